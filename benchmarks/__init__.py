@@ -1,0 +1,1 @@
+"""Measurements: every stage against the PyTorch baseline and the CNN."""

@@ -1,0 +1,1 @@
+"""Checkpoint to served artifact: exact rewrites, ONNX, the Triton model repository."""

@@ -1,0 +1,107 @@
+"""Does one stage answer as the stage before it? Names, dynamic axes, shapes, dtypes, values, argmax, in that order.
+
+In: two functions from images to logits, or an ONNX model and what it should be. Out: a `Proof` with the error measured
+beside the tolerance, or an error that says which of these differs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Images = NDArray[np.uint8]
+Logits = NDArray[Any]  # float32 or float64
+Classifier = Callable[[Images], Logits]
+
+BATCH_SIZES = (1, 2, 7, 64)
+
+
+class EquivalenceError(Exception):
+    """Two stages differ; the message says in what, what was expected and what was found."""
+
+
+class NamesDiffer(EquivalenceError):
+    """Input or output names."""
+
+
+class AxesDiffer(EquivalenceError):
+    """A batch dimension that is not dynamic, or another one that is."""
+
+
+class ShapesDiffer(EquivalenceError):
+    """Shapes, or nothing to compare."""
+
+
+class DtypesDiffer(EquivalenceError):
+    """Element types."""
+
+
+class ValuesDiffer(EquivalenceError):
+    """Logits further apart than the tolerance, or not finite."""
+
+
+class ArgmaxDiffers(EquivalenceError):
+    """Another class, where the two best are further apart than the tolerance."""
+
+
+@dataclass(frozen=True)
+class Proof:
+    """A comparison that held: largest absolute difference of two logits and the tolerance, on `images` images."""
+
+    stages: str
+    max_abs_error: float
+    tolerance: float
+    images: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.stages}: max |error| {self.max_abs_error:.2e}, tolerance {self.tolerance:.2e}, "
+            f"same class, {self.images} images"
+        )
+
+
+def prove(
+    stages: str,
+    expected: Classifier,
+    found: Classifier,
+    images: Images,
+    tolerance: float,
+    batch_sizes: Sequence[int] = BATCH_SIZES,
+) -> Proof:
+    """Compares logits of `found` with those of `expected` on `images` (n, C, H, W) at each of `batch_sizes`.
+
+    `tolerance` is absolute. Raises a subclass of EquivalenceError at the first difference.
+    """
+    worst, compared = 0.0, 0
+    for size in batch_sizes:
+        batch = images[:size]
+        if len(batch) < size or size < 1:
+            raise ShapesDiffer(f"{stages}: expected {size} images to compare, found {len(batch)}")
+        want, have = expected(batch), found(batch)
+        if want.shape != have.shape:
+            raise ShapesDiffer(f"{stages}: expected logits {want.shape} at batch {size}, found {have.shape}")
+        if want.dtype != have.dtype:
+            raise DtypesDiffer(f"{stages}: expected {want.dtype}, found {have.dtype}")
+        error = np.abs(want.astype(np.float64) - have.astype(np.float64)).max()
+        if not error <= tolerance:  # so written, NaN fails
+            raise ValuesDiffer(
+                f"{stages}: expected an error of at most {tolerance:.2e} at batch {size}, found {error:.2e}"
+            )
+        _compare_argmax(stages, want, have, tolerance)
+        worst, compared = max(worst, float(error)), compared + size
+    if not compared:
+        raise ShapesDiffer(f"{stages}: expected images to compare, found none")
+    return Proof(stages, worst, tolerance, compared)
+
+
+def _compare_argmax(stages: str, want: Logits, have: Logits, tolerance: float) -> None:
+    best = np.sort(want, axis=1)
+    decided = best[:, -1] - best[:, -2] > 2 * tolerance if want.shape[1] > 1 else np.ones(len(want), bool)
+    differs = np.flatnonzero(decided & (want.argmax(1) != have.argmax(1)))
+    if len(differs):
+        i = differs[0]
+        raise ArgmaxDiffers(f"{stages}: expected class {want[i].argmax()} of image {i}, found {have[i].argmax()}")

@@ -1,0 +1,168 @@
+"""Exact inference rewrites: pure functions model -> model that leave the caller's model alone.
+
+In: a network of models/ in eval mode. Out: a network of the same dtype that computes the same with less work.
+Who composes several gives them a float64 network, with which they agree to 1e-10, and casts once at the end.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from models.cnn import CNN
+from models.config import INPUT_SCALE
+from models.layers import TokenBatchNorm, TokenEmbedding
+from models.vit import VisionTransformer
+
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+
+
+class RewriteError(ValueError):
+    """A rewrite that cannot be done exactly; the message names the layer, what was expected and what was found."""
+
+
+@dataclass(frozen=True)
+class Fold:
+    """One normalisation, the linear layer that takes it up, and on which side of that layer it stands."""
+
+    norm: str
+    linear: str
+    side: Literal["before", "after"]
+
+
+def fold_batchnorm(model: nn.Module) -> nn.Module:
+    """Folds every BatchNorm, and the gamma and beta of LayerNorms, into the linear layers beside them.
+
+    In eval mode BN(x) = Dx + c with D = diag(gamma / sqrt(var + eps)), c = beta - mean gamma / sqrt(var + eps), so
+    BN(Wx + b) = (DW) x + (Db + c) and W(Dx + c) + b = (WD) x + (Wc + b). A LayerNorm is D n(x) + c with D = gamma,
+    c = beta; its bare normalisation n stays. With all norms gone from the patch embedding, its bias and the CLS token
+    move into the table of positions.
+
+    Raises RewriteError, naming the layer, for a BatchNorm that is in training mode, keeps no running statistics,
+    stands beside nothing linear, or beside a layer whose weight is shared: none is ever dropped or left in.
+    """
+    if not isinstance(model, VisionTransformer | CNN):
+        raise RewriteError(f"{type(model).__name__}: expected a transformer or CNN of this project")
+    dtype = next(model.parameters()).dtype
+    folded = copy.deepcopy(model).double()
+    _check_weights_are_not_shared(folded)
+    for fold in _folds(folded):
+        _apply(folded, fold)
+    for name, module in folded.named_modules():
+        if isinstance(module, BATCH_NORMS):
+            raise RewriteError(f"{name}: expected a linear layer beside this {type(module).__name__}, found none")
+    if isinstance(folded, VisionTransformer) and isinstance(folded.embedding_norm, nn.Identity):
+        folded.embedding = FoldedEmbedding(folded.embedding, folded.patch_embedding.bias)
+        folded.patch_embedding.register_parameter("bias", None)
+    return folded.to(dtype)
+
+
+def fold_input_scale(model: nn.Module) -> nn.Module:
+    """Folds the 1/255 of the pixels into the first layer: the network then reads pixels of 0 to 255.
+
+    A linear layer takes the factor into its weight. A LayerNorm has it in its eps, as
+    n(sx; eps) = n(x; eps / s^2). Raises RewriteError where a BatchNorm comes first: fold it before.
+    """
+    scaled = copy.deepcopy(model)
+    first = _first_layer(scaled)
+    if isinstance(first, nn.LayerNorm):
+        first.eps /= INPUT_SCALE**2
+    elif isinstance(first, nn.Linear | nn.Conv2d):
+        first.weight.data *= INPUT_SCALE
+    else:
+        raise RewriteError(f"first layer: expected LayerNorm, Linear or Conv2d, found {type(first).__name__}")
+    return scaled
+
+
+class FoldedEmbedding(nn.Module):
+    """`TokenEmbedding` with the patch bias in rows 1..N-1 of the positions and the CLS token with its own in row 0."""
+
+    def __init__(self, embedding: nn.Module, patch_bias: Tensor) -> None:
+        super().__init__()
+        if not isinstance(embedding, TokenEmbedding):
+            raise RewriteError(f"embedding: expected TokenEmbedding, found {type(embedding).__name__}")
+        positions = embedding.pos_embedding.data
+        self.cls_row = nn.Parameter(embedding.cls_token.data + positions[:, :1])  # (1, 1, D)
+        self.patch_rows = nn.Parameter(positions[:, 1:] + patch_bias.data)  # (1, N-1, D)
+
+    def forward(self, x: Tensor) -> Tensor:
+        cls_row = self.cls_row.expand(x.shape[0], -1, -1)  # (B, 1, D)
+        return torch.cat((cls_row, x + self.patch_rows), dim=1)  # (B, N, D)
+
+
+def _folds(model: VisionTransformer | CNN) -> Iterator[Fold]:
+    """Which norm goes into which layer. A LayerNorm after the patch embedding has none behind it, and stays."""
+    if isinstance(model, CNN):
+        yield from (Fold(f"norm{n}", f"conv{n}", "after") for n in (1, 2, 3))
+        yield Fold("normfc", "fc1", "after")
+        return
+    yield Fold("patch_norm", "patch_embedding", "before")
+    if isinstance(model.embedding_norm, TokenBatchNorm):
+        yield Fold("embedding_norm", "patch_embedding", "after")
+    for i in range(len(model.blocks)):
+        yield Fold(f"blocks.{i}.attention.norm", f"blocks.{i}.attention.qkv", "before")
+        yield Fold(f"blocks.{i}.ffn.norm", f"blocks.{i}.ffn.linear1", "before")
+        yield Fold(f"blocks.{i}.ffn.hidden_norm", f"blocks.{i}.ffn.linear1", "after")
+    yield Fold("norm", "head", "before")  # commutes with taking the CLS row and with the mean over tokens
+
+
+def _apply(model: nn.Module, fold: Fold) -> None:
+    norm, linear = model.get_submodule(fold.norm), model.get_submodule(fold.linear)
+    if isinstance(norm, nn.Identity):
+        return
+    if not isinstance(linear, nn.Linear | nn.Conv2d):
+        raise RewriteError(f"{fold.norm}: expected a linear layer at {fold.linear}, found {type(linear).__name__}")
+    scale, shift = _affine_of(fold.norm, norm)
+    bias = linear.bias.data if linear.bias is not None else torch.zeros(len(linear.weight), dtype=torch.float64)
+    if fold.side == "after":
+        weight = linear.weight.data * scale.reshape(-1, *[1] * (linear.weight.ndim - 1))
+        bias = bias * scale + shift
+    else:
+        weight = linear.weight.data * scale
+        bias = bias + linear.weight.data @ shift.expand(linear.weight.shape[1])
+    linear.weight.data = weight
+    linear.bias = nn.Parameter(bias)
+    model.set_submodule(fold.norm, _bare(norm))
+
+
+def _affine_of(name: str, norm: nn.Module) -> tuple[Tensor, Tensor]:
+    """Scale and shift, each (features,) or (1,), of a norm's affine part; raises RewriteError where it has none."""
+    if isinstance(norm, nn.LayerNorm):
+        return norm.weight.data, norm.bias.data
+    inner = norm.norm if isinstance(norm, TokenBatchNorm) else norm
+    if not isinstance(inner, BATCH_NORMS):
+        raise RewriteError(f"{name}: expected BatchNorm or LayerNorm, found {type(norm).__name__}")
+    if inner.training:
+        raise RewriteError(f"{name}: expected eval mode, found training mode; call model.eval()")
+    if inner.running_mean is None or inner.running_var is None:
+        raise RewriteError(f"{name}: expected running statistics, found none (track_running_stats=False)")
+    scale = (inner.running_var + inner.eps).rsqrt()
+    if inner.affine:
+        scale = scale * inner.weight.data
+    shift = -inner.running_mean * scale
+    return scale, shift + inner.bias.data if inner.affine else shift
+
+
+def _bare(norm: nn.Module) -> nn.Module:
+    """What is left of a norm whose affine part is gone."""
+    if isinstance(norm, nn.LayerNorm):
+        return nn.LayerNorm(norm.normalized_shape, eps=norm.eps, elementwise_affine=False)
+    return nn.Identity()
+
+
+def _first_layer(model: nn.Module) -> nn.Module:
+    if isinstance(model, VisionTransformer):
+        return model.patch_embedding if isinstance(model.patch_norm, nn.Identity) else model.patch_norm
+    return model.get_submodule("conv1")
+
+
+def _check_weights_are_not_shared(model: nn.Module) -> None:
+    owners: dict[int, str] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if (first := owners.setdefault(id(parameter), name)) != name:
+            raise RewriteError(f"{name}: expected a weight of its own, found that of {first}")

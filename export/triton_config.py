@@ -1,0 +1,61 @@
+"""Model configuration -> Triton's config.pbtxt, through Triton's own ModelConfig protobuf.
+
+In: the name to serve under and the manifest of an export. Out: the text of config.pbtxt; each value has its reason.
+Source: triton-inference-server/common, protobuf/model_config.proto.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from models.config import INPUT_NAME, OUTPUT_NAME, ModelConfig
+
+LABELS_FILE = "labels.txt"
+
+# Larger batches are slower an image on a CPU (they leave the cache) and cost memory; clients split what is larger.
+MAX_BATCH_SIZE = 256
+# Requests that come together are answered together: long enough to meet, short beside the time of one inference.
+MAX_QUEUE_DELAY_US = 200
+# An overload is refused rather than queued without bound.
+MAX_QUEUE_SIZE = 4096
+
+
+def triton_config(name: str, config: ModelConfig, manifest: dict[str, Any]) -> str:
+    """The text of config.pbtxt for an ONNX model served as `name`, complete: Triton has nothing to guess."""
+    from google.protobuf import text_format
+    from tritonclient.grpc import model_config_pb2 as pb
+
+    message = pb.ModelConfig(
+        name=name,
+        backend="onnxruntime",
+        max_batch_size=MAX_BATCH_SIZE,
+        input=[pb.ModelInput(name=INPUT_NAME, data_type=pb.TYPE_UINT8, dims=config.input_shape)],
+        output=[
+            pb.ModelOutput(
+                name=OUTPUT_NAME, data_type=pb.TYPE_FP32, dims=[config.num_classes], label_filename=LABELS_FILE
+            )
+        ],
+        # KIND_AUTO runs on a GPU where there is one; one instance has all cores, two would share them.
+        instance_group=[pb.ModelInstanceGroup(kind=pb.ModelInstanceGroup.KIND_AUTO, count=1)],
+        dynamic_batching=pb.ModelDynamicBatching(
+            max_queue_delay_microseconds=MAX_QUEUE_DELAY_US,
+            default_queue_policy=pb.ModelQueuePolicy(max_queue_size=MAX_QUEUE_SIZE),
+        ),
+    )
+    for key, value in _parameters(config, manifest).items():
+        message.parameters[key].string_value = value
+    text: str = text_format.MessageToString(message)
+    return text
+
+
+def _parameters(config: ModelConfig, manifest: dict[str, Any]) -> dict[str, str]:
+    """What a client or an operator asks the server for: the model and where it came from."""
+    parameters = {
+        "model_config": config.to_json(),
+        "rewrites": json.dumps(manifest["rewrites"]),
+        "max_abs_error": f"{manifest['max_abs_error']:.3e}",
+        "checkpoint_sha256": manifest["checkpoint_sha256"],
+    }
+    accuracy = manifest["metrics"].get("test_accuracy")
+    return parameters if accuracy is None else parameters | {"test_accuracy": str(accuracy)}

@@ -1,0 +1,35 @@
+"""Model name -> network. In: a ModelConfig. Out: the network it describes, freshly initialised."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from models.cnn import CNN
+from models.config import ModelConfig
+from models.vit import VisionTransformer, ViT, ViTBN, ViTBNFFN
+
+TRANSFORMERS: dict[str, type[VisionTransformer]] = {cls.name: cls for cls in (ViT, ViTBNFFN, ViTBN)}
+
+
+def build(config: ModelConfig) -> nn.Module:
+    """The network that `config` describes; its `config` attribute says the same."""
+    if config.model == "cnn":
+        fields = {name: getattr(config, name) for name in ("image_size", "channels", "num_classes", "labels")}
+        return CNN(**fields)
+    fields = {name: value for name, value in vars(config).items() if name != "model"}
+    return TRANSFORMERS[config.model](**fields)
+
+
+def randomise_norms(model: nn.Module, seed: int = 0) -> None:
+    """Draws the statistics, gamma and beta of every norm: fresh ones are nearly the identity and hide a wrong fold."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, nn.LayerNorm | nn.BatchNorm1d | nn.BatchNorm2d):
+                module.weight.uniform_(0.5, 1.5, generator=generator)
+                module.bias.uniform_(-0.5, 0.5, generator=generator)
+            if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
+                module.get_buffer("running_mean").uniform_(-1, 1, generator=generator)
+                module.get_buffer("running_var").uniform_(0.5, 2, generator=generator)
+                module.get_buffer("num_batches_tracked").fill_(1)

@@ -1,0 +1,132 @@
+"""One Vision Transformer; ViT, ViTBNFFN and ViTBN are its choices of normalisation.
+
+In: images float (B, C, H, W), pixels in [0, 1]. Out: logits float (B, num_classes).
+Dosovitskiy et al., "An Image is Worth 16x16 Words", 2021, with a norm on both sides of the patch embedding (Kumar et
+al., "Dual PatchNorm", 2023), as in the study that replaces LayerNorm by BatchNorm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from einops import rearrange
+from torch import Tensor, nn
+
+from models.config import BatchNormFeatures, ModelConfig, ModelName, Pool, PositionEncoding
+from models.layers import Attention, Block, FeedForward, NormFactory, TokenBatchNorm, TokenEmbedding
+
+Size = int | tuple[int, int]
+
+
+def pair(size: Size) -> tuple[int, int]:
+    """One side or (height, width) -> (height, width)."""
+    return (size, size) if isinstance(size, int) else size
+
+
+def no_norm(features: int) -> nn.Module:
+    """The norm that is not there."""
+    return nn.Identity()
+
+
+def batch_norm(features: BatchNormFeatures) -> NormFactory:
+    """BatchNorm over every feature of a token ("dim") or over one feature ("one")."""
+    return lambda dim: TokenBatchNorm(dim if features == "dim" else 1)
+
+
+class VisionTransformer(nn.Module):
+    """The network itself; a subclass names the model and chooses three norms.
+
+    `norms` gives, for the width of BatchNorm, the norms of (the tokens, the FFN's input, the FFN's hidden layer).
+    Raises ConfigError for a geometry that is none.
+    """
+
+    name: ModelName
+    norms: Callable[[BatchNormFeatures], tuple[NormFactory, NormFactory, NormFactory]]
+
+    def __init__(
+        self,
+        *,
+        image_size: Size,
+        patch_size: Size,
+        num_classes: int,
+        dim: int,
+        depth: int,
+        heads: int,
+        mlp_dim: int,
+        pool: Pool = "cls",
+        channels: int = 3,
+        dim_head: int = 64,
+        dropout: float = 0.0,
+        emb_dropout: float = 0.0,
+        pos_emb: PositionEncoding = "learn",
+        bn_features: BatchNormFeatures = "dim",
+        qkv_bias: bool = False,
+        labels: tuple[str, ...] | None = None,
+    ) -> None:
+        super().__init__()
+        config = self.config = ModelConfig(
+            model=self.name,
+            image_size=pair(image_size),
+            patch_size=pair(patch_size),
+            channels=channels,
+            num_classes=num_classes,
+            dim=dim,
+            depth=depth,
+            heads=heads,
+            dim_head=dim_head,
+            mlp_dim=mlp_dim,
+            pool=pool,
+            dropout=dropout,
+            emb_dropout=emb_dropout,
+            pos_emb=pos_emb,
+            bn_features=bn_features,
+            qkv_bias=qkv_bias,
+            labels=tuple(map(str, range(num_classes))) if labels is None else labels,
+        )
+        norm, ffn_norm, hidden_norm = type(self).norms(bn_features)
+        self.patch_norm = norm(config.patch_dim)
+        self.patch_embedding = nn.Linear(config.patch_dim, dim)
+        self.embedding_norm = norm(dim)
+        self.embedding: nn.Module = TokenEmbedding(config.num_patches + 1, dim, pos_emb == "pe1d", emb_dropout)
+        self.blocks = nn.ModuleList(
+            Block(
+                Attention(dim, heads, dim_head, dropout, norm, qkv_bias),
+                FeedForward(dim, mlp_dim, dropout, ffn_norm, hidden_norm),
+            )
+            for _ in range(depth)
+        )
+        self.norm = norm(dim)
+        self.head = nn.Linear(dim, num_classes)
+
+    def forward(self, image: Tensor) -> Tensor:
+        height, width = self.config.patch_size
+        x = rearrange(image, "b c (h p1) (w p2) -> b (h w) (p1 p2 c)", p1=height, p2=width)  # (B, N-1, P)
+        x = self.embedding_norm(self.patch_embedding(self.patch_norm(x)))  # (B, N-1, D)
+        x = self.embedding(x)  # (B, N, D)
+        for block in self.blocks:
+            x = block(x)
+        x = self.norm(x)
+        x = x[:, 0] if self.config.pool == "cls" else x.mean(dim=1)  # (B, D)
+        logits: Tensor = self.head(x)  # (B, num_classes)
+        return logits
+
+
+class ViT(VisionTransformer):
+    """LayerNorm everywhere: the usual network."""
+
+    name = "vit"
+    norms = staticmethod(lambda features: (nn.LayerNorm, nn.LayerNorm, no_norm))
+
+
+class ViTBNFFN(VisionTransformer):
+    """BatchNorm in the feed-forward block, between its first Linear and GELU; LayerNorm elsewhere."""
+
+    name = "vitbnffn"
+    norms = staticmethod(lambda features: (nn.LayerNorm, no_norm, batch_norm(features)))
+
+
+class ViTBN(VisionTransformer):
+    """BatchNorm everywhere."""
+
+    name = "vitbn"
+    norms = staticmethod(lambda features: (batch_norm(features), no_norm, batch_norm(features)))

@@ -22,7 +22,7 @@ lint: setup
 	ruff check .
 	ruff format --check .
 	mypy
-	mypy serving/backends/onnxruntime/model.py
+	MYPYPATH=serving/backends/onnxruntime mypy serving/backends/onnxruntime/model.py
 	lint-imports
 
 test: lint

@@ -34,8 +34,9 @@ from export.equivalence import (
     ShapesDiffer,
     prove,
 )
-from export.rewrites import fold_batchnorm, fold_input_scale
+from export.rewrites import fold_attention_biases, fold_batchnorm, fold_input_scale
 from models.checkpoint import Checkpoint
+from models.cnn import CNN
 from models.config import INPUT_NAME, INPUT_SCALE, OUTPUT_NAME, ModelConfig
 from models.data import load_digits
 
@@ -76,11 +77,10 @@ def export(checkpoint: Checkpoint, fuse_bn: bool, opset: int = DEFAULT_OPSET) ->
     """
     images = proof_images(checkpoint.config)
     trained = Served(checkpoint.model, scale_folded=False)
-    rewritten, rewrites, proofs = trained, [], []
+    rewritten, rewrites, proofs = trained, list[str](), list[Proof]()
     if fuse_bn:
         exact = copy.deepcopy(checkpoint.model).double()
-        folded = Served(fold_input_scale(fold_batchnorm(exact)), scale_folded=True)
-        rewrites = ["fold_batchnorm", "fold_input_scale"]
+        folded, rewrites = fuse(exact)
         before = torch_classifier(Served(exact, scale_folded=False))
         proofs.append(prove("rewritten, float64", before, torch_classifier(folded), images, FLOAT64_TOLERANCE))
         rewritten = folded.float()
@@ -111,6 +111,16 @@ def export(checkpoint: Checkpoint, fuse_bn: bool, opset: int = DEFAULT_OPSET) ->
     return Exported(
         data, checkpoint.config, manifest | {"onnx_sha256": hashlib.sha256(data).hexdigest()}, tuple(proofs)
     )
+
+
+def fuse(model: nn.Module) -> tuple[Served, list[str]]:
+    """All that `--fuse-bn` does to `model`, in its dtype: the network as it is served, and the rewrites by name."""
+    rewrites = [fold_batchnorm, fold_attention_biases, fold_input_scale]
+    if isinstance(model, CNN):
+        rewrites.remove(fold_attention_biases)
+    for rewrite in rewrites:
+        model = rewrite(model)
+    return Served(model, scale_folded=True), [rewrite.__name__ for rewrite in rewrites]
 
 
 def to_onnx(model: nn.Module, config: ModelConfig, opset: int) -> onnx.ModelProto:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from models.cnn import CNN
 from models.config import INPUT_SCALE
-from models.layers import TokenBatchNorm, TokenEmbedding
+from models.layers import Attention, TokenBatchNorm, TokenEmbedding
 from models.vit import VisionTransformer
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -77,6 +77,43 @@ def fold_input_scale(model: nn.Module) -> nn.Module:
     else:
         raise RewriteError(f"first layer: expected LayerNorm, Linear or Conv2d, found {type(first).__name__}")
     return scaled
+
+
+def fold_attention_biases(model: nn.Module) -> nn.Module:
+    """Leaves of the query-key-value bias, which folding makes, the query's part alone: a third of its additions.
+
+    score_ij = s (Wq x_i + bq)'(Wk x_j + bk): the terms with bk are the same for every j, and the softmax over j does
+    not see them. Rows of the softmax sum to one, so bv adds the constant Wo bv, which goes into the bias of the output
+    projection. Raises RewriteError for a network that is no transformer.
+    """
+    if not isinstance(model, VisionTransformer):
+        raise RewriteError(f"{type(model).__name__}: expected a transformer of this project")
+    folded = copy.deepcopy(model)
+    for block in folded.blocks:
+        attention = block.attention
+        if not isinstance(attention, Attention):
+            raise RewriteError(f"attention: expected Attention, found {type(attention).__name__}")
+        if attention.qkv.bias is not None and isinstance(attention.out, nn.Linear):
+            block.attention = QueryBiasAttention(attention)
+    return folded
+
+
+class QueryBiasAttention(Attention):
+    """`Attention` with a bias for the queries alone; takes over the layers of the one it is made from."""
+
+    def __init__(self, attention: Attention) -> None:
+        nn.Module.__init__(self)
+        self.heads, self.dim_head, self.fused = attention.heads, attention.dim_head, attention.fused
+        self.norm, self.qkv, self.out = attention.norm, attention.qkv, attention.out
+        self.attention_dropout, self.out_dropout = attention.attention_dropout, attention.out_dropout
+        query_bias, _, value_bias = self.qkv.bias.data.chunk(3)
+        self.query_bias = nn.Parameter(query_bias)  # (H*E,)
+        self.qkv.register_parameter("bias", None)
+        self.out.get_parameter("bias").data += self.out.get_parameter("weight").data @ value_bias
+
+    def project(self, x: Tensor) -> list[Tensor]:
+        q, k, v = super().project(x)
+        return [q + self.query_bias, k, v]  # each (B, N, H*E)
 
 
 class FoldedEmbedding(nn.Module):

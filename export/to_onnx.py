@@ -37,12 +37,13 @@ def export(
     from export.graph import export as export_onnx
     from export.repository import PublishError, publish
     from export.rewrites import RewriteError
-    from models.checkpoint import CheckpointError, load, newest
+    from models.checkpoint import CheckpointError, UntrainedBlockWarning, load, newest
     from models.files import write_atomically
 
     try:
         path = checkpoint or newest(CHECKPOINTS)
         with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", UntrainedBlockWarning)
             loaded = load(path, depth)
         for warning in caught:
             click.echo(f"Warning: {warning.message}", err=True)

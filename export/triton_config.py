@@ -50,8 +50,10 @@ def triton_config(name: str, config: ModelConfig, manifest: dict[str, Any]) -> s
 
 
 def _parameters(config: ModelConfig, manifest: dict[str, Any]) -> dict[str, str]:
-    """What a client or an operator asks the server for: the model and where it came from."""
+    """A setting of the backend, and what a client or an operator asks for: the model and where it came from."""
     parameters = {
+        # A memory pattern keeps a second copy of all activations for every batch size met, and is no faster.
+        "enable_mem_pattern": "0",
         "model_config": config.to_json(),
         "rewrites": json.dumps(manifest["rewrites"]),
         "max_abs_error": f"{manifest['max_abs_error']:.3e}",

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import pickle
 import warnings
 import zipfile
 from collections.abc import Mapping
@@ -105,10 +104,11 @@ def _read_safetensors(path: Path) -> tuple[ModelConfig, dict[str, Tensor], Metri
 def _read_reference(path: Path) -> tuple[ModelConfig, dict[str, Tensor], Metrics]:
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
-        reason = str(error).splitlines()[0]
+    except Exception as error:  # on damaged bytes the unpickler raises whatever it stumbles over
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise CheckpointError(f"{path}: expected a state dict of tensors alone, found {reason}") from error
-    if not isinstance(state, Mapping) or not all(isinstance(value, Tensor) for value in state.values()):
+    named = isinstance(state, Mapping) and all(isinstance(name, str) for name in state)
+    if not named or not all(isinstance(value, Tensor) for value in state.values()):
         raise CheckpointError(f"{path}: expected a state dict of tensors alone, found {type(state).__name__}")
     try:
         config, tensors = from_reference(state)
@@ -125,7 +125,7 @@ def _first_blocks(tensors: dict[str, Tensor], depth: int) -> dict[str, Tensor]:
 
 
 def _check_tensors(path: Path, expected: dict[str, tuple[int, ...]], found: dict[str, Tensor]) -> None:
-    for name in expected.keys() | found.keys():
+    for name in sorted(expected.keys() | found.keys()):
         want = expected.get(name, "no such tensor")
         have = tuple(found[name].shape) if name in found else "none"
         if want != have:

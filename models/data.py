@@ -11,6 +11,7 @@ import gzip
 import math
 import os
 import struct
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -83,13 +84,13 @@ def load_digits() -> Dataset:
 
 
 def _as_mnist(ink: NDArray[np.float64]) -> NDArray[np.uint8]:
-    """Ink (20, 20), 0 to 16, on a (1, 28, 28) background with its centre of mass in the middle: uint8, 0 to 255."""
+    """Ink (20, 20), 0 to 16, on a (1, 28, 28) background with its centre of mass on pixel (14, 14): uint8, 0 to 255."""
     canvas = np.zeros((28, 28))
     canvas[4:24, 4:24] = np.clip(ink * (255 / 16), 0, 255)
     for axis in (0, 1):
         mass = canvas.sum(axis=1 - axis)
         centre = (mass @ np.arange(28)) / mass.sum()
-        canvas = np.roll(canvas, int(np.clip(round(13.5 - centre), -4, 4)), axis=axis)
+        canvas = np.roll(canvas, int(np.clip(round(14 - centre), -4, 4)), axis=axis)
     return canvas.round().astype(np.uint8)[None]
 
 
@@ -123,7 +124,7 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
             zipped = raw.read(2) == b"\x1f\x8b"
             raw.seek(0)
             data = gzip.GzipFile(fileobj=raw).read(MAX_IDX_BYTES) if zipped else raw.read(MAX_IDX_BYTES)
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path}: expected an idx file, found {error}") from error
     if len(data) < 4 or data[:3] != b"\x00\x00\x08" or not 1 <= data[3] <= 4:
         raise DataError(

@@ -82,11 +82,14 @@ class Attention(nn.Module):
         self.out: nn.Module = nn.Linear(heads * dim_head, dim) if projects else nn.Identity()
         self.out_dropout: nn.Module = nn.Dropout(dropout) if projects else nn.Identity()
 
+    def project(self, x: Tensor) -> list[Tensor]:
+        """Normalised tokens (B, N, D) -> queries, keys and values, each (B, N, H*E)."""
+        return list(self.qkv(x).chunk(3, dim=-1))
+
     def forward(self, x: Tensor) -> Tensor:
-        x = self.norm(x)
         q, k, v = (
             part.unflatten(-1, (self.heads, self.dim_head)).transpose(1, 2)  # (B, H, N, E)
-            for part in self.qkv(x).chunk(3, dim=-1)  # (B, N, H*E)
+            for part in self.project(self.norm(x))
         )
         if self.fused:
             dropout = self.attention_dropout.p if self.training else 0.0

@@ -18,6 +18,15 @@ from models.config import ModelConfig, ModelName
 DIM_HEAD = 64  # cannot be told from the shapes
 CNN_LAYERS = ("conv1", "norm1", "conv2", "norm2", "conv3", "norm3", "fc1", "normfc", "fc2")
 
+# The tensors whose shapes tell the widths, by our names, and how many dimensions each has.
+MATRICES = {
+    "patch_embedding.weight": 2,
+    "embedding.pos_embedding": 3,
+    "blocks.0.attention.qkv.weight": 2,
+    "blocks.0.ffn.linear1.weight": 2,
+    "head.weight": 2,
+}
+
 # Their name -> ours, for the three transformers; `BN.` is the BatchNorm inside their wrapper.
 RENAMES = (
     (r"cls_token", r"embedding.cls_token"),
@@ -46,14 +55,15 @@ def from_reference(state: Mapping[str, Tensor]) -> tuple[ModelConfig, dict[str, 
 
     Raises UnknownLayoutError for names or shapes that belong to no published family.
     """
-    if set(CNN_LAYERS) == {name.split(".")[0] for name in state}:
-        channels = state["conv1.weight"].shape[1]
-        return ModelConfig(model="cnn", channels=channels), dict(state)
-    tensors = {_rename(name): tensor for name, tensor in state.items()}
     try:
+        if set(CNN_LAYERS) == {name.split(".")[0] for name in state}:
+            return ModelConfig(model="cnn", channels=state["conv1.weight"].shape[1]), dict(state)
+        tensors = {_rename(name): tensor for name, tensor in state.items()}
         return _config(tensors), tensors
     except KeyError as error:
-        raise UnknownLayoutError(f"expected a published ViT, ViTBNFFN or ViTBN, found no tensor {error}") from error
+        raise UnknownLayoutError(
+            f"expected a published ViT, ViTBNFFN, ViTBN or CNN, found no tensor {error}"
+        ) from error
 
 
 def _rename(name: str) -> str:
@@ -69,6 +79,9 @@ def _config(tensors: Mapping[str, Tensor]) -> ModelConfig:
     model: ModelName = "vit" if "blocks.0.ffn.norm.weight" in tensors else "vitbnffn"
     if "norm.norm.weight" in tensors:
         model = "vitbn"
+    for name, dimensions in MATRICES.items():
+        if tensors[name].ndim != dimensions:
+            raise UnknownLayoutError(f"tensor {name}: expected {dimensions} dimensions, found {tensors[name].ndim}")
     dim, patch_dim = tensors["patch_embedding.weight"].shape
     tokens = tensors["embedding.pos_embedding"].shape[1]
     patch, side = math.isqrt(patch_dim), math.isqrt(tokens - 1)

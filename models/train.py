@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +19,12 @@ if TYPE_CHECKING:
 CHECKPOINTS = Path("checkpoints")
 
 
+def _finite(ctx: click.Context, param: click.Parameter, value: float) -> float:
+    if not math.isfinite(value):
+        raise click.BadParameter(f"expected a finite number, found {value}")
+    return value
+
+
 @click.command()
 @click.option("--model", type=click.Choice(MODEL_NAMES), default="vitbn", show_default=True)
 @click.option("--dataset", type=click.Choice(DATASETS), default="digits", show_default=True)
@@ -25,7 +32,7 @@ CHECKPOINTS = Path("checkpoints")
 @click.option("--depth", type=click.IntRange(1), default=6, show_default=True, help="Blocks; the CNN has none.")
 @click.option("--epochs", type=click.IntRange(1), default=10, show_default=True)
 @click.option("--batch-size", type=click.IntRange(2), default=100, show_default=True)
-@click.option("--lr", type=click.FloatRange(0, min_open=True), default=0.001, show_default=True)
+@click.option("--lr", type=click.FloatRange(0, 10, min_open=True), callback=_finite, default=0.001, show_default=True)
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda", "mps"]), default="auto", show_default=True)
 @click.option("--output", type=click.Path(path_type=Path), help="Default: checkpoints/<model>-<dataset>.safetensors")
@@ -55,7 +62,7 @@ def train(
         click.echo(f"{model} on {len(data.train_labels)} images of {dataset}, {options.device}, seed {seed}")
         with _progress(epochs * len(data.train_labels)) as on_batch:
             last = _print_epochs(training.train(config, data, options, output, resume, on_batch))
-    except (ConfigError, DataError, training.TrainingError) as error:
+    except (ConfigError, DataError, training.TrainingError, OSError) as error:
         raise click.ClickException(str(error)) from error
     if last is None:
         raise click.ClickException(f"{output}: expected fewer than {epochs} finished epochs, found them all")

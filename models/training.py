@@ -63,7 +63,9 @@ class _State:
 
 
 def choose_device(name: str) -> str:
-    """`auto` -> cuda, mps or cpu, the first that is there; anything else is returned as it is."""
+    """`auto` -> cuda, mps or cpu, the first that is there; TrainingError for a cuda that is not."""
+    if name == "cuda" and not torch.cuda.is_available():
+        raise TrainingError("device cuda: expected a CUDA device, found none")
     if name != "auto":
         return name
     if torch.cuda.is_available():
@@ -106,11 +108,19 @@ def train(
 
 
 def measure_accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
-    """The share of uint8 `images` (n, C, H, W) that `model`, in eval mode, gives the class in int64 `labels` (n,)."""
+    """The share of uint8 `images` (n, C, H, W) that `model`, in eval mode, gives the class in int64 `labels` (n,).
+
+    Raises TrainingError for logits that are not finite.
+    """
     model.eval()
+    right = 0
     with torch.inference_mode():
-        parts = zip(images.split(TEST_BATCH), labels.split(TEST_BATCH), strict=True)
-        return sum(int((model(x * INPUT_SCALE).argmax(1) == y).sum()) for x, y in parts) / len(labels)
+        for x, y in zip(images.split(TEST_BATCH), labels.split(TEST_BATCH), strict=True):
+            logits = model(x * INPUT_SCALE)  # (B, num_classes)
+            if not logits.isfinite().all():
+                raise TrainingError("test logits: expected finite numbers, found others; try a lower --lr")
+            right += int((logits.argmax(1) == y).sum())
+    return right / len(labels)
 
 
 def _on_device(images: Any, labels: Any, device: str) -> tuple[Tensor, Tensor]:
@@ -122,7 +132,7 @@ def _train_epoch(
 ) -> float:
     state.model.train()
     order = torch.randperm(len(images), generator=state.generator).to(images.device)
-    total = torch.zeros((), device=images.device)
+    total, trained_on = torch.zeros((), device=images.device), 0
     for batch in order.split(batch_size):
         if len(batch) == 1:
             break  # BatchNorm has no variance of one image; another order leaves another one out
@@ -133,8 +143,9 @@ def _train_epoch(
         loss.backward()
         state.optimizer.step()
         total += loss.detach() * len(batch)
+        trained_on += len(batch)
         on_batch(len(batch), value)
-    return float(total) / len(images)
+    return float(total) / trained_on
 
 
 def _write(
@@ -167,7 +178,11 @@ def _write(
 def _restore(state: _State, path: Path, config: ModelConfig, dataset: Dataset, options: TrainingOptions) -> None:
     if not path.is_file():
         raise TrainingError(f"{path}: expected the state of an earlier run to resume, found no such file")
-    saved = torch.load(path, map_location=options.device, weights_only=True)
+    try:
+        saved = torch.load(path, map_location=options.device, weights_only=True)
+    except Exception as error:  # on damaged bytes the unpickler raises whatever it stumbles over
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise TrainingError(f"{path}: expected the state of an earlier run, found {reason}") from error
     if (found := saved["run"]) != (expected := _run_key(config, dataset, options)):
         raise TrainingError(f"{path}: expected a run of {expected}, found {found}")
     state.model.load_state_dict(saved["model"])

@@ -1,0 +1,1 @@
+"""Clients of the server: preprocessing, a typed wrapper and the command line. No torch."""

@@ -1,0 +1,1 @@
+"""How the model repository is run: the server's launcher and its backends."""

@@ -1,0 +1,132 @@
+"""A model repository in, a running Triton server out, for as long as a `with` block lasts.
+
+The server is this environment's `tritonserver`, a child process on free loopback ports. At the end of the block nothing
+of it is left: no process, no shared memory, no file.
+"""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+PORT_ATTEMPTS = 3
+STOP_GRACE_S = 20.0
+POLL_S = 0.05
+REASON_LINES = 6
+
+
+class ServerFailed(RuntimeError):
+    """The server stopped or did not become ready; the message ends with the last error lines of its log."""
+
+
+@dataclass(frozen=True)
+class Server:
+    """A ready server; the URLs are HOST:PORT without scheme, as tritonclient takes them."""
+
+    http_url: str
+    grpc_url: str
+    metrics_url: str
+    log_path: Path
+    pid: int
+
+    def log(self) -> str:
+        """What the server has written to stdout and stderr so far."""
+        return self.log_path.read_text(errors="replace")
+
+
+@contextmanager
+def running_server(repository: Path, arguments: Sequence[str] = (), timeout_s: float = 60) -> Iterator[Server]:
+    """Start `tritonserver` on `repository`, yield once it is ready, stop it at the end of the block.
+
+    `arguments` are further arguments of Triton other than addresses and ports. Raises ServerFailed where the server
+    stops or is not ready within `timeout_s` seconds.
+    """
+    with tempfile.TemporaryDirectory(prefix="tritonserver-") as folder:
+        log_path = Path(folder, "server.log")
+        for _ in range(PORT_ATTEMPTS):
+            with _child(repository, arguments, log_path) as (process, server):
+                failure = _wait_until_ready(process, server, timeout_s)
+                if failure is None:
+                    yield server
+                    return
+            if "already in use" not in server.log():  # another process took a port between our look and its bind
+                break
+        raise ServerFailed(f"tritonserver on {repository} {failure}:\n{_reason(server.log())}")
+
+
+@contextmanager
+def _child(
+    repository: Path, arguments: Sequence[str], log_path: Path
+) -> Iterator[tuple[subprocess.Popen[bytes], Server]]:
+    """The server's process, in a session of its own, and how to reach it; stopped at the end of the block."""
+    ports = dict(zip(("http", "grpc", "metrics"), _free_ports(3), strict=True))
+    command = [sys.executable, "-m", "serving.launcher", f"--model-repository={repository}"]
+    command += [f"--{service}-port={port}" for service, port in ports.items()]
+    with log_path.open("wb") as log:
+        process = subprocess.Popen(
+            [*command, *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    urls = {f"{service}_url": f"127.0.0.1:{port}" for service, port in ports.items()}
+    try:
+        yield process, Server(log_path=log_path, pid=process.pid, **urls)
+    finally:
+        _stop(process)
+
+
+def _free_ports(count: int) -> list[int]:
+    """Loopback ports that are free now; all are held until the last is found, so that they differ."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+
+
+def _wait_until_ready(process: subprocess.Popen[bytes], server: Server, timeout_s: float) -> str | None:
+    """None once the server is ready, else how it failed."""
+    deadline = time.monotonic() + timeout_s
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy must not see loopback
+    while process.poll() is None:
+        # Connection refused, a time-out and "not ready yet" (an HTTP status) are all an OSError.
+        with suppress(OSError), opener.open(f"http://{server.http_url}/v2/health/ready", timeout=1):
+            return None
+        if time.monotonic() > deadline:
+            return f"was not ready after {timeout_s:g} s"
+        time.sleep(POLL_S)
+    return f"stopped with exit code {process.returncode}"
+
+
+def _reason(log: str) -> str:
+    """The last error lines of a log of Triton, or its last lines where none is marked as an error."""
+    lines = [line for line in log.splitlines() if line.strip()]
+    errors = [line for line in lines if line.startswith(("E", "error"))]
+    return "\n".join((errors or lines)[-REASON_LINES:])
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """End the server and its Python stubs: SIGTERM, and SIGKILL after a grace."""
+    process.terminate()
+    try:
+        process.wait(STOP_GRACE_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    # Stubs that outlive a killed server see it and remove their shared memory; only then may they be killed.
+    deadline = time.monotonic() + STOP_GRACE_S
+    with suppress(ProcessLookupError):  # no process is left in the group
+        while time.monotonic() < deadline:
+            os.killpg(process.pid, 0)
+            time.sleep(POLL_S)
+        os.killpg(process.pid, signal.SIGKILL)

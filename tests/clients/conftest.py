@@ -1,0 +1,29 @@
+"""Pictures that several tests of the clients start from."""
+
+import gzip
+
+import numpy as np
+import pytest
+from PIL import Image
+
+
+@pytest.fixture(scope="session")
+def digit() -> np.ndarray:
+    """A 2 as MNIST has it, uint8 (28, 28): ink in a 20x20 box, its centre of mass at the centre."""
+    from clients.preprocess import to_model_input
+
+    y, x = np.mgrid[:56, :56]
+    ink = np.zeros((56, 56))
+    ink[np.abs(np.hypot(y - 20, x - 28) - 11) < 2.5] = 255
+    ink[(y > 20) & (x < 28)] = 0
+    ink[(np.abs(y + 1.2 * x - 67) < 4) & (y > 20) & (y < 46)] = 255
+    ink[(np.abs(y - 46) < 3) & (x > 14) & (x < 44)] = 255
+    return to_model_input(Image.fromarray(ink.astype(np.uint8)))[0]
+
+
+@pytest.fixture(scope="session")
+def mnist(mnist_dir) -> np.ndarray:
+    """The first 300 test images of MNIST, uint8 (300, 28, 28)."""
+    plain = mnist_dir / "t10k-images-idx3-ubyte"
+    with plain.open("rb") if plain.exists() else gzip.open(f"{plain}.gz") as file:
+        return np.frombuffer(file.read(16 + 300 * 784), np.uint8, offset=16).reshape(-1, 28, 28)

@@ -1,0 +1,147 @@
+"""What cannot be classified is refused with an error of the client, whatever its bytes are."""
+
+import io
+import zlib
+from contextlib import suppress
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from clients.preprocess import BlankImage, ClientError, InvalidImage, read_image, to_model_input
+
+
+def encoded(form):
+    picture = np.full((40, 40), 240, dtype=np.uint8)
+    picture[8:32, 18:22] = 20
+    stream = io.BytesIO()
+    Image.fromarray(picture).save(stream, form)
+    return stream.getvalue()
+
+
+SAMPLES = [
+    encoded(form) for form in ("PNG", "JPEG", "GIF", "BMP", "TIFF", "WEBP", "PPM", "ICO", "TGA", "PCX", "JPEG2000")
+]
+
+
+@pytest.mark.parametrize("side", [1, 2, 28, 300, 1500])
+@pytest.mark.parametrize("level", [0, 128, 255])
+def test_one_colour_is_blank(side, level):
+    with pytest.raises(BlankImage, match="no ink"):
+        to_model_input(Image.new("L", (side, side), level))
+
+
+@pytest.mark.parametrize("size", [(28, 28), (300, 200), (1000, 1500)])
+@pytest.mark.parametrize("spread", [2, 12, 40])
+def test_noise_alone_is_blank(size, spread):
+    rng = np.random.default_rng(0)
+    for _ in range(5):
+        noise = np.clip(rng.normal(128, spread, size), 0, 255).astype(np.uint8)
+        with pytest.raises(BlankImage, match="no ink"):
+            to_model_input(Image.fromarray(noise))
+
+
+def test_a_gradient_of_light_and_a_speck_are_blank():
+    slope = np.add.outer(np.linspace(80, 120, 200), np.linspace(0, 100, 200)).astype(np.uint8)
+    with pytest.raises(BlankImage, match="no ink"):
+        to_model_input(Image.fromarray(slope))
+    sheet = np.full((200, 200), 250, dtype=np.uint8)
+    sheet[90:93, 40:42] = 0
+    with pytest.raises(BlankImage, match="specks"):
+        to_model_input(Image.fromarray(sheet))
+
+
+def test_blank_names_its_file(tmp_path):
+    Image.new("L", (50, 50), 255).save(tmp_path / "empty.png")
+    with pytest.raises(BlankImage, match=r"empty\.png: no ink found"):
+        to_model_input(read_image(tmp_path / "empty.png"))
+
+
+@pytest.mark.parametrize(
+    ("content", "found"),
+    [
+        (b"", "no format"),
+        (b"seven\n", "no format"),
+        (SAMPLES[0][:60], "does not decode"),
+        (SAMPLES[1][:-200], "does not decode: .*[Tt]runcated"),
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n", "PostScript"),
+    ],
+)
+def test_no_image_names_the_file_and_what_was_found(tmp_path, content, found):
+    path = tmp_path / "seven.png"
+    path.write_bytes(content)
+    with pytest.raises(InvalidImage, match=found) as raised:
+        read_image(path)
+    assert str(raised.value).startswith(str(path))
+    assert "\n" not in str(raised.value)
+
+
+def test_no_such_file_and_a_folder(tmp_path):
+    with pytest.raises(InvalidImage, match=r"seven\.png: expected an image, found no such file"):
+        read_image(tmp_path / "seven.png")
+    with pytest.raises(InvalidImage, match="Is a directory"):
+        read_image(tmp_path)
+
+
+@pytest.mark.parametrize("side", [10_000, 60_000])
+def test_decompression_bomb(side):
+    """A PNG that claims 100 megapixels, which Pillow warns of, and one with 3.6 gigapixels, which it refuses."""
+    header = side.to_bytes(4, "big") * 2 + bytes([8, 0, 0, 0, 0])
+    chunks = [(b"IHDR", header), (b"IDAT", zlib.compress(bytes(1000))), (b"IEND", b"")]
+    png = b"\x89PNG\r\n\x1a\n" + b"".join(
+        len(body).to_bytes(4, "big") + kind + body + zlib.crc32(kind + body).to_bytes(4, "big") for kind, body in chunks
+    )
+    with pytest.raises(InvalidImage, match="pixels"):
+        read_image(io.BytesIO(png))
+
+
+def test_a_colour_space_without_grey_is_refused():
+    with pytest.raises(InvalidImage, match="LAB"):
+        to_model_input(Image.new("LAB", (30, 30)))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e38])
+def test_floats_that_are_no_numbers(value):
+    values = np.zeros((40, 40), dtype=np.float32)
+    values[5, 5] = value
+    with pytest.raises(BlankImage):
+        to_model_input(Image.fromarray(values))
+
+
+@settings(max_examples=300, deadline=2000)
+@given(st.sampled_from(SAMPLES), st.data())
+def test_damaged_files_raise_nothing_else(sample, data):
+    damaged = bytearray(sample[: data.draw(st.integers(0, len(sample)), label="length")])
+    for _ in range(data.draw(st.integers(0, 8), label="changes") if damaged else 0):
+        # Most of what a decoder believes stands in the first bytes.
+        damaged[data.draw(st.integers(0, min(len(damaged), 200) - 1))] = data.draw(st.integers(0, 255))
+    answer_or_refuse(bytes(damaged))
+
+
+@settings(max_examples=150, deadline=2000)
+@given(
+    st.sampled_from([b"", b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF89a", b"BM", b"II*\0", b"P5 ", b"RIFF"]),
+    st.binary(),
+)
+def test_hostile_bytes_raise_nothing_else(magic, rest):
+    answer_or_refuse(magic + rest)
+
+
+@settings(max_examples=150, deadline=2000)
+@given(st.integers(1, 40), st.integers(1, 40), st.sampled_from(["1", "L", "LA", "RGBA", "I", "F", "I;16"]), st.data())
+def test_any_pixels_give_an_image_or_a_refusal(width, height, mode, data):
+    length = len(Image.new(mode, (width, height)).tobytes())
+    seed = data.draw(st.binary(min_size=1, max_size=64))
+    image = Image.frombytes(mode, (width, height), (seed * (length // len(seed) + 1))[:length])
+    stream = io.BytesIO()
+    image.save(stream, "TIFF")
+    answer_or_refuse(stream.getvalue())
+
+
+def answer_or_refuse(content):
+    with suppress(ClientError):
+        found = to_model_input(read_image(io.BytesIO(content)))
+        assert found.shape == (1, 28, 28)
+        assert found.max() == 255

@@ -1,0 +1,127 @@
+"""The command line without a server: every failure is one line on standard error and its own exit code."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from PIL import Image
+
+from clients.infer import infer
+
+ROOT = Path(__file__).resolve().parents[2]
+DIGIT = str(ROOT / "digit.png")
+NOBODY = "127.0.0.1:1"  # a reserved port, on which nothing listens
+
+
+def failure(*arguments):
+    """The one line of a failed run, and its exit code."""
+    result = CliRunner().invoke(infer, [str(argument) for argument in arguments])
+    assert isinstance(result.exception, SystemExit)
+    assert result.stdout == ""
+    assert result.stderr.startswith("Error: ")
+    assert result.stderr.count("\n") == 1
+    return result.stderr, result.exit_code
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_server_down(protocol):
+    message, exit_code = failure(DIGIT, "--url", NOBODY, "--protocol", protocol)
+    assert exit_code == 3
+    assert f"no Triton server answers at {NOBODY} over {protocol}" in message
+    assert "tritonserver --model-repository triton_repo" in message
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:8000", "127.0.0.1", "", "host:port", "127.0.0.1:99999"])
+def test_address_that_is_none(url):
+    message, exit_code = failure(DIGIT, "--url", url)
+    assert exit_code == 3
+    assert "HOST:PORT" in message
+    assert repr(url) in message
+
+
+def test_no_such_file(tmp_path):
+    message, exit_code = failure(tmp_path / "seven.png")
+    assert (exit_code, "seven.png: expected an image, found no such file" in message) == (1, True)
+
+
+def test_not_an_image():
+    message, exit_code = failure(__file__)
+    assert (exit_code, f"{__file__}: expected an image, found no format" in message) == (1, True)
+
+
+def test_blank_image(tmp_path):
+    Image.new("RGB", (300, 200), "white").save(tmp_path / "sheet.png")
+    message, exit_code = failure(tmp_path / "sheet.png")
+    assert (exit_code, "sheet.png: no ink found" in message) == (1, True)
+
+
+@pytest.mark.parametrize("arguments", [[], [DIGIT, "--top", "0"], [DIGIT, "--protocol", "smtp"], [DIGIT, "--colour"]])
+def test_usage(arguments):
+    assert CliRunner().invoke(infer, arguments).exit_code == 2
+
+
+def test_script_fails_without_a_traceback():
+    command = [sys.executable, ROOT / "clients/infer.py", DIGIT, "--url", NOBODY]
+    child = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert child.returncode == 3
+    assert child.stderr.startswith("Error: ")
+    assert child.stderr.count("\n") == 1
+
+
+BLOCKED = """
+import sys
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {absent!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Absent())
+{program}
+"""
+SERVER_SIDE = {"torch", "onnx", "onnxruntime", "sklearn", "scipy", "models", "export", "serving", "benchmarks"}
+PREPROCESS = f"""
+from clients.preprocess import read_image, to_model_input
+assert to_model_input(read_image({DIGIT!r})).shape == (1, 28, 28)
+"""
+ASK = f"""
+from clients.classifier import Classifier, ServerUnavailable
+for protocol in ("http", "grpc"):
+    try:
+        Classifier({NOBODY!r}, protocol=protocol)
+    except ServerUnavailable:
+        continue
+    raise SystemExit("expected ServerUnavailable")
+"""
+HELP = "from clients.infer import infer; infer(['--help'])"
+
+
+@pytest.mark.parametrize(
+    ("absent", "program"),
+    [
+        (SERVER_SIDE, PREPROCESS),
+        (SERVER_SIDE, ASK),
+        (SERVER_SIDE | {"numpy", "PIL", "tritonclient"}, HELP),
+    ],
+    ids=["preprocess", "ask", "help"],
+)
+def test_a_client_machine_needs_no_more(absent, program):
+    child = subprocess.run(
+        [sys.executable, "-c", BLOCKED.format(absent=absent, program=program)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert child.returncode == 0, child.stderr
+
+
+def test_the_block_blocks():
+    child = subprocess.run(
+        [sys.executable, "-c", BLOCKED.format(absent=SERVER_SIDE, program="import onnx")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "No module named 'onnx'" in child.stderr

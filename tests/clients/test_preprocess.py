@@ -1,0 +1,178 @@
+"""The same digit in every dress comes out as the same 28x28 image, by the mean difference in grey levels."""
+
+import subprocess
+import sys
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from PIL import ExifTags, Image
+
+from clients.preprocess import read_image, to_model_input
+
+ENLARGED = 10.0  # mean grey levels of 255: enlarging and shrinking blurs the edges of the strokes
+BILEVEL = 18.0  # strokes without grey edges are as much as a pixel thicker or thinner
+ANOTHER = 25.0  # what different digits differ by, so that the measure can fail
+
+
+def large(pixels, factor=8):
+    return Image.fromarray(pixels).resize((28 * factor, 28 * factor), Image.Resampling.BICUBIC)
+
+
+def on_paper(pixels, side=300, corner=(30, 50), paper=235, ink=40, factor=6):
+    """Dark ink on light paper, off the centre."""
+    cover = np.zeros((side, side))
+    left, top = corner
+    cover[top : top + 28 * factor, left : left + 28 * factor] = np.asarray(large(pixels, factor)) / 255
+    return np.rint(paper + cover * (ink - paper)).astype(np.uint8)
+
+
+def difference(image, expected):
+    found = to_model_input(image)
+    assert found.shape == (1, 28, 28)
+    assert found.dtype == np.uint8
+    return np.abs(found[0].astype(int) - expected).mean()
+
+
+def test_mnist_images_pass_nearly_unchanged(mnist):
+    differences = np.array([difference(Image.fromarray(image), image) for image in mnist])
+    assert np.median(differences) == 0
+    assert np.mean(differences < 1) > 0.98  # the others move by one pixel
+
+
+def test_what_came_out_goes_through_unchanged(digit):
+    assert difference(Image.fromarray(digit), digit) == 0
+
+
+def test_scikit_learn_digits_pass_nearly_unchanged():
+    from sklearn.datasets import load_digits
+
+    for image in load_digits().images[:50]:
+        first = to_model_input(Image.fromarray((image * 15.9).astype(np.uint8)).resize((200, 200)))[0]
+        assert difference(Image.fromarray(first), first) < 1
+
+
+def test_digits_differ_more_than_the_tolerance(mnist):
+    pairs = pairwise(mnist[:100])
+    assert np.median([difference(Image.fromarray(image), other) for image, other in pairs]) > ANOTHER
+
+
+def test_ink_fills_the_box_and_is_centred(digit):
+    found = to_model_input(Image.fromarray(on_paper(digit)))[0].astype(float)
+    rows, columns = np.flatnonzero(found.any(axis=1)), np.flatnonzero(found.any(axis=0))
+    assert max(np.ptp(rows), np.ptp(columns)) + 1 == 20
+    assert found.max() == 255
+    for axis in (0, 1):
+        mass = found.sum(axis=1 - axis)
+        assert abs(mass @ np.arange(28) / mass.sum() - 14) <= 0.5
+
+
+@pytest.mark.parametrize("factor", [1, 3, 8, 40])
+def test_either_polarity_gives_the_same(digit, factor):
+    picture = np.asarray(large(digit, factor))
+    light = to_model_input(Image.fromarray(picture))
+    assert np.abs(light.astype(int) - to_model_input(Image.fromarray(255 - picture))).max() <= 1
+    assert difference(Image.fromarray(picture), digit) < ENLARGED
+
+
+@pytest.mark.parametrize("corner", [(0, 0), (120, 10), (60, 130)])
+def test_off_centre(digit, corner):
+    assert difference(Image.fromarray(on_paper(digit, corner=corner)), digit) < ENLARGED
+
+
+def test_tiny_digit_in_a_large_picture(digit):
+    assert difference(Image.fromarray(on_paper(digit, side=2500, corner=(1900, 700), factor=1)), digit) < 2
+    assert difference(Image.fromarray(on_paper(digit, side=2500, corner=(300, 1700), factor=4)), digit) < ENLARGED
+
+
+def test_noise_and_a_gradient_of_light(digit):
+    picture = on_paper(digit) + np.linspace(-60, 15, 300)[None, :]
+    picture = np.clip(picture + np.random.default_rng(0).normal(0, 6, picture.shape), 0, 255)
+    assert difference(Image.fromarray(picture.astype(np.uint8)), digit) < ENLARGED
+
+
+def test_transparent_background_is_paper(digit):
+    ink = Image.new("RGB", (224, 224), (30, 20, 90))
+    ink.putalpha(large(digit))
+    assert difference(ink, digit) < ENLARGED
+    grey = Image.new("L", (224, 224), 0)
+    grey.putalpha(large(digit))
+    assert difference(grey, digit) < ENLARGED
+
+
+def test_palette_with_and_without_transparency(digit):
+    picture = Image.fromarray(on_paper(digit)).quantize(16)
+    assert picture.mode == "P"
+    assert difference(picture, digit) < ENLARGED
+    stroke = large(digit).point(lambda level: level > 128)
+    stroke.putpalette([0, 0, 0, 20, 20, 20])
+    assert stroke.mode == "P"
+    stroke.info["transparency"] = 0
+    assert difference(stroke, digit) < BILEVEL
+
+
+@pytest.mark.parametrize("mode", ["L", "LA", "RGB", "RGBA", "CMYK", "YCbCr", "HSV", "I", "F"])
+def test_every_mode(digit, mode):
+    assert difference(Image.fromarray(on_paper(digit)).convert(mode), digit) < ENLARGED
+
+
+def test_black_and_white(digit):
+    bilevel = Image.fromarray(on_paper(digit)).convert("1", dither=Image.Dither.NONE)
+    assert difference(bilevel, digit) < BILEVEL
+
+
+def test_sixteen_bits(digit, tmp_path):
+    picture = on_paper(digit).astype(np.uint16) * 257
+    for name in ("deep.png", "deep.tif"):
+        Image.fromarray(picture).save(tmp_path / name)
+        image = read_image(tmp_path / name)
+        assert image.mode.startswith("I;16")
+        assert difference(image, digit) < ENLARGED
+
+
+@pytest.mark.parametrize("suffix", ["jpg", "png", "tif"])
+def test_rotation_in_exif_is_honoured(digit, tmp_path, suffix):
+    upright = Image.fromarray(on_paper(digit))
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = 6  # the camera was held upright: turn right to view
+    path = tmp_path / f"turned.{suffix}"
+    upright.transpose(Image.Transpose.ROTATE_90).save(path, exif=exif)
+    assert difference(read_image(path), digit) < ENLARGED
+    upright.transpose(Image.Transpose.ROTATE_90).save(path)
+    assert difference(read_image(path), digit) > ENLARGED
+
+
+MEASURED = """
+import sys, time
+from clients.preprocess import read_image, to_model_input
+start = time.perf_counter()
+image = to_model_input(read_image(sys.argv[1]))
+print(time.perf_counter() - start)
+print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
+sys.stdout.flush()
+sys.stdout.buffer.write(image.tobytes())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the peak of memory is read from /proc")
+@pytest.mark.parametrize(
+    ("mode", "suffix"), [("RGB", "jpg"), ("RGB", "png"), ("RGBA", "png"), ("I;16", "png"), ("F", "tif")]
+)
+def test_a_photo_of_twelve_megapixels(digit, tmp_path, mode, suffix):
+    sheet = np.full((3000, 4000), 235, dtype=np.uint8)
+    sheet[900:2020, 1500:2620] = on_paper(digit, side=1120, corner=(0, 0), factor=40)
+    sheet += np.random.default_rng(0).integers(0, 12, sheet.shape, dtype=np.uint8)
+    photo = Image.fromarray(sheet.astype(np.uint16) << 8) if mode == "I;16" else Image.fromarray(sheet).convert(mode)
+    path = tmp_path / f"photo.{suffix}"
+    photo.save(path, compress_level=1)
+    child = subprocess.run([sys.executable, "-c", MEASURED, path], capture_output=True, check=True)
+    duration_s, peak_kib, pixels = child.stdout.split(b"\n", 2)
+    assert np.abs(np.frombuffer(pixels, np.uint8).reshape(28, 28).astype(int) - digit).mean() < ENLARGED
+    assert float(duration_s) < 2  # 0.05 to 0.25 s where nothing else runs
+    assert int(peak_kib) < 300 * 1024
+
+
+def test_another_size_of_field(digit):
+    found = to_model_input(Image.fromarray(on_paper(digit)), size=(56, 56))
+    assert found.shape == (1, 56, 56)
+    assert np.ptp(np.flatnonzero(found[0].any(axis=1))) + 1 == 40

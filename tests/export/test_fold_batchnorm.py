@@ -1,0 +1,203 @@
+"""Folding: exact to 1e-10 in float64 for every option, wrong variants caught, refusals that name the layer."""
+
+import copy
+from dataclasses import replace
+from itertools import product
+
+import pytest
+import torch
+from torch import nn
+
+from export import rewrites
+from export.rewrites import RewriteError, fold_attention_biases, fold_batchnorm, fold_input_scale
+from models.config import MODEL_NAMES, ModelConfig
+from models.registry import build, randomise_norms
+
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
+
+
+def network(config: ModelConfig) -> nn.Module:
+    torch.manual_seed(0)
+    model = build(config).eval()
+    randomise_norms(model)
+    return model.double()
+
+
+def pixels(config: ModelConfig, count: int = 5) -> torch.Tensor:
+    return torch.randint(0, 256, (count, *config.input_shape), generator=torch.Generator().manual_seed(0)).double()
+
+
+def largest_error(model: nn.Module, rewritten: nn.Module, x: torch.Tensor) -> float:
+    with torch.inference_mode():
+        return float((model(x) - rewritten(x)).abs().max())
+
+
+SMALL = ModelConfig(depth=2, dim=24, heads=2, dim_head=8, mlp_dim=40)
+OPTIONS = [
+    replace(SMALL, model=model, pool=pool, pos_emb=pos_emb, bn_features=features, qkv_bias=bias)
+    for model, pool, pos_emb, features, bias in product(
+        ("vit", "vitbnffn", "vitbn"), ("cls", "mean"), ("learn", "pe1d"), ("dim", "one"), (False, True)
+    )
+]
+GEOMETRIES = [
+    ModelConfig(model="cnn"),
+    replace(SMALL, heads=1, dim_head=24),  # no output projection
+    replace(SMALL, depth=1),
+    replace(SMALL, channels=3, image_size=(28, 42), patch_size=(14, 7)),
+    ModelConfig(),
+]
+
+
+@pytest.mark.parametrize(
+    "config", OPTIONS + GEOMETRIES, ids=lambda c: f"{c.model}-{c.pool}-{c.pos_emb}-{c.bn_features}"
+)
+def test_a_folded_network_answers_as_the_original(config: ModelConfig) -> None:
+    model, x = network(config), pixels(config)
+    folded = fold_batchnorm(model)
+    assert largest_error(model, folded, x / 255) < 1e-10
+    assert not any(isinstance(module, BATCH_NORMS) for module in folded.modules())
+
+    if config.model != "cnn":
+        folded = fold_attention_biases(folded)
+        assert largest_error(model, folded, x / 255) < 1e-10
+
+    with torch.inference_mode():
+        served = fold_input_scale(folded)(x)
+        assert (served - model(x / 255)).abs().max() < 1e-10
+
+
+def test_the_callers_model_is_left_alone() -> None:
+    model = network(SMALL)
+    before = copy.deepcopy(model.state_dict())
+    fold_input_scale(fold_batchnorm(model))
+    after = model.state_dict()
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_float32_in_float32_out() -> None:
+    model = network(ModelConfig()).float()
+    folded = fold_batchnorm(model)
+    assert next(folded.parameters()).dtype == torch.float32
+    assert largest_error(model, folded, pixels(ModelConfig()).float() / 255) < 1e-4
+
+
+def test_a_norm_without_gamma_and_beta_folds() -> None:
+    model = network(SMALL)
+    hidden = model.get_submodule("blocks.0.ffn.hidden_norm.norm")
+    hidden.affine, hidden.weight, hidden.bias = False, None, None
+    assert largest_error(model, fold_batchnorm(model), pixels(SMALL) / 255) < 1e-10
+
+
+def no_eps(name: str, norm: nn.Module) -> tuple[torch.Tensor, torch.Tensor]:
+    bn = norm.norm
+    scale = bn.weight.data * bn.running_var.rsqrt()
+    return scale, bn.bias.data - bn.running_mean * scale
+
+
+def no_shift(name: str, norm: nn.Module) -> tuple[torch.Tensor, torch.Tensor]:
+    scale, shift = REAL_AFFINE(name, norm)
+    return scale, torch.zeros_like(shift)
+
+
+def no_scale(name: str, norm: nn.Module) -> tuple[torch.Tensor, torch.Tensor]:
+    scale, shift = REAL_AFFINE(name, norm)
+    return torch.ones_like(scale), shift
+
+
+def reversed_features(name: str, norm: nn.Module) -> tuple[torch.Tensor, torch.Tensor]:
+    scale, shift = REAL_AFFINE(name, norm)
+    return scale.flip(0), shift
+
+
+REAL_AFFINE = rewrites._affine_of
+
+
+@pytest.mark.parametrize("wrong", [no_eps, no_shift, no_scale, reversed_features], ids=lambda f: f.__name__)
+def test_a_wrong_affine_map_is_seen(wrong: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rewrites, "_affine_of", wrong)
+    model = network(SMALL)
+    assert largest_error(model, fold_batchnorm(model), pixels(SMALL) / 255) > 1e-8
+
+
+def test_a_fold_on_the_wrong_side_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = replace(SMALL, dim=40)  # so that the shapes fit on either side of the first FFN Linear
+    real = rewrites._folds
+
+    def swapped(model: nn.Module) -> list[rewrites.Fold]:
+        return [replace(f, side="before") if f.norm.endswith("hidden_norm") else f for f in real(model)]
+
+    monkeypatch.setattr(rewrites, "_folds", swapped)
+    model = network(config)
+    assert largest_error(model, fold_batchnorm(model), pixels(config) / 255) > 1e-3
+
+
+def test_only_the_query_keeps_its_bias() -> None:
+    folded = fold_attention_biases(fold_batchnorm(network(SMALL)))
+    assert folded.get_submodule("blocks.0.attention.qkv").bias is None
+    assert folded.get_parameter("blocks.0.attention.query_bias").shape == (16,)
+
+
+@pytest.mark.parametrize("part", ["query_bias", "out.bias"])
+def test_a_forgotten_attention_bias_is_seen(part: str) -> None:
+    model = network(SMALL)
+    folded = fold_attention_biases(fold_batchnorm(model))
+    bias = folded.get_parameter(f"blocks.0.attention.{part}")
+    original = model.get_parameter("blocks.0.attention.out.bias")
+    bias.data = torch.zeros_like(bias) if part == "query_bias" else original.data
+    assert largest_error(model, folded, pixels(SMALL) / 255) > 1e-4
+
+
+def test_training_mode_is_refused_by_name() -> None:
+    with pytest.raises(RewriteError, match="patch_norm: expected eval mode, found training mode"):
+        fold_batchnorm(network(SMALL).train())
+    partly = network(SMALL)
+    partly.get_submodule("blocks.1.attention.norm").train()
+    with pytest.raises(RewriteError, match=r"blocks\.1\.attention\.norm: expected eval mode"):
+        fold_batchnorm(partly)
+
+
+def test_missing_statistics_are_refused_by_name() -> None:
+    model = network(SMALL)
+    model.set_submodule("norm.norm", nn.BatchNorm1d(24, track_running_stats=False).double().eval())
+    with pytest.raises(RewriteError, match="norm: expected running statistics"):
+        fold_batchnorm(model)
+
+
+def test_a_shared_weight_is_refused_by_name() -> None:
+    model = network(SMALL)
+    model.blocks[1].ffn.linear1.weight = model.blocks[0].ffn.linear1.weight
+    with pytest.raises(RewriteError, match=r"blocks\.1\.ffn\.linear1\.weight: expected a weight of its own"):
+        fold_batchnorm(model)
+
+
+def test_a_norm_with_nothing_linear_beside_it_is_refused_by_name() -> None:
+    model = network(SMALL)
+    model.blocks[0].ffn.add_module("dropout1", nn.BatchNorm1d(17).double().eval())
+    with pytest.raises(RewriteError, match=r"blocks\.0\.ffn\.dropout1: expected a linear layer beside"):
+        fold_batchnorm(model)
+    model = network(SMALL)
+    model.blocks[0].attention.qkv = nn.Identity()
+    with pytest.raises(RewriteError, match=r"blocks\.0\.attention\.norm: expected a linear layer at .*qkv"):
+        fold_batchnorm(model)
+
+
+def test_a_foreign_network_is_refused() -> None:
+    with pytest.raises(RewriteError, match="Linear: expected a transformer or CNN"):
+        fold_batchnorm(nn.Linear(3, 3))
+
+
+def test_the_input_scale_cannot_pass_a_batchnorm() -> None:
+    with pytest.raises(RewriteError, match="found TokenBatchNorm"):
+        fold_input_scale(network(SMALL))
+
+
+@pytest.mark.parametrize("model", MODEL_NAMES)
+def test_randomised_norms_are_no_identity(model: str) -> None:
+    """The property that all tests above rest on."""
+    config = ModelConfig(model=model, depth=1)
+    torch.manual_seed(0)
+    fresh = build(config).eval().double()
+    other = copy.deepcopy(fresh)
+    randomise_norms(other)
+    assert largest_error(fresh, other, pixels(config) / 255) > 1e-2

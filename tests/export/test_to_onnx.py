@@ -1,0 +1,72 @@
+"""The command line of the exporter: what it writes, and one line and nothing written where it cannot."""
+
+import json
+from pathlib import Path
+
+import onnx
+import pytest
+from click.testing import CliRunner, Result
+
+from export.to_onnx import export
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(export, [str(argument) for argument in arguments])
+
+
+def test_it_proves_and_publishes(trained: Path, tmp_path: Path) -> None:
+    result = run("--fuse-bn", "--checkpoint", trained, "--repository", tmp_path / "repo")
+    assert result.exit_code == 0, result.output
+    assert "rewritten, float64: max |error|" in result.output
+    assert "tolerance 1.00e-10" in result.output
+    assert "tolerance 1.00e-04" in result.output
+    assert (tmp_path / "repo/vitbn/1/model.onnx").is_file()
+
+
+def test_output_writes_only_the_file_and_its_manifest(trained: Path, tmp_path: Path) -> None:
+    result = run(
+        "--no-fuse-bn", "--checkpoint", trained, "--output", tmp_path / "plain.onnx", "--repository", tmp_path / "r"
+    )
+    assert result.exit_code == 0, result.output
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["plain.json", "plain.onnx"]
+    assert json.loads((tmp_path / "plain.json").read_text())["rewrites"] == []
+    assert any(node.op_type == "BatchNormalization" for node in onnx.load(tmp_path / "plain.onnx").graph.node)
+
+
+def test_depth_reads_the_first_blocks_of_the_published_checkpoint(reference_dir: Path, tmp_path: Path) -> None:
+    result = run("--checkpoint", reference_dir / "vitbn.pth", "--depth", 1, "--repository", tmp_path)
+    assert result.exit_code == 0, result.output
+    assert "vitbn, depth 1" in result.output
+    assert "never saw a batch" not in result.output
+
+
+def test_untrained_blocks_are_named(reference_dir: Path, tmp_path: Path) -> None:
+    result = run("--checkpoint", reference_dir / "vitbn.pth", "--output", tmp_path / "m.onnx")
+    assert result.exit_code == 0, result.output
+    assert "Warning:" in result.output
+    assert "blocks.1, blocks.2, blocks.3, blocks.4, blocks.5 never saw a batch" in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--checkpoint", "none.safetensors"], "none.safetensors: expected a checkpoint"),
+        (["--checkpoint", "text"], "text: expected safetensors or a PyTorch state dict"),
+        (["--checkpoint", "{trained}", "--depth", "9"], "expected at least 9 blocks (--depth 9), found 2 blocks"),
+        (["--checkpoint", "{trained}", "--name", "a/b"], "model name: expected"),
+        (["--checkpoint", "{trained}", "--repository", "text"], "text"),
+        ([], "expected a checkpoint, found none; train one: python models/train.py"),
+    ],
+    ids=["missing", "not a checkpoint", "too deep", "name", "repository is a file", "no checkpoint yet"],
+)
+def test_one_line_and_nothing_written(
+    arguments: list[str], message: str, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("text").write_text("not a checkpoint")
+    result = run(*(argument.format(trained=trained) for argument in arguments))
+    assert result.exit_code == 1
+    assert message in result.output
+    assert len(result.output.splitlines()[-1]) < 300
+    assert result.output.splitlines()[-1].startswith("Error: ")
+    assert [path.name for path in tmp_path.rglob("*")] == ["text"]

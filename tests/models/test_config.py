@@ -1,0 +1,87 @@
+"""The configuration: what it refuses, and that it survives JSON."""
+
+import json
+import re
+
+import pytest
+
+from models.config import ConfigError, ModelConfig
+
+UNUSUAL = ModelConfig(
+    model="vitbnffn",
+    image_size=(8, 12),
+    patch_size=(4, 3),
+    channels=2,
+    num_classes=3,
+    dim=16,
+    depth=2,
+    heads=1,
+    dim_head=8,
+    mlp_dim=24,
+    pool="mean",
+    dropout=0.1,
+    emb_dropout=0.2,
+    pos_emb="pe1d",
+    bn_features="one",
+    qkv_bias=True,
+    labels=("null", "eins", "zwölf"),
+)
+
+
+@pytest.mark.parametrize("config", [ModelConfig(), UNUSUAL, ModelConfig(model="cnn")])
+def test_json_round_trip(config):
+    assert ModelConfig.from_json(config.to_json()) == config
+
+
+def test_geometry():
+    assert (UNUSUAL.num_patches, UNUSUAL.patch_dim, UNUSUAL.input_shape) == (8, 24, (2, 8, 12))
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "expected"),
+    [
+        ("model", "resnet", "one of vit, vitbnffn, vitbn, cnn"),
+        ("pool", "max", "one of cls, mean"),
+        ("pos_emb", "rope", "one of learn, pe1d"),
+        ("bn_features", "two", "one of dim, one"),
+        *((field, 0, "an integer of at least 1") for field in ("channels", "num_classes", "dim", "depth")),
+        *((field, 1.5, "an integer of at least 1") for field in ("heads", "dim_head", "mlp_dim")),
+        ("image_size", (28, 0), "two integers of at least 1, height and width"),
+        ("patch_size", (7,), "two integers of at least 1, height and width"),
+        ("patch_size", (7, 5), "a divisor of image_size (28, 28)"),
+        ("dropout", 1.0, "a number in [0, 1)"),
+        ("emb_dropout", -0.1, "a number in [0, 1)"),
+    ],
+)
+def test_refusal_names_field_expected_and_found(field, value, expected):
+    with pytest.raises(ConfigError, match=f"^{re.escape(f'{field}: expected {expected}, found {value!r}')}$"):
+        ModelConfig(**{field: value})
+
+
+def test_odd_width_has_no_sines_and_cosines():
+    with pytest.raises(ConfigError, match=r"^dim: expected an even number for pos_emb pe1d, found 15$"):
+        ModelConfig(dim=15, pos_emb="pe1d")
+
+
+def test_as_many_labels_as_classes():
+    with pytest.raises(ConfigError, match=r"^labels: expected 3 names, found 2$"):
+        ModelConfig(num_classes=3, labels=("a", "b"))
+
+
+def test_a_cnn_has_no_patches_to_fit():
+    assert ModelConfig(model="cnn", image_size=(30, 30)).image_size == (30, 30)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", "7", "null", '{"colour": 1}', '{"image_size": 28}', '{"dropout": "a lot"}', '{"labels": null}'],
+)
+def test_json_that_is_no_config(text):
+    with pytest.raises(ConfigError, match="model config: expected a JSON object of ModelConfig fields, found "):
+        ModelConfig.from_json(text)
+
+
+def test_json_is_checked_as_arguments_are():
+    text = json.dumps(json.loads(ModelConfig().to_json()) | {"depth": 0})
+    with pytest.raises(ConfigError, match=r"^depth: expected an integer of at least 1, found 0$"):
+        ModelConfig.from_json(text)

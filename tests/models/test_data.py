@@ -1,0 +1,282 @@
+"""Datasets: the embedded digits never change, idx files are read or refused, MNIST is found or downloaded."""
+
+import gzip
+import hashlib
+import struct
+import threading
+from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import numpy as np
+import pooch
+import pytest
+
+from models import data
+from models.data import DataError, download, find_mnist, load_dataset, load_digits, load_mnist, read_idx
+
+BYTES = bytes(range(24))
+
+
+def idx(content=BYTES, shape=(2, 3, 4), magic=b"\x00\x00\x08"):
+    """The bytes of an idx file."""
+    return magic + struct.pack(f">B{len(shape)}I", len(shape), *shape) + content
+
+
+def refusal(path):
+    """The message of a refused idx file: one line that names it."""
+    with pytest.raises(DataError) as refused:
+        read_idx(path)
+    message = str(refused.value)
+    assert message.startswith(f"{path}: expected ")
+    assert "\n" not in message
+    return message
+
+
+def write(path, content):
+    path.write_bytes(content)
+    return path
+
+
+def write_mnist(folder, train=3, test=2, train_labels=3):
+    """The four files of a small MNIST, gzipped in part."""
+    parts = {"train-images-idx3-ubyte.gz": (train, 2, 2), "t10k-images-idx3-ubyte": (test, 2, 2)}
+    parts |= {"train-labels-idx1-ubyte": (train_labels,), "t10k-labels-idx1-ubyte.gz": (test,)}
+    for name, shape in parts.items():
+        content = idx(bytes(int(np.prod(shape))), shape)
+        write(folder / name, gzip.compress(content) if name.endswith(".gz") else content)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def digits():
+    return load_digits()
+
+
+def test_digits_have_the_form_of_mnist(digits):
+    assert digits.train_images.shape == (1438, 1, 28, 28)
+    assert digits.test_images.shape == (359, 1, 28, 28)
+    for images, labels in ((digits.train_images, digits.train_labels), (digits.test_images, digits.test_labels)):
+        assert (images.dtype, labels.dtype) == (np.uint8, np.int64)
+        assert (images.min(), images.max()) == (0, 255)
+        assert set(labels) == set(range(10))
+        assert len(images) == len(labels)
+
+
+def test_digits_never_change(digits):
+    parts = (digits.train_images, digits.train_labels, digits.test_images, digits.test_labels)
+    checksum = hashlib.sha256(b"".join(part.tobytes() for part in parts)).hexdigest()
+    assert checksum == "95b8fbbd6af30ca1254d573bfc0acd9e0d7342575c76b25fcfb414f08517debf"
+
+
+def test_digits_are_divided(digits):
+    train = {image.tobytes() for image in digits.train_images}
+    assert not any(image.tobytes() in train for image in digits.test_images)
+
+
+def test_digits_are_centred_by_mass(digits):
+    images = digits.train_images[:, 0].astype(float)
+    for axis in (1, 2):
+        mass = images.sum(axis=3 - axis)
+        centres = mass @ np.arange(28) / mass.sum(axis=1)
+        assert np.abs(centres - 14).max() < 0.501  # half a pixel, and rounding to uint8
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["raw", "gzip"])
+@pytest.mark.parametrize("shape", [(24,), (2, 3, 4), (1, 2, 3, 4)])
+def test_idx(tmp_path, pack, shape):
+    array = read_idx(write(tmp_path / "part", pack(idx(shape=shape))))
+    assert array.dtype == np.uint8
+    np.testing.assert_array_equal(array, np.arange(24).reshape(shape))
+
+
+@pytest.mark.parametrize(
+    ("content", "found"),
+    [
+        (b"", "found nothing"),
+        (b"\x00\x00\x08", "found 000008"),
+        (b"P5 28 28", "found 50352032"),
+        (idx(magic=b"\x00\x00\x0d"), "found 00000d03"),
+        (idx(shape=()), "found 00000800"),
+    ],
+)
+@pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["raw", "gzip"])
+def test_wrong_magic(tmp_path, content, found, pack):
+    message = refusal(write(tmp_path / "part", pack(content)))
+    assert message.endswith(f"expected the idx magic 000008 and 1 to 4 dimensions, {found}")
+
+
+def test_truncated_header(tmp_path):
+    assert refusal(write(tmp_path / "part", idx()[:15])).endswith("expected an idx header of 16 bytes, found 15")
+
+
+def test_truncated_body(tmp_path):
+    assert refusal(write(tmp_path / "part", idx()[:-1])).endswith("expected 24 bytes for (2, 3, 4), found 23")
+
+
+def test_bytes_left_over(tmp_path):
+    assert refusal(write(tmp_path / "part", idx() + b"\x00")).endswith("expected 24 bytes for (2, 3, 4), found 25")
+
+
+def test_sizes_that_overflow(tmp_path):
+    refusal(write(tmp_path / "part", idx(b"", shape=(2**31, 2**31, 4))))
+
+
+@pytest.mark.parametrize("length", [5, 20, -1])
+def test_truncated_gzip(tmp_path, length):
+    refusal(write(tmp_path / "part.gz", gzip.compress(idx())[:length]))
+
+
+@pytest.mark.parametrize("position", [10, 25, -6], ids=["block", "body", "checksum"])
+def test_damaged_gzip(tmp_path, position):
+    content = bytearray(gzip.compress(idx()))
+    content[position] ^= 0xFF
+    refusal(write(tmp_path / "part.gz", content))
+
+
+def test_no_such_file(tmp_path):
+    refusal(tmp_path / "part")
+
+
+def test_mnist_gzipped_or_not(tmp_path):
+    dataset = load_mnist(write_mnist(tmp_path))
+    assert dataset.train_images.shape == (3, 1, 2, 2)
+    assert dataset.test_images.shape == (2, 1, 2, 2)
+    assert dataset.train_labels.dtype == dataset.test_labels.dtype == np.int64
+
+
+def test_mnist_part_missing(tmp_path):
+    (write_mnist(tmp_path) / "t10k-labels-idx1-ubyte.gz").unlink()
+    with pytest.raises(DataError, match=r"expected t10k-labels-idx1-ubyte\.gz \(or without \.gz\), found no such file"):
+        load_mnist(tmp_path)
+
+
+@pytest.mark.parametrize(("images", "labels"), [(3, 2), (0, 0)])
+def test_mnist_counts_that_differ(tmp_path, images, labels):
+    write_mnist(tmp_path, train=images, train_labels=labels)
+    with pytest.raises(DataError, match=rf"train images .* as many labels, found \({images}, 2, 2\) and \({labels},\)"):
+        load_mnist(tmp_path)
+
+
+def test_mnist_labels_in_the_place_of_images(tmp_path):
+    write(write_mnist(tmp_path) / "t10k-images-idx3-ubyte", idx(bytes(2), (2,)))
+    with pytest.raises(DataError, match=r"expected test images \(n, height, width\)"):
+        load_mnist(tmp_path)
+
+
+def test_real_mnist(mnist_dir):
+    dataset = load_dataset("mnist", mnist_dir)
+    assert dataset.train_images.shape == (60000, 1, 28, 28)
+    assert dataset.test_images.shape == (10000, 1, 28, 28)
+    np.testing.assert_array_equal(np.bincount(dataset.test_labels)[:3], [980, 1135, 1032])
+
+
+def test_unknown_dataset():
+    with pytest.raises(DataError, match="expected one of digits, mnist, found cifar"):
+        load_dataset("cifar")
+
+
+def test_named_folder_comes_before_the_environment(tmp_path, monkeypatch):
+    monkeypatch.setenv("MNIST_DIR", str(tmp_path / "environment"))
+    assert find_mnist(tmp_path / "named") == tmp_path / "named"
+    assert find_mnist(None) == tmp_path / "environment"
+
+
+@pytest.mark.parametrize("variable", [None, ""])
+def test_cache_is_the_last_resort(tmp_path, monkeypatch, variable):
+    monkeypatch.delenv("MNIST_DIR", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("MNIST_DIR", variable)
+    calls = []
+    monkeypatch.setattr(pooch, "os_cache", lambda project: tmp_path / project)
+    monkeypatch.setattr(data, "download", lambda *arguments: calls.append(arguments))
+    assert find_mnist(None) == tmp_path / "vitbn" / "mnist"
+    assert calls == [(data.MNIST_CHECKSUMS, data.MNIST_MIRRORS, tmp_path / "vitbn" / "mnist")]
+
+
+def test_mirrors_give_every_file_of_mnist():
+    assert set(data.MNIST_CHECKSUMS) == set(data.MNIST_PARTS.values())
+    assert len(data.MNIST_MIRRORS) > 1
+
+
+class Mirror(BaseHTTPRequestHandler):
+    """Answers /good/ with the content, /bad/ with something else and anything else with 404."""
+
+    def __init__(self, requests, *arguments):
+        self.requests = requests
+        super().__init__(*arguments)
+
+    def do_GET(self):
+        self.requests.append(self.path)
+        answers = {"/good/part": (200, BYTES), "/bad/part": (200, b"a page that asks to log in")}
+        status, content = answers.get(self.path, (404, b""))
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *arguments):
+        """Says nothing."""
+
+
+@pytest.fixture
+def server():
+    """(base URL, paths asked for so far) of mirrors on this machine."""
+    requests = []
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Mirror, requests)) as http:
+        thread = threading.Thread(target=http.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{http.server_port}", requests
+        http.shutdown()
+        thread.join()
+
+
+CHECKSUM = {"part": "md5:" + hashlib.md5(BYTES).hexdigest()}
+
+
+@pytest.mark.parametrize("first", ["/absent/", "/bad/"])
+def test_second_mirror(tmp_path, server, first):
+    url, requests = server
+    download(CHECKSUM, (url + first, url + "/good/"), tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["part"]
+    assert (tmp_path / "part").read_bytes() == BYTES
+    assert requests == [first + "part", "/good/part"]
+
+
+def test_first_mirror_is_enough(tmp_path, server):
+    url, requests = server
+    download(CHECKSUM, (url + "/good/", url + "/absent/"), tmp_path)
+    assert requests == ["/good/part"]
+
+
+def test_download_shows_a_bar(tmp_path, server, capsys):
+    download(CHECKSUM, (server[0] + "/good/",), tmp_path)
+    assert "100%" in capsys.readouterr().err
+
+
+def test_what_is_there_is_not_fetched_again(tmp_path, server):
+    url, requests = server
+    for _ in range(2):
+        download(CHECKSUM, (url + "/good/",), tmp_path)
+    assert requests == ["/good/part"]
+
+
+def test_what_is_damaged_is_fetched_again(tmp_path, server):
+    write(tmp_path / "part", BYTES[:-1])
+    download(CHECKSUM, (server[0] + "/good/",), tmp_path)
+    assert (tmp_path / "part").read_bytes() == BYTES
+
+
+def test_wrong_checksum_leaves_nothing(tmp_path, server):
+    with pytest.raises(DataError, match="part: expected it from a mirror, found "):
+        download(CHECKSUM, (server[0] + "/bad/",), tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_offline_says_what_to_do(tmp_path):
+    nobody = "http://127.0.0.1:1/"  # a reserved port, on which nothing listens
+    with pytest.raises(DataError) as refused:
+        download(CHECKSUM, (nobody, nobody), tmp_path)
+    message = str(refused.value)
+    assert message.count(f"{nobody}: ConnectionError") == 2
+    assert message.endswith("Put the four MNIST idx files in a folder and name it: --data-dir DIR or MNIST_DIR")
+    assert "\n" not in message

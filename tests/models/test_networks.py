@@ -1,0 +1,264 @@
+"""The four networks: shapes, where the norms stand, and each layer against its formula or PyTorch's own."""
+
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from models.cnn import CNN
+from models.config import ConfigError, ModelConfig
+from models.layers import Attention, TokenBatchNorm, TokenEmbedding, sinusoidal_positions
+from models.registry import build, randomise_norms
+from models.vit import ViT, ViTBN, ViTBNFFN, no_norm
+
+ROOT = Path(__file__).resolve().parents[2]
+TRANSFORMERS = [ViT, ViTBNFFN, ViTBN]
+SMALL = {
+    "image_size": (8, 12),
+    "patch_size": (4, 3),
+    "channels": 2,
+    "num_classes": 5,
+    "dim": 16,
+    "depth": 2,
+    "heads": 2,
+    "dim_head": 8,
+    "mlp_dim": 24,
+}
+
+
+def image_batch(*shape):
+    """Random pixels in [0, 1]."""
+    return torch.rand(*shape, generator=torch.Generator().manual_seed(0))
+
+
+def attention(**arguments):
+    """Attention without a norm, its weights drawn by seed, in eval mode."""
+    torch.manual_seed(0)
+    fields = {"dim": 16, "heads": 2, "dim_head": 8, "dropout": 0.0, "norm": no_norm, "qkv_bias": True} | arguments
+    return Attention(**fields).eval()
+
+
+def norms_of(model):
+    """Name -> features of every norm; (BatchNorms, LayerNorms)."""
+    modules = dict(model.named_modules())
+    batch = {name: module.num_features for name, module in modules.items() if isinstance(module, nn.BatchNorm1d)}
+    layer = {name: module.normalized_shape[0] for name, module in modules.items() if isinstance(module, nn.LayerNorm)}
+    return batch, layer
+
+
+@pytest.mark.parametrize("network", TRANSFORMERS)
+@pytest.mark.parametrize("pool", ["cls", "mean"])
+@pytest.mark.parametrize("pos_emb", ["learn", "pe1d"])
+@pytest.mark.parametrize("bn_features", ["dim", "one"])
+@pytest.mark.parametrize("qkv_bias", [False, True])
+def test_transformer_gives_logits(network, pool, pos_emb, bn_features, qkv_bias):
+    model = network(**SMALL, pool=pool, pos_emb=pos_emb, bn_features=bn_features, qkv_bias=qkv_bias).eval()
+    randomise_norms(model)
+    logits = model(image_batch(3, 2, 8, 12))
+    assert logits.shape == (3, 5)
+    assert logits.isfinite().all()
+    assert (model.blocks[0].attention.qkv.bias is not None) == qkv_bias
+
+
+def test_cnn_gives_logits():
+    model = CNN(image_size=(28, 32), channels=3, num_classes=7).eval()
+    assert model(image_batch(2, 3, 28, 32)).shape == (2, 7)
+
+
+def test_cnn_of_a_picture_too_small():
+    with pytest.raises(ConfigError, match=r"image_size: expected at least 20 .* found 19"):
+        CNN(image_size=19)
+
+
+@pytest.mark.parametrize("network", TRANSFORMERS)
+def test_arguments_of_the_reference(network):
+    model = network(
+        image_size=28,
+        patch_size=7,
+        num_classes=10,
+        channels=1,
+        dim=64,
+        depth=1,
+        heads=8,
+        dim_head=64,
+        mlp_dim=128,
+        pool="mean",
+        dropout=0.1,
+        emb_dropout=0.2,
+        pos_emb="pe1d",
+    )
+    assert model.config.image_size == (28, 28)
+    assert (model.config.pool, model.config.dropout, model.config.emb_dropout) == ("mean", 0.1, 0.2)
+    assert model(image_batch(2, 1, 28, 28)).shape == (2, 10)
+
+
+@pytest.mark.parametrize("pool", ["cls", "mean"])
+def test_pool_decides_what_the_head_reads(pool):
+    model = ViT(**SMALL, pool=pool).eval()
+    seen = {}
+    model.norm.register_forward_hook(lambda module, inputs, output: seen.update(tokens=output))
+    model.head.register_forward_hook(lambda module, inputs, output: seen.update(pooled=inputs[0]))
+    model(image_batch(2, 2, 8, 12))
+    expected = seen["tokens"][:, 0] if pool == "cls" else seen["tokens"].mean(1)
+    torch.testing.assert_close(seen["pooled"], expected, rtol=0, atol=0)
+
+
+def test_patches_are_flattened_row_column_channel():
+    model = ViT(**SMALL).eval()
+    seen = {}
+    model.patch_norm.register_forward_hook(lambda module, inputs, output: seen.update(patches=inputs[0]))
+    image = image_batch(1, 2, 8, 12)
+    model(image)
+    corners = [(row, column) for row in (0, 4) for column in (0, 3, 6, 9)]
+    expected = [image[0, :, r : r + 4, c : c + 3].permute(1, 2, 0).flatten() for r, c in corners]
+    torch.testing.assert_close(seen["patches"][0], torch.stack(expected), rtol=0, atol=0)
+
+
+def test_vitbn_has_batch_norm_everywhere():
+    batch, layer = norms_of(ViTBN(**SMALL))
+    assert layer == {}
+    assert len(batch) == 2 * SMALL["depth"] + 3
+    assert {name: width for name, width in batch.items() if "blocks" not in name} == {
+        "patch_norm.norm": 24,
+        "embedding_norm.norm": 16,
+        "norm.norm": 16,
+    }
+
+
+def test_vitbnffn_has_batch_norm_in_the_hidden_layer_alone():
+    batch, layer = norms_of(ViTBNFFN(**SMALL))
+    assert batch == {f"blocks.{i}.ffn.hidden_norm.norm": SMALL["mlp_dim"] for i in range(SMALL["depth"])}
+    assert set(layer) == {"patch_norm", "embedding_norm", "norm", "blocks.0.attention.norm", "blocks.1.attention.norm"}
+
+
+def test_vit_has_no_batch_norm():
+    batch, layer = norms_of(ViT(**SMALL))
+    assert batch == {}
+    assert len(layer) == 2 * SMALL["depth"] + 3
+
+
+@pytest.mark.parametrize("network", [ViTBNFFN, ViTBN])
+def test_hidden_norm_stands_between_the_linear_and_gelu(network):
+    ffn = network(**SMALL).eval().blocks[0].ffn
+    randomise_norms(ffn)
+    x = torch.randn(3, 4, 16, generator=torch.Generator().manual_seed(0))
+    expected = ffn.linear2(nn.functional.gelu(ffn.hidden_norm(ffn.linear1(x))))
+    torch.testing.assert_close(ffn(x), expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("network", [ViTBNFFN, ViTBN])
+def test_batch_norm_over_one_feature(network):
+    batch, _ = norms_of(network(**SMALL, bn_features="one"))
+    assert set(batch.values()) == {1}
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_token_batch_norm_is_batch_norm_over_channels(training):
+    ours, theirs = TokenBatchNorm(6).double(), nn.BatchNorm1d(6).double()
+    randomise_norms(ours)
+    theirs.load_state_dict(ours.norm.state_dict())
+    x = torch.randn(4, 5, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    ours.train(training)
+    theirs.train(training)
+    torch.testing.assert_close(ours(x), theirs(x.transpose(1, 2)).transpose(1, 2), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(ours.norm.state_dict(), theirs.state_dict(), rtol=1e-12, atol=1e-12)
+
+
+def test_token_batch_norm_over_one_feature_is_the_formula():
+    norm = TokenBatchNorm(1).double()
+    randomise_norms(norm)
+    x = torch.randn(4, 5, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    gamma, beta = norm.norm.weight.item(), norm.norm.bias.item()
+    mean, variance = norm.norm.running_mean.item(), norm.norm.running_var.item()
+    expected = gamma * (x - mean) / (variance + 1e-5) ** 0.5 + beta
+    torch.testing.assert_close(norm.eval()(x), expected, rtol=1e-12, atol=1e-12)
+    expected = gamma * (x - x.mean()) / (x.var(correction=0) + 1e-5) ** 0.5 + beta
+    torch.testing.assert_close(norm.train()(x), expected, rtol=1e-12, atol=1e-12)
+
+
+def test_sinusoidal_positions_are_the_formula():
+    angles = torch.tensor([[n * 10000 ** (-k / 4) for k in (1, 2, 3, 4)] for n in range(5)], dtype=torch.float64)
+    expected = torch.cat((angles.sin(), angles.cos()), dim=1).float()[None]
+    torch.testing.assert_close(sinusoidal_positions(5, 8), expected, rtol=0, atol=1e-7)
+
+
+def test_embedding_puts_the_cls_token_first_and_adds_positions():
+    embedding = TokenEmbedding(4, 8, sinusoidal=True, dropout=0.0)
+    tokens = embedding(torch.zeros(2, 3, 8)) - sinusoidal_positions(4, 8)
+    torch.testing.assert_close(tokens[:, 0], embedding.cls_token[0].expand(2, -1), rtol=0, atol=1e-6)
+    torch.testing.assert_close(tokens[:, 1:], torch.zeros(2, 3, 8), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(("pos_emb", "learned"), [("learn", True), ("pe1d", False)])
+def test_positions_are_a_parameter_or_a_buffer(pos_emb, learned):
+    model = ViT(**SMALL, pos_emb=pos_emb)
+    assert ("embedding.pos_embedding" in dict(model.named_parameters())) == learned
+    assert ("embedding.pos_embedding" in dict(model.named_buffers())) == (not learned)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_attention_is_pytorchs(fused):
+    ours, theirs = attention(), nn.MultiheadAttention(16, 2, batch_first=True).eval()
+    ours.fused = fused
+    theirs.in_proj_weight.data, theirs.in_proj_bias.data = ours.qkv.weight.data, ours.qkv.bias.data
+    theirs.out_proj.load_state_dict(ours.out.state_dict())
+    x = torch.randn(3, 5, 16, generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(ours(x), theirs(x, x, x)[0], rtol=1e-5, atol=1e-6)
+
+
+def test_fused_attention_is_the_written_out_one():
+    layer = attention(dim_head=5, heads=3, qkv_bias=False).double()
+    x = 3 * torch.randn(3, 7, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    written_out = layer(x)
+    layer.fused = True
+    torch.testing.assert_close(layer(x), written_out, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_attention_dropout_acts_in_training_alone(fused):
+    layer = attention(dropout=0.5, heads=1, dim_head=16)
+    layer.fused = fused
+    x = torch.randn(3, 5, 16, generator=torch.Generator().manual_seed(1))
+    assert torch.equal(layer(x), layer(x))
+    layer.train()
+    assert not torch.equal(layer(x), layer(x))
+
+
+@pytest.mark.parametrize(("heads", "dim_head", "projects"), [(1, 16, False), (1, 8, True), (2, 16, True)])
+def test_output_projection(heads, dim_head, projects):
+    layer = attention(heads=heads, dim_head=dim_head)
+    assert ("out.weight" in layer.state_dict()) == projects
+    assert layer(torch.zeros(2, 3, 16)).shape == (2, 3, 16)
+
+
+@pytest.mark.parametrize("model", ["vit", "vitbnffn", "vitbn"])
+def test_build_keeps_the_whole_config(model):
+    config = ModelConfig(
+        model=model,
+        **SMALL | {"depth": 1},
+        pool="mean",
+        dropout=0.1,
+        emb_dropout=0.2,
+        pos_emb="pe1d",
+        bn_features="one",
+        qkv_bias=True,
+        labels=tuple("abcde"),
+    )
+    default = ModelConfig()
+    assert all(getattr(config, f.name) != getattr(default, f.name) for f in dataclasses.fields(config)[1:])
+    assert build(config).config == config
+
+
+def test_build_keeps_the_config_of_a_cnn():
+    config = ModelConfig(model="cnn", image_size=(28, 32), channels=3, num_classes=2, labels=("no", "yes"))
+    assert build(config).config == config
+
+
+@pytest.mark.parametrize("module", ["models.config", "models.data", "models.train"])
+def test_module_needs_no_torch(module):
+    program = f"import sys, {module}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=False).returncode == 0

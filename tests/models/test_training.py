@@ -1,0 +1,357 @@
+"""Training: the seed decides it, it resumes as if it had never stopped, and an interruption loses one epoch at most."""
+
+import json
+import os
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from click.testing import CliRunner
+
+from models.checkpoint import load
+from models.config import ModelConfig
+from models.data import load_digits
+from models.train import train as command
+from models.training import TrainingError, TrainingOptions, measure_accuracy, train
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = [sys.executable, str(ROOT / "models/train.py")]
+TINY = ModelConfig(dim=16, depth=1, heads=2, dim_head=8, mlp_dim=24, dropout=0.1, emb_dropout=0.1)
+OPTIONS = TrainingOptions(epochs=3, batch_size=50, lr=0.003, seed=0, device="cpu")
+ROW = re.compile(r"^ +(\d+) +[\d.]+ +[\d.]+ +[\d.]+ +([\d.]+)$", re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def digits():
+    return load_digits()
+
+
+@pytest.fixture(scope="module")
+def some_digits(digits):
+    """101 images to train on: of two batches of 50, one is left."""
+    return replace(digits, train_images=digits.train_images[:101], train_labels=digits.train_labels[:101])
+
+
+def silent(images, loss):
+    """Shows no progress."""
+
+
+def run(path, dataset, options=OPTIONS, config=TINY, resume=False, on_batch=silent):
+    """All epochs of one run."""
+    return list(train(config, dataset, options, path, resume, on_batch))
+
+
+def tensors(path):
+    return load(path).model.state_dict()
+
+
+def assert_identical(first, second):
+    torch.testing.assert_close(tensors(first), tensors(second), rtol=0, atol=0)
+
+
+def series(epochs):
+    """What of the epochs does not depend on the clock."""
+    return [(epoch.epoch, epoch.training_loss, epoch.test_accuracy) for epoch in epochs]
+
+
+def failure(*arguments):
+    """The one line of a run of the command that failed, and its exit code."""
+    result = CliRunner().invoke(command, [str(argument) for argument in arguments])
+    assert isinstance(result.exception, SystemExit), result.exception
+    errors = [line for line in result.stderr.splitlines() if line.startswith("Error: ")]
+    assert len(errors) == 1
+    assert result.stderr.endswith(errors[0] + "\n")
+    return errors[0], result.exit_code
+
+
+def test_the_seed_decides(tmp_path, some_digits):
+    first = run(tmp_path / "first.safetensors", some_digits)
+    torch.rand(7)
+    second = run(tmp_path / "second.safetensors", some_digits)
+    assert series(first) == series(second)
+    assert_identical(tmp_path / "first.safetensors", tmp_path / "second.safetensors")
+
+
+def test_another_seed_decides_otherwise(tmp_path, some_digits):
+    first = run(tmp_path / "first.safetensors", some_digits)
+    second = run(tmp_path / "second.safetensors", some_digits, replace(OPTIONS, seed=1))
+    assert series(first) != series(second)
+
+
+def test_resumed_is_uninterrupted(tmp_path, some_digits):
+    whole = run(tmp_path / "whole.safetensors", some_digits)
+    half = run(tmp_path / "half.safetensors", some_digits, replace(OPTIONS, epochs=1))
+    torch.rand(7)
+    rest = run(tmp_path / "half.safetensors", some_digits, resume=True)
+    assert series(half + rest) == series(whole)
+    assert_identical(tmp_path / "half.safetensors", tmp_path / "whole.safetensors")
+    recorded = json.loads((tmp_path / "half.json").read_text())["series"]
+    assert recorded == [asdict(epoch) for epoch in half + rest]
+
+
+def test_an_interrupted_epoch_is_run_again(tmp_path, some_digits):
+    run(tmp_path / "whole.safetensors", some_digits)
+    path = tmp_path / "broken.safetensors"
+    batches = []
+
+    def interrupt(images, loss):
+        batches.append(loss)
+        if len(batches) == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(path, some_digits, on_batch=interrupt)
+    assert load(path).metrics["epochs"] == 1
+    run(path, some_digits, resume=True)
+    assert_identical(path, tmp_path / "whole.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("options", "config"),
+    [
+        (replace(OPTIONS, lr=0.001), TINY),
+        (replace(OPTIONS, batch_size=25), TINY),
+        (replace(OPTIONS, seed=1), TINY),
+        (OPTIONS, replace(TINY, mlp_dim=32)),
+    ],
+    ids=["lr", "batch size", "seed", "model"],
+)
+def test_resume_of_another_run(tmp_path, some_digits, options, config):
+    path = tmp_path / "run.safetensors"
+    run(path, some_digits, replace(OPTIONS, epochs=1))
+    before = path.read_bytes()
+    with pytest.raises(TrainingError, match=r"run\.resume\.pt: expected a run of .*, found "):
+        run(path, some_digits, options, config, resume=True)
+    assert path.read_bytes() == before
+
+
+def test_resume_of_nothing(tmp_path, some_digits):
+    with pytest.raises(TrainingError, match="expected the state of an earlier run to resume, found no such file"):
+        run(tmp_path / "run.safetensors", some_digits, resume=True)
+
+
+@pytest.mark.parametrize("content", [b"", b"not a state", b"PK\x03\x04"])
+def test_resume_of_a_damaged_state(tmp_path, some_digits, content):
+    (tmp_path / "run.resume.pt").write_bytes(content)
+    with pytest.raises(TrainingError, match=r"run\.resume\.pt: expected "):
+        run(tmp_path / "run.safetensors", some_digits, resume=True)
+
+
+def test_last_batch_of_one_image_is_skipped(tmp_path, some_digits):
+    counts = []
+    run(tmp_path / "run.safetensors", some_digits, on_batch=lambda images, loss: counts.append(images))
+    assert counts == [50, 50] * OPTIONS.epochs
+
+
+def test_training_loss_is_the_mean_over_images_trained_on(tmp_path, some_digits):
+    batches = []
+    options = replace(OPTIONS, epochs=1)
+    (epoch,) = run(tmp_path / "run.safetensors", some_digits, options, on_batch=lambda *batch: batches.append(batch))
+    mean = sum(images * loss for images, loss in batches) / sum(images for images, _ in batches)
+    assert epoch.training_loss == pytest.approx(mean, rel=1e-5)
+
+
+def test_accuracy_is_that_of_the_checkpoint(tmp_path, some_digits):
+    *_, last = run(tmp_path / "run.safetensors", some_digits)
+    images, labels = torch.tensor(some_digits.test_images), torch.tensor(some_digits.test_labels)
+    model = load(tmp_path / "run.safetensors").model
+    with torch.inference_mode():
+        right = (model(images.float() / 255).argmax(1) == labels).sum().item()
+    assert measure_accuracy(model, images, labels) == last.test_accuracy == right / len(labels)
+
+
+def test_loss_that_is_not_finite_keeps_the_last_checkpoint(tmp_path, some_digits, monkeypatch):
+    path = tmp_path / "run.safetensors"
+    run(path, some_digits, replace(OPTIONS, epochs=1))
+    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    monkeypatch.setattr(F, "cross_entropy", lambda logits, labels: logits.sum() * float("nan"))
+    with pytest.raises(TrainingError, match="training loss: expected a finite number, found nan; try a lower --lr"):
+        run(path, some_digits, resume=True)
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
+
+
+def test_a_network_that_diverged_in_its_last_step_is_not_kept(tmp_path, some_digits):
+    one_batch = replace(OPTIONS, batch_size=200, lr=1e30)
+    with pytest.raises(TrainingError, match="try a lower --lr"):
+        run(tmp_path / "run.safetensors", some_digits, one_batch)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_series_stand_beside_the_checkpoint(tmp_path, some_digits):
+    epochs = run(tmp_path / "run.safetensors", some_digits)
+    written = json.loads((tmp_path / "run.json").read_text())
+    assert written["options"] == asdict(OPTIONS)
+    assert written["config"] == json.loads(TINY.to_json())
+    assert (written["dataset"], written["test_images"], written["epochs"]) == ("digits", 359, 3)
+    assert written["series"] == [asdict(epoch) for epoch in epochs]
+    assert set(written["series"][0]) == {
+        "epoch",
+        "training_time_s",
+        "test_time_s",
+        "training_loss",
+        "test_accuracy",
+    }
+    assert min(row["training_time_s"] for row in written["series"]) > 0
+    assert min(row["test_time_s"] for row in written["series"]) > 0
+
+
+def test_checkpoint_says_how_it_was_trained(tmp_path, some_digits):
+    *_, last = run(tmp_path / "run.safetensors", some_digits)
+    read = load(tmp_path / "run.safetensors")
+    assert read.config == TINY
+    assert read.metrics == {
+        "dataset": "digits",
+        "test_accuracy": last.test_accuracy,
+        "test_images": 359,
+        "epochs": 3,
+        "options": asdict(OPTIONS),
+    }
+
+
+@pytest.mark.parametrize("model", ["vit", "vitbnffn", "cnn"])
+def test_every_model_trains(tmp_path, some_digits, model):
+    config = ModelConfig(model="cnn") if model == "cnn" else replace(TINY, model=model)
+    epochs = run(tmp_path / "run.safetensors", some_digits, config=config)
+    assert epochs[-1].training_loss < epochs[0].training_loss
+
+
+def test_vitbn_learns_the_digits(tmp_path, digits):
+    options = TrainingOptions(epochs=4, batch_size=50, lr=0.003, seed=0, device="cpu")
+    epochs = run(tmp_path / "run.safetensors", digits, options, ModelConfig(depth=1))
+    assert max(epoch.test_accuracy for epoch in epochs) > 0.9
+
+
+def test_command_writes_prints_and_resumes(tmp_path):
+    output = tmp_path / "new folder" / "vitbn.safetensors"
+    arguments = ["--depth", "1", "--batch-size", "200", "--device", "cpu", "--output", str(output)]
+    result = CliRunner().invoke(command, [*arguments, "--epochs", "1"])
+    assert result.exit_code == 0, result.output
+    result = CliRunner().invoke(command, [*arguments, "--epochs", "2", "--resume"])
+    assert result.exit_code == 0, result.output
+    assert "epoch  training s  test s  training loss  test accuracy %" in result.output
+    accuracy = load(output).metrics["test_accuracy"]
+    assert ROW.findall(result.output) == [("2", f"{100 * accuracy:.2f}")]
+    assert f"Wrote {output} and {output.with_suffix('.json')}" in result.output
+    message, exit_code = failure(*arguments, "--epochs", "2", "--resume")
+    assert (exit_code, "expected fewer than 2 finished epochs, found them all" in message) == (1, True)
+
+
+def test_command_on_a_folder_that_is_not_there(tmp_path):
+    message, exit_code = failure("--dataset", "mnist", "--data-dir", tmp_path / "none")
+    assert (exit_code, f"{tmp_path / 'none'}: expected train-images" in message) == (1, True)
+
+
+def test_command_with_nothing_to_resume(tmp_path):
+    message, exit_code = failure("--resume", "--output", tmp_path / "run.safetensors")
+    assert (exit_code, "found no such file" in message) == (1, True)
+
+
+def test_command_with_an_output_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_bytes(b"")
+    message, exit_code = failure("--depth", "1", "--epochs", "1", "--output", tmp_path / "file" / "run.safetensors")
+    assert (exit_code, str(tmp_path / "file") in message) == (1, True)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA")
+def test_command_on_a_device_that_is_not_there(tmp_path):
+    message, exit_code = failure("--device", "cuda", "--output", tmp_path / "run.safetensors")
+    assert (exit_code, "cuda" in message) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("--lr", "0"),
+        ("--lr", "nan"),
+        ("--lr", "inf"),
+        ("--batch-size", "0"),
+        ("--batch-size", "1"),
+        ("--depth", "0"),
+        ("--epochs", "0"),
+        ("--seed", "-1"),
+        ("--model", "resnet"),
+        ("--dataset", "cifar"),
+        ("--device", "abacus"),
+    ],
+)
+def test_command_with_a_value_that_is_none(tmp_path, option, value):
+    quick = ["--depth", "1", "--epochs", "1", "--output", tmp_path / "run.safetensors"]
+    message, exit_code = failure(*quick, option, value)
+    assert (exit_code, option in message) == (2, True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_script_fails_without_a_traceback(tmp_path):
+    arguments = ["--dataset", "mnist", "--data-dir", str(tmp_path)]
+    child = subprocess.run([*SCRIPT, *arguments], capture_output=True, text=True, check=False)
+    assert child.returncode == 1
+    assert child.stderr.startswith("Error: ")
+    assert child.stderr.count("\n") == 1
+
+
+def test_ctrl_c_keeps_the_finished_epoch(tmp_path):
+    output = tmp_path / "run.safetensors"
+    arguments = [*SCRIPT, "--depth", "1", "--epochs", "500", "--device", "cpu", "--output", str(output)]
+    with subprocess.Popen(
+        arguments,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"},
+    ) as child:
+        printed = ""
+        while not ROW.search(printed) and child.poll() is None:
+            printed += child.stdout.readline()
+        child.send_signal(signal.SIGINT)
+        rest, errors = child.communicate(timeout=60)
+    assert child.returncode == 130, errors
+    assert "Traceback" not in errors
+    kept = int(re.search(r"Interrupted: kept epoch (\d+)$", rest, re.MULTILINE)[1])
+    assert load(output).metrics["epochs"] in (kept, kept + 1)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run.json", "run.resume.pt", "run.safetensors"]
+
+
+def test_rows_appear_as_epochs_finish(tmp_path):
+    arguments = [*SCRIPT, "--depth", "1", "--epochs", "3", "--output", str(tmp_path / "run.safetensors")]
+    with subprocess.Popen(
+        arguments, stdout=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
+    ) as child:
+        arrivals_s = [time.perf_counter() for line in child.stdout if ROW.match(line)]
+    assert len(arrivals_s) == 3
+    assert arrivals_s[-1] - arrivals_s[0] > 0.2, "not all at once at the end"
+
+
+def test_help_is_quick():
+    times_s = []
+    for _ in range(3):
+        start = time.perf_counter()
+        subprocess.run([*SCRIPT, "--help"], capture_output=True, check=True)
+        times_s.append(time.perf_counter() - start)
+    assert statistics.median(times_s) < 0.5
+
+
+@pytest.mark.slow
+def test_one_epoch_of_mnist(mnist_dir, tmp_path):
+    arguments = [
+        "--model",
+        "vitbn",
+        "--depth",
+        "2",
+        "--dataset",
+        "mnist",
+        "--data-dir",
+        str(mnist_dir),
+        "--epochs",
+        "1",
+    ]
+    output = ["--output", str(tmp_path / "run.safetensors"), "--device", "cpu"]
+    subprocess.run([*SCRIPT, *arguments, *output], capture_output=True, check=True)
+    assert load(tmp_path / "run.safetensors").metrics["test_accuracy"] > 0.9

@@ -1,0 +1,122 @@
+"""The launcher's choices, one by one: which server, which files, which arguments, and the errors in one line."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from serving import launcher
+from serving.launcher import LauncherError
+
+SERVE = "from serving.launcher import serve; serve()"
+
+
+def write_program(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
+    path.chmod(0o755)
+    return path
+
+
+@pytest.fixture
+def native(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A `tritonserver` that prints its arguments, on PATH behind the console script of another environment."""
+    ours = write_program(
+        tmp_path / "venv/bin/tritonserver", "#!/opt/venv/bin/python\nfrom serving.launcher import main\n"
+    )
+    server = write_program(tmp_path / "native/tritonserver", '#!/bin/sh\nprintf "<%s>" "$@"\n')
+    monkeypatch.setenv("PATH", os.pathsep.join([str(ours.parent), str(server.parent), os.environ["PATH"]]))
+    return server
+
+
+@pytest.mark.parametrize("command", [["-m", "serving.launcher"], ["-c", SERVE]], ids=["tritonserver", "vitbn serve"])
+def test_native_server_gets_the_arguments_untouched(native: Path, command: list[str]) -> None:
+    arguments = ["--model-repository", "a b", "--http-port=1", "--help", "$HOME"]
+    result = subprocess.run([sys.executable, *command, *arguments], capture_output=True, text=True, timeout=30)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout == "".join(f"<{argument}>" for argument in arguments)
+
+
+def test_native_server_is_found_behind_our_own_scripts(native: Path) -> None:
+    assert launcher.native_server(os.environ["PATH"]) == native
+    assert launcher.native_server(str(Path(sys.executable).parent)) is None
+
+
+def test_numpy_2_is_refused() -> None:
+    launcher.check_numpy("1.26.4")
+    with pytest.raises(LauncherError, match=r"needs numpy below 2, found numpy 2\.3\.1: pip install"):
+        launcher.check_numpy("2.3.1")
+
+
+def test_missing_pytriton_is_one_line_and_an_exit_code(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(launcher, "native_server", lambda path: None)
+    with pytest.raises(SystemExit) as exit_info:
+        launcher.main()
+    assert str(exit_info.value).startswith("tritonserver: no native tritonserver found, and nvidia-pytriton is not")
+    assert "\n" not in str(exit_info.value)
+
+
+def test_python_without_stub_is_refused() -> None:
+    with pytest.raises(LauncherError, match=r"supports Python .*3\.11.*, found Python 3\.99"):
+        launcher.backend_files(launcher.pytriton_folder(), "3.99")
+
+
+def test_stub_without_libpython_is_refused(tmp_path: Path) -> None:
+    message = "stub: error while loading shared libraries: libpython3.11.so.1.0"
+    stub = write_program(tmp_path / "bin/stub", f"#!/bin/sh\necho {message} >&2\nexit 127\n")
+    with pytest.raises(LauncherError, match=f"cannot run: {message}.*apt-get install libpython3"):
+        launcher.check_stub(stub, os.environ)
+
+
+def test_backends_are_assembled_once_and_whole(tmp_path: Path) -> None:
+    files = launcher.backend_files(launcher.pytriton_folder())
+    folder = launcher.assemble_backends(files, tmp_path)
+    made = folder.stat().st_mtime_ns
+    assert launcher.assemble_backends(files, tmp_path) == folder
+    assert folder.stat().st_mtime_ns == made
+    assert list(tmp_path.iterdir()) == [folder]
+    assert (folder / "onnxruntime" / "model.py").is_file()
+    for name, source in files.items():
+        assert (folder / name).is_dir() or (folder / name).read_bytes() == source.read_bytes()
+
+
+def test_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(LauncherError, match=f"cannot assemble the backends in {tmp_path}/file/vitbn: "):
+        launcher.assemble_backends({}, tmp_path / "file" / "vitbn")
+
+
+def test_cache_folder_follows_xdg() -> None:
+    assert launcher.cache_folder({"XDG_CACHE_HOME": "/c"}) == Path("/c/vitbn")
+    assert launcher.cache_folder({"XDG_CACHE_HOME": ""}) == Path.home() / ".cache" / "vitbn"
+
+
+def test_environment_puts_this_python_first() -> None:
+    environment = launcher.server_environment(Path("/site/pytriton"), {"PATH": "/usr/bin", "LD_LIBRARY_PATH": "/x"})
+    assert environment["PATH"] == f"{Path(sys.executable).parent}:/usr/bin"
+    assert environment["LD_LIBRARY_PATH"] == f"/site/nvidia_pytriton.libs:{sys.base_prefix}/lib:/x"
+
+
+@pytest.mark.parametrize("name", ["a b", "a;b", "$(a)", "it's"])
+def test_only_repositories_a_shell_would_split_get_another_name(tmp_path: Path, name: str) -> None:
+    odd = tmp_path / name
+    odd.mkdir()
+    arguments = [f"--model-repository={odd}", "--model-store", str(odd), f"--log-file={odd}", "s3://a b/c"]
+    first, option, second, *others = launcher.shell_safe_repositories(arguments)
+    assert option == "--model-store"
+    assert others == arguments[3:]
+    for renamed in (first.removeprefix("--model-repository="), second):
+        assert renamed.startswith(f"/proc/{os.getpid()}/fd/")
+        assert Path(renamed).samefile(odd)
+        os.close(int(Path(renamed).name))
+
+
+def test_ordinary_repositories_keep_their_name(tmp_path: Path) -> None:
+    arguments = [f"--model-repository={tmp_path}", "--model-repository", "triton_repo", "--model-store", "s3://a b/c"]
+    assert launcher.shell_safe_repositories(arguments) == arguments

@@ -1,0 +1,152 @@
+"""`running_server` starts the real thing, on loopback alone, and leaves nothing behind however it ends."""
+
+import os
+import re
+import signal
+import socket
+import sys
+import time
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tritonclient.http as http
+from tiny_models import expected_logits, write_model
+
+from serving import running
+from serving.running import Server, ServerFailed, running_server
+
+pytestmark = pytest.mark.live
+# Without a second start of every model's stub, and without any model: both start faster.
+COMPLETE = ["--disable-auto-complete-config"]
+EMPTY = ["--model-control-mode=explicit"]
+
+
+def shared_memory(pid: int) -> set[Path]:
+    """The shared memory regions of a server and its stubs."""
+    return {Path(name) for name in re.findall(r"/dev/shm/\S+", Path(f"/proc/{pid}/maps").read_text())}
+
+
+def stub_libraries(server: Server) -> str:
+    """The files that the stub of the server's only model has in memory; any thread of the server may be its parent."""
+    tasks = Path(f"/proc/{server.pid}/task").iterdir()
+    children = [pid for task in tasks for pid in (task / "children").read_text().split()]
+    return "\n".join(Path(f"/proc/{pid}/maps").read_text() for pid in children)
+
+
+def ask(server: Server) -> None:
+    images = np.random.default_rng(3).integers(0, 256, size=(2, 1, 28, 28), dtype=np.uint8)
+    image = http.InferInput("image", [2, 1, 28, 28], "UINT8")
+    image.set_data_from_numpy(images)
+    with http.InferenceServerClient(server.http_url) as client:
+        logits = client.infer("linear", [image]).as_numpy("logits")
+    np.testing.assert_allclose(logits, expected_logits(images), rtol=1e-5, atol=1e-5)
+
+
+def test_listens_on_loopback_only(server: Server) -> None:
+    ports = {int(url.split(":")[1]) for url in (server.http_url, server.grpc_url, server.metrics_url)}
+    listening = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path("/proc/net", table).read_text().splitlines()[1:]:
+            local, state = line.split()[1], line.split()[3]
+            address, port = local.split(":")
+            if state == "0A" and int(port, 16) in ports:
+                listening.add((address[-8:], int(port, 16)))  # gRPC binds the same address as IPv6 writes it
+    assert listening == {("0100007F", port) for port in ports}  # 127.0.0.1, its bytes reversed
+
+
+def test_metrics_are_served(server: Server) -> None:
+    with urllib.request.urlopen(f"http://{server.metrics_url}/metrics", timeout=5) as answer:
+        assert b'nv_inference_request_success{model="linear"' in answer.read()
+
+
+def test_every_path_may_have_a_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Repository, cache and working folder have one, and PATH begins with a Python that is not this one."""
+    write_model(tmp_path / "my models")
+    foreign = tmp_path / "other python" / "python3"
+    foreign.parent.mkdir()
+    foreign.symlink_to("/bin/false")
+    monkeypatch.setenv("PATH", f"{foreign.parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "my cache"))
+    with running_server(tmp_path / "my models", COMPLETE) as server:
+        ask(server)
+        assert f"{sys.prefix}/lib" in stub_libraries(server)
+    assert [path.name.split("-")[0] for path in (tmp_path / "my cache" / "vitbn").iterdir()] == ["backends"]
+
+
+def test_relative_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_model(tmp_path / "triton_repo")
+    monkeypatch.chdir(tmp_path)
+    with running_server(Path("triton_repo"), COMPLETE) as server:
+        ask(server)
+        regions = shared_memory(server.pid)
+        assert regions
+    assert not any(region.exists() for region in regions)
+    assert not server.log_path.exists()
+    with pytest.raises(ProcessLookupError):
+        os.killpg(server.pid, 0)
+
+
+def test_killed_server_leaves_nothing(tmp_path: Path) -> None:
+    write_model(tmp_path)
+    before = set(Path("/tmp").glob("python_env_*"))
+    with running_server(tmp_path, COMPLETE) as server:
+        regions = shared_memory(server.pid)
+        assert regions
+        os.kill(server.pid, signal.SIGKILL)
+    for folder in set(Path("/tmp").glob("python_env_*")) - before:
+        folder.rmdir()  # empty, and no server but the killed one could have told which is its own
+    assert not any(region.exists() for region in regions)
+    with pytest.raises(ProcessLookupError):
+        os.killpg(server.pid, 0)
+
+
+def test_server_that_ignores_sigterm_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "STOP_GRACE_S", 0.5)
+    with running_server(tmp_path, EMPTY) as server:
+        os.kill(server.pid, signal.SIGSTOP)  # a stopped process takes no SIGTERM
+        started = time.monotonic()
+    assert time.monotonic() - started < 5
+    with pytest.raises(ProcessLookupError):
+        os.kill(server.pid, 0)
+
+
+def test_two_launchers_at_once_share_one_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    repository = tmp_path / "repository"
+    repository.mkdir()
+
+    def start(_: int) -> str:
+        with running_server(repository, EMPTY) as server:
+            return server.http_url
+
+    with ThreadPoolExecutor(2) as pool:
+        assert len(set(pool.map(start, range(2)))) == 2
+    assert len(list((tmp_path / "cache" / "vitbn").iterdir())) == 1
+
+
+def test_taken_port_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        free = running._free_ports(3)
+        choices = [[taken.getsockname()[1], *running._free_ports(2)], free]
+        monkeypatch.setattr(running, "_free_ports", lambda count: choices.pop(0))
+        with running_server(tmp_path, EMPTY) as server:
+            assert server.http_url == f"127.0.0.1:{free[0]}"
+
+
+def test_missing_repository_is_the_reason(tmp_path: Path) -> None:
+    with pytest.raises(ServerFailed, match=r"stopped with exit code 1:\n(.|\n)*failed to stat file .*nowhere"):
+        running_server(tmp_path / "nowhere").__enter__()
+
+
+def test_broken_model_is_the_reason(tmp_path: Path) -> None:
+    path = write_model(tmp_path, model=b"no model")
+    with pytest.raises(ServerFailed, match=re.escape(f"unable to load model 'linear' ({path}): ONNX Runtime cannot")):
+        running_server(tmp_path, COMPLETE).__enter__()
+
+
+def test_slow_server_is_given_up(tmp_path: Path) -> None:
+    with pytest.raises(ServerFailed, match=r"was not ready after 0\.01 s"):
+        running_server(tmp_path, EMPTY, timeout_s=0.01).__enter__()

@@ -1,0 +1,89 @@
+"""Tiny ONNX models and their config.pbtxt, built in milliseconds, for the tests of the server."""
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+WEIGHTS = np.random.default_rng(7).normal(size=(784, 10)).astype(np.float32)
+TABLE = np.arange(12, dtype=np.float32).reshape(4, 3)
+LABELS = [f"digit-{digit}" for digit in range(10)]
+
+IMAGE = 'input [{ name: "image" data_type: TYPE_UINT8 dims: [1, 28, 28] }]'
+LOGITS = 'output [{ name: "logits" data_type: TYPE_FP32 dims: [10] label_filename: "labels.txt" }]'
+ONE_INSTANCE = "instance_group [{ kind: KIND_AUTO count: 1 }]"
+
+
+def expected_logits(images: np.ndarray) -> np.ndarray:
+    """What `linear_model` answers to images (N, 1, 28, 28) uint8: (N, 10) float32."""
+    return (images.reshape(len(images), -1).astype(np.float32) / 255) @ WEIGHTS
+
+
+def linear_model(batch: int | str = "batch", size: int | str = 28) -> onnx.ModelProto:
+    """image uint8 (batch, 1, size, size) -> logits float32 (batch, 10) and total float32 (batch, 1)."""
+    nodes = [
+        helper.make_node("Cast", ["image"], ["pixels"], to=TensorProto.FLOAT),
+        helper.make_node("Div", ["pixels", "white"], ["scaled"]),
+        helper.make_node("Reshape", ["scaled", "flat_shape"], ["flat"]),
+        helper.make_node("MatMul", ["flat", "weights"], ["logits"]),
+        helper.make_node("ReduceSum", ["flat", "last"], ["total"], keepdims=1),
+    ]
+    inputs = [helper.make_tensor_value_info("image", TensorProto.UINT8, [batch, 1, size, size])]
+    outputs = [
+        helper.make_tensor_value_info("logits", TensorProto.FLOAT, [batch, 10]),
+        helper.make_tensor_value_info("total", TensorProto.FLOAT, [batch, 1]),
+    ]
+    constants = {
+        "white": np.float32(255),
+        "flat_shape": np.array([-1, 784]),
+        "weights": WEIGHTS,
+        "last": np.array([1]),
+    }
+    return _model(nodes, inputs, outputs, constants)
+
+
+def open_model() -> onnx.ModelProto:
+    """image uint8 (batch, 1, size, size) -> logits float32 of the same shape: an output of no fixed size."""
+    shape = ["batch", 1, "size", "size"]
+    nodes = [helper.make_node("Cast", ["image"], ["logits"], to=TensorProto.FLOAT)]
+    inputs = [helper.make_tensor_value_info("image", TensorProto.UINT8, shape)]
+    outputs = [helper.make_tensor_value_info("logits", TensorProto.FLOAT, shape)]
+    return _model(nodes, inputs, outputs, {})
+
+
+def table_model() -> onnx.ModelProto:
+    """row int64 (batch, 1) -> values float32 (batch, 1, 3); a row above 3 is an error of its own request."""
+    nodes = [helper.make_node("Gather", ["table", "row"], ["values"])]
+    inputs = [helper.make_tensor_value_info("row", TensorProto.INT64, ["batch", 1])]
+    outputs = [helper.make_tensor_value_info("values", TensorProto.FLOAT, ["batch", 1, 3])]
+    return _model(nodes, inputs, outputs, {"table": TABLE})
+
+
+def _model(
+    nodes: list[onnx.NodeProto],
+    inputs: list[onnx.ValueInfoProto],
+    outputs: list[onnx.ValueInfoProto],
+    constants: dict[str, np.ndarray],
+) -> onnx.ModelProto:
+    initializers = [numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()]
+    graph = helper.make_graph(nodes, "tiny", inputs, outputs, initializers)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
+
+
+def write_model(
+    repository: Path,
+    name: str = "linear",
+    model: onnx.ModelProto | bytes | None = None,
+    config: str = f"max_batch_size: 64 {IMAGE} {LOGITS} {ONE_INSTANCE}",
+    filename: str = "model.onnx",
+) -> Path:
+    """Put a model as version 1 into `repository` (made if needed) and return its ONNX file."""
+    folder = repository / name
+    path = folder / "1" / filename
+    path.parent.mkdir(parents=True)
+    content = linear_model() if model is None else model
+    path.write_bytes(content if isinstance(content, bytes) else content.SerializeToString())
+    (folder / "labels.txt").write_text("\n".join(LABELS))
+    (folder / "config.pbtxt").write_text(f'backend: "onnxruntime" {config}')
+    return path

@@ -1,0 +1,139 @@
+"""From a checkpoint to an answer of the real tritonserver, over both protocols."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tritonclient.grpc as grpc
+import tritonclient.http as http
+
+from clients.classifier import Classifier
+from clients.preprocess import read_image, to_model_input
+from export.to_onnx import export
+from models.checkpoint import load
+from models.data import load_digits, load_mnist
+from serving.running import Server, running_server
+
+ROOT = Path(__file__).parents[1]
+DIGIT = "3"  # what digit.png shows
+
+
+@pytest.mark.live
+def test_http_and_grpc_give_the_logits_of_the_checkpoint(live_server: Server, trained: Path) -> None:
+    import torch
+
+    images = load_digits().test_images[:100]
+    with torch.inference_mode():
+        expected = load(trained).model(torch.tensor(images) / 255).numpy()
+    for client, url in ((http, live_server.http_url), (grpc, live_server.grpc_url)):
+        tensor = client.InferInput("image", list(images.shape), "UINT8")
+        tensor.set_data_from_numpy(images)
+        with client.InferenceServerClient(url) as server:
+            logits = server.infer("vitbn", [tensor]).as_numpy("logits")
+        assert np.abs(logits - expected).max() < 1e-4
+        assert (logits.argmax(1) == expected.argmax(1)).all()
+
+
+@pytest.mark.live
+def test_the_served_model_is_as_accurate_as_the_trained_one(live_server: Server, trained: Path) -> None:
+    digits = load_digits()
+    with Classifier(live_server.grpc_url, protocol="grpc") as classifier:
+        found = [prediction.index for prediction in classifier.classify(digits.test_images)]
+    assert np.mean(found == digits.test_labels) == pytest.approx(load(trained).metrics["test_accuracy"])
+
+
+@pytest.mark.live
+def test_digit_png_is_read_right(live_server: Server) -> None:
+    with Classifier(live_server.http_url) as classifier:
+        (prediction,) = classifier.classify(to_model_input(read_image(ROOT / "digit.png"))[None])
+    assert prediction.label == DIGIT
+    assert prediction.probability > 0.5
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("depth", [1, 6])
+def test_the_published_checkpoint_served(depth: int, reference_dir: Path, mnist_dir: Path, tmp_path: Path) -> None:
+    from click.testing import CliRunner
+
+    repository = tmp_path / "repository"
+    arguments = ["--fuse-bn", "--checkpoint", reference_dir / "vitbn.pth", "--depth", depth, "--repository", repository]
+    result = CliRunner().invoke(export, [str(argument) for argument in arguments])
+    assert result.exit_code == 0, result.output
+    images = load_mnist(mnist_dir).test_images[:64]
+    published = np.load(reference_dir / "vitbn_logits.npz")[f"depth{depth}"]
+    with (
+        running_server(repository, ["--disable-auto-complete-config"]) as server,
+        Classifier(server.http_url) as classifier,
+    ):
+        assert np.abs(classifier.logits(images) - published).max() < 1e-3
+
+
+@pytest.mark.parametrize("command", ["train", "export", "serve", "infer", "latency"])
+def test_every_command_is_a_subcommand_of_vitbn(command: str) -> None:
+    from vitbn import COMMANDS, main
+
+    assert main.get_command(None, command) is not None  # type: ignore[arg-type]
+    assert command in COMMANDS
+
+
+@pytest.mark.parametrize(
+    "command", ["models/train.py", "export/to_onnx.py", "clients/infer.py", "benchmarks/latency.py", "vitbn.py"]
+)
+def test_help_answers_in_under_half_a_second(command: str) -> None:
+    script = "from vitbn import main; main()" if command == "vitbn.py" else None
+    arguments = ["-c", script, "--help"] if script else [str(ROOT / command), "--help"]
+    taken_s = []
+    for _ in range(3):
+        start = time.perf_counter()
+        done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=60)
+        taken_s.append(time.perf_counter() - start)
+        assert done.returncode == 0, done.stderr
+        assert "Usage:" in done.stdout
+    assert sorted(taken_s)[1] < 0.5
+
+
+def test_no_module_shadows_another_when_run_as_a_script() -> None:
+    """A script's own folder is first on its import path, so its siblings must bear no name that others import."""
+    files = subprocess.run(["git", "ls-files", "*.py"], cwd=ROOT, capture_output=True, text=True, check=True)
+    folders = {"models", "export", "serving", "clients", "benchmarks"}
+    siblings = {
+        Path(line).stem
+        for line in files.stdout.splitlines()
+        if Path(line).parts[0] in folders and "backends" not in line
+    } - {"__init__"}
+    dependencies = {"torch", "einops", "onnx", "onnxruntime", "numpy", "click", "triton", "tritonclient", "tensorrt"}
+    assert not siblings & (folders | dependencies | set(sys.stdlib_module_names))
+
+
+def test_the_version_is_said_once() -> None:
+    from importlib.metadata import version
+
+    assert f"## {version('vitbn')}" in (ROOT / "CHANGELOG.md").read_text()
+
+
+@pytest.mark.live
+def test_labels_come_with_tritons_classification_extension(live_server: Server) -> None:
+    images = load_digits().test_images[:3]
+    tensor = http.InferInput("image", list(images.shape), "UINT8")
+    tensor.set_data_from_numpy(images)
+    with http.InferenceServerClient(live_server.http_url) as client:
+        logits = client.infer("vitbn", [tensor]).as_numpy("logits")
+        output = http.InferRequestedOutput("logits", class_count=1)
+        classes = client.infer("vitbn", [tensor], outputs=[output]).as_numpy("logits")
+    assert [text.decode().split(":")[2] for text in classes.ravel()] == [str(i) for i in logits.argmax(1)]
+
+
+@pytest.mark.live
+def test_the_server_tells_where_its_model_came_from(live_server: Server, trained: Path) -> None:
+    with http.InferenceServerClient(live_server.http_url) as client:
+        parameters = client.get_model_config("vitbn")["parameters"]
+    assert json.loads(parameters["rewrites"]["string_value"]) == [
+        "fold_batchnorm",
+        "fold_attention_biases",
+        "fold_input_scale",
+    ]
+    assert parameters["checkpoint_sha256"]["string_value"] == load(trained).sha256

@@ -16,7 +16,8 @@ import onnxruntime
 import torch
 
 from export.equivalence import Images, Logits, prove
-from export.graph import DEFAULT_OPSET, FLOAT32_TOLERANCE, Served, fuse, proof_images, to_onnx
+from export.graph import DEFAULT_OPSET, FLOAT32_TOLERANCE, Served, proof_images, rewrite, to_onnx
+from export.rewrites import pipeline
 from models.config import INPUT_NAME, OUTPUT_NAME, ModelConfig, ModelName
 from models.layers import Attention
 from models.registry import build, randomise_norms
@@ -27,7 +28,9 @@ RUNTIMES = {
     "torch-sdpa": "PyTorch eager, fused attention",
     "onnx": "ONNX Runtime, plain export",
     "onnx-folded": "ONNX Runtime, norms folded",
+    "onnx-optimized": "ONNX Runtime, all rewrites",
 }
+REWRITES = {"onnx-folded": pipeline.FUSE, "onnx-optimized": pipeline.ALL}
 
 
 @dataclass(frozen=True)
@@ -91,8 +94,8 @@ def _runner(
                 module.fused = True
         return _in_torch(fused, device, images)
     served = baseline
-    if runtime == "onnx-folded":
-        served = fuse(copy.deepcopy(baseline.model).double())[0].float()
+    if runtime in REWRITES:
+        served = rewrite(copy.deepcopy(baseline.model).double(), REWRITES[runtime], ())[0].float()
     return _in_onnxruntime(to_onnx(served, config, DEFAULT_OPSET).SerializeToString(), device, threads, images)
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from benchmarks.contestants import Contestant
     from benchmarks.timing import Durations
 
-RUNTIME_NAMES = ("torch", "torch-sdpa", "onnx", "onnx-folded")
+RUNTIME_NAMES = ("torch", "torch-sdpa", "onnx", "onnx-folded", "onnx-optimized")
 
 
 class NameList(click.ParamType[list[str]]):
@@ -57,7 +57,7 @@ def latency(
     seconds: float,
     json_path: Path | None,
 ) -> None:
-    """Time one call with --batch images: unfolded PyTorch, plain and folded ONNX Runtime, at equal depth.
+    """Time one call with --batch images: unfolded PyTorch, plain, folded and fully rewritten ONNX, at equal depth.
 
     Weights and BatchNorm statistics are random (time does not depend on them). Every contestant is first checked
     against PyTorch. The last column is PyTorch's median of the same model over the row's.

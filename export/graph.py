@@ -13,7 +13,7 @@ import io
 import json
 import logging
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,9 +34,9 @@ from export.equivalence import (
     ShapesDiffer,
     prove,
 )
-from export.rewrites import fold_attention_biases, fold_batchnorm, fold_input_scale
+from export.rewrites.fold import fold_input_scale
+from export.rewrites.pipeline import Rewrite, Step, apply
 from models.checkpoint import Checkpoint
-from models.cnn import CNN
 from models.config import INPUT_NAME, INPUT_SCALE, OUTPUT_NAME, ModelConfig
 from models.data import load_digits
 
@@ -54,6 +54,7 @@ class Exported:
     config: ModelConfig
     manifest: dict[str, Any]
     proofs: tuple[Proof, ...]
+    steps: tuple[Step, ...]
 
 
 class Served(nn.Module):
@@ -70,36 +71,30 @@ class Served(nn.Module):
         return logits
 
 
-def export(checkpoint: Checkpoint, fuse_bn: bool, opset: int = DEFAULT_OPSET) -> Exported:
+def export(
+    checkpoint: Checkpoint, rewrites: Sequence[Rewrite], required: Sequence[Rewrite] = (), opset: int = DEFAULT_OPSET
+) -> Exported:
     """Rewrites the network of `checkpoint`, exports it and proves both steps on real digits.
 
-    Raises RewriteError or EquivalenceError. The file's metadata_props hold the manifest's fields but its own hash.
+    Of `rewrites`, those that do not apply are left out unless they are `required`. Raises RewriteError or
+    EquivalenceError. The file's metadata_props hold the manifest's fields but its own hash.
     """
     images = proof_images(checkpoint.config)
-    trained = Served(checkpoint.model, scale_folded=False)
-    rewritten, rewrites, proofs = trained, list[str](), list[Proof]()
-    if fuse_bn:
-        exact = copy.deepcopy(checkpoint.model).double()
-        folded, rewrites = fuse(exact)
-        before = torch_classifier(Served(exact, scale_folded=False))
-        proofs.append(prove("rewritten, float64", before, torch_classifier(folded), images, FLOAT64_TOLERANCE))
-        rewritten = folded.float()
-    proto = to_onnx(rewritten, checkpoint.config, opset)
+    exact = copy.deepcopy(checkpoint.model).double()
+    served, steps = rewrite(exact, rewrites, required)
+    before, after = torch_classifier(Served(exact, scale_folded=False)), torch_classifier(served)
+    proofs = [prove("rewritten, float64", before, after, images, FLOAT64_TOLERANCE)] if steps else []
+    proto = to_onnx(served.float(), checkpoint.config, opset)
     check_interface(proto, checkpoint.config)
-    stage = prove(
-        "ONNX, float32",
-        torch_classifier(trained),
-        onnx_classifier(proto.SerializeToString()),
-        images,
-        FLOAT32_TOLERANCE,
-    )
-    proofs.append(stage)
+    trained = torch_classifier(Served(checkpoint.model, scale_folded=False))
+    exported = onnx_classifier(proto.SerializeToString())
+    proofs.append(prove("ONNX, float32", trained, exported, images, FLOAT32_TOLERANCE))
     manifest = {
         "model_config": json.loads(checkpoint.config.to_json()),
-        "rewrites": rewrites,
+        "rewrites": [step.rewrite for step in steps if not step.left_out],
         "opset": opset,
-        "max_abs_error": stage.max_abs_error,
-        "tolerance": stage.tolerance,
+        "max_abs_error": proofs[-1].max_abs_error,
+        "tolerance": proofs[-1].tolerance,
         "checkpoint": checkpoint.path.name,
         "checkpoint_sha256": checkpoint.sha256,
         "metrics": checkpoint.metrics,
@@ -108,19 +103,15 @@ def export(checkpoint: Checkpoint, fuse_bn: bool, opset: int = DEFAULT_OPSET) ->
     for key, value in manifest.items():
         proto.metadata_props.add(key=key, value=value if isinstance(value, str) else json.dumps(value))
     data = proto.SerializeToString()
-    return Exported(
-        data, checkpoint.config, manifest | {"onnx_sha256": hashlib.sha256(data).hexdigest()}, tuple(proofs)
-    )
+    manifest["onnx_sha256"] = hashlib.sha256(data).hexdigest()
+    return Exported(data, checkpoint.config, manifest, tuple(proofs), tuple(steps))
 
 
-def fuse(model: nn.Module) -> tuple[Served, list[str]]:
-    """All that `--fuse-bn` does to `model`, in its dtype: the network as it is served, and the rewrites by name."""
-    rewrites = [fold_batchnorm, fold_attention_biases, fold_input_scale]
-    if isinstance(model, CNN):
-        rewrites.remove(fold_attention_biases)
-    for rewrite in rewrites:
-        model = rewrite(model)
-    return Served(model, scale_folded=True), [rewrite.__name__ for rewrite in rewrites]
+def rewrite(model: nn.Module, rewrites: Sequence[Rewrite], required: Sequence[Rewrite]) -> tuple[Served, list[Step]]:
+    """`model` after `rewrites`, as it is served, in its own dtype; see `pipeline.apply`."""
+    rewritten, steps = apply(model, rewrites, required)
+    scale_folded = any(step.rewrite == fold_input_scale.__name__ and not step.left_out for step in steps)
+    return Served(rewritten, scale_folded), steps
 
 
 def to_onnx(model: nn.Module, config: ModelConfig, opset: int) -> onnx.ModelProto:

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
+
+if TYPE_CHECKING:
+    from export.rewrites.pipeline import Step
 
 CHECKPOINTS = Path("checkpoints")
 
@@ -13,7 +18,10 @@ CHECKPOINTS = Path("checkpoints")
 @click.command()
 @click.option("--checkpoint", type=click.Path(path_type=Path), help="A .safetensors of ours or a published .pth.")
 @click.option("--depth", type=click.IntRange(1), help="Read only the first N blocks of the checkpoint.")
-@click.option("--fuse-bn/--no-fuse-bn", default=True, show_default=True, help="Fold every BatchNorm away, exactly.")
+@click.option("--fuse-bn/--no-fuse-bn", default=True, show_default=True, help="Fold every BatchNorm away.")
+@click.option("--absorb-attention", is_flag=True, help="Let the tokens be keys and values themselves.")
+@click.option("--cls-only", is_flag=True, help="Of the last block compute only the row that the head reads.")
+@click.option("--optimize", is_flag=True, help="All rewrites that apply to the model and save work.")
 @click.option("--opset", type=click.IntRange(18, 21), default=20, show_default=True, help="Of the ONNX file.")
 @click.option("--repository", type=click.Path(path_type=Path), default=Path("triton_repo"), show_default=True)
 @click.option("--name", help="To serve the model under; default: the model's own, such as vitbn.")
@@ -22,6 +30,9 @@ def export(
     checkpoint: Path | None,
     depth: int | None,
     fuse_bn: bool,
+    absorb_attention: bool,
+    cls_only: bool,
+    optimize: bool,
     opset: int,
     repository: Path,
     name: str | None,
@@ -36,7 +47,8 @@ def export(
     from export.equivalence import EquivalenceError
     from export.graph import export as export_onnx
     from export.repository import PublishError, publish
-    from export.rewrites import RewriteError
+    from export.rewrites import absorb, fold, pipeline, prune
+    from export.rewrites.errors import RewriteError
     from models.checkpoint import CheckpointError, UntrainedBlockWarning, load, newest
     from models.files import write_atomically
 
@@ -50,7 +62,11 @@ def export(
         config = loaded.config
         what = config.model if config.model == "cnn" else f"{config.model}, depth {config.depth}"
         click.echo(f"Read {path}: {what}")
-        exported = export_onnx(loaded, fuse_bn, opset)
+        chosen = {fold.fold_batchnorm: fuse_bn, absorb.absorb_attention: absorb_attention, prune.cls_only: cls_only}
+        required = [rewrite for rewrite, wanted in chosen.items() if wanted]
+        rewrites = pipeline.ALL if optimize else [*required, *(pipeline.FUSE if fuse_bn else ())]
+        exported = export_onnx(loaded, rewrites, required, opset)
+        _print_steps(pipeline.macs_per_image(loaded.model), exported.steps)
         for proof in exported.proofs:
             click.echo(f"Proved {proof}")
         if output:
@@ -61,6 +77,17 @@ def export(
     except (CheckpointError, RewriteError, EquivalenceError, PublishError, OSError) as error:
         raise click.ClickException(str(error)) from error
     click.echo(f"Wrote {output} ({len(exported.onnx) / 1e6:.1f} MB)")
+
+
+def _print_steps(macs: int, steps: Sequence[Step]) -> None:
+    """A row a rewrite: what it changed and the multiplications left, or why it was left out."""
+    click.echo(f"  {'as trained':22}{macs:>12,} multiply-accumulates an image")
+    for step in steps:
+        if step.left_out:
+            click.echo(f"  {step.rewrite:22}{'left out':>12}  {step.left_out}")
+        else:
+            where = step.layers[0] if len(step.layers) == 1 else f"{len(step.layers)} layers, {step.layers[0]} …"
+            click.echo(f"  {step.rewrite:22}{step.macs:>12,}  {where}")
 
 
 if __name__ == "__main__":

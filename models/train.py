@@ -85,20 +85,26 @@ def _progress(images: int) -> Iterator[Callable[[int, float], None]]:
 
 def _print_epochs(epochs: Iterator[Epoch]) -> Epoch | None:
     """Prints a row an epoch and returns the last; on Ctrl-C says what is kept and exits with 130, as a shell does."""
-    from tqdm import tqdm
-
     last = None
-    tqdm.write("epoch  training s  test s  training loss  test accuracy %")
+    _print_above_the_bar("epoch  training s  test s  training loss  test accuracy %")
     try:
         for last in epochs:
-            tqdm.write(
+            _print_above_the_bar(
                 f"{last.epoch:5d}  {last.training_time_s:10.2f}  {last.test_time_s:6.2f}"
                 f"  {last.training_loss:13.4f}  {100 * last.test_accuracy:15.2f}"
             )
     except KeyboardInterrupt:
-        tqdm.write(f"Interrupted: kept epoch {last.epoch}" if last else "Interrupted before an epoch was finished")
+        kept = f"kept epoch {last.epoch}" if last else "no epoch was finished"
+        _print_above_the_bar(f"Interrupted: {kept}")
         raise SystemExit(130) from None
     return last
+
+
+def _print_above_the_bar(line: str) -> None:
+    from tqdm import tqdm
+
+    with tqdm.external_write_mode():
+        click.echo(line)  # flushes, so that a row is seen when its epoch ends
 
 
 if __name__ == "__main__":

@@ -47,10 +47,11 @@ def repository(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model repository with that network, folded, as version 1 of `vitbn`."""
     from export.graph import export
     from export.repository import publish
+    from export.rewrites.pipeline import FUSE
     from models.checkpoint import load
 
     path = tmp_path_factory.mktemp("repository with a space")
-    publish(path, "vitbn", export(load(trained), fuse_bn=True))
+    publish(path, "vitbn", export(load(trained), FUSE))
     return path
 
 

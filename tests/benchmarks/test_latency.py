@@ -8,6 +8,8 @@ from click.testing import CliRunner
 
 from benchmarks import contestants
 from benchmarks.latency import RUNTIME_NAMES, latency
+from export.graph import Served
+from export.rewrites.pipeline import Step
 from models.config import MODEL_NAMES
 
 QUICK = ("--batch", "3", "--depth", "1", "--seconds", "1", "--threads", "1", "--device", "cpu")
@@ -38,9 +40,13 @@ def test_the_runtimes_of_the_help_are_those_that_exist() -> None:
 
 
 def test_a_wrong_runtime_is_an_error_and_no_row(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    real = contestants.fuse
-    too_bright = lambda model: (contestants.Served(real(model)[0].model, scale_folded=False), [])  # noqa: E731
-    monkeypatch.setattr(contestants, "fuse", too_bright)
+    real = contestants.rewrite
+
+    def too_bright(*arguments: object) -> tuple[Served, list[Step]]:
+        served, steps = real(*arguments)
+        return Served(served.model, scale_folded=False), steps
+
+    monkeypatch.setattr(contestants, "rewrite", too_bright)
     path = tmp_path / "latency.json"
     result = CliRunner().invoke(latency, [*QUICK, "--models", "vitbn", "--json", str(path)])
     assert result.exit_code == 1

@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from export import rewrites
-from export.rewrites import RewriteError, fold_attention_biases, fold_batchnorm, fold_input_scale
+from export.rewrites import fold as module
+from export.rewrites.errors import RewriteError
+from export.rewrites.fold import Fold, fold_attention_biases, fold_batchnorm, fold_input_scale
 from models.config import MODEL_NAMES, ModelConfig
 from models.registry import build, randomise_norms
 
@@ -57,7 +58,7 @@ def test_a_folded_network_answers_as_the_original(config: ModelConfig) -> None:
     assert largest_error(model, folded, x / 255) < 1e-10
     assert not any(isinstance(module, BATCH_NORMS) for module in folded.modules())
 
-    if config.model != "cnn":
+    if config.model != "cnn" and config.heads > 1:
         folded = fold_attention_biases(folded)
         assert largest_error(model, folded, x / 255) < 1e-10
 
@@ -110,24 +111,24 @@ def reversed_features(name: str, norm: nn.Module) -> tuple[torch.Tensor, torch.T
     return scale.flip(0), shift
 
 
-REAL_AFFINE = rewrites._affine_of
+REAL_AFFINE = module._affine_of
 
 
 @pytest.mark.parametrize("wrong", [no_eps, no_shift, no_scale, reversed_features], ids=lambda f: f.__name__)
 def test_a_wrong_affine_map_is_seen(wrong: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rewrites, "_affine_of", wrong)
+    monkeypatch.setattr(module, "_affine_of", wrong)
     model = network(SMALL)
     assert largest_error(model, fold_batchnorm(model), pixels(SMALL) / 255) > 1e-8
 
 
 def test_a_fold_on_the_wrong_side_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     config = replace(SMALL, dim=40)  # so that the shapes fit on either side of the first FFN Linear
-    real = rewrites._folds
+    real = module._folds
 
-    def swapped(model: nn.Module) -> list[rewrites.Fold]:
+    def swapped(model: nn.Module) -> list[Fold]:
         return [replace(f, side="before") if f.norm.endswith("hidden_norm") else f for f in real(model)]
 
-    monkeypatch.setattr(rewrites, "_folds", swapped)
+    monkeypatch.setattr(module, "_folds", swapped)
     model = network(config)
     assert largest_error(model, fold_batchnorm(model), pixels(config) / 255) > 1e-3
 
@@ -135,16 +136,18 @@ def test_a_fold_on_the_wrong_side_is_seen(monkeypatch: pytest.MonkeyPatch) -> No
 def test_only_the_query_keeps_its_bias() -> None:
     folded = fold_attention_biases(fold_batchnorm(network(SMALL)))
     assert folded.get_submodule("blocks.0.attention.qkv").bias is None
-    assert folded.get_parameter("blocks.0.attention.query_bias").shape == (16,)
+    assert folded.get_buffer("blocks.0.attention.query_bias").shape == (16,)
 
 
 @pytest.mark.parametrize("part", ["query_bias", "out.bias"])
 def test_a_forgotten_attention_bias_is_seen(part: str) -> None:
     model = network(SMALL)
     folded = fold_attention_biases(fold_batchnorm(model))
-    bias = folded.get_parameter(f"blocks.0.attention.{part}")
-    original = model.get_parameter("blocks.0.attention.out.bias")
-    bias.data = torch.zeros_like(bias) if part == "query_bias" else original.data
+    attention = folded.get_submodule("blocks.0.attention")
+    if part == "query_bias":
+        attention.query_bias.zero_()
+    else:
+        attention.out.bias.data = model.get_parameter("blocks.0.attention.out.bias").data
     assert largest_error(model, folded, pixels(SMALL) / 255) > 1e-4
 
 

@@ -13,6 +13,7 @@ from onnx import TensorProto, helper
 from export import graph
 from export.equivalence import AxesDiffer, DtypesDiffer, NamesDiffer, ShapesDiffer, ValuesDiffer
 from export.graph import Exported, Served, check_interface, export, onnx_classifier, proof_images, to_onnx
+from export.rewrites.pipeline import FUSE, Step
 from models.checkpoint import Checkpoint, load
 from models.config import INPUT_NAME, MODEL_NAMES, OUTPUT_NAME, ModelConfig
 from models.registry import build, randomise_norms
@@ -32,25 +33,25 @@ def node_types(exported: Exported) -> Counter[str]:
 @pytest.mark.parametrize("model", MODEL_NAMES)
 def test_folded_graphs_hold_no_batchnorm(model: str) -> None:
     config = ModelConfig(model=model, depth=2)
-    counts = node_types(export(checkpoint(config), fuse_bn=True))
+    counts = node_types(export(checkpoint(config), FUSE))
     assert counts["BatchNormalization"] == 0
     assert counts["Cast"] == 1
     assert counts["LayerNormalization"] == {"vit": 7, "vitbnffn": 5, "vitbn": 0, "cnn": 0}[model]
 
 
 def test_a_plain_graph_holds_them_all() -> None:
-    assert node_types(export(checkpoint(ModelConfig(depth=2)), fuse_bn=False))["BatchNormalization"] == 7
+    assert node_types(export(checkpoint(ModelConfig(depth=2)), ()))["BatchNormalization"] == 7
 
 
 @pytest.mark.parametrize("opset", [18, 20, 21])
 def test_opsets(opset: int) -> None:
-    exported = export(checkpoint(ModelConfig(depth=1)), fuse_bn=True, opset=opset)
+    exported = export(checkpoint(ModelConfig(depth=1)), FUSE, opset=opset)
     assert onnx.load_from_string(exported.onnx).opset_import[0].version == opset
 
 
 def test_the_batch_is_dynamic_and_every_image_is_answered_alone() -> None:
     config = ModelConfig(depth=1)
-    classify = onnx_classifier(export(checkpoint(config), fuse_bn=True).onnx)
+    classify = onnx_classifier(export(checkpoint(config), FUSE).onnx)
     images = proof_images(config)
     together = classify(images[:13])
     alone = np.concatenate([classify(images[i : i + 1]) for i in range(13)])
@@ -61,12 +62,12 @@ def test_other_images_than_digits() -> None:
     config = ModelConfig(
         depth=1, channels=3, image_size=(16, 24), patch_size=(8, 8), num_classes=3, labels=("a", "b", "c")
     )
-    exported = export(checkpoint(config), fuse_bn=True)
+    exported = export(checkpoint(config), FUSE)
     assert onnx_classifier(exported.onnx)(proof_images(config)).shape == (64, 3)
 
 
 def test_the_metadata_tells_the_story() -> None:
-    exported = export(checkpoint(ModelConfig(depth=1)), fuse_bn=True)
+    exported = export(checkpoint(ModelConfig(depth=1)), FUSE)
     metadata = {entry.key: entry.value for entry in onnx.load_from_string(exported.onnx).metadata_props}
     assert ModelConfig.from_json(metadata["model_config"]) == ModelConfig(depth=1)
     assert json.loads(metadata["rewrites"]) == ["fold_batchnorm", "fold_attention_biases", "fold_input_scale"]
@@ -76,28 +77,28 @@ def test_the_metadata_tells_the_story() -> None:
 
 
 def test_the_published_checkpoint_folds(reference_dir: Path) -> None:
-    exported = export(load(reference_dir / "vitbn.pth", depth=1), fuse_bn=True)
+    exported = export(load(reference_dir / "vitbn.pth", depth=1), FUSE)
     assert node_types(exported)["BatchNormalization"] == 0
 
 
 def test_a_wrong_rewrite_is_not_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = graph.fold_batchnorm
+    real = graph.apply
 
-    def forgets_a_bias(model: torch.nn.Module) -> torch.nn.Module:
-        folded = real(model)
+    def forgets_a_bias(*arguments: object) -> tuple[torch.nn.Module, list[Step]]:
+        folded, steps = real(*arguments)
         folded.get_parameter("blocks.0.ffn.linear1.bias").data[0] = 0
-        return folded
+        return folded, steps
 
-    monkeypatch.setattr(graph, "fold_batchnorm", forgets_a_bias)
+    monkeypatch.setattr(graph, "apply", forgets_a_bias)
     with pytest.raises(ValuesDiffer, match="rewritten, float64"):
-        export(checkpoint(ModelConfig(depth=1)), fuse_bn=True)
+        export(checkpoint(ModelConfig(depth=1)), FUSE)
 
 
 def test_a_wrong_graph_is_not_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
     real = graph.to_onnx
     monkeypatch.setattr(graph, "to_onnx", lambda model, config, opset: real(Served(model.model, False), config, opset))
     with pytest.raises(ValuesDiffer, match="ONNX, float32"):  # 1/255 applied twice
-        export(checkpoint(ModelConfig(depth=1)), fuse_bn=True)
+        export(checkpoint(ModelConfig(depth=1)), FUSE)
 
 
 def interface(input_name: str, dtype: int, input_shape: list[object], output_shape: list[object]) -> onnx.ModelProto:

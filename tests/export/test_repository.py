@@ -22,7 +22,7 @@ from export.triton_config import triton_config
 from models.config import ModelConfig
 
 MANIFEST = {"rewrites": [], "max_abs_error": 1e-6, "checkpoint_sha256": "0", "metrics": {"test_accuracy": 0.98}}
-EXPORTED = Exported(b"graph" * 100_000, ModelConfig(), MANIFEST, ())
+EXPORTED = Exported(b"graph" * 100_000, ModelConfig(), MANIFEST, (), ())
 
 
 def test_versions_count_up_and_stay(tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ from export.graph import Exported
 from export.repository import publish
 from models.config import ModelConfig
 manifest = {"rewrites": [], "max_abs_error": 0.0, "checkpoint_sha256": "0", "metrics": {}}
-exported = Exported(b"graph" * 100_000, ModelConfig(), manifest, ())
+exported = Exported(b"graph" * 100_000, ModelConfig(), manifest, (), ())
 publish(Path(sys.argv[1]) / "elsewhere", "vitbn", exported)  # so that the imports are done
 print("ready", flush=True)
 while True:

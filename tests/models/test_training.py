@@ -305,7 +305,8 @@ def test_ctrl_c_keeps_the_finished_epoch(tmp_path):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env=os.environ | {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"},
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # ignored, if this is a background job
     ) as child:
         printed = ""
         while not ROW.search(printed) and child.poll() is None:

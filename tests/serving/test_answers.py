@@ -41,14 +41,14 @@ def grpc_client(server: Server) -> Iterator[grpc.InferenceServerClient]:
 def test_values_over_http(http_client: http.InferenceServerClient, count: int) -> None:
     images = pictures(count)
     answer = http_client.infer("linear", [tensor(http, "image", images, "UINT8")])
-    np.testing.assert_allclose(answer.as_numpy("logits"), expected_logits(images), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(answer.as_numpy("logits"), expected_logits(images), rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize("count", [1, 7, 64])
 def test_values_over_grpc(grpc_client: grpc.InferenceServerClient, count: int) -> None:
     images = pictures(count)
     answer = grpc_client.infer("linear", [tensor(grpc, "image", images, "UINT8")], client_timeout=TIMEOUT_S)
-    np.testing.assert_allclose(answer.as_numpy("logits"), expected_logits(images), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(answer.as_numpy("logits"), expected_logits(images), rtol=1e-5, atol=1e-4)
 
 
 def test_classification_names_the_labels(http_client: http.InferenceServerClient) -> None:
@@ -75,7 +75,7 @@ def test_requests_in_one_batch_are_answered_as_alone(http_client: http.Inference
     pending = [http_client.async_infer("patient", [tensor(http, "image", part, "UINT8")]) for part in parts]
     for part, request in zip(parts, pending, strict=True):
         logits = request.get_result(timeout=TIMEOUT_S).as_numpy("logits")
-        np.testing.assert_allclose(logits, expected_logits(part), rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(logits, expected_logits(part), rtol=1e-5, atol=1e-4)
     assert executions(http_client, "patient") - before < len(parts)
 
 

@@ -1,7 +1,6 @@
-"""Exact inference rewrites: pure functions model -> model that leave the caller's model alone.
+"""First rewrite: every affine map that stands beside a linear layer folds into it.
 
-In: a network of models/ in eval mode. Out: a network of the same dtype that computes the same with less work.
-Who composes several gives them a float64 network, with which they agree to 1e-10, and casts once at the end.
+Norms, the biases that folding makes, and the 1/255 of the pixels. In and out: see `export.rewrites`.
 """
 
 from __future__ import annotations
@@ -14,16 +13,13 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from export.rewrites.errors import DoesNotApply, RewriteError
 from models.cnn import CNN
 from models.config import INPUT_SCALE
 from models.layers import Attention, TokenBatchNorm, TokenEmbedding
 from models.vit import VisionTransformer
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-
-
-class RewriteError(ValueError):
-    """A rewrite that cannot be done exactly; the message names the layer, what was expected and what was found."""
 
 
 @dataclass(frozen=True)
@@ -44,13 +40,15 @@ def fold_batchnorm(model: nn.Module) -> nn.Module:
     move into the table of positions.
 
     Raises RewriteError, naming the layer, for a BatchNorm that is in training mode, keeps no running statistics,
-    stands beside nothing linear, or beside a layer whose weight is shared: none is ever dropped or left in.
+    stands beside nothing linear, or beside a layer whose weight is shared: none is ever dropped or left in. Raises it
+    also for weights or statistics that are not finite and for negative variances.
     """
     if not isinstance(model, VisionTransformer | CNN):
         raise RewriteError(f"{type(model).__name__}: expected a transformer or CNN of this project")
     dtype = next(model.parameters()).dtype
     folded = copy.deepcopy(model).double()
     _check_weights_are_not_shared(folded)
+    _check_numbers(folded)
     for fold in _folds(folded):
         _apply(folded, fold)
     for name, module in folded.named_modules():
@@ -66,7 +64,7 @@ def fold_input_scale(model: nn.Module) -> nn.Module:
     """Folds the 1/255 of the pixels into the first layer: the network then reads pixels of 0 to 255.
 
     A linear layer takes the factor into its weight. A LayerNorm has it in its eps, as
-    n(sx; eps) = n(x; eps / s^2). Raises RewriteError where a BatchNorm comes first: fold it before.
+    n(sx; eps) = n(x; eps / s^2). Raises DoesNotApply where a BatchNorm comes first: fold it before.
     """
     scaled = copy.deepcopy(model)
     first = _first_layer(scaled)
@@ -75,7 +73,7 @@ def fold_input_scale(model: nn.Module) -> nn.Module:
     elif isinstance(first, nn.Linear | nn.Conv2d):
         first.weight.data *= INPUT_SCALE
     else:
-        raise RewriteError(f"first layer: expected LayerNorm, Linear or Conv2d, found {type(first).__name__}")
+        raise DoesNotApply(f"first layer: expected LayerNorm, Linear or Conv2d, found {type(first).__name__}")
     return scaled
 
 
@@ -84,17 +82,20 @@ def fold_attention_biases(model: nn.Module) -> nn.Module:
 
     score_ij = s (Wq x_i + bq)'(Wk x_j + bk): the terms with bk are the same for every j, and the softmax over j does
     not see them. Rows of the softmax sum to one, so bv adds the constant Wo bv, which goes into the bias of the output
-    projection. Raises RewriteError for a network that is no transformer.
+    projection. Raises DoesNotApply where there is no such bias.
     """
     if not isinstance(model, VisionTransformer):
-        raise RewriteError(f"{type(model).__name__}: expected a transformer of this project")
-    folded = copy.deepcopy(model)
+        raise DoesNotApply(f"{type(model).__name__}: there is no attention")
+    folded, found = copy.deepcopy(model), False
     for block in folded.blocks:
         attention = block.attention
-        if not isinstance(attention, Attention):
-            raise RewriteError(f"attention: expected Attention, found {type(attention).__name__}")
+        if type(attention) is not Attention:
+            continue  # what other rewrites made has no such bias
         if attention.qkv.bias is not None and isinstance(attention.out, nn.Linear):
             block.attention = QueryBiasAttention(attention)
+            found = True
+    if not found:
+        raise DoesNotApply("attention: there is no query-key-value bias before an output projection")
     return folded
 
 
@@ -107,7 +108,8 @@ class QueryBiasAttention(Attention):
         self.norm, self.qkv, self.out = attention.norm, attention.qkv, attention.out
         self.attention_dropout, self.out_dropout = attention.attention_dropout, attention.out_dropout
         query_bias, _, value_bias = self.qkv.bias.data.chunk(3)
-        self.query_bias = nn.Parameter(query_bias)  # (H*E,)
+        self.query_bias: Tensor
+        self.register_buffer("query_bias", query_bias)  # (H*E,)
         self.qkv.register_parameter("bias", None)
         self.out.get_parameter("bias").data += self.out.get_parameter("weight").data @ value_bias
 
@@ -124,8 +126,10 @@ class FoldedEmbedding(nn.Module):
         if not isinstance(embedding, TokenEmbedding):
             raise RewriteError(f"embedding: expected TokenEmbedding, found {type(embedding).__name__}")
         positions = embedding.pos_embedding.data
-        self.cls_row = nn.Parameter(embedding.cls_token.data + positions[:, :1])  # (1, 1, D)
-        self.patch_rows = nn.Parameter(positions[:, 1:] + patch_bias.data)  # (1, N-1, D)
+        self.cls_row: Tensor
+        self.patch_rows: Tensor
+        self.register_buffer("cls_row", embedding.cls_token.data + positions[:, :1])  # (1, 1, D)
+        self.register_buffer("patch_rows", positions[:, 1:] + patch_bias.data)  # (1, N-1, D)
 
     def forward(self, x: Tensor) -> Tensor:
         cls_row = self.cls_row.expand(x.shape[0], -1, -1)  # (B, 1, D)
@@ -203,3 +207,21 @@ def _check_weights_are_not_shared(model: nn.Module) -> None:
     for name, parameter in model.named_parameters(remove_duplicate=False):
         if (first := owners.setdefault(id(parameter), name)) != name:
             raise RewriteError(f"{name}: expected a weight of its own, found that of {first}")
+
+
+def _check_numbers(model: nn.Module) -> None:
+    for name, tensor in model.state_dict().items():
+        if not tensor.isfinite().all():
+            found = tensor[~tensor.isfinite()].flatten()[0].item()
+            raise RewriteError(f"{name}: expected finite numbers, found {found}")
+        if name.endswith("running_var") and (tensor < 0).any():
+            raise RewriteError(f"{name}: expected variances of at least 0, found {tensor.min().item()}")
+
+
+def linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
+    """A Linear with this weight (out, in) and bias (out,), of their dtype."""
+    layer = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, dtype=weight.dtype)
+    layer.weight.data = weight.contiguous()
+    if bias is not None:
+        layer.bias.data = bias
+    return layer

@@ -1,0 +1,80 @@
+"""Rewrites in a row, and what each was worth.
+
+In: a float64 network and the rewrites wanted. Out: the rewritten network and a `Step` for each: where it changed
+something and the multiplications that are left, or why it was left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from export.rewrites.absorb import absorb_attention
+from export.rewrites.errors import DoesNotApply
+from export.rewrites.fold import fold_attention_biases, fold_batchnorm, fold_input_scale
+from export.rewrites.prune import cls_only
+from models.config import ModelConfig
+
+Rewrite = Callable[[nn.Module], nn.Module]
+
+FUSE: tuple[Rewrite, ...] = (fold_batchnorm, fold_attention_biases, fold_input_scale)
+ALL: tuple[Rewrite, ...] = (fold_batchnorm, absorb_attention, cls_only, fold_attention_biases, fold_input_scale)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One rewrite: the layers it changed and the multiply-accumulates of one image after it, or why it was left out."""
+
+    rewrite: str
+    layers: tuple[str, ...]
+    macs: int
+    left_out: str | None = None
+
+
+def apply(model: nn.Module, rewrites: Sequence[Rewrite], required: Sequence[Rewrite]) -> tuple[nn.Module, list[Step]]:
+    """Applies `rewrites` in the order of `ALL`; one that does not apply is left out unless it is `required`.
+
+    Raises RewriteError for a rewrite that cannot be done, and DoesNotApply for a required one that does not apply.
+    """
+    steps, macs = [], macs_per_image(model)
+    for rewrite in (rewrite for rewrite in ALL if rewrite in rewrites):
+        try:
+            rewritten = rewrite(model)
+        except DoesNotApply as reason:
+            if rewrite in required:
+                raise
+            steps.append(Step(rewrite.__name__, (), macs, str(reason)))
+            continue
+        macs = macs_per_image(rewritten)
+        steps.append(Step(rewrite.__name__, tuple(changed_layers(model, rewritten)), macs))
+        model = rewritten
+    return model, steps
+
+
+def macs_per_image(model: nn.Module) -> int:
+    """Multiply-accumulates of all matrix products and convolutions of one image, as PyTorch counts them."""
+    config: ModelConfig = model.config  # type: ignore[assignment]  # nn.Module knows no attribute's type
+    image = torch.zeros(1, *config.input_shape, dtype=next(model.parameters()).dtype)
+    with FlopCounterMode(display=False) as counter, torch.inference_mode():
+        model(image)
+    return int(counter.get_total_flops()) // 2
+
+
+def changed_layers(before: nn.Module, after: nn.Module) -> Iterator[str]:
+    """The outermost layers that are of another kind or, where none is, those whose own weights are others."""
+    old = dict(before.named_modules())
+    replaced: list[str] = []
+    for name, module in after.named_modules():
+        inside = any(name.startswith(f"{outer}.") for outer in replaced)
+        if not inside and type(old.get(name)) is not type(module):
+            replaced.append(name)
+    yield from replaced or (name for name, module in after.named_modules() if _weights_differ(old[name], module))
+
+
+def _weights_differ(old: nn.Module, new: nn.Module) -> bool:
+    before, after = (dict(module.named_parameters(recurse=False)) for module in (old, new))
+    return before.keys() != after.keys() or any(not torch.equal(before[name], after[name]) for name in before)

@@ -1,0 +1,137 @@
+"""Third rewrite: of the last block only the row that the head reads.
+
+In and out: see `export.rewrites`.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor, nn
+
+from export.rewrites.absorb import AbsorbedAttention
+from export.rewrites.errors import DoesNotApply, RewriteError
+from export.rewrites.fold import FoldedEmbedding, linear
+from models.layers import Attention, TokenEmbedding
+from models.vit import VisionTransformer
+
+
+def cls_only(model: nn.Module) -> nn.Module:
+    """Computes query, output projection, FFN and residual of the last block for the CLS row alone.
+
+    With pool 'cls' the head reads row 0, and of the last block's rows no later layer reads another. Keys and values
+    still need every row. In a network of depth 1 row 0 enters the block as a constant, so its query is one too.
+    Raises DoesNotApply for pool 'mean', where the head reads every row, and for a network without tokens.
+    """
+    if not isinstance(model, VisionTransformer):
+        raise DoesNotApply(f"{type(model).__name__}: there is no CLS token")
+    if model.config.pool != "cls":
+        raise DoesNotApply(f"head: expected pool 'cls', found {model.config.pool!r}, which reads every row")
+    rewritten = copy.deepcopy(model)
+    last = len(rewritten.blocks) - 1
+    block = rewritten.get_submodule(f"blocks.{last}")
+    if isinstance(block, ClsBlock):
+        raise RewriteError(f"blocks.{last}: expected every row, found the CLS row alone already")
+    attention: nn.Module
+    if isinstance(block.attention, AbsorbedAttention):
+        attention = AbsorbedClsAttention(block.attention)
+    elif type(block.attention) is Attention:
+        attention = ClsAttention(block.attention)
+    else:
+        found = type(block.attention).__name__
+        raise RewriteError(f"blocks.{last}.attention: expected Attention or AbsorbedAttention, found {found}")
+    row: nn.Module = FirstRow()
+    if last == 0:
+        constant = _cls_row(rewritten.embedding)  # (1, 1, D)
+        row = Constant(constant)
+        with torch.no_grad():
+            attention.query = Constant(attention.query(attention.norm(constant)))
+    rewritten.blocks[last] = ClsBlock(row, attention, block.get_submodule("ffn"))
+    return rewritten
+
+
+class ClsBlock(nn.Module):
+    """A transformer block for row 0 alone: (B, N, D) -> (B, 1, D)."""
+
+    def __init__(self, row: nn.Module, attention: nn.Module, ffn: nn.Module) -> None:
+        super().__init__()
+        self.row, self.attention, self.ffn = row, attention, ffn
+
+    def forward(self, x: Tensor) -> Tensor:
+        row = self.row(x) + self.attention(x)  # (B, 1, D)
+        y: Tensor = row + self.ffn(row)
+        return y
+
+
+class FirstRow(nn.Module):
+    """(B, N, D) -> (B, 1, D)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x[:, :1]
+
+
+class Constant(nn.Module):
+    """The same tensor whatever comes in."""
+
+    def __init__(self, value: Tensor) -> None:
+        super().__init__()
+        self.value: Tensor
+        self.register_buffer("value", value.detach().clone())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.value
+
+
+class AbsorbedClsAttention(nn.Module):
+    """`AbsorbedAttention` of row 0 over all rows: (B, N, D) -> (B, 1, D)."""
+
+    def __init__(self, attention: AbsorbedAttention) -> None:
+        super().__init__()
+        self.heads = attention.heads
+        self.norm = attention.norm
+        self.query: nn.Module = attention.query
+        self.out = attention.out
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(x)
+        query = self.query(x[:, :1]).reshape(-1, self.heads, x.shape[-1])  # (B or 1, H, D)
+        weights = (query @ x.transpose(1, 2)).softmax(dim=-1)  # (B, H, N)
+        y: Tensor = self.out((weights @ x).reshape(-1, 1, self.heads * x.shape[-1]))  # (B, 1, D)
+        return y
+
+
+class ClsAttention(nn.Module):
+    """`Attention` of row 0 over all rows, where absorption does not pay: (B, N, D) -> (B, 1, D).
+
+    The key's bias is left out, since the softmax does not see it.
+    """
+
+    def __init__(self, attention: Attention) -> None:
+        super().__init__()
+        self.heads, self.dim_head = attention.heads, attention.dim_head
+        self.norm, self.out = attention.norm, attention.out
+        weights = attention.qkv.weight.data.chunk(3)
+        biases = [None] * 3 if attention.qkv.bias is None else attention.qkv.bias.data.chunk(3)
+        self.query: nn.Module = linear(weights[0], biases[0])
+        self.key = linear(weights[1], None)
+        self.value = linear(weights[2], biases[2])
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(x)
+        q, k, v = (
+            part.unflatten(-1, (self.heads, self.dim_head)).transpose(1, 2)  # (B, H, 1 or N, E)
+            for part in (self.query(x[:, :1]), self.key(x), self.value(x))
+        )
+        weights = (q @ k.transpose(-1, -2) * self.dim_head**-0.5).softmax(dim=-1)  # (B, H, 1, N)
+        y: Tensor = self.out((weights @ v).transpose(1, 2).flatten(2))  # (B, 1, D)
+        return y
+
+
+def _cls_row(embedding: nn.Module) -> Tensor:
+    """Row 0 as it enters the first block (1, 1, D): it comes from no pixel."""
+    if isinstance(embedding, FoldedEmbedding):
+        return embedding.cls_row.data
+    if isinstance(embedding, TokenEmbedding):
+        return embedding.cls_token.data + embedding.pos_embedding.data[:, :1]
+    raise RewriteError(f"embedding: expected TokenEmbedding or FoldedEmbedding, found {type(embedding).__name__}")

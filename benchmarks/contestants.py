@@ -1,13 +1,12 @@
 """What is compared: a model in a runtime, ready to run and checked against the PyTorch baseline.
 
-In: a model's configuration, names of runtimes, a batch size. Out: `Contestant`s, each a function that classifies the
-batch and returns when the logits are there; or an error for one whose logits are not those of the baseline.
+In: a model's configuration and the name of a runtime. Out: a function from images to logits that returns when they are
+there; or an error for one whose logits are not those of the baseline.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 
@@ -15,14 +14,13 @@ import numpy as np
 import onnxruntime
 import torch
 
-from export.equivalence import Images, Logits, prove
+from export.equivalence import Classifier, Images, Logits, prove
 from export.graph import DEFAULT_OPSET, FLOAT32_TOLERANCE, Served, proof_images, rewrite, to_onnx
 from export.rewrites import pipeline
 from models.config import INPUT_NAME, OUTPUT_NAME, ModelConfig, ModelName
 from models.layers import Attention
 from models.registry import build, randomise_norms
 
-BASELINE = "torch"
 RUNTIMES = {
     "torch": "PyTorch eager, as published",
     "torch-sdpa": "PyTorch eager, fused attention",
@@ -30,17 +28,22 @@ RUNTIMES = {
     "onnx-folded": "ONNX Runtime, norms folded",
     "onnx-optimized": "ONNX Runtime, all rewrites",
 }
-REWRITES = {"onnx-folded": pipeline.FUSE, "onnx-optimized": pipeline.ALL}
+REWRITES = {"onnx": (), "onnx-folded": pipeline.FUSE, "onnx-optimized": pipeline.ALL}
+
+CHECKED = 512  # images whose logits are compared with the baseline's; all 5,000 would take a minute a model
+
+Program = Served | bytes
+"""A PyTorch network, or the bytes of an ONNX file."""
 
 
 @dataclass(frozen=True)
 class Contestant:
-    """One row of a comparison; `run` maps uint8 (batch, C, H, W) to float32 logits."""
+    """One row of a comparison."""
 
     model: ModelName
     depth: int | None
     runtime: str
-    run: Callable[[], Logits]
+    classify: Classifier
 
     @property
     def name(self) -> str:
@@ -49,66 +52,76 @@ class Contestant:
 
 
 class Unavailable(Exception):
-    """A runtime that this machine cannot run; the message says what is missing."""
+    """A runtime that this machine or model does not have; the message says what is missing."""
 
 
-def build_contestants(
-    config: ModelConfig, runtimes: list[str], batch: int, device: str, threads: int
-) -> Iterator[Contestant | Unavailable]:
-    """The contestants of one model with random weights and BatchNorm statistics, each checked against the baseline.
+def example_images(config: ModelConfig, count: int) -> Images:
+    """uint8 (count, C, H, W): the images of the exporter's proof, again and again."""
+    return np.resize(proof_images(config), (count, *config.input_shape))
 
-    A runtime that is not there is yielded as the reason why. Raises EquivalenceError for one that answers wrongly.
-    """
+
+def baseline(config: ModelConfig) -> Served:
+    """The network of `config`, always with the same random weights and statistics; time does not depend on them."""
     torch.manual_seed(0)
     network = build(config).eval()
     randomise_norms(network)
-    images = np.resize(proof_images(config), (batch, *config.input_shape))
-    baseline = Served(network, scale_folded=False)
-    expected = _in_torch(baseline, device, images)()
-    depth = None if config.model == "cnn" else config.depth
-    for runtime in runtimes:
-        if runtime == "torch-sdpa" and config.model == "cnn":
-            continue  # there is no attention in it
-        try:
-            run = _runner(runtime, baseline, config, images, device, threads)
-        except Unavailable as reason:
-            yield reason
-            continue
-        _check(f"{config.model} {runtime}", expected, run, images)
-        yield Contestant(config.model, depth, runtime, run)
+    return Served(network, scale_folded=False)
 
 
-def _check(name: str, expected: Logits, found: Callable[[], Logits], images: Images) -> None:
-    prove(name, lambda _: expected, lambda _: found(), images, FLOAT32_TOLERANCE, [len(images)])
-
-
-def _runner(
-    runtime: str, baseline: Served, config: ModelConfig, images: Images, device: str, threads: int
-) -> Callable[[], Logits]:
+def program(network: Served, runtime: str) -> Program:
+    """`network` as `runtime` takes it. Raises Unavailable where the model has no use for that runtime."""
+    config: ModelConfig = network.model.config  # type: ignore[assignment]  # nn.Module knows no attribute's type
     if runtime == "torch":
-        return _in_torch(baseline, device, images)
+        return network
     if runtime == "torch-sdpa":
-        fused = copy.deepcopy(baseline)
+        if config.model == "cnn":
+            raise Unavailable("cnn, PyTorch with fused attention: not measured, there is no attention in it")
+        fused = copy.deepcopy(network)
         for module in fused.modules():
             if isinstance(module, Attention):
                 module.fused = True
-        return _in_torch(fused, device, images)
-    served = baseline
-    if runtime in REWRITES:
-        served = rewrite(copy.deepcopy(baseline.model).double(), REWRITES[runtime], ())[0].float()
-    return _in_onnxruntime(to_onnx(served, config, DEFAULT_OPSET).SerializeToString(), device, threads, images)
+        return fused
+    served, _ = rewrite(copy.deepcopy(network.model).double(), REWRITES[runtime], ())
+    return bytes(to_onnx(served.float(), config, DEFAULT_OPSET).SerializeToString())
 
 
-def _in_torch(model: Served, device: str, images: Images) -> Callable[[], Logits]:
+def start(program: Program, device: str, threads: int) -> Classifier:
+    """A function that classifies on `device` with that many threads; raises Unavailable where a library is missing."""
+    return (
+        _in_onnxruntime(program, device, threads) if isinstance(program, bytes) else _in_torch(program, device, threads)
+    )
+
+
+def contestant(config: ModelConfig, runtime: str, images: Images, device: str, threads: int) -> Contestant:
+    """One model in one runtime, checked against PyTorch eager on `images`.
+
+    Raises Unavailable for a runtime that is not there, EquivalenceError for one that answers wrongly.
+    """
+    network = baseline(config)
+    classify = start(program(network, runtime), device, threads)
+    expected = start(network, device, threads)
+    prove(f"{config.model} {runtime}", expected, classify, images, FLOAT32_TOLERANCE, [min(len(images), CHECKED)])
+    return Contestant(config.model, None if config.model == "cnn" else config.depth, runtime, classify)
+
+
+def macs_per_image(config: ModelConfig, runtime: str) -> int:
+    """Multiply-accumulates of one image in `runtime`, after the rewrites that it stands for."""
+    served, _ = rewrite(baseline(config).model.double(), REWRITES.get(runtime, ()), ())
+    return pipeline.macs_per_image(served.model)
+
+
+def _in_torch(model: Served, device: str, threads: int) -> Classifier:
     on_device = copy.deepcopy(model).to(device)
-    batch = torch.tensor(images, device=device)
 
-    def run() -> Logits:
+    def classify(images: Images) -> Logits:
+        torch.set_num_threads(threads)  # of the calling thread
         with torch.inference_mode():
-            logits: Logits = on_device(batch).cpu().numpy()  # the copy waits for the device
+            logits: Logits = (
+                on_device(torch.from_numpy(images).to(device)).cpu().numpy()
+            )  # the copy waits for the device
         return logits
 
-    return run
+    return classify
 
 
 @cache
@@ -118,7 +131,7 @@ def _share_memory() -> None:
     onnxruntime.create_and_register_allocator(onnxruntime.OrtMemoryInfo("Cpu", kind, 0, use), None)
 
 
-def _in_onnxruntime(data: bytes, device: str, threads: int, images: Images) -> Callable[[], Logits]:
+def _in_onnxruntime(data: bytes, device: str, threads: int) -> Classifier:
     provider = "CUDAExecutionProvider" if device == "cuda" else "CPUExecutionProvider"
     if provider not in onnxruntime.get_available_providers():
         raise Unavailable(f"ONNX Runtime on {device}: not measured, {provider} is missing (install onnxruntime-gpu)")
@@ -129,8 +142,8 @@ def _in_onnxruntime(data: bytes, device: str, threads: int, images: Images) -> C
     options.add_session_config_entry("session.use_env_allocators", "1")
     session = onnxruntime.InferenceSession(data, options, providers=[provider])
 
-    def run() -> Logits:
+    def classify(images: Images) -> Logits:
         logits: Logits = session.run([OUTPUT_NAME], {INPUT_NAME: images})[0]
         return logits
 
-    return run
+    return classify

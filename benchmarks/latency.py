@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from models.config import MODEL_NAMES, ModelConfig
 if TYPE_CHECKING:
     from benchmarks.contestants import Contestant
     from benchmarks.timing import Durations
+    from export.equivalence import Images
 
 RUNTIME_NAMES = ("torch", "torch-sdpa", "onnx", "onnx-folded", "onnx-optimized")
 
@@ -64,20 +66,21 @@ def latency(
     """
     import torch
 
+    from benchmarks.contestants import example_images
     from benchmarks.environment import describe
     from export.equivalence import EquivalenceError
 
     threads = threads or len(os.sched_getaffinity(0))
-    torch.set_num_threads(threads)
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     elif device == "cuda" and not torch.cuda.is_available():
         raise click.ClickException("--device cuda: expected a CUDA device, found none")
     try:
-        contestants = _prepare(models, runtimes, depth, batch, device, threads)
+        images = example_images(ModelConfig(), batch)
+        contestants = _prepare(models, runtimes, depth, images, device, threads)
     except EquivalenceError as error:
         raise click.ClickException(str(error)) from error
-    rows = _rows(contestants, _measure(contestants, seconds), batch)
+    rows = _rows(contestants, _measure(contestants, images, seconds), batch)
     _print(rows, batch, threads, device)
     if json_path:
         from models.files import write_atomically
@@ -88,32 +91,30 @@ def latency(
 
 
 def _prepare(
-    models: list[str], runtimes: list[str], depth: int, batch: int, device: str, threads: int
+    models: list[str], runtimes: list[str], depth: int, images: Images, device: str, threads: int
 ) -> list[Contestant]:
-    from benchmarks.contestants import Unavailable, build_contestants
+    from benchmarks.contestants import Unavailable, contestant
 
-    contestants, missing = [], []
+    contestants = []
     for model in models:
         click.echo(f"Preparing {model}: building, exporting, checking against PyTorch", err=True)
         config = ModelConfig(model=model, depth=depth)  # type: ignore[arg-type]  # checked by NameList
-        for built in build_contestants(config, runtimes, batch, device, threads):
-            if isinstance(built, Unavailable):
-                missing.append(str(built))
-            else:
-                contestants.append(built)
-    for reason in dict.fromkeys(missing):
-        click.echo(reason, err=True)
+        for runtime in runtimes:
+            try:
+                contestants.append(contestant(config, runtime, images, device, threads))
+            except Unavailable as reason:
+                click.echo(reason, err=True)
     return contestants
 
 
-def _measure(contestants: list[Contestant], seconds: float) -> list[Durations]:
+def _measure(contestants: list[Contestant], images: Images, seconds: float) -> list[Durations]:
     from tqdm import tqdm
 
     from benchmarks.timing import time_interleaved
 
     with tqdm(total=100, unit="%", desc="Measuring", leave=False, disable=None) as bar:
         measured = time_interleaved(
-            {contestant.name: contestant.run for contestant in contestants},
+            {contestant.name: partial(contestant.classify, images) for contestant in contestants},
             seconds,
             lambda share: bar.update(int(100 * share) - bar.n),
         )

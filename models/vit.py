@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from einops import rearrange
+from einops.layers.torch import Rearrange
 from torch import Tensor, nn
 
 from models.config import BatchNormFeatures, ModelConfig, ModelName, Pool, PositionEncoding
@@ -84,8 +84,10 @@ class VisionTransformer(nn.Module):
             labels=tuple(map(str, range(num_classes))) if labels is None else labels,
         )
         norm, ffn_norm, hidden_norm = type(self).norms(bn_features)
+        height, width = config.patch_size
+        self.to_patches: nn.Module = Rearrange("b c (h p1) (w p2) -> b (h w) (p1 p2 c)", p1=height, p2=width)
         self.patch_norm = norm(config.patch_dim)
-        self.patch_embedding = nn.Linear(config.patch_dim, dim)
+        self.patch_embedding: nn.Module = nn.Linear(config.patch_dim, dim)
         self.embedding_norm = norm(dim)
         self.embedding: nn.Module = TokenEmbedding(config.num_patches + 1, dim, pos_emb == "pe1d", emb_dropout)
         self.blocks = nn.ModuleList(
@@ -99,8 +101,7 @@ class VisionTransformer(nn.Module):
         self.head = nn.Linear(dim, num_classes)
 
     def forward(self, image: Tensor) -> Tensor:
-        height, width = self.config.patch_size
-        x = rearrange(image, "b c (h p1) (w p2) -> b (h w) (p1 p2 c)", p1=height, p2=width)  # (B, N-1, P)
+        x = self.to_patches(image)  # (B, N-1, P)
         x = self.embedding_norm(self.patch_embedding(self.patch_norm(x)))  # (B, N-1, D)
         x = self.embedding(x)  # (B, N, D)
         for block in self.blocks:

@@ -55,7 +55,7 @@ def fold_batchnorm(model: nn.Module) -> nn.Module:
         if isinstance(module, BATCH_NORMS):
             raise RewriteError(f"{name}: expected a linear layer beside this {type(module).__name__}, found none")
     if isinstance(folded, VisionTransformer) and isinstance(folded.embedding_norm, nn.Identity):
-        folded.embedding = FoldedEmbedding(folded.embedding, folded.patch_embedding.bias)
+        folded.embedding = FoldedEmbedding(folded.embedding, folded.patch_embedding.get_parameter("bias"))
         folded.patch_embedding.register_parameter("bias", None)
     return folded.to(dtype)
 
@@ -197,9 +197,9 @@ def _bare(norm: nn.Module) -> nn.Module:
 
 
 def _first_layer(model: nn.Module) -> nn.Module:
-    if isinstance(model, VisionTransformer):
-        return model.patch_embedding if isinstance(model.patch_norm, nn.Identity) else model.patch_norm
-    return model.get_submodule("conv1")
+    names = ("to_patches.convolution", "patch_norm", "patch_embedding", "conv1")
+    layers: dict[str, nn.Module] = dict(model.named_modules())
+    return next(layers[name] for name in names if name in layers and not isinstance(layers[name], nn.Identity))
 
 
 def _check_weights_are_not_shared(model: nn.Module) -> None:

@@ -16,13 +16,21 @@ from torch.utils.flop_counter import FlopCounterMode
 from export.rewrites.absorb import absorb_attention
 from export.rewrites.errors import DoesNotApply
 from export.rewrites.fold import fold_attention_biases, fold_batchnorm, fold_input_scale
+from export.rewrites.patches import convolve_patches
 from export.rewrites.prune import cls_only
 from models.config import ModelConfig
 
 Rewrite = Callable[[nn.Module], nn.Module]
 
 FUSE: tuple[Rewrite, ...] = (fold_batchnorm, fold_attention_biases, fold_input_scale)
-ALL: tuple[Rewrite, ...] = (fold_batchnorm, absorb_attention, cls_only, fold_attention_biases, fold_input_scale)
+ALL: tuple[Rewrite, ...] = (
+    fold_batchnorm,
+    absorb_attention,
+    cls_only,
+    fold_attention_biases,
+    convolve_patches,
+    fold_input_scale,
+)
 
 
 @dataclass(frozen=True)

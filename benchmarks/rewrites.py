@@ -1,0 +1,174 @@
+"""Command line: what the exact rewrites are worth, each contestant also at its own best micro-batch and threading.
+
+Every contestant classifies the same images, once as one call and once in the way that suits it best, which a short
+search finds. All of them take turns in one run; ratios are of medians of that run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from benchmarks.contestants import Program
+    from export.equivalence import Images
+
+MICRO_BATCHES = (16, 32, 64, 128, 256)
+SEARCH_IMAGES = 2560
+SEARCH_ROUNDS = 3
+
+# (model, runtime); the first row of each model is what the others are compared with.
+ROWS = (
+    ("vitbn", "torch"),
+    ("vitbn", "torch-sdpa"),
+    ("vitbn", "onnx"),
+    ("vitbn", "onnx-folded"),
+    ("vitbn", "onnx-optimized"),
+    ("vitbnffn", "torch"),
+    ("vitbnffn", "onnx-optimized"),
+    ("vit", "torch"),
+    ("vit", "onnx"),
+    ("vit", "onnx-optimized"),
+    ("cnn", "torch"),
+    ("cnn", "onnx-optimized"),
+)
+
+
+@dataclass(frozen=True)
+class Way:
+    """How a set of images is classified: images a call, and how many workers share the cores."""
+
+    micro_batch: int
+    workers: int
+
+    def __str__(self) -> str:
+        return f"{self.micro_batch} a call, {self.workers} x {_cores() // self.workers} threads"
+
+
+@click.command()
+@click.option("--depth", "depths", type=click.IntRange(1), multiple=True, default=(6, 1), show_default=True)
+@click.option("--images", "count", type=click.IntRange(SEARCH_IMAGES), default=5000, show_default=True)
+@click.option("--seconds", type=click.FloatRange(1), default=90, show_default=True, help="To measure each depth for.")
+@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write all samples here.")
+def rewrites(depths: tuple[int, ...], count: int, seconds: float, json_path: Path | None) -> None:
+    """Compare all rewrites with plain exports and PyTorch on the CPU, at equal depth."""
+    from benchmarks.environment import describe
+
+    results = []
+    for depth in depths:
+        rows = _measure(depth, count, seconds)
+        results.append({"depth": depth, "rows": rows})
+        _print(depth, rows)
+    if json_path:
+        from models.files import write_atomically
+
+        result = {"environment": describe(_cores(), "cpu"), "images": count, "results": results}
+        write_atomically(json_path, json.dumps(result, indent=2).encode())
+        click.echo(f"Wrote {json_path}")
+
+
+def _measure(depth: int, count: int, seconds: float) -> list[dict[str, Any]]:
+    """One JSON-ready row a contestant and way, and one a matrix product, all from one interleaved run."""
+    from tqdm import tqdm
+
+    from benchmarks.contestants import Unavailable, baseline, contestant, example_images, macs_per_image, program
+    from benchmarks.roofline import gemms
+    from benchmarks.timing import time_interleaved
+    from models.config import ModelConfig
+
+    rows: list[dict[str, Any]] = []
+    runs: dict[str, Callable[[], object]] = {}
+    for name, (run, flops) in gemms(_cores()).items():
+        runs[name] = run
+        rows.append({"name": name, "flops": flops})
+    for model, runtime in tqdm(ROWS, desc=f"depth {depth}: searching the best way", leave=False, disable=None):
+        config = ModelConfig(model=model, depth=depth)
+        images = example_images(config, count)
+        try:
+            contestant(config, runtime, images[:64], "cpu", _cores())  # raises where the answers are wrong
+            engine = program(baseline(config), runtime)
+        except Unavailable as reason:
+            click.echo(reason, err=True)
+            continue
+        macs = macs_per_image(config, runtime)
+        for kind, way in (("whole", Way(count, 1)), ("best", _best_way(engine, images))):
+            row = {"name": f"{model} {runtime} {kind}", "model": model, "runtime": runtime, "kind": kind}
+            runs[f"{model} {runtime} {kind}"] = _runner(engine, way, images)
+            rows.append(row | {"way": str(way), "macs": macs, "flops": 2 * macs * count})
+    with tqdm(total=100, unit="%", desc=f"depth {depth}: measuring", leave=False, disable=None) as bar:
+        measured = time_interleaved(runs, seconds, lambda share: bar.update(int(100 * share) - bar.n))
+    for row in rows:
+        durations = measured[row["name"]]
+        row |= {f"p{percent}_ms": durations.percentile_ms(percent) for percent in (50, 90, 99)}
+        row["gflops_per_s"] = row["flops"] / row["p50_ms"] / 1e6
+        row["samples_ns"] = durations.samples_ns
+    return rows
+
+
+def _best_way(engine: Program, images: Images) -> Way:
+    """The way with the lowest median on a part of the images."""
+    from benchmarks.timing import time_interleaved
+
+    ways = [Way(size, workers) for size in MICRO_BATCHES for workers in (1, _cores())]
+    part = images[:SEARCH_IMAGES]
+    runs = {str(way): _runner(engine, way, part) for way in ways}
+    measured = time_interleaved(runs, 0.001, lambda share: None, SEARCH_ROUNDS)
+    return min(ways, key=lambda way: measured[str(way)].percentile_ms(50))
+
+
+def _runner(engine: Program, way: Way, images: Images) -> Callable[[], None]:
+    """Classifies all `images`: one worker with all threads, or one worker a core, each with its share of the calls."""
+    from benchmarks.contestants import start
+
+    batches = [images[i : i + way.micro_batch] for i in range(0, len(images), way.micro_batch)]
+    workers = [start(engine, "cpu", _cores() // way.workers) for _ in range(way.workers)]
+    pool = ThreadPoolExecutor(way.workers)
+
+    def share(worker: int) -> None:
+        for batch in batches[worker :: way.workers]:
+            workers[worker](batch)
+
+    def run() -> None:
+        list(pool.map(share, range(way.workers)))
+
+    return run
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+def _print(depth: int, rows: list[dict[str, Any]]) -> None:
+    """A row a contestant: what it takes given all images at once and at its best, and the ratios to eager and plain."""
+    from benchmarks.contestants import RUNTIMES
+    from benchmarks.timing import table
+
+    rate, product = max((row["gflops_per_s"], row["name"]) for row in rows if "model" not in row)
+    by_name = {row["name"]: row for row in rows}
+    cells = []
+    for row in rows:
+        if row.get("kind") != "best":
+            continue
+        model, p50_ms = row["model"], row["p50_ms"]
+        eager = {kind: by_name[f"{model} torch {kind}"]["p50_ms"] for kind in ("whole", "best")}
+        whole_ms = by_name[f"{model} {row['runtime']} whole"]["p50_ms"]
+        ratios = (eager["whole"] / p50_ms, eager["best"] / p50_ms, row["gflops_per_s"] / rate)
+        macs = f"{row['macs'] / 1e6:.2f}"
+        times = (f"{whole_ms:.1f}", f"{p50_ms:.1f}", row["way"])
+        cells.append((model, RUNTIMES[row["runtime"]], macs, *times, *(f"{ratio:.2f}" for ratio in ratios)))
+    times_of = ("one call ms", "best ms", "best way")
+    header = ("model", "runtime", "M MACs", *times_of, "x eager, one call", "x eager, best", "of GEMM")
+    rounds = len(rows[0]["samples_ns"])
+    click.echo(f"depth {depth}, medians of {rounds} interleaved rounds; GEMM: {rate:.0f} GFLOP/s, {product}")
+    click.echo(table(header, cells))
+
+
+if __name__ == "__main__":
+    rewrites()

@@ -11,7 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import onnxruntime
+import torch
 from numpy.typing import NDArray
+from torch import nn
+
+from models.config import INPUT_NAME, OUTPUT_NAME
 
 Images = NDArray[np.uint8]
 Logits = NDArray[Any]  # float32 or float64
@@ -105,3 +110,22 @@ def _compare_argmax(stages: str, want: Logits, have: Logits, tolerance: float) -
     if len(differs):
         i = differs[0]
         raise ArgmaxDiffers(f"{stages}: expected class {want[i].argmax()} of image {i}, found {have[i].argmax()}")
+
+
+def torch_classifier(model: nn.Module) -> Classifier:
+    """`model`, in eval mode, as a function of numpy arrays."""
+    model.eval()
+
+    def classify(images: Images) -> Logits:
+        with torch.inference_mode():
+            logits: Logits = model(torch.tensor(images)).numpy()
+        return logits
+
+    return classify
+
+
+def onnx_classifier(data: bytes) -> Classifier:
+    """The ONNX file `data`, run by ONNX Runtime on the CPU, as a function of numpy arrays."""
+    session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
+    run: Callable[..., list[Logits]] = session.run
+    return lambda images: run([OUTPUT_NAME], {INPUT_NAME: images})[0]

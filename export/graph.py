@@ -13,27 +13,27 @@ import io
 import json
 import logging
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import torch
 from torch import Tensor, nn
 
 from export.equivalence import (
     AxesDiffer,
-    Classifier,
     DtypesDiffer,
     Images,
-    Logits,
     NamesDiffer,
     Proof,
     ShapesDiffer,
+    onnx_classifier,
     prove,
+    torch_classifier,
 )
+from export.precision import Converted, Lowering, convert
 from export.rewrites.fold import fold_input_scale
 from export.rewrites.pipeline import Rewrite, Step, apply
 from models.checkpoint import Checkpoint
@@ -55,6 +55,7 @@ class Exported:
     manifest: dict[str, Any]
     proofs: tuple[Proof, ...]
     steps: tuple[Step, ...]
+    converted: Converted | None = None
 
 
 class Served(nn.Module):
@@ -72,12 +73,17 @@ class Served(nn.Module):
 
 
 def export(
-    checkpoint: Checkpoint, rewrites: Sequence[Rewrite], required: Sequence[Rewrite] = (), opset: int = DEFAULT_OPSET
+    checkpoint: Checkpoint,
+    rewrites: Sequence[Rewrite],
+    required: Sequence[Rewrite] = (),
+    opset: int = DEFAULT_OPSET,
+    lowering: Lowering | None = None,
 ) -> Exported:
     """Rewrites the network of `checkpoint`, exports it and proves both steps on real digits.
 
-    Of `rewrites`, those that do not apply are left out unless they are `required`. Raises RewriteError or
-    EquivalenceError. The file's metadata_props hold the manifest's fields but its own hash.
+    Of `rewrites`, those that do not apply are left out unless they are `required`. With `lowering` the proven graph is
+    converted to lower precision. Raises RewriteError, EquivalenceError or AccuracyError. The file's metadata_props hold
+    the manifest's fields but its own hash.
     """
     images = proof_images(checkpoint.config)
     exact = copy.deepcopy(checkpoint.model).double()
@@ -100,11 +106,19 @@ def export(
         "metrics": checkpoint.metrics,
         "torch": torch.__version__,
     }
+    converted = convert(proto, lowering) if lowering else None
+    if lowering and converted:
+        proto = converted.proto
+        manifest |= {
+            "precision": lowering.precision,
+            "test_accuracy": converted.accuracy,
+            "float32_test_accuracy": converted.float32_accuracy,
+        }
     for key, value in manifest.items():
         proto.metadata_props.add(key=key, value=value if isinstance(value, str) else json.dumps(value))
     data = proto.SerializeToString()
     manifest["onnx_sha256"] = hashlib.sha256(data).hexdigest()
-    return Exported(data, checkpoint.config, manifest, tuple(proofs), tuple(steps))
+    return Exported(data, checkpoint.config, manifest, tuple(proofs), tuple(steps), converted)
 
 
 def rewrite(model: nn.Module, rewrites: Sequence[Rewrite], required: Sequence[Rewrite]) -> tuple[Served, list[Step]]:
@@ -163,22 +177,3 @@ def proof_images(config: ModelConfig) -> Images:
     if config.input_shape == (1, 28, 28):
         return load_digits().test_images[:PROOF_IMAGES]
     return np.random.default_rng(0).integers(0, 256, (PROOF_IMAGES, *config.input_shape), np.uint8)
-
-
-def torch_classifier(model: nn.Module) -> Classifier:
-    """`model`, in eval mode, as a function of numpy arrays."""
-    model.eval()
-
-    def classify(images: Images) -> Logits:
-        with torch.inference_mode():
-            logits: Logits = model(torch.tensor(images)).numpy()
-        return logits
-
-    return classify
-
-
-def onnx_classifier(data: bytes) -> Classifier:
-    """The ONNX file `data`, run by ONNX Runtime on the CPU, as a function of numpy arrays."""
-    session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
-    run: Callable[..., list[Logits]] = session.run
-    return lambda images: run([OUTPUT_NAME], {INPUT_NAME: images})[0]

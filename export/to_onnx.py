@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import click
 
@@ -22,6 +22,9 @@ CHECKPOINTS = Path("checkpoints")
 @click.option("--absorb-attention", is_flag=True, help="Let the tokens be keys and values themselves.")
 @click.option("--cls-only", is_flag=True, help="Of the last block compute only the row that the head reads.")
 @click.option("--optimize", is_flag=True, help="All rewrites that apply to the model and save work.")
+@click.option("--precision", type=click.Choice(["fp32", "fp16", "int8"]), default="fp32", show_default=True)
+@click.option("--max-accuracy-drop", type=click.FloatRange(0), default=0.1, show_default=True, help="In points.")
+@click.option("--data-dir", type=click.Path(path_type=Path), help="MNIST, to measure fp16 and int8 on.")
 @click.option("--opset", type=click.IntRange(18, 21), default=20, show_default=True, help="Of the ONNX file.")
 @click.option("--repository", type=click.Path(path_type=Path), default=Path("triton_repo"), show_default=True)
 @click.option("--name", help="To serve the model under; default: the model's own, such as vitbn.")
@@ -33,6 +36,9 @@ def export(
     absorb_attention: bool,
     cls_only: bool,
     optimize: bool,
+    precision: Literal["fp32", "fp16", "int8"],
+    max_accuracy_drop: float,
+    data_dir: Path | None,
     opset: int,
     repository: Path,
     name: str | None,
@@ -46,10 +52,12 @@ def export(
 
     from export.equivalence import EquivalenceError
     from export.graph import export as export_onnx
+    from export.precision import AccuracyError, Lowering
     from export.repository import PublishError, publish
     from export.rewrites import absorb, fold, pipeline, prune
     from export.rewrites.errors import RewriteError
     from models.checkpoint import CheckpointError, UntrainedBlockWarning, load, newest
+    from models.data import DataError, load_dataset
     from models.files import write_atomically
 
     try:
@@ -65,16 +73,22 @@ def export(
         chosen = {fold.fold_batchnorm: fuse_bn, absorb.absorb_attention: absorb_attention, prune.cls_only: cls_only}
         required = [rewrite for rewrite, wanted in chosen.items() if wanted]
         rewrites = pipeline.ALL if optimize else [*required, *(pipeline.FUSE if fuse_bn else ())]
-        exported = export_onnx(loaded, rewrites, required, opset)
+        lowering = None
+        if precision != "fp32":
+            dataset = load_dataset(loaded.metrics.get("dataset", "mnist"), data_dir)
+            lowering = Lowering(precision, dataset, max_accuracy_drop)
+        exported = export_onnx(loaded, rewrites, required, opset, lowering)
         _print_steps(pipeline.macs_per_image(loaded.model), exported.steps)
         for proof in exported.proofs:
             click.echo(f"Proved {proof}")
+        if exported.converted:
+            click.echo(f"Converted to {precision}: {exported.converted}")
         if output:
             write_atomically(output, exported.onnx)
             write_atomically(output.with_suffix(".json"), json.dumps(exported.manifest, indent=2).encode())
         else:
             output = publish(repository, name or config.model, exported)
-    except (CheckpointError, RewriteError, EquivalenceError, PublishError, OSError) as error:
+    except (CheckpointError, DataError, RewriteError, EquivalenceError, AccuracyError, PublishError, OSError) as error:
         raise click.ClickException(str(error)) from error
     click.echo(f"Wrote {output} ({len(exported.onnx) / 1e6:.1f} MB)")
 

@@ -59,5 +59,5 @@ def _parameters(config: ModelConfig, manifest: dict[str, Any]) -> dict[str, str]
         "max_abs_error": f"{manifest['max_abs_error']:.3e}",
         "checkpoint_sha256": manifest["checkpoint_sha256"],
     }
-    accuracy = manifest["metrics"].get("test_accuracy")
+    accuracy = manifest.get("test_accuracy", manifest["metrics"].get("test_accuracy"))
     return parameters if accuracy is None else parameters | {"test_accuracy": str(accuracy)}

@@ -11,8 +11,15 @@ import torch
 from onnx import TensorProto, helper
 
 from export import graph
-from export.equivalence import AxesDiffer, DtypesDiffer, NamesDiffer, ShapesDiffer, ValuesDiffer
-from export.graph import Exported, Served, check_interface, export, onnx_classifier, proof_images, to_onnx
+from export.equivalence import (
+    AxesDiffer,
+    DtypesDiffer,
+    NamesDiffer,
+    ShapesDiffer,
+    ValuesDiffer,
+    onnx_classifier,
+)
+from export.graph import Exported, Served, check_interface, export, proof_images, to_onnx
 from export.rewrites.pipeline import FUSE, Step
 from models.checkpoint import Checkpoint, load
 from models.config import INPUT_NAME, MODEL_NAMES, OUTPUT_NAME, ModelConfig

@@ -1,0 +1,136 @@
+"""Lower precision, which has to pay for itself: an ONNX graph of float32 -> float16 or int8, through a gate.
+
+In: a proven float32 graph and a labelled dataset. Out: the converted graph and both accuracies on the test images; or
+AccuracyError, which holds the numbers. Inputs stay uint8 and outputs float32.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import onnx
+
+from export.equivalence import Classifier, Images, onnx_classifier
+from models.config import INPUT_NAME
+from models.data import Dataset
+
+CALIBRATION_IMAGES = 512
+CALIBRATION_SEED = 0
+TEST_BATCH = 256
+# In float16 the exponentials and the sums of squares of these lose what float32 keeps, or overflow.
+KEPT_IN_FLOAT32 = ("Softmax", "LayerNormalization")
+
+
+class AccuracyError(Exception):
+    """A conversion that costs more accuracy than it may; the message holds both accuracies and the limit."""
+
+
+@dataclass(frozen=True)
+class Converted:
+    """A graph in another precision, and the shares of test images that it and the float32 graph classify right."""
+
+    proto: onnx.ModelProto
+    accuracy: float
+    float32_accuracy: float
+    images: int
+
+    def __str__(self) -> str:
+        after, before = 100 * self.accuracy, 100 * self.float32_accuracy
+        return f"test accuracy {after:.2f} % against {before:.2f} %, {self.images} images"
+
+
+@dataclass(frozen=True)
+class Lowering:
+    """The precision wanted, the data to calibrate and to measure on, and how many percentage points it may cost."""
+
+    precision: Literal["fp16", "int8"]
+    dataset: Dataset
+    max_drop_points: float
+
+
+def convert(proto: onnx.ModelProto, lowering: Lowering) -> Converted:
+    """Converts the float32 `proto`; raises AccuracyError where that costs more than it may on the test images."""
+    dataset = lowering.dataset
+    lowered = _to_fp16(proto) if lowering.precision == "fp16" else _to_int8(proto, dataset.train_images)
+    onnx.checker.check_model(lowered, full_check=True)
+    before = accuracy(onnx_classifier(proto.SerializeToString()), dataset)
+    after = accuracy(onnx_classifier(lowered.SerializeToString()), dataset)
+    converted = Converted(lowered, after, before, len(dataset.test_labels))
+    if 100 * (before - after) > lowering.max_drop_points:
+        limit = f"a drop of at most {lowering.max_drop_points} points"
+        raise AccuracyError(f"{lowering.precision}: expected {limit}, found {converted}")
+    return converted
+
+
+def accuracy(classify: Classifier, dataset: Dataset) -> float:
+    """The share of the test images of `dataset` that `classify` gives their label."""
+    images, labels = dataset.test_images, dataset.test_labels
+    found = [classify(images[i : i + TEST_BATCH]).argmax(axis=1) for i in range(0, len(images), TEST_BATCH)]
+    return float(np.mean(np.concatenate(found) == labels))
+
+
+def _to_fp16(proto: onnx.ModelProto) -> onnx.ModelProto:
+    from onnxruntime.transformers.float16 import convert_float_to_float16
+    from onnxruntime.transformers.onnx_model import OnnxModel
+
+    model = OnnxModel(convert_float_to_float16(_copy(proto), keep_io_types=True, op_block_list=list(KEPT_IN_FLOAT32)))
+    model.topological_sort()  # the casts around what is kept are appended at the end
+    converted: onnx.ModelProto = model.model
+    return converted
+
+
+def _to_int8(proto: onnx.ModelProto, train_images: Images) -> onnx.ModelProto:
+    """Static quantisation in QDQ form, weights a channel at a time, activations by their range on training images.
+
+    The products of two activations inside attention, the patch embedding and the head stay in float32: they are a
+    small part of the work and the most sensitive one.
+    """
+    from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "int8.onnx")
+        quantize_static(
+            _copy(proto),
+            str(path),
+            _Calibration(train_images),
+            quant_format=QuantFormat.QDQ,
+            op_types_to_quantize=["MatMul", "Gemm", "Conv"],
+            per_channel=True,
+            activation_type=QuantType.QUInt8,
+            weight_type=QuantType.QInt8,
+            nodes_to_exclude=_kept_in_float32(proto.graph),
+        )
+        return onnx.load(path)
+
+
+def _kept_in_float32(graph: onnx.GraphProto) -> list[str]:
+    """Names of the products of two activations and of the first and last layer with a weight."""
+    constants = {tensor.name for tensor in graph.initializer}
+    products = [node for node in graph.node if node.op_type in ("MatMul", "Gemm", "Conv")]
+    weighted = [node for node in products if any(name in constants for name in node.input)]
+    activations = [node for node in products if node not in weighted]
+    return [node.name for node in (*activations, weighted[0], weighted[-1])]
+
+
+class _Calibration:
+    """Hands out training images, drawn by a fixed seed, a batch at a time."""
+
+    def __init__(self, train_images: Images) -> None:
+        drawn = np.random.default_rng(CALIBRATION_SEED).permutation(len(train_images))[:CALIBRATION_IMAGES]
+        self.batches: Iterator[Images] = iter(np.array_split(train_images[np.sort(drawn)], 8))
+
+    def get_next(self) -> dict[str, Any] | None:
+        """The next batch as the graph's inputs, None at the end: what ONNX Runtime's quantiser asks for."""
+        batch = next(self.batches, None)
+        return None if batch is None else {INPUT_NAME: batch}
+
+
+def _copy(proto: onnx.ModelProto) -> onnx.ModelProto:
+    copied = onnx.ModelProto()
+    copied.CopyFrom(proto)
+    return copied

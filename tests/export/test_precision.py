@@ -1,0 +1,128 @@
+"""Lower precision: what changes in the graph, the gate on the test accuracy, and nothing written when it closes."""
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from click.testing import CliRunner
+from onnx import TensorProto, numpy_helper
+
+from export import precision
+from export.equivalence import onnx_classifier
+from export.graph import Exported, export
+from export.precision import AccuracyError, Lowering, accuracy, convert
+from export.rewrites.pipeline import ALL
+from export.to_onnx import export as command
+from models.checkpoint import load
+from models.data import Dataset, load_digits
+
+
+@pytest.fixture(scope="module")
+def digits() -> Dataset:
+    return load_digits()
+
+
+@pytest.fixture(scope="module")
+def float32(trained: Path) -> Exported:
+    return export(load(trained), ALL)
+
+
+def float32_proto(exported: Exported) -> onnx.ModelProto:
+    return onnx.load_from_string(exported.onnx)
+
+
+def initializer_types(proto: onnx.ModelProto) -> Counter[int]:
+    return Counter(tensor.data_type for tensor in proto.graph.initializer if len(tensor.dims) > 1)
+
+
+@pytest.mark.parametrize("kind", ["fp16", "int8"])
+def test_the_served_tensors_stay_and_the_accuracy_too(kind: str, float32: Exported, digits: Dataset) -> None:
+    converted = convert(float32_proto(float32), Lowering(kind, digits, 1.0))
+    assert converted.proto.graph.input[0].type.tensor_type.elem_type == TensorProto.UINT8
+    assert converted.proto.graph.output[0].type.tensor_type.elem_type == TensorProto.FLOAT
+    assert converted.images == len(digits.test_labels)
+    classify = onnx_classifier(converted.proto.SerializeToString())
+    assert converted.accuracy == accuracy(classify, digits) > 0.95
+    for size in (1, 3, 64):
+        assert classify(digits.test_images[:size]).dtype == np.float32
+
+
+def test_float16_keeps_softmax_in_float32(float32: Exported, digits: Dataset) -> None:
+    proto = convert(float32_proto(float32), Lowering("fp16", digits, 100)).proto
+    types = initializer_types(proto)
+    assert types[TensorProto.FLOAT16] > 5
+    assert types[TensorProto.FLOAT] == 0
+    producers = {output: node for node in proto.graph.node for output in node.output}
+    softmaxes = [node for node in proto.graph.node if node.op_type == "Softmax"]
+    assert softmaxes
+    assert all(producers[node.input[0]].op_type == "Cast" for node in softmaxes)
+
+
+def test_int8_has_a_scale_for_each_channel_and_is_reproducible(float32: Exported, digits: Dataset) -> None:
+    lowering = Lowering("int8", digits, 100)
+    proto = convert(float32_proto(float32), lowering).proto
+    assert initializer_types(proto)[TensorProto.INT8] > 5
+    weights = {tensor.name for tensor in proto.graph.initializer if tensor.data_type == TensorProto.INT8}
+    tensors = {tensor.name: tensor for tensor in proto.graph.initializer}
+    scales = [
+        node.input[1] for node in proto.graph.node if node.op_type == "DequantizeLinear" and node.input[0] in weights
+    ]
+    assert scales
+    assert all(numpy_helper.to_array(tensors[name]).size > 1 for name in scales if tensors[name].dims)
+    assert proto.SerializeToString() == convert(float32_proto(float32), lowering).proto.SerializeToString()
+
+
+def test_products_of_two_activations_are_not_quantised(float32: Exported) -> None:
+    graph = float32_proto(float32).graph
+    kept = precision._kept_in_float32(graph)
+    assert len(kept) == 2 * 2 + 2  # scores and weighted sums of two blocks, the patches, the head
+
+
+def damaged(proto: onnx.ModelProto, images: object = None) -> onnx.ModelProto:
+    copied = precision._copy(proto)
+    head = next(tensor for tensor in copied.graph.initializer if tensor.name == "model.head.weight")
+    head.CopyFrom(numpy_helper.from_array(-numpy_helper.to_array(head), head.name))
+    return copied
+
+
+def test_a_conversion_that_costs_too_much_is_refused(
+    float32: Exported, digits: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(precision, "_to_int8", damaged)
+    with pytest.raises(AccuracyError, match=r"int8: expected a drop of at most 0.1 points, found test acc"):
+        convert(float32_proto(float32), Lowering("int8", digits, 0.1))
+    assert convert(float32_proto(float32), Lowering("int8", digits, 100)).accuracy < 0.5
+
+
+def test_the_command_writes_nothing_through_a_closed_gate(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(precision, "_to_fp16", damaged)
+    arguments = ["--checkpoint", str(trained), "--optimize", "--precision", "fp16", "--repository", str(tmp_path / "r")]
+    result = CliRunner().invoke(command, arguments)
+    assert result.exit_code == 1
+    assert result.output.splitlines()[-1].startswith("Error: fp16: expected a drop of at most 0.1 points")
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_command_stores_both_accuracies(trained: Path, tmp_path: Path) -> None:
+    output = tmp_path / "int8.onnx"
+    arguments = [
+        "--checkpoint",
+        str(trained),
+        "--precision",
+        "int8",
+        "--max-accuracy-drop",
+        "2",
+        "--output",
+        str(output),
+    ]
+    result = CliRunner().invoke(command, arguments)
+    assert result.exit_code == 0, result.output
+    assert "Converted to int8: test accuracy" in result.output
+    metadata = {entry.key: entry.value for entry in onnx.load(output).metadata_props}
+    assert metadata["precision"] == "int8"
+    assert 0.9 < float(metadata["test_accuracy"]) <= 1
+    assert float(metadata["float32_test_accuracy"]) == load(trained).metrics["test_accuracy"]

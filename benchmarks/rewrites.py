@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
     from benchmarks.contestants import Program
     from export.equivalence import Images
 
-MICRO_BATCHES = (16, 32, 64, 128, 256, 512)
+MICRO_BATCHES = (16, 32, 64, 128, 256)
 SEARCH_IMAGES = 2560
 SEARCH_ROUNDS = 3
 
@@ -97,11 +99,11 @@ def _measure(depth: int, count: int, seconds: float) -> list[dict[str, Any]]:
         except Unavailable as reason:
             click.echo(reason, err=True)
             continue
-        macs = macs_per_image(config, runtime)
+        macs, peak_mb = macs_per_image(config, runtime), _peak_memory_mb(engine, images)
         for kind, way in (("whole", Way(count, 1)), ("best", _best_way(engine, images))):
             row = {"name": f"{model} {runtime} {kind}", "model": model, "runtime": runtime, "kind": kind}
             runs[f"{model} {runtime} {kind}"] = _runner(engine, way, images)
-            rows.append(row | {"way": str(way), "macs": macs, "flops": 2 * macs * count})
+            rows.append(row | {"way": str(way), "macs": macs, "flops": 2 * macs * count, "peak_one_call_mb": peak_mb})
     with tqdm(total=100, unit="%", desc=f"depth {depth}: measuring", leave=False, disable=None) as bar:
         measured = time_interleaved(runs, seconds, lambda share: bar.update(int(100 * share) - bar.n))
     for row in rows:
@@ -110,6 +112,19 @@ def _measure(depth: int, count: int, seconds: float) -> list[dict[str, Any]]:
         row["gflops_per_s"] = row["flops"] / row["p50_ms"] / 1e6
         row["samples_ns"] = durations.samples_ns
     return rows
+
+
+def _peak_memory_mb(engine: Program, images: Images) -> float:
+    """Peak resident memory in MB of a fresh process that classifies all images in one call, libraries included."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(_classify_and_report_mb, engine, images).result()
+
+
+def _classify_and_report_mb(engine: Program, images: Images) -> float:
+    from benchmarks.contestants import start
+
+    start(engine, "cpu", _cores())(images)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
 
 
 def _best_way(engine: Program, images: Images) -> Way:
@@ -156,11 +171,12 @@ def _print(depth: int, rows: list[dict[str, Any]]) -> None:
     for model, runtime in dict.fromkeys((row["model"], row["runtime"]) for row in rows if "model" in row):
         one_call, best = _one_call_and_best(by_name, model, runtime)
         eager_one_call, eager_best = _one_call_and_best(by_name, model, "torch")
-        times = (f"{one_call['p50_ms']:.1f}", f"{best['p50_ms']:.1f}", best["way"])
+        memory = f"{best['peak_one_call_mb']:,.0f}"
+        times = (f"{one_call['p50_ms']:.1f}", memory, f"{best['p50_ms']:.1f}", best["way"])
         ratios = (eager_one_call["p50_ms"] / best["p50_ms"], eager_best["p50_ms"] / best["p50_ms"])
         shares = (*ratios, best["gflops_per_s"] / rate)
         cells.append((model, RUNTIMES[runtime], f"{best['macs'] / 1e6:.2f}", *times, *(f"{x:.2f}" for x in shares)))
-    times_of = ("one call ms", "best ms", "best way")
+    times_of = ("one call ms", "one call MB", "best ms", "best way")
     header = ("model", "runtime", "M MACs", *times_of, "x eager, one call", "x eager, best", "of GEMM")
     rounds = len(rows[0]["samples_ns"])
     click.echo(f"depth {depth}, medians of {rounds} interleaved rounds; GEMM: {rate:.0f} GFLOP/s, {product}")

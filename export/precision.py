@@ -6,8 +6,10 @@ AccuracyError, which holds the numbers. Inputs stay uint8 and outputs float32.
 
 from __future__ import annotations
 
+import logging
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -92,7 +94,7 @@ def _to_int8(proto: onnx.ModelProto, train_images: Images) -> onnx.ModelProto:
     """
     from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
 
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, _without_warnings():
         path = Path(folder, "int8.onnx")
         quantize_static(
             _copy(proto),
@@ -106,6 +108,16 @@ def _to_int8(proto: onnx.ModelProto, train_images: Images) -> onnx.ModelProto:
             nodes_to_exclude=_kept_in_float32(proto.graph),
         )
         return onnx.load(path)
+
+
+@contextmanager
+def _without_warnings() -> Iterator[None]:
+    """The quantiser advises a pass of shape inference, which the exporter has done, through the root logger."""
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(logging.NOTSET)
 
 
 def _kept_in_float32(graph: onnx.GraphProto) -> list[str]:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
+from models.train import CHECKPOINTS
+
 if TYPE_CHECKING:
     from export.rewrites.pipeline import Step
-
-CHECKPOINTS = Path("checkpoints")
 
 
 @click.command()

@@ -68,20 +68,19 @@ def baseline(config: ModelConfig) -> Served:
     return Served(network, scale_folded=False)
 
 
-def program(network: Served, runtime: str) -> Program:
-    """`network` as `runtime` takes it. Raises Unavailable where the model has no use for that runtime."""
-    config: ModelConfig = network.model.config  # type: ignore[assignment]  # nn.Module knows no attribute's type
+def program(config: ModelConfig, runtime: str) -> Program:
+    """The baseline as `runtime` takes it. Raises Unavailable where the model has no use for that runtime."""
+    network = baseline(config)
     if runtime == "torch":
         return network
     if runtime == "torch-sdpa":
         if config.model == "cnn":
             raise Unavailable("cnn, PyTorch with fused attention: not measured, there is no attention in it")
-        fused = copy.deepcopy(network)
-        for module in fused.modules():
+        for module in network.modules():
             if isinstance(module, Attention):
                 module.fused = True
-        return fused
-    served, _ = rewrite(copy.deepcopy(network.model).double(), REWRITES[runtime], ())
+        return network
+    served, _ = rewrite(network.model.double(), REWRITES[runtime], ())
     return bytes(to_onnx(served.float(), config, DEFAULT_OPSET).SerializeToString())
 
 
@@ -97,9 +96,8 @@ def contestant(config: ModelConfig, runtime: str, images: Images, device: str, t
 
     Raises Unavailable for a runtime that is not there, EquivalenceError for one that answers wrongly.
     """
-    network = baseline(config)
-    classify = start(program(network, runtime), device, threads)
-    expected = start(network, device, threads)
+    classify = start(program(config, runtime), device, threads)
+    expected = start(baseline(config), device, threads)
     prove(f"{config.model} {runtime}", expected, classify, images, FLOAT32_TOLERANCE, [min(len(images), CHECKED)])
     return Contestant(config.model, None if config.model == "cnn" else config.depth, runtime, classify)
 

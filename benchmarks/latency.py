@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from models.config import MODEL_NAMES, ModelConfig
+from models.config import MODEL_NAMES, ModelConfig, ModelName
 
 if TYPE_CHECKING:
     from benchmarks.contestants import Contestant
@@ -51,7 +51,7 @@ class NameList(click.ParamType[list[str]]):
 )
 def latency(
     batch: int,
-    models: list[str],
+    models: list[ModelName],
     runtimes: list[str],
     depth: int,
     device: str,
@@ -91,14 +91,14 @@ def latency(
 
 
 def _prepare(
-    models: list[str], runtimes: list[str], depth: int, images: Images, device: str, threads: int
+    models: list[ModelName], runtimes: list[str], depth: int, images: Images, device: str, threads: int
 ) -> list[Contestant]:
     from benchmarks.contestants import Unavailable, contestant
 
     contestants = []
     for model in models:
         click.echo(f"Preparing {model}: building, exporting, checking against PyTorch", err=True)
-        config = ModelConfig(model=model, depth=depth)  # type: ignore[arg-type]  # checked by NameList
+        config = ModelConfig(model=model, depth=depth)
         for runtime in runtimes:
             try:
                 contestants.append(contestant(config, runtime, images, device, threads))

@@ -80,7 +80,7 @@ def _measure(depth: int, count: int, seconds: float) -> list[dict[str, Any]]:
     """One JSON-ready row a contestant and way, and one a matrix product, all from one interleaved run."""
     from tqdm import tqdm
 
-    from benchmarks.contestants import Unavailable, baseline, contestant, example_images, macs_per_image, program
+    from benchmarks.contestants import Unavailable, contestant, example_images, macs_per_image, program
     from benchmarks.roofline import gemms
     from benchmarks.timing import time_interleaved
     from models.config import ModelConfig
@@ -95,7 +95,7 @@ def _measure(depth: int, count: int, seconds: float) -> list[dict[str, Any]]:
         images = example_images(config, count)
         try:
             contestant(config, runtime, images[:64], "cpu", _cores())  # raises where the answers are wrong
-            engine = program(baseline(config), runtime)
+            engine = program(config, runtime)
         except Unavailable as reason:
             click.echo(reason, err=True)
             continue

@@ -4,8 +4,10 @@ import json
 import subprocess
 import sys
 import time
+from importlib import import_module
 from pathlib import Path
 
+import click
 import numpy as np
 import pytest
 import tritonclient.grpc as grpc
@@ -76,8 +78,9 @@ def test_the_published_checkpoint_served(depth: int, reference_dir: Path, mnist_
 def test_every_command_is_a_subcommand_of_vitbn(command: str) -> None:
     from vitbn import COMMANDS, main
 
-    assert main.get_command(None, command) is not None  # type: ignore[arg-type]
-    assert command in COMMANDS
+    found = main.get_command(click.Context(main), command)
+    assert found is getattr(import_module(COMMANDS[command]), command)
+    assert isinstance(found, click.Command)
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,12 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from export.rewrites.absorb import absorb_attention
-from export.rewrites.errors import DoesNotApply
+from export.rewrites.errors import DoesNotApply, RewriteError
 from export.rewrites.fold import fold_attention_biases, fold_batchnorm, fold_input_scale
 from export.rewrites.patches import convolve_patches
 from export.rewrites.prune import cls_only
-from models.config import ModelConfig
+from models.cnn import CNN
+from models.vit import VisionTransformer
 
 Rewrite = Callable[[nn.Module], nn.Module]
 
@@ -65,8 +66,9 @@ def apply(model: nn.Module, rewrites: Sequence[Rewrite], required: Sequence[Rewr
 
 def macs_per_image(model: nn.Module) -> int:
     """Multiply-accumulates of all matrix products and convolutions of one image, as PyTorch counts them."""
-    config: ModelConfig = model.config  # type: ignore[assignment]  # nn.Module knows no attribute's type
-    image = torch.zeros(1, *config.input_shape, dtype=next(model.parameters()).dtype)
+    if not isinstance(model, VisionTransformer | CNN):
+        raise RewriteError(f"{type(model).__name__}: expected a transformer or CNN of this project")
+    image = torch.zeros(1, *model.config.input_shape, dtype=next(model.parameters()).dtype)
     with FlopCounterMode(display=False) as counter, torch.inference_mode():
         model(image)
     return int(counter.get_total_flops()) // 2

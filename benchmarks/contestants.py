@@ -17,6 +17,9 @@ import torch
 from export.equivalence import Classifier, Images, Logits, prove
 from export.graph import DEFAULT_OPSET, FLOAT32_TOLERANCE, Served, proof_images, rewrite, to_onnx
 from export.rewrites import pipeline
+from models import macs
+from models.catalog import matching
+from models.checkpoint import load
 from models.config import INPUT_NAME, OUTPUT_NAME, ModelConfig, ModelName
 from models.layers import Attention
 from models.registry import build, randomise_norms
@@ -61,7 +64,9 @@ def example_images(config: ModelConfig, count: int) -> Images:
 
 
 def baseline(config: ModelConfig) -> Served:
-    """The network of `config`, always with the same random weights and statistics; time does not depend on them."""
+    """The shipped network of `config`, or one with random weights and statistics; time does not depend on them."""
+    if path := matching(config):
+        return Served(load(path).model, scale_folded=False)
     torch.manual_seed(0)
     network = build(config).eval()
     randomise_norms(network)
@@ -74,8 +79,9 @@ def program(config: ModelConfig, runtime: str) -> Program:
     if runtime == "torch":
         return network
     if runtime == "torch-sdpa":
-        if config.model == "cnn":
-            raise Unavailable("cnn, PyTorch with fused attention: not measured, there is no attention in it")
+        if not config.is_transformer:
+            reason = "not measured, there is no attention in it"
+            raise Unavailable(f"{config.model}, PyTorch with fused attention: {reason}")
         for module in network.modules():
             if isinstance(module, Attention):
                 module.fused = True
@@ -99,13 +105,13 @@ def contestant(config: ModelConfig, runtime: str, images: Images, device: str, t
     classify = start(program(config, runtime), device, threads)
     expected = start(baseline(config), device, threads)
     prove(f"{config.model} {runtime}", expected, classify, images, FLOAT32_TOLERANCE, [min(len(images), CHECKED)])
-    return Contestant(config.model, None if config.model == "cnn" else config.depth, runtime, classify)
+    return Contestant(config.model, config.depth if config.is_transformer else None, runtime, classify)
 
 
 def macs_per_image(config: ModelConfig, runtime: str) -> int:
     """Multiply-accumulates of one image in `runtime`, after the rewrites that it stands for."""
     served, _ = rewrite(baseline(config).model.double(), REWRITES.get(runtime, ()), ())
-    return pipeline.macs_per_image(served.model)
+    return macs.macs_per_image(served.model)
 
 
 def _in_torch(model: Served, device: str, threads: int) -> Classifier:

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from models.config import MODEL_NAMES, ModelConfig, ModelName
+from models.config import MODEL_NAMES, TRANSFORMER_NAMES, ModelConfig, ModelName
 
 if TYPE_CHECKING:
     from benchmarks.contestants import Contestant
     from benchmarks.timing import Durations
     from export.equivalence import Images
 
+COMPARED = (*TRANSFORMER_NAMES, "cnn")
 RUNTIME_NAMES = ("torch", "torch-sdpa", "onnx", "onnx-folded", "onnx-optimized")
 
 
@@ -38,7 +39,7 @@ class NameList(click.ParamType[list[str]]):
 
 @click.command()
 @click.option("--batch", type=click.IntRange(1), default=5000, show_default=True, help="Images a call.")
-@click.option("--models", type=NameList(MODEL_NAMES), default=",".join(MODEL_NAMES), show_default=True)
+@click.option("--models", type=NameList(MODEL_NAMES), default=",".join(COMPARED), show_default=True)
 @click.option("--runtimes", type=NameList(RUNTIME_NAMES), default=",".join(RUNTIME_NAMES), show_default=True)
 @click.option("--depth", type=click.IntRange(1), default=6, show_default=True, help="Blocks of every transformer.")
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
@@ -61,14 +62,15 @@ def latency(
 ) -> None:
     """Time one call with --batch images: unfolded PyTorch, plain, folded and fully rewritten ONNX, at equal depth.
 
-    Weights and BatchNorm statistics are random (time does not depend on them). Every contestant is first checked
-    against PyTorch. The last column is PyTorch's median of the same model over the row's.
+    Weights are those of the shipped checkpoint where one has this depth, else random (time does not depend on them).
+    Every contestant is first checked against PyTorch. The last column is PyTorch's median of the same model over the
+    row's.
     """
     import torch
 
     from benchmarks.contestants import example_images
-    from benchmarks.environment import describe
     from export.equivalence import EquivalenceError
+    from models.environment import describe
 
     threads = threads or len(os.sched_getaffinity(0))
     if device == "auto":

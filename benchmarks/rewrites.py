@@ -7,24 +7,20 @@ search finds. All of them take turns in one run; ratios are of medians of that r
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from dataclasses import dataclass
+from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from benchmarks.ways import SEARCH_IMAGES, Way, best_way, cores, runner
+
 if TYPE_CHECKING:
     from benchmarks.contestants import Program
     from export.equivalence import Images
-
-MICRO_BATCHES = (16, 32, 64, 128, 256)
-SEARCH_IMAGES = 2560
-SEARCH_ROUNDS = 3
 
 # (model, runtime); the first row of each model is what the others are compared with.
 ROWS = (
@@ -43,17 +39,6 @@ ROWS = (
 )
 
 
-@dataclass(frozen=True)
-class Way:
-    """How a set of images is classified: images a call, and how many workers share the cores."""
-
-    micro_batch: int
-    workers: int
-
-    def __str__(self) -> str:
-        return f"{self.micro_batch} a call, {self.workers} x {_cores() // self.workers} threads"
-
-
 @click.command()
 @click.option("--depth", "depths", type=click.IntRange(1), multiple=True, default=(6, 1), show_default=True)
 @click.option("--images", "count", type=click.IntRange(SEARCH_IMAGES), default=5000, show_default=True)
@@ -61,7 +46,7 @@ class Way:
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write all samples here.")
 def rewrites(depths: tuple[int, ...], count: int, seconds: float, json_path: Path | None) -> None:
     """Compare all rewrites with plain exports and PyTorch on the CPU, at equal depth."""
-    from benchmarks.environment import describe
+    from models.environment import describe
 
     results = []
     for depth in depths:
@@ -71,7 +56,7 @@ def rewrites(depths: tuple[int, ...], count: int, seconds: float, json_path: Pat
     if json_path:
         from models.files import write_atomically
 
-        result = {"environment": describe(_cores(), "cpu"), "images": count, "results": results}
+        result = {"environment": describe(cores(), "cpu"), "images": count, "results": results}
         write_atomically(json_path, json.dumps(result, indent=2).encode())
         click.echo(f"Wrote {json_path}")
 
@@ -87,22 +72,22 @@ def _measure(depth: int, count: int, seconds: float) -> list[dict[str, Any]]:
 
     rows: list[dict[str, Any]] = []
     runs: dict[str, Callable[[], object]] = {}
-    for name, (run, flops) in gemms(_cores()).items():
+    for name, (run, flops) in gemms(cores()).items():
         runs[name] = run
         rows.append({"name": name, "flops": flops})
     for model, runtime in tqdm(ROWS, desc=f"depth {depth}: searching the best way", leave=False, disable=None):
         config = ModelConfig(model=model, depth=depth)
         images = example_images(config, count)
         try:
-            contestant(config, runtime, images[:64], "cpu", _cores())  # raises where the answers are wrong
+            contestant(config, runtime, images[:64], "cpu", cores())  # raises where the answers are wrong
             engine = program(config, runtime)
         except Unavailable as reason:
             click.echo(reason, err=True)
             continue
         macs, peak_mb = macs_per_image(config, runtime), _peak_memory_mb(engine, images)
-        for kind, way in (("whole", Way(count, 1)), ("best", _best_way(engine, images))):
+        for kind, way in (("whole", Way(count, 1)), ("best", best_way(engine, images))):
             row = {"name": f"{model} {runtime} {kind}", "model": model, "runtime": runtime, "kind": kind}
-            runs[f"{model} {runtime} {kind}"] = _runner(engine, way, images)
+            runs[f"{model} {runtime} {kind}"] = runner(engine, way, images)
             rows.append(row | {"way": str(way), "macs": macs, "flops": 2 * macs * count, "peak_one_call_mb": peak_mb})
     with tqdm(total=100, unit="%", desc=f"depth {depth}: measuring", leave=False, disable=None) as bar:
         measured = time_interleaved(runs, seconds, lambda share: bar.update(int(100 * share) - bar.n))
@@ -123,43 +108,10 @@ def _peak_memory_mb(engine: Program, images: Images) -> float:
 def _classify_and_report_mb(engine: Program, images: Images) -> float:
     from benchmarks.contestants import start
 
-    start(engine, "cpu", _cores())(images)
+    start(engine, "cpu", cores())(images)
     # Not getrusage: its maximum begins with the memory of the process that this one was forked from.
     status = Path("/proc/self/status").read_text()
     return int(re.findall(r"VmHWM:\s+(\d+) kB", status)[0]) * 1024 / 1e6
-
-
-def _best_way(engine: Program, images: Images) -> Way:
-    """The way with the lowest median on a part of the images."""
-    from benchmarks.timing import time_interleaved
-
-    ways = [Way(size, workers) for size in MICRO_BATCHES for workers in (1, _cores())]
-    part = images[:SEARCH_IMAGES]
-    runs = {str(way): _runner(engine, way, part) for way in ways}
-    measured = time_interleaved(runs, 0.001, lambda share: None, SEARCH_ROUNDS)
-    return min(ways, key=lambda way: measured[str(way)].percentile_ms(50))
-
-
-def _runner(engine: Program, way: Way, images: Images) -> Callable[[], None]:
-    """Classifies all `images`: one worker with all threads, or one worker a core, each with its share of the calls."""
-    from benchmarks.contestants import start
-
-    batches = [images[i : i + way.micro_batch] for i in range(0, len(images), way.micro_batch)]
-    workers = [start(engine, "cpu", _cores() // way.workers) for _ in range(way.workers)]
-    pool = ThreadPoolExecutor(way.workers)
-
-    def share(worker: int) -> None:
-        for batch in batches[worker :: way.workers]:
-            workers[worker](batch)
-
-    def run() -> None:
-        list(pool.map(share, range(way.workers)))
-
-    return run
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0))
 
 
 def _print(depth: int, rows: list[dict[str, Any]]) -> None:

@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from models.train import CHECKPOINTS
+from models.catalog import SHIPPED, shipped
 
 if TYPE_CHECKING:
     from export.rewrites.pipeline import Step
 
 
 @click.command()
-@click.option("--checkpoint", type=click.Path(path_type=Path), help="A .safetensors of ours or a published .pth.")
+@click.option("--model", type=click.Choice(SHIPPED), help="A shipped checkpoint.  [default: vitbn]")
+@click.option("--checkpoint", type=click.Path(path_type=Path), help="Your .safetensors, or a published .pth.")
 @click.option("--depth", type=click.IntRange(1), help="Read only the first N blocks of the checkpoint.")
 @click.option("--fuse-bn/--no-fuse-bn", default=True, show_default=True, help="Fold every BatchNorm away.")
 @click.option("--absorb-attention", is_flag=True, help="Let the tokens be keys and values themselves.")
@@ -27,9 +28,10 @@ if TYPE_CHECKING:
 @click.option("--data-dir", type=click.Path(path_type=Path), help="MNIST, to measure fp16 and int8 on.")
 @click.option("--opset", type=click.IntRange(18, 21), default=20, show_default=True, help="Of the ONNX file.")
 @click.option("--repository", type=click.Path(path_type=Path), default=Path("triton_repo"), show_default=True)
-@click.option("--name", help="To serve the model under; default: the model's own, such as vitbn.")
+@click.option("--name", help="To serve the model under.  [default: that of --model]")
 @click.option("--output", type=click.Path(path_type=Path), help="Write only this ONNX file and its manifest.")
 def export(
+    model: str | None,
     checkpoint: Path | None,
     depth: int | None,
     fuse_bn: bool,
@@ -44,10 +46,7 @@ def export(
     name: str | None,
     output: Path | None,
 ) -> None:
-    """Rewrite a checkpoint exactly, prove it on real digits and publish it as the next version of its model.
-
-    Without --checkpoint the newest in checkpoints/ is taken.
-    """
+    """Rewrite a checkpoint exactly, prove it on real digits and publish it as the next version of its model."""
     import json
 
     from export.equivalence import EquivalenceError
@@ -56,19 +55,22 @@ def export(
     from export.repository import PublishError, publish
     from export.rewrites import absorb, fold, pipeline, prune
     from export.rewrites.errors import RewriteError
-    from models.checkpoint import CheckpointError, UntrainedBlockWarning, load, newest
+    from models.checkpoint import CheckpointError, UntrainedBlockWarning, load
     from models.data import DataError, load_dataset
     from models.files import write_atomically
+    from models.macs import macs_per_image
 
+    if model and checkpoint:
+        raise click.UsageError("expected --model or --checkpoint, found both")
     try:
-        path = checkpoint or newest(CHECKPOINTS)
+        path = checkpoint or shipped(model or "vitbn")
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", UntrainedBlockWarning)
             loaded = load(path, depth)
         for warning in caught:
             click.echo(f"Warning: {warning.message}", err=True)
         config = loaded.config
-        what = config.model if config.model == "cnn" else f"{config.model}, depth {config.depth}"
+        what = f"{config.model}, depth {config.depth}" if config.is_transformer else config.model
         click.echo(f"Read {path}: {what}")
         chosen = {fold.fold_batchnorm: fuse_bn, absorb.absorb_attention: absorb_attention, prune.cls_only: cls_only}
         required = [rewrite for rewrite, wanted in chosen.items() if wanted]
@@ -78,7 +80,7 @@ def export(
             dataset = load_dataset(loaded.metrics.get("dataset", "mnist"), data_dir)
             lowering = Lowering(precision, dataset, max_accuracy_drop)
         exported = export_onnx(loaded, rewrites, required, opset, lowering)
-        _print_steps(pipeline.macs_per_image(loaded.model), exported.steps)
+        _print_steps(macs_per_image(loaded.model), exported.steps)
         for proof in exported.proofs:
             click.echo(f"Proved {proof}")
         if exported.converted:
@@ -87,7 +89,7 @@ def export(
             write_atomically(output, exported.onnx)
             write_atomically(output.with_suffix(".json"), json.dumps(exported.manifest, indent=2).encode())
         else:
-            output = publish(repository, name or config.model, exported)
+            output = publish(repository, name or model or config.model, exported)
     except (CheckpointError, DataError, RewriteError, EquivalenceError, AccuracyError, PublishError, OSError) as error:
         raise click.ClickException(str(error)) from error
     click.echo(f"Wrote {output} ({len(exported.onnx) / 1e6:.1f} MB)")
@@ -100,7 +102,7 @@ def _print_steps(macs: int, steps: Sequence[Step]) -> None:
         if step.left_out:
             click.echo(f"  {step.rewrite:22}{'left out':>12}  {step.left_out}")
         else:
-            where = step.layers[0] if len(step.layers) == 1 else f"{len(step.layers)} layers, {step.layers[0]} …"
+            where = f"{len(step.layers)} layers, {step.layers[0]} …" if len(step.layers) > 1 else "".join(step.layers)
             click.echo(f"  {step.rewrite:22}{step.macs:>12,}  {where}")
 
 

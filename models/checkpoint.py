@@ -10,7 +10,8 @@ import hashlib
 import json
 import warnings
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -65,8 +66,8 @@ def load(path: Path, depth: int | None = None) -> Checkpoint:
         raise CheckpointError(f"{path}: expected a checkpoint, found {error.strerror}") from error
     config, tensors, metrics = _read_reference(path) if zipfile.is_zipfile(path) else _read_safetensors(path)
     if depth is not None:
-        if not 1 <= depth <= config.depth or config.model == "cnn":
-            blocks = "no transformer" if config.model == "cnn" else f"{config.depth} blocks"
+        if not 1 <= depth <= config.depth or not config.is_transformer:
+            blocks = f"{config.depth} blocks" if config.is_transformer else "no transformer"
             raise CheckpointError(f"{path}: expected at least {depth} blocks (--depth {depth}), found {blocks}")
         if depth < config.depth:
             config, tensors, metrics = replace(config, depth=depth), _first_blocks(tensors, depth), {}
@@ -78,25 +79,34 @@ def load(path: Path, depth: int | None = None) -> Checkpoint:
     return Checkpoint(path, model.eval(), config, hashlib.sha256(data).hexdigest(), metrics)
 
 
-def newest(folder: Path) -> Path:
-    """The checkpoint in `folder` written last; raises CheckpointError if there is none."""
-    found = sorted(folder.glob("*.safetensors"), key=lambda path: path.stat().st_mtime_ns)
-    if not found:
-        raise CheckpointError(f"{folder}: expected a checkpoint, found none; train one: python models/train.py")
-    return found[-1]
+def read_config(path: Path) -> ModelConfig:
+    """The configuration in a checkpoint of ours, read without its tensors; raises CheckpointError for another file."""
+    with _opened(path) as file:
+        return _described(path, file.metadata())[0]
 
 
-def _read_safetensors(path: Path) -> tuple[ModelConfig, dict[str, Tensor], Metrics]:
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
     try:
         with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
-    except SafetensorError as error:
+            yield file
+    except (SafetensorError, OSError) as error:
         raise CheckpointError(
             f"{path}: expected safetensors or a PyTorch state dict, found neither ({error})"
         ) from error
+
+
+def _read_safetensors(path: Path) -> tuple[ModelConfig, dict[str, Tensor], Metrics]:
+    with _opened(path) as file:
+        config, metrics = _described(path, file.metadata())
+        return config, {name: file.get_tensor(name) for name in file.keys()}, metrics  # noqa: SIM118 (no mapping)
+
+
+def _described(path: Path, metadata: dict[str, str] | None) -> tuple[ModelConfig, Metrics]:
+    """What the metadata of a safetensors file say: the configuration and the metrics."""
     try:
-        return ModelConfig.from_json(metadata["config"]), tensors, json.loads(metadata.get("metrics", "{}"))
+        described = metadata or {}
+        return ModelConfig.from_json(described["config"]), json.loads(described.get("metrics", "{}"))
     except (KeyError, ConfigError, json.JSONDecodeError) as error:
         raise CheckpointError(f"{path}: expected a model config in the metadata, found {error!r}") from error
 

@@ -14,7 +14,7 @@ INPUT_NAME = "image"  # uint8 (batch, channels, height, width), 0 = background, 
 OUTPUT_NAME = "logits"  # float32 (batch, num_classes)
 INPUT_SCALE = 1.0 / 255.0  # what the networks are trained on: pixels in [0, 1]
 
-ModelName = Literal["vit", "vitbnffn", "vitbn", "cnn"]
+ModelName = Literal["vit", "vitbnffn", "vitbn", "cnn", "dnn", "dnnbn"]
 Pool = Literal["cls", "mean"]
 PositionEncoding = Literal["learn", "pe1d"]
 BatchNormFeatures = Literal["dim", "one"]
@@ -31,7 +31,7 @@ class ConfigError(ValueError):
 class ModelConfig:
     """The architecture of one model and the classes it tells apart. The defaults are those of the published study.
 
-    The CNN reads `channels`, `image_size`, `num_classes` and `labels`; the other fields describe transformers.
+    CNN and DNNs read `channels`, `image_size`, `num_classes` and `labels`; the other fields describe transformers.
     """
 
     model: ModelName = "vitbn"
@@ -69,12 +69,17 @@ class ModelConfig:
             _require(fits, field, "two integers of at least 1, height and width", value)
         for field in ("dropout", "emb_dropout"):
             _require(0 <= getattr(self, field) < 1, field, "a number in [0, 1)", getattr(self, field))
-        if self.model != "cnn":
+        if self.is_transformer:
             divides = all(side % patch == 0 for side, patch in zip(self.image_size, self.patch_size, strict=True))
             _require(divides, "patch_size", f"a divisor of image_size {self.image_size}", self.patch_size)
             even = self.pos_emb == "learn" or self.dim % 2 == 0
             _require(even, "dim", "an even number for pos_emb pe1d", self.dim)
         _require(len(self.labels) == self.num_classes, "labels", f"{self.num_classes} names", len(self.labels))
+
+    @property
+    def is_transformer(self) -> bool:
+        """Whether this has patches and a depth; the CNN and the DNNs have not."""
+        return self.model in TRANSFORMER_NAMES
 
     @property
     def num_patches(self) -> int:

@@ -1,8 +1,9 @@
 """Datasets as arrays: uint8 images (n, channels, height, width), 0 = background, 255 = ink, and int64 labels (n,).
 
-In: a dataset's name and, for MNIST, where its four idx files are. Out: a `Dataset` with a fixed training and test part.
-LeCun et al., "Gradient-based learning applied to document recognition", 1998 (MNIST and the idx format); Alpaydin and
-Kaynak, "Optical Recognition of Handwritten Digits", 1998 (the digits bundled with scikit-learn).
+In: a dataset's name and, for MNIST and EMNIST, where their four idx files are. Out: a `Dataset` with a fixed training
+and test part. LeCun et al., "Gradient-based learning applied to document recognition", 1998 (MNIST and the idx format);
+Cohen et al., "EMNIST: an extension of MNIST to handwritten letters", 2017 (its split "digits"); Alpaydin and Kaynak,
+"Optical Recognition of Handwritten Digits", 1998 (the digits bundled with scikit-learn).
 """
 
 from __future__ import annotations
@@ -12,19 +13,25 @@ import math
 import os
 import struct
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-DATASETS = ("digits", "mnist")
+DATASETS = ("digits", "mnist", "emnist-digits")
 
 MNIST_PARTS = {
     "train images": "train-images-idx3-ubyte.gz",
     "train labels": "train-labels-idx1-ubyte.gz",
     "test images": "t10k-images-idx3-ubyte.gz",
     "test labels": "t10k-labels-idx1-ubyte.gz",
+}
+EMNIST_PARTS = {
+    f"{part} {kind}": f"emnist-digits-{part}-{kind}-{form}-ubyte.gz"
+    for part in ("train", "test")
+    for kind, form in (("images", "idx3"), ("labels", "idx1"))
 }
 # The checksums of the files as first published; source: torchvision's datasets/mnist.py.
 MNIST_CHECKSUMS = {
@@ -57,12 +64,35 @@ class Dataset:
 
 
 def load_dataset(name: str, data_dir: Path | None = None) -> Dataset:
-    """`digits` (embedded) or `mnist` (from `data_dir`, else $MNIST_DIR, else the cache, else downloaded)."""
+    """`digits` (embedded), `mnist` (from `data_dir`, else $MNIST_DIR, else the cache, else downloaded) or
+    `emnist-digits` (from `data_dir`, else $EMNIST_DIR).
+    """
     if name == "digits":
         return load_digits()
     if name == "mnist":
         return load_mnist(find_mnist(data_dir))
+    if name == "emnist-digits":
+        return load_emnist(find_emnist(data_dir))
     raise DataError(f"dataset: expected one of {', '.join(DATASETS)}, found {name}")
+
+
+def hold_out(dataset: Dataset, count: int) -> Dataset:
+    """The training part alone, `count` of its images, always the same, in the place of the test part.
+
+    Raises DataError where fewer than two images would be left to train on.
+    """
+    total = len(dataset.train_labels)
+    if not 1 <= count <= total - 2:
+        raise DataError(f"{dataset.name}: expected to hold out 1 to {total - 2} of {total} images, found {count}")
+    held, kept = np.split(np.random.default_rng(0).permutation(total), [count])
+    images, labels = dataset.train_images, dataset.train_labels
+    return replace(
+        dataset,
+        train_images=images[kept],
+        train_labels=labels[kept],
+        test_images=images[held],
+        test_labels=labels[held],
+    )
 
 
 def load_digits() -> Dataset:
@@ -96,22 +126,32 @@ def _as_mnist(ink: NDArray[np.float64]) -> NDArray[np.uint8]:
 
 def load_mnist(folder: Path) -> Dataset:
     """The four idx files of `folder`, gzipped or not; raises DataError where one is missing or not as expected."""
-    arrays = {part: read_idx(_idx_file(folder, name)) for part, name in MNIST_PARTS.items()}
-    for part in ("train", "test"):
-        images, labels = arrays[f"{part} images"], arrays[f"{part} labels"]
-        if images.ndim != 3 or labels.ndim != 1 or len(images) != len(labels) or len(images) == 0:
-            raise DataError(
-                f"{folder}: expected {part} images (n, height, width) and as many labels, "
-                f"found {images.shape} and {labels.shape}"
-            )
+    train, test = (_idx_part(folder, MNIST_PARTS, part) for part in ("train", "test"))
+    return Dataset("mnist", *train, *test, tuple("0123456789"))
+
+
+def load_emnist(folder: Path) -> Dataset:
+    """EMNIST's digits, turned upright, from the four idx files of `folder`; raises DataError as `load_mnist` does."""
     return Dataset(
-        "mnist",
-        arrays["train images"][:, None],
-        arrays["train labels"].astype(np.int64),
-        arrays["test images"][:, None],
-        arrays["test labels"].astype(np.int64),
-        tuple("0123456789"),
+        "emnist-digits", *load_emnist_part(folder, "train"), *load_emnist_part(folder, "test"), tuple("0123456789")
     )
+
+
+def load_emnist_part(folder: Path, part: Literal["train", "test"]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """One part alone: images (n, 1, H, W) and labels (n,). The files hold each image transposed."""
+    images, labels = _idx_part(folder, EMNIST_PARTS, part)
+    return np.ascontiguousarray(images.swapaxes(2, 3)), labels
+
+
+def _idx_part(folder: Path, names: dict[str, str], part: str) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Images (n, 1, H, W) and labels (n,) of the two files of one part."""
+    images, labels = (read_idx(_idx_file(folder, names[f"{part} {kind}"])) for kind in ("images", "labels"))
+    if images.ndim != 3 or labels.ndim != 1 or len(images) != len(labels) or len(images) == 0:
+        raise DataError(
+            f"{folder}: expected {part} images (n, height, width) and as many labels, "
+            f"found {images.shape} and {labels.shape}"
+        )
+    return images[:, None], labels.astype(np.int64)
 
 
 def read_idx(path: Path) -> NDArray[np.uint8]:
@@ -149,6 +189,18 @@ def find_mnist(data_dir: Path | None) -> Path:
     cache = Path(pooch.os_cache("vitbn")) / "mnist"
     download(MNIST_CHECKSUMS, MNIST_MIRRORS, cache)
     return cache
+
+
+def find_emnist(data_dir: Path | None) -> Path:
+    """The folder with EMNIST: the one named, else $EMNIST_DIR. Raises DataError where neither is there.
+
+    It is not downloaded: it comes as one archive of half a gigabyte, of which the digits are a part.
+    """
+    named = data_dir or (Path(os.environ["EMNIST_DIR"]) if os.environ.get("EMNIST_DIR") else None)
+    if named is None:
+        files = ", ".join(EMNIST_PARTS.values())
+        raise DataError(f"emnist-digits: expected a folder with {files} in --data-dir or EMNIST_DIR, found neither")
+    return named
 
 
 def download(checksums: dict[str, str], mirrors: tuple[str, ...], folder: Path) -> None:

@@ -7,18 +7,22 @@ from torch import nn
 
 from models.cnn import CNN
 from models.config import ModelConfig
+from models.dnn import DNN, DNNBN
 from models.vit import VisionTransformer, ViT, ViTBN, ViTBNFFN
 
+Network = VisionTransformer | CNN | DNN
+
 TRANSFORMERS: dict[str, type[VisionTransformer]] = {cls.name: cls for cls in (ViT, ViTBNFFN, ViTBN)}
+OTHERS: dict[str, type[CNN | DNN]] = {"cnn": CNN, "dnn": DNN, "dnnbn": DNNBN}
 
 
-def build(config: ModelConfig) -> nn.Module:
+def build(config: ModelConfig) -> Network:
     """The network that `config` describes; its `config` attribute says the same."""
-    if config.model == "cnn":
-        fields = {name: getattr(config, name) for name in ("image_size", "channels", "num_classes", "labels")}
-        return CNN(**fields)
-    fields = {name: value for name, value in vars(config).items() if name != "model"}
-    return TRANSFORMERS[config.model](**fields)
+    if config.is_transformer:
+        fields = {name: value for name, value in vars(config).items() if name != "model"}
+        return TRANSFORMERS[config.model](**fields)
+    fields = {name: getattr(config, name) for name in ("image_size", "channels", "num_classes", "labels")}
+    return OTHERS[config.model](**fields)
 
 
 def randomise_norms(model: nn.Module, seed: int = 0) -> None:

@@ -1,20 +1,25 @@
-"""Command line of the training stage: dataset -> checkpoint. `python models/train.py --help`."""
+"""Command line of the training stage: dataset -> checkpoint. `python models/train.py --help`.
+
+Under torchrun several processes train one network: `torchrun --nproc-per-node 2 models/train.py …`.
+"""
 
 from __future__ import annotations
 
+import json
 import math
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from models.config import MODEL_NAMES, ConfigError, ModelConfig, ModelName
-from models.data import DATASETS, DataError, load_dataset
+from models.data import DATASETS, DataError, Dataset, load_dataset
 
 if TYPE_CHECKING:
-    from models.training import Epoch
+    from models.training import Epoch, TrainingOptions
 
 CHECKPOINTS = Path("checkpoints")
 
@@ -25,18 +30,58 @@ def _finite(ctx: click.Context, param: click.Parameter, value: float) -> float:
     return value
 
 
+def _read_params(ctx: click.Context, param: click.Parameter, path: Path | None) -> None:
+    """Takes the file's values as the defaults of the options they name; what the command line says goes before."""
+    if path is None:
+        return
+    try:
+        values = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise click.BadParameter(f"{path}: expected a JSON object of options, found {error}") from error
+    known = {option.name for option in ctx.command.params} - {"params", "output", "resume", "track", "data_dir"}
+    unknown = sorted(values.keys() - known) if isinstance(values, dict) else [type(values).__name__]
+    if unknown:
+        raise click.BadParameter(f"{path}: expected options out of {', '.join(sorted(known))}, found {unknown[0]}")
+    ctx.default_map = values
+
+
+def _check_model(ctx: click.Context, param: click.Parameter, model: str) -> str:
+    """The parameters of one model are not another's."""
+    meant = (ctx.default_map or {}).get("model", model)
+    if meant != model:
+        raise click.BadParameter(f"expected the model that --params is for, {meant}, found {model}")
+    return model
+
+
 @click.command()
-@click.option("--model", type=click.Choice(MODEL_NAMES), default="vitbn", show_default=True)
+@click.option(
+    "--params",
+    type=click.Path(path_type=Path),
+    callback=_read_params,
+    is_eager=True,
+    expose_value=False,
+    help="JSON with values for the options below, such as models/tune.py writes.",
+)
+@click.option("--model", type=click.Choice(MODEL_NAMES), default="vitbn", show_default=True, callback=_check_model)
 @click.option("--dataset", type=click.Choice(DATASETS), default="digits", show_default=True)
-@click.option("--data-dir", type=click.Path(path_type=Path), help="Folder with the MNIST idx files, else $MNIST_DIR.")
-@click.option("--depth", type=click.IntRange(1), default=6, show_default=True, help="Blocks; the CNN has none.")
+@click.option("--data-dir", type=click.Path(path_type=Path), help="Of idx files, else $MNIST_DIR or $EMNIST_DIR.")
+@click.option("--depth", type=click.IntRange(1), default=6, show_default=True, help="Blocks of a transformer.")
 @click.option("--epochs", type=click.IntRange(1), default=10, show_default=True)
 @click.option("--batch-size", type=click.IntRange(2), default=100, show_default=True)
 @click.option("--lr", type=click.FloatRange(0, 10, min_open=True), callback=_finite, default=0.001, show_default=True)
+@click.option("--schedule", type=click.Choice(["constant", "one-cycle"]), default="constant", show_default=True)
+@click.option("--weight-decay", type=click.FloatRange(0, 1), default=0.0, show_default=True, help="Of AdamW.")
+@click.option("--label-smoothing", type=click.FloatRange(0, 1, max_open=True), default=0.0, show_default=True)
+@click.option("--clip", type=click.FloatRange(0, min_open=True), help="Bound of the gradient's norm.")
+@click.option("--precision", type=click.Choice(["fp32", "bf16"]), default="fp32", show_default=True)
+@click.option("--augment", type=click.Choice(["none", "light", "study"]), default="none", show_default=True)
+@click.option("--augment-test", is_flag=True, help="Distort the test images too, as the study did.")
+@click.option("--hold-out", type=click.IntRange(0), default=0, show_default=True, help="Training images to test on.")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda", "mps"]), default="auto", show_default=True)
 @click.option("--output", type=click.Path(path_type=Path), help="Default: checkpoints/<model>-<dataset>.safetensors")
 @click.option("--resume", is_flag=True, help="Go on where the run at --output stopped.")
+@click.option("--track", is_flag=True, help="Record the run with MLflow: $MLFLOW_TRACKING_URI, else ./mlruns.")
 def train(
     model: ModelName,
     dataset: str,
@@ -45,36 +90,60 @@ def train(
     epochs: int,
     batch_size: int,
     lr: float,
-    seed: int,
     device: str,
     output: Path | None,
     resume: bool,
+    track: bool,
+    **others: Any,
 ) -> None:
     """Train a model and write its checkpoint after every epoch (Ctrl-C keeps the last finished one)."""
-    from models import training
+    from models import distributed, training
 
     try:
         data = load_dataset(dataset, data_dir)
         height, width = data.train_images.shape[2:]
         config = ModelConfig(model=model, image_size=(height, width), depth=depth, labels=data.labels)
-        options = training.TrainingOptions(epochs, batch_size, lr, seed, training.choose_device(device))
+        device = distributed.local_device(training.choose_device(device))
+        options = training.TrainingOptions(epochs=epochs, batch_size=batch_size, lr=lr, device=device, **others)
         output = output or CHECKPOINTS / f"{model}-{dataset}.safetensors"
-        click.echo(f"{model} on {len(data.train_labels)} images of {dataset}, {options.device}, seed {seed}")
-        with _progress(epochs * len(data.train_labels)) as on_batch:
-            last = _print_epochs(training.train(config, data, options, output, resume, on_batch))
+        with distributed.process_group(device):
+            last = _run(config, data, options, output, resume, track)
     except (ConfigError, DataError, training.TrainingError, OSError) as error:
         raise click.ClickException(str(error)) from error
     if last is None:
         raise click.ClickException(f"{output}: expected fewer than {epochs} finished epochs, found them all")
-    click.echo(f"Wrote {output} and {output.with_suffix('.json')}")
+
+
+def _run(
+    config: ModelConfig, data: Dataset, options: TrainingOptions, output: Path, resume: bool, track: bool
+) -> Epoch | None:
+    """Trains; the first process says how it goes. Returns the last epoch, None where there was nothing to do."""
+    from models import distributed, training
+
+    images, first = len(data.train_labels) - options.hold_out, distributed.rank() == 0
+    with _progress(options.epochs * images, first) as on_batch:
+        epochs = training.train(config, data, options, output, resume, on_batch)
+        if not first:
+            return deque(epochs, maxlen=1).pop()
+        if track:
+            from models import tracking
+
+            epochs = tracking.track(epochs, output, resume, _print_above_the_bar)
+        what = f"{config.model}, depth {config.depth}," if config.is_transformer else config.model
+        click.echo(f"{what} on {images} images of {data.name}, {options.device}, seed {options.seed}")
+        last = _print_epochs(epochs, f"{'held-out' if options.hold_out else 'test'} accuracy %")
+    if last:
+        click.echo(f"Wrote {output} and {output.with_suffix('.json')}")
+        click.echo(f"Export it: python export/to_onnx.py --checkpoint {output}")
+    return last
 
 
 @contextmanager
-def _progress(images: int) -> Iterator[Callable[[int, float], None]]:
+def _progress(images: int, shown: bool) -> Iterator[Callable[[int, float], None]]:
     """A bar over all images of all epochs, on the terminal alone."""
     from tqdm import tqdm
 
-    with tqdm(total=images, unit=" images", unit_scale=True, leave=False, disable=None) as bar:
+    with tqdm(total=images, unit=" images", unit_scale=True, leave=False, disable=None if shown else True) as bar:
 
         def on_batch(count: int, loss: float) -> None:
             bar.set_postfix(loss=f"{loss:.3f}", refresh=False)
@@ -83,15 +152,15 @@ def _progress(images: int) -> Iterator[Callable[[int, float], None]]:
         yield on_batch
 
 
-def _print_epochs(epochs: Iterator[Epoch]) -> Epoch | None:
+def _print_epochs(epochs: Iterator[Epoch], measured: str) -> Epoch | None:
     """Prints a row an epoch and returns the last; on Ctrl-C says what is kept and exits with 130, as a shell does."""
     last = None
-    _print_above_the_bar("epoch  training s  test s  training loss  test accuracy %")
+    _print_above_the_bar(f"epoch  training s  test s  training loss  {measured}")
     try:
         for last in epochs:
             _print_above_the_bar(
                 f"{last.epoch:5d}  {last.training_time_s:10.2f}  {last.test_time_s:6.2f}"
-                f"  {last.training_loss:13.4f}  {100 * last.test_accuracy:15.2f}"
+                f"  {last.training_loss:13.4f}  {100 * last.test_accuracy:{len(measured)}.2f}"
             )
     except KeyboardInterrupt:
         kept = f"kept epoch {last.epoch}" if last else "no epoch was finished"

@@ -11,21 +11,22 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models import checkpoint
+from models import checkpoint, distributed
+from models.augmentation import Augmentation, augmentation
 from models.config import INPUT_SCALE, ModelConfig
-from models.data import Dataset
+from models.data import Dataset, hold_out
 from models.files import write_atomically
 from models.registry import build
 
-TEST_BATCH = 1000
+TEST_BATCH = 100  # a larger one leaves the cache: at 1000 the same takes twice as long
 
 
 class TrainingError(Exception):
@@ -34,18 +35,35 @@ class TrainingError(Exception):
 
 @dataclass(frozen=True)
 class TrainingOptions:
-    """How a model is trained: Adam (Kingma and Ba, 2015) on the cross-entropy, at a constant learning rate."""
+    """How a model is trained: AdamW (Loshchilov and Hutter, 2019) on the cross-entropy; without decay that is Adam.
+
+    `one-cycle` (Smith and Topin, 2019) warms up to `lr` and anneals to nearly 0 over all epochs; `clip` bounds the norm
+    of the gradient; `bf16` computes the products in bfloat16 where PyTorch's autocast deems it safe, the weights stay
+    float32. Of the training images `hold_out` are kept back: epochs are then measured on these, and the test images are
+    looked at once, after the last.
+    """
 
     epochs: int
     batch_size: int
     lr: float
     seed: int
     device: str
+    schedule: Literal["constant", "one-cycle"] = "constant"
+    weight_decay: float = 0.0
+    label_smoothing: float = 0.0
+    clip: float | None = None
+    precision: Literal["fp32", "bf16"] = "fp32"
+    augment: Augmentation = "none"
+    augment_test: bool = False  # distort what epochs are measured on too, as the study did
+    hold_out: int = 0
 
 
 @dataclass(frozen=True)
 class Epoch:
-    """The four series of the study at one epoch: times in seconds, mean training loss, test accuracy in [0, 1]."""
+    """The four series of the study at one epoch: times in seconds, mean training loss, test accuracy in [0, 1].
+
+    Where images are held out, they are what is measured in the place of the test images.
+    """
 
     epoch: int
     training_time_s: float
@@ -57,8 +75,11 @@ class Epoch:
 @dataclass
 class _State:
     model: nn.Module
+    network: nn.Module  # the same, averaging gradients where several processes train
     optimizer: torch.optim.Optimizer
-    generator: torch.Generator  # draws the order of the images; the seed decides it alone
+    schedule: torch.optim.lr_scheduler.LRScheduler
+    order: torch.Generator  # draws the order of the images; the seed decides it alone
+    random: Tensor  # where PyTorch's own generator stands, which draws dropout and distortions
     series: list[Epoch]
 
 
@@ -80,43 +101,73 @@ def train(
     output: Path,
     resume: bool,
     on_batch: Callable[[int, float], None],
+    test_batch: int = TEST_BATCH,
 ) -> Iterator[Epoch]:
     """Trains, yielding each epoch after its checkpoint is on disk, so that an interrupted run loses one at most.
 
-    `on_batch` is called with the images done and the loss. With `resume` the run at `output` goes on, epoch for epoch
-    as if it had never stopped. Raises TrainingError when the loss is no longer finite, or there is nothing to resume.
+    `on_batch` is called with the images done and the loss; test images are classified `test_batch` at a time. With
+    `resume` the run at `output` goes on, epoch for epoch as if it had never stopped. Raises TrainingError when the loss
+    is no longer finite, or there is nothing to resume.
     """
-    torch.manual_seed(options.seed)
-    model = build(config).to(options.device)
-    optimizer = torch.optim.Adam(model.parameters(), lr=options.lr)
-    state = _State(model, optimizer, torch.Generator().manual_seed(options.seed), [])
+    if options.batch_size % distributed.processes():
+        raise TrainingError(
+            f"batch size: expected a multiple of the {distributed.processes()} processes, found {options.batch_size}"
+        )
+    part = hold_out(dataset, options.hold_out) if options.hold_out else dataset
+    state = _start(config, options, len(part.train_labels))
     resume_path = output.with_suffix(".resume.pt")
     if resume:
         _restore(state, resume_path, config, dataset, options)
-    images, labels = _on_device(dataset.train_images, dataset.train_labels, options.device)
-    test_images, test_labels = _on_device(dataset.test_images, dataset.test_labels, options.device)
+    images, labels = _on_device(part.train_images, part.train_labels, options.device)
+    test_images, test_labels = _on_device(part.test_images, part.test_labels, options.device)
+    distort = augmentation(options.augment)
     for number in range(len(state.series) + 1, options.epochs + 1):
         start = time.perf_counter()
-        loss = _train_epoch(state, images, labels, options.batch_size, on_batch)
+        loss = _train_epoch(state, images, labels, options, distort, on_batch)
         training_time_s = time.perf_counter() - start
         start = time.perf_counter()
-        accuracy = measure_accuracy(model, test_images, test_labels)
+        distorted = distort if options.augment_test else None
+        accuracy = measure_accuracy(state.model, test_images, test_labels, distorted, test_batch)
         epoch = Epoch(number, training_time_s, time.perf_counter() - start, loss, accuracy)
         state.series.append(epoch)
         _write(state, output, resume_path, config, dataset, options)
         yield epoch
 
 
-def measure_accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
+def _start(config: ModelConfig, options: TrainingOptions, images: int) -> _State:
+    """A network as the seed initialises it, alike in every process, and nothing learned yet."""
+    torch.manual_seed(options.seed)
+    model = build(config).to(options.device)
+    distributed.manual_seed(options.seed)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=options.lr, weight_decay=options.weight_decay, fused=True)
+    schedule: torch.optim.lr_scheduler.LRScheduler
+    if options.schedule == "one-cycle":
+        steps = options.epochs * len(_batches(torch.arange(images), options.batch_size)) + 1  # the first is at once
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, options.lr, total_steps=steps)
+    else:
+        schedule = torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0)
+    order = torch.Generator().manual_seed(options.seed)
+    return _State(model, distributed.parallel(model), optimizer, schedule, order, torch.get_rng_state(), [])
+
+
+def measure_accuracy(
+    model: nn.Module,
+    images: Tensor,
+    labels: Tensor,
+    distort: Callable[[Tensor], Tensor] | None = None,
+    batch_size: int = TEST_BATCH,
+) -> float:
     """The share of uint8 `images` (n, C, H, W) that `model`, in eval mode, gives the class in int64 `labels` (n,).
 
-    Raises TrainingError for logits that are not finite.
+    `distort` is applied to the images (B, C, H, W) in [0, 1] first. Raises TrainingError for logits that are not
+    finite.
     """
     model.eval()
     right = 0
     with torch.inference_mode():
-        for x, y in zip(images.split(TEST_BATCH), labels.split(TEST_BATCH), strict=True):
-            logits = model(x * INPUT_SCALE)  # (B, num_classes)
+        for x, y in zip(images.split(batch_size), labels.split(batch_size), strict=True):
+            pixels = x * INPUT_SCALE
+            logits = model(distort(pixels) if distort else pixels)  # (B, num_classes)
             if not logits.isfinite().all():
                 raise TrainingError("test logits: expected finite numbers, found others; try a lower --lr")
             right += int((logits.argmax(1) == y).sum())
@@ -127,52 +178,108 @@ def _on_device(images: Any, labels: Any, device: str) -> tuple[Tensor, Tensor]:
     return torch.tensor(images, device=device), torch.tensor(labels, device=device)
 
 
+def _batches(order: Tensor, batch_size: int) -> list[Tensor]:
+    """The indices (n,) in batches that all processes can share evenly.
+
+    The last, short one is left out where it holds less than two images a process: BatchNorm has no variance of one
+    image. Another order leaves others out.
+    """
+    share = distributed.processes()
+    batches = [batch[: len(batch) // share * share] for batch in order.split(batch_size)]
+    return [batch for batch in batches if len(batch) >= 2 * share]
+
+
 def _train_epoch(
-    state: _State, images: Tensor, labels: Tensor, batch_size: int, on_batch: Callable[[int, float], None]
+    state: _State,
+    images: Tensor,
+    labels: Tensor,
+    options: TrainingOptions,
+    distort: Callable[[Tensor], Tensor],
+    on_batch: Callable[[int, float], None],
 ) -> float:
+    """One pass over all images in a new order; returns the mean loss over all processes."""
     state.model.train()
-    order = torch.randperm(len(images), generator=state.generator).to(images.device)
+    torch.set_rng_state(state.random)  # others may have drawn since
+    order = torch.randperm(len(images), generator=state.order).to(images.device)
     total, trained_on = torch.zeros((), device=images.device), 0
-    for batch in order.split(batch_size):
-        if len(batch) == 1:
-            break  # BatchNorm has no variance of one image; another order leaves another one out
-        state.optimizer.zero_grad(set_to_none=True)
-        loss = F.cross_entropy(state.model(images[batch] * INPUT_SCALE), labels[batch])
+    for batch in _batches(order, options.batch_size):
+        share = batch[distributed.rank() :: distributed.processes()]
+        loss = _step(state, distort(images[share] * INPUT_SCALE), labels[share], options)
         if not math.isfinite(value := loss.item()):
             raise TrainingError(f"training loss: expected a finite number, found {value}; try a lower --lr")
-        loss.backward()
-        state.optimizer.step()
-        total += loss.detach() * len(batch)
+        total += loss * len(batch)
         trained_on += len(batch)
         on_batch(len(batch), value)
-    return float(total) / trained_on
+    distributed.average_buffers(state.model)
+    state.random = torch.get_rng_state()
+    return distributed.sum_over_processes(total) / distributed.processes() / trained_on
+
+
+def _step(state: _State, pixels: Tensor, labels: Tensor, options: TrainingOptions) -> Tensor:
+    """Learns from one batch of pixels (B, C, H, W) and labels (B,); returns its loss."""
+    state.optimizer.zero_grad(set_to_none=True)
+    with torch.autocast(pixels.device.type, torch.bfloat16, enabled=options.precision == "bf16"):
+        loss = F.cross_entropy(state.network(pixels), labels, label_smoothing=options.label_smoothing)
+    loss.backward()
+    if options.clip is not None:
+        nn.utils.clip_grad_norm_(state.model.parameters(), options.clip)
+    state.optimizer.step()
+    state.schedule.step()
+    return loss.detach()
+
+
+def command_line(config: ModelConfig, dataset: str, options: TrainingOptions) -> str:
+    """The command that trains the same again."""
+    words = ["python models/train.py", f"--model {config.model}", f"--dataset {dataset}", f"--depth {config.depth}"]
+    for field in fields(options):
+        value, option = getattr(options, field.name), f"--{field.name.replace('_', '-')}"
+        if value != field.default and field.name != "device":
+            words.append(option if value is True else f"{option} {value}")
+    return " ".join(words)
 
 
 def _write(
     state: _State, output: Path, resume_path: Path, config: ModelConfig, dataset: Dataset, options: TrainingOptions
 ) -> None:
-    last = state.series[-1]
-    metrics = {
-        "dataset": dataset.name,
-        "test_accuracy": last.test_accuracy,
-        "test_images": len(dataset.test_labels),
-        "epochs": last.epoch,
-        "options": asdict(options),
-    }
-    series = metrics | {"config": asdict(config), "series": [asdict(epoch) for epoch in state.series]}
-    checkpoint.save(output, state.model, config, metrics)
-    write_atomically(output.with_suffix(".json"), json.dumps(series, indent=2).encode())
+    random = distributed.gather(state.random)
+    if distributed.rank() != 0:
+        return
+    metrics = _metrics(state, config, dataset, options)
+    epochs = [asdict(epoch) for epoch in state.series]
     resumable = {
         "run": _run_key(config, dataset, options),
         "model": state.model.state_dict(),
         "optimizer": state.optimizer.state_dict(),
-        "order": state.generator.get_state(),
-        "dropout": torch.get_rng_state(),
-        "series": [asdict(epoch) for epoch in state.series],
+        "schedule": state.schedule.state_dict(),
+        "order": state.order.get_state(),
+        "random": random,
+        "series": epochs,
     }
     buffer = io.BytesIO()
     torch.save(resumable, buffer)
+    checkpoint.save(output, state.model, config, metrics)
+    series = metrics | {"config": asdict(config), "series": epochs}
+    write_atomically(output.with_suffix(".json"), json.dumps(series, indent=2).encode())
     write_atomically(resume_path, buffer.getvalue())
+
+
+def _metrics(state: _State, config: ModelConfig, dataset: Dataset, options: TrainingOptions) -> checkpoint.Metrics:
+    """What the checkpoint says of itself; test images are looked at after the last epoch only, if some are held out."""
+    last = state.series[-1]
+    metrics: checkpoint.Metrics = {
+        "dataset": dataset.name,
+        "epochs": last.epoch,
+        "command": command_line(config, dataset.name, options),
+        "options": asdict(options),
+        "test_images": len(dataset.test_labels),
+    }
+    if not options.hold_out:
+        return metrics | {"test_accuracy": last.test_accuracy}
+    metrics["held_out_accuracy"] = last.test_accuracy
+    if last.epoch == options.epochs:
+        test = _on_device(dataset.test_images, dataset.test_labels, options.device)
+        metrics["test_accuracy"] = measure_accuracy(state.model, *test)
+    return metrics
 
 
 def _restore(state: _State, path: Path, config: ModelConfig, dataset: Dataset, options: TrainingOptions) -> None:
@@ -187,11 +294,18 @@ def _restore(state: _State, path: Path, config: ModelConfig, dataset: Dataset, o
         raise TrainingError(f"{path}: expected a run of {expected}, found {found}")
     state.model.load_state_dict(saved["model"])
     state.optimizer.load_state_dict(saved["optimizer"])
-    state.generator.set_state(saved["order"].cpu())
-    torch.set_rng_state(saved["dropout"].cpu())
+    state.schedule.load_state_dict(saved["schedule"])
+    state.order.set_state(saved["order"].cpu())
+    state.random = saved["random"][distributed.rank()].cpu()
     state.series.extend(Epoch(**epoch) for epoch in saved["series"])
 
 
 def _run_key(config: ModelConfig, dataset: Dataset, options: TrainingOptions) -> str:
-    """What must agree for one run to go on where another stopped: all but the number of epochs and the device."""
-    return f"{config.to_json()} on {dataset.name}, batch {options.batch_size}, lr {options.lr}, seed {options.seed}"
+    """What must agree for one run to go on where another stopped: all but the device and, at a constant rate, the
+    number of epochs.
+    """
+    same = asdict(options) | {"processes": distributed.processes()}
+    del same["device"]
+    if options.schedule == "constant":
+        del same["epochs"]
+    return f"{config.to_json()} on {dataset.name}, {json.dumps(same)}"

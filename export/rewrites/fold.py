@@ -16,7 +16,9 @@ from torch import Tensor, nn
 from export.rewrites.errors import DoesNotApply, RewriteError
 from models.cnn import CNN
 from models.config import INPUT_SCALE
+from models.dnn import DNN
 from models.layers import Attention, TokenBatchNorm, TokenEmbedding
+from models.registry import Network
 from models.vit import VisionTransformer
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -43,8 +45,8 @@ def fold_batchnorm(model: nn.Module) -> nn.Module:
     stands beside nothing linear, or beside a layer whose weight is shared: none is ever dropped or left in. Raises it
     also for weights or statistics that are not finite and for negative variances.
     """
-    if not isinstance(model, VisionTransformer | CNN):
-        raise RewriteError(f"{type(model).__name__}: expected a transformer or CNN of this project")
+    if not isinstance(model, Network):
+        raise RewriteError(f"{type(model).__name__}: expected a transformer, CNN or DNN of this project")
     dtype = next(model.parameters()).dtype
     folded = copy.deepcopy(model).double()
     _check_weights_are_not_shared(folded)
@@ -136,11 +138,14 @@ class FoldedEmbedding(nn.Module):
         return torch.cat((cls_row, x + self.patch_rows), dim=1)  # (B, N, D)
 
 
-def _folds(model: VisionTransformer | CNN) -> Iterator[Fold]:
+def _folds(model: Network) -> Iterator[Fold]:
     """Which norm goes into which layer. A LayerNorm after the patch embedding has none behind it, and stays."""
     if isinstance(model, CNN):
         yield from (Fold(f"norm{n}", f"conv{n}", "after") for n in (1, 2, 3))
         yield Fold("normfc", "fc1", "after")
+        return
+    if isinstance(model, DNN):
+        yield from (Fold(f"norm{n}", f"linear{n}", "after") for n in (1, 2, 3))
         return
     yield Fold("patch_norm", "patch_embedding", "before")
     if isinstance(model.embedding_norm, TokenBatchNorm):
@@ -197,7 +202,7 @@ def _bare(norm: nn.Module) -> nn.Module:
 
 
 def _first_layer(model: nn.Module) -> nn.Module:
-    names = ("to_patches.convolution", "patch_norm", "patch_embedding", "conv1")
+    names = ("to_patches.convolution", "patch_norm", "patch_embedding", "conv1", "linear1")
     layers: dict[str, nn.Module] = dict(model.named_modules())
     return next(layers[name] for name in names if name in layers and not isinstance(layers[name], nn.Identity))
 

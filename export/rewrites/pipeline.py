@@ -11,15 +11,13 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from export.rewrites.absorb import absorb_attention
-from export.rewrites.errors import DoesNotApply, RewriteError
+from export.rewrites.errors import DoesNotApply
 from export.rewrites.fold import fold_attention_biases, fold_batchnorm, fold_input_scale
 from export.rewrites.patches import convolve_patches
 from export.rewrites.prune import cls_only
-from models.cnn import CNN
-from models.vit import VisionTransformer
+from models.macs import macs_per_image
 
 Rewrite = Callable[[nn.Module], nn.Module]
 
@@ -62,16 +60,6 @@ def apply(model: nn.Module, rewrites: Sequence[Rewrite], required: Sequence[Rewr
         steps.append(Step(rewrite.__name__, tuple(changed_layers(model, rewritten)), macs))
         model = rewritten
     return model, steps
-
-
-def macs_per_image(model: nn.Module) -> int:
-    """Multiply-accumulates of all matrix products and convolutions of one image, as PyTorch counts them."""
-    if not isinstance(model, VisionTransformer | CNN):
-        raise RewriteError(f"{type(model).__name__}: expected a transformer or CNN of this project")
-    image = torch.zeros(1, *model.config.input_shape, dtype=next(model.parameters()).dtype)
-    with FlopCounterMode(display=False) as counter, torch.inference_mode():
-        model(image)
-    return int(counter.get_total_flops()) // 2
 
 
 def changed_layers(before: nn.Module, after: nn.Module) -> Iterator[str]:

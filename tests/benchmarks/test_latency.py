@@ -7,10 +7,9 @@ import pytest
 from click.testing import CliRunner
 
 from benchmarks import contestants
-from benchmarks.latency import RUNTIME_NAMES, latency
+from benchmarks.latency import COMPARED, RUNTIME_NAMES, latency
 from export.graph import Served
 from export.rewrites.pipeline import Step
-from models.config import MODEL_NAMES
 
 QUICK = ("--batch", "3", "--depth", "1", "--seconds", "1", "--threads", "1", "--device", "cpu")
 
@@ -23,7 +22,7 @@ def test_every_model_and_runtime_at_equal_depth(tmp_path: Path) -> None:
     assert written["environment"]["threads"] == 1
     assert written["environment"]["packages"]["torch"]
     rows = written["rows"]
-    expected = {(m, r) for m in MODEL_NAMES for r in RUNTIME_NAMES} - {("cnn", "torch-sdpa")}
+    expected = {(m, r) for m in COMPARED for r in RUNTIME_NAMES} - {("cnn", "torch-sdpa")}
     assert {(row["model"], row["runtime"]) for row in rows} == expected
     for row in rows:
         assert row["depth"] == (None if row["model"] == "cnn" else 1)
@@ -57,7 +56,7 @@ def test_a_wrong_runtime_is_an_error_and_no_row(monkeypatch: pytest.MonkeyPatch,
 @pytest.mark.parametrize(
     ("option", "value", "message"),
     [
-        ("--models", "vit,resnet", "expected names out of vit,vitbnffn,vitbn,cnn, found 'resnet'"),
+        ("--models", "vit,resnet", "expected names out of vit,vitbnffn,vitbn,cnn,dnn,dnnbn, found 'resnet'"),
         ("--runtimes", "", "expected names out of torch"),
         ("--batch", "0", "0 is not in the range"),
         ("--depth", "0", "0 is not in the range"),

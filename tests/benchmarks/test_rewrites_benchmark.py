@@ -7,12 +7,14 @@ import pytest
 from click.testing import CliRunner
 
 from benchmarks import rewrites as module
-from benchmarks.rewrites import Way, rewrites
+from benchmarks import ways
+from benchmarks.rewrites import rewrites
+from benchmarks.ways import Way, runner
 
 
 @pytest.mark.slow
 def test_a_short_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MICRO_BATCHES", (128,))
+    monkeypatch.setattr(ways, "MICRO_BATCHES", (128,))
     monkeypatch.setattr(module, "ROWS", (("vitbn", "torch"), ("vitbn", "onnx-optimized"), ("cnn", "torch")))
     path = tmp_path / "rewrites.json"
     arguments = ["--depth", "1", "--images", "2560", "--seconds", "1", "--json", str(path)]
@@ -44,5 +46,5 @@ def test_every_way_classifies_every_image_once(way: Way, monkeypatch: pytest.Mon
 
     seen: list[int] = []
     monkeypatch.setattr("benchmarks.contestants.start", lambda *arguments: lambda batch: seen.extend(batch.tolist()))
-    module._runner(b"", way, np.arange(1000))()
+    runner(b"", way, np.arange(1000))()
     assert sorted(seen) == list(range(1000))

@@ -18,10 +18,11 @@ from export.rewrites.absorb import AbsorbedAttention, absorb_attention
 from export.rewrites.errors import DoesNotApply, RewriteError
 from export.rewrites.fold import fold_batchnorm
 from export.rewrites.patches import convolve_patches
-from export.rewrites.pipeline import ALL, FUSE, Step, apply, macs_per_image
+from export.rewrites.pipeline import ALL, FUSE, Step, apply
 from export.rewrites.prune import ClsBlock, Constant, cls_only
 from models.checkpoint import Checkpoint, load
 from models.config import TRANSFORMER_NAMES, ModelConfig
+from models.macs import macs_per_image
 from models.registry import build, randomise_norms
 
 SMALL = ModelConfig(depth=2, dim=16, heads=4, dim_head=16, mlp_dim=24)

@@ -8,6 +8,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from export.to_onnx import export
+from models.checkpoint import save
+from models.config import ModelConfig
+from models.registry import build, randomise_norms
 
 
 def run(*arguments: object) -> Result:
@@ -47,6 +50,19 @@ def test_untrained_blocks_are_named(reference_dir: Path, tmp_path: Path) -> None
     assert "blocks.1, blocks.2, blocks.3, blocks.4, blocks.5 never saw a batch" in result.output
 
 
+@pytest.mark.parametrize("model", ["dnn", "dnnbn"])
+def test_networks_without_anything_to_rewrite_but_norms(model: str, tmp_path: Path) -> None:
+    network = build(ModelConfig(model=model)).eval()
+    randomise_norms(network)
+    save(tmp_path / "x.safetensors", network, network.config, {})
+    result = run("--optimize", "--checkpoint", tmp_path / "x.safetensors", "--output", tmp_path / "x.onnx")
+    assert result.exit_code == 0, result.output
+    assert f"Read {tmp_path / 'x.safetensors'}: {model}\n" in result.output
+    changed = next(line for line in result.output.splitlines() if "fold_batchnorm" in line)
+    assert ("3 layers, norm1 …" in changed) == (model == "dnnbn")
+    assert not any(node.op_type == "BatchNormalization" for node in onnx.load(tmp_path / "x.onnx").graph.node)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -55,9 +71,8 @@ def test_untrained_blocks_are_named(reference_dir: Path, tmp_path: Path) -> None
         (["--checkpoint", "{trained}", "--depth", "9"], "expected at least 9 blocks (--depth 9), found 2 blocks"),
         (["--checkpoint", "{trained}", "--name", "a/b"], "model name: expected"),
         (["--checkpoint", "{trained}", "--repository", "text"], "text"),
-        ([], "expected a checkpoint, found none; train one: python models/train.py"),
     ],
-    ids=["missing", "not a checkpoint", "too deep", "name", "repository is a file", "no checkpoint yet"],
+    ids=["missing", "not a checkpoint", "too deep", "name", "repository is a file"],
 )
 def test_one_line_and_nothing_written(
     arguments: list[str], message: str, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -70,3 +85,15 @@ def test_one_line_and_nothing_written(
     assert len(result.output.splitlines()[-1]) < 300
     assert result.output.splitlines()[-1].startswith("Error: ")
     assert [path.name for path in tmp_path.rglob("*")] == ["text"]
+
+
+def test_a_shipped_checkpoint_by_name(tmp_path: Path) -> None:
+    result = run("--model", "vitbn-tiny", "--optimize", "--repository", tmp_path / "repository")
+    assert result.exit_code == 0, result.output
+    assert sorted(path.name for path in (tmp_path / "repository").iterdir()) == ["vitbn-tiny"]
+
+
+def test_one_checkpoint_at_a_time(trained: Path, tmp_path: Path) -> None:
+    result = run("--model", "vitbn", "--checkpoint", trained, "--output", tmp_path / "m.onnx")
+    assert (result.exit_code, "expected --model or --checkpoint, found both" in result.output) == (2, True)
+    assert list(tmp_path.iterdir()) == []

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from models.checkpoint import CheckpointError, UntrainedBlockWarning, load, newest, save
+from models.checkpoint import CheckpointError, UntrainedBlockWarning, load, read_config, save
 from models.config import INPUT_SCALE, ModelConfig
 from models.data import load_mnist
 from models.registry import build, randomise_norms
@@ -343,15 +343,14 @@ def test_a_failed_save_leaves_what_was_there(saved, monkeypatch):
     assert list(saved.parent.iterdir()) == [saved]
 
 
-def test_newest(saved):
-    second = saved.with_name("a.safetensors")
-    save(second, network(TINY), TINY, {})
-    os.utime(saved, (1, 1))
-    assert newest(saved.parent) == second
-    os.utime(second, (0, 0))
-    assert newest(saved.parent) == saved
+def test_config_alone(saved):
+    assert read_config(saved) == TINY
 
 
-def test_newest_of_none(tmp_path):
-    with pytest.raises(CheckpointError, match=r"expected a checkpoint, found none; train one: python models/train\.py"):
-        newest(tmp_path)
+@pytest.mark.parametrize("content", [None, b"", b"no checkpoint"], ids=["no file", "empty", "text"])
+def test_config_of_no_checkpoint(tmp_path, content):
+    path = tmp_path / "x.safetensors"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"x\.safetensors: expected safetensors"):
+        read_config(path)

@@ -40,7 +40,7 @@ def test_geometry():
 @pytest.mark.parametrize(
     ("field", "value", "expected"),
     [
-        ("model", "resnet", "one of vit, vitbnffn, vitbn, cnn"),
+        ("model", "resnet", "one of vit, vitbnffn, vitbn, cnn, dnn, dnnbn"),
         ("pool", "max", "one of cls, mean"),
         ("pos_emb", "rope", "one of learn, pe1d"),
         ("bn_features", "two", "one of dim, one"),

@@ -12,7 +12,17 @@ import pooch
 import pytest
 
 from models import data
-from models.data import DataError, download, find_mnist, load_dataset, load_digits, load_mnist, read_idx
+from models.data import (
+    DataError,
+    download,
+    find_emnist,
+    find_mnist,
+    load_dataset,
+    load_digits,
+    load_emnist_part,
+    load_mnist,
+    read_idx,
+)
 
 BYTES = bytes(range(24))
 
@@ -170,8 +180,45 @@ def test_real_mnist(mnist_dir):
     np.testing.assert_array_equal(np.bincount(dataset.test_labels)[:3], [980, 1135, 1032])
 
 
+def write_emnist(folder, parts=("train", "test")):
+    """Small files of EMNIST's digits: each image, of 2 rows and 3 columns, is stored column by column."""
+    for part in parts:
+        upright = np.arange(12, dtype=np.uint8).reshape(2, 2, 3)
+        write(
+            folder / f"emnist-digits-{part}-images-idx3-ubyte.gz",
+            gzip.compress(idx(upright.swapaxes(1, 2).tobytes(), (2, 3, 2))),
+        )
+        write(folder / f"emnist-digits-{part}-labels-idx1-ubyte", idx(bytes([7, 1]), (2,)))
+    return folder
+
+
+def test_emnist_is_turned_upright(tmp_path):
+    dataset = load_dataset("emnist-digits", write_emnist(tmp_path))
+    for images, labels in ((dataset.train_images, dataset.train_labels), (dataset.test_images, dataset.test_labels)):
+        np.testing.assert_array_equal(images, np.arange(12).reshape(2, 1, 2, 3))
+        np.testing.assert_array_equal(labels, [7, 1])
+        assert (images.dtype, labels.dtype) == (np.uint8, np.int64)
+    assert dataset.name == "emnist-digits"
+
+
+def test_one_part_of_emnist_is_enough_for_itself(tmp_path):
+    images, _ = load_emnist_part(write_emnist(tmp_path, parts=["test"]), "test")
+    assert images.shape == (2, 1, 2, 3)
+    with pytest.raises(DataError, match=r"expected emnist-digits-train-images-idx3-ubyte\.gz \(or without \.gz\)"):
+        load_dataset("emnist-digits", tmp_path)
+
+
+def test_emnist_is_where_one_says(tmp_path, monkeypatch):
+    monkeypatch.setenv("EMNIST_DIR", str(tmp_path / "environment"))
+    assert find_emnist(tmp_path / "named") == tmp_path / "named"
+    assert find_emnist(None) == tmp_path / "environment"
+    monkeypatch.delenv("EMNIST_DIR")
+    with pytest.raises(DataError, match=r"emnist-digits: expected a folder with .* in --data-dir or EMNIST_DIR"):
+        load_dataset("emnist-digits")
+
+
 def test_unknown_dataset():
-    with pytest.raises(DataError, match="expected one of digits, mnist, found cifar"):
+    with pytest.raises(DataError, match="expected one of digits, mnist, emnist-digits, found cifar"):
         load_dataset("cifar")
 
 

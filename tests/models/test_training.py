@@ -172,7 +172,7 @@ def test_loss_that_is_not_finite_keeps_the_last_checkpoint(tmp_path, some_digits
     path = tmp_path / "run.safetensors"
     run(path, some_digits, replace(OPTIONS, epochs=1))
     before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
-    monkeypatch.setattr(F, "cross_entropy", lambda logits, labels: logits.sum() * float("nan"))
+    monkeypatch.setattr(F, "cross_entropy", lambda logits, labels, **others: logits.sum() * float("nan"))
     with pytest.raises(TrainingError, match="training loss: expected a finite number, found nan; try a lower --lr"):
         run(path, some_digits, resume=True)
     assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
@@ -208,6 +208,8 @@ def test_checkpoint_says_how_it_was_trained(tmp_path, some_digits):
     read = load(tmp_path / "run.safetensors")
     assert read.config == TINY
     assert read.metrics == {
+        "command": "python models/train.py --model vitbn --dataset digits --depth 1"
+        " --epochs 3 --batch-size 50 --lr 0.003 --seed 0",
         "dataset": "digits",
         "test_accuracy": last.test_accuracy,
         "test_images": 359,

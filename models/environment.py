@@ -10,7 +10,18 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-PACKAGES = ("torch", "onnx", "onnxruntime", "onnxruntime-gpu", "tensorrt", "numpy")
+PACKAGES = (
+    "torch",
+    "onnx",
+    "onnxruntime",
+    "onnxruntime-gpu",
+    "tensorrt",
+    "numpy",
+    "kornia",
+    "scikit-learn",
+    "ax-platform",
+    "botorch",
+)
 
 
 def describe(threads: int, device: str) -> dict[str, Any]:
@@ -21,7 +32,7 @@ def describe(threads: int, device: str) -> dict[str, Any]:
         "cpu": _cpu_model(),
         "cores": os.cpu_count(),
         "threads": threads,
-        "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
+        "device": torch.cuda.get_device_name() if device == "cuda" else device,
         "load_1min": os.getloadavg()[0],
         "system": platform.platform(),
         "python": platform.python_version(),

@@ -1,0 +1,65 @@
+"""How a set of images is classified best: images a call, and how the cores are shared.
+
+In: a program ready to run, and images. Out: the way with the lowest median, and a function that goes it once.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from benchmarks.contestants import Program
+    from export.equivalence import Images
+
+MICRO_BATCHES = (16, 32, 64, 128, 256)
+SEARCH_IMAGES = 2560
+SEARCH_ROUNDS = 3
+
+
+@dataclass(frozen=True)
+class Way:
+    """Images a call, and how many workers share the cores."""
+
+    micro_batch: int
+    workers: int
+
+    def __str__(self) -> str:
+        return f"{self.micro_batch} a call, {self.workers} x {cores() // self.workers} threads"
+
+
+def cores() -> int:
+    """Those that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def best_way(engine: Program, images: Images) -> Way:
+    """The way with the lowest median on a part of the images."""
+    from benchmarks.timing import time_interleaved
+
+    ways = [Way(size, workers) for size in MICRO_BATCHES for workers in sorted({1, cores()})]
+    part = images[:SEARCH_IMAGES]
+    runs = {str(way): runner(engine, way, part) for way in ways}
+    measured = time_interleaved(runs, 0.001, lambda share: None, SEARCH_ROUNDS)
+    return min(ways, key=lambda way: measured[str(way)].percentile_ms(50))
+
+
+def runner(engine: Program, way: Way, images: Images) -> Callable[[], None]:
+    """Classifies all `images`: one worker with all threads, or one worker a core, each with its share of the calls."""
+    from benchmarks.contestants import start
+
+    batches = [images[i : i + way.micro_batch] for i in range(0, len(images), way.micro_batch)]
+    workers = [start(engine, "cpu", cores() // way.workers) for _ in range(way.workers)]
+    pool = ThreadPoolExecutor(way.workers)
+
+    def share(worker: int) -> None:
+        for batch in batches[worker :: way.workers]:
+            workers[worker](batch)
+
+    def run() -> None:
+        list(pool.map(share, range(way.workers)))
+
+    return run

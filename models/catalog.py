@@ -1,0 +1,56 @@
+"""The checkpoints that come with the project, by name; trained on MNIST by the recipe beside them.
+
+In: a name, or a configuration. Out: the file, `models/pretrained/<name>.safetensors`, which says itself how it was
+trained and what it is worth.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from models.config import ModelConfig
+
+SHIPPED = ("vitbn", "vitbn-small", "vitbn-tiny", "vitbnffn", "vit", "cnn")
+PRETRAINED = Path(__file__).parent / "pretrained"
+
+
+def shipped(name: str) -> Path:
+    """The file of the shipped checkpoint `name`."""
+    return PRETRAINED / f"{name}.safetensors"
+
+
+@cache
+def matching(config: ModelConfig) -> Path | None:
+    """The shipped checkpoint of exactly this architecture, if there is one."""
+    from models.checkpoint import read_config
+
+    return next((path for path in map(shipped, SHIPPED) if read_config(path) == config), None)
+
+
+@click.command()
+def models() -> None:
+    """List the shipped checkpoints: what they are, what they get right and what they cost."""
+    from models.checkpoint import load
+    from models.macs import macs_per_image
+
+    click.echo(
+        f"{'name':12} {'model':9} {'depth':>5} {'test accuracy %':>15} {'M MACs':>7} {'parameters':>10} {'epochs':>6}"
+    )
+    for name in SHIPPED:
+        checkpoint = load(shipped(name))
+        config, metrics = checkpoint.config, checkpoint.metrics
+        click.echo(
+            f"{name:12} {config.model:9} {config.depth if config.is_transformer else '-':>5}"
+            f" {100 * metrics['test_accuracy']:15.2f} {macs_per_image(checkpoint.model) / 1e6:7.2f}"
+            f" {sum(p.numel() for p in checkpoint.model.parameters()):10,} {metrics['epochs']:6}"
+        )
+    click.echo("Accuracy on MNIST's 10,000 test images; multiply-accumulates an image as trained, before any rewrite.")
+
+
+if __name__ == "__main__":
+    models()

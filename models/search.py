@@ -1,0 +1,227 @@
+"""Bayesian search for good training parameters: the trials so far -> the parameters to try next, and their file.
+
+A Gaussian process models the accuracy as a function of the parameters, and the next trial is where it promises
+most (Snoek et al., "Practical Bayesian optimization of machine learning algorithms", 2012); Ax has BoTorch do both
+(Balandat et al., 2020). Nothing of Ax is stored: its state is built anew from the trials each time, so that a
+search that was killed goes on as if it had never stopped.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from models.config import ModelName
+from models.files import write_atomically
+
+if TYPE_CHECKING:
+    from ax.api.configs import ChoiceParameterConfig, RangeParameterConfig
+
+Schedule = Literal["constant", "one-cycle"]
+
+# Wider where there is BatchNorm, which makes higher rates usable.
+LEARNING_RATES: dict[ModelName, tuple[float, float]] = {
+    "vit": (1e-5, 1e-3),
+    "vitbnffn": (1e-5, 1e-2),
+    "vitbn": (1e-5, 1e-2),
+    "cnn": (1e-5, 1e-2),
+}
+BATCH_SIZES = (20, 120)
+FIRST_TRIALS = 5  # spread over the space, before there is enough to fit a Gaussian process to
+
+
+class SearchError(Exception):
+    """A search that cannot start or go on; the message says what was expected and what was found."""
+
+
+@dataclass(frozen=True)
+class Search:
+    """What is searched, and how each trial is trained: the trials of one search can be compared, and no others.
+
+    Learning rate and batch size are always searched, depths and schedules where there is more than one.
+    """
+
+    model: ModelName
+    dataset: str
+    depths: tuple[int, int]  # the lowest and the highest
+    schedules: tuple[Schedule, ...]
+    epochs: int  # of one trial
+    train_images: int
+    held_out_images: int
+    seed: int  # of the proposals and of the training of each trial
+
+    @property
+    def learning_rates(self) -> tuple[float, float]:
+        """The lowest and the highest."""
+        return LEARNING_RATES[self.model]
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """One point of the space, each field named like the option of models/train.py that takes it."""
+
+    lr: float
+    batch_size: int
+    depth: int
+    schedule: Schedule
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What training with `parameters` came to: `accuracy` in [0, 1] on the held-out images after the last epoch.
+
+    A failed trial, one whose numbers were no longer finite, has an `error` in its place.
+    """
+
+    parameters: Parameters
+    accuracy: float | None
+    duration_s: float
+    error: str | None = None
+
+
+def propose(search: Search, trials: Sequence[Trial]) -> Parameters:
+    """What to try after `trials`, a function of these and the seed alone.
+
+    First the centre of the space and points of Sobol's sequence, then the maximum of the expected improvement as it
+    is for noisy accuracies (Ament et al., 2023). A failed trial counts as the worst of the others, so that the
+    search keeps away from there. The same seed proposes the same on the same machine and versions; on others,
+    rounding may lead the fit of the Gaussian process elsewhere.
+    """
+    worst = min((trial.accuracy for trial in trials if trial.accuracy is not None), default=0.0)
+    with _quiet():
+        from ax.api.client import Client
+
+        client = Client(random_seed=search.seed)
+        client.configure_experiment(parameters=_space(search))
+        client.configure_optimization(objective="accuracy")
+        if len(trials) < FIRST_TRIALS:
+            client.configure_generation_strategy(
+                initialization_budget=FIRST_TRIALS, initialization_random_seed=search.seed
+            )
+        else:
+            client.configure_generation_strategy(initialization_budget=0, initialize_with_center=False)
+        for trial in trials:
+            searched = {name: getattr(trial.parameters, name) for name in searched_names(search)}
+            index = client.attach_trial(parameters=searched)
+            accuracy = worst if trial.accuracy is None else trial.accuracy
+            client.complete_trial(index, raw_data={"accuracy": accuracy})
+        (proposed,) = client.get_next_trials(max_trials=1).values()
+    fixed = {"depth": search.depths[0], "schedule": search.schedules[0]}
+    return Parameters(**{**fixed, **proposed})  # type: ignore[arg-type]  # Ax knows numbers and texts, not which
+
+
+def searched_names(search: Search) -> list[str]:
+    """The names of the parameters that are not fixed."""
+    depth = ["depth"] if search.depths[0] < search.depths[1] else []
+    return ["lr", "batch_size", *depth, *(["schedule"] if len(search.schedules) > 1 else [])]
+
+
+def _space(search: Search) -> list[RangeParameterConfig | ChoiceParameterConfig]:
+    from ax.api.configs import ChoiceParameterConfig, RangeParameterConfig
+
+    every: dict[str, RangeParameterConfig | ChoiceParameterConfig] = {
+        "lr": RangeParameterConfig("lr", search.learning_rates, "float", scaling="log"),
+        "batch_size": RangeParameterConfig("batch_size", BATCH_SIZES, "int"),
+        "depth": RangeParameterConfig("depth", search.depths, "int"),
+        "schedule": ChoiceParameterConfig("schedule", [*map(str, search.schedules)], "str", is_ordered=False),
+    }
+    return [every[name] for name in searched_names(search)]
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Ax logs each of its steps and its packages warn of one another: nothing that a user could act on."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from ax.utils.common.logger import set_stderr_log_level
+
+        set_stderr_log_level(logging.ERROR)
+        yield
+
+
+def check_installed() -> None:
+    """Raises SearchError, with what to type, where a package of the search is missing."""
+    for module, package in (("ax", "ax-platform"), ("matplotlib", "matplotlib")):
+        if find_spec(module) is None:
+            raise SearchError(
+                f"expected {package}, found none; install it: pip install -c constraints.txt -e '.[search]'"
+            )
+
+
+def best(trials: Sequence[Trial]) -> Trial:
+    """The trial of the highest accuracy, the first of these; raises SearchError where none finished."""
+    finished = [trial for trial in trials if trial.accuracy is not None]
+    if not finished:
+        raise SearchError(f"expected a trial whose loss stays finite, found {len(trials)} that failed")
+    return max(finished, key=lambda trial: trial.accuracy or 0.0)
+
+
+def write(path: Path, search: Search, trials: Sequence[Trial], environment: dict[str, Any]) -> None:
+    """The search, its trials and the `environment` that they ran in, as JSON; all or nothing."""
+    rows = [
+        {"trial": number, "status": "completed" if trial.error is None else "failed", **asdict(trial)}
+        for number, trial in enumerate(trials, start=1)
+    ]
+    content = {"search": _as_json(search), "environment": environment, "trials": rows}
+    write_atomically(path, json.dumps(content, indent=2).encode())
+
+
+def read(path: Path, search: Search) -> list[Trial]:
+    """The trials of `search` in a file that `write` made, none where there is no file.
+
+    Raises SearchError for a file that is damaged or another search's.
+    """
+    if not path.exists():
+        return []
+    try:
+        saved = json.loads(path.read_bytes())
+        found, rows = dict(saved["search"]), list(saved["trials"])
+        trials = [_trial(row) for row in rows]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise SearchError(f"{path}: expected the trials of a search, found {error!r}") from error
+    for name, value in _as_json(search).items():
+        if found.get(name) != value:
+            raise SearchError(
+                f"{path}: expected a search with {name} {value}, found {found.get(name)}; name another --output"
+            )
+    for number, trial in enumerate(trials, start=1):
+        _check(f"{path}: trial {number}", search, trial)
+    return trials
+
+
+def _as_json(search: Search) -> dict[str, Any]:
+    """The fields and the ranges, as they look once read from JSON."""
+    values = asdict(search) | {"learning_rates": search.learning_rates, "batch_sizes": BATCH_SIZES}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+
+
+def _trial(row: dict[str, Any]) -> Trial:
+    parameters = Parameters(**row["parameters"])
+    return Trial(parameters, **{field.name: row[field.name] for field in fields(Trial) if field.name != "parameters"})
+
+
+def _check(where: str, search: Search, trial: Trial) -> None:
+    """Raises SearchError for a value that no trial of `search` has."""
+    parameters = trial.parameters
+    expected: list[tuple[str, Any, type[int] | type[float], tuple[float, float]]] = [
+        ("lr", parameters.lr, float, search.learning_rates),
+        ("batch_size", parameters.batch_size, int, BATCH_SIZES),
+        ("depth", parameters.depth, int, search.depths),
+        ("duration_s", trial.duration_s, float, (0.0, float("inf"))),
+    ]
+    if trial.error is None:
+        expected.append(("accuracy", trial.accuracy, float, (0.0, 1.0)))
+    for name, value, kind, (low, high) in expected:
+        if not (type(value) is kind and low <= value <= high):
+            raise SearchError(f"{where}: expected {name} from {low} to {high}, found {value}")
+    if parameters.schedule not in search.schedules:
+        raise SearchError(f"{where}: expected schedule {' or '.join(search.schedules)}, found {parameters.schedule}")
+    if trial.error is not None and (not isinstance(trial.error, str) or trial.accuracy is not None):
+        raise SearchError(f"{where}: expected an accuracy or an error, found {trial.accuracy} and {trial.error}")

@@ -1,0 +1,98 @@
+"""Two pictures of a search: how the error falls from trial to trial, and where in its space it is low.
+
+In: the search and its trials. Out: the bytes of a PNG. The error, 100 % minus the accuracy, is on a logarithmic
+scale: from 98 to 99 % half of the mistakes go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from models.search import BATCH_SIZES, FIRST_TRIALS, Search, Trial, best
+from models.studies.figures import NAMES, png, row_of_panels, whole_numbers
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+    from matplotlib.figure import Figure
+
+SIZE_INCHES = (7.0, 4.4)
+ERROR = "held-out images wrong (%)"
+TRIAL, BEST, FAILED = "#0072B2", "#E69F00", "#D55E00"  # out of Okabe and Ito's colours
+
+
+def convergence(search: Search, trials: Sequence[Trial]) -> bytes:
+    """Each trial's error in percent, and the lowest so far; a failed trial is a cross on the upper edge."""
+    figure, axes = _figure(search, "error of each trial", "trial", ERROR)
+    finished, errors_percent, failed = _sorted(search, trials)
+    lowest = [min(errors_percent[: count + 1]) for count in range(len(errors_percent))]
+    if len(trials) > FIRST_TRIALS:
+        axes.axvspan(0.5, FIRST_TRIALS + 0.5, color="#eeeeee", zorder=0, label="first trials, spread")
+    axes.step(
+        [*finished, len(trials)], [*lowest, lowest[-1]], where="post", color=BEST, linewidth=1.6, label="best so far"
+    )
+    axes.plot(finished, errors_percent, "o", color=TRIAL, label="trial")
+    if failed:
+        edge = axes.get_xaxis_transform()
+        axes.plot(failed, [1.0] * len(failed), "x", color=FAILED, transform=edge, clip_on=False, label="failed trial")
+    axes.set(xlim=(0.5, len(trials) + 0.5), yscale="log")
+    whole_numbers(axes)
+    _plain_ticks(axes.yaxis)
+    return _finished(figure, axes)
+
+
+def plane(search: Search, trials: Sequence[Trial]) -> bytes:
+    """Each trial at its learning rate and batch size, in the colour of its error in percent."""
+    figure, axes = _figure(search, "where the error is low", "learning rate", "batch size (images)")
+    finished, errors_percent, failed = _sorted(search, trials)
+    points = [(trial.parameters.lr, trial.parameters.batch_size) for trial in trials]
+    lrs, batch_sizes = zip(*[points[number - 1] for number in finished], strict=True)
+    colours = axes.scatter(lrs, batch_sizes, c=errors_percent, norm="log", cmap="viridis_r", s=60, label="trial")
+    winner = best(trials).parameters
+    axes.plot(winner.lr, winner.batch_size, "o", ms=14, mfc="none", mec=FAILED, mew=1.5, label="best")
+    for number in failed:
+        label = "failed trial" if number == failed[0] else None
+        axes.plot(*points[number - 1], "x", color=FAILED, label=label)
+    low, high = search.learning_rates
+    margin = 0.05 * (BATCH_SIZES[1] - BATCH_SIZES[0])
+    axes.set(xscale="log", xlim=(low / 1.4, high * 1.4), ylim=(BATCH_SIZES[0] - margin, BATCH_SIZES[1] + margin))
+    _plain_ticks(figure.colorbar(colours, label=ERROR).ax.yaxis)
+    return _finished(figure, axes)
+
+
+def _figure(search: Search, shown: str, x: str, y: str) -> tuple[Figure, Axes]:
+    low, high = search.depths
+    depth = "" if search.model == "cnn" else f", depth {low}" if low == high else f", depth {low} to {high}"
+    footnote = (
+        f"{search.train_images:,} training images of {search.dataset}, {search.held_out_images:,} held out; "
+        f"epochs a trial: {search.epochs}; seed {search.seed}"
+    )
+    figure, (axes,) = row_of_panels(f"{NAMES[search.model]}{depth}: {shown}", footnote, [""], x, y, SIZE_INCHES)
+    return figure, axes
+
+
+def _finished(figure: Figure, axes: Axes) -> bytes:
+    """The picture with its legend between title and axes, where it covers no trial."""
+    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=4, frameon=False)
+    return png(figure)
+
+
+def _sorted(search: Search, trials: Sequence[Trial]) -> tuple[list[int], list[float], list[int]]:
+    """The numbers of the trials that finished, their errors in percent, and the numbers of those that failed.
+
+    No mistake at all counts as half a mistake, since a logarithmic scale has no zero.
+    """
+    half_a_mistake = 0.5 / search.held_out_images
+    finished = {number: trial.accuracy for number, trial in enumerate(trials, 1) if trial.accuracy is not None}
+    errors_percent = [100 * max(1 - accuracy, half_a_mistake) for accuracy in finished.values()]
+    return list(finished), errors_percent, [number for number in range(1, len(trials) + 1) if number not in finished]
+
+
+def _plain_ticks(axis: Axis) -> None:
+    """Writes 0.5, 2 and 10 instead of powers of ten."""
+    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axis.set_minor_formatter(NullFormatter())

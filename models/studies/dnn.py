@@ -1,0 +1,65 @@
+"""The study that BatchNorm began with: three hidden layers of 100 with sigmoids, with and without it.
+
+Ioffe and Szegedy, "Batch Normalization", 2015, section 4.1, with Adam at two learning rates.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from models.config import ModelConfig, ModelName
+from models.studies.protocol import Extent, Scope, Study
+from models.studies.ratios import compare
+from models.studies.results import Result
+from models.studies.running import Run, Trained
+from models.studies.series import ACCURACY, LOSS, by_epoch, runs_table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+RATES = (0.01, 0.1)
+MODELS: tuple[ModelName, ...] = ("dnn", "dnnbn")
+
+
+def runs(scope: Scope) -> list[Run]:
+    """Both networks at both learning rates."""
+    from models.training import TrainingOptions
+
+    return [
+        Run(
+            f"{model}-lr-{lr}",
+            ModelConfig(model=model),
+            TrainingOptions(epochs=scope.epochs, batch_size=100, lr=lr, seed=0, device=scope.device),
+        )
+        for lr in RATES
+        for model in MODELS
+    ]
+
+
+def findings(trained: list[Trained], scope: Scope) -> dict[str, Any]:
+    """What BatchNorm costs in time here, and where each run ended."""
+    plain, normed = ([one for one in trained if one.run.config.model == model] for model in MODELS)
+    compared = compare(plain, normed)
+    note = f"DNN takes {compared['r_t']:.2f} times DNNBN's time for an epoch, {compared['r_v']:.2f} times for the test."
+    return {"derived": [compared], "tables": [runs_table(trained)], "notes": [note]}
+
+
+def plots(result: Result) -> dict[str, Figure]:
+    """Accuracy and loss, a panel a learning rate."""
+    by_rate = {f"learning rate {lr}": [run for run in result["runs"] if run["options"]["lr"] == lr] for lr in RATES}
+    return {
+        "test-accuracy": by_epoch(result, ACCURACY, "Three hidden layers with sigmoids: test accuracy", by_rate),
+        "training-loss": by_epoch(result, LOSS, "Three hidden layers with sigmoids: training loss", by_rate),
+    }
+
+
+STUDY = Study(
+    name="dnn",
+    question="What does BatchNorm do for a network of three hidden layers of 100 with sigmoids?",
+    epochs=15,
+    test_batch=5000,
+    quick=Extent(epochs=15, train_images=10_000, test_images=2000),
+    runs=runs,
+    findings=findings,
+    plots=plots,
+)

@@ -1,0 +1,149 @@
+"""How plots look: each model has one colour, one dash and one marker everywhere, told apart in grey as well.
+
+In: numbers. Out: a matplotlib figure, or the bytes of its PNG. The colours are Okabe and Ito's, which the colour-blind
+tell apart, too.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from models.config import ModelName
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from numpy.typing import NDArray
+
+DPI = 150
+
+NAMES: dict[ModelName, str] = {
+    "vit": "ViT",
+    "vitbnffn": "ViTBNFFN",
+    "vitbn": "ViTBN",
+    "cnn": "CNN",
+    "dnn": "DNN",
+    "dnnbn": "DNNBN",
+}
+# Colour, dash, marker.
+STYLES: dict[ModelName, tuple[str, Any, str]] = {
+    "vit": ("#000000", "-", "o"),
+    "vitbnffn": ("#E69F00", (0, (5, 2)), "s"),
+    "vitbn": ("#0072B2", (0, (5, 1.5, 1, 1.5)), "^"),
+    "cnn": ("#009E73", (0, (1, 1.5)), "D"),
+    "dnn": ("#000000", "-", "o"),
+    "dnnbn": ("#D55E00", (0, (5, 2)), "s"),
+}
+
+# Percent, the most welcome first; of these a plot shows what it has room for.
+ACCURACY_TICKS = (99, 90, 99.9, 99.5, 95, 50, 98, 99.7, 80, 99.8, 97, 20, 70, 99.3, 10, 93, 30, 40, 60, 85, 98.5, 99.6)
+
+
+def style(model: ModelName) -> dict[str, Any]:
+    """Keyword arguments of `Axes.plot` for a line of that model."""
+    colour, dash, marker = STYLES[model]
+    return {"color": colour, "linestyle": dash, "marker": marker, "markersize": 5, "linewidth": 1.6}
+
+
+def row_of_panels(
+    title: str, footnote: str, titles: Sequence[str], x: str, y: str, size: tuple[float, float] | None = None
+) -> tuple[Figure, list[Axes]]:
+    """A figure with one set of axes a title in a row, on the same vertical scale; the labels x and y hold the units."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=size or (max(8.0, 2.2 + 2.9 * len(titles)), 3.9), layout="constrained", dpi=DPI)
+    row = figure.subplots(1, len(titles), sharey=True, squeeze=False)[0]
+    figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold")
+    figure.supxlabel(footnote, x=0.01, ha="left", fontsize=7.5, color="#555555")
+    for axes, name in zip(row, titles, strict=True):
+        axes.set_title(name, fontsize=10)
+        axes.set_xlabel(x)
+        axes.grid(True, color="#dddddd", linewidth=0.6)
+        axes.set_axisbelow(True)
+        axes.spines[["top", "right"]].set_visible(False)
+    row[0].set_ylabel(y)
+    return figure, list(row)
+
+
+def legend(figure: Figure, axes: Axes) -> None:
+    """Names what is in `axes`, above all panels, where it covers nothing."""
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside upper right", ncols=4, frameon=False)
+
+
+def whole_numbers(axes: Axes) -> None:
+    """Ticks of the x axis at integers alone, for epochs and depths."""
+    from matplotlib.ticker import MaxNLocator
+
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True, min_n_ticks=1))
+
+
+def accuracy_axis(axes: Axes, horizontal: bool = False) -> None:
+    """Spreads percentages towards 100, once they are plotted: from 90 to 99 is as far as from 99 to 99.9."""
+    import numpy as np
+    from matplotlib.ticker import FixedLocator, NullLocator, StrMethodFormatter
+
+    def spread(percent: Any) -> NDArray[np.float64]:
+        place: NDArray[np.float64] = -np.log10(np.maximum(100 - np.asarray(percent), 0.01))
+        return place
+
+    def back(place: Any) -> NDArray[np.float64]:
+        percent: NDArray[np.float64] = 100 - 10.0 ** -np.asarray(place)
+        return percent
+
+    (axes.set_xscale if horizontal else axes.set_yscale)("function", functions=(spread, back))
+    low, high = spread(sorted(axes.get_xlim() if horizontal else axes.get_ylim()))
+    ticks: list[float] = []
+    for percent in ACCURACY_TICKS:
+        apart = np.abs(spread(ticks) - spread(percent)) > (high - low) / 11
+        if low <= spread(percent) <= high and apart.all():
+            ticks.append(percent)
+    axis = axes.xaxis if horizontal else axes.yaxis
+    axis.set_major_locator(FixedLocator(ticks))
+    axis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axis.set_minor_locator(NullLocator())
+
+
+def from_zero(axes: Axes) -> None:
+    """A y axis that shows the whole of a time."""
+    axes.set_ylim(bottom=0)
+
+
+def plain_ticks(axes: Axes, horizontal: bool = False) -> None:
+    """A logarithmic axis with 0.5, 2 and 30,000 instead of powers of ten."""
+    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+
+    (axes.set_xscale if horizontal else axes.set_yscale)("log")
+    axis = axes.xaxis if horizontal else axes.yaxis
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5) if horizontal else (1, 2, 3, 5)))
+    axis.set_major_formatter(StrMethodFormatter("{x:,.10g}"))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def frontier(title: str, footnote: str, points: Sequence[tuple[ModelName, int | None, float, float]], x: str) -> Figure:
+    """Networks (model, depth or None, work or speed, test accuracy in %); several of one model are joined."""
+    figure, (axes,) = row_of_panels(title, footnote, [""], x, "test images right (%)", (8.0, 4.8))
+    for model in dict.fromkeys(point[0] for point in points):
+        own = sorted((point for point in points if point[0] == model), key=lambda point: point[2])
+        _, depths, xs, ys = zip(*own, strict=True)
+        if len(own) > 1:
+            look = {"label": f"{NAMES[model]}, by depth"}
+            beside_the_line = (5, -13) if ys[-1] > ys[0] else (5, 6)
+            for depth, right, up in zip(depths, xs, ys, strict=True):
+                axes.annotate(str(depth), (right, up), beside_the_line, textcoords="offset points", fontsize=9)
+        else:
+            look = {"label": f"{NAMES[model]}{f', depth {depths[0]}' if depths[0] else ''}", "linestyle": "none"}
+        axes.plot(xs, ys, **style(model) | {"markersize": 8} | look)
+    axes.margins(0.14)
+    plain_ticks(axes, horizontal=True)
+    accuracy_axis(axes)
+    axes.legend(frameon=False)
+    return figure
+
+
+def png(figure: Figure) -> bytes:
+    """The picture as a file."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png")
+    return buffer.getvalue()

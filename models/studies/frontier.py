@@ -1,0 +1,129 @@
+"""Which network for which work: test accuracy against multiply-accumulates, ViTBN by depth and the CNN.
+
+Trained with the recipe of the shipped checkpoints. Where one of these has the same architecture it is taken as it is,
+unless the study is run on a part of the images. What they cost once rewritten, `benchmarks/frontier.py` measures.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from models.config import ModelConfig
+from models.studies.figures import frontier
+from models.studies.protocol import Extent, Scope, Study
+from models.studies.results import Column, Result, footnote, table
+from models.studies.running import Run, StudyError, Trained
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from models.checkpoint import Checkpoint
+    from models.training import TrainingOptions
+
+NETWORKS = (*(ModelConfig(model="vitbn", depth=depth) for depth in (1, 2, 3, 4, 6)), ModelConfig(model="cnn"))
+RECIPE = "recipe.json"
+
+
+def study(pretrained: Path) -> Study:
+    """The study with the recipe and the checkpoints in the folder `pretrained`."""
+    return Study(
+        name="frontier",
+        question="Which network for which work? ViTBN by depth, and the CNN.",
+        epochs=20,
+        test_batch=100,
+        quick=Extent(epochs=6, train_images=3000, test_images=1000),
+        runs=partial(runs, pretrained),
+        findings=partial(findings, pretrained),
+        plots=plots,
+    )
+
+
+def runs(pretrained: Path, scope: Scope) -> list[Run]:
+    """What is not shipped."""
+    there, options = shipped(pretrained, scope), recipe(pretrained / RECIPE, scope)
+    return [Run(label(config), config, options) for config in NETWORKS if config not in there]
+
+
+def label(config: ModelConfig) -> str:
+    """The model and, of a transformer, its depth."""
+    return f"{config.model}-depth-{config.depth}" if config.is_transformer else config.model
+
+
+def recipe(path: Path, scope: Scope) -> TrainingOptions:
+    """The options in the file; of fewer training images fewer are held out.
+
+    Raises StudyError for a file that holds none, or those for another dataset.
+    """
+    from models.training import TrainingOptions
+
+    try:
+        values = json.loads(path.read_bytes())
+        if (dataset := values.pop("dataset")) != scope.dataset.name:
+            raise StudyError(f"{path}: expected a recipe for {scope.dataset.name}, found one for {dataset}")
+        options = TrainingOptions(epochs=scope.epochs, seed=0, device=scope.device, **values)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise StudyError(f"{path}: expected a JSON object of training options, found {error!r}") from error
+    return replace(options, hold_out=min(options.hold_out, len(scope.dataset.train_labels) // 12))
+
+
+def shipped(pretrained: Path, scope: Scope) -> dict[ModelConfig, Checkpoint]:
+    """The finished checkpoints in the folder by architecture, of a study on all images; none where a part is run."""
+    from models.checkpoint import load
+
+    if scope.quick or not scope.all_images:
+        return {}
+    loaded = [load(path) for path in sorted(pretrained.glob("*.safetensors"))]
+    of_dataset = [one for one in loaded if one.metrics.get("dataset") == scope.dataset.name]
+    return {one.config: one for one in of_dataset if "test_accuracy" in one.metrics}
+
+
+def findings(pretrained: Path, trained: list[Trained], scope: Scope) -> dict[str, Any]:
+    """A row a network, by its work."""
+    from models.checkpoint import load
+    from models.macs import macs_per_image
+
+    there = shipped(pretrained, scope)
+    here = {one.run.config: load(one.checkpoint) for one in trained}
+    derived = []
+    for config in NETWORKS:
+        checkpoint = there.get(config) or here[config]
+        derived.append(
+            {
+                "model": config.model,
+                "depth": config.depth if config.is_transformer else None,
+                "macs": macs_per_image(checkpoint.model),
+                "test_accuracy": checkpoint.metrics["test_accuracy"],
+                "epochs": checkpoint.metrics["epochs"],
+                "source": "shipped" if config in there else "trained here",
+                "checkpoint": checkpoint.path.name,
+                "training_command": checkpoint.metrics.get("command"),
+            }
+        )
+    columns = [
+        Column("model"),
+        Column("depth", 0),
+        Column("M MACs an image", 2),
+        Column("test accuracy %", 2),
+        Column("epochs", 0),
+        Column("checkpoint"),
+    ]
+    rows = [
+        [row["model"], row["depth"], row["macs"] / 1e6, 100 * row["test_accuracy"], row["epochs"], row["source"]]
+        for row in derived
+    ]
+    title = "Accuracy on the test images, and multiply-accumulates (MACs) as trained, before any rewrite"
+    held_out = recipe(pretrained / RECIPE, scope).hold_out
+    note = f"{held_out:,} training images are held out; the test images are looked at once, after the last epoch."
+    return {"derived": derived, "tables": [table(title, columns, rows)], "notes": [note]}
+
+
+def plots(result: Result) -> dict[str, Figure]:
+    """Accuracy over work."""
+    points = [(row["model"], row["depth"], row["macs"] / 1e6, 100 * row["test_accuracy"]) for row in result["derived"]]
+    title = "What accuracy costs in work"
+    axis = "multiply-accumulates an image as trained (millions)"
+    return {"accuracy-macs": frontier(title, footnote(result), points, axis)}

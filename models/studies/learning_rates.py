@@ -1,0 +1,150 @@
+"""The first study: does BatchNorm let a Vision Transformer train faster, and at higher learning rates?
+
+The published times set a ViT of depth 6 against BatchNorm models that ran one block. So there are two comparisons: at
+equal depth, and in the published configuration, which bears that name wherever it stands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from models.config import ModelConfig, ModelName
+from models.studies.figures import NAMES, legend, row_of_panels
+from models.studies.protocol import Extent, Scope, Study
+from models.studies.ratios import compare, gain
+from models.studies.results import Column, Result, footnote, table
+from models.studies.running import Run, Trained
+from models.studies.series import ACCURACY, LOSS, TEST_TIME, TRAINING_TIME, by_epoch, runs_table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+RATES = (0.0005, 0.005, 0.01)
+BATCH_NORM: tuple[ModelName, ...] = ("vitbnffn", "vitbn")
+DEPTH, PUBLISHED_DEPTH = 6, 1
+# (model, depth); those of depth 1 are there for the published configuration.
+NETWORKS: tuple[tuple[ModelName, int], ...] = (
+    ("vit", DEPTH),
+    *((model, DEPTH) for model in BATCH_NORM),
+    *((model, PUBLISHED_DEPTH) for model in BATCH_NORM),
+)
+EQUAL = f"equal depth, {DEPTH} against {DEPTH}"
+PUBLISHED = f"published configuration, ViT {DEPTH} against {PUBLISHED_DEPTH}"
+
+
+def runs(scope: Scope) -> list[Run]:
+    """Every network at every learning rate; those that are compared stand beside each other."""
+    from models.training import TrainingOptions
+
+    return [
+        Run(
+            f"{model}-depth-{depth}-lr-{lr}",
+            ModelConfig(model=model, depth=depth),
+            TrainingOptions(epochs=scope.epochs, batch_size=100, lr=lr, seed=0, device=scope.device),
+        )
+        for lr in RATES
+        for model, depth in NETWORKS
+    ]
+
+
+def findings(trained: list[Trained], scope: Scope) -> dict[str, Any]:
+    """Ratios and gains in both configurations, and where each run ended."""
+
+    def of(model: ModelName, depth: int) -> list[Trained]:
+        return [one for one in trained if (one.run.config.model, one.run.config.depth) == (model, depth)]
+
+    derived = [
+        {"configuration": name, "model": model, "depth": depth, **compare(of("vit", DEPTH), of(model, depth))}
+        for name, depth in ((EQUAL, DEPTH), (PUBLISHED, PUBLISHED_DEPTH))
+        for model in BATCH_NORM
+    ]
+    return {"derived": derived, "tables": [_gains_table(derived), runs_table(trained)], "notes": []}
+
+
+def _gains_table(derived: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    columns = [
+        Column("configuration"),
+        Column("model"),
+        *(Column(f"r_{s} {what}", 2) for s in "tv" for what in ("(ViT / model)", "lowest", "highest")),
+        *(Column(f"g_{s} %", 1) for s in "tv"),
+    ]
+    rows = [
+        [
+            row["configuration"],
+            row["model"],
+            *(value for s in "tv" for value in (row[f"r_{s}"], *row[f"r_{s}_range"])),
+            *(100 * row[f"g_{s}"] for s in "tv"),
+        ]
+        for row in derived
+    ]
+    title = "Time of ViT over time of the model: r_t training, r_v test, g = 1 - 1/r; range over the learning rates"
+    return table(title, columns, rows)
+
+
+def plots(result: Result) -> dict[str, Figure]:
+    """Each of the four series, and the gains."""
+    by_rate = {
+        f"learning rate {lr}": [
+            run for run in result["runs"] if run["options"]["lr"] == lr and run["config"]["depth"] == DEPTH
+        ]
+        for lr in RATES
+    }
+    quantities = {
+        "training-loss": LOSS,
+        "test-accuracy": ACCURACY,
+        "training-time": TRAINING_TIME,
+        "test-time": TEST_TIME,
+    }
+    figures = {
+        name: by_epoch(result, quantity, f"{quantity.title} at equal depth {DEPTH}", by_rate)
+        for name, quantity in quantities.items()
+    }
+    return figures | {"gains": _gains(result)}
+
+
+def _gains(result: Result) -> Figure:
+    """A row a model and configuration: the share of ViT's time that it saves, with the range over learning rates."""
+    figure, (axes,) = row_of_panels(
+        "Time saved against ViT, at equal depth and as published",
+        footnote(result) + "\nRanges: the three learning rates.",
+        [""],
+        "gain g = 1 - t(model) / t(ViT)  (%)",
+        "",
+        (8.0, 3.9),
+    )
+    blank = {"facecolor": "#ffffff", "edgecolor": "none", "pad": 0.8}  # no line runs through a number
+    names = []
+    for place, row in enumerate(result["derived"]):
+        names.append(f"{NAMES[row['model']]}\n{row['configuration']}")
+        for s, shift, marker, face, what in (
+            ("t", -0.12, "o", "#000000", "training"),
+            ("v", 0.12, "D", "#ffffff", "test"),
+        ):
+            g, ends = 100 * row[f"g_{s}"], [100 * gain(r) for r in row[f"r_{s}_range"]]
+            axes.plot(ends, [place + shift] * 2, color="#000000", linewidth=1.2)
+            axes.plot(
+                g, place + shift, marker, color="#000000", mfc=face, ms=7, label=what if place == 0 else None, ls="none"
+            )
+            axes.annotate(
+                f"{g:.1f} %", (max(ends), place + shift), (6, 0), textcoords="offset points", va="center", bbox=blank
+            )
+    axes.axvline(0, color="#000000", linewidth=0.8)
+    axes.axhline(len(BATCH_NORM) - 0.5, color="#888888", linewidth=0.8, linestyle=":")
+    axes.set_yticks(range(len(names)), names)
+    axes.invert_yaxis()
+    axes.margins(x=0.15, y=0.12)
+    legend(figure, axes)
+    return figure
+
+
+STUDY = Study(
+    name="learning-rates",
+    question="Does BatchNorm let a Vision Transformer train faster, and at higher learning rates, than LayerNorm?",
+    epochs=30,
+    test_batch=5000,
+    quick=Extent(epochs=3, train_images=2000, test_images=1000),
+    runs=runs,
+    findings=findings,
+    plots=plots,
+)

@@ -1,0 +1,141 @@
+"""How a study is carried out, and how much of it.
+
+In: a `Study` and a `Scope`. Out: its files, through `running` and `results`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from models.studies import results
+from models.studies.running import OnEpoch, Run, StudyError, Trained, advance
+
+if TYPE_CHECKING:
+    from models.data import Dataset
+
+
+@dataclass(frozen=True)
+class Extent:
+    """How long, and on how much."""
+
+    epochs: int
+    train_images: int
+    test_images: int
+
+
+@dataclass(frozen=True)
+class Scope:
+    """What of a study is run, and where: `dataset` holds no more than that, `reduced` says in words what is missing."""
+
+    dataset: Dataset
+    epochs: int
+    test_batch: int
+    device: str
+    quick: bool
+    all_images: bool  # to train on
+    reduced: str
+
+    def as_json(self) -> dict[str, Any]:
+        """What the result says of it."""
+        return {
+            "dataset": self.dataset.name,
+            "train_images": len(self.dataset.train_labels),
+            "test_images": len(self.dataset.test_labels),
+            "test_batch": self.test_batch,
+            "epochs": self.epochs,
+            "reduced": self.reduced,
+        }
+
+
+@dataclass(frozen=True)
+class Study:
+    """What is trained, over how many epochs, and what is made of it.
+
+    `findings` gives of the trainings what the result has of its own: `derived`, `tables` and `notes`.
+    """
+
+    name: str
+    question: str
+    epochs: int
+    test_batch: int
+    quick: Extent
+    runs: Callable[[Scope], list[Run]]
+    findings: Callable[[list[Trained], Scope], dict[str, Any]]
+    plots: results.Plots
+
+    def scope(
+        self, dataset: Dataset, device: str, quick: bool, epochs: int | None = None, train_images: int | None = None
+    ) -> Scope:
+        """The whole study on `dataset`, or the quick one, or what `epochs` and `train_images` leave of either."""
+        whole = Extent(self.epochs, len(dataset.train_labels), len(dataset.test_labels))
+        if (train_images or 0) > whole.train_images:
+            raise StudyError(f"{dataset.name}: expected at most {whole.train_images} images, found {train_images}")
+        extent = self.quick if quick else whole
+        extent = Extent(
+            epochs or extent.epochs,
+            min(train_images or extent.train_images, whole.train_images),
+            min(extent.test_images, whole.test_images),
+        )
+        return Scope(
+            cut(dataset, extent),
+            extent.epochs,
+            self.test_batch,
+            device,
+            quick,
+            extent.train_images == whole.train_images,
+            in_words(extent, whole),
+        )
+
+
+def cut(dataset: Dataset, extent: Extent) -> Dataset:
+    """The first images of each part."""
+    train, test = extent.train_images, extent.test_images
+    return replace(
+        dataset,
+        train_images=dataset.train_images[:train],
+        train_labels=dataset.train_labels[:train],
+        test_images=dataset.test_images[:test],
+        test_labels=dataset.test_labels[:test],
+    )
+
+
+def in_words(extent: Extent, whole: Extent) -> str:
+    """What of a study is run where that is not all of it; else nothing."""
+    counts = (
+        (extent.epochs, whole.epochs, "epochs"),
+        (extent.train_images, whole.train_images, "training images"),
+        (extent.test_images, whole.test_images, "test images"),
+    )
+    return ", ".join(f"{some:,} of {all_:,} {what}" for some, all_, what in counts if some < all_)
+
+
+def carry_out(study: Study, scope: Scope, command: str, output: Path, on_epoch: OnEpoch) -> list[Path]:
+    """Trains what is not trained yet, derives and writes; returns the paths of the JSON, the page and the plots."""
+    runs = study.runs(scope)
+    trained = advance(study.name, runs, scope.dataset, study.test_batch, output / "runs", on_epoch)
+    result = assemble(study.name, study.question, command, scope, study.findings(trained, scope), trained)
+    return results.write(output, result, study.plots)
+
+
+def assemble(
+    name: str, question: str, command: str, scope: Scope, findings: dict[str, Any], trained: Sequence[Trained]
+) -> results.Result:
+    """The content of the JSON file."""
+    import torch
+
+    from models.environment import describe
+
+    return {
+        "study": name,
+        "question": question,
+        "command": command,
+        "quick": scope.quick,
+        "scope": scope.as_json(),
+        "timing": f"{results.TIMING} Test images are classified {scope.test_batch:,} at a time.",
+        "environment": describe(torch.get_num_threads(), scope.device),
+        "runs": results.describe_runs(trained),
+        **findings,
+    }

@@ -1,0 +1,41 @@
+"""How much quicker one training is than another: ratios of times, and gains.
+
+With t the time of an epoch, r = t(ViT) / t(other) and g = 1 - 1/r, the share of ViT's time that is saved; r_t and g_t
+of training, r_v and g_v of classifying the test images.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from models.studies.running import Trained
+
+
+def ratio(times_s: Sequence[float], other_times_s: Sequence[float]) -> float:
+    """The median time over the other median time."""
+    return median(times_s) / median(other_times_s)
+
+
+def gain(r: float) -> float:
+    """The share of the time that is saved: 1 - 1/r, negative where the other is slower."""
+    return 1 - 1 / r
+
+
+def compare(vits: Sequence[Trained], others: Sequence[Trained]) -> dict[str, Any]:
+    """r and g of training (t) and of the test (v), over all epochs of all pairs, and the range of the pairs' own.
+
+    Each of `vits` is set against the run at its place in `others`.
+    """
+    compared: dict[str, Any] = {}
+    for suffix, field in (("t", "training_time_s"), ("v", "test_time_s")):
+        pairs = [
+            tuple([getattr(epoch, field) for epoch in one.series] for one in pair)
+            for pair in zip(vits, others, strict=True)
+        ]
+        own = [ratio(*pair) for pair in pairs]
+        r = ratio(*([time_s for times_s in side for time_s in times_s] for side in zip(*pairs, strict=True)))
+        compared |= {f"r_{suffix}": r, f"g_{suffix}": gain(r), f"r_{suffix}_range": [min(own), max(own)]}
+    return compared

@@ -1,0 +1,160 @@
+"""Trainings that advance in turn, one epoch each, so that a drift of the machine hits all alike.
+
+In: the runs of a study and a folder. Out: their series. A run keeps random numbers of its own, so that its series do
+not depend on the others. What is in the folder already goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from models.config import ModelConfig
+from models.files import write_atomically
+
+if TYPE_CHECKING:
+    from models.data import Dataset
+    from models.training import Epoch, TrainingOptions
+
+PLAN = "plan.json"
+
+
+class StudyError(Exception):
+    """A study that cannot start or go on; the message says what was expected and what was found."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training of a study; the label names its files."""
+
+    label: str
+    config: ModelConfig
+    options: TrainingOptions
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A finished run: its checkpoint, the metrics in it, and an `Epoch` for each epoch."""
+
+    run: Run
+    checkpoint: Path
+    metrics: dict[str, Any]
+    series: tuple[Epoch, ...]
+
+    @property
+    def training_time_s(self) -> float:
+        """Median over the epochs, of one epoch."""
+        return median(epoch.training_time_s for epoch in self.series)
+
+    @property
+    def test_time_s(self) -> float:
+        """Median over the epochs, of all test images."""
+        return median(epoch.test_time_s for epoch in self.series)
+
+
+OnEpoch = Callable[[Run, "Epoch"], None]
+
+
+def advance(
+    study: str, runs: Sequence[Run], dataset: Dataset, test_batch: int, folder: Path, on_epoch: OnEpoch
+) -> list[Trained]:
+    """Trains all `runs` in `folder` to their last epoch: A1 B1 C1 A2 B2 …, where a number is an epoch.
+
+    Raises StudyError for a folder with the runs of another study, or of this one with other options or more epochs;
+    TrainingError for a training that fails.
+    """
+    from models.training import train
+
+    _check_plan(folder / PLAN, _plan(study, runs, dataset, test_batch))
+    finished = {run.label: _finished(folder, run) for run in runs}
+    trainings = {
+        run.label: train(
+            run.config,
+            dataset,
+            run.options,
+            folder / f"{run.label}.safetensors",
+            (folder / f"{run.label}.resume.pt").is_file(),
+            lambda images, loss: None,
+            test_batch,
+        )
+        for run in runs
+    }
+    for number in range(1, max((run.options.epochs for run in runs), default=0) + 1):
+        for run in runs:
+            while finished[run.label] < min(number, run.options.epochs):
+                epoch = next(trainings[run.label])
+                finished[run.label] = epoch.epoch
+                on_epoch(run, epoch)
+    return [_read(folder, run) for run in runs]
+
+
+def _plan(study: str, runs: Sequence[Run], dataset: Dataset, test_batch: int) -> dict[str, Any]:
+    """What must agree for a study to go on where another stopped: all but the device and, at a constant rate, the
+    number of epochs.
+    """
+    plan: dict[str, Any] = {
+        "study": study,
+        "dataset": dataset.name,
+        "train images": len(dataset.train_labels),
+        "test images": len(dataset.test_labels),
+        "test batch": test_batch,
+    }
+    for run in runs:
+        options = asdict(run.options)
+        del options["device"]
+        if run.options.schedule == "constant":
+            del options["epochs"]
+        plan[run.label] = {"config": asdict(run.config), "options": options}
+    converted: dict[str, Any] = json.loads(json.dumps(plan))  # tuples become lists, as they come back from a file
+    return converted
+
+
+def _check_plan(path: Path, plan: dict[str, Any]) -> None:
+    """Writes the plan into a new folder; raises StudyError where there is another."""
+    if not path.exists():
+        write_atomically(path, json.dumps(plan, indent=2).encode())
+        return
+    try:
+        found = dict(json.loads(path.read_bytes()))
+    except (OSError, ValueError, TypeError) as error:
+        raise StudyError(f"{path}: expected the plan of a study, found {error}") from error
+    wanted, there = (dict(_leaves(values)) for values in (plan, found))
+    for name in [*wanted, *there]:
+        if (expected := wanted.get(name, "none")) != (had := there.get(name, "none")):
+            raise StudyError(f"{path}: expected {name} {expected}, found {had}; name another --output")
+
+
+def _leaves(plan: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Each value that is no dictionary, with the names that lead to it."""
+    for name, value in plan.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, f"{prefix}{name} ")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _finished(folder: Path, run: Run) -> int:
+    """How many epochs of a run are there; raises StudyError where these are more than it has."""
+    if not (folder / f"{run.label}.resume.pt").is_file():
+        return 0
+    count = len(_read(folder, run).series)
+    if count > run.options.epochs:
+        path = folder / f"{run.label}.json"
+        raise StudyError(f"{path}: expected at most {run.options.epochs} epochs, found {count}; name another --output")
+    return count
+
+
+def _read(folder: Path, run: Run) -> Trained:
+    from models.training import Epoch
+
+    path = folder / f"{run.label}.json"
+    try:
+        metrics = json.loads(path.read_bytes())
+        series = tuple(Epoch(**epoch) for epoch in metrics.pop("series"))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise StudyError(f"{path}: expected the series of a training, found {error!r}") from error
+    return Trained(run, path.with_suffix(".safetensors"), metrics, series)

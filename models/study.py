@@ -1,0 +1,183 @@
+"""Command line of the studies: dataset -> tables and plots. `python models/study.py --help`.
+
+Trainings of a study advance in turn, one epoch each. What was stopped goes on when the same command is given again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from models.catalog import PRETRAINED
+from models.studies import depths, dnn, frontier, learning_rates, optimised, shift
+from models.studies.protocol import Study
+from models.studies.running import StudyError
+
+if TYPE_CHECKING:
+    from models.studies.running import Run
+    from models.training import Epoch
+
+UNSAID = {"output", "data_dir", "emnist_dir", "checkpoints", "params", "device"}  # of a machine, not of a study
+
+
+def _common(command: Callable[..., None]) -> Callable[..., None]:
+    """The options of every study."""
+    for option in (
+        click.option("--output", type=click.Path(path_type=Path), required=True, help="A folder for this study alone."),
+        click.option("--quick", is_flag=True, help="All of it in small, in a few minutes on two cores."),
+        click.option("--data-dir", type=click.Path(path_type=Path), help="Folder with MNIST, else $MNIST_DIR."),
+        click.option("--device", type=click.Choice(["auto", "cpu", "cuda", "mps"]), default="auto", show_default=True),
+    ):
+        command = option(command)
+    return command
+
+
+def _shrinkable(command: Callable[..., None]) -> Callable[..., None]:
+    """The options of every study that trains."""
+    command = click.option("--train-images", type=click.IntRange(2), help="The first so many of MNIST's.")(command)
+    command = click.option("--epochs", type=click.IntRange(1), help="Instead of those of the published study.")(command)
+    return _common(command)
+
+
+@click.group()
+def study() -> None:
+    """Carry out a published study: a JSON file, a table and plots. The same command again goes on where it stopped."""
+
+
+@study.command("learning-rates")
+@_shrinkable
+def run_learning_rates(**options: Any) -> None:
+    """ViT, ViTBNFFN and ViTBN at three learning rates, 30 epochs."""
+    _train(learning_rates.STUDY, **options)
+
+
+@study.command("depths")
+@_shrinkable
+def run_depths(**options: Any) -> None:
+    """ViT and ViTBNFFN of depth 1 to 7 on distorted images, 10 epochs."""
+    _train(depths.STUDY, **options)
+
+
+@study.command("dnn")
+@_shrinkable
+def run_dnn(**options: Any) -> None:
+    """Three hidden layers of 100 with sigmoids, with and without BatchNorm, 15 epochs."""
+    _train(dnn.STUDY, **options)
+
+
+@study.command("frontier")
+@click.option("--checkpoints", type=click.Path(path_type=Path), default=PRETRAINED, help="Default: the shipped ones.")
+@_shrinkable
+def run_frontier(checkpoints: Path, **options: Any) -> None:
+    """ViTBN of depth 1, 2, 3, 4 and 6 and the CNN: accuracy against work; shipped checkpoints are taken as they are."""
+    _train(frontier.study(checkpoints), **options)
+
+
+@study.command("optimised")
+@click.option(
+    "--params",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    required=True,
+    help="A file that models/tune.py wrote, or a folder of them.",
+)
+@_shrinkable
+def run_optimised(params: tuple[Path, ...], **options: Any) -> None:
+    """Each model at its searched learning rate and batch size, 30 epochs."""
+    _train(optimised.study(params), **options)
+
+
+@study.command("shift")
+@click.option("--checkpoints", type=click.Path(path_type=Path), default=PRETRAINED, help="Default: the shipped ones.")
+@click.option("--emnist-dir", type=click.Path(path_type=Path), help="EMNIST digits' idx files, else $EMNIST_DIR.")
+@_common
+def run_shift(
+    checkpoints: Path, emnist_dir: Path | None, output: Path, quick: bool, data_dir: Path | None, device: str
+) -> None:
+    """The checkpoints trained on MNIST on digits of other people: accuracy and time."""
+    from models.data import load_dataset
+    from models.studies.results import write
+    from models.training import choose_device
+
+    with _one_line_errors():
+        networks = shift.checkpoints(checkpoints)
+        emnist = shift.emnist_images(emnist_dir)
+        if emnist is None:
+            click.echo(f"EMNIST digits: not measured: no EMNIST files in {emnist_dir or '--emnist-dir or $EMNIST_DIR'}")
+        mnist = load_dataset("mnist", data_dir)
+        sets = shift.image_sets((mnist.test_images, mnist.test_labels), emnist, quick)
+        device = choose_device(device)
+        rows = shift.measure(networks, sets, device, lambda name, number: click.echo(f"{name}: round {number}"))
+        _say_written(write(output, shift.result(rows, quick, _command_line(), device), shift.plots))
+
+
+def _train(
+    study: Study,
+    output: Path,
+    quick: bool,
+    data_dir: Path | None,
+    device: str,
+    epochs: int | None,
+    train_images: int | None,
+) -> None:
+    """Carries out a study that trains, with a row an epoch."""
+    from models.data import load_dataset
+    from models.studies.protocol import carry_out
+    from models.training import choose_device
+
+    with _one_line_errors():
+        dataset = load_dataset("mnist", data_dir)
+        scope = study.scope(dataset, choose_device(device), quick, epochs, train_images)
+        click.echo(study.question)
+        if scope.reduced:
+            click.echo(f"Not the whole study: {scope.reduced}")
+        click.echo(f"epoch  {'run':26}  training s  test s  training loss  accuracy %")
+        try:
+            _say_written(carry_out(study, scope, _command_line(), output, _print))
+        except KeyboardInterrupt:
+            click.echo("Interrupted: finished epochs are kept, the same command goes on")
+            raise SystemExit(130) from None
+
+
+def _print(run: Run, epoch: Epoch) -> None:
+    click.echo(
+        f"{epoch.epoch:5d}  {run.label:26}  {epoch.training_time_s:10.2f}  {epoch.test_time_s:6.2f}"
+        f"  {epoch.training_loss:13.4f}  {100 * epoch.test_accuracy:10.2f}"
+    )
+
+
+def _say_written(paths: list[Path]) -> None:
+    click.echo(f"Wrote {', '.join(path.name for path in paths)} in {paths[0].parent}")
+
+
+def _command_line() -> str:
+    """What was typed, without what belongs to one machine alone."""
+    context = click.get_current_context()
+    words = ["python models/study.py", str(context.info_name)]
+    for name, value in context.params.items():
+        if name not in UNSAID and value:
+            option = f"--{name.replace('_', '-')}"
+            words.append(option if value is True else f"{option} {value}")
+    return " ".join([*words, "--output DIR"])
+
+
+@contextmanager
+def _one_line_errors() -> Iterator[None]:
+    """What a user can mend ends the command with one line."""
+    from models.checkpoint import CheckpointError
+    from models.config import ConfigError
+    from models.data import DataError
+    from models.training import TrainingError
+
+    try:
+        yield
+    except (CheckpointError, ConfigError, DataError, StudyError, TrainingError, OSError) as error:
+        raise click.ClickException(str(error)) from error
+
+
+if __name__ == "__main__":
+    study()

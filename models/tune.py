@@ -1,0 +1,209 @@
+"""Command line of the search: dataset -> parameters for models/train.py. `python models/tune.py --help`.
+
+Each trial trains on a part of the training images and is measured on others that were held out; no test image is
+looked at. The same command again goes on where the search stopped, or shows what it found.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from models.config import ConfigError, ModelConfig, ModelName
+from models.data import DATASETS, DataError, Dataset, hold_out, load_dataset
+from models.files import write_atomically
+from models.search import (
+    BATCH_SIZES,
+    LEARNING_RATES,
+    Parameters,
+    Search,
+    SearchError,
+    Trial,
+    best,
+    check_installed,
+    propose,
+    read,
+    searched_names,
+    write,
+)
+
+SEARCHES = Path("searches")
+COLUMNS = {"lr": "learning rate", "batch_size": "batch size", "depth": "depth", "schedule": "schedule"}
+
+
+@click.command()
+@click.option("--model", type=click.Choice(list(LEARNING_RATES)), default="vitbn", show_default=True)
+@click.option("--dataset", type=click.Choice(DATASETS), default="digits", show_default=True)
+@click.option("--data-dir", type=click.Path(path_type=Path), help="Folder with the MNIST idx files, else $MNIST_DIR.")
+@click.option("--trials", "count", type=click.IntRange(1), default=20, show_default=True, help="In all.")
+@click.option("--epochs", type=click.IntRange(1), default=3, show_default=True, help="Of each trial.")
+@click.option("--train-images", type=click.IntRange(BATCH_SIZES[1]), help="Of each trial; default: all not held out.")
+@click.option("--depth", type=click.IntRange(1), default=6, show_default=True, help="Blocks of a transformer.")
+@click.option("--search-depth", type=click.IntRange(1), nargs=2, metavar="LOW HIGH", help="Instead of one --depth.")
+@click.option("--search-schedule", is_flag=True, help="Try one-cycle, too, beside a constant learning rate.")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
+@click.option("--device", type=click.Choice(["auto", "cpu", "cuda", "mps"]), default="auto", show_default=True)
+@click.option("--output", type=click.Path(path_type=Path), default=SEARCHES, show_default=True, help="Folder.")
+def tune(
+    model: ModelName,
+    dataset: str,
+    data_dir: Path | None,
+    count: int,
+    epochs: int,
+    train_images: int | None,
+    depth: int,
+    search_depth: tuple[int, int] | None,
+    search_schedule: bool,
+    seed: int,
+    device: str,
+    output: Path,
+) -> None:
+    """Search the learning rate, the batch size and what else is asked for (Ctrl-C keeps all finished trials)."""
+    from models import training
+
+    try:
+        check_installed()
+        data = part_of(load_dataset(dataset, data_dir), train_images)
+        search = Search(
+            model=model,
+            dataset=dataset,
+            depths=_depths(model, search_depth or (depth, depth)),
+            schedules=("constant", "one-cycle") if search_schedule else ("constant",),
+            epochs=epochs,
+            train_images=len(data.train_labels),
+            held_out_images=len(data.test_labels),
+            seed=seed,
+        )
+        _run(search, data, training.choose_device(device), count, output)
+    except (ConfigError, DataError, SearchError, training.TrainingError, OSError) as error:
+        raise click.ClickException(str(error)) from error
+
+
+def _depths(model: ModelName, depths: tuple[int, int]) -> tuple[int, int]:
+    low, high = depths
+    if low > high:
+        raise click.BadParameter(f"expected the lower depth first, found {low} and {high}", param_hint="--search-depth")
+    if low < high and model == "cnn":
+        raise click.BadParameter("expected a transformer, found cnn, which has no depth", param_hint="--search-depth")
+    return depths
+
+
+def part_of(data: Dataset, train_images: int | None) -> Dataset:
+    """The training part alone: a fifth of it, 5,000 images at most, in the place of the test part.
+
+    Of the rest only `train_images` are left where that is given; raises DataError where there are fewer.
+    """
+    part = hold_out(data, min(5000, len(data.train_labels) // 5))
+    left = len(part.train_labels)
+    if train_images is not None and train_images > left:
+        raise DataError(f"{data.name}: expected --train-images up to the {left} not held out, found {train_images}")
+    return replace(part, train_images=part.train_images[:train_images], train_labels=part.train_labels[:train_images])
+
+
+def _run(search: Search, data: Dataset, device: str, count: int, output: Path) -> None:
+    """Prints a row a trial and writes what was found, on Ctrl-C too, then exiting with 130, as a shell does."""
+    path = output / f"{search.model}.trials.json"
+    trials = read(path, search)
+    click.echo(
+        f"{search.model} on {search.train_images} images of {search.dataset}, measured on {search.held_out_images} "
+        f"held out; epochs a trial: {search.epochs}; {device}, seed {search.seed}"
+    )
+    click.echo(_header(search))
+    for number in range(1, len(trials) + 1):
+        click.echo(_row(search, trials[:number]))
+    try:
+        for trial in run_trials(search, data, device, trials, count, path):
+            trials.append(trial)
+            click.echo(_row(search, trials))
+    except KeyboardInterrupt:
+        click.echo(f"Interrupted: kept {len(trials)} of {count} trials, the same command goes on")
+        if any(trial.accuracy is not None for trial in trials):
+            write_results(search, trials, output)
+        raise SystemExit(130) from None
+    found = write_results(search, trials, output)
+    click.echo(f"Wrote {path} and, beside it, {search.model}.convergence.png and {search.model}.plane.png")
+    click.echo(f"Train with the best: python models/train.py --params {found}")
+
+
+def run_trials(
+    search: Search, data: Dataset, device: str, earlier: list[Trial], count: int, path: Path
+) -> Iterator[Trial]:
+    """The trials after the `earlier` ones, up to `count` in all, each yielded once the file at `path` has it."""
+    import torch
+
+    from models.environment import describe
+
+    trials = list(earlier)
+    while len(trials) < count:
+        trials.append(run_trial(search, data, device, propose(search, trials)))
+        write(path, search, trials, describe(torch.get_num_threads(), device))
+        yield trials[-1]
+
+
+def run_trial(search: Search, data: Dataset, device: str, parameters: Parameters) -> Trial:
+    """Trains a new network with `parameters`; what it learned is not kept."""
+    from models.training import TrainingError, TrainingOptions, train
+
+    height, width = data.train_images.shape[2:]
+    config = ModelConfig(model=search.model, image_size=(height, width), depth=parameters.depth, labels=data.labels)
+    options = TrainingOptions(
+        epochs=search.epochs,
+        batch_size=parameters.batch_size,
+        lr=parameters.lr,
+        seed=search.seed,
+        device=device,
+        schedule=parameters.schedule,
+    )
+    start = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            *_, last = train(config, data, options, Path(folder) / "trial", False, lambda images, loss: None)
+        except TrainingError as error:
+            return Trial(parameters, None, time.perf_counter() - start, str(error))
+    return Trial(parameters, last.test_accuracy, time.perf_counter() - start)
+
+
+def write_results(search: Search, trials: list[Trial], output: Path) -> Path:
+    """Writes the plots and the best parameters, as a file for `models/train.py --params`; returns its path.
+
+    How long to train is left open, since the epochs of a trial are few. The accuracy is left out, for it flatters:
+    it is the best of many on the same images. Raises SearchError where every trial failed.
+    """
+    from models.search_plots import convergence, plane
+
+    options: dict[str, Any] = {"model": search.model, "dataset": search.dataset, **asdict(best(trials).parameters)}
+    if search.model == "cnn":
+        del options["depth"]
+    write_atomically(output / f"{search.model}.convergence.png", convergence(search, trials))
+    write_atomically(output / f"{search.model}.plane.png", plane(search, trials))
+    path = output / f"{search.model}.best.json"
+    write_atomically(path, json.dumps(options, indent=2).encode())
+    return path
+
+
+def _header(search: Search) -> str:
+    searched = "".join(f"  {COLUMNS[name]}" for name in searched_names(search))
+    return f"trial  held-out accuracy %  best so far %  duration s{searched}"
+
+
+def _row(search: Search, trials: list[Trial]) -> str:
+    """The last trial, under the header."""
+    last = trials[-1]
+    accuracy = "failed" if last.accuracy is None else f"{100 * last.accuracy:.2f}"
+    so_far = [100 * trial.accuracy for trial in trials if trial.accuracy is not None]
+    row = f"{len(trials):5d}  {accuracy:>19}  {f'{max(so_far):.2f}' if so_far else '':>13}  {last.duration_s:10.1f}"
+    for name in searched_names(search):
+        value = getattr(last.parameters, name)
+        row += f"  {f'{value:.2e}' if name == 'lr' else value:>{len(COLUMNS[name])}}"
+    return row
+
+
+if __name__ == "__main__":
+    tune()

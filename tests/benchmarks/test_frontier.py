@@ -1,0 +1,97 @@
+"""Accuracy against measured speed: its rows, its plot, and checkpoints that cannot be compared."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from benchmarks import ways
+from benchmarks.frontier import frontier, plots
+from models.checkpoint import save
+from models.config import ModelConfig
+from models.registry import build, randomise_norms
+
+TINY = ModelConfig(dim=16, depth=1, heads=2, dim_head=8, mlp_dim=24)
+METRICS = {"dataset": "mnist", "test_images": 10_000, "test_accuracy": 0.99}
+
+
+def write(path: Path, config: ModelConfig, metrics: dict[str, object] = METRICS) -> None:
+    torch.manual_seed(0)
+    model = build(config).eval()
+    randomise_norms(model)
+    save(path, model, config, metrics)
+
+
+def run(*arguments: object) -> tuple[int, str]:
+    result = CliRunner().invoke(frontier, [str(argument) for argument in (*arguments, "--images", 2560)])
+    return result.exit_code, result.output
+
+
+@pytest.mark.slow
+def test_a_short_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ways, "MICRO_BATCHES", (128,))
+    write(tmp_path / "shipped/tiny.safetensors", TINY)
+    write(tmp_path / "shipped/wide.safetensors", replace(TINY, dim=64, mlp_dim=512), METRICS | {"test_accuracy": 0.995})
+    write(tmp_path / "runs/tiny-again.safetensors", TINY, METRICS | {"test_accuracy": 0.1})
+    write(tmp_path / "runs/vit.safetensors", replace(TINY, model="vit"))
+    folders = ("--checkpoints", tmp_path / "shipped", "--checkpoints", tmp_path / "runs")
+    code, output = run(*folders, "--seconds", 1, "--output", tmp_path / "out")
+    assert code == 0, output
+    written = json.loads((tmp_path / "out/frontier-measured.json").read_text())
+    assert str(tmp_path) not in json.dumps(written)
+    assert written["environment"]["packages"]["onnxruntime"]
+    rows = {row["checkpoint"]: row for row in written["derived"]}
+    assert set(rows) == {"shipped/tiny.safetensors", "shipped/wide.safetensors", "runs/vit.safetensors"}
+    for row in rows.values():
+        assert row["images_per_s"] == pytest.approx(2_560_000 / row["p50_ms"])
+        assert len(row["samples_ns"]) == len(written["derived"][0]["samples_ns"]) >= 5
+        assert row["max_abs_error"] < 1e-4
+    assert rows["shipped/wide.safetensors"]["images_per_s"] < rows["shipped/tiny.safetensors"]["images_per_s"]
+    speeds = [row["images_per_s"] for row in written["derived"]]
+    assert speeds == sorted(speeds)
+    page = (tmp_path / "out/frontier-measured.md").read_text()
+    for cells in written["tables"][0]["rows"]:
+        assert f"| {cells[0]} | {cells[1]} | 1 | {cells[3]:.2f} | {cells[4]:.2f} | {cells[5]:,.0f} |" in page
+    (axes,) = plots(written)["accuracy-speed"].axes
+    assert {text.get_text() for text in axes.get_legend().get_texts()} == {"ViTBN, by depth", "ViT, depth 1"}
+    assert (tmp_path / "out/frontier-measured-accuracy-speed.png").stat().st_size > 10_000
+
+
+def refusal(tmp_path: Path) -> str:
+    """The one line of a folder that is refused, after which nothing is written."""
+    code, output = run("--checkpoints", tmp_path, "--output", tmp_path / "out")
+    assert code == 1
+    (line,) = [line for line in output.splitlines() if line.startswith("Error: ")]
+    assert not (tmp_path / "out").exists()
+    return line
+
+
+def test_no_checkpoints(tmp_path: Path) -> None:
+    assert f"{tmp_path}: expected checkpoints, found none" in refusal(tmp_path)
+
+
+def test_a_training_that_has_not_finished(tmp_path: Path) -> None:
+    write(tmp_path / "half.safetensors", TINY, {"dataset": "mnist"})
+    assert "half.safetensors: expected a finished training with its test accuracy, found none" in refusal(tmp_path)
+
+
+def test_accuracies_on_different_images(tmp_path: Path) -> None:
+    write(tmp_path / "a.safetensors", TINY)
+    write(tmp_path / "b.safetensors", replace(TINY, depth=2), METRICS | {"dataset": "digits", "test_images": 359})
+    expected = "expected an accuracy on 10000 test images of mnist, found 359 test images of digits"
+    assert expected in refusal(tmp_path)
+
+
+def test_a_damaged_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "a.safetensors").write_bytes(b"nothing")
+    assert "a.safetensors: expected safetensors" in refusal(tmp_path)
+
+
+@pytest.mark.parametrize(("option", "value"), [("--images", "0"), ("--seconds", "0")])
+def test_bad_options(tmp_path: Path, option: str, value: str) -> None:
+    result = CliRunner().invoke(frontier, ["--output", str(tmp_path / "out"), option, value])
+    assert result.exit_code == 2
+    assert option in result.output

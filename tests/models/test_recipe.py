@@ -1,0 +1,231 @@
+"""What a recipe adds to plain training: schedule, decay, clipping, bfloat16, distortions, held-out images, a file."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+
+from models.augmentation import augmentation
+from models.checkpoint import load
+from models.config import ModelConfig
+from models.data import DataError, hold_out, load_digits
+from models.train import train as command
+from models.training import TrainingError, TrainingOptions, measure_accuracy, train
+
+ROOT = Path(__file__).resolve().parents[2]
+TINY = ModelConfig(dim=16, depth=1, heads=2, dim_head=8, mlp_dim=24)
+PLAIN = TrainingOptions(epochs=3, batch_size=50, lr=0.003, seed=0, device="cpu")
+RECIPE = replace(PLAIN, schedule="one-cycle", weight_decay=0.05, label_smoothing=0.05, clip=1.0, augment="light")
+
+
+@pytest.fixture(scope="module")
+def digits():
+    return load_digits()
+
+
+@pytest.fixture(scope="module")
+def some_digits(digits):
+    return replace(digits, train_images=digits.train_images[:200], train_labels=digits.train_labels[:200])
+
+
+def run(path, dataset, options, resume=False):
+    return list(train(TINY, dataset, options, path, resume, lambda images, loss: None))
+
+
+def assert_identical(first, second):
+    torch.testing.assert_close(load(first).model.state_dict(), load(second).model.state_dict(), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [RECIPE, replace(RECIPE, precision="bf16"), replace(PLAIN, augment="study", augment_test=True)],
+    ids=["recipe", "bfloat16", "study"],
+)
+def test_resumed_is_uninterrupted(tmp_path, some_digits, options):
+    whole = run(tmp_path / "whole.safetensors", some_digits, options)
+    parts = train(TINY, some_digits, options, tmp_path / "half.safetensors", False, lambda images, loss: None)
+    half = [next(parts)]
+    parts.close()
+    torch.rand(7)
+    half += run(tmp_path / "half.safetensors", some_digits, options, resume=True)
+    assert [e.training_loss for e in half] == [e.training_loss for e in whole]
+    assert [e.test_accuracy for e in half] == [e.test_accuracy for e in whole]
+    assert_identical(tmp_path / "half.safetensors", tmp_path / "whole.safetensors")
+
+
+def test_two_runs_in_turn_are_two_runs(tmp_path, some_digits):
+    alone = [run(tmp_path / f"{seed}.safetensors", some_digits, replace(RECIPE, seed=seed)) for seed in (0, 1)]
+    runs = [
+        train(TINY, some_digits, replace(RECIPE, seed=seed), tmp_path / f"turn{seed}.safetensors", False, print)
+        for seed in (0, 1)
+    ]
+    for epochs in zip(*runs, strict=True):
+        assert [e.training_loss for e in epochs] == [series[epochs[0].epoch - 1].training_loss for series in alone]
+    for seed in (0, 1):
+        assert_identical(tmp_path / f"{seed}.safetensors", tmp_path / f"turn{seed}.safetensors")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"schedule": "one-cycle"},
+        {"weight_decay": 0.5},
+        {"label_smoothing": 0.3},
+        {"clip": 0.01},
+        {"precision": "bf16"},
+        {"augment": "light"},
+        {"augment": "study"},
+        {"hold_out": 50},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_every_option_counts(tmp_path, some_digits, change):
+    plain = run(tmp_path / "plain.safetensors", some_digits, PLAIN)
+    other = run(tmp_path / "other.safetensors", some_digits, replace(PLAIN, **change))
+    assert plain[-1].training_loss != other[-1].training_loss
+    name, value = next(iter(change.items()))
+    metrics = load(tmp_path / "other.safetensors").metrics
+    assert metrics["options"][name] == value
+    assert f"--{name.replace('_', '-')} {value}" in metrics["command"]
+
+
+def test_one_cycle_of_another_length_is_another_run(tmp_path, some_digits):
+    path = tmp_path / "run.safetensors"
+    run(path, some_digits, replace(RECIPE, epochs=1))
+    with pytest.raises(TrainingError, match="expected a run of"):
+        run(path, some_digits, RECIPE, resume=True)
+
+
+def test_one_cycle_ends_near_zero(tmp_path, some_digits):
+    run(tmp_path / "run.safetensors", some_digits, RECIPE)
+    state = torch.load(tmp_path / "run.resume.pt", weights_only=True)
+    assert state["optimizer"]["param_groups"][0]["lr"] < 1e-3 * RECIPE.lr
+
+
+def test_held_out_images_are_neither_trained_on_nor_those_of_the_test(digits):
+    part = hold_out(digits, 300)
+    assert (len(part.train_labels), len(part.test_labels)) == (len(digits.train_labels) - 300, 300)
+    together = np.concatenate([part.train_images, part.test_images]).reshape(len(digits.train_labels), -1)
+    expected = digits.train_images.reshape(len(digits.train_labels), -1)
+    assert sorted(map(bytes, together)) == sorted(map(bytes, expected))
+    np.testing.assert_array_equal(part.test_labels, hold_out(digits, 300).test_labels)
+
+
+@pytest.mark.parametrize("count", [0, 199, 200, 5000])
+def test_nothing_left_to_train_on(some_digits, count):
+    with pytest.raises(DataError, match=f"expected to hold out 1 to 198 of 200 images, found {count}"):
+        hold_out(some_digits, count)
+
+
+def test_test_images_are_looked_at_after_the_last_epoch_alone(tmp_path, some_digits):
+    options = replace(PLAIN, hold_out=50)
+    epochs = train(TINY, some_digits, options, tmp_path / "run.safetensors", False, lambda images, loss: None)
+    first = next(epochs)
+    metrics = load(tmp_path / "run.safetensors").metrics
+    assert (metrics["held_out_accuracy"], "test_accuracy" in metrics) == (first.test_accuracy, False)
+    *_, last = epochs
+    read = load(tmp_path / "run.safetensors")
+    test = torch.tensor(some_digits.test_images), torch.tensor(some_digits.test_labels)
+    assert read.metrics["held_out_accuracy"] == last.test_accuracy
+    assert read.metrics["test_accuracy"] == measure_accuracy(read.model, *test)
+
+
+@pytest.mark.parametrize("name", ["light", "study"])
+def test_distortions(digits, name):
+    torch.manual_seed(0)
+    images = torch.tensor(digits.train_images[:200]) / 255
+    distorted = augmentation(name)(images)
+    assert distorted.shape == images.shape
+    assert distorted.dtype == torch.float32
+    assert 0 <= distorted.min() < distorted.max() <= 1
+    changed = (distorted != images).flatten(1).any(dim=1).float().mean()
+    assert changed == 1, "every image, each in its own way"
+    ink = distorted.sum((1, 2, 3)) / images.sum((1, 2, 3))
+    assert 0.9 < ink.median() < 1.1
+    shrunk = (ink < 0.4).float().mean()  # zoomed out to at most a half, the ink covers at most a quarter
+    assert (0.1 < shrunk < 0.3) if name == "study" else shrunk == 0
+
+
+def test_no_distortion(digits):
+    images = torch.tensor(digits.train_images[:5]) / 255
+    assert augmentation("none")(images) is images
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(command, [str(argument) for argument in arguments])
+
+
+def params_file(tmp_path, content):
+    path = tmp_path / "params.json"
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    return path
+
+
+def test_parameters_from_a_file(tmp_path):
+    path = params_file(tmp_path, {"model": "vit", "lr": 0.002, "batch_size": 200, "augment": "light", "epochs": 9})
+    output = tmp_path / "run.safetensors"
+    result = invoke("--params", path, "--depth", 1, "--epochs", 1, "--model", "vit", "--output", output)
+    assert result.exit_code == 0, result.output
+    options = load(output).metrics["options"]
+    assert (options["lr"], options["batch_size"], options["augment"]) == (0.002, 200, "light")
+    assert options["epochs"] == 1, "the command line goes before the file"
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ({"model": "vit"}, "expected the model that --params is for, vit, found vitbn"),
+        ({"learning_rate": 1}, "found learning_rate"),
+        ({"output": "elsewhere"}, "found output"),
+        ({"lr": 0}, "0.0 is not in the range"),
+        ({"lr": "much"}, "'much' is not a valid float"),
+        ([1], "found list"),
+        ("{", "expected a JSON object of options"),
+    ],
+    ids=["model", "unknown", "path", "zero", "text", "list", "damaged"],
+)
+def test_parameters_that_are_none(tmp_path, content, expected):
+    result = invoke("--params", params_file(tmp_path, content), "--model", "vitbn", "--output", tmp_path / "run")
+    assert result.exit_code == 2
+    assert expected in result.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["params.json"]
+
+
+def test_parameters_that_are_not_there(tmp_path):
+    result = invoke("--params", tmp_path / "none.json")
+    assert (result.exit_code, f"{tmp_path / 'none.json'}: expected" in result.stderr) == (2, True)
+
+
+def train_in_processes(count, output, *arguments):
+    """The command, as `count` processes of one torchrun."""
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count)]
+    script = [str(ROOT / "models/train.py"), "--depth", "1", "--device", "cpu", "--output", str(output), *arguments]
+    return subprocess.run([sys.executable, *torchrun, *script], capture_output=True, text=True, check=False)
+
+
+def test_two_processes_train_one_network(tmp_path):
+    outputs = [tmp_path / "one.safetensors", tmp_path / "two.safetensors"]
+    for count, output in enumerate(outputs, start=1):
+        child = train_in_processes(count, output, "--epochs", "2", "--clip", "1")
+        assert child.returncode == 0, child.stderr
+        assert child.stdout.count("Wrote ") == 1
+    one, two = (json.loads(output.with_suffix(".json").read_text()) for output in outputs)
+    assert two["epochs"] == 2
+    for first, second in zip(one["series"], two["series"], strict=True):
+        assert second["training_loss"] == pytest.approx(first["training_loss"], rel=0.05)
+    tensors = [load(output).model.state_dict() for output in outputs]
+    differs = [name for name in tensors[0] if (tensors[0][name] - tensors[1][name]).abs().max() > 0.1]
+    assert not differs, "weights and statistics are those of both halves"
+
+
+def test_a_batch_that_two_processes_cannot_share(tmp_path):
+    child = train_in_processes(2, tmp_path / "run.safetensors", "--batch-size", "25")
+    assert child.returncode != 0
+    assert "batch size: expected a multiple of the 2 processes, found 25" in child.stderr
+    assert list(tmp_path.iterdir()) == []

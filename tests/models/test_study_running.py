@@ -1,0 +1,188 @@
+"""Trainings in turn: the order, the same series however often they are stopped, and folders of others refused."""
+
+import json
+from dataclasses import asdict, replace
+
+import pytest
+
+from models.checkpoint import load
+from models.config import ModelConfig
+from models.data import load_digits
+from models.studies.protocol import Extent, cut
+from models.studies.running import Run, StudyError, advance
+from models.training import TrainingOptions, train
+
+OPTIONS = TrainingOptions(epochs=3, batch_size=50, lr=0.01, seed=0, device="cpu")
+TINY = ModelConfig(model="vit", dim=16, depth=1, heads=2, dim_head=8, mlp_dim=24, dropout=0.1)
+RUNS = [Run("a", TINY, OPTIONS), Run("b", replace(TINY, model="vitbn"), replace(OPTIONS, augment="light"))]
+
+
+@pytest.fixture(scope="module")
+def digits():
+    return cut(load_digits(), Extent(epochs=3, train_images=100, test_images=30))
+
+
+def seen(epochs):
+    """What of (label, epoch) does not depend on the clock."""
+    return [(run.label, epoch.epoch, epoch.training_loss, epoch.test_accuracy) for run, epoch in epochs]
+
+
+def carry_on(folder, digits, runs=RUNS, study="a study", stop_after=None):
+    """All runs in `folder`, or the first epochs of them; what was reported, and the result where there is one."""
+    epochs = []
+
+    def on_epoch(run, epoch):
+        epochs.append((run, epoch))
+        if len(epochs) == stop_after:
+            raise KeyboardInterrupt
+
+    try:
+        return epochs, advance(study, runs, digits, 10, folder, on_epoch)
+    except KeyboardInterrupt:
+        return epochs, None
+
+
+def refusal(folder, digits, runs=RUNS, study="a study"):
+    """The one line of a folder that is refused, in which nothing changed."""
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    with pytest.raises(StudyError) as refused:
+        carry_on(folder, digits, runs, study)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    message = str(refused.value)
+    assert "\n" not in message
+    assert message.startswith(str(folder))
+    assert message.endswith("; name another --output")
+    return message
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, digits):
+    """An uninterrupted study: its folder, what was reported, and the result."""
+    folder = tmp_path_factory.mktemp("whole")
+    return folder, *carry_on(folder, digits)
+
+
+def test_all_runs_take_turns(whole):
+    _, epochs, _ = whole
+    order = [(run.label, epoch.epoch) for run, epoch in epochs]
+    assert order == [("a", 1), ("b", 1), ("a", 2), ("b", 2), ("a", 3), ("b", 3)]
+
+
+def test_series_are_those_of_each_run_alone(whole, digits, tmp_path):
+    for trained in whole[2]:
+        alone = train(
+            trained.run.config, digits, trained.run.options, tmp_path / trained.run.label, False, lambda *_: None
+        )
+        assert seen((trained.run, epoch) for epoch in alone) == seen((trained.run, epoch) for epoch in trained.series)
+
+
+@pytest.mark.parametrize("stop_after", [1, 2, 3, 5])
+def test_a_stopped_study_goes_on_as_if_it_never_had(whole, digits, tmp_path, stop_after):
+    before, nothing = carry_on(tmp_path, digits, stop_after=stop_after)
+    assert (len(before), nothing) == (stop_after, None)
+    after, result = carry_on(tmp_path, digits)
+    assert seen(before + after) == seen(whole[1])
+    for ours, theirs in zip(result, whole[2], strict=True):
+        assert seen((ours.run, epoch) for epoch in ours.series) == seen((theirs.run, epoch) for epoch in theirs.series)
+        networks = [load(one.checkpoint).model.state_dict() for one in (ours, theirs)]
+        assert all(networks[0][name].equal(networks[1][name]) for name in networks[1])
+
+
+def test_a_run_killed_between_its_files_goes_on(whole, digits, tmp_path):
+    carry_on(tmp_path, digits, stop_after=2)
+    state = (tmp_path / "a.resume.pt").read_bytes()
+    carry_on(tmp_path, digits, stop_after=1)  # a's second epoch
+    (tmp_path / "a.resume.pt").write_bytes(state)  # as if killed before this was written
+    epochs, result = carry_on(tmp_path, digits)
+    assert [(run.label, epoch.epoch) for run, epoch in epochs] == [("b", 2), ("a", 2), ("a", 3), ("b", 3)]
+    assert [seen((one.run, e) for e in one.series) for one in result] == [
+        seen((one.run, e) for e in one.series) for one in whole[2]
+    ]
+
+
+def test_a_finished_study_trains_nothing(whole, digits):
+    folder, _, first = whole
+    epochs, again = carry_on(folder, digits)
+    assert epochs == []
+    assert [one.series for one in again] == [one.series for one in first]
+
+
+def test_more_epochs_at_a_constant_rate_go_on(whole, digits, tmp_path):
+    shorter = [replace(run, options=replace(run.options, epochs=1)) for run in RUNS]
+    carry_on(tmp_path, digits, shorter)
+    epochs, _ = carry_on(tmp_path, digits)
+    assert seen(epochs) == seen(whole[1][2:])
+
+
+def test_fewer_epochs_than_there_are(whole, digits):
+    fewer = [replace(run, options=replace(run.options, epochs=2)) for run in RUNS]
+    assert "a.json: expected at most 2 epochs, found 3" in refusal(whole[0], digits, fewer)
+
+
+def test_folder_of_another_study(whole, digits):
+    assert "plan.json: expected study another study, found a study" in refusal(whole[0], digits, study="another study")
+
+
+@pytest.mark.parametrize(
+    ("run", "said"),
+    [
+        (replace(RUNS[0], options=replace(OPTIONS, lr=0.02)), "expected a options lr 0.02, found 0.01"),
+        (replace(RUNS[0], options=replace(OPTIONS, batch_size=25)), "expected a options batch_size 25, found 50"),
+        (replace(RUNS[0], config=replace(TINY, mlp_dim=32)), "expected a config mlp_dim 32, found 24"),
+        (replace(RUNS[0], label="c"), "expected c config model vit, found none"),
+    ],
+    ids=["lr", "batch size", "config", "label"],
+)
+def test_folder_of_other_options(whole, digits, run, said):
+    assert said in refusal(whole[0], digits, [run, RUNS[1]])
+
+
+def test_folder_of_other_images(whole, digits):
+    fewer = cut(digits, Extent(3, 99, 30))
+    assert "expected train images 99, found 100" in refusal(whole[0], fewer)
+
+
+def test_folder_with_more_runs(whole, digits):
+    assert "expected b config model none, found vitbn" in refusal(whole[0], digits, RUNS[:1])
+
+
+def test_epochs_of_a_schedule_cannot_change(digits, tmp_path):
+    def once(epochs):
+        return [Run("a", TINY, replace(OPTIONS, schedule="one-cycle", epochs=epochs))]
+
+    carry_on(tmp_path, digits, once(1))
+    assert "expected a options epochs 2, found 1" in refusal(tmp_path, digits, once(2))
+
+
+@pytest.mark.parametrize("content", [b"", b"[1, 2]", b"not a plan"])
+def test_damaged_plan(digits, tmp_path, content):
+    (tmp_path / "plan.json").write_bytes(content)
+    with pytest.raises(StudyError, match=r"plan\.json: expected the plan of a study, found"):
+        carry_on(tmp_path, digits)
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b'{"series": [{"epoch": 1}]}'])
+def test_damaged_series(digits, tmp_path, content):
+    carry_on(tmp_path, digits, stop_after=1)
+    (tmp_path / "a.json").write_bytes(content)
+    with pytest.raises(StudyError, match=r"a\.json: expected the series of a training, found"):
+        carry_on(tmp_path, digits)
+
+
+def test_medians(whole):
+    trained = replace(
+        whole[2][0],
+        series=tuple(
+            replace(e, training_time_s=t, test_time_s=t + 1)
+            for e, t in zip(whole[2][0].series, (5.0, 1.0, 3.0), strict=True)
+        ),
+    )
+    assert (trained.training_time_s, trained.test_time_s) == (3.0, 4.0)
+
+
+def test_plan_is_what_was_asked_for(whole):
+    plan = json.loads((whole[0] / "plan.json").read_text())
+    assert (plan["study"], plan["dataset"], plan["train images"], plan["test images"]) == ("a study", "digits", 100, 30)
+    expected = asdict(OPTIONS)
+    del expected["device"], expected["epochs"]
+    assert plan["a"]["options"] == expected

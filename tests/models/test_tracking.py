@@ -1,0 +1,273 @@
+"""Tracking: MLflow has what the JSON has, a resumed run goes on, and no server can harm a training run."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from mlflow import MlflowClient, MlflowException
+
+from models.config import ModelConfig
+from models.data import load_digits
+from models.tracking import SETTINGS, track
+from models.train import train as command
+from models.training import TrainingOptions, train
+
+TINY = ModelConfig(dim=16, depth=1, heads=2, dim_head=8, mlp_dim=24)
+OPTIONS = TrainingOptions(epochs=2, batch_size=50, lr=0.003, seed=0, device="cpu")
+SERIES = {"training_time_s", "test_time_s", "training_loss", "test_accuracy"}
+
+
+@pytest.fixture(autouse=True)
+def store(tmp_path, monkeypatch):
+    """The default store, in an empty folder of its own, and an environment that says nothing of MLflow."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("MLFLOW_TRACKING_URI", "MLFLOW_DISABLE_TELEMETRY", *SETTINGS):
+        monkeypatch.setenv(name, "")  # so that it is restored afterwards
+        monkeypatch.delenv(name)
+    return tmp_path / "mlruns"
+
+
+@pytest.fixture(scope="module")
+def some_digits():
+    digits = load_digits()
+    return replace(digits, train_images=digits.train_images[:100], train_labels=digits.train_labels[:100])
+
+
+def silent(*arguments):
+    """Shows no progress."""
+
+
+def fail(line):
+    """Takes no report."""
+    pytest.fail(line)
+
+
+def run(dataset, options=OPTIONS, resume=False, tracked=True, on_batch=silent, report=fail):
+    """All epochs of one run; returns its checkpoint."""
+    path = Path("run.safetensors")
+    epochs = train(TINY, dataset, options, path, resume, on_batch)
+    list(track(epochs, path, resume, report) if tracked else epochs)
+    return path
+
+
+def runs(store):
+    """All runs that the store has, the newest first."""
+    client = MlflowClient(tracking_uri=store.as_uri())
+    return client.search_runs([client.get_experiment_by_name("vitbn").experiment_id])
+
+
+def sent_series(store, run_id):
+    """The metrics of a run as rows of the JSON's series; fails where a step was sent twice."""
+    client = MlflowClient(tracking_uri=store.as_uri())
+    rows = {}
+    for name in SERIES:
+        for metric in client.get_metric_history(run_id, name):
+            row = rows.setdefault(metric.step, {"epoch": metric.step})
+            assert name not in row
+            row[name] = metric.value
+    return [rows[step] for step in sorted(rows)]
+
+
+def written_series(path):
+    return json.loads(path.with_suffix(".json").read_text())["series"]
+
+
+def test_mlflow_has_what_the_json_has(store, some_digits):
+    path = run(some_digits)
+    (found,) = runs(store)
+    assert (found.info.status, found.info.run_name) == ("FINISHED", "run")
+    assert len(written_series(path)) == 2
+    assert sent_series(store, found.info.run_id) == written_series(path)
+    record = json.loads(path.with_suffix(".json").read_text())
+    values = record["config"] | record["options"] | {name: record[name] for name in ("dataset", "command")}
+    assert len(values) == len(record["config"]) + len(record["options"]) + 2, "no two have the same name"
+    assert found.data.params == {name: str(value) for name, value in values.items()}
+
+
+def test_the_artifacts_are_the_files(store, some_digits):
+    path = run(some_digits)
+    (found,) = runs(store)
+    client = MlflowClient(tracking_uri=store.as_uri())
+    assert {file.path for file in client.list_artifacts(found.info.run_id)} == {"run.json", "run.safetensors"}
+    for name in ("run.json", "run.safetensors"):
+        copy = store / found.info.experiment_id / found.info.run_id / "artifacts" / name
+        assert copy.read_bytes() == path.with_name(name).read_bytes()
+
+
+def test_nobody_is_named(store, some_digits):
+    run(some_digits)
+    (found,) = runs(store)
+    assert found.info.user_id in (None, "unknown")
+    assert found.data.tags == {"mlflow.runName": "run"}
+
+
+def test_a_resumed_run_goes_on(store, some_digits):
+    run(some_digits, replace(OPTIONS, epochs=1))
+    path = run(some_digits, replace(OPTIONS, epochs=3), resume=True)
+    (found,) = runs(store)
+    assert found.info.status == "FINISHED"
+    assert found.data.params["epochs"] == "1", "the parameters are those that it began with"
+    assert [row["epoch"] for row in written_series(path)] == [1, 2, 3]
+    assert sent_series(store, found.info.run_id) == written_series(path)
+
+
+@pytest.mark.parametrize("left", [None, "", "0" * 32, "../../somewhere"])
+def test_a_resumed_run_that_mlflow_does_not_know_is_sent_whole(store, some_digits, left):
+    run(some_digits, replace(OPTIONS, epochs=1), tracked=False)
+    if left is not None:
+        Path("run.mlflow-run").write_text(left)
+    path = run(some_digits, resume=True)
+    (found,) = runs(store)
+    assert sent_series(store, found.info.run_id) == written_series(path)
+
+
+def test_a_deleted_run_is_sent_anew(store, some_digits):
+    run(some_digits, replace(OPTIONS, epochs=1))
+    (deleted,) = runs(store)
+    MlflowClient(tracking_uri=store.as_uri()).delete_run(deleted.info.run_id)
+    path = run(some_digits, resume=True)
+    (found,) = runs(store)
+    assert found.info.run_id != deleted.info.run_id
+    assert sent_series(store, found.info.run_id) == written_series(path)
+
+
+def test_a_new_run_is_another(store, some_digits):
+    run(some_digits)
+    run(some_digits)
+    assert len(runs(store)) == 2
+
+
+def test_an_interrupted_run_keeps_its_epochs(store, some_digits):
+    batches = []
+
+    def interrupt(images, loss):
+        batches.append(loss)
+        if len(batches) == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(some_digits, on_batch=interrupt)
+    (found,) = runs(store)
+    assert found.info.status == "KILLED"
+    assert [row["epoch"] for row in sent_series(store, found.info.run_id)] == [1]
+    assert (store / found.info.experiment_id / found.info.run_id / "artifacts/run.safetensors").exists()
+
+
+def test_a_run_that_fails_says_so(store, some_digits):
+    with pytest.raises(Exception, match="finite"):
+        run(some_digits, replace(OPTIONS, lr=1e30))
+    assert [found.info.status for found in runs(store)] == ["FAILED"]
+
+
+@pytest.mark.parametrize("error", [MlflowException("the server is gone\nfor good"), ConnectionError("gone")])
+def test_a_server_that_goes_away_costs_a_line(store, some_digits, monkeypatch, error):
+    calls, lines = [], []
+
+    def log_batch(*arguments, **named):
+        calls.append(arguments)
+        raise error
+
+    monkeypatch.setattr(MlflowClient, "log_batch", log_batch)
+    path = run(some_digits, report=lines.append)
+    assert [row["epoch"] for row in written_series(path)] == [1, 2]
+    assert path.exists()
+    assert len(calls) == 2, "after an epoch, and once more at the end"
+    assert len(lines) == 2
+    assert all("run.json has it: " in line and "gone" in line and "\n" not in line for line in lines)
+
+
+def test_a_server_that_comes_back_gets_what_it_missed(store, some_digits, monkeypatch):
+    original, calls, lines = MlflowClient.log_batch, [], []
+
+    def log_batch(*arguments, **named):
+        calls.append(arguments)
+        if len(calls) == 1:
+            raise MlflowException("not now")
+        return original(*arguments, **named)
+
+    monkeypatch.setattr(MlflowClient, "log_batch", log_batch)
+    path = run(some_digits, report=lines.append)
+    assert len(lines) == 1
+    (found,) = runs(store)
+    assert sent_series(store, found.info.run_id) == written_series(path)
+
+
+def refusal(*arguments):
+    """The one line of a run of the command that does not start."""
+    output = ["--depth", "1", "--epochs", "1", "--device", "cpu", "--output", "new/run.safetensors"]
+    result = CliRunner().invoke(command, ["--track", *output, *arguments])
+    assert result.exit_code == 1
+    assert result.stderr.startswith("Error: --track: expected ")
+    assert result.stderr.count("\n") == 1
+    assert not Path("new").exists()
+    return result.stderr
+
+
+def test_command_without_a_server(monkeypatch):
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{closed.getsockname()[1]}")
+        start = time.perf_counter()
+        assert "expected MLflow at $MLFLOW_TRACKING_URI, found " in refusal()
+        assert time.perf_counter() - start < 30
+
+
+def test_command_with_a_server_that_never_answers(monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as silent_server:
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{silent_server.getsockname()[1]}")
+        monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
+        start = time.perf_counter()
+        assert "timed out" in refusal().lower()
+        assert time.perf_counter() - start < 30
+
+
+def test_a_silent_server_is_waited_for_seconds_not_minutes():
+    attempts = 1 + int(SETTINGS["MLFLOW_HTTP_REQUEST_MAX_RETRIES"])
+    assert attempts * int(SETTINGS["MLFLOW_HTTP_REQUEST_TIMEOUT"]) <= 20
+
+
+@pytest.mark.parametrize("address", ["sqlite:///runs.db", "ftp://127.0.0.1", "file:///proc/none"])
+def test_command_with_an_address_that_is_none(monkeypatch, address):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
+    refusal()
+
+
+def test_command_without_mlflow(monkeypatch):
+    monkeypatch.setitem(sys.modules, "mlflow", None)
+    assert "expected mlflow-skinny, found none; install it: pip install -c constraints.txt" in refusal()
+
+
+def test_command_tracks_in_the_local_store(store):
+    arguments = ["--depth", "1", "--epochs", "1", "--device", "cpu", "--output", "run.safetensors"]
+    result = CliRunner().invoke(command, [*arguments, "--track"])
+    assert result.exit_code == 0, result.output
+    (found,) = runs(store)
+    assert sent_series(store, found.info.run_id) == written_series(Path("run.safetensors"))
+
+
+def test_nothing_is_tracked_unless_asked_for(store, monkeypatch):
+    monkeypatch.setitem(sys.modules, "mlflow", None)
+    arguments = ["--depth", "1", "--epochs", "1", "--device", "cpu", "--output", "run.safetensors"]
+    result = CliRunner().invoke(command, arguments)
+    assert result.exit_code == 0, result.output
+    assert sorted(path.name for path in Path().iterdir()) == ["run.json", "run.resume.pt", "run.safetensors"]
+
+
+def test_mlflow_sends_no_telemetry():
+    """MLflow itself keeps still under pytest and in CI; here it does not know of either."""
+    said = "print(mlflow.telemetry.get_telemetry_client() is None)"
+    ours = "from pathlib import Path; from models.tracking import track; track(iter(()), Path('run'), False, print)"
+    hidden = ("PYTEST_CURRENT_TEST", "CI", "GITHUB_ACTIONS", "PYTEST_VERSION")
+    environment = {name: value for name, value in os.environ.items() if name not in hidden}
+    child = subprocess.run(
+        [sys.executable, "-c", f"{ours}; import mlflow.telemetry; {said}"],
+        capture_output=True, text=True, check=True, env=environment,
+    )  # fmt: skip
+    assert child.stdout == "True\n"

@@ -1,0 +1,454 @@
+"""The search: it stays in its ranges, finds a peak, goes on where it was stopped, and hands over what it found."""
+
+import io
+import json
+import math
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from PIL import Image
+
+from models import training
+from models.data import load_digits
+from models.search import (
+    BATCH_SIZES,
+    FIRST_TRIALS,
+    LEARNING_RATES,
+    Parameters,
+    Search,
+    SearchError,
+    Trial,
+    best,
+    propose,
+    read,
+    write,
+)
+from models.search_plots import convergence, plane
+from models.train import train as train_command
+from models.tune import part_of, tune
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = [sys.executable, str(ROOT / "models/tune.py")]
+QUICK = ["--depth", "1", "--epochs", "1", "--train-images", "120", "--device", "cpu"]
+SEARCH = Search("vitbn", "digits", (1, 1), ("constant",), 1, 120, 287, 0)
+BLUE, ORANGE, RED = (0, 114, 178), (230, 159, 0), (213, 94, 0)  # of a trial, the best so far, and a failure
+
+
+def peak(parameters):
+    """An accuracy that is highest, 0.95, at a learning rate of 1e-3 and a batch of 60."""
+    return 0.95 - 0.05 * (math.log10(parameters.lr) + 3) ** 2 - 0.0002 * abs(parameters.batch_size - 60)
+
+
+def searched(search, count, accuracy=peak):
+    """The first `count` trials of a search whose trainings are a formula."""
+    trials = []
+    for _ in range(count):
+        parameters = propose(search, trials)
+        trials.append(Trial(parameters, accuracy(parameters), 1.0))
+    return trials
+
+
+def run(folder, *arguments):
+    """The output of a search on 120 digits that must succeed."""
+    result = CliRunner().invoke(tune, [*QUICK, "--output", str(folder), *map(str, arguments)])
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def failure(folder, *arguments):
+    """The one line of a search that failed, and its exit code."""
+    result = CliRunner().invoke(tune, [*QUICK, "--output", str(folder), *map(str, arguments)])
+    assert isinstance(result.exception, SystemExit), result.exception
+    errors = [line for line in result.stderr.splitlines() if line.startswith("Error: ")]
+    assert len(errors) == 1
+    assert result.stderr.endswith(errors[0] + "\n")
+    return errors[0], result.exit_code
+
+
+def outcomes(folder):
+    """What of the trials in a folder does not depend on the clock."""
+    rows = json.loads((folder / "vitbn.trials.json").read_text())["trials"]
+    return [(row["trial"], row["status"], row["parameters"], row["accuracy"], row["error"]) for row in rows]
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    """A search of seven trials, the last two proposed by the Gaussian process."""
+    folder = tmp_path_factory.mktemp("uninterrupted")
+    run(folder, "--trials", 7)
+    return folder
+
+
+def test_the_ranges():
+    with_batchnorm = dict.fromkeys(["vitbnffn", "vitbn", "cnn"], (1e-5, 1e-2))
+    assert {"vit": (1e-5, 1e-3), **with_batchnorm} == LEARNING_RATES
+    assert BATCH_SIZES == (20, 120)
+
+
+@pytest.mark.parametrize("model", ["vit", "vitbn"])
+def test_proposals_stay_in_the_ranges_on_a_logarithmic_scale(model):
+    low, high = LEARNING_RATES[model]
+    trials = searched(replace(SEARCH, model=model), FIRST_TRIALS + 2)
+    for trial in trials:
+        assert low <= trial.parameters.lr <= high
+        assert type(trial.parameters.batch_size) is int
+        assert 20 <= trial.parameters.batch_size <= 120
+        assert (trial.parameters.depth, trial.parameters.schedule) == (1, "constant")
+    assert trials[0].parameters.lr == pytest.approx(math.sqrt(low * high)), "the centre of a logarithmic scale"
+    assert trials[0].parameters.batch_size == 70
+
+
+def test_depth_and_schedule_are_searched_where_that_is_asked_for():
+    trials = searched(replace(SEARCH, depths=(2, 4), schedules=("constant", "one-cycle")), FIRST_TRIALS + 1)
+    depths = {trial.parameters.depth for trial in trials}
+    assert len(depths) > 1
+    assert depths <= {2, 3, 4}
+    assert {trial.parameters.schedule for trial in trials} == {"constant", "one-cycle"}
+
+
+def test_the_search_climbs():
+    trials = searched(SEARCH, FIRST_TRIALS + 6)
+    assert best(trials[FIRST_TRIALS:]).accuracy > best(trials[:FIRST_TRIALS]).accuracy
+    assert 5e-4 < best(trials).parameters.lr < 2e-3
+
+
+def test_another_seed_proposes_otherwise():
+    assert searched(SEARCH, 2) != searched(replace(SEARCH, seed=1), 2)
+
+
+def test_the_search_leaves_where_trials_fail():
+    def fails_above(parameters):
+        return None if parameters.lr > 3e-4 else 0.5
+
+    trials = searched(SEARCH, FIRST_TRIALS + 3, fails_above)
+    failed = [trial.parameters for trial in trials if trial.accuracy is None]
+    assert failed
+    assert len({parameters.lr for parameters in failed}) == len(failed), "none is tried a second time"
+
+
+def test_a_search_of_failed_trials_goes_on():
+    trials = searched(SEARCH, FIRST_TRIALS + 2, lambda parameters: None)
+    assert len({trial.parameters for trial in trials}) == len(trials)
+    with pytest.raises(SearchError, match="expected a trial whose loss stays finite, found 7 that failed"):
+        best(trials)
+
+
+def test_a_stopped_search_ends_like_one_that_was_not(uninterrupted, tmp_path):
+    run(tmp_path, "--trials", 6)
+    kept = outcomes(tmp_path)
+    assert len(kept) == 6
+    run(tmp_path, "--trials", 7)
+    assert outcomes(tmp_path)[:6] == kept
+    assert outcomes(tmp_path) == outcomes(uninterrupted)
+
+
+def test_a_finished_search_is_shown_again(uninterrupted):
+    before = outcomes(uninterrupted)
+    printed = run(uninterrupted, "--trials", 7)
+    assert len(re.findall(r"^ +\d+  .*$", printed, re.MULTILINE)) == 7
+    assert outcomes(uninterrupted) == before
+
+
+def test_rows_say_what_the_file_says(uninterrupted):
+    printed = run(uninterrupted, "--trials", 7)
+    assert "vitbn on 120 images of digits, measured on 287 held out; epochs a trial: 1; cpu, seed 0" in printed
+    header, *rows = [line for line in printed.splitlines() if re.match(r"trial| +\d", line)]
+    assert {len(row) for row in rows} == {len(header)}
+    so_far = 0.0
+    for row, (number, _, parameters, accuracy, _) in zip(rows, outcomes(uninterrupted), strict=True):
+        so_far = max(so_far, accuracy)
+        found = row.split()
+        assert found[:3] == [str(number), f"{100 * accuracy:.2f}", f"{100 * so_far:.2f}"]
+        assert found[4:] == [f"{parameters['lr']:.2e}", str(parameters["batch_size"])]
+
+
+def test_the_file_says_how_it_came_about(uninterrupted):
+    written = json.loads((uninterrupted / "vitbn.trials.json").read_text())
+    assert written["search"] == {
+        "model": "vitbn",
+        "dataset": "digits",
+        "depths": [1, 1],
+        "schedules": ["constant"],
+        "epochs": 1,
+        "train_images": 120,
+        "held_out_images": 287,
+        "seed": 0,
+        "learning_rates": [1e-5, 1e-2],
+        "batch_sizes": [20, 120],
+    }
+    assert {"torch", "ax-platform", "botorch"} <= written["environment"]["packages"].keys()
+    assert all(row["duration_s"] > 0 and 0 <= row["accuracy"] <= 1 for row in written["trials"])
+    assert str(ROOT) not in (uninterrupted / "vitbn.trials.json").read_text()
+
+
+def test_a_killed_search_keeps_its_trials(tmp_path):
+    arguments = [*SCRIPT, *QUICK, "--trials", "500", "--output", str(tmp_path)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True, env=environment) as child:
+        printed = ""
+        while not re.search(r"^ +2  .*\n", printed, re.MULTILINE):
+            line = child.stdout.readline()
+            assert line, "the search ended early"
+            printed += line
+        child.send_signal(signal.SIGKILL)
+    kept = outcomes(tmp_path)
+    assert len(kept) >= 2
+    run(tmp_path, "--trials", len(kept) + 1)
+    assert outcomes(tmp_path)[:-1] == kept
+
+
+def test_ctrl_c_keeps_the_trials(tmp_path, monkeypatch):
+    calls = []
+
+    def interrupted(*arguments):
+        calls.append(arguments)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        yield from original(*arguments)
+
+    original = training.train
+    monkeypatch.setattr(training, "train", interrupted)
+    result = CliRunner().invoke(tune, [*QUICK, "--trials", "4", "--output", str(tmp_path)])
+    assert result.exit_code == 130
+    assert "Interrupted: kept 2 of 4 trials" in result.stdout
+    assert len(outcomes(tmp_path)) == 2
+    assert (tmp_path / "vitbn.best.json").exists()
+
+
+def test_a_trial_that_diverges_is_marked_and_the_search_goes_on(tmp_path, monkeypatch):
+    calls = []
+
+    def diverging(config, dataset, options, *others):
+        calls.append(options)
+        yield from original(config, dataset, replace(options, lr=1e30) if len(calls) == 2 else options, *others)
+
+    original = training.train
+    monkeypatch.setattr(training, "train", diverging)
+    printed = run(tmp_path, "--trials", 3)
+    statuses = [(status, accuracy is None) for _, status, _, accuracy, _ in outcomes(tmp_path)]
+    assert statuses == [("completed", False), ("failed", True), ("completed", False)]
+    assert "expected a finite" in outcomes(tmp_path)[1][4] or "expected finite" in outcomes(tmp_path)[1][4]
+    assert re.search(r"^ +2 +failed ", printed, re.MULTILINE)
+
+
+def test_nothing_is_recommended_where_every_trial_failed(tmp_path, monkeypatch):
+    def fails(*arguments):
+        raise training.TrainingError("training loss: expected a finite number, found nan")
+
+    monkeypatch.setattr(training, "train", fails)
+    message, exit_code = failure(tmp_path, "--trials", 2)
+    assert (exit_code, "found 2 that failed" in message) == (1, True)
+    assert [path.name for path in tmp_path.iterdir()] == ["vitbn.trials.json"]
+
+
+def test_train_takes_the_best_parameters(uninterrupted, tmp_path):
+    params = uninterrupted / "vitbn.best.json"
+    winner = max(outcomes(uninterrupted), key=lambda row: row[3])[2]
+    assert json.loads(params.read_text()) == {"model": "vitbn", "dataset": "digits", **winner}
+    output = tmp_path / "run.safetensors"
+    arguments = ["--params", str(params), "--epochs", "1", "--device", "cpu", "--output", str(output)]
+    result = CliRunner().invoke(train_command, arguments)
+    assert result.exit_code == 0, result.output
+    trained = json.loads(output.with_suffix(".json").read_text())
+    assert {name: trained["options"][name] for name in ("lr", "batch_size", "schedule")} == {
+        name: winner[name] for name in ("lr", "batch_size", "schedule")
+    }
+    assert (trained["config"]["model"], trained["config"]["depth"]) == ("vitbn", 1)
+
+
+def test_train_refuses_the_parameters_of_another_model(uninterrupted, tmp_path):
+    params = str(uninterrupted / "vitbn.best.json")
+    output = ["--output", str(tmp_path / "run.safetensors")]
+    result = CliRunner().invoke(train_command, ["--params", params, "--model", "vit", *output])
+    assert result.exit_code == 2
+    assert "expected the model that --params is for, vitbn, found vit" in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_parameters_of_the_cnn_have_no_depth(tmp_path):
+    run(tmp_path, "--model", "cnn", "--trials", 1)
+    assert json.loads((tmp_path / "cnn.best.json").read_text()).keys() == {
+        "model",
+        "dataset",
+        "lr",
+        "batch_size",
+        "schedule",
+    }
+
+
+def test_no_test_image_is_looked_at():
+    digits = load_digits()
+    training_part = {image.tobytes() for image in digits.train_images}
+    part = part_of(digits, 500)
+    trained_on = {image.tobytes() for image in part.train_images}
+    measured_on = {image.tobytes() for image in part.test_images}
+    assert (len(part.train_labels), len(part.test_labels)) == (500, 287)
+    assert trained_on <= training_part
+    assert measured_on <= training_part
+    assert not trained_on & measured_on
+
+
+def pixels(png):
+    with Image.open(io.BytesIO(png)) as image:
+        return np.asarray(image.convert("RGB")).reshape(-1, 3)
+
+
+def amount(png, colour):
+    """The number of pixels of nearly that colour."""
+    return int((np.abs(pixels(png).astype(int) - colour).max(axis=1) < 12).sum())
+
+
+def trials_for_plots(accuracies):
+    return [
+        Trial(Parameters(10 ** (-2 - i / 2), 20 + 15 * i, 1, "constant"), accuracy, 1.0, None if accuracy else "nan")
+        for i, accuracy in enumerate(accuracies)
+    ]
+
+
+def test_the_convergence_plot_shows_trials_the_best_and_failures():
+    finished = convergence(SEARCH, trials_for_plots([0.2, 0.8, 0.7, 0.9, 0.95, 0.94]))
+    one_failed = convergence(SEARCH, trials_for_plots([0.2, None, 0.7, 0.9, 0.95, 0.94]))
+    assert min(amount(finished, BLUE), amount(finished, ORANGE)) > 500
+    assert len(np.unique(pixels(finished), axis=0)) > 20
+    assert amount(finished, RED) == 0
+    assert amount(one_failed, RED) > 20
+
+
+def test_the_plane_shows_the_best_where_it_is():
+    first = plane(SEARCH, trials_for_plots([0.95, 0.2, 0.3]))
+    last = plane(SEARCH, trials_for_plots([0.2, 0.3, 0.95]))
+    for png in (first, last):
+        assert amount(png, RED) > 100
+    red = [np.flatnonzero(np.abs(pixels(png).astype(int) - RED).max(axis=1) < 12) for png in (first, last)]
+    assert not np.array_equal(*red)
+
+
+def test_plots_are_written(uninterrupted):
+    for name in ("convergence", "plane"):
+        assert len(np.unique(pixels((uninterrupted / f"vitbn.{name}.png").read_bytes()), axis=0)) > 20
+
+
+def test_a_search_without_a_mistake_can_be_drawn():
+    convergence(SEARCH, trials_for_plots([1.0]))
+    plane(SEARCH, trials_for_plots([1.0]))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--trials", "0"], "--trials"),
+        (["--epochs", "0"], "--epochs"),
+        (["--train-images", "119"], "--train-images"),
+        (["--train-images", "1152"], "up to the 1151 not held out, found 1152"),
+        (["--seed", "-1"], "--seed"),
+        (["--model", "dnn"], "--model"),
+        (["--dataset", "cifar"], "--dataset"),
+        (["--dataset", "mnist", "--data-dir", "nowhere"], "nowhere: expected train-images"),
+        (["--search-depth", "3", "2"], "expected the lower depth first, found 3 and 2"),
+        (["--model", "cnn", "--search-depth", "1", "2"], "expected a transformer, found cnn"),
+    ],
+)
+def test_input_that_is_none(tmp_path, arguments, expected):
+    message, exit_code = failure(tmp_path, *arguments)
+    assert (exit_code in (1, 2), expected in message) == (True, True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def stored(tmp_path):
+    """The content of the file with the trials of a search, ready to be spoilt."""
+    path = tmp_path / "vitbn.trials.json"
+    write(path, SEARCH, [Trial(Parameters(1e-3, 50, 1, "constant"), 0.9, 1.0)], {})
+    assert read(path, SEARCH) == [Trial(Parameters(1e-3, 50, 1, "constant"), 0.9, 1.0)]
+    return path, json.loads(path.read_text())
+
+
+@pytest.mark.parametrize("content", [b"", b"not JSON", b"\xff", b"[]", b"{}", b'{"search": {}, "trials": 3}'])
+def test_a_file_of_trials_that_is_none(tmp_path, content):
+    path = tmp_path / "vitbn.trials.json"
+    path.write_bytes(content)
+    message, exit_code = failure(tmp_path, "--trials", 1)
+    assert (exit_code, f"{path}: expected " in message) == (1, True)
+    assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "value"),
+    [
+        ("parameters", "lr", 0.011),
+        ("parameters", "lr", "0.001"),
+        ("parameters", "batch_size", 50.5),
+        ("parameters", "batch_size", 121),
+        ("parameters", "depth", 2),
+        ("parameters", "schedule", "two-cycle"),
+        (None, "accuracy", 1.1),
+        (None, "accuracy", math.nan),
+        (None, "accuracy", None),
+        (None, "duration_s", -1.0),
+        (None, "error", "an accuracy and an error"),
+    ],
+)
+def test_a_trial_that_this_search_cannot_have_made(tmp_path, where, name, value):
+    path, content = stored(tmp_path)
+    trial = content["trials"][0]
+    (trial[where] if where else trial)[name] = value
+    path.write_text(json.dumps(content))
+    with pytest.raises(SearchError, match=r"vitbn\.trials\.json: trial 1: expected "):
+        read(path, SEARCH)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("dataset", "mnist"), ("seed", 1), ("epochs", 2), ("train_images", 121), ("depths", (1, 2))],
+)
+def test_the_file_of_another_search(tmp_path, name, value):
+    path, _ = stored(tmp_path)
+    with pytest.raises(SearchError, match=f"expected a search with {name} .*; name another --output"):
+        read(path, replace(SEARCH, **{name: value}))
+
+
+def test_a_search_in_the_folder_of_another(uninterrupted):
+    before = outcomes(uninterrupted)
+    message, exit_code = failure(uninterrupted, "--seed", 1)
+    assert (exit_code, "expected a search with seed 1, found 0; name another --output" in message) == (1, True)
+    assert outcomes(uninterrupted) == before
+
+
+def test_an_output_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_bytes(b"")
+    message, exit_code = failure(tmp_path / "file", "--trials", 1)
+    assert (exit_code, str(tmp_path / "file") in message) == (1, True)
+
+
+@pytest.mark.parametrize(("module", "package"), [("ax", "ax-platform"), ("matplotlib", "matplotlib")])
+def test_a_package_that_is_missing(tmp_path, monkeypatch, module, package):
+    monkeypatch.setitem(sys.modules, module, None)
+    message, exit_code = failure(tmp_path)
+    assert (exit_code, f"expected {package}, found none; install it: pip install" in message) == (1, True)
+
+
+def test_trials_survive_the_file(tmp_path):
+    trials = [
+        Trial(Parameters(1e-5, BATCH_SIZES[0], 1, "constant"), 0.123456789, 1.5),
+        Trial(Parameters(1e-2, BATCH_SIZES[1], 1, "constant"), None, 0.5, "training loss: found nan"),
+    ]
+    write(tmp_path / "trials.json", SEARCH, trials, {"cpu": "one"})
+    assert read(tmp_path / "trials.json", SEARCH) == trials
+    rows = json.loads((tmp_path / "trials.json").read_text())["trials"]
+    assert rows[1] == {"trial": 2, "status": "failed", **asdict(trials[1])}
+
+
+def test_help_is_quick():
+    """In seconds of the processor, which other work on the machine does not stretch."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run([*SCRIPT, "--help"], capture_output=True, check=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime < 0.5

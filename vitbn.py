@@ -1,4 +1,4 @@
-"""The one program: `vitbn train | export | serve | infer | latency`, each the click object of its own script."""
+"""The one program: `vitbn COMMAND`, each command the click object of its own script."""
 
 from __future__ import annotations
 
@@ -7,10 +7,14 @@ from importlib import import_module
 import click
 
 COMMANDS = {
+    "models": "models.catalog",
     "train": "models.train",
+    "tune": "models.tune",
+    "study": "models.study",
     "export": "export.to_onnx",
     "serve": "serving.launcher",
     "infer": "clients.infer",
+    "web": "clients.web.app",
     "latency": "benchmarks.latency",
 }
 

@@ -17,16 +17,14 @@ READY_S = 60
 
 
 @pytest.fixture
-def checkout(trained: Path, tmp_path: Path) -> Path:
-    """A copy of the tree, as `git clone` would make it, and a checkpoint as `make demo` leaves one."""
+def checkout(tmp_path: Path) -> Path:
+    """A copy of the tree, as `git clone` would make it."""
     copy = tmp_path / "a clone"
     listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
     for name in subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines():
         if (ROOT / name).is_file():
             (copy / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, copy / name)
-    (copy / "checkpoints").mkdir()
-    shutil.copy(trained, copy / "checkpoints")
     return copy
 
 
@@ -59,11 +57,18 @@ def test_the_shell_blocks_run_word_for_word(checkout: Path) -> None:
             done = subprocess.run(["bash", "-c", line], cwd=checkout, env=environment, capture_output=True, text=True)
             assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
             printed[line] = done.stdout
+        for program in re.findall(r"```python\n(.*?)```", README, re.DOTALL):
+            done = subprocess.run(
+                ["python", "-c", program], cwd=checkout, env=environment, capture_output=True, text=True
+            )
+            assert done.returncode == 0, f"{program}\n{done.stdout}{done.stderr}"
+            printed["python"] = done.stdout
     finally:
         for server in servers:
             server.terminate()
             server.wait(30)
     assert printed["python clients/infer.py digit.png"].startswith("digit.png: 3 (")
+    assert printed["python"].startswith("3 ")
     assert "norms folded" in printed["python benchmarks/latency.py --batch 5000"]
 
 

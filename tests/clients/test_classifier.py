@@ -1,21 +1,18 @@
-"""Which model is chosen, what is refused, and what a server's failures become, without a server."""
+"""Which model is chosen, what is refused, and how images become predictions, without a server."""
 
 import json
-import socket
-import threading
 
 import numpy as np
 import pytest
+from stand_in import expected_logits
 
-from clients import classifier as module
+from clients import async_classifier as module
 from clients.classifier import (
     Classifier,
-    DeadlineExceeded,
     ModelMismatch,
     ModelNotFound,
     ModelNotReady,
     ServerError,
-    ServerUnavailable,
 )
 
 IMAGES = np.arange(7 * 784, dtype=np.uint32).reshape(7, 1, 28, 28).astype(np.uint8)
@@ -40,36 +37,48 @@ class Repository:
         self.batches = []
         self.scale = 1.0
 
-    def models(self):
+    async def models(self):
         refused = {"state": "UNAVAILABLE", "reason": "Invalid argument:\n  no such op"}
         return [{"name": name, **({"state": "READY"} if self.configs[name] else refused)} for name in self.configs]
 
-    def ready(self, name):
+    async def ready(self, name):
         return bool(self.configs.get(name))
 
-    def metadata(self, name):
+    async def metadata(self, name):
         logits = {"name": "logits", "datatype": "FP32", "shape": [-1, 3]}
-        return {"inputs": [self.image], "outputs": [logits]}
+        return {"versions": ["4"], "inputs": [self.image], "outputs": [logits]}
 
-    def config(self, name):
+    async def config(self, name):
         return self.configs[name]
 
-    def infer(self, name, batch):
+    async def infer(self, name, batch):
         self.batches.append(len(batch))
-        sums = batch.sum(axis=(1, 2, 3), dtype=np.int64)
-        return np.stack([sums % 5, sums % 7, sums % 11], axis=1).astype(np.float32) * self.scale, "4"
+        return expected_logits(batch) * self.scale, "4"
 
-    def close(self):
+    async def close(self):
         self.closed = True
+
+
+def answering(logits):
+    """In place of `infer`, with the same answer to everything."""
+
+    async def infer(name, batch):
+        return logits, "4"
+
+    return infer
 
 
 @pytest.fixture
 def connect(monkeypatch):
     def connected(repository, model=None):
-        monkeypatch.setattr(module, "_Connection", lambda url, protocol, timeout_s: repository)
-        return Classifier(model=model)
+        monkeypatch.setattr(module, "Connection", lambda endpoint, concurrency: repository)
+        opened.append(Classifier(model=model, concurrency=1))
+        return opened[-1]
 
-    return connected
+    opened = []
+    yield connected
+    for each in opened:
+        each.close()
 
 
 @pytest.mark.parametrize(
@@ -100,11 +109,36 @@ def test_models_that_cannot_be_asked(connect):
         connect(Repository())
 
 
+def test_the_list_says_of_every_model_whether_and_why_not(connect):
+    repository = Repository(b=config("cnn", "0.99"), a=None, d={"parameters": {}}, c=config())
+    listed = connect(repository, "c").models()
+    assert [(each.name, each.ready) for each in listed] == [("a", False), ("b", True), ("c", True), ("d", False)]
+    assert listed[0].reason == "UNAVAILABLE, Invalid argument: no such op"
+    assert (listed[1].model.family, listed[1].model.test_accuracy, listed[1].model.versions) == ("cnn", 0.99, ("4",))
+    assert "do not describe a classifier" in listed[3].reason
+
+
+def test_a_model_that_leaves_while_the_list_is_made_is_listed_as_gone(connect):
+    repository = Repository(a=config(), b=config())
+    asked = connect(repository, "a")
+
+    async def gone(name):
+        raise ModelNotFound(f"no {name} any more")
+
+    repository.config = gone
+    assert [(each.ready, each.reason) for each in asked.models()] == [(False, f"no {n} any more") for n in "ab"]
+
+
 def test_a_model_that_takes_something_else_is_refused(connect):
     repository = Repository(a=config())
     repository.image["datatype"] = "FP32"
     with pytest.raises(ModelMismatch, match=r"'a': expected .*UINT8.*, found .*FP32"):
         connect(repository)
+    for labels, size in (([], [28, 28]), (["a"], [28, 0]), (["a"], [28]), (None, None)):
+        description = {"model": "vit", "labels": labels, "image_size": size, "channels": 1}
+        parameters = {"model_config": {"string_value": json.dumps(description)}}
+        with pytest.raises(ModelMismatch, match="do not describe a classifier"):
+            connect(Repository(a={"parameters": parameters}))
     for parameters in ({}, {"model_config": {"string_value": "[]"}}, {"model_config": {"string_value": "{"}}):
         with pytest.raises(ModelMismatch, match="parameters"):
             connect(Repository(a={"parameters": parameters}))
@@ -115,7 +149,7 @@ def test_more_than_a_batch_is_split_in_order(connect):
     asked = connect(repository)
     logits = asked.logits(IMAGES)
     assert repository.batches == [3, 3, 1]
-    np.testing.assert_array_equal(logits, repository.infer("a", IMAGES)[0])
+    np.testing.assert_array_equal(logits, expected_logits(IMAGES))
     assert [p.index for p in asked.classify(IMAGES)] == logits.argmax(axis=1).tolist()
     assert len(np.unique(logits, axis=0)) > 1
 
@@ -128,7 +162,7 @@ def test_a_server_that_does_not_batch_gets_one_at_a_time(connect):
 
 def test_prediction(connect):
     repository = Repository(a=config())
-    repository.infer = lambda name, batch: (np.log(np.array([[0.2, 0.5, 0.3]], dtype=np.float32)), "4")
+    repository.infer = answering(np.log(np.array([[0.2, 0.5, 0.3]], dtype=np.float32)))
     (prediction,) = connect(repository).classify(IMAGES[:1])
     assert (prediction.label, prediction.index, prediction.version) == ("b", 1, "4")
     assert prediction.probability == pytest.approx(0.5)
@@ -149,56 +183,6 @@ def test_logits_that_are_no_numbers_or_too_few_are_refused(connect):
     repository.scale = np.float32("nan")
     with pytest.raises(ServerError, match="finite"):
         connect(repository).classify(IMAGES)
-    repository.infer = lambda name, batch: (np.zeros((1, 3), dtype=np.float32), "4")
+    repository.infer = answering(np.zeros((1, 3), dtype=np.float32))
     with pytest.raises(ServerError, match=r"expected finite logits \(3, 3\), found \(1, 3\)"):
         connect(repository).logits(IMAGES)
-
-
-@pytest.fixture
-def listener():
-    """A port whose owner answers every request with the bytes given, or with None never."""
-    sockets = []
-
-    def listen(reply):
-        server = socket.create_server(("127.0.0.1", 0))
-        sockets.append(server)
-
-        def answer():
-            while True:
-                try:
-                    client, _ = server.accept()
-                    sockets.append(client)
-                    if reply is not None:
-                        client.recv(4096)
-                        client.sendall(reply)
-                        client.shutdown(socket.SHUT_RDWR)
-                except OSError:  # the client went away, or the test is over
-                    if server.fileno() == -1:
-                        return
-
-        threading.Thread(target=answer, daemon=True).start()
-        return f"127.0.0.1:{server.getsockname()[1]}"
-
-    yield listen
-    for opened in sockets:
-        opened.close()
-
-
-@pytest.mark.parametrize("protocol", ["http", "grpc"])
-def test_a_server_that_never_answers(listener, protocol):
-    with pytest.raises(DeadlineExceeded, match=r"did not answer within 0\.3 s"):
-        Classifier(listener(None), protocol=protocol, timeout_s=0.3)
-
-
-@pytest.mark.parametrize("protocol", ["http", "grpc"])
-@pytest.mark.parametrize("reply", [b"", b"hello\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\n<a>"])
-def test_a_server_that_is_not_triton(listener, protocol, reply):
-    with pytest.raises(ServerUnavailable, match="no Triton server answers"):
-        Classifier(listener(reply), protocol=protocol, timeout_s=5)
-
-
-def test_a_refusal_keeps_the_words_of_the_server(listener):
-    words = b'{"error":"This protocol is restricted"}'
-    head = b"HTTP/1.1 403 Forbidden\r\nContent-Length: %d\r\n\r\n" % len(words)
-    with pytest.raises(ServerError, match="answered: This protocol is restricted"):
-        Classifier(listener(head + words))

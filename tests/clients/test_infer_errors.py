@@ -2,11 +2,13 @@
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 from PIL import Image
+from stand_in import StandIn
 
 from clients.infer import infer
 
@@ -53,13 +55,52 @@ def test_not_an_image():
 
 def test_blank_image(tmp_path):
     Image.new("RGB", (300, 200), "white").save(tmp_path / "sheet.png")
-    message, exit_code = failure(tmp_path / "sheet.png")
+    with StandIn().serving("http") as server:  # whose model says what size the image is to have
+        message, exit_code = failure(tmp_path / "sheet.png", "--url", server.urls["http"])
     assert (exit_code, "sheet.png: no ink found" in message) == (1, True)
 
 
-@pytest.mark.parametrize("arguments", [[], [DIGIT, "--top", "0"], [DIGIT, "--protocol", "smtp"], [DIGIT, "--colour"]])
+USAGE = [
+    ["--top", "0"],
+    ["--protocol", "smtp"],
+    ["--colour"],
+    ["--json", "--csv"],
+    ["--csv", "--show"],
+    ["--batch-size", "0"],
+    ["--concurrency", "0"],
+    ["--timeout", "0"],
+    ["--timeout", "nan"],
+    ["--header", "Key"],
+    ["--header", ": value"],
+    ["--header", "Key: a\nb"],
+    ["--ssl-ca", "missing.pem"],
+    ["--ssl-cert", DIGIT],
+    ["--labels", DIGIT],
+]
+
+
+@pytest.mark.parametrize("arguments", [[], *([DIGIT, *options] for options in USAGE)])
 def test_usage(arguments):
-    assert CliRunner().invoke(infer, arguments).exit_code == 2
+    result = CliRunner().invoke(infer, arguments)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "Error: " in result.stderr
+
+
+def test_a_usage_error_comes_at_once():
+    command = [sys.executable, ROOT / "clients/infer.py", DIGIT, "--header", "Key"]
+    taken_s = []
+    for _ in range(3):
+        start = time.perf_counter()
+        assert subprocess.run(command, capture_output=True, timeout=60, check=False).returncode == 2
+        taken_s.append(time.perf_counter() - start)
+    assert sorted(taken_s)[0] < 0.5
+
+
+def test_several_failures_are_named_before_a_server_is_needed(tmp_path):
+    (tmp_path / "bad.png").write_bytes(b"seven")
+    result = CliRunner().invoke(infer, ["missing.png", str(tmp_path / "bad.png"), "--url", NOBODY])
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert [line.split(": ")[1] for line in result.stderr.splitlines()] == ["missing.png", str(tmp_path / "bad.png")]
 
 
 def test_script_fails_without_a_traceback():
@@ -96,6 +137,13 @@ for protocol in ("http", "grpc"):
     raise SystemExit("expected ServerUnavailable")
 """
 HELP = "from clients.infer import infer; infer(['--help'])"
+USAGE_ERROR = """
+from clients.infer import infer
+try:
+    infer(["x", "--header", "Key"])
+except SystemExit as end:
+    raise SystemExit(end.code - 2)
+"""
 
 
 @pytest.mark.parametrize(
@@ -104,8 +152,9 @@ HELP = "from clients.infer import infer; infer(['--help'])"
         (SERVER_SIDE, PREPROCESS),
         (SERVER_SIDE, ASK),
         (SERVER_SIDE | {"numpy", "PIL", "tritonclient"}, HELP),
+        (SERVER_SIDE | {"numpy", "PIL", "tritonclient"}, USAGE_ERROR),
     ],
-    ids=["preprocess", "ask", "help"],
+    ids=["preprocess", "ask", "help", "usage"],
 )
 def test_a_client_machine_needs_no_more(absent, program):
     child = subprocess.run(

@@ -1,0 +1,106 @@
+"""idx files, the format of MNIST, read from front to back in bounded memory; gzipped or not, of unsigned bytes.
+
+The format (LeCun, http://yann.lecun.com/exdb/mnist/): two zero bytes, the type of the values, the number of
+dimensions, the size of each as a big-endian 32-bit integer, the values. A size is believed only as far as bytes come.
+"""
+
+import gzip
+import math
+import struct
+import zlib
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from clients.preprocess import InvalidImage
+
+_GZIP = b"\x1f\x8b"
+_BYTE, _TYPES = 0x08, b"\x08\x09\x0b\x0c\x0d\x0e"
+_MOST_DIMENSIONS = 4
+_LARGEST_ITEM = 1 << 26  # bytes
+_PORTION = 1 << 18  # bytes read at a time, where an item is not larger
+
+
+def is_idx(path: str) -> bool:
+    """Whether a file that can be read starts as an idx file does, of whatever type."""
+    try:
+        with Path(path).open("rb") as raw, _unzipped(raw) as data:
+            start = data.read(4)
+    except (OSError, ValueError, EOFError, zlib.error):
+        return False
+    return len(start) == 4 and start[:2] == b"\0\0" and start[2] in _TYPES and 1 <= start[3] <= _MOST_DIMENSIONS
+
+
+class IdxFile:
+    """An open idx file whose items have `dimensions` dimensions: 2 for images, 0 for labels.
+
+    `count` is how many items the header claims, `item_shape` their shape; iterating gives them, uint8.
+    Raises InvalidImage, at once or while iterating, for a file that is none, ends early, or has bytes left over.
+    """
+
+    def __init__(self, path: str, dimensions: int) -> None:
+        self.name = path
+        with ExitStack() as stack:
+            try:
+                self._data = _unzipped(stack.enter_context(Path(path).open("rb")))
+            except (OSError, ValueError) as error:
+                raise InvalidImage(f"{path}: expected an idx file, found {error}") from error
+            self.count, self.item_shape = self._header(dimensions)
+            self.close = stack.pop_all().close
+
+    def _header(self, dimensions: int) -> tuple[int, tuple[int, ...]]:
+        magic, expected = self._read(4), bytes([0, 0, _BYTE, 1 + dimensions])
+        if magic != expected:
+            raise InvalidImage(
+                f"{self.name}: expected the idx magic {expected.hex()}, unsigned bytes in {1 + dimensions} dimensions, "
+                f"found {magic.hex() or 'nothing'}"
+            )
+        sizes = self._read(4 * (1 + dimensions))
+        if len(sizes) < 4 * (1 + dimensions):
+            raise InvalidImage(f"{self.name}: expected {1 + dimensions} sizes of 4 bytes, found {len(sizes)} bytes")
+        count, *shape = struct.unpack(f">{1 + dimensions}I", sizes)
+        if not 1 <= math.prod(shape) <= _LARGEST_ITEM:
+            raise InvalidImage(f"{self.name}: expected items of 1 to {_LARGEST_ITEM} bytes, found the shape {shape}")
+        return count, tuple(shape)
+
+    def __iter__(self) -> Iterator[NDArray[np.uint8]]:
+        item_bytes = math.prod(self.item_shape)
+        at_once = max(1, _PORTION // item_bytes)
+        for start in range(0, self.count, at_once):
+            wanted = min(at_once, self.count - start)
+            data = self._read(wanted * item_bytes)
+            found = len(data) // item_bytes
+            yield from np.frombuffer(data, np.uint8, found * item_bytes).reshape(found, *self.item_shape)
+            if found < wanted:
+                raise InvalidImage(
+                    f"{self.name}: expected {self.count} items of {item_bytes} bytes, "
+                    f"found {start + found} and {len(data) % item_bytes} bytes"
+                )
+        if self._read(1):
+            raise InvalidImage(f"{self.name}: expected {self.count} items of {item_bytes} bytes, found more bytes")
+
+    def _read(self, size: int) -> bytes:
+        try:
+            return self._data.read(size)
+        except (OSError, EOFError, zlib.error) as error:
+            raise InvalidImage(f"{self.name}: expected an idx file, found one that cannot be read: {error}") from error
+
+    def __enter__(self) -> "IdxFile":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _unzipped(raw: BinaryIO) -> BinaryIO:
+    """The file itself, or what is in it where it is gzipped."""
+    zipped = raw.read(len(_GZIP)) == _GZIP
+    raw.seek(0)
+    return cast(BinaryIO, gzip.GzipFile(fileobj=raw)) if zipped else raw

@@ -1,0 +1,48 @@
+"""Logits in, predictions with names and probabilities out."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What one request brought: float32 logits (b, classes), the model's version, and the request's duration."""
+
+    logits: NDArray[np.float32]
+    version: str
+    latency_ms: float
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a model says about one image; probabilities are in the order of the labels and sum to 1."""
+
+    label: str
+    probability: float
+    index: int
+    labels: tuple[str, ...]
+    probabilities: tuple[float, ...]
+    version: str  # of the model that answered
+    latency_ms: float = field(compare=False)  # of the request that the image went in, retries included
+
+    def top(self, k: int) -> list[tuple[str, float]]:
+        """The k most probable labels with their probabilities, the best first; all of them when k is larger."""
+        ranked = sorted(zip(self.labels, self.probabilities, strict=True), key=lambda pair: -pair[1])
+        return ranked[:k]
+
+
+def predictions(answer: Answer, labels: tuple[str, ...]) -> list[Prediction]:
+    """One prediction for each row of the logits, in their order."""
+    best, rows = answer.logits.argmax(axis=1).tolist(), _softmax(answer.logits).tolist()
+    return [
+        Prediction(labels[index], row[index], index, labels, tuple(row), answer.version, answer.latency_ms)
+        for index, row in zip(best, rows, strict=True)
+    ]
+
+
+def _softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:
+    """(n, classes) -> probabilities; the largest logit is subtracted first, so that no exponential overflows."""
+    powers = np.exp(logits.astype(np.float64) - logits.max(axis=1, keepdims=True))
+    return np.asarray(powers / powers.sum(axis=1, keepdims=True))

@@ -1,0 +1,78 @@
+"""System shared memory between a client and a server on one host: pixels in, logits out, past every socket.
+
+A region is a file in /dev/shm with room for one batch of images and, behind them, their logits. It is removed when
+its client closes it, when it is collected, and when the process ends, by whatever exception; where the process is
+killed, Python's resource tracker removes it.
+"""
+
+import os
+import secrets
+import weakref
+from collections.abc import Sequence
+from multiprocessing import resource_tracker
+from multiprocessing.shared_memory import SharedMemory
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from clients.preprocess import ClientError
+
+PREFIX = "vitbn-"
+_ALIGNMENT = 64  # bytes
+_FLOAT_BYTES = 4
+
+
+class Region:
+    """Room for `rows` images of `image_bytes` each and their logits, under a name that no other region has.
+
+    Raises ClientError where there is no room: writing to memory that is not there would kill client and server.
+    """
+
+    def __init__(self, rows: int, image_bytes: int, classes: int) -> None:
+        self.name = f"{PREFIX}{os.getpid()}-{secrets.token_hex(8)}"
+        self.key = f"/{self.name}"
+        self.logits_offset = -(-rows * image_bytes // _ALIGNMENT) * _ALIGNMENT
+        self._classes = classes
+        self.size = self.logits_offset + self.logits_bytes(rows)
+        try:
+            self._memory = SharedMemory(self.name, create=True, size=self.size)
+            self.remove = weakref.finalize(self, _remove, self._memory, os.getpid())
+            try:
+                _reserve(self.name, self.size)
+            except OSError:
+                self.remove()
+                raise
+        except OSError as error:
+            raise ClientError(f"expected {self.size} bytes of shared memory in /dev/shm, found {error}") from error
+
+    def logits_bytes(self, rows: int) -> int:
+        return rows * self._classes * _FLOAT_BYTES
+
+    def write(self, batch: NDArray[np.uint8]) -> None:
+        """Put the pixels in, and NaN where the logits will be, so that old ones cannot pass for an answer."""
+        np.ndarray(batch.shape, np.uint8, self._memory.buf)[:] = batch
+        self._logits((len(batch), self._classes))[:] = np.nan
+
+    def read(self, shape: Sequence[int]) -> NDArray[np.float32]:
+        """A copy of the logits; raises TypeError for a shape that the region has no room for."""
+        return self._logits(shape).copy()
+
+    def _logits(self, shape: Sequence[int]) -> NDArray[np.float32]:
+        return np.ndarray(shape, np.float32, self._memory.buf, self.logits_offset)
+
+
+def _reserve(name: str, size: int) -> None:
+    """Have the system set the bytes aside now."""
+    with Path("/dev/shm", name).open("r+b") as file:
+        os.posix_fallocate(file.fileno(), 0, size)
+
+
+def _remove(memory: SharedMemory, owner: int) -> None:
+    """Unmap and remove; a forked child must leave what is its parent's."""
+    if os.getpid() == owner:
+        memory.close()
+        try:
+            memory.unlink()
+        except FileNotFoundError:  # somebody else removed it
+            resource_tracker.unregister(f"/{memory.name}", "shared_memory")

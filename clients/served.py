@@ -1,0 +1,123 @@
+"""Which models a server has: one is found by name, the best one chosen, all of them listed.
+
+A model of this project says in its configuration what it is: the parameters `model_config` and `test_accuracy` are
+written by the exporter. Other models may stand beside it; they are listed and never chosen.
+"""
+
+import asyncio
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from clients.connection import INPUT, OUTPUT, Connection
+from clients.errors import ModelMismatch, ModelNotFound, ModelNotReady, ServerError
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """What the server's configuration and metadata say about a model."""
+
+    name: str
+    family: str  # "vitbn", "vit", "vitbnffn" or "cnn"
+    labels: tuple[str, ...]
+    image_shape: tuple[int, int, int]  # (channels, height, width)
+    max_batch_size: int
+    test_accuracy: float | None  # between 0 and 1
+    versions: tuple[str, ...] = ()  # that are ready; unless asked for another, the last one answers
+
+
+@dataclass(frozen=True)
+class ListedModel:
+    """A name in the server's repository, with the model if it can be asked and the reason if it cannot."""
+
+    name: str
+    model: ServedModel | None
+    reason: str = ""
+
+    @property
+    def ready(self) -> bool:
+        return self.model is not None
+
+
+async def choose(connection: Connection) -> ServedModel:
+    """The only model that is ready; of several, the transformer with the highest test accuracy, then by name."""
+    index = await connection.models()
+    ready = sorted({entry["name"] for entry in index if _is_ready(entry)})
+    if not ready:
+        raise ModelNotFound(f"no model is ready at {connection.url}; the repository has {_names(index)}")
+    listed = await asyncio.gather(*(_list(connection, name) for name in ready)) if len(ready) > 1 else []
+    candidates = [each.model for each in listed if each.model is not None]
+    if not candidates:
+        return await _describe(connection, ready[0])
+    return max(candidates, key=lambda model: (model.family != "cnn", model.test_accuracy or 0.0))
+
+
+async def find(connection: Connection, name: str) -> ServedModel:
+    """The model of this name, ready."""
+    if name and "/" not in name and await connection.ready(name):  # a slash would lead to another of its addresses
+        return await _describe(connection, name)
+    index = await connection.models()
+    entries = [entry for entry in index if entry["name"] == name]
+    if not entries:
+        raise ModelNotFound(f"model {name!r} is not at {connection.url}; there: {_names(index)}")
+    raise ModelNotReady(f"model {name!r} is not ready at {connection.url}: {_state(entries)}")
+
+
+async def list_all(connection: Connection) -> list[ListedModel]:
+    """Every model of the repository by name: one request for the index, two at once for each that is ready."""
+    index = await connection.models()
+    ready = {entry["name"] for entry in index if _is_ready(entry)}
+    absent = [
+        ListedModel(name, None, _state([entry for entry in index if entry["name"] == name]))
+        for name in {entry["name"] for entry in index} - ready
+    ]
+    present = await asyncio.gather(*(_list(connection, name) for name in ready))
+    return sorted([*absent, *present], key=lambda each: each.name)
+
+
+async def _list(connection: Connection, name: str) -> ListedModel:
+    """A model that is ready, or was when the index was read; a server may have models of other people too."""
+    try:
+        return ListedModel(name, await _describe(connection, name))
+    except (ModelMismatch, ModelNotFound, ServerError) as refusal:
+        return ListedModel(name, None, str(refusal))
+
+
+def _is_ready(entry: dict[str, Any]) -> bool:
+    return bool(entry.get("state") == "READY")
+
+
+def _state(entries: list[dict[str, Any]]) -> str:
+    """The state of a model that is not ready, with the server's reason if it gives one."""
+    reason = " ".join(str(entries[0].get("reason", "")).split())
+    return f"{entries[0].get('state') or 'not loaded'}{reason and ', ' + reason}"
+
+
+def _names(index: list[dict[str, Any]]) -> str:
+    return ", ".join(sorted({entry["name"] for entry in index})) or "nothing"
+
+
+async def _describe(connection: Connection, name: str) -> ServedModel:
+    """Read a model's configuration and metadata, and refuse what does not take images and give logits."""
+    metadata, config = await asyncio.gather(connection.metadata(name), connection.config(name))
+    try:
+        found = {
+            tensor["name"]: (tensor["datatype"], [int(extent) for extent in tensor["shape"]])
+            for tensor in (*metadata.get("inputs", ()), *metadata.get("outputs", ()))
+        }
+        versions = tuple(str(version) for version in metadata.get("versions", ()))
+        parameters = {key: value["string_value"] for key, value in config.get("parameters", {}).items()}
+        description = json.loads(parameters["model_config"])
+        family, labels = str(description["model"]), tuple(str(label) for label in description["labels"])
+        height, width = (int(side) for side in description["image_size"])
+        image_shape = (int(description["channels"]), height, width)
+        accuracy = float(parameters["test_accuracy"]) if "test_accuracy" in parameters else None
+        if not labels or min(image_shape) < 1:
+            raise ValueError(f"{len(labels)} labels for images of {image_shape}")
+        limit = int(config.get("max_batch_size", 0)) or 1  # 0: the server does not batch this model
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise ModelMismatch(f"model {name!r}: its parameters do not describe a classifier: {error!r}") from error
+    expected = {INPUT: ("UINT8", [-1, *image_shape]), OUTPUT: ("FP32", [-1, len(labels)])}
+    if found != expected:
+        raise ModelMismatch(f"model {name!r}: expected the tensors {expected}, found {found}")
+    return ServedModel(name, family, labels, image_shape, limit, accuracy, versions)

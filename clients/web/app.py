@@ -1,0 +1,37 @@
+"""The command `web`: a page to draw a digit on, read by a model on the Triton server after every stroke.
+
+    python clients/web/app.py
+    Draw at http://127.0.0.1:8080 (Ctrl-C ends)
+
+The page needs no Triton server to start: it says that there is none, and goes on by itself once there is.
+Flask, waitress and the rest are imported where they are used, so that --help and usage errors come at once.
+"""
+
+from typing import Literal
+
+import click
+
+
+@click.command()
+@click.option("--host", default="127.0.0.1", show_default=True, help="Name or address to listen on, 0.0.0.0 for all.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8080, show_default=True, help="0 takes a free one.")
+@click.option("--model", help="Name of the model selected at first.  [default: the best transformer there]")
+@click.option("--url", metavar="HOST:PORT", help="Where the Triton server is.  [default: 127.0.0.1, Triton's port]")
+@click.option("--protocol", type=click.Choice(["http", "grpc"]), default="http", show_default=True)
+def web(host: str, port: int, model: str | None, url: str | None, protocol: Literal["http", "grpc"]) -> None:
+    """Serve a page to draw a digit on. The page is open to everyone who reaches HOST: there is no password."""
+    from clients.web.asking import Triton
+    from clients.web.guards import RateLimit
+    from clients.web.listening import CannotListen, address_of, open_server
+    from clients.web.pages import create_app
+
+    try:
+        server = open_server(create_app(Triton(url, protocol, model), RateLimit(), host), host, port)
+    except CannotListen as error:
+        raise click.ClickException(str(error)) from error
+    click.echo(f"Draw at http://{address_of(server)} (Ctrl-C ends)")
+    server.run()
+
+
+if __name__ == "__main__":
+    web()

@@ -1,0 +1,205 @@
+"""What a server's failures become: which are tried again and for how long, which are told at once, in which words."""
+
+import socket
+import threading
+import time
+from contextlib import ExitStack, contextmanager, suppress
+
+import numpy as np
+import pytest
+from stand_in import StandIn, expected_logits
+
+from clients.classifier import Classifier, DeadlineExceeded, ModelNotFound, ServerError, ServerUnavailable, list_models
+
+PROTOCOLS = ["http", "grpc"]
+IMAGES = np.random.default_rng(0).integers(0, 256, (9, 1, 28, 28), dtype=np.uint8)
+
+
+@pytest.fixture
+def listener():
+    """A port whose owner answers every request with the pieces given, 0.1 s apart, or with None never."""
+    with ExitStack() as stack:
+
+        def listen(*pieces):
+            server = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+            thread = threading.Thread(target=answer_all, args=(server, pieces))
+            thread.start()
+            stack.callback(thread.join)
+            stack.callback(server.shutdown, socket.SHUT_RDWR)  # ends the wait in accept, which close would not
+            return f"127.0.0.1:{server.getsockname()[1]}"
+
+        yield listen
+
+
+def answer_all(server, pieces):
+    """Take connections until the server is shut down, and keep those open that get no answer."""
+    with ExitStack() as stack, suppress(OSError):
+        while True:
+            client = stack.enter_context(server.accept()[0])
+            if pieces == (None,):
+                continue
+            with suppress(OSError):  # the client went away
+                client.recv(4096)
+                for piece in pieces:
+                    client.sendall(piece)
+                    time.sleep(0.1 if len(pieces) > 1 else 0)
+                client.shutdown(socket.SHUT_RDWR)
+
+
+def http_reply(status, body, length=None):
+    return b"HTTP/1.1 %s\r\nContent-Length: %d\r\n\r\n%s" % (status, length or len(body), body)
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_server_that_never_answers(listener, protocol):
+    with pytest.raises(DeadlineExceeded, match=r"did not answer within 0\.3 s"):
+        Classifier(listener(None), protocol=protocol, timeout_s=0.3)
+
+
+def test_a_server_that_answers_drop_by_drop_meets_the_same_deadline(listener):
+    pieces = [http_reply(b"200 OK", b"", length=1000), *[b"["] * 100]
+    start = time.monotonic()
+    with pytest.raises(DeadlineExceeded, match=r"within 0\.5 s"):
+        Classifier(listener(*pieces), timeout_s=0.5)
+    assert time.monotonic() - start < 8
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize(
+    "reply", [b"", b"hello\r\n\r\n", http_reply(b"200 OK", b"<a>"), http_reply(b"404 Not Found", b"<html>none</html>")]
+)
+def test_a_server_that_is_not_triton(listener, protocol, reply):
+    with pytest.raises(ServerUnavailable, match="no Triton server answers"):
+        Classifier(listener(reply), protocol=protocol, timeout_s=5, retry_s=0)
+
+
+@pytest.mark.parametrize(
+    "body", [b"{}", b"7", b"null", b'["net"]', b'[{"state": "READY"}]', b'[{"name": 7}]', b'{"error": 5}']
+)
+def test_another_json_than_tritons(listener, body):
+    with pytest.raises(ServerUnavailable, match="no Triton server answers"):
+        list_models(listener(http_reply(b"200 OK", body)), retry_s=0)
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"), [(b"403 Forbidden", ServerError), (b"404 Not Found", ModelNotFound), (b"500 No", ServerError)]
+)
+def test_a_refusal_keeps_the_words_of_the_server_on_one_line(listener, status, kind):
+    words = http_reply(status, b'{"error":"This protocol\\n is restricted %s"}' % (b"x" * 2000))
+    with pytest.raises(kind, match=r"answered: This protocol is restricted x+ …$") as raised:
+        Classifier(listener(words))
+    assert len(str(raised.value)) < 700
+
+
+@contextmanager
+def asking(protocol, before=lambda number: None, **options):
+    """A stand-in server and a client of it."""
+    with (
+        StandIn(before).serving(protocol) as server,
+        Classifier(server.urls[protocol], protocol=protocol, **options) as classifier,
+    ):
+        yield server, classifier
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_what_a_busy_server_refuses_is_asked_again(protocol):
+    refusals = {1: "too busy", 2: "too busy", 4: "still busy"}
+    with asking(protocol, refusals.get, concurrency=1, batch_size=4, retry_s=10) as (server, classifier):
+        np.testing.assert_array_equal(classifier.logits(IMAGES), expected_logits(IMAGES))
+    assert server.batches == [4, 4, 4, 4, 1, 1]
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_retries_slow_down_and_end(protocol):
+    times = []
+
+    def refuse(number):
+        times.append(time.monotonic())
+        return "Exceeds maximum queue size"
+
+    with asking(protocol, refuse, retry_s=1.0) as (_, classifier):
+        start = time.monotonic()
+        with pytest.raises(ServerUnavailable, match=r"is unavailable: Exceeds maximum queue size$"):
+            classifier.classify(IMAGES[:1])
+    assert 0.3 < times[-1] - start < 1.5
+    # Pauses of 0.05, 0.1, 0.2, 0.4 and 0.8 s, each drawn between half of that and all: 3 to 5 fit into a second.
+    assert 3 <= len(times) <= 6
+    assert times[-1] - times[-2] > 0.05
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_no_retries_when_none_are_wanted(protocol):
+    asked = asking(protocol, lambda number: "busy", retry_s=0)
+    with asked as (server, classifier), pytest.raises(ServerUnavailable, match="busy"):
+        classifier.classify(IMAGES[:1])
+    assert server.batches == [1]
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_the_deadline_holds_for_all_tries_together(protocol):
+    def refuse_slowly(number):
+        time.sleep(0.15)
+        return "busy"
+
+    with asking(protocol, refuse_slowly, timeout_s=0.6, retry_s=60) as (server, classifier):
+        start = time.monotonic()
+        with pytest.raises((ServerUnavailable, DeadlineExceeded)):
+            classifier.classify(IMAGES[:1])
+        assert time.monotonic() - start < 3
+    assert len(server.batches) > 1
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_server_that_starts_late_is_waited_for(protocol):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+    found = []
+
+    def ask():
+        with Classifier(address, protocol=protocol, retry_s=30) as classifier:
+            found.append(classifier.logits(IMAGES))
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    time.sleep(0.4)
+    assert thread.is_alive()
+    with StandIn().serving(protocol, address):
+        thread.join(30)
+    np.testing.assert_array_equal(found[0], expected_logits(IMAGES))
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_headers_go_with_every_request(protocol):
+    headers = {"Authorization": "Bearer secret", "X-Team": "seven"}
+    with asking(protocol, headers=headers) as (server, classifier):
+        classifier.classify(IMAGES)
+    assert len(server.headers) == 3
+    for found in server.headers:
+        assert (found["authorization"], found["x-team"]) == ("Bearer secret", "seven")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"timeout_s": 0},
+        {"timeout_s": float("nan")},
+        {"retry_s": -1},
+        {"protocol": "smtp"},
+        {"concurrency": 0},
+        {"batch_size": 0},
+        {"headers": {"a b": "c"}},
+        {"headers": {"a": "b\r\nc: d"}},
+        {"headers": {"Transfer-Encoding": "chunked"}},
+    ],
+)
+def test_options_that_cannot_be(options):
+    with pytest.raises(ValueError, match="expected"):
+        Classifier("127.0.0.1:1", **options)
+
+
+def test_proxy_variables_are_not_followed(monkeypatch):
+    for name in ("http_proxy", "HTTP_PROXY", "grpc_proxy", "https_proxy", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    for protocol in PROTOCOLS:
+        with asking(protocol) as (_, classifier):
+            assert len(classifier.classify(IMAGES)) == 9

@@ -1,0 +1,227 @@
+"""What the command line prints, in every form, and how it behaves as a process among others."""
+
+import csv
+import fcntl
+import json
+import os
+import pty
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from PIL import Image
+from stand_in import StandIn
+
+from clients.infer import infer
+from clients.preprocess import to_model_input
+from clients.printing import blocks, printable
+
+ROOT = Path(__file__).resolve().parents[2]
+DIGIT = str(ROOT / "digit.png")
+WITHIN_S = 60
+
+
+@pytest.fixture(params=["http", "grpc"])
+def server(request):
+    with StandIn().serving(request.param) as stand_in:
+        stand_in.address = ["--url", stand_in.urls[request.param], "--protocol", request.param]
+        yield stand_in
+
+
+@pytest.fixture
+def images(tmp_path):
+    """Writes an idx file of so many images."""
+
+    def images(count):
+        path = tmp_path / f"{count}-images"
+        with path.open("wb") as file:
+            file.write(struct.pack(">IIII", 0x803, count, 28, 28))
+            for number in range(count):
+                file.write(bytes([number % 251]) * 784)
+        return str(path)
+
+    return images
+
+
+def run(server, *arguments):
+    result = CliRunner().invoke(infer, [*server.address, *(str(each) for each in arguments)])
+    assert isinstance(result.exception, SystemExit | None)
+    return result.exit_code, result.stdout.splitlines(), result.stderr.splitlines()
+
+
+def start(server, *arguments, **streams):
+    command = [sys.executable, str(ROOT / "clients/infer.py"), *server.address, *arguments]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **streams}
+    return subprocess.Popen(command, **pipes, env={**os.environ, "PYTHONWARNINGS": "error"})
+
+
+def test_json_and_csv_say_the_same(server, images):
+    path = images(5)
+    answers = [json.loads(line) for line in run(server, path, "--json", "--top", 3)[1]]
+    rows = list(csv.DictReader(run(server, path, "--csv", "--top", 99)[1]))
+    assert list(rows[0]) == [
+        *("file", "label", "probability", "label_2", "probability_2", "label_3", "probability_3"),
+        *("model", "version", "latency_ms"),
+    ]
+    for answer, row in zip(answers, rows, strict=True):
+        ranks = [("label", "probability"), ("label_2", "probability_2"), ("label_3", "probability_3")]
+        found = [{"label": row[name], "probability": float(row[share])} for name, share in ranks]
+        assert found == answer["top"]
+        for column in ("file", "label", "model", "version"):
+            assert row[column] == answer[column]
+        assert float(row["latency_ms"]) > 0
+    assert len({answer["label"] for answer in answers}) > 1
+
+
+def test_csv_quotes_what_it_must(server, images, tmp_path):
+    Path(images(1)).rename(tmp_path / 'a,"b".idx')
+    (row,) = csv.DictReader(run(server, tmp_path / 'a,"b".idx', "--csv")[1])
+    assert row["file"] == f'{tmp_path}/a,"b".idx[0]'
+    assert set(row) == {"file", "label", "probability", "model", "version", "latency_ms"}
+
+
+def test_show_prints_what_the_model_sees(server):
+    code, lines, errors = run(server, DIGIT, "--show", "--top", 2)
+    assert (code, errors, len(lines)) == (0, [], 1 + 2 + 14)
+    seen = to_model_input(Image.open(DIGIT))[0]
+    assert {len(line) for line in lines[3:]} == {28}
+    for row, line in enumerate(lines[3:]):
+        for upper, lower, block in zip(seen[2 * row], seen[2 * row + 1], line, strict=True):
+            assert block == {(0, 0): " ", (1, 0): "▀", (0, 1): "▄", (1, 1): "█"}[(upper >= 128, lower >= 128)]
+    assert "█" in "".join(lines)
+
+
+def test_blocks_of_a_terminal_are_grey():
+    image = np.array([[0, 255], [128, 0], [7, 200]], dtype=np.uint8)  # an odd number of rows
+    assert blocks(image, colour=False) == ["▄▀", " ▀"]
+    first, second = blocks(image, colour=True)
+    assert first == "\x1b[38;5;232;48;5;243m▀\x1b[38;5;255;48;5;232m▀\x1b[0m"
+    assert second == "\x1b[38;5;232;48;5;232m▀\x1b[38;5;250;48;5;232m▀\x1b[0m"
+
+
+def test_printable():
+    assert printable("größe 7\n\x1b[0m\udce9\u202e") == "größe 7\\n\\x1b[0m\\udce9\\u202e"
+
+
+def test_options_reach_the_server(server, images):
+    options = ["--batch-size", 2, "--concurrency", 1, "--header", "X-Key: a:b ", "--header", "other:", "--model", "net"]
+    assert run(server, images(5), *options)[0] == 0
+    assert server.batches == [2, 2, 1]
+    assert server.most_at_once == 1
+    assert {headers["x-key"] for headers in server.headers} == {"a:b"}
+
+
+def test_a_server_that_fails_on_the_way(server, images):
+    server.before = lambda number: "too busy" if number >= 2 else None
+    code, lines, errors = run(server, images(30), "--batch-size", 4, "--concurrency", 1)
+    assert (code, len(lines), len(errors)) == (3, 8, 1)
+    assert errors[0].endswith("is unavailable: too busy")
+
+
+def test_the_time_limit(server, images):
+    server.before = lambda number: time.sleep(1)
+    code, lines, errors = run(server, images(1), "--timeout", 0.3)
+    assert (code, lines, len(errors)) == (3, [], 1)
+    assert "did not answer within 0.3 s" in errors[0]
+
+
+def test_an_interrupt_ends_it_at_once(server, images):
+    reached, go_on = threading.Event(), threading.Event()
+
+    def hold(number):
+        if number == 3:
+            reached.set()
+        if number >= 3:
+            go_on.wait(WITHIN_S)
+
+    server.before = hold
+    process = start(server, images(1000), "--batch-size", "4")
+    assert process.stdout.readline().startswith(b"/")
+    assert reached.wait(WITHIN_S)
+    process.send_signal(signal.SIGINT)
+    try:
+        _, errors = process.communicate(timeout=WITHIN_S)
+    finally:
+        go_on.set()
+    assert (process.returncode, errors) == (130, b"")
+
+
+def test_a_reader_that_goes_away_is_no_error(server, images):
+    process = start(server, images(20_000))
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    process.stderr.close()
+    assert process.wait(WITHIN_S) == 141
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="/dev/full is missing")
+def test_a_full_disk_is_one_line(server):
+    with Path("/dev/full").open("wb") as full:
+        process = start(server, DIGIT, stdout=full)
+    _, errors = process.communicate(timeout=WITHIN_S)
+    assert (process.returncode, errors) == (1, b"Error: standard output: No space left on device\n")
+
+
+def test_a_bar_is_shown_in_a_terminal_alone(server, images):
+    server.before = lambda number: time.sleep(0.05)
+    arguments = [images(40), "missing.png", "--batch-size", "1", "--concurrency", "1"]
+    shown, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 100, 0, 0))
+    process = start(server, *arguments, stderr=terminal)
+    os.close(terminal)
+    answers = process.stdout.read()
+    process.stdout.close()
+    text = b""
+    while part := read_terminal(shown):
+        text += part
+    os.close(shown)
+    assert process.wait(WITHIN_S) == 1
+    assert answers.count(b"\n") == 40
+    assert b"images/s]" in text
+    assert b"/41 [" in text
+    assert text.count(b"Error: missing.png") == 1
+    server.before = lambda number: None
+    silent = start(server, *arguments)
+    assert silent.communicate(timeout=WITHIN_S)[1].count(b"\n") == 1
+
+
+def read_terminal(descriptor):
+    try:
+        return os.read(descriptor, 4096)
+    except OSError:  # what Linux says when the other side is closed
+        return b""
+
+
+PEAK = """
+import sys
+from pathlib import Path
+from clients.infer import infer
+try:
+    infer(sys.argv[1:])
+except SystemExit as end:
+    status = Path("/proc/self/status").read_text()
+    print(end.code, status.partition("VmHWM:")[2].split()[0], file=sys.stderr)
+"""
+
+
+def test_memory_does_not_grow_with_the_images(server, images):
+    """50,000 images are 39 MB."""
+    server.max_batch_size = 128
+    peaks = []
+    for count in (2_000, 50_000):
+        command = [sys.executable, "-c", PEAK, *server.address, images(count), "--csv"]
+        done = subprocess.run(command, capture_output=True, timeout=WITHIN_S, check=True)
+        assert done.stdout.count(b"\n") == count + 1
+        code, peak_kib = done.stderr.split()
+        assert code == b"0"
+        peaks.append(int(peak_kib))
+    assert peaks[1] - peaks[0] < 16 * 1024

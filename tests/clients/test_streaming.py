@@ -1,0 +1,226 @@
+"""Many images through one client: in order, a bounded number at a time, in flat memory, from several threads."""
+
+import asyncio
+import random
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from stand_in import StandIn, expected_logits
+
+from clients.batches import gather
+from clients.classifier import AsyncClassifier, Classifier, InvalidImage
+
+PROTOCOLS = ["http", "grpc"]
+IMAGES = np.random.default_rng(0).integers(0, 256, (90, 1, 28, 28), dtype=np.uint8)
+LABELS = ["abc"[index] for index in expected_logits(IMAGES).argmax(axis=1)]
+SHAPE = (1, 28, 28)
+
+
+def slowly(number):
+    time.sleep(random.uniform(0, 0.01))
+
+
+@pytest.fixture(params=PROTOCOLS)
+def server(request):
+    """A stand-in of one protocol, as its address and protocol too."""
+    with StandIn(slowly).serving(request.param) as stand_in:
+        stand_in.protocol = request.param
+        yield stand_in
+
+
+def connect(server, kind=Classifier, **options):
+    return kind(server.urls[server.protocol], protocol=server.protocol, **{"batch_size": 3, **options})
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(0, 9), max_size=12), st.integers(1, 7), st.randoms())
+def test_any_portions_become_batches_of_one_size(lengths, size, chance):
+    images = IMAGES[: sum(lengths)]
+    pieces = np.split(images, np.cumsum(lengths)[:-1]) if lengths else []
+    portions = [piece[0] if len(piece) == 1 and chance.random() < 0.5 else piece for piece in pieces]
+    batches = list(gather(portions, SHAPE, size))
+    np.testing.assert_array_equal(np.concatenate([IMAGES[:0], *batches]), images)
+    assert all(len(batch) == size for batch in batches[:-1])
+    assert all(0 < len(batch) <= size for batch in batches)
+
+
+def test_an_array_that_its_owner_fills_again_is_copied():
+    def refilled():
+        buffer = np.empty(SHAPE, np.uint8)
+        for image in IMAGES:
+            buffer[:] = image
+            yield buffer
+
+    np.testing.assert_array_equal(np.concatenate(list(gather(refilled(), SHAPE, 7))), IMAGES)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        IMAGES.astype(np.int16),
+        IMAGES[0, 0],
+        IMAGES[:, :, :27],
+        IMAGES[None],
+        "seven",
+        7,
+        None,
+        [[1], [2, 3]],
+        b"7" * 784,
+    ],
+)
+def test_what_is_no_image_is_refused_where_it_comes(wrong):
+    batches = gather([IMAGES[:2], wrong], SHAPE, 2)
+    np.testing.assert_array_equal(next(batches), IMAGES[:2])
+    with pytest.raises(InvalidImage, match=r"expected uint8 \(n, 1, 28, 28\), found"):
+        next(batches)
+
+
+@pytest.mark.parametrize("concurrency", [1, 3])
+def test_answers_come_in_order_and_requests_are_bounded(server, concurrency):
+    with connect(server, concurrency=concurrency) as classifier:
+        assert [prediction.label for prediction in classifier.stream(iter(IMAGES))] == LABELS
+        np.testing.assert_array_equal(classifier.logits(IMAGES), expected_logits(IMAGES))
+    assert server.batches == [3] * 60
+    assert server.most_at_once == concurrency
+
+
+@pytest.mark.parametrize("concurrency", [1, 3])
+def test_the_same_with_asyncio(server, concurrency):
+    async def pulled():
+        for image in IMAGES:
+            await asyncio.sleep(0)
+            yield image
+
+    async def ask():
+        async with connect(server, AsyncClassifier, concurrency=concurrency) as classifier:
+            for images in (iter(IMAGES), pulled(), [IMAGES[:50], IMAGES[50:]]):
+                assert [prediction.label async for prediction in classifier.stream(images)] == LABELS
+            np.testing.assert_array_equal(await classifier.logits(IMAGES), expected_logits(IMAGES))
+            several = await asyncio.gather(*(classifier.classify(IMAGES[:40]) for _ in range(4)))
+            assert [prediction.label for prediction in several[3]] == LABELS[:40]
+
+    asyncio.run(ask())
+    assert server.most_at_once == concurrency
+
+
+def test_threads_share_a_client_and_its_bound(server):
+    wrong = []
+
+    def ask(shift):
+        images, labels = np.roll(IMAGES, shift, axis=0), LABELS[-shift:] + LABELS[:-shift]
+        if [prediction.label for prediction in classifier.classify(images)] != labels:
+            wrong.append(shift)
+
+    with connect(server, concurrency=2) as classifier:
+        threads = [threading.Thread(target=ask, args=(shift,)) for shift in range(1, 9)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+    assert not wrong
+    assert len(server.batches) == 8 * 30
+    assert server.most_at_once == 2
+
+
+@pytest.mark.parametrize("kind", [Classifier, AsyncClassifier])
+def test_no_more_is_read_than_may_be_held(server, kind):
+    read = 0
+
+    def counted():
+        nonlocal read
+        for image in IMAGES:
+            read += 1
+            yield image
+
+    async def ask():
+        async with connect(server, kind, concurrency=2) as classifier:
+            return [read async for _ in classifier.stream(counted())]
+
+    if kind is AsyncClassifier:
+        ahead = asyncio.run(ask())
+    else:
+        with connect(server, concurrency=2) as classifier:
+            ahead = [read for _ in classifier.stream(counted())]
+    most = max(count - answered for answered, count in enumerate(ahead))
+    assert 2 * 3 < most <= 4 * 3  # two requests are with the server, two batches of three wait
+
+
+def rss_bytes():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_memory_is_flat_over_many_images(protocol):
+    """50,000 images are 39 MB."""
+
+    def images(count):
+        for number in range(count):
+            image = np.full(SHAPE, number % 256, np.uint8)
+            image[0, 0, 0] = number % 7
+            yield image
+
+    stand_in = StandIn(max_batch_size=128)
+    with stand_in.serving(protocol), Classifier(stand_in.urls[protocol], protocol=protocol) as classifier:
+        assert sum(1 for _ in classifier.stream(images(5_000))) == 5_000
+        before, most, answered = rss_bytes(), 0, 0
+        for answered, _ in enumerate(classifier.stream(images(50_000)), start=1):
+            if answered % 1000 == 0:
+                most = max(most, rss_bytes())
+    assert answered == 50_000
+    assert most - before < 16e6
+
+
+def test_an_error_of_the_source_passes_and_the_client_goes_on(server):
+    def broken():
+        yield from IMAGES[:40]
+        raise KeyError("the camera")
+
+    with connect(server) as classifier:
+        with pytest.raises(KeyError, match="the camera"):
+            list(classifier.stream(broken()))
+        assert len(classifier.classify(IMAGES)) == 90
+
+
+def test_a_stream_may_be_left(server):
+    async def leave():
+        async with connect(server, AsyncClassifier) as classifier:
+            async for _ in classifier.stream(IMAGES):
+                break
+            return [prediction.label for prediction in await classifier.classify(IMAGES)]
+
+    with connect(server) as classifier:
+        for _ in classifier.stream(IMAGES):
+            break
+        assert [prediction.label for prediction in classifier.classify(IMAGES)] == LABELS
+    assert asyncio.run(leave()) == LABELS
+
+
+def test_a_cancelled_request_gives_its_turn_to_the_next():
+    holding = threading.Event()
+    first = threading.Event()
+
+    def hold(number):
+        if number == 0:
+            first.set()
+            holding.wait(20)
+
+    async def ask(url):
+        async with AsyncClassifier(url, concurrency=1) as classifier:
+            stuck = asyncio.create_task(classifier.classify(IMAGES[:1]))
+            while not first.is_set():
+                await asyncio.sleep(0.01)
+            stuck.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await stuck
+            return [prediction.label for prediction in await classifier.classify(IMAGES[:4])]
+
+    with StandIn(hold).serving("http") as stand_in:
+        try:
+            assert asyncio.run(ask(stand_in.urls["http"])) == LABELS[:4]
+        finally:
+            holding.set()

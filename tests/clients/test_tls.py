@@ -1,0 +1,89 @@
+"""Encrypted connections over both protocols: who is trusted, who is not, and what both sides show."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from stand_in import Certificates, StandIn
+
+from clients.classifier import Classifier, ServerUnavailable, Tls, list_models
+from clients.infer import infer
+
+DIGIT = str(Path(__file__).resolve().parents[2] / "digit.png")
+PROTOCOLS = ["http", "grpc"]
+IMAGES = np.zeros((9, 1, 28, 28), dtype=np.uint8)
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory):
+    if shutil.which("openssl") is None:
+        (pytest.fail if os.environ.get("CI") else pytest.skip)("openssl is not installed")
+    folder = tmp_path_factory.mktemp("tls")
+    made = Certificates(str(folder / "certificate.pem"), str(folder / "key.pem"))
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=127.0.0.1"]
+    command += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", made.key, "-out", made.certificate]
+    subprocess.run(command, check=True, capture_output=True)
+    return made
+
+
+@pytest.fixture(params=PROTOCOLS)
+def server(request, certificates):
+    with StandIn().serving(request.param, tls=certificates) as stand_in:
+        stand_in.protocol = request.param
+        yield stand_in
+
+
+def connect(server, **files):
+    return Classifier(server.urls[server.protocol], protocol=server.protocol, retry_s=0, tls=Tls(**files))
+
+
+def test_both_sides_show_who_they_are(server, certificates):
+    files = {"ca_file": certificates.certificate, "certificate_file": certificates.certificate}
+    with connect(server, **files, key_file=certificates.key) as classifier:
+        assert len(classifier.classify(IMAGES)) == 9
+        assert [each.name for each in classifier.models()] == ["net"]
+    tls = Tls(certificates.certificate, certificates.certificate, certificates.key)
+    assert list_models(server.urls[server.protocol], server.protocol, tls=tls)[0].ready
+
+
+def test_who_is_not_trusted_is_not_talked_to(server, certificates):
+    with pytest.raises(ServerUnavailable, match="no Triton server answers"):
+        connect(server)  # the system does not know the authority
+    with pytest.raises(ServerUnavailable):
+        connect(server, ca_file=certificates.certificate)  # the server wants to see a certificate
+    with pytest.raises(ServerUnavailable, match="no Triton server answers"):
+        Classifier(server.urls[server.protocol], protocol=server.protocol, retry_s=0)  # not encrypted
+
+
+def test_files_that_are_none(tmp_path, certificates):
+    with pytest.raises(ValueError, match="certificate and its key together"):
+        Tls(certificate_file=certificates.certificate)
+    (tmp_path / "empty.pem").write_text("seven")
+    for file in ("empty.pem", "missing.pem"):
+        with pytest.raises(ServerUnavailable, match="expected PEM files for TLS"):
+            Classifier("127.0.0.1:1", retry_s=0, tls=Tls(ca_file=str(tmp_path / file)))
+
+
+def test_the_command_line(server, certificates):
+    arguments = [DIGIT, "--url", server.urls[server.protocol], "--protocol", server.protocol]
+    files = [
+        "--ssl-ca",
+        certificates.certificate,
+        "--ssl-cert",
+        certificates.certificate,
+        "--ssl-key",
+        certificates.key,
+    ]
+    answered = CliRunner().invoke(infer, [*arguments, *files])
+    assert (answered.exit_code, answered.stderr) == (0, "")
+    assert answered.stdout.startswith(f"{DIGIT}: ")
+    refused = CliRunner().invoke(infer, [*arguments, "--ssl"])
+    assert refused.exit_code == 3
+    assert refused.stderr.count("\n") == 1
+    half = CliRunner().invoke(infer, [*arguments, *files[:4]])
+    assert half.exit_code == 2
+    assert "key" in half.stderr

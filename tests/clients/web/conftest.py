@@ -1,0 +1,85 @@
+"""Triton with two models, the page in front of it, and Chromium to look at it."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from playwright.sync_api import Browser, BrowserContext, Page, Request, expect
+from web_http import listening
+from web_parts import CHROMIUM, PATIENCE_S, Triton, publish_shipped, running_browser, running_page
+
+
+@pytest.fixture(scope="session")
+def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Triton]:
+    """Serves the shipped network twice: as version 1 of `vitbn` and as version 2 of `second`."""
+    repository = tmp_path_factory.mktemp("pages") / "repository"
+    publish_shipped(repository, "second", "second", "vitbn")
+    server = Triton(repository)
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def page_url(triton: Triton) -> Iterator[str]:
+    with running_page(triton.url, "--model", "vitbn") as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def address(triton: Triton) -> Iterator[str]:
+    """HOST:PORT of the application in this process, with no limit on how often it is asked."""
+    with listening(triton.url) as where:
+        yield where
+
+
+@pytest.fixture(scope="module")  # no longer, for Playwright's event loop keeps others out of its thread
+def browser() -> Iterator[Browser]:
+    if not Path(CHROMIUM).exists():
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(f"Chromium is not at {CHROMIUM}")
+    with running_browser() as started:
+        yield started
+
+
+@pytest.fixture
+def context_options() -> dict[str, object]:
+    """For Playwright's new_context; a test parametrizes it."""
+    return {}
+
+
+@pytest.fixture
+def context(browser: Browser, context_options: dict[str, object]) -> Iterator[BrowserContext]:
+    opened = browser.new_context(**{"viewport": {"width": 1120, "height": 760}, **context_options})
+    opened.set_default_timeout(1000 * PATIENCE_S)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def console() -> list[str]:
+    """What `page` has written to the console: messages, and errors that no one caught."""
+    return []
+
+
+@pytest.fixture
+def requests() -> list[Request]:
+    """What `page` has asked for; the `failure` of one that its own policy has stopped is "csp"."""
+    return []
+
+
+@pytest.fixture
+def page(context: BrowserContext, page_url: str, console: list[str], requests: list[Request]) -> Iterator[Page]:
+    """The page, loaded and in touch with Triton; afterwards it has thrown nothing and asked no other host."""
+    opened = context.new_page()
+    thrown: list[str] = []
+    opened.on("console", lambda message: console.append(message.text))
+    opened.on("pageerror", lambda error: thrown.append(str(error)))
+    opened.on("request", lambda request: requests.append(request))
+    opened.goto(page_url)
+    expect(opened.locator("#model")).to_have_value("vitbn")
+    yield opened
+    assert thrown == []
+    sent = [request.url for request in requests if request.failure != "csp"]
+    assert {urlsplit(url).netloc for url in sent} == {urlsplit(page_url).netloc}

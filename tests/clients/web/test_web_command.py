@@ -1,0 +1,98 @@
+"""The command itself: help, usage, where it listens, and how it ends."""
+
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from clients.web.app import web
+
+ROOT = Path(__file__).resolve().parents[3]
+APP = [sys.executable, str(ROOT / "clients/web/app.py")]
+
+
+def test_help_imports_neither_flask_nor_numpy() -> None:
+    program = "import sys; from clients.web.app import web; web(['--help'], standalone_mode=False);"
+    program += "print(sorted({'flask', 'waitress', 'numpy', 'PIL', 'tritonclient', 'torch'} & set(sys.modules)))"
+    child = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert "--protocol" in child.stdout
+    assert child.stdout.endswith("[]\n")
+
+
+def test_the_page_needs_nothing_of_the_server_side() -> None:
+    program = "import sys, clients.web.listening; print(sorted("
+    program += "{'torch', 'onnx', 'onnxruntime', 'sklearn', 'models', 'export', 'serving'} & set(sys.modules)))"
+    child = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert child.stdout == "[]\n"
+
+
+@pytest.mark.parametrize("arguments", [["--port", "65536"], ["--port", "-1"], ["--protocol", "smtp"], ["--debug"]])
+def test_usage(arguments: list[str]) -> None:
+    assert CliRunner().invoke(web, arguments).exit_code == 2
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "no.such.host.invalid", "192.0.2.1", "", "x" * 300])
+def test_an_address_to_listen_on_that_cannot_be_had(host: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        child = subprocess.run([*APP, "--host", host, "--port", str(port)], capture_output=True, text=True, timeout=60)
+    assert child.returncode == 1
+    assert child.stdout == ""
+    assert child.stderr.startswith(f"Error: cannot listen on {host!r}, port {port}: ")
+    assert child.stderr.count("\n") == 1
+
+
+@contextmanager
+def started(*options: str) -> Iterator[tuple["subprocess.Popen[str]", str]]:
+    """The program on a free port, and the URL that it has printed."""
+    command = [*APP, "--port", "0", "--url", "127.0.0.1:1", *options]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, **pipes, preexec_fn=_heed_interrupts) as process:
+        try:
+            yield process, process.stdout.readline().split()[2]
+        finally:
+            process.kill()
+
+
+def _heed_interrupts() -> None:
+    """What a shell starts in the background ignores them, and so would its children."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+@pytest.mark.parametrize(("host", "shown"), [("127.0.0.1", "127.0.0.1"), ("localhost", ""), ("0.0.0.0", "127.0.0.1")])
+def test_it_listens_until_it_is_interrupted(host: str, shown: str) -> None:
+    with started("--host", host) as (process, url):
+        assert url.startswith(f"http://{shown}")
+        with urllib.request.urlopen(url, timeout=60) as page:
+            assert b"<title>Draw a digit</title>" in page.read()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0
+        assert process.stderr.read() == ""
+
+
+def test_loopback_alone_by_default() -> None:
+    with started() as (_, url):
+        port = int(url.rpartition(":")[2])
+        tables = [line.split() for name in ("tcp", "tcp6") for line in Path("/proc/net", name).read_text().splitlines()]
+        listening = [fields[1] for fields in tables if fields[3] == "0A" and fields[1].endswith(f":{port:04X}")]
+    assert listening == [f"0100007F:{port:04X}"]
+
+
+def test_help_takes_half_a_second_at_most() -> None:
+    assert min(_help_cpu_s() for _ in range(3)) < 0.5
+
+
+def _help_cpu_s() -> float:
+    """Processor time, which does not depend on what else the machine does."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run([*APP, "--help"], capture_output=True, check=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime

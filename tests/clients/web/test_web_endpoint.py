@@ -1,0 +1,218 @@
+"""The page's two questions over HTTP, through waitress and Triton: what is answered, what is refused and how."""
+
+import io
+import json
+import socket
+import threading
+
+import numpy as np
+import pytest
+from PIL import Image
+from web_http import DIGIT, PNG, ask, check_raw, check_refusal, classify, listening, send_raw
+from web_parts import Triton
+
+from clients.classifier import Classifier
+from clients.preprocess import read_image, to_model_input
+from clients.web import asking
+from clients.web.guards import HEADERS, RateLimit
+from clients.web.listening import HEADER_BYTES
+from clients.web.pages import BODY_BYTES
+
+pytestmark = pytest.mark.live
+
+NOBODY = "127.0.0.1:1"  # a reserved port, on which nothing listens
+
+
+# Answers
+
+
+def test_the_models(address: str) -> None:
+    status, headers, content = ask(address, "GET", "/api/models")
+    answer = json.loads(content)
+    assert (status, headers["cache-control"]) == (200, "no-store")
+    assert [model["name"] for model in answer["models"]] == ["second", "vitbn"]
+    assert answer["preferred"] == "second"  # of two equal ones the first
+    assert all(model["test_accuracy"] > 0.95 and len(model["labels"]) == 10 for model in answer["models"])
+    assert answer["accepts"]["bytes"] == BODY_BYTES
+
+
+@pytest.mark.parametrize(("query", "model", "version"), [("?model=vitbn", "vitbn", "1"), ("", "second", "2")])
+def test_an_image_is_answered_as_by_the_library(
+    address: str, triton: Triton, query: str, model: str, version: str
+) -> None:
+    status, answer = classify(address, DIGIT, query)
+    image = to_model_input(read_image(io.BytesIO(DIGIT)))
+    with Classifier(triton.url, model) as classifier:
+        (expected,) = classifier.classify(image[None])
+    assert status == 200
+    assert (answer["label"], answer["model"], answer["version"]) == ("3", model, version)
+    np.testing.assert_allclose(answer["probabilities"], expected.probabilities, atol=1e-6)
+    assert answer["labels"] == list(expected.labels)
+    np.testing.assert_array_equal(answer["image"], image[0])
+    assert 0 < answer["inference_ms"] < 1e4
+    assert 0 < answer["preparation_ms"] < 1e4
+
+
+def test_many_at_once(address: str) -> None:
+    answers: list[tuple[int, dict]] = []
+    threads = [threading.Thread(target=lambda: answers.append(classify(address, DIGIT))) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [(status, answer["label"]) for status, answer in answers] == [(200, "3")] * 16
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/", 200),
+        ("HEAD", "/", 200),
+        ("GET", "/static/page.js", 200),
+        ("GET", "/api/models", 200),
+        ("GET", "/nothing", 404),
+        ("GET", "/static/../app.py", 404),
+        ("GET", "/api/classify", 405),
+    ],
+)
+def test_every_answer_is_guarded(address: str, method: str, path: str, status: int) -> None:
+    found, headers, content = ask(address, method, path)
+    assert found == status
+    assert {name.lower(): value for name, value in HEADERS.items()}.items() <= headers.items()
+    assert "server" not in headers
+    policy = headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "frame-ancestors 'none'" in policy
+    assert "unsafe" not in policy
+    if status >= 400:
+        check_refusal(found, headers, content)
+
+
+# Refusals
+
+
+def test_what_is_no_image(address: str) -> None:
+    blank = io.BytesIO()
+    Image.new("L", (50, 50), 255).save(blank, "PNG")
+    for body, status, found in [
+        (b"", 400, "found nothing"),
+        (b"seven", 422, "no format that Pillow reads"),
+        (DIGIT[:1000], 422, "does not decode"),
+        (blank.getvalue(), 422, "no ink found"),
+    ]:
+        refusal = classify(address, body)
+        assert refusal[0] == status
+        assert found in refusal[1]["error"]
+
+
+@pytest.mark.parametrize("kind", ["", "text/plain", "image/svg+xml", "application/x-www-form-urlencoded", "image/png2"])
+def test_a_type_that_is_none_of_ours(address: str, kind: str) -> None:
+    answer = ask(address, "POST", "/api/classify", DIGIT, {"Content-Type": kind})
+    assert answer[0] == 415
+    assert f"found {kind!r}" in check_refusal(*answer)
+
+
+@pytest.mark.parametrize(
+    "name", ["resnet", "..", "../../v2/health/ready?", "vitbn/versions/1", "vitbn%0d%0a", "%ff", "é"]
+)
+def test_a_model_that_the_server_does_not_have(address: str, name: str) -> None:
+    query = name if name.isascii() else "%C3%A9"
+    answer = ask(address, "POST", f"/api/classify?model={query}", DIGIT, PNG)
+    assert answer[0] == 404
+    assert "model" in check_refusal(*answer)
+
+
+def test_a_body_that_is_too_large_is_refused_before_it_is_read(address: str) -> None:
+    head = b"POST /api/classify HTTP/1.1\r\nHost: localhost\r\nContent-Type: image/png\r\n"
+    for size in (BODY_BYTES + 1, 10**15):
+        assert send_raw(address, head + b"Content-Length: %d\r\n\r\n" % size).startswith(b"HTTP/1.1 413 ")
+    status, headers, content = ask(address, "POST", "/api/classify", bytes(BODY_BYTES), PNG)
+    assert (status, "no format" in check_refusal(status, headers, content)) == (422, True)
+    chunk = b"%x\r\n%s\r\n" % (2**20, bytes(2**20))
+    sent = send_raw(address, head + b"Transfer-Encoding: chunked\r\n\r\n" + 9 * chunk + b"0\r\n\r\n")
+    assert sent.startswith(b"HTTP/1.1 422 ")
+
+
+def test_headers_that_are_too_large(address: str) -> None:
+    endless = b"GET / HTTP/1.1\r\nHost: localhost\r\nX: "
+    refused = send_raw(address, endless + (HEADER_BYTES - len(endless)) * b"x")
+    assert refused.split()[1] == b"431"
+    check_raw(refused)
+
+
+@pytest.mark.parametrize(
+    ("headers", "named"),
+    [
+        ({"Host": "evil.example:8080"}, "Host"),
+        ({"Host": "127.0.0.1.evil.example"}, "Host"),
+        ({"Host": ""}, "Host"),
+        ({"Origin": "https://evil.example"}, "Origin"),
+        ({"Origin": "null"}, "Origin"),
+        ({"Sec-Fetch-Site": "cross-site"}, "Sec-Fetch-Site"),
+        ({"Sec-Fetch-Site": "same-site"}, "Sec-Fetch-Site"),
+    ],
+)
+def test_the_page_of_another_site(address: str, headers: dict[str, str], named: str) -> None:
+    for method, path in (("POST", "/api/classify"), ("GET", "/api/models")):
+        answer = ask(address, method, path, DIGIT, {**PNG, **headers})
+        assert answer[0] == 403
+        assert check_refusal(*answer).startswith(f"{named}: expected")
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Host": "localhost:9000", "Origin": "http://localhost:9000", "Sec-Fetch-Site": "same-origin"},
+        {"Host": "192.168.1.7"},
+        {"Host": "[::1]:8080", "Origin": "http://[::1]:8080"},
+        {"Sec-Fetch-Site": "none"},
+    ],
+)
+def test_the_page_itself_and_programs_are_answered(address: str, headers: dict[str, str]) -> None:
+    status, answer = classify(address, DIGIT, **headers)
+    assert (status, answer["label"]) == (200, "3")
+
+
+def test_a_link_to_the_page_may_stand_anywhere(address: str) -> None:
+    assert ask(address, "GET", "/", None, {"Sec-Fetch-Site": "cross-site"})[0] == 200
+
+
+def test_too_many_requests(triton: Triton) -> None:
+    with listening(triton.url, RateLimit(rate_hz=0.01, burst=3)) as where:
+        statuses = [ask(where, "GET", "/api/models")[0] for _ in range(3)]
+        answer = ask(where, "POST", "/api/classify", DIGIT, PNG)
+        assert (statuses, answer[0]) == ([200] * 3, 429)
+        assert "next is answered in" in check_refusal(*answer)
+        assert 90 <= int(answer[1]["retry-after"]) <= 100
+        assert ask(where, "GET", "/")[0] == 200
+
+
+def test_no_triton_server() -> None:
+    with listening(NOBODY) as where:
+        for answer in (ask(where, "GET", "/api/models"), ask(where, "POST", "/api/classify", DIGIT, PNG)):
+            assert answer[0] == 503
+            assert NOBODY in check_refusal(*answer)
+
+
+def test_a_triton_server_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asking, "TIMEOUT_S", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as silent, listening(f"127.0.0.1:{silent.getsockname()[1]}") as where:
+        answer = ask(where, "POST", "/api/classify", DIGIT, PNG)
+    assert answer[0] == 503
+    assert "did not answer within 0.5 s" in check_refusal(*answer)
+
+
+def test_a_fault_of_the_program(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(asking.Triton, "models", lambda self: 1 / 0)
+    with listening(NOBODY) as where:
+        status, headers, content = ask(where, "GET", "/api/models")
+    assert (status, headers["content-type"]) == (500, "application/json")
+    assert list(json.loads(content)) == ["error"]
+    assert b"ZeroDivision" not in content
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_a_preferred_model_that_is_not_there(triton: Triton) -> None:
+    with listening(triton.url, model="resnet") as where:
+        assert ask(where, "GET", "/api/models")[0] == 404
+        assert classify(where, DIGIT, "?model=vitbn")[0] == 200

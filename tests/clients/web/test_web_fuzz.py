@@ -1,0 +1,93 @@
+"""Whatever is sent to the page's application, one line of JSON comes back, and the program's log stays empty."""
+
+import json
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from web_http import DIGIT, PNG, ask, check_raw, check_refusal, send_raw
+
+pytestmark = pytest.mark.live
+
+FUZZ = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+METHODS = ["GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH", "TRACE", "CONNECT", "get", "Ä"]
+TARGETS = ["//evil.example", "http://[::", "/api//models", "/static/..%2f..%2fapp.py", "*", "/?model=\x00"]
+NAMES = ["Content-Type", "Content-Length", "Host", "Origin", "Sec-Fetch-Site", "Range", "If-None-Match", "Cookie"]
+NAMES += ["Transfer-Encoding", "Expect", "Connection", "X-Forwarded-For", "Content-Encoding", "If-Modified-Since"]
+
+
+@pytest.fixture
+def quiet(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    yield
+    assert [record.getMessage() for record in caplog.get_records("call")] == []
+
+
+cut = st.builds(lambda start, end: DIGIT[start:end], st.integers(0, 64), st.integers(0, len(DIGIT)))
+flipped = st.builds(
+    lambda at, byte: DIGIT[:at] + bytes([byte]) + DIGIT[at + 1 :], st.integers(0, 300), st.integers(0, 255)
+)
+header_text = st.text(st.characters(min_codepoint=32, max_codepoint=255, exclude_characters="\x7f"), max_size=60)
+
+quoted = st.binary(max_size=40).map(lambda raw: "/" + "".join(f"%{byte:02x}" for byte in raw))
+
+
+@FUZZ
+@given(body=st.one_of(st.binary(max_size=2000), cut, flipped))
+def test_any_body(address: str, quiet: None, body: bytes) -> None:
+    answer = ask(address, "POST", "/api/classify", body, PNG)
+    if answer[0] == 200:
+        assert json.loads(answer[2])["label"].isdigit()
+    else:
+        assert check_refusal(*answer)
+        assert answer[0] in (400, 422)
+
+
+@FUZZ
+@given(
+    name=st.sampled_from(NAMES),
+    value=header_text,
+    path=st.sampled_from(["/", "/api/models", "/api/classify", "/static/page.js"]),
+)
+def test_any_header(address: str, quiet: None, name: str, value: str, path: str) -> None:
+    head = f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{name}: {value}\r\n\r\n"
+    check_raw(send_raw(address, head.encode("latin-1")))
+
+
+@FUZZ
+@given(
+    method=st.sampled_from(METHODS),
+    target=st.one_of(header_text, quoted, st.sampled_from(TARGETS)),
+)
+def test_any_target(address: str, quiet: None, method: str, target: str) -> None:
+    head = f"{method} {target} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+    received = send_raw(address, head.encode("latin-1"))
+    assert received
+    check_raw(received, head_only=method == "HEAD")
+
+
+@FUZZ
+@given(content=st.one_of(st.binary(min_size=1, max_size=300), st.text(max_size=100).map(str.encode)))
+def test_any_bytes(address: str, quiet: None, content: bytes) -> None:
+    check_raw(send_raw(address, content + b"\r\n\r\n"))
+
+
+@pytest.mark.parametrize(
+    ("content", "status"),
+    [
+        (b"POST /api/classify HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\nshort", None),
+        (b"POST /api/classify HTTP/1.1\r\nHost: localhost\r\nContent-Length: " + 5000 * b"9" + b"\r\n\r\n", 400),
+        (b"POST /api/classify HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n", 400),
+        (b"POST /api/classify HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", 400),
+        (b"POST /api/classify HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: gzip\r\n\r\n", 501),
+        (b"GET http://[:: HTTP/1.1\r\nHost: localhost\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nno colon\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\nHost: localhost\n\n", None),
+        (b"GET / HTTP/1.0\r\n\r\n", 403),
+    ],
+)
+def test_what_is_no_request(address: str, quiet: None, content: bytes, status: int | None) -> None:
+    received = send_raw(address, content)
+    assert received.split()[1:2] == ([] if status is None else [b"%d" % status])
+    check_raw(received)
+    assert ask(address, "GET", "/")[0] == 200

@@ -1,0 +1,45 @@
+"""The server goes away and comes back: the page says so, keeps the drawing, and goes on without being loaded again."""
+
+import pytest
+from playwright.sync_api import BrowserContext, Page, expect
+from strokes import FORMS
+from web_parts import Triton, draw, running_page
+
+pytestmark = pytest.mark.live
+
+
+def test_triton_stops_and_starts_again(page: Page, page_url: str, context: BrowserContext, triton: Triton) -> None:
+    draw(page, FORMS[3][0])
+    expect(page.locator("#digit")).to_have_text("3")
+    triton.stop()
+    try:
+        # Without anything being drawn, by looking every few seconds.
+        expect(page.get_by_role("alert")).to_be_visible()
+        expect(page.get_by_role("alert")).to_contain_text("No answer from the server")
+        expect(page.locator("#reason")).to_contain_text(triton.url)
+        expect(page.locator("#answer")).to_have_class("stale")
+        page.get_by_role("button", name="Clear").click()
+        draw(page, FORMS[7][0])
+        late = context.new_page()
+        late.goto(page_url)
+        draw(late, FORMS[0][0])
+        expect(late.get_by_role("alert")).to_be_visible()
+        expect(late.locator("#remark")).to_have_text("Waiting for the server")
+    finally:
+        triton.start()
+    for opened, digit in ((page, "7"), (late, "0")):
+        expect(opened.get_by_role("alert")).to_be_hidden()
+        expect(opened.locator("#digit")).to_have_text(digit)
+        expect(opened.locator("#answer")).to_have_class("")
+
+
+def test_the_program_behind_the_page_stops_and_starts_again(context: BrowserContext, triton: Triton) -> None:
+    page = context.new_page()
+    with running_page(triton.url) as url:
+        page.goto(url)
+        expect(page.locator("#model option")).to_have_count(2)
+    draw(page, FORMS[4][0])
+    expect(page.get_by_role("alert")).to_contain_text(url.removeprefix("http://"))
+    with running_page(triton.url, "--port", url.rpartition(":")[2]):
+        expect(page.get_by_role("alert")).to_be_hidden()
+        expect(page.locator("#digit")).to_have_text("4")

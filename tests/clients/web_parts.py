@@ -1,0 +1,128 @@
+"""What the tests and the screenshot of the page are made with: Triton on fixed ports, the program, a browser, a hand.
+
+All of them are real: tritonserver, `python clients/web/app.py` as a child process, Debian's Chromium.
+"""
+
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from serving import running
+
+ROOT = Path(__file__).resolve().parents[2]
+CHROMIUM = shutil.which("chromium") or "/usr/bin/chromium"
+# In a container there is no other sandbox for it to make, and it has nothing to look for outside.
+ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
+ARGUMENTS += ["--disable-component-update", "--disable-sync"]
+PATIENCE_S = 60.0  # for whatever has to come; the machine may be busy
+expect.set_options(timeout=1000 * PATIENCE_S)
+
+
+def publish_shipped(repository: Path, *names: str) -> None:
+    """The shipped ViTBN, folded, as the next version of each of these models."""
+    from export.graph import export
+    from export.repository import publish
+    from export.rewrites.pipeline import FUSE
+    from models.catalog import shipped
+    from models.checkpoint import load
+
+    exported = export(load(shipped("vitbn")), FUSE)
+    for name in names:
+        publish(repository, name, exported)
+
+
+class Triton:
+    """The real server on ports that stay the same when it is stopped and started again."""
+
+    def __init__(self, repository: Path) -> None:
+        self._repository = repository
+        self._ports = running._free_ports(3)
+        self._running = ExitStack()
+        self.url = f"127.0.0.1:{self._ports[0]}"
+
+    def start(self) -> None:
+        with mock.patch.object(running, "_free_ports", return_value=self._ports):
+            self._running.enter_context(running.running_server(self._repository))
+
+    def stop(self) -> None:
+        self._running.close()
+
+
+@contextmanager
+def running_page(triton_url: str, *options: str) -> Iterator[str]:
+    """The program as its users start it, on a free port unless the options say another; yields where the page is."""
+    command = [sys.executable, ROOT / "clients/web/app.py", "--port", "0", "--url", triton_url, *options]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            line = process.stdout.readline()
+            assert line.startswith("Draw at http://127.0.0.1:"), line
+            yield line.split()[2]
+        finally:
+            process.terminate()
+
+
+@contextmanager
+def running_browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        yield browser
+        browser.close()
+
+
+def draw(page: Page, form: list, height: float = 0.6) -> None:
+    """Draw a digit of `strokes.FORMS` with the mouse, in the middle of the sheet, `height` of its side high."""
+    for path in on_screen(page, form, height):
+        page.mouse.move(*path[0])
+        page.mouse.down()
+        for point in path[1:]:
+            page.mouse.move(*point)
+        page.mouse.up()
+
+
+def settled(page: Page) -> None:
+    """Wait until nothing moves any more and all that was drawn is painted."""
+    page.evaluate("""async () => {
+        await Promise.all(document.getAnimations().map((animation) => animation.finished));
+        for (const _ of [1, 2]) await new Promise(requestAnimationFrame);
+    }""")
+
+
+def wait_until(page: Page, holds: Callable[[], bool]) -> None:
+    """Let the page run until the condition holds; fails where it never does."""
+    deadline_s = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < deadline_s, f"not so after {PATIENCE_S:g} s"
+        page.wait_for_timeout(20)
+
+
+def on_screen(page: Page, form: list, height: float = 0.6) -> list[np.ndarray]:
+    """The strokes as points (n, 2), x and y in CSS pixels of the window."""
+    paths = [along(stroke) for stroke in form]
+    every = np.concatenate(paths)
+    middle = (every.min(axis=0) + every.max(axis=0)) / 2
+    box = page.locator("#paper").bounding_box()
+    corner, side = np.array([box["x"], box["y"]]), box["width"]
+    return [corner + side * ((path - middle) * height + 0.5) for path in paths]
+
+
+def along(stroke: list | tuple, steps: int = 5) -> np.ndarray:
+    """Points (n, 2) of a stroke: a tuple is straight lines, a list a curve of Catmull and Rom (1974)."""
+    points = np.array(stroke, dtype=float)
+    if isinstance(stroke, tuple):
+        return points
+    padded = np.concatenate([points[:1], points, points[-1:]])
+    t = np.linspace(0, 1, steps, endpoint=False)[:, None]
+    pieces = [
+        start + (t * (end - before) + t**2 * (2 * before - 5 * start + 4 * end - after)) / 2
+        + t**3 * (3 * start - before - 3 * end + after) / 2
+        for before, start, end, after in zip(padded, padded[1:], padded[2:], padded[3:], strict=False)
+    ]  # fmt: skip
+    return np.concatenate([*pieces, points[-1:]])

@@ -1,9 +1,11 @@
 """Several processes that train one network, each on its share of every batch; started by `torchrun`.
 
-Gradients are averaged by DistributedDataParallel (Li et al., 2020). BatchNorm normalises with the statistics of its own
-process's share, as if the batch were that small; its running statistics are averaged over all processes before they are
-used, so the checkpoint is the work of all. Started without torchrun there is one process, and nothing here does more
-than pass its argument on.
+All start from the same weights and average their gradients before each step, in one tensor: networks of this size gain
+nothing from DistributedDataParallel's buckets, and its reducer outlives the process group and with it gloo's threads,
+which now and then abort the interpreter as it ends. BatchNorm normalises with the statistics of its own process's
+share, as if the batch were that small; its running statistics are averaged over all processes before they are used, so
+the checkpoint is the work of all. Started without torchrun there is one process, and nothing here does more than pass
+its argument on.
 """
 
 from __future__ import annotations
@@ -16,7 +18,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 
 def processes() -> int:
@@ -47,9 +48,15 @@ def process_group(device: str) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def parallel(model: nn.Module) -> nn.Module:
-    """The network whose backward pass averages the gradients of all processes."""
-    return DistributedDataParallel(model, broadcast_buffers=False) if processes() > 1 else model
+def average_gradients(model: nn.Module) -> None:
+    """Gives every process the mean of all gradients."""
+    if processes() > 1:
+        gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+        together = torch.cat([gradient.flatten() for gradient in gradients])
+        dist.all_reduce(together)
+        together /= processes()
+        for gradient, mean in zip(gradients, together.split([g.numel() for g in gradients]), strict=True):
+            gradient.copy_(mean.view_as(gradient))
 
 
 def average_buffers(model: nn.Module) -> None:

@@ -75,7 +75,6 @@ class Epoch:
 @dataclass
 class _State:
     model: nn.Module
-    network: nn.Module  # the same, averaging gradients where several processes train
     optimizer: torch.optim.Optimizer
     schedule: torch.optim.lr_scheduler.LRScheduler
     order: torch.Generator  # draws the order of the images; the seed decides it alone
@@ -147,7 +146,7 @@ def _start(config: ModelConfig, options: TrainingOptions, images: int) -> _State
     else:
         schedule = torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0)
     order = torch.Generator().manual_seed(options.seed)
-    return _State(model, distributed.parallel(model), optimizer, schedule, order, torch.get_rng_state(), [])
+    return _State(model, optimizer, schedule, order, torch.get_rng_state(), [])
 
 
 def measure_accuracy(
@@ -219,8 +218,9 @@ def _step(state: _State, pixels: Tensor, labels: Tensor, options: TrainingOption
     """Learns from one batch of pixels (B, C, H, W) and labels (B,); returns its loss."""
     state.optimizer.zero_grad(set_to_none=True)
     with torch.autocast(pixels.device.type, torch.bfloat16, enabled=options.precision == "bf16"):
-        loss = F.cross_entropy(state.network(pixels), labels, label_smoothing=options.label_smoothing)
+        loss = F.cross_entropy(state.model(pixels), labels, label_smoothing=options.label_smoothing)
     loss.backward()
+    distributed.average_gradients(state.model)
     if options.clip is not None:
         nn.utils.clip_grad_norm_(state.model.parameters(), options.clip)
     state.optimizer.step()

@@ -202,11 +202,33 @@ def test_parameters_that_are_not_there(tmp_path):
     assert (result.exit_code, f"{tmp_path / 'none.json'}: expected" in result.stderr) == (2, True)
 
 
+def torchrun(count, *script):
+    """The script, as `count` processes."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count)]
+    return subprocess.run([*command, *map(str, script)], capture_output=True, text=True, check=False)
+
+
 def train_in_processes(count, output, *arguments):
-    """The command, as `count` processes of one torchrun."""
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count)]
-    script = [str(ROOT / "models/train.py"), "--depth", "1", "--device", "cpu", "--output", str(output), *arguments]
-    return subprocess.run([sys.executable, *torchrun, *script], capture_output=True, text=True, check=False)
+    return torchrun(count, ROOT / "models/train.py", "--depth", 1, "--device", "cpu", "--output", output, *arguments)
+
+
+def test_gradients_are_averaged_and_nothing_outlives_the_group(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("""
+from pathlib import Path
+import torch
+from models import distributed
+
+with distributed.process_group("cpu"):
+    linear = torch.nn.Linear(3, 2)
+    linear(torch.full((1, 3), 1.0 + distributed.rank())).sum().backward()
+    distributed.average_gradients(linear)
+    assert linear.weight.grad.eq(1.5).all() and linear.bias.grad.eq(1).all(), linear.weight.grad
+left = [task.read_text().strip() for task in Path("/proc/self/task").glob("*/comm")]
+assert not any("gloo" in name for name in left), left  # such a thread may abort the interpreter as it ends
+""")
+    child = torchrun(2, script)
+    assert child.returncode == 0, child.stderr
 
 
 def test_two_processes_train_one_network(tmp_path):

@@ -15,10 +15,6 @@ LABELS_FILE = "labels.txt"
 
 # Larger batches are slower an image on a CPU (they leave the cache) and cost memory; clients split what is larger.
 MAX_BATCH_SIZE = 256
-# Requests that come together are answered together: long enough to meet, short beside the time of one inference.
-MAX_QUEUE_DELAY_US = 200
-# An overload is refused rather than queued without bound.
-MAX_QUEUE_SIZE = 4096
 
 
 def triton_config(name: str, config: ModelConfig, manifest: dict[str, Any]) -> str:
@@ -38,10 +34,10 @@ def triton_config(name: str, config: ModelConfig, manifest: dict[str, Any]) -> s
         ],
         # KIND_AUTO runs on a GPU where there is one; one instance has all cores, two would share them.
         instance_group=[pb.ModelInstanceGroup(kind=pb.ModelInstanceGroup.KIND_AUTO, count=1)],
-        dynamic_batching=pb.ModelDynamicBatching(
-            max_queue_delay_microseconds=MAX_QUEUE_DELAY_US,
-            default_queue_policy=pb.ModelQueuePolicy(max_queue_size=MAX_QUEUE_SIZE),
-        ),
+        # What has queued up while the instance was busy is answered together; none waits for more to come. No queue
+        # policy: with one, Triton prepares no batch while its only instance works, and a request that comes just as
+        # an answer leaves now and then sleeps for 500 ms.
+        dynamic_batching=pb.ModelDynamicBatching(),
     )
     for key, value in _parameters(config, manifest).items():
         message.parameters[key].string_value = value

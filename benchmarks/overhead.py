@@ -1,0 +1,186 @@
+"""Command line: what server and client add to a model, against the same ONNX file run in this process.
+
+The real server is started here, on loopback, with a repository of its own. Contestants take turns in one run, and their
+answers are compared with those of this process first.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from clients.endpoint import BATCH_SIZE
+from models.catalog import SHIPPED, shipped
+from models.data import DATASETS, DataError, load_dataset
+
+if TYPE_CHECKING:
+    from benchmarks.timing import Durations
+    from clients.classifier import Classifier
+    from export.equivalence import Images, Logits
+    from serving.running import Server
+
+IN_PROCESS = "in process"
+WAYS: dict[str, dict[str, Any]] = {
+    "HTTP": {"protocol": "http"},
+    "HTTP, shared memory": {"protocol": "http", "shared_memory": True},
+    "gRPC": {"protocol": "grpc"},
+    "gRPC, shared memory": {"protocol": "grpc", "shared_memory": True},
+}
+TOLERANCE = 1e-4  # of a logit; the server groups the images into other batches
+STREAM_STEPS = 10
+
+
+class WrongAnswer(Exception):
+    """The server's logits are not those of the same file in this process."""
+
+
+@click.command()
+@click.option("--model", type=click.Choice(SHIPPED), default="vitbn", show_default=True)
+@click.option("--dataset", type=click.Choice(DATASETS), default="mnist", show_default=True, help="Its test images.")
+@click.option("--data-dir", type=click.Path(path_type=Path), help="Of idx files, else $MNIST_DIR or $EMNIST_DIR.")
+@click.option("--seconds", type=click.FloatRange(1), default=30, show_default=True, help="For each of two tables.")
+@click.option("--streamed", type=click.IntRange(0), default=1_000_000, show_default=True, help="Images, for memory.")
+@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write every sample and the environment.")
+def overhead(
+    model: str, dataset: str, data_dir: Path | None, seconds: float, streamed: int, json_path: Path | None
+) -> None:
+    """Time all test images as one `classify` call, and one image alone, against the same ONNX file in process."""
+    from models.environment import describe
+    from models.files import write_atomically
+    from serving.running import ServerFailed, running_server
+
+    try:
+        images = load_dataset(dataset, data_dir).test_images
+        with tempfile.TemporaryDirectory() as folder:
+            run = _publish(model, Path(folder, "repository"))
+            with running_server(Path(folder, "repository")) as server, ExitStack() as stack:
+                classifiers = {name: stack.enter_context(_connect(server, name)) for name in WAYS}
+                _check(classifiers, run, images)
+                tables = {count: _measure(classifiers, run, images[:count], seconds) for count in (len(images), 1)}
+                memory = list(_stream(classifiers["HTTP"], images, streamed))
+    except (DataError, ServerFailed, WrongAnswer, OSError) as error:
+        raise click.ClickException(str(error)) from error
+    rows = [row for count, measured in tables.items() for row in _rows(measured, count)]
+    _print(rows, memory)
+    if json_path:
+        result = {
+            "environment": describe(len(os.sched_getaffinity(0)), "cpu"),
+            "model": model,
+            "dataset": dataset,
+            "batch_size": BATCH_SIZE,
+            "rows": rows,
+            "streamed": [{"images": count, "resident_mb": megabytes} for count, megabytes in memory],
+        }
+        write_atomically(json_path, json.dumps(result, indent=2).encode())
+        click.echo(f"Wrote {json_path}")
+
+
+def _publish(model: str, repository: Path) -> Callable[[Images], Logits]:
+    """Exports with all rewrites; returns the same file's session in this process, on all cores."""
+    from benchmarks.contestants import start
+    from export.graph import export
+    from export.repository import publish
+    from export.rewrites.pipeline import ALL
+    from models.checkpoint import load
+
+    exported = export(load(shipped(model)), ALL)
+    publish(repository, model, exported)
+    return start(exported.onnx, "cpu", len(os.sched_getaffinity(0)))
+
+
+def _connect(server: Server, name: str) -> Classifier:
+    from clients.classifier import Classifier
+
+    options = WAYS[name]
+    return Classifier(server.grpc_url if options["protocol"] == "grpc" else server.http_url, **options)
+
+
+def _check(classifiers: dict[str, Classifier], run: Callable[[Images], Logits], images: Images) -> None:
+    import numpy as np
+
+    some = images[:1000]
+    expected = run(some)
+    for name, classifier in classifiers.items():
+        error = float(np.abs(classifier.logits(some) - expected).max())
+        if not error <= TOLERANCE:
+            raise WrongAnswer(f"{name}: expected logits within {TOLERANCE:.0e} of those in process, found {error:.1e}")
+
+
+def _measure(
+    classifiers: dict[str, Classifier], run: Callable[[Images], Logits], images: Images, seconds: float
+) -> dict[str, Durations]:
+    from tqdm import tqdm
+
+    from benchmarks.timing import time_interleaved
+
+    batches = [images[i : i + BATCH_SIZE] for i in range(0, len(images), BATCH_SIZE)]
+    contestants: dict[str, Callable[[], object]] = {IN_PROCESS: lambda: [run(batch) for batch in batches]}
+    for name, classifier in classifiers.items():
+        contestants[name] = lambda ask=classifier.classify: ask(images)  # type: ignore[misc]
+    with tqdm(total=100, unit="%", desc=f"{len(images)} images a call", leave=False, disable=None) as bar:
+        return time_interleaved(contestants, seconds, lambda share: bar.update(int(100 * share) - bar.n))
+
+
+def _stream(classifier: Classifier, images: Images, count: int) -> Iterator[tuple[int, float]]:
+    """Streams `count` images, one after the other; yields how many are answered and the memory in MB, ten times."""
+    from tqdm import tqdm
+
+    answers = classifier.stream(images[i % len(images)] for i in range(count))
+    with tqdm(total=count, unit=" images", unit_scale=True, desc="Streaming", leave=False, disable=None) as bar:
+        for step in range(1, STREAM_STEPS + 1 if count else 1):
+            bar.update(sum(1 for _ in islice(answers, count // STREAM_STEPS)))
+            pages = int(Path("/proc/self/statm").read_text().split()[1])
+            yield step * (count // STREAM_STEPS), pages * resource.getpagesize() / 1e6
+
+
+def _rows(measured: dict[str, Durations], count: int) -> list[dict[str, Any]]:
+    alone_ms = measured[IN_PROCESS].percentile_ms(50)
+    return [
+        {
+            "images_a_call": count,
+            "way": name,
+            "p50_ms": (p50_ms := durations.percentile_ms(50)),
+            "p99_ms": durations.percentile_ms(99),
+            "images_per_s": count / p50_ms * 1000,
+            "of_in_process": alone_ms / p50_ms,
+            "added_ms": p50_ms - alone_ms,
+            "samples_ns": durations.samples_ns,
+        }
+        for name, durations in measured.items()
+    ]
+
+
+def _print(rows: list[dict[str, Any]], memory: list[tuple[int, float]]) -> None:
+    from benchmarks.timing import table
+
+    header = ("images a call", "way", "p50 ms", "p99 ms", "images/s", "of in process", "added ms", "samples")
+    cells = [
+        (
+            f"{row['images_a_call']:,}",
+            row["way"],
+            f"{row['p50_ms']:.2f}",
+            f"{row['p99_ms']:.2f}",
+            f"{row['images_per_s']:,.0f}",
+            f"{row['of_in_process']:.2f}",
+            f"{row['added_ms']:.2f}",
+            str(len(row["samples_ns"])),
+        )
+        for row in rows
+    ]
+    click.echo(table(header, cells))
+    if memory:
+        (first, before), (last, after) = memory[0], memory[-1]
+        click.echo(f"Resident memory after {first:,} streamed images {before:.1f} MB, after {last:,} {after:.1f} MB")
+
+
+if __name__ == "__main__":
+    overhead()

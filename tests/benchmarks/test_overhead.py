@@ -1,0 +1,52 @@
+"""What server and client add: a short run against the real server, and a server that answers otherwise."""
+
+import json
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from benchmarks import overhead as module
+from benchmarks.overhead import IN_PROCESS, WAYS, overhead
+
+
+def run(*arguments):
+    options = ("--model", "vitbn-tiny", "--dataset", "digits", "--seconds", 1, *arguments)
+    return CliRunner().invoke(overhead, [str(option) for option in options])
+
+
+def test_a_short_run(tmp_path):
+    path = tmp_path / "overhead.json"
+    result = run("--streamed", 5000, "--json", path)
+    assert result.exit_code == 0, result.output
+    written = json.loads(path.read_text())
+    assert written["environment"]["packages"]["onnxruntime"]
+    rows = {(row["images_a_call"], row["way"]): row for row in written["rows"]}
+    calls = sorted({images for images, _ in rows})
+    assert calls[0] == 1 < calls[1]
+    assert set(rows) == {(images, way) for images in calls for way in (IN_PROCESS, *WAYS)}
+    for (images, _), row in rows.items():
+        p50_ms = np.median(row["samples_ns"]) / 1e6
+        alone_ms = np.median(rows[images, IN_PROCESS]["samples_ns"]) / 1e6
+        assert len(row["samples_ns"]) >= 5
+        assert row["p50_ms"] == pytest.approx(p50_ms)
+        assert row["images_per_s"] == pytest.approx(images / p50_ms * 1000)
+        assert row["of_in_process"] == pytest.approx(alone_ms / p50_ms)
+        assert row["added_ms"] == pytest.approx(p50_ms - alone_ms)
+        assert f"{row['images_per_s']:,.0f}" in result.output
+    assert [step["images"] for step in written["streamed"]] == list(range(500, 5001, 500))
+    assert "after 5,000" in result.output
+
+
+def test_a_server_that_answers_otherwise_is_not_timed(monkeypatch, tmp_path):
+    publish = module._publish
+
+    def publish_another(model, repository):
+        run = publish(model, repository)
+        return lambda images: run(images) + np.float32(2e-4)
+
+    monkeypatch.setattr(module, "_publish", publish_another)
+    result = run("--json", tmp_path / "overhead.json")
+    assert result.exit_code == 1
+    assert "HTTP: expected logits within 1e-04 of those in process, found 2" in result.output
+    assert not list(tmp_path.iterdir())

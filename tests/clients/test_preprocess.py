@@ -145,9 +145,9 @@ def test_rotation_in_exif_is_honoured(digit, tmp_path, suffix):
 MEASURED = """
 import sys, time
 from clients.preprocess import read_image, to_model_input
-start = time.perf_counter()
+start = time.process_time()
 image = to_model_input(read_image(sys.argv[1]))
-print(time.perf_counter() - start)
+print(time.process_time() - start)
 print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
 sys.stdout.flush()
 sys.stdout.buffer.write(image.tobytes())
@@ -156,20 +156,31 @@ sys.stdout.buffer.write(image.tobytes())
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak of memory is read from /proc")
 @pytest.mark.parametrize(
-    ("mode", "suffix"), [("RGB", "jpg"), ("RGB", "png"), ("RGBA", "png"), ("I;16", "png"), ("F", "tif")]
+    ("mode", "suffix", "most_s"),
+    [
+        ("RGB", "jpg", 0.3),
+        ("RGB", "png", 0.3),
+        ("RGBA", "png", 0.6),
+        ("I;16", "png", 0.3),
+        ("F", "tif", 0.6),
+    ],
 )
-def test_a_photo_of_twelve_megapixels(digit, tmp_path, mode, suffix):
+def test_a_photo_of_twelve_megapixels(digit, tmp_path, mode, suffix, most_s):
+    """In a fresh process: peak of resident memory, and time of the processor, for other work may hold the cores."""
     sheet = np.full((3000, 4000), 235, dtype=np.uint8)
     sheet[900:2020, 1500:2620] = on_paper(digit, side=1120, corner=(0, 0), factor=40)
     sheet += np.random.default_rng(0).integers(0, 12, sheet.shape, dtype=np.uint8)
     photo = Image.fromarray(sheet.astype(np.uint16) << 8) if mode == "I;16" else Image.fromarray(sheet).convert(mode)
     path = tmp_path / f"photo.{suffix}"
     photo.save(path, compress_level=1)
-    child = subprocess.run([sys.executable, "-c", MEASURED, path], capture_output=True, check=True)
-    duration_s, peak_kib, pixels = child.stdout.split(b"\n", 2)
-    assert np.abs(np.frombuffer(pixels, np.uint8).reshape(28, 28).astype(int) - digit).mean() < ENLARGED
-    assert float(duration_s) < 2  # 0.05 to 0.25 s where nothing else runs
-    assert int(peak_kib) < 300 * 1024
+    durations_s = []
+    while len(durations_s) < 4 and min(durations_s, default=most_s) >= most_s:  # what shares a core's caches slows it
+        child = subprocess.run([sys.executable, "-c", MEASURED, path], capture_output=True, check=True)
+        duration_s, peak_kib, pixels = child.stdout.split(b"\n", 2)
+        durations_s.append(float(duration_s))
+        assert np.abs(np.frombuffer(pixels, np.uint8).reshape(28, 28).astype(int) - digit).mean() < ENLARGED
+        assert int(peak_kib) < 300 * 1024
+    assert min(durations_s) < most_s
 
 
 def test_another_size_of_field(digit):

@@ -3,8 +3,8 @@
 In: a path or an open binary file, from anyone. Out: an upright picture of Pillow's, or InvalidImage in one line.
 
 A picture may have Pillow's limit of pixels against decompression bombs, `PIL.Image.MAX_IMAGE_PIXELS`, 89 million
-unless a program sets it. JPEG is decoded at an eighth of that and less. All other formats decode in full: at the limit
-that is 90 MB for grey, 270 MB for RGB and 360 MB for RGBA, and about as much again while a WebP or an AVIF is decoded.
+unless a program sets it. JPEG is decoded at an eighth of its size where it is large; all other formats decode in full.
+In bytes a pixel that is 4 for PNG and TIFF in colour, 360 MB at the limit, and 16 for WebP, 1.4 GB.
 
 The errors of a client start here too, since this module is the lowest of clients/ and knows no server.
 """
@@ -14,9 +14,9 @@ from typing import BinaryIO
 
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-# What cameras, scanners, telephones and drawing programs write. Pillow's other decoders are seldom used and seldom
-# attacked by those who would repair them, and one of them, for PostScript, has Ghostscript run a program.
-FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "DIB", "TIFF", "PPM", "AVIF", "ICO", "TGA", "PCX", "JPEG2000")
+# What cameras, scanners, telephones and drawing programs write; MPO, a photo with its preview, opens as JPEG. Pillow's
+# other decoders are seldom used and so seldom repaired, and one, for PostScript, has Ghostscript run a program.
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF")
 
 _DECODED_SIDE = 1024  # a JPEG is decoded no larger than needed for this, where its format allows
 
@@ -55,6 +55,8 @@ def read_image(source: str | os.PathLike[str] | BinaryIO) -> Image.Image:
         raise
     except FileNotFoundError as error:
         raise InvalidImage(f"{name}: expected an image, found no such file") from error
+    except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
+        raise InvalidImage(f"{name}: expected at most {Image.MAX_IMAGE_PIXELS} pixels: {error}") from error
     except UnidentifiedImageError as error:
         raise InvalidImage(f"{name}: expected an image, found no format that Pillow reads") from error
     except Exception as error:  # on hostile bytes Pillow's decoders raise whatever they stumble over

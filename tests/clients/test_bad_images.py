@@ -21,9 +21,7 @@ def encoded(form):
     return stream.getvalue()
 
 
-SAMPLES = [
-    encoded(form) for form in ("PNG", "JPEG", "GIF", "BMP", "TIFF", "WEBP", "PPM", "ICO", "TGA", "PCX", "JPEG2000")
-]
+SAMPLES = [encoded(form) for form in ("PNG", "JPEG", "GIF", "BMP", "TIFF", "WEBP", "PPM")]
 
 
 @pytest.mark.parametrize("side", [1, 2, 28, 300, 1500])

@@ -1,0 +1,204 @@
+"""Decoding bytes from anyone: by many threads at once, no rare format, no more memory than was said."""
+
+import io
+import subprocess
+import sys
+import threading
+import warnings
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from PIL import ExifTags, Image
+
+from clients.decode import InvalidImage, read_image
+
+PIXELS = np.random.default_rng(0).integers(0, 256, (48, 64), dtype=np.uint8)
+
+
+def encoded(form, mode="RGB", **options):
+    stream = io.BytesIO()
+    Image.fromarray(PIXELS).convert(mode).save(stream, form, **options)
+    return stream.getvalue()
+
+
+def chunk(kind, body):
+    return len(body).to_bytes(4, "big") + kind + body + zlib.crc32(kind + body).to_bytes(4, "big")
+
+
+def png(width, height, depth=8, colour=0):
+    header = width.to_bytes(4, "big") + height.to_bytes(4, "big") + bytes([depth, colour, 0, 0, 0])
+    chunks = chunk(b"IHDR", header), chunk(b"IDAT", zlib.compress(bytes(1000))), chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
+
+
+WHOLE = {form: encoded(form) for form in ("PNG", "JPEG", "WEBP", "GIF", "BMP", "PPM")} | {
+    "TIFF": encoded("TIFF", compression="tiff_lzw"),
+    "progressive JPEG": encoded("JPEG", progressive=True),
+}
+
+
+def refusal(content):
+    """What read_image says of these bytes, or None where it finds a picture in them."""
+    try:
+        found = read_image(io.BytesIO(content))
+    except InvalidImage as error:
+        text = str(error)
+    else:
+        assert found.width * found.height <= Image.MAX_IMAGE_PIXELS
+        return None
+    assert "\n" not in text
+    assert text.startswith("image: expected")
+    return text
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_common_formats_are_read(name):
+    assert refusal(WHOLE[name]) is None
+
+
+def test_a_photo_with_a_preview_is_read():
+    """MPO, as telephones write it: a JPEG with a second picture behind the first."""
+    stream = io.BytesIO()
+    Image.fromarray(PIXELS).save(stream, "MPO", save_all=True, append_images=[Image.fromarray(PIXELS)])
+    assert refusal(stream.getvalue()) is None
+
+
+@pytest.mark.parametrize(
+    "form", ["EPS", "ICNS", "PDF", "SGI", "DDS", "PCX", "TGA", "ICO", "JPEG2000", "MSP", "SPIDER", "XBM"]
+)
+def test_rare_formats_are_not_tried(form):
+    mode = {"MSP": "1", "XBM": "1", "SPIDER": "F"}.get(form, "RGB")
+    assert "no format" in refusal(encoded(form, mode))
+
+
+@settings(max_examples=200, deadline=2000)
+@given(st.sampled_from(sorted(WHOLE)), st.floats(0, 1))
+@example("PNG", 0.0)
+def test_truncated_at_any_byte(name, share):
+    """Refused in one line; nobody is shown a picture of which the half is missing."""
+    whole = WHOLE[name]
+    cut = whole[: int(share * len(whole) * 0.9)]
+    assert refusal(cut) is not None
+
+
+@settings(max_examples=300, deadline=2000)
+@given(st.sampled_from(sorted(WHOLE)), st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(1, 255))))
+def test_flipped_anywhere(name, changes):
+    damaged = bytearray(WHOLE[name])
+    for place, mask in changes:
+        damaged[int(place * len(damaged))] ^= mask
+    refusal(bytes(damaged))
+
+
+@settings(max_examples=200, deadline=2000)
+@given(
+    st.integers(0, 2**31 - 1),
+    st.integers(0, 2**31 - 1),
+    st.sampled_from([1, 2, 4, 8, 16, 255]),
+    st.sampled_from([0, 2, 3, 4, 6, 255]),
+)
+@example(2**31 - 1, 2**31 - 1, 16, 6)
+@example(1, 2**31 - 1, 8, 6)
+@example(0, 0, 8, 0)
+def test_png_of_any_size_and_kind(width, height, depth, colour):
+    """It says what it holds in a few bytes, and holds next to nothing."""
+    found = refusal(png(width, height, depth, colour))
+    if width * height > Image.MAX_IMAGE_PIXELS:
+        assert found is not None
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"BM" + bytes(8) + (54).to_bytes(4, "little") + (40).to_bytes(4, "little")
+        + (60_000).to_bytes(4, "little") * 2 + bytes([1, 0, 24, 0]) + bytes(24),
+        b"P6 60000 60000 255\n" + bytes(100),
+        b"GIF89a" + b"\xff\xff\xff\xff" + bytes(20),
+    ],
+    ids=["BMP", "PPM", "GIF"],
+)  # fmt: skip
+def test_claims_of_huge_sizes(content):
+    assert refusal(content) is not None
+
+
+@pytest.mark.parametrize("source", [b"\x89PNG", 7, None, ["a.png"], np.zeros((28, 28))], ids=lambda s: type(s).__name__)
+def test_neither_a_path_nor_a_file(source):
+    with pytest.raises(InvalidImage, match=f"open binary file, found {type(source).__name__}"):
+        read_image(source)
+
+
+@pytest.mark.parametrize("content", ["text", 7])
+def test_a_file_that_is_not_binary(content):
+    class Odd(io.StringIO):
+        def read(self, *_):
+            return content
+
+    with pytest.raises(InvalidImage):
+        read_image(Odd())
+
+
+def test_a_path_may_be_text_or_path(tmp_path):
+    path = tmp_path / "noise.png"
+    path.write_bytes(WHOLE["PNG"])
+    assert read_image(path).size == read_image(str(path)).size == (64, 48)
+    with pytest.raises(InvalidImage, match="null"):
+        read_image("a\0b.png")
+
+
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
+def test_the_limit_of_pixels_is_exact(monkeypatch):
+    """Also where Pillow's own warning is not an error."""
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 64 * 48)
+    assert refusal(WHOLE["PNG"]) is None
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 64 * 48 - 1)
+    assert "at most 3071 pixels, found 64x48" in refusal(WHOLE["PNG"])
+
+
+def test_threads_share_it():
+    """Whole, turned and refused pictures at once give what they give alone, and leave the filters of warnings be."""
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = 6
+    turned, bomb = encoded("JPEG", exif=exif), png(10_000, 10_000)
+    cases = [(WHOLE["PNG"], (64, 48)), (turned, (48, 64)), (bomb, None), (WHOLE["GIF"], (64, 48))]
+    filters, start = list(warnings.filters), threading.Barrier(8)
+
+    def ask(which):
+        if which < 8:
+            start.wait(10)
+        content, expected = cases[which % 4]
+        try:
+            return read_image(io.BytesIO(content)).size == expected
+        except InvalidImage as error:
+            return expected is None and "pixels" in str(error)
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(ask, range(400)))
+    assert warnings.filters == filters
+
+
+PEAK = """
+import sys
+from clients.decode import InvalidImage, read_image
+try:
+    print(read_image(sys.argv[1]).size)
+except InvalidImage:
+    print("refused")
+print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="the peak of memory is read from /proc")
+@pytest.mark.parametrize(("form", "most_mib"), [("png", 300), ("tif", 300), ("webp", 900), ("jpg", 100)])
+def test_memory_of_a_huge_picture(tmp_path, form, most_mib):
+    """50 megapixels of one colour, a few kilobytes of file."""
+    path = tmp_path / f"sheet.{form}"
+    Image.new("RGB", (5000, 10_000), "white").save(path)
+    child = subprocess.run([sys.executable, "-c", PEAK, path], capture_output=True, check=True, text=True)
+    size, peak_kib = child.stdout.splitlines()
+    assert size != "refused"
+    assert int(peak_kib) < most_mib * 1024

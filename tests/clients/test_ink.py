@@ -1,0 +1,55 @@
+"""The parts of finding ink: connected parts against SciPy's, and what must not reach the digit."""
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from scipy import ndimage
+
+from clients.ink import estimate_paper, label
+from clients.preprocess import to_model_input
+
+CLOSE = 10.0  # mean grey levels of 255, as for enlarging alone
+
+
+def sheet(digit):
+    """Dark ink in the middle of a sheet, float (400, 400)."""
+    cover = np.zeros((400, 400))
+    cover[88:312, 88:312] = np.asarray(Image.fromarray(digit).resize((224, 224), Image.Resampling.BICUBIC)) / 255
+    return 240 - 200 * cover
+
+
+def difference(levels, digit):
+    picture = Image.fromarray(np.clip(levels, 0, 255).astype(np.uint8))
+    return np.abs(to_model_input(picture)[0].astype(int) - digit).mean()
+
+
+@settings(max_examples=200, deadline=1000)
+@given(st.integers(1, 40), st.integers(1, 40), st.floats(0, 1), st.integers(0, 1000))
+def test_label_finds_the_parts_that_scipy_finds(height, width, share, seed):
+    mask = np.random.default_rng(seed).random((height, width)) < share
+    expected, count = ndimage.label(mask, np.ones((3, 3)))
+    found, found_count = label(mask)
+    assert found_count == count
+    assert len(np.unique(np.stack([found.ravel(), expected.ravel()]), axis=1).T) == len(np.unique(expected))
+    assert np.array_equal(found > 0, mask)
+
+
+def test_ruled_lines_stay_out(digit):
+    levels = sheet(digit)
+    levels[10::30] = np.minimum(levels[10::30], 190)
+    assert difference(levels, digit) < CLOSE
+
+
+def test_specks_stay_out(digit):
+    levels = sheet(digit)
+    levels[20:26, 370:376] = levels[380:384, 15:20] = 30
+    assert difference(levels, digit) < CLOSE
+
+
+def test_paper_follows_the_edge_of_a_shadow():
+    levels = np.where(np.arange(128) < 50, 230.0, 130.0) * np.ones((128, 1))
+    levels[40:90, 60:66] = 20
+    paper = estimate_paper(levels.astype(np.float32))
+    assert np.abs(paper[:, :44] - 230).max() < 12
+    assert np.abs(paper[:, 56:] - 130).max() < 12

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from clients.preprocess import InvalidImage
+from clients.decode import InvalidImage
 
 Images = NDArray[np.uint8]
 

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from clients.async_classifier import AsyncClassifier
 from clients.batches import Images, gather
 from clients.connection import Connection
+from clients.decode import ClientError, InvalidImage
 from clients.endpoint import BATCH_SIZE, CONCURRENCY, RETRY_S, TIMEOUT_S, Endpoint, Protocol, Tls
 from clients.errors import (
     DeadlineExceeded,
@@ -36,7 +37,6 @@ from clients.errors import (
 )
 from clients.loop_thread import LoopThread, result_of
 from clients.prediction import Answer, Prediction, predictions
-from clients.preprocess import ClientError, InvalidImage
 from clients.served import ListedModel, ServedModel, list_all
 
 __all__ = [

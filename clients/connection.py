@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from clients.decode import ClientError
 from clients.endpoint import Endpoint
 from clients.errors import DeadlineExceeded, ModelNotFound, ServerError, ServerUnavailable
-from clients.preprocess import ClientError
 from clients.regions import Region
 
 INPUT, OUTPUT = "image", "logits"

@@ -1,9 +1,9 @@
 """What can go wrong between a client and a server; each text is one line that names the address or the model.
 
-The errors about images, and ClientError above them all, stand in `clients.preprocess`, which knows no server.
+The errors about images, and ClientError above them all, stand in `clients.decode`, which knows no server.
 """
 
-from clients.preprocess import ClientError
+from clients.decode import ClientError
 
 
 class ServerUnavailable(ClientError):

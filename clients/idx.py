@@ -17,7 +17,7 @@ from typing import BinaryIO, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from clients.preprocess import InvalidImage
+from clients.decode import InvalidImage
 
 _GZIP = b"\x1f\x8b"
 _BYTE, _TYPES = 0x08, b"\x08\x09\x0b\x0c\x0d\x0e"

@@ -11,6 +11,7 @@ numpy, Pillow and tritonclient are imported where they are used, so that --help 
 
 import errno
 import sys
+import warnings
 from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -110,6 +111,7 @@ def infer(
     """
     if as_json + as_csv + show > 1:
         raise click.UsageError("expected at most one of --json, --csv and --show")
+    warnings.filterwarnings("ignore", module="PIL")  # what matters about a picture is an error
     form: Form = "json" if as_json else "csv" if as_csv else "picture" if show else "text"
     try:
         tls = Tls(ssl_ca, ssl_cert, ssl_key) if ssl or ssl_ca or ssl_cert or ssl_key else None
@@ -161,8 +163,8 @@ def _run(paths: tuple[str, ...], labels: str | None, options: dict[str, Any], fo
 
 def _labels_for(paths: tuple[str, ...], labels: str) -> "IdxFile":
     """The file of labels, open, when it is whole and has one for each image of the one idx file."""
+    from clients.decode import InvalidImage
     from clients.idx import IdxFile, is_idx
-    from clients.preprocess import InvalidImage
 
     if len(paths) != 1 or not is_idx(paths[0]):
         raise click.UsageError("--labels: expected PATH to be one idx file of images")
@@ -185,7 +187,7 @@ def _print_answers(
     top: int | None,
 ) -> None:
     """Ask about all pictures, and print each answer as it comes; last the accuracy, where the labels are known."""
-    from clients.preprocess import InvalidImage
+    from clients.decode import InvalidImage
     from clients.printing import csv_header, lines
 
     model = classifier.model

@@ -11,9 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from clients.decode import InvalidImage, read_image
 from clients.idx import IdxFile, is_idx
 from clients.paths import STANDARD_INPUT, Report, expand, has_image_suffix
-from clients.preprocess import InvalidImage, read_image, to_model_input
+from clients.preprocess import to_model_input
 
 _LARGEST_STREAM = 1 << 27  # bytes of an image in a pipe, which must be held to be decoded
 

@@ -7,8 +7,8 @@ from numpy.typing import NDArray
 
 from clients.batches import Images
 from clients.connection import Connection
+from clients.decode import ClientError
 from clients.errors import ModelNotFound, ServerError
-from clients.preprocess import ClientError
 from clients.regions import Region
 
 _RESTARTS = 2  # of the server, that one request is asked again after

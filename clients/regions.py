@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from clients.preprocess import ClientError
+from clients.decode import ClientError
 
 PREFIX = "vitbn-"
 _ALIGNMENT = 64  # bytes

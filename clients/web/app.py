@@ -7,6 +7,7 @@ The page needs no Triton server to start: it says that there is none, and goes o
 Flask, waitress and the rest are imported where they are used, so that --help and usage errors come at once.
 """
 
+import warnings
 from typing import Literal
 
 import click
@@ -25,6 +26,7 @@ def web(host: str, port: int, model: str | None, url: str | None, protocol: Lite
     from clients.web.listening import CannotListen, address_of, open_server
     from clients.web.pages import create_app
 
+    warnings.filterwarnings("ignore", module="PIL")  # what matters about a picture is an error
     try:
         server = open_server(create_app(Triton(url, protocol, model), RateLimit(), host), host, port)
     except CannotListen as error:

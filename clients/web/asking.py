@@ -14,8 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clients.classifier import Classifier, ModelNotFound, Prediction, ServedModel
+from clients.decode import read_image
 from clients.endpoint import Protocol
-from clients.preprocess import read_image, to_model_input
+from clients.preprocess import to_model_input
 
 TIMEOUT_S = 5.0  # for each request to Triton; the page itself gives up later
 

@@ -18,7 +18,7 @@ from werkzeug.exceptions import (
 )
 
 from clients.classifier import ModelNotFound
-from clients.preprocess import ClientError, InvalidImage
+from clients.decode import ClientError, InvalidImage
 from clients.web.asking import Triton
 from clients.web.guards import HEADERS, RateLimit, foreign_host, foreign_site
 

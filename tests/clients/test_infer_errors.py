@@ -53,6 +53,17 @@ def test_not_an_image():
     assert (exit_code, f"{__file__}: expected an image, found no format" in message) == (1, True)
 
 
+def test_a_picture_with_too_many_pixels(tmp_path):
+    """In a process of its own, for Pillow warns of it on standard error too."""
+    Image.new("1", (10_000, 10_000)).save(tmp_path / "bomb.png")
+    command = [sys.executable, str(ROOT / "clients/infer.py"), str(tmp_path / "bomb.png")]
+    child = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (child.returncode, child.stdout, child.stderr.count("\n")) == (1, "", 1), child.stderr
+    assert child.stderr.startswith(
+        f"Error: {tmp_path / 'bomb.png'}: expected at most 89478485 pixels, found 10000x10000"
+    )
+
+
 def test_blank_image(tmp_path):
     Image.new("RGB", (300, 200), "white").save(tmp_path / "sheet.png")
     with StandIn().serving("http") as server:  # whose model says what size the image is to have

@@ -1,7 +1,8 @@
 """Command line: what server and client add to a model, against the same ONNX file run in this process.
 
 The real server is started here, on loopback, with a repository of its own. Contestants take turns in one run, and their
-answers are compared with those of this process first.
+answers are compared with those of this process first. The client's own part of a request is its duration less what the
+server's statistics say of it: from its arrival until its answer is handed to the network.
 """
 
 from __future__ import annotations
@@ -10,10 +11,13 @@ import json
 import os
 import resource
 import tempfile
+import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -37,6 +41,7 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 TOLERANCE = 1e-4  # of a logit; the server groups the images into other batches
 STREAM_STEPS = 10
+CLIENT_CALLS = 300
 
 
 class WrongAnswer(Exception):
@@ -66,10 +71,14 @@ def overhead(
                 classifiers = {name: stack.enter_context(_connect(server, name)) for name in WAYS}
                 _check(classifiers, run, images)
                 tables = {count: _measure(classifiers, run, images[:count], seconds) for count in (len(images), 1)}
+                client_ns = _client_part(classifiers, f"http://{server.http_url}/v2/models/{model}/stats", images[:1])
                 memory = list(_stream(classifiers["HTTP"], images, streamed))
     except (DataError, ServerFailed, WrongAnswer, OSError) as error:
         raise click.ClickException(str(error)) from error
     rows = [row for count, measured in tables.items() for row in _rows(measured, count)]
+    for row in rows:
+        if row["images_a_call"] == 1 and (samples := client_ns.get(row["way"])):
+            row |= {"client_ms": median(samples) / 1e6, "client_samples_ns": samples}
     _print(rows, memory)
     if json_path:
         result = {
@@ -130,6 +139,28 @@ def _measure(
         return time_interleaved(contestants, seconds, lambda share: bar.update(int(100 * share) - bar.n))
 
 
+def _client_part(classifiers: dict[str, Classifier], statistics_url: str, image: Images) -> dict[str, list[int]]:
+    """For each way, of single requests, the nanoseconds that the server knows nothing of; the ways take turns."""
+
+    def served() -> tuple[int, int]:
+        with urllib.request.urlopen(statistics_url) as answer:
+            success = json.load(answer)["model_stats"][0]["inference_stats"]["success"]
+        return success["count"], success["ns"]
+
+    samples: dict[str, list[int]] = {name: [] for name in classifiers}
+    count, total_ns = served()
+    for _ in range(CLIENT_CALLS):
+        for name, classifier in classifiers.items():
+            start_ns = time.perf_counter_ns()
+            classifier.classify(image)
+            took_ns = time.perf_counter_ns() - start_ns
+            before, before_ns = count, total_ns
+            while count == before:  # the server counts a request after its answer has left
+                count, total_ns = served()
+            samples[name].append(took_ns - (total_ns - before_ns))
+    return samples
+
+
 def _stream(classifier: Classifier, images: Images, count: int) -> Iterator[tuple[int, float]]:
     """Streams `count` images, one after the other; yields how many are answered and the memory in MB, ten times."""
     from tqdm import tqdm
@@ -162,7 +193,7 @@ def _rows(measured: dict[str, Durations], count: int) -> list[dict[str, Any]]:
 def _print(rows: list[dict[str, Any]], memory: list[tuple[int, float]]) -> None:
     from benchmarks.timing import table
 
-    header = ("images a call", "way", "p50 ms", "p99 ms", "images/s", "of in process", "added ms", "samples")
+    header = ("images a call", "way", "p50 ms", "p99 ms", "images/s", "of in process", "added ms", "client ms")
     cells = [
         (
             f"{row['images_a_call']:,}",
@@ -172,7 +203,7 @@ def _print(rows: list[dict[str, Any]], memory: list[tuple[int, float]]) -> None:
             f"{row['images_per_s']:,.0f}",
             f"{row['of_in_process']:.2f}",
             f"{row['added_ms']:.2f}",
-            str(len(row["samples_ns"])),
+            f"{row['client_ms']:.2f}" if "client_ms" in row else "-",
         )
         for row in rows
     ]

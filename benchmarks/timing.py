@@ -14,7 +14,7 @@ import numpy as np
 
 MIN_ROUNDS = 5
 QUICK_NS = 200_000_000
-SETTLE_S = 0.005  # thread pools spin a little after their work; the next contestant must not pay for it
+SETTLE_S = 0.02  # thread pools spin a little after their work; the next contestant must not pay for it
 
 
 @dataclass(frozen=True)

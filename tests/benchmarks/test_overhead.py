@@ -25,7 +25,7 @@ def test_a_short_run(tmp_path):
     calls = sorted({images for images, _ in rows})
     assert calls[0] == 1 < calls[1]
     assert set(rows) == {(images, way) for images in calls for way in (IN_PROCESS, *WAYS)}
-    for (images, _), row in rows.items():
+    for (images, way), row in rows.items():
         p50_ms = np.median(row["samples_ns"]) / 1e6
         alone_ms = np.median(rows[images, IN_PROCESS]["samples_ns"]) / 1e6
         assert len(row["samples_ns"]) >= 5
@@ -33,6 +33,8 @@ def test_a_short_run(tmp_path):
         assert row["images_per_s"] == pytest.approx(images / p50_ms * 1000)
         assert row["of_in_process"] == pytest.approx(alone_ms / p50_ms)
         assert row["added_ms"] == pytest.approx(p50_ms - alone_ms)
+        assert ("client_ms" in row) == (images == 1 and way != IN_PROCESS)
+        assert 0 < row.get("client_ms", 0.1) < row["p50_ms"]
         assert f"{row['images_per_s']:,.0f}" in result.output
     assert [step["images"] for step in written["streamed"]] == list(range(500, 5001, 500))
     assert "after 5,000" in result.output

@@ -38,10 +38,14 @@ def runs(scope: Scope) -> list[Run]:
 
 def findings(trained: list[Trained], scope: Scope) -> dict[str, Any]:
     """What BatchNorm costs in time here, and where each run ended."""
-    plain, normed = ([one for one in trained if one.run.config.model == model] for model in MODELS)
-    compared = compare(plain, normed)
-    note = f"DNN takes {compared['r_t']:.2f} times DNNBN's time for an epoch, {compared['r_v']:.2f} times for the test."
-    return {"derived": [compared], "tables": [runs_table(trained)], "notes": [note]}
+
+    def of(model: ModelName, lr: float) -> list[Trained]:
+        return [one for one in trained if (one.run.config.model, one.run.options.lr) == (model, lr)]
+
+    derived = [{"lr": lr, **compare(of("dnn", lr), of("dnnbn", lr))} for lr in RATES]
+    said = (f"{row['r_t']:.2f} at a learning rate of {row['lr']}" for row in derived)
+    note = f"DNN's time for an epoch over DNNBN's: {', '.join(said)}."
+    return {"derived": derived, "tables": [runs_table(trained)], "notes": [note]}
 
 
 def plots(result: Result) -> dict[str, Figure]:

@@ -33,7 +33,7 @@ def study(pretrained: Path) -> Study:
     return Study(
         name="frontier",
         question="Which network for which work? ViTBN by depth, and the CNN.",
-        epochs=20,
+        epochs=36,  # as most of the shipped ones
         test_batch=100,
         quick=Extent(epochs=6, train_images=3000, test_images=1000),
         runs=partial(runs, pretrained),

@@ -15,6 +15,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from statistics import median
@@ -133,8 +134,7 @@ def _measure(
 
     batches = [images[i : i + BATCH_SIZE] for i in range(0, len(images), BATCH_SIZE)]
     contestants: dict[str, Callable[[], object]] = {IN_PROCESS: lambda: [run(batch) for batch in batches]}
-    for name, classifier in classifiers.items():
-        contestants[name] = lambda ask=classifier.classify: ask(images)  # type: ignore[misc]
+    contestants |= {name: partial(classifier.classify, images) for name, classifier in classifiers.items()}
     with tqdm(total=100, unit="%", desc=f"{len(images)} images a call", leave=False, disable=None) as bar:
         return time_interleaved(contestants, seconds, lambda share: bar.update(int(100 * share) - bar.n))
 

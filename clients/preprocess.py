@@ -53,11 +53,9 @@ def _to_grey(image: Image.Image) -> Image.Image:
         with np.errstate(invalid="ignore"):  # of some NaN the conversion itself complains
             values = np.array(image, dtype=np.float32)
         np.nan_to_num(values, copy=False)
-        darkest, lightest = float(values.min()), float(values.max())
-        scale = 255 / (lightest - darkest or 1)
-        values *= scale
-        values -= darkest * scale
-        np.clip(values, 0, 255, out=values)  # of rounding
+        values /= max(float(values.max()), -float(values.min())) or 1  # first, for the range may be no float32
+        values -= values.min()
+        values *= 255 / (float(values.max()) or 1)
         return Image.fromarray(values.astype(np.uint8))
     try:
         if image.has_transparency_data:

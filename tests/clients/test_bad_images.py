@@ -108,6 +108,17 @@ def test_floats_that_are_no_numbers(value):
         to_model_input(Image.fromarray(values))
 
 
+@pytest.mark.parametrize("levels", [(1e37, 1e37), (-3e38, 3e38), (0, 1e-45), (-1e-40, 0)])
+def test_floats_of_any_range(digit, levels):
+    """Two levels of any size, far apart or near: ink and paper, or one colour."""
+    values = np.where(np.kron(digit > 128, np.ones((8, 8), bool)), *map(np.float32, levels)).astype(np.float32)
+    if levels[0] == levels[1]:
+        with pytest.raises(BlankImage):
+            to_model_input(Image.fromarray(values))
+    else:
+        assert to_model_input(Image.fromarray(values)).max() == 255
+
+
 @settings(max_examples=300, deadline=2000)
 @given(st.sampled_from(SAMPLES), st.data())
 def test_damaged_files_raise_nothing_else(sample, data):

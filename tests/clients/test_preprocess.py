@@ -159,9 +159,9 @@ sys.stdout.buffer.write(image.tobytes())
     ("mode", "suffix", "most_s"),
     [
         ("RGB", "jpg", 0.3),
-        ("RGB", "png", 0.3),
+        ("RGB", "png", 0.6),
         ("RGBA", "png", 0.6),
-        ("I;16", "png", 0.3),
+        ("I;16", "png", 0.6),
         ("F", "tif", 0.6),
     ],
 )

@@ -68,8 +68,8 @@ def separate(pixels: Pixels) -> tuple[Pixels, Box]:
     brighter, darker = (float((side[side > least] ** 4).sum()) for side in (away, -away))
     ink = np.clip(away if brighter > darker else -away, 0, None)
     contrast = float(ink.max())
-    if contrast < least:
-        raise BlankImage(f"no ink found: contrast {contrast:.0f} of 255 grey levels, expected {least:.0f}")
+    if contrast <= least:
+        raise BlankImage(f"no ink found: contrast {contrast:.0f} of 255 grey levels, expected more than {least:.0f}")
     ink[ink < _NOISE_MARGIN / 2 * noise] = 0
     visible = ink > max(_FAINT * contrast, _NOISE_MARGIN * noise)
     stroke = _strokes(ink, visible, max(_STRONG * contrast, least))

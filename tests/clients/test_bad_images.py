@@ -108,6 +108,16 @@ def test_floats_that_are_no_numbers(value):
         to_model_input(Image.fromarray(values))
 
 
+def test_exactly_the_least_contrast_is_blank():
+    """Of black ink on the darkest grey that could be told from it."""
+    pixels = np.full((40, 40), 20, np.uint8)
+    pixels[10:30, 18:22] = 0
+    with pytest.raises(BlankImage, match="contrast 20 of 255 grey levels, expected more than 20"):
+        to_model_input(Image.fromarray(pixels))
+    pixels[pixels == 20] = 22
+    assert to_model_input(Image.fromarray(pixels)).max() == 255
+
+
 @pytest.mark.parametrize("levels", [(1e37, 1e37), (-3e38, 3e38), (0, 1e-45), (-1e-40, 0)])
 def test_floats_of_any_range(digit, levels):
     """Two levels of any size, far apart or near: ink and paper, or one colour."""

@@ -77,6 +77,7 @@ def _check_model(ctx: click.Context, param: click.Parameter, model: str) -> str:
 @click.option("--augment", type=click.Choice(["none", "light", "study"]), default="none", show_default=True)
 @click.option("--augment-test", is_flag=True, help="Distort the test images too, as the study did.")
 @click.option("--hold-out", type=click.IntRange(0), default=0, show_default=True, help="Training images to test on.")
+@click.option("--teacher", type=click.Path(path_type=str), help="Checkpoint of a network to learn from besides.")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda", "mps"]), default="auto", show_default=True)
 @click.option("--output", type=click.Path(path_type=Path), help="Default: checkpoints/<model>-<dataset>.safetensors")

@@ -40,7 +40,9 @@ class TrainingOptions:
     `one-cycle` (Smith and Topin, 2019) warms up to `lr` and anneals to nearly 0 over all epochs; `clip` bounds the norm
     of the gradient; `bf16` computes the products in bfloat16 where PyTorch's autocast deems it safe, the weights stay
     float32. Of the training images `hold_out` are kept back: epochs are then measured on these, and the test images are
-    looked at once, after the last.
+    looked at once, after the last. `teacher` is the checkpoint of a network whose probabilities, for the very pixels
+    that the model sees, are half of what it learns (distillation: Hinton et al., 2015; its use for transformers:
+    Touvron et al., DeiT, 2021); the labels are the other half.
     """
 
     epochs: int
@@ -56,6 +58,7 @@ class TrainingOptions:
     augment: Augmentation = "none"
     augment_test: bool = False  # distort what epochs are measured on too, as the study did
     hold_out: int = 0
+    teacher: str | None = None
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,7 @@ class Epoch:
 @dataclass
 class _State:
     model: nn.Module
+    teacher: nn.Module | None
     optimizer: torch.optim.Optimizer
     schedule: torch.optim.lr_scheduler.LRScheduler
     order: torch.Generator  # draws the order of the images; the seed decides it alone
@@ -137,6 +141,7 @@ def _start(config: ModelConfig, options: TrainingOptions, images: int) -> _State
     """A network as the seed initialises it, alike in every process, and nothing learned yet."""
     torch.manual_seed(options.seed)
     model = build(config).to(options.device)
+    teacher = _load_teacher(Path(options.teacher), config).to(options.device) if options.teacher else None
     distributed.manual_seed(options.seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=options.lr, weight_decay=options.weight_decay, fused=True)
     schedule: torch.optim.lr_scheduler.LRScheduler
@@ -146,7 +151,19 @@ def _start(config: ModelConfig, options: TrainingOptions, images: int) -> _State
     else:
         schedule = torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0)
     order = torch.Generator().manual_seed(options.seed)
-    return _State(model, optimizer, schedule, order, torch.get_rng_state(), [])
+    return _State(model, teacher, optimizer, schedule, order, torch.get_rng_state(), [])
+
+
+def _load_teacher(path: Path, config: ModelConfig) -> nn.Module:
+    """The network in `path`, in eval mode; TrainingError where it sees other images or tells other classes."""
+    try:
+        teacher = checkpoint.load(path)
+    except checkpoint.CheckpointError as error:
+        raise TrainingError(f"teacher {error}") from error
+    for name in ("channels", "image_size", "num_classes"):
+        if (expected := getattr(config, name)) != (found := getattr(teacher.config, name)):
+            raise TrainingError(f"teacher {path}: expected {name} {expected}, found {found}")
+    return teacher.model
 
 
 def measure_accuracy(
@@ -218,7 +235,8 @@ def _step(state: _State, pixels: Tensor, labels: Tensor, options: TrainingOption
     """Learns from one batch of pixels (B, C, H, W) and labels (B,); returns its loss."""
     state.optimizer.zero_grad(set_to_none=True)
     with torch.autocast(pixels.device.type, torch.bfloat16, enabled=options.precision == "bf16"):
-        loss = F.cross_entropy(state.model(pixels), labels, label_smoothing=options.label_smoothing)
+        target = labels if state.teacher is None else _distilled(state.teacher, pixels, labels)
+        loss = F.cross_entropy(state.model(pixels), target, label_smoothing=options.label_smoothing)
     loss.backward()
     distributed.average_gradients(state.model)
     if options.clip is not None:
@@ -226,6 +244,13 @@ def _step(state: _State, pixels: Tensor, labels: Tensor, options: TrainingOption
     state.optimizer.step()
     state.schedule.step()
     return loss.detach()
+
+
+def _distilled(teacher: nn.Module, pixels: Tensor, labels: Tensor) -> Tensor:
+    """What is to be learned of pixels (B, C, H, W): (B, num_classes), half the labels (B,), half the teacher's."""
+    with torch.no_grad():
+        probabilities: Tensor = teacher(pixels).softmax(1)
+    return (F.one_hot(labels, probabilities.shape[1]) + probabilities) / 2
 
 
 def command_line(config: ModelConfig, dataset: str, options: TrainingOptions) -> str:

@@ -95,6 +95,46 @@ def test_every_option_counts(tmp_path, some_digits, change):
     assert f"--{name.replace('_', '-')} {value}" in metrics["command"]
 
 
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory, some_digits):
+    """A network taught that every label is the next one's."""
+    path = tmp_path_factory.mktemp("teacher") / "teacher.safetensors"
+    shifted = replace(some_digits, train_labels=(some_digits.train_labels + 1) % 10)
+    run(path, shifted, replace(PLAIN, epochs=25))
+    return path
+
+
+def test_a_teacher_tells_half(tmp_path, some_digits, teacher):
+    path, options = tmp_path / "run.safetensors", replace(PLAIN, epochs=25)
+    last = run(path, some_digits, replace(options, teacher=str(teacher)))[-1]
+    alone = run(tmp_path / "alone.safetensors", some_digits, options)[-1]
+    assert last.training_loss > alone.training_loss + 0.3, "two answers, each with half of the probability"
+    with torch.no_grad():
+        probabilities = load(path).model(torch.tensor(some_digits.train_images) / 255).softmax(1)
+    own = torch.tensor(some_digits.train_labels)
+    for labels in (own, (own + 1) % 10):
+        assert probabilities.gather(1, labels[:, None]).mean() > 0.2, "a tenth would be a guess"
+    assert f"--teacher {teacher}" in load(path).metrics["command"]
+
+
+def test_resumed_with_its_teacher_is_uninterrupted(tmp_path, some_digits, teacher):
+    options = replace(PLAIN, teacher=str(teacher))
+    run(tmp_path / "whole.safetensors", some_digits, options)
+    run(tmp_path / "part.safetensors", some_digits, replace(options, epochs=1))
+    run(tmp_path / "part.safetensors", some_digits, options, resume=True)
+    assert_identical(tmp_path / "whole.safetensors", tmp_path / "part.safetensors")
+
+
+def test_a_teacher_that_cannot_teach(tmp_path, some_digits, teacher):
+    missing = replace(PLAIN, teacher=str(tmp_path / "none.safetensors"))
+    with pytest.raises(TrainingError, match=r"^teacher .*none.safetensors: expected a checkpoint, found No such file"):
+        run(tmp_path / "run.safetensors", some_digits, missing)
+    options = replace(PLAIN, teacher=str(teacher))
+    with pytest.raises(TrainingError, match=r"teacher.safetensors: expected image_size \(14, 14\), found \(28, 28\)"):
+        list(train(replace(TINY, image_size=(14, 14)), some_digits, options, tmp_path / "r", False, print))
+    assert not (tmp_path / "run.safetensors").exists()
+
+
 def test_one_cycle_of_another_length_is_another_run(tmp_path, some_digits):
     path = tmp_path / "run.safetensors"
     run(path, some_digits, replace(RECIPE, epochs=1))

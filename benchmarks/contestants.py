@@ -14,8 +14,8 @@ import numpy as np
 import onnxruntime
 import torch
 
-from export.equivalence import Classifier, Images, Logits, prove
-from export.graph import DEFAULT_OPSET, FLOAT32_TOLERANCE, Served, proof_images, rewrite, to_onnx
+from export.equivalence import Classifier, Images, Logits, proof_images, prove
+from export.graph import DEFAULT_OPSET, FLOAT32_TOLERANCE, Served, rewrite, to_onnx
 from export.rewrites import pipeline
 from models import macs
 from models.catalog import matching

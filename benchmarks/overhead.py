@@ -98,12 +98,12 @@ def _publish(model: str, repository: Path) -> Callable[[Images], Logits]:
     """Exports with all rewrites; returns the same file's session in this process, on all cores."""
     from benchmarks.contestants import start
     from export.graph import export
-    from export.repository import publish
+    from export.publish import publish
     from export.rewrites.pipeline import ALL
     from models.checkpoint import load
 
     exported = export(load(shipped(model)), ALL)
-    publish(repository, model, exported)
+    publish(repository, model, exported.artifact)
     return start(exported.onnx, "cpu", len(os.sched_getaffinity(0)))
 
 

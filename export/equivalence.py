@@ -8,21 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnxruntime
-import torch
 from numpy.typing import NDArray
-from torch import nn
 
-from models.config import INPUT_NAME, OUTPUT_NAME
+from models.config import INPUT_NAME, OUTPUT_NAME, ModelConfig
+from models.data import load_digits
+
+if TYPE_CHECKING:
+    from torch import nn
 
 Images = NDArray[np.uint8]
 Logits = NDArray[Any]  # float32 or float64
 Classifier = Callable[[Images], Logits]
 
 BATCH_SIZES = (1, 2, 7, 64)
+PROOF_IMAGES = 64
 TIE = 1e-5  # logits this close are equal as far as float32 can tell; far below its tolerance of 1e-4
 
 
@@ -115,6 +118,8 @@ def _compare_argmax(stages: str, want: Logits, have: Logits) -> None:
 
 def torch_classifier(model: nn.Module) -> Classifier:
     """`model`, in eval mode, as a function of numpy arrays."""
+    import torch
+
     model.eval()
 
     def classify(images: Images) -> Logits:
@@ -130,3 +135,10 @@ def onnx_classifier(data: bytes) -> Classifier:
     session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
     run: Callable[..., list[Logits]] = session.run
     return lambda images: run([OUTPUT_NAME], {INPUT_NAME: images})[0]
+
+
+def proof_images(config: ModelConfig) -> Images:
+    """uint8 (64, C, H, W): real test digits where the model reads such images, else uniform noise drawn by seed."""
+    if config.input_shape == (1, 28, 28):
+        return load_digits().test_images[:PROOF_IMAGES]
+    return np.random.default_rng(0).integers(0, 256, (PROOF_IMAGES, *config.input_shape), np.uint8)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import hashlib
 import io
 import json
 import logging
@@ -17,19 +16,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import onnx
 import torch
 from torch import Tensor, nn
 
+from export.artifact import ONNX_FILE, Artifact
 from export.equivalence import (
     AxesDiffer,
     DtypesDiffer,
-    Images,
     NamesDiffer,
     Proof,
     ShapesDiffer,
     onnx_classifier,
+    proof_images,
     prove,
     torch_classifier,
 )
@@ -38,12 +37,10 @@ from export.rewrites.fold import fold_input_scale
 from export.rewrites.pipeline import Rewrite, Step, apply
 from models.checkpoint import Checkpoint
 from models.config import INPUT_NAME, INPUT_SCALE, OUTPUT_NAME, ModelConfig
-from models.data import load_digits
 
 DEFAULT_OPSET = 20  # has Gelu; ONNX Runtime 1.19, in Triton 24.10, refuses 22 and later
 FLOAT64_TOLERANCE = 1e-10
 FLOAT32_TOLERANCE = 1e-4
-PROOF_IMAGES = 64
 
 
 @dataclass(frozen=True)
@@ -56,6 +53,11 @@ class Exported:
     proofs: tuple[Proof, ...]
     steps: tuple[Step, ...]
     converted: Converted | None = None
+
+    @property
+    def artifact(self) -> Artifact:
+        """What is published."""
+        return Artifact(self.config, self.manifest, ONNX_FILE, self.onnx)
 
 
 class Served(nn.Module):
@@ -83,7 +85,7 @@ def export(
 
     Of `rewrites`, those that do not apply are left out unless they are `required`. With `lowering` the proven graph is
     converted to lower precision. Raises RewriteError, EquivalenceError or AccuracyError. The file's metadata_props hold
-    the manifest's fields but its own hash.
+    the manifest's fields but what the file answers to the first of `proof_images`.
     """
     images = proof_images(checkpoint.config)
     exact = copy.deepcopy(checkpoint.model).double()
@@ -117,7 +119,7 @@ def export(
     for key, value in manifest.items():
         proto.metadata_props.add(key=key, value=value if isinstance(value, str) else json.dumps(value))
     data = proto.SerializeToString()
-    manifest["onnx_sha256"] = hashlib.sha256(data).hexdigest()
+    manifest["sample_logits"] = onnx_classifier(data)(images[:1])[0].tolist()
     return Exported(data, checkpoint.config, manifest, tuple(proofs), tuple(steps), converted)
 
 
@@ -170,10 +172,3 @@ def check_interface(proto: onnx.ModelProto, config: ModelConfig) -> None:
         if tensor.elem_type != dtype:
             type_name = onnx.TensorProto.DataType.Name
             raise DtypesDiffer(f"ONNX {name}: expected {type_name(dtype)}, found {type_name(tensor.elem_type)}")
-
-
-def proof_images(config: ModelConfig) -> Images:
-    """uint8 (64, C, H, W): real test digits where the model reads such images, else uniform noise drawn by seed."""
-    if config.input_shape == (1, 28, 28):
-        return load_digits().test_images[:PROOF_IMAGES]
-    return np.random.default_rng(0).integers(0, 256, (PROOF_IMAGES, *config.input_shape), np.uint8)

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 @click.option("--opset", type=click.IntRange(18, 21), default=20, show_default=True, help="Of the ONNX file.")
 @click.option("--repository", type=click.Path(path_type=Path), default=Path("triton_repo"), show_default=True)
 @click.option("--name", help="To serve the model under.  [default: that of --model]")
+@click.option("--instances", type=click.IntRange(1, 64), help="Copies of the model in the server.")
+@click.option("--threads", type=click.IntRange(0, 256), help="Of each copy on a CPU; 0: one a core.")
 @click.option("--output", type=click.Path(path_type=Path), help="Write only this ONNX file and its manifest.")
 def export(
     model: str | None,
@@ -44,17 +46,19 @@ def export(
     opset: int,
     repository: Path,
     name: str | None,
+    instances: int | None,
+    threads: int | None,
     output: Path | None,
 ) -> None:
     """Rewrite a checkpoint exactly, prove it on real digits and publish it as the next version of its model."""
-    import json
-
+    from export.artifact import PublishError
     from export.equivalence import EquivalenceError
     from export.graph import export as export_onnx
     from export.precision import AccuracyError, Lowering
-    from export.repository import PublishError, publish
+    from export.publish import publish
     from export.rewrites import absorb, fold, pipeline, prune
     from export.rewrites.errors import RewriteError
+    from export.triton_config import Serving
     from models.checkpoint import CheckpointError, UntrainedBlockWarning, load
     from models.data import DataError, load_dataset
     from models.files import write_atomically
@@ -87,9 +91,10 @@ def export(
             click.echo(f"Converted to {precision}: {exported.converted}")
         if output:
             write_atomically(output, exported.onnx)
-            write_atomically(output.with_suffix(".json"), json.dumps(exported.manifest, indent=2).encode())
+            write_atomically(output.with_suffix(".json"), exported.artifact.manifest_json())
         else:
-            output = publish(repository, name or model or config.model, exported)
+            serving = Serving(instances=instances, threads=threads)
+            output = publish(repository, name or model or config.model, exported.artifact, serving)
     except (CheckpointError, DataError, RewriteError, EquivalenceError, AccuracyError, PublishError, OSError) as error:
         raise click.ClickException(str(error)) from error
     click.echo(f"Wrote {output} ({len(exported.onnx) / 1e6:.1f} MB)")

@@ -46,12 +46,12 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def repository(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model repository with that network, folded, as version 1 of `vitbn`."""
     from export.graph import export
-    from export.repository import publish
+    from export.publish import publish
     from export.rewrites.pipeline import FUSE
     from models.checkpoint import load
 
     path = tmp_path_factory.mktemp("repository with a space")
-    publish(path, "vitbn", export(load(trained), FUSE))
+    publish(path, "vitbn", export(load(trained), FUSE).artifact)
     return path
 
 

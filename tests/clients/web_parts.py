@@ -29,14 +29,14 @@ expect.set_options(timeout=1000 * PATIENCE_S)
 def publish_shipped(repository: Path, *names: str) -> None:
     """The shipped ViTBN, folded, as the next version of each of these models."""
     from export.graph import export
-    from export.repository import publish
+    from export.publish import publish
     from export.rewrites.pipeline import FUSE
     from models.catalog import shipped
     from models.checkpoint import load
 
     exported = export(load(shipped("vitbn")), FUSE)
     for name in names:
-        publish(repository, name, exported)
+        publish(repository, name, exported.artifact)
 
 
 class Triton:

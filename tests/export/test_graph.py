@@ -18,8 +18,9 @@ from export.equivalence import (
     ShapesDiffer,
     ValuesDiffer,
     onnx_classifier,
+    proof_images,
 )
-from export.graph import Exported, Served, check_interface, export, proof_images, to_onnx
+from export.graph import Exported, Served, check_interface, export, to_onnx
 from export.rewrites.pipeline import FUSE, Step
 from models.checkpoint import Checkpoint, load
 from models.config import INPUT_NAME, MODEL_NAMES, OUTPUT_NAME, ModelConfig

@@ -1,0 +1,225 @@
+"""Publishing: whole versions, counted up, never changed; complete configs; many publishers; death at any moment."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import onnx
+import pytest
+from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2 as pb
+
+from export import publish as module
+from export.artifact import Artifact, PublishError, read_version
+from export.publish import publish, read_config, serve, sweep, versions
+from export.triton_config import Serving, served_versions
+from models.config import ModelConfig
+from serving.running import running_server
+
+
+def artifact_of(config: ModelConfig = ModelConfig(), data: bytes = b"graph" * 100_000) -> Artifact:  # noqa: B008
+    manifest = {
+        "model_config": json.loads(config.to_json()),
+        "rewrites": ["fold_batchnorm"],
+        "max_abs_error": 1e-6,
+        "checkpoint_sha256": "0",
+        "metrics": {"test_accuracy": 0.98},
+    }
+    return Artifact(config, manifest, "model.onnx", data)
+
+
+ARTIFACT = artifact_of()
+
+
+def test_versions_count_up_and_stay(tmp_path: Path) -> None:
+    first = publish(tmp_path, "vitbn", ARTIFACT)
+    assert first == tmp_path / "vitbn" / "1"
+    assert publish(tmp_path, "vitbn", replace(ARTIFACT, data=b"new")) == tmp_path / "vitbn" / "2"
+    assert (first / "model.onnx").read_bytes() == ARTIFACT.data
+    assert (tmp_path / "vitbn/2/model.onnx").read_bytes() == b"new"
+    assert json.loads((first / "manifest.json").read_text()).items() > ARTIFACT.manifest.items()
+    assert read_version(first).data == ARTIFACT.data
+    assert (tmp_path / "vitbn/labels.txt").read_text().split() == list("0123456789")
+    assert sorted(p.name for p in (tmp_path / "vitbn").iterdir()) == ["1", "2", "config.pbtxt", "labels.txt"]
+    assert [p.name for p in tmp_path.iterdir() if p.is_dir()] == ["vitbn"]
+
+
+def test_the_config_is_complete_and_parses_back(tmp_path: Path) -> None:
+    publish(tmp_path, "vitbn", ARTIFACT)
+    config = text_format.Parse((tmp_path / "vitbn/config.pbtxt").read_text(), pb.ModelConfig())
+    assert (config.name, config.backend, config.max_batch_size) == ("vitbn", "onnxruntime", 256)
+    assert [(i.name, i.data_type, list(i.dims)) for i in config.input] == [("image", pb.TYPE_UINT8, [1, 28, 28])]
+    assert [(o.name, o.data_type, list(o.dims)) for o in config.output] == [("logits", pb.TYPE_FP32, [10])]
+    assert config.output[0].label_filename == "labels.txt"
+    assert config.version_policy.latest.num_versions == 2
+    assert [(group.kind, group.count) for group in config.instance_group] == [(pb.ModelInstanceGroup.KIND_AUTO, 1)]
+    assert config.HasField("dynamic_batching")
+    assert not config.dynamic_batching.HasField("default_queue_policy")  # would stall some requests for 500 ms
+    assert not config.response_cache.enable
+    assert [(w.batch_size, list(w.inputs["image"].dims)) for w in config.model_warmup] == [
+        (1, [1, 28, 28]),
+        (256, [1, 28, 28]),
+    ]
+    assert ModelConfig.from_json(config.parameters["model_config"].string_value) == ModelConfig()
+    assert config.parameters["test_accuracy"].string_value == "0.98"
+    assert config.parameters["intra_op_thread_count"].string_value == "0"
+
+
+def test_several_instances_bound_the_queue(tmp_path: Path) -> None:
+    publish(tmp_path, "vitbn", ARTIFACT, Serving(instances=2, threads=1))
+    config = read_config(tmp_path / "vitbn")
+    policy = config.dynamic_batching.default_queue_policy
+    assert (policy.timeout_action, policy.max_queue_size) == (pb.ModelQueuePolicy.REJECT, 256)
+    assert policy.default_timeout_microseconds == 10_000_000
+    assert (config.instance_group[0].count, config.parameters["intra_op_thread_count"].string_value) == (2, "1")
+
+
+def test_what_the_operator_set_stays(tmp_path: Path) -> None:
+    publish(tmp_path, "vitbn", ARTIFACT, Serving(instances=3))
+    config = read_config(tmp_path / "vitbn")
+    config.dynamic_batching.preferred_batch_size.append(32)
+    (tmp_path / "vitbn/config.pbtxt").write_text(text_format.MessageToString(config))
+    publish(tmp_path, "vitbn", replace(ARTIFACT, manifest=ARTIFACT.manifest | {"checkpoint_sha256": "1"}))
+    config = read_config(tmp_path / "vitbn")
+    assert (config.instance_group[0].count, list(config.dynamic_batching.preferred_batch_size)) == (3, [32])
+    assert config.parameters["checkpoint_sha256"].string_value == "1", "of the version that is served now"
+    publish(tmp_path, "vitbn", ARTIFACT, Serving(instances=1))
+    assert not read_config(tmp_path / "vitbn").dynamic_batching.HasField("default_queue_policy")
+
+
+def test_the_new_version_is_served_beside_the_one_before(tmp_path: Path) -> None:
+    for _ in range(3):
+        publish(tmp_path, "vitbn", ARTIFACT)
+    config = read_config(tmp_path / "vitbn")
+    assert config.version_policy.latest.num_versions == 2
+    serve(tmp_path / "vitbn", [1, 2])
+    publish(tmp_path, "vitbn", ARTIFACT)
+    config = read_config(tmp_path / "vitbn")
+    assert list(config.version_policy.specific.versions) == [2, 4], "version 3 had been withdrawn"
+    publish(tmp_path, "vitbn", ARTIFACT)
+    assert served_versions(read_config(tmp_path / "vitbn"), versions(tmp_path / "vitbn")) == [4, 5]
+    assert read_config(tmp_path / "vitbn").version_policy.latest.num_versions == 2
+
+
+def test_a_plan_is_no_version_of_an_onnx_model(tmp_path: Path) -> None:
+    plan = replace(ARTIFACT, file_name="model.plan")
+    publish(tmp_path, "vitbn", ARTIFACT)
+    with pytest.raises(PublishError, match=r"expected a model\.onnx, found a model\.plan"):
+        publish(tmp_path, "vitbn", plan)
+    publish(tmp_path, "vitbn_trt", plan, Serving(engine="tensorrt", max_batch_size=512, graph_batches=(1, 64)))
+    config = read_config(tmp_path / "vitbn_trt")
+    assert (config.platform, config.backend, config.max_batch_size) == ("tensorrt_plan", "", 512)
+    assert [spec.batch_size for spec in config.optimization.cuda.graph_spec] == [1, 64]
+    assert [warmup.batch_size for warmup in config.model_warmup] == [1, 512]
+    assert "enable_mem_pattern" not in config.parameters
+    with pytest.raises(PublishError, match=r"expected a model\.plan, found a model\.onnx"):
+        publish(tmp_path, "vitbn_trt", ARTIFACT)
+
+
+@pytest.mark.parametrize("name", ["", "..", "a/b", "a b", "-x"])
+def test_names_that_triton_would_not_take(tmp_path: Path, name: str) -> None:
+    with pytest.raises(PublishError, match="model name: expected"):
+        publish(tmp_path / "repository", name, ARTIFACT)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_model_for_other_images_or_classes_is_refused(tmp_path: Path) -> None:
+    publish(tmp_path, "vitbn", ARTIFACT)
+    before = (tmp_path / "vitbn/config.pbtxt").read_bytes()
+    for config in (ModelConfig(channels=3), ModelConfig(labels=tuple("abcdefghij"))):
+        with pytest.raises(PublishError, match="publish it under another --name"):
+            publish(tmp_path, "vitbn", artifact_of(config))
+    assert (tmp_path / "vitbn/config.pbtxt").read_bytes() == before
+    assert versions(tmp_path / "vitbn") == [1]
+
+
+def test_a_folder_that_is_no_model_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "vitbn").mkdir()
+    with pytest.raises(PublishError, match="expected the config of a published model"):
+        publish(tmp_path, "vitbn", ARTIFACT)
+
+
+@pytest.mark.parametrize("existing", [False, True], ids=["new model", "next version"])
+def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, existing: bool) -> None:
+    repository = tmp_path / "repository"
+    if existing:
+        publish(repository, "vitbn", ARTIFACT)
+    lock = repository / ".lock"
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} | {lock: b""}
+    real = module.write_atomically
+
+    def full_disk(path: Path, data: bytes) -> None:
+        if path.name == "manifest.json":
+            raise OSError(28, "No space left on device")
+        real(path, data)
+
+    monkeypatch.setattr(module, "write_atomically", full_disk)
+    with pytest.raises(OSError, match="No space left"):
+        publish(repository, "vitbn", ARTIFACT)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+PUBLISH = """
+import sys
+from pathlib import Path
+from export.artifact import read_version
+from export.publish import publish
+repository, count = Path(sys.argv[1]), int(sys.argv[3])
+artifact = read_version(Path(sys.argv[2]))
+publish(repository / "elsewhere", "vitbn", artifact)  # so that the imports are done
+print("ready", flush=True)
+for _ in range(count):
+    print(publish(repository / "repository", "vitbn", artifact).name, flush=True)
+"""
+
+
+def publisher(folder: Path, version: Path, count: int) -> subprocess.Popen[str]:
+    """A process that publishes `count` times, once it has said that it is ready."""
+    command = [sys.executable, "-c", PUBLISH, str(folder), str(version), str(count)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+def test_many_publishers_lose_nothing(tmp_path: Path, repository: Path) -> None:
+    processes = [publisher(tmp_path, repository / "vitbn" / "1", 5) for _ in range(6)]
+    numbers = [int(word) for process in processes for word in process.communicate()[0].split()[1:]]
+    assert sorted(numbers) == list(range(1, 31))
+    model_dir = tmp_path / "repository" / "vitbn"
+    assert versions(model_dir) == list(range(1, 31))
+    assert all(read_version(model_dir / str(number)).data for number in numbers)
+    assert served_versions(read_config(model_dir), numbers) == [29, 30]
+
+
+@pytest.mark.live
+def test_a_publisher_killed_at_any_moment_leaves_a_repository_that_serves(tmp_path: Path, repository: Path) -> None:
+    model_dir, seen = tmp_path / "repository" / "vitbn", 0
+    for delay_s in (0.0, 0.001, 0.003, 0.007, 0.012, 0.02, 0.03, 0.05, 0.1, 0.3):
+        with publisher(tmp_path, repository / "vitbn" / "1", 1_000_000) as process:
+            assert process.stdout
+            process.stdout.readline()
+            time.sleep(delay_s)
+            os.kill(process.pid, signal.SIGKILL)
+        assert [path.name for path in (tmp_path / "repository").glob("[!.]*")] in ([], ["vitbn"])
+        if not model_dir.is_dir():
+            continue
+        present = versions(model_dir)
+        assert len(present) >= seen, "none is lost"
+        assert served_versions(read_config(model_dir), present)
+        for number in present[seen:]:
+            read_version(model_dir / str(number))  # raises where a file is not what its manifest says
+        seen = len(present)
+    assert seen
+    sweep(tmp_path / "repository")
+    assert not [path for path in tmp_path.rglob(".*") if path.name != ".lock"]
+    with running_server(tmp_path / "repository") as server:
+        assert "READY" in server.log()
+
+
+def test_a_published_graph_is_the_exported_one(repository: Path) -> None:
+    proto = onnx.load(repository / "vitbn" / "1" / "model.onnx")
+    onnx.checker.check_model(proto, full_check=True)
+    assert proto.graph.input[0].name == "image"

@@ -146,11 +146,12 @@ def prune(model: str | None, keep: int, repository: Path, server: str, header: d
         from export.promote import prune as prune_model
         from export.publish import sweep
 
+        chosen = [_model(repository, model)] if model else _models(repository)
         live = connect(server, header)
         loaded = live.served() if live else {}
         for path in sweep(repository):
             click.echo(f"Removed {path}")
-        for model_dir in [_model(repository, model)] if model else _models(repository):
+        for model_dir in chosen:
             for number in prune_model(model_dir, keep, loaded.get(model_dir.name, [])):
                 click.echo(f"Removed {model_dir / str(number)}")
 
@@ -168,7 +169,7 @@ def verify(model: str | None, repository: Path) -> None:
         for model_dir in [_model(repository, model)] if model else _models(repository):
             try:
                 for found in verify_model(model_dir):
-                    what = found.problem or found.left_out or "as published"
+                    what = found.problem or found.left_out or "ok"
                     click.echo(f"{model_dir.name:16} {found.version:>7}  {what}", err=bool(found.problem))
                     wrong += bool(found.problem)
             except PublishError as error:
@@ -183,7 +184,7 @@ def _promote(model_dir: Path, version: int, server: str, header: dict[str, str])
     from export.artifact import PublishError
     from export.verify import verify_version
 
-    if problem := verify_version(model_dir, version).problem:
+    if (model_dir / str(version)).is_dir() and (problem := verify_version(model_dir, version).problem):
         raise PublishError(problem)
     promote.promote(model_dir, version, _server_of(model_dir, server, header))
     click.echo(f"{model_dir.name}: version {version} is the default")

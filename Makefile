@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: setup demo test lint clean
+.PHONY: setup demo test lint clean perf_analyzer
 
 setup: .venv/installed
 
@@ -22,11 +22,25 @@ lint: setup
 	ruff check .
 	ruff format --check .
 	mypy
-	MYPYPATH=serving/backends/onnxruntime mypy serving/backends/onnxruntime/model.py
+	mypy serving/backends/onnxruntime/model.py
+	mypy serving/backends/openvino/model.py
 	lint-imports
 
-test: lint
+# NVIDIA's load generator: a program inside an older wheel, with two libraries that the server's wheel brings.
+perf_analyzer: .perf_analyzer/bin/perf_analyzer
+
+.perf_analyzer/bin/perf_analyzer: .venv/installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade \
+		--target .perf_analyzer tritonclient==2.51.0
+	@mkdir -p .perf_analyzer/lib
+	@for library in b64:libb64.so.0d cudart:libcudart.so.12; do \
+		ln -sf "$$(ls $(CURDIR)/.venv/lib/python*/site-packages/nvidia_pytriton.libs/lib$${library%%:*}-*.so*)" \
+			.perf_analyzer/lib/$${library##*:}; \
+	done
+	@touch $@
+
+test: lint perf_analyzer
 	python -m pytest
 
 clean:
-	rm -rf .venv checkpoints *.egg-info
+	rm -rf .venv .perf_analyzer checkpoints *.egg-info

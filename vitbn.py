@@ -12,6 +12,8 @@ COMMANDS = {
     "tune": "models.tune",
     "study": "models.study",
     "export": "export.to_onnx",
+    "tensorrt": "export.to_tensorrt",
+    "repository": "export.repository",
     "serve": "serving.launcher",
     "infer": "clients.infer",
     "web": "clients.web.app",

@@ -46,7 +46,7 @@ class AsEngine:
 @click.option("--model", type=click.Choice(SHIPPED), default="vitbn", show_default=True)
 @click.option("--dataset", type=click.Choice(DATASETS), default="mnist", show_default=True, help="Its test images.")
 @click.option("--data-dir", type=click.Path(path_type=Path), help="Of idx files, else $MNIST_DIR or $EMNIST_DIR.")
-@click.option("--seconds", type=click.FloatRange(0), default=30, show_default=True, help="For all together.")
+@click.option("--seconds", type=click.FloatRange(1), default=30, show_default=True, help="For all together.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write every sample and the environment.")
 def engines(model: str, dataset: str, data_dir: Path | None, seconds: float, json_path: Path | None) -> None:
     """Time the same file, all rewrites done, in ONNX Runtime and OpenVINO, and requests batched or one by one."""

@@ -114,7 +114,8 @@ async def _describe(connection: Connection, name: str) -> ServedModel:
         accuracy = float(parameters["test_accuracy"]) if "test_accuracy" in parameters else None
         if not labels or min(image_shape) < 1:
             raise ValueError(f"{len(labels)} labels for images of {image_shape}")
-        limit = int(config.get("max_batch_size", 0)) or 1  # 0: the server does not batch this model
+        # 0: the server joins no requests of this model, which may still say how many images one of them may hold
+        limit = int(config.get("max_batch_size", 0)) or int(parameters.get("max_images", 1))
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise ModelMismatch(f"model {name!r}: its parameters do not describe a classifier: {error!r}") from error
     expected = {INPUT: ("UINT8", [-1, *image_shape]), OUTPUT: ("FP32", [-1, len(labels)])}

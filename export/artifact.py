@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from export.errors import ExportError
 from models.config import ConfigError, ModelConfig
 
 MANIFEST_FILE = "manifest.json"
@@ -18,7 +19,7 @@ ONNX_FILE = "model.onnx"
 PLAN_FILE = "model.plan"
 
 
-class PublishError(Exception):
+class PublishError(ExportError):
     """A repository that is not as it should be; the message names the path, what was expected and what was found."""
 
 

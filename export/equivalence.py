@@ -14,6 +14,7 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
+from export.errors import ExportError
 from models.config import INPUT_NAME, OUTPUT_NAME, ModelConfig
 from models.data import load_digits
 
@@ -29,7 +30,7 @@ PROOF_IMAGES = 64
 TIE = 1e-5  # logits this close are equal as far as float32 can tell; far below its tolerance of 1e-4
 
 
-class EquivalenceError(Exception):
+class EquivalenceError(ExportError):
     """Two stages differ; the message says in what, what was expected and what was found."""
 
 

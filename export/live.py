@@ -14,14 +14,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from export.errors import ExportError
+
 TIMEOUT_S = 120.0  # a load ends when the model has been loaded and warmed up
 
 
-class ServerUnreachable(Exception):
+class ServerUnreachable(ExportError):
     """No server answers at that address."""
 
 
-class ServerRefused(Exception):
+class ServerRefused(ExportError):
     """The server said no; the message holds its reason."""
 
 

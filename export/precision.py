@@ -18,6 +18,7 @@ import numpy as np
 import onnx
 
 from export.equivalence import Classifier, Images, onnx_classifier
+from export.errors import ExportError
 from models.config import INPUT_NAME
 from models.data import Dataset
 
@@ -28,7 +29,7 @@ TEST_BATCH = 256
 KEPT_IN_FLOAT32 = ("Softmax", "LayerNormalization")
 
 
-class AccuracyError(Exception):
+class AccuracyError(ExportError):
     """A conversion that costs more accuracy than it may; the message holds both accuracies and the limit."""
 
 
@@ -83,6 +84,11 @@ def _to_fp16(proto: onnx.ModelProto) -> onnx.ModelProto:
     model = OnnxModel(convert_float_to_float16(_copy(proto), keep_io_types=True, op_block_list=list(KEPT_IN_FLOAT32)))
     model.topological_sort()  # the casts around what is kept are appended at the end
     converted: onnx.ModelProto = model.model
+    # A weight that several of the nodes kept in float32 share is cast once for each, under one name.
+    nodes = {node.output[0]: node for node in converted.graph.node}
+    del converted.graph.node[:]
+    converted.graph.node.extend(nodes.values())
+    del converted.graph.value_info[:]  # of the types before the conversion
     return converted
 
 

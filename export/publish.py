@@ -23,6 +23,8 @@ from export.triton_config import (
     Serving,
     configure,
     describe,
+    engine_of,
+    image_shape,
     new_config,
     serve_versions,
     served_versions,
@@ -42,8 +44,9 @@ def publish(repository: Path, name: str, artifact: Artifact, serving: Serving | 
     """Publishes `artifact` as the next version of the model `name` and returns that version's folder.
 
     It is served beside the version that was the newest one served, by a server that starts now or loads the model. A
-    new model appears whole; of one that is there config.pbtxt keeps what its operator set, but for what `serving` asks
-    for. Raises PublishError for a name Triton would not take, or a model whose classes, image shape or kind are others.
+    new model appears whole; of one that is there config.pbtxt keeps what its operator set, but for the instances and
+    threads that `serving` asks for. Raises PublishError for a name Triton would not take, or a model whose engine,
+    classes or image shape are others.
     """
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", name):
         raise PublishError(f"model name: expected letters, digits, _ and -, found {name!r}")
@@ -53,6 +56,11 @@ def publish(repository: Path, name: str, artifact: Artifact, serving: Serving | 
             return _publish_first(model_dir, artifact, serving)
         message = read_config(model_dir)
         check_same_contract(model_dir, message, artifact)
+        if serving.engine and serving.engine != engine_of(message):
+            raise PublishError(
+                f"{model_dir}: expected a model for {serving.engine}, found one for {engine_of(message)}; "
+                "publish it under another --name"
+            )
         present = versions(model_dir)
         number, default = 1 + max(present, default=0), served_versions(message, present)[-1:]
         # The version comes first: a config that names one that is not there would not load.
@@ -132,7 +140,7 @@ def check_same_contract(model_dir: Path, message: pb.ModelConfig, artifact: Arti
         labels = tuple(path.read_text().splitlines())
     except OSError as error:
         raise PublishError(f"{path}: expected the classes of a published model, found {error.strerror}") from error
-    shape = tuple(message.input[0].dims)
+    shape = image_shape(message)
     if (shape, labels) != (config.input_shape, config.labels):
         raise PublishError(
             f"{model_dir}: expected a model for {config.input_shape} images and classes {', '.join(config.labels)}, "
@@ -142,14 +150,13 @@ def check_same_contract(model_dir: Path, message: pb.ModelConfig, artifact: Arti
 
 
 def _check_kind(model_dir: Path, message: pb.ModelConfig, artifact: Artifact) -> None:
-    expected = PLAN_FILE if message.platform == "tensorrt_plan" else ONNX_FILE
+    expected = PLAN_FILE if engine_of(message) == "tensorrt" else ONNX_FILE
     if artifact.file_name != expected:
         raise PublishError(f"{model_dir}: expected a {expected}, found a {artifact.file_name}")
 
 
 def _publish_first(model_dir: Path, artifact: Artifact, serving: Serving) -> Path:
-    message = new_config(model_dir.name, artifact.config)
-    configure(message, serving)
+    message = new_config(model_dir.name, artifact.config, serving)
     _check_kind(model_dir, message, artifact)
     with _staging_beside(model_dir.parent) as staging:
         labels = "".join(f"{label}\n" for label in artifact.config.labels)

@@ -97,7 +97,7 @@ def publish(
     """Publish a file of `to_onnx.py --output` or `to_tensorrt.py --output` as the next version of its model."""
     with _errors():
         from export import publish as publishing
-        from export.artifact import ONNX_FILE, read_artifact
+        from export.artifact import ONNX_FILE, PLAN_FILE, read_artifact
         from export.promote import activate, served
         from export.triton_config import Serving
         from export.verify import check_answer
@@ -105,9 +105,13 @@ def publish(
         artifact = read_artifact(file, file.with_suffix(".json"))
         if artifact.file_name == ONNX_FILE:
             check_answer(file, artifact)
-        model_dir = repository / (name or artifact.config.model)
+        model, serving = artifact.config.model, Serving(instances=instances, threads=threads)
+        if artifact.file_name == PLAN_FILE:
+            sizes = artifact.manifest["engine"]["profile"].values()
+            serving = Serving("tensorrt", instances, max_batch_size=max(sizes), graph_batches=sorted({*sizes}))
+            model = f"{model}_trt"
+        model_dir = repository / (name or model)
         before = served(model_dir) if model_dir.is_dir() else []
-        serving = Serving(instances=instances, threads=threads)
         version_dir = publishing.publish(repository, model_dir.name, artifact, serving)
         click.echo(f"Wrote {version_dir}")
         activate(model_dir, before, _server_of(model_dir, server, header))
@@ -237,12 +241,11 @@ def _worth(version_dir: Path) -> str:
 
 @contextmanager
 def _errors() -> Iterator[None]:
-    from export.artifact import PublishError
-    from export.live import ServerRefused, ServerUnreachable
+    from export.errors import ExportError
 
     try:
         yield
-    except (PublishError, ServerRefused, ServerUnreachable, OSError) as error:
+    except (ExportError, OSError) as error:
         raise click.ClickException(str(error)) from error
 
 

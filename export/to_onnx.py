@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -28,7 +29,8 @@ if TYPE_CHECKING:
 @click.option("--data-dir", type=click.Path(path_type=Path), help="MNIST, to measure fp16 and int8 on.")
 @click.option("--opset", type=click.IntRange(18, 21), default=20, show_default=True, help="Of the ONNX file.")
 @click.option("--repository", type=click.Path(path_type=Path), default=Path("triton_repo"), show_default=True)
-@click.option("--name", help="To serve the model under.  [default: that of --model]")
+@click.option("--name", help="To serve under.  [default: that of --model]")
+@click.option("--backend", type=click.Choice(["onnxruntime", "openvino"]), help="[default: onnxruntime]")
 @click.option("--instances", type=click.IntRange(1, 64), help="Copies of the model in the server.")
 @click.option("--threads", type=click.IntRange(0, 256), help="Of each copy on a CPU; 0: one a core.")
 @click.option("--output", type=click.Path(path_type=Path), help="Write only this ONNX file and its manifest.")
@@ -46,18 +48,18 @@ def export(
     opset: int,
     repository: Path,
     name: str | None,
+    backend: Literal["onnxruntime", "openvino"] | None,
     instances: int | None,
     threads: int | None,
     output: Path | None,
 ) -> None:
     """Rewrite a checkpoint exactly, prove it on real digits and publish it as the next version of its model."""
-    from export.artifact import PublishError
-    from export.equivalence import EquivalenceError
+    from export.errors import ExportError
     from export.graph import export as export_onnx
-    from export.precision import AccuracyError, Lowering
+    from export.openvino_engine import check_accuracy, has_bfloat16
+    from export.precision import Lowering
     from export.publish import publish
     from export.rewrites import absorb, fold, pipeline, prune
-    from export.rewrites.errors import RewriteError
     from export.triton_config import Serving
     from models.checkpoint import CheckpointError, UntrainedBlockWarning, load
     from models.data import DataError, load_dataset
@@ -66,6 +68,8 @@ def export(
 
     if model and checkpoint:
         raise click.UsageError("expected --model or --checkpoint, found both")
+    if output and (backend or instances or threads):
+        raise click.UsageError("expected --output alone, found what belongs to a repository")
     try:
         path = checkpoint or shipped(model or "vitbn")
         with warnings.catch_warnings(record=True) as caught:
@@ -79,25 +83,34 @@ def export(
         chosen = {fold.fold_batchnorm: fuse_bn, absorb.absorb_attention: absorb_attention, prune.cls_only: cls_only}
         required = [rewrite for rewrite, wanted in chosen.items() if wanted]
         rewrites = pipeline.ALL if optimize else [*required, *(pipeline.FUSE if fuse_bn else ())]
-        lowering = None
-        if precision != "fp32":
-            dataset = load_dataset(loaded.metrics.get("dataset", "mnist"), data_dir)
-            lowering = Lowering(precision, dataset, max_accuracy_drop)
+        measured_on = loaded.metrics.get("dataset", "mnist")
+        dataset = load_dataset(measured_on, data_dir) if precision != "fp32" or backend == "openvino" else None
+        lowering = Lowering(precision, dataset, max_accuracy_drop) if precision != "fp32" and dataset else None
         exported = export_onnx(loaded, rewrites, required, opset, lowering)
         _print_steps(macs_per_image(loaded.model), exported.steps)
         for proof in exported.proofs:
             click.echo(f"Proved {proof}")
         if exported.converted:
             click.echo(f"Converted to {precision}: {exported.converted}")
+        artifact, name, bfloat16 = exported.artifact, name or _name(model or config.model, backend), False
+        if backend == "openvino" and dataset:
+            bfloat16 = has_bfloat16()
+            measured = check_accuracy(exported.onnx, dataset, max_accuracy_drop, bfloat16)
+            click.echo(f"Measured {measured}")
+            artifact = replace(artifact, manifest=artifact.manifest | {"test_accuracy": measured.accuracy})
         if output:
             write_atomically(output, exported.onnx)
-            write_atomically(output.with_suffix(".json"), exported.artifact.manifest_json())
+            write_atomically(output.with_suffix(".json"), artifact.manifest_json())
         else:
-            serving = Serving(instances=instances, threads=threads)
-            output = publish(repository, name or model or config.model, exported.artifact, serving)
-    except (CheckpointError, DataError, RewriteError, EquivalenceError, AccuracyError, PublishError, OSError) as error:
+            output = publish(repository, name, artifact, Serving(backend, instances, threads, bfloat16))
+    except (CheckpointError, DataError, ExportError, OSError) as error:
         raise click.ClickException(str(error)) from error
     click.echo(f"Wrote {output} ({len(exported.onnx) / 1e6:.1f} MB)")
+
+
+def _name(model: str, backend: str | None) -> str:
+    """An engine that is not the default one serves a model of its own, beside the other."""
+    return model if backend in (None, "onnxruntime") else f"{model}_{backend}"
 
 
 def _print_steps(macs: int, steps: Sequence[Step]) -> None:

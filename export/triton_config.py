@@ -24,87 +24,116 @@ MAX_BATCH_SIZE = 256
 # What may wait where several instances empty the queue; more, or for longer, is refused while a client still listens.
 MAX_QUEUE_SIZE = 256
 QUEUE_TIMEOUT_S = 10
-ENGINE_PARAMETERS = ("enable_mem_pattern", "intra_op_thread_count")
 # A new version and the one to fall back to.
 SERVED_VERSIONS = 2
+
+Engine = Literal["onnxruntime", "openvino", "tensorrt"]
+# Of each engine that runs on CPUs, the parameter that holds the number of its threads.
+THREADS = {"onnxruntime": "intra_op_thread_count", "openvino": "INFERENCE_NUM_THREADS"}
 
 
 @dataclass(frozen=True)
 class Serving:
-    """How a model is served; what is None stays as its config.pbtxt has it, and is `DEFAULT` for a new model.
+    """How a model is served; what is None stays as its config.pbtxt has it, and is the default for a new model.
 
-    `instances` are copies of the model on every device, `threads` those of each copy on a CPU, 0 for one a core. On a
-    GPU, TensorRT replays a CUDA graph for a batch of any of `graph_batches`.
+    `instances` are copies of the model on every device, `threads` those of each copy on a CPU, 0 for one a core; 1 and
+    0 for a new model. OpenVINO computes in `bfloat16` if it is to. On a GPU, TensorRT takes up to `max_batch_size`
+    images and replays a CUDA graph for a batch of any of `graph_batches`.
     """
 
-    engine: Literal["onnxruntime", "openvino", "tensorrt"] | None = None
+    engine: Engine | None = None
     instances: int | None = None
     threads: int | None = None
-    max_batch_size: int | None = None
+    bfloat16: bool = False
+    max_batch_size: int = MAX_BATCH_SIZE
     graph_batches: Sequence[int] = ()
 
 
-DEFAULT = Serving("onnxruntime", instances=1, threads=0, max_batch_size=MAX_BATCH_SIZE)
-
-
-def new_config(name: str, config: ModelConfig) -> pb.ModelConfig:
-    """A model to serve as `name`, complete but for what `configure`, `describe` and `serve_versions` say of it."""
+def new_config(name: str, config: ModelConfig, serving: Serving) -> pb.ModelConfig:
+    """A model to serve as `name`, complete but for what `describe` and `serve_versions` say of its versions."""
     from tritonclient.grpc import model_config_pb2 as pb
 
+    engine = serving.engine or "onnxruntime"
+    # The native OpenVINO backend would fix the batch to max_batch_size; it takes any where the dims leave it open. Then
+    # Triton does not join requests, and clients are told of the largest that is sensible.
+    batch = [-1] if engine == "openvino" else []
     message = pb.ModelConfig(
         name=name,
-        input=[pb.ModelInput(name=INPUT_NAME, data_type=pb.TYPE_UINT8, dims=config.input_shape)],
+        max_batch_size=0 if batch else serving.max_batch_size,
+        input=[pb.ModelInput(name=INPUT_NAME, data_type=pb.TYPE_UINT8, dims=[*batch, *config.input_shape])],
         output=[
             pb.ModelOutput(
-                name=OUTPUT_NAME, data_type=pb.TYPE_FP32, dims=[config.num_classes], label_filename=LABELS_FILE
+                name=OUTPUT_NAME,
+                data_type=pb.TYPE_FP32,
+                dims=[*batch, config.num_classes],
+                label_filename=LABELS_FILE,
             )
+        ],
+        # KIND_AUTO runs on a GPU where there is one; OpenVINO's backend knows CPUs alone.
+        instance_group=[
+            pb.ModelInstanceGroup(kind=pb.ModelInstanceGroup.KIND_CPU if batch else pb.ModelInstanceGroup.KIND_AUTO)
         ],
         # What has queued up while the instances were busy is answered together. No delay and no preferred sizes: none
         # waits for more to come, which cost every lone request 0.2 ms, and any batch is as good as a rounder one.
         dynamic_batching=pb.ModelDynamicBatching(),
         # The same picture hardly comes twice, and a look into the cache costs every request.
         response_cache=pb.ModelResponseCache(enable=False),
+        # The first requests would pay for memory and, on a GPU, for kernels: of the smallest and the largest batch.
+        model_warmup=[_warmup(size, config, bool(batch)) for size in (1, serving.max_batch_size)],
     )
-    configure(message, DEFAULT)
+    if engine == "tensorrt":
+        message.platform = "tensorrt_plan"
+        message.optimization.cuda.graphs = bool(serving.graph_batches)
+        for size in serving.graph_batches:
+            message.optimization.cuda.graph_spec.add(batch_size=size)
+    else:
+        message.backend = engine
+    if engine == "onnxruntime":
+        # A memory pattern keeps a second copy of all activations for every batch size met, and is no faster.
+        message.parameters["enable_mem_pattern"].string_value = "0"
+    if engine == "openvino":
+        message.default_model_filename = ONNX_FILE  # which is not what this backend looks for by itself
+        message.parameters["max_images"].string_value = str(serving.max_batch_size)
+        if serving.bfloat16:
+            message.parameters["HINT_BF16"].string_value = "YES"
+    configure(message, Serving(instances=serving.instances or 1, threads=serving.threads or 0))
     return message
 
 
+def _warmup(size: int, config: ModelConfig, whole: bool) -> pb.ModelWarmup:
+    """A first request of `size` empty images; where Triton adds no batch dimension, the request is `whole`."""
+    from tritonclient.grpc import model_config_pb2 as pb
+
+    dims = [size, *config.input_shape] if whole else config.input_shape
+    image = pb.ModelWarmup.Input(data_type=pb.TYPE_UINT8, dims=dims, zero_data=True)
+    return pb.ModelWarmup(name=f"batch {size}", batch_size=1 if whole else size, inputs={INPUT_NAME: image})
+
+
+def engine_of(message: pb.ModelConfig) -> str:
+    """What runs the model, as in `Serving`."""
+    return "tensorrt" if message.platform == "tensorrt_plan" else str(message.backend)
+
+
+def image_shape(message: pb.ModelConfig) -> tuple[int, ...]:
+    """(C, H, W) of the images that the model takes."""
+    return tuple(message.input[0].dims)[-3:]
+
+
 def configure(message: pb.ModelConfig, serving: Serving) -> None:
-    """Writes into `message` what `serving` asks for."""
+    """Writes into `message` how many copies of the model and threads `serving` asks for."""
     from tritonclient.grpc import model_config_pb2 as pb
 
-    if serving.engine:
-        _set_engine(message, serving)
-    if serving.max_batch_size:
-        message.max_batch_size = serving.max_batch_size
-        # The first requests would pay for memory and, on a GPU, for kernels: of the smallest and of the largest batch.
-        del message.model_warmup[:]
-        image = pb.ModelWarmup.Input(data_type=pb.TYPE_UINT8, dims=message.input[0].dims, zero_data=True)
-        for size in (1, serving.max_batch_size):
-            message.model_warmup.add(name=f"batch {size}", batch_size=size, inputs={INPUT_NAME: image})
-    if serving.instances:
-        del message.instance_group[:]
-        # KIND_AUTO runs on a GPU where there is one.
-        message.instance_group.add(kind=pb.ModelInstanceGroup.KIND_AUTO, count=serving.instances)
-        _bound_queue(message, serving.instances)
-    if serving.threads is not None:
-        for key, value in _thread_parameters(message.backend, serving.threads).items():
-            message.parameters[key].string_value = value
-
-
-def _bound_queue(message: pb.ModelConfig, instances: int) -> None:
-    """With several instances an overload is refused. With one, the queue has no policy.
-
-    Under a policy Triton prepares no batch while its only instance works, and a request that comes just as an answer
-    leaves now and then sleeps for 500 ms (measured on 2.51: 0.2 to 0.5 % of requests in sequence, none without).
-    """
-    from tritonclient.grpc import model_config_pb2 as pb
-
-    batching = message.dynamic_batching
-    if instances == 1:
-        batching.ClearField("default_queue_policy")
+    if serving.threads is not None and (parameter := THREADS.get(engine_of(message))):
+        message.parameters[parameter].string_value = str(serving.threads)
+    if serving.instances is None:
         return
-    batching.default_queue_policy.CopyFrom(
+    message.instance_group[0].count = serving.instances
+    if serving.instances == 1:
+        # Under a policy Triton prepares no batch while its only instance works, and a request that comes just as an
+        # answer leaves now and then sleeps for 500 ms (measured: 0.2 to 0.5 % of requests in sequence, else none).
+        message.dynamic_batching.ClearField("default_queue_policy")
+        return
+    message.dynamic_batching.default_queue_policy.CopyFrom(
         pb.ModelQueuePolicy(
             timeout_action=pb.ModelQueuePolicy.REJECT,
             default_timeout_microseconds=QUEUE_TIMEOUT_S * 1_000_000,
@@ -157,28 +186,3 @@ def to_text(message: pb.ModelConfig) -> str:
 
     text: str = text_format.MessageToString(message)
     return text
-
-
-def _set_engine(message: pb.ModelConfig, serving: Serving) -> None:
-    message.backend, message.platform, message.default_model_filename = "", "", ""
-    message.ClearField("optimization")
-    for key in ENGINE_PARAMETERS:
-        message.parameters.pop(key, None)
-    if serving.engine == "tensorrt":
-        message.platform = "tensorrt_plan"
-        graphs = message.optimization.cuda
-        graphs.graphs = bool(serving.graph_batches)
-        for size in serving.graph_batches:
-            graphs.graph_spec.add(batch_size=size)
-        return
-    assert serving.engine
-    message.backend = serving.engine
-    if serving.engine == "openvino":
-        message.default_model_filename = ONNX_FILE  # which is not what this backend looks for by itself
-    else:
-        # A memory pattern keeps a second copy of all activations for every batch size met, and is no faster.
-        message.parameters["enable_mem_pattern"].string_value = "0"
-
-
-def _thread_parameters(backend: str, threads: int) -> dict[str, str]:
-    return {"onnxruntime": {"intra_op_thread_count": str(threads)}}.get(backend, {})

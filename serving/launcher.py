@@ -22,6 +22,7 @@ import click
 
 CONTAINER_SERVER = Path("/opt/tritonserver/bin/tritonserver")
 PYTHON_VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
+ENGINES = ("onnxruntime", "openvino")
 REPOSITORY_OPTIONS = ("--model-repository", "--model-store")
 
 
@@ -69,11 +70,12 @@ def backend_files(pytriton: Path, python_version: str = PYTHON_VERSION) -> dict[
         supported = ", ".join(sorted(folder.name for folder in stubs.glob("3.*")))
         raise LauncherError(f"nvidia-pytriton supports Python {supported}, found Python {python_version}")
     python_backend = pytriton / "tritonserver" / "backends" / "python"
+    ours = Path(__file__).resolve().parent / "backends"
     return {
         "python/libtriton_python.so": python_backend / "libtriton_python.so",
         "python/triton_python_backend_utils.py": python_backend / "triton_python_backend_utils.py",
         "python/triton_python_backend_stub": stub,
-        "onnxruntime": Path(__file__).resolve().parent / "backends" / "onnxruntime",
+        **{engine: ours / engine for engine in ENGINES},
     }
 
 

@@ -84,7 +84,16 @@ def test_every_command_is_a_subcommand_of_vitbn(command: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["models/train.py", "export/to_onnx.py", "clients/infer.py", "benchmarks/latency.py", "vitbn.py"]
+    "command",
+    [
+        "models/train.py",
+        "export/to_onnx.py",
+        "export/repository.py",
+        "export/to_tensorrt.py",
+        "clients/infer.py",
+        "benchmarks/latency.py",
+        "vitbn.py",
+    ],
 )
 def test_help_answers_in_under_half_a_second(command: str) -> None:
     script = "from vitbn import main; main()" if command == "vitbn.py" else None
@@ -108,7 +117,18 @@ def test_no_module_shadows_another_when_run_as_a_script() -> None:
         for line in files.stdout.splitlines()
         if Path(line).parts[0] in folders and "backends" not in line
     } - {"__init__"}
-    dependencies = {"torch", "einops", "onnx", "onnxruntime", "numpy", "click", "triton", "tritonclient", "tensorrt"}
+    dependencies = {
+        "torch",
+        "einops",
+        "onnx",
+        "onnxruntime",
+        "numpy",
+        "click",
+        "triton",
+        "tritonclient",
+        "tensorrt",
+        "polygraphy",
+    }
     assert not siblings & (folders | dependencies | set(sys.stdlib_module_names))
 
 

@@ -1,7 +1,9 @@
 """The errors of all rewrites."""
 
+from export.errors import ExportError
 
-class RewriteError(ValueError):
+
+class RewriteError(ExportError, ValueError):
     """A rewrite that cannot be done exactly; the message names the layer, what was expected and what was found."""
 
 

@@ -3,14 +3,21 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 from click.testing import CliRunner, Result
 
+from clients.classifier import Classifier
+from export import openvino_engine
+from export.openvino_engine import has_bfloat16
+from export.publish import read_config
 from export.to_onnx import export
 from models.checkpoint import save
 from models.config import ModelConfig
+from models.data import load_digits
 from models.registry import build, randomise_norms
+from serving.running import running_server
 
 
 def run(*arguments: object) -> Result:
@@ -90,10 +97,53 @@ def test_one_line_and_nothing_written(
 def test_a_shipped_checkpoint_by_name(tmp_path: Path) -> None:
     result = run("--model", "vitbn-tiny", "--optimize", "--repository", tmp_path / "repository")
     assert result.exit_code == 0, result.output
-    assert sorted(path.name for path in (tmp_path / "repository").iterdir()) == ["vitbn-tiny"]
+    assert sorted(path.name for path in (tmp_path / "repository").iterdir()) == [".lock", "vitbn-tiny"]
 
 
 def test_one_checkpoint_at_a_time(trained: Path, tmp_path: Path) -> None:
     result = run("--model", "vitbn", "--checkpoint", trained, "--output", tmp_path / "m.onnx")
     assert (result.exit_code, "expected --model or --checkpoint, found both" in result.output) == (2, True)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_openvino_passes_the_gate_and_is_served_as_a_model_of_its_own(trained: Path, tmp_path: Path) -> None:
+    options = ("--optimize", "--checkpoint", trained, "--repository", tmp_path)
+    assert run(*options).exit_code == 0
+    result = run(*options, "--backend", "openvino", "--threads", 1)
+    assert result.exit_code == 0, result.output
+    assert "in ONNX Runtime, 359 images" in result.output
+    config = read_config(tmp_path / "vitbn_openvino")
+    assert (config.backend, config.default_model_filename, config.max_batch_size) == ("openvino", "model.onnx", 0)
+    assert list(config.input[0].dims) == [-1, 1, 28, 28]
+    assert config.parameters["INFERENCE_NUM_THREADS"].string_value == "1"
+    assert ("HINT_BF16" in config.parameters) == has_bfloat16()
+    with running_server(tmp_path) as server:
+        answers = []
+        for name in ("vitbn", "vitbn_openvino"):
+            with Classifier(server.http_url, name) as classifier:
+                answers.append(classifier.logits(load_digits().test_images[:300]))
+    assert np.abs(answers[0] - answers[1]).max() < (0.5 if has_bfloat16() else 1e-4)
+    assert (answers[0].argmax(1) == answers[1].argmax(1)).mean() > 0.98
+
+
+def test_openvino_that_costs_too_much_is_not_published(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(openvino_engine, "openvino_classifier", lambda data, bfloat16: lambda x: np.zeros((len(x), 10)))
+    result = run("--checkpoint", trained, "--repository", tmp_path / "repo", "--backend", "openvino")
+    assert result.exit_code == 1
+    assert "OpenVINO: expected a drop of at most 0.1 points, found test accuracy" in result.output
+    assert not (tmp_path / "repo").exists()
+
+
+def test_one_engine_a_model(trained: Path, tmp_path: Path) -> None:
+    assert run("--checkpoint", trained, "--repository", tmp_path).exit_code == 0
+    result = run("--checkpoint", trained, "--repository", tmp_path, "--backend", "openvino", "--name", "vitbn")
+    assert result.exit_code == 1
+    assert "expected a model for openvino, found one for onnxruntime; publish it under another --name" in result.output
+
+
+def test_output_has_no_repository(trained: Path, tmp_path: Path) -> None:
+    result = run("--checkpoint", trained, "--output", tmp_path / "x.onnx", "--threads", 1)
+    assert result.exit_code == 2
+    assert not list(tmp_path.iterdir())

@@ -1,101 +1,127 @@
-"""How the backend groups requests, with Triton's own module replaced: a real server merges equal shapes only."""
+"""How requests become runs: which run together, what a failure costs the others; a real server merges equal shapes."""
 
+import gc
 import importlib
-import sys
-from dataclasses import dataclass
-from pathlib import Path
-from types import ModuleType, SimpleNamespace
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
+from backends import imported
+from tiny_models import expected_logits, linear_model
 
-BACKEND = Path(__file__).parents[2] / "serving" / "backends" / "onnxruntime"
+from serving.batching import Array, Call, RunFailed, answer
+from serving.contract import Tensor
 
-
-@dataclass
-class Tensor:
-    tensor_name: str
-    value: np.ndarray
-
-    def name(self) -> str:
-        return self.tensor_name
-
-    def as_numpy(self) -> np.ndarray:
-        return self.value
-
-
-@dataclass
-class Response:
-    tensors: tuple[Tensor, ...] = ()
-    error: str | None = None
+X = {"x": Tensor("TYPE_INT64", (-1, -1))}
 
 
 class Doubler:
-    """A session that doubles its input and counts its runs; it fails on a negative value, as a model may."""
+    """An engine that doubles its input and counts its runs; it fails on a negative value, as a model may."""
 
-    def __init__(self, error: type[Exception]) -> None:
+    inputs: Mapping[str, Tensor] = X
+    outputs: Mapping[str, Tensor] = {"y": X["x"], "z": X["x"]}
+
+    def __init__(self) -> None:
         self.runs = 0
-        self.error = error
 
-    def run(self, names: list[str], feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
+    def run(self, names: Sequence[str], feeds: Mapping[str, Array]) -> list[Array]:
         self.runs += 1
         if (feeds["x"] < 0).any():
-            raise self.error("negative")
+            raise RunFailed("negative")
         return [feeds["x"] * 2 for _ in names]
 
 
 @pytest.fixture
-def backend(monkeypatch: pytest.MonkeyPatch) -> Any:
-    utils = ModuleType("triton_python_backend_utils")
-    utils.Tensor, utils.InferenceResponse, utils.TritonError = Tensor, Response, str  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "triton_python_backend_utils", utils)
-    monkeypatch.syspath_prepend(BACKEND)
-    module = importlib.import_module("model")
-    instance = module.TritonPythonModel()
-    instance.session, instance.batched, instance.outputs = Doubler(module.ORT_ERRORS[0]), True, ["y"]
-    yield instance
-    for name in ("model", "onnx_contract"):
-        del sys.modules[name]
+def engine() -> Doubler:
+    return Doubler()
 
 
-def request(value: list[Any], *outputs: str) -> Any:
-    return SimpleNamespace(inputs=lambda: [Tensor("x", np.array(value))], requested_output_names=lambda: list(outputs))
+def answers(engine: Any, *values: list[Any], batched: bool = True) -> list[Any]:
+    calls = [Call({"x": np.array(value)}, frozenset({"y"})) for value in values]
+    found = answer(engine, ["y"], calls, batched)
+    return [str(each) if isinstance(each, RunFailed) else each["y"].tolist() for each in found]
 
 
-def answers(backend: Any, *values: list[Any]) -> list[Any]:
-    responses = backend.execute([request(value, "y") for value in values])
-    return [response.error or response.tensors[0].value.tolist() for response in responses]
+def test_equal_shapes_run_once(engine: Doubler) -> None:
+    assert answers(engine, [[1, 2]], [[3, 4], [5, 6]]) == [[[2, 4]], [[6, 8], [10, 12]]]
+    assert engine.runs == 1
 
 
-def test_equal_shapes_run_once(backend: Any) -> None:
-    assert answers(backend, [[1, 2]], [[3, 4], [5, 6]]) == [[[2, 4]], [[6, 8], [10, 12]]]
-    assert backend.session.runs == 1
+def test_unequal_shapes_run_apart_and_keep_their_order(engine: Doubler) -> None:
+    assert answers(engine, [[1, 2]], [[3]], [[4, 5]]) == [[[2, 4]], [[6]], [[8, 10]]]
+    assert engine.runs == 2
 
 
-def test_unequal_shapes_run_apart_and_keep_their_order(backend: Any) -> None:
-    assert answers(backend, [[1, 2]], [[3]], [[4, 5]]) == [[[2, 4]], [[6]], [[8, 10]]]
-    assert backend.session.runs == 2
+@pytest.mark.parametrize("bad", [0, 1, 2])
+def test_failed_batch_is_run_one_by_one(engine: Doubler, bad: int) -> None:
+    values, expected = [[[1]], [[2]], [[3]]], [[[2]], [[4]], [[6]]]
+    values[bad], expected[bad] = [[-1]], "negative"
+    assert answers(engine, *values) == expected
+    assert engine.runs == 4
 
 
-def test_failed_batch_is_run_one_by_one(backend: Any) -> None:
-    assert answers(backend, [[1]], [[-1]], [[2]]) == [[[2]], "negative", [[4]]]
-    assert backend.session.runs == 4
+def test_failure_in_one_group_leaves_the_other_together(engine: Doubler) -> None:
+    assert answers(engine, [[1, 1]], [[-1]], [[2, 2]], [[3]]) == [[[2, 2]], "negative", [[4, 4]], [[6]]]
+    assert engine.runs == 4  # the pair of two, the pair of one, and the latter one by one
 
 
-def test_without_batches_each_request_runs_alone(backend: Any) -> None:
-    backend.batched = False
-    assert answers(backend, [1, 2], [3, 4]) == [[2, 4], [6, 8]]
-    assert backend.session.runs == 2
+def test_without_batches_each_request_runs_alone(engine: Doubler) -> None:
+    assert answers(engine, [1, 2], [3, -4], [5, 6], batched=False) == [[2, 4], "negative", [10, 12]]
+    assert engine.runs == 3
 
 
-def test_each_request_gets_the_outputs_it_asks_for(backend: Any) -> None:
-    backend.outputs = ["y", "z"]
-    responses = backend.execute([request([[1]], "z"), request([[2]], "y", "z")])
-    assert [[tensor.tensor_name for tensor in response.tensors] for response in responses] == [["z"], ["y", "z"]]
-    assert backend.session.runs == 1
+def test_each_request_gets_the_outputs_it_asks_for(engine: Doubler) -> None:
+    x = {"x": np.array([[1]])}
+    found = answer(engine, ["y", "z"], [Call(x, frozenset({"z"})), Call(x, frozenset({"y", "z"}))], batched=True)
+    assert [list(each) for each in found if isinstance(each, dict)] == [["z"], ["y", "z"]]
+    assert engine.runs == 1
 
 
-def test_output_of_another_length_is_an_error(backend: Any) -> None:
-    backend.session.run = lambda names, feeds: [feeds["x"][:1]]
-    assert answers(backend, [[1], [2]]) == ["output 'y' has 1 rows for a batch of 2"]
+def test_output_of_another_length_is_an_error(engine: Doubler, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "run", lambda names, feeds: [feeds["x"][:1]])
+    assert answers(engine, [[1], [2]]) == ["output 'y' has 1 rows for a batch of 2"]
+
+
+def onnxruntime_engine(module: Any) -> Any:
+    return module.OnnxRuntime(module.ort.InferenceSession(linear_model(size="size").SerializeToString()))
+
+
+def openvino_engine(module: Any) -> Any:
+    core = importlib.import_module("openvino").Core()
+    core.set_property("CPU", module.cpu_properties({}, bfloat16=True))
+    return module.OpenVino(core.compile_model(core.read_model(linear_model(size="size").SerializeToString()), "CPU"))
+
+
+@pytest.mark.parametrize(
+    ("name", "make", "reason"),
+    [
+        ("onnxruntime", onnxruntime_engine, "cannot be reshaped to the requested shape"),
+        ("openvino", openvino_engine, "(2.1.28.29) conflicts with the reshape pattern"),
+    ],
+)
+def test_engines_answer_a_bad_request_alone_and_the_others_as_one(
+    name: str, make: Callable[[Any], Any], reason: str
+) -> None:
+    images = np.random.default_rng(1).integers(0, 256, (5, 1, 28, 28), dtype=np.uint8)
+    bad = np.zeros((2, 1, 28, 29), np.uint8)
+    calls = [Call({"image": each}, frozenset({"logits"})) for each in (images[:2], bad, images[2:])]
+    with imported(name) as module:
+        first, failed, last = answer(make(module), ["total", "logits"], calls, batched=True)
+        assert isinstance(failed, RunFailed)
+        assert reason in str(failed)
+        for found, part in ((first, images[:2]), (last, images[2:])):
+            assert isinstance(found, dict)
+            np.testing.assert_allclose(found["logits"], expected_logits(part), rtol=1e-5, atol=1e-4)
+
+
+def test_finalize_frees_the_engine() -> None:
+    with imported("onnxruntime") as module:
+        backend = module.TritonPythonModel()
+        backend.engine = onnxruntime_engine(module)
+        session = weakref.ref(backend.engine.session)
+        assert session() is not None
+        backend.finalize()
+        gc.collect()
+        assert session() is None

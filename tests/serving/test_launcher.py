@@ -81,7 +81,7 @@ def test_backends_are_assembled_once_and_whole(tmp_path: Path) -> None:
     assert launcher.assemble_backends(files, tmp_path) == folder
     assert folder.stat().st_mtime_ns == made
     assert list(tmp_path.iterdir()) == [folder]
-    assert (folder / "onnxruntime" / "model.py").is_file()
+    assert all((folder / engine / "model.py").is_file() for engine in launcher.ENGINES)
     for name, source in files.items():
         assert (folder / name).is_dir() or (folder / name).read_bytes() == source.read_bytes()
 

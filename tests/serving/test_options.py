@@ -1,23 +1,18 @@
 """The session options that the backend makes of config.pbtxt are those of Triton's native backend."""
 
-import importlib
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+from backends import imported
 from onnxruntime import ExecutionMode, GraphOptimizationLevel
-
-BACKEND = Path(__file__).parents[2] / "serving" / "backends" / "onnxruntime"
 
 
 @pytest.fixture
-def contract(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    monkeypatch.syspath_prepend(BACKEND)
-    yield importlib.import_module("onnx_contract")
-    del sys.modules["onnx_contract"]
+def backend() -> Iterator[ModuleType]:
+    with imported("onnxruntime") as module:
+        yield module
 
 
 def parameters(**values: str) -> dict[str, Any]:
@@ -34,13 +29,13 @@ def parameters(**values: str) -> dict[str, Any]:
         (7, GraphOptimizationLevel.ORT_ENABLE_ALL),
     ],
 )
-def test_graph_level(contract: ModuleType, level: int, expected: GraphOptimizationLevel) -> None:
-    options = contract.session_options({"optimization": {"graph": {"level": level}}})
+def test_graph_level(backend: ModuleType, level: int, expected: GraphOptimizationLevel) -> None:
+    options = backend.session_options({"optimization": {"graph": {"level": level}}})
     assert options.graph_optimization_level == expected
 
 
-def test_defaults(contract: ModuleType) -> None:
-    options = contract.session_options({"optimization": {"priority": "PRIORITY_DEFAULT"}})
+def test_defaults(backend: ModuleType) -> None:
+    options = backend.session_options({"optimization": {"priority": "PRIORITY_DEFAULT"}})
     assert options.graph_optimization_level == GraphOptimizationLevel.ORT_ENABLE_ALL
     assert (options.intra_op_num_threads, options.inter_op_num_threads) == (0, 0)
     assert (options.enable_cpu_mem_arena, options.enable_mem_pattern) == (True, True)
@@ -48,16 +43,16 @@ def test_defaults(contract: ModuleType) -> None:
 
 
 @pytest.mark.parametrize(("text", "expected"), [("3", 3), (" +2 threads", 2), ("-1", 0)])
-def test_threads(contract: ModuleType, text: str, expected: int) -> None:
-    options = contract.session_options(parameters(intra_op_thread_count=text, inter_op_thread_count="5"))
+def test_threads(backend: ModuleType, text: str, expected: int) -> None:
+    options = backend.session_options(parameters(intra_op_thread_count=text, inter_op_thread_count="5"))
     assert (options.intra_op_num_threads, options.inter_op_num_threads) == (expected, 5)
 
 
-def test_memory_and_mode(contract: ModuleType) -> None:
-    options = contract.session_options(parameters(enable_mem_arena="OFF", enable_mem_pattern="0", execution_mode="1"))
+def test_memory_and_mode(backend: ModuleType) -> None:
+    options = backend.session_options(parameters(enable_mem_arena="OFF", enable_mem_pattern="0", execution_mode="1"))
     assert (options.enable_cpu_mem_arena, options.enable_mem_pattern) == (False, False)
     assert options.execution_mode == ExecutionMode.ORT_PARALLEL
 
 
-def test_parameters_of_others_are_ignored(contract: ModuleType) -> None:
-    contract.session_options(parameters(model_config='{"depth": 6}', rewrites="fold"))
+def test_parameters_of_others_are_ignored(backend: ModuleType) -> None:
+    backend.session_options(parameters(model_config='{"depth": 6}', rewrites="fold"))

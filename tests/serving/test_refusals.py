@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -124,6 +125,8 @@ CASES = {
     ),
     "reshaped": Case(image("data_type: TYPE_UINT8 dims: [28, 28] reshape { shape: [1, 28, 28] }"), None),
 }
+if not Path("/dev/nvidiactl").exists():
+    CASES["gpu"] = Case(f"{WHOLE} instance_group [{{ kind: KIND_GPU count: 1 }}]", "kind KIND_GPU")
 
 
 @pytest.fixture(scope="module")

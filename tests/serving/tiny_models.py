@@ -77,6 +77,7 @@ def write_model(
     model: onnx.ModelProto | bytes | None = None,
     config: str = f"max_batch_size: 64 {IMAGE} {LOGITS} {ONE_INSTANCE}",
     filename: str = "model.onnx",
+    backend: str = "onnxruntime",
 ) -> Path:
     """Put a model as version 1 into `repository` (made if needed) and return its ONNX file."""
     folder = repository / name
@@ -85,5 +86,5 @@ def write_model(
     content = linear_model() if model is None else model
     path.write_bytes(content if isinstance(content, bytes) else content.SerializeToString())
     (folder / "labels.txt").write_text("\n".join(LABELS))
-    (folder / "config.pbtxt").write_text(f'backend: "onnxruntime" {config}')
+    (folder / "config.pbtxt").write_text(f'backend: "{backend}" {config}')
     return path

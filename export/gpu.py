@@ -1,0 +1,99 @@
+"""What building an engine needs of the machine: an NVIDIA GPU with its driver, TensorRT, Polygraphy, CUDA's runtime.
+
+Out: the GPU, or MissingError: one line that says what is missing and how to get it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from export.errors import ExportError
+
+TENSORRT_MAJORS = ("10", "11")
+INSTALL = "pip install -c constraints.txt -e '.[tensorrt]'"
+# Of the CUDA driver API, cuda.h.
+COMPUTE_CAPABILITY_MAJOR, COMPUTE_CAPABILITY_MINOR = 75, 76
+
+
+class MissingError(ExportError):
+    """What is not on this machine, in one line, with where it comes from."""
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """The first GPU that CUDA shows: its name and its compute capability, such as 9.0."""
+
+    name: str
+    compute_capability: str
+
+
+def find_gpu() -> Gpu | None:
+    """The first GPU, asked of the driver itself (libcuda.so.1), so that no build of another package matters."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+    device, major, minor = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
+    name = ctypes.create_string_buffer(256)
+    failed = (
+        driver.cuInit(0)
+        or driver.cuDeviceGet(ctypes.byref(device), 0)
+        or driver.cuDeviceGetName(name, len(name), device)
+        or driver.cuDeviceGetAttribute(ctypes.byref(major), COMPUTE_CAPABILITY_MAJOR, device)
+        or driver.cuDeviceGetAttribute(ctypes.byref(minor), COMPUTE_CAPABILITY_MINOR, device)
+    )
+    return None if failed else Gpu(name.value.decode(), f"{major.value}.{minor.value}")
+
+
+def require() -> Gpu:
+    """The GPU, where all that an engine needs is there; raises MissingError."""
+    gpu = find_gpu()
+    missing = [] if gpu else ["an NVIDIA GPU (a machine with its driver; in a container, --gpus all)"]
+    wanted = [what for what in (_tensorrt(), _polygraphy()) if what]
+    if wanted:
+        missing.append(f"{' and '.join(wanted)} ({INSTALL})")
+    elif gpu and not _cuda_runtime():
+        missing.append("CUDA's runtime libcudart.so (its folder in LD_LIBRARY_PATH)")
+    if gpu and not missing:
+        return gpu
+    instead = "; export/to_onnx.py serves on this GPU without TensorRT" if gpu else ""
+    raise MissingError(f"TensorRT: missing {', and '.join(missing)}{instead}")
+
+
+def _tensorrt() -> str | None:
+    """What there should be, where it is not."""
+    wanted = f"TensorRT {' or '.join(TENSORRT_MAJORS)}"
+    try:
+        import tensorrt
+    except ImportError as error:
+        broken = importlib.util.find_spec("tensorrt")  # there, but without a library that it needs
+        return f"{wanted}, found {' '.join(str(error).split())}," if broken else wanted
+    version: str = tensorrt.__version__
+    return None if version.split(".")[0] in TENSORRT_MAJORS else f"{wanted}, found {version},"
+
+
+def _polygraphy() -> str | None:
+    return None if importlib.util.find_spec("polygraphy") else "Polygraphy"
+
+
+def _cuda_runtime() -> bool:
+    """Whether Polygraphy can load it. It knows the folders of CUDA 12's wheels, so those of later ones are added."""
+    from polygraphy import cuda
+    from polygraphy.exception import PolygraphyException
+    from polygraphy.logger import G_LOGGER
+
+    nvidia = importlib.util.find_spec("nvidia")
+    places = (nvidia.submodule_search_locations or []) if nvidia else []
+    found = {str(path.parent) for place in places for path in Path(place).glob("*/lib/libcudart.so*")}
+    known = os.environ.get("LD_LIBRARY_PATH")
+    os.environ["LD_LIBRARY_PATH"] = os.pathsep.join([*([known] if known else []), *sorted(found)])
+    try:
+        with G_LOGGER.verbosity(G_LOGGER.CRITICAL):
+            cuda.wrapper()
+    except (OSError, PolygraphyException):
+        return False
+    return True

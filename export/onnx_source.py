@@ -1,0 +1,125 @@
+"""The ONNX graph that an engine is built from, with its manifest, in the precision wanted.
+
+In: a file that `to_onnx.py` wrote, or an export. Out: an `OnnxSource`; or SourceError, which names the file, what was
+expected and what was found.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx
+from google.protobuf.message import DecodeError
+
+from export.errors import ExportError
+from export.graph import Exported
+from export.precision import Lowering, convert
+from models.config import ConfigError, ModelConfig
+
+# The fields of a manifest that are text as they stand; all others are JSON in the file's metadata.
+TEXTS = ("checkpoint", "checkpoint_sha256", "torch", "precision")
+NEEDED = ("model_config", "rewrites", "max_abs_error", "tolerance", "checkpoint_sha256", "metrics")
+
+
+class SourceError(ExportError):
+    """A file that no engine can be built from."""
+
+
+@dataclass(frozen=True)
+class OnnxSource:
+    """An ONNX file, as bytes, and its manifest."""
+
+    data: bytes
+    manifest: dict[str, Any]
+
+    @property
+    def config(self) -> ModelConfig:
+        """The model."""
+        return ModelConfig.from_json(json.dumps(self.manifest["model_config"]))
+
+    @property
+    def precision(self) -> str:
+        """fp32, fp16 or int8."""
+        return str(self.manifest.get("precision", "fp32"))
+
+    @property
+    def sha256(self) -> str:
+        """Of the file."""
+        return hashlib.sha256(self.data).hexdigest()
+
+
+def from_export(exported: Exported) -> OnnxSource:
+    """The graph that `graph.export` proved."""
+    return OnnxSource(exported.onnx, exported.manifest)
+
+
+def read_source(path: Path) -> OnnxSource:
+    """The ONNX file `path`, with the manifest of its own metadata or, where it has none, of the .json beside it."""
+    try:
+        data = path.read_bytes()
+        proto = onnx.load_from_string(data)
+    except OSError as error:
+        raise SourceError(f"{path}: expected an ONNX file, found {error.strerror}") from error
+    except DecodeError as error:
+        raise SourceError(f"{path}: expected an ONNX file, found {error}") from error
+    manifest = _from_metadata(proto) or _from_json(path.with_suffix(".json"), data)
+    if missing := [key for key in NEEDED if key not in manifest]:
+        told = f"found no {', '.join(missing)} in its metadata, nor {path.with_suffix('.json').name} beside it"
+        raise SourceError(f"{path}: expected the manifest that to_onnx.py stores, {told}")
+    source = OnnxSource(data, manifest)
+    try:
+        _ = source.config
+    except ConfigError as error:
+        raise SourceError(f"{path}: {error}") from error
+    return source
+
+
+def in_precision(source: OnnxSource, precision: str, lowering: Callable[[], Lowering]) -> OnnxSource:
+    """`source` where it is in `precision` already, else converted from fp32; AccuracyError where that costs too much.
+
+    `lowering` holds the data that the conversion is measured on and is asked for only then.
+    """
+    if source.precision == precision:
+        return source
+    if source.precision != "fp32":
+        usable = "fp32" if precision == "fp32" else f"fp32 or {precision}"
+        raise SourceError(f"ONNX: expected {usable} to build {precision} from, found {source.precision}")
+    converted = convert(onnx.load_from_string(source.data), lowering())
+    proto = converted.proto
+    added = {
+        "precision": precision,
+        "test_accuracy": converted.accuracy,
+        "float32_test_accuracy": converted.float32_accuracy,
+    }
+    for key, value in added.items():
+        proto.metadata_props.add(key=key, value=value if isinstance(value, str) else json.dumps(value))
+    return OnnxSource(proto.SerializeToString(), source.manifest | added)
+
+
+def _from_metadata(proto: onnx.ModelProto) -> dict[str, Any]:
+    entries = {entry.key: entry.value for entry in proto.metadata_props}
+    if "model_config" not in entries:
+        return {}
+    known = {
+        key: value for key, value in entries.items() if key in (*TEXTS, *NEEDED, "opset") or key.endswith("accuracy")
+    }
+    try:
+        return {key: value if key in TEXTS else json.loads(value) for key, value in known.items()}
+    except json.JSONDecodeError as error:
+        raise SourceError(f"ONNX metadata: expected what to_onnx.py stores, found {error}") from error
+
+
+def _from_json(path: Path, data: bytes) -> dict[str, Any]:
+    try:
+        manifest: dict[str, Any] = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    found = hashlib.sha256(data).hexdigest()
+    if (expected := manifest.get("sha256")) != found:
+        raise SourceError(f"{path}: expected the manifest of the ONNX beside it ({found[:12]}…), found {expected}")
+    return manifest

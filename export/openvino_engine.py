@@ -1,0 +1,84 @@
+"""A graph in OpenVINO, as Triton's backend `openvino` would run it, and a gate on what that costs in accuracy.
+
+In: the bytes of an ONNX file and a labelled dataset. Out: a classifier on this CPU, in bfloat16 or float32; and its
+accuracy on the test images beside ONNX Runtime's, or AccuracyError, which holds both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from export.equivalence import Classifier, Logits, onnx_classifier
+from export.errors import ExportError
+from export.precision import AccuracyError, accuracy
+from models.config import INPUT_NAME, OUTPUT_NAME
+from models.data import Dataset
+
+
+class EngineMissing(ExportError):
+    """OpenVINO is not installed, or this CPU lacks what was asked for; the message says which."""
+
+
+@dataclass(frozen=True)
+class EngineAccuracy:
+    """The shares of test images that a graph classifies right in OpenVINO, in `precision`, and in ONNX Runtime."""
+
+    precision: str
+    accuracy: float
+    onnxruntime_accuracy: float
+    images: int
+
+    def __str__(self) -> str:
+        ours, theirs = 100 * self.accuracy, 100 * self.onnxruntime_accuracy
+        return (
+            f"test accuracy {ours:.2f} % in OpenVINO ({self.precision}) against {theirs:.2f} % in ONNX Runtime,"
+            f" {self.images} images"
+        )
+
+
+def has_bfloat16() -> bool:
+    """Whether this CPU computes in bfloat16 itself. Raises EngineMissing without OpenVINO."""
+    return "BF16" in _openvino().Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+
+
+def openvino_classifier(data: bytes, bfloat16: bool) -> Classifier:
+    """The ONNX file `data` in OpenVINO on the CPU: uint8 (n, C, H, W) -> float32 (n, classes).
+
+    The precision is never OpenVINO's own choice. Raises EngineMissing without OpenVINO, or where `bfloat16` is wanted
+    of a CPU that would only imitate it.
+    """
+    if bfloat16 and not has_bfloat16():
+        raise EngineMissing("OpenVINO in bfloat16: expected a CPU with AVX-512 BF16 or AMX, found none")
+    core = _openvino().Core()
+    core.set_property("CPU", {"INFERENCE_PRECISION_HINT": "bf16" if bfloat16 else "f32"})
+    request = core.compile_model(core.read_model(data), "CPU").create_infer_request()
+    infer: Callable[..., dict[str, Logits]] = request.infer
+    return lambda images: infer({INPUT_NAME: images}, share_inputs=True)[OUTPUT_NAME]
+
+
+def check_accuracy(data: bytes, dataset: Dataset, max_drop_points: float, bfloat16: bool) -> EngineAccuracy:
+    """Runs the ONNX file `data` in OpenVINO and in ONNX Runtime on all test images of `dataset`.
+
+    Raises AccuracyError where OpenVINO's accuracy is more than `max_drop_points` percentage points lower, and
+    EngineMissing as `openvino_classifier` does.
+    """
+    classify = openvino_classifier(data, bfloat16)
+    found = EngineAccuracy(
+        "bfloat16" if bfloat16 else "float32",
+        accuracy(classify, dataset),
+        accuracy(onnx_classifier(data), dataset),
+        len(dataset.test_labels),
+    )
+    if 100 * (found.onnxruntime_accuracy - found.accuracy) > max_drop_points:
+        raise AccuracyError(f"OpenVINO: expected a drop of at most {max_drop_points} points, found {found}")
+    return found
+
+
+def _openvino() -> Any:
+    try:
+        import openvino
+    except ModuleNotFoundError as error:
+        raise EngineMissing("OpenVINO is not installed: pip install openvino") from error
+    return openvino

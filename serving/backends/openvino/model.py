@@ -1,0 +1,147 @@
+"""OpenVINO behind a stand-in for Triton's native backend `openvino`, on CPUs alone.
+
+In: a model's configuration and its file, ONNX where `default_model_filename` says so. Out: a compiled model with the
+properties that the native backend makes of the same parameters, or ModelRefused. The native backend (openvino_backend,
+src/openvino.cc) takes open dimensions from `dims` alone: with max_batch_size above 0 it compiles the model for exactly
+that many rows and fails every other request. Here that is refused at load, as are extension libraries and
+RESHAPE_IO_LAYERS, which it has.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import triton_python_backend_utils as pb_utils
+
+from serving.batching import Array, RunFailed
+from serving.contract import Config, ModelRefused, Tensor, parameter
+from serving.stand_in import StandIn
+
+if TYPE_CHECKING:
+    import openvino as ov
+
+# OpenVINO's names of the data types that the native backend knows; TYPE_FP64 is none of them.
+DATA_TYPES = {
+    "boolean": "TYPE_BOOL",
+    "u8": "TYPE_UINT8",
+    "u16": "TYPE_UINT16",
+    "u32": "TYPE_UINT32",
+    "u64": "TYPE_UINT64",
+    "i8": "TYPE_INT8",
+    "i16": "TYPE_INT16",
+    "i32": "TYPE_INT32",
+    "i64": "TYPE_INT64",
+    "f16": "TYPE_FP16",
+    "f32": "TYPE_FP32",
+}
+NUMBER = "[0-9]+"
+# Parameters that become properties of the CPU, and what they may say; capitals do not matter, an empty one is not set.
+PROPERTIES = {
+    "INFERENCE_NUM_THREADS": NUMBER,
+    "COMPILATION_NUM_THREADS": NUMBER,
+    "NUM_STREAMS": f"AUTO|NUMA|{NUMBER}",
+    "PERFORMANCE_HINT": "LATENCY|THROUGHPUT|CUMULATIVE_THROUGHPUT",
+}
+
+
+class OpenVino:
+    """A compiled model as an Engine."""
+
+    def __init__(self, compiled: ov.CompiledModel) -> None:
+        self.inputs = {port.any_name: _tensor(port) for port in compiled.inputs}
+        self.outputs = {port.any_name: _tensor(port) for port in compiled.outputs}
+        self.request = compiled.create_infer_request()
+
+    def run(self, names: Sequence[str], feeds: Mapping[str, Array]) -> list[Array]:
+        """The outputs `names`; raises RunFailed."""
+        try:
+            values = self.request.infer(dict(feeds), share_inputs=True)
+        except RuntimeError as error:
+            raise RunFailed(_reason(error)) from error
+        return [values[name] for name in names]
+
+
+class TritonPythonModel(StandIn):
+    """One instance of one model; see StandIn."""
+
+    default_file = "model.xml"
+
+    def load(self, path: Path, config: Config, args: Mapping[str, str]) -> OpenVino:
+        """The model compiled for the CPU; raises ModelRefused for a broken file or a bad parameter."""
+        check_config(config, args["model_instance_kind"])
+        try:
+            core = _core()
+            bfloat16 = "BF16" in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+            core.set_property("CPU", cpu_properties(config, bfloat16))
+            if wants_bfloat16(config) and not bfloat16:
+                pb_utils.Logger.log_warn(f"{path}: this CPU has no bfloat16, the model runs in float32")
+            return OpenVino(core.compile_model(core.read_model(path), "CPU"))
+        except RuntimeError as error:
+            raise ModelRefused(f"OpenVINO cannot load the model: {_reason(error)}") from error
+
+
+def check_config(config: Config, kind: str) -> None:
+    """Raise ModelRefused for what the native backend refuses, or answers otherwise, whatever the model is."""
+    if kind != "CPU":
+        raise ModelRefused(f"instance_group: expected KIND_CPU, found KIND_{kind}")
+    if config["max_batch_size"] > 0:
+        raise ModelRefused(
+            f"max_batch_size: expected 0 and dims that begin with -1, found {config['max_batch_size']},"
+            " to which Triton's OpenVINO backend would fix the number of rows"
+        )
+    if parameter(config, "CPU_EXTENSION_PATH"):
+        raise ModelRefused("parameter 'CPU_EXTENSION_PATH': this server's backend loads no extensions")
+    if (parameter(config, "RESHAPE_IO_LAYERS") or "").lower() == "yes":
+        raise ModelRefused("parameter 'RESHAPE_IO_LAYERS': this server's backend does not reshape models")
+
+
+def cpu_properties(config: Config, bfloat16: bool) -> dict[str, str]:
+    """OpenVINO's properties for `config` on a CPU with or without `bfloat16`; raises ModelRefused for a bad value.
+
+    The precision is bfloat16 where HINT_BF16 asks for it and the CPU has it, else float32: OpenVINO's own default would
+    be bfloat16 wherever the CPU has it, whether or not anyone measured what that costs.
+    """
+    properties = {"INFERENCE_PRECISION_HINT": "bf16" if wants_bfloat16(config) and bfloat16 else "f32"}
+    for key, pattern in PROPERTIES.items():
+        text = (parameter(config, key) or "").upper()
+        if text and not re.fullmatch(pattern, text):
+            expected = pattern.replace(NUMBER, "a non-negative number").replace("|", ", ")
+            raise ModelRefused(f"parameter '{key}': expected {expected}, found '{parameter(config, key)}'")
+        if text:
+            properties[key] = text
+    return properties
+
+
+def wants_bfloat16(config: Config) -> bool:
+    """Whether HINT_BF16 is YES, the only value that it has; raises ModelRefused for another one."""
+    text = parameter(config, "HINT_BF16") or ""
+    if text.upper() not in ("", "YES"):
+        raise ModelRefused(f"parameter 'HINT_BF16': expected YES, found '{text}'")
+    return bool(text)
+
+
+def _core() -> ov.Core:
+    """OpenVINO, imported only now, so that its absence is a refusal like any other."""
+    try:
+        import openvino
+    except ModuleNotFoundError as error:
+        raise ModelRefused(f"OpenVINO is not installed in {sys.prefix}: pip install openvino") from error
+    return openvino.Core()
+
+
+def _tensor(port: ov.ConstOutput) -> Tensor:
+    """Data type and shape of an input or output; raises ModelRefused for a shape that the native backend refuses."""
+    shape = port.partial_shape
+    if shape.rank.is_dynamic or any(each.is_dynamic and each.max_length != -1 for each in shape):
+        raise ModelRefused(f"'{port.any_name}': its shape {shape} has a range, which is not supported")
+    name = port.element_type.get_type_name()
+    return Tensor(DATA_TYPES.get(name, name), tuple(-1 if each.is_dynamic else each.get_length() for each in shape))
+
+
+def _reason(error: RuntimeError) -> str:
+    """The last line of OpenVINO's message; those before it name its source files."""
+    return str(error).strip().rpartition("\n")[2]

@@ -1,0 +1,94 @@
+"""OpenVINO as the exporter runs it: the values of ONNX Runtime, the precision asked for, and the gate on accuracy."""
+
+import dataclasses
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from export import openvino_engine
+from export.equivalence import Classifier, Images, Logits, onnx_classifier, prove
+from export.graph import export
+from export.openvino_engine import EngineMissing, check_accuracy, has_bfloat16, openvino_classifier
+from export.precision import AccuracyError, accuracy
+from export.rewrites.pipeline import ALL
+from models.checkpoint import load
+from models.data import Dataset, load_digits
+
+
+@pytest.fixture(scope="module")
+def graph(trained: Path) -> bytes:
+    return export(load(trained), ALL).onnx
+
+
+@pytest.fixture(scope="module")
+def digits() -> Dataset:
+    return load_digits()
+
+
+@pytest.fixture
+def bfloat16() -> bool:
+    if not has_bfloat16():
+        pytest.skip("this CPU has no bfloat16")
+    return True
+
+
+def test_float32_answers_as_onnx_runtime(graph: bytes, digits: Dataset) -> None:
+    found = openvino_classifier(graph, bfloat16=False)
+    prove("OpenVINO, float32", onnx_classifier(graph), found, digits.test_images[:64], 1e-4)
+    assert found(digits.test_images[:3]).dtype == np.float32
+
+
+def test_answers_stay_after_the_next_call(graph: bytes, digits: Dataset) -> None:
+    classify = openvino_classifier(graph, bfloat16=False)
+    first = classify(digits.test_images[:4])
+    kept = first.copy()
+    classify(digits.test_images[4:8])
+    np.testing.assert_array_equal(first, kept)
+
+
+def test_bfloat16_is_another_precision_and_passes_the_gate(graph: bytes, digits: Dataset, bfloat16: bool) -> None:
+    images = digits.test_images[:64]
+    error = np.abs(openvino_classifier(graph, bfloat16)(images) - onnx_classifier(graph)(images)).max()
+    assert 1e-4 < error < 1
+    found = check_accuracy(graph, digits, 1.0, bfloat16)
+    assert found.precision == "bfloat16"
+    assert found.accuracy == accuracy(openvino_classifier(graph, bfloat16), digits) > 0.95
+    assert found.onnxruntime_accuracy == accuracy(onnx_classifier(graph), digits)
+    assert found.images == len(digits.test_labels)
+    assert str(found).startswith(f"test accuracy {100 * found.accuracy:.2f} % in OpenVINO (bfloat16) against ")
+
+
+def wrong(make: Callable[[bytes, bool], Classifier]) -> Callable[[bytes, bool], Classifier]:
+    """An engine that answers for a quarter of the images with the class after theirs."""
+
+    def made(data: bytes, bfloat16: bool) -> Classifier:
+        def classify(images: Images) -> Logits:
+            logits = make(data, bfloat16)(images)
+            logits[::4] = np.roll(logits[::4], 1, axis=1)
+            return logits
+
+        return classify
+
+    return made
+
+
+def test_wrong_engine_is_refused(graph: bytes, digits: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    few = dataclasses.replace(digits, test_images=digits.test_images[:100], test_labels=digits.test_labels[:100])
+    monkeypatch.setattr(openvino_engine, "openvino_classifier", wrong(openvino_classifier))
+    with pytest.raises(AccuracyError, match=r"OpenVINO: expected a drop of at most 1\.0 points, found test accuracy 7"):
+        check_accuracy(graph, few, 1.0, bfloat16=False)
+
+
+def test_missing_openvino_is_one_line(graph: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "openvino", None)  # an import of it fails, as where it is not installed
+    with pytest.raises(EngineMissing, match="OpenVINO is not installed: pip install openvino"):
+        openvino_classifier(graph, bfloat16=False)
+
+
+def test_bfloat16_is_not_imitated(graph: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(openvino_engine, "has_bfloat16", lambda: False)
+    with pytest.raises(EngineMissing, match="expected a CPU with AVX-512 BF16 or AMX, found none"):
+        openvino_classifier(graph, bfloat16=True)

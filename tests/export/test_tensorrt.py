@@ -1,0 +1,296 @@
+"""The TensorRT stage: what goes in, what its engines are measured by, and, where there is a GPU, the engines."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from click.testing import CliRunner, Result
+from onnx import TensorProto, helper, numpy_helper
+
+from export.engine import EngineOptions, compare
+from export.engine_layers import LayerTypesDiffer, check_layers
+from export.equivalence import Images, Logits, ShapesDiffer, ValuesDiffer, onnx_classifier, proof_images, prove
+from export.gpu import MissingError, find_gpu, require
+from export.graph import export
+from export.onnx_source import OnnxSource, SourceError, in_precision, read_source
+from export.rewrites.pipeline import ALL
+from export.to_tensorrt import tensorrt
+from models.catalog import shipped
+from models.checkpoint import load
+from models.config import INPUT_NAME, OUTPUT_NAME, ModelConfig
+
+IMAGES = np.random.default_rng(0).integers(0, 256, (64, 1, 28, 28), np.uint8)
+WEIGHTS = np.random.default_rng(1).standard_normal((784, 10)).astype(np.float32) / 255
+FP32, FP16 = EngineOptions("fp32", max_batch=300), EngineOptions("fp16", max_batch=300)
+
+
+def right(images: Images) -> Logits:
+    return images.reshape(len(images), -1).astype(np.float32) @ WEIGHTS
+
+
+def wrong(error: float, at_batch: int | None = None) -> Callable[[Images], Logits]:
+    return lambda images: right(images) + np.float32(error if at_batch in (None, len(images)) else 0)
+
+
+def test_an_engine_is_compared_at_the_sizes_of_its_profile() -> None:
+    sizes = []
+
+    def engine(images: Images) -> Logits:
+        sizes.append(len(images))
+        return right(images)
+
+    proof = compare(right, engine, IMAGES, FP32)
+    assert sizes == [1, 2, 7, 64, 300]
+    assert "TensorRT, fp32: max |error|" in str(proof)
+    assert "tolerance 1.00e-04" in str(proof)
+    sizes.clear()
+    compare(right, engine, IMAGES, EngineOptions("fp32", min_batch=4, opt_batch=8, max_batch=16))
+    assert sizes == [4, 7, 8, 16]
+
+
+@pytest.mark.parametrize(("options", "error"), [(FP32, 2e-4), (FP16, 0.1), (FP32, float("nan"))])
+def test_a_wrong_engine_is_seen(options: EngineOptions, error: float) -> None:
+    with pytest.raises(ValuesDiffer, match=f"TensorRT, {options.precision}: expected an error of at most"):
+        compare(right, wrong(error), IMAGES, options)
+
+
+def test_an_engine_that_is_wrong_at_its_largest_batch_alone() -> None:
+    with pytest.raises(ValuesDiffer, match="at batch 300"):
+        compare(right, wrong(0.1, at_batch=300), IMAGES, FP32)
+
+
+def test_what_float16_cannot_tell_apart_is_left_out() -> None:
+    def two_classes(first: float) -> Callable[[Images], Logits]:
+        # Every other image is decided, the others by less than float16 can tell.
+        return lambda images: np.where(images[:, :1, 0, 0] > 127, [[5.0, 0.0]], [[first, 1.0]]).astype(np.float32)
+
+    images = IMAGES.copy()
+    images[::2, 0, 0, 0], images[1::2, 0, 0, 0] = 255, 0
+    assert compare(two_classes(1.01), two_classes(0.99), images, FP16).max_abs_error == 0
+    with pytest.raises(ShapesDiffer, match="expected 1 images to compare, found 0"):
+        compare(two_classes(1.01), two_classes(0.99), images[1::2], FP16)
+
+
+def attention(float16: bool) -> onnx.ModelProto:
+    """Scores, a softmax that stays in float32, and a product again; with `float16` as the conversion leaves it."""
+    kind = TensorProto.FLOAT16 if float16 else TensorProto.FLOAT
+    weight = numpy_helper.from_array(np.eye(4, dtype=np.float16 if float16 else np.float32), "w")
+    names = iter("abcdef")
+    nodes, last = [helper.make_node("MatMul", ["x", "w"], ["s"], "scores")], "s"
+    for op, name, to in (
+        ("Cast", "up", TensorProto.FLOAT),
+        ("Softmax", "softmax", None),
+        ("Cast", "down", TensorProto.FLOAT16),
+    ):
+        if op == "Softmax" or float16:
+            output = next(names)
+            nodes.append(helper.make_node(op, [last], [output], name, **({"to": to} if to else {})))
+            last = output
+    nodes.append(helper.make_node("MatMul", [last, "w"], ["y"], "values"))
+    x, y = (helper.make_tensor_value_info(name, kind, ["batch", 4]) for name in "xy")
+    return helper.make_model(
+        helper.make_graph(nodes, "g", [x], [y], [weight]), opset_imports=[helper.make_opsetid("", 20)]
+    )
+
+
+def layer(onnx_names: str, *types: str, key: str = "Datatype", **more: object) -> dict[str, object]:
+    """As TensorRT 11 describes it: `types` of an input and of the outputs."""
+    metadata = "\x1e".join(f"[ONNX Layer: {name}]" for name in onnx_names.split())
+    first, *others = ({"Name": "t", key: name} for name in types)
+    return {"Name": f"__myl_{onnx_names}", "Metadata": metadata, "Inputs": [first], "Outputs": others} | more
+
+
+SOFTMAX = layer("up softmax down", "Half", "Half")
+
+
+def layers(*given: object) -> str:
+    return json.dumps({"Layers": given})
+
+
+@pytest.mark.parametrize(
+    ("precision", "given", "counted"),
+    [
+        ("fp16", [layer("scores", "Half", "Half"), SOFTMAX, layer("values", "Half", "Half")], {"float16": 2}),
+        ("fp16", [layer("scores up softmax", "Half", "Float"), layer("down values", "Float", "Half")], None),
+        ("fp16", [layer("scores", *["Row major linear FP16 format"] * 2, key="Format/Datatype")], {"float16": 1}),
+        ("fp32", [layer("scores", "Float", "Float"), layer("softmax", "Float", "Float")], {"float32": 1}),
+        ("fp32", [layer("scores", *["Row major linear FP32"] * 2, key="Format/Datatype")], {"float32": 1}),
+        ("fp16", [{"Name": "scores + up", "Inputs": [{"Datatype": "Half"}], "Outputs": []}], {"float16": 1}),
+        ("fp16", [layer("scores", *["N/A due to dynamic shapes"] * 2, Weights={"Type": "Half"})], {"float16": 1}),
+    ],
+    ids=["TensorRT 11", "fused with a float32 softmax", "TensorRT 10", "fp32", "fp32 of 10", "by name", "by weights"],
+)
+def test_engines_in_the_precision_asked_for(precision: str, given: list[object], counted: object) -> None:
+    found = check_layers(layers(*given), attention(precision == "fp16"), precision)
+    assert found == (counted or {"float16 and float32": 2})
+
+
+@pytest.mark.parametrize(
+    ("precision", "given", "message"),
+    [
+        (
+            "fp16",
+            [layer("scores", "Half", "Half"), layer("values", "Float", "Float")],
+            "layer __myl_values: expected float16, found float32",
+        ),
+        ("fp16", [layer("scores", "Half", "Float")], "layer __myl_scores: expected float16, found float16 and float32"),
+        ("fp16", [layer("scores up", "Float", "Float")], "layer __myl_scores up: expected float16, found float32"),
+        ("fp32", [layer("scores", "Half", "Float")], "expected float32, found float16 and float32"),
+        ("fp32", [layer("scores", "TF32", "Float")], "expected float32, found float32 and tfloat32"),
+        ("fp16", [layer("scores", "BFloat16", "Half")], "expected float16, found bfloat16 and float16"),
+        ("fp32", [layer("", "Int8", "Float")], "expected float32, found float32 and int8"),
+        ("fp16", [SOFTMAX], "expected layers that compute in float16, found none"),
+        ("fp16", [layer("scores", *["N/A due to dynamic shapes"] * 2)], "found none whose types it tells"),
+        ("fp16", ["scores"], "expected the types of every layer, found only the name 'scores'"),
+        ("fp16", [], "found none"),
+    ],
+)
+def test_a_planted_layer_in_another_precision(precision: str, given: list[object], message: str) -> None:
+    with pytest.raises(LayerTypesDiffer, match=re.escape(message)):
+        check_layers(layers(*given), attention(precision == "fp16"), precision)
+
+
+MANIFEST = {
+    "model_config": json.loads(ModelConfig(depth=1).to_json()),
+    "rewrites": [],
+    "opset": 20,
+    "max_abs_error": 1e-6,
+    "tolerance": 1e-4,
+    "checkpoint": "a.safetensors",
+    "checkpoint_sha256": "0" * 64,
+    "metrics": {},
+    "torch": "2.13",
+}
+
+
+def onnx_file(path: Path, metadata: dict[str, object]) -> Path:
+    proto = attention(float16=False)
+    for key, value in metadata.items():
+        proto.metadata_props.add(key=key, value=value if isinstance(value, str) else json.dumps(value))
+    path.write_bytes(proto.SerializeToString())
+    return path
+
+
+def test_the_manifest_is_that_of_the_files_metadata(tmp_path: Path) -> None:
+    source = read_source(onnx_file(tmp_path / "a.onnx", MANIFEST | {"precision": "fp16", "test_accuracy": 0.5}))
+    assert source.manifest == MANIFEST | {"precision": "fp16", "test_accuracy": 0.5}
+    assert (source.config, source.precision) == (ModelConfig(depth=1), "fp16")
+
+
+def test_or_that_beside_it(tmp_path: Path) -> None:
+    path = onnx_file(tmp_path / "a.onnx", {})
+    sha256 = OnnxSource(path.read_bytes(), {}).sha256
+    path.with_suffix(".json").write_text(json.dumps(MANIFEST | {"sha256": sha256}))
+    assert read_source(path).config == ModelConfig(depth=1)
+    path.with_suffix(".json").write_text(json.dumps(MANIFEST | {"sha256": "of another file"}))
+    with pytest.raises(SourceError, match=r"a.json: expected the manifest of the ONNX beside it .*found of another"):
+        read_source(path)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda path: path, "expected an ONNX file, found No such file"),
+        (lambda path: (path.write_bytes(b"\xff text"), path)[1], "expected an ONNX file, found"),
+        (lambda path: onnx_file(path, {}), "expected the manifest that to_onnx.py stores, found no model_config, "),
+        (lambda path: onnx_file(path, MANIFEST | {"rewrites": "none"}), "ONNX metadata: expected what to_onnx.py"),
+        (lambda path: onnx_file(path, MANIFEST | {"model_config": {"depth": 0}}), "depth: expected an integer"),
+    ],
+    ids=["missing", "not ONNX", "no manifest", "another's metadata", "no such model"],
+)
+def test_files_that_no_engine_is_built_from(make: Callable[[Path], Path], message: str, tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match=message):
+        read_source(make(tmp_path / "a.onnx"))
+
+
+@pytest.mark.parametrize(
+    ("found", "wanted", "usable"),
+    [("int8", "fp16", "fp32 or fp16"), ("fp16", "fp32", "fp32"), ("int8", "fp32", "fp32")],
+)
+def test_precisions_that_do_not_lead_to_another(found: str, wanted: str, usable: str) -> None:
+    source = OnnxSource(b"", MANIFEST | {"precision": found})
+    with pytest.raises(SourceError, match=f"expected {usable} to build {wanted} from, found {found}"):
+        in_precision(source, wanted, lambda: pytest.fail("nothing is to be measured"))
+    assert in_precision(source, found, lambda: pytest.fail("nothing is to be measured")) is source
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(tensorrt, [str(argument) for argument in arguments])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--onnx", "a.onnx", "--model", "vit"], "expected --onnx or --model, found both"),
+        (["--min-batch", 65], "expected --min-batch <= --opt-batch <= --max-batch, found 65, 64, 5000"),
+        (["--max-batch", 8], "found 1, 64, 8"),
+        (["--precision", "int8"], "int8"),
+    ],
+)
+def test_wrong_usage(arguments: list[object], message: str) -> None:
+    result = run(*arguments)
+    assert (result.exit_code, message in result.output) == (2, True)
+
+
+@pytest.mark.skipif(find_gpu() is not None, reason="this machine has a GPU")
+def test_without_a_gpu_one_line_and_nothing_written(tmp_path: Path) -> None:
+    for where in ("--output", "--repository"):
+        result = run("--model", "vitbn-tiny", where, tmp_path / "written", "--timing-cache", tmp_path / "cache")
+        assert result.exit_code == 1
+        assert result.output.startswith("Error: TensorRT: missing an NVIDIA GPU (a machine with its driver")
+        assert len(result.output.splitlines()) == 1
+        assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture(scope="module")
+def tensorrt_gpu() -> None:
+    """A GPU with TensorRT; says what is missing where it is skipped."""
+    try:
+        require()
+    except MissingError as error:
+        pytest.skip(str(error))
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.usefixtures("tensorrt_gpu")
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+@pytest.mark.parametrize("model", ["vitbn-tiny", "vit", "cnn"])
+def test_engines(model: str, precision: str, mnist_dir: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    arguments = ["--model", model, "--precision", precision, "--data-dir", mnist_dir, "--timing-cache", cache]
+    result = run(*arguments, "--repository", tmp_path / "repository")
+    assert result.exit_code == 0, result.output
+    assert f"Proved TensorRT, {precision}: max |error|" in result.output
+    assert cache.stat().st_size > 0
+    version = tmp_path / "repository" / f"{model}_trt" / "1"
+    engine = json.loads((version / "manifest.json").read_text())["engine"]
+    assert engine["profile"] == {"min": 1, "opt": 64, "max": 5000}
+    assert {"fp32": "float32", "fp16": "float16"}[precision] in " ".join(engine["layer_types"])
+    assert 'platform: "tensorrt_plan"' in (version.parent / "config.pbtxt").read_text()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("model", ["vitbn-tiny", "cnn"])
+def test_onnx_runtime_on_the_gpu(model: str) -> None:
+    """What serves where there is a GPU and no TensorRT."""
+    import onnxruntime
+
+    if find_gpu() is None:
+        pytest.skip("no NVIDIA GPU")
+    if "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
+        pytest.skip("no CUDA provider in this onnxruntime; pip install -c constraints.txt -e '.[gpu]' in its place")
+    exported = export(load(shipped(model)), ALL)
+    providers = [("CUDAExecutionProvider", {"use_tf32": "0"})]  # with TF32 products keep ten bits
+    session = onnxruntime.InferenceSession(exported.onnx, providers=providers)
+    assert session.get_providers()[0] == "CUDAExecutionProvider"
+
+    def on_gpu(images: Images) -> Logits:
+        return session.run([OUTPUT_NAME], {INPUT_NAME: images})[0]
+
+    prove("ONNX Runtime, CUDA", onnx_classifier(exported.onnx), on_gpu, proof_images(exported.config), 1e-4)

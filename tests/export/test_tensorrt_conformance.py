@@ -1,0 +1,219 @@
+"""The real bindings of TensorRT 11: every name, member and keyword that the project and Polygraphy use is there.
+
+TensorRT's own libraries are not, so the whole command is rehearsed over stubs of them, see rehearsal.py: what it asks
+of TensorRT is checked against the bindings, and what surrounds the engine is run.
+"""
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+from google.protobuf import text_format
+from stub_libraries import environment, python
+from tritonclient.grpc import model_config_pb2 as pb
+
+from export.graph import export
+from export.onnx_source import from_export, in_precision
+from export.precision import Lowering
+from export.rewrites.pipeline import ALL
+from models.catalog import shipped
+from models.checkpoint import load
+from models.data import load_digits
+
+REHEARSAL = Path(__file__).with_name("rehearsal.py")
+
+
+def _there(condition: object, what: str) -> None:
+    if not condition:
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(f"{what} is not installed")
+
+
+@pytest.fixture(scope="module")
+def stubs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    _there(shutil.which("cc"), "a C compiler, which makes the stub libraries,")
+    _there(importlib.util.find_spec("tensorrt_bindings"), "tensorrt_cu13_bindings")
+    _there(importlib.util.find_spec("polygraphy"), "polygraphy")
+    return environment(tmp_path_factory.mktemp("libraries"))
+
+
+@pytest.fixture(scope="module")
+def onnx_files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """`vitbn-tiny` with all rewrites, by precision."""
+    folder = tmp_path_factory.mktemp("onnx")
+    source = from_export(export(load(shipped("vitbn-tiny")), ALL))
+    files = {}
+    for precision in ("fp32", "fp16"):
+        files[precision] = folder / f"{precision}.onnx"
+        converted = in_precision(source, precision, lambda: Lowering("fp16", load_digits(), 100))
+        files[precision].write_bytes(converted.data)
+    return files
+
+
+def rehearse(
+    stubs: dict[str, str], log: Path, planted: str, *arguments: object
+) -> tuple[subprocess.CompletedProcess[str], list[list[str]]]:
+    """The command, and what it asked of TensorRT: class, attribute, arguments."""
+    done = python(stubs, REHEARSAL, log, planted, *arguments)
+    return done, json.loads(log.read_text()) if log.exists() else []
+
+
+@pytest.mark.slow
+def test_every_option_is_one_of_tensorrt_11(stubs: dict[str, str], onnx_files: dict[str, Path], tmp_path: Path) -> None:
+    plan, cache = tmp_path / "a.plan", tmp_path / "caches" / "timing"
+    arguments = ["--onnx", onnx_files["fp32"], "--max-batch", 300, "--workspace", 512, "--timing-cache", cache]
+    options = ["--version-compatible", "--hardware-compatible", "--output", plan]
+    done, used = rehearse(stubs, tmp_path / "log", "nothing", *arguments, *options)
+    assert done.returncode == 0, done.stderr
+    assert not done.stderr
+    assert "Proved TensorRT, fp32: max |error|" in done.stdout
+    assert len(done.stdout.splitlines()) == 4
+    for asked in (
+        ["Builder", "create_network", "1"],  # 1 << STRONGLY_TYPED
+        ["IOptimizationProfile", "set_shape", "image, (1, 1, 28, 28), (64, 1, 28, 28), (300, 1, 28, 28)"],
+        ["IBuilderConfig", "clear_flag", "BuilderFlag.TF32"],
+        ["IBuilderConfig", "set_memory_pool_limit", f"MemoryPoolType.WORKSPACE, {512 << 20}"],
+        ["IBuilderConfig", "set_flag", "BuilderFlag.VERSION_COMPATIBLE"],
+        ["IBuilderConfig", "hardware_compatibility_level", "HardwareCompatibilityLevel.AMPERE_PLUS"],
+        ["IBuilderConfig", "profiling_verbosity", "ProfilingVerbosity.DETAILED"],
+        ["ITimingCache", "serialize", ""],
+        ["EngineInspector", "get_engine_information", "LayerInformationFormat.JSON"],
+    ):
+        assert asked in used
+    manifest = json.loads((tmp_path / "a.json").read_text())
+    engine = manifest["engine"]
+    assert (manifest["file"], plan.read_bytes(), cache.read_bytes()) == ("model.plan", b"plan", b"plan")
+    assert (engine["gpu"], engine["compute_capability"], engine["tensorrt"][:3]) == ("Stub GPU", "9.0", "11.")
+    assert engine["profile"] == {"min": 1, "opt": 64, "max": 300}
+    assert engine["onnx_sha256"] == from_export_sha256(onnx_files["fp32"])
+    assert engine["build_s"] > 0
+    assert engine["layer_types"] == {"float32": 7}
+    assert np.isclose(engine["tolerance"], 1e-4)
+
+
+def from_export_sha256(path: Path) -> str:
+    import hashlib
+
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+@pytest.mark.slow
+def test_a_float16_engine_is_published_for_triton(
+    stubs: dict[str, str], onnx_files: dict[str, Path], tmp_path: Path
+) -> None:
+    repository = tmp_path / "repository"
+    arguments = ["--onnx", onnx_files["fp16"], "--precision", "fp16", "--max-batch", 300]
+    done, used = rehearse(stubs, tmp_path / "log", "nothing", *arguments, "--repository", repository)
+    assert done.returncode == 0, done.stderr
+    assert "Proved TensorRT, fp16: max |error|" in done.stdout
+    assert ["IBuilderConfig", "hardware_compatibility_level", "HardwareCompatibilityLevel.NONE"] in used
+    assert not [member for _, attribute, member in used if attribute == "set_flag"]
+    config = text_format.Parse((repository / "vitbn_trt" / "config.pbtxt").read_text(), pb.ModelConfig())
+    assert (config.platform, config.max_batch_size) == ("tensorrt_plan", 300)
+    assert [spec.batch_size for spec in config.optimization.cuda.graph_spec] == [1, 64, 300]
+    assert (repository / "vitbn_trt" / "1" / "model.plan").read_bytes() == b"plan"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("planted", "message"),
+    [
+        ("another type", "Error: layer __myl_"),
+        ("wrong answer", "Error: TensorRT, fp32: expected an error of at most 1.00e-04 at batch 1, found 1.00e+00"),
+        (
+            "another version",
+            "Error: TensorRT: memory_pool_limits in CreateConfig is not available on TensorRT version 11.",
+        ),
+    ],
+)
+def test_what_must_not_be_handed_on(
+    planted: str, message: str, stubs: dict[str, str], onnx_files: dict[str, Path], tmp_path: Path
+) -> None:
+    plan = tmp_path / "a.plan"
+    arguments = ["--onnx", onnx_files["fp32"], "--max-batch", 64, "--workspace", 512, "--output", plan]
+    done, used = rehearse(stubs, tmp_path / "log", planted, *arguments)
+    assert done.returncode == 1
+    assert message in done.stderr.splitlines()[-1]
+    assert used
+    assert [path.name for path in tmp_path.iterdir()] == ["log"]
+
+
+ABSENT = {
+    "Conformant(trt.Builder).create_network(flag=1)": "TypeError: create_network",
+    "Conformant(trt.Builder).create_network('1')": "TypeError: create_network",
+    "Conformant(trt.Builder).build_engine": "AttributeError",
+    "Conformant(trt.IBuilderConfig).max_workspace_size": "AttributeError",
+    "trt.BuilderFlag.FP16": "AttributeError",
+    "Conformant(trt.IOptimizationProfile).set_shape('image', (1,), (2,))": "TypeError: set_shape",
+    "Conformant(trt.Builder).create_network(flags=1).num_inputs": "no error",
+}
+TRY_EACH = f"""
+import sys
+sys.path.insert(0, {str(REHEARSAL.parent)!r})
+from rehearsal import Conformant, trt
+for call in {list(ABSENT)}:
+    try:
+        eval(call)
+        print("no error")
+    except (AttributeError, TypeError) as error:
+        print(f"{{type(error).__name__}}: {{error}}")
+"""
+
+
+def test_what_tensorrt_11_does_not_have_is_seen(stubs: dict[str, str]) -> None:
+    done = python(stubs, "-c", TRY_EACH)
+    found = done.stdout.splitlines()
+    assert len(found) == len(ABSENT), done.stderr
+    for (call, error), line in zip(ABSENT.items(), found, strict=True):
+        assert line.startswith(error), call
+
+
+REQUIRE = "from export.gpu import MissingError, require\ntry: print(require())\nexcept MissingError as e: print(e)"
+
+
+@pytest.mark.parametrize(
+    ("left_out", "version", "expected"),
+    [
+        ((), "11.4", "Gpu(name='Stub GPU', compute_capability='9.0')"),
+        ((), "10.8", "Gpu(name='Stub GPU'"),
+        (("libcuda.so.1",), "11.4", "TensorRT: missing an NVIDIA GPU (a machine with its driver; "),
+        (
+            ("tensorrt",),
+            "11.4",
+            "TensorRT: missing TensorRT 10 or 11 (pip install -c constraints.txt -e '.[tensorrt]'); "
+            "export/to_onnx.py serves on this GPU without TensorRT",
+        ),
+        ((), "9.3", "TensorRT: missing TensorRT 10 or 11, found 9.3, (pip install"),
+        (("libnvinfer.so.11",), None, "TensorRT: missing TensorRT 10 or 11, found libnvinfer.so.11: cannot open"),
+    ],
+    ids=["all there", "10", "no GPU", "no TensorRT", "too old", "a library less"],
+)
+def test_what_is_missing_and_how_to_get_it(
+    left_out: tuple[str, ...], version: str | None, expected: str, tmp_path: Path
+) -> None:
+    _there(shutil.which("cc"), "a C compiler, which makes the stub libraries,")
+    _there(importlib.util.find_spec("polygraphy"), "polygraphy")
+    there = environment(tmp_path, *left_out)
+    if version and "tensorrt" not in left_out:
+        (tmp_path / "packages/tensorrt/__init__.py").write_text(f"__version__ = {version!r}")
+    done = python(there, "-c", REQUIRE)
+    assert done.stdout.startswith(expected), done.stdout + done.stderr
+    assert len(done.stdout.splitlines()) == 1
+
+
+def test_the_runtime_of_cuda_may_be_broken_or_in_a_wheel_of_cuda_13(tmp_path: Path) -> None:
+    _there(shutil.which("cc"), "a C compiler, which makes the stub libraries,")
+    _there(importlib.util.find_spec("polygraphy"), "polygraphy")
+    there = environment(tmp_path)
+    (tmp_path / "packages/tensorrt/__init__.py").write_text("__version__ = '11.4'")
+    wheel = tmp_path / "packages/nvidia/cu13/lib"
+    wheel.mkdir(parents=True)
+    (tmp_path / "libcudart.so.13").rename(wheel / "libcudart.so.13")
+    loaded = f"{REQUIRE}\nfrom polygraphy import cuda; print(cuda.wrapper().handle._name)"
+    assert python(there, "-c", loaded).stdout.splitlines()[1:] == [str(wheel / "libcudart.so.13")]
+    (tmp_path / "libcudart.so").write_text("no library")
+    assert python(there, "-c", REQUIRE).stdout.startswith("TensorRT: missing CUDA's runtime libcudart.so (")

@@ -1,0 +1,177 @@
+"""What TensorRT's parser takes: every graph that is exported, and none of those it would refuse."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import TensorProto, helper, numpy_helper
+
+from export.equivalence import onnx_classifier
+from export.graph import Served, proof_images, rewrite, to_onnx
+from export.precision import _to_fp16, _to_int8
+from export.rewrites.pipeline import ALL, FUSE, Rewrite
+from export.tensorrt_support import UnsupportedGraph, check, prepare
+from models.config import MODEL_NAMES, ModelConfig
+from models.data import load_digits
+from models.registry import build, randomise_norms
+
+SMALL = ModelConfig(depth=2, dim=24, heads=2, dim_head=8, mlp_dim=40)
+VARIANT = replace(SMALL, pool="mean", pos_emb="pe1d", bn_features="one", qkv_bias=True)
+
+
+def exported(config: ModelConfig, rewrites: Sequence[Rewrite], opset: int = 20) -> onnx.ModelProto:
+    torch.manual_seed(0)
+    model = build(config).eval()
+    randomise_norms(model)
+    served, _ = rewrite(model.double(), rewrites, ()) if rewrites else (Served(model, scale_folded=False), [])
+    return to_onnx(served.float(), config, opset)
+
+
+@pytest.mark.parametrize("model", MODEL_NAMES)
+@pytest.mark.parametrize("rewrites", [(), ALL], ids=["plain", "all rewrites"])
+def test_every_exported_graph_is_taken(model: str, rewrites: Sequence[Rewrite]) -> None:
+    config = replace(SMALL, model=model)
+    proto = exported(config, rewrites)
+    prepared = prepare(proto)
+    assert [node.op_type for node in prepared.graph.node if "image" in node.input] == ["Cast"]
+    expected, found = (onnx_classifier(graph.SerializeToString()) for graph in (proto, prepared))
+    images = proof_images(config)[:5]
+    assert np.array_equal(expected(images), found(images))
+
+
+@pytest.mark.parametrize("opset", [18, 21])
+@pytest.mark.parametrize("rewrites", [FUSE, ALL], ids=["folded", "all rewrites"])
+def test_of_every_opset_and_option(opset: int, rewrites: Sequence[Rewrite]) -> None:
+    prepare(exported(VARIANT, rewrites, opset))
+
+
+@pytest.mark.parametrize("model", MODEL_NAMES)
+def test_and_in_float16(model: str) -> None:
+    lowered = _to_fp16(exported(replace(SMALL, model=model), ALL))
+    prepared = prepare(lowered)
+    casts = [node for node in prepared.graph.node if "image" in node.input]
+    assert [(node.op_type, node.attribute[0].i) for node in casts] == [("Cast", TensorProto.FLOAT16)]
+
+
+def test_int8_is_refused() -> None:
+    lowered = _to_int8(exported(ModelConfig(model="cnn"), ALL), load_digits().train_images)
+    with pytest.raises(UnsupportedGraph, match=r"expected an operator that TensorRT takes, found DequantizeLinear"):
+        prepare(lowered)
+
+
+def graph(
+    nodes: Sequence[onnx.NodeProto], opset: int = 20, image: int = TensorProto.UINT8, **constants: np.ndarray
+) -> onnx.ModelProto:
+    """uint8 `image` (batch, 1, 28, 28) -> float32 `logits`, the operator in the middle what a test is about."""
+    inputs = [helper.make_tensor_value_info("image", image, ["batch", 1, 28, 28])]
+    outputs = [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["b", "c", "h", "w"])]
+    weights = [numpy_helper.from_array(value, name) for name, value in constants.items()]
+    return helper.make_model(
+        helper.make_graph(list(nodes), "g", inputs, outputs, weights), opset_imports=[helper.make_opsetid("", opset)]
+    )
+
+
+CAST = helper.make_node("Cast", ["image"], ["x"], "cast", to=TensorProto.FLOAT)
+AXES = np.array([1, 2], np.int64)
+SHAPE = np.array([-1, 784], np.int64)
+MEAN = helper.make_node("ReduceMean", ["x", "axes"], ["logits"], "mean")
+
+
+def test_the_smallest_graph_that_is_taken() -> None:
+    check(graph([CAST, MEAN], axes=AXES))
+
+
+@pytest.mark.parametrize(
+    ("proto", "message"),
+    [
+        (graph([CAST, MEAN], opset=25, axes=AXES), "ONNX: expected opset 9 to 24, found 25"),
+        (
+            graph([CAST, helper.make_node("Det", ["x"], ["logits"], "determinant")]),
+            r"ONNX node determinant \(Det\): expected an operator that TensorRT takes, found Det",
+        ),
+        (
+            graph([CAST, helper.make_node("Gelu", ["x"], ["logits"], "gelu", domain="com.microsoft")]),
+            "expected an operator that TensorRT takes, found com.microsoft.Gelu",
+        ),
+        (
+            graph(
+                [
+                    helper.make_node("Reshape", ["image", "shape"], ["flat"], "flatten"),
+                    helper.make_node("Cast", ["flat"], ["logits"], "cast", to=TensorProto.FLOAT),
+                ],
+                shape=SHAPE,
+            ),
+            r"ONNX node flatten \(Reshape\): expected a type of image that TensorRT's Reshape takes, found UINT8",
+        ),
+        (
+            graph([helper.make_node("Cast", ["image"], ["x"], "double", to=TensorProto.DOUBLE)]),
+            "node double .*expected a type of x .*found DOUBLE",
+        ),
+        (
+            graph(
+                [
+                    CAST,
+                    helper.make_node("Cast", ["x"], ["bytes"], "back", to=TensorProto.UINT8),
+                    helper.make_node("Cast", ["bytes"], ["logits"], "again", to=TensorProto.FLOAT),
+                ]
+            ),
+            "node back .*expected uint8 only as an output of the graph, found bytes, which lies inside",
+        ),
+        (
+            graph(
+                [CAST, helper.make_node("Shape", ["x"], ["axes"], "axes of its own", start=2), MEAN],
+            ),
+            "node mean .*expected constant axes, found axes, which is computed",
+        ),
+        (
+            graph(
+                [CAST, helper.make_node("MaxPool", ["x"], ["logits", "indices"], "pool", kernel_shape=[2, 2])],
+            ),
+            "node pool .*expected one output, found logits, indices",
+        ),
+        (
+            graph(
+                [
+                    CAST,
+                    helper.make_node("MaxPool", ["x"], ["logits"], "pool", kernel_shape=[2, 2], dilations=[2, 2]),
+                ],
+            ),
+            r"node pool .*expected dilations of 1, found \[2, 2\]",
+        ),
+    ],
+    ids=[
+        "opset",
+        "operator",
+        "domain",
+        "uint8 first reshaped",
+        "double",
+        "uint8 inside",
+        "axes",
+        "outputs",
+        "dilations",
+    ],
+)
+def test_what_is_refused(proto: onnx.ModelProto, message: str) -> None:
+    with pytest.raises(UnsupportedGraph, match=message):
+        check(proto)
+
+
+def test_a_shape_is_asked_of_the_cast_image_alone() -> None:
+    shape = helper.make_node("Shape", ["image"], ["sides"], "ask")
+    expand = helper.make_node("Expand", ["one", "sides"], ["logits"], "expand")
+    proto = graph([shape, CAST, expand], one=np.ones((1, 1, 1, 1), np.float32))
+    with pytest.raises(UnsupportedGraph, match=r"node ask .*expected a type of image .*found UINT8"):
+        check(proto)
+    assert [node.name for node in prepare(proto).graph.node] == ["cast", "ask", "expand"]
+
+
+def test_a_graph_that_is_not_valid() -> None:
+    proto = graph([helper.make_node("Add", ["missing", "image"], ["logits"], "sum")], image=TensorProto.FLOAT)
+    with pytest.raises(UnsupportedGraph, match="ONNX"):
+        prepare(proto)
+    twice = [CAST, CAST, helper.make_node("Relu", ["x"], ["logits"], "relu")]
+    with pytest.raises(UnsupportedGraph, match=r"expected a valid graph, found .*single static assignment"):
+        prepare(graph(twice))

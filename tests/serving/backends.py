@@ -1,0 +1,24 @@
+"""A backend's model.py imported here as Triton's stub imports it, beside the server's own Python module."""
+
+import importlib
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+
+from serving.launcher import pytriton_folder
+
+BACKENDS = Path(__file__).parents[2] / "serving" / "backends"
+
+
+@contextmanager
+def imported(engine: str) -> Iterator[ModuleType]:
+    """The module `model` of the backend `engine`; without the names that only the stub adds to Triton's module."""
+    folders = [str(BACKENDS / engine), str(pytriton_folder() / "tritonserver" / "backends" / "python")]
+    sys.path[:0] = folders
+    try:
+        yield importlib.import_module("model")
+    finally:
+        sys.modules.pop("model", None)
+        del sys.path[: len(folders)]

@@ -105,7 +105,7 @@ def publish(
         artifact = read_artifact(file, file.with_suffix(".json"))
         if artifact.file_name == ONNX_FILE:
             check_answer(file, artifact)
-        model, serving = artifact.config.model, Serving(instances=instances, threads=threads)
+        model, serving = str(artifact.config.model), Serving(instances=instances, threads=threads)
         if artifact.file_name == PLAN_FILE:
             sizes = artifact.manifest["engine"]["profile"].values()
             serving = Serving("tensorrt", instances, max_batch_size=max(sizes), graph_batches=sorted({*sizes}))

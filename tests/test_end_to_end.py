@@ -88,8 +88,8 @@ def test_every_command_is_a_subcommand_of_vitbn(command: str) -> None:
     [
         "models/train.py",
         "export/to_onnx.py",
-        "export/repository.py",
         "export/to_tensorrt.py",
+        "export/repository.py",
         "clients/infer.py",
         "benchmarks/latency.py",
         "vitbn.py",

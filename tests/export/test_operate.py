@@ -17,7 +17,7 @@ from tritonclient.grpc import InferenceServerClient, InferInput
 
 from export.artifact import read_version
 from export.promote import served
-from export.publish import publish, serve, versions
+from export.publish import publish, read_config, serve, versions
 from export.repository import repository as command
 from export.triton_config import Serving
 from export.verify import verify_version
@@ -204,6 +204,20 @@ def test_publish_of_a_file_that_is_damaged(folder: Path, exported: Path) -> None
     exported.with_suffix(".json").unlink()
     assert "expected the manifest of an export" in error(folder, "publish", str(exported))
     assert versions(folder / "vitbn") == [1, 2, 3]
+
+
+def test_publish_of_a_tensorrt_plan(folder: Path, exported: Path) -> None:
+    profile = {"min": 1, "opt": 64, "max": 512}
+    onnx = read_version(folder / "vitbn" / "1")
+    plan = replace(onnx, manifest=onnx.manifest | {"engine": {"profile": profile}}, file_name="model.plan")
+    file = exported.with_name("fast.plan")
+    file.write_bytes(plan.data)
+    file.with_suffix(".json").write_bytes(plan.manifest_json())
+    ok(folder, "publish", str(file))
+    config = read_config(folder / "vitbn_trt")
+    assert (config.platform, config.max_batch_size) == ("tensorrt_plan", 512)
+    assert [spec.batch_size for spec in config.optimization.cuda.graph_spec] == [1, 64, 512]
+    assert "no answer asked of model.plan" in ok(folder, "verify", "vitbn_trt")
 
 
 class Load:

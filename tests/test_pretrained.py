@@ -13,7 +13,7 @@ from models.config import ModelConfig
 from models.data import load_dataset
 from models.training import measure_accuracy
 
-LEAST = {"vit": 0.993, "vitbnffn": 0.993, "vitbn": 0.994, "vitbn-small": 0.993, "vitbn-tiny": 0.986, "cnn": 0.996}
+LEAST = {"vit": 0.994, "vitbnffn": 0.994, "vitbn": 0.994, "vitbn-small": 0.993, "vitbn-tiny": 0.986, "cnn": 0.996}
 DEPTHS = {"vit": 6, "vitbnffn": 6, "vitbn": 6, "vitbn-small": 2, "vitbn-tiny": 1}
 BATCH = 500
 
@@ -32,7 +32,7 @@ def test_accuracy_before_and_after_export(name, test_part):
     recorded = checkpoint.metrics["test_accuracy"]
     measured = measure_accuracy(checkpoint.model, torch.tensor(images), torch.tensor(labels))
     assert measured == pytest.approx(recorded, abs=1e-4), "one image of 10,000 may be a tie"
-    assert measured >= LEAST[name]
+    assert measured >= LEAST[name] - 1e-4
     classify = onnx_classifier(export(checkpoint, ALL).onnx)
     right = sum(
         (classify(images[start : start + BATCH]).argmax(1) == labels[start : start + BATCH]).sum()
@@ -51,6 +51,8 @@ def test_a_checkpoint_says_how_it_was_trained(name):
     assert metrics["epochs"] == metrics["options"]["epochs"], "trained to the end of its schedule"
     assert metrics["command"].startswith(f"python models/train.py --model {model} --dataset mnist")
     assert f"--seed {metrics['options']['seed']}" in metrics["command"]
+    taught = name in ("vit", "vitbnffn")
+    assert ("--teacher models/pretrained/cnn.safetensors" in metrics["command"]) == taught
 
 
 def test_all_together_are_small():

@@ -45,7 +45,7 @@ def promote(model_dir: Path, number: int, server: LiveServer | None) -> list[int
 def activate(model_dir: Path, before: Sequence[int], server: LiveServer | None) -> None:
     """Lets the running server take up a changed model; where it refuses, serves `before` again and raises.
 
-    `before` is empty for a new model, which is then removed.
+    `before` is empty for a new model, which is then removed, unless another version of it has come since.
     """
     if server is None:
         return
@@ -54,8 +54,10 @@ def activate(model_dir: Path, before: Sequence[int], server: LiveServer | None) 
     except ServerRefused:
         if before:
             serve(model_dir, before)
-        else:
-            remove_model(model_dir)
+            raise
+        with locked(model_dir.parent):
+            if versions(model_dir) == [1]:
+                remove_model(model_dir)
         raise
 
 

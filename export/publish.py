@@ -79,8 +79,9 @@ def serve(model_dir: Path, served: Sequence[int]) -> None:
 
 
 def versions(model_dir: Path) -> list[int]:
-    """The versions published in `model_dir`, ascending."""
-    return sorted(int(path.name) for path in model_dir.iterdir() if path.is_dir() and path.name.isdecimal())
+    """The versions published in `model_dir`, ascending; like Triton, not seeing other folders and leading zeros."""
+    found = (path.name for path in model_dir.iterdir() if path.is_dir())
+    return sorted(int(name) for name in found if re.fullmatch("[1-9][0-9]*", name))
 
 
 def remove_version(model_dir: Path, number: int) -> None:
@@ -99,7 +100,7 @@ def sweep(repository: Path) -> list[Path]:
     """Removes what publishers that were killed left behind, and returns it."""
     with locked(repository):
         whole = repository.absolute()
-        left = [*whole.parent.glob(f"{STAGING}{whole.name}-*"), *whole.glob(f"*/{STAGING}*")]
+        left = [*whole.parent.glob(f"{STAGING}{whole.name}-????????"), *whole.glob(f"*/{STAGING}*")]
         left += whole.glob(f"*/.{CONFIG_FILE}.*")  # of write_atomically
         for path in left:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -107,10 +108,10 @@ def sweep(repository: Path) -> list[Path]:
 
 
 @contextmanager
-def locked(repository: Path) -> Iterator[None]:
+def locked(repository: Path, name: str = LOCK_FILE) -> Iterator[None]:
     """One publisher at a time; the lock of one that is killed is free. Makes the repository where there is none."""
     repository.mkdir(parents=True, exist_ok=True)
-    with (repository / LOCK_FILE).open("wb") as file:
+    with (repository / name).open("wb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 

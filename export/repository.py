@@ -95,7 +95,7 @@ def publish(
     header: dict[str, str],
 ) -> None:
     """Publish a file of `to_onnx.py --output` or `to_tensorrt.py --output` as the next version of its model."""
-    with _errors():
+    with _operation(repository):
         from export import publish as publishing
         from export.artifact import ONNX_FILE, PLAN_FILE, read_artifact
         from export.promote import activate, served
@@ -123,8 +123,9 @@ def publish(
 @server_options
 def promote(model: str, version: int, repository: Path, server: str, header: dict[str, str]) -> None:
     """Serve VERSION of MODEL, and the one before it, with no newer one."""
-    with _errors():
-        _promote(_model(repository, model), version, server, header)
+    model_dir = _model(repository, model)
+    with _operation(repository):
+        _promote(model_dir, version, server, header)
 
 
 @repository.command()
@@ -132,10 +133,10 @@ def promote(model: str, version: int, repository: Path, server: str, header: dic
 @server_options
 def rollback(model: str, repository: Path, server: str, header: dict[str, str]) -> None:
     """Go back to the version of MODEL that was served before."""
-    with _errors():
+    model_dir = _model(repository, model)
+    with _operation(repository):
         from export.promote import fall_back
 
-        model_dir = _model(repository, model)
         _promote(model_dir, fall_back(model_dir), server, header)
 
 
@@ -207,20 +208,16 @@ def _server_of(model_dir: Path, address: str, headers: dict[str, str]) -> LiveSe
 
 
 def _models(repository: Path) -> list[Path]:
-    from export.artifact import PublishError
-
     if not repository.is_dir():
-        raise PublishError(f"{repository}: expected a model repository, found no such folder")
+        raise click.ClickException(f"{repository}: expected a model repository, found no such folder")
     return sorted(path for path in repository.iterdir() if path.is_dir())
 
 
 def _model(repository: Path, name: str) -> Path:
-    from export.artifact import PublishError
-
     found = _models(repository)
     if name not in {path.name for path in found}:
         names = ", ".join(path.name for path in found) or "none"
-        raise PublishError(f"{repository}: expected one of its models ({names}), found {name!r}")
+        raise click.ClickException(f"{repository}: expected one of its models ({names}), found {name!r}")
     return repository / name
 
 
@@ -237,6 +234,16 @@ def _worth(version_dir: Path) -> str:
     percent = "-" if accuracy is None else f"{100 * accuracy:.2f}"
     rewrites = ", ".join(manifest["rewrites"]) or "-"
     return f"{percent:>10} {manifest['max_abs_error']:9.1e} {len(artifact.data) / 1e6:6.1f}  {rewrites}"
+
+
+@contextmanager
+def _operation(repository: Path) -> Iterator[None]:
+    """One operator at a time, from the files until the server has taken them up or they are undone."""
+    with _errors():
+        from export.publish import locked
+
+        with locked(repository, ".operating"):
+            yield
 
 
 @contextmanager

@@ -219,6 +219,23 @@ def test_a_publisher_killed_at_any_moment_leaves_a_repository_that_serves(tmp_pa
         assert "READY" in server.log()
 
 
+def test_publishing_three_megabytes_takes_less_than_a_second(tmp_path: Path) -> None:
+    taken_s = []
+    for _ in range(5):
+        start = time.perf_counter()
+        publish(tmp_path, "vitbn", replace(ARTIFACT, data=os.urandom(3_000_000)))
+        taken_s.append(time.perf_counter() - start)
+    assert sorted(taken_s)[2] < 1
+
+
+def test_sweeping_leaves_what_is_anothers(tmp_path: Path) -> None:
+    mine, another = tmp_path / ".publishing-a-12345678", tmp_path / ".publishing-a-b-12345678"
+    for folder in (mine, another, tmp_path / "a" / "vitbn"):
+        folder.mkdir(parents=True)
+    assert sweep(tmp_path / "a") == [mine]
+    assert another.is_dir()
+
+
 def test_a_published_graph_is_the_exported_one(repository: Path) -> None:
     proto = onnx.load(repository / "vitbn" / "1" / "model.onnx")
     onnx.checker.check_model(proto, full_check=True)

@@ -38,7 +38,7 @@ class FrontierError(Exception):
 )
 @click.option("--images", "count", type=click.IntRange(SEARCH_IMAGES), default=5000, show_default=True)
 @click.option(
-    "--seconds", type=click.FloatRange(1), default=60, show_default=True, help="To measure; 5 rounds at least."
+    "--seconds", type=click.FloatRange(1), default=60, show_default=True, help="To measure; 3 rounds at least."
 )
 @click.option("--output", type=click.Path(path_type=Path), required=True, help="Folder for the JSON, table and plot.")
 def frontier(folders: Sequence[Path], count: int, seconds: float, output: Path) -> None:

@@ -45,7 +45,7 @@ class NameList(click.ParamType[list[str]]):
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
 @click.option("--threads", type=click.IntRange(1), help="Threads of each runtime.  [default: all cores]")
 @click.option(
-    "--seconds", type=click.FloatRange(1), default=60, show_default=True, help="To measure; 5 rounds at least."
+    "--seconds", type=click.FloatRange(1), default=60, show_default=True, help="To measure; 3 rounds at least."
 )
 @click.option(
     "--json", "json_path", type=click.Path(path_type=Path), help="Write every sample and the environment here."

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-MIN_ROUNDS = 5
+MIN_ROUNDS = 3
 QUICK_NS = 200_000_000
 SETTLE_S = 0.02  # thread pools spin a little after their work; the next contestant must not pay for it
 

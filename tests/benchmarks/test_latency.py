@@ -8,6 +8,7 @@ from click.testing import CliRunner
 
 from benchmarks import contestants
 from benchmarks.latency import COMPARED, RUNTIME_NAMES, latency
+from benchmarks.timing import MIN_ROUNDS
 from export.graph import Served
 from export.rewrites.pipeline import Step
 
@@ -28,7 +29,7 @@ def test_every_model_and_runtime_at_equal_depth(tmp_path: Path) -> None:
         assert row["depth"] == (None if row["model"] == "cnn" else 1)
         assert row["p50_ms"] <= row["p90_ms"] <= row["p99_ms"]
         assert row["images_per_s"] == pytest.approx(3000 / row["p50_ms"])
-        assert len(row["samples_ns"]) == len(rows[0]["samples_ns"]) >= 5
+        assert len(row["samples_ns"]) == len(rows[0]["samples_ns"]) >= MIN_ROUNDS
         eager = next(r for r in rows if r["model"] == row["model"] and r["runtime"] == "torch")
         assert row["ratio_to_torch"] == pytest.approx(eager["p50_ms"] / row["p50_ms"])
     assert "ONNX Runtime, norms folded" in result.output

@@ -8,6 +8,7 @@ from click.testing import CliRunner
 
 from benchmarks import overhead as module
 from benchmarks.overhead import IN_PROCESS, WAYS, overhead
+from benchmarks.timing import MIN_ROUNDS
 
 
 def run(*arguments):
@@ -28,7 +29,7 @@ def test_a_short_run(tmp_path):
     for (images, way), row in rows.items():
         p50_ms = np.median(row["samples_ns"]) / 1e6
         alone_ms = np.median(rows[images, IN_PROCESS]["samples_ns"]) / 1e6
-        assert len(row["samples_ns"]) >= 5
+        assert len(row["samples_ns"]) >= MIN_ROUNDS
         assert row["p50_ms"] == pytest.approx(p50_ms)
         assert row["images_per_s"] == pytest.approx(images / p50_ms * 1000)
         assert row["of_in_process"] == pytest.approx(alone_ms / p50_ms)

@@ -1,0 +1,38 @@
+"""Accuracy by runtime and precision: every row is there and right, and one that answers wrongly shows."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from benchmarks import accuracy as module
+from benchmarks.accuracy import accuracy
+from benchmarks.contestants import RUNTIMES
+from export.openvino_engine import has_bfloat16
+
+
+def run(path: Path) -> dict[str, dict[str, float]]:
+    options = ["--models", "vitbn-tiny", "--dataset", "digits", "--json", str(path)]
+    result = CliRunner().invoke(accuracy, options)
+    assert result.exit_code == 0, result.output
+    return {row["runtime"]: row for row in json.loads(path.read_text())["rows"]}
+
+
+def test_every_runtime_and_precision(tmp_path: Path) -> None:
+    rows = run(tmp_path / "accuracy.json")
+    lower = [f"ONNX Runtime, all rewrites, {precision}" for precision in ("fp16", "int8")]
+    openvino = ["OpenVINO, all rewrites", *(["OpenVINO, all rewrites, bfloat16"] if has_bfloat16() else [])]
+    assert list(rows) == [*RUNTIMES.values(), *lower, *openvino]
+    for name, row in rows.items():
+        exact = name not in (*lower, "OpenVINO, all rewrites, bfloat16")
+        assert row["agreement"] == (1.0 if exact else pytest.approx(1, abs=0.05))
+        assert row["max_abs_error"] < (1e-4 if exact else 3)
+        assert row["accuracy"] > 0.5, "trained on MNIST, not on these"
+
+
+def test_a_wrong_runtime_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_lowered", lambda *arguments: lambda images: np.zeros((len(images), 10), np.float32))
+    rows = run(tmp_path / "accuracy.json")
+    assert rows["ONNX Runtime, all rewrites, int8"]["agreement"] < 0.2

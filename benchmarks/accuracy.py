@@ -61,7 +61,7 @@ def _rows(model: str, checkpoint: Checkpoint, data: Dataset) -> Iterator[dict[st
     for name, make in _contestants(checkpoint, data).items():
         click.echo(f"Measuring {model}, {name}", err=True)
         try:
-            logits = _classify(make(), data.test_images)
+            logits = _classify(make(), data.test_images.copy())  # PyTorch wants them writable
         except (Unavailable, ExportError) as reason:
             click.echo(reason, err=True)
             continue

@@ -71,5 +71,5 @@ def findings(trained: list[Trained], scope: Scope) -> dict[str, Any]:
 
 def plots(result: Result) -> dict[str, Figure]:
     """Accuracy epoch by epoch."""
-    title = "Test accuracy, each model at its own best"
+    title = "Test accuracy, each at its best"
     return {"test-accuracy": by_epoch(result, ACCURACY, title, {"": result["runs"]})}

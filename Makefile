@@ -30,13 +30,13 @@ lint: setup
 perf_analyzer: .perf_analyzer/bin/perf_analyzer
 
 .perf_analyzer/bin/perf_analyzer: .venv/installed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade \
-		--target .perf_analyzer tritonclient==2.51.0
 	@mkdir -p .perf_analyzer/lib
 	@for library in b64:libb64.so.0d cudart:libcudart.so.12; do \
-		ln -sf "$$(ls $(CURDIR)/.venv/lib/python*/site-packages/nvidia_pytriton.libs/lib$${library%%:*}-*.so*)" \
-			.perf_analyzer/lib/$${library##*:}; \
+		ln -sf "$$(ls "$(CURDIR)"/.venv/lib/python*/site-packages/nvidia_pytriton.libs/lib$${library%%:*}-*.so*)" \
+			.perf_analyzer/lib/$${library##*:} || exit 1; \
 	done
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade \
+		--target .perf_analyzer tritonclient==2.51.0
 	@touch $@
 
 test: lint perf_analyzer

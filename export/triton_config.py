@@ -127,7 +127,8 @@ def configure(message: pb.ModelConfig, serving: Serving) -> None:
         message.parameters[parameter].string_value = str(serving.threads)
     if serving.instances is None:
         return
-    message.instance_group[0].count = serving.instances
+    group = message.instance_group[0] if message.instance_group else message.instance_group.add()
+    group.count = serving.instances
     if serving.instances == 1:
         # Under a policy Triton prepares no batch while its only instance works, and a request that comes just as an
         # answer leaves now and then sleeps for 500 ms (measured: 0.2 to 0.5 % of requests in sequence, else none).

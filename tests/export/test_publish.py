@@ -90,6 +90,10 @@ def test_what_the_operator_set_stays(tmp_path: Path) -> None:
     assert config.parameters["checkpoint_sha256"].string_value == "1", "of the version that is served now"
     publish(tmp_path, "vitbn", ARTIFACT, Serving(instances=1))
     assert not read_config(tmp_path / "vitbn").dynamic_batching.HasField("default_queue_policy")
+    config.ClearField("instance_group")
+    (tmp_path / "vitbn/config.pbtxt").write_text(text_format.MessageToString(config))
+    publish(tmp_path, "vitbn", ARTIFACT, Serving(instances=2))
+    assert [group.count for group in read_config(tmp_path / "vitbn").instance_group] == [2]
 
 
 def test_the_new_version_is_served_beside_the_one_before(tmp_path: Path) -> None:

@@ -1,12 +1,17 @@
 """What several folders of tests share: data that may be missing, a model trained once, a server started once."""
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
+
+# A shell script starts what it sends to the background with SIGINT ignored, and children inherit that; some tests
+# interrupt theirs.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _there(path: Path, what: str) -> Path:

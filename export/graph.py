@@ -26,17 +26,19 @@ from export.equivalence import (
     DtypesDiffer,
     NamesDiffer,
     Proof,
+    Sample,
     ShapesDiffer,
+    embedded_sample,
     onnx_classifier,
-    proof_images,
     prove,
     torch_classifier,
 )
 from export.precision import Converted, Lowering, convert
-from export.rewrites.fold import fold_input_scale
+from export.rewrites.fold import affine_of, fold_input_scale
 from export.rewrites.pipeline import Rewrite, Step, apply
 from models.checkpoint import Checkpoint
 from models.config import INPUT_NAME, INPUT_SCALE, OUTPUT_NAME, ModelConfig
+from models.norms import ProgressiveRepBN
 
 DEFAULT_OPSET = 20  # has Gelu; ONNX Runtime 1.19, in Triton 24.10, refuses 22 and later
 FLOAT64_TOLERANCE = 1e-10
@@ -80,29 +82,33 @@ def export(
     required: Sequence[Rewrite] = (),
     opset: int = DEFAULT_OPSET,
     lowering: Lowering | None = None,
+    sample: Sample | None = None,
 ) -> Exported:
-    """Rewrites the network of `checkpoint`, exports it and proves both steps on real digits.
+    """Rewrites the network of `checkpoint`, exports it and proves both steps on `sample`, by default the embedded one.
 
     Of `rewrites`, those that do not apply are left out unless they are `required`. With `lowering` the proven graph is
     converted to lower precision. Raises RewriteError, EquivalenceError or AccuracyError. The file's metadata_props hold
-    the manifest's fields but what the file answers to the first of `proof_images`.
+    the manifest's fields but what the file answers to the first embedded image, at hand wherever it is verified.
     """
-    images = proof_images(checkpoint.config)
+    _check_trained(checkpoint.model)
+    embedded = embedded_sample(checkpoint.config)
+    sample = sample or embedded
     exact = copy.deepcopy(checkpoint.model).double()
     served, steps = rewrite(exact, rewrites, required)
     before, after = torch_classifier(Served(exact, scale_folded=False)), torch_classifier(served)
-    proofs = [prove("rewritten, float64", before, after, images, FLOAT64_TOLERANCE)] if steps else []
+    proofs = [prove("rewritten, float64", before, after, sample.images, FLOAT64_TOLERANCE)] if steps else []
     proto = to_onnx(served.float(), checkpoint.config, opset)
     check_interface(proto, checkpoint.config)
     trained = torch_classifier(Served(checkpoint.model, scale_folded=False))
     exported = onnx_classifier(proto.SerializeToString())
-    proofs.append(prove("ONNX, float32", trained, exported, images, FLOAT32_TOLERANCE))
+    proofs.append(prove("ONNX, float32", trained, exported, sample.images, FLOAT32_TOLERANCE))
     manifest = {
         "model_config": json.loads(checkpoint.config.to_json()),
         "rewrites": [step.rewrite for step in steps if not step.left_out],
         "opset": opset,
         "max_abs_error": proofs[-1].max_abs_error,
         "tolerance": proofs[-1].tolerance,
+        "proved_on": sample.of,
         "checkpoint": checkpoint.path.name,
         "checkpoint_sha256": checkpoint.sha256,
         "metrics": checkpoint.metrics,
@@ -119,8 +125,15 @@ def export(
     for key, value in manifest.items():
         proto.metadata_props.add(key=key, value=value if isinstance(value, str) else json.dumps(value))
     data = proto.SerializeToString()
-    manifest["sample_logits"] = onnx_classifier(data)(images[:1])[0].tolist()
+    manifest["sample_logits"] = onnx_classifier(data)(embedded.images[:1])[0].tolist()
     return Exported(data, checkpoint.config, manifest, tuple(proofs), tuple(steps), converted)
+
+
+def _check_trained(model: nn.Module) -> None:
+    """Raises RewriteError for a norm that training was still changing into another: what it ends as is not served."""
+    for name, module in model.named_modules():
+        if isinstance(module, ProgressiveRepBN):
+            affine_of(name, module)
 
 
 def rewrite(model: nn.Module, rewrites: Sequence[Rewrite], required: Sequence[Rewrite]) -> tuple[Served, list[Step]]:

@@ -70,7 +70,8 @@ def load(path: Path, depth: int | None = None) -> Checkpoint:
             blocks = f"{config.depth} blocks" if config.is_transformer else "no transformer"
             raise CheckpointError(f"{path}: expected at least {depth} blocks (--depth {depth}), found {blocks}")
         if depth < config.depth:
-            config, tensors, metrics = replace(config, depth=depth), _first_blocks(tensors, depth), {}
+            config, tensors = replace(config, depth=depth), _first_blocks(tensors, depth)
+            metrics = {name: value for name, value in metrics.items() if name == "dataset"}  # of another network
     model = build(config)
     expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     _check_tensors(path, expected, tensors)

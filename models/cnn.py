@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.config import ConfigError, ModelConfig
+from models.config import ConfigError, ModelConfig, Preprocessing
 from models.vit import Size, pair
 
 
@@ -22,6 +22,7 @@ class CNN(nn.Module):
         channels: int = 1,
         num_classes: int = 10,
         labels: tuple[str, ...] | None = None,
+        preprocessing: Preprocessing = "ink",
     ) -> None:
         super().__init__()
         height, width = (((side - 8) // 2 - 4) // 2 for side in pair(image_size))
@@ -33,6 +34,7 @@ class CNN(nn.Module):
             channels=channels,
             num_classes=num_classes,
             labels=tuple(map(str, range(num_classes))) if labels is None else labels,
+            preprocessing=preprocessing,
         )
         self.conv1 = nn.Conv2d(channels, 32, kernel_size=5)
         self.norm1 = nn.BatchNorm2d(32)

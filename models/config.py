@@ -10,17 +10,32 @@ import json
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-INPUT_NAME = "image"  # uint8 (batch, channels, height, width), 0 = background, 255 = ink
+INPUT_NAME = "image"  # uint8 (batch, channels, height, width); of drawings 0 = background, 255 = ink
 OUTPUT_NAME = "logits"  # float32 (batch, num_classes)
 INPUT_SCALE = 1.0 / 255.0  # what the networks are trained on: pixels in [0, 1]
 
-ModelName = Literal["vit", "vitbnffn", "vitbn", "cnn", "dnn", "dnnbn"]
+ModelName = Literal[
+    "vit",
+    "vitbnffn",
+    "vitbn",
+    "vit-repbn",
+    "vit-prepbn",
+    "vit-un",
+    "vit-dfn",
+    "vit-dtn",
+    "vit-minmax",
+    "vit-zscore",
+    "cnn",
+    "dnn",
+    "dnnbn",
+]
 Pool = Literal["cls", "mean"]
 PositionEncoding = Literal["learn", "pe1d"]
 BatchNormFeatures = Literal["dim", "one"]
+Preprocessing = Literal["ink", "photo"]
 
 MODEL_NAMES: tuple[ModelName, ...] = get_args(ModelName)
-TRANSFORMER_NAMES: tuple[ModelName, ...] = ("vit", "vitbnffn", "vitbn")
+TRANSFORMER_NAMES: tuple[ModelName, ...] = tuple(name for name in MODEL_NAMES if name.startswith("vit"))
 
 
 class ConfigError(ValueError):
@@ -31,7 +46,8 @@ class ConfigError(ValueError):
 class ModelConfig:
     """The architecture of one model and the classes it tells apart. The defaults are those of the published study.
 
-    CNN and DNNs read `channels`, `image_size`, `num_classes` and `labels`; the other fields describe transformers.
+    CNN and DNNs read `channels`, `image_size`, `num_classes`, `labels` and `preprocessing`; the other fields describe
+    transformers.
     """
 
     model: ModelName = "vitbn"
@@ -51,6 +67,7 @@ class ModelConfig:
     bn_features: BatchNormFeatures = "dim"
     qkv_bias: bool = False
     labels: tuple[str, ...] = tuple("0123456789")
+    preprocessing: Preprocessing = "ink"  # what clients make of a picture: ink on nothing, or the picture as it is
 
     def __post_init__(self) -> None:
         for field, allowed in (
@@ -58,6 +75,7 @@ class ModelConfig:
             ("pool", get_args(Pool)),
             ("pos_emb", get_args(PositionEncoding)),
             ("bn_features", get_args(BatchNormFeatures)),
+            ("preprocessing", get_args(Preprocessing)),
         ):
             _require(getattr(self, field) in allowed, field, f"one of {', '.join(allowed)}", getattr(self, field))
         for field in ("channels", "num_classes", "dim", "depth", "heads", "dim_head", "mlp_dim"):
@@ -74,6 +92,8 @@ class ModelConfig:
             _require(divides, "patch_size", f"a divisor of image_size {self.image_size}", self.patch_size)
             even = self.pos_emb == "learn" or self.dim % 2 == 0
             _require(even, "dim", "an even number for pos_emb pe1d", self.dim)
+        pictured = self.preprocessing == "ink" or self.channels in (1, 3)
+        _require(pictured, "channels", "1, grey, or 3, RGB, for photos", self.channels)
         _require(len(self.labels) == self.num_classes, "labels", f"{self.num_classes} names", len(self.labels))
 
     @property
@@ -84,7 +104,12 @@ class ModelConfig:
     @property
     def num_patches(self) -> int:
         """Patches of one image."""
-        return (self.image_size[0] // self.patch_size[0]) * (self.image_size[1] // self.patch_size[1])
+        return self.grid[0] * self.grid[1]
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Rows and columns of patches."""
+        return self.image_size[0] // self.patch_size[0], self.image_size[1] // self.patch_size[1]
 
     @property
     def patch_dim(self) -> int:

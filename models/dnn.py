@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
-from models.config import ModelConfig, ModelName
+from models.config import ModelConfig, ModelName, Preprocessing
 from models.vit import Size, no_norm, pair
 
 WIDTH = 100
@@ -29,6 +29,7 @@ class DNN(nn.Module):
         channels: int = 1,
         num_classes: int = 10,
         labels: tuple[str, ...] | None = None,
+        preprocessing: Preprocessing = "ink",
     ) -> None:
         super().__init__()
         height, width = pair(image_size)
@@ -38,6 +39,7 @@ class DNN(nn.Module):
             channels=channels,
             num_classes=num_classes,
             labels=tuple(map(str, range(num_classes))) if labels is None else labels,
+            preprocessing=preprocessing,
         )
         self.linear1 = nn.Linear(channels * height * width, WIDTH)
         self.norm1 = type(self).norm(WIDTH)

@@ -1,35 +1,15 @@
-"""The layers of the transformers, each written once; the normalisation is injected.
+"""The layers of the transformers, each written once; the normalisation is injected (models/norms.py).
 
 Shapes: B images, N tokens, D features, H heads of size E.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-NormFactory = Callable[[int], nn.Module]
-"""Number of features -> normalisation of tokens (B, N, features)."""
-
-
-class TokenBatchNorm(nn.Module):
-    """BatchNorm of tokens (B, N, D), over D features or, with `features` = 1, over all values at once.
-
-    Ioffe and Szegedy, "Batch Normalization", 2015. The tokens are viewed as (B*N, D) rather than transposed to
-    (B, D, N): the same statistics, and no copy.
-    """
-
-    def __init__(self, features: int) -> None:
-        super().__init__()
-        self.norm = nn.BatchNorm1d(features)
-
-    def forward(self, x: Tensor) -> Tensor:
-        rows = x.reshape(-1, self.norm.num_features)  # (B*N, D), or (B*N*D, 1)
-        normed: Tensor = self.norm(rows)
-        return normed.reshape(x.shape)  # (B, N, D)
+from models.norms import NormFactory
 
 
 class TokenEmbedding(nn.Module):

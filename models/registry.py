@@ -8,11 +8,26 @@ from torch import nn
 from models.cnn import CNN
 from models.config import ModelConfig
 from models.dnn import DNN, DNNBN
-from models.vit import VisionTransformer, ViT, ViTBN, ViTBNFFN
+from models.norms import TokenNorm
+from models.vit import (
+    VisionTransformer,
+    ViT,
+    ViTBN,
+    ViTBNFFN,
+    ViTDFN,
+    ViTDTN,
+    ViTMinMax,
+    ViTPRepBN,
+    ViTRepBN,
+    ViTUN,
+    ViTZScore,
+)
 
 Network = VisionTransformer | CNN | DNN
 
-TRANSFORMERS: dict[str, type[VisionTransformer]] = {cls.name: cls for cls in (ViT, ViTBNFFN, ViTBN)}
+TRANSFORMERS: dict[str, type[VisionTransformer]] = {
+    cls.name: cls for cls in (ViT, ViTBNFFN, ViTBN, ViTRepBN, ViTPRepBN, ViTUN, ViTDFN, ViTDTN, ViTMinMax, ViTZScore)
+}
 OTHERS: dict[str, type[CNN | DNN]] = {"cnn": CNN, "dnn": DNN, "dnnbn": DNNBN}
 
 
@@ -21,7 +36,9 @@ def build(config: ModelConfig) -> Network:
     if config.is_transformer:
         fields = {name: value for name, value in vars(config).items() if name != "model"}
         return TRANSFORMERS[config.model](**fields)
-    fields = {name: getattr(config, name) for name in ("image_size", "channels", "num_classes", "labels")}
+    fields = {
+        name: getattr(config, name) for name in ("image_size", "channels", "num_classes", "labels", "preprocessing")
+    }
     return OTHERS[config.model](**fields)
 
 
@@ -30,10 +47,12 @@ def randomise_norms(model: nn.Module, seed: int = 0) -> None:
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for module in model.modules():
-            if isinstance(module, nn.LayerNorm | nn.BatchNorm1d | nn.BatchNorm2d):
+            if isinstance(module, nn.LayerNorm | nn.BatchNorm1d | nn.BatchNorm2d) and module.weight is not None:
                 module.weight.uniform_(0.5, 1.5, generator=generator)
                 module.bias.uniform_(-0.5, 0.5, generator=generator)
             if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
                 module.get_buffer("running_mean").uniform_(-1, 1, generator=generator)
                 module.get_buffer("running_var").uniform_(0.5, 2, generator=generator)
                 module.get_buffer("num_batches_tracked").fill_(1)
+            if isinstance(module, TokenNorm):
+                module.randomise(generator)

@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from models.config import ModelName
+from models.config import TRANSFORMER_NAMES, ModelName
 from models.files import write_atomically
 
 if TYPE_CHECKING:
@@ -26,12 +26,10 @@ if TYPE_CHECKING:
 
 Schedule = Literal["constant", "one-cycle"]
 
-# Wider where there is BatchNorm, which makes higher rates usable.
+# Narrower where all norms are of one token or image; batch statistics make higher rates usable.
+NARROW: tuple[ModelName, ...] = ("vit", "vit-dtn", "vit-minmax", "vit-zscore")
 LEARNING_RATES: dict[ModelName, tuple[float, float]] = {
-    "vit": (1e-5, 1e-3),
-    "vitbnffn": (1e-5, 1e-2),
-    "vitbn": (1e-5, 1e-2),
-    "cnn": (1e-5, 1e-2),
+    name: (1e-5, 1e-3 if name in NARROW else 1e-2) for name in (*TRANSFORMER_NAMES, "cnn")
 }
 BATCH_SIZES = (20, 120)
 FIRST_TRIALS = 5  # spread over the space, before there is enough to fit a Gaussian process to

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from models.catalog import PRETRAINED
-from models.studies import depths, dnn, frontier, learning_rates, optimised, shift
+from models.studies import depths, dnn, frontier, learning_rates, norms, optimised, shift
 from models.studies.protocol import Study
 from models.studies.running import StudyError
 
@@ -29,7 +29,7 @@ def _common(command: Callable[..., None]) -> Callable[..., None]:
     for option in (
         click.option("--output", type=click.Path(path_type=Path), required=True, help="A folder for this study alone."),
         click.option("--quick", is_flag=True, help="All of it in small, in a few minutes on two cores."),
-        click.option("--data-dir", type=click.Path(path_type=Path), help="Folder with MNIST, else $MNIST_DIR."),
+        click.option("--data-dir", type=click.Path(path_type=Path), help="Folder with the images, else $MNIST_DIR."),
         click.option("--device", type=click.Choice(["auto", "cpu", "cuda", "mps"]), default="auto", show_default=True),
     ):
         command = option(command)
@@ -75,6 +75,14 @@ def run_dnn(**options: Any) -> None:
 def run_frontier(checkpoints: Path, **options: Any) -> None:
     """ViTBN of depth 1, 2, 3, 4 and 6 and the CNN: accuracy against work; shipped checkpoints are taken as they are."""
     _train(frontier.study(checkpoints), **options)
+
+
+@study.command("norms")
+@click.option("--dataset", type=click.Choice(norms.DATASETS), default="mnist", show_default=True)
+@_shrinkable
+def run_norms(**options: Any) -> None:
+    """LayerNorm, BatchNorm and five others at a usual and a high learning rate, 10 epochs."""
+    _train(norms.STUDY, **options)
 
 
 @study.command("optimised")
@@ -123,6 +131,7 @@ def _train(
     device: str,
     epochs: int | None,
     train_images: int | None,
+    dataset: str = "mnist",
 ) -> None:
     """Carries out a study that trains, with a row an epoch."""
     from models.data import load_dataset
@@ -130,8 +139,7 @@ def _train(
     from models.training import choose_device
 
     with _one_line_errors():
-        dataset = load_dataset("mnist", data_dir)
-        scope = study.scope(dataset, choose_device(device), quick, epochs, train_images)
+        scope = study.scope(load_dataset(dataset, data_dir), choose_device(device), quick, epochs, train_images)
         click.echo(study.question)
         if scope.reduced:
             click.echo(f"Not the whole study: {scope.reduced}")

@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from models.config import MODEL_NAMES, ConfigError, ModelConfig, ModelName
-from models.data import DATASETS, DataError, Dataset, load_dataset
+from models.data import DATA_DIR_HELP, DATASETS, DataError, Dataset, load_dataset
 
 if TYPE_CHECKING:
     from models.training import Epoch, TrainingOptions
 
 CHECKPOINTS = Path("checkpoints")
+AUGMENTATIONS = ("none", "light", "study", "crop-flip")
 
 
 def _finite(ctx: click.Context, param: click.Parameter, value: float) -> float:
@@ -64,7 +65,7 @@ def _check_model(ctx: click.Context, param: click.Parameter, model: str) -> str:
 )
 @click.option("--model", type=click.Choice(MODEL_NAMES), default="vitbn", show_default=True, callback=_check_model)
 @click.option("--dataset", type=click.Choice(DATASETS), default="digits", show_default=True)
-@click.option("--data-dir", type=click.Path(path_type=Path), help="Of idx files, else $MNIST_DIR or $EMNIST_DIR.")
+@click.option("--data-dir", type=click.Path(path_type=Path), help=DATA_DIR_HELP)
 @click.option("--depth", type=click.IntRange(1), default=6, show_default=True, help="Blocks of a transformer.")
 @click.option("--epochs", type=click.IntRange(1), default=10, show_default=True)
 @click.option("--batch-size", type=click.IntRange(2), default=100, show_default=True)
@@ -72,9 +73,12 @@ def _check_model(ctx: click.Context, param: click.Parameter, model: str) -> str:
 @click.option("--schedule", type=click.Choice(["constant", "one-cycle"]), default="constant", show_default=True)
 @click.option("--weight-decay", type=click.FloatRange(0, 1), default=0.0, show_default=True, help="Of AdamW.")
 @click.option("--label-smoothing", type=click.FloatRange(0, 1, max_open=True), default=0.0, show_default=True)
+@click.option(
+    "--accumulate", type=click.IntRange(1), default=1, show_default=True, help="Parts of a batch, one after the other."
+)
 @click.option("--clip", type=click.FloatRange(0, min_open=True), help="Bound of the gradient's norm.")
 @click.option("--precision", type=click.Choice(["fp32", "bf16"]), default="fp32", show_default=True)
-@click.option("--augment", type=click.Choice(["none", "light", "study"]), default="none", show_default=True)
+@click.option("--augment", type=click.Choice(AUGMENTATIONS), default="none", show_default=True)
 @click.option("--augment-test", is_flag=True, help="Distort the test images too, as the study did.")
 @click.option("--hold-out", type=click.IntRange(0), default=0, show_default=True, help="Training images to test on.")
 @click.option("--teacher", type=click.Path(path_type=str), help="Checkpoint of a network to learn from besides.")
@@ -102,8 +106,7 @@ def train(
 
     try:
         data = load_dataset(dataset, data_dir)
-        height, width = data.train_images.shape[2:]
-        config = ModelConfig(model=model, image_size=(height, width), depth=depth, labels=data.labels)
+        config = data.model_config(model, depth)
         device = distributed.local_device(training.choose_device(device))
         options = training.TrainingOptions(epochs=epochs, batch_size=batch_size, lr=lr, device=device, **others)
         output = output or CHECKPOINTS / f"{model}-{dataset}.safetensors"

@@ -24,6 +24,7 @@ from models.augmentation import Augmentation, augmentation
 from models.config import INPUT_SCALE, ModelConfig
 from models.data import Dataset, hold_out
 from models.files import write_atomically
+from models.norms import anneal
 from models.registry import build
 
 TEST_BATCH = 100  # a larger one leaves the cache: at 1000 the same takes twice as long
@@ -31,6 +32,10 @@ TEST_BATCH = 100  # a larger one leaves the cache: at 1000 the same takes twice 
 
 class TrainingError(Exception):
     """Training that cannot start or go on; the message says what was expected and what was found."""
+
+
+class Diverged(TrainingError):
+    """A training whose loss or logits are no longer finite; its last good checkpoint is kept."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +47,8 @@ class TrainingOptions:
     float32. Of the training images `hold_out` are kept back: epochs are then measured on these, and the test images are
     looked at once, after the last. `teacher` is the checkpoint of a network whose probabilities, for the very pixels
     that the model sees, are half of what it learns (distillation: Hinton et al., 2015; its use for transformers:
-    Touvron et al., DeiT, 2021); the labels are the other half.
+    Touvron et al., DeiT, 2021); the labels are the other half. `accumulate` goes through every batch in so many parts
+    one after the other, which needs that much less memory for the same gradient, but that BatchNorm sees parts.
     """
 
     epochs: int
@@ -59,6 +65,7 @@ class TrainingOptions:
     augment_test: bool = False  # distort what epochs are measured on too, as the study did
     hold_out: int = 0
     teacher: str | None = None
+    accumulate: int = 1
 
 
 @dataclass(frozen=True)
@@ -175,8 +182,7 @@ def measure_accuracy(
 ) -> float:
     """The share of uint8 `images` (n, C, H, W) that `model`, in eval mode, gives the class in int64 `labels` (n,).
 
-    `distort` is applied to the images (B, C, H, W) in [0, 1] first. Raises TrainingError for logits that are not
-    finite.
+    `distort` is applied to the images (B, C, H, W) in [0, 1] first. Raises Diverged for logits that are not finite.
     """
     model.eval()
     right = 0
@@ -185,7 +191,7 @@ def measure_accuracy(
             pixels = x * INPUT_SCALE
             logits = model(distort(pixels) if distort else pixels)  # (B, num_classes)
             if not logits.isfinite().all():
-                raise TrainingError("test logits: expected finite numbers, found others; try a lower --lr")
+                raise Diverged("test logits: expected finite numbers, found others; try a lower --lr")
             right += int((logits.argmax(1) == y).sum())
     return right / len(labels)
 
@@ -218,11 +224,13 @@ def _train_epoch(
     torch.set_rng_state(state.random)  # others may have drawn since
     order = torch.randperm(len(images), generator=state.order).to(images.device)
     total, trained_on = torch.zeros((), device=images.device), 0
-    for batch in _batches(order, options.batch_size):
+    batches = _batches(order, options.batch_size)
+    for number, batch in enumerate(batches):
+        anneal(state.model, (len(state.series) + number / len(batches)) / options.epochs)
         share = batch[distributed.rank() :: distributed.processes()]
         loss = _step(state, distort(images[share] * INPUT_SCALE), labels[share], options)
         if not math.isfinite(value := loss.item()):
-            raise TrainingError(f"training loss: expected a finite number, found {value}; try a lower --lr")
+            raise Diverged(f"training loss: expected a finite number, found {value}; try a lower --lr")
         total += loss * len(batch)
         trained_on += len(batch)
         on_batch(len(batch), value)
@@ -234,16 +242,38 @@ def _train_epoch(
 def _step(state: _State, pixels: Tensor, labels: Tensor, options: TrainingOptions) -> Tensor:
     """Learns from one batch of pixels (B, C, H, W) and labels (B,); returns its loss."""
     state.optimizer.zero_grad(set_to_none=True)
-    with torch.autocast(pixels.device.type, torch.bfloat16, enabled=options.precision == "bf16"):
-        target = labels if state.teacher is None else _distilled(state.teacher, pixels, labels)
-        loss = F.cross_entropy(state.model(pixels), target, label_smoothing=options.label_smoothing)
-    loss.backward()
+    parts = min(options.accumulate, len(labels) // 2)  # of one image BatchNorm has no variance
+    total = torch.zeros((), device=pixels.device)
+    try:
+        for x, y in zip(pixels.tensor_split(parts), labels.tensor_split(parts), strict=True):
+            loss = _loss(state, x, y, options) * (len(y) / len(labels))
+            loss.backward()
+            total += loss.detach()
+    except (torch.OutOfMemoryError, RuntimeError) as error:
+        if not _is_out_of_memory(error):
+            raise
+        raise TrainingError(
+            f"{options.device}: out of memory with batches of {options.batch_size} in {parts} parts; "
+            f"raise --accumulate, which trains the same, or lower --batch-size"
+        ) from error
     distributed.average_gradients(state.model)
     if options.clip is not None:
         nn.utils.clip_grad_norm_(state.model.parameters(), options.clip)
     state.optimizer.step()
     state.schedule.step()
-    return loss.detach()
+    return total
+
+
+def _loss(state: _State, pixels: Tensor, labels: Tensor, options: TrainingOptions) -> Tensor:
+    """The mean loss over pixels (B, C, H, W) with labels (B,)."""
+    with torch.autocast(pixels.device.type, torch.bfloat16, enabled=options.precision == "bf16"):
+        target = labels if state.teacher is None else _distilled(state.teacher, pixels, labels)
+        return F.cross_entropy(state.model(pixels), target, label_smoothing=options.label_smoothing)
+
+
+def _is_out_of_memory(error: RuntimeError) -> bool:
+    """Whether a device said so; the CPU's allocator has no error of its own."""
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
 def _distilled(teacher: nn.Module, pixels: Tensor, labels: Tensor) -> Tensor:
@@ -327,10 +357,10 @@ def _restore(state: _State, path: Path, config: ModelConfig, dataset: Dataset, o
 
 def _run_key(config: ModelConfig, dataset: Dataset, options: TrainingOptions) -> str:
     """What must agree for one run to go on where another stopped: all but the device and, at a constant rate, the
-    number of epochs.
+    number of epochs, unless the norms follow it.
     """
     same = asdict(options) | {"processes": distributed.processes()}
     del same["device"]
-    if options.schedule == "constant":
+    if options.schedule == "constant" and config.model != "vit-prepbn":
         del same["epochs"]
     return f"{config.to_json()} on {dataset.name}, {json.dumps(same)}"

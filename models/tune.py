@@ -16,8 +16,8 @@ from typing import Any
 
 import click
 
-from models.config import ConfigError, ModelConfig, ModelName
-from models.data import DATASETS, DataError, Dataset, hold_out, load_dataset
+from models.config import ConfigError, ModelName
+from models.data import DATA_DIR_HELP, DATASETS, DataError, Dataset, hold_out, load_dataset
 from models.files import write_atomically
 from models.search import (
     BATCH_SIZES,
@@ -41,7 +41,7 @@ COLUMNS = {"lr": "learning rate", "batch_size": "batch size", "depth": "depth", 
 @click.command()
 @click.option("--model", type=click.Choice(list(LEARNING_RATES)), default="vitbn", show_default=True)
 @click.option("--dataset", type=click.Choice(DATASETS), default="digits", show_default=True)
-@click.option("--data-dir", type=click.Path(path_type=Path), help="Folder with the MNIST idx files, else $MNIST_DIR.")
+@click.option("--data-dir", type=click.Path(path_type=Path), help=DATA_DIR_HELP)
 @click.option("--trials", "count", type=click.IntRange(1), default=20, show_default=True, help="In all.")
 @click.option("--epochs", type=click.IntRange(1), default=3, show_default=True, help="Of each trial.")
 @click.option("--train-images", type=click.IntRange(BATCH_SIZES[1]), help="Of each trial; default: all not held out.")
@@ -151,8 +151,7 @@ def run_trial(search: Search, data: Dataset, device: str, parameters: Parameters
     """Trains a new network with `parameters`; what it learned is not kept."""
     from models.training import TrainingError, TrainingOptions, train
 
-    height, width = data.train_images.shape[2:]
-    config = ModelConfig(model=search.model, image_size=(height, width), depth=parameters.depth, labels=data.labels)
+    config = data.model_config(search.model, parameters.depth)
     options = TrainingOptions(
         epochs=search.epochs,
         batch_size=parameters.batch_size,

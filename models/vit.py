@@ -1,4 +1,4 @@
-"""One Vision Transformer; ViT, ViTBNFFN and ViTBN are its choices of normalisation.
+"""One Vision Transformer; ViT, ViTBNFFN, ViTBN and the others are its choices of normalisation.
 
 In: images float (B, C, H, W), pixels in [0, 1]. Out: logits float (B, num_classes).
 Dosovitskiy et al., "An Image is Worth 16x16 Words", 2021, with a norm on both sides of the patch embedding (Kumar et
@@ -12,8 +12,10 @@ from collections.abc import Callable
 from einops.layers.torch import Rearrange
 from torch import Tensor, nn
 
-from models.config import BatchNormFeatures, ModelConfig, ModelName, Pool, PositionEncoding
-from models.layers import Attention, Block, FeedForward, NormFactory, TokenBatchNorm, TokenEmbedding
+from models.config import BatchNormFeatures, ModelConfig, ModelName, Pool, PositionEncoding, Preprocessing
+from models.layers import Attention, Block, FeedForward, TokenEmbedding
+from models.norms import DynamicFeatureNorm, NormFactory, ProgressiveRepBN, RepBN, RowNorm, TokenBatchNorm, UnifiedNorm
+from models.token_norms import DynamicTokenNorm, TokenMinMax, TokenZScore
 
 Size = int | tuple[int, int]
 
@@ -28,20 +30,20 @@ def no_norm(features: int) -> nn.Module:
     return nn.Identity()
 
 
-def batch_norm(features: BatchNormFeatures) -> NormFactory:
-    """BatchNorm over every feature of a token ("dim") or over one feature ("one")."""
-    return lambda dim: TokenBatchNorm(dim if features == "dim" else 1)
+def by_feature(norm: type[RowNorm], config: ModelConfig) -> NormFactory:
+    """A norm over every feature of a token, or over one feature, as `config.bn_features` says."""
+    return lambda dim: norm(dim if config.bn_features == "dim" else 1)
 
 
 class VisionTransformer(nn.Module):
     """The network itself; a subclass names the model and chooses three norms.
 
-    `norms` gives, for the width of BatchNorm, the norms of (the tokens, the FFN's input, the FFN's hidden layer).
-    Raises ConfigError for a geometry that is none.
+    `norms` gives the norms of (the tokens, the FFN's input, the FFN's hidden layer). Raises ConfigError for a geometry
+    that is none.
     """
 
     name: ModelName
-    norms: Callable[[BatchNormFeatures], tuple[NormFactory, NormFactory, NormFactory]]
+    norms: Callable[[ModelConfig], tuple[NormFactory, NormFactory, NormFactory]]
 
     def __init__(
         self,
@@ -62,6 +64,7 @@ class VisionTransformer(nn.Module):
         bn_features: BatchNormFeatures = "dim",
         qkv_bias: bool = False,
         labels: tuple[str, ...] | None = None,
+        preprocessing: Preprocessing = "ink",
     ) -> None:
         super().__init__()
         config = self.config = ModelConfig(
@@ -82,8 +85,9 @@ class VisionTransformer(nn.Module):
             bn_features=bn_features,
             qkv_bias=qkv_bias,
             labels=tuple(map(str, range(num_classes))) if labels is None else labels,
+            preprocessing=preprocessing,
         )
-        norm, ffn_norm, hidden_norm = type(self).norms(bn_features)
+        norm, ffn_norm, hidden_norm = type(self).norms(config)
         height, width = config.patch_size
         self.to_patches: nn.Module = Rearrange("b c (h p1) (w p2) -> b (h w) (p1 p2 c)", p1=height, p2=width)
         self.patch_norm = norm(config.patch_dim)
@@ -116,18 +120,84 @@ class ViT(VisionTransformer):
     """LayerNorm everywhere: the usual network."""
 
     name = "vit"
-    norms = staticmethod(lambda features: (nn.LayerNorm, nn.LayerNorm, no_norm))
+    norms = staticmethod(lambda config: (nn.LayerNorm, nn.LayerNorm, no_norm))
 
 
 class ViTBNFFN(VisionTransformer):
     """BatchNorm in the feed-forward block, between its first Linear and GELU; LayerNorm elsewhere."""
 
     name = "vitbnffn"
-    norms = staticmethod(lambda features: (nn.LayerNorm, no_norm, batch_norm(features)))
+    norms = staticmethod(lambda config: (nn.LayerNorm, no_norm, by_feature(TokenBatchNorm, config)))
 
 
 class ViTBN(VisionTransformer):
     """BatchNorm everywhere."""
 
     name = "vitbn"
-    norms = staticmethod(lambda features: (batch_norm(features), no_norm, batch_norm(features)))
+    norms = staticmethod(
+        lambda config: (by_feature(TokenBatchNorm, config), no_norm, by_feature(TokenBatchNorm, config))
+    )
+
+
+class ViTWith(VisionTransformer):
+    """Another norm in each place where ViT has LayerNorm; a subclass chooses it."""
+
+    @staticmethod
+    def token_norm(config: ModelConfig) -> NormFactory:
+        """The norm, for a number of features."""
+        raise NotImplementedError
+
+    @classmethod
+    def norms(cls, config: ModelConfig) -> tuple[NormFactory, NormFactory, NormFactory]:
+        return cls.token_norm(config), cls.token_norm(config), no_norm
+
+
+class ViTRepBN(ViTWith):
+    """BatchNorm with a skip beside it."""
+
+    name = "vit-repbn"
+    token_norm = staticmethod(lambda config: by_feature(RepBN, config))
+
+
+class ViTPRepBN(ViTWith):
+    """From LayerNorm to RepBN in the course of the training."""
+
+    name = "vit-prepbn"
+    token_norm = staticmethod(
+        lambda config: lambda dim: ProgressiveRepBN(dim, dim if config.bn_features == "dim" else 1)
+    )
+
+
+class ViTUN(ViTWith):
+    """Unified Normalization: scaled by a smoothed mean square, not centred."""
+
+    name = "vit-un"
+    token_norm = staticmethod(lambda config: by_feature(UnifiedNorm, config))
+
+
+class ViTDFN(ViTWith):
+    """A learned mixture of z-score, min-max form and identity by feature."""
+
+    name = "vit-dfn"
+    token_norm = staticmethod(lambda config: by_feature(DynamicFeatureNorm, config))
+
+
+class ViTDTN(ViTWith):
+    """Dynamic Token Normalization; for comparison, it does not fold."""
+
+    name = "vit-dtn"
+    token_norm = staticmethod(lambda config: lambda dim: DynamicTokenNorm(dim, config.heads, config.grid))
+
+
+class ViTMinMax(ViTWith):
+    """The min-max form of each token; for comparison, it does not fold."""
+
+    name = "vit-minmax"
+    token_norm = staticmethod(lambda config: TokenMinMax)
+
+
+class ViTZScore(ViTWith):
+    """The z-score of each token; for comparison, it does not fold."""
+
+    name = "vit-zscore"
+    token_norm = staticmethod(lambda config: TokenZScore)

@@ -17,11 +17,12 @@ from export.rewrites.errors import DoesNotApply, RewriteError
 from models.cnn import CNN
 from models.config import INPUT_SCALE
 from models.dnn import DNN
-from models.layers import Attention, TokenBatchNorm, TokenEmbedding
+from models.layers import Attention, TokenEmbedding
+from models.norms import NeverAffine, NotAffine, TokenNorm, batch_norm_affine
 from models.registry import Network
 from models.vit import VisionTransformer
 
-BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+BATCH_NORMS = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d
 
 
 @dataclass(frozen=True)
@@ -37,13 +38,14 @@ def fold_batchnorm(model: nn.Module) -> nn.Module:
     """Folds every BatchNorm, and the gamma and beta of LayerNorms, into the linear layers beside them.
 
     In eval mode BN(x) = Dx + c with D = diag(gamma / sqrt(var + eps)), c = beta - mean gamma / sqrt(var + eps), so
-    BN(Wx + b) = (DW) x + (Db + c) and W(Dx + c) + b = (WD) x + (Wc + b). A LayerNorm is D n(x) + c with D = gamma,
-    c = beta; its bare normalisation n stays. With all norms gone from the patch embedding, its bias and the CLS token
-    move into the table of positions.
+    BN(Wx + b) = (DW) x + (Db + c) and W(Dx + c) + b = (WD) x + (Wc + b). So do the other norms of `models.norms`, whose
+    D and c stand there. A LayerNorm is D n(x) + c with D = gamma, c = beta; its bare normalisation n stays. With all
+    norms gone from the patch embedding, its bias and the CLS token move into the table of positions.
 
     Raises RewriteError, naming the layer, for a BatchNorm that is in training mode, keeps no running statistics,
     stands beside nothing linear, or beside a layer whose weight is shared: none is ever dropped or left in. Raises it
-    also for weights or statistics that are not finite and for negative variances.
+    also for weights or statistics that are not finite, for negative variances, and for a norm that is not affine yet;
+    DoesNotApply for one that never is, since it looks at each image anew.
     """
     if not isinstance(model, Network):
         raise RewriteError(f"{type(model).__name__}: expected a transformer, CNN or DNN of this project")
@@ -54,7 +56,7 @@ def fold_batchnorm(model: nn.Module) -> nn.Module:
     for fold in _folds(folded):
         _apply(folded, fold)
     for name, module in folded.named_modules():
-        if isinstance(module, BATCH_NORMS):
+        if isinstance(module, TokenNorm | BATCH_NORMS):
             raise RewriteError(f"{name}: expected a linear layer beside this {type(module).__name__}, found none")
     if isinstance(folded, VisionTransformer) and isinstance(folded.embedding_norm, nn.Identity):
         folded.embedding = FoldedEmbedding(folded.embedding, folded.patch_embedding.get_parameter("bias"))
@@ -148,7 +150,7 @@ def _folds(model: Network) -> Iterator[Fold]:
         yield from (Fold(f"norm{n}", f"linear{n}", "after") for n in (1, 2, 3))
         return
     yield Fold("patch_norm", "patch_embedding", "before")
-    if isinstance(model.embedding_norm, TokenBatchNorm):
+    if isinstance(model.embedding_norm, TokenNorm):
         yield Fold("embedding_norm", "patch_embedding", "after")
     for i in range(len(model.blocks)):
         yield Fold(f"blocks.{i}.attention.norm", f"blocks.{i}.attention.qkv", "before")
@@ -163,7 +165,7 @@ def _apply(model: nn.Module, fold: Fold) -> None:
         return
     if not isinstance(linear, nn.Linear | nn.Conv2d):
         raise RewriteError(f"{fold.norm}: expected a linear layer at {fold.linear}, found {type(linear).__name__}")
-    scale, shift = _affine_of(fold.norm, norm)
+    scale, shift = affine_of(fold.norm, norm)
     bias = linear.bias.data if linear.bias is not None else torch.zeros(len(linear.weight), dtype=torch.float64)
     if fold.side == "after":
         weight = linear.weight.data * scale.reshape(-1, *[1] * (linear.weight.ndim - 1))
@@ -176,22 +178,20 @@ def _apply(model: nn.Module, fold: Fold) -> None:
     model.set_submodule(fold.norm, _bare(norm))
 
 
-def _affine_of(name: str, norm: nn.Module) -> tuple[Tensor, Tensor]:
+def affine_of(name: str, norm: nn.Module) -> tuple[Tensor, Tensor]:
     """Scale and shift, each (features,) or (1,), of a norm's affine part; raises RewriteError where it has none."""
     if isinstance(norm, nn.LayerNorm):
         return norm.weight.data, norm.bias.data
-    inner = norm.norm if isinstance(norm, TokenBatchNorm) else norm
-    if not isinstance(inner, BATCH_NORMS):
-        raise RewriteError(f"{name}: expected BatchNorm or LayerNorm, found {type(norm).__name__}")
-    if inner.training:
+    if not isinstance(norm, TokenNorm | BATCH_NORMS):
+        raise RewriteError(f"{name}: expected a norm of this project, found {type(norm).__name__}")
+    if norm.training:
         raise RewriteError(f"{name}: expected eval mode, found training mode; call model.eval()")
-    if inner.running_mean is None or inner.running_var is None:
-        raise RewriteError(f"{name}: expected running statistics, found none (track_running_stats=False)")
-    scale = (inner.running_var + inner.eps).rsqrt()
-    if inner.affine:
-        scale = scale * inner.weight.data
-    shift = -inner.running_mean * scale
-    return scale, shift + inner.bias.data if inner.affine else shift
+    try:
+        return norm.eval_affine() if isinstance(norm, TokenNorm) else batch_norm_affine(norm)
+    except NeverAffine as reason:
+        raise DoesNotApply(f"{name}: {reason}") from reason
+    except NotAffine as reason:
+        raise RewriteError(f"{name}: {reason}") from reason
 
 
 def _bare(norm: nn.Module) -> nn.Module:
@@ -219,7 +219,7 @@ def _check_numbers(model: nn.Module) -> None:
         if not tensor.isfinite().all():
             found = tensor[~tensor.isfinite()].flatten()[0].item()
             raise RewriteError(f"{name}: expected finite numbers, found {found}")
-        if name.endswith("running_var") and (tensor < 0).any():
+        if name.endswith(("running_var", "running_square")) and (tensor < 0).any():
             raise RewriteError(f"{name}: expected variances of at least 0, found {tensor.min().item()}")
 
 

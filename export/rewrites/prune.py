@@ -14,6 +14,7 @@ from export.rewrites.absorb import AbsorbedAttention
 from export.rewrites.errors import DoesNotApply, RewriteError
 from export.rewrites.fold import FoldedEmbedding, linear
 from models.layers import Attention, TokenEmbedding
+from models.norms import TokenNorm
 from models.vit import VisionTransformer
 
 
@@ -22,7 +23,8 @@ def cls_only(model: nn.Module) -> nn.Module:
 
     With pool 'cls' the head reads row 0, and of the last block's rows no later layer reads another. Keys and values
     still need every row. In a network of depth 1 row 0 enters the block as a constant, so its query is one too.
-    Raises DoesNotApply for pool 'mean', where the head reads every row, and for a network without tokens.
+    Raises DoesNotApply for pool 'mean', where the head reads every row, for a norm behind the attention that reads
+    other rows, and for a network without tokens.
     """
     if not isinstance(model, VisionTransformer):
         raise DoesNotApply(f"{type(model).__name__}: there is no CLS token")
@@ -30,6 +32,11 @@ def cls_only(model: nn.Module) -> nn.Module:
         raise DoesNotApply(f"head: expected pool 'cls', found {model.config.pool!r}, which reads every row")
     rewritten = copy.deepcopy(model)
     last = len(rewritten.blocks) - 1
+    for name in (f"blocks.{last}.ffn.norm", f"blocks.{last}.ffn.hidden_norm", "norm"):
+        norm = rewritten.get_submodule(name)
+        if isinstance(norm, TokenNorm) and norm.mixes_tokens:
+            found = type(norm).__name__
+            raise DoesNotApply(f"{name}: expected a norm of each row alone, found {found}, which reads the others")
     block = rewritten.get_submodule(f"blocks.{last}")
     if isinstance(block, ClsBlock):
         raise RewriteError(f"blocks.{last}: expected every row, found the CLS row alone already")

@@ -38,12 +38,20 @@ class Run:
 
 @dataclass(frozen=True)
 class Trained:
-    """A finished run: its checkpoint, the metrics in it, and an `Epoch` for each epoch."""
+    """A finished run: its checkpoint, the metrics in it, and an `Epoch` for each epoch.
+
+    One whose loss is no longer finite has `diverged` and ends before its last epoch, perhaps before its first.
+    """
 
     run: Run
     checkpoint: Path
     metrics: dict[str, Any]
     series: tuple[Epoch, ...]
+
+    @property
+    def diverged(self) -> bool:
+        """Whether it has fewer epochs than it should."""
+        return len(self.series) < self.run.options.epochs
 
     @property
     def training_time_s(self) -> float:
@@ -64,10 +72,10 @@ def advance(
 ) -> list[Trained]:
     """Trains all `runs` in `folder` to their last epoch: A1 B1 C1 A2 B2 …, where a number is an epoch.
 
-    Raises StudyError for a folder with the runs of another study, or of this one with other options or more epochs;
-    TrainingError for a training that fails.
+    A training that diverges ends there, the others go on. Raises StudyError for a folder with the runs of another
+    study, or of this one with other options or more epochs; TrainingError for a training that fails.
     """
-    from models.training import train
+    from models.training import Diverged, train
 
     _check_plan(folder / PLAN, _plan(study, runs, dataset, test_batch))
     finished = {run.label: _finished(folder, run) for run in runs}
@@ -86,7 +94,11 @@ def advance(
     for number in range(1, max((run.options.epochs for run in runs), default=0) + 1):
         for run in runs:
             while finished[run.label] < min(number, run.options.epochs):
-                epoch = next(trainings[run.label])
+                try:
+                    epoch = next(trainings[run.label])
+                except Diverged:
+                    finished[run.label] = run.options.epochs
+                    break
                 finished[run.label] = epoch.epoch
                 on_epoch(run, epoch)
     return [_read(folder, run) for run in runs]
@@ -152,6 +164,8 @@ def _read(folder: Path, run: Run) -> Trained:
     from models.training import Epoch
 
     path = folder / f"{run.label}.json"
+    if not path.exists() and not (folder / f"{run.label}.resume.pt").exists():  # diverged in its first epoch
+        return Trained(run, path.with_suffix(".safetensors"), {}, ())
     try:
         metrics = json.loads(path.read_bytes())
         series = tuple(Epoch(**epoch) for epoch in metrics.pop("series"))

@@ -11,7 +11,8 @@ from torch import nn
 from export.rewrites import fold as module
 from export.rewrites.errors import RewriteError
 from export.rewrites.fold import Fold, fold_attention_biases, fold_batchnorm, fold_input_scale
-from models.config import MODEL_NAMES, ModelConfig
+from models.config import MODEL_NAMES, ModelConfig, ModelName
+from models.norms import Affine, DynamicFeatureNorm, RepBN, UnifiedNorm, batch_norm_affine
 from models.registry import build, randomise_norms
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
@@ -39,6 +40,9 @@ OPTIONS = [
     for model, pool, pos_emb, features, bias in product(
         ("vit", "vitbnffn", "vitbn"), ("cls", "mean"), ("learn", "pe1d"), ("dim", "one"), (False, True)
     )
+] + [
+    replace(SMALL, model=model, bn_features=features)
+    for model, features in product(("vit-repbn", "vit-prepbn", "vit-un", "vit-dfn"), ("dim", "one"))
 ]
 GEOMETRIES = [
     ModelConfig(model="cnn"),
@@ -114,14 +118,60 @@ def reversed_features(name: str, norm: nn.Module) -> tuple[torch.Tensor, torch.T
     return scale.flip(0), shift
 
 
-REAL_AFFINE = module._affine_of
+REAL_AFFINE = module.affine_of
 
 
 @pytest.mark.parametrize("wrong", [no_eps, no_shift, no_scale, reversed_features], ids=lambda f: f.__name__)
 def test_a_wrong_affine_map_is_seen(wrong: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_affine_of", wrong)
+    monkeypatch.setattr(module, "affine_of", wrong)
     model = network(SMALL)
     assert largest_error(model, fold_batchnorm(model), pixels(SMALL) / 255) > 1e-8
+
+
+def without_skip(norm: RepBN) -> Affine:
+    return batch_norm_affine(norm.norm)
+
+
+def centred(norm: UnifiedNorm) -> Affine:
+    scale = norm.weight.data * (norm.running_square + 1e-5).rsqrt()
+    return scale, norm.bias.data - scale * norm.running_square
+
+
+def without_eps(norm: UnifiedNorm) -> Affine:
+    return norm.weight.data * norm.running_square.rsqrt(), norm.bias.data
+
+
+def one_branch(norm: DynamicFeatureNorm) -> Affine:
+    scale, shift = batch_norm_affine(norm.z_score)
+    return norm.weight.data * scale, norm.weight.data * shift + norm.bias.data
+
+
+@pytest.mark.parametrize(
+    ("model", "norm", "wrong"),
+    [
+        ("vit-repbn", RepBN, without_skip),
+        ("vit-prepbn", RepBN, without_skip),
+        ("vit-un", UnifiedNorm, centred),
+        ("vit-un", UnifiedNorm, without_eps),
+        ("vit-dfn", DynamicFeatureNorm, one_branch),
+    ],
+)
+def test_a_wrong_map_of_each_norm_is_seen(
+    model: ModelName, norm: type[nn.Module], wrong: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = replace(SMALL, model=model)
+    original = network(config)
+    monkeypatch.setattr(norm, "eval_affine", wrong)
+    assert largest_error(original, fold_batchnorm(original), pixels(config) / 255) > 1e-8
+
+
+@pytest.mark.parametrize("model", ["vit-un", "vit-dfn"])
+def test_statistics_that_are_none_are_refused_by_name(model: ModelName) -> None:
+    broken = network(replace(SMALL, model=model))
+    name = {"vit-un": "norm.running_square", "vit-dfn": "norm.z_score.running_var"}[model]
+    broken.get_buffer(name)[3] = -0.5
+    with pytest.raises(RewriteError, match=rf"{name}: expected variances of at least 0, found -0\.5"):
+        fold_batchnorm(broken)
 
 
 def test_a_fold_on_the_wrong_side_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,8 @@ from torch import nn
 
 from models.cnn import CNN
 from models.config import ConfigError, ModelConfig
-from models.layers import Attention, TokenBatchNorm, TokenEmbedding, sinusoidal_positions
+from models.layers import Attention, TokenEmbedding, sinusoidal_positions
+from models.norms import TokenBatchNorm
 from models.registry import build, randomise_norms
 from models.vit import ViT, ViTBN, ViTBNFFN, no_norm
 

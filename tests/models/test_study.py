@@ -17,7 +17,7 @@ from models.checkpoint import load, save
 from models.config import ModelConfig
 from models.data import MNIST_PARTS, load_emnist_part
 from models.registry import build, randomise_norms
-from models.studies import depths, frontier, learning_rates, shift
+from models.studies import depths, frontier, learning_rates, norms, shift
 from models.study import study
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -96,6 +96,23 @@ def test_learning_rates(small_mnist, tmp_path, monkeypatch):
     assert {path.name for path in (tmp_path / "runs").glob("vitbn-depth-1*")} == {
         f"vitbn-depth-1-lr-0.005{suffix}" for suffix in (".safetensors", ".json", ".resume.pt")
     }
+
+
+def test_norms(small_mnist, tmp_path, monkeypatch):
+    monkeypatch.setattr(norms, "DEPTH", 1)
+    monkeypatch.setattr(norms, "HIGH", 1e30)
+    written = carried_out("norms", small_mnist, tmp_path, "--epochs", 1, "--train-images", 20)
+    assert (
+        written["command"] == "python models/study.py norms --epochs 1 --train-images 20 --dataset mnist --output DIR"
+    )
+    rows = {row["model"]: row for row in written["derived"]}
+    assert list(rows) == ["vit", "vit-dtn", "vitbn", "vit-repbn", "vit-prepbn", "vit-un", "vit-dfn"]
+    assert [name for name, row in rows.items() if not row["folds"]] == ["vit", "vit-dtn"]
+    assert rows["vit"]["of_layer_norm"] == 1
+    assert all(0 <= row["usual"]["test_accuracy"] <= 1 for row in rows.values())
+    assert rows["vit-un"]["high"] == {"test_accuracy": None, "largest_fall": None}
+    (note,) = written["notes"]
+    assert "vit-un-lr-1e+30" in note
 
 
 def test_depths(small_mnist, tmp_path, monkeypatch):

@@ -76,6 +76,15 @@ def test_series_are_those_of_each_run_alone(whole, digits, tmp_path):
         assert seen((trained.run, epoch) for epoch in alone) == seen((trained.run, epoch) for epoch in trained.series)
 
 
+def test_a_run_that_diverges_ends_and_the_others_go_on(digits, tmp_path):
+    wild = Run("wild", TINY, replace(OPTIONS, lr=1e30))
+    epochs, trained = carry_on(tmp_path, digits, [wild, RUNS[1]])
+    assert [(run.label, epoch.epoch) for run, epoch in epochs] == [("b", 1), ("b", 2), ("b", 3)]
+    assert [(one.run.label, one.diverged, len(one.series)) for one in trained] == [("wild", True, 0), ("b", False, 3)]
+    again, trained = carry_on(tmp_path, digits, [wild, RUNS[1]])
+    assert (again, [one.diverged for one in trained]) == ([], [True, False])
+
+
 @pytest.mark.parametrize("stop_after", [1, 2, 3, 5])
 def test_a_stopped_study_goes_on_as_if_it_never_had(whole, digits, tmp_path, stop_after):
     before, nothing = carry_on(tmp_path, digits, stop_after=stop_after)

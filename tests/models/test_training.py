@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from click.testing import CliRunner
 
 from models.checkpoint import load
-from models.config import ModelConfig
+from models.config import TRANSFORMER_NAMES, ModelConfig
 from models.data import load_digits
 from models.train import train as command
 from models.training import TrainingError, TrainingOptions, measure_accuracy, train
@@ -26,6 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = [sys.executable, str(ROOT / "models/train.py")]
 TINY = ModelConfig(dim=16, depth=1, heads=2, dim_head=8, mlp_dim=24, dropout=0.1, emb_dropout=0.1)
 OPTIONS = TrainingOptions(epochs=3, batch_size=50, lr=0.003, seed=0, device="cpu")
+CHANGING = ("vitbn", "vit-prepbn")  # the first learns all digits below, the second becomes another network on the way
 ROW = re.compile(r"^ +(\d+) +[\d.]+ +[\d.]+ +[\d.]+ +([\d.]+)$", re.MULTILINE)
 
 
@@ -185,6 +186,69 @@ def test_a_network_that_diverged_in_its_last_step_is_not_kept(tmp_path, some_dig
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("parts", [2, 3, 100])
+def test_accumulated_gradients_are_those_of_the_whole_batch(tmp_path, some_digits, parts):
+    """With LayerNorm, for BatchNorm sees parts; 100 parts of 50 images would be less than two images each."""
+    config = replace(TINY, model="vit", dropout=0.0, emb_dropout=0.0)
+    whole = run(tmp_path / "whole.safetensors", some_digits, config=config)
+    parted = run(tmp_path / "parted.safetensors", some_digits, replace(OPTIONS, accumulate=parts), config)
+    assert [epoch.training_loss for epoch in parted] == pytest.approx([e.training_loss for e in whole], rel=1e-4)
+    torch.testing.assert_close(
+        tensors(tmp_path / "parted.safetensors"), tensors(tmp_path / "whole.safetensors"), rtol=1e-3, atol=1e-4
+    )
+
+
+def test_a_part_takes_a_part_of_the_memory(some_digits, tmp_path):
+    """No tensor that autograd keeps holds more images than a part."""
+    for parts, most in ((1, 50), (4, 13)):
+        kept = []
+        watched = torch.autograd.graph.saved_tensors_hooks(
+            lambda tensor, kept=kept: (kept.append(len(tensor) if tensor.ndim == 4 else 0), tensor)[1],  # (B, H, N, .)
+            lambda tensor: tensor,
+        )
+        with watched:
+            options = replace(OPTIONS, epochs=1, accumulate=parts)
+            run(tmp_path / f"{parts}.safetensors", some_digits, options)
+        assert max(kept) == most
+
+
+def test_out_of_memory_names_the_knob(tmp_path):
+    """In a child that may have no more than a few gigabytes; the real allocator refuses."""
+    limited = (
+        "import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30));"
+        f"runpy.run_path({str(ROOT / 'models/train.py')!r}, run_name='__main__')"
+    )
+    arguments = ["--depth", "12", "--epochs", "1", "--batch-size", "1400", "--device", "cpu"]
+    output = tmp_path / "run.safetensors"
+    child = subprocess.run(
+        [sys.executable, "-c", limited, *arguments, "--output", str(output)],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    assert child.returncode == 1
+    assert "Error: cpu: out of memory with batches of 1400 in 1 parts; raise --accumulate" in child.stderr
+    assert "Traceback" not in child.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_progressive_repbn_is_annealed_and_resumes_with_its_share(tmp_path, some_digits):
+    config = replace(TINY, model="vit-prepbn")
+    options = replace(OPTIONS, epochs=4)
+    whole = run(tmp_path / "whole.safetensors", some_digits, options, config)
+    epochs = train(config, some_digits, options, tmp_path / "half.safetensors", False, silent)
+    next(epochs)
+    epochs.close()
+    first = load(tmp_path / "half.safetensors").model.get_submodule("norm")
+    assert first.layer_norm_share == 1 - (0 + 0.5) / 4 / 0.5  # of the second of two batches
+    rest = run(tmp_path / "half.safetensors", some_digits, options, config, resume=True)
+    assert series(whole)[1:] == series(rest)
+    assert_identical(tmp_path / "half.safetensors", tmp_path / "whole.safetensors")
+    assert load(tmp_path / "whole.safetensors").model.get_submodule("norm").layer_norm_share == 0
+    with pytest.raises(TrainingError, match="expected a run of"):
+        run(tmp_path / "half.safetensors", some_digits, replace(options, epochs=8), config, resume=True)
+
+
 def test_series_stand_beside_the_checkpoint(tmp_path, some_digits):
     epochs = run(tmp_path / "run.safetensors", some_digits)
     written = json.loads((tmp_path / "run.json").read_text())
@@ -218,7 +282,7 @@ def test_checkpoint_says_how_it_was_trained(tmp_path, some_digits):
     }
 
 
-@pytest.mark.parametrize("model", ["vit", "vitbnffn", "cnn"])
+@pytest.mark.parametrize("model", [*(name for name in TRANSFORMER_NAMES if name not in CHANGING), "cnn"])
 def test_every_model_trains(tmp_path, some_digits, model):
     config = ModelConfig(model="cnn") if model == "cnn" else replace(TINY, model=model)
     epochs = run(tmp_path / "run.safetensors", some_digits, config=config)

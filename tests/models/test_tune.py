@@ -89,8 +89,9 @@ def uninterrupted(tmp_path_factory):
 
 
 def test_the_ranges():
-    with_batchnorm = dict.fromkeys(["vitbnffn", "vitbn", "cnn"], (1e-5, 1e-2))
-    assert {"vit": (1e-5, 1e-3), **with_batchnorm} == LEARNING_RATES
+    batch_statistics = ["vitbnffn", "vitbn", "vit-repbn", "vit-prepbn", "vit-un", "vit-dfn", "cnn"]
+    expected = dict.fromkeys(["vit", "vit-dtn", "vit-minmax", "vit-zscore"], (1e-5, 1e-3))
+    assert expected | dict.fromkeys(batch_statistics, (1e-5, 1e-2)) == LEARNING_RATES
     assert BATCH_SIZES == (20, 120)
 
 

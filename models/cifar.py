@@ -1,0 +1,132 @@
+"""CIFAR-10: 50,000 training and 10,000 test pictures of ten classes, RGB, 32x32.
+
+In: a folder with the six batches of the binary or of the Python version, or nothing, where they are to be downloaded.
+Out: a `Dataset`; or DataError. Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", 2009; the formats:
+https://www.cs.toronto.edu/~kriz/cifar.html. The Python version is pickled, which `models.cifar_pickle` reads safely.
+"""
+
+from __future__ import annotations
+
+import tarfile
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.cifar_pickle import read_pickled_batch
+from models.dataset import DataError, Dataset, Part
+from models.download import cache_folder, download, named_folder
+from models.files import write_atomically
+
+LABELS = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+SHAPE = (3, 32, 32)  # channels red, green, blue; height, width
+RECORD_BYTES = 1 + 3 * 32 * 32  # a label, then the planes row by row
+
+VARIABLE = "CIFAR10_DIR"
+BINARY_FOLDER, PICKLED_FOLDER = "cifar-10-batches-bin", "cifar-10-batches-py"
+TRAIN_BATCHES = tuple(f"data_batch_{number}" for number in range(1, 6))
+TEST_BATCH = "test_batch"
+BATCHES = (*TRAIN_BATCHES, TEST_BATCH)
+
+ARCHIVE = "cifar-10-binary.tar.gz"
+CHECKSUMS = {ARCHIVE: "md5:c32a1d4ab5d03f1284b67883e8d87530"}  # as published on the dataset's page
+MIRRORS = ("https://www.cs.toronto.edu/~kriz/",)
+OTHERWISE = f"Put CIFAR-10's batches in a folder and name it: --data-dir DIR or {VARIABLE}"
+MAX_BATCH_BYTES = 1 << 26  # a compressed archive may hold any size; a real batch has 31 MB
+
+
+def find_cifar10(data_dir: Path | None, fetch: bool = True) -> Path:
+    """The folder with CIFAR-10: the one named, else $CIFAR10_DIR, else the cache.
+
+    What the cache lacks is downloaded; without `fetch` that raises DataError.
+    """
+    named = named_folder(data_dir, VARIABLE)
+    if named is not None:
+        return named
+    cache = cache_folder("cifar10")
+    folder = cache / BINARY_FOLDER
+    if all((folder / f"{name}.bin").is_file() for name in BATCHES):
+        return folder
+    if not fetch:
+        raise DataError(f"cifar10: expected its batches in --data-dir, {VARIABLE} or {folder}, found none")
+    download(CHECKSUMS, MIRRORS, cache, OTHERWISE)
+    unpack(cache / ARCHIVE, folder)
+    (cache / ARCHIVE).unlink()
+    return folder
+
+
+def unpack(archive: Path, folder: Path) -> None:
+    """Writes the six batches of the downloaded `archive` into `folder`, and nothing else that may be in it.
+
+    No path in the archive is followed, so nothing leaves `folder`. Raises DataError where a batch is missing, no plain
+    file or larger than one can be.
+    """
+    try:
+        with tarfile.open(archive, "r:gz") as tar:
+            for name in BATCHES:
+                member = tar.getmember(f"{BINARY_FOLDER}/{name}.bin")
+                content = tar.extractfile(member) if member.isreg() and member.size <= MAX_BATCH_BYTES else None
+                if content is None:
+                    what = f"{member.size} bytes" if member.isreg() else "no plain file"
+                    raise DataError(f"{archive}: expected {member.name} of up to {MAX_BATCH_BYTES} bytes, found {what}")
+                write_atomically(folder / f"{name}.bin", content.read())
+    except (OSError, EOFError, KeyError, tarfile.TarError, zlib.error) as error:
+        raise DataError(f"{archive}: expected the archive of CIFAR-10's batches, found {error}") from error
+
+
+def load_cifar10(folder: Path) -> Dataset:
+    """The batches in `folder`, or in the folder in it that the archives make; the binary ones come first.
+
+    Raises DataError where one is missing, damaged, or has another number of pictures than the others.
+    """
+    place, suffix, read = _find_batches(folder)
+    parts = {name: read(place / f"{name}{suffix}") for name in BATCHES}
+    counts = [len(labels) for _, labels in parts.values()]
+    if len(set(counts)) > 1:
+        raise DataError(f"{place}: expected as many pictures in each of the six batches, found {counts}")
+    images, labels = (np.concatenate([parts[name][i] for name in TRAIN_BATCHES]) for i in (0, 1))
+    return Dataset("cifar10", images, labels, *parts[TEST_BATCH], LABELS, "photo", patch_size=(4, 4))
+
+
+def _find_batches(folder: Path) -> tuple[Path, str, Callable[[Path], Part]]:
+    """Where the batches are, how their names end, and what reads one."""
+    for sub, suffix, read in ((BINARY_FOLDER, ".bin", read_binary_batch), (PICKLED_FOLDER, "", read_python_batch)):
+        for place in (folder, folder / sub):
+            if any((place / f"{name}{suffix}").is_file() for name in BATCHES):
+                return place, suffix, read
+    raise DataError(
+        f"{folder}: expected data_batch_1.bin to data_batch_5.bin and test_batch.bin, or the same names without .bin, "
+        f"there or in {BINARY_FOLDER} or {PICKLED_FOLDER}, found none"
+    )
+
+
+def read_binary_batch(path: Path) -> Part:
+    """Images (n, 3, 32, 32) and labels (n,) of a batch of the binary version."""
+    data = _read(path)
+    if not data or len(data) % RECORD_BYTES:
+        raise DataError(f"{path}: expected records of {RECORD_BYTES} bytes, found {len(data)} bytes in all")
+    records = np.frombuffer(data, np.uint8).reshape(-1, RECORD_BYTES)
+    return _checked(path, records[:, 1:], records[:, 0])
+
+
+def read_python_batch(path: Path) -> Part:
+    """The same of a batch of the Python version."""
+    return _checked(path, *read_pickled_batch(path, _read(path)))
+
+
+def _read(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(MAX_BATCH_BYTES)
+    except OSError as error:
+        raise DataError(f"{path}: expected a batch of CIFAR-10, found {error.strerror}") from error
+
+
+def _checked(path: Path, pixels: NDArray[np.uint8], labels: NDArray[Any]) -> Part:
+    """Pixels uint8 (n, 3072) and as many labels, which are to be of ten classes."""
+    if labels.max() >= len(LABELS):
+        raise DataError(f"{path}: expected labels from 0 to {len(LABELS) - 1}, found {labels.max()}")
+    return pixels.reshape(-1, *SHAPE), labels.astype(np.int64)

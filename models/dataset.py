@@ -1,0 +1,72 @@
+"""What a dataset is, whatever it was read from, and the model that fits it.
+
+In: arrays that a reader made. Out: a `Dataset` with a fixed training and test part, and from it a `ModelConfig`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.config import ModelConfig, ModelName, Preprocessing
+
+DIGITS = tuple("0123456789")
+
+Part = tuple[NDArray[np.uint8], NDArray[np.int64]]  # images (n, C, H, W) and labels (n,)
+
+
+class DataError(Exception):
+    """Data that cannot be had or read; the message names the file, what was expected and what was found."""
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Images uint8 (n, C, H, W) and labels int64 (n,) in two parts, with the names of the classes.
+
+    `preprocessing` makes such images of a user's pictures; a transformer cuts them into patches of `patch_size`,
+    height and width in pixels.
+    """
+
+    name: str
+    train_images: NDArray[np.uint8]
+    train_labels: NDArray[np.int64]
+    test_images: NDArray[np.uint8]
+    test_labels: NDArray[np.int64]
+    labels: tuple[str, ...]
+    preprocessing: Preprocessing = "ink"
+    patch_size: tuple[int, int] = (7, 7)
+
+    def model_config(self, model: ModelName, depth: int) -> ModelConfig:
+        """The model of that name that reads these images and tells these classes; raises ConfigError."""
+        channels, height, width = self.train_images.shape[1:]
+        return ModelConfig(
+            model=model,
+            image_size=(height, width),
+            patch_size=self.patch_size,
+            channels=channels,
+            num_classes=len(self.labels),
+            depth=depth,
+            labels=self.labels,
+            preprocessing=self.preprocessing,
+        )
+
+
+def hold_out(dataset: Dataset, count: int) -> Dataset:
+    """The training part alone, `count` of its images, always the same, in the place of the test part.
+
+    Raises DataError where fewer than two images would be left to train on.
+    """
+    total = len(dataset.train_labels)
+    if not 1 <= count <= total - 2:
+        raise DataError(f"{dataset.name}: expected to hold out 1 to {total - 2} of {total} images, found {count}")
+    held, kept = np.split(np.random.default_rng(0).permutation(total), [count])
+    images, labels = dataset.train_images, dataset.train_labels
+    return replace(
+        dataset,
+        train_images=images[kept],
+        train_labels=labels[kept],
+        test_images=images[held],
+        test_labels=labels[held],
+    )

@@ -1,0 +1,52 @@
+"""Where a dataset's files are: a folder that the user named, or a cache into which they are downloaded and checked.
+
+In: a `--data-dir`, an environment variable, checksums and mirrors. Out: the folder; or DataError, with what to do.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from models.dataset import DataError
+
+
+def named_folder(data_dir: Path | None, variable: str) -> Path | None:
+    """The folder that the user named: `data_dir`, else the environment variable's, else None."""
+    return data_dir or (Path(os.environ[variable]) if os.environ.get(variable) else None)
+
+
+def cache_folder(name: str) -> Path:
+    """Where the files of the dataset `name` are kept once they are downloaded; it need not be there.
+
+    Raises DataError where what downloads is not installed.
+    """
+    try:
+        import pooch
+    except ModuleNotFoundError as error:
+        install = "pip install -c constraints.txt -e '.[train]'"
+        raise DataError(f"{name}: expected a folder with it in --data-dir, or pooch ({install}), found none") from error
+    return Path(pooch.os_cache("vitbn")) / name
+
+
+def download(checksums: Mapping[str, str], mirrors: Sequence[str], folder: Path, otherwise: str) -> None:
+    """Fetches each file that `folder` lacks from the first mirror that answers, with a progress bar, and checks it.
+
+    Raises DataError, ending in what to do `otherwise`, when no mirror gives a file with the right checksum.
+    """
+    import pooch
+    import requests
+
+    pooch.get_logger().setLevel("ERROR")  # one line of ours instead of several of its own
+    for name, checksum in checksums.items():
+        reasons = []
+        for mirror in mirrors:
+            try:
+                fetch = pooch.HTTPDownloader(progressbar=True, timeout=30)
+                pooch.retrieve(mirror + name, known_hash=checksum, fname=name, path=folder, downloader=fetch)
+                break
+            except (requests.RequestException, ValueError, OSError) as error:
+                reasons.append(f"{mirror}: {type(error).__name__}")
+        else:
+            raise DataError(f"{name}: expected it from a mirror, found {'; '.join(reasons)}. Offline? {otherwise}")

@@ -1,0 +1,261 @@
+"""Normalisations of tokens that are affine maps in eval mode, and so fold into the linear layer beside them.
+
+In and out: tokens (B, N, D). Statistics are taken over all B*N tokens, of each of D features or, with `features` = 1,
+of all values at once. gamma and beta (features,) are the scale and shift that a norm learns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+NormFactory = Callable[[int], nn.Module]
+"""Number of features -> normalisation of tokens (B, N, features)."""
+
+MOMENTUM = 0.1  # share of the newest batch in a running statistic, as in PyTorch's BatchNorm
+EPS = 1e-5
+WINDOW = 4  # batches whose second moments UnifiedNorm averages
+ANNEALED_AT = 0.5  # share of the training after which nothing is left of ProgressiveRepBN's LayerNorm
+
+Affine = tuple[Tensor, Tensor]
+"""Scale and shift, each (features,): x -> scale x + shift."""
+
+
+class NotAffine(Exception):
+    """A norm that is no affine map in eval mode; the message says why."""
+
+
+class NeverAffine(NotAffine):
+    """A norm that is none however it is trained."""
+
+
+class TokenNorm(nn.Module):
+    """What all norms of tokens here have in common; a subclass says what it does in eval mode."""
+
+    mixes_tokens = False  # whether one token's result depends on another token
+
+    def eval_affine(self) -> Affine:
+        """The map of this norm in eval mode; raises NotAffine where that is none."""
+        raise NotImplementedError
+
+    def randomise(self, generator: torch.Generator) -> None:
+        """Draws what a fresh norm has at nearly the identity; its PyTorch layers are drawn by others."""
+
+
+class RowNorm(TokenNorm):
+    """A norm of rows (B*N, features): the tokens are viewed so rather than transposed to (B, D, N).
+
+    The same statistics, and no copy. Half precisions are computed in float32.
+    """
+
+    def __init__(self, features: int) -> None:
+        super().__init__()
+        self.features = features
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.reshape(-1, self.features)  # (B*N, D), or (B*N*D, 1)
+        return self.normalise(rows).reshape(x.shape).to(x.dtype)  # (B, N, D)
+
+    def normalise(self, rows: Tensor) -> Tensor:
+        """Rows (R, features) -> the same."""
+        raise NotImplementedError
+
+
+class TokenBatchNorm(RowNorm):
+    """BN(x) = gamma (x - mean) / sqrt(var + eps) + beta. Ioffe and Szegedy, "Batch Normalization", 2015."""
+
+    def __init__(self, features: int) -> None:
+        super().__init__(features)
+        self.norm = nn.BatchNorm1d(features)
+
+    def normalise(self, rows: Tensor) -> Tensor:
+        normed: Tensor = self.norm(rows)
+        return normed
+
+    def eval_affine(self) -> Affine:
+        return batch_norm_affine(self.norm)
+
+
+class RepBN(RowNorm):
+    """BN(x) + a x with one number a for the layer: in eval mode the scale gamma / sqrt(var + eps) + a.
+
+    Guo et al., "SLAB: Efficient Transformers with Simplified Linear Attention and Progressive Re-parameterized Batch
+    Normalization", ICML 2024, equation 5; a starts at 1 as in their code.
+    """
+
+    def __init__(self, features: int) -> None:
+        super().__init__(features)
+        self.norm = nn.BatchNorm1d(features)
+        self.skip = nn.Parameter(torch.ones(1))
+
+    def normalise(self, rows: Tensor) -> Tensor:
+        normed: Tensor = self.norm(rows) + self.skip * rows
+        return normed
+
+    def eval_affine(self) -> Affine:
+        scale, shift = batch_norm_affine(self.norm)
+        return scale + self.skip.data, shift
+
+    def randomise(self, generator: torch.Generator) -> None:
+        nn.init.uniform_(self.skip, -1, 1, generator=generator)
+
+
+class ProgressiveRepBN(TokenNorm):
+    """w LN(x) + (1 - w) RepBN(x), where w falls in a line from 1 to 0 over the first half of the training.
+
+    Guo et al., ICML 2024, equations 3 and 4. `anneal` moves w, which is the module's extra state and so in every
+    checkpoint; at 0 the LayerNorm is no longer computed.
+    """
+
+    def __init__(self, dim: int, features: int) -> None:
+        super().__init__()
+        self.layer_norm = nn.LayerNorm(dim)
+        self.batch_norm = RepBN(features)
+        self.layer_norm_share = 1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        share = self.layer_norm_share
+        if share == 0:
+            y: Tensor = self.batch_norm(x)
+            return y
+        mixed: Tensor = share * self.layer_norm(x) + (1 - share) * self.batch_norm(x)  # (B, N, D)
+        return mixed
+
+    def eval_affine(self) -> Affine:
+        if self.layer_norm_share > 0:
+            raise NotAffine(
+                f"expected no LayerNorm left in the mixture, found a share of {self.layer_norm_share:.3g}; "
+                "train to the end"
+            )
+        return self.batch_norm.eval_affine()
+
+    def get_extra_state(self) -> Tensor:
+        """w, float64 ()."""
+        return torch.tensor(self.layer_norm_share, dtype=torch.float64)
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """Takes w from a checkpoint."""
+        self.layer_norm_share = float(state)
+
+    def randomise(self, generator: torch.Generator) -> None:
+        self.layer_norm_share = 0.0
+
+
+class UnifiedNorm(RowNorm):
+    """y = gamma x / sqrt(v + eps) + beta, v the mean square of each feature. Yang et al., "Unified Normalization for
+    Accelerating and Stabilizing Transformers", ACM Multimedia 2022.
+
+    In training v is the geometric mean over the last four batches, which smoothes what one odd batch does; in eval mode
+    it is the running mean of that. Gradients flow through the newest batch's part of v; the paper's averaging of
+    gradients and its filter of outliers are left out.
+    """
+
+    def __init__(self, features: int) -> None:
+        super().__init__(features)
+        self.weight = nn.Parameter(torch.ones(features))
+        self.bias = nn.Parameter(torch.zeros(features))
+        self.running_square: Tensor
+        self.log_squares: Tensor
+        self.num_batches_tracked: Tensor
+        self.register_buffer("running_square", torch.ones(features))
+        self.register_buffer("log_squares", torch.zeros(WINDOW - 1, features))  # of the batches before, newest first
+        self.register_buffer("num_batches_tracked", torch.zeros((), dtype=torch.long))
+
+    def normalise(self, rows: Tensor) -> Tensor:
+        square = self._windowed_square(rows) if self.training else self.running_square
+        return self.weight * rows * (square + EPS).rsqrt() + self.bias
+
+    def _windowed_square(self, rows: Tensor) -> Tensor:
+        """The geometric mean (features,) of this batch's mean squares and those before; remembers this batch."""
+        log_square = rows.to(self.running_square.dtype).square().mean(dim=0).clamp_min(EPS).log()  # (features,)
+        before = self.log_squares[: min(int(self.num_batches_tracked), WINDOW - 1)]
+        square = torch.cat((log_square[None], before)).mean(dim=0).exp()
+        with torch.no_grad():
+            self.log_squares.copy_(torch.cat((log_square[None], self.log_squares[:-1])))
+            self.running_square.lerp_(square, 1.0 if self.num_batches_tracked == 0 else MOMENTUM)
+            self.num_batches_tracked.add_(1)
+        return square
+
+    def eval_affine(self) -> Affine:
+        return self.weight.data * (self.running_square + EPS).rsqrt(), self.bias.data
+
+    def randomise(self, generator: torch.Generator) -> None:
+        _randomise_gain(self, generator)
+        self.running_square.uniform_(0.5, 2, generator=generator)
+        self.num_batches_tracked.fill_(1)
+
+
+class DynamicFeatureNorm(RowNorm):
+    """y = gamma sum_k softmax(w)_k N_k(x) + beta over the z-score, the min-max form and the identity; w is learned.
+
+    N_1 = (x - mean) / sqrt(var + eps), N_2 = (x - min) / (max - min + eps), N_3 = x, each by feature: with the batch's
+    statistics in training, with running ones in eval mode, where every branch is affine and so is the sum. After the
+    choice among norms of Luo et al., "Differentiable Learning-to-Normalize via Switchable Normalization", ICLR 2019.
+    """
+
+    def __init__(self, features: int) -> None:
+        super().__init__(features)
+        self.weight = nn.Parameter(torch.ones(features))
+        self.bias = nn.Parameter(torch.zeros(features))
+        self.choice = nn.Parameter(torch.zeros(3))  # logits of z-score, min-max, identity
+        self.z_score = nn.BatchNorm1d(features, eps=EPS, momentum=MOMENTUM, affine=False)
+        self.running_min: Tensor
+        self.running_max: Tensor
+        self.register_buffer("running_min", torch.zeros(features))
+        self.register_buffer("running_max", torch.ones(features))
+
+    def normalise(self, rows: Tensor) -> Tensor:
+        low, high = self._bounds(rows)
+        z_score, min_max, identity = self.choice.softmax(0)
+        mixed = z_score * self.z_score(rows) + min_max * (rows - low) / (high - low + EPS) + identity * rows
+        y: Tensor = self.weight * mixed + self.bias
+        return y
+
+    def _bounds(self, rows: Tensor) -> Affine:
+        """Minimum and maximum (features,): the batch's, which the running ones then follow, or the running ones."""
+        if not self.training:
+            return self.running_min, self.running_max
+        bounds = rows.amin(dim=0), rows.amax(dim=0)
+        seen = self.z_score.num_batches_tracked  # not yet this batch
+        for running, found in zip((self.running_min, self.running_max), bounds, strict=True):
+            running.lerp_(found.detach().to(running.dtype), 1.0 if seen == 0 else MOMENTUM)
+        return bounds
+
+    def eval_affine(self) -> Affine:
+        z_score, min_max, identity = self.choice.data.softmax(0)
+        z_scale, z_shift = batch_norm_affine(self.z_score)
+        spread = self.running_max - self.running_min + EPS
+        scale = z_score * z_scale + min_max / spread + identity
+        shift = z_score * z_shift - min_max * self.running_min / spread
+        return self.weight.data * scale, self.weight.data * shift + self.bias.data
+
+    def randomise(self, generator: torch.Generator) -> None:
+        _randomise_gain(self, generator)
+        nn.init.uniform_(self.choice, -1, 1, generator=generator)
+        self.running_min.uniform_(-2, -1, generator=generator)
+        self.running_max.uniform_(1, 2, generator=generator)
+
+
+def batch_norm_affine(norm: nn.modules.batchnorm._BatchNorm) -> Affine:
+    """D and c of BN(x) = Dx + c in eval mode. Raises NotAffine for one without running statistics."""
+    if norm.running_mean is None or norm.running_var is None:
+        raise NotAffine("expected running statistics, found none (track_running_stats=False)")
+    scale = (norm.running_var + norm.eps).rsqrt()
+    if norm.affine:
+        scale = scale * norm.weight.data
+    shift = -norm.running_mean * scale
+    return scale, shift + norm.bias.data if norm.affine else shift
+
+
+def anneal(model: nn.Module, progress: float) -> None:
+    """Gives every ProgressiveRepBN in `model` its w, once the share `progress` of the training is done."""
+    for module in model.modules():
+        if isinstance(module, ProgressiveRepBN):
+            module.layer_norm_share = max(0.0, 1.0 - progress / ANNEALED_AT)
+
+
+def _randomise_gain(norm: UnifiedNorm | DynamicFeatureNorm, generator: torch.Generator) -> None:
+    nn.init.uniform_(norm.weight, 0.5, 1.5, generator=generator)
+    nn.init.uniform_(norm.bias, -0.5, 0.5, generator=generator)

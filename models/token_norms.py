@@ -1,0 +1,135 @@
+"""Normalisations that look at each image anew: no affine maps, and so refused by the fold. They are for comparison.
+
+In and out: tokens (B, N, D). gamma and beta (D,) are the scale and shift that a norm learns.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from models.norms import EPS, Affine, NeverAffine, TokenNorm
+
+
+class GainedTokenNorm(TokenNorm):
+    """gamma n(x) + beta, where a subclass says what n is."""
+
+    reason = "its statistics are those of each token"
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(dim))
+        self.bias = nn.Parameter(torch.zeros(dim))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.weight * self.normalise(x.to(self.weight.dtype)) + self.bias).to(x.dtype)  # (B, N, D)
+
+    def normalise(self, x: Tensor) -> Tensor:
+        """Tokens (B, N, D) -> the same, before gamma and beta."""
+        raise NotImplementedError
+
+    def eval_affine(self) -> Affine:
+        raise NeverAffine(f"expected an affine map in eval mode, found {type(self).__name__}: {self.reason}")
+
+    def randomise(self, generator: torch.Generator) -> None:
+        nn.init.uniform_(self.weight, 0.5, 1.5, generator=generator)
+        nn.init.uniform_(self.bias, -0.5, 0.5, generator=generator)
+
+
+class TokenMinMax(GainedTokenNorm):
+    """n(x) = (x - min x) / (max x - min x + eps) over the D features of a token, eps = 1e-5."""
+
+    def normalise(self, x: Tensor) -> Tensor:
+        low, high = x.amin(dim=-1, keepdim=True), x.amax(dim=-1, keepdim=True)  # (B, N, 1)
+        return (x - low) / (high - low + EPS)
+
+
+class TokenZScore(GainedTokenNorm):
+    """n(x) = (x - mean x) / (std x + eps) over the D features of a token, eps = 1e-5, std with D - 1.
+
+    It differs from LayerNorm in where eps stands and in dividing by D - 1.
+    """
+
+    def normalise(self, x: Tensor) -> Tensor:
+        return (x - x.mean(dim=-1, keepdim=True)) / (x.std(dim=-1, keepdim=True) + EPS)
+
+
+class DynamicTokenNorm(GainedTokenNorm):
+    """n(x) = (x - mu) / sqrt(s + eps), whose mean and variance mix those of the token with those of its neighbours.
+
+    Shao et al., "Dynamic Token Normalization Improves Vision Transformers", ICLR 2022. For head h, whose features are
+    X (N, D/H), and learned shares l, l' in (0, 1):
+
+        mu = l mean(token) + (1 - l) P X,    s = l' var(token) + (1 - l') (P X^2 - (P X)^2)
+
+    P = softmax(R a) by rows, with R_ij = (dx, dy, dx^2 + dy^2) between the patches i and j and a learned (3,) a head,
+    which starts by looking at one neighbour each. The CLS token has no place: it looks at all tokens alike, and no
+    patch looks at it (the paper's networks have none).
+    """
+
+    mixes_tokens = True
+    reason = "its statistics are those of each image"
+
+    def __init__(self, dim: int, heads: int, grid: tuple[int, int]) -> None:
+        super().__init__(dim)
+        self.heads = math.gcd(heads, dim)
+        self.patches = grid[0] * grid[1]
+        self.mean_share = nn.Parameter(torch.zeros(self.heads))  # logits of l
+        self.var_share = nn.Parameter(torch.zeros(self.heads))  # logits of l'
+        self.gaze = nn.Parameter(first_gaze(self.heads))  # a: (H, 3)
+        self.offsets: Tensor
+        self.seen: Tensor
+        offsets, seen = neighbourhood(grid)
+        self.register_buffer("offsets", offsets, persistent=False)  # R: (N, N, 3)
+        self.register_buffer("seen", seen, persistent=False)  # (N, N)
+
+    def normalise(self, x: Tensor) -> Tensor:
+        images, tokens, dim = x.shape
+        heads = x.reshape(images, tokens, self.heads, -1).transpose(1, 2)  # (B, H, N, D/H)
+        weights = self._weights(with_cls=tokens > self.patches)  # (H, N, N)
+        near_mean = weights @ heads  # (B, H, N, D/H)
+        near_var = (weights @ heads.square() - near_mean.square()).clamp_min(0)
+        own_mean = x.mean(dim=-1)[:, None, :, None]  # (B, 1, N, 1)
+        own_var = x.var(dim=-1, correction=0)[:, None, :, None]
+        mean_share, var_share = (share.sigmoid()[:, None, None] for share in (self.mean_share, self.var_share))
+        mean = mean_share * own_mean + (1 - mean_share) * near_mean
+        var = var_share * own_var + (1 - var_share) * near_var
+        normed = (heads - mean) * (var + EPS).rsqrt()
+        return normed.transpose(1, 2).reshape(images, tokens, dim)  # (B, N, D)
+
+    def _weights(self, with_cls: bool) -> Tensor:
+        """P: (H, N, N) with the CLS token, (H, N-1, N-1) of the patches alone."""
+        first = 0 if with_cls else 1
+        scores = (self.offsets[first:, first:] @ self.gaze.T).permute(2, 0, 1)  # (H, N, N)
+        return scores.masked_fill(~self.seen[first:, first:], -torch.inf).softmax(dim=-1)
+
+    def randomise(self, generator: torch.Generator) -> None:
+        super().randomise(generator)
+        for parameter in (self.mean_share, self.var_share, self.gaze):
+            nn.init.uniform_(parameter, -1, 1, generator=generator)
+
+
+def first_gaze(heads: int) -> Tensor:
+    """(H, 3): head h looks at the patch (dx, dy) of a square around its own, since -(d - c)^2 = -d^2 + 2cd - c^2."""
+    side = math.isqrt(heads)
+    gaze = torch.zeros(heads, 3)
+    for head in range(side * side):
+        dy, dx = head // side - (side - 1) // 2, head % side - (side - 1) // 2
+        gaze[head] = torch.tensor([2.0 * dx, 2.0 * dy, -1.0])
+    return gaze
+
+
+def neighbourhood(grid: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    """For N = height width + 1 tokens, the CLS token first: offsets (dx, dy, dx^2 + dy^2) float32 (N, N, 3), and which
+    token sees which, bool (N, N).
+    """
+    height, width = grid
+    y, x = (axis.flatten() for axis in torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij"))
+    dx, dy = x[None] - x[:, None], y[None] - y[:, None]  # (N-1, N-1)
+    patches = torch.stack((dx, dy, dx**2 + dy**2), dim=-1).float()
+    offsets = nn.functional.pad(patches, (0, 0, 1, 0, 1, 0))  # (N, N, 3), 0 for the CLS token
+    seen = torch.ones(len(offsets), len(offsets), dtype=torch.bool)
+    seen[1:, 0] = False
+    return offsets, seen

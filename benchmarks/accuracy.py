@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from benchmarks.latency import COMPARED, RUNTIME_NAMES, NameList
+from benchmarks.choices import NameList
+from benchmarks.latency import COMPARED
+from benchmarks.runtimes import RUNTIMES
 from models.catalog import SHIPPED, shipped
-from models.data import DATASETS, DataError, load_dataset
+from models.data import DIGIT_SETS, DataError, load_dataset
 
 if TYPE_CHECKING:
     from export.equivalence import Classifier, Images, Logits
@@ -25,11 +27,12 @@ if TYPE_CHECKING:
     from models.data import Dataset
 
 BATCH = 250
+EXACT = ("torch", "torch-sdpa", "onnx", "onnx-folded", "onnx-optimized")  # those in float32, PyTorch first
 
 
 @click.command()
 @click.option("--models", type=NameList(SHIPPED), default=",".join(COMPARED), show_default=True)
-@click.option("--dataset", type=click.Choice(DATASETS), default="mnist", show_default=True, help="Its test images.")
+@click.option("--dataset", type=click.Choice(DIGIT_SETS), default="mnist", show_default=True, help="Its test images.")
 @click.option("--data-dir", type=click.Path(path_type=Path), help="Of idx files, else $MNIST_DIR or $EMNIST_DIR.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write the table and the environment.")
 def accuracy(models: list[str], dataset: str, data_dir: Path | None, json_path: Path | None) -> None:
@@ -46,7 +49,8 @@ def accuracy(models: list[str], dataset: str, data_dir: Path | None, json_path: 
     _print(rows, len(data.test_labels))
     if json_path:
         environment = describe(len(os.sched_getaffinity(0)), "cpu")
-        written = {"environment": environment, "dataset": dataset, "images": len(data.test_labels), "rows": rows}
+        measured = {"dataset": dataset, "images": len(data.test_labels), "rows": rows}
+        written = {"benchmark": "accuracy", "environment": environment, **measured}
         write_atomically(json_path, json.dumps(written, indent=2).encode())
         click.echo(f"Wrote {json_path}")
 
@@ -54,7 +58,7 @@ def accuracy(models: list[str], dataset: str, data_dir: Path | None, json_path: 
 def _rows(model: str, checkpoint: Checkpoint, data: Dataset) -> Iterator[dict[str, Any]]:
     import numpy as np
 
-    from benchmarks.contestants import Unavailable
+    from benchmarks.unavailable import Unavailable
     from export.errors import ExportError
 
     expected: Logits | None = None
@@ -63,7 +67,7 @@ def _rows(model: str, checkpoint: Checkpoint, data: Dataset) -> Iterator[dict[st
         try:
             logits = _classify(make(), data.test_images.copy())  # PyTorch wants them writable
         except (Unavailable, ExportError) as reason:
-            click.echo(reason, err=True)
+            click.echo(f"Not measured: {model}, {name}: {reason}", err=True)
             continue
         expected = logits if expected is None else expected  # PyTorch is the first
         found = logits.argmax(1)
@@ -78,14 +82,14 @@ def _rows(model: str, checkpoint: Checkpoint, data: Dataset) -> Iterator[dict[st
 
 def _contestants(checkpoint: Checkpoint, data: Dataset) -> dict[str, Callable[[], Classifier]]:
     """By the name of the runtime and the precision, how each is made; raises Unavailable or ExportError there."""
-    from benchmarks.contestants import RUNTIMES, program, start
+    from benchmarks.contestants import program, start
 
     threads = len(os.sched_getaffinity(0))
 
     def exact(runtime: str) -> Classifier:
         return start(program(checkpoint.config, runtime), "cpu", threads)
 
-    found: dict[str, Callable[[], Classifier]] = {RUNTIMES[name]: partial(exact, name) for name in RUNTIME_NAMES}
+    found: dict[str, Callable[[], Classifier]] = {RUNTIMES[name].label: partial(exact, name) for name in EXACT}
     for precision in ("fp16", "int8"):
         found[f"ONNX Runtime, all rewrites, {precision}"] = partial(_lowered, checkpoint, data, precision)
     for bfloat16 in (False, True):

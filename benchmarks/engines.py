@@ -16,7 +16,7 @@ import click
 
 from benchmarks.ways import cores
 from models.catalog import SHIPPED, shipped
-from models.data import DATASETS, DataError, load_dataset
+from models.data import DIGIT_SETS, DataError, load_dataset
 
 if TYPE_CHECKING:
     from export.equivalence import Classifier, Images
@@ -44,7 +44,7 @@ class AsEngine:
 
 @click.command()
 @click.option("--model", type=click.Choice(SHIPPED), default="vitbn", show_default=True)
-@click.option("--dataset", type=click.Choice(DATASETS), default="mnist", show_default=True, help="Its test images.")
+@click.option("--dataset", type=click.Choice(DIGIT_SETS), default="mnist", show_default=True, help="Its test images.")
 @click.option("--data-dir", type=click.Path(path_type=Path), help="Of idx files, else $MNIST_DIR or $EMNIST_DIR.")
 @click.option("--seconds", type=click.FloatRange(1), default=30, show_default=True, help="For all together.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write every sample and the environment.")
@@ -74,7 +74,8 @@ def engines(model: str, dataset: str, data_dir: Path | None, seconds: float, jso
     lines = [(row["name"], str(len(row["samples_ns"])), f"{row['p50_ms']:.3f}", f"{row['p90_ms']:.3f}") for row in rows]
     click.echo(table(header, lines))
     if json_path:
-        result = {"environment": describe(cores(), "cpu"), "model": model, "accuracies": accuracies, "rows": rows}
+        written = {"model": model, "accuracies": accuracies, "rows": rows}
+        result = {"benchmark": "engines", "environment": describe(cores(), "cpu"), **written}
         write_atomically(json_path, json.dumps(result, indent=2).encode())
         click.echo(f"Wrote {json_path}")
 

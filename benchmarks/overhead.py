@@ -25,7 +25,7 @@ import click
 
 from clients.endpoint import BATCH_SIZE
 from models.catalog import SHIPPED, shipped
-from models.data import DATASETS, DataError, load_dataset
+from models.data import DIGIT_SETS, DataError, load_dataset
 
 if TYPE_CHECKING:
     from benchmarks.timing import Durations
@@ -51,7 +51,7 @@ class WrongAnswer(Exception):
 
 @click.command()
 @click.option("--model", type=click.Choice(SHIPPED), default="vitbn", show_default=True)
-@click.option("--dataset", type=click.Choice(DATASETS), default="mnist", show_default=True, help="Its test images.")
+@click.option("--dataset", type=click.Choice(DIGIT_SETS), default="mnist", show_default=True, help="Its test images.")
 @click.option("--data-dir", type=click.Path(path_type=Path), help="Of idx files, else $MNIST_DIR or $EMNIST_DIR.")
 @click.option("--seconds", type=click.FloatRange(1), default=30, show_default=True, help="For each of two tables.")
 @click.option("--streamed", type=click.IntRange(0), default=1_000_000, show_default=True, help="Images, for memory.")
@@ -83,6 +83,7 @@ def overhead(
     _print(rows, memory)
     if json_path:
         result = {
+            "benchmark": "overhead",
             "environment": describe(len(os.sched_getaffinity(0)), "cpu"),
             "model": model,
             "dataset": dataset,

@@ -1,4 +1,4 @@
-"""The command line: pictures of digits in, the digits and their probabilities out.
+"""The command line: pictures in, what they show and how probable that is out.
 
     python clients/infer.py digit.png
     digit.png: 3 (99.5 %)
@@ -105,8 +105,9 @@ def infer(
     ssl_key: str | None,
     header: dict[str, str],
 ) -> None:
-    """Ask the server which digits PATH... shows: drawings, scans or photos, dark on light or light on dark.
+    """Ask the server what PATH... shows: drawings, scans or photos of a digit, or whatever its model tells apart.
 
+    A digit may be dark on light or light on dark. A model of photos sees a picture's middle, in its own size.
     A PATH is an image, a folder of images, a quoted pattern, an idx file as of MNIST, or - for standard input.
     """
     if as_json + as_csv + show > 1:
@@ -196,7 +197,7 @@ def _print_answers(
     def inputs() -> Iterator["NDArray[np.uint8]"]:
         for picture, truth in zip(pictures, map(int, truths) if truths else repeat(None), strict=False):
             try:
-                pixels = picture.as_input(model.image_shape[1:])
+                pixels = picture.as_input(model.image_shape, model.preprocessing)
             except InvalidImage as error:
                 terminal.failed(picture.name, str(error))
                 continue

@@ -14,7 +14,7 @@ from PIL import Image
 from clients.decode import InvalidImage, read_image
 from clients.idx import IdxFile, is_idx
 from clients.paths import STANDARD_INPUT, Report, expand, has_image_suffix
-from clients.preprocess import to_model_input
+from clients.preprocess import Preprocessing, prepare
 
 _LARGEST_STREAM = 1 << 27  # bytes of an image in a pipe, which must be held to be decoded
 
@@ -26,14 +26,16 @@ class Picture:
     name: str
     image: Image.Image | NDArray[np.uint8]  # the array is of an idx file, (height, width)
 
-    def as_input(self, size: tuple[int, int]) -> NDArray[np.uint8]:
-        """uint8 (1, height, width) for a model of that size; raises InvalidImage where there is no ink.
+    def as_input(self, shape: tuple[int, int, int], preprocessing: Preprocessing) -> NDArray[np.uint8]:
+        """uint8 (C, H, W) for a model of that shape; raises InvalidImage where there is nothing that it could read.
 
-        An image of an idx file that has the size already is what models are trained on, and stays as it is.
+        An image of an idx file that has the shape already is what models are trained on, and stays as it is.
         """
         if not isinstance(self.image, np.ndarray):
-            return to_model_input(self.image, size)
-        return self.image[np.newaxis] if self.image.shape == size else to_model_input(Image.fromarray(self.image), size)
+            return prepare(self.image, shape, preprocessing)
+        if (1, *self.image.shape) == shape:
+            return self.image[np.newaxis]
+        return prepare(Image.fromarray(self.image), shape, preprocessing)
 
 
 def read_pictures(paths: Sequence[str], failed: Report, noted: Report) -> Iterator[Picture]:

@@ -1,4 +1,7 @@
-"""Pixels to tensor: any picture of one digit in, the uint8 image that the model was trained on out.
+"""Pixels to tensor: any picture in, the uint8 image that the model was trained on out.
+
+A model says in its config which of two ways is its own: "photo", the picture as it is (clients.photo), or "ink", for
+drawings and writing, one digit a picture.
 
 MNIST was made so (LeCun, Cortes, Burges, http://yann.lecun.com/exdb/mnist/): the digit is scaled to fit a 20x20 box
 with its aspect ratio kept, antialiasing makes it grey, and it is moved in a 28x28 field until its centre of mass is at
@@ -7,18 +10,25 @@ A picture that is so already comes out nearly unchanged.
 
     read_image      file -> upright picture        decoding alone, with bounded memory (clients.decode)
     to_model_input  picture -> uint8 (1, 28, 28)   grey, paper removed (clients.ink), scaled, centred
+    prepare         picture -> uint8 (C, H, W)     the one or the other, as the model says
 
 Those who only prepare pictures find the errors here too.
 """
+
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageFilter
 
 from clients.decode import BlankImage, ClientError, InvalidImage, read_image
+from clients.depth import eight_bits
 from clients.ink import Pixels, find_ink, scaled_to
+from clients.photo import photo_to_model_input
 
-__all__ = ["BlankImage", "ClientError", "InvalidImage", "read_image", "to_model_input"]
+__all__ = ["BlankImage", "ClientError", "InvalidImage", "Preprocessing", "prepare", "read_image", "to_model_input"]
+
+Preprocessing = Literal["ink", "photo"]  # as a model's config names them
 
 _BOX_SHARE = 20 / 28  # of the field is what the digit may fill
 _SAMPLE_SIDE = 128  # pixels by which the colours of a picture are judged
@@ -26,6 +36,14 @@ _TELLING = 2.0  # times the spread of brightness is what makes one colour the be
 _THINNEST = 1.2  # pixels of a 20x20 box; 99 % of MNIST's digits have wider strokes
 _COMMON_WIDTH = 2.0  # pixels of that box, to which thinner strokes are widened
 _DRAWN_SIDE = 4  # times the box is the size in which thin strokes are widened
+
+
+def prepare(image: Image.Image, shape: tuple[int, int, int], preprocessing: Preprocessing) -> NDArray[np.uint8]:
+    """Make of a picture, upright and of any mode and size, what a model with images of `shape` (C, H, W) reads.
+
+    Returns uint8 (C, H, W). Raises InvalidImage as `to_model_input` and `clients.photo.photo_to_model_input` do.
+    """
+    return to_model_input(image, shape[1:]) if preprocessing == "ink" else photo_to_model_input(image, shape)
 
 
 def to_model_input(image: Image.Image, size: tuple[int, int] = (28, 28)) -> NDArray[np.uint8]:
@@ -45,18 +63,7 @@ def to_model_input(image: Image.Image, size: tuple[int, int] = (28, 28)) -> NDAr
 
 def _to_grey(image: Image.Image) -> Image.Image:
     """Any mode -> mode "L", in which ink and paper differ; what is transparent differs from what is drawn on it."""
-    if image.mode.startswith("I;16"):
-        deep = np.asarray(image)
-        spare_bits = max(0, int(deep.max()).bit_length() - 8)  # many cameras and scanners use 10 to 14 of the 16
-        return Image.fromarray((deep >> spare_bits).astype(np.uint8))
-    if image.mode in ("I", "F"):  # the picture alone tells what black and white are
-        with np.errstate(invalid="ignore"):  # of some NaN the conversion itself complains
-            values = np.array(image, dtype=np.float32)
-        np.nan_to_num(values, copy=False)
-        values /= max(float(values.max()), -float(values.min())) or 1  # first, for the range may be no float32
-        values -= values.min()
-        values *= 255 / (float(values.max()) or 1)
-        return Image.fromarray(values.astype(np.uint8))
+    image = eight_bits(image)
     try:
         if image.has_transparency_data:
             return _on_paper(image.convert("RGBA"))

@@ -17,7 +17,7 @@ Form = Literal["text", "picture", "json", "csv"]
 
 
 def lines(form: Form, name: str, pixels: NDArray[np.uint8], prediction: Prediction, model: str, top: int | None) -> str:
-    """What is printed of one image: its name, its pixels (1, h, w) where they are shown, the `top` best labels."""
+    """What is printed of one image: its name, its pixels (C, h, w) where they are shown, the `top` best labels."""
     if form == "json":
         return _json(name, prediction, model, top or 1)
     if form == "csv":
@@ -28,7 +28,7 @@ def lines(form: Form, name: str, pixels: NDArray[np.uint8], prediction: Predicti
     width = max((len(label) for label, _ in ranked), default=0)
     text += [f"  {label:>{width}}  {100 * probability:5.1f} %" for label, probability in ranked]
     if form == "picture":
-        text += blocks(pixels[0], colour=sys.stdout.isatty() and "NO_COLOR" not in os.environ)
+        text += blocks(pixels, colour=sys.stdout.isatty() and "NO_COLOR" not in os.environ)
     return "\n".join(text)
 
 
@@ -44,17 +44,28 @@ def printable(text: str) -> str:
 
 
 def blocks(image: NDArray[np.uint8], colour: bool) -> list[str]:
-    """An image (h, w) in half as many lines of w blocks: grey where there are colours, else ink from 128 on."""
-    padded = np.concatenate([image, np.zeros((len(image) % 2, image.shape[1]), np.uint8)])
-    pairs = [list(zip(upper, lower, strict=True)) for upper, lower in padded.reshape(-1, 2, image.shape[1]).tolist()]
+    """An image (1 or 3, h, w) in half as many lines of w blocks: as it is where there are colours, else light ones
+    from 128 on.
+    """
+    padded = np.pad(image, ((0, 0), (0, image.shape[1] % 2), (0, 0)))  # (C, h, w), h even
+    rows = zip(*(padded[:, first::2].transpose(1, 2, 0).tolist() for first in (0, 1)), strict=True)
+    pairs = [list(zip(upper, lower, strict=True)) for upper, lower in rows]
     if colour:
-        return ["".join(_grey(*pair) for pair in row) + "\x1b[0m" for row in pairs]
-    return ["".join(" ▀▄█"[(upper >= 128) + 2 * (lower >= 128)] for upper, lower in row) for row in pairs]
+        return ["".join(_coloured(*pair) for pair in row) + "\x1b[0m" for row in pairs]
+    return ["".join(" ▀▄█"[_is_light(upper) + 2 * _is_light(lower)] for upper, lower in row) for row in pairs]
 
 
-def _grey(upper: int, lower: int) -> str:
-    """The upper half of a character in one of the terminal's 24 greys, the lower in another."""
-    return f"\x1b[38;5;{232 + upper * 23 // 255};48;5;{232 + lower * 23 // 255}m▀"
+def _coloured(upper: list[int], lower: list[int]) -> str:
+    """The upper half of a character in one colour, the lower in another; of grey the terminal has 24."""
+    if len(upper) == 1:
+        return f"\x1b[38;5;{232 + upper[0] * 23 // 255};48;5;{232 + lower[0] * 23 // 255}m▀"
+    return f"\x1b[38;2;{';'.join(map(str, upper))};48;2;{';'.join(map(str, lower))}m▀"
+
+
+def _is_light(levels: list[int]) -> bool:
+    """Of grey, or of red, green and blue, by their weights in ITU-R BT.601."""
+    weights = (1000,) if len(levels) == 1 else (299, 587, 114)
+    return sum(weight * level for weight, level in zip(weights, levels, strict=True)) >= 128_000
 
 
 def _json(name: str, prediction: Prediction, model: str, top: int) -> str:

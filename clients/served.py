@@ -6,11 +6,13 @@ written by the exporter. Other models may stand beside it; they are listed and n
 
 import asyncio
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 from clients.connection import INPUT, OUTPUT, Connection
 from clients.errors import ModelMismatch, ModelNotFound, ModelNotReady, ServerError
+from clients.preprocess import Preprocessing
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,7 @@ class ServedModel:
     max_batch_size: int
     test_accuracy: float | None  # between 0 and 1
     versions: tuple[str, ...] = ()  # that are ready; unless asked for another, the last one answers
+    preprocessing: Preprocessing = "ink"  # what is made of a picture
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,12 @@ async def choose(connection: Connection) -> ServedModel:
     candidates = [each.model for each in listed if each.model is not None]
     if not candidates:
         return await _describe(connection, ready[0])
-    return max(candidates, key=lambda model: (model.family != "cnn", model.test_accuracy or 0.0))
+    return best(candidates)
+
+
+def best(models: Sequence[ServedModel]) -> ServedModel:
+    """The transformer with the highest test accuracy, then the first."""
+    return max(models, key=lambda model: (model.family != "cnn", model.test_accuracy or 0.0))
 
 
 async def find(connection: Connection, name: str) -> ServedModel:
@@ -111,9 +119,12 @@ async def _describe(connection: Connection, name: str) -> ServedModel:
         family, labels = str(description["model"]), tuple(str(label) for label in description["labels"])
         height, width = (int(side) for side in description["image_size"])
         image_shape = (int(description["channels"]), height, width)
+        preprocessing = description.get("preprocessing", "ink")  # a model from before there were photos is of ink
         accuracy = float(parameters["test_accuracy"]) if "test_accuracy" in parameters else None
         if not labels or min(image_shape) < 1:
             raise ValueError(f"{len(labels)} labels for images of {image_shape}")
+        if preprocessing not in get_args(Preprocessing):
+            raise ValueError(f"the preprocessing {preprocessing!r}")
         # 0: the server joins no requests of this model, which may still say how many images one of them may hold
         limit = int(config.get("max_batch_size", 0)) or int(parameters.get("max_images", 1))
     except (LookupError, TypeError, ValueError, AttributeError) as error:
@@ -121,4 +132,4 @@ async def _describe(connection: Connection, name: str) -> ServedModel:
     expected = {INPUT: ("UINT8", [-1, *image_shape]), OUTPUT: ("FP32", [-1, len(labels)])}
     if found != expected:
         raise ModelMismatch(f"model {name!r}: expected the tensors {expected}, found {found}")
-    return ServedModel(name, family, labels, image_shape, limit, accuracy, versions)
+    return ServedModel(name, family, labels, image_shape, limit, accuracy, versions, preprocessing)

@@ -27,6 +27,7 @@ Classifier = Callable[[Images], Logits]
 
 BATCH_SIZES = (1, 2, 7, 64)
 PROOF_IMAGES = 64
+DIGIT_SHAPE = (1, 28, 28)
 TIE = 1e-5  # logits this close are equal as far as float32 can tell; far below its tolerance of 1e-4
 
 
@@ -56,6 +57,14 @@ class ValuesDiffer(EquivalenceError):
 
 class ArgmaxDiffers(EquivalenceError):
     """Another class, where the two best logits are further apart than float32 can blur."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Images uint8 (64, C, H, W) to compare stages on, and what they are of: a dataset's name, or noise."""
+
+    images: Images
+    of: str
 
 
 @dataclass(frozen=True)
@@ -138,8 +147,19 @@ def onnx_classifier(data: bytes) -> Classifier:
     return lambda images: run([OUTPUT_NAME], {INPUT_NAME: images})[0]
 
 
+def embedded_sample(config: ModelConfig) -> Sample:
+    """Real test digits where the model's images have their shape, else uniform noise drawn by seed; always the same."""
+    if config.input_shape == DIGIT_SHAPE:
+        return Sample(load_digits().test_images[:PROOF_IMAGES], "digits")
+    noise = np.random.default_rng(0).integers(0, 256, (PROOF_IMAGES, *config.input_shape), np.uint8)
+    return Sample(noise, "noise")
+
+
 def proof_images(config: ModelConfig) -> Images:
-    """uint8 (64, C, H, W): real test digits where the model reads such images, else uniform noise drawn by seed."""
-    if config.input_shape == (1, 28, 28):
-        return load_digits().test_images[:PROOF_IMAGES]
-    return np.random.default_rng(0).integers(0, 256, (PROOF_IMAGES, *config.input_shape), np.uint8)
+    """The images of `embedded_sample`, uint8 (64, C, H, W)."""
+    return embedded_sample(config).images
+
+
+def reads_digits(config: ModelConfig) -> bool:
+    """Whether the embedded digits are such images as the model was made for."""
+    return config.preprocessing == "ink" and config.input_shape == DIGIT_SHAPE

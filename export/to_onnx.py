@@ -13,7 +13,9 @@ import click
 from models.catalog import SHIPPED, shipped
 
 if TYPE_CHECKING:
+    from export.equivalence import Sample
     from export.rewrites.pipeline import Step
+    from models.checkpoint import Checkpoint
 
 
 @click.command()
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
 @click.option("--optimize", is_flag=True, help="All rewrites that apply to the model and save work.")
 @click.option("--precision", type=click.Choice(["fp32", "fp16", "int8"]), default="fp32", show_default=True)
 @click.option("--max-accuracy-drop", type=click.FloatRange(0), default=0.1, show_default=True, help="In points.")
-@click.option("--data-dir", type=click.Path(path_type=Path), help="MNIST, to measure fp16 and int8 on.")
+@click.option("--data-dir", type=click.Path(path_type=Path), help="The model's dataset, to prove and measure on.")
 @click.option("--opset", type=click.IntRange(18, 21), default=20, show_default=True, help="Of the ONNX file.")
 @click.option("--repository", type=click.Path(path_type=Path), default=Path("triton_repo"), show_default=True)
 @click.option("--name", help="To serve under.  [default: that of --model]")
@@ -53,16 +55,17 @@ def export(
     threads: int | None,
     output: Path | None,
 ) -> None:
-    """Rewrite a checkpoint exactly, prove it on real digits and publish it as the next version of its model."""
+    """Rewrite a checkpoint exactly, prove it on real images and publish it as the next version of its model."""
     from export.errors import ExportError
     from export.graph import export as export_onnx
     from export.openvino_engine import check_accuracy, has_bfloat16
+    from export.own_data import own_dataset
     from export.precision import Lowering
     from export.publish import publish
     from export.rewrites import absorb, fold, pipeline, prune
     from export.triton_config import Serving
     from models.checkpoint import CheckpointError, UntrainedBlockWarning, load
-    from models.data import DataError, load_dataset
+    from models.data import DataError
     from models.files import write_atomically
     from models.macs import macs_per_image
 
@@ -83,21 +86,21 @@ def export(
         chosen = {fold.fold_batchnorm: fuse_bn, absorb.absorb_attention: absorb_attention, prune.cls_only: cls_only}
         required = [rewrite for rewrite, wanted in chosen.items() if wanted]
         rewrites = pipeline.ALL if optimize else [*required, *(pipeline.FUSE if fuse_bn else ())]
-        measured_on = loaded.metrics.get("dataset", "mnist")
-        dataset = load_dataset(measured_on, data_dir) if precision != "fp32" or backend == "openvino" else None
+        measured = precision != "fp32" or backend == "openvino"
+        dataset = own_dataset(config, loaded.metrics, data_dir) if measured else None
         lowering = Lowering(precision, dataset, max_accuracy_drop) if precision != "fp32" and dataset else None
-        exported = export_onnx(loaded, rewrites, required, opset, lowering)
+        exported = export_onnx(loaded, rewrites, required, opset, lowering, _sample(loaded, data_dir))
         _print_steps(macs_per_image(loaded.model), exported.steps)
         for proof in exported.proofs:
-            click.echo(f"Proved {proof}")
+            click.echo(f"Proved {proof} of {exported.manifest['proved_on']}")
         if exported.converted:
             click.echo(f"Converted to {precision}: {exported.converted}")
         artifact, name, bfloat16 = exported.artifact, name or _name(model or config.model, backend), False
         if backend == "openvino" and dataset:
             bfloat16 = has_bfloat16()
-            measured = check_accuracy(exported.onnx, dataset, max_accuracy_drop, bfloat16)
-            click.echo(f"Measured {measured}")
-            artifact = replace(artifact, manifest=artifact.manifest | {"test_accuracy": measured.accuracy})
+            found = check_accuracy(exported.onnx, dataset, max_accuracy_drop, bfloat16)
+            click.echo(f"Measured {found}")
+            artifact = replace(artifact, manifest=artifact.manifest | {"test_accuracy": found.accuracy})
         if output:
             write_atomically(output, exported.onnx)
             write_atomically(output.with_suffix(".json"), artifact.manifest_json())
@@ -106,6 +109,20 @@ def export(
     except (CheckpointError, DataError, ExportError, OSError) as error:
         raise click.ClickException(str(error)) from error
     click.echo(f"Wrote {output} ({len(exported.onnx) / 1e6:.1f} MB)")
+
+
+def _sample(loaded: Checkpoint, data_dir: Path | None) -> Sample:
+    """What to prove on; where the model's own images are not at hand, says so."""
+    from export.equivalence import embedded_sample
+    from export.own_data import own_sample
+    from models.data import DataError
+
+    try:
+        return own_sample(loaded.config, loaded.metrics, data_dir)
+    except DataError as missing:
+        sample = embedded_sample(loaded.config)
+        click.echo(f"Note: proved on {sample.of}, not on the model's own images; {missing}", err=True)
+        return sample
 
 
 def _name(model: str, backend: str | None) -> str:

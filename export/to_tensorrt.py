@@ -21,7 +21,7 @@ from models.catalog import SHIPPED, shipped
 @click.option("--version-compatible", is_flag=True, help="To load in later TensorRTs of the same major version.")
 @click.option("--hardware-compatible", is_flag=True, help="To run on other GPUs too, Ampere and later.")
 @click.option("--workspace", type=click.IntRange(1), metavar="MIB", help="Scratch memory of a layer.  [default: all]")
-@click.option("--data-dir", type=click.Path(path_type=Path), help="MNIST, to measure the conversion to fp16 on.")
+@click.option("--data-dir", type=click.Path(path_type=Path), help="The model's dataset, to measure fp16 on.")
 @click.option("--repository", type=click.Path(path_type=Path), default=Path("triton_repo"), show_default=True)
 @click.option("--name", help="To serve the engine under.  [default: the model's, with _trt]")
 @click.option("--output", type=click.Path(path_type=Path), help="Write only this plan and its manifest.")
@@ -59,16 +59,17 @@ def tensorrt(
     from export.errors import ExportError
     from export.graph import export as export_onnx
     from export.onnx_source import from_export, in_precision, read_source
+    from export.own_data import own_dataset
     from export.precision import Lowering
     from export.publish import publish
     from export.rewrites.pipeline import ALL
     from export.triton_config import Serving
     from models.checkpoint import CheckpointError, load
-    from models.data import DataError, load_dataset
+    from models.data import DataError
     from models.files import write_atomically
 
     def lowering() -> Lowering:
-        dataset = load_dataset(source.manifest["metrics"].get("dataset", "mnist"), data_dir)
+        dataset = own_dataset(source.config, source.manifest["metrics"], data_dir)
         return Lowering("fp16", dataset, MAX_ACCURACY_DROP)
 
     try:

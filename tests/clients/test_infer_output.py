@@ -100,11 +100,18 @@ def test_show_prints_what_the_model_sees(server):
 
 
 def test_blocks_of_a_terminal_are_grey():
-    image = np.array([[0, 255], [128, 0], [7, 200]], dtype=np.uint8)  # an odd number of rows
+    image = np.array([[[0, 255], [128, 0], [7, 200]]], dtype=np.uint8)  # an odd number of rows
     assert blocks(image, colour=False) == ["▄▀", " ▀"]
     first, second = blocks(image, colour=True)
     assert first == "\x1b[38;5;232;48;5;243m▀\x1b[38;5;255;48;5;232m▀\x1b[0m"
     assert second == "\x1b[38;5;232;48;5;232m▀\x1b[38;5;250;48;5;232m▀\x1b[0m"
+
+
+def test_blocks_of_a_picture_have_its_colours():
+    image = np.array([[[255, 0]], [[0, 100]], [[0, 200]]], dtype=np.uint8)  # red, then a dull blue, in one row
+    assert blocks(image, colour=True) == ["\x1b[38;2;255;0;0;48;2;0;0;0m▀\x1b[38;2;0;100;200;48;2;0;0;0m▀\x1b[0m"]
+    assert blocks(image, colour=False) == ["  "]  # red and blue are dark
+    assert blocks(np.full((3, 2, 1), 128, np.uint8), colour=False) == ["█"]
 
 
 def test_printable():

@@ -1,6 +1,11 @@
-"""Small folders that look like the real datasets."""
+"""Small folders that look like the real datasets, and servers on this machine to download them from."""
 
 import struct
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
@@ -39,3 +44,39 @@ def small_emnist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_idx(folder / EMNIST_PARTS["test images"].removesuffix(".gz"), digits.test_images[:40, 0].swapaxes(1, 2))
     write_idx(folder / EMNIST_PARTS["test labels"].removesuffix(".gz"), digits.test_labels[:40])
     return folder
+
+
+class Mirror(BaseHTTPRequestHandler):
+    """Answers a path that has a content with it and any other with 404."""
+
+    def __init__(self, contents: dict[str, bytes], requests: list[str], *arguments: object) -> None:
+        self.contents, self.requests = contents, requests
+        super().__init__(*arguments)
+
+    def do_GET(self) -> None:
+        self.requests.append(self.path)
+        self.send_response(200 if self.path in self.contents else 404)
+        content = self.contents.get(self.path, b"")
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *arguments: object) -> None:
+        """Says nothing."""
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[[dict[str, bytes]], tuple[str, list[str]]]]:
+    """Starts a mirror of these contents by path; gives its base URL and the paths asked for so far."""
+    with ExitStack() as running:
+
+        def start(contents: dict[str, bytes]) -> tuple[str, list[str]]:
+            requests: list[str] = []
+            http = running.enter_context(ThreadingHTTPServer(("127.0.0.1", 0), partial(Mirror, contents, requests)))
+            thread = threading.Thread(target=http.serve_forever, args=(0.01,))
+            thread.start()
+            running.callback(thread.join)
+            running.callback(http.shutdown)
+            return f"http://127.0.0.1:{http.server_port}", requests
+
+        yield start

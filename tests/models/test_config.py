@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from models.config import ConfigError, ModelConfig
+from models.config import MODEL_NAMES, ConfigError, ModelConfig
 
 UNUSUAL = ModelConfig(
     model="vitbnffn",
@@ -40,10 +40,11 @@ def test_geometry():
 @pytest.mark.parametrize(
     ("field", "value", "expected"),
     [
-        ("model", "resnet", "one of vit, vitbnffn, vitbn, cnn, dnn, dnnbn"),
+        ("model", "resnet", f"one of {', '.join(MODEL_NAMES)}"),
         ("pool", "max", "one of cls, mean"),
         ("pos_emb", "rope", "one of learn, pe1d"),
         ("bn_features", "two", "one of dim, one"),
+        ("preprocessing", "none", "one of ink, photo"),
         *((field, 0, "an integer of at least 1") for field in ("channels", "num_classes", "dim", "depth")),
         *((field, 1.5, "an integer of at least 1") for field in ("heads", "dim_head", "mlp_dim")),
         ("image_size", (28, 0), "two integers of at least 1, height and width"),
@@ -85,3 +86,15 @@ def test_json_is_checked_as_arguments_are():
     text = json.dumps(json.loads(ModelConfig().to_json()) | {"depth": 0})
     with pytest.raises(ConfigError, match=r"^depth: expected an integer of at least 1, found 0$"):
         ModelConfig.from_json(text)
+
+
+def test_a_config_from_before_photos_is_of_ink():
+    values = json.loads(ModelConfig().to_json())
+    del values["preprocessing"]
+    assert ModelConfig.from_json(json.dumps(values)) == ModelConfig(preprocessing="ink")
+
+
+def test_a_photo_is_grey_or_rgb():
+    assert ModelConfig(preprocessing="photo", channels=3).input_shape == (3, 28, 28)
+    with pytest.raises(ConfigError, match="channels: expected 1, grey, or 3, RGB, for photos, found 2"):
+        ModelConfig(preprocessing="photo", channels=2)

@@ -3,26 +3,24 @@
 import gzip
 import hashlib
 import struct
-import threading
-from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
 import pooch
 import pytest
 
 from models import data
+from models.config import ModelConfig
 from models.data import (
     DataError,
-    download,
     find_emnist,
+    find_fashion_mnist,
     find_mnist,
     load_dataset,
     load_digits,
     load_emnist_part,
     load_mnist,
-    read_idx,
 )
+from models.idx import read_idx
 
 BYTES = bytes(range(24))
 
@@ -218,112 +216,73 @@ def test_emnist_is_where_one_says(tmp_path, monkeypatch):
 
 
 def test_unknown_dataset():
-    with pytest.raises(DataError, match="expected one of digits, mnist, emnist-digits, found cifar"):
+    with pytest.raises(DataError, match=f"expected one of {', '.join(data.DATASETS)}, found cifar$"):
         load_dataset("cifar")
 
 
-def test_named_folder_comes_before_the_environment(tmp_path, monkeypatch):
-    monkeypatch.setenv("MNIST_DIR", str(tmp_path / "environment"))
-    assert find_mnist(tmp_path / "named") == tmp_path / "named"
-    assert find_mnist(None) == tmp_path / "environment"
+SOURCES = {
+    "mnist": ("MNIST_DIR", find_mnist, data.MNIST_CHECKSUMS, data.MNIST_MIRRORS),
+    "fashion-mnist": (
+        "FASHION_MNIST_DIR",
+        find_fashion_mnist,
+        data.FASHION_MNIST_CHECKSUMS,
+        data.FASHION_MNIST_MIRRORS,
+    ),
+}
 
 
-@pytest.mark.parametrize("variable", [None, ""])
-def test_cache_is_the_last_resort(tmp_path, monkeypatch, variable):
-    monkeypatch.delenv("MNIST_DIR", raising=False)
-    if variable is not None:
-        monkeypatch.setenv("MNIST_DIR", variable)
-    calls = []
+@pytest.fixture(params=SOURCES)
+def source(request, tmp_path, monkeypatch):
+    """(name, variable, what finds it, checksums, mirrors) of a dataset, with an empty cache in `tmp_path`."""
     monkeypatch.setattr(pooch, "os_cache", lambda project: tmp_path / project)
+    monkeypatch.delenv(SOURCES[request.param][0], raising=False)
+    return request.param, *SOURCES[request.param]
+
+
+def test_named_folder_comes_before_the_environment(source, tmp_path, monkeypatch):
+    _, variable, find, *_ = source
+    monkeypatch.setenv(variable, str(tmp_path / "environment"))
+    assert find(tmp_path / "named") == tmp_path / "named"
+    assert find(None) == tmp_path / "environment"
+
+
+@pytest.mark.parametrize("content", [None, ""])
+def test_cache_is_the_last_resort(source, tmp_path, monkeypatch, content):
+    name, variable, find, checksums, mirrors = source
+    if content is not None:
+        monkeypatch.setenv(variable, content)
+    calls = []
     monkeypatch.setattr(data, "download", lambda *arguments: calls.append(arguments))
-    assert find_mnist(None) == tmp_path / "vitbn" / "mnist"
-    assert calls == [(data.MNIST_CHECKSUMS, data.MNIST_MIRRORS, tmp_path / "vitbn" / "mnist")]
+    assert find(None) == tmp_path / "vitbn" / name
+    otherwise = f"Put its four idx files in a folder and name it: --data-dir DIR or {variable}"
+    assert calls == [(checksums, mirrors, tmp_path / "vitbn" / name, otherwise)]
 
 
-def test_mirrors_give_every_file_of_mnist():
-    assert set(data.MNIST_CHECKSUMS) == set(data.MNIST_PARTS.values())
-    assert len(data.MNIST_MIRRORS) > 1
+def test_nothing_is_fetched_where_it_must_not(source, tmp_path):
+    name, variable, find, checksums, _ = source
+    with pytest.raises(DataError, match=f"{name}: expected its four idx files in --data-dir, {variable} or .*, found"):
+        find(None, fetch=False)
+    cache = tmp_path / "vitbn" / name
+    cache.mkdir(parents=True)
+    for file in checksums:
+        (cache / file).touch()
+    assert find(None, fetch=False) == cache
 
 
-class Mirror(BaseHTTPRequestHandler):
-    """Answers /good/ with the content, /bad/ with something else and anything else with 404."""
-
-    def __init__(self, requests, *arguments):
-        self.requests = requests
-        super().__init__(*arguments)
-
-    def do_GET(self):
-        self.requests.append(self.path)
-        answers = {"/good/part": (200, BYTES), "/bad/part": (200, b"a page that asks to log in")}
-        status, content = answers.get(self.path, (404, b""))
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-
-    def log_message(self, *arguments):
-        """Says nothing."""
+def test_mirrors_give_every_file(source):
+    _, _, _, checksums, mirrors = source
+    assert set(checksums) == set(data.MNIST_PARTS.values())
+    assert len({*checksums.values()}) == 4
+    assert all(mirror.endswith("/") for mirror in mirrors)
 
 
-@pytest.fixture
-def server():
-    """(base URL, paths asked for so far) of mirrors on this machine."""
-    requests = []
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Mirror, requests)) as http:
-        thread = threading.Thread(target=http.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{http.server_port}", requests
-        http.shutdown()
-        thread.join()
+def test_fashion_mnist(tmp_path, monkeypatch):
+    monkeypatch.setenv("FASHION_MNIST_DIR", str(write_mnist(tmp_path)))
+    dataset = load_dataset("fashion-mnist")
+    assert dataset.train_images.shape == (3, 1, 2, 2)
+    assert (dataset.labels[0], dataset.labels[-1], dataset.preprocessing) == ("T-shirt/top", "Ankle boot", "photo")
 
 
-CHECKSUM = {"part": "md5:" + hashlib.md5(BYTES).hexdigest()}
-
-
-@pytest.mark.parametrize("first", ["/absent/", "/bad/"])
-def test_second_mirror(tmp_path, server, first):
-    url, requests = server
-    download(CHECKSUM, (url + first, url + "/good/"), tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["part"]
-    assert (tmp_path / "part").read_bytes() == BYTES
-    assert requests == [first + "part", "/good/part"]
-
-
-def test_first_mirror_is_enough(tmp_path, server):
-    url, requests = server
-    download(CHECKSUM, (url + "/good/", url + "/absent/"), tmp_path)
-    assert requests == ["/good/part"]
-
-
-def test_download_shows_a_bar(tmp_path, server, capsys):
-    download(CHECKSUM, (server[0] + "/good/",), tmp_path)
-    assert "100%" in capsys.readouterr().err
-
-
-def test_what_is_there_is_not_fetched_again(tmp_path, server):
-    url, requests = server
-    for _ in range(2):
-        download(CHECKSUM, (url + "/good/",), tmp_path)
-    assert requests == ["/good/part"]
-
-
-def test_what_is_damaged_is_fetched_again(tmp_path, server):
-    write(tmp_path / "part", BYTES[:-1])
-    download(CHECKSUM, (server[0] + "/good/",), tmp_path)
-    assert (tmp_path / "part").read_bytes() == BYTES
-
-
-def test_wrong_checksum_leaves_nothing(tmp_path, server):
-    with pytest.raises(DataError, match="part: expected it from a mirror, found "):
-        download(CHECKSUM, (server[0] + "/bad/",), tmp_path)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_offline_says_what_to_do(tmp_path):
-    nobody = "http://127.0.0.1:1/"  # a reserved port, on which nothing listens
-    with pytest.raises(DataError) as refused:
-        download(CHECKSUM, (nobody, nobody), tmp_path)
-    message = str(refused.value)
-    assert message.count(f"{nobody}: ConnectionError") == 2
-    assert message.endswith("Put the four MNIST idx files in a folder and name it: --data-dir DIR or MNIST_DIR")
-    assert "\n" not in message
+@pytest.mark.parametrize("model", ["vit", "vitbn", "cnn", "dnn"])
+def test_the_model_of_a_dataset(digits, model):
+    assert digits.model_config(model, 6) == ModelConfig(model=model)

@@ -192,6 +192,19 @@ def test_distortions(digits, name):
     assert (0.1 < shrunk < 0.3) if name == "study" else shrunk == 0
 
 
+def test_crop_and_flip_cut_a_window_and_mirror_half():
+    torch.manual_seed(0)
+    images = torch.rand(100, 3, 8, 8) + 0.1
+    found = augmentation("crop-flip")(images)
+    padded = torch.nn.functional.pad(images, (4, 4, 4, 4))
+    windows = padded.unfold(2, 8, 1).unfold(3, 8, 1).permute(0, 2, 3, 1, 4, 5).flatten(1, 2)  # (100, 81, 3, 8, 8)
+    plain = (windows == found[:, None]).flatten(2).all(2)  # (100, 81)
+    mirrored = (windows.flip(-1) == found[:, None]).flatten(2).all(2)
+    assert (plain | mirrored).any(1).all()
+    assert 30 < mirrored.any(1).sum() < 70
+    assert (plain | mirrored).any(0).sum() > 50, "of the 81 windows"
+
+
 def test_no_distortion(digits):
     images = torch.tensor(digits.train_images[:5]) / 255
     assert augmentation("none")(images) is images

@@ -1,0 +1,38 @@
+"""A picture as it is, for models of photos: any picture in, its middle in the model's size out, grey or in colour.
+
+Nothing is inverted, searched for or stretched. Fashion-MNIST's garments are light on black, so a picture for a model of
+these should be so too. A picture that has the model's size already comes out unchanged.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageOps
+
+from clients.decode import InvalidImage
+from clients.depth import eight_bits
+
+
+def photo_to_model_input(image: Image.Image, shape: tuple[int, int, int]) -> NDArray[np.uint8]:
+    """The middle of a picture, cut to the aspect ratio of the model's images and resized with antialiasing.
+
+    image: upright, any mode and size; what is transparent is taken for white.
+    shape: channels (1: grey, 3: red, green, blue), height and width, in pixels.
+    Returns uint8 of that shape. Raises InvalidImage for other channels, and for a colour space without RGB (Lab).
+    """
+    channels, height, width = shape
+    if channels not in (1, 3):
+        raise InvalidImage(f"image: expected a model of 1 or 3 channels, found one of {channels}")
+    try:
+        coloured = _without_transparency(eight_bits(image)).convert("L" if channels == 1 else "RGB")
+    except ValueError as error:
+        name = getattr(image, "filename", "") or "image"
+        raise InvalidImage(f"{name}: expected grey or colour, found the mode {image.mode}: {error}") from error
+    pixels = np.asarray(ImageOps.fit(coloured, (width, height)))  # (H, W) or (H, W, 3)
+    return np.ascontiguousarray(pixels.reshape(height, width, channels).transpose(2, 0, 1))  # (C, H, W)
+
+
+def _without_transparency(image: Image.Image) -> Image.Image:
+    if not image.has_transparency_data:
+        return image
+    layered = image.convert("RGBA")
+    return Image.alpha_composite(Image.new("RGBA", image.size, "white"), layered)

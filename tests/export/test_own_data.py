@@ -1,0 +1,79 @@
+"""What an export is proved and measured on: the checkpoint's own images where they are at hand, never a download."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pooch
+import pytest
+from cifar_files import random_batches, write_binary
+
+from export.equivalence import embedded_sample, proof_images
+from export.own_data import own_dataset, own_sample
+from models.cifar import load_cifar10
+from models.config import ModelConfig
+from models.data import FASHION_MNIST_LABELS, DataError, load_digits
+
+FASHION = ModelConfig(labels=FASHION_MNIST_LABELS, preprocessing="photo")
+
+
+def write_idx_files(folder: Path, images: np.ndarray) -> Path:
+    """The four files of a dataset in MNIST's format, with the same images in both parts and labels of 0."""
+    head = b"\0\0\x08"
+    for part in ("train", "t10k"):
+        sizes = b"".join(side.to_bytes(4, "big") for side in images.shape)
+        (folder / f"{part}-images-idx3-ubyte").write_bytes(head + b"\3" + sizes + images.tobytes())
+        (folder / f"{part}-labels-idx1-ubyte").write_bytes(head + b"\1" + sizes[:4] + bytes(len(images)))
+    return folder
+
+
+def test_models_of_digits_need_no_data() -> None:
+    sample = own_sample(ModelConfig(), {"dataset": "mnist"}, None)
+    assert sample.of == "digits"
+    np.testing.assert_array_equal(sample.images, load_digits().test_images[:64])
+
+
+def test_garments_are_proved_on_garments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    images = np.random.default_rng(0).integers(0, 256, (70, 28, 28), np.uint8)
+    monkeypatch.setenv("FASHION_MNIST_DIR", str(write_idx_files(tmp_path, images)))
+    sample = own_sample(FASHION, {"dataset": "fashion-mnist"}, None)
+    assert sample.of == "fashion-mnist"
+    np.testing.assert_array_equal(sample.images[:, 0], images[:64])
+
+
+def test_a_few_pictures_are_repeated(tmp_path: Path) -> None:
+    data = load_cifar10(write_binary(tmp_path, random_batches(3)))
+    sample = own_sample(data.model_config("vitbn", 1), {"dataset": "cifar10"}, tmp_path)
+    np.testing.assert_array_equal(sample.images[3:6], data.test_images)
+    assert (sample.of, sample.images.shape) == ("cifar10", (64, 3, 32, 32))
+
+
+def test_a_checkpoint_that_names_no_dataset() -> None:
+    config = ModelConfig(channels=3, image_size=(32, 32), patch_size=(4, 4), preprocessing="photo")
+    assert own_sample(config, {}, None).of == "noise"
+
+
+@pytest.mark.parametrize("with_pooch", [True, False])
+def test_nothing_is_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_pooch: bool) -> None:
+    monkeypatch.delenv("FASHION_MNIST_DIR", raising=False)
+    monkeypatch.setattr(pooch, "os_cache", lambda project: tmp_path / project)
+    if not with_pooch:
+        monkeypatch.setitem(sys.modules, "pooch", None)
+    with pytest.raises(DataError, match=r"fashion-mnist: expected .* in --data-dir, .* found none"):
+        own_sample(FASHION, {"dataset": "fashion-mnist"}, None)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_other_images_or_classes_are_refused(tmp_path: Path) -> None:
+    images = np.zeros((3, 20, 20), np.uint8)
+    expected = r"fashion-mnist: expected images \(1, 28, 28\) of 10 classes, .* found \(1, 20, 20\) of 10"
+    with pytest.raises(DataError, match=expected):
+        own_dataset(FASHION, {"dataset": "fashion-mnist"}, write_idx_files(tmp_path, images))
+
+
+def test_the_embedded_sample_never_depends_on_what_is_at_hand() -> None:
+    """A published version is verified with it, on whatever machine."""
+    for config in (FASHION, ModelConfig(channels=3)):
+        np.testing.assert_array_equal(proof_images(config), embedded_sample(config).images)
+    assert embedded_sample(FASHION).of == "digits"
+    assert embedded_sample(ModelConfig(channels=3)).of == "noise"

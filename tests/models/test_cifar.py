@@ -1,0 +1,230 @@
+"""CIFAR-10: both real formats read alike, damage refused in one line, no pickle run, no archive trusted."""
+
+import hashlib
+import io
+import os
+import pickle
+import tarfile
+
+import numpy as np
+import pooch
+import pytest
+from cifar_files import array, pickled, random_batches, text, write_binary, write_pickled
+
+from models import cifar
+from models.cifar import BATCHES, BINARY_FOLDER, LABELS, PICKLED_FOLDER, find_cifar10, load_cifar10, unpack
+from models.config import ModelConfig
+from models.data import DataError, load_dataset
+
+FORMATS = {BINARY_FOLDER: write_binary, PICKLED_FOLDER: write_pickled}
+
+
+@pytest.fixture
+def batches():
+    return random_batches()
+
+
+def refusal(call, *arguments):
+    """The message of a refusal: one line."""
+    with pytest.raises(DataError) as refused:
+        call(*arguments)
+    assert "\n" not in str(refused.value)
+    return str(refused.value)
+
+
+@pytest.mark.parametrize("inside", [True, False], ids=["in its folder", "folder itself"])
+@pytest.mark.parametrize("form", FORMATS)
+def test_both_formats_in_both_places(tmp_path, batches, form, inside):
+    FORMATS[form](tmp_path / form if inside else tmp_path, batches)
+    dataset = load_dataset("cifar10", tmp_path)
+    train = [batches[f"data_batch_{number}"] for number in range(1, 6)]
+    np.testing.assert_array_equal(dataset.train_images, np.concatenate([images for images, _ in train]))
+    np.testing.assert_array_equal(dataset.train_labels, np.concatenate([labels for _, labels in train]))
+    np.testing.assert_array_equal(dataset.test_images, batches["test_batch"][0])
+    np.testing.assert_array_equal(dataset.test_labels, batches["test_batch"][1])
+    assert (dataset.test_images.dtype, dataset.test_labels.dtype) == (np.uint8, np.int64)
+
+
+def test_planes_are_red_green_blue(tmp_path, batches):
+    record = bytes([6]) + bytes([200]) * 1024 + bytes([100]) * 1024 + bytes([50]) * 1024
+    for name in batches:
+        (tmp_path / f"{name}.bin").write_bytes(record)
+    dataset = load_cifar10(tmp_path)
+    assert dataset.test_images[0].mean(axis=(1, 2)).tolist() == [200, 100, 50]
+    assert dataset.labels[dataset.test_labels[0]] == "frog"
+
+
+@pytest.mark.parametrize("model", ["vitbn", "cnn", "dnnbn"])
+def test_the_model_that_fits(tmp_path, batches, model):
+    assert load_cifar10(write_binary(tmp_path, batches)).model_config(model, 3) == ModelConfig(
+        model=model,
+        depth=3,
+        channels=3,
+        image_size=(32, 32),
+        patch_size=(4, 4),
+        labels=LABELS,
+        preprocessing="photo",
+    )
+
+
+@pytest.mark.parametrize("change", [lambda data: data[:-1], lambda data: data + b"\0", lambda data: b""])
+def test_damaged_records(tmp_path, batches, change):
+    path = write_binary(tmp_path, batches) / "data_batch_3.bin"
+    path.write_bytes(change(path.read_bytes()))
+    assert refusal(load_cifar10, tmp_path).startswith(f"{path}: expected records of 3073 bytes, found ")
+
+
+def test_whole_records_that_are_missing(tmp_path, batches):
+    path = write_binary(tmp_path, batches) / "data_batch_3.bin"
+    path.write_bytes(path.read_bytes()[:-3073])
+    expected = "expected as many pictures in each of the six batches, found [3, 3, 2, 3, 3, 3]"
+    assert refusal(load_cifar10, tmp_path) == f"{tmp_path}: {expected}"
+
+
+def test_a_batch_that_is_missing(tmp_path, batches):
+    (write_binary(tmp_path, batches) / "test_batch.bin").unlink()
+    assert f"{tmp_path / 'test_batch.bin'}: expected a batch of CIFAR-10" in refusal(load_cifar10, tmp_path)
+
+
+def test_a_folder_of_something_else(tmp_path):
+    assert f"{tmp_path}: expected data_batch_1.bin to " in refusal(load_cifar10, tmp_path)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_labels_of_an_eleventh_class(tmp_path, batches, form):
+    FORMATS[form](tmp_path, batches | {"test_batch": (batches["test_batch"][0], np.array([0, 10, 1]))})
+    assert "expected labels from 0 to 9, found 10" in refusal(load_cifar10, tmp_path)
+
+
+class Planted:
+    """What is called while it is unpickled, by a reader that trusts pickles."""
+
+    def __init__(self, call, *arguments):
+        self.call, self.arguments = call, arguments
+
+    def __reduce__(self):
+        return self.call, self.arguments
+
+
+@pytest.mark.parametrize("protocol", [0, 2, 4])
+def test_nothing_in_a_pickle_runs(tmp_path, batches, protocol):
+    trace = tmp_path / "trace"
+    path = write_pickled(tmp_path / "batches", batches) / "data_batch_2"
+    path.write_bytes(pickle.dumps({"data": Planted(os.mkdir, str(trace)), "labels": [0]}, protocol))
+    message = refusal(load_cifar10, path.parent)
+    assert message.startswith(f"{path}: expected a pickled dictionary of pixels and labels alone, found the name ")
+    assert "posix.mkdir" in message
+    assert not trace.exists()
+    with path.open("rb") as file:
+        pickle.load(file)
+    assert trace.is_dir(), "the pickle is a malicious one, for a reader that trusts it"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [b"builtins\neval", b"numpy\nload", b"numpy.core.multiarray\nfromstring", b"numpy\ndtype.type", b"_codecs\nencode"],
+)
+def test_no_other_name_is_looked_up(tmp_path, batches, name):
+    path = write_pickled(tmp_path, batches) / "test_batch"
+    path.write_bytes(b"\x80\x02c" + name + b"\n(tR.")
+    assert f"found the name {name.decode().replace(chr(10), '.')}" in refusal(load_cifar10, tmp_path)
+
+
+PIXELS = np.zeros((2, 3072), np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("content", "found"),
+    [
+        (b"", "found Ran out of input"),
+        (pickled(PIXELS, np.array([1, 2]))[:-9], "expected a pickled dictionary"),
+        (pickled(PIXELS[:, :-1], np.array([1, 2])), "no unsigned bytes of the shape (n, 3072)"),
+        (pickled(PIXELS, np.array([1, 2])).replace(b"U\x02u1", b"U\x02u2"), "no unsigned bytes of the shape"),
+        (pickled(PIXELS, np.array([1])), "expected as many labels as pictures, found 1 and 2"),
+        (pickle.dumps([1, 2], 2), "found a list"),
+        (pickle.dumps({b"data": [0], b"labels": [0]}, 4), "data that are a list"),
+        (b"\x80\x02}(" + text(b"labels") + b"]u.", "no data"),
+        (b"\x80\x02}(" + text(b"data") + array(PIXELS) + text(b"labels") + text(b"12") + b"u.", "no list of integers"),
+    ],
+)
+def test_damaged_pickles(tmp_path, batches, content, found):
+    path = write_pickled(tmp_path, batches) / "data_batch_1"
+    path.write_bytes(content)
+    assert found in refusal(load_cifar10, tmp_path)
+
+
+def packed(contents, kind=tarfile.REGTYPE):
+    """A gzipped archive of these members; a link leads to /etc/hostname."""
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w:gz") as tar:
+        for name, content in contents.items():
+            member = tarfile.TarInfo(name)
+            member.type, member.linkname = (kind, "/etc/hostname") if content is None else (tarfile.REGTYPE, "")
+            member.size = len(content or b"")
+            tar.addfile(member, io.BytesIO(content or b""))
+    return stream.getvalue()
+
+
+@pytest.fixture
+def members(tmp_path, batches):
+    """What the published archive holds, with batches of three pictures."""
+    folder = write_binary(tmp_path / "packed", batches)
+    found = {f"{BINARY_FOLDER}/{path.name}": path.read_bytes() for path in sorted(folder.iterdir())}
+    return found | {f"{BINARY_FOLDER}/readme.html": b"<html>"}
+
+
+def test_it_is_downloaded_once(tmp_path, monkeypatch, serve, members):
+    archive = packed(members)
+    url, requests = serve({f"/{cifar.ARCHIVE}": archive})
+    monkeypatch.delenv("CIFAR10_DIR", raising=False)
+    monkeypatch.setattr(pooch, "os_cache", lambda project: tmp_path / project)
+    monkeypatch.setattr(cifar, "MIRRORS", (f"{url}/",))
+    assert "cifar-10-binary.tar.gz: expected it from a mirror" in refusal(find_cifar10, None)  # another checksum
+    monkeypatch.setattr(cifar, "CHECKSUMS", {cifar.ARCHIVE: "md5:" + hashlib.md5(archive).hexdigest()})
+    for _ in range(2):
+        assert len(load_dataset("cifar10").train_labels) == 15
+    assert requests == [f"/{cifar.ARCHIVE}"] * 2
+    kept = [path.relative_to(tmp_path) for path in (tmp_path / "vitbn").rglob("*") if path.is_file()]
+    assert sorted(path.name for path in kept) == sorted(f"{name}.bin" for name in BATCHES)
+
+
+def test_nothing_is_fetched_where_it_must_not(tmp_path, monkeypatch):
+    monkeypatch.delenv("CIFAR10_DIR", raising=False)
+    monkeypatch.setattr(pooch, "os_cache", lambda project: tmp_path / project)
+    assert "cifar10: expected its batches in --data-dir, CIFAR10_DIR or " in refusal(find_cifar10, None, False)
+
+
+def test_the_named_folder_comes_first(tmp_path, monkeypatch):
+    monkeypatch.setenv("CIFAR10_DIR", str(tmp_path / "environment"))
+    assert find_cifar10(tmp_path / "named") == tmp_path / "named"
+    assert find_cifar10(None) == tmp_path / "environment"
+
+
+def test_nothing_leaves_the_folder(tmp_path, members):
+    evil = {"../outside.bin": b"x", str(tmp_path / "absolute.bin"): b"x", f"{BINARY_FOLDER}/../../up.bin": b"x"}
+    (tmp_path / "archive").write_bytes(packed(evil | members))
+    unpack(tmp_path / "archive", tmp_path / "a/b")
+    assert sorted(path.name for path in (tmp_path / "a").rglob("*.bin")) == sorted(f"{name}.bin" for name in BATCHES)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "archive", "packed"]
+
+
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE])
+def test_a_batch_that_is_no_plain_file(tmp_path, members, kind):
+    (tmp_path / "archive").write_bytes(packed(members | {f"{BINARY_FOLDER}/test_batch.bin": None}, kind))
+    assert refusal(unpack, tmp_path / "archive", tmp_path / "out").endswith("found no plain file")
+    assert not (tmp_path / "out/test_batch.bin").exists()
+
+
+def test_an_archive_that_is_none(tmp_path, members):
+    path = tmp_path / "archive"
+    whole = packed(members)
+    del members[f"{BINARY_FOLDER}/data_batch_4.bin"]
+    for content in (b"", b"no archive", whole[: len(whole) // 2], packed(members)):
+        path.write_bytes(content)
+        assert refusal(unpack, path, tmp_path / "out").startswith(f"{path}: expected the archive of CIFAR-10's batches")
+
+
+def test_a_batch_that_is_too_large(tmp_path, monkeypatch, members):
+    monkeypatch.setattr(cifar, "MAX_BATCH_BYTES", 100)
+    (tmp_path / "archive").write_bytes(packed(members))
+    assert refusal(unpack, tmp_path / "archive", tmp_path / "out").endswith("of up to 100 bytes, found 9219 bytes")

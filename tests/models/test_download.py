@@ -1,0 +1,67 @@
+"""Downloads: from the first mirror that gives the right bytes; one that does not leaves nothing behind."""
+
+import hashlib
+
+import pytest
+
+from models.dataset import DataError
+from models.download import download
+
+BYTES = bytes(range(24))
+OTHERWISE = "Put it in a folder"
+CHECKSUM = {"part": "md5:" + hashlib.md5(BYTES).hexdigest()}
+
+
+@pytest.fixture
+def mirror(serve):
+    """(base URL, paths asked for so far) of one that is good and one that is bad."""
+    return serve({"/good/part": BYTES, "/bad/part": b"a page that asks to log in"})
+
+
+@pytest.mark.parametrize("first", ["/absent/", "/bad/"])
+def test_second_mirror(tmp_path, mirror, first):
+    url, requests = mirror
+    download(CHECKSUM, (url + first, url + "/good/"), tmp_path, OTHERWISE)
+    assert [path.name for path in tmp_path.iterdir()] == ["part"]
+    assert (tmp_path / "part").read_bytes() == BYTES
+    assert requests == [first + "part", "/good/part"]
+
+
+def test_first_mirror_is_enough(tmp_path, mirror):
+    url, requests = mirror
+    download(CHECKSUM, (url + "/good/", url + "/absent/"), tmp_path, OTHERWISE)
+    assert requests == ["/good/part"]
+
+
+def test_download_shows_a_bar(tmp_path, mirror, capsys):
+    download(CHECKSUM, (mirror[0] + "/good/",), tmp_path, OTHERWISE)
+    assert "100%" in capsys.readouterr().err
+
+
+def test_what_is_there_is_not_fetched_again(tmp_path, mirror):
+    url, requests = mirror
+    for _ in range(2):
+        download(CHECKSUM, (url + "/good/",), tmp_path, OTHERWISE)
+    assert requests == ["/good/part"]
+
+
+def test_what_is_damaged_is_fetched_again(tmp_path, mirror):
+    (tmp_path / "part").write_bytes(BYTES[:-1])
+    download(CHECKSUM, (mirror[0] + "/good/",), tmp_path, OTHERWISE)
+    assert (tmp_path / "part").read_bytes() == BYTES
+
+
+def test_wrong_checksum_leaves_nothing(tmp_path, mirror):
+    with pytest.raises(DataError, match="part: expected it from a mirror, found "):
+        download(CHECKSUM, (mirror[0] + "/bad/",), tmp_path, OTHERWISE)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_offline_says_what_to_do(tmp_path):
+    nobody = "http://127.0.0.1:1/"  # a reserved port, on which nothing listens
+    with pytest.raises(DataError) as refused:
+        download(CHECKSUM, (nobody, nobody), tmp_path, OTHERWISE)
+    message = str(refused.value)
+    assert message.count(f"{nobody}: ConnectionError") == 2
+    assert message.endswith(f"Offline? {OTHERWISE}")
+    assert "\n" not in message

@@ -1,0 +1,155 @@
+"""Colour photos from a file in CIFAR-10's real format to the label of a PNG: train, rewrite, serve, ask."""
+
+import colorsys
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pooch
+import pytest
+from cifar_files import write_binary
+from click.testing import CliRunner, Result
+from PIL import Image
+
+from clients.classifier import Classifier, ModelNotFound
+from clients.infer import infer
+from clients.web.asking import Triton
+from export.own_data import own_dataset
+from export.to_onnx import export
+from models.checkpoint import load
+from models.cifar import BATCHES, LABELS
+from models.data import DataError, load_cifar10
+from models.train import train
+from serving.running import Server, running_server
+
+pytestmark = pytest.mark.live
+
+DIGIT_PNG = Path(__file__).parents[1] / "digit.png"
+
+
+def picture(label: int, draw: np.random.Generator, side: int = 32) -> np.ndarray:
+    """uint8 (side, side, 3): one of five hues with bars, upright for the first five classes, else lying."""
+    hue = (label % 5) / 5 + draw.uniform(-0.03, 0.03)
+    colour = np.array(colorsys.hsv_to_rgb(hue % 1, 1, 1))
+    bars = np.sin(np.arange(side) * 2 * np.pi * 4 / side + draw.uniform(0, 2 * np.pi)) > 0
+    field = np.tile(bars if label < 5 else bars[:, None], (side, 1) if label < 5 else (1, side))
+    return np.rint(255 * (0.15 + 0.85 * field[..., None]) * colour).astype(np.uint8)
+
+
+def run(command: object, *arguments: object) -> Result:
+    result = CliRunner().invoke(command, [str(argument) for argument in arguments])
+    assert result.exit_code == 0, result.output
+    return result
+
+
+@pytest.fixture(scope="module")
+def cifar(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder as the archive of the binary version makes it, with 100 pictures a batch."""
+    draw = np.random.default_rng(0)
+    labels = np.arange(100) % 10
+    batches = {
+        name: (np.stack([picture(label, draw).transpose(2, 0, 1) for label in labels]), labels) for name in BATCHES
+    }
+    folder = tmp_path_factory.mktemp("cifar")
+    write_binary(folder / "cifar-10-batches-bin", batches)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def checkpoint(cifar: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("checkpoints") / "vitbn.safetensors"
+    options = ("--depth", 1, "--epochs", 8, "--batch-size", 50, "--lr", 0.003, "--schedule", "one-cycle")
+    run(train, "--dataset", "cifar10", "--data-dir", cifar, "--output", path, "--device", "cpu", *options)
+    return path
+
+
+@pytest.fixture(scope="module")
+def exported(checkpoint: Path, cifar: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The model repository with all rewrites, and what the exporter printed."""
+    repository = tmp_path_factory.mktemp("photos") / "repository"
+    options = ("--optimize", "--repository", repository, "--name", "photos", "--data-dir", cifar)
+    return repository, run(export, "--checkpoint", checkpoint, *options).output
+
+
+@pytest.fixture(scope="module")
+def server(exported: tuple[Path, str]) -> Iterator[Server]:
+    """The real server with `photos` and, beside it, a shipped model of digits."""
+    repository = exported[0]
+    run(export, "--model", "vitbn-tiny", "--repository", repository, "--name", "digits")
+    with running_server(repository) as started:
+        yield started
+
+
+def test_the_checkpoint_says_what_it_reads(checkpoint: Path) -> None:
+    loaded = load(checkpoint)
+    config = loaded.config
+    assert (config.input_shape, config.patch_size, config.preprocessing) == ((3, 32, 32), (4, 4), "photo")
+    assert config.labels == LABELS
+    assert loaded.metrics["test_accuracy"] > 0.9
+
+
+def test_it_is_proved_on_its_own_pictures(exported: tuple[Path, str]) -> None:
+    repository, output = exported
+    assert output.count("images of cifar10\n") == 2
+    manifest = json.loads((repository / "photos/1/manifest.json").read_text())
+    assert manifest["proved_on"] == "cifar10"
+    assert {"fold_batchnorm", "fold_input_scale"} <= {*manifest["rewrites"]}
+    metadata = {entry.key: entry.value for entry in onnx.load(repository / "photos/1/model.onnx").metadata_props}
+    assert json.loads(metadata["model_config"])["preprocessing"] == "photo"
+    assert metadata["proved_on"] == "cifar10"
+
+
+def test_without_its_pictures_the_exporter_says_so(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CIFAR10_DIR", raising=False)
+    monkeypatch.setattr(pooch, "os_cache", lambda project: tmp_path / project)
+    result = run(export, "--checkpoint", checkpoint, "--output", tmp_path / "model.onnx")
+    assert "Note: proved on noise, not on the model's own images; cifar10: expected its batches" in result.stderr
+    assert json.loads((tmp_path / "model.json").read_text())["proved_on"] == "noise"
+
+
+def test_int8_is_calibrated_and_measured_on_its_own_pictures(checkpoint: Path, cifar: Path, tmp_path: Path) -> None:
+    options = ("--precision", "int8", "--max-accuracy-drop", 10, "--data-dir", cifar)
+    result = run(export, "--checkpoint", checkpoint, "--output", tmp_path / "model.onnx", *options)
+    assert "Converted to int8: test accuracy " in result.output
+    assert "100 images" in result.output
+
+
+def test_a_model_of_other_images_is_not_measured(checkpoint: Path, mnist_dir: Path) -> None:
+    with pytest.raises(DataError, match=r"mnist: expected images \(3, 32, 32\) of 10 classes, .* found \(1, 28, 28\)"):
+        own_dataset(load(checkpoint).config, {"dataset": "mnist"}, mnist_dir)
+
+
+@pytest.mark.parametrize("label", [2, 7], ids=lambda label: LABELS[label])
+def test_a_colour_png_is_answered_with_its_class(server: Server, tmp_path: Path, label: int) -> None:
+    path = tmp_path / "picture.png"
+    small = Image.fromarray(picture(label, np.random.default_rng(100 + label)))
+    wide = Image.new("RGB", (400, 300))  # the middle is what counts
+    wide.paste(small.resize((300, 300), Image.Resampling.NEAREST), (50, 0))
+    wide.save(path)
+    result = run(infer, "--url", server.http_url, "--model", "photos", path)
+    assert result.stdout.startswith(f"{path}: {LABELS[label]} (")
+
+
+def test_the_server_is_as_accurate_as_the_checkpoint(server: Server, checkpoint: Path, cifar: Path) -> None:
+    data = load_cifar10(cifar)
+    with Classifier(server.grpc_url, "photos", protocol="grpc") as classifier:
+        assert (classifier.model.preprocessing, classifier.model.image_shape) == ("photo", (3, 32, 32))
+        found = [prediction.index for prediction in classifier.classify(data.test_images)]
+    assert np.mean(found == data.test_labels) == pytest.approx(load(checkpoint).metrics["test_accuracy"])
+
+
+def test_the_page_to_draw_on_offers_models_of_drawings_alone(server: Server) -> None:
+    page = Triton(server.http_url, "http")
+    models, preferred = page.models()
+    assert ([model.name for model in models], preferred) == (["digits"], "digits")
+    answer = page.ask(DIGIT_PNG.read_bytes(), None)
+    assert (answer.model, answer.prediction.label) == ("digits", "3")
+    refusal = "model 'photos': expected one that reads drawings, found one of photos"
+    with pytest.raises(ModelNotFound, match=refusal):
+        page.ask(DIGIT_PNG.read_bytes(), "photos")
+    with pytest.raises(ModelNotFound, match=refusal):
+        Triton(server.http_url, "http", "photos").models()

@@ -1,68 +1,146 @@
-"""The server under load: a short run of NVIDIA's perf_analyzer against the real server, and what must not be timed."""
+"""The server under load: short runs of both generators against the real server, and what must not be timed."""
 
 import json
 import os
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
-from benchmarks import throughput as module
-from benchmarks.throughput import TOOL, throughput
+import export.equivalence
+from benchmarks import load_by_perf_analyzer, throughput
+from benchmarks.load import InProcess, LeftOut, Load, Sample, Target, Way
+from benchmarks.throughput_plot import by_model
+
+PERCENTILES = ("p50_ms", "p90_ms", "p95_ms", "p99_ms")
 
 
 @pytest.fixture
 def perf_analyzer() -> None:
-    if not (TOOL / "bin" / "perf_analyzer").is_file():
+    if not (load_by_perf_analyzer.TOOL / "bin" / "perf_analyzer").is_file():
         (pytest.fail if os.environ.get("CI") else pytest.skip)("no perf_analyzer here: make perf_analyzer")
 
 
 def run(*arguments: object) -> Result:
-    options = ("--model", "vitbn-tiny", "--seconds", 3, "--rounds", 1, *arguments)
-    return CliRunner().invoke(throughput, [str(option) for option in options])
+    options = ("--model", "vitbn-tiny", "--seconds", 2, "--rounds", 1, *arguments)
+    return CliRunner().invoke(throughput.throughput, [str(option) for option in options])
+
+
+def rows_of(path: Path, result: Result) -> list[dict[str, Any]]:
+    """The rows of the file, each checked for what all have."""
+    assert result.exit_code == 0, result.output
+    written = json.loads(path.read_text())
+    assert written["benchmark"] == "throughput"
+    assert written["environment"]["packages"]["onnxruntime"]
+    assert written["missing"] == []
+    for row in written["rows"]:
+        for name in ("images_per_s", *PERCENTILES, "server_queue_ms", "server_compute_ms"):
+            assert row[name] == median(sample[name] for sample in row["samples"]) > 0
+        assert sorted(PERCENTILES, key=row.__getitem__) == list(PERCENTILES)
+        assert f"{row['images_per_s']:,.0f}" in result.output
+        if row["in_flight"]:
+            assert row["of_in_process"] == pytest.approx(row["images_per_s"] / row["in_process_images_per_s"])
+            assert row["added_ms"] == pytest.approx(row["p50_ms"] - row["in_process_p50_ms"])
+            # By Little's law, what is in flight is what comes out in a second times how long it took.
+            in_flight = row["images_per_s"] / row["batch"] * row["p50_ms"] / 1000
+            assert in_flight == pytest.approx(row["in_flight"], rel=0.7)
+        else:
+            assert row["in_process_images_per_s"] is None
+            assert row["images_per_s"] == pytest.approx(row["rate"], rel=0.2)
+    return list(written["rows"])
 
 
 @pytest.mark.live
 @pytest.mark.slow
 @pytest.mark.usefixtures("perf_analyzer")
-@pytest.mark.parametrize(
-    "options", [(), ("--protocol", "http", "--shared-memory")], ids=["grpc", "http, shared memory"]
-)
-def test_a_short_run(tmp_path: Path, options: tuple[str, ...]) -> None:
+def test_a_short_run(tmp_path: Path) -> None:
     path = tmp_path / "throughput.json"
-    result = run("--way", "2x1", "--batch", 64, "--in-flight", 4, *options, "--json", path)
-    assert result.exit_code == 0, result.output
+    loads = ("--batch", 16, "--in-flight", 4, "--rate", 800)
+    reached = ("--way", "2x1", "--protocol", "grpc", "--protocol", "http", "--shared-memory", "yes")
+    result = run(*loads, *reached, "--json", path, "--plot", tmp_path / "plot.png")
+    rows = rows_of(path, result)
+    assert [(row["protocol"], row["in_flight"], row["rate"]) for row in rows] == [
+        ("grpc", 4, None),
+        ("http", 4, None),
+        ("grpc", None, 800),
+        ("http", None, 800),
+    ]
+    for row in rows:
+        assert (row["model"], row["shared_memory"], row["instances"], row["threads"]) == ("vitbn-tiny", True, 2, 1)
     written = json.loads(path.read_text())
-    assert written["environment"]["packages"]["onnxruntime"]
-    (row,) = written["rows"]
-    assert (row["batch"], row["in_flight"], row["instances"], row["threads"]) == (64, 4, 2, 1)
-    assert row["images_per_s"] == median(sample["images_per_s"] for sample in row["samples"]) > 0
-    assert row["of_in_process"] == pytest.approx(row["images_per_s"] / row["in_process_images_per_s"])
-    assert row["added_ms"] == pytest.approx(row["p50_ms"] - row["in_process_p50_ms"])
-    assert 0 < row["p50_ms"] <= row["p99_ms"]
-    # By Little's law, what is in flight is what comes out in a second times how long it took.
-    assert row["images_per_s"] / 64 * row["samples"][0]["p50_ms"] / 1000 == pytest.approx(4, rel=0.7)
-    assert f"{row['images_per_s']:,.0f}" in result.output
+    assert written["generator"] == "perf_analyzer"
+    assert written["command"].endswith("--protocol grpc --protocol http --shared-memory yes --seconds 2.0 --rounds 1")
+    assert {(point["protocol"], point["by"]) for point in written["saturation"]} == {
+        (protocol, by) for protocol in ("grpc", "http") for by in ("rate", "in_flight")
+    }
+    assert (tmp_path / "plot-vitbn-tiny.png").read_bytes().startswith(b"\x89PNG")
+    assert b"<svg" in (tmp_path / "plot-vitbn-tiny.svg").read_bytes()
 
 
 @pytest.mark.live
-@pytest.mark.usefixtures("perf_analyzer")
-def test_a_server_that_answers_otherwise_is_not_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = module._digits
-    digits = iter([real(), 255 - real()])  # what this process is asked, and what the server is
-    monkeypatch.setattr(module, "_digits", lambda: next(digits, real()))
-    monkeypatch.setattr(module, "_contestants", lambda *arguments: {})
-    result = run("--way", "1x0", "--json", tmp_path / "throughput.json")
+@pytest.mark.slow
+def test_without_perf_analyzer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load_by_perf_analyzer, "TOOL", tmp_path / "nothing")
+    path = tmp_path / "throughput.json"
+    result = run("--way", "1x0", "--batch", 1, "--in-flight", 2, "--rate", 100, "--seconds", 1, "--json", path)
+    assert "Load by asyncio: " in result.output
+    assert "make perf_analyzer fetches it" in result.output
+    assert len(rows_of(path, result)) == 2
+    assert json.loads(path.read_text())["generator"] == "asyncio"
+
+
+def test_perf_analyzer_asked_for_and_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load_by_perf_analyzer, "TOOL", tmp_path)
+    result = run("--generator", "perf_analyzer")
     assert result.exit_code == 1
-    assert "1x0: expected logits within 1e-04 of those in process, found" in result.output
+    assert "expected NVIDIA's perf_analyzer, found no such file; make perf_analyzer fetches it" in result.output
+
+
+@pytest.mark.live
+def test_a_server_that_answers_otherwise_is_not_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = export.equivalence.onnx_classifier
+    monkeypatch.setattr(export.equivalence, "onnx_classifier", lambda data: lambda images: real(data)(images) + 2e-4)
+    result = run("--way", "1x0", "--generator", "asyncio", "--json", tmp_path / "throughput.json")
+    assert result.exit_code == 1
+    assert "vitbn-tiny-1x0, grpc: expected logits within 1e-04 of those in process, found 2" in result.output
     assert not list(tmp_path.iterdir())
 
 
-def test_without_the_tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "TOOL", tmp_path)
-    with pytest.raises(module.Failed, match="make perf_analyzer fetches it"):
-        module._by_perf_analyzer([], tmp_path / "report.csv")
+def test_turns_share_what_they_are_compared_with() -> None:
+    one, two = (Target("vit", Way(1, 0), protocol, False) for protocol in ("http", "grpc"))
+    alone = (InProcess("vit", Way(1, 0)), Load(1, 1))
+    loads = [Load(1, 1), Load(1, 8), Load(1, rate=50)]
+    assert throughput._turns([one, two], loads) == [
+        alone,
+        *((who, load) for load in loads for who in (one, two)),
+    ]
+
+
+def test_a_refused_load_is_left_out_with_its_reason() -> None:
+    figures, turns = Sample(1, 2, 3, 4, 5), [(InProcess("vit", Way(1, 0)), Load(1, count)) for count in (1, 8)]
+
+    def measure(load: Load, seconds: float) -> Sample:
+        if load.in_flight == 8:
+            raise LeftOut("the server refused requests: Exceeds maximum queue size")
+        return figures
+
+    samples, left_out = throughput._in_turn({turns[0][0]: measure}, turns, 1, 3)
+    assert samples == {turns[0]: [figures] * 3}
+    assert left_out == {turns[1]: "the server refused requests: Exceeds maximum queue size"}
+
+
+def test_the_plot_shows_each_way_filled_and_hollow() -> None:
+    row = {"model": "vit", "protocol": "grpc", "shared_memory": False, "instances": 1, "threads": 0, "batch": 1}
+    load = {"in_flight": 2, "rate": None, "images_per_s": 100, "p50_ms": 2, "p99_ms": 6}
+    rows = [row | load, row | load | {"in_flight": None, "rate": 100}, row | load | {"batch": 64, "instances": 2}]
+    figure = by_model(rows, "somewhere")["vit"]
+    assert [axes.get_title() for axes in figure.axes] == ["1 image a request", "64 images a request"]
+    assert {text.get_text() for text in figure.legends[0].get_texts()} == {"1 x all, grpc", "2 x all, grpc"}
+    fills = [container[0].get_markerfacecolor() for container in figure.axes[0].containers]
+    assert len(fills) == 2
+    assert fills[1] == "white" != fills[0]
 
 
 @pytest.mark.parametrize("way", ["2", "2x", "x", "axb", "1x2x3"])
@@ -70,3 +148,9 @@ def test_a_way_that_is_none(way: str) -> None:
     result = run("--way", way)
     assert result.exit_code == 2
     assert f"expected INSTANCESxTHREADS, such as 2x1, found {way}" in result.output
+
+
+def test_a_rate_that_sends_too_little() -> None:
+    result = run("--rate", 10)
+    assert result.exit_code == 2
+    assert "--rate 10 with --batch 1: expected 40 requests or more in 2 s, found 20" in result.output

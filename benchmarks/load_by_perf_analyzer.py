@@ -1,0 +1,96 @@
+"""Load by NVIDIA's perf_analyzer, which `make perf_analyzer` fetches.
+
+In: a running server, a target and real images. Out: the function that measures a load. Client and server times are of
+the same windows: perf_analyzer reads Triton's statistics, which a backend in Python keeps too, at the end of each.
+An open loop is sent at the times that `load_by_asyncio` would, which are written into a file of intervals. A thread of
+perf_analyzer waits for each answer; there are so many that the turn of each comes once a second, up to a bound. Where
+all wait or the machine is busy, it sends late and counts from then: what a rate that is not reached has waited is more.
+"""
+
+from __future__ import annotations
+
+import base64
+import csv
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from benchmarks.load import MAX_IN_FLIGHT, Failed, LeftOut, Load, Measure, Sample, Target, arrivals_s, unmeasured
+
+if TYPE_CHECKING:
+    from export.equivalence import Images
+    from serving.running import Server
+
+TOOL = Path(__file__).parents[1] / ".perf_analyzer"
+WINDOWS = 3  # it reports on no fewer
+UNSTABLE = "Failed to obtain stable measurement"  # where the spread may be any, of a window without answers alone
+LONGEST_WORDS = 400  # characters of its own that an error repeats
+COMPUTE = ("Server Compute Input", "Server Compute Infer", "Server Compute Output")
+
+
+def program() -> Path:
+    """The program; raises Failed where it is not."""
+    path = TOOL / "bin" / "perf_analyzer"
+    if not path.is_file():
+        raise Failed(f"{path}: expected NVIDIA's perf_analyzer, found no such file; make perf_analyzer fetches it")
+    return path
+
+
+def write_images(path: Path, images: Images) -> None:
+    """The file of which perf_analyzer takes what it sends, from uint8 images (n, C, H, W)."""
+    data = [{"image": {"b64": base64.b64encode(image.tobytes()).decode()}} for image in images]
+    path.write_text(json.dumps({"data": data}))
+
+
+def measurer(server: Server, target: Target, images_path: Path) -> Measure:
+    """Measures `target` with the images of that file, beside which the intervals and reports are written."""
+    url = server.grpc_url if target.protocol == "grpc" else server.http_url
+    command = [str(program()), "-m", target.served_name, "-u", url, "-i", target.protocol]
+    command += ["--input-data", str(images_path), *(["--shared-memory", "system"] if target.shared_memory else [])]
+    report, intervals = images_path.with_suffix(".csv"), images_path.with_suffix(".intervals")
+
+    def measure(load: Load, seconds: float) -> Sample:
+        if load.rate is None:
+            what = ["--concurrency-range", f"{load.in_flight}:{load.in_flight}"]
+        else:
+            _write_intervals(intervals, load, seconds)
+            threads = min(MAX_IN_FLIGHT, max(1, load.requests(1)))
+            what = ["--request-intervals", str(intervals), "--max-threads", str(threads)]
+        # So many windows are averaged, however far apart they are: the spread between rounds says more.
+        how = ["-p", str(int(1000 * seconds / WINDOWS)), "-r", str(WINDOWS), "-s", "999"]
+        _run([*command, "-b", str(load.batch), *what, *how], report)
+        return _read(report)
+
+    return measure
+
+
+def _write_intervals(path: Path, load: Load, seconds: float) -> None:
+    """Microseconds before each request; perf_analyzer begins again after the last."""
+    import numpy as np
+
+    due_us = np.round(1e6 * arrivals_s(load, seconds))
+    path.write_text("".join(f"{max(1, int(interval))}\n" for interval in np.diff(due_us, prepend=0)))
+
+
+def _run(command: list[str], report: Path) -> None:
+    """Writes the report; raises LeftOut or Failed where there is none."""
+    environment = os.environ | {"LD_LIBRARY_PATH": str(TOOL / "lib")}
+    report.unlink(missing_ok=True)
+    command = [*command, "-f", str(report), "--verbose-csv"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    words = " ".join(f"{done.stdout} {done.stderr}".split())
+    if UNSTABLE in words:
+        raise LeftOut("a window of perf_analyzer was without answers")
+    if done.returncode or not report.is_file():
+        raise unmeasured(f"perf_analyzer stopped with exit code {done.returncode}: {words[-LONGEST_WORDS:]}")
+
+
+def _read(report: Path) -> Sample:
+    """The one row of its CSV file, whose times are microseconds."""
+    with report.open(newline="") as file:
+        row = next(csv.DictReader(file))
+    p50, p90, p95, p99 = (float(row[f"p{percent} latency"]) / 1000 for percent in (50, 90, 95, 99))
+    queue_ms, compute_ms = float(row["Server Queue"]) / 1000, sum(float(row[name]) for name in COMPUTE) / 1000
+    return Sample(float(row["Inferences/Second"]), p50, p90, p95, p99, queue_ms, compute_ms)

@@ -1,0 +1,156 @@
+"""The arithmetic of load: when requests are due, what a slow server looks like, where the server is saturated."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks import load_by_asyncio
+from benchmarks.load import Failed, LeftOut, Load, Target, Way, arrivals_s, in_process, sample, unmeasured
+from benchmarks.load_by_asyncio import ServerTimes, closed_loop, open_loop
+from benchmarks.saturation import saturation
+
+SERVICE_S, STALL_S, SECONDS = 0.002, 0.3, 1.0
+RATE = Load(batch=1, rate=100)
+
+
+def one_at_a_time(stalled: int) -> Callable[[], Awaitable[None]]:
+    """A server that answers one request after the other, each in 2 ms but one, which takes 300."""
+    turn, asked = asyncio.Lock(), iter(range(10**6))
+
+    async def ask() -> None:
+        async with turn:
+            await asyncio.sleep(STALL_S if next(asked) == stalled else SERVICE_S)
+
+    return ask
+
+
+def test_arrivals_are_a_poisson_process_of_an_exact_rate() -> None:
+    due_s = arrivals_s(Load(batch=64, rate=64_000), 10)
+    assert len(due_s) == 10_000
+    assert due_s.min() >= 0
+    assert due_s.max() <= 10
+    gaps_s = np.diff(due_s)
+    assert gaps_s.min() >= 0
+    assert gaps_s.std() == pytest.approx(gaps_s.mean(), rel=0.05)  # exponential; of even arrivals it is 0
+    assert (arrivals_s(Load(batch=64, rate=64_000), 10) == due_s).all()
+
+
+def test_a_stall_is_in_the_latency_of_all_that_was_due_meanwhile() -> None:
+    async def both() -> tuple[load_by_asyncio.Answered, load_by_asyncio.Answered]:
+        due_s = arrivals_s(RATE, SECONDS)
+        return (
+            await open_loop(one_at_a_time(20), due_s, SECONDS),
+            await closed_loop(one_at_a_time(20), 1, SECONDS),
+        )
+
+    opened, closed = asyncio.run(both())
+    assert len(opened.latencies_s) == 100
+    # About 30 of 100 requests were due during the stall; the first of them waited all of it, the others the rest.
+    assert 20 <= (opened.latencies_s > 0.02).sum() <= 60
+    assert sample(opened.latencies_s, 0, None).p99_ms > 800 * STALL_S
+    # Who waits for answers sends one request in that time, and sees the stall once.
+    assert np.percentile(closed.latencies_s, 90) < STALL_S / 4
+    assert (closed.latencies_s >= STALL_S).sum() == 1
+    assert opened.requests_per_s == pytest.approx(100, rel=0.1)
+
+
+def test_a_rate_above_what_the_server_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load_by_asyncio, "GIVE_UP_S", 0.2)
+    monkeypatch.setattr(load_by_asyncio, "MAX_IN_FLIGHT", 4)
+    most, now = 0, 0
+
+    async def overloaded() -> load_by_asyncio.Answered:
+        answer = one_at_a_time(-1)
+
+        async def ask() -> None:
+            nonlocal most, now
+            now += 1
+            most = max(most, now)
+            await answer()
+            now -= 1
+
+        return await open_loop(ask, arrivals_s(Load(batch=1, rate=4000), 0.5), 0.5)
+
+    answered = asyncio.run(overloaded())
+    assert most == 4
+    assert len(answered.latencies_s) == 2000
+    assert answered.requests_per_s < 1 / SERVICE_S  # what one after the other can be
+    # What was due first and not answered when all was given up has waited until then.
+    assert np.percentile(answered.latencies_s, 99) > 0.4
+    assert answered.latencies_s.max() < 1
+
+
+def test_no_answer_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load_by_asyncio, "GIVE_UP_S", 0.0)
+
+    async def never() -> load_by_asyncio.Answered:
+        return await open_loop(lambda: asyncio.sleep(0.2), np.array([0.01]), 0.05)
+
+    with pytest.raises(LeftOut, match=r"no request was answered within 0\.\d s"):
+        asyncio.run(never())
+
+
+def test_a_failure_ends_the_measurement() -> None:
+    async def refused() -> None:
+        raise Failed("broken")
+
+    with pytest.raises(Failed, match="broken"):
+        asyncio.run(open_loop(refused, np.array([0.0, 0.01]), 0.02))
+
+
+def test_only_a_long_queue_is_the_fault_of_the_load() -> None:
+    assert isinstance(unmeasured("[request id: 75] Exceeds maximum queue size"), LeftOut)
+    assert isinstance(unmeasured("connection refused"), Failed)
+
+
+def test_server_times_are_means_of_the_requests_since() -> None:
+    before, after = ServerTimes(10, 5_000_000, 7_000_000), ServerTimes(14, 7_000_000, 19_000_000)
+    assert after.mean_ms_since(before) == (0.5, 3.0)
+    with pytest.raises(Failed, match="expected answered requests, found none"):
+        after.mean_ms_since(after)
+
+
+def test_in_process_no_more_are_in_flight_than_answer() -> None:
+    target = Target("vit", Way(2, 1), "grpc", False)
+    assert [in_process(target, Load(64, count))[1].in_flight for count in (1, 2, 8)] == [1, 2, 2]
+
+
+def row(images_per_s: float | None, p99_ms: float = 10, **load: Any) -> dict[str, Any]:
+    target = {"model": "vit", "protocol": "grpc", "shared_memory": False, "instances": 1, "threads": 0, "batch": 1}
+    figures = {} if images_per_s is None else {"images_per_s": images_per_s, "p99_ms": p99_ms}
+    return {**target, "in_flight": None, "rate": None, **load, **figures}
+
+
+@pytest.mark.parametrize(
+    ("rows", "rate", "beyond"),
+    [
+        ([row(100, rate=100), row(199, rate=200), row(250, rate=400)], 200, False),
+        ([row(100, rate=100), row(199, rate=200)], 200, True),
+        ([row(100, rate=100), row(199, rate=200), row(None, rate=400)], 200, False),  # refused
+        ([row(100, rate=100), row(199, 51, rate=200)], 100, False),  # too late
+        ([row(50, rate=100)], None, False),
+    ],
+)
+def test_the_largest_rate_that_is_carried(rows: list[dict[str, Any]], rate: float | None, beyond: bool) -> None:
+    measured, missing = ([one for one in rows if ("p99_ms" in one) == there] for there in (True, False))
+    (point,) = saturation(measured, missing, max_p99_ms=50)
+    assert (point["by"], point["rate"], point["beyond"]) == ("rate", rate, beyond)
+
+
+@pytest.mark.parametrize(
+    ("by_count", "in_flight", "beyond"),
+    [
+        ({1: 100, 2: 190, 8: 195}, 2, False),
+        ({8: 300, 1: 100}, 8, True),
+        ({1: 100}, 1, True),
+        ({1: 200, 8: 100}, 1, False),
+    ],
+)
+def test_the_fewest_in_flight_that_give_the_most(by_count: dict[int, float], in_flight: int, beyond: bool) -> None:
+    rows = [row(images_per_s, in_flight=count) for count, images_per_s in by_count.items()]
+    (point,) = saturation(rows, [], max_p99_ms=50)
+    assert (point["by"], point["in_flight"], point["beyond"]) == ("in_flight", in_flight, beyond)
+    assert point["images_per_s"] == by_count[in_flight]

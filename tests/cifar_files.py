@@ -1,0 +1,54 @@
+"""Small batches of CIFAR-10 in its two real formats: binary records, and dictionaries as Python 2 pickled them."""
+
+import struct
+from pathlib import Path
+
+import numpy as np
+
+from models.cifar import BATCHES
+
+
+def write_binary(folder: Path, batches: dict[str, tuple[np.ndarray, np.ndarray]], suffix: str = ".bin") -> Path:
+    """Each batch, images (n, 3, 32, 32) and labels (n,), as records: a label, then the red, green and blue plane."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, (images, labels) in batches.items():
+        records = np.concatenate([labels[:, None].astype(np.uint8), images.reshape(len(images), -1)], axis=1)
+        (folder / f"{name}{suffix}").write_bytes(records.tobytes())
+    return folder
+
+
+def write_pickled(folder: Path, batches: dict[str, tuple[np.ndarray, np.ndarray]]) -> Path:
+    """Each batch as the dictionary of the Python version, byte for byte as Python 2's protocol 2 writes such a one."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, (images, labels) in batches.items():
+        (folder / name).write_bytes(pickled(images.reshape(len(images), -1), labels))
+    return folder
+
+
+def pickled(pixels: np.ndarray, labels: np.ndarray) -> bytes:
+    """The pickle of {"batch_label", "labels", "data", "filenames"}; strings are Python 2's, which are bytes."""
+    entries = text(b"batch_label") + text(b"training batch 1 of 5")
+    entries += text(b"labels") + b"](" + b"".join(b"K" + bytes([label]) for label in labels) + b"e"
+    entries += text(b"data") + array(pixels)
+    entries += text(b"filenames") + b"](" + b"".join(text(b"picture_%d.png" % i) for i in range(len(labels))) + b"e"
+    return b"\x80\x02}(" + entries + b"u."
+
+
+def array(pixels: np.ndarray) -> bytes:
+    """The opcodes of numpy 1 for an array of unsigned bytes."""
+    empty = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\0\x85U\x01b\x87R"
+    shape = b"".join(b"J" + struct.pack("<i", side) for side in pixels.shape) + b"\x86"
+    dtype = b"cnumpy\ndtype\nU\x02u1K\0K\x01\x87R(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\0tb"
+    return empty + b"(K\x01" + shape + dtype + b"\x89" + text(pixels.tobytes()) + b"tb"
+
+
+def text(content: bytes) -> bytes:
+    return b"T" + struct.pack("<I", len(content)) + content
+
+
+def random_batches(count: int = 3, seed: int = 0) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Six batches of noise with labels in a row."""
+    draw = np.random.default_rng(seed)
+    images = draw.integers(0, 256, (len(BATCHES), count, 3, 32, 32), np.uint8)
+    labels = np.arange(len(BATCHES) * count).reshape(len(BATCHES), count) % 10
+    return {name: (images[i], labels[i]) for i, name in enumerate(BATCHES)}

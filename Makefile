@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: setup demo test lint clean perf_analyzer
+.PHONY: setup demo test lint clean perf_analyzer benchmarks
 
 setup: .venv/installed
 
@@ -41,6 +41,25 @@ perf_analyzer: .perf_analyzer/bin/perf_analyzer
 
 test: lint perf_analyzer
 	python -m pytest
+
+# Every result again, one at a time, and the report made of them: an hour and a half on two cores that do nothing else.
+RESULTS ?= benchmarks/results
+
+benchmarks: setup perf_analyzer
+	python benchmarks/latency.py --batch 1 --batch 64 --batch 5000 --runtimes all \
+		--precision fp32,bf16,int8 --memory --json $(RESULTS)/latency.json
+	python benchmarks/latency.py --sweep --json $(RESULTS)/sweep.json
+	python benchmarks/rewrites.py --json $(RESULTS)/rewrites-run-1.json
+	python benchmarks/rewrites.py --json $(RESULTS)/rewrites-run-2.json
+	python benchmarks/frontier.py --output $(RESULTS)/studies/frontier
+	python benchmarks/operators.py --model vitbn --json $(RESULTS)/operators-vitbn.json
+	python benchmarks/operators.py --model vitbn-tiny --json $(RESULTS)/operators-vitbn-tiny.json
+	python benchmarks/accuracy.py --json $(RESULTS)/accuracy.json
+	python benchmarks/engines.py --json $(RESULTS)/engines.json
+	python benchmarks/overhead.py --json $(RESULTS)/overhead.json
+	python benchmarks/throughput.py --model vitbn --model vitbn-small --model vitbn-tiny --model cnn \
+		--in-flight 1 --in-flight 2 --in-flight 8 --in-flight 32 --json $(RESULTS)/throughput.json
+	python benchmarks/report.py build $(RESULTS) --output $(RESULTS)
 
 clean:
 	rm -rf .venv .perf_analyzer checkpoints *.egg-info

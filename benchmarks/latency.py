@@ -3,169 +3,181 @@
 from __future__ import annotations
 
 import json
-import os
-from functools import partial
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from models.config import MODEL_NAMES, TRANSFORMER_NAMES, ModelConfig, ModelName
+from benchmarks.choices import MicroBatch, NameList
+from benchmarks.runtimes import DEFAULT_RUNTIMES, PRECISIONS, RUNTIMES, Device, Precision
+from benchmarks.ways import cores
+from models.config import MODEL_NAMES, ModelConfig, ModelName
 
 if TYPE_CHECKING:
-    from benchmarks.contestants import Contestant
-    from benchmarks.timing import Durations
-    from export.equivalence import Images
+    from benchmarks.measuring import Options, Row, Wanted
 
-COMPARED = (*TRANSFORMER_NAMES, "cnn")
-RUNTIME_NAMES = ("torch", "torch-sdpa", "onnx", "onnx-folded", "onnx-optimized")
+COMPARED: tuple[ModelName, ...] = ("vit", "vitbnffn", "vitbn", "cnn")
+DEFAULT_BATCH, DEFAULT_DEPTH = 5000, 6
+SWEPT_RUNTIMES = ("torch", "onnx-optimized")
 
-
-class NameList(click.ParamType[list[str]]):
-    """Comma-separated names out of a fixed set, without repetition."""
-
-    name = "names"
-
-    def __init__(self, allowed: tuple[str, ...]) -> None:
-        self.allowed = allowed
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[str]:
-        names = value.split(",")
-        for name in names:
-            if name not in self.allowed:
-                self.fail(f"expected names out of {','.join(self.allowed)}, found {name!r}", param, ctx)
-        return list(dict.fromkeys(names))
+PUBLISHED_DEPTHS: dict[ModelName, int] = {"vit": 6, "vitbnffn": 1, "vitbn": 1}
+CAVEAT = (
+    "The published comparison gives ViT six blocks and the BatchNorm models one: what it shows is the depth, not the"
+    " norm. Without --published-configuration all have the same depth."
+)
 
 
 @click.command()
-@click.option("--batch", type=click.IntRange(1), default=5000, show_default=True, help="Images a call.")
+@click.option("--batch", "batches", type=click.IntRange(1), multiple=True, help="Images a call; repeat.  [5000]")
 @click.option("--models", type=NameList(MODEL_NAMES), default=",".join(COMPARED), show_default=True)
-@click.option("--runtimes", type=NameList(RUNTIME_NAMES), default=",".join(RUNTIME_NAMES), show_default=True)
-@click.option("--depth", type=click.IntRange(1), default=6, show_default=True, help="Blocks of every transformer.")
-@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
-@click.option("--threads", type=click.IntRange(1), help="Threads of each runtime.  [default: all cores]")
 @click.option(
-    "--seconds", type=click.FloatRange(1), default=60, show_default=True, help="To measure; 3 rounds at least."
+    "--runtimes",
+    type=NameList(tuple(RUNTIMES)),
+    help=f"all, or some of {', '.join(RUNTIMES)}.  [{','.join(DEFAULT_RUNTIMES)}; --sweep: {','.join(SWEPT_RUNTIMES)}]",
 )
-@click.option(
-    "--json", "json_path", type=click.Path(path_type=Path), help="Write every sample and the environment here."
-)
+@click.option("--precision", "precisions", type=NameList(PRECISIONS), default="fp32", show_default=True)
+@click.option("--depth", type=click.IntRange(1), help=f"Blocks of every transformer.  [{DEFAULT_DEPTH}]")
+@click.option("--device", "wanted", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
+@click.option("--threads", type=click.IntRange(1), help="Threads of each runtime.  [all cores]")
+@click.option("--micro-batch", type=MicroBatch(), help="Images at a time; auto searches.  [the whole batch]")
+@click.option("--seconds", type=click.FloatRange(1), default=60, show_default=True, help="At most, for a batch size.")
+@click.option("--memory", is_flag=True, help="Peak memory on the CPU: a process of its own for each row.")
+@click.option("--published-configuration", "published", is_flag=True, help="ViT at depth 6, BatchNorm models at 1.")
+@click.option("--sweep", is_flag=True, help="Time against batch size, depth and width instead of one comparison.")
+@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write every sample and the environment.")
+@click.option("--plot", "plot_path", type=click.Path(path_type=Path), help="Draw to FILE, as PNG and as SVG.")
 def latency(
-    batch: int,
+    batches: tuple[int, ...],
     models: list[ModelName],
-    runtimes: list[str],
-    depth: int,
-    device: str,
+    runtimes: list[str] | None,
+    precisions: list[Precision],
+    depth: int | None,
+    wanted: str,
     threads: int | None,
+    micro_batch: Any,
     seconds: float,
+    memory: bool,
+    published: bool,
+    sweep: bool,
     json_path: Path | None,
+    plot_path: Path | None,
 ) -> None:
-    """Time one call with --batch images: unfolded PyTorch, plain, folded and fully rewritten ONNX, at equal depth.
+    """Time calls with --batch images in PyTorch, ONNX Runtime and more, before and after the rewrites.
 
     Weights are those of the shipped checkpoint where one has this depth, else random (time does not depend on them).
-    Every contestant is first checked against PyTorch. The last column is PyTorch's median of the same model over the
-    row's.
+    Every contestant is first compared with PyTorch eager. All take turns, until the medians are stable or --seconds
+    are spent; "x PyTorch" is how many times as fast as PyTorch eager, float32, the row is, with a 95 % interval.
     """
-    import torch
-
-    from benchmarks.contestants import example_images
+    if published and (sweep or depth or not set(models) <= set(COMPARED)):
+        others = "--sweep, --depth and models other than"
+        raise click.UsageError(f"--published-configuration excludes {others} {','.join(COMPARED)}")
+    from benchmarks.measuring import Options
     from export.equivalence import EquivalenceError
-    from models.environment import describe
 
-    threads = threads or len(os.sched_getaffinity(0))
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    elif device == "cuda" and not torch.cuda.is_available():
-        raise click.ClickException("--device cuda: expected a CUDA device, found none")
+    device = _device(wanted)
+    options = Options(device, threads or cores(), seconds, micro_batch, memory)
     try:
-        images = example_images(ModelConfig(), batch)
-        contestants = _prepare(models, runtimes, depth, images, device, threads)
+        if sweep:
+            result = _sweep(models, runtimes or SWEPT_RUNTIMES, precisions, batches, depth or DEFAULT_DEPTH, options)
+        else:
+            depths = PUBLISHED_DEPTHS if published else {}
+            contestants: list[Wanted] = [
+                (ModelConfig(model=model, depth=depths.get(model, depth or DEFAULT_DEPTH)), runtime, precision)
+                for model in models
+                for runtime in runtimes or DEFAULT_RUNTIMES
+                for precision in precisions
+            ]
+            result = _compare(contestants, batches or (DEFAULT_BATCH,), options, CAVEAT if published else None)
     except EquivalenceError as error:
         raise click.ClickException(str(error)) from error
-    rows = _rows(contestants, _measure(contestants, images, seconds), batch)
-    _print(rows, batch, threads, device)
+    _write(result, json_path, plot_path)
+
+
+def _device(wanted: str) -> Device:
+    import torch
+
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise click.ClickException("--device cuda: expected a CUDA device, found none")
+    return "cpu" if wanted == "cpu" or not torch.cuda.is_available() else "cuda"
+
+
+def _note(line: str) -> None:
+    click.echo(line, err=True)
+
+
+def _compare(wanted: list[Wanted], batches: Sequence[int], options: Options, caveat: str | None) -> dict[str, Any]:
+    """Measures and prints; the content of the JSON file."""
+    from benchmarks.latency_table import batch_table, limits_line, published_lines, unstable_line
+    from benchmarks.measuring import Missing, measure, prepare
+    from benchmarks.roofline import limits
+
+    missing = Missing(_note)
+    contestants = prepare(wanted, batches, options, missing)
+    if not contestants:
+        raise click.ClickException("nothing to measure: expected one of --runtimes on this machine, found none")
+    precisions = tuple(dict.fromkeys(precision for _, _, precision in wanted))
+    reachable = limits(options.device, options.threads, precisions)
+    rows: list[Row] = []
+    for batch in batches:
+        rows += (found := measure(contestants, batch, options, reachable, f"batch {batch}", missing))
+        click.echo(batch_table(found))
+    click.echo(limits_line(reachable))
+    used = {runtime for _, runtime, _ in wanted}
+    if others := [name for name in RUNTIMES if name not in used]:
+        click.echo(f"Other runtimes: --runtimes all, or some of {', '.join(others)}")
+    if caveat:
+        for line in (*published_lines(rows), caveat):
+            click.echo(line)
+    if warning := unstable_line(rows):
+        _note(warning)
+    about = {"benchmark": "latency", **_about(options), "limits": reachable, "caveat": caveat}
+    return about | {"missing": missing.rows, "rows": rows}
+
+
+def _sweep(
+    models: Sequence[ModelName],
+    runtimes: Sequence[str],
+    precisions: Sequence[Precision],
+    batches: Sequence[int],
+    depth: int,
+    options: Options,
+) -> dict[str, Any]:
+    from benchmarks.latency_table import unstable_line
+    from benchmarks.measuring import Missing
+    from benchmarks.roofline import limits
+    from benchmarks.sweep import Contest, run
+
+    contest = Contest(tuple(models), tuple(runtimes), tuple(precisions), depth)
+    reachable = limits(options.device, options.threads, tuple(precisions))
+    missing = Missing(_note)
+    axes = run(contest, batches, options, reachable, click.echo, missing)
+    if warning := unstable_line([row for rows in axes.values() for row in rows]):
+        _note(warning)
+    return {"benchmark": "sweep", **_about(options), "limits": reachable, "missing": missing.rows, "axes": axes}
+
+
+def _about(options: Options) -> dict[str, Any]:
+    from models.environment import describe
+
+    command = " ".join(["python benchmarks/latency.py", *sys.argv[1:]])
+    return {"command": command, "environment": describe(options.threads, options.device)}
+
+
+def _write(result: dict[str, Any], json_path: Path | None, plot_path: Path | None) -> None:
+    from models.files import write_atomically
+
+    files: dict[Path, bytes] = {}
     if json_path:
-        from models.files import write_atomically
+        files[json_path] = json.dumps(result, indent=2).encode()
+    if plot_path:
+        from benchmarks.latency_plots import pictures
 
-        result = {"environment": describe(threads, device), "batch": batch, "rows": rows}
-        write_atomically(json_path, json.dumps(result, indent=2).encode())
-        click.echo(f"Wrote {json_path}")
-
-
-def _prepare(
-    models: list[ModelName], runtimes: list[str], depth: int, images: Images, device: str, threads: int
-) -> list[Contestant]:
-    from benchmarks.contestants import Unavailable, contestant
-
-    contestants = []
-    for model in models:
-        click.echo(f"Preparing {model}: building, exporting, checking against PyTorch", err=True)
-        config = ModelConfig(model=model, depth=depth)
-        for runtime in runtimes:
-            try:
-                contestants.append(contestant(config, runtime, images, device, threads))
-            except Unavailable as reason:
-                click.echo(reason, err=True)
-    return contestants
-
-
-def _measure(contestants: list[Contestant], images: Images, seconds: float) -> list[Durations]:
-    from tqdm import tqdm
-
-    from benchmarks.timing import time_interleaved
-
-    with tqdm(total=100, unit="%", desc="Measuring", leave=False, disable=None) as bar:
-        measured = time_interleaved(
-            {contestant.name: partial(contestant.classify, images) for contestant in contestants},
-            seconds,
-            lambda share: bar.update(int(100 * share) - bar.n),
-        )
-    return [measured[contestant.name] for contestant in contestants]
-
-
-def _rows(contestants: list[Contestant], measured: list[Durations], batch: int) -> list[dict[str, Any]]:
-    """One JSON-ready row a contestant: percentiles in milliseconds, raw samples in nanoseconds."""
-    pairs = list(zip(contestants, measured, strict=True))
-    eager_ms = {c.model: durations.percentile_ms(50) for c, durations in pairs if c.runtime == "torch"}
-    return [
-        {
-            "model": contestant.model,
-            "depth": contestant.depth,
-            "runtime": contestant.runtime,
-            "p50_ms": (p50_ms := durations.percentile_ms(50)),
-            "p90_ms": durations.percentile_ms(90),
-            "p99_ms": durations.percentile_ms(99),
-            "images_per_s": batch / p50_ms * 1000,
-            "ratio_to_torch": eager_ms[contestant.model] / p50_ms if contestant.model in eager_ms else None,
-            "samples_ns": durations.samples_ns,
-        }
-        for contestant, durations in pairs
-    ]
-
-
-def _print(rows: list[dict[str, Any]], batch: int, threads: int, device: str) -> None:
-    from benchmarks.contestants import RUNTIMES
-    from benchmarks.timing import table
-
-    header = ("model", "runtime", "depth", "p50 ms", "p90 ms", "p99 ms", "images/s", "x PyTorch")
-    click.echo(
-        table(
-            header,
-            [
-                (
-                    row["model"],
-                    RUNTIMES[row["runtime"]],
-                    str(row["depth"] or "-"),
-                    *(f"{row[key]:.2f}" for key in ("p50_ms", "p90_ms", "p99_ms")),
-                    f"{row['images_per_s']:,.0f}",
-                    f"{row['ratio_to_torch']:.2f}" if row["ratio_to_torch"] else "-",
-                )
-                for row in rows
-            ],
-        )
-    )
-    samples = len(rows[0]["samples_ns"])
-    click.echo(f"batch {batch}, {threads} threads, {device}, float32, {samples} interleaved samples a row")
+        files |= pictures(result, plot_path)
+    for path, content in files.items():
+        write_atomically(path, content)
+        click.echo(f"Wrote {path}")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,13 @@
-"""What the machine can reach: the rate of a large float32 matrix product, in each library that runs the contestants.
+"""What the machine can reach: the rate of a large matrix product in each library, and the bandwidth of its memory.
 
-Out: functions to be timed beside the contestants, with the floating-point operations that each does.
+Out: products to be timed beside contestants, or both limits, measured before them.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import onnx
@@ -14,32 +16,81 @@ import torch
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
-SIDE = 2048
+from benchmarks.runtimes import Device, Precision
+
+SIDE = {"cpu": 2048, "cuda": 8192}  # of the matrices; a GPU would be done with 2048 before it is busy
+STREAM_FLOATS = 64 << 20  # 256 MiB an array: beyond the caches of CPUs and GPUs
+REPEATS = 7
 Matrix = NDArray[np.float32]
 
 
 def gemms(threads: int) -> dict[str, tuple[Callable[[], object], int]]:
-    """A 2048 x 2048 x 2048 product in PyTorch and in ONNX Runtime, and its floating-point operations."""
-    left, right = np.random.default_rng(0).standard_normal((2, SIDE, SIDE), np.float32)
-    flops = 2 * SIDE**3
+    """A 2048 x 2048 x 2048 float32 product on the CPU in PyTorch and in ONNX Runtime, and its operations."""
+    side = SIDE["cpu"]
+    left, right = np.random.default_rng(0).standard_normal((2, side, side), np.float32)
+    flops = 2 * side**3
     return {
-        f"{SIDE}^3 in PyTorch": (_in_torch(left, right, threads), flops),
-        f"{SIDE}^3 in ONNX Runtime": (_in_onnxruntime(left, right, threads), flops),
+        f"{side}^3 in PyTorch": (_in_torch(torch.from_numpy(left), torch.from_numpy(right), threads), flops),
+        f"{side}^3 in ONNX Runtime": (_in_onnxruntime(left, right, threads), flops),
     }
 
 
-def _in_torch(left: Matrix, right: Matrix, threads: int) -> Callable[[], object]:
-    a, b = torch.from_numpy(left), torch.from_numpy(right)
+def limits(device: Device, threads: int, precisions: tuple[Precision, ...]) -> dict[str, Any]:
+    """The best rates of float32 products and of memory, JSON-ready, and PyTorch's rate in other `precisions`.
 
+    A copy moves two bytes for each byte copied, a triad (a = b + 2c) three. Rates are those of the quickest of
+    `REPEATS` runs: a limit is what can be reached.
+    """
+    rates = {"PyTorch": _torch_gemm_rate(device, threads, "fp32")}
+    if device == "cpu":
+        run, flops = gemms(threads)[f"{SIDE['cpu']}^3 in ONNX Runtime"]
+        rates["ONNX Runtime"] = flops / _best_ns(run)
+    library = max(rates, key=lambda name: rates[name])
+    other = {p: _torch_gemm_rate(device, threads, p) for p in precisions if p in ("tf32", "fp16", "bf16")}
+    a, b, c = (torch.ones(STREAM_FLOATS, device=device) for _ in range(3))
+    copy_ns = _best_ns(lambda: a.copy_(b))
+    triad_ns = _best_ns(lambda: torch.add(b, c, alpha=2, out=a))
+    return {
+        "gemm_gflops_per_s": rates[library],
+        "gemm_library": f"{library}, {SIDE[device]}^3, float32",
+        "gemm_gflops_per_s_by_precision": {"fp32": rates[library]} | other,
+        "copy_gb_per_s": 2 * a.nbytes / copy_ns,
+        "triad_gb_per_s": 3 * a.nbytes / triad_ns,
+    }
+
+
+def _torch_gemm_rate(device: Device, threads: int, precision: Precision) -> float:
+    """GFLOP/s."""
+    dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(precision, torch.float32)
+    generator = torch.Generator().manual_seed(0)
+    left, right = torch.randn((2, SIDE[device], SIDE[device]), generator=generator).to(device, dtype)
+    if device == "cuda":
+        torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
+    return 2 * SIDE[device] ** 3 / _best_ns(_in_torch(left, right, threads))
+
+
+def _best_ns(run: Callable[[], object]) -> int:
+    """The quickest of some runs after one of warm-up, waited for."""
+    took = []
+    for _ in range(1 + REPEATS):
+        start_ns = time.perf_counter_ns()
+        run()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        took.append(time.perf_counter_ns() - start_ns)
+    return min(took[1:])
+
+
+def _in_torch(left: torch.Tensor, right: torch.Tensor, threads: int) -> Callable[[], object]:
     def run() -> None:
         torch.set_num_threads(threads)
-        a @ b
+        left @ right
 
     return run
 
 
 def _in_onnxruntime(left: Matrix, right: Matrix, threads: int) -> Callable[[], object]:
-    shape = [SIDE, SIDE]
+    shape = list(left.shape)
     graph = helper.make_graph(
         [helper.make_node("MatMul", ["left", "right"], ["product"])],
         "product",

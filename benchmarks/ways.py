@@ -47,6 +47,19 @@ def best_way(engine: Program, images: Images) -> Way:
     return min(ways, key=lambda way: measured[str(way)].percentile_ms(50))
 
 
+def best_micro_batch(make: Callable[[Images, int], Callable[[], object]], images: Images) -> int:
+    """Images a call, all of them or fewer, with which a contestant takes the least time an image.
+
+    `make` gives a function that classifies all images that it is given, so many a call.
+    """
+    from benchmarks.timing import time_interleaved
+
+    parts = {size: images[:SEARCH_IMAGES] for size in MICRO_BATCHES if size < len(images)} | {len(images): images}
+    runs = {str(size): make(part, size) for size, part in parts.items()}
+    measured = time_interleaved(runs, 0.001, lambda share: None, SEARCH_ROUNDS)
+    return min(parts, key=lambda size: measured[str(size)].percentile_ms(50) / len(parts[size]))
+
+
 def runner(engine: Program, way: Way, images: Images) -> Callable[[], None]:
     """Classifies all `images`: one worker with all threads, or one worker a core, each with its share of the calls."""
     from benchmarks.contestants import start

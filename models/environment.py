@@ -15,7 +15,10 @@ PACKAGES = (
     "onnx",
     "onnxruntime",
     "onnxruntime-gpu",
+    "openvino",
     "tensorrt",
+    "polygraphy",
+    "triton",
     "numpy",
     "kornia",
     "scikit-learn",
@@ -25,11 +28,16 @@ PACKAGES = (
 
 
 def describe(threads: int, device: str) -> dict[str, Any]:
-    """The machine, the packages installed of those that matter, the commit, and the load of the last minute."""
+    """The machine, the packages installed of those that matter, the commit, and the load of the last minute.
+
+    Clocks are those of this moment; `gpu` is there with the device cuda alone, and null where nvidia-smi is not.
+    """
     import torch
 
+    gpu = {"gpu": _gpu(), "cuda": torch.version.cuda} if device == "cuda" else {}
     return {
         "cpu": _cpu_model(),
+        "cpu_mhz": _cpu_mhz(),
         "cores": os.cpu_count(),
         "threads": threads,
         "device": torch.cuda.get_device_name() if device == "cuda" else device,
@@ -38,13 +46,32 @@ def describe(threads: int, device: str) -> dict[str, Any]:
         "python": platform.python_version(),
         "packages": {name: version for name in PACKAGES if (version := _version(name))},
         "commit": _commit(),
-    }
+    } | gpu
 
 
 def _cpu_model() -> str:
     cpuinfo = Path("/proc/cpuinfo")
     found = re.search(r"model name\s*: (.*)", cpuinfo.read_text()) if cpuinfo.is_file() else None
     return found.group(1) if found else platform.processor()
+
+
+def _cpu_mhz() -> list[float]:
+    """Of each core, where the system tells."""
+    cpuinfo = Path("/proc/cpuinfo")
+    found = re.findall(r"cpu MHz\s*: (.*)", cpuinfo.read_text()) if cpuinfo.is_file() else []
+    return [float(mhz) for mhz in found]
+
+
+def _gpu() -> dict[str, str] | None:
+    """Driver and clocks of the first GPU, as nvidia-smi writes them, units included."""
+    fields = ("driver_version", "clocks.sm", "clocks.max.sm", "clocks.mem", "power.limit")
+    command = ["nvidia-smi", "--id=0", f"--query-gpu={','.join(fields)}", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True)
+    except FileNotFoundError:
+        return None
+    values = done.stdout.strip().split(", ")
+    return dict(zip(fields, values, strict=True)) if len(values) == len(fields) else None
 
 
 def _version(package: str) -> str | None:

@@ -1,4 +1,4 @@
-"""A short run of the benchmark of the rewrites: every row, its work, its share of the machine's rate."""
+"""A short run of the benchmark of the rewrites: every row, its work, its ratios, and what the names mean."""
 
 import json
 from pathlib import Path
@@ -8,36 +8,60 @@ from click.testing import CliRunner
 
 from benchmarks import rewrites as module
 from benchmarks import ways
-from benchmarks.rewrites import rewrites
+from benchmarks.rewrites import ALL, BEST, EAGER, ONE_CALL, PLAIN, rewrites
+from benchmarks.timing import Durations
 from benchmarks.ways import Way, runner
+from export.rewrites import pipeline
+from export.rewrites.absorb import absorb_attention, absorbed_attention_macs, attention_macs
+from export.rewrites.prune import cls_only
 
 
 @pytest.mark.slow
 def test_a_short_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ways, "MICRO_BATCHES", (128,))
-    monkeypatch.setattr(module, "ROWS", (("vitbn", "torch"), ("vitbn", "onnx-optimized"), ("cnn", "torch")))
+    monkeypatch.setattr(module, "ROUNDS", 3)
+    monkeypatch.setattr(module, "CONTESTANTS", {"vitbn": (EAGER, PLAIN, "absorb", ALL)})
     path = tmp_path / "rewrites.json"
-    arguments = ["--depth", "1", "--images", "2560", "--seconds", "1", "--json", str(path)]
+    arguments = ["--depth", "1", "--images", "1280", "--seconds", "1", "--json", str(path)]
     result = CliRunner().invoke(rewrites, arguments)
     assert result.exit_code == 0, result.output
-    assert "all rewrites" in result.output
-    (written,) = json.loads(path.read_text())["results"]
+    whole = json.loads(path.read_text())
+    assert whole["benchmark"] == "rewrites"
+    (written,) = whole["results"]
     rows = {row["name"]: row for row in written["rows"]}
-    assert set(rows) == {
-        "2048^3 in PyTorch",
-        "2048^3 in ONNX Runtime",
-        *(
-            f"{name} {kind}"
-            for name in ("vitbn torch", "vitbn onnx-optimized", "cnn torch")
-            for kind in ("whole", "best")
-        ),
-    }
-    assert rows["vitbn torch whole"]["macs"] == 2_853_504
-    assert rows["vitbn onnx-optimized best"]["macs"] == 117_376
-    assert rows["vitbn onnx-optimized whole"]["p50_ms"] < rows["vitbn torch whole"]["p50_ms"]
-    assert rows["vitbn onnx-optimized whole"]["peak_one_call_mb"] < rows["vitbn torch whole"]["peak_one_call_mb"]
+    contestants = (EAGER, PLAIN, "absorb", ALL)
+    names = {f"vitbn, {who}, {kind}" for who in contestants for kind in (ONE_CALL, BEST)}
+    assert set(rows) == {"2048^3 in PyTorch", "2048^3 in ONNX Runtime", *names}
+    macs = [rows[f"vitbn, {who}, best"]["macs"] for who in contestants]
+    saved = attention_macs(17, 64, 8, 64) - absorbed_attention_macs(17, 64, 8)
+    assert macs == [2_853_504, 2_853_504, 2_853_504 - saved, 117_376]
     for row in rows.values():
         assert row["gflops_per_s"] == pytest.approx(row["flops"] / row["p50_ms"] / 1e6)
+    for name in names:
+        row = rows[name]
+        for other, ratio in row["ratios"].items():
+            same_kind = rows[f"vitbn, {other}, {row['kind']}"]
+            assert ratio["ratio"] == pytest.approx(same_kind["p50_ms"] / row["p50_ms"])
+            assert ratio["low"] <= ratio["ratio"] <= ratio["high"]
+        assert rows[name.replace(ONE_CALL, BEST)]["p50_ms"] <= row["p50_ms"]
+
+
+def test_the_names_of_the_contestants() -> None:
+    assert module._rewrites(PLAIN) == ()
+    assert module._rewrites("fold + absorb + CLS row") == (*pipeline.FUSE, absorb_attention, cls_only)
+    assert set(pipeline.ALL) - set(module._rewrites("fold + absorb + CLS row")) == {pipeline.convolve_patches}
+    assert module._rewrites(ALL) == pipeline.ALL
+
+
+def test_best_is_one_call_where_that_is_quicker() -> None:
+    names = [f"vitbn, {EAGER}, {kind}" for kind in (ONE_CALL, BEST)]
+    rows = [
+        {"name": name, "model": "vitbn", "contestant": EAGER, "kind": kind, "way": kind, "flops": 1}
+        for name, kind in zip(names, (ONE_CALL, BEST), strict=True)
+    ]
+    one_call, best = module._rows(rows, {names[0]: Durations((1, 1, 1)), names[1]: Durations((2, 2, 2))})
+    assert best["samples_ns"] == one_call["samples_ns"] == (1, 1, 1)
+    assert best["way"] == ONE_CALL
 
 
 @pytest.mark.parametrize("way", [Way(100, 1), Way(32, 2), Way(5000, 1)])

@@ -5,7 +5,20 @@ import time
 import numpy as np
 import pytest
 
-from benchmarks.timing import MIN_ROUNDS, Durations, table, time_interleaved
+from benchmarks.timing import (
+    MIN_ROUNDS,
+    STABLE_ROUNDS,
+    Durations,
+    is_stable,
+    ratio_with_interval,
+    table,
+    time_interleaved,
+)
+
+
+def noisy(rounds: int, mean_ns: float, seed: int, drift: np.ndarray | float = 1.0, noise: float = 0.05) -> Durations:
+    own = 1 + noise * np.random.default_rng(seed).standard_normal(rounds)
+    return Durations(tuple((mean_ns * drift * own).astype(int).tolist()))
 
 
 def test_percentiles_of_known_samples() -> None:
@@ -40,3 +53,58 @@ def test_a_table_aligns_its_columns() -> None:
     lines = table(("model", "runtime", "ms"), [("vit", "torch", "1.00"), ("vitbnffn", "onnx", "12.00")]).splitlines()
     assert len({len(line) for line in lines}) == 1
     assert lines[-1] == "vitbnffn  onnx     12.00"
+
+
+def test_the_interval_of_a_ratio_holds_the_true_one_about_as_often_as_it_says() -> None:
+    found = 0
+    for seed in range(100):
+        drift = 1 + np.abs(np.random.default_rng(1000 + seed).standard_normal(30))  # of the machine: hits both
+        ratio = ratio_with_interval(noisy(30, 2e6, seed, drift), noisy(30, 1e6, seed + 500, drift))
+        assert ratio.low <= ratio.ratio <= ratio.high
+        found += ratio.low <= 2 <= ratio.high
+    assert 88 <= found <= 100  # measured: 96
+
+
+def test_a_drift_that_hits_both_cancels() -> None:
+    slow = noisy(20, 3e6, 0, np.linspace(1, 4, 20))
+    half = Durations(tuple(sample // 2 for sample in slow.samples_ns))
+    ratio = ratio_with_interval(slow, half)
+    assert (ratio.low, ratio.ratio, ratio.high) == pytest.approx((2, 2, 2), rel=1e-5)
+    assert ratio == ratio_with_interval(slow, half), "seeded"
+    shuffled = Durations(tuple(np.random.default_rng(0).permutation(half.samples_ns).tolist()))
+    unpaired = ratio_with_interval(slow, shuffled)
+    assert unpaired.high - unpaired.low > 0.3, "rounds that do not belong together tell less"
+
+
+@pytest.mark.parametrize("counts", [(3, 4), (0, 0)])
+def test_samples_of_other_rounds_have_no_ratio(counts: tuple[int, int]) -> None:
+    with pytest.raises(ValueError, match=f"found {counts[0]} and {counts[1]}"):
+        ratio_with_interval(*(Durations((1,) * count) for count in counts))
+
+
+def test_what_is_stable() -> None:
+    baseline = noisy(40, 1e6, 0, noise=0.02)
+    assert is_stable(noisy(40, 3e6, 1, noise=0.02), baseline)
+    assert is_stable(baseline, baseline)
+    assert not is_stable(noisy(40, 3e6, 1, noise=0.6), baseline)
+    few = STABLE_ROUNDS - 1
+    assert not is_stable(Durations((1,) * few), Durations((2,) * few))
+
+
+def test_rounds_end_when_they_are_enough_and_not_before() -> None:
+    asked: list[int] = []
+
+    def enough(measured: object) -> bool:
+        asked.append(len(measured["a"].samples_ns))
+        return asked[-1] >= 8
+
+    measured = time_interleaved({"a": lambda: None, "b": lambda: None}, 60, lambda share: None, enough=enough)
+    assert asked == [3, 4, 5, 7, 9]  # each time a quarter more
+    assert [len(durations.samples_ns) for durations in measured.values()] == [9, 9]
+
+
+def test_what_is_warm_is_not_called_for_it() -> None:
+    calls: list[str] = []
+    runs = {name: lambda name=name: calls.append(name) for name in "ab"}
+    time_interleaved(runs, 0.001, lambda share: None, 1, warm_up_ns={"a": 10**9})
+    assert "".join(calls) == "b" + "a" + "bb"  # b is quick, a was not

@@ -9,8 +9,8 @@ import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
 
-from export.equivalence import onnx_classifier
-from export.graph import Served, proof_images, rewrite, to_onnx
+from export.equivalence import onnx_classifier, proof_images
+from export.graph import Served, rewrite, to_onnx
 from export.precision import _to_fp16, _to_int8
 from export.rewrites.pipeline import ALL, FUSE, Rewrite
 from export.tensorrt_support import UnsupportedGraph, check, prepare

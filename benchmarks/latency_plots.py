@@ -1,0 +1,122 @@
+"""Figures of latency and sweep results, made from their JSON alone. Out: files by their paths, PNG and SVG of each."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.runtimes import BASELINE
+from models.studies.figures import NAMES, plain_ticks, row_of_panels, style
+from models.studies.results import machine
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Rows = Sequence[Mapping[str, Any]]
+
+QUANTITIES = {"latency": ("p50_ms", "time of a call (ms)"), "throughput": ("images_per_s", "images a second")}
+AXES = {"batch": "images a call", "depth": "depth (blocks)", "dim": "width of a token (features)"}
+
+
+def pictures(result: Mapping[str, Any], path: Path) -> dict[Path, bytes]:
+    """The figures of `result`: `path` itself as .png and .svg, of a sweep one for each idea, its name behind."""
+    return {
+        path.with_name(f"{path.stem}{name}.{kind}"): _file(figure, kind)
+        for name, figure in figures(result).items()
+        for kind in ("png", "svg")
+    }
+
+
+def figures(result: Mapping[str, Any]) -> dict[str, Figure]:
+    """By what is put behind the file's name: a figure of a comparison, one for each idea of a sweep."""
+    return _of_sweep(result) if result["benchmark"] == "sweep" else {"": _of_latency(result)}
+
+
+def _file(figure: Figure, kind: str) -> bytes:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format=kind)
+    return buffer.getvalue()
+
+
+def _of_latency(result: Mapping[str, Any]) -> Figure:
+    """A point a row, its median, with a line to the 90th percentile; a panel a batch size."""
+    by_batch: dict[int, list[Mapping[str, Any]]] = {}
+    for row in result["rows"]:
+        by_batch.setdefault(row["batch"], []).append(row)
+    height = 1.6 + 0.24 * max(map(len, by_batch.values()))
+    caveat = f"{result['caveat']}\n" if result["caveat"] else ""
+    footnote = f"{caveat}Median of interleaved rounds, line to the 90th percentile. {machine(dict(result))}."
+    titles = [f"{batch:,} images a call" for batch in by_batch]
+    size = (4.5 + 3.5 * len(titles), height)
+    figure, panels = row_of_panels("Time of a call", footnote, titles, "time (ms)", "", size)
+    for axes, rows in zip(panels, by_batch.values(), strict=True):
+        for row in rows:
+            look = style(row["model"]) | {"linestyle": "-"}
+            axes.plot([row["p50_ms"], row["p90_ms"]], [_name(row)] * 2, **look, markevery=[0])
+        _decades(axes, horizontal=True)
+    panels[0].invert_yaxis()  # the rows in the order of the table; the panels share this axis
+    return figure
+
+
+def _name(row: Mapping[str, Any]) -> str:
+    depth = f" {row['depth']}" if row["depth"] else ""
+    lower = "" if row["precision"] == "fp32" else f", {row['precision']}"
+    return f"{NAMES[row['model']]}{depth}, {row['label']}{lower}"
+
+
+def _of_sweep(result: Mapping[str, Any]) -> dict[str, Figure]:
+    """Latency and throughput against batch size and depth, and time against work on all three axes."""
+    footnote = f"Medians of interleaved rounds. {machine(dict(result))}."
+    found = {axis: rows for axis, rows in result["axes"].items() if rows}
+    figures = {"-work": _work(found, footnote)}
+    for axis in ("batch", "depth"):
+        for quantity, (key, label) in QUANTITIES.items():
+            title = f"{quantity.capitalize()} against {axis}"
+            figure, (axes,) = row_of_panels(title, footnote, [""], AXES[axis], label, (8.0, 4.8))
+            _lines(axes, found.get(axis, []), axis, key)
+            axes.legend(frameon=False, fontsize=8)
+            figures[f"-{axis}-{quantity}"] = figure
+    return figures
+
+
+def _work(panels: Mapping[str, Rows], footnote: str) -> Figure:
+    """Time of a call against the multiply-accumulates that it takes, a panel an axis."""
+    titles = [f"by {AXES[axis]}" for axis in panels]
+    x, y = "multiply-accumulates a call (million)", "time of a call (ms)"
+    figure, row = row_of_panels("Cost against work", footnote, titles, x, y, (4.2 * len(titles), 5.2))
+    for axes, (axis, rows) in zip(row, panels.items(), strict=True):
+        with_work = [found | {"work": found["macs"] * found["batch"] / 1e6} for found in map(dict, rows)]
+        _lines(axes, with_work, "work", "p50_ms")
+        if axis == "batch":  # the others span less
+            _decades(axes, horizontal=True)
+        _decades(axes)
+    row[0].legend(frameon=False, fontsize=8)
+    return figure
+
+
+def _decades(axes: Axes, horizontal: bool = False) -> None:
+    """A logarithmic axis with ticks at powers of ten alone, for the many that such a figure spans."""
+    from matplotlib.ticker import LogLocator
+
+    plain_ticks(axes, horizontal)
+    (axes.xaxis if horizontal else axes.yaxis).set_major_locator(LogLocator())
+
+
+def _lines(axes: Axes, rows: Rows, x: str, y: str) -> None:
+    """A line a contestant: the model by its looks, PyTorch eager with hollow markers; both scales logarithmic."""
+    for (model, runtime, precision), own in _by_contestant(rows):
+        lower = "" if precision == "fp32" else f", {precision}"
+        look = style(model) | ({"markerfacecolor": "white"} if runtime == BASELINE else {})
+        points = sorted((row[x], row[y]) for row in own)
+        axes.plot(*zip(*points, strict=True), **look, label=f"{NAMES[model]}, {own[0]['label']}{lower}")
+    plain_ticks(axes, horizontal=True)
+    plain_ticks(axes)
+
+
+def _by_contestant(rows: Rows) -> Iterator[tuple[tuple[Any, str, str], list[Mapping[str, Any]]]]:
+    keys = dict.fromkeys((row["model"], row["runtime"], row["precision"]) for row in rows)
+    for key in keys:
+        yield key, [row for row in rows if (row["model"], row["runtime"], row["precision"]) == key]

@@ -1,0 +1,78 @@
+"""What the latency benchmark prints. In: its rows. Out: text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from benchmarks.runtimes import BASELINE
+from benchmarks.timing import STABLE_ROUNDS, STABLE_WIDTH, Durations, ratio_with_interval, table
+
+HEADER = (
+    *("model", "runtime", "depth", "first ms", "p50 ms", "p90 ms", "p99 ms", "images/s"),
+    *("x PyTorch", "95 % interval", "M MACs", "of GEMM %", "of copy %"),
+)
+
+
+def batch_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The rows of one batch size, a star at those whose median is not stable, and a line that says how they came."""
+    if not rows:
+        return "nothing measured"
+    memory = any(row["peak_memory_mb"] is not None for row in rows)
+    header = (*HEADER, *(["peak MB"] if memory else []))
+    cells = [(*_cells(row), *([_number(row["peak_memory_mb"], 0)] if memory else [])) for row in rows]
+    first, sizes = rows[0], sorted({row["micro_batch"] for row in rows})
+    called = "one call" if sizes == [first["batch"]] else f"{', '.join(map(str, sizes))} a call"
+    where = f"{called}, threads: {first['threads']}, device: {first['device']}"
+    return f"batch {first['batch']}, {where}, {first['rounds']} interleaved rounds\n{table(header, cells)}"
+
+
+def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
+    lower = "" if row["precision"] == "fp32" else f", {row['precision']}"
+    ratio = row["ratio_to_torch"]
+    return (
+        row["model"],
+        f"{row['label']}{lower}",
+        str(row["depth"] or "-"),
+        _number(row["first_call_ms"], 1),
+        f"{_number(row['p50_ms'], 2)}{'' if row['stable'] else '*'}",
+        *(_number(row[key], 2) for key in ("p90_ms", "p99_ms")),
+        _number(row["images_per_s"], 0),
+        _number(ratio["ratio"], 2) if ratio else "-",
+        f"{ratio['low']:,.2f}-{ratio['high']:,.2f}" if ratio else "-",
+        _number(row["macs"] / 1e6, 2),
+        *(_number(100 * row[key], 1) for key in ("gemm_share", "bandwidth_share")),
+    )
+
+
+def _number(value: float | None, decimals: int) -> str:
+    return "-" if value is None else f"{value:,.{decimals}f}"
+
+
+def limits_line(limits: Mapping[str, Any]) -> str:
+    """What 100 % of GEMM and of copy are."""
+    gemm = f"{limits['gemm_gflops_per_s']:,.0f} GFLOP/s ({limits['gemm_library']})"
+    return f"Limits measured first: GEMM {gemm}, copy {limits['copy_gb_per_s']:.1f} GB/s"
+
+
+def unstable_line(rows: Sequence[Mapping[str, Any]]) -> str | None:
+    """The warning, where there is something to warn of."""
+    shaky = sum(not row["stable"] for row in rows)
+    rule = f"within {100 * STABLE_WIDTH:.0f} % after {STABLE_ROUNDS} rounds and more"
+    return f"Warning: {shaky} of {len(rows)} rows (*) are not stable, {rule}: give more --seconds" if shaky else None
+
+
+def published_lines(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """How the eager BatchNorm models of depth 1 compare with the eager ViT of depth 6, in each batch size."""
+    for batch in dict.fromkeys(row["batch"] for row in rows):
+        eager = {row["model"]: row for row in rows if row["batch"] == batch and _is_baseline(row)}
+        for model, row in eager.items():
+            if "vit" in eager and model in ("vitbn", "vitbnffn"):
+                vit, other = (Durations(tuple(found["samples_ns"])) for found in (eager["vit"], row))
+                ratio = ratio_with_interval(vit, other)
+                interval = f"{ratio.ratio:.2f} ({ratio.low:.2f}-{ratio.high:.2f})"
+                yield f"batch {batch}: {model} of depth 1 is {interval} times as fast as vit of depth 6, both eager"
+
+
+def _is_baseline(row: Mapping[str, Any]) -> bool:
+    return bool(row["runtime"] == BASELINE and row["precision"] == "fp32")

@@ -1,0 +1,126 @@
+"""Results -> the page: its answers in order, what was not measured and why, and where the numbers come from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import combinations
+from pathlib import Path
+
+from benchmarks.reporting.answers_machine import latency, limit, operators, precision
+from benchmarks.reporting.answers_models import batchnorm, equal_accuracy, equal_depth, rewrites, row_of
+from benchmarks.reporting.answers_serving import cheapest, server
+from benchmarks.reporting.found import COMMANDS, Answer, Found, cell, machine
+from benchmarks.reporting.page import Block, Heading, Picture, Points, Table, Text, html, markdown
+from benchmarks.rewrites import ALL, EAGER, PLAIN
+from benchmarks.timing import Ratio
+from models.files import write_atomically
+
+TITLE = "What the networks, their rewrites and the server are worth"
+
+# Each answer, and the benchmarks that it needs.
+ANSWERS: tuple[tuple[Callable[[Found], Answer], tuple[str, ...]], ...] = (
+    (rewrites, ("rewrites",)),
+    (equal_depth, ("rewrites",)),
+    (equal_accuracy, ("frontier-measured",)),
+    (batchnorm, ("rewrites",)),
+    (latency, ("latency", "sweep")),
+    (operators, ("operators",)),
+    (limit, ("rewrites",)),
+    (precision, ("engines", "accuracy")),
+    (server, ("overhead", "throughput")),
+    (cheapest, ("frontier-measured", "throughput")),
+)
+VERSIONS = ("torch", "onnxruntime", "onnxruntime-gpu", "openvino", "tensorrt")
+HEADLINES = (("vitbn", "fold", PLAIN), ("vitbn", ALL, PLAIN), ("vitbn", ALL, EAGER), ("vit", ALL, PLAIN))
+
+
+def page(found: Found) -> list[Block]:
+    """Every block of the page."""
+    answers = [(answer(found), needs) for answer, needs in ANSWERS]
+    blocks: list[Block] = [*_opening(found), Heading("In short")]
+    blocks.append(Points(tuple(line for answer, _ in answers for line in answer.short) or ("Nothing was measured.",)))
+    for answer, needs in answers:
+        blocks += list(answer)
+        blocks += [Text(not_measured(name)) for name in needs if not found.all(name)]
+    return [*blocks, *_agreement(found), *_gaps(found), *_origin(found)]
+
+
+def not_measured(name: str) -> str:
+    """The line that stands in the place of a result that is not there."""
+    return f"**Not measured**: none of the files is a result of `{COMMANDS[name]}`."
+
+
+def _opening(found: Found) -> Iterator[Block]:
+    places = list(dict.fromkeys(machine(file.content) for file in found.files))
+    yield Text(
+        f"Measured on {'; '.join(places)}. `make benchmarks` measures all of it again and writes this page. A ratio is "
+        "one of medians of the same interleaved run; in brackets stands its 95 % bootstrap interval."
+    )
+    if len(places) > 1:
+        yield Text(f"**{len(places)} kinds of machines**: compare numbers within a table, not between tables.")
+
+
+def _agreement(found: Found) -> Iterator[Block]:
+    """Two runs of the rewrites on one machine: do their headline ratios agree?"""
+    yield Heading("Do two runs agree?")
+    runs = [file for file in found.files if file.benchmark == "rewrites"]
+    cells = []
+    for one, other in combinations(runs, 2):
+        if machine(one.content) != machine(other.content):
+            continue
+        for first, second in zip(one.content["results"], other.content["results"], strict=False):
+            for model, who, than in HEADLINES:
+                rows = [row_of(measured["rows"], model, who) for measured in (first, second)]
+                ratios = [Ratio(**row["ratios"][than]) for row in rows if row]
+                if first["depth"] == second["depth"] and len(ratios) == 2:
+                    what = f"{model}, {who}; {than} = 1"
+                    cells.append((what, str(first["depth"]), *map(cell, ratios), overlap(*ratios)))
+    if cells:
+        yield Table(("ratio", "depth", "first run", "second run", "intervals overlap"), tuple(cells))
+    else:
+        yield Text("**Not measured**: that takes two results of `benchmarks/rewrites.py` on the same machine.")
+
+
+def overlap(one: Ratio, other: Ratio) -> str:
+    """Whether a value can lie in both intervals."""
+    return "yes" if max(one.low, other.low) <= min(one.high, other.high) else "**no**"
+
+
+def _gaps(found: Found) -> Iterator[Block]:
+    """What a reader might look for and will not find, with the reason."""
+    lines = [not_measured(name) for name in COMMANDS if not found.all(name)]
+    devices = {file.content["environment"]["device"] for file in found.files}
+    if devices == {"cpu"}:
+        lines.append(
+            "**GPU**, CUDA graphs and ONNX Runtime on CUDA: not measured, every file is of a CPU. "
+            "`python benchmarks/latency.py --device cuda --runtimes all --json FILE` measures them where there is one."
+        )
+    runtimes = {row["runtime"] for result in found.all("latency") for row in result["rows"]}
+    if "tensorrt" not in runtimes:
+        lines.append("**TensorRT**: not measured, it needs an NVIDIA GPU and `'.[tensorrt]'`.")
+    yield Heading("What was not measured")
+    yield Points(tuple(lines)) if lines else Text("Nothing of what this page asks.")
+
+
+def _origin(found: Found) -> Iterator[Block]:
+    yield Heading("Where the numbers come from")
+    cells = []
+    for file in found.files:
+        environment, packages = file.content["environment"], file.content["environment"]["packages"]
+        versions = ", ".join(f"{name} {packages[name]}" for name in VERSIONS if name in packages)
+        command = f"`{file.content.get('command') or COMMANDS[file.benchmark]}`"
+        load = f"{environment['load_1min']:.1f}"
+        cells.append((f"`{file.name}`", command, machine(file.content), versions, str(environment["commit"]), load))
+    yield Table(("file", "command", "machine", "versions", "commit", "load at the end"), tuple(cells), 5)
+
+
+def write(found: Found, folder: Path) -> list[Path]:
+    """Writes report.md, report.html and the pictures of both into `folder`; returns their paths."""
+    blocks = page(found)
+    contents = {"report.md": markdown(TITLE, blocks).encode(), "report.html": html(TITLE, blocks).encode()}
+    for block in blocks:
+        if isinstance(block, Picture):
+            contents |= {f"{block.name}.png": block.png, f"{block.name}.svg": block.svg}
+    for name, content in contents.items():
+        write_atomically(folder / name, content)
+    return [folder / name for name in contents]

@@ -1,0 +1,109 @@
+"""Two results of one benchmark: what changed from the first to the second, beyond what noise explains.
+
+In: two JSON files. Out: a row for each that is in both, with the ratio of the medians and its 95 % bootstrap interval
+from the raw samples. The files come from different runs, so the samples of each are drawn again on their own.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.reporting.found import ReportError, Result, Row, benchmark, cell, read
+from benchmarks.timing import RESAMPLES, Ratio
+
+# What tells the rows of a result apart, of which each benchmark has some.
+KEYS = ("name", "model", "checkpoint", "runtime", "precision", "rewrites", "way", "protocol", "shared_memory")
+SIZES = ("depth", "dim", "batch", "micro_batch", "images_a_call", "instances", "threads", "in_flight", "rate", "device")
+MACHINE = ("cpu", "cores", "threads", "device", "system", "python")
+
+HEADER = ("row", "what changed", "before ms", "after ms", "times as fast (95 %)")
+
+
+def changes(before: Path, after: Path) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Header and rows of the comparison, in the order of the second file.
+
+    Raises ReportError for files that are no results, of different benchmarks, or without a row in common.
+    """
+    old, new = _result(before), _result(after)
+    if benchmark(old) != benchmark(new):
+        raise ReportError(f"{after}: expected a result of {benchmark(old)} as {before} is, found {benchmark(new)}")
+    olds, news = dict(_samples(old)), dict(_samples(new))
+    common = [name for name in news if name in olds]
+    if not common:
+        raise ReportError(f"{after}: expected rows with samples that are also in {before}, found none")
+    lines = []
+    for name in common:
+        ratio = ratio_of_runs(olds[name], news[name])
+        medians = (f"{float(np.median(samples)):,.3f}" for samples in (olds[name], news[name]))
+        lines.append((name, verdict(ratio), *medians, cell(ratio)))
+    lines += [(name, "only before", "-", "-", "-") for name in olds if name not in news]
+    lines += [(name, "only after", "-", "-", "-") for name in news if name not in olds]
+    return HEADER, lines
+
+
+def differences(before: Path, after: Path) -> Iterator[str]:
+    """What differs in the machines and versions of two results, a line each."""
+    old, new = (_result(path)["environment"] for path in (before, after))
+    pairs = [(name, old.get(name), new.get(name)) for name in MACHINE]
+    names = dict.fromkeys((*old["packages"], *new["packages"]))
+    pairs += [(name, old["packages"].get(name), new["packages"].get(name)) for name in names]
+    for name, was, is_now in pairs:
+        if was != is_now:
+            yield f"{name}: {was or 'not there'} before, {is_now or 'not there'} after"
+
+
+def verdict(ratio: Ratio) -> str:
+    """Whether the second run is faster than the first; noise is what the interval spans."""
+    if ratio.low > 1:
+        return "faster"
+    return "slower" if ratio.high < 1 else "same within noise"
+
+
+def ratio_of_runs(before_ms: Sequence[float], after_ms: Sequence[float]) -> Ratio:
+    """How many times as fast the second run is; the runs are apart, so each is drawn again by itself. Seeded."""
+    generator = np.random.default_rng(0)
+    medians = []
+    for samples in (np.asarray(before_ms), np.asarray(after_ms)):
+        drawn = generator.integers(len(samples), size=(RESAMPLES, len(samples)))
+        medians.append(np.median(samples[drawn], axis=1))
+    low, high = np.percentile(medians[0] / medians[1], (2.5, 97.5))
+    return Ratio(float(np.median(before_ms) / np.median(after_ms)), float(low), float(high))
+
+
+def _result(path: Path) -> Result:
+    content = read(path)
+    if not isinstance(content, dict) or not benchmark(content):
+        raise ReportError(f'{path}: expected the result of a benchmark, found no "benchmark" in it that is known')
+    return content
+
+
+def _samples(result: Result) -> Iterator[tuple[str, list[float]]]:
+    """The rows that have samples, each with its name and the milliseconds of its samples."""
+    for place, row in _rows(result):
+        if samples_ns := row.get("samples_ns"):
+            yield f"{place}{_name(row)}", [ns / 1e6 for ns in samples_ns]
+        elif samples := row.get("samples"):  # of load: the median latency of each round
+            yield f"{place}{_name(row)}", [sample["p50_ms"] for sample in samples]
+
+
+def _rows(result: Result) -> Iterator[tuple[str, Row]]:
+    """Every row of a result, wherever it stands, and the words that its place adds to its name."""
+    for measured in result.get("results", ()):
+        yield from ((f"depth {measured['depth']}, ", row) for row in measured["rows"])
+    for axis, rows in result.get("axes", {}).items():
+        yield from ((f"{axis} sweep, ", row) for row in rows)
+    yield from (("", row) for row in (*result.get("rows", ()), *result.get("derived", ())))
+
+
+def _name(row: dict[str, Any]) -> str:
+    """What tells the row apart: its own name, or every field that says what it is and how large."""
+    if name := row.get("name") or row.get("checkpoint"):
+        return str(name)
+    words = [str(row[key]) for key in KEYS if isinstance(row.get(key), str)]
+    words += [f"{key} {json.dumps(row[key])}" for key in SIZES if row.get(key) is not None]
+    return ", ".join(words)

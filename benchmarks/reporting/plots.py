@@ -1,0 +1,118 @@
+"""The plots of the report, each a picture in both formats; they look as all of the project's do.
+
+In: the content of a result. Out: a `Picture` whose caption says what it shows.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from benchmarks.reporting.found import Result, machine
+from benchmarks.reporting.page import Picture
+from benchmarks.rewrites import BEST, EAGER, PLAIN
+from models.studies import figures
+from models.studies.figures import NAMES, plain_ticks, row_of_panels, style
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# Colour and hatch of an operator's bar, told apart in grey as well.
+BARS = (
+    ("#0072B2", ""),
+    ("#E69F00", "///"),
+    ("#009E73", "..."),
+    ("#CC79A7", "xxx"),
+    ("#56B4E9", ""),
+    ("#D55E00", "|||"),
+)
+OTHERS = ("#dddddd", "")
+
+
+def picture(name: str, caption: str, figure: Figure) -> Picture:
+    """The figure in both formats; the same numbers give the same bytes."""
+    import matplotlib
+
+    buffer = io.BytesIO()
+    with matplotlib.rc_context({"svg.hashsalt": name}):
+        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+    return Picture(name, caption, figures.png(figure), buffer.getvalue())
+
+
+def rewrites(result: Result) -> Picture:
+    """How many times faster than the plain export each contestant is, a panel a depth."""
+    titles = [f"depth {measured['depth']}" for measured in result["results"]]
+    title, axis = "What the exact rewrites are worth", "times as fast as the plain export"
+    rounds = len(result["results"][0]["rows"][0]["samples_ns"])
+    footnote = f"Medians of {rounds} rounds or more, 95 % bootstrap intervals; each contestant at its best."
+    figure, row = row_of_panels(title, footnote, titles, axis, "", (max(8.0, 4.2 * len(titles)), 5.2))
+    names: list[str] = []
+    for axes, measured in zip(row, result["results"], strict=True):
+        best = [one for one in measured["rows"] if one.get("kind") == BEST and PLAIN in one["ratios"]]
+        names = [f"{NAMES[one['model']]}, {one['contestant']}" for one in best]
+        for height, one in enumerate(best):
+            ratio, look = one["ratios"][PLAIN], style(one["model"]) | {"linestyle": "none"}
+            hollow = {} if one["contestant"] not in (PLAIN, EAGER) else {"markerfacecolor": "white"}
+            spread = [[ratio["ratio"] - ratio["low"]], [ratio["high"] - ratio["ratio"]]]
+            axes.errorbar([ratio["ratio"]], [height], xerr=spread, capsize=3, **look | {"markersize": 7} | hollow)
+        axes.axvline(1, color="#555555", linewidth=0.9)
+        plain_ticks(axes, horizontal=True)
+        axes.tick_params(axis="x", labelsize=8)
+    row[0].set_yticks(range(len(names)), names)
+    row[0].invert_yaxis()
+    return picture("rewrites", f"{title}: {axis}, with intervals; ViTBN at {', '.join(titles)}", figure)
+
+
+def frontier(result: Result) -> Picture:
+    """Accuracy over images a second."""
+    from benchmarks.frontier import plots
+
+    (figure,) = plots(result).values()
+    return picture("frontier", "What accuracy costs in speed: test accuracy against images a second", figure)
+
+
+def operators(result: Result) -> Picture:
+    """The milliseconds of one call by operator, plain above rewritten."""
+    title = f"Where the time of {result['model']} goes"
+    footnote = f"Medians of {result['calls']} calls with {result['batch']} images under ONNX Runtime's profiler."
+    figure, (axes,) = row_of_panels(title, footnote, [""], "milliseconds a call, in operators", "", (8.0, 3.4))
+    graphs = result["graphs"]
+    totals: dict[str, float] = {}
+    for row in (row for graph in graphs for row in graph["operators"]):
+        totals[row["operator"]] = totals.get(row["operator"], 0.0) + row["p50_us"]
+    kinds = sorted(totals, key=lambda kind: -totals[kind])
+    looks = dict(zip(kinds, BARS, strict=False)) | {"others": OTHERS}
+    for height, graph in enumerate(graphs):
+        taken = dict.fromkeys(looks, 0.0)
+        for row in graph["operators"]:
+            taken[row["operator"] if row["operator"] in looks else "others"] += row["p50_us"] / 1000
+        left = 0.0
+        for kind, (colour, hatch) in looks.items():
+            label = kind if height == 0 else None
+            place = ([height], [taken[kind]], 0.6, [left])
+            axes.barh(*place, color=colour, hatch=hatch, edgecolor="white", label=label)
+            left += taken[kind]
+    axes.set_yticks(range(len(graphs)), [f"rewrites: {graph['rewrites']}" for graph in graphs])
+    axes.invert_yaxis()
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower right", ncols=4, frameon=False, fontsize=8)
+    models = f"{result['model']}-{result['batch']}"
+    return picture(f"operators-{models}", f"{title}: milliseconds a call by operator, plain and rewritten", figure)
+
+
+def throughput(result: Result) -> Iterator[Picture]:
+    """Latency over throughput under load, a picture a model."""
+    from benchmarks.throughput_plot import by_model
+
+    for model, figure in by_model(result["rows"], f"{machine(result)}; load by {result['generator']}.").items():
+        caption = f"{model} under load: latency of a request against images answered a second"
+        yield picture(f"throughput-{model}", caption, figure)
+
+
+def latency(result: Result) -> Iterator[Picture]:
+    """The comparison of `latency.py`, or each idea of its sweep."""
+    from benchmarks.latency_plots import figures as drawn
+
+    device = "cpu" if result["environment"]["device"] == "cpu" else "cuda"
+    for name, figure in drawn(result).items():
+        yield picture(f"{result['benchmark']}-{device}{name}", figure.get_suptitle(), figure)

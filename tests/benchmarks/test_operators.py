@@ -1,0 +1,65 @@
+"""The profile of a graph: its nodes, their work, their shares; and a short run of the command."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from benchmarks.operators import flops, nodes_of, operators, together
+
+
+def event(name: str, operator: str, us: int, inputs: list[list[int]], output: list[int]) -> dict[str, object]:
+    """As ONNX Runtime's profiler writes it."""
+    shapes = {"input_type_shape": [{"float": shape} for shape in inputs], "output_type_shape": [{"float": output}]}
+    return {"cat": "Node", "name": f"{name}_kernel_time", "dur": us, "args": {"op_name": operator, **shapes}}
+
+
+@pytest.mark.parametrize(
+    ("operator", "inputs", "output", "expected"),
+    [
+        ("MatMul", [[8, 17, 64]], [8, 17, 512], 2 * 8 * 17 * 512 * 64),
+        ("MatMul", [[8, 17, 64], [64, 512]], [8, 17, 512], 2 * 8 * 17 * 512 * 64),
+        ("FusedMatMul", [[8, 64, 17], [8, 64, 32]], [8, 17, 32], 2 * 8 * 17 * 32 * 64),  # the left one transposed
+        ("MatMul", [[1, 8, 64], [32, 64, 17]], [32, 8, 17], 2 * 32 * 8 * 17 * 64),  # the left one for all images
+        ("Gemm", [[8, 64], [10, 64], [10]], [8, 10], 2 * 8 * 10 * 64),
+        ("Conv", [[8, 1, 28, 28], [64, 1, 7, 7], [64]], [8, 64, 4, 4], 2 * 8 * 64 * 16 * 49),
+        ("Softmax", [[8, 17, 17]], [8, 17, 17], None),
+    ],
+)
+def test_flops(operator: str, inputs: list[list[int]], output: list[int], expected: int | None) -> None:
+    assert flops(operator, inputs, output) == expected
+
+
+def test_nodes_are_medians_of_the_last_calls() -> None:
+    events = [event("a", "MatMul", us, [[2, 4]], [2, 3]) for us in (1000, 10, 30, 20)]  # the first is the warm-up
+    events += [{"cat": "Session", "name": "model_run", "dur": 99}, event("b", "Gelu", 40, [[2, 3]], [2, 3])]
+    first, second = nodes_of(events, 3)
+    assert first == {"node": "a", "operator": "MatMul", "shapes": "2x4 → 2x3", "p50_us": 20, "flops": 48}
+    assert second["flops"] is None
+
+
+def test_nodes_alike_are_put_together() -> None:
+    events = [event(name, "MatMul", 10, [[2, 4]], [2, 3]) for name in ("a", "b")] + [event("c", "Gelu", 60, [[2]], [2])]
+    gelu, product = together(list(nodes_of(events, 1)), ["operator"])
+    assert (gelu["operator"], gelu["share"], gelu["gflops_per_s"]) == ("Gelu", 0.75, None)
+    assert (product["count"], product["p50_us"], product["gflops_per_s"]) == (2, 20, 2 * 48 / 20 / 1000)
+
+
+@pytest.mark.slow
+def test_a_short_run(tmp_path: Path) -> None:
+    path = tmp_path / "operators.json"
+    arguments = ["--model", "vitbn-tiny", "--batch", "4", "--calls", "3", "--json", str(path)]
+    result = CliRunner().invoke(operators, arguments)
+    assert result.exit_code == 0, result.output
+    written = json.loads(path.read_text())
+    assert written["benchmark"] == "operators"
+    plain, rewritten = written["graphs"]
+    for graph in (plain, rewritten):
+        for name in ("operators", "groups"):
+            assert sum(row["share"] for row in graph[name]) == pytest.approx(1)
+        assert graph["nodes_p50_ms"] == pytest.approx(sum(node["p50_us"] for node in graph["nodes"]) / 1000)
+    assert any(row["operator"] == "BatchNormalization" for row in plain["operators"])
+    assert not any(row["operator"] == "BatchNormalization" for row in rewritten["operators"])
+    macs = [sum(node["flops"] or 0 for node in graph["nodes"]) / 2 / 4 for graph in (plain, rewritten)]
+    assert macs == pytest.approx([2_853_504, 117_376], rel=0.02)  # as `vitbn models` and the exporter count them

@@ -1,0 +1,185 @@
+"""The page: every question answered or said to be not measured, whole without a network, its arithmetic."""
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+import sample_results as sample
+from click.testing import CliRunner
+
+from benchmarks.report import report
+from benchmarks.reporting.answers_models import fastest
+from benchmarks.reporting.answers_serving import machines, undominated
+from benchmarks.reporting.build import ANSWERS, overlap, page
+from benchmarks.reporting.found import COMMANDS, find, times_faster
+from benchmarks.reporting.page import Heading, Points, Table, Text, html, markdown
+from benchmarks.timing import Ratio
+
+ROOT = Path(__file__).parents[2]
+VOID = {"meta", "img", "br"}
+
+
+class Checked(HTMLParser):
+    """Fails where a tag is closed that is not open, and collects what the page refers to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: set[str] = set()
+        self.references: list[str] = []
+        self.ids: set[str] = set()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        values = dict(attrs)
+        self.references += [value for name in ("src", "href") if (value := values.get(name))]
+        self.ids |= {value for name, value in attrs if name == "id" and value}
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def parsed(text: str) -> Checked:
+    checked = Checked()
+    checked.feed(text)
+    checked.close()
+    assert not checked.open
+    return checked
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The report of a result of every benchmark."""
+    folder = tmp_path_factory.mktemp("report")
+    for make in sample.EVERY:
+        sample.write(folder / "results" / f"{make.__name__}.json", make())
+    sample.write(folder / "results/second/rewrites.json", sample.rewrites(faster=1.05))
+    (folder / "results/searches.json").write_text('{"trials": []}')
+    result = CliRunner().invoke(report, ["build", str(folder / "results"), "--output", str(folder / "out")])
+    assert result.exit_code == 0, result.output
+    return folder / "out"
+
+
+def test_every_question_is_answered(built: Path) -> None:
+    text = (built / "report.md").read_text()
+    measured, gaps = text.split("## What was not measured")
+    assert "ot measured**" not in measured
+    assert "GPU" in gaps
+    assert "TensorRT" in gaps
+    assert text.count("\n## ") == len(ANSWERS) + 4  # in short, agreement, gaps, origin
+    assert "**10.0** times (9.00 to 11.0) as fast as its plain export" in text
+    assert "| vitbn, all; plain = 1 | 6 | 10.0 (9.00 to 11.0) | 10.5 (9.45 to 11.6) | yes |" in text
+    assert "there is no GPU: vit tensorrt fp32" in text
+    assert "512 in flight: not measured, the queue is full" in text
+    assert "searches.json" not in text
+
+
+def test_the_markdown_shows_pictures_that_are_there_in_both_formats(built: Path) -> None:
+    pictures = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", (built / "report.md").read_text())
+    assert len(pictures) == len(set(pictures)) == 10
+    for name in pictures:
+        assert (built / name).read_bytes().startswith(b"\x89PNG")
+        assert b"<svg" in (built / name).with_suffix(".svg").read_bytes()
+
+
+def test_the_html_is_well_formed_and_asks_for_nothing(built: Path) -> None:
+    checked = parsed((built / "report.html").read_text())
+    assert not checked.tags & {"script", "link", "iframe"}
+    inside = [one for one in checked.references if not one.startswith("data:image/svg+xml;base64,")]
+    assert {one.removeprefix("#") for one in inside} <= checked.ids
+    assert len(checked.references) - len(inside) == 10
+
+
+def test_the_same_results_give_the_same_page(built: Path, tmp_path: Path) -> None:
+    arguments = ["build", str(built.parent / "results"), "--output", str(tmp_path)]
+    assert CliRunner().invoke(report, arguments).exit_code == 0
+    assert (tmp_path / "report.html").read_bytes() == (built / "report.html").read_bytes()
+
+
+@pytest.mark.parametrize("make", sample.EVERY)
+def test_what_is_not_there_is_said_to_be_not_measured(make: object, tmp_path: Path) -> None:
+    sample.write(tmp_path / "one.json", make())  # type: ignore[operator]
+    found = find(tmp_path)
+    text = markdown("One", page(found))
+    for name, command in COMMANDS.items():
+        assert (f"**Not measured**: none of the files is a result of `{command}`" in text) == (not found.all(name))
+
+
+def test_committed_results_make_a_report() -> None:
+    assert "frontier" in markdown("Committed", page(find(ROOT / "benchmarks/results")))
+
+
+def test_no_results(tmp_path: Path) -> None:
+    (tmp_path / "other.json").write_text('{"study": "depths"}')
+    result = CliRunner().invoke(report, ["build", str(tmp_path), "--output", str(tmp_path / "out")])
+    assert result.exit_code == 1
+    assert f"Error: {tmp_path}: expected JSON files of the benchmarks, found none" in result.output
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_damaged_file(tmp_path: Path) -> None:
+    (tmp_path / "half.json").write_text('{"benchmark": ')
+    result = CliRunner().invoke(report, ["build", str(tmp_path), "--output", str(tmp_path / "out")])
+    assert result.exit_code == 1
+    assert "half.json: expected a JSON file" in result.output
+
+
+def test_two_machines_are_said(tmp_path: Path) -> None:
+    sample.write(tmp_path / "a.json", sample.rewrites())
+    sample.write(tmp_path / "b.json", sample.frontier(), cpu="Another CPU")
+    assert "**2 kinds of machines**" in markdown("Two", page(find(tmp_path)))
+
+
+def test_text_cannot_break_the_page() -> None:
+    blocks = (Heading("<b> & c?"), Text("`a < b` **bold**"), Points(("<i>",)), Table(("a|b",), (("<td>",),)))
+    assert "<code>a &lt; b</code> <strong>bold</strong>" in html("<title>", blocks)
+    parsed(html("<title>", blocks))
+    assert r"| a\|b |" in markdown("", blocks)
+
+
+def test_the_ratio_is_of_medians_and_its_interval_holds_it() -> None:
+    row, than = sample.timed(20.0), sample.timed(50.0)
+    ratio = times_faster(row, than)
+    assert ratio.ratio == pytest.approx(2.5, rel=1e-6)
+    assert ratio.low <= ratio.ratio <= ratio.high
+
+
+def test_the_fastest_network_above_an_accuracy() -> None:
+    rows = sample.frontier()["derived"]
+    assert [row and row["model"] for row in (fastest(rows, floor) for floor in (98.0, 99.0, 99.9))] == [
+        "vitbn",
+        "cnn",
+        None,
+    ]
+
+
+def test_no_network_is_offered_that_another_beats() -> None:
+    rows = sample.frontier()["derived"]
+    best = undominated(rows, {row["checkpoint"]: row for row in rows})
+    assert [network["model"] for network, _ in best] == ["vitbn", "cnn"]  # the ViT is slower and less accurate
+
+
+@pytest.mark.parametrize(
+    ("wanted", "rate", "expected"), [(1000, 500.0, 2), (1000, 501.0, 2), (1000, 499.0, 3), (1, 9.0, 1)]
+)
+def test_machines(wanted: float, rate: float, expected: int) -> None:
+    assert machines(wanted, rate) == expected
+
+
+def test_cores_for_a_rate(built: Path) -> None:
+    """500 lone images a second on two cores: four cores for 1,000 a second."""
+    text = (built / "report.md").read_text()
+    assert "| vitbn-tiny, 1 a request | 98.73 | 500 | 4.0 | 4.00 | 2 | 400 | 200 |" in text
+
+
+@pytest.mark.parametrize(("low", "high", "expected"), [(1.1, 2, "yes"), (1.3, 2, "**no**"), (0.5, 0.9, "**no**")])
+def test_intervals_overlap(low: float, high: float, expected: str) -> None:
+    assert overlap(Ratio(1.0, 0.95, 1.2), Ratio(1.0, low, high)) == expected
+
+
+def test_help_needs_no_result() -> None:
+    result = CliRunner().invoke(report, ["--help"])
+    assert {"build", "compare"} <= set(result.output.split())

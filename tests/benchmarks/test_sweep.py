@@ -1,0 +1,60 @@
+"""A sweep with two points an axis, its figures, and the limits of the machine that its shares are of."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from benchmarks import roofline, sweep
+from benchmarks.latency import latency
+
+
+def test_every_axis_has_its_points_and_every_idea_its_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, points in (("DEPTHS", (1, 2)), ("DIMS", (32, 64)), ("AXIS_BATCH", 2)):
+        monkeypatch.setattr(sweep, name, points)
+    monkeypatch.setattr(roofline, "STREAM_FLOATS", 1 << 16)
+    options = [
+        "--sweep",
+        "--batch",
+        "1",
+        "--batch",
+        "4",
+        "--depth",
+        "1",
+        "--models",
+        "vitbn,cnn",
+        "--runtimes",
+        "torch",
+    ]
+    files = ["--json", str(tmp_path / "sweep.json"), "--plot", str(tmp_path / "sweep.png")]
+    result = CliRunner().invoke(
+        latency, [*options, "--runtimes", "torch", *files, "--seconds", "1", "--device", "cpu", "--threads", "1"]
+    )
+    assert result.exit_code == 0, result.output
+    written = json.loads((tmp_path / "sweep.json").read_text())
+    assert (written["benchmark"], written["missing"]) == ("sweep", [])
+    points = {
+        axis: [(row["model"], row["batch"], row["depth"], row["dim"]) for row in rows]
+        for axis, rows in written["axes"].items()
+    }
+    cnn = [("cnn", batch, None, None) for batch in (1, 4)]
+    assert points["batch"] == [("vitbn", 1, 1, 64), cnn[0], ("vitbn", 4, 1, 64), cnn[1]]
+    assert [point for point in points["depth"] if point[0] == "vitbn"] == [("vitbn", 2, depth, 64) for depth in (1, 2)]
+    assert [point for point in points["dim"] if point[0] == "vitbn"] == [("vitbn", 2, 1, dim) for dim in (32, 64)]
+    macs = [row["macs"] for row in written["axes"]["dim"] if row["model"] == "vitbn"]
+    assert macs[0] < macs[1]
+    pictures = {path.name for path in tmp_path.iterdir()} - {"sweep.json"}
+    against = {f"{axis}-{quantity}" for axis in ("batch", "depth") for quantity in ("latency", "throughput")}
+    assert pictures == {f"sweep-{idea}.{kind}" for idea in {"work", *against} for kind in ("png", "svg")}
+
+
+def test_limits_are_rates(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(roofline, "STREAM_FLOATS", 1 << 16)
+    monkeypatch.setattr(roofline, "SIDE", {"cpu": 128})
+    found = roofline.limits("cpu", 1, ("fp32", "bf16", "int8"))
+    assert found["gemm_gflops_per_s_by_precision"].keys() == {"fp32", "bf16"}
+    assert found["gemm_gflops_per_s"] == found["gemm_gflops_per_s_by_precision"]["fp32"] > 0
+    assert found["gemm_library"] in ("PyTorch, 128^3, float32", "ONNX Runtime, 128^3, float32")
+    assert found["copy_gb_per_s"] > 0
+    assert found["triad_gb_per_s"] > 0

@@ -25,6 +25,7 @@ OPERATORS = {
     "Add": NUMBERS,
     "BatchNormalization": FLOATS,
     "Cast": ANY | {TensorProto.UINT8},
+    "Clip": NUMBERS,
     "Concat": ANY,
     "Constant": ANY,
     "Conv": FLOATS,
@@ -38,7 +39,11 @@ OPERATORS = {
     "MatMul": FLOATS,
     "MaxPool": FLOATS,
     "Mul": NUMBERS,
+    "Pow": FLOATS,
+    "Reciprocal": FLOATS,
+    "ReduceMax": NUMBERS,
     "ReduceMean": NUMBERS,
+    "ReduceMin": NUMBERS,
     "Relu": NUMBERS,
     "Reshape": ANY,
     "Shape": ANY,
@@ -46,10 +51,12 @@ OPERATORS = {
     "Slice": ANY,
     "Softmax": FLOATS,
     "Split": ANY,
+    "Sqrt": FLOATS,
+    "Sub": NUMBERS,
     "Transpose": ANY,
 }
 # Inputs that have to be known when the engine is built.
-CONSTANT_INPUTS = {"ReduceMean": {1: "axes"}}
+CONSTANT_INPUTS = {name: {1: "axes"} for name in ("ReduceMax", "ReduceMean", "ReduceMin")}
 # Operators of whose outputs only the first is taken: no indices, no mean and deviation.
 ONE_OUTPUT = ("LayerNormalization", "MaxPool")
 # Attributes that hold, where they are there, nothing but this.

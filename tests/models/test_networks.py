@@ -240,7 +240,8 @@ def test_output_projection(heads, dim_head, projects):
 def test_build_keeps_the_whole_config(model):
     config = ModelConfig(
         model=model,
-        **SMALL | {"depth": 1},
+        **SMALL | {"depth": 1, "channels": 3},
+        preprocessing="photo",
         pool="mean",
         dropout=0.1,
         emb_dropout=0.2,

@@ -1,0 +1,62 @@
+"""What each norm costs at inference: the rows, and a folder that is no study."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from benchmarks import ways
+from benchmarks.norms import norms
+from models.checkpoint import save
+from models.config import ModelConfig, ModelName
+from models.registry import build, randomise_norms
+
+ACCURACY: dict[ModelName, float] = {"vit": 0.99, "vit-dfn": 0.98, "vit-dtn": 0.97}
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> Path:
+    """What `models/study.py norms` leaves behind, of three tiny networks."""
+    rows = []
+    for model, accuracy in ACCURACY.items():
+        torch.manual_seed(0)
+        network = build(ModelConfig(model=model, dim=16, depth=1, heads=2, dim_head=8, mlp_dim=24)).eval()
+        randomise_norms(network)
+        path = tmp_path / f"study/runs/{model}-lr-0.001.safetensors"
+        save(path, network, network.config, {"dataset": "mnist", "test_images": 10_000, "test_accuracy": accuracy})
+        high = {"test_accuracy": None, "largest_fall": None}
+        row = {"model": model, "folds": model == "vit-dfn", "high": high, "checkpoint": path.name}
+        rows.append(row | {"training_time_s": 2.0, "of_layer_norm": 1.5})
+    (tmp_path / "study/norms.json").write_text(json.dumps({"derived": rows}))
+    return tmp_path / "study"
+
+
+def run(*arguments: object) -> tuple[int, str]:
+    result = CliRunner().invoke(norms, [str(argument) for argument in (*arguments, "--images", 2560, "--seconds", 1)])
+    return result.exit_code, result.output
+
+
+@pytest.mark.slow
+def test_a_short_run(study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ways, "MICRO_BATCHES", (128,))
+    code, output = run(study, "--output", tmp_path / "out")
+    assert code == 0, output
+    written = json.loads((tmp_path / "out/norms-measured.json").read_text())
+    assert str(tmp_path) not in json.dumps(written)
+    rows = {row["model"]: row for row in written["derived"]}
+    assert {model: row["test_accuracy"] for model, row in rows.items()} == ACCURACY
+    assert rows["vit"]["speedup_over_layer_norm"] == 1
+    assert rows["vit-dfn"]["macs"] < rows["vit-dtn"]["macs"]  # its patches are a convolution, its row is cut
+    assert all(row["max_abs_error"] < 1e-4 for row in rows.values())
+    page = (tmp_path / "out/norms-measured.md").read_text()
+    assert "| vit-dfn | none | 98.00 | - | 1.50 |" in page
+    assert "![norms-measured-speed.png]" in page
+
+
+def test_a_folder_without_the_study(tmp_path: Path) -> None:
+    code, output = run(tmp_path, "--output", tmp_path / "out")
+    assert code == 1
+    assert f"{tmp_path / 'norms.json'}: expected the result of models/study.py norms" in output
+    assert not (tmp_path / "out").exists()

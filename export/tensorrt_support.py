@@ -54,6 +54,7 @@ OPERATORS = {
     "Sqrt": FLOATS,
     "Sub": NUMBERS,
     "Transpose": ANY,
+    "Unsqueeze": ANY,
 }
 # Inputs that have to be known when the engine is built.
 CONSTANT_INPUTS = {name: {1: "axes"} for name in ("ReduceMax", "ReduceMean", "ReduceMin")}

@@ -43,7 +43,7 @@ STYLES: dict[ModelName, tuple[str, Any, str]] = {
     "vit-prepbn": ("#CC79A7", "-", "P"),
     "vit-un": ("#009E73", (0, (4, 1)), "D"),
     "vit-dfn": ("#56B4E9", (0, (2, 1)), "X"),
-    "vit-dtn": ("#CC79A7", (0, (5, 2)), "s"),
+    "vit-dtn": ("#E69F00", (0, (5, 2)), "s"),
     "vit-minmax": ("#56B4E9", (0, (1, 1)), "v"),
     "vit-zscore": ("#D55E00", (0, (5, 1.5, 1, 1.5)), "D"),
     "cnn": ("#009E73", (0, (1, 1.5)), "D"),
@@ -82,8 +82,10 @@ def row_of_panels(
 
 
 def legend(figure: Figure, axes: Axes) -> None:
-    """Names what is in `axes`, above all panels, where it covers nothing."""
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside upper right", ncols=4, frameon=False)
+    """Names what is in `axes`, above all panels or, where that is more than a line of it, beside them."""
+    handles, labels = axes.get_legend_handles_labels()
+    place = "outside upper right" if len(labels) <= 4 else "outside right center"
+    figure.legend(handles, labels, loc=place, ncols=4 if len(labels) <= 4 else 1, frameon=False)
 
 
 def whole_numbers(axes: Axes) -> None:

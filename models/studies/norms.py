@@ -101,13 +101,9 @@ def _percent(share: float | None) -> float | None:
 
 
 def plots(result: Result) -> dict[str, Figure]:
-    """Accuracy epoch by epoch, norms that fold and those that do not, and what an epoch costs."""
+    """Accuracy epoch by epoch, and what an epoch costs."""
     panels: dict[str, Sequence[dict[str, Any]]] = {
-        f"{what}, learning rate {lr}": [
-            run for run in result["runs"] if run["options"]["lr"] == lr and run["config"]["model"] in models
-        ]
-        for lr in (USUAL, HIGH)
-        for what, models in (("folds", ("vit", *FOLDING)), ("does not fold", BY_TOKEN))
+        f"learning rate {lr}": [run for run in result["runs"] if run["options"]["lr"] == lr] for lr in (USUAL, HIGH)
     }
     title = f"Test accuracy by norm, depth {DEPTH}"
     return {"test-accuracy": by_epoch(result, ACCURACY, title, panels), "training-time": _times(result)}

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 NAME = "norms-measured"
+LEARNED = 0.5  # test accuracy; the logits of a network that did not learn may be of any size, and too large to prove
 
 
 class NormsError(Exception):
@@ -42,7 +43,8 @@ def norms(study: Path, count: int, seconds: float, output: Path) -> None:
 
     try:
         found = study_rows(study)
-        rows = measure([load(study / "runs" / row["checkpoint"]) for row in found.values()], count, seconds)
+        learned = [row for row in found.values() if (row["usual"]["test_accuracy"] or 0) > LEARNED]
+        rows = measure([load(study / "runs" / row["checkpoint"]) for row in learned], count, seconds)
         paths = results.write(output, result(rows, found, count, seconds), plots)
     except (CheckpointError, NormsError, EquivalenceError, RewriteError, OSError) as error:
         raise click.ClickException(str(error)) from error
@@ -50,10 +52,10 @@ def norms(study: Path, count: int, seconds: float, output: Path) -> None:
 
 
 def study_rows(study: Path) -> dict[str, dict[str, Any]]:
-    """By model, what the study found at the usual learning rate; raises NormsError where there is none."""
+    """By model, what the study found; raises NormsError where there is none."""
     path = study / "norms.json"
     try:
-        return {row["model"]: row for row in json.loads(path.read_bytes())["derived"] if row["training_time_s"]}
+        return {row["model"]: row for row in json.loads(path.read_bytes())["derived"]}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise NormsError(f"{path}: expected the result of models/study.py norms, found {error!r}") from error
 
@@ -102,6 +104,8 @@ def result(
         for row in derived
     ]
     rounds = len(rows[0]["samples_ns"])
+    absent = [name for name in found if name not in {row["model"] for row in rows}]
+    notes = [f"Not measured, for they did not learn in the study: {', '.join(absent)}."] if absent else []
     return {
         "study": NAME,
         "question": "What does each normalisation cost at inference, once everything that folds is folded?",
@@ -111,7 +115,7 @@ def result(
         "environment": describe(cores(), "cpu"),
         "derived": derived,
         "tables": [table("The networks of the study, with all rewrites that apply to each", columns, cells)],
-        "notes": [],
+        "notes": notes,
     }
 
 
@@ -120,7 +124,7 @@ def plots(result: dict[str, Any]) -> Mapping[str, Figure]:
     from models.studies.figures import NAMES, legend, row_of_panels, style
     from models.studies.results import footnote
 
-    title = "What a norm costs once everything that folds is folded"
+    title = "Inference by norm, all that folds folded"
     figure, (axes,) = row_of_panels(title, footnote(result), [""], "images a second, rewritten", "", (8.0, 4.2))
     for place, row in enumerate(result["derived"]):
         colour = style(row["model"])["color"]

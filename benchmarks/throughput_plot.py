@@ -28,6 +28,8 @@ def by_model(rows: Sequence[Row], footnote: str) -> dict[str, Figure]:
 
 
 def _figure(model: str, rows: Sequence[Row], footnote: str) -> Figure:
+    from matplotlib.ticker import MaxNLocator, StrMethodFormatter
+
     from models.studies.figures import STYLES, plain_ticks, row_of_panels
 
     targets = list(dict.fromkeys(_name(row) for row in rows))
@@ -43,8 +45,10 @@ def _figure(model: str, rows: Sequence[Row], footnote: str) -> Figure:
                 points = [row for row in rows if row["batch"] == batch and row[asked] and _name(row) == target]
                 if points:
                     _line(axes, sorted(points, key=lambda row: float(row[asked])), asked, target, looks[target])
-        plain_ticks(axes, horizontal=True)
         axes.margins(0.12)
+        axes.set_xlim(left=0)
+        axes.xaxis.set_major_locator(MaxNLocator(5))
+        axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     plain_ticks(panels[0])  # shared by all
     lines = {name: line for axes in panels for line, name in zip(*axes.get_legend_handles_labels(), strict=True)}
     figure.legend(lines.values(), lines.keys(), loc="outside right upper", frameon=False, title=LEGEND)

@@ -28,7 +28,9 @@ def study(tmp_path: Path) -> Path:
         save(path, network, network.config, {"dataset": "mnist", "test_images": 10_000, "test_accuracy": accuracy})
         high = {"test_accuracy": None, "largest_fall": None}
         row = {"model": model, "folds": model == "vit-dfn", "high": high, "checkpoint": path.name}
-        rows.append(row | {"training_time_s": 2.0, "of_layer_norm": 1.5})
+        rows.append(row | {"usual": {"test_accuracy": accuracy}, "of_layer_norm": 1.5})
+    for model, accuracy in (("vit-repbn", 0.1), ("vit-un", None)):  # whose checkpoints, if any, nobody opens
+        rows.append({"model": model, "checkpoint": "none", "usual": {"test_accuracy": accuracy}})
     (tmp_path / "study/norms.json").write_text(json.dumps({"derived": rows}))
     return tmp_path / "study"
 
@@ -53,6 +55,7 @@ def test_a_short_run(study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     page = (tmp_path / "out/norms-measured.md").read_text()
     assert "| vit-dfn | none | 98.00 | - | 1.50 |" in page
     assert "![norms-measured-speed.png]" in page
+    assert "Not measured, for they did not learn in the study: vit-repbn, vit-un." in page
 
 
 def test_a_folder_without_the_study(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.runtimes import BASELINE
-from models.studies.figures import NAMES, plain_ticks, row_of_panels, style
+from models.studies.figures import NAMES, legend, plain_ticks, row_of_panels, style
 from models.studies.results import machine
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def _of_latency(result: Mapping[str, Any]) -> Figure:
     height = 1.6 + 0.24 * max(map(len, by_batch.values()))
     caveat = f"{result['caveat']}\n" if result["caveat"] else ""
     footnote = f"{caveat}Median of interleaved rounds, line to the 90th percentile. {machine(dict(result))}."
-    titles = [f"{batch:,} images a call" for batch in by_batch]
+    titles = [f"{batch:,} image{'s' * (batch > 1)} a call" for batch in by_batch]
     size = (4.5 + 3.5 * len(titles), height)
     figure, panels = row_of_panels("Time of a call", footnote, titles, "time (ms)", "", size)
     for axes, rows in zip(panels, by_batch.values(), strict=True):
@@ -75,9 +75,9 @@ def _of_sweep(result: Mapping[str, Any]) -> dict[str, Figure]:
     for axis in ("batch", "depth"):
         for quantity, (key, label) in QUANTITIES.items():
             title = f"{quantity.capitalize()} against {axis}"
-            figure, (axes,) = row_of_panels(title, footnote, [""], AXES[axis], label, (8.0, 4.8))
+            figure, (axes,) = row_of_panels(title, footnote, [""], AXES[axis], label, (10.0, 4.8))
             _lines(axes, found.get(axis, []), axis, key)
-            axes.legend(frameon=False, fontsize=8)
+            legend(figure, axes)
             figures[f"-{axis}-{quantity}"] = figure
     return figures
 

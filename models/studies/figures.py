@@ -84,8 +84,10 @@ def row_of_panels(
 def legend(figure: Figure, axes: Axes) -> None:
     """Names what is in `axes`, above all panels or, where that is more than a line of it, beside them."""
     handles, labels = axes.get_legend_handles_labels()
-    place = "outside upper right" if len(labels) <= 4 else "outside right center"
-    figure.legend(handles, labels, loc=place, ncols=4 if len(labels) <= 4 else 1, frameon=False)
+    if len(labels) <= 4:
+        figure.legend(handles, labels, loc="outside upper right", ncols=4, frameon=False)
+    else:
+        figure.legend(handles, labels, loc="outside right center", frameon=False)
 
 
 def whole_numbers(axes: Axes) -> None:

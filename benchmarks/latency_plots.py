@@ -76,7 +76,7 @@ def _of_sweep(result: Mapping[str, Any]) -> dict[str, Figure]:
         for quantity, (key, label) in QUANTITIES.items():
             title = f"{quantity.capitalize()} against {axis}"
             figure, (axes,) = row_of_panels(title, footnote, [""], AXES[axis], label, (10.0, 4.8))
-            _lines(axes, found.get(axis, []), axis, key)
+            _lines(axes, [row for row in found.get(axis, []) if row[axis]], axis, key)  # the CNN has no depth
             legend(figure, axes)
             figures[f"-{axis}-{quantity}"] = figure
     return figures

@@ -6,6 +6,7 @@ of all values at once. gamma and beta (features,) are the scale and shift that a
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 import torch
@@ -31,14 +32,14 @@ class NeverAffine(NotAffine):
     """A norm that is none however it is trained."""
 
 
-class TokenNorm(nn.Module):
+class TokenNorm(nn.Module, ABC):
     """What all norms of tokens here have in common; a subclass says what it does in eval mode."""
 
     mixes_tokens = False  # whether one token's result depends on another token
 
+    @abstractmethod
     def eval_affine(self) -> Affine:
         """The map of this norm in eval mode; raises NotAffine where that is none."""
-        raise NotImplementedError
 
     def randomise(self, generator: torch.Generator) -> None:
         """Draws what a fresh norm has at nearly the identity; its PyTorch layers are drawn by others."""
@@ -58,9 +59,9 @@ class RowNorm(TokenNorm):
         rows = x.reshape(-1, self.features)  # (B*N, D), or (B*N*D, 1)
         return self.normalise(rows).reshape(x.shape).to(x.dtype)  # (B, N, D)
 
+    @abstractmethod
     def normalise(self, rows: Tensor) -> Tensor:
         """Rows (R, features) -> the same."""
-        raise NotImplementedError
 
 
 class TokenBatchNorm(RowNorm):

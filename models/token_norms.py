@@ -6,6 +6,7 @@ In and out: tokens (B, N, D). gamma and beta (D,) are the scale and shift that a
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 
 import torch
 from torch import Tensor, nn
@@ -26,9 +27,9 @@ class GainedTokenNorm(TokenNorm):
     def forward(self, x: Tensor) -> Tensor:
         return (self.weight * self.normalise(x.to(self.weight.dtype)) + self.bias).to(x.dtype)  # (B, N, D)
 
+    @abstractmethod
     def normalise(self, x: Tensor) -> Tensor:
         """Tokens (B, N, D) -> the same, before gamma and beta."""
-        raise NotImplementedError
 
     def eval_affine(self) -> Affine:
         raise NeverAffine(f"expected an affine map in eval mode, found {type(self).__name__}: {self.reason}")

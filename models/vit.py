@@ -142,10 +142,7 @@ class ViTBN(VisionTransformer):
 class ViTWith(VisionTransformer):
     """Another norm in each place where ViT has LayerNorm; a subclass chooses it."""
 
-    @staticmethod
-    def token_norm(config: ModelConfig) -> NormFactory:
-        """The norm, for a number of features."""
-        raise NotImplementedError
+    token_norm: Callable[[ModelConfig], NormFactory]
 
     @classmethod
     def norms(cls, config: ModelConfig) -> tuple[NormFactory, NormFactory, NormFactory]:

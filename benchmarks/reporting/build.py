@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import combinations
+from itertools import combinations, product
 from pathlib import Path
 
 from benchmarks.reporting.answers_machine import latency, limit, operators, precision
@@ -63,18 +63,20 @@ def _opening(found: Found) -> Iterator[Block]:
 def _agreement(found: Found) -> Iterator[Block]:
     """Two runs of the rewrites on one machine: do their headline ratios agree?"""
     yield Heading("Do two runs agree?")
-    runs = [file for file in found.files if file.benchmark == "rewrites"]
+    runs = [file.content for file in found.files if file.benchmark == "rewrites"]
+    twice = [
+        (first, second)
+        for one, other in combinations(runs, 2)
+        for first, second in product(one["results"], other["results"])
+        if machine(one) == machine(other) and first["depth"] == second["depth"]
+    ]
     cells = []
-    for one, other in combinations(runs, 2):
-        if machine(one.content) != machine(other.content):
-            continue
-        for first, second in zip(one.content["results"], other.content["results"], strict=False):
-            for model, who, than in HEADLINES:
-                rows = [row_of(measured["rows"], model, who) for measured in (first, second)]
-                ratios = [Ratio(**row["ratios"][than]) for row in rows if row]
-                if first["depth"] == second["depth"] and len(ratios) == 2:
-                    what = f"{model}, {who}; {than} = 1"
-                    cells.append((what, str(first["depth"]), *map(cell, ratios), overlap(*ratios)))
+    for measured, (model, who, than) in product(twice, HEADLINES):
+        rows = [row_of(each["rows"], model, who) for each in measured]
+        ratios = [Ratio(**row["ratios"][than]) for row in rows if row]
+        if len(ratios) == 2:
+            what = f"{model}, {who}; {than} = 1"
+            cells.append((what, str(measured[0]["depth"]), *map(cell, ratios), overlap(*ratios)))
     if cells:
         yield Table(("ratio", "depth", "first run", "second run", "intervals overlap"), tuple(cells))
     else:

@@ -1,11 +1,10 @@
 """Several processes that train one network, each on its share of every batch; started by `torchrun`.
 
 All start from the same weights and average their gradients before each step, in one tensor: networks of this size gain
-nothing from DistributedDataParallel's buckets, and its reducer outlives the process group and with it gloo's threads,
-which now and then abort the interpreter as it ends. BatchNorm normalises with the statistics of its own process's
-share, as if the batch were that small; its running statistics are averaged over all processes before they are used, so
-the checkpoint is the work of all. Started without torchrun there is one process, and nothing here does more than pass
-its argument on.
+nothing from DistributedDataParallel's buckets. BatchNorm normalises with the statistics of its own process's share, as
+if the batch were that small; its running statistics are averaged over all processes before they are used, so the
+checkpoint is the work of all. Started without torchrun there is one process, and nothing here does more than pass its
+argument on.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # while there is no group yet: see `process_group`
 from torch import Tensor, nn
 
 
@@ -37,7 +37,12 @@ def local_device(device: str) -> str:
 
 @contextmanager
 def process_group(device: str) -> Iterator[None]:
-    """Joins the processes that torchrun started for as long as the block lasts: NCCL between GPUs, else gloo."""
+    """Joins the processes that torchrun started for as long as the block lasts: NCCL between GPUs, else gloo.
+
+    The defaults of `torch.distributed.nn`'s functions are the group there is when it is imported, which the first step
+    of an optimizer does. Then they hold the group for ever, and gloo's threads, which live as long, now and then abort
+    the interpreter as it ends.
+    """
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         yield
         return

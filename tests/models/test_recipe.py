@@ -274,9 +274,11 @@ from models import distributed
 
 with distributed.process_group("cpu"):
     linear = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.AdamW(linear.parameters())  # imports much of torch, some of which may hold the group
     linear(torch.full((1, 3), 1.0 + distributed.rank())).sum().backward()
     distributed.average_gradients(linear)
     assert linear.weight.grad.eq(1.5).all() and linear.bias.grad.eq(1).all(), linear.weight.grad
+    optimizer.step()
 left = [task.read_text().strip() for task in Path("/proc/self/task").glob("*/comm")]
 assert not any("gloo" in name for name in left), left  # such a thread may abort the interpreter as it ends
 """)

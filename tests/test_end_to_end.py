@@ -156,7 +156,7 @@ def test_the_server_tells_where_its_model_came_from(live_server: Server, trained
         parameters = client.get_model_config("vitbn")["parameters"]
     assert json.loads(parameters["rewrites"]["string_value"]) == [
         "fold_batchnorm",
-        "fold_attention_biases",
+        "carry_biases",
         "fold_input_scale",
     ]
     assert parameters["checkpoint_sha256"]["string_value"] == load(trained).sha256

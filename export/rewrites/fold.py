@@ -1,6 +1,6 @@
 """First rewrite: every affine map that stands beside a linear layer folds into it.
 
-Norms, the biases that folding makes, and the 1/255 of the pixels. In and out: see `export.rewrites`.
+Norms, and the 1/255 of the pixels. In and out: see `export.rewrites`.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from export.rewrites.errors import DoesNotApply, RewriteError
 from models.cnn import CNN
 from models.config import INPUT_SCALE
 from models.dnn import DNN
-from models.layers import Attention, TokenEmbedding
+from models.layers import TokenEmbedding
 from models.norms import NeverAffine, NotAffine, TokenNorm, batch_norm_affine
 from models.registry import Network
 from models.vit import VisionTransformer
@@ -58,9 +59,12 @@ def fold_batchnorm(model: nn.Module) -> nn.Module:
     for name, module in folded.named_modules():
         if isinstance(module, TokenNorm | BATCH_NORMS):
             raise RewriteError(f"{name}: expected a linear layer beside this {type(module).__name__}, found none")
-    if isinstance(folded, VisionTransformer) and isinstance(folded.embedding_norm, nn.Identity):
-        folded.embedding = FoldedEmbedding(folded.embedding, folded.patch_embedding.get_parameter("bias"))
-        folded.patch_embedding.register_parameter("bias", None)
+    if isinstance(folded, VisionTransformer):
+        bias = folded.patch_embedding.get_parameter("bias")
+        stays = not isinstance(folded.embedding_norm, nn.Identity)
+        folded.embedding = FoldedEmbedding(folded.embedding, torch.zeros_like(bias) if stays else bias)
+        if not stays:
+            folded.patch_embedding.register_parameter("bias", None)
     return folded.to(dtype)
 
 
@@ -81,63 +85,21 @@ def fold_input_scale(model: nn.Module) -> nn.Module:
     return scaled
 
 
-def fold_attention_biases(model: nn.Module) -> nn.Module:
-    """Leaves of the query-key-value bias, which folding makes, the query's part alone: a third of its additions.
-
-    score_ij = s (Wq x_i + bq)'(Wk x_j + bk): the terms with bk are the same for every j, and the softmax over j does
-    not see them. Rows of the softmax sum to one, so bv adds the constant Wo bv, which goes into the bias of the output
-    projection. Raises DoesNotApply where there is no such bias.
-    """
-    if not isinstance(model, VisionTransformer):
-        raise DoesNotApply(f"{type(model).__name__}: there is no attention")
-    folded, found = copy.deepcopy(model), False
-    for block in folded.blocks:
-        attention = block.attention
-        if type(attention) is not Attention:
-            continue  # what other rewrites made has no such bias
-        if attention.qkv.bias is not None and isinstance(attention.out, nn.Linear):
-            block.attention = QueryBiasAttention(attention)
-            found = True
-    if not found:
-        raise DoesNotApply("attention: there is no query-key-value bias before an output projection")
-    return folded
-
-
-class QueryBiasAttention(Attention):
-    """`Attention` with a bias for the queries alone; takes over the layers of the one it is made from."""
-
-    def __init__(self, attention: Attention) -> None:
-        nn.Module.__init__(self)
-        self.heads, self.dim_head, self.fused = attention.heads, attention.dim_head, attention.fused
-        self.norm, self.qkv, self.out = attention.norm, attention.qkv, attention.out
-        self.attention_dropout, self.out_dropout = attention.attention_dropout, attention.out_dropout
-        query_bias, _, value_bias = self.qkv.bias.data.chunk(3)
-        self.query_bias: Tensor
-        self.register_buffer("query_bias", query_bias)  # (H*E,)
-        self.qkv.register_parameter("bias", None)
-        self.out.get_parameter("bias").data += self.out.get_parameter("weight").data @ value_bias
-
-    def project(self, x: Tensor) -> list[Tensor]:
-        q, k, v = super().project(x)
-        return [q + self.query_bias, k, v]  # each (B, N, H*E)
-
-
 class FoldedEmbedding(nn.Module):
-    """`TokenEmbedding` with the patch bias in rows 1..N-1 of the positions and the CLS token with its own in row 0."""
+    """`TokenEmbedding` as one table: the CLS token with its position, then positions with the patch bias."""
 
     def __init__(self, embedding: nn.Module, patch_bias: Tensor) -> None:
         super().__init__()
         if not isinstance(embedding, TokenEmbedding):
             raise RewriteError(f"embedding: expected TokenEmbedding, found {type(embedding).__name__}")
-        positions = embedding.pos_embedding.data
-        self.cls_row: Tensor
-        self.patch_rows: Tensor
-        self.register_buffer("cls_row", embedding.cls_token.data + positions[:, :1])  # (1, 1, D)
-        self.register_buffer("patch_rows", positions[:, 1:] + patch_bias.data)  # (1, N-1, D)
+        rows = embedding.pos_embedding.data.clone()
+        rows[:, :1] += embedding.cls_token.data
+        rows[:, 1:] += patch_bias.data
+        self.rows: Tensor
+        self.register_buffer("rows", rows)  # (1, N, D)
 
     def forward(self, x: Tensor) -> Tensor:
-        cls_row = self.cls_row.expand(x.shape[0], -1, -1)  # (B, 1, D)
-        return torch.cat((cls_row, x + self.patch_rows), dim=1)  # (B, N, D)
+        return F.pad(x, (0, 0, 1, 0)) + self.rows  # (B, N, D)
 
 
 def _folds(model: Network) -> Iterator[Fold]:

@@ -13,22 +13,25 @@ import torch
 from torch import nn
 
 from export.rewrites.absorb import absorb_attention
+from export.rewrites.biases import carry_biases
+from export.rewrites.embedding import absorb_embedding
 from export.rewrites.errors import DoesNotApply
-from export.rewrites.fold import fold_attention_biases, fold_batchnorm, fold_input_scale
+from export.rewrites.fold import fold_batchnorm, fold_input_scale
 from export.rewrites.patches import convolve_patches
 from export.rewrites.prune import cls_only
 from models.macs import macs_per_image
 
 Rewrite = Callable[[nn.Module], nn.Module]
 
-FUSE: tuple[Rewrite, ...] = (fold_batchnorm, fold_attention_biases, fold_input_scale)
+FUSE: tuple[Rewrite, ...] = (fold_batchnorm, carry_biases, fold_input_scale)
 ALL: tuple[Rewrite, ...] = (
     fold_batchnorm,
     absorb_attention,
     cls_only,
-    fold_attention_biases,
-    convolve_patches,
+    carry_biases,
     fold_input_scale,
+    absorb_embedding,
+    convolve_patches,
 )
 
 

@@ -138,7 +138,7 @@ class ClsAttention(nn.Module):
 def _cls_row(embedding: nn.Module) -> Tensor:
     """Row 0 as it enters the first block (1, 1, D): it comes from no pixel."""
     if isinstance(embedding, FoldedEmbedding):
-        return embedding.cls_row.data
+        return embedding.rows.data[:, :1]
     if isinstance(embedding, TokenEmbedding):
         return embedding.cls_token.data + embedding.pos_embedding.data[:, :1]
     raise RewriteError(f"embedding: expected TokenEmbedding or FoldedEmbedding, found {type(embedding).__name__}")

@@ -9,8 +9,9 @@ import torch
 from torch import nn
 
 from export.rewrites import fold as module
+from export.rewrites.biases import carry_biases
 from export.rewrites.errors import RewriteError
-from export.rewrites.fold import Fold, fold_attention_biases, fold_batchnorm, fold_input_scale
+from export.rewrites.fold import Fold, fold_batchnorm, fold_input_scale
 from models.config import MODEL_NAMES, ModelConfig, ModelName
 from models.norms import Affine, DynamicFeatureNorm, RepBN, UnifiedNorm, batch_norm_affine
 from models.registry import build, randomise_norms
@@ -65,8 +66,8 @@ def test_a_folded_network_answers_as_the_original(config: ModelConfig) -> None:
     assert largest_error(model, folded, x / 255) < 1e-10
     assert not any(isinstance(module, BATCH_NORMS) for module in folded.modules())
 
-    if config.is_transformer and config.heads > 1:
-        folded = fold_attention_biases(folded)
+    if config.is_transformer:
+        folded = carry_biases(folded)
         assert largest_error(model, folded, x / 255) < 1e-10
 
     with torch.inference_mode():
@@ -184,24 +185,6 @@ def test_a_fold_on_the_wrong_side_is_seen(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(module, "_folds", swapped)
     model = network(config)
     assert largest_error(model, fold_batchnorm(model), pixels(config) / 255) > 1e-3
-
-
-def test_only_the_query_keeps_its_bias() -> None:
-    folded = fold_attention_biases(fold_batchnorm(network(SMALL)))
-    assert folded.get_submodule("blocks.0.attention.qkv").bias is None
-    assert folded.get_buffer("blocks.0.attention.query_bias").shape == (16,)
-
-
-@pytest.mark.parametrize("part", ["query_bias", "out.bias"])
-def test_a_forgotten_attention_bias_is_seen(part: str) -> None:
-    model = network(SMALL)
-    folded = fold_attention_biases(fold_batchnorm(model))
-    attention = folded.get_submodule("blocks.0.attention")
-    if part == "query_bias":
-        attention.query_bias.zero_()
-    else:
-        attention.out.bias.data = model.get_parameter("blocks.0.attention.out.bias").data
-    assert largest_error(model, folded, pixels(SMALL) / 255) > 1e-4
 
 
 def test_training_mode_is_refused_by_name() -> None:

@@ -1,0 +1,179 @@
+"""Fourth rewrite: constants travel along the residual stream to where adding them costs nothing.
+
+In and out: see `export.rewrites`. Folding gives every query a bias over heads times its size; adding it cost more than
+the BatchNorm over dim features that it replaced.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor, nn
+
+from export.rewrites.errors import DoesNotApply
+from export.rewrites.fold import FoldedEmbedding
+from models.layers import Attention
+from models.vit import VisionTransformer
+
+LARGEST_SHIFT = 100.0  # of a token, whose features are of the order of 1 to 10: float32 then still keeps their 1e-5
+
+
+def carry_biases(model: nn.Module) -> nn.Module:
+    """Lets the residual stream be off by a constant that makes the biases of attention, and others, superfluous.
+
+    Let the block read x + s in place of x, s alike for every token. A query then is Wq (x + s), and with Wq s = bq it
+    needs no bias; what s adds to the keys is the same for every key, and the softmax does not see it; the rows of the
+    softmax A sum to one, so what it adds to the values is the constant Wov s, and with bv and bo left out as well
+
+        A (x + s) Wov' + x + s = (attention(x) + x) + s',   s' = s + Wov s - Wo bv - bo
+
+    The first Linear of the FFN takes s' into its bias, the second goes on to the s that the next block wants, or keeps
+    no bias where it wants none; the table of positions makes the first s, the head undoes the last. Under a LayerNorm
+    the stream has to be itself, s = 0; there the LayerNorm's own bias is what solves Wq s = bq.
+
+    A query bias that no s yields stays, as after qkv_bias with more rows than features, but without those of keys and
+    values. Raises DoesNotApply where nothing can go.
+    """
+    if not isinstance(model, VisionTransformer):
+        raise DoesNotApply(f"{type(model).__name__}: there is no attention")
+    carried = copy.deepcopy(model)
+    blocks = list(carried.blocks)
+    shift = _wanted(blocks[0])
+    if shift is None:
+        shift = carried.head.weight.new_zeros(carried.config.dim)
+    _shift_rows(carried.embedding, shift)
+    for block, following in zip(blocks, [*blocks[1:], None], strict=True):
+        shift = _carry_through_attention(block, shift, tokens=carried.config.num_patches + 1)
+        if following is not None:
+            wanted = _wanted(following)
+        else:
+            wanted = None if isinstance(carried.norm, nn.Identity) else torch.zeros_like(shift)
+        shift = _carry_through_ffn(block, shift, wanted)
+    carried.head.bias.data -= carried.head.weight.data @ shift
+    if carried.state_dict().keys() == model.state_dict().keys():
+        raise DoesNotApply("biases: there is none that costs anything")
+    return carried
+
+
+class QueryBiasAttention(Attention):
+    """`Attention` with a bias for the queries alone; takes over the layers of the one it is made from."""
+
+    def __init__(self, attention: Attention, query_bias: Tensor) -> None:
+        nn.Module.__init__(self)
+        self.heads, self.dim_head, self.fused = attention.heads, attention.dim_head, attention.fused
+        self.norm, self.qkv, self.out = attention.norm, attention.qkv, attention.out
+        self.attention_dropout, self.out_dropout = attention.attention_dropout, attention.out_dropout
+        self.query_bias: Tensor
+        self.register_buffer("query_bias", query_bias)  # (H*E,)
+        self.qkv.register_parameter("bias", None)
+
+    def project(self, x: Tensor) -> list[Tensor]:
+        q, k, v = super().project(x)
+        return [q + self.query_bias, k, v]  # each (B, N, H*E)
+
+
+def _wanted(block: nn.Module) -> Tensor | None:
+    """The shift (D,) with which this block is to be entered; None where any will do."""
+    attention = block.get_submodule("attention")
+    if not isinstance(attention.norm, nn.Identity) or not _movable(block):
+        return torch.zeros_like(block.get_parameter("ffn.linear2.bias").data)
+    return _shift_instead_of_bias(attention)
+
+
+def _movable(block: nn.Module) -> bool:
+    """Whether what the attention adds to every token can go somewhere: on to the FFN, or into a bias."""
+    out = block.get_submodule("attention").out
+    return isinstance(out, nn.Linear) or isinstance(block.get_submodule("ffn").norm, nn.Identity)
+
+
+def _carry_through_attention(block: nn.Module, shift: Tensor, tokens: int) -> Tensor:
+    """Rids the attention of its biases. Shift at its input -> shift after it is added to the stream."""
+    if not _movable(block):
+        return shift
+    attention = block.get_submodule("attention")
+    inside, bias, instead = shift, None, _shift_instead_of_bias(attention)
+    if instead is not None and isinstance(attention.norm, nn.LayerNorm):
+        inside = instead
+        attention.norm = _with_bias(attention.norm, instead)
+    elif (query := _query(attention)) is not None and not (instead is not None and instead.equal(shift)):
+        weight, bias = query
+        bias = bias - weight @ inside
+    constant = _of_equal_tokens(attention, torch.zeros_like(shift), tokens)  # Wo bv + bo
+    after = shift + _of_equal_tokens(attention, inside, tokens) - 2 * constant
+    block.attention = _without_biases(attention, bias)
+    if not isinstance(block.get_submodule("ffn").norm, nn.Identity):
+        block.get_submodule("attention.out").register_parameter("bias", nn.Parameter(-after))
+        after = torch.zeros_like(after)
+    return after
+
+
+def _carry_through_ffn(block: nn.Module, shift: Tensor, wanted: Tensor | None) -> Tensor:
+    """Shift at the input of the FFN -> `wanted` after it is added to the stream or, where any will do, without bias."""
+    first, second = block.get_submodule("ffn.linear1"), block.get_submodule("ffn.linear2")
+    first.get_parameter("bias").data -= first.get_parameter("weight").data @ shift  # 0 where a norm stands before it
+    bias = second.get_parameter("bias").data
+    if wanted is None:
+        second.register_parameter("bias", None)
+        return shift - bias
+    bias += wanted - shift
+    return wanted
+
+
+def _query(attention: nn.Module) -> tuple[Tensor, Tensor] | None:
+    """Weight (rows, D) and bias (rows,) of the queries; None where they are constant or have no bias."""
+    layer = attention.qkv if isinstance(attention, Attention) else attention.query
+    if not isinstance(layer, nn.Linear) or layer.bias is None:
+        return None
+    parts = 3 if isinstance(attention, Attention) else 1
+    return layer.weight.data.chunk(parts)[0], layer.bias.data.chunk(parts)[0]
+
+
+def _shift_instead_of_bias(attention: nn.Module) -> Tensor | None:
+    """s (D,) with Wq s = bq; None where there is no bq, no such s, or but one too large for float32."""
+    if (query := _query(attention)) is None:
+        return None
+    weight, bias = query
+    shift = torch.linalg.lstsq(weight, bias[:, None], driver="gelsd").solution[:, 0]
+    rounding = 1e4 * torch.finfo(bias.dtype).eps * max(1.0, float(bias.abs().max()))
+    exact = float((weight @ shift - bias).abs().max()) <= rounding
+    return shift if exact and float(shift.abs().max()) <= LARGEST_SHIFT else None
+
+
+def _of_equal_tokens(attention: nn.Module, token: Tensor, tokens: int) -> Tensor:
+    """Attention over tokens that all are `token` behind the norm: whatever its weights, the value's map of it (D,)."""
+    bare = copy.deepcopy(attention).eval()
+    bare.norm = nn.Identity()
+    with torch.no_grad():
+        y: Tensor = bare(token.expand(1, tokens, -1))[0, 0]
+    return y
+
+
+def _without_biases(attention: nn.Module, query_bias: Tensor | None) -> nn.Module:
+    """`attention` with no bias but, where it is given, that of the queries."""
+    if isinstance(attention.out, nn.Linear):
+        attention.out.register_parameter("bias", None)
+    if isinstance(attention, Attention):
+        if query_bias is not None:
+            return QueryBiasAttention(attention, query_bias)
+        attention.qkv.register_parameter("bias", None)
+        return attention
+    for name, layer in attention.named_children():
+        if name in ("query", "value") and isinstance(layer, nn.Linear):
+            kept = query_bias if name == "query" else None
+            layer.register_parameter("bias", None if kept is None else nn.Parameter(kept))
+    return attention
+
+
+def _with_bias(norm: nn.LayerNorm, bias: Tensor) -> nn.LayerNorm:
+    """`norm` plus a constant."""
+    shifted = nn.LayerNorm(norm.normalized_shape, norm.eps, dtype=bias.dtype)
+    if norm.elementwise_affine:
+        shifted.load_state_dict(norm.state_dict())
+    shifted.bias.data += bias
+    return shifted
+
+
+def _shift_rows(embedding: nn.Module, shift: Tensor) -> None:
+    table: Tensor = getattr(embedding, "rows" if isinstance(embedding, FoldedEmbedding) else "pos_embedding")
+    table.data += shift

@@ -1,0 +1,88 @@
+"""Fifth rewrite: in a network of one block the patches themselves are keys and values.
+
+In and out: see `export.rewrites`. The algebra is that of `absorb_attention`, one layer further down.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from einops.layers.torch import Rearrange
+from torch import Tensor, nn
+
+from export.rewrites.errors import DoesNotApply
+from export.rewrites.fold import FoldedEmbedding, linear
+from export.rewrites.prune import AbsorbedClsAttention, ClsBlock, Constant
+from models.macs import macs_per_image
+from models.vit import VisionTransformer
+
+
+def absorb_embedding(model: nn.Module) -> nn.Module:
+    """Leaves the patch embedding out where one constant query reads it: attention looks at the pixels.
+
+    The tokens of the only block are x_0 = t_0 and x_j = W p_j + t_j, with t the table of positions. Its query q_h is
+    constant, and the only one, since the head reads row 0 alone. So
+
+        score_hj = q_h' x_j         = (W'q_h)' p_j + q_h' t_j
+        row      = sum_h Wov_h (A_h x) + r = sum_h (Wov_h W) sum_j>0 A_hj p_j + sum_hj A_hj (Wov_h t_j + r / H)
+
+    with r the CLS row and the output's bias, as the H rows of A sum to one. What is left are products with W'q_h and
+    Wov_h W, a table of scores and one of outputs. Raises DoesNotApply for any other network, and where a patch has so
+    many more pixels than a token features that this costs more multiplications.
+    """
+    if not isinstance(model, VisionTransformer):
+        raise DoesNotApply(f"{type(model).__name__}: there are no patches")
+    block = model.get_submodule("blocks.0")
+    attention = block.attention
+    if not (
+        isinstance(block, ClsBlock)
+        and isinstance(block.row, Constant)
+        and isinstance(attention, AbsorbedClsAttention)
+        and isinstance(attention.norm, nn.Identity)
+        and isinstance(model.embedding, FoldedEmbedding)
+        and isinstance(model.patch_embedding, nn.Linear)
+    ):
+        raise DoesNotApply("blocks.0: expected the only block, its norms folded, attention absorbed, for the CLS row")
+    rewritten = copy.deepcopy(model)
+    height, width = model.config.patch_size
+    by_channel = {"p1": height, "p2": width, "c": model.config.channels}  # to cut them out costs half as much
+    weight = rearrange(model.patch_embedding.weight.data, "d (p1 p2 c) -> d (c p1 p2)", **by_channel)
+    rewritten.to_patches = Rearrange("b c (h p1) (w p2) -> b (h w) (c p1 p2)", **by_channel)
+    rewritten.blocks[0] = PatchBlock(block, weight, model.embedding.rows.data[0])
+    rewritten.patch_embedding = rewritten.embedding = nn.Identity()
+    before, after = macs_per_image(model), macs_per_image(rewritten)
+    if after >= before:
+        raise DoesNotApply(f"patch_embedding: absorbing costs {after:,} multiplications an image instead of {before:,}")
+    return rewritten
+
+
+class PatchBlock(nn.Module):
+    """A transformer block for row 0 alone, over patches of P pixels: (B, N-1, P) -> (B, 1, D)."""
+
+    def __init__(self, block: ClsBlock, embedding: Tensor, table: Tensor) -> None:
+        super().__init__()
+        query = block.get_buffer("attention.query.value").unflatten(-1, (-1, table.shape[1]))[0, 0]  # (H, D)
+        heads, last_is_cls = len(query), table.roll(-1, 0)  # (N, D)
+        output = block.get_parameter("attention.out.weight").data.unflatten(1, (heads, -1))  # (D, H, D)
+        constant = block.get_buffer("row.value").flatten()
+        if block.get_submodule("attention.out").bias is not None:
+            constant = constant + block.get_parameter("attention.out.bias").data
+        outputs = torch.einsum("ohd,nd->ohn", output, last_is_cls) + (constant / heads)[:, None, None]
+        self.query: Tensor
+        self.scores: Tensor
+        self.register_buffer("query", (query @ embedding)[None])  # (1, H, P)
+        self.register_buffer("scores", (query @ last_is_cls.T)[None])  # (1, H, N)
+        self.out = linear((output @ embedding).flatten(1), None)  # H*P -> D
+        self.outputs = linear(outputs.flatten(1), None)  # H*N -> D
+        self.ffn = copy.deepcopy(block.ffn)
+
+    def forward(self, patches: Tensor) -> Tensor:
+        scores = F.pad(self.query @ patches.transpose(1, 2), (0, 1)) + self.scores  # (B, H, N), the CLS token last
+        weights = scores.softmax(dim=-1)
+        pooled = weights[:, :, :-1] @ patches  # (B, H, P)
+        row = self.out(pooled.flatten(1)) + self.outputs(weights.flatten(1))  # (B, D)
+        y: Tensor = (row + self.ffn(row))[:, None]
+        return y

@@ -26,13 +26,15 @@ SEARCHED = 1280  # images of the search for the best way
 ROUNDS = 7  # at least; an interval of fewer says little
 
 EAGER, PLAIN, ALL = "PyTorch eager", "plain", "all"
+INT8 = f"{ALL}, int8"
 FUSED_ATTENTION = f"{EAGER}, fused attention"
 ALONE = ("fold", "absorb", "CLS row")
 TOGETHER = ("fold + absorb", "fold + CLS row", "fold + absorb + CLS row")
 
-# model -> its contestants; those without "PyTorch" are ONNX files after the rewrites that the name says.
+# model -> its contestants; those without "PyTorch" are ONNX files after the rewrites that the name says, in float32 but
+# for the one that says int8.
 CONTESTANTS: dict[ModelName, tuple[str, ...]] = {
-    "vitbn": (EAGER, FUSED_ATTENTION, PLAIN, *ALONE, *TOGETHER, ALL),
+    "vitbn": (EAGER, FUSED_ATTENTION, PLAIN, *ALONE, *TOGETHER, ALL, INT8),
     "vitbnffn": (EAGER, PLAIN, ALL),
     "vit": (EAGER, PLAIN, ALL),
     "cnn": (EAGER, PLAIN, ALL),
@@ -110,9 +112,8 @@ def _program(config: ModelConfig, who: str) -> tuple[Program, int]:
 
     Raises EquivalenceError for a file that does not answer as PyTorch does.
     """
-    from benchmarks.contestants import baseline, example_images, program, start
-    from export.equivalence import prove
-    from export.graph import DEFAULT_OPSET, FLOAT32_TOLERANCE, rewrite, to_onnx
+    from benchmarks.contestants import baseline, check, example_images, program, start
+    from export.graph import DEFAULT_OPSET, rewrite, to_onnx
     from models.macs import macs_per_image
 
     network = baseline(config)
@@ -120,9 +121,13 @@ def _program(config: ModelConfig, who: str) -> tuple[Program, int]:
         return program(config, "torch" if who == EAGER else "torch-sdpa"), macs_per_image(network.model)
     served, _ = rewrite(baseline(config).model.double(), _rewrites(who), ())
     served = served.float()
-    data = bytes(to_onnx(served, config, DEFAULT_OPSET).SerializeToString())
-    expected, found = (start(engine, "cpu", cores()) for engine in (network, data))
-    prove(f"{config.model}, {who}", expected, found, example_images(config, 64), FLOAT32_TOLERANCE)
+    if who == INT8:
+        data = program(config, "onnx-optimized", "int8")
+    else:
+        data = to_onnx(served, config, DEFAULT_OPSET).SerializeToString()
+    images = example_images(config, 64)
+    expected, found = (start(engine, "cpu", cores())(images) for engine in (network, data))
+    check(f"{config.model}, {who}", "int8" if who == INT8 else "fp32", expected, found)
     return data, macs_per_image(served.model)
 
 
@@ -134,7 +139,7 @@ def _rewrites(who: str) -> tuple[Rewrite, ...]:
 
     if who == PLAIN:
         return ()
-    if who == ALL:
+    if who in (ALL, INT8):
         return pipeline.ALL
     of: dict[str, tuple[Rewrite, ...]] = {
         "fold": pipeline.FUSE,

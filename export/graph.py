@@ -163,6 +163,8 @@ def to_onnx(model: nn.Module, config: ModelConfig, opset: int) -> onnx.ModelProt
     if program is None:
         raise RuntimeError("torch.onnx.export returned no program")
     proto = program.model_proto
+    for part in (*proto.graph.node, *proto.graph.value_info, *proto.graph.initializer):
+        del part.metadata_props[:]  # stack traces, which name the folders of this machine
     onnx.checker.check_model(proto, full_check=True)
     return proto
 

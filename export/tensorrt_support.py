@@ -39,6 +39,7 @@ OPERATORS = {
     "MatMul": FLOATS,
     "MaxPool": FLOATS,
     "Mul": NUMBERS,
+    "Pad": NUMBERS,
     "Pow": FLOATS,
     "Reciprocal": FLOATS,
     "ReduceMax": NUMBERS,

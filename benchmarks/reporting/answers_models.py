@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from benchmarks.reporting import plots
 from benchmarks.reporting.found import Answer, Found, Result, Row, cell, machine, said, times_faster
 from benchmarks.reporting.page import Block, Table, Text
-from benchmarks.rewrites import ALL, BEST, EAGER, ONE_CALL, PLAIN
+from benchmarks.rewrites import ALL, BEST, EAGER, INT8, ONE_CALL, PLAIN
 from benchmarks.timing import Ratio
 from models.config import ModelName
 from models.studies.figures import NAMES
@@ -29,7 +29,8 @@ def rewrites(found: Found) -> Answer:
         blocks += list(_rewrites_at(measured["depth"], measured["rows"], result["images"] if result else 0))
         short += list(_rewrites_in_short(measured["depth"], measured["rows"]))
     if result:
-        what = f"Milliseconds for {result['images']:,} images in float32 on {machine(result)}, every contestant in turn"
+        images = f"{result['images']:,} images, in float32 but for the row that says int8"
+        what = f"Milliseconds for {images}, on {machine(result)}, every contestant in turn"
         best = '"Best" is each contestant\'s own best number of images a call and sharing of the cores'
         interval = "In brackets the 95 % bootstrap interval of the ratio of the two medians, both of the same rounds"
         blocks[:0] = [Text(f"{what}. {best}. {interval}."), plots.rewrites(result)]
@@ -60,6 +61,8 @@ def _rewrites_in_short(depth: int, rows: Sequence[Row]) -> Iterator[str]:
             f"**All rewrites** make ViTBN of depth {depth} {plain} as fast as its plain export and {eager} as fast as "
             f"PyTorch eager; folding alone {alone} as fast as the plain export."
         )
+    if every and (int8 := row_of(rows, "vitbn", INT8)):
+        yield f"**int8** with all rewrites, depth {depth}: {said(times_faster(int8, every))} the speed of float32."
 
 
 Pair = tuple[str, str]

@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from benchmarks import rewrites as module
 from benchmarks import ways
-from benchmarks.rewrites import ALL, BEST, EAGER, ONE_CALL, PLAIN, rewrites
+from benchmarks.rewrites import ALL, BEST, EAGER, INT8, ONE_CALL, PLAIN, rewrites
 from benchmarks.timing import Durations
 from benchmarks.ways import Way, runner
 from export.rewrites import pipeline
@@ -20,7 +20,7 @@ from export.rewrites.prune import cls_only
 def test_a_short_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ways, "MICRO_BATCHES", (128,))
     monkeypatch.setattr(module, "ROUNDS", 3)
-    monkeypatch.setattr(module, "CONTESTANTS", {"vitbn": (EAGER, PLAIN, "absorb", ALL)})
+    monkeypatch.setattr(module, "CONTESTANTS", {"vitbn": (EAGER, PLAIN, "absorb", ALL, INT8)})
     path = tmp_path / "rewrites.json"
     arguments = ["--depth", "1", "--images", "1280", "--seconds", "1", "--json", str(path)]
     result = CliRunner().invoke(rewrites, arguments)
@@ -29,12 +29,12 @@ def test_a_short_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert whole["benchmark"] == "rewrites"
     (written,) = whole["results"]
     rows = {row["name"]: row for row in written["rows"]}
-    contestants = (EAGER, PLAIN, "absorb", ALL)
+    contestants = (EAGER, PLAIN, "absorb", ALL, INT8)
     names = {f"vitbn, {who}, {kind}" for who in contestants for kind in (ONE_CALL, BEST)}
     assert set(rows) == {"2048^3 in PyTorch", "2048^3 in ONNX Runtime", *names}
     macs = [rows[f"vitbn, {who}, best"]["macs"] for who in contestants]
     saved = attention_macs(17, 64, 8, 64) - absorbed_attention_macs(17, 64, 8)
-    assert macs == [2_853_504, 2_853_504, 2_853_504 - saved, 63_360]
+    assert macs == [2_853_504, 2_853_504, 2_853_504 - saved, 63_360, 63_360]
     for row in rows.values():
         assert row["gflops_per_s"] == pytest.approx(row["flops"] / row["p50_ms"] / 1e6)
     for name in names:
@@ -51,7 +51,7 @@ def test_the_names_of_the_contestants() -> None:
     assert module._rewrites("fold + absorb + CLS row") == (*pipeline.FUSE, absorb_attention, cls_only)
     left_out = set(pipeline.ALL) - set(module._rewrites("fold + absorb + CLS row"))
     assert left_out == {pipeline.absorb_embedding, pipeline.convolve_patches}
-    assert module._rewrites(ALL) == pipeline.ALL
+    assert module._rewrites(ALL) == module._rewrites(INT8) == pipeline.ALL
 
 
 def test_best_is_one_call_where_that_is_quicker() -> None:

@@ -47,6 +47,10 @@ def test_folded_graphs_hold_no_batchnorm(model: str) -> None:
     assert counts["LayerNormalization"] == {"vit": 7, "vitbnffn": 5}.get(model, 0)
 
 
+def test_no_folder_of_this_machine_is_in_the_file() -> None:
+    assert str(Path(graph.__file__).parent).encode() not in export(checkpoint(ModelConfig(depth=1)), FUSE).onnx
+
+
 def test_a_plain_graph_holds_them_all() -> None:
     assert node_types(export(checkpoint(ModelConfig(depth=2)), ()))["BatchNormalization"] == 7
 

@@ -127,7 +127,8 @@ def batchnorm(found: Found) -> Answer:
             )
     what = (
         "The first two rows compare the norms as they are, the next two what folding adds, the last what the other "
-        "rewrites make of it. Most of these apply to ViT, too; one convolution for the patches needs the fold."
+        "rewrites make of it. Most of these apply to ViT, too; attention that looks at the pixels, at depth 1, "
+        "needs the fold."
     )
     return Answer(question, tuple(short), (Text(what), _pairs(result, pairs)))
 

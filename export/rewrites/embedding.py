@@ -9,12 +9,11 @@ import copy
 
 import torch
 import torch.nn.functional as F
-from einops import rearrange
-from einops.layers.torch import Rearrange
 from torch import Tensor, nn
 
 from export.rewrites.errors import DoesNotApply
 from export.rewrites.fold import FoldedEmbedding, linear
+from export.rewrites.patches import cut_by_channel
 from export.rewrites.prune import AbsorbedClsAttention, ClsBlock, Constant
 from models.macs import macs_per_image
 from models.vit import VisionTransformer
@@ -47,10 +46,9 @@ def absorb_embedding(model: nn.Module) -> nn.Module:
     ):
         raise DoesNotApply("blocks.0: expected the only block, its norms folded, attention absorbed, for the CLS row")
     rewritten = copy.deepcopy(model)
-    height, width = model.config.patch_size
-    by_channel = {"p1": height, "p2": width, "c": model.config.channels}  # to cut them out costs half as much
-    weight = rearrange(model.patch_embedding.weight.data, "d (p1 p2 c) -> d (c p1 p2)", **by_channel)
-    rewritten.to_patches = Rearrange("b c (h p1) (w p2) -> b (h w) (c p1 p2)", **by_channel)
+    cut = cut_by_channel(model)
+    rewritten.to_patches = cut.get_submodule("to_patches")
+    weight = cut.get_parameter("patch_embedding.weight").data
     rewritten.blocks[0] = PatchBlock(block, weight, model.embedding.rows.data[0])
     rewritten.patch_embedding = rewritten.embedding = nn.Identity()
     before, after = macs_per_image(model), macs_per_image(rewritten)

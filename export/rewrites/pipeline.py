@@ -17,7 +17,7 @@ from export.rewrites.biases import carry_biases
 from export.rewrites.embedding import absorb_embedding
 from export.rewrites.errors import DoesNotApply
 from export.rewrites.fold import fold_batchnorm, fold_input_scale
-from export.rewrites.patches import convolve_patches
+from export.rewrites.patches import cut_by_channel
 from export.rewrites.prune import cls_only
 from models.macs import macs_per_image
 
@@ -31,7 +31,7 @@ ALL: tuple[Rewrite, ...] = (
     carry_biases,
     fold_input_scale,
     absorb_embedding,
-    convolve_patches,
+    cut_by_channel,
 )
 
 

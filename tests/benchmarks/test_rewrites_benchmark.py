@@ -50,7 +50,7 @@ def test_the_names_of_the_contestants() -> None:
     assert module._rewrites(PLAIN) == ()
     assert module._rewrites("fold + absorb + CLS row") == (*pipeline.FUSE, absorb_attention, cls_only)
     left_out = set(pipeline.ALL) - set(module._rewrites("fold + absorb + CLS row"))
-    assert left_out == {pipeline.absorb_embedding, pipeline.convolve_patches}
+    assert left_out == {pipeline.absorb_embedding, pipeline.cut_by_channel}
     assert module._rewrites(ALL) == module._rewrites(INT8) == pipeline.ALL
 
 

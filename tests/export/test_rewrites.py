@@ -19,7 +19,7 @@ from export.rewrites.biases import QueryBiasAttention, carry_biases
 from export.rewrites.embedding import PatchBlock, absorb_embedding
 from export.rewrites.errors import DoesNotApply, RewriteError
 from export.rewrites.fold import fold_batchnorm, fold_input_scale
-from export.rewrites.patches import convolve_patches
+from export.rewrites.patches import cut_by_channel
 from export.rewrites.pipeline import ALL, FUSE, Step, apply
 from export.rewrites.prune import ClsBlock, Constant, cls_only
 from models.checkpoint import Checkpoint, load
@@ -146,7 +146,7 @@ def test_each_rewrite_alone() -> None:
     for rewrite in (absorb_attention, cls_only):
         assert error(network(SMALL), rewrite(network(SMALL)), SMALL) < 1e-10
     folded = fold_batchnorm(network(SMALL))
-    for rewrite in (carry_biases, convolve_patches):
+    for rewrite in (carry_biases, cut_by_channel):
         assert error(folded, rewrite(folded), SMALL) < 1e-10
 
 
@@ -272,16 +272,6 @@ def test_a_wrong_row_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     assert error(network(SMALL), cls_only(network(SMALL)), SMALL) > 1e-6
 
 
-def test_a_kernel_in_another_order_is_seen() -> None:
-    config = replace(SMALL, channels=2)
-    folded = fold_batchnorm(network(config))
-    convolved = convolve_patches(folded)
-    assert error(folded, convolved, config) < 1e-10
-    weight = convolved.get_parameter("to_patches.convolution.weight")
-    weight.data = weight.data.transpose(2, 3).contiguous()
-    assert error(folded, convolved, config) > 1e-6
-
-
 BIASES = ("qkv.bias", "query.bias", "query_bias", "value.bias", "out.bias")
 
 
@@ -398,6 +388,28 @@ def test_an_embedding_that_is_not_absorbed_says_why() -> None:
     many_pixels = replace(ONE_BLOCK, patch_size=(14, 14))
     with pytest.raises(DoesNotApply, match=r"absorbing costs 20,064 multiplications an image instead of 15,136"):
         without_embedding(many_pixels)
+
+
+@pytest.mark.parametrize("model", ["vit", "vitbn"])
+def test_the_order_of_the_pixels_of_a_patch(model: str) -> None:
+    config = replace(SMALL, model=model, channels=3, patch_size=(7, 4))
+    folded = fold_batchnorm(network(config))
+    cut = cut_by_channel(folded)
+    assert error(folded, cut, config) < 1e-10
+    cut.get_parameter("patch_embedding.weight").data = folded.get_parameter("patch_embedding.weight").data
+    assert error(folded, cut, config) > 1e-6
+
+
+def test_a_cut_that_stays_says_why() -> None:
+    folded = fold_batchnorm(network(SMALL))
+    for model, reason in (
+        (network(SMALL), "patch_norm: expected a LayerNorm without gamma and beta, or none, found TokenBatchNorm"),
+        (without_embedding(ModelConfig(depth=1))[1], "patch_embedding: expected Linear, found Identity"),
+        (cut_by_channel(folded), r"to_patches: expected \(p1 p2 c\), found b c"),
+        (network(ModelConfig(model="cnn")), "CNN: there are no patches"),
+    ):
+        with pytest.raises(DoesNotApply, match=reason):
+            cut_by_channel(model)
 
 
 def optimized(config: ModelConfig) -> Exported:

@@ -15,7 +15,7 @@ import click
 if TYPE_CHECKING:
     from models.config import ModelConfig
 
-SHIPPED = ("vitbn", "vitbn-small", "vitbn-tiny", "vitbnffn", "vit", "cnn")
+SHIPPED = ("vitbn", "vitbn-medium", "vitbn-small", "vitbn-tiny", "vitbnffn", "vit", "cnn")
 PRETRAINED = Path(__file__).parent / "pretrained"
 
 

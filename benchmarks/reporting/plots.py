@@ -114,5 +114,8 @@ def latency(result: Result) -> Iterator[Picture]:
     from benchmarks.latency_plots import figures as drawn
 
     device = "cpu" if result["environment"]["device"] == "cpu" else "cuda"
+    of = [result["benchmark"], device]
+    if result["benchmark"] == "latency":  # there may be one of other batches
+        of += map(str, dict.fromkeys(row["batch"] for row in result["rows"]))
     for name, figure in drawn(result).items():
-        yield picture(f"{result['benchmark']}-{device}{name}", figure.get_suptitle(), figure)
+        yield picture("-".join(of) + name, figure.get_suptitle(), figure)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -161,7 +162,9 @@ def _sweep(
 def _about(options: Options) -> dict[str, Any]:
     from models.environment import describe
 
-    command = " ".join(["python benchmarks/latency.py", *sys.argv[1:]])
+    files = ("--json", "--plot")  # of this machine, not of the measurement
+    arguments = ["FILE" if before in files else argument for before, argument in pairwise(["", *sys.argv[1:]])]
+    command = " ".join(["python benchmarks/latency.py", *arguments])
     return {"command": command, "environment": describe(options.threads, options.device)}
 
 

@@ -6,7 +6,7 @@ from benchmarks.engines import ORT
 from benchmarks.reporting import plots
 from benchmarks.reporting.found import Answer, Found, Result, Row, cell, machine, times_faster
 from benchmarks.reporting.page import Block, Points, Table, Text
-from benchmarks.rewrites import BEST
+from benchmarks.rewrites import BEST, INT8
 from benchmarks.timing import Ratio
 from models.studies.figures import NAMES
 
@@ -64,7 +64,8 @@ def limit(found: Found) -> Answer:
     cells, short = [], []
     for measured in result["results"]:
         rate, product = max((row["gflops_per_s"], row["name"]) for row in measured["rows"] if "model" not in row)
-        best = [row for row in measured["rows"] if row.get("kind") == BEST]
+        in_float32 = [row for row in measured["rows"] if row.get("contestant") != INT8]  # as the product is
+        best = [row for row in in_float32 if row.get("kind") == BEST]
         for model in dict.fromkeys(row["model"] for row in best):
             row = min((row for row in best if row["model"] == model), key=lambda row: float(row["p50_ms"]))
             share, speed = row["gflops_per_s"] / rate, 1000 * result["images"] / row["p50_ms"]

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from benchmarks import contestants, measuring
+from benchmarks import latency as module
 from benchmarks.latency import COMPARED, latency
 from benchmarks.runtimes import DEFAULT_RUNTIMES, PRECISIONS, RUNTIMES, SUPPORTED
 from benchmarks.timing import MIN_ROUNDS
@@ -35,6 +37,13 @@ FIELDS = {
 def known_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     """The real ones have a test of their own, and take seconds."""
     monkeypatch.setattr("benchmarks.roofline.limits", lambda *arguments: LIMITS)
+
+
+def test_the_recorded_command_names_no_file_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = ["latency.py", "--batch", "64", "--json", "/home/me/a.json", "--memory", "--plot", "/home/me/a.png"]
+    monkeypatch.setattr("sys.argv", given)
+    command = module._about(SimpleNamespace(threads=1, device="cpu"))["command"]
+    assert command == "python benchmarks/latency.py --batch 64 --json FILE --memory --plot FILE"
 
 
 def run(path: Path, *options: str) -> tuple[Result, dict[str, Any]]:

@@ -80,7 +80,7 @@ def test_a_rate_above_what_the_server_answers(monkeypatch: pytest.MonkeyPatch) -
     assert answered.requests_per_s < 1 / SERVICE_S  # what one after the other can be
     # What was due first and not answered when all was given up has waited until then.
     assert np.percentile(answered.latencies_s, 99) > 0.4
-    assert answered.latencies_s.max() < 1
+    assert answered.latencies_s.max() < 2  # 0.7 and what a busy machine adds; to answer all would take 4
 
 
 def test_no_answer_at_all(monkeypatch: pytest.MonkeyPatch) -> None:

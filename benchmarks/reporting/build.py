@@ -78,6 +78,7 @@ def _agreement(found: Found) -> Iterator[Block]:
             what = f"{model}, {who}; {than} = 1"
             cells.append((what, str(measured[0]["depth"]), *map(cell, ratios), overlap(*ratios)))
     if cells:
+        yield Text("Each run searches the best way of every contestant anew; no interval holds what that changes.")
         yield Table(("ratio", "depth", "first run", "second run", "intervals overlap"), tuple(cells))
     else:
         yield Text("**Not measured**: that takes two results of `benchmarks/rewrites.py` on the same machine.")

@@ -1,8 +1,9 @@
 """Sixth rewrite: the order in which the patches are cut out, which saves no multiplication but a slow copy.
 
-In and out: see `export.rewrites`. Measured with ONNX Runtime 1.31, float32, medians of interleaved calls, against the
-order of training: a ViT of one block is 1.3 times as fast, a ViTBN of one block 1.5 times. One convolution instead of
-copy and Linear was 1.4 times as fast, and at depth 2 took 1.02 to 1.07 times the time of the copy in this order.
+In and out: see `export.rewrites`. Measured with ONNX Runtime 1.31, float32, medians of interleaved calls on two cores
+that other work shared, against the order of training: a ViT of one block is 1.3 times as fast, a ViTBN of one block 1.5
+times. One convolution instead of copy and Linear was 1.4 times as fast, and at depth 2 took 1.02 to 1.07 times the time
+of the copy in this order.
 """
 
 from __future__ import annotations

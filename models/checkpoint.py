@@ -1,32 +1,40 @@
 """Checkpoints: a network's tensors with its configuration and metrics in one safetensors file.
 
-In: a file, ours (safetensors) or a state dict that the study published (.pth, read with `weights_only=True`).
-Out: the network in eval mode with what is known of it. What a file is, its bytes say, not its name.
+In: a file, ours (safetensors) or a state dict of the published study (.pth); its bytes decide which. Out: the network
+in eval mode, configuration and metrics. A size that a file claims is checked against its tensors before anything of
+that size is allocated.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
-import json
+import os
+import stat
 import warnings
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_safetensors
 from torch import Tensor, nn
 
+from models import metrics as metrics_json
 from models.config import ConfigError, ModelConfig
 from models.files import write_atomically
+from models.metrics import Metrics, MetricsError
 from models.reference import UnknownLayoutError, from_reference
 from models.registry import build
+from models.state_dict_file import UnsafeFile, read_state_dict
+from models.tensor_check import Form, WrongTensors, check_tensors, form_of, shown
 
-Metrics = dict[str, Any]
+MAX_HEADER_BYTES = 1 << 23  # of safetensors, some 60,000 tensors
+FLOATING = ("F64", "F32", "F16", "BF16")
+INTEGER = ("I64", "I32", "I16", "I8")
 
 
 class CheckpointError(Exception):
@@ -34,7 +42,7 @@ class CheckpointError(Exception):
 
 
 class UntrainedBlockWarning(UserWarning):
-    """A part of the network whose BatchNorms never saw a batch: its statistics are those of initialisation."""
+    """BatchNorms that never saw a batch: their statistics are those of initialisation."""
 
 
 @dataclass(frozen=True)
@@ -49,35 +57,47 @@ class Checkpoint:
 
 
 def save(path: Path, model: nn.Module, config: ModelConfig, metrics: Metrics) -> None:
-    """Writes the tensors of `model` (float32, as they are named in it), `config` and `metrics`; all or nothing."""
+    """Writes the tensors of `model` under their names, `config` and `metrics`, all or nothing.
+
+    Raises MetricsError for metrics that `load` would refuse.
+    """
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
-    write_atomically(path, to_safetensors(tensors, {"config": config.to_json(), "metrics": json.dumps(metrics)}))
+    metadata = {"config": config.to_json(), "metrics": metrics_json.to_json(metrics)}
+    write_atomically(path, to_safetensors(tensors, metadata))
+
+
+def add_metrics(path: Path, added: Metrics) -> None:
+    """Adds to the metrics of a safetensors checkpoint and keeps the rest; raises CheckpointError for another file."""
+    with _opened(path) as file:
+        metadata = dict(file.metadata() or {})
+        _, metrics = _described(path, metadata)
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
+    metadata |= {"metrics": metrics_json.to_json(metrics | added)}
+    write_atomically(path, to_safetensors(tensors, metadata))
 
 
 def load(path: Path, depth: int | None = None) -> Checkpoint:
-    """The network in `path`, of which only the first `depth` blocks are read if that is given.
+    """The network in `path`; with `depth` its first blocks alone.
 
-    Raises CheckpointError for a file that is none, whose tensors and configuration disagree, or that has fewer blocks.
+    Raises CheckpointError for any other file, for tensors that do not fit the configuration, and for too few blocks.
     Warns with UntrainedBlockWarning where a BatchNorm never saw a batch.
     """
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise CheckpointError(f"{path}: expected a checkpoint, found {error.strerror}") from error
+    _check_regular(path)
     config, tensors, metrics = _read_reference(path) if zipfile.is_zipfile(path) else _read_safetensors(path)
     if depth is not None:
         if not 1 <= depth <= config.depth or not config.is_transformer:
             blocks = f"{config.depth} blocks" if config.is_transformer else "no transformer"
             raise CheckpointError(f"{path}: expected at least {depth} blocks (--depth {depth}), found {blocks}")
+        if depth < config.depth and config.late_cls is not None:
+            late = f"expected all {config.depth} blocks, found --depth {depth}: late CLS needs the last"
+            raise CheckpointError(f"{path}: {late}")
         if depth < config.depth:
             config, tensors = replace(config, depth=depth), _first_blocks(tensors, depth)
             metrics = {name: value for name, value in metrics.items() if name == "dataset"}  # of another network
     model = build(config)
-    expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    _check_tensors(path, expected, tensors)
     model.load_state_dict(tensors)
     _warn_of_untrained(path, model)
-    return Checkpoint(path, model.eval(), config, hashlib.sha256(data).hexdigest(), metrics)
+    return Checkpoint(path, model.eval(), config, _sha256(path), metrics)
 
 
 def read_config(path: Path) -> ModelConfig:
@@ -86,46 +106,81 @@ def read_config(path: Path) -> ModelConfig:
         return _described(path, file.metadata())[0]
 
 
+def _check_regular(path: Path) -> None:
+    try:
+        mode = path.stat().st_mode
+    except OSError as error:
+        raise CheckpointError(f"{path}: expected a checkpoint, found {error.strerror}") from error
+    if not stat.S_ISREG(mode):
+        what = os.strerror(errno.EISDIR) if stat.S_ISDIR(mode) else "no regular file"
+        raise CheckpointError(f"{path}: expected a checkpoint, found {what}")
+
+
 @contextmanager
 def _opened(path: Path) -> Iterator[Any]:
     try:
-        with safe_open(path, framework="pt") as file:
-            yield file
+        with path.open("rb") as file:
+            header = int.from_bytes(file.read(8), "little")
+        if header > MAX_HEADER_BYTES:
+            raise SafetensorError(f"a header of {header} bytes")
+        with safe_open(path, framework="pt") as opened:
+            yield opened
     except (SafetensorError, OSError) as error:
         raise CheckpointError(
-            f"{path}: expected safetensors or a PyTorch state dict, found neither ({error})"
+            f"{path}: expected safetensors or a PyTorch state dict, found neither ({shown(str(error))})"
         ) from error
 
 
 def _read_safetensors(path: Path) -> tuple[ModelConfig, dict[str, Tensor], Metrics]:
     with _opened(path) as file:
         config, metrics = _described(path, file.metadata())
-        return config, {name: file.get_tensor(name) for name in file.keys()}, metrics  # noqa: SIM118 (no mapping)
+        names = list(file.keys())
+        _check(path, config, {name: _form(file.get_slice(name)) for name in names})
+        return config, {name: file.get_tensor(name) for name in names}, metrics
+
+
+def _form(part: Any) -> Form:
+    """The form of a tensor that is still in its file."""
+    kind = part.get_dtype()
+    numbers = "floating-point" if kind in FLOATING else "integer" if kind in INTEGER else kind
+    return Form(tuple(part.get_shape()), numbers)
 
 
 def _described(path: Path, metadata: dict[str, str] | None) -> tuple[ModelConfig, Metrics]:
-    """What the metadata of a safetensors file say: the configuration and the metrics."""
+    """The configuration and the metrics in the metadata of a safetensors file."""
+    described = metadata or {}
     try:
-        described = metadata or {}
-        return ModelConfig.from_json(described["config"]), json.loads(described.get("metrics", "{}"))
-    except (KeyError, ConfigError, json.JSONDecodeError) as error:
+        config = ModelConfig.from_json(described["config"])
+    except (KeyError, ConfigError) as error:
         raise CheckpointError(f"{path}: expected a model config in the metadata, found {error!r}") from error
+    try:
+        return config, metrics_json.from_json(described.get("metrics", "{}"))
+    except MetricsError as error:
+        raise CheckpointError(f"{path}: {error}") from error
 
 
 def _read_reference(path: Path) -> tuple[ModelConfig, dict[str, Tensor], Metrics]:
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # on damaged bytes the unpickler raises whatever it stumbles over
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise CheckpointError(f"{path}: expected a state dict of tensors alone, found {reason}") from error
-    named = isinstance(state, Mapping) and all(isinstance(name, str) for name in state)
-    if not named or not all(isinstance(value, Tensor) for value in state.values()):
-        raise CheckpointError(f"{path}: expected a state dict of tensors alone, found {type(state).__name__}")
-    try:
-        config, tensors = from_reference(state)
-    except (UnknownLayoutError, ConfigError) as error:
+        config, tensors = from_reference(read_state_dict(path))
+    except (UnsafeFile, UnknownLayoutError, ConfigError) as error:
         raise CheckpointError(f"{path}: {error}") from error
+    _check(path, config, {name: form_of(tensor) for name, tensor in tensors.items()})
     return config, tensors, {}
+
+
+def _check(path: Path, config: ModelConfig, found: dict[str, Form]) -> None:
+    try:
+        check_tensors(config, found)
+    except WrongTensors as error:
+        raise CheckpointError(f"{path}: {error}") from error
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()
 
 
 def _first_blocks(tensors: dict[str, Tensor], depth: int) -> dict[str, Tensor]:
@@ -133,14 +188,6 @@ def _first_blocks(tensors: dict[str, Tensor], depth: int) -> dict[str, Tensor]:
         return not name.startswith("blocks.") or int(name.split(".")[1]) < depth
 
     return {name: tensor for name, tensor in tensors.items() if kept(name)}
-
-
-def _check_tensors(path: Path, expected: dict[str, tuple[int, ...]], found: dict[str, Tensor]) -> None:
-    for name in sorted(expected.keys() | found.keys()):
-        want = expected.get(name, "no such tensor")
-        have = tuple(found[name].shape) if name in found else "none"
-        if want != have:
-            raise CheckpointError(f"{path}: tensor {name}: expected {want}, found {have}")
 
 
 def _warn_of_untrained(path: Path, model: nn.Module) -> None:

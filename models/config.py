@@ -1,12 +1,13 @@
-"""What a model is: the frozen configuration that travels inside every artifact, and the names of the served tensors.
+"""The configuration that every artifact carries, and the names of the served tensors.
 
-In: keyword arguments or the JSON text found in an artifact. Out: a checked `ModelConfig`. Needs no torch.
+In: keyword arguments or JSON. Out: a checked `ModelConfig`. Needs no torch.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -34,20 +35,21 @@ PositionEncoding = Literal["learn", "pe1d"]
 BatchNormFeatures = Literal["dim", "one"]
 Preprocessing = Literal["ink", "photo"]
 
+CNN_MIN_SIDE = 20  # pixels that its convolutions and poolings leave one of
+
 MODEL_NAMES: tuple[ModelName, ...] = get_args(ModelName)
 TRANSFORMER_NAMES: tuple[ModelName, ...] = tuple(name for name in MODEL_NAMES if name.startswith("vit"))
 
 
 class ConfigError(ValueError):
-    """A configuration that describes no model; the message names the field, what was expected and what was found."""
+    """A wrong configuration; the message names the field, what was expected and what was found."""
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The architecture of one model and the classes it tells apart. The defaults are those of the published study.
+    """Architecture and classes of a model. The defaults are the published study's.
 
-    CNN and DNNs read `channels`, `image_size`, `num_classes`, `labels` and `preprocessing`; the other fields describe
-    transformers.
+    CNN and DNNs read only `channels`, `image_size`, `num_classes`, `labels` and `preprocessing`.
     """
 
     model: ModelName = "vitbn"
@@ -67,7 +69,8 @@ class ModelConfig:
     bn_features: BatchNormFeatures = "dim"
     qkv_bias: bool = False
     labels: tuple[str, ...] = tuple("0123456789")
-    preprocessing: Preprocessing = "ink"  # what clients make of a picture: ink on nothing, or the picture as it is
+    late_cls: tuple[int, int] | None = None  # heads and their width in the last block, which the CLS token joins
+    preprocessing: Preprocessing = "ink"  # clients send the ink of a picture, or the picture as it is
 
     def __post_init__(self) -> None:
         for field, allowed in (
@@ -80,10 +83,10 @@ class ModelConfig:
             _require(getattr(self, field) in allowed, field, f"one of {', '.join(allowed)}", getattr(self, field))
         for field in ("channels", "num_classes", "dim", "depth", "heads", "dim_head", "mlp_dim"):
             value = getattr(self, field)
-            _require(isinstance(value, int) and value >= 1, field, "an integer of at least 1", value)
+            _require(type(value) is int and value >= 1, field, "an integer of at least 1", value)
         for field in ("image_size", "patch_size"):
             value = getattr(self, field)
-            fits = len(value) == 2 and all(isinstance(side, int) and side >= 1 for side in value)
+            fits = len(value) == 2 and all(type(side) is int and side >= 1 for side in value)
             _require(fits, field, "two integers of at least 1, height and width", value)
         for field in ("dropout", "emb_dropout"):
             _require(0 <= getattr(self, field) < 1, field, "a number in [0, 1)", getattr(self, field))
@@ -92,18 +95,45 @@ class ModelConfig:
             _require(divides, "patch_size", f"a divisor of image_size {self.image_size}", self.patch_size)
             even = self.pos_emb == "learn" or self.dim % 2 == 0
             _require(even, "dim", "an even number for pos_emb pe1d", self.dim)
+        if (late := self.late_cls) is not None:
+            sizes = len(late) == 2 and all(isinstance(size, int) and size >= 1 for size in late)
+            _require(sizes, "late_cls", "two integers of at least 1, heads and their width", late)
+            reads = self.is_transformer and self.pool == "cls" and self.model != "vit-dtn"
+            _require(reads, "late_cls", "none without pool 'cls', or for vit-dtn, which needs its token", late)
+        if self.model == "cnn":
+            large = min(self.image_size) >= CNN_MIN_SIDE
+            _require(large, "image_size", f"at least {CNN_MIN_SIDE} pixels a side for the CNN", self.image_size)
         pictured = self.preprocessing == "ink" or self.channels in (1, 3)
         _require(pictured, "channels", "1, grey, or 3, RGB, for photos", self.channels)
+        self._check_labels()
+
+    def _check_labels(self) -> None:
         _require(len(self.labels) == self.num_classes, "labels", f"{self.num_classes} names", len(self.labels))
+        for label in self.labels:
+            # Triton counts the lines of a file of labels, and a terminal obeys control characters.
+            plain = isinstance(label, str) and label.strip() != "" and label.isprintable()
+            _require(plain, "labels", "printable names that are not empty", label)
+        twice = next((label for label, count in Counter(self.labels).items() if count > 1), None)
+        _require(twice is None, "labels", "a name for each class alone", twice)
 
     @property
     def is_transformer(self) -> bool:
-        """Whether this has patches and a depth; the CNN and the DNNs have not."""
+        """Whether the model has patches and a depth."""
         return self.model in TRANSFORMER_NAMES
+
+    def block(self, index: int) -> ModelConfig:
+        """The same with the heads of block `index`."""
+        if self.late_cls is None or index < self.depth - 1:
+            return self
+        return dataclasses.replace(self, heads=self.late_cls[0], dim_head=self.late_cls[1])
+
+    def tokens(self, index: int) -> int:
+        """Tokens that block `index` sees."""
+        return self.num_patches + (self.late_cls is None or index == self.depth - 1)
 
     @property
     def num_patches(self) -> int:
-        """Patches of one image."""
+        """Patches of an image."""
         return self.grid[0] * self.grid[1]
 
     @property
@@ -113,12 +143,12 @@ class ModelConfig:
 
     @property
     def patch_dim(self) -> int:
-        """Values of one patch."""
+        """Values of a patch."""
         return self.channels * self.patch_size[0] * self.patch_size[1]
 
     @property
     def input_shape(self) -> tuple[int, int, int]:
-        """Channels, height, width of one image."""
+        """Channels, height, width of an image."""
         return (self.channels, *self.image_size)
 
     def to_json(self) -> str:
@@ -127,13 +157,19 @@ class ModelConfig:
 
     @classmethod
     def from_json(cls, text: str) -> ModelConfig:
-        """The inverse of `to_json`; raises ConfigError where the text is not such an object."""
+        """The inverse of `to_json`; raises ConfigError for any other text."""
         try:
-            values = json.loads(text)
-            arguments: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
-            return cls(**arguments)
-        except (TypeError, AttributeError, json.JSONDecodeError) as error:
+            return cls(**_arguments(text))
+        except (TypeError, AttributeError) as error:
             raise ConfigError(f"model config: expected a JSON object of ModelConfig fields, found {error}") from error
+
+
+def _arguments(text: str) -> dict[str, Any]:
+    try:
+        values = json.loads(text)
+    except (ValueError, RecursionError) as error:  # too deep, or a number of too many digits
+        raise ConfigError(f"model config: expected a JSON object of ModelConfig fields, found {error}") from error
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
 
 
 def _require(holds: bool, field: str, expected: str, found: object) -> None:

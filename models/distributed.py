@@ -1,10 +1,8 @@
-"""Several processes that train one network, each on its share of every batch; started by `torchrun`.
+"""Several processes, started by `torchrun`, train a network, each on its share of every batch.
 
-All start from the same weights and average their gradients before each step, in one tensor: networks of this size gain
-nothing from DistributedDataParallel's buckets. BatchNorm normalises with the statistics of its own process's share, as
-if the batch were that small; its running statistics are averaged over all processes before they are used, so the
-checkpoint is the work of all. Started without torchrun there is one process, and nothing here does more than pass its
-argument on.
+They start from the same weights and average their gradients before each step, in one tensor: networks this small gain
+nothing from DistributedDataParallel's buckets. BatchNorm normalises each share by itself, and its running statistics
+are averaged. Without torchrun there is one process.
 """
 
 from __future__ import annotations
@@ -16,32 +14,31 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # while there is no group yet: see `process_group`
+import torch.distributed.nn  # before there is a group: see `process_group`
 from torch import Tensor, nn
 
 
 def processes() -> int:
-    """How many there are."""
+    """The number of processes."""
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
 def rank() -> int:
-    """The number of this one, from 0; the first writes and prints."""
+    """The number of this process, from 0; process 0 writes and prints."""
     return dist.get_rank() if dist.is_initialized() else 0
 
 
 def local_device(device: str) -> str:
-    """`cuda` -> the GPU of this process's own; other devices are shared."""
+    """`cuda` -> this process's own GPU; other devices are shared."""
     return f"cuda:{os.environ['LOCAL_RANK']}" if device == "cuda" and "LOCAL_RANK" in os.environ else device
 
 
 @contextmanager
 def process_group(device: str) -> Iterator[None]:
-    """Joins the processes that torchrun started for as long as the block lasts: NCCL between GPUs, else gloo.
+    """Joins torchrun's processes while the block lasts: NCCL between GPUs, else gloo.
 
-    The defaults of `torch.distributed.nn`'s functions are the group there is when it is imported, which the first step
-    of an optimizer does. Then they hold the group for ever, and gloo's threads, which live as long, now and then abort
-    the interpreter as it ends.
+    The functions of `torch.distributed.nn` keep the group that exists at its import, which an optimizer's first step
+    triggers. A group kept so long keeps gloo's threads, which sometimes abort the interpreter at its end.
     """
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         yield
@@ -54,7 +51,7 @@ def process_group(device: str) -> Iterator[None]:
 
 
 def average_gradients(model: nn.Module) -> None:
-    """Gives every process the mean of all gradients."""
+    """Replaces each gradient by its mean over the processes."""
     if processes() > 1:
         gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
         together = torch.cat([gradient.flatten() for gradient in gradients])
@@ -65,7 +62,7 @@ def average_gradients(model: nn.Module) -> None:
 
 
 def average_buffers(model: nn.Module) -> None:
-    """Gives every process the mean of all running statistics."""
+    """Replaces each running statistic by its mean over the processes."""
     if processes() > 1:
         for buffer in model.buffers():
             if buffer.is_floating_point():
@@ -74,14 +71,14 @@ def average_buffers(model: nn.Module) -> None:
 
 
 def sum_over_processes(value: Tensor) -> float:
-    """The sum of one number of each process."""
+    """The sum of `value` over the processes."""
     if processes() > 1:
         dist.all_reduce(value)
     return float(value)
 
 
 def gather(value: Any) -> list[Any]:
-    """What each process passed, in the order of ranks, on all of them."""
+    """The values of all processes, by rank."""
     values = [None] * processes()
     if processes() == 1:
         return [value]
@@ -90,5 +87,5 @@ def gather(value: Any) -> list[Any]:
 
 
 def manual_seed(seed: int) -> None:
-    """The same seed gives each process numbers of its own."""
+    """Gives each process its own numbers."""
     torch.manual_seed(seed + rank())

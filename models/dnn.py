@@ -6,48 +6,29 @@ Ioffe and Szegedy, "Batch Normalization", 2015, section 4.1. Weights start as Py
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
 
 from torch import Tensor, nn
 
-from models.config import ModelConfig, ModelName, Preprocessing
-from models.vit import Size, no_norm, pair
+from models.config import ModelConfig
 
 WIDTH = 100
 
 
 class DNN(nn.Module):
-    """Three hidden layers of 100 with sigmoids, and a Linear."""
+    """Three hidden layers of 100 with sigmoids, and a Linear; `dnnbn` has BatchNorm before each sigmoid."""
 
-    name: ModelName = "dnn"
-    norm: Callable[[int], nn.Module] = staticmethod(no_norm)
-
-    def __init__(
-        self,
-        *,
-        image_size: Size = 28,
-        channels: int = 1,
-        num_classes: int = 10,
-        labels: tuple[str, ...] | None = None,
-        preprocessing: Preprocessing = "ink",
-    ) -> None:
+    def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        height, width = pair(image_size)
-        self.config = ModelConfig(
-            model=self.name,
-            image_size=(height, width),
-            channels=channels,
-            num_classes=num_classes,
-            labels=tuple(map(str, range(num_classes))) if labels is None else labels,
-            preprocessing=preprocessing,
-        )
-        self.linear1 = nn.Linear(channels * height * width, WIDTH)
-        self.norm1 = type(self).norm(WIDTH)
+        self.config = config
+        norm = nn.BatchNorm1d if config.model == "dnnbn" else nn.Identity
+        self.linear1 = nn.Linear(math.prod(config.input_shape), WIDTH)
+        self.norm1 = norm(WIDTH)
         self.linear2 = nn.Linear(WIDTH, WIDTH)
-        self.norm2 = type(self).norm(WIDTH)
+        self.norm2 = norm(WIDTH)
         self.linear3 = nn.Linear(WIDTH, WIDTH)
-        self.norm3 = type(self).norm(WIDTH)
-        self.head = nn.Linear(WIDTH, num_classes)
+        self.norm3 = norm(WIDTH)
+        self.head = nn.Linear(WIDTH, config.num_classes)
 
     def forward(self, image: Tensor) -> Tensor:
         x = image.flatten(1)  # (B, C*H*W)
@@ -56,10 +37,3 @@ class DNN(nn.Module):
         x = self.norm3(self.linear3(x)).sigmoid()
         logits: Tensor = self.head(x)  # (B, num_classes)
         return logits
-
-
-class DNNBN(DNN):
-    """The same with BatchNorm before each sigmoid."""
-
-    name = "dnnbn"
-    norm = staticmethod(nn.BatchNorm1d)

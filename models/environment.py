@@ -1,4 +1,4 @@
-"""On what a figure was measured: hardware, versions, commit. Out: one dictionary, stored with every result."""
+"""Hardware, versions and commit: a dictionary, stored with every result."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ PACKAGES = (
 
 
 def describe(threads: int, device: str) -> dict[str, Any]:
-    """The machine, the packages installed of those that matter, the commit, and the load of the last minute.
+    """Machine, packages, commit, and the load of the last minute.
 
-    Clocks are those of this moment; `gpu` is there with the device cuda alone, and null where nvidia-smi is not.
+    Clocks are those of this moment. Only the device cuda has `gpu`, which is null without nvidia-smi.
     """
     import torch
 
@@ -51,19 +51,19 @@ def describe(threads: int, device: str) -> dict[str, Any]:
 
 def _cpu_model() -> str:
     cpuinfo = Path("/proc/cpuinfo")
-    found = re.search(r"model name\s*: (.*)", cpuinfo.read_text()) if cpuinfo.is_file() else None
-    return found.group(1) if found else platform.processor()
+    name = re.search(r"model name\s*: (.*)", cpuinfo.read_text()) if cpuinfo.is_file() else None
+    return name.group(1) if name else platform.processor()
 
 
 def _cpu_mhz() -> list[float]:
-    """Of each core, where the system tells."""
+    """Of each core, if the system tells."""
     cpuinfo = Path("/proc/cpuinfo")
-    found = re.findall(r"cpu MHz\s*: (.*)", cpuinfo.read_text()) if cpuinfo.is_file() else []
-    return [float(mhz) for mhz in found]
+    clocks = re.findall(r"cpu MHz\s*: (.*)", cpuinfo.read_text()) if cpuinfo.is_file() else []
+    return [float(mhz) for mhz in clocks]
 
 
 def _gpu() -> dict[str, str] | None:
-    """Driver and clocks of the first GPU, as nvidia-smi writes them, units included."""
+    """Driver and clocks of the first GPU, with nvidia-smi's units."""
     fields = ("driver_version", "clocks.sm", "clocks.max.sm", "clocks.mem", "power.limit")
     command = ["nvidia-smi", "--id=0", f"--query-gpu={','.join(fields)}", "--format=csv,noheader"]
     try:

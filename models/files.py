@@ -1,4 +1,4 @@
-"""Files that are either whole or not there. In: a path and bytes. Out: the file, through a rename."""
+"""Files that are whole or absent."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import Path
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Writes beside, flushes to the disk and renames to `path`, making its folder; on any failure nothing is left."""
+    """Writes beside `path`, flushes to the disk and renames, making the folder; a failure leaves nothing."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with os.fdopen(descriptor, "wb") as file:
-            os.fchmod(file.fileno(), 0o644)  # mkstemp makes it private; a server may run as someone else
+            os.fchmod(file.fileno(), 0o644)  # mkstemp makes it private, but a server may run as another user
             file.write(data)
             file.flush()
             os.fsync(file.fileno())

@@ -9,23 +9,39 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from models.config import ModelConfig
 from models.norms import NormFactory
 
 
 class TokenEmbedding(nn.Module):
-    """Puts the CLS token before the patches and adds the position of each: (B, N-1, D) -> (B, N, D)."""
+    """Puts the CLS token first and adds positions: (B, N-1, D) -> (B, N, D).
 
-    def __init__(self, tokens: int, dim: int, sinusoidal: bool, dropout: float) -> None:
+    With `config.late_cls` the CLS token comes by `join`, and the patches stay alone: (B, N-1, D) -> (B, N-1, D).
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.cls_token = nn.Parameter(torch.randn(1, 1, dim))
+        self.late = config.late_cls is not None
+        tokens = config.num_patches + 1
+        self.cls_token = nn.Parameter(torch.randn(1, 1, config.dim))
         self.pos_embedding: Tensor
-        if sinusoidal:
-            self.register_buffer("pos_embedding", sinusoidal_positions(tokens, dim), persistent=False)
+        if config.pos_emb == "pe1d":
+            self.register_buffer("pos_embedding", sinusoidal_positions(tokens, config.dim), persistent=False)
         else:
-            self.pos_embedding = nn.Parameter(torch.randn(1, tokens, dim))
-        self.dropout = nn.Dropout(dropout)
+            self.pos_embedding = nn.Parameter(torch.randn(1, tokens, config.dim))
+        self.dropout = nn.Dropout(config.emb_dropout)
+
+    def join(self, x: Tensor) -> Tensor:
+        """Tokens before the last block (B, N-1, D) or (B, N, D) -> (B, N, D)."""
+        if not self.late:
+            return x
+        cls_token = (self.cls_token + self.pos_embedding[:, :1]).expand(x.shape[0], -1, -1)  # (B, 1, D)
+        return torch.cat((self.dropout(cls_token), x), dim=1)
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.late:
+            late: Tensor = self.dropout(x + self.pos_embedding[:, 1:])  # (B, N-1, D)
+            return late
         cls_token = self.cls_token.expand(x.shape[0], -1, -1)  # (B, 1, D)
         x = torch.cat((cls_token, x), dim=1) + self.pos_embedding  # (B, N, D)
         y: Tensor = self.dropout(x)
@@ -35,7 +51,7 @@ class TokenEmbedding(nn.Module):
 def sinusoidal_positions(tokens: int, dim: int) -> Tensor:
     """Rows [sin(n w_k), cos(n w_k)], w_k = 10000^(-k / (D/2)), k = 1..D/2: float32 (1, tokens, dim).
 
-    Vaswani et al., "Attention Is All You Need", 2017, with the frequencies and the order (sines first) of the study.
+    Vaswani et al., "Attention Is All You Need", 2017, with the study's frequencies and order, sines first.
     """
     half = dim // 2
     frequencies = 10000.0 ** (-torch.arange(1, half + 1, dtype=torch.float64) / half)  # (D/2,)
@@ -46,21 +62,22 @@ def sinusoidal_positions(tokens: int, dim: int) -> Tensor:
 class Attention(nn.Module):
     """Normalised multi-head self-attention: (B, N, D) -> (B, N, D), without the residual.
 
-    Dosovitskiy et al., "An Image is Worth 16x16 Words", 2021. `fused` computes the same with PyTorch's
-    `scaled_dot_product_attention`; the study wrote the two products and the softmax out, which is the default.
+    Dosovitskiy et al., "An Image is Worth 16x16 Words", 2021. The study wrote out the products and the softmax; `fused`
+    computes the same with PyTorch's `scaled_dot_product_attention`.
     """
 
-    def __init__(self, dim: int, heads: int, dim_head: int, dropout: float, norm: NormFactory, qkv_bias: bool) -> None:
+    def __init__(self, config: ModelConfig, norm: NormFactory) -> None:
         super().__init__()
-        self.heads = heads
-        self.dim_head = dim_head
+        self.heads = config.heads
+        self.dim_head = config.dim_head
         self.fused = False
-        self.norm = norm(dim)
-        self.qkv = nn.Linear(dim, 3 * heads * dim_head, bias=qkv_bias)  # rows q, k, v; each head-major
-        self.attention_dropout = nn.Dropout(dropout)
-        projects = not (heads == 1 and dim_head == dim)
-        self.out: nn.Module = nn.Linear(heads * dim_head, dim) if projects else nn.Identity()
-        self.out_dropout: nn.Module = nn.Dropout(dropout) if projects else nn.Identity()
+        width = config.heads * config.dim_head
+        self.norm = norm(config.dim)
+        self.qkv = nn.Linear(config.dim, 3 * width, bias=config.qkv_bias)  # rows q, k, v; each head-major
+        self.attention_dropout = nn.Dropout(config.dropout)
+        projects = not (config.heads == 1 and config.dim_head == config.dim)
+        self.out: nn.Module = nn.Linear(width, config.dim) if projects else nn.Identity()
+        self.out_dropout: nn.Module = nn.Dropout(config.dropout) if projects else nn.Identity()
 
     def project(self, x: Tensor) -> list[Tensor]:
         """Normalised tokens (B, N, D) -> queries, keys and values, each (B, N, H*E)."""
@@ -84,18 +101,18 @@ class Attention(nn.Module):
 class FeedForward(nn.Module):
     """Two Linears with an exact GELU between: (B, N, D) -> (B, N, D), without the residual.
 
-    `norm` stands before the first Linear (as in ViT), `hidden_norm` between it and the GELU (as in ViTBNFFN:
-    Yao et al., "Leveraging Batch Normalization for Vision Transformers", 2021).
+    `norm` stands before the first Linear, `hidden_norm` between it and the GELU (Yao et al., "Leveraging Batch
+    Normalization for Vision Transformers", 2021).
     """
 
-    def __init__(self, dim: int, hidden_dim: int, dropout: float, norm: NormFactory, hidden_norm: NormFactory) -> None:
+    def __init__(self, config: ModelConfig, norm: NormFactory, hidden_norm: NormFactory) -> None:
         super().__init__()
-        self.norm = norm(dim)
-        self.linear1 = nn.Linear(dim, hidden_dim)
-        self.hidden_norm = hidden_norm(hidden_dim)
-        self.dropout1 = nn.Dropout(dropout)
-        self.linear2 = nn.Linear(hidden_dim, dim)
-        self.dropout2 = nn.Dropout(dropout)
+        self.norm = norm(config.dim)
+        self.linear1 = nn.Linear(config.dim, config.mlp_dim)
+        self.hidden_norm = hidden_norm(config.mlp_dim)
+        self.dropout1 = nn.Dropout(config.dropout)
+        self.linear2 = nn.Linear(config.mlp_dim, config.dim)
+        self.dropout2 = nn.Dropout(config.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         hidden = self.hidden_norm(self.linear1(self.norm(x)))  # (B, N, hidden)
@@ -104,7 +121,7 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
-    """One transformer block: attention and feed-forward, each added to its input."""
+    """Attention, then feed-forward, each added to its input."""
 
     def __init__(self, attention: nn.Module, ffn: nn.Module) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The work of a network. In: a network of this project in eval mode. Out: multiply-accumulates of one image."""
+"""The work of a network: multiply-accumulates of an image."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from models.registry import Network
 
 
 def macs_per_image(model: nn.Module) -> int:
-    """Multiply-accumulates of all matrix products and convolutions of one image, as PyTorch counts them."""
+    """Of all matrix products and convolutions, by PyTorch's count."""
     if not isinstance(model, Network):
         raise TypeError(f"{type(model).__name__}: expected a network of this project")
     first = next(model.parameters())

@@ -1,7 +1,7 @@
 """Normalisations of tokens that are affine maps in eval mode, and so fold into the linear layer beside them.
 
-In and out: tokens (B, N, D). Statistics are taken over all B*N tokens, of each of D features or, with `features` = 1,
-of all values at once. gamma and beta (features,) are the scale and shift that a norm learns.
+In and out: tokens (B, N, D). Statistics are over all B*N tokens, of each of D features or, with `features` = 1, of all
+values at once. gamma and beta (features,) are learned.
 """
 
 from __future__ import annotations
@@ -15,40 +15,40 @@ from torch import Tensor, nn
 NormFactory = Callable[[int], nn.Module]
 """Number of features -> normalisation of tokens (B, N, features)."""
 
-MOMENTUM = 0.1  # share of the newest batch in a running statistic, as in PyTorch's BatchNorm
+MOMENTUM = 0.1  # share of the newest batch in a running statistic
 EPS = 1e-5
 WINDOW = 4  # batches whose second moments UnifiedNorm averages
-ANNEALED_AT = 0.5  # share of the training after which nothing is left of ProgressiveRepBN's LayerNorm
+ANNEALED_AT = 0.5  # share of the training that ProgressiveRepBN's LayerNorm lives
 
 Affine = tuple[Tensor, Tensor]
 """Scale and shift, each (features,): x -> scale x + shift."""
 
 
 class NotAffine(Exception):
-    """A norm that is no affine map in eval mode; the message says why."""
+    """A norm that is not affine in eval mode; the message says why."""
 
 
 class NeverAffine(NotAffine):
-    """A norm that is none however it is trained."""
+    """A norm that is not affine however it is trained."""
 
 
 class TokenNorm(nn.Module, ABC):
-    """What all norms of tokens here have in common; a subclass says what it does in eval mode."""
+    """A norm of tokens that knows its map in eval mode."""
 
     mixes_tokens = False  # whether one token's result depends on another token
 
     @abstractmethod
     def eval_affine(self) -> Affine:
-        """The map of this norm in eval mode; raises NotAffine where that is none."""
+        """The map in eval mode; raises NotAffine."""
 
     def randomise(self, generator: torch.Generator) -> None:
-        """Draws what a fresh norm has at nearly the identity; its PyTorch layers are drawn by others."""
+        """Draws its own statistics and parameters; `randomise_norms` draws those of PyTorch's layers."""
 
 
 class RowNorm(TokenNorm):
-    """A norm of rows (B*N, features): the tokens are viewed so rather than transposed to (B, D, N).
+    """A norm of rows (B*N, features): the statistics of a transpose to (B, D, N), without the copy.
 
-    The same statistics, and no copy. Half precisions are computed in float32.
+    Half precisions are computed in float32.
     """
 
     def __init__(self, features: int) -> None:
@@ -80,7 +80,7 @@ class TokenBatchNorm(RowNorm):
 
 
 class RepBN(RowNorm):
-    """BN(x) + a x with one number a for the layer: in eval mode the scale gamma / sqrt(var + eps) + a.
+    """BN(x) + a x with one learned number a: in eval mode the scale gamma / sqrt(var + eps) + a.
 
     Guo et al., "SLAB: Efficient Transformers with Simplified Linear Attention and Progressive Re-parameterized Batch
     Normalization", ICML 2024, equation 5; a starts at 1 as in their code.
@@ -104,10 +104,9 @@ class RepBN(RowNorm):
 
 
 class ProgressiveRepBN(TokenNorm):
-    """w LN(x) + (1 - w) RepBN(x), where w falls in a line from 1 to 0 over the first half of the training.
+    """w LN(x) + (1 - w) RepBN(x), where w falls linearly from 1 to 0 over the first half of the training.
 
-    Guo et al., ICML 2024, equations 3 and 4. `anneal` moves w, which is the module's extra state and so in every
-    checkpoint; at 0 the LayerNorm is no longer computed.
+    Guo et al., ICML 2024, equations 3 and 4. `anneal` moves w, which the checkpoint keeps as extra state.
     """
 
     def __init__(self, dim: int, features: int) -> None:
@@ -148,9 +147,8 @@ class UnifiedNorm(RowNorm):
     """y = gamma x / sqrt(v + eps) + beta, v the mean square of each feature. Yang et al., "Unified Normalization for
     Accelerating and Stabilizing Transformers", ACM Multimedia 2022.
 
-    In training v is the geometric mean over the last four batches, which smoothes what one odd batch does; in eval mode
-    it is the running mean of that. Gradients flow through the newest batch's part of v; the paper's averaging of
-    gradients and its filter of outliers are left out.
+    In training v is the geometric mean over four batches, in eval mode its running mean. Gradients flow through the
+    newest batch's part of v. Simplified: without the paper's averaging of gradients and its filter of outliers.
     """
 
     def __init__(self, features: int) -> None:
@@ -161,7 +159,7 @@ class UnifiedNorm(RowNorm):
         self.log_squares: Tensor
         self.num_batches_tracked: Tensor
         self.register_buffer("running_square", torch.ones(features))
-        self.register_buffer("log_squares", torch.zeros(WINDOW - 1, features))  # of the batches before, newest first
+        self.register_buffer("log_squares", torch.zeros(WINDOW - 1, features))  # of earlier batches, newest first
         self.register_buffer("num_batches_tracked", torch.zeros((), dtype=torch.long))
 
     def normalise(self, rows: Tensor) -> Tensor:
@@ -169,7 +167,7 @@ class UnifiedNorm(RowNorm):
         return self.weight * rows * (square + EPS).rsqrt() + self.bias
 
     def _windowed_square(self, rows: Tensor) -> Tensor:
-        """The geometric mean (features,) of this batch's mean squares and those before; remembers this batch."""
+        """The geometric mean (features,) of this batch's and earlier mean squares; remembers this batch."""
         log_square = rows.to(self.running_square.dtype).square().mean(dim=0).clamp_min(EPS).log()  # (features,)
         before = self.log_squares[: min(int(self.num_batches_tracked), WINDOW - 1)]
         square = torch.cat((log_square[None], before)).mean(dim=0).exp()
@@ -189,11 +187,11 @@ class UnifiedNorm(RowNorm):
 
 
 class DynamicFeatureNorm(RowNorm):
-    """y = gamma sum_k softmax(w)_k N_k(x) + beta over the z-score, the min-max form and the identity; w is learned.
+    """y = gamma sum_k softmax(w)_k N_k(x) + beta, where w is learned.
 
     N_1 = (x - mean) / sqrt(var + eps), N_2 = (x - min) / (max - min + eps), N_3 = x, each by feature: with the batch's
-    statistics in training, with running ones in eval mode, where every branch is affine and so is the sum. After the
-    choice among norms of Luo et al., "Differentiable Learning-to-Normalize via Switchable Normalization", ICLR 2019.
+    statistics in training, with running statistics in eval mode, where each N_k is affine. After the choice among norms
+    of Luo et al., "Differentiable Learning-to-Normalize via Switchable Normalization", ICLR 2019.
     """
 
     def __init__(self, features: int) -> None:
@@ -215,13 +213,13 @@ class DynamicFeatureNorm(RowNorm):
         return y
 
     def _bounds(self, rows: Tensor) -> Affine:
-        """Minimum and maximum (features,): the batch's, which the running ones then follow, or the running ones."""
+        """Minimum and maximum (features,) of the batch, or in eval mode the running ones."""
         if not self.training:
             return self.running_min, self.running_max
         bounds = rows.amin(dim=0), rows.amax(dim=0)
-        seen = self.z_score.num_batches_tracked  # not yet this batch
-        for running, found in zip((self.running_min, self.running_max), bounds, strict=True):
-            running.lerp_(found.detach().to(running.dtype), 1.0 if seen == 0 else MOMENTUM)
+        seen = self.z_score.num_batches_tracked  # without this batch
+        for running, bound in zip((self.running_min, self.running_max), bounds, strict=True):
+            running.lerp_(bound.detach().to(running.dtype), 1.0 if seen == 0 else MOMENTUM)
         return bounds
 
     def eval_affine(self) -> Affine:
@@ -240,7 +238,7 @@ class DynamicFeatureNorm(RowNorm):
 
 
 def batch_norm_affine(norm: nn.modules.batchnorm._BatchNorm) -> Affine:
-    """D and c of BN(x) = Dx + c in eval mode. Raises NotAffine for one without running statistics."""
+    """D and c of BN(x) = Dx + c in eval mode; raises NotAffine without running statistics."""
     if norm.running_mean is None or norm.running_var is None:
         raise NotAffine("expected running statistics, found none (track_running_stats=False)")
     scale = (norm.running_var + norm.eps).rsqrt()
@@ -251,7 +249,7 @@ def batch_norm_affine(norm: nn.modules.batchnorm._BatchNorm) -> Affine:
 
 
 def anneal(model: nn.Module, progress: float) -> None:
-    """Gives every ProgressiveRepBN in `model` its w, once the share `progress` of the training is done."""
+    """Sets w of every ProgressiveRepBN; `progress` is the finished share of the training."""
     for module in model.modules():
         if isinstance(module, ProgressiveRepBN):
             module.layer_norm_share = max(0.0, 1.0 - progress / ANNEALED_AT)

@@ -1,8 +1,8 @@
-"""The layout of the state dicts that the authors of the BatchNorm study published.
+"""The state dicts that the authors of the BatchNorm study published.
 
-In: their names and tensors. Out: our configuration and the same tensors under our names. Nothing is transposed: a
-patch is flattened (p1 p2 c) and the query-key-value rows are q, k, v, each head-major, in both.
-Source: github.com/anindyahepth/BatchNorm_in_Transformers_CV, whose files all have 64 features a head.
+In: their names and tensors. Out: our configuration, and the tensors under our names. Nothing is transposed: both
+flatten a patch (p1 p2 c) and order the query-key-value rows q, k, v, each head-major.
+Source: github.com/anindyahepth/BatchNorm_in_Transformers_CV; all its files have 64 features a head.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from models.config import ModelConfig, ModelName
+from models.tensor_check import shown
 
-DIM_HEAD = 64  # cannot be told from the shapes
+DIM_HEAD = 64  # the shapes do not tell
 CNN_LAYERS = ("conv1", "norm1", "conv2", "norm2", "conv3", "norm3", "fc1", "normfc", "fc2")
 
-# The tensors whose shapes tell the widths, by our names, and how many dimensions each has.
+# Tensors that tell the widths, by our names -> their dimensions.
 MATRICES = {
     "patch_embedding.weight": 2,
     "embedding.pos_embedding": 3,
@@ -35,28 +36,26 @@ RENAMES = (
     (r"to_patch_embedding\.2\.(.*)", r"patch_embedding.\1"),
     (r"to_patch_embedding\.3\.(BN\.)?(.*)", r"embedding_norm.\1\2"),
     (r"transformer\.norm\.(.*)", r"norm.\1"),
-    (r"transformer\.layers\.(\d+)\.0\.norm\.(.*)", r"blocks.\1.attention.norm.\2"),
-    (r"transformer\.layers\.(\d+)\.0\.(?:to_qkv|patch_emb)\.(.*)", r"blocks.\1.attention.qkv.\2"),
-    (r"transformer\.layers\.(\d+)\.0\.(?:to_out|out_proj)\.0\.(.*)", r"blocks.\1.attention.out.\2"),
-    (r"transformer\.layers\.(\d+)\.1\.net\.0\.(.*)", r"blocks.\1.ffn.norm.\2"),
-    (r"transformer\.layers\.(\d+)\.1\.(?:net\.1|Lin1)\.(.*)", r"blocks.\1.ffn.linear1.\2"),
-    (r"transformer\.layers\.(\d+)\.1\.(?:norm\.BN|BN)\.(.*)", r"blocks.\1.ffn.hidden_norm.norm.\2"),
-    (r"transformer\.layers\.(\d+)\.1\.(?:net\.4|Lin2)\.(.*)", r"blocks.\1.ffn.linear2.\2"),
+    (r"transformer\.layers\.(\d{1,9})\.0\.norm\.(.*)", r"blocks.\1.attention.norm.\2"),
+    (r"transformer\.layers\.(\d{1,9})\.0\.(?:to_qkv|patch_emb)\.(.*)", r"blocks.\1.attention.qkv.\2"),
+    (r"transformer\.layers\.(\d{1,9})\.0\.(?:to_out|out_proj)\.0\.(.*)", r"blocks.\1.attention.out.\2"),
+    (r"transformer\.layers\.(\d{1,9})\.1\.net\.0\.(.*)", r"blocks.\1.ffn.norm.\2"),
+    (r"transformer\.layers\.(\d{1,9})\.1\.(?:net\.1|Lin1)\.(.*)", r"blocks.\1.ffn.linear1.\2"),
+    (r"transformer\.layers\.(\d{1,9})\.1\.(?:norm\.BN|BN)\.(.*)", r"blocks.\1.ffn.hidden_norm.norm.\2"),
+    (r"transformer\.layers\.(\d{1,9})\.1\.(?:net\.4|Lin2)\.(.*)", r"blocks.\1.ffn.linear2.\2"),
     (r"(?:mlp_head|linear_head)\.(.*)", r"head.\1"),
 )
 
 
 class UnknownLayoutError(ValueError):
-    """Names or shapes of none of the published families; the message says which."""
+    """Unknown names or shapes; the message says which."""
 
 
 def from_reference(state: Mapping[str, Tensor]) -> tuple[ModelConfig, dict[str, Tensor]]:
-    """The configuration and the tensors, under our names, of a published state dict.
-
-    Raises UnknownLayoutError for names or shapes that belong to no published family.
-    """
+    """Configuration and renamed tensors of a published state dict; raises UnknownLayoutError for any other."""
     try:
         if set(CNN_LAYERS) == {name.split(".")[0] for name in state}:
+            _check_dimensions(state, {"conv1.weight": 4})
             return ModelConfig(model="cnn", channels=state["conv1.weight"].shape[1]), dict(state)
         tensors = {_rename(name): tensor for name, tensor in state.items()}
         return _config(tensors), tensors
@@ -66,27 +65,37 @@ def from_reference(state: Mapping[str, Tensor]) -> tuple[ModelConfig, dict[str, 
         ) from error
 
 
+def _check_dimensions(tensors: Mapping[str, Tensor], expected: Mapping[str, int]) -> None:
+    for name, dimensions in expected.items():
+        if tensors[name].ndim != dimensions or 0 in tensors[name].shape:
+            shape = tuple(tensors[name].shape)
+            raise UnknownLayoutError(f"tensor {name}: expected {dimensions} dimensions, none of size 0, found {shape}")
+
+
 def _rename(name: str) -> str:
     for pattern, replacement in RENAMES:
         renamed, count = re.subn(f"^{pattern}$", replacement, name)
         if count:
             return renamed.replace("BN.", "norm.")
-    raise UnknownLayoutError(f"tensor {name}: expected a name of a published ViT, ViTBNFFN, ViTBN or CNN, found none")
+    raise UnknownLayoutError(
+        f"tensor {shown(name)}: expected a name of a published ViT, ViTBNFFN, ViTBN or CNN, found none"
+    )
 
 
 def _config(tensors: Mapping[str, Tensor]) -> ModelConfig:
-    """Reads every width off the shapes, taking images and patches for square and grey as the published ones are."""
+    """Reads the widths off the shapes; published images and patches are square and grey."""
     model: ModelName = "vit" if "blocks.0.ffn.norm.weight" in tensors else "vitbnffn"
     if "norm.norm.weight" in tensors:
         model = "vitbn"
-    for name, dimensions in MATRICES.items():
-        if tensors[name].ndim != dimensions:
-            raise UnknownLayoutError(f"tensor {name}: expected {dimensions} dimensions, found {tensors[name].ndim}")
+    _check_dimensions(tensors, MATRICES)
     dim, patch_dim = tensors["patch_embedding.weight"].shape
     tokens = tensors["embedding.pos_embedding"].shape[1]
     patch, side = math.isqrt(patch_dim), math.isqrt(tokens - 1)
     if patch**2 != patch_dim or side**2 != tokens - 1:
         raise UnknownLayoutError(f"expected square grey patches and images, found {tokens - 1} patches of {patch_dim}")
+    blocks = {int(name.split(".")[1]) for name in tensors if name.startswith("blocks.")}
+    if max(blocks) >= len(blocks):
+        raise UnknownLayoutError(f"expected blocks 0 to {len(blocks) - 1}, found block {max(blocks)}")
     hidden_norm = tensors.get("blocks.0.ffn.hidden_norm.norm.weight")
     labels = tuple(map(str, range(tensors["head.weight"].shape[0])))
     return ModelConfig(
@@ -96,7 +105,7 @@ def _config(tensors: Mapping[str, Tensor]) -> ModelConfig:
         channels=1,
         num_classes=len(labels),
         dim=dim,
-        depth=1 + max(int(name.split(".")[1]) for name in tensors if name.startswith("blocks.")),
+        depth=len(blocks),
         heads=tensors["blocks.0.attention.qkv.weight"].shape[0] // (3 * DIM_HEAD),
         dim_head=DIM_HEAD,
         mlp_dim=tensors["blocks.0.ffn.linear1.weight"].shape[0],

@@ -1,9 +1,8 @@
-"""Bayesian search for good training parameters: the trials so far -> the parameters to try next, and their file.
+"""Bayesian search for training parameters: the trials so far -> the parameters to try next, and their file.
 
-A Gaussian process models the accuracy as a function of the parameters, and the next trial is where it promises
-most (Snoek et al., "Practical Bayesian optimization of machine learning algorithms", 2012); Ax has BoTorch do both
-(Balandat et al., 2020). Nothing of Ax is stored: its state is built anew from the trials each time, so that a
-search that was killed goes on as if it had never stopped.
+A Gaussian process models accuracy; the next trial has the highest expected improvement (Snoek et al., "Practical
+Bayesian optimization of machine learning algorithms", 2012; BoTorch: Balandat et al., 2020). Ax's state is rebuilt from
+the trials each time, so a killed search continues exactly.
 """
 
 from __future__ import annotations
@@ -26,44 +25,44 @@ if TYPE_CHECKING:
 
 Schedule = Literal["constant", "one-cycle"]
 
-# Narrower where all norms are of one token or image; batch statistics make higher rates usable.
+# Batch statistics allow higher rates.
 NARROW: tuple[ModelName, ...] = ("vit", "vit-dtn", "vit-minmax", "vit-zscore")
 LEARNING_RATES: dict[ModelName, tuple[float, float]] = {
     name: (1e-5, 1e-3 if name in NARROW else 1e-2) for name in (*TRANSFORMER_NAMES, "cnn")
 }
 BATCH_SIZES = (20, 120)
-FIRST_TRIALS = 5  # spread over the space, before there is enough to fit a Gaussian process to
+FIRST_TRIALS = 5  # spread over the space, for the Gaussian process to start with
 
 
 class SearchError(Exception):
-    """A search that cannot start or go on; the message says what was expected and what was found."""
+    """A search that cannot start or continue; the message says what was expected and what was found."""
 
 
 @dataclass(frozen=True)
 class Search:
-    """What is searched, and how each trial is trained: the trials of one search can be compared, and no others.
+    """What is searched, and how each trial is trained. Only trials of the same search can be compared.
 
-    Learning rate and batch size are always searched, depths and schedules where there is more than one.
+    Learning rate and batch size are always searched, depths and schedules if several are given.
     """
 
     model: ModelName
     dataset: str
     depths: tuple[int, int]  # the lowest and the highest
     schedules: tuple[Schedule, ...]
-    epochs: int  # of one trial
+    epochs: int  # of a trial
     train_images: int
     held_out_images: int
-    seed: int  # of the proposals and of the training of each trial
+    seed: int  # of proposals and trainings
 
     @property
     def learning_rates(self) -> tuple[float, float]:
-        """The lowest and the highest."""
+        """Lowest and highest."""
         return LEARNING_RATES[self.model]
 
 
 @dataclass(frozen=True)
 class Parameters:
-    """One point of the space, each field named like the option of models/train.py that takes it."""
+    """A point of the space; its fields are options of models/train.py."""
 
     lr: float
     batch_size: int
@@ -73,9 +72,9 @@ class Parameters:
 
 @dataclass(frozen=True)
 class Trial:
-    """What training with `parameters` came to: `accuracy` in [0, 1] on the held-out images after the last epoch.
+    """The result of a training: `accuracy` in [0, 1] on the held-out images after the last epoch.
 
-    A failed trial, one whose numbers were no longer finite, has an `error` in its place.
+    A training that diverged has an `error` instead.
     """
 
     parameters: Parameters
@@ -85,12 +84,10 @@ class Trial:
 
 
 def propose(search: Search, trials: Sequence[Trial]) -> Parameters:
-    """What to try after `trials`, a function of these and the seed alone.
+    """What to try after `trials`: the same for the same seed, up to rounding on another machine.
 
-    First the centre of the space and points of Sobol's sequence, then the maximum of the expected improvement as it
-    is for noisy accuracies (Ament et al., 2023). A failed trial counts as the worst of the others, so that the
-    search keeps away from there. The same seed proposes the same on the same machine and versions; on others,
-    rounding may lead the fit of the Gaussian process elsewhere.
+    First the centre and points of Sobol's sequence, then the highest expected improvement under noise (Ament et al.,
+    2023). A failed trial counts as the worst other trial.
     """
     worst = min((trial.accuracy for trial in trials if trial.accuracy is not None), default=0.0)
     with _quiet():
@@ -116,7 +113,7 @@ def propose(search: Search, trials: Sequence[Trial]) -> Parameters:
 
 
 def searched_names(search: Search) -> list[str]:
-    """The names of the parameters that are not fixed."""
+    """The parameters that are not fixed."""
     depth = ["depth"] if search.depths[0] < search.depths[1] else []
     return ["lr", "batch_size", *depth, *(["schedule"] if len(search.schedules) > 1 else [])]
 
@@ -135,7 +132,7 @@ def _space(search: Search) -> list[RangeParameterConfig | ChoiceParameterConfig]
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Ax logs each of its steps and its packages warn of one another: nothing that a user could act on."""
+    """Without Ax's log and the warnings of its packages, on which no user can act."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from ax.utils.common.logger import set_stderr_log_level
@@ -145,7 +142,7 @@ def _quiet() -> Iterator[None]:
 
 
 def check_installed() -> None:
-    """Raises SearchError, with what to type, where a package of the search is missing."""
+    """Raises SearchError, with the command to type, for a missing package."""
     for module, package in (("ax", "ax-platform"), ("matplotlib", "matplotlib")):
         if find_spec(module) is None:
             raise SearchError(
@@ -154,7 +151,7 @@ def check_installed() -> None:
 
 
 def best(trials: Sequence[Trial]) -> Trial:
-    """The trial of the highest accuracy, the first of these; raises SearchError where none finished."""
+    """The first trial of the highest accuracy; raises SearchError if all failed."""
     finished = [trial for trial in trials if trial.accuracy is not None]
     if not finished:
         raise SearchError(f"expected a trial whose loss stays finite, found {len(trials)} that failed")
@@ -162,7 +159,7 @@ def best(trials: Sequence[Trial]) -> Trial:
 
 
 def write(path: Path, search: Search, trials: Sequence[Trial], environment: dict[str, Any]) -> None:
-    """The search, its trials and the `environment` that they ran in, as JSON; all or nothing."""
+    """Writes the search, its trials and their environment as JSON."""
     rows = [
         {"trial": number, "status": "completed" if trial.error is None else "failed", **asdict(trial)}
         for number, trial in enumerate(trials, start=1)
@@ -172,22 +169,19 @@ def write(path: Path, search: Search, trials: Sequence[Trial], environment: dict
 
 
 def read(path: Path, search: Search) -> list[Trial]:
-    """The trials of `search` in a file that `write` made, none where there is no file.
-
-    Raises SearchError for a file that is damaged or another search's.
-    """
+    """The trials in a file of `write`, if there is one; raises SearchError for a damaged file or another search."""
     if not path.exists():
         return []
     try:
         saved = json.loads(path.read_bytes())
-        found, rows = dict(saved["search"]), list(saved["trials"])
+        earlier, rows = dict(saved["search"]), list(saved["trials"])
         trials = [_trial(row) for row in rows]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise SearchError(f"{path}: expected the trials of a search, found {error!r}") from error
     for name, value in _as_json(search).items():
-        if found.get(name) != value:
+        if earlier.get(name) != value:
             raise SearchError(
-                f"{path}: expected a search with {name} {value}, found {found.get(name)}; name another --output"
+                f"{path}: expected a search with {name} {value}, found {earlier.get(name)}; name another --output"
             )
     for number, trial in enumerate(trials, start=1):
         _check(f"{path}: trial {number}", search, trial)
@@ -195,7 +189,7 @@ def read(path: Path, search: Search) -> list[Trial]:
 
 
 def _as_json(search: Search) -> dict[str, Any]:
-    """The fields and the ranges, as they look once read from JSON."""
+    """Fields and ranges, as JSON gives them back."""
     values = asdict(search) | {"learning_rates": search.learning_rates, "batch_sizes": BATCH_SIZES}
     return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
@@ -206,7 +200,7 @@ def _trial(row: dict[str, Any]) -> Trial:
 
 
 def _check(where: str, search: Search, trial: Trial) -> None:
-    """Raises SearchError for a value that no trial of `search` has."""
+    """Raises SearchError for a value outside the search."""
     parameters = trial.parameters
     expected: list[tuple[str, Any, type[int] | type[float], tuple[float, float]]] = [
         ("lr", parameters.lr, float, search.learning_rates),

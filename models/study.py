@@ -1,6 +1,6 @@
 """Command line of the studies: dataset -> tables and plots. `python models/study.py --help`.
 
-Trainings of a study advance in turn, one epoch each. What was stopped goes on when the same command is given again.
+The trainings of a study take turns, an epoch each. The same command continues a study that was stopped.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+import vitbn  # noqa: F401  # says in one line that another `models` hides ours
 from models.catalog import PRETRAINED
-from models.studies import depths, dnn, frontier, learning_rates, norms, optimised, shift
+from models.studies import depths, dnn, frontier, learning_rates, norm_choice, optimised, shift
 from models.studies.protocol import Study
 from models.studies.running import StudyError
 
@@ -45,14 +46,20 @@ def _shrinkable(command: Callable[..., None]) -> Callable[..., None]:
 
 @click.group()
 def study() -> None:
-    """Carry out a published study: a JSON file, a table and plots. The same command again goes on where it stopped."""
+    """Carry out a published study: a JSON file, a table and plots. The same command continues a stopped study."""
 
 
 @study.command("learning-rates")
+@click.option(
+    "--rate",
+    type=click.Choice([str(rate) for rate in learning_rates.RATES]),
+    multiple=True,
+    help="Only this rate, repeatable.  [default: all three]",
+)
 @_shrinkable
-def run_learning_rates(**options: Any) -> None:
+def run_learning_rates(rate: tuple[str, ...], **options: Any) -> None:
     """ViT, ViTBNFFN and ViTBN at three learning rates, 30 epochs."""
-    _train(learning_rates.STUDY, **options)
+    _train(learning_rates.study([float(each) for each in rate] or learning_rates.RATES), **options)
 
 
 @study.command("depths")
@@ -78,11 +85,11 @@ def run_frontier(checkpoints: Path, **options: Any) -> None:
 
 
 @study.command("norms")
-@click.option("--dataset", type=click.Choice(norms.DATASETS), default="mnist", show_default=True)
+@click.option("--dataset", type=click.Choice(norm_choice.DATASETS), default="mnist", show_default=True)
 @_shrinkable
 def run_norms(**options: Any) -> None:
     """LayerNorm, BatchNorm and five others at a usual and a high learning rate, 10 epochs."""
-    _train(norms.STUDY, **options)
+    _train(norm_choice.STUDY, **options)
 
 
 @study.command("optimised")
@@ -108,7 +115,7 @@ def run_shift(
 ) -> None:
     """The checkpoints trained on MNIST on digits of other people: accuracy and time."""
     from models.data import load_dataset
-    from models.studies.results import write
+    from models.plots.results import write
     from models.training import choose_device
 
     with _one_line_errors():
@@ -123,6 +130,19 @@ def run_shift(
         _say_written(write(output, shift.result(rows, quick, _command_line(), device), shift.plots))
 
 
+@study.command("claims")
+@click.option("--results", type=click.Path(path_type=Path), default="benchmarks/results/studies", show_default=True)
+@click.option("--output", type=click.Path(path_type=Path), default="docs/claims.md", show_default=True)
+def run_claims(results: Path, output: Path) -> None:
+    """The published claims beside the results of the studies, each with a verdict: a page in Markdown."""
+    from models.files import write_atomically
+    from models.studies.claims import page
+
+    with _one_line_errors():
+        write_atomically(output, page(results).encode())
+    click.echo(f"Wrote {output}")
+
+
 def _train(
     study: Study,
     output: Path,
@@ -133,7 +153,7 @@ def _train(
     train_images: int | None,
     dataset: str = "mnist",
 ) -> None:
-    """Carries out a study that trains, with a row an epoch."""
+    """Carries out a study that trains; prints a row an epoch."""
     from models.data import load_dataset
     from models.studies.protocol import carry_out
     from models.training import choose_device
@@ -163,19 +183,20 @@ def _say_written(paths: list[Path]) -> None:
 
 
 def _command_line() -> str:
-    """What was typed, without what belongs to one machine alone."""
+    """The command, without the options of this machine alone."""
     context = click.get_current_context()
     words = ["python models/study.py", str(context.info_name)]
     for name, value in context.params.items():
         if name not in UNSAID and value:
             option = f"--{name.replace('_', '-')}"
-            words.append(option if value is True else f"{option} {value}")
+            values = value if isinstance(value, tuple) else [value]
+            words += [option if each is True else f"{option} {each}" for each in values]
     return " ".join([*words, "--output DIR"])
 
 
 @contextmanager
 def _one_line_errors() -> Iterator[None]:
-    """What a user can mend ends the command with one line."""
+    """Errors that a user can mend end the command with one line."""
     from models.checkpoint import CheckpointError
     from models.config import ConfigError
     from models.data import DataError

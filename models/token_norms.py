@@ -1,6 +1,6 @@
-"""Normalisations that look at each image anew: no affine maps, and so refused by the fold. They are for comparison.
+"""Normalisations with statistics of each image, for comparison: not affine, so the fold refuses them.
 
-In and out: tokens (B, N, D). gamma and beta (D,) are the scale and shift that a norm learns.
+In and out: tokens (B, N, D). gamma and beta (D,) are learned.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from models.norms import EPS, Affine, NeverAffine, TokenNorm
 
 
 class GainedTokenNorm(TokenNorm):
-    """gamma n(x) + beta, where a subclass says what n is."""
+    """gamma n(x) + beta; a subclass computes n."""
 
     reason = "its statistics are those of each token"
 
@@ -29,7 +29,7 @@ class GainedTokenNorm(TokenNorm):
 
     @abstractmethod
     def normalise(self, x: Tensor) -> Tensor:
-        """Tokens (B, N, D) -> the same, before gamma and beta."""
+        """n(x) of tokens (B, N, D)."""
 
     def eval_affine(self) -> Affine:
         raise NeverAffine(f"expected an affine map in eval mode, found {type(self).__name__}: {self.reason}")
@@ -50,7 +50,7 @@ class TokenMinMax(GainedTokenNorm):
 class TokenZScore(GainedTokenNorm):
     """n(x) = (x - mean x) / (std x + eps) over the D features of a token, eps = 1e-5, std with D - 1.
 
-    It differs from LayerNorm in where eps stands and in dividing by D - 1.
+    LayerNorm has eps under the root and divides by D.
     """
 
     def normalise(self, x: Tensor) -> Tensor:
@@ -58,16 +58,15 @@ class TokenZScore(GainedTokenNorm):
 
 
 class DynamicTokenNorm(GainedTokenNorm):
-    """n(x) = (x - mu) / sqrt(s + eps), whose mean and variance mix those of the token with those of its neighbours.
+    """n(x) = (x - mu) / sqrt(s + eps); mean and variance mix those of the token and of its neighbours.
 
-    Shao et al., "Dynamic Token Normalization Improves Vision Transformers", ICLR 2022. For head h, whose features are
+    Shao et al., "Dynamic Token Normalization Improves Vision Transformers", ICLR 2022. For a head with features
     X (N, D/H), and learned shares l, l' in (0, 1):
 
         mu = l mean(token) + (1 - l) P X,    s = l' var(token) + (1 - l') (P X^2 - (P X)^2)
 
-    P = softmax(R a) by rows, with R_ij = (dx, dy, dx^2 + dy^2) between the patches i and j and a learned (3,) a head,
-    which starts by looking at one neighbour each. The CLS token has no place: it looks at all tokens alike, and no
-    patch looks at it (the paper's networks have none).
+    P = softmax(R a) by rows, with R_ij = (dx, dy, dx^2 + dy^2) between patches i and j and a (3,) learned by each head.
+    The CLS token, which the paper's networks lack, has no place: it weighs all tokens alike, and no patch sees it.
     """
 
     mixes_tokens = True
@@ -101,7 +100,7 @@ class DynamicTokenNorm(GainedTokenNorm):
         return normed.transpose(1, 2).reshape(images, tokens, dim)  # (B, N, D)
 
     def _weights(self, with_cls: bool) -> Tensor:
-        """P: (H, N, N) with the CLS token, (H, N-1, N-1) of the patches alone."""
+        """P: (H, N, N), or (H, N-1, N-1) without the CLS token."""
         first = 0 if with_cls else 1
         scores = (self.offsets[first:, first:] @ self.gaze.T).permute(2, 0, 1)  # (H, N, N)
         return scores.masked_fill(~self.seen[first:, first:], -torch.inf).softmax(dim=-1)
@@ -113,18 +112,17 @@ class DynamicTokenNorm(GainedTokenNorm):
 
 
 def first_gaze(heads: int) -> Tensor:
-    """(H, 3): head h looks at the patch (dx, dy) of a square around its own, since -(d - c)^2 = -d^2 + 2cd - c^2."""
+    """(H, 3): head h looks at one patch (dx, dy) of a square around its own, as -(d - c)^2 = -d^2 + 2cd - c^2."""
     side = math.isqrt(heads)
-    gaze = torch.zeros(heads, 3)
-    for head in range(side * side):
-        dy, dx = head // side - (side - 1) // 2, head % side - (side - 1) // 2
-        gaze[head] = torch.tensor([2.0 * dx, 2.0 * dy, -1.0])
-    return gaze
+    head = torch.arange(side * side)
+    dy, dx = head // side - (side - 1) // 2, head % side - (side - 1) // 2
+    gaze = torch.stack((2.0 * dx, 2.0 * dy, -torch.ones(side * side)), dim=1)
+    return nn.functional.pad(gaze, (0, 0, 0, heads - side * side))
 
 
 def neighbourhood(grid: tuple[int, int]) -> tuple[Tensor, Tensor]:
-    """For N = height width + 1 tokens, the CLS token first: offsets (dx, dy, dx^2 + dy^2) float32 (N, N, 3), and which
-    token sees which, bool (N, N).
+    """Of N = height width + 1 tokens, CLS first: offsets (dx, dy, dx^2 + dy^2) float32 (N, N, 3), and whether token i
+    sees token j, bool (N, N).
     """
     height, width = grid
     y, x = (axis.flatten() for axis in torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij"))

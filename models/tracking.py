@@ -1,9 +1,8 @@
-"""A training run recorded with MLflow, for `models/train.py --track`: epochs -> the same epochs, sent as they end.
+"""`models/train.py --track`: epochs -> the same epochs, each sent to MLflow.
 
-What is sent is what the JSON beside the checkpoint says: its configuration and options as parameters, its series
-as metrics with the epoch as step, and at the end itself and the checkpoint as artifacts. The address is
-$MLFLOW_TRACKING_URI, else the folder ./mlruns, which MLflow 3 takes only with MLFLOW_ALLOW_FILE_STORE. MLflow's
-own usage telemetry is switched off (MLFLOW_DISABLE_TELEMETRY): nothing goes elsewhere.
+MLflow gets the content of the JSON beside the checkpoint: configuration and options as parameters, the series as
+metrics with the epoch as step; at the end the JSON and the checkpoint as artifacts. The address is
+$MLFLOW_TRACKING_URI, else ./mlruns, which MLflow 3 needs MLFLOW_ALLOW_FILE_STORE for. MLflow's own telemetry is off.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
 EXPERIMENT = "vitbn"
 LOCAL_STORE = Path("mlruns")
-# Unless the environment says otherwise. MLflow would try for minutes to reach a server that is not there.
+# Defaults of the environment. MLflow would look for an absent server for minutes.
 SETTINGS = {
     "MLFLOW_ALLOW_FILE_STORE": "true",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
@@ -33,7 +32,7 @@ SETTINGS = {
 
 
 class TrackingError(TrainingError):
-    """A run that cannot be tracked from its start; the message says what was expected and what was found."""
+    """MLflow is missing or does not answer at the start; the message says what was expected and what was found."""
 
 
 @dataclass(frozen=True)
@@ -44,11 +43,11 @@ class _Run:
 
     @property
     def record(self) -> Path:
-        """The JSON that the training writes."""
+        """The JSON of the training."""
         return self.checkpoint.with_suffix(".json")
 
     def send(self) -> None:
-        """Sends the parameters and the epochs of the record that MLflow does not have yet."""
+        """Sends the parameters and epochs that MLflow lacks."""
         from mlflow.entities import Metric, Param
 
         record = json.loads(self.record.read_bytes())
@@ -64,7 +63,7 @@ class _Run:
                 self.client.log_batch(self.id, metrics=metrics)
 
     def close(self, status: str) -> None:
-        """Sends the rest, the record and the checkpoint, and says how the run ended."""
+        """Sends the rest, the JSON and the checkpoint, and ends the run."""
         if self.record.exists():
             self.send()
             self.client.log_artifact(self.id, str(self.record))
@@ -73,12 +72,10 @@ class _Run:
 
 
 def track(epochs: Iterator[Epoch], checkpoint: Path, resume: bool, report: Callable[[str], None]) -> Iterator[Epoch]:
-    """The `epochs` of a training run that writes `checkpoint`, each passed on once MLflow has it.
+    """Yields each of the `epochs` once MLflow has it; raises TrackingError before the first.
 
-    With `resume` the run of before goes on, with the parameters that it began with; where MLflow has none, a new
-    run gets all epochs of the record. If MLflow no longer answers, a line goes to `report` and training goes on;
-    what it missed is sent at the end, or else a second line says that it is not. Raises TrackingError, before
-    anything is trained, where MLflow is missing or does not answer.
+    `resume` continues the earlier run, or sends all its epochs to a new run. When MLflow stops answering, `report` gets
+    a line; the rest is sent at the end.
     """
     return _follow(epochs, _open(checkpoint, resume), report)
 
@@ -103,7 +100,7 @@ def _open(checkpoint: Path, resume: bool) -> _Run:
 
 
 def _run_id(client: MlflowClient, checkpoint: Path, resume: bool) -> str:
-    """A new run's, or with `resume` that of the run that wrote `checkpoint`; it is kept in a file beside it."""
+    """The id of a new run, or with `resume` of the earlier run, from a file beside the checkpoint."""
     from mlflow import MlflowException
 
     experiment = client.get_experiment_by_name(EXPERIMENT)
@@ -111,14 +108,14 @@ def _run_id(client: MlflowClient, checkpoint: Path, resume: bool) -> str:
     path = checkpoint.with_suffix(".mlflow-run")
     if resume and path.exists():
         try:
-            found = client.get_run(path.read_text().strip())
+            earlier = client.get_run(path.read_text().strip())
         except MlflowException as error:
             if error.error_code not in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
                 raise
         else:
-            if found.info.lifecycle_stage == "active":
-                client.update_run(found.info.run_id, "RUNNING")
-                return str(found.info.run_id)
+            if earlier.info.lifecycle_stage == "active":
+                client.update_run(earlier.info.run_id, "RUNNING")
+                return str(earlier.info.run_id)
     created = client.create_run(experiment_id, run_name=checkpoint.stem)
     write_atomically(path, created.info.run_id.encode())
     return str(created.info.run_id)
@@ -139,7 +136,7 @@ def _follow(epochs: Iterator[Epoch], run: _Run, report: Callable[[str], None]) -
 
 
 def _tried(action: Callable[[], None], run: _Run, report: Callable[[str], None]) -> bool:
-    """Whether MLflow did what it was asked; says so where it did not."""
+    """Whether MLflow answered; reports a failure."""
     from mlflow import MlflowException
 
     try:

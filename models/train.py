@@ -10,11 +10,13 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+import vitbn  # noqa: F401  # says in one line that another `models` hides ours
 from models.config import MODEL_NAMES, ConfigError, ModelConfig, ModelName
 from models.data import DATA_DIR_HELP, DATASETS, DataError, Dataset, load_dataset
 
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
     from models.training import Epoch, TrainingOptions
 
 CHECKPOINTS = Path("checkpoints")
-AUGMENTATIONS = ("none", "light", "study", "crop-flip")
+AUGMENTATIONS = ("none", "light", "elastic", "study", "crop-flip")
 
 
 def _finite(ctx: click.Context, param: click.Parameter, value: float) -> float:
@@ -32,7 +34,7 @@ def _finite(ctx: click.Context, param: click.Parameter, value: float) -> float:
 
 
 def _read_params(ctx: click.Context, param: click.Parameter, path: Path | None) -> None:
-    """Takes the file's values as the defaults of the options they name; what the command line says goes before."""
+    """The file's values become the defaults of the options that they name."""
     if path is None:
         return
     try:
@@ -47,7 +49,7 @@ def _read_params(ctx: click.Context, param: click.Parameter, path: Path | None) 
 
 
 def _check_model(ctx: click.Context, param: click.Parameter, model: str) -> str:
-    """The parameters of one model are not another's."""
+    """Refuses the parameters of another model."""
     meant = (ctx.default_map or {}).get("model", model)
     if meant != model:
         raise click.BadParameter(f"expected the model that --params is for, {meant}, found {model}")
@@ -67,6 +69,13 @@ def _check_model(ctx: click.Context, param: click.Parameter, model: str) -> str:
 @click.option("--dataset", type=click.Choice(DATASETS), default="digits", show_default=True)
 @click.option("--data-dir", type=click.Path(path_type=Path), help=DATA_DIR_HELP)
 @click.option("--depth", type=click.IntRange(1), default=6, show_default=True, help="Blocks of a transformer.")
+@click.option("--dim", type=click.IntRange(1), default=64, show_default=True, help="Features of a token.")
+@click.option("--heads", type=click.IntRange(1), default=8, show_default=True, help="Heads of a block.")
+@click.option("--dim-head", type=click.IntRange(1), default=64, show_default=True, help="Features of a head.")
+@click.option("--mlp-dim", type=click.IntRange(1), default=128, show_default=True, help="Hidden features of the FFN.")
+@click.option(
+    "--late-cls", type=(int, int), help="Heads of the last block and their features; the CLS token joins there."
+)
 @click.option("--epochs", type=click.IntRange(1), default=10, show_default=True)
 @click.option("--batch-size", type=click.IntRange(2), default=100, show_default=True)
 @click.option("--lr", type=click.FloatRange(0, 10, min_open=True), callback=_finite, default=0.001, show_default=True)
@@ -82,6 +91,14 @@ def _check_model(ctx: click.Context, param: click.Parameter, model: str) -> str:
 @click.option("--augment-test", is_flag=True, help="Distort the test images too, as the study did.")
 @click.option("--hold-out", type=click.IntRange(0), default=0, show_default=True, help="Training images to test on.")
 @click.option("--teacher", type=click.Path(path_type=str), help="Checkpoint of a network to learn from besides.")
+@click.option(
+    "--form",
+    type=click.Choice(["served", "plain"]),
+    default="served",
+    show_default=True,
+    help="served: only what the head reads; the last block's statistics are those of CLS rows.",
+)
+@click.option("--ema", type=click.FloatRange(0, 1, max_open=True), help="Decay of an average of the weights to keep.")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda", "mps"]), default="auto", show_default=True)
 @click.option("--output", type=click.Path(path_type=Path), help="Default: checkpoints/<model>-<dataset>.safetensors")
@@ -92,6 +109,11 @@ def train(
     dataset: str,
     data_dir: Path | None,
     depth: int,
+    dim: int,
+    heads: int,
+    dim_head: int,
+    mlp_dim: int,
+    late_cls: tuple[int, int] | None,
     epochs: int,
     batch_size: int,
     lr: float,
@@ -106,7 +128,9 @@ def train(
 
     try:
         data = load_dataset(dataset, data_dir)
-        config = data.model_config(model, depth)
+        config = replace(
+            data.model_config(model, depth), dim=dim, heads=heads, dim_head=dim_head, mlp_dim=mlp_dim, late_cls=late_cls
+        )
         device = distributed.local_device(training.choose_device(device))
         options = training.TrainingOptions(epochs=epochs, batch_size=batch_size, lr=lr, device=device, **others)
         output = output or CHECKPOINTS / f"{model}-{dataset}.safetensors"
@@ -121,7 +145,7 @@ def train(
 def _run(
     config: ModelConfig, data: Dataset, options: TrainingOptions, output: Path, resume: bool, track: bool
 ) -> Epoch | None:
-    """Trains; the first process says how it goes. Returns the last epoch, None where there was nothing to do."""
+    """Trains; process 0 prints. Returns the last epoch, or None if all were finished."""
     from models import distributed, training
 
     images, first = len(data.train_labels) - options.hold_out, distributed.rank() == 0
@@ -144,7 +168,7 @@ def _run(
 
 @contextmanager
 def _progress(images: int, shown: bool) -> Iterator[Callable[[int, float], None]]:
-    """A bar over all images of all epochs, on the terminal alone."""
+    """A bar over all images of all epochs, only on a terminal."""
     from tqdm import tqdm
 
     with tqdm(total=images, unit=" images", unit_scale=True, leave=False, disable=None if shown else True) as bar:
@@ -157,7 +181,7 @@ def _progress(images: int, shown: bool) -> Iterator[Callable[[int, float], None]
 
 
 def _print_epochs(epochs: Iterator[Epoch], measured: str) -> Epoch | None:
-    """Prints a row an epoch and returns the last; on Ctrl-C says what is kept and exits with 130, as a shell does."""
+    """Prints a row an epoch and returns the last; Ctrl-C says what is kept and exits with 130."""
     last = None
     _print_above_the_bar(f"epoch  training s  test s  training loss  {measured}")
     try:
@@ -177,7 +201,7 @@ def _print_above_the_bar(line: str) -> None:
     from tqdm import tqdm
 
     with tqdm.external_write_mode():
-        click.echo(line)  # flushes, so that a row is seen when its epoch ends
+        click.echo(line)  # flushes
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Command line of the search: dataset -> parameters for models/train.py. `python models/tune.py --help`.
 
-Each trial trains on a part of the training images and is measured on others that were held out; no test image is
-looked at. The same command again goes on where the search stopped, or shows what it found.
+Each trial trains on a part of the training images and is measured on held-out ones; no test image is looked at. The
+same command again continues the search, or shows its result.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 
 import click
 
+import vitbn  # noqa: F401  # says in one line that another `models` hides ours
 from models.config import ConfigError, ModelName
 from models.data import DATA_DIR_HELP, DATASETS, DataError, Dataset, hold_out, load_dataset
 from models.files import write_atomically
@@ -65,7 +66,7 @@ def tune(
     device: str,
     output: Path,
 ) -> None:
-    """Search the learning rate, the batch size and what else is asked for (Ctrl-C keeps all finished trials)."""
+    """Search learning rate and batch size (Ctrl-C keeps all finished trials)."""
     from models import training
 
     try:
@@ -96,9 +97,9 @@ def _depths(model: ModelName, depths: tuple[int, int]) -> tuple[int, int]:
 
 
 def part_of(data: Dataset, train_images: int | None) -> Dataset:
-    """The training part alone: a fifth of it, 5,000 images at most, in the place of the test part.
+    """The training part alone, split: a fifth, at most 5,000 images, becomes the test part.
 
-    Of the rest only `train_images` are left where that is given; raises DataError where there are fewer.
+    `train_images` limits the rest; raises DataError if fewer are left.
     """
     part = hold_out(data, min(5000, len(data.train_labels) // 5))
     left = len(part.train_labels)
@@ -108,7 +109,7 @@ def part_of(data: Dataset, train_images: int | None) -> Dataset:
 
 
 def _run(search: Search, data: Dataset, device: str, count: int, output: Path) -> None:
-    """Prints a row a trial and writes what was found, on Ctrl-C too, then exiting with 130, as a shell does."""
+    """Prints a row a trial and writes the result; Ctrl-C writes it, too, and exits with 130."""
     path = output / f"{search.model}.trials.json"
     trials = read(path, search)
     click.echo(
@@ -127,15 +128,15 @@ def _run(search: Search, data: Dataset, device: str, count: int, output: Path) -
         if any(trial.accuracy is not None for trial in trials):
             write_results(search, trials, output)
         raise SystemExit(130) from None
-    found = write_results(search, trials, output)
+    best_path = write_results(search, trials, output)
     click.echo(f"Wrote {path} and, beside it, {search.model}.convergence.png and {search.model}.plane.png")
-    click.echo(f"Train with the best: python models/train.py --params {found}")
+    click.echo(f"Train with the best: python models/train.py --params {best_path}")
 
 
 def run_trials(
     search: Search, data: Dataset, device: str, earlier: list[Trial], count: int, path: Path
 ) -> Iterator[Trial]:
-    """The trials after the `earlier` ones, up to `count` in all, each yielded once the file at `path` has it."""
+    """Trials up to `count` in all, each yielded once the file at `path` has it."""
     import torch
 
     from models.environment import describe
@@ -148,7 +149,7 @@ def run_trials(
 
 
 def run_trial(search: Search, data: Dataset, device: str, parameters: Parameters) -> Trial:
-    """Trains a new network with `parameters`; what it learned is not kept."""
+    """Trains a network with `parameters` and forgets it."""
     from models.training import TrainingError, TrainingOptions, train
 
     config = data.model_config(search.model, parameters.depth)
@@ -170,12 +171,12 @@ def run_trial(search: Search, data: Dataset, device: str, parameters: Parameters
 
 
 def write_results(search: Search, trials: list[Trial], output: Path) -> Path:
-    """Writes the plots and the best parameters, as a file for `models/train.py --params`; returns its path.
+    """Writes the plots and a file of the best parameters for `models/train.py --params`; returns its path.
 
-    How long to train is left open, since the epochs of a trial are few. The accuracy is left out, for it flatters:
-    it is the best of many on the same images. Raises SearchError where every trial failed.
+    The file has no epochs, which are few in a trial, and no accuracy, which is the best of many on the same images.
+    Raises SearchError if every trial failed.
     """
-    from models.search_plots import convergence, plane
+    from models.plots.search_plots import convergence, plane
 
     options: dict[str, Any] = {"model": search.model, "dataset": search.dataset, **asdict(best(trials).parameters)}
     if search.model == "cnn":
@@ -193,7 +194,7 @@ def _header(search: Search) -> str:
 
 
 def _row(search: Search, trials: list[Trial]) -> str:
-    """The last trial, under the header."""
+    """The last trial."""
     last = trials[-1]
     accuracy = "failed" if last.accuracy is None else f"{100 * last.accuracy:.2f}"
     so_far = [100 * trial.accuracy for trial in trials if trial.accuracy is not None]

@@ -1,4 +1,4 @@
-"""One Vision Transformer; ViT, ViTBNFFN, ViTBN and the others are its choices of normalisation.
+"""One Vision Transformer; ViT, ViTBNFFN, ViTBN and the others differ in their norms alone.
 
 In: images float (B, C, H, W), pixels in [0, 1]. Out: logits float (B, num_classes).
 Dosovitskiy et al., "An Image is Worth 16x16 Words", 2021, with a norm on both sides of the patch embedding (Kumar et
@@ -8,42 +8,124 @@ al., "Dual PatchNorm", 2023), as in the study that replaces LayerNorm by BatchNo
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple, cast
 
 from einops.layers.torch import Rearrange
 from torch import Tensor, nn
 
-from models.config import BatchNormFeatures, ModelConfig, ModelName, Pool, PositionEncoding, Preprocessing
+from models.config import ModelConfig, ModelName
 from models.layers import Attention, Block, FeedForward, TokenEmbedding
-from models.norms import DynamicFeatureNorm, NormFactory, ProgressiveRepBN, RepBN, RowNorm, TokenBatchNorm, UnifiedNorm
+from models.norms import DynamicFeatureNorm, ProgressiveRepBN, RepBN, RowNorm, TokenBatchNorm, UnifiedNorm
 from models.token_norms import DynamicTokenNorm, TokenMinMax, TokenZScore
 
-Size = int | tuple[int, int]
+Norm = Callable[[ModelConfig, int], nn.Module]
+"""Configuration and number of features -> normalisation of tokens (B, N, features)."""
 
 
-def pair(size: Size) -> tuple[int, int]:
-    """One side or (height, width) -> (height, width)."""
-    return (size, size) if isinstance(size, int) else size
-
-
-def no_norm(features: int) -> nn.Module:
-    """The norm that is not there."""
+def no_norm(config: ModelConfig, dim: int) -> nn.Module:
     return nn.Identity()
 
 
-def by_feature(norm: type[RowNorm], config: ModelConfig) -> NormFactory:
-    """A norm over every feature of a token, or over one feature, as `config.bn_features` says."""
-    return lambda dim: norm(dim if config.bn_features == "dim" else 1)
+def layer_norm(config: ModelConfig, dim: int) -> nn.Module:
+    return nn.LayerNorm(dim)
+
+
+def features(config: ModelConfig, dim: int) -> int:
+    """How many features have statistics of their own: all, or one for all values."""
+    return dim if config.bn_features == "dim" else 1
+
+
+def by_feature(norm: type[RowNorm]) -> Norm:
+    return lambda config, dim: norm(features(config, dim))
+
+
+class Norms(NamedTuple):
+    """The norms of one network: of the tokens, before the FFN, and between its first Linear and GELU."""
+
+    tokens: Norm
+    ffn: Norm
+    hidden: Norm = no_norm
+
+
+def in_place_of_layer_norm(norm: Norm) -> Norms:
+    return Norms(tokens=norm, ffn=norm)
+
+
+batch_norm = by_feature(TokenBatchNorm)
+
+NORMS: dict[ModelName, Norms] = {
+    "vit": in_place_of_layer_norm(layer_norm),
+    "vitbnffn": Norms(tokens=layer_norm, ffn=no_norm, hidden=batch_norm),
+    "vitbn": Norms(tokens=batch_norm, ffn=no_norm, hidden=batch_norm),
+    "vit-repbn": in_place_of_layer_norm(by_feature(RepBN)),
+    "vit-prepbn": in_place_of_layer_norm(lambda config, dim: ProgressiveRepBN(dim, features(config, dim))),
+    "vit-un": in_place_of_layer_norm(by_feature(UnifiedNorm)),
+    "vit-dfn": in_place_of_layer_norm(by_feature(DynamicFeatureNorm)),
+    # For comparison: these do not fold.
+    "vit-dtn": in_place_of_layer_norm(lambda config, dim: DynamicTokenNorm(dim, config.heads, config.grid)),
+    "vit-minmax": in_place_of_layer_norm(lambda config, dim: TokenMinMax(dim)),
+    "vit-zscore": in_place_of_layer_norm(lambda config, dim: TokenZScore(dim)),
+}
 
 
 class VisionTransformer(nn.Module):
-    """The network itself; a subclass names the model and chooses three norms.
+    """The network that `config` describes; NORMS says which norms stand in it."""
 
-    `norms` gives the norms of (the tokens, the FFN's input, the FFN's hidden layer). Raises ConfigError for a geometry
-    that is none.
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        norm, ffn_norm, hidden_norm = (partial(norm, config) for norm in NORMS[config.model])
+        height, width = config.patch_size
+        self.to_patches: nn.Module = Rearrange("b c (h p1) (w p2) -> b (h w) (p1 p2 c)", p1=height, p2=width)
+        self.patch_norm = norm(config.patch_dim)
+        self.patch_embedding: nn.Module = nn.Linear(config.patch_dim, config.dim)
+        self.embedding_norm = norm(config.dim)
+        self.embedding: nn.Module = TokenEmbedding(config)
+        self.blocks = nn.ModuleList(
+            Block(Attention(config.block(i), norm), FeedForward(config, ffn_norm, hidden_norm))
+            for i in range(config.depth)
+        )
+        self.norm = norm(config.dim)
+        self.head = nn.Linear(config.dim, config.num_classes)
+
+    def forward(self, image: Tensor) -> Tensor:
+        x = self.embed(image)  # (B, N, D), or (B, N-1, D) until the last block if the CLS token comes late
+        *before, last = self.blocks
+        for block in before:
+            x = block(x)
+        return self.classify(last(self.join(x)))
+
+    def embed(self, image: Tensor) -> Tensor:
+        """Images (B, C, H, W) -> tokens (B, N, D)."""
+        x = self.to_patches(image)  # (B, N-1, P)
+        x = self.embedding_norm(self.patch_embedding(self.patch_norm(x)))  # (B, N-1, D)
+        tokens: Tensor = self.embedding(x)
+        return tokens
+
+    def join(self, x: Tensor) -> Tensor:
+        """Tokens of the last block (B, N, D)."""
+        return cast(TokenEmbedding, self.embedding).join(x) if self.config.late_cls else x
+
+    def classify(self, x: Tensor) -> Tensor:
+        """Tokens behind the last block (B, N, D) -> logits (B, num_classes)."""
+        x = self.norm(x)
+        x = x[:, 0] if self.config.pool == "cls" else x.mean(dim=1)  # (B, D)
+        logits: Tensor = self.head(x)  # (B, num_classes)
+        return logits
+
+
+Size = int | tuple[int, int]
+"""One side of a square, or (height, width)."""
+
+
+class _Published(VisionTransformer):
+    """The study's constructors, with its keywords and its defaults.
+
+    `optional` takes the other fields of ModelConfig: pool, dim_head, dropout, emb_dropout, pos_emb and so on.
     """
 
-    name: ModelName
-    norms: Callable[[ModelConfig], tuple[NormFactory, NormFactory, NormFactory]]
+    model: ModelName
 
     def __init__(
         self,
@@ -55,146 +137,40 @@ class VisionTransformer(nn.Module):
         depth: int,
         heads: int,
         mlp_dim: int,
-        pool: Pool = "cls",
         channels: int = 3,
-        dim_head: int = 64,
-        dropout: float = 0.0,
-        emb_dropout: float = 0.0,
-        pos_emb: PositionEncoding = "learn",
-        bn_features: BatchNormFeatures = "dim",
-        qkv_bias: bool = False,
         labels: tuple[str, ...] | None = None,
-        preprocessing: Preprocessing = "ink",
+        **optional: Any,
     ) -> None:
-        super().__init__()
-        config = self.config = ModelConfig(
-            model=self.name,
-            image_size=pair(image_size),
-            patch_size=pair(patch_size),
-            channels=channels,
-            num_classes=num_classes,
-            dim=dim,
-            depth=depth,
-            heads=heads,
-            dim_head=dim_head,
-            mlp_dim=mlp_dim,
-            pool=pool,
-            dropout=dropout,
-            emb_dropout=emb_dropout,
-            pos_emb=pos_emb,
-            bn_features=bn_features,
-            qkv_bias=qkv_bias,
-            labels=tuple(map(str, range(num_classes))) if labels is None else labels,
-            preprocessing=preprocessing,
-        )
-        norm, ffn_norm, hidden_norm = type(self).norms(config)
-        height, width = config.patch_size
-        self.to_patches: nn.Module = Rearrange("b c (h p1) (w p2) -> b (h w) (p1 p2 c)", p1=height, p2=width)
-        self.patch_norm = norm(config.patch_dim)
-        self.patch_embedding: nn.Module = nn.Linear(config.patch_dim, dim)
-        self.embedding_norm = norm(dim)
-        self.embedding: nn.Module = TokenEmbedding(config.num_patches + 1, dim, pos_emb == "pe1d", emb_dropout)
-        self.blocks = nn.ModuleList(
-            Block(
-                Attention(dim, heads, dim_head, dropout, norm, qkv_bias),
-                FeedForward(dim, mlp_dim, dropout, ffn_norm, hidden_norm),
+        super().__init__(
+            ModelConfig(
+                model=self.model,
+                image_size=(image_size, image_size) if isinstance(image_size, int) else image_size,
+                patch_size=(patch_size, patch_size) if isinstance(patch_size, int) else patch_size,
+                num_classes=num_classes,
+                dim=dim,
+                depth=depth,
+                heads=heads,
+                mlp_dim=mlp_dim,
+                channels=channels,
+                labels=tuple(map(str, range(num_classes))) if labels is None else labels,
+                **optional,
             )
-            for _ in range(depth)
         )
-        self.norm = norm(dim)
-        self.head = nn.Linear(dim, num_classes)
-
-    def forward(self, image: Tensor) -> Tensor:
-        x = self.to_patches(image)  # (B, N-1, P)
-        x = self.embedding_norm(self.patch_embedding(self.patch_norm(x)))  # (B, N-1, D)
-        x = self.embedding(x)  # (B, N, D)
-        for block in self.blocks:
-            x = block(x)
-        x = self.norm(x)
-        x = x[:, 0] if self.config.pool == "cls" else x.mean(dim=1)  # (B, D)
-        logits: Tensor = self.head(x)  # (B, num_classes)
-        return logits
 
 
-class ViT(VisionTransformer):
+class ViT(_Published):
     """LayerNorm everywhere: the usual network."""
 
-    name = "vit"
-    norms = staticmethod(lambda config: (nn.LayerNorm, nn.LayerNorm, no_norm))
+    model = "vit"
 
 
-class ViTBNFFN(VisionTransformer):
+class ViTBNFFN(_Published):
     """BatchNorm in the feed-forward block, between its first Linear and GELU; LayerNorm elsewhere."""
 
-    name = "vitbnffn"
-    norms = staticmethod(lambda config: (nn.LayerNorm, no_norm, by_feature(TokenBatchNorm, config)))
+    model = "vitbnffn"
 
 
-class ViTBN(VisionTransformer):
+class ViTBN(_Published):
     """BatchNorm everywhere."""
 
-    name = "vitbn"
-    norms = staticmethod(
-        lambda config: (by_feature(TokenBatchNorm, config), no_norm, by_feature(TokenBatchNorm, config))
-    )
-
-
-class ViTWith(VisionTransformer):
-    """Another norm in each place where ViT has LayerNorm; a subclass chooses it."""
-
-    token_norm: Callable[[ModelConfig], NormFactory]
-
-    @classmethod
-    def norms(cls, config: ModelConfig) -> tuple[NormFactory, NormFactory, NormFactory]:
-        return cls.token_norm(config), cls.token_norm(config), no_norm
-
-
-class ViTRepBN(ViTWith):
-    """BatchNorm with a skip beside it."""
-
-    name = "vit-repbn"
-    token_norm = staticmethod(lambda config: by_feature(RepBN, config))
-
-
-class ViTPRepBN(ViTWith):
-    """From LayerNorm to RepBN in the course of the training."""
-
-    name = "vit-prepbn"
-    token_norm = staticmethod(
-        lambda config: lambda dim: ProgressiveRepBN(dim, dim if config.bn_features == "dim" else 1)
-    )
-
-
-class ViTUN(ViTWith):
-    """Unified Normalization: scaled by a smoothed mean square, not centred."""
-
-    name = "vit-un"
-    token_norm = staticmethod(lambda config: by_feature(UnifiedNorm, config))
-
-
-class ViTDFN(ViTWith):
-    """A learned mixture of z-score, min-max form and identity by feature."""
-
-    name = "vit-dfn"
-    token_norm = staticmethod(lambda config: by_feature(DynamicFeatureNorm, config))
-
-
-class ViTDTN(ViTWith):
-    """Dynamic Token Normalization; for comparison, it does not fold."""
-
-    name = "vit-dtn"
-    token_norm = staticmethod(lambda config: lambda dim: DynamicTokenNorm(dim, config.heads, config.grid))
-
-
-class ViTMinMax(ViTWith):
-    """The min-max form of each token; for comparison, it does not fold."""
-
-    name = "vit-minmax"
-    token_norm = staticmethod(lambda config: TokenMinMax)
-
-
-class ViTZScore(ViTWith):
-    """The z-score of each token; for comparison, it does not fold."""
-
-    name = "vit-zscore"
-    token_norm = staticmethod(lambda config: TokenZScore)
+    model = "vitbn"

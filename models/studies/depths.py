@@ -1,8 +1,7 @@
 """The second study: on distorted images, how deep can a network be trained with and without BatchNorm in its FFN?
 
-The training images are distorted as in the published study (`augment="study"`). That study measured accuracy on test
-images distorted in the same way; here the series are of the images as they are, and the last epoch is measured on
-distorted ones as well.
+Training images are distorted as in the published study (`augment="study"`), which distorted its test images, too. Here
+the series are of plain test images, and the last epoch is measured on distorted ones as well.
 """
 
 from __future__ import annotations
@@ -10,10 +9,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from models.config import ModelConfig, ModelName
-from models.studies.figures import NAMES, legend, row_of_panels, style, whole_numbers
+from models.plots.figures import NAMES, legend, row_of_panels, style, whole_numbers
+from models.plots.results import Column, Result, footnote, table
 from models.studies.protocol import Extent, Scope, Study
 from models.studies.ratios import compare
-from models.studies.results import Column, Result, footnote, table
 from models.studies.running import Run, Trained
 from models.studies.series import ACCURACY, TRAINING_TIME, Quantity
 
@@ -42,7 +41,7 @@ def runs(scope: Scope) -> list[Run]:
 
 
 def findings(trained: list[Trained], scope: Scope) -> dict[str, Any]:
-    """A row a depth and learning rate: both accuracies of both networks, and the ratios of their times."""
+    """A row a depth and learning rate: accuracies of both networks, and ratios of times."""
     pairs = list(zip(trained[::2], trained[1::2], strict=True))
     derived = [_pair(vit, other, scope) for vit, other in pairs]
     accuracies = [f"{model} {images} %" for model in MODELS for images in ("test accuracy", "on distorted images")]
@@ -71,18 +70,18 @@ def findings(trained: list[Trained], scope: Scope) -> dict[str, Any]:
 def _pair(vit: Trained, other: Trained, scope: Scope) -> dict[str, Any]:
     """Both networks at one depth and learning rate."""
     row: dict[str, Any] = {"depth": vit.run.config.depth, "lr": vit.run.options.lr}
-    for one in (vit, other):
-        row[one.run.config.model] = {
-            "test_accuracy": one.series[-1].test_accuracy,
-            "distorted_test_accuracy": _distorted_accuracy(one, scope),
-            "training_time_s": one.training_time_s,
-            "test_time_s": one.test_time_s,
+    for training in (vit, other):
+        row[training.run.config.model] = {
+            "test_accuracy": training.series[-1].test_accuracy,
+            "distorted_test_accuracy": _distorted_accuracy(training, scope),
+            "training_time_s": training.training_time_s,
+            "test_time_s": training.test_time_s,
         }
     return row | compare([vit], [other])
 
 
-def _distorted_accuracy(one: Trained, scope: Scope) -> float:
-    """On the test images, each distorted once, always in the same way."""
+def _distorted_accuracy(training: Trained, scope: Scope) -> float:
+    """Accuracy on the test images, distorted with a fixed seed."""
     import torch
 
     from models.augmentation import augmentation
@@ -93,7 +92,7 @@ def _distorted_accuracy(one: Trained, scope: Scope) -> float:
     images, labels = (
         torch.tensor(part, device=scope.device) for part in (scope.dataset.test_images, scope.dataset.test_labels)
     )
-    network = load(one.checkpoint).model.to(scope.device)
+    network = load(training.checkpoint).model.to(scope.device)
     return measure_accuracy(network, images, labels, augmentation("study"))
 
 

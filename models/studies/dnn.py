@@ -1,4 +1,4 @@
-"""The study that BatchNorm began with: three hidden layers of 100 with sigmoids, with and without it.
+"""BatchNorm's first study: three hidden layers of 100 with sigmoids, with and without it.
 
 Ioffe and Szegedy, "Batch Normalization", 2015, section 4.1, with Adam at two learning rates.
 """
@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from models.config import ModelConfig, ModelName
+from models.plots.results import Result
 from models.studies.protocol import Extent, Scope, Study
 from models.studies.ratios import compare
-from models.studies.results import Result
 from models.studies.running import Run, Trained
 from models.studies.series import ACCURACY, LOSS, by_epoch, runs_table
 
@@ -37,10 +37,10 @@ def runs(scope: Scope) -> list[Run]:
 
 
 def findings(trained: list[Trained], scope: Scope) -> dict[str, Any]:
-    """What BatchNorm costs in time here, and where each run ended."""
+    """BatchNorm's cost in time, and the last epochs."""
 
     def of(model: ModelName, lr: float) -> list[Trained]:
-        return [one for one in trained if (one.run.config.model, one.run.options.lr) == (model, lr)]
+        return [training for training in trained if (training.run.config.model, training.run.options.lr) == (model, lr)]
 
     derived = [{"lr": lr, **compare(of("dnn", lr), of("dnnbn", lr))} for lr in RATES]
     said = (f"{row['r_t']:.2f} at a learning rate of {row['lr']}" for row in derived)

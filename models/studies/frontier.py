@@ -1,7 +1,7 @@
-"""Which network for which work: test accuracy against multiply-accumulates, ViTBN by depth and the CNN.
+"""Test accuracy against multiply-accumulates: ViTBN by depth, and the CNN.
 
-Trained with the recipe of the shipped checkpoints. Where one of these has the same architecture it is taken as it is,
-unless the study is run on a part of the images. What they cost once rewritten, `benchmarks/frontier.py` measures.
+Trained with the recipe of the shipped checkpoints, which are taken as they are unless the study runs on a part of the
+images. `benchmarks/frontier.py` measures the speed of the rewritten networks.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from models.config import ModelConfig
-from models.studies.figures import frontier
+from models.plots.figures import accuracy_over_cost
+from models.plots.results import Column, Result, footnote, table
 from models.studies.protocol import Extent, Scope, Study
-from models.studies.results import Column, Result, footnote, table
 from models.studies.running import Run, StudyError, Trained
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def study(pretrained: Path) -> Study:
     return Study(
         name="frontier",
         question="Which network for which work? ViTBN by depth, and the CNN.",
-        epochs=36,  # as most of the shipped ones
+        epochs=36,  # as most shipped checkpoints
         test_batch=100,
         quick=Extent(epochs=6, train_images=3000, test_images=1000),
         runs=partial(runs, pretrained),
@@ -43,18 +43,18 @@ def study(pretrained: Path) -> Study:
 
 
 def runs(pretrained: Path, scope: Scope) -> list[Run]:
-    """What is not shipped."""
+    """A run for each network that is not shipped."""
     there, options = shipped(pretrained, scope), recipe(pretrained / RECIPE, scope)
     return [Run(label(config), config, options) for config in NETWORKS if config not in there]
 
 
 def label(config: ModelConfig) -> str:
-    """The model and, of a transformer, its depth."""
+    """Model and, of a transformer, depth."""
     return f"{config.model}-depth-{config.depth}" if config.is_transformer else config.model
 
 
 def recipe(path: Path, scope: Scope) -> TrainingOptions:
-    """The options in the file; of fewer training images fewer are held out.
+    """The options in the file; a part of the images holds out fewer.
 
     Raises StudyError for a file that holds none, or those for another dataset.
     """
@@ -71,14 +71,14 @@ def recipe(path: Path, scope: Scope) -> TrainingOptions:
 
 
 def shipped(pretrained: Path, scope: Scope) -> dict[ModelConfig, Checkpoint]:
-    """The finished checkpoints in the folder by architecture, of a study on all images; none where a part is run."""
+    """The finished checkpoints in the folder, by configuration; none if a part of the images is used."""
     from models.checkpoint import load
 
     if scope.quick or not scope.all_images:
         return {}
     loaded = [load(path) for path in sorted(pretrained.glob("*.safetensors"))]
-    of_dataset = [one for one in loaded if one.metrics.get("dataset") == scope.dataset.name]
-    return {one.config: one for one in of_dataset if "test_accuracy" in one.metrics}
+    of_dataset = [each for each in loaded if each.metrics.get("dataset") == scope.dataset.name]
+    return {each.config: each for each in of_dataset if "test_accuracy" in each.metrics}
 
 
 def findings(pretrained: Path, trained: list[Trained], scope: Scope) -> dict[str, Any]:
@@ -87,7 +87,7 @@ def findings(pretrained: Path, trained: list[Trained], scope: Scope) -> dict[str
     from models.macs import macs_per_image
 
     there = shipped(pretrained, scope)
-    here = {one.run.config: load(one.checkpoint) for one in trained}
+    here = {each.run.config: load(each.checkpoint) for each in trained}
     derived = []
     for config in NETWORKS:
         checkpoint = there.get(config) or here[config]
@@ -126,4 +126,4 @@ def plots(result: Result) -> dict[str, Figure]:
     points = [(row["model"], row["depth"], row["macs"] / 1e6, 100 * row["test_accuracy"]) for row in result["derived"]]
     title = "What accuracy costs in work"
     axis = "multiply-accumulates an image as trained (millions)"
-    return {"accuracy-macs": frontier(title, footnote(result), points, axis)}
+    return {"accuracy-macs": accuracy_over_cost(title, footnote(result), points, axis)}

@@ -1,6 +1,6 @@
-"""Each model at its own best: the learning rate and the batch size that models/tune.py found for it.
+"""Each model at the learning rate and batch size that models/tune.py found for it.
 
-In: files as the search writes them, one a model.
+In: the search's files, one a model.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from models.config import ConfigError, ModelConfig
+from models.plots.results import Result
 from models.studies.protocol import Extent, Scope, Study
-from models.studies.results import Result
 from models.studies.running import Run, StudyError, Trained
 from models.studies.series import ACCURACY, by_epoch, runs_table
 
@@ -38,19 +38,19 @@ def study(params: Sequence[Path]) -> Study:
 
 
 def runs(params: Sequence[Path], scope: Scope) -> list[Run]:
-    """One a file. Raises StudyError for a folder without files, and for two files of one model."""
+    """A run a file. Raises StudyError for a folder without files, and for two files of one model."""
     files = [file for path in params for file in (sorted(path.glob(f"*{SUFFIX}")) if path.is_dir() else [path])]
-    found = [read(file, scope) for file in files]
-    for number, run in enumerate(found):
-        if run.label in [other.label for other in found[:number]]:
+    listed = [read(file, scope) for file in files]
+    for number, run in enumerate(listed):
+        if run.label in [other.label for other in listed[:number]]:
             raise StudyError(f"{files[number]}: expected another model than in the files before, found {run.label}")
-    if not found:
+    if not listed:
         raise StudyError(f"{params[0]}: expected files *{SUFFIX}, as models/tune.py writes, found none")
-    return found
+    return listed
 
 
 def read(path: Path, scope: Scope) -> Run:
-    """The run with the options in a file; raises StudyError, naming the file, where they are none."""
+    """The run with the options in a file; raises StudyError for any other file."""
     from models.training import TrainingOptions
 
     try:
@@ -65,11 +65,11 @@ def read(path: Path, scope: Scope) -> Run:
 
 
 def findings(trained: list[Trained], scope: Scope) -> dict[str, Any]:
-    """Where each run ended."""
+    """The last epochs."""
     return {"derived": [], "tables": [runs_table(trained)], "notes": []}
 
 
 def plots(result: Result) -> dict[str, Figure]:
-    """Accuracy epoch by epoch."""
+    """Accuracy by epoch."""
     title = "Test accuracy, each at its best"
     return {"test-accuracy": by_epoch(result, ACCURACY, title, {"": result["runs"]})}

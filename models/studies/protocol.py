@@ -1,4 +1,4 @@
-"""How a study is carried out, and how much of it.
+"""A study, and how much of it is run.
 
 In: a `Study` and a `Scope`. Out: its files, through `running` and `results`.
 """
@@ -6,11 +6,11 @@ In: a `Study` and a `Scope`. Out: its files, through `running` and `results`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from models.studies import results
+from models.plots import results
 from models.studies.running import OnEpoch, Run, StudyError, Trained, advance
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Extent:
-    """How long, and on how much."""
+    """Epochs and numbers of images."""
 
     epochs: int
     train_images: int
@@ -28,7 +28,7 @@ class Extent:
 
 @dataclass(frozen=True)
 class Scope:
-    """What of a study is run, and where: `dataset` holds no more than that, `reduced` says in words what is missing."""
+    """What is run, and where: `dataset` is cut to it, `reduced` says in words what is missing."""
 
     dataset: Dataset
     epochs: int
@@ -39,7 +39,7 @@ class Scope:
     reduced: str
 
     def as_json(self) -> dict[str, Any]:
-        """What the result says of it."""
+        """The scope in the JSON."""
         return {
             "dataset": self.dataset.name,
             "train_images": len(self.dataset.train_labels),
@@ -52,10 +52,7 @@ class Scope:
 
 @dataclass(frozen=True)
 class Study:
-    """What is trained, over how many epochs, and what is made of it.
-
-    `findings` gives of the trainings what the result has of its own: `derived`, `tables` and `notes`.
-    """
+    """What is trained, and what is made of it: `findings` returns `derived`, `tables` and `notes` of the JSON."""
 
     name: str
     question: str
@@ -69,7 +66,7 @@ class Study:
     def scope(
         self, dataset: Dataset, device: str, quick: bool, epochs: int | None = None, train_images: int | None = None
     ) -> Scope:
-        """The whole study on `dataset`, or the quick one, or what `epochs` and `train_images` leave of either."""
+        """The whole study on `dataset`, or the quick one; `epochs` and `train_images` shorten either."""
         whole = Extent(self.epochs, len(dataset.train_labels), len(dataset.test_labels))
         if (train_images or 0) > whole.train_images:
             raise StudyError(f"{dataset.name}: expected at most {whole.train_images} images, found {train_images}")
@@ -103,7 +100,7 @@ def cut(dataset: Dataset, extent: Extent) -> Dataset:
 
 
 def in_words(extent: Extent, whole: Extent) -> str:
-    """What of a study is run where that is not all of it; else nothing."""
+    """What is run of a study that is not run whole, else nothing."""
     counts = (
         (extent.epochs, whole.epochs, "epochs"),
         (extent.train_images, whole.train_images, "training images"),
@@ -113,7 +110,7 @@ def in_words(extent: Extent, whole: Extent) -> str:
 
 
 def carry_out(study: Study, scope: Scope, command: str, output: Path, on_epoch: OnEpoch) -> list[Path]:
-    """Trains what is not trained yet, derives and writes; returns the paths of the JSON, the page and the plots."""
+    """Trains the rest, derives and writes; returns the paths of JSON, page and plots."""
     runs = study.runs(scope)
     trained = advance(study.name, runs, scope.dataset, study.test_batch, output / "runs", on_epoch)
     result = assemble(study.name, study.question, command, scope, study.findings(trained, scope), trained)
@@ -136,6 +133,19 @@ def assemble(
         "scope": scope.as_json(),
         "timing": f"{results.TIMING} Test images are classified {scope.test_batch:,} at a time.",
         "environment": describe(torch.get_num_threads(), scope.device),
-        "runs": results.describe_runs(trained),
+        "runs": describe_runs(trained),
         **findings,
     }
+
+
+def describe_runs(trained: Sequence[Trained]) -> list[dict[str, Any]]:
+    """The runs in the JSON."""
+    return [
+        {
+            "label": training.run.label,
+            "config": asdict(training.run.config),
+            "options": asdict(training.run.options),
+            "series": [asdict(epoch) for epoch in training.series],
+        }
+        for training in trained
+    ]

@@ -1,7 +1,7 @@
-"""How much quicker one training is than another: ratios of times, and gains.
+"""Ratios of training times, and gains.
 
-With t the time of an epoch, r = t(ViT) / t(other) and g = 1 - 1/r, the share of ViT's time that is saved; r_t and g_t
-of training, r_v and g_v of classifying the test images.
+With t the time of an epoch, r = t(ViT) / t(other), and g = 1 - 1/r is the saved share of ViT's time; r_t and g_t of
+training, r_v and g_v of classifying the test images.
 """
 
 from __future__ import annotations
@@ -15,20 +15,17 @@ if TYPE_CHECKING:
 
 
 def ratio(times_s: Sequence[float], other_times_s: Sequence[float]) -> float:
-    """The median time over the other median time."""
+    """Median over median."""
     return median(times_s) / median(other_times_s)
 
 
 def gain(r: float) -> float:
-    """The share of the time that is saved: 1 - 1/r, negative where the other is slower."""
+    """1 - 1/r, negative if the other is slower."""
     return 1 - 1 / r
 
 
 def compare(vits: Sequence[Trained], others: Sequence[Trained]) -> dict[str, Any]:
-    """r and g of training (t) and of the test (v), over all epochs of all pairs, and the range of the pairs' own.
-
-    Each of `vits` is set against the run at its place in `others`.
-    """
+    """r and g of training (t) and test (v) over all epochs of pairs `vits`, `others`; the range of r by pair."""
     compared: dict[str, Any] = {}
     for suffix, field in (("t", "training_time_s"), ("v", "test_time_s")):
         pairs = [

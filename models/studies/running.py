@@ -1,7 +1,7 @@
-"""Trainings that advance in turn, one epoch each, so that a drift of the machine hits all alike.
+"""Trainings that take turns, an epoch each, so that a drift of the machine hits all alike.
 
-In: the runs of a study and a folder. Out: their series. A run keeps random numbers of its own, so that its series do
-not depend on the others. What is in the folder already goes on where it stopped.
+In: the runs of a study and a folder, whose runs continue. Out: their series, which do not depend on one another: each
+run has its own random numbers.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ PLAN = "plan.json"
 
 
 class StudyError(Exception):
-    """A study that cannot start or go on; the message says what was expected and what was found."""
+    """A study that cannot start or continue; the message says what was expected and what was found."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """One training of a study; the label names its files."""
+    """A training; the label names its files."""
 
     label: str
     config: ModelConfig
@@ -38,10 +38,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Trained:
-    """A finished run: its checkpoint, the metrics in it, and an `Epoch` for each epoch.
-
-    One whose loss is no longer finite has `diverged` and ends before its last epoch, perhaps before its first.
-    """
+    """A finished run: its checkpoint, metrics and epochs. A run that diverged has fewer epochs, perhaps none."""
 
     run: Run
     checkpoint: Path
@@ -50,17 +47,17 @@ class Trained:
 
     @property
     def diverged(self) -> bool:
-        """Whether it has fewer epochs than it should."""
+        """Whether the loss was no longer finite."""
         return len(self.series) < self.run.options.epochs
 
     @property
     def training_time_s(self) -> float:
-        """Median over the epochs, of one epoch."""
+        """Median of an epoch."""
         return median(epoch.training_time_s for epoch in self.series)
 
     @property
     def test_time_s(self) -> float:
-        """Median over the epochs, of all test images."""
+        """Median of all test images."""
         return median(epoch.test_time_s for epoch in self.series)
 
 
@@ -72,7 +69,7 @@ def advance(
 ) -> list[Trained]:
     """Trains all `runs` in `folder` to their last epoch: A1 B1 C1 A2 B2 …, where a number is an epoch.
 
-    A training that diverges ends there, the others go on. Raises StudyError for a folder with the runs of another
+    Other runs continue when one diverges. Raises StudyError for a folder with the runs of another
     study, or of this one with other options or more epochs; TrainingError for a training that fails.
     """
     from models.training import Diverged, train
@@ -105,9 +102,7 @@ def advance(
 
 
 def _plan(study: str, runs: Sequence[Run], dataset: Dataset, test_batch: int) -> dict[str, Any]:
-    """What must agree for a study to go on where another stopped: all but the device and, at a constant rate, the
-    number of epochs.
-    """
+    """What must agree for a study to continue: all but the device and, at a constant rate, the number of epochs."""
     plan: dict[str, Any] = {
         "study": study,
         "dataset": dataset.name,
@@ -121,27 +116,27 @@ def _plan(study: str, runs: Sequence[Run], dataset: Dataset, test_batch: int) ->
         if run.options.schedule == "constant":
             del options["epochs"]
         plan[run.label] = {"config": asdict(run.config), "options": options}
-    converted: dict[str, Any] = json.loads(json.dumps(plan))  # tuples become lists, as they come back from a file
+    converted: dict[str, Any] = json.loads(json.dumps(plan))  # tuples become lists
     return converted
 
 
 def _check_plan(path: Path, plan: dict[str, Any]) -> None:
-    """Writes the plan into a new folder; raises StudyError where there is another."""
+    """Writes the plan into a new folder; raises StudyError for a folder with another plan."""
     if not path.exists():
         write_atomically(path, json.dumps(plan, indent=2).encode())
         return
     try:
-        found = dict(json.loads(path.read_bytes()))
+        earlier = dict(json.loads(path.read_bytes()))
     except (OSError, ValueError, TypeError) as error:
         raise StudyError(f"{path}: expected the plan of a study, found {error}") from error
-    wanted, there = (dict(_leaves(values)) for values in (plan, found))
+    wanted, there = (dict(_leaves(values)) for values in (plan, earlier))
     for name in [*wanted, *there]:
         if (expected := wanted.get(name, "none")) != (had := there.get(name, "none")):
             raise StudyError(f"{path}: expected {name} {expected}, found {had}; name another --output")
 
 
 def _leaves(plan: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Each value that is no dictionary, with the names that lead to it."""
+    """Each value that is no dictionary, and the path of names to it."""
     for name, value in plan.items():
         if isinstance(value, dict):
             yield from _leaves(value, f"{prefix}{name} ")
@@ -150,7 +145,7 @@ def _leaves(plan: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]
 
 
 def _finished(folder: Path, run: Run) -> int:
-    """How many epochs of a run are there; raises StudyError where these are more than it has."""
+    """The number of finished epochs; raises StudyError for more than the run has."""
     if not (folder / f"{run.label}.resume.pt").is_file():
         return 0
     count = len(_read(folder, run).series)

@@ -1,4 +1,4 @@
-"""What all studies show of their runs: the four series epoch by epoch, and a table of where each run ended.
+"""The four series by epoch, and a table of last epochs.
 
 In: the runs, as trained or as in the JSON. Out: a figure or a table.
 """
@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from models.studies.figures import (
+from models.plots.figures import (
     NAMES,
     accuracy_axis,
     from_zero,
@@ -19,7 +19,7 @@ from models.studies.figures import (
     style,
     whole_numbers,
 )
-from models.studies.results import Column, Result, footnote, table
+from models.plots.results import Column, Result, footnote, table
 from models.studies.running import Trained
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Quantity:
-    """One of the four series: its name in the JSON, the label of its axis with the unit, and how to plot it."""
+    """A series: its key in the JSON, title, label with unit, and scale."""
 
     key: str
     title: str
@@ -45,7 +45,7 @@ TEST_TIME = Quantity("test_time_s", "Time to classify the test images", "time (s
 
 
 def by_epoch(result: Result, quantity: Quantity, title: str, panels: Mapping[str, Sequence[dict[str, Any]]]) -> Figure:
-    """A panel for each title in `panels`, in it a line for each of its runs, named by its model."""
+    """A panel a title, a line a run, named by its model."""
     figure, row = row_of_panels(title, footnote(result), list(panels), "epoch", quantity.label)
     for axes, runs in zip(row, panels.values(), strict=True):
         for run in runs:
@@ -73,15 +73,15 @@ def runs_table(trained: Sequence[Trained]) -> dict[str, Any]:
     ]
     rows = [
         [
-            one.run.config.model,
-            one.run.config.depth if one.run.config.is_transformer else None,
-            one.run.options.lr,
-            one.run.options.batch_size,
-            one.series[-1].training_loss,
-            100 * one.series[-1].test_accuracy,
-            one.training_time_s,
-            one.test_time_s,
+            training.run.config.model,
+            training.run.config.depth if training.run.config.is_transformer else None,
+            training.run.options.lr,
+            training.run.options.batch_size,
+            training.series[-1].training_loss,
+            100 * training.series[-1].test_accuracy,
+            training.training_time_s,
+            training.test_time_s,
         ]
-        for one in trained
+        for training in trained
     ]
     return table("Each run: loss and accuracy of the last epoch, medians of the times", columns, rows)

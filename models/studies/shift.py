@@ -1,7 +1,7 @@
-"""How much is left of the accuracy on digits that other people wrote, and what it costs in time; nothing is trained.
+"""Accuracy and time on digits of other people; nothing is trained.
 
 In: checkpoints trained on MNIST. Out: accuracy and time of each on the test images of MNIST, on those of EMNIST's
-digits where its files are there, and on all of scikit-learn's digits; the CNN is what others are compared with.
+digits, if its files are there, and on all of scikit-learn's digits. Times are compared with the CNN's.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from models.studies.figures import accuracy_axis, row_of_panels
-from models.studies.results import TIMING, Column, Result, footnote, table
+from models.plots.figures import accuracy_axis, row_of_panels
+from models.plots.results import TIMING, Column, Result, footnote, table
 from models.studies.running import StudyError
 
 if TYPE_CHECKING:
@@ -35,36 +35,36 @@ BATCH = 100
 
 
 def checkpoints(folder: Path) -> list[Checkpoint]:
-    """Those in the folder; raises StudyError where there is none, or one that was not trained on MNIST's digits."""
+    """The folder's checkpoints; raises StudyError for none, and for one trained on other images than MNIST."""
     from models.checkpoint import load
 
-    found = [load(path) for path in sorted(folder.glob("*.safetensors"))]
-    if not found:
+    loaded = [load(path) for path in sorted(folder.glob("*.safetensors"))]
+    if not loaded:
         raise StudyError(f"{folder}: expected checkpoints, found none")
-    for one in found:
-        if (trained_on := one.metrics.get("dataset")) != "mnist":
-            raise StudyError(f"{one.path}: expected a checkpoint trained on mnist, found {trained_on}")
-    return found
+    for network in loaded:
+        if (trained_on := network.metrics.get("dataset")) != "mnist":
+            raise StudyError(f"{network.path}: expected a checkpoint trained on mnist, found {trained_on}")
+    return loaded
 
 
 def emnist_images(folder: Path | None) -> Images | None:
-    """The test part in the folder, else $EMNIST_DIR; None where there is no such file.
+    """The test part in the folder or $EMNIST_DIR, if there is one.
 
-    Raises DataError for a file that is damaged, and StudyError for a folder that is not there.
+    Raises DataError for a damaged file, StudyError for a missing folder.
     """
     from models.data import DataError, find_emnist, load_emnist_part
 
     try:
-        found = find_emnist(folder)
+        place = find_emnist(folder)
     except DataError:
         return None
-    if not found.is_dir():
-        raise StudyError(f"{found}: expected a folder with the idx files of EMNIST's digits, found none")
-    return load_emnist_part(found, "test") if any(found.glob("emnist-digits-test-*")) else None
+    if not place.is_dir():
+        raise StudyError(f"{place}: expected a folder with the idx files of EMNIST's digits, found none")
+    return load_emnist_part(place, "test") if any(place.glob("emnist-digits-test-*")) else None
 
 
 def image_sets(mnist: Images, emnist: Images | None, quick: bool) -> dict[str, Images]:
-    """Name -> test images and labels; all 1,797 of scikit-learn's, none of which was trained on."""
+    """Name -> images and labels; of scikit-learn's digits all 1,797, as no network trained on them."""
     import numpy as np
 
     from models.data import load_digits
@@ -84,21 +84,21 @@ def image_sets(mnist: Images, emnist: Images | None, quick: bool) -> dict[str, I
 def measure(
     networks: Sequence[Checkpoint], sets: Mapping[str, Images], device: str, on_round: Callable[[str, int], None]
 ) -> list[dict[str, Any]]:
-    """A row a network; all of them take turns with each set of images, which is on the device beforehand."""
+    """A row a network; the networks take turns, and the images are on the device beforehand."""
     import torch
 
     from models.training import measure_accuracy
 
     rows: list[dict[str, Any]] = [
         {
-            "name": one.path.stem,
-            "model": one.config.model,
-            "depth": one.config.depth if one.config.is_transformer else None,
+            "name": network.path.stem,
+            "model": network.config.model,
+            "depth": network.config.depth if network.config.is_transformer else None,
             "sets": {},
         }
-        for one in networks
+        for network in networks
     ]
-    models = [one.model.to(device) for one in networks]
+    models = [network.model.to(device) for network in networks]
     for name, (pixels, targets) in sets.items():
         images, labels = torch.tensor(pixels, device=device), torch.tensor(targets, device=device)
         for row in rows:

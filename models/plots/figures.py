@@ -1,7 +1,6 @@
-"""How plots look: each model has one colour, one dash and one marker everywhere, told apart in grey as well.
+"""How plots look: each model has its colour, dash and marker everywhere.
 
-In: numbers. Out: a matplotlib figure, or the bytes of its PNG. The colours are Okabe and Ito's, which the colour-blind
-tell apart, too.
+In: numbers. Out: a matplotlib figure, or the bytes of its PNG. The colour-blind tell Okabe and Ito's colours apart.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from models.config import ModelName
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
     from numpy.typing import NDArray
 
@@ -51,12 +51,12 @@ STYLES: dict[ModelName, tuple[str, Any, str]] = {
     "dnnbn": ("#D55E00", (0, (5, 2)), "s"),
 }
 
-# Percent, the most welcome first; of these a plot shows what it has room for.
+# Percent, in order of preference; a plot shows as many as have room.
 ACCURACY_TICKS = (99, 90, 99.9, 99.5, 95, 50, 98, 99.7, 80, 99.8, 97, 20, 70, 99.3, 10, 93, 30, 40, 60, 85, 98.5, 99.6)
 
 
 def style(model: ModelName) -> dict[str, Any]:
-    """Keyword arguments of `Axes.plot` for a line of that model."""
+    """Keyword arguments of `Axes.plot` for a model's line."""
     colour, dash, marker = STYLES[model]
     return {"color": colour, "linestyle": dash, "marker": marker, "markersize": 5, "linewidth": 1.6}
 
@@ -64,7 +64,7 @@ def style(model: ModelName) -> dict[str, Any]:
 def row_of_panels(
     title: str, footnote: str, titles: Sequence[str], x: str, y: str, size: tuple[float, float] | None = None
 ) -> tuple[Figure, list[Axes]]:
-    """A figure with one set of axes a title in a row, on the same vertical scale; the labels x and y hold the units."""
+    """A row of axes, one a title, with a shared vertical scale; the labels x and y hold the units."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=size or (max(8.0, 2.2 + 2.9 * len(titles)), 3.9), layout="constrained", dpi=DPI)
@@ -82,7 +82,7 @@ def row_of_panels(
 
 
 def legend(figure: Figure, axes: Axes) -> None:
-    """Names what is in `axes`, above all panels or, where that is more than a line of it, beside them."""
+    """The legend of `axes`, above the panels or, if it is long, beside them."""
     handles, labels = axes.get_legend_handles_labels()
     if len(labels) <= 4:
         figure.legend(handles, labels, loc="outside upper right", ncols=4, frameon=False)
@@ -91,14 +91,14 @@ def legend(figure: Figure, axes: Axes) -> None:
 
 
 def whole_numbers(axes: Axes) -> None:
-    """Ticks of the x axis at integers alone, for epochs and depths."""
+    """Only integers on the x axis."""
     from matplotlib.ticker import MaxNLocator
 
     axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True, min_n_ticks=1))
 
 
 def accuracy_axis(axes: Axes, horizontal: bool = False) -> None:
-    """Spreads percentages towards 100, once they are plotted: from 90 to 99 is as far as from 99 to 99.9."""
+    """Spreads plotted percentages towards 100: from 90 to 99 is as far as from 99 to 99.9."""
     import numpy as np
     from matplotlib.ticker import FixedLocator, NullLocator, StrMethodFormatter
 
@@ -121,15 +121,16 @@ def accuracy_axis(axes: Axes, horizontal: bool = False) -> None:
     axis.set_major_locator(FixedLocator(ticks))
     axis.set_major_formatter(StrMethodFormatter("{x:g}"))
     axis.set_minor_locator(NullLocator())
+    _three_ticks(axis)
 
 
 def from_zero(axes: Axes) -> None:
-    """A y axis that shows the whole of a time."""
+    """A y axis from 0."""
     axes.set_ylim(bottom=0)
 
 
 def plain_ticks(axes: Axes, horizontal: bool = False) -> None:
-    """A logarithmic axis with 0.5, 2 and 30,000 instead of powers of ten."""
+    """A logarithmic axis labelled 0.5, 2 and 30,000 instead of by powers of ten."""
     from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
     (axes.set_xscale if horizontal else axes.set_yscale)("log")
@@ -137,9 +138,22 @@ def plain_ticks(axes: Axes, horizontal: bool = False) -> None:
     axis.set_major_locator(LogLocator(subs=(1, 2, 5) if horizontal else (1, 2, 3, 5)))
     axis.set_major_formatter(StrMethodFormatter("{x:,.10g}"))
     axis.set_minor_formatter(NullFormatter())
+    _three_ticks(axis)
 
 
-def frontier(title: str, footnote: str, points: Sequence[tuple[ModelName, int | None, float, float]], x: str) -> Figure:
+def _three_ticks(axis: Axis) -> None:
+    """Gives an axis too narrow for three of its ticks evenly spaced ones."""
+    from matplotlib.ticker import FixedLocator, MaxNLocator
+
+    low, high = sorted(axis.get_view_interval())
+    if sum(low <= tick <= high for tick in axis.get_majorticklocs()) < 3:
+        ticks = MaxNLocator(5, min_n_ticks=3).tick_values(low, high)
+        axis.set_major_locator(FixedLocator([float(tick) for tick in ticks if low <= tick <= high]))
+
+
+def accuracy_over_cost(
+    title: str, footnote: str, points: Sequence[tuple[ModelName, int | None, float, float]], x: str
+) -> Figure:
     """Networks (model, depth or None, work or speed, test accuracy in %); several of one model are joined."""
     figure, (axes,) = row_of_panels(title, footnote, [""], x, "test images right (%)", (8.0, 4.8))
     for model in dict.fromkeys(point[0] for point in points):
@@ -161,7 +175,7 @@ def frontier(title: str, footnote: str, points: Sequence[tuple[ModelName, int | 
 
 
 def png(figure: Figure) -> bytes:
-    """The picture as a file."""
+    """The bytes of the file."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png")
     return buffer.getvalue()

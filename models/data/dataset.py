@@ -1,6 +1,6 @@
-"""What a dataset is, whatever it was read from, and the model that fits it.
+"""A dataset, whatever files it comes from, and the model that fits it.
 
-In: arrays that a reader made. Out: a `Dataset` with a fixed training and test part, and from it a `ModelConfig`.
+In: arrays. Out: a `Dataset` with a training and a test part, and from it a `ModelConfig`.
 """
 
 from __future__ import annotations
@@ -18,15 +18,14 @@ Part = tuple[NDArray[np.uint8], NDArray[np.int64]]  # images (n, C, H, W) and la
 
 
 class DataError(Exception):
-    """Data that cannot be had or read; the message names the file, what was expected and what was found."""
+    """Missing or unreadable data; the message names the file, what was expected and what was found."""
 
 
 @dataclass(frozen=True)
 class Dataset:
     """Images uint8 (n, C, H, W) and labels int64 (n,) in two parts, with the names of the classes.
 
-    `preprocessing` makes such images of a user's pictures; a transformer cuts them into patches of `patch_size`,
-    height and width in pixels.
+    `preprocessing` turns a user's picture into such an image. `patch_size` is height and width in pixels.
     """
 
     name: str
@@ -39,7 +38,7 @@ class Dataset:
     patch_size: tuple[int, int] = (7, 7)
 
     def model_config(self, model: ModelName, depth: int) -> ModelConfig:
-        """The model of that name that reads these images and tells these classes; raises ConfigError."""
+        """The configuration of `model` for these images and classes; raises ConfigError."""
         channels, height, width = self.train_images.shape[1:]
         return ModelConfig(
             model=model,
@@ -54,9 +53,9 @@ class Dataset:
 
 
 def hold_out(dataset: Dataset, count: int) -> Dataset:
-    """The training part alone, `count` of its images, always the same, in the place of the test part.
+    """The training part alone, split: `count` images, always the same ones, become the test part.
 
-    Raises DataError where fewer than two images would be left to train on.
+    Raises DataError unless two images stay to train on.
     """
     total = len(dataset.train_labels)
     if not 1 <= count <= total - 2:

@@ -1,7 +1,7 @@
-"""What normalisation does to one network: LayerNorm, BatchNorm, and those that learn or anneal from one to the other.
+"""One network with LayerNorm, BatchNorm, and norms between them.
 
-Same depth, images, epochs and seed for all; at a usual learning rate and at a high one, where a norm shows how stable
-it keeps the training. What each costs once it is rewritten, `benchmarks/norms.py` measures.
+Same depth, images, epochs and seed for all, at a usual learning rate and at a high one, which shows stability.
+`benchmarks/norms.py` measures the speed of the rewritten networks.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from models.config import ModelName
-from models.studies.figures import NAMES, legend, row_of_panels, style
+from models.plots.figures import NAMES, legend, row_of_panels, style
+from models.plots.results import Column, Result, footnote, table
 from models.studies.protocol import Extent, Scope, Study
-from models.studies.results import Column, Result, footnote, table
 from models.studies.running import Run, Trained
 from models.studies.series import ACCURACY, by_epoch
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 DEPTH = 6
 USUAL, HIGH = 0.001, 0.01
 FOLDING: tuple[ModelName, ...] = ("vitbn", "vit-repbn", "vit-prepbn", "vit-un", "vit-dfn")
-BY_TOKEN: tuple[ModelName, ...] = ("vit", "vit-dtn")  # they look at each image anew
+BY_TOKEN: tuple[ModelName, ...] = ("vit", "vit-dtn")  # statistics of each image
 DATASETS = ("mnist", "fashion-mnist", "cifar10")
 
 
@@ -43,8 +43,8 @@ def runs(scope: Scope) -> list[Run]:
 
 def findings(trained: list[Trained], scope: Scope) -> dict[str, Any]:
     """A row a norm."""
-    usual, high = ([one for one in trained if one.run.options.lr == lr] for lr in (USUAL, HIGH))
-    layer_norm_s = next(one.training_time_s for one in usual if one.run.config.model == "vit")
+    usual, high = ([training for training in trained if training.run.options.lr == lr] for lr in (USUAL, HIGH))
+    layer_norm_s = next(training.training_time_s for training in usual if training.run.config.model == "vit")
     derived = [_row(*pair, layer_norm_s) for pair in zip(usual, high, strict=True)]
     columns = [
         Column("model"),
@@ -66,7 +66,7 @@ def findings(trained: list[Trained], scope: Scope) -> dict[str, Any]:
         for row in derived
     ]
     title = f"Depth {DEPTH}, seed 0; learning rates {USUAL} and {HIGH}; the largest fall is from the best epoch before"
-    diverged = [one.run.label for one in trained if one.diverged]
+    diverged = [training.run.label for training in trained if training.diverged]
     notes = [f"The loss of {', '.join(diverged)} was no longer finite: stopped."] if diverged else []
     return {"derived": derived, "tables": [table(title, columns, rows)], "notes": notes}
 
@@ -84,10 +84,10 @@ def _row(usual: Trained, high: Trained, layer_norm_s: float) -> dict[str, Any]:
     }
 
 
-def _stability(one: Trained) -> dict[str, Any]:
-    """The last accuracy, and the largest fall of an epoch's below the best before it; None for a run that diverged."""
-    accuracies = [epoch.test_accuracy for epoch in one.series]
-    if one.diverged or not accuracies:
+def _stability(training: Trained) -> dict[str, Any]:
+    """The last accuracy, and the largest fall below an earlier epoch; None for a run that diverged."""
+    accuracies = [epoch.test_accuracy for epoch in training.series]
+    if training.diverged or not accuracies:
         return {"test_accuracy": None, "largest_fall": None}
     best = accuracies[0]
     fall = 0.0
@@ -101,7 +101,7 @@ def _percent(share: float | None) -> float | None:
 
 
 def plots(result: Result) -> dict[str, Figure]:
-    """Accuracy epoch by epoch, and what an epoch costs."""
+    """Accuracy by epoch, and the time of an epoch."""
     panels: dict[str, Sequence[dict[str, Any]]] = {
         f"learning rate {lr}": [run for run in result["runs"] if run["options"]["lr"] == lr] for lr in (USUAL, HIGH)
     }

@@ -1,4 +1,4 @@
-"""Where a dataset's files are: a folder that the user named, or a cache into which they are downloaded and checked.
+"""The folder with a dataset's files: the user's, or a cache that a checked download fills.
 
 In: a `--data-dir`, an environment variable, checksums and mirrors. Out: the folder; or DataError, with what to do.
 """
@@ -9,19 +9,16 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from models.dataset import DataError
+from models.data.dataset import DataError
 
 
 def named_folder(data_dir: Path | None, variable: str) -> Path | None:
-    """The folder that the user named: `data_dir`, else the environment variable's, else None."""
+    """`data_dir`, else the folder in the environment variable, else None."""
     return data_dir or (Path(os.environ[variable]) if os.environ.get(variable) else None)
 
 
 def cache_folder(name: str) -> Path:
-    """Where the files of the dataset `name` are kept once they are downloaded; it need not be there.
-
-    Raises DataError where what downloads is not installed.
-    """
+    """The folder for downloads of the dataset `name`; it may not exist yet. Raises DataError without pooch."""
     try:
         import pooch
     except ModuleNotFoundError as error:
@@ -31,9 +28,9 @@ def cache_folder(name: str) -> Path:
 
 
 def download(checksums: Mapping[str, str], mirrors: Sequence[str], folder: Path, otherwise: str) -> None:
-    """Fetches each file that `folder` lacks from the first mirror that answers, with a progress bar, and checks it.
+    """Fetches each file that `folder` lacks from the first working mirror, with a progress bar, and checks it.
 
-    Raises DataError, ending in what to do `otherwise`, when no mirror gives a file with the right checksum.
+    Raises DataError, ending in the advice `otherwise`, when no mirror gives a file with the right checksum.
     """
     import pooch
     import requests

@@ -1,8 +1,8 @@
 """CIFAR-10: 50,000 training and 10,000 test pictures of ten classes, RGB, 32x32.
 
-In: a folder with the six batches of the binary or of the Python version, or nothing, where they are to be downloaded.
-Out: a `Dataset`; or DataError. Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", 2009; the formats:
-https://www.cs.toronto.edu/~kriz/cifar.html. The Python version is pickled, which `models.cifar_pickle` reads safely.
+In: a folder with the six batches, binary or pickled, or a cache that a download fills. Out: a `Dataset`; or DataError.
+Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", 2009; the formats:
+https://www.cs.toronto.edu/~kriz/cifar.html. `models.data.cifar_pickle` reads the pickled batches safely.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from models.cifar_pickle import read_pickled_batch
-from models.dataset import DataError, Dataset, Part
-from models.download import cache_folder, download, named_folder
+from models.data.cifar_pickle import read_pickled_batch
+from models.data.dataset import DataError, Dataset, Part
+from models.data.download import cache_folder, download, named_folder
 from models.files import write_atomically
 
 LABELS = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -35,16 +35,15 @@ ARCHIVE = "cifar-10-binary.tar.gz"
 CHECKSUMS = {ARCHIVE: "md5:c32a1d4ab5d03f1284b67883e8d87530"}  # as published on the dataset's page
 MIRRORS = ("https://www.cs.toronto.edu/~kriz/",)
 OTHERWISE = f"Put CIFAR-10's batches in a folder and name it: --data-dir DIR or {VARIABLE}"
-MAX_BATCH_BYTES = 1 << 26  # a compressed archive may hold any size; a real batch has 31 MB
+MAX_BATCH_BYTES = 1 << 26  # an archive may claim any size; a real batch has 31 MB
 
 
 def find_cifar10(data_dir: Path | None, fetch: bool = True) -> Path:
-    """The folder with CIFAR-10: the one named, else $CIFAR10_DIR, else the cache.
+    """The folder with CIFAR-10: `data_dir`, else $CIFAR10_DIR, else the cache, which `fetch` fills.
 
-    What the cache lacks is downloaded; without `fetch` that raises DataError.
+    Without `fetch`, raises DataError for an incomplete cache.
     """
-    named = named_folder(data_dir, VARIABLE)
-    if named is not None:
+    if named := named_folder(data_dir, VARIABLE):
         return named
     cache = cache_folder("cifar10")
     folder = cache / BINARY_FOLDER
@@ -59,10 +58,9 @@ def find_cifar10(data_dir: Path | None, fetch: bool = True) -> Path:
 
 
 def unpack(archive: Path, folder: Path) -> None:
-    """Writes the six batches of the downloaded `archive` into `folder`, and nothing else that may be in it.
+    """Writes the six batches of `archive` into `folder`, without following any path in the archive.
 
-    No path in the archive is followed, so nothing leaves `folder`. Raises DataError where a batch is missing, no plain
-    file or larger than one can be.
+    Raises DataError for a batch that is missing, too large or no plain file.
     """
     try:
         with tarfile.open(archive, "r:gz") as tar:
@@ -78,9 +76,9 @@ def unpack(archive: Path, folder: Path) -> None:
 
 
 def load_cifar10(folder: Path) -> Dataset:
-    """The batches in `folder`, or in the folder in it that the archives make; the binary ones come first.
+    """Reads the batches in `folder`, or in the subfolder that the archives make; binary ones before pickled ones.
 
-    Raises DataError where one is missing, damaged, or has another number of pictures than the others.
+    Raises DataError for a missing or damaged batch, and for batches of different sizes.
     """
     place, suffix, read = _find_batches(folder)
     parts = {name: read(place / f"{name}{suffix}") for name in BATCHES}
@@ -92,7 +90,7 @@ def load_cifar10(folder: Path) -> Dataset:
 
 
 def _find_batches(folder: Path) -> tuple[Path, str, Callable[[Path], Part]]:
-    """Where the batches are, how their names end, and what reads one."""
+    """Folder, suffix of the names, and reader of a batch."""
     for sub, suffix, read in ((BINARY_FOLDER, ".bin", read_binary_batch), (PICKLED_FOLDER, "", read_python_batch)):
         for place in (folder, folder / sub):
             if any((place / f"{name}{suffix}").is_file() for name in BATCHES):
@@ -104,7 +102,7 @@ def _find_batches(folder: Path) -> tuple[Path, str, Callable[[Path], Part]]:
 
 
 def read_binary_batch(path: Path) -> Part:
-    """Images (n, 3, 32, 32) and labels (n,) of a batch of the binary version."""
+    """Images (n, 3, 32, 32) and labels (n,) of a binary batch."""
     data = _read(path)
     if not data or len(data) % RECORD_BYTES:
         raise DataError(f"{path}: expected records of {RECORD_BYTES} bytes, found {len(data)} bytes in all")
@@ -113,7 +111,7 @@ def read_binary_batch(path: Path) -> Part:
 
 
 def read_python_batch(path: Path) -> Part:
-    """The same of a batch of the Python version."""
+    """Images (n, 3, 32, 32) and labels (n,) of a pickled batch."""
     return _checked(path, *read_pickled_batch(path, _read(path)))
 
 
@@ -126,7 +124,7 @@ def _read(path: Path) -> bytes:
 
 
 def _checked(path: Path, pixels: NDArray[np.uint8], labels: NDArray[Any]) -> Part:
-    """Pixels uint8 (n, 3072) and as many labels, which are to be of ten classes."""
+    """Pixels uint8 (n, 3072) -> images; raises DataError for a label beyond the ten classes."""
     if labels.max() >= len(LABELS):
         raise DataError(f"{path}: expected labels from 0 to {len(LABELS) - 1}, found {labels.max()}")
     return pixels.reshape(-1, *SHAPE), labels.astype(np.int64)

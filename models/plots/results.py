@@ -1,8 +1,7 @@
-"""What a study leaves behind: NAME.json, and made from that alone NAME.md and the plots.
+"""The files of a study: NAME.json, and NAME.md and plots made from that JSON alone.
 
-In: the trainings and what a study derives from them. Out: three kinds of files, each whole or not there. The JSON has
-`study`, `question`, `command`, `quick`, `scope` (what was run; `reduced` says in words what was not), `timing`,
-`environment`, `runs` (config, options and the four series of each), `derived`, `tables` and `notes`.
+The JSON has `study`, `question`, `command`, `quick`, `scope` (what was run; `reduced` says in words what was not),
+`timing`, `environment`, `runs` (config, options and the four series of each), `derived`, `tables` and `notes`.
 """
 
 from __future__ import annotations
@@ -14,12 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from models.files import write_atomically
-from models.studies.figures import png
+from models.plots.figures import png
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from models.studies.running import Trained
 
 TIMING = "Times exclude data loading: the images are on the device beforehand."
 
@@ -27,37 +25,24 @@ Result = dict[str, Any]
 """The content of the JSON file."""
 
 Plots = Callable[[Result], Mapping[str, "Figure"]]
-"""What a result looks like: name -> figure; the name follows that of the study in the file's."""
+"""Name -> figure; the file is called STUDY-NAME.png."""
 
 
 @dataclass(frozen=True)
 class Column:
-    """One column of a table: its header, with the unit, and the decimals of its numbers (None: as they are)."""
+    """Header, with the unit, and decimals of the numbers (None: unchanged)."""
 
     name: str
     decimals: int | None = None
 
 
 def table(title: str, columns: Sequence[Column], rows: Sequence[Sequence[object]]) -> dict[str, Any]:
-    """A table as it stands in the JSON, its numbers unrounded; a cell without a value is None."""
+    """A table of the JSON: unrounded numbers, None for an empty cell."""
     return {"title": title, "columns": [asdict(column) for column in columns], "rows": [list(row) for row in rows]}
 
 
-def describe_runs(trained: Sequence[Trained]) -> list[dict[str, Any]]:
-    """The runs as they stand in the JSON."""
-    return [
-        {
-            "label": one.run.label,
-            "config": asdict(one.run.config),
-            "options": asdict(one.run.options),
-            "series": [asdict(epoch) for epoch in one.series],
-        }
-        for one in trained
-    ]
-
-
 def markdown(result: Result, plots: Sequence[str]) -> str:
-    """A page with the question, what was run, the tables and the plots, whose file names are given."""
+    """A page with the question, the extent, the tables, and the plots of these file names."""
     lines = [f"# {result['study']}", "", result["question"], "", f"    {result['command']}", ""]
     lines += _paragraphs(result)
     for entry in result["tables"]:
@@ -77,14 +62,14 @@ def _paragraphs(result: Result) -> Iterator[str]:
 
 
 def machine(result: Result) -> str:
-    """On what it was measured, and how busy that was with other work in the last minute."""
+    """The machine, and its load in the last minute."""
     environment = result["environment"]
     used = f"threads: {environment['threads']}, device: {environment['device']}"
     return f"{environment['cpu']}, cores: {environment['cores']}, {used}, load: {environment['load_1min']:.1f}"
 
 
 def footnote(result: dict[str, Any]) -> str:
-    """What was run, and on what."""
+    """Extent and machine."""
     missing = result["scope"]["reduced"]
     reduced = f"NOT THE WHOLE STUDY: {missing}.\n" if missing else ""
     return f"{reduced}{result['timing']}\n{machine(result)}."
@@ -100,14 +85,14 @@ def _rows(entry: dict[str, Any]) -> Iterator[str]:
 
 
 def cell(value: object, decimals: int | None) -> str:
-    """A value as a table shows it."""
+    """A value as text."""
     if value is None:
         return "-"
     return str(value) if decimals is None else f"{value:,.{decimals}f}"
 
 
 def write(folder: Path, result: Result, plots: Plots) -> list[Path]:
-    """Writes the JSON, the page and the plots of `result` into `folder`; returns their paths, the JSON's first."""
+    """Writes JSON, page and plots into `folder`, each whole or not at all; returns their paths, the JSON's first."""
     name = result["study"]
     pictures = {f"{name}-{plot}.png": png(figure) for plot, figure in plots(result).items()}
     contents = {

@@ -1,7 +1,6 @@
-"""Two pictures of a search: how the error falls from trial to trial, and where in its space it is low.
+"""Two plots of a search: the error by trial, and over the space.
 
-In: the search and its trials. Out: the bytes of a PNG. The error, 100 % minus the accuracy, is on a logarithmic
-scale: from 98 to 99 % half of the mistakes go.
+In: the search and its trials. Out: the bytes of a PNG. The error, 100 % minus the accuracy, has a logarithmic scale.
 """
 
 from __future__ import annotations
@@ -9,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from models.plots.figures import NAMES, png, row_of_panels, whole_numbers
 from models.search import BATCH_SIZES, FIRST_TRIALS, Search, Trial, best
-from models.studies.figures import NAMES, png, row_of_panels, whole_numbers
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,7 +22,7 @@ TRIAL, BEST, FAILED = "#0072B2", "#E69F00", "#D55E00"  # out of Okabe and Ito's 
 
 
 def convergence(search: Search, trials: Sequence[Trial]) -> bytes:
-    """Each trial's error in percent, and the lowest so far; a failed trial is a cross on the upper edge."""
+    """Each trial's error, and the lowest so far; a failed trial is a cross on the upper edge."""
     figure, axes = _figure(search, "error of each trial", "trial", ERROR)
     finished, errors_percent, failed = _sorted(search, trials)
     lowest = [min(errors_percent[: count + 1]) for count in range(len(errors_percent))]
@@ -43,7 +42,7 @@ def convergence(search: Search, trials: Sequence[Trial]) -> bytes:
 
 
 def plane(search: Search, trials: Sequence[Trial]) -> bytes:
-    """Each trial at its learning rate and batch size, in the colour of its error in percent."""
+    """Each trial at its learning rate and batch size, coloured by its error."""
     figure, axes = _figure(search, "where the error is low", "learning rate", "batch size (images)")
     finished, errors_percent, failed = _sorted(search, trials)
     points = [(trial.parameters.lr, trial.parameters.batch_size) for trial in trials]
@@ -73,15 +72,15 @@ def _figure(search: Search, shown: str, x: str, y: str) -> tuple[Figure, Axes]:
 
 
 def _finished(figure: Figure, axes: Axes) -> bytes:
-    """The picture with its legend between title and axes, where it covers no trial."""
+    """The bytes of the file; the legend covers no trial."""
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=4, frameon=False)
     return png(figure)
 
 
 def _sorted(search: Search, trials: Sequence[Trial]) -> tuple[list[int], list[float], list[int]]:
-    """The numbers of the trials that finished, their errors in percent, and the numbers of those that failed.
+    """Numbers of the finished trials, their errors in percent, and numbers of the failed trials.
 
-    No mistake at all counts as half a mistake, since a logarithmic scale has no zero.
+    No mistake counts as half a mistake: a logarithmic scale has no zero.
     """
     half_a_mistake = 0.5 / search.held_out_images
     finished = {number: trial.accuracy for number, trial in enumerate(trials, 1) if trial.accuracy is not None}
@@ -90,7 +89,7 @@ def _sorted(search: Search, trials: Sequence[Trial]) -> tuple[list[int], list[fl
 
 
 def _plain_ticks(axis: Axis) -> None:
-    """Writes 0.5, 2 and 10 instead of powers of ten."""
+    """0.5, 2 and 10 instead of powers of ten."""
     from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
     axis.set_major_locator(LogLocator(subs=(1, 2, 5)))

@@ -1,6 +1,6 @@
-"""idx files, the format of MNIST: unsigned bytes behind a header that says their shape; gzipped or not.
+"""idx files, the format of MNIST: a header with the shape, then unsigned bytes; gzipped or not.
 
-In: a file, or a folder and the names in it. Out: the array, or images with their labels; or DataError.
+In: a file, or a folder and file names. Out: the array, or images with their labels; or DataError.
 LeCun et al., "Gradient-based learning applied to document recognition", 1998.
 """
 
@@ -16,13 +16,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from models.dataset import DataError, Part
+from models.data.dataset import DataError, Part
 
 MAX_IDX_BYTES = 1 << 30  # a gzip file may claim any size; MNIST's largest part is 47 MB
 
 
 def read_part(folder: Path, names: Mapping[str, str], part: str) -> Part:
-    """Images (n, 1, H, W) and labels (n,) of the two files that `names` has for one part, "train" or "test"."""
+    """Images (n, 1, H, W) and labels (n,) of one part, "train" or "test"."""
     images, labels = (read_idx(_find(folder, names[f"{part} {kind}"])) for kind in ("images", "labels"))
     if images.ndim != 3 or labels.ndim != 1 or len(images) != len(labels) or len(images) == 0:
         raise DataError(

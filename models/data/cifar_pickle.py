@@ -1,8 +1,8 @@
-"""The pickled batches of CIFAR-10, read without running anything that they name.
+"""The pickled batches of CIFAR-10, read without running the functions that they name.
 
-In: the bytes of a batch, a dictionary with a numpy array of pixels and a list of labels, as Python 2 pickled it.
-Out: pixels and labels; or DataError. A pickle is a program that may call whatever it can import. This one imports
-nothing: for the three names of numpy that a batch needs it gets recorders of ours, and for any other name a refusal.
+In: the bytes of a batch, a dictionary with a numpy array of pixels and a list of labels, pickled by Python 2.
+Out: pixels and labels; or DataError. A pickle is a program and may call anything it can import. Here it imports
+nothing: the three names of numpy in a batch become recorders, and any other name is refused.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from models.dataset import DataError
+from models.data.dataset import DataError
 
 PIXELS = 3 * 32 * 32
 
 
 class _Recorded:
-    """Stands in for a numpy array or dtype: keeps what it is made of and what it is to hold, and does nothing."""
+    """Stands in for a numpy array or dtype: keeps its arguments and its state, and does nothing."""
 
     def __init__(self, *arguments: Any) -> None:
         self.arguments = arguments
@@ -32,10 +32,10 @@ class _Recorded:
 
 
 class _Reader(pickle.Unpickler):
-    """An unpickler to which nothing exists but arrays."""
+    """An unpickler that knows arrays alone."""
 
     def find_class(self, module: str, name: str) -> type[_Recorded]:
-        # The modules are those of numpy 1 and 2; a call makes a recorder of any of them.
+        # numpy 1 and 2 name the module differently.
         if f"{module}.{name}" in ("numpy.core.multiarray._reconstruct", "numpy._core.multiarray._reconstruct"):
             return _Recorded
         if module == "numpy" and name in ("ndarray", "dtype"):
@@ -44,11 +44,11 @@ class _Reader(pickle.Unpickler):
 
 
 def read_pickled_batch(path: Path, data: bytes) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Pixels uint8 (n, 3072) and labels int64 (n,) in `data`, the content of `path`, which only errors name."""
+    """Pixels uint8 (n, 3072) and labels int64 (n,) in `data`; errors name `path`."""
     try:
         batch = _Reader(io.BytesIO(data), encoding="bytes").load()
         pixels, labels = _pixels(_entry(batch, "data")), _labels(_entry(batch, "labels"))
-    except Exception as error:  # on damaged bytes the unpickler raises whatever it stumbles over
+    except Exception as error:  # damaged bytes raise any exception
         found = " ".join(str(error).split()) or type(error).__name__
         raise DataError(f"{path}: expected a pickled dictionary of pixels and labels alone, found {found}") from error
     if len(pixels) != len(labels) or not len(labels):
@@ -57,17 +57,17 @@ def read_pickled_batch(path: Path, data: bytes) -> tuple[NDArray[np.uint8], NDAr
 
 
 def _entry(batch: Any, key: str) -> Any:
-    """What a batch holds under a name, which Python 2 wrote as bytes."""
+    """The value of `key`, which Python 2 wrote as bytes."""
     if not isinstance(batch, dict):
         raise TypeError(f"a {type(batch).__name__}")
-    found = batch.get(key.encode(), batch.get(key))
-    if found is None:
+    value = batch.get(key.encode(), batch.get(key))
+    if value is None:
         raise KeyError(f"no {key}")
-    return found
+    return value
 
 
 def _pixels(array: Any) -> NDArray[np.uint8]:
-    """The pixels that an array's state holds: version, shape, dtype, whether columns come first, bytes."""
+    """The pixels in an array's state: version, shape, dtype, whether columns come first, bytes."""
     if not isinstance(array, _Recorded):
         raise TypeError(f"data that are a {type(array).__name__}")
     _, shape, dtype, by_columns, content = array.state

@@ -1,0 +1,48 @@
+"""Attention whose keys and values are the normalised tokens themselves: its weights and its cost.
+
+In: rows of the query-key-value projection and the output projection, head-major. Out: tensors of the absorbed layer,
+through which gradients flow back. Shapes: H heads of size E, N tokens, D features; s = 1/sqrt(E).
+
+    score_ij = s (Wq x_i + bq)'(Wk x_j + bk) = (s Wk'Wq x_i + s Wk'bq)' x_j + (terms free of j)
+    out_i    = sum_h (Wo_h Wv_h)(A_h X)_i + (sum_h Wo_h bv_h + bo)
+
+The softmax over j does not see terms free of j, and its rows sum to one, so the value bias is a constant.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+def attention_macs(tokens: int, dim: int, heads: int, dim_head: int) -> int:
+    """Multiplications of one attention layer and image: projections, scores, weighted sum."""
+    inner = heads * dim_head
+    output = 0 if heads == 1 and dim_head == dim else inner * dim
+    return tokens * (3 * dim * inner + output) + 2 * tokens**2 * inner
+
+
+def absorbed_attention_macs(tokens: int, dim: int, heads: int) -> int:
+    """The same after absorption: two projections with D in the place of E, and D-wide products."""
+    return 2 * tokens * heads * dim**2 + 2 * tokens**2 * heads * dim
+
+
+def absorbed_query(query: Tensor, key: Tensor, heads: int) -> Tensor:
+    """s Wk' times `query` (H*E, X), a weight or as one column a bias or a query; key (H*E, D) -> (H*D, X)."""
+    queries, keys = query.unflatten(0, (heads, -1)), key.unflatten(0, (heads, -1))  # (H, E, X), (H, E, D)
+    absorbed: Tensor = queries.shape[1] ** -0.5 * keys.transpose(1, 2) @ queries
+    return absorbed.flatten(0, 1)
+
+
+def absorbed_output(out: nn.Module, value: Tensor, bias: Tensor | None, heads: int) -> tuple[Tensor, Tensor]:
+    """Weight Wo_h Wv_h (D, H*D) and bias Wo bv + bo (D,); value (H*E, D), its bias (H*E,)."""
+    output: Tensor
+    constant: Tensor
+    if isinstance(out, nn.Linear):
+        output, constant = out.weight, out.bias  # (D, H*E), (D,)
+    else:  # no projection: one head as wide as the tokens
+        output, constant = torch.eye(len(value)).to(value), torch.zeros(len(value)).to(value)
+    if bias is not None:
+        constant = constant + output @ bias
+    per_head = output.unflatten(1, (heads, -1)).transpose(0, 1)  # (H, D, E)
+    return (per_head @ value.unflatten(0, (heads, -1))).transpose(0, 1).flatten(1), constant

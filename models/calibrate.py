@@ -1,0 +1,52 @@
+"""Command line: adds a temperature to a checkpoint that lacks it. `python models/calibrate.py --help`.
+
+The held-out images are those that its training held out. Only the metadata of the file change.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+import vitbn  # noqa: F401  # says in one line that another `models` hides ours
+from models.data import DATA_DIR_HELP, DataError, load_dataset
+
+if TYPE_CHECKING:
+    from models.checkpoint import Checkpoint
+
+
+@click.command()
+@click.argument("checkpoints", type=click.Path(path_type=Path), nargs=-1, required=True)
+@click.option("--data-dir", type=click.Path(path_type=Path), help=DATA_DIR_HELP)
+def calibrate(checkpoints: tuple[Path, ...], data_dir: Path | None) -> None:
+    """Fit the temperature of CHECKPOINTS on the images that their training held out."""
+    from models.checkpoint import CheckpointError, add_metrics, load
+    from models.training import TrainingError
+
+    click.echo(f"{'checkpoint':24}  temperature  calibration error % before   after")
+    try:
+        for path in checkpoints:
+            measured = measure(load(path), data_dir)
+            add_metrics(path, measured)
+            before, after = 100 * measured["calibration_error_before"], 100 * measured["calibration_error"]
+            click.echo(f"{path.name:24}  {measured['temperature']:11.4f}  {before:26.2f}  {after:6.2f}")
+    except (CheckpointError, DataError, TrainingError, OSError) as error:
+        raise click.ClickException(str(error)) from error
+
+
+def measure(checkpoint: Checkpoint, data_dir: Path | None) -> dict[str, float]:
+    """Temperature and calibration errors; raises CheckpointError where the training held no image out."""
+    from models.checkpoint import CheckpointError
+    from models.training import measure_calibration
+
+    metrics = checkpoint.metrics
+    count = metrics.get("options", {}).get("hold_out", 0)
+    if not count:
+        raise CheckpointError(f"{checkpoint.path}: expected a training with --hold-out, found none in the metrics")
+    return measure_calibration(checkpoint.model, load_dataset(metrics["dataset"], data_dir), count)
+
+
+if __name__ == "__main__":
+    calibrate()

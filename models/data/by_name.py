@@ -1,0 +1,34 @@
+"""A dataset's name -> the dataset."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from models.data.cifar import find_cifar10, load_cifar10
+from models.data.dataset import DataError, Dataset
+from models.data.digits import load_digits
+from models.data.emnist import find_emnist, load_emnist
+from models.data.mnist import find_fashion_mnist, find_mnist, load_fashion_mnist, load_mnist
+
+DIGIT_SETS = ("digits", "mnist", "emnist-digits")
+DATASETS = (*DIGIT_SETS, "fashion-mnist", "cifar10")
+DATA_DIR_HELP = "Its files, else $MNIST_DIR, $EMNIST_DIR, $FASHION_MNIST_DIR or $CIFAR10_DIR."
+
+
+def load_dataset(name: str, data_dir: Path | None = None, fetch: bool = True) -> Dataset:
+    """Reads a dataset from `data_dir`, else from the folder in its environment variable, else from the cache.
+
+    The variables are $MNIST_DIR, $EMNIST_DIR, $FASHION_MNIST_DIR and $CIFAR10_DIR; `digits` needs no folder. `fetch`
+    downloads what the cache lacks, except EMNIST. Raises DataError.
+    """
+    if name == "digits":
+        return load_digits()
+    if name == "mnist":
+        return load_mnist(find_mnist(data_dir, fetch))
+    if name == "emnist-digits":
+        return load_emnist(find_emnist(data_dir))
+    if name == "fashion-mnist":
+        return load_fashion_mnist(find_fashion_mnist(data_dir, fetch))
+    if name == "cifar10":
+        return load_cifar10(find_cifar10(data_dir, fetch))
+    raise DataError(f"dataset: expected one of {', '.join(DATASETS)}, found {name}")

@@ -1,0 +1,66 @@
+"""What a checkpoint says of its training: a JSON object, checked where it is written and where it is read.
+
+`test_accuracy`, `held_out_accuracy`, `calibration_error` and `calibration_error_before` are shares in [0, 1],
+`temperature` divides the logits, `epochs` and `test_images` are counts, `dataset` is a name, `options` an object.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+Metrics = dict[str, Any]
+
+SHARES = ("test_accuracy", "held_out_accuracy", "calibration_error", "calibration_error_before")
+COUNTS = ("epochs", "test_images")
+HIGHEST_TEMPERATURE = 1000.0
+
+
+class MetricsError(ValueError):
+    """Metrics of the wrong form; the message names the entry, what was expected and what was found."""
+
+
+def to_json(metrics: Metrics) -> str:
+    """Raises MetricsError for an entry of the wrong form."""
+    _check(metrics)
+    try:
+        return json.dumps(metrics, allow_nan=False)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise MetricsError(f"metrics: expected values of JSON, found {error}") from error
+
+
+def from_json(text: str) -> Metrics:
+    """The inverse; raises MetricsError for another text."""
+    try:
+        metrics = json.loads(text, parse_constant=_refuse)
+    except (ValueError, RecursionError) as error:
+        raise MetricsError(f"metrics: expected a JSON object, found {error}") from error
+    if not isinstance(metrics, dict):
+        raise MetricsError(f"metrics: expected a JSON object, found {type(metrics).__name__}")
+    _check(metrics)
+    return metrics
+
+
+def _check(metrics: Metrics) -> None:
+    for name in SHARES:
+        _require(metrics, name, "a number from 0 to 1", lambda value: _is_number(value) and 0 <= value <= 1)  # no NaN
+    for name in COUNTS:
+        _require(metrics, name, "an integer of at least 1", lambda value: type(value) is int and value >= 1)
+    expected = f"a number above 0, up to {HIGHEST_TEMPERATURE:g}"
+    _require(metrics, "temperature", expected, lambda value: _is_number(value) and 0 < value <= HIGHEST_TEMPERATURE)
+    _require(metrics, "dataset", "a printable name", lambda value: isinstance(value, str) and value.isprintable())
+    _require(metrics, "options", "an object", lambda value: isinstance(value, dict))
+
+
+def _require(metrics: Metrics, name: str, expected: str, holds: Callable[[Any], bool]) -> None:
+    if name in metrics and not holds(metrics[name]):
+        raise MetricsError(f"metrics: expected {name} to be {expected}, found {str(metrics[name])[:40]!r}")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"the constant {constant}")

@@ -1,0 +1,83 @@
+"""State dicts as `torch.save` writes them (.pth), read without running code and without trusting their sizes.
+
+In: a zip archive of a pickle and of storages. Out: name -> tensor; or UnsafeFile. PyTorch reads the pickle with
+`weights_only=True`. The archive may not be compressed, and the tensors together may not be larger than the file: 3 MB
+of compressed zeros, and a tensor of stride 0, hold any number of values.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import BinaryIO
+
+import torch
+from torch import Tensor
+
+MAX_DIRECTORY_BYTES = 1 << 20  # of the list of members; Python holds ten times as much for it
+MAX_PICKLE_BYTES = 1 << 19  # the pickle of a block has 3 kB
+END, END_64 = b"PK\x05\x06", b"PK\x06\x06"  # the records that name the size of the list
+EXPECTED = "expected a state dict of tensors alone"
+
+
+class UnsafeFile(ValueError):
+    """A file that is no state dict; the message says what was expected and what was found."""
+
+
+def read_state_dict(path: Path) -> dict[str, Tensor]:
+    """Raises UnsafeFile, before it allocates more than the file's size, for any other file."""
+    _check_archive(path)
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # damaged bytes raise any exception
+        raise UnsafeFile(f"{EXPECTED}, found {unpickling_reason(error)}") from error
+    if not isinstance(state, Mapping) or not all(isinstance(name, str) for name in state):
+        raise UnsafeFile(f"{EXPECTED}, found {type(state).__name__}")
+    for value in state.values():
+        if not isinstance(value, Tensor):
+            raise UnsafeFile(f"{EXPECTED}, found {type(value).__name__}")
+        if value.layout != torch.strided or value.device.type != "cpu" or value.is_quantized:
+            raise UnsafeFile(f"{EXPECTED}, found a tensor of layout {value.layout} on {value.device.type}")
+    size, stored = sum(value.nbytes for value in state.values()), path.stat().st_size
+    if size > stored:
+        raise UnsafeFile(f"expected tensors of up to {stored} bytes, the size of the file, found {size}")
+    return dict(state)
+
+
+def unpickling_reason(error: Exception) -> str:
+    """What a pickle holds beside tensors. PyTorch's own text advises to load it all the same."""
+    name = re.search(r"GLOBAL ([\w.]+)", str(error))
+    return f"the name {name[1]}" if name else f"something else ({type(error).__name__})"
+
+
+def _check_archive(path: Path) -> None:
+    try:
+        with path.open("rb") as file:
+            _check_directory(file)
+            with zipfile.ZipFile(file) as archive:
+                members = archive.infolist()
+    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
+        raise UnsafeFile(f"{EXPECTED}, found {' '.join(str(error).split())}") from error
+    if any(member.compress_type != zipfile.ZIP_STORED for member in members):
+        raise UnsafeFile("expected an archive without compression, as torch.save writes, found a compressed member")
+    if (size := sum(member.file_size for member in members)) > (stored := path.stat().st_size):
+        raise UnsafeFile(f"expected members of up to {stored} bytes, the size of the file, found {size}")
+    pickled = max((member.file_size for member in members if member.filename.endswith(".pkl")), default=0)
+    if pickled > MAX_PICKLE_BYTES:
+        raise UnsafeFile(f"expected a pickle of up to {MAX_PICKLE_BYTES} bytes, found {pickled}")
+
+
+def _check_directory(file: BinaryIO) -> None:
+    """Bounds the list of members before it is read. https://pkware.cachefly.net/webdocs/casestudies/APPNOTE.TXT"""
+    end = file.seek(0, 2)
+    file.seek(max(0, end - 66_000))  # the records, and a comment of up to 65,535 bytes
+    tail = file.read()
+    for record, form, offset in ((END, "<I", 12), (END_64, "<Q", 40)):
+        at = tail.rfind(record)
+        if 0 <= at <= len(tail) - offset - struct.calcsize(form):
+            (size,) = struct.unpack_from(form, tail, at + offset)
+            if size > MAX_DIRECTORY_BYTES:
+                raise ValueError(f"a list of members of {size} bytes")

@@ -1,0 +1,184 @@
+"""The published claims, each beside our figure and with a verdict.
+
+In: the JSON files of the studies. Out: a Markdown page, one row a claim. `models.studies.verdicts` holds the rules.
+Sources of the claims: github.com/anindyahepth/BatchNorm_in_Transformers_CV and the write-ups of its authors; Ioffe and
+Szegedy, "Batch Normalization", 2015, section 4.1.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from models.studies import verdicts
+from models.studies.running import StudyError
+from models.studies.verdicts import Finding, Result, Verdict
+
+ORDER: tuple[Verdict, ...] = ("does not hold", "holds in part", "not tested here", "holds")
+MEANINGS: dict[Verdict, str] = {
+    "does not hold": "our figures contradict the claim",
+    "holds in part": "some of the cases that the claim covers agree",
+    "not tested here": "we have no figure",
+    "holds": "our figures agree",
+}
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A published statement with its figure and size, the study that tests it, and the rule of the verdict."""
+
+    statement: str
+    published: str
+    size: str
+    study: str
+    judge: Callable[[Result], Finding]
+    of_times: bool = False
+
+
+def page(folder: Path) -> str:
+    """The page as Markdown; `folder` holds NAME/NAME.json of each study. Raises StudyError for an unreadable file."""
+    results = {name: _read(folder / name / f"{name}.json") for name in sorted({claim.study for claim in CLAIMS})}
+    judged = [(claim, _judge(claim, results[claim.study])) for claim in CLAIMS]
+    judged.sort(key=lambda pair: ORDER.index(pair[1].verdict))
+    return "\n".join([*_head(judged), *_table(judged, results), *_sizes(results)]) + "\n"
+
+
+def _read(path: Path) -> Result:
+    try:
+        result: Result = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise StudyError(f"{path}: expected the result of a study, found {error}") from error
+    return result
+
+
+def _judge(claim: Claim, result: Result) -> Finding:
+    try:
+        return claim.judge(result)
+    except (KeyError, IndexError, TypeError, StopIteration) as error:
+        raise StudyError(f"{claim.study}.json: expected the figures of this study, found {error!r}") from error
+
+
+def _head(judged: list[tuple[Claim, Finding]]) -> Iterator[str]:
+    counts = {verdict: sum(finding.verdict == verdict for _, finding in judged) for verdict in ORDER}
+    yield "# The published claims, each with a verdict"
+    yield ""
+    yield "Unfavourable verdicts come first. Our runs are smaller than the published ones: a verdict from a small run"
+    yield "is a verdict about that size. The sizes stand below the table."
+    yield ""
+    yield "| verdict | meaning | claims |"
+    yield "|---|---|---:|"
+    for verdict in ORDER:
+        yield f"| {verdict} | {MEANINGS[verdict]} | {counts[verdict]} |"
+    yield ""
+    yield "    python models/study.py claims"
+    yield ""
+    yield "writes this page from the JSON files of the studies. A time is of a CPU here and of an L4 GPU in the"
+    yield "publication; only ratios compare."
+    yield ""
+
+
+def _table(judged: list[tuple[Claim, Finding]], results: Mapping[str, Result]) -> Iterator[str]:
+    yield "| verdict | claim | published | measured here | study |"
+    yield "|---|---|---|---|---|"
+    for claim, finding in judged:
+        machine = f" (one thread of a CPU, {results[claim.study]['environment']['cpu']})" if claim.of_times else ""
+        published = claim.published + (" (L4 GPU)" if claim.of_times else "")
+        yield (
+            f"| **{finding.verdict}** | {claim.statement} | {published}; {claim.size} "
+            f"| {finding.ours}{machine} | [{claim.study}]({_link(claim.study)}) |"
+        )
+    yield ""
+
+
+def _link(study: str) -> str:
+    return f"../benchmarks/results/studies/{study}/{study}.md"
+
+
+def _sizes(results: Mapping[str, Result]) -> Iterator[str]:
+    yield "| study | size here | command |"
+    yield "|---|---|---|"
+    for name, result in results.items():
+        scope = result.get("scope", {})
+        whole = (
+            f"{scope.get('epochs')} epochs, {scope.get('train_images'):,} images" if scope.get("epochs") else "whole"
+        )
+        yield f"| {name} | {scope.get('reduced') or whole}; one seed | `{result['command']}` |"
+
+
+RATES_SIZE, DEPTHS_SIZE = "30 epochs, 60,000 images", "10 epochs, 60,000 images"
+CLAIMS = (
+    Claim(
+        "BatchNorm in place of LayerNorm saves time at inference",
+        "about 60 % less for ViTBN and ViTBNFFN",
+        RATES_SIZE,
+        "learning-rates",
+        verdicts.inference,
+        of_times=True,
+    ),
+    Claim(
+        "ViTBNFFN trains in less time than ViT",
+        "ViT's time over its own 2.7, 3.6 and 2.7 at three rates",
+        RATES_SIZE,
+        "learning-rates",
+        verdicts.training_ratio("vitbnffn"),
+        of_times=True,
+    ),
+    Claim(
+        "ViTBN trains in less time than ViT",
+        "ViT's time over its own 2.5, 3.5 and 4.3 at three rates",
+        RATES_SIZE,
+        "learning-rates",
+        verdicts.training_ratio("vitbn"),
+        of_times=True,
+    ),
+    Claim(
+        "At a learning rate of 0.01 the BatchNorm models learn and ViT collapses",
+        "BatchNorm models above 97 %",
+        RATES_SIZE,
+        "learning-rates",
+        verdicts.high_rate,
+    ),
+    Claim("At 0.0005 ViT converges faster", "no figure", RATES_SIZE, "learning-rates", verdicts.low_rate),
+    Claim(
+        "The time of an epoch changes with the learning rate",
+        "the ratios above",
+        RATES_SIZE,
+        "learning-rates",
+        verdicts.time_by_rate,
+        of_times=True,
+    ),
+    Claim(
+        "At 0.005 ViT stops learning from a critical depth on, ViTBNFFN goes deeper",
+        "no figure",
+        DEPTHS_SIZE,
+        "depths",
+        verdicts.critical_depth,
+    ),
+    Claim(
+        "At 0.003 ViTBNFFN is much more accurate from depth 6 on",
+        "a plot of depths 4 to 7",
+        DEPTHS_SIZE,
+        "depths",
+        verdicts.deep_at_0003,
+    ),
+    Claim(
+        "At high rates ViTBNFFN is more stable than ViT", "no figure", DEPTHS_SIZE, "depths", verdicts.stable_when_deep
+    ),
+    Claim(
+        "ViTBNFFN converges faster than ViT where the network is deep",
+        "no figure",
+        DEPTHS_SIZE,
+        "depths",
+        verdicts.faster_when_deep,
+    ),
+    Claim(
+        "BatchNorm lets a network with sigmoids learn faster and at higher rates",
+        "no figure at these rates",
+        "50,000 steps",
+        "dnn",
+        verdicts.sigmoids,
+    ),
+    Claim("Networks trained on MNIST read EMNIST's digits", "no figure", "40,000 images", "shift", verdicts.emnist),
+)

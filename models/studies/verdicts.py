@@ -1,0 +1,199 @@
+"""The rules by which a published claim holds or not.
+
+In: the JSON content of a study. Out: our figure in words and the verdict; the docstring of a function is its rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Result = Mapping[str, Any]
+Verdict = Literal["does not hold", "holds in part", "not tested here", "holds"]
+LEVEL = 0.05  # two times, or two ratios, closer than this are equal: noise of a shared machine
+POINTS = 1.0  # two accuracies closer than this are equal: noise of a single seed
+NAMES = {"vit": "ViT", "vitbnffn": "ViTBNFFN", "vitbn": "ViTBN"}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Our figure in words, and the verdict."""
+
+    ours: str
+    verdict: Verdict
+
+
+def _series(result: Result, model: str, depth: int, lr: float) -> list[Mapping[str, float]]:
+    return next(
+        list(run["series"])
+        for run in result["runs"]
+        if (run["config"]["model"], run["config"]["depth"], run["options"]["lr"]) == (model, depth, lr)
+    )
+
+
+def _last_percent(result: Result, model: str, depth: int, lr: float) -> float:
+    """Test accuracy after the last epoch; 10 % where the loss was no longer finite before the first."""
+    series = _series(result, model, depth, lr)
+    return 100 * series[-1]["test_accuracy"] if series else 10.0
+
+
+def _derived(result: Result, model: str, configuration: str) -> Mapping[str, Any]:
+    return next(
+        row for row in result["derived"] if row["model"] == model and row["configuration"].startswith(configuration)
+    )
+
+
+def inference(result: Result) -> Finding:
+    """Holds where both models save at least half of the time at equal depth; in part above LEVEL."""
+    equal = {model: _derived(result, model, "equal depth")["g_v"] for model in ("vitbn", "vitbnffn")}
+    published = {model: _derived(result, model, "published")["g_v"] for model in equal}
+    ours = "; ".join(
+        f"{what}: " + ", ".join(f"{NAMES[model]} {100 * saved:.0f} %" for model, saved in rows.items())
+        for what, rows in (("equal depth, 6 blocks each", equal), ("ViT 6 blocks, the others one", published))
+    )
+    for row in result["derived"]:
+        if row["configuration"].startswith("control"):
+            ours += f"; ViT of one block against ViT of 6: {100 * row['g_v']:.0f} %"
+    least = min(equal.values())
+    return Finding(ours, "holds" if least >= 0.5 else "holds in part" if least > LEVEL else "does not hold")
+
+
+def training_ratio(model: str) -> Callable[[Result], Finding]:
+    def judge(result: Result) -> Finding:
+        """Holds where the smallest ratio over the rates is at least 2; in part where it is above 1 + LEVEL."""
+        equal, published = (_derived(result, model, name) for name in ("equal depth", "published"))
+        (low, high), (one_low, one_high) = equal["r_t_range"], published["r_t_range"]
+        ours = f"{low:.2f} to {high:.2f} at equal depth; {one_low:.1f} to {one_high:.1f} where it has one block of 6"
+        return Finding(ours, "holds" if low >= 2 else "holds in part" if low > 1 + LEVEL else "does not hold")
+
+    return judge
+
+
+def high_rate(result: Result) -> Finding:
+    """Holds where both BatchNorm models pass 97 % and ViT ends 10 points below; in part where both end above ViT by
+    POINTS.
+    """
+    vit, *others = (_last_percent(result, model, 6, 0.01) for model in NAMES)
+    ours = ", ".join(f"{name} {_last_percent(result, model, 6, 0.01):.1f} %" for model, name in NAMES.items())
+    one_block = ", ".join(f"{NAMES[m]} {_last_percent(result, m, 1, 0.01):.1f} %" for m in ("vitbnffn", "vitbn"))
+    if min(others) > 97 and vit < min(others) - 10:
+        verdict: Verdict = "holds"
+    else:
+        verdict = "holds in part" if min(others) > vit + POINTS else "does not hold"
+    return Finding(f"6 blocks each: {ours}; one block: {one_block}", verdict)
+
+
+def low_rate(result: Result) -> Finding:
+    """Holds where ViT's accuracy, the mean over all epochs, is POINTS above both others; in part above one of them."""
+    means = {
+        model: 100 * sum(epoch["test_accuracy"] for epoch in series) / len(series)
+        for model in NAMES
+        if (series := _series(result, model, 6, 0.0005))
+    }
+    ours = ", ".join(f"{NAMES[model]} {mean:.1f} %" for model, mean in means.items())
+    ahead = sum(means["vit"] > means[model] + POINTS for model in means if model != "vit")
+    return Finding(
+        f"mean test accuracy over the epochs, 6 blocks each: {ours}",
+        "holds" if ahead == 2 else "holds in part" if ahead else "does not hold",
+    )
+
+
+def time_by_rate(result: Result) -> Finding:
+    """Holds where the slowest rate takes 20 % more than the quickest for every model; in part for one model."""
+    spreads = {}
+    for model in NAMES:
+        medians = [
+            sorted(epoch["training_time_s"] for epoch in _series(result, model, 6, lr))[
+                len(_series(result, model, 6, lr)) // 2
+            ]
+            for lr in (0.0005, 0.005, 0.01)
+        ]
+        spreads[model] = max(medians) / min(medians)
+    ours = ", ".join(f"{NAMES[model]} {100 * (spread - 1):.0f} %" for model, spread in spreads.items())
+    large = sum(spread > 1.2 for spread in spreads.values())
+    return Finding(
+        f"slowest rate over quickest, an epoch at 6 blocks: {ours} more",
+        "holds" if large == len(spreads) else "holds in part" if large else "does not hold",
+    )
+
+
+def _pairs(result: Result, lr: float) -> list[tuple[int, float, float]]:
+    """Depth, and test accuracy % of ViT and of ViTBNFFN."""
+    return [
+        (row["depth"], 100 * row["vit"]["test_accuracy"], 100 * row["vitbnffn"]["test_accuracy"])
+        for row in result["derived"]
+        if row["lr"] == lr
+    ]
+
+
+def _in_words(pairs: list[tuple[int, float, float]]) -> str:
+    return "; ".join(f"depth {depth}: ViT {vit:.1f} %, ViTBNFFN {other:.1f} %" for depth, vit, other in pairs)
+
+
+def critical_depth(result: Result) -> Finding:
+    """Holds where ViT falls by 5 points from its best depth to the deepest and ViTBNFFN does not; in part where
+    ViTBNFFN falls less.
+    """
+    pairs = _pairs(result, 0.005)
+    falls = [max(pair[i] for pair in pairs) - pairs[-1][i] for i in (1, 2)]
+    if falls[0] >= 5 > falls[1]:
+        verdict: Verdict = "holds"
+    else:
+        verdict = "holds in part" if falls[1] < falls[0] else "does not hold"
+    return Finding(f"both fall: {_in_words(pairs)}" if min(falls) >= 5 else _in_words(pairs), verdict)
+
+
+def deep_at_0003(result: Result) -> Finding:
+    """Holds where ViTBNFFN is 5 points above ViT at every depth from 6 on; in part where it is POINTS above."""
+    pairs = [pair for pair in _pairs(result, 0.003) if pair[0] >= 6]
+    leads = [other - vit for _, vit, other in pairs]
+    return Finding(
+        _in_words(pairs), "holds" if min(leads) >= 5 else "holds in part" if min(leads) > POINTS else "does not hold"
+    )
+
+
+def stable_when_deep(result: Result) -> Finding:
+    """Holds where ViTBNFFN ends POINTS above ViT at every depth and rate; in part at more than half of them."""
+    pairs = [pair for lr in (0.005, 0.003) for pair in _pairs(result, lr)]
+    ahead = sum(other > vit + POINTS for _, vit, other in pairs)
+    return Finding(
+        f"{POINTS:g} point or more above ViT at {ahead} of {len(pairs)} pairs of depth and rate",
+        "holds" if ahead == len(pairs) else "holds in part" if 2 * ahead > len(pairs) else "does not hold",
+    )
+
+
+def faster_when_deep(result: Result) -> Finding:
+    """Holds where ViTBNFFN's mean accuracy over the epochs is POINTS above ViT's at depths 5 to 7; in part at one."""
+    leads = {}
+    for depth in (5, 6, 7):
+        vit, other = (_series(result, model, depth, 0.003) for model in ("vit", "vitbnffn"))
+        leads[depth] = 100 * sum(b["test_accuracy"] - a["test_accuracy"] for a, b in zip(vit, other, strict=False))
+        leads[depth] /= min(len(vit), len(other))
+    ours = ", ".join(f"depth {depth}: {lead:+.1f} points" for depth, lead in leads.items())
+    ahead = sum(lead > POINTS for lead in leads.values())
+    return Finding(
+        f"mean over the epochs against ViT, rate 0.003: {ours}",
+        "holds" if ahead == len(leads) else "holds in part" if ahead else "does not hold",
+    )
+
+
+def sigmoids(result: Result) -> Finding:
+    """Holds where it is ahead by POINTS after the first epoch at 0.01, and by 10 at the end at 0.1; in part at one."""
+    series = {(run["config"]["model"], run["options"]["lr"]): run["series"] for run in result["runs"]}
+    first, last = ({key: 100 * epochs[place]["test_accuracy"] for key, epochs in series.items()} for place in (0, -1))
+    ours = (
+        f"rate 0.01, first epoch: {first['dnnbn', 0.01]:.1f} % with, {first['dnn', 0.01]:.1f} % without; "
+        f"rate 0.1, last epoch: {last['dnnbn', 0.1]:.1f} % with, {last['dnn', 0.1]:.1f} % without"
+    )
+    ahead = (first["dnnbn", 0.01] > first["dnn", 0.01] + POINTS) + (last["dnnbn", 0.1] > last["dnn", 0.1] + 10)
+    return Finding(ours, "holds" if ahead == 2 else "holds in part" if ahead else "does not hold")
+
+
+def emnist(result: Result) -> Finding:
+    """Only measured where EMNIST's files are."""
+    measured = [row for row in result["tables"][0]["rows"] if row[4] is not None]
+    if not measured:
+        return Finding("EMNIST's files were not at hand", "not tested here")
+    accuracies = ", ".join(f"{row[0]} {row[4]:.1f} %" for row in measured)
+    return Finding(accuracies, "holds" if min(row[4] for row in measured) > 90 else "holds in part")

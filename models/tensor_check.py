@@ -1,0 +1,101 @@
+"""Do a file's tensors fit its configuration? Answered from shapes alone, before anything of their size is allocated.
+
+In: a ModelConfig and, for each tensor in the file, its shape and kind of numbers. Out: nothing; or WrongTensors.
+The configuration is only a claim: a file of 1 kB may claim a depth of 10,000,000. So one block is built, on PyTorch's
+meta device, which allocates nothing, and stands for all blocks; with late CLS a second stands for the last.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from models.config import ModelConfig
+from models.registry import build
+
+MAX_TABLE_BYTES = 1 << 26  # of constants that are computed and stand in no file, such as sinusoidal positions
+BLOCK = re.compile(r"blocks\.(0|[1-9]\d{0,8})\.(.+)", re.DOTALL)
+
+
+class WrongTensors(ValueError):
+    """A tensor that is missing, unknown, of another shape or of other numbers; the message names it."""
+
+
+class Form(NamedTuple):
+    """Shape, and what the numbers are: `floating-point`, `integer`, or the name of another type."""
+
+    shape: tuple[int, ...]
+    numbers: str
+
+
+def form_of(tensor: Tensor) -> Form:
+    dtype = tensor.dtype
+    if dtype.is_floating_point and dtype.itemsize > 1:
+        return Form(tuple(tensor.shape), "floating-point")
+    integer = dtype in (torch.int8, torch.int16, torch.int32, torch.int64)
+    return Form(tuple(tensor.shape), "integer" if integer else str(dtype).removeprefix("torch."))
+
+
+def check_tensors(config: ModelConfig, found: Mapping[str, Form]) -> None:
+    """Raises WrongTensors unless `found` are exactly the tensors of the network that `config` describes."""
+    expected = _few_blocks(config)
+    for name in sorted(found):
+        form = expected.get(_stand_in(name, config))
+        if form is None or form.shape != found[name].shape:
+            shape = "no such tensor" if form is None else form.shape
+            raise WrongTensors(f"tensor {shown(name)}: expected {shape}, found {found[name].shape}")
+        if form.numbers != found[name].numbers:
+            raise WrongTensors(f"tensor {name}: expected {form.numbers} numbers, found {found[name].numbers}")
+    for name in _names(expected, config):  # stops at the first missing tensor, so it never counts to a huge depth
+        if name not in found:
+            shape = expected[_stand_in(name, config)].shape
+            raise WrongTensors(f"tensor {name}: expected {shape}, found none")
+
+
+def _built(config: ModelConfig) -> int:
+    """Blocks that are built: the first, and the last where late CLS gives it other heads."""
+    return 1 if config.late_cls is None else min(2, config.depth)
+
+
+def _few_blocks(config: ModelConfig) -> dict[str, Form]:
+    """The tensors of the network, of its blocks the first alone and, with late CLS, the last."""
+    try:
+        with torch.device("meta"):
+            network = build(replace(config, depth=_built(config)))
+    except (RuntimeError, OverflowError, TypeError) as error:
+        raise WrongTensors("expected a network with a size that fits 64 bits, found a larger one") from error
+    tensors = network.state_dict()
+    tables = {name: table for name, table in network.named_buffers() if name not in tensors}
+    table_bytes = sum(
+        table.numel() * table.itemsize * (config.depth if BLOCK.fullmatch(name) else 1)
+        for name, table in tables.items()
+    )
+    if table_bytes > MAX_TABLE_BYTES:
+        raise WrongTensors(f"expected tables of up to {MAX_TABLE_BYTES} bytes, found {table_bytes}")
+    return {name: form_of(tensor) for name, tensor in tensors.items()}
+
+
+def _stand_in(name: str, config: ModelConfig) -> str:
+    """The name of this tensor in the block that is built."""
+    block = BLOCK.fullmatch(name)
+    if not block or int(block[1]) >= config.depth:
+        return name
+    last = int(block[1]) == config.depth - 1
+    return f"blocks.{_built(config) - 1 if last else 0}.{block[2]}"
+
+
+def _names(expected: Mapping[str, Form], config: ModelConfig) -> Iterator[str]:
+    blocks = [match[2] for match in map(BLOCK.fullmatch, expected) if match and match[1] == "0"]
+    yield from (name for name in expected if not BLOCK.fullmatch(name))
+    yield from (f"blocks.{number}.{rest}" for number in range(config.depth) for rest in blocks)
+
+
+def shown(text: str) -> str:
+    """A name from a stranger's file, safe to print."""
+    start = text if len(text) <= 80 else f"{text[:80]}…"
+    return start if start.isprintable() else ascii(start)

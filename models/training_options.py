@@ -1,0 +1,98 @@
+"""How a network is trained, what an epoch measures, and the command that repeats a training."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Literal
+
+import torch
+
+from models.augmentation import Augmentation
+from models.config import ModelConfig
+
+GEOMETRY = ("dim", "heads", "dim_head", "mlp_dim")  # fields of ModelConfig that train.py has options for
+
+
+class TrainingError(Exception):
+    """Training that cannot start or go on; the message says what was expected and what was found."""
+
+
+class Diverged(TrainingError):
+    """A loss or logits that are no longer finite; the last good checkpoint stays."""
+
+
+@dataclass(frozen=True)
+class TrainingOptions:
+    """AdamW (Loshchilov and Hutter, 2019) on the cross-entropy.
+
+    - `schedule`: `one-cycle` (Smith and Topin, 2019) warms up to `lr` and anneals to nearly 0 over all epochs.
+    - `clip`: bound of the gradient's norm.
+    - `precision`: `bf16` uses PyTorch's autocast; weights stay float32.
+    - `augment_test`: the published study distorted its test images, too.
+    - `hold_out`: training images that measure each epoch instead of the test images, which then wait for the end.
+    - `teacher`: checkpoint of a network; half of the target is its probabilities, half the label (distillation: Hinton
+      et al., 2015; for transformers: Touvron et al., DeiT, 2021).
+    - `accumulate`: parts of a batch, one after the other: the same gradient with less memory, except that BatchNorm
+      normalises each part by itself.
+    - `form`: `served` computes only what the head reads (`models.served_form`); the statistics of the last block's
+      BatchNorms are then those of CLS rows.
+    - `ema`: decay of a moving average of the weights, which is measured and written instead of them.
+    """
+
+    epochs: int
+    batch_size: int
+    lr: float
+    seed: int
+    device: str
+    schedule: Literal["constant", "one-cycle"] = "constant"
+    weight_decay: float = 0.0
+    label_smoothing: float = 0.0
+    clip: float | None = None
+    precision: Literal["fp32", "bf16"] = "fp32"
+    augment: Augmentation = "none"
+    augment_test: bool = False
+    hold_out: int = 0
+    teacher: str | None = None
+    accumulate: int = 1
+    form: Literal["served", "plain"] = "served"
+    ema: float | None = None
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """The four series of the study: times in seconds, mean training loss, accuracy in [0, 1].
+
+    With held-out images, `test_accuracy` and `test_time_s` are of these.
+    """
+
+    epoch: int
+    training_time_s: float
+    test_time_s: float
+    training_loss: float
+    test_accuracy: float
+
+
+def choose_device(name: str) -> str:
+    """`auto` -> cuda, mps or cpu, whichever exists first. Raises TrainingError for `cuda` without a CUDA device."""
+    if name == "cuda" and not torch.cuda.is_available():
+        raise TrainingError("device cuda: expected a CUDA device, found none")
+    if name != "auto":
+        return name
+    if torch.cuda.is_available():
+        return "cuda"
+    return "mps" if torch.backends.mps.is_available() else "cpu"
+
+
+def command_line(config: ModelConfig, dataset: str, options: TrainingOptions) -> str:
+    """The command that repeats a training."""
+    words = ["python models/train.py", f"--model {config.model}", f"--dataset {dataset}", f"--depth {config.depth}"]
+    for name in GEOMETRY:
+        if (size := getattr(config, name)) != getattr(ModelConfig, name):
+            words.append(f"--{name.replace('_', '-')} {size}")
+    if config.late_cls:
+        words.append(f"--late-cls {config.late_cls[0]} {config.late_cls[1]}")
+    for field in fields(options):
+        value, option = getattr(options, field.name), f"--{field.name.replace('_', '-')}"
+        if value != field.default and field.name != "device":
+            words.append(option if value is True else f"{option} {value}")
+    return " ".join(words)

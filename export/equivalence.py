@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import onnxruntime
 from numpy.typing import NDArray
 
 from export.errors import ExportError
@@ -142,6 +141,8 @@ def torch_classifier(model: nn.Module) -> Classifier:
 
 def onnx_classifier(data: bytes) -> Classifier:
     """The ONNX file `data`, run by ONNX Runtime on the CPU, as a function of numpy arrays."""
+    import onnxruntime
+
     session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
     run: Callable[..., list[Logits]] = session.run
     return lambda images: run([OUTPUT_NAME], {INPUT_NAME: images})[0]

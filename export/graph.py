@@ -20,7 +20,6 @@ import onnx
 import torch
 from torch import Tensor, nn
 
-from export.artifact import ONNX_FILE, Artifact
 from export.equivalence import (
     AxesDiffer,
     DtypesDiffer,
@@ -34,6 +33,7 @@ from export.equivalence import (
     torch_classifier,
 )
 from export.precision import Converted, Lowering, convert
+from export.publishing.artifact import ONNX_FILE, Artifact
 from export.rewrites.fold import affine_of, fold_input_scale
 from export.rewrites.pipeline import Rewrite, Step, apply
 from models.checkpoint import Checkpoint
@@ -41,6 +41,7 @@ from models.config import INPUT_NAME, INPUT_SCALE, OUTPUT_NAME, ModelConfig
 from models.norms import ProgressiveRepBN
 
 DEFAULT_OPSET = 20  # has Gelu; ONNX Runtime 1.19, in Triton 24.10, refuses 22 and later
+CALIBRATION = ("temperature", "calibration_error")  # of a checkpoint's metrics; clients divide logits by the first
 FLOAT64_TOLERANCE = 1e-10
 FLOAT32_TOLERANCE = 1e-4
 
@@ -114,6 +115,7 @@ def export(
         "metrics": checkpoint.metrics,
         "torch": torch.__version__,
     }
+    manifest |= {key: checkpoint.metrics[key] for key in CALIBRATION if key in checkpoint.metrics}
     converted = convert(proto, lowering) if lowering else None
     if lowering and converted:
         proto = converted.proto

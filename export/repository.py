@@ -1,20 +1,23 @@
-"""Command line of the model repository: what is served, publish, promote, roll back, prune, verify.
+"""Command line of the model repository: list, publish, promote, roll back, prune, verify.
 
-`python export/repository.py --help`. Changes are made on the files; a server that runs is told of them and must take
-them up, or they are undone.
+`python export/repository.py --help`. A change is made on the files, then a running server must load it; a change that
+it cannot load is undone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 if TYPE_CHECKING:
-    from export.live import LiveServer
+    from export.publishing.artifact import Artifact
+    from export.publishing.live import LiveServer
+    from export.publishing.triton_config import Serving
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -33,7 +36,7 @@ repository_option = click.option(
 
 
 def server_options(command: Command) -> Command:
-    """Where the server is that is told of a change."""
+    """The options that say which running server must load a change."""
     header = click.option("--header", multiple=True, metavar="NAME:VALUE", callback=_headers, help="For the server.")
     server = click.option("--server", default="127.0.0.1:8000", show_default=True, help="HOST:PORT of HTTP.")
     return repository_option(server(header(command)))
@@ -49,19 +52,16 @@ def repository() -> None:
 def list_(repository: Path, server: str, header: dict[str, str]) -> None:
     """List the versions of every model, which of them are served, and what they are worth."""
     with _errors():
-        from export.live import connect
-        from export.promote import served
-        from export.publish import versions
+        from export.publishing.live import connect
 
         live = connect(server, header)
-        loaded = live.served() if live else {}
+        loaded = live.served() if live else None
         click.echo(f"{'model':16} {'version':>7} {'served':8} {'accuracy %':>10} {'max error':>9} {'MB':>6}  rewrites")
-        for model_dir in _models(repository):
-            answering = loaded.get(model_dir.name, []) if live else served(model_dir)
-            for number in versions(model_dir):
-                state = "default" if number == max(answering, default=0) else "yes" if number in answering else "-"
-                click.echo(f"{model_dir.name:16} {number:7} {state:8} {_worth(model_dir / str(number))}")
-        click.echo(f"served: by the server at {server}" if live else "served: as config.pbtxt says; no server is asked")
+        problems = _each(_models(repository), lambda model_dir: _list(model_dir, loaded))
+        click.echo(
+            f"served: by the server at {server}" if live else f"served: by config.pbtxt; no server answers at {server}"
+        )
+    _no_problems(repository, problems)
 
 
 @repository.command()
@@ -69,10 +69,10 @@ def list_(repository: Path, server: str, header: dict[str, str]) -> None:
 @click.argument("version", type=click.IntRange(1), required=False)
 @repository_option
 def show(model: str, version: int | None, repository: Path) -> None:
-    """Print the manifest of a version, by default of the one that is served."""
+    """Print the manifest of a version, by default of the served one."""
     with _errors():
-        from export.artifact import read_version
-        from export.promote import served
+        from export.publishing.artifact import read_version
+        from export.publishing.promote import served
 
         model_dir = _model(repository, model)
         artifact = read_version(model_dir / str(version or max(served(model_dir), default=0)))
@@ -86,58 +86,40 @@ def show(model: str, version: int | None, repository: Path) -> None:
 @click.option("--threads", type=click.IntRange(0, 256), help="Of each copy on a CPU; 0: one a core.")
 @server_options
 def publish(
-    file: Path,
-    name: str | None,
-    instances: int | None,
-    threads: int | None,
-    repository: Path,
-    server: str,
-    header: dict[str, str],
+    file: Path, name: str | None, instances: int | None, threads: int | None, repository: Path, **server: Any
 ) -> None:
-    """Publish a file of `to_onnx.py --output` or `to_tensorrt.py --output` as the next version of its model."""
-    with _operation(repository):
-        from export import publish as publishing
-        from export.artifact import ONNX_FILE, PLAN_FILE, read_artifact
-        from export.promote import activate, served
-        from export.triton_config import Serving
-        from export.verify import check_answer
+    """Publish a file of `to_onnx.py --output`, `to_tensorrt.py --output` or `rewrite.py`, or any ONNX file."""
+    with _errors():
+        from export.publishing import publish as publishing
+        from export.publishing.promote import activate, served
 
-        artifact = read_artifact(file, file.with_suffix(".json"))
-        if artifact.file_name == ONNX_FILE:
-            check_answer(file, artifact)
-        model, serving = str(artifact.config.model), Serving(instances=instances, threads=threads)
-        if artifact.file_name == PLAN_FILE:
-            sizes = artifact.manifest["engine"]["profile"].values()
-            serving = Serving("tensorrt", instances, max_batch_size=max(sizes), graph_batches=sorted({*sizes}))
-            model = f"{model}_trt"
-        model_dir = repository / (name or model)
-        before = served(model_dir) if model_dir.is_dir() else []
-        version_dir = publishing.publish(repository, model_dir.name, artifact, serving)
-        click.echo(f"Wrote {version_dir}")
-        activate(model_dir, before, _server_of(model_dir, server, header))
+        if name is not None:
+            publishing.check_name(name)
+        with publishing.locked(repository, OPERATING):
+            model_dir, write = _publication(file, repository, name, instances, threads)
+            before = served(model_dir) if model_dir.is_dir() else []
+            click.echo(f"Wrote {write()}")
+            with _later(model_dir):
+                activate(model_dir, before, _server_of(model_dir, **server))
 
 
 @repository.command()
 @click.argument("model")
 @click.argument("version", type=click.IntRange(1))
 @server_options
-def promote(model: str, version: int, repository: Path, server: str, header: dict[str, str]) -> None:
-    """Serve VERSION of MODEL, and the one before it, with no newer one."""
-    model_dir = _model(repository, model)
-    with _operation(repository):
-        _promote(model_dir, version, server, header)
+def promote(model: str, version: int, repository: Path, **server: Any) -> None:
+    """Serve VERSION of MODEL, and the version before it, but no newer one."""
+    _promote(repository, model, lambda model_dir: version, server)
 
 
 @repository.command()
 @click.argument("model")
 @server_options
-def rollback(model: str, repository: Path, server: str, header: dict[str, str]) -> None:
+def rollback(model: str, repository: Path, **server: Any) -> None:
     """Go back to the version of MODEL that was served before."""
-    model_dir = _model(repository, model)
-    with _operation(repository):
-        from export.promote import fall_back
+    from export.publishing.promote import fall_back
 
-        _promote(model_dir, fall_back(model_dir), server, header)
+    _promote(repository, model, fall_back, server)
 
 
 @repository.command()
@@ -145,20 +127,23 @@ def rollback(model: str, repository: Path, server: str, header: dict[str, str]) 
 @click.option("--keep", type=click.IntRange(1), default=2, show_default=True, help="The newest versions.")
 @server_options
 def prune(model: str | None, keep: int, repository: Path, server: str, header: dict[str, str]) -> None:
-    """Remove the versions that are neither served nor among the newest, and what killed publishers left."""
+    """Remove versions that are neither served nor among the newest, and the leftovers of killed publishers."""
     with _errors():
-        from export.live import connect
-        from export.promote import prune as prune_model
-        from export.publish import sweep
+        from export.publishing.live import connect
+        from export.publishing.promote import prune as prune_model
+        from export.publishing.publish import sweep
+
+        def prune_one(model_dir: Path) -> None:
+            for number in prune_model(model_dir, keep, loaded.get(model_dir.name, [])):
+                click.echo(f"Removed {model_dir / str(number)}")
 
         chosen = [_model(repository, model)] if model else _models(repository)
         live = connect(server, header)
         loaded = live.served() if live else {}
         for path in sweep(repository):
             click.echo(f"Removed {path}")
-        for model_dir in chosen:
-            for number in prune_model(model_dir, keep, loaded.get(model_dir.name, [])):
-                click.echo(f"Removed {model_dir / str(number)}")
+        problems = _each(chosen, prune_one)
+    _no_problems(repository, problems)
 
 
 @repository.command()
@@ -166,45 +151,116 @@ def prune(model: str | None, keep: int, repository: Path, server: str, header: d
 @repository_option
 def verify(model: str | None, repository: Path) -> None:
     """Check every version against its manifest: hashes, config, graph, a sample answered as at its export."""
-    from export.artifact import PublishError
-    from export.verify import verify_model
+    from export.publishing.verify import verify_model
 
-    wrong = 0
+    wrong: list[int] = []
+
+    def verify_one(model_dir: Path) -> None:
+        for verified in verify_model(model_dir):
+            what = verified.problem or verified.left_out or "ok"
+            click.echo(f"{model_dir.name:16} {verified.version:>7}  {what}", err=bool(verified.problem))
+            wrong.extend([verified.version] if verified.problem else [])
+
     with _errors():
-        for model_dir in [_model(repository, model)] if model else _models(repository):
-            try:
-                for found in verify_model(model_dir):
-                    what = found.problem or found.left_out or "ok"
-                    click.echo(f"{model_dir.name:16} {found.version:>7}  {what}", err=bool(found.problem))
-                    wrong += bool(found.problem)
-            except PublishError as error:
-                click.echo(f"{model_dir.name:16} {'-':>7}  {error}", err=True)
-                wrong += 1
-    if wrong:
-        raise click.ClickException(f"{repository}: expected every version as it was published, found {wrong} wrong")
+        problems = _each([_model(repository, model)] if model else _models(repository), verify_one)
+    if problems or wrong:
+        count = problems + len(wrong)
+        raise click.ClickException(f"{repository}: expected every version as it was published, found {count} wrong")
 
 
-def _promote(model_dir: Path, version: int, server: str, header: dict[str, str]) -> None:
-    from export import promote
-    from export.artifact import PublishError
-    from export.verify import verify_version
-
-    if (model_dir / str(version)).is_dir() and (problem := verify_version(model_dir, version).problem):
-        raise PublishError(problem)
-    promote.promote(model_dir, version, _server_of(model_dir, server, header))
-    click.echo(f"{model_dir.name}: version {version} is the default")
+OPERATING = ".operating"  # locked from the change of the files until the server has loaded or refused it
 
 
-def _server_of(model_dir: Path, address: str, headers: dict[str, str]) -> LiveServer | None:
-    """The running server if it has that model in its repository; says what becomes of the change without it."""
-    from export.live import connect
+def _list(model_dir: Path, loaded: dict[str, list[int]] | None) -> None:
+    """A row a version; `loaded` is what the server answers with, None without a server."""
+    from export.publishing.promote import served
+    from export.publishing.publish import versions
 
-    server = connect(address, headers)
-    if server and model_dir.name in server.served():
-        return server
-    why = f"the server at {address} has no model {model_dir.name}" if server else f"no server at {address}"
-    click.echo(f"{why}: the next one that starts on {model_dir.parent} serves it so")
+    configured = served(model_dir)
+    answering = configured if loaded is None else loaded.get(model_dir.name, [])
+    for number in versions(model_dir):
+        state = "default" if number == max(answering, default=0) else "yes" if number in answering else "-"
+        click.echo(f"{model_dir.name:16} {number:7} {state:8} {_worth(model_dir / str(number))}")
+
+
+def _publication(
+    file: Path, repository: Path, name: str | None, instances: int | None, threads: int | None
+) -> tuple[Path, Callable[[], Path]]:
+    """The model's folder, and what publishes the checked `file` there as its next version."""
+    from export.publishing.artifact import PublishError
+    from export.publishing.foreign import is_foreign, publish_foreign
+    from export.publishing.publish import publish
+    from export.publishing.triton_config import Serving
+
+    if file.suffix == ".onnx" and is_foreign(file.with_suffix(".json")):
+        if name is None:
+            manifest = file.with_suffix(".json")
+            raise PublishError(f"{manifest}: expected the manifest of an export, or --name for any other file")
+        serving = Serving(instances=instances, threads=threads)
+        return repository / name, partial(publish_foreign, repository, name, file, serving)
+    artifact, default_name, serving = _published_file(file, instances, threads)
+    name = default_name if name is None else name
+    return repository / name, partial(publish, repository, name, artifact, serving)
+
+
+def _published_file(file: Path, instances: int | None, threads: int | None) -> tuple[Artifact, str, Serving]:
+    """The artifact in `file`, checked, with its default name and how it is served."""
+    from export.publishing.artifact import ONNX_FILE, PLAN_FILE, read_artifact
+    from export.publishing.triton_config import Serving
+    from export.publishing.verify import check_answer
+
+    artifact = read_artifact(file, file.with_suffix(".json"))
+    if artifact.file_name == ONNX_FILE:
+        check_answer(file, artifact)
+    if artifact.file_name != PLAN_FILE:
+        return artifact, str(artifact.config.model), Serving(instances=instances, threads=threads)
+    sizes = artifact.manifest["engine"]["profile"].values()
+    serving = Serving("tensorrt", instances, max_batch_size=max(sizes), graph_batches=sorted({*sizes}))
+    return artifact, f"{artifact.config.model}_trt", serving
+
+
+def _promote(repository: Path, model: str, choose: Callable[[Path], int], server: dict[str, Any]) -> None:
+    """Serves the version of `model` that `choose` names, if it is sound."""
+    with _errors():
+        from export.publishing import promote
+        from export.publishing.artifact import PublishError
+        from export.publishing.publish import locked
+        from export.publishing.verify import verify_version
+
+        model_dir = _model(repository, model)
+        with locked(repository, OPERATING):
+            version = choose(model_dir)
+            if (model_dir / str(version)).is_dir() and (problem := verify_version(model_dir, version).problem):
+                raise PublishError(problem)
+            with _later(model_dir):
+                promote.promote(model_dir, version, _server_of(model_dir, **server))
+            click.echo(f"{model_dir.name}: version {version} is the default")
+
+
+def _server_of(model_dir: Path, server: str, header: dict[str, str]) -> LiveServer | None:
+    """The running server if its repository has that model; else says when the change will be served."""
+    from export.publishing.live import connect
+
+    live = connect(server, header)
+    if live and model_dir.name in live.served():
+        return live
+    _say_later(f"the server at {server} has no model {model_dir.name}" if live else f"no server at {server}", model_dir)
     return None
+
+
+@contextmanager
+def _later(model_dir: Path) -> Iterator[None]:
+    """A server that takes no orders is told about; the change stays on the files."""
+    from export.publishing.live import NotExplicit
+
+    try:
+        yield
+    except NotExplicit as refusal:
+        _say_later(str(refusal), model_dir)
+
+
+def _say_later(why: str, model_dir: Path) -> None:
+    click.echo(f"Not served yet: {why}. The next server that starts on {model_dir.parent} serves this change.")
 
 
 def _models(repository: Path) -> list[Path]:
@@ -214,36 +270,48 @@ def _models(repository: Path) -> list[Path]:
 
 
 def _model(repository: Path, name: str) -> Path:
-    found = _models(repository)
-    if name not in {path.name for path in found}:
-        names = ", ".join(path.name for path in found) or "none"
+    models = _models(repository)
+    if name not in {path.name for path in models}:
+        names = ", ".join(path.name for path in models) or "none"
         raise click.ClickException(f"{repository}: expected one of its models ({names}), found {name!r}")
     return repository / name
 
 
+def _each(models: list[Path], action: Callable[[Path], None]) -> int:
+    """Runs `action` on every model; a folder on which it fails is reported and the others follow. Returns failures."""
+    from export.publishing.artifact import PublishError
+
+    failures = 0
+    for model_dir in models:
+        try:
+            action(model_dir)
+        except (PublishError, OSError) as error:
+            click.echo(f"{model_dir.name:16} {'-':>7}  {error}", err=True)
+            failures += 1
+    return failures
+
+
+def _no_problems(repository: Path, problems: int) -> None:
+    if problems:
+        raise click.ClickException(f"{repository}: expected only published models, found {problems} other folders")
+
+
 def _worth(version_dir: Path) -> str:
     """The columns of `list` that the manifest fills."""
-    from export.artifact import PublishError, read_version
+    from export.publishing.artifact import PublishError, accuracy_of, read_version
+    from export.publishing.foreign import is_foreign
 
+    if is_foreign(version_dir / "manifest.json"):
+        return f"{'-':>10} {'-':>9} {(version_dir / 'model.onnx').stat().st_size / 1e6:6.1f}  foreign ONNX"
     try:
         artifact = read_version(version_dir)
     except PublishError as error:
         return str(error)
     manifest = artifact.manifest
-    accuracy = manifest.get("test_accuracy", manifest["metrics"].get("test_accuracy"))
+    accuracy = accuracy_of(manifest)
     percent = "-" if accuracy is None else f"{100 * accuracy:.2f}"
     rewrites = ", ".join(manifest["rewrites"]) or "-"
     return f"{percent:>10} {manifest['max_abs_error']:9.1e} {len(artifact.data) / 1e6:6.1f}  {rewrites}"
-
-
-@contextmanager
-def _operation(repository: Path) -> Iterator[None]:
-    """One operator at a time, from the files until the server has taken them up or they are undone."""
-    with _errors():
-        from export.publish import locked
-
-        with locked(repository, ".operating"):
-            yield
 
 
 @contextmanager

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from models.catalog import SHIPPED, shipped
 
 if TYPE_CHECKING:
-    from export.equivalence import Sample
-    from export.rewrites.pipeline import Step
-    from models.checkpoint import Checkpoint
+    from export.pipeline import ExportOptions, Published
 
 
 @click.command()
@@ -37,103 +33,61 @@ if TYPE_CHECKING:
 @click.option("--threads", type=click.IntRange(0, 256), help="Of each copy on a CPU; 0: one a core.")
 @click.option("--output", type=click.Path(path_type=Path), help="Write only this ONNX file and its manifest.")
 def export(
-    model: str | None,
-    checkpoint: Path | None,
-    depth: int | None,
-    fuse_bn: bool,
-    absorb_attention: bool,
-    cls_only: bool,
-    optimize: bool,
-    precision: Literal["fp32", "fp16", "int8"],
-    max_accuracy_drop: float,
-    data_dir: Path | None,
-    opset: int,
-    repository: Path,
-    name: str | None,
-    backend: Literal["onnxruntime", "openvino"] | None,
-    instances: int | None,
-    threads: int | None,
-    output: Path | None,
+    model: str | None, checkpoint: Path | None, repository: Path, name: str | None, output: Path | None, **options: Any
 ) -> None:
     """Rewrite a checkpoint exactly, prove it on real images and publish it as the next version of its model."""
-    from export.errors import ExportError
-    from export.graph import export as export_onnx
-    from export.openvino_engine import check_accuracy, has_bfloat16
-    from export.own_data import own_dataset
-    from export.precision import Lowering
-    from export.publish import publish
-    from export.rewrites import absorb, fold, pipeline, prune
-    from export.triton_config import Serving
-    from models.checkpoint import CheckpointError, UntrainedBlockWarning, load
-    from models.data import DataError
-    from models.files import write_atomically
-    from models.macs import macs_per_image
-
     if model and checkpoint:
         raise click.UsageError("expected --model or --checkpoint, found both")
-    if output and (backend or instances or threads):
+    if output and (options["backend"] or options["instances"] or options["threads"]):
         raise click.UsageError("expected --output alone, found what belongs to a repository")
-    try:
-        path = checkpoint or shipped(model or "vitbn")
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always", UntrainedBlockWarning)
-            loaded = load(path, depth)
-        for warning in caught:
-            click.echo(f"Warning: {warning.message}", err=True)
-        config = loaded.config
-        what = f"{config.model}, depth {config.depth}" if config.is_transformer else config.model
-        click.echo(f"Read {path}: {what}")
-        chosen = {fold.fold_batchnorm: fuse_bn, absorb.absorb_attention: absorb_attention, prune.cls_only: cls_only}
-        required = [rewrite for rewrite, wanted in chosen.items() if wanted]
-        rewrites = pipeline.ALL if optimize else [*required, *(pipeline.FUSE if fuse_bn else ())]
-        measured = precision != "fp32" or backend == "openvino"
-        dataset = own_dataset(config, loaded.metrics, data_dir) if measured else None
-        lowering = Lowering(precision, dataset, max_accuracy_drop) if precision != "fp32" and dataset else None
-        exported = export_onnx(loaded, rewrites, required, opset, lowering, _sample(loaded, data_dir))
-        _print_steps(macs_per_image(loaded.model), exported.steps)
-        for proof in exported.proofs:
-            click.echo(f"Proved {proof} of {exported.manifest['proved_on']}")
-        if exported.converted:
-            click.echo(f"Converted to {precision}: {exported.converted}")
-        artifact, name, bfloat16 = exported.artifact, name or _name(model or config.model, backend), False
-        if backend == "openvino" and dataset:
-            bfloat16 = has_bfloat16()
-            found = check_accuracy(exported.onnx, dataset, max_accuracy_drop, bfloat16)
-            click.echo(f"Measured {found}")
-            artifact = replace(artifact, manifest=artifact.manifest | {"test_accuracy": found.accuracy})
-        if output:
-            write_atomically(output, exported.onnx)
-            write_atomically(output.with_suffix(".json"), artifact.manifest_json())
-        else:
-            output = publish(repository, name, artifact, Serving(backend, instances, threads, bfloat16))
-    except (CheckpointError, DataError, ExportError, OSError) as error:
-        raise click.ClickException(str(error)) from error
-    click.echo(f"Wrote {output} ({len(exported.onnx) / 1e6:.1f} MB)")
-
-
-def _sample(loaded: Checkpoint, data_dir: Path | None) -> Sample:
-    """What to prove on; where the model's own images are not at hand, says so."""
-    from export.equivalence import embedded_sample
-    from export.own_data import own_sample
+    from export.errors import ExportError
+    from export.pipeline import Destination, ExportOptions, served_name
+    from models.checkpoint import CheckpointError
     from models.data import DataError
 
+    if model and name is None:
+        name = served_name(model, options["backend"])
     try:
-        return own_sample(loaded.config, loaded.metrics, data_dir)
-    except DataError as missing:
-        sample = embedded_sample(loaded.config)
-        click.echo(f"Note: proved on {sample.of}, not on the model's own images; {missing}", err=True)
-        return sample
+        destination = Destination(repository, name, output)
+        _print(_export(checkpoint or shipped(model or "vitbn"), ExportOptions(destination, **options)))
+    except (CheckpointError, DataError, ExportError, OSError) as error:
+        raise click.ClickException(str(error)) from error
 
 
-def _name(model: str, backend: str | None) -> str:
-    """An engine that is not the default one serves a model of its own, beside the other."""
-    return model if backend in (None, "onnxruntime") else f"{model}_{backend}"
+def _export(path: Path, options: ExportOptions) -> Published:
+    """The stage; what it warns of is printed in one line each."""
+    from export.pipeline import export_checkpoint
+    from models.checkpoint import UntrainedBlockWarning
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UntrainedBlockWarning)
+        published = export_checkpoint(path, options)
+    for warning in caught:
+        click.echo(f"Warning: {warning.message}", err=True)
+    return published
 
 
-def _print_steps(macs: int, steps: Sequence[Step]) -> None:
+def _print(published: Published) -> None:
+    """What was read, what each rewrite saved, what was proved and measured, what was written."""
+    config, manifest = published.artifact.config, published.artifact.manifest
+    what = f"{config.model}, depth {config.depth}" if config.is_transformer else config.model
+    click.echo(f"Read {published.checkpoint.path}: {what}")
+    if published.note:
+        click.echo(f"Note: {published.note}", err=True)
+    _print_steps(published)
+    for proof in published.proofs:
+        click.echo(f"Proved {proof} of {manifest['proved_on']}")
+    if published.converted:
+        click.echo(f"Converted to {manifest['precision']}: {published.converted}")
+    if published.engine_accuracy:
+        click.echo(f"Measured {published.engine_accuracy}")
+    click.echo(f"Wrote {published.path} ({len(published.onnx) / 1e6:.1f} MB)")
+
+
+def _print_steps(published: Published) -> None:
     """A row a rewrite: what it changed and the multiplications left, or why it was left out."""
-    click.echo(f"  {'as trained':22}{macs:>12,} multiply-accumulates an image")
-    for step in steps:
+    click.echo(f"  {'as trained':22}{published.macs:>12,} multiply-accumulates an image")
+    for step in published.steps:
         if step.left_out:
             click.echo(f"  {step.rewrite:22}{'left out':>12}  {step.left_out}")
         else:

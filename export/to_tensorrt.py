@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from models.catalog import SHIPPED, shipped
+
+if TYPE_CHECKING:
+    from export.engines.onnx_source import OnnxSource
+    from export.engines.tensorrt_engine import Built
 
 
 @click.command()
@@ -20,7 +24,7 @@ from models.catalog import SHIPPED, shipped
 @click.option("--timing-cache", type=click.Path(path_type=Path), help="Read and written: later builds are quicker.")
 @click.option("--version-compatible", is_flag=True, help="To load in later TensorRTs of the same major version.")
 @click.option("--hardware-compatible", is_flag=True, help="To run on other GPUs too, Ampere and later.")
-@click.option("--workspace", type=click.IntRange(1), metavar="MIB", help="Scratch memory of a layer.  [default: all]")
+@click.option("--workspace", "workspace_mib", type=click.IntRange(1), metavar="MIB", help="Scratch.  [default: all]")
 @click.option("--data-dir", type=click.Path(path_type=Path), help="The model's dataset, to measure fp16 on.")
 @click.option("--repository", type=click.Path(path_type=Path), default=Path("triton_repo"), show_default=True)
 @click.option("--name", help="To serve the engine under.  [default: the model's, with _trt]")
@@ -28,81 +32,63 @@ from models.catalog import SHIPPED, shipped
 def tensorrt(
     onnx_file: Path | None,
     model: str | None,
-    precision: Literal["fp32", "fp16"],
-    min_batch: int,
-    opt_batch: int,
-    max_batch: int,
-    timing_cache: Path | None,
-    version_compatible: bool,
-    hardware_compatible: bool,
-    workspace: int | None,
     data_dir: Path | None,
     repository: Path,
     name: str | None,
     output: Path | None,
+    **options: Any,
 ) -> None:
     """Build a TensorRT engine, compare it with ONNX Runtime on real digits and publish it as <model>_trt."""
-    if onnx_file and model:
-        raise click.UsageError("expected --onnx or --model, found both")
-    if not min_batch <= opt_batch <= max_batch:
-        raise click.UsageError(
-            f"expected --min-batch <= --opt-batch <= --max-batch, found {min_batch}, {opt_batch}, {max_batch}"
-        )
-    from export.gpu import MissingError, require
+    _check(onnx_file, model, options)
+    from export.engines.gpu import require
+    from export.errors import ExportError
 
     try:
         gpu = require()
-    except MissingError as error:
+        from export.engines.tensorrt_engine import EngineOptions
+        from export.pipeline import Destination, export_engine, served_name
+        from models.data import DataError
+    except ExportError as error:
         raise click.ClickException(str(error)) from error
-
-    from export.engine import EngineOptions, make
-    from export.errors import ExportError
-    from export.graph import export as export_onnx
-    from export.onnx_source import from_export, in_precision, read_source
-    from export.own_data import own_dataset
-    from export.precision import Lowering
-    from export.publish import publish
-    from export.rewrites.pipeline import ALL
-    from export.triton_config import Serving
-    from models.checkpoint import CheckpointError, load
-    from models.data import DataError
-    from models.files import write_atomically
-
-    def lowering() -> Lowering:
-        dataset = own_dataset(source.config, source.manifest["metrics"], data_dir)
-        return Lowering("fp16", dataset, MAX_ACCURACY_DROP)
-
+    if model and name is None:
+        name = served_name(model, "trt")
     try:
-        source = read_source(onnx_file) if onnx_file else from_export(export_onnx(load(shipped(model or "vitbn")), ALL))
+        destination = Destination(repository, name, output)
+        source = _source(onnx_file, model or "vitbn")
         click.echo(f"Read {onnx_file or shipped(model or 'vitbn')}; building for {gpu.name}")
-        source = in_precision(source, precision, lowering)
-        options = EngineOptions(
-            precision,
-            min_batch,
-            opt_batch,
-            max_batch,
-            timing_cache,
-            version_compatible,
-            hardware_compatible,
-            workspace,
-        )
-        built = make(source, options, gpu)
-        facts = built.artifact.manifest["engine"]
-        layers = ", ".join(f"{count} in {types}" for types, count in built.layer_types.items())
-        click.echo(f"Built in {facts['build_s']:.1f} s by TensorRT {facts['tensorrt']}; products of {layers}")
-        click.echo(f"Proved {built.proof}")
-        if output:
-            write_atomically(output, built.artifact.data)
-            write_atomically(output.with_suffix(".json"), built.artifact.manifest_json())
-        else:
-            serving = Serving("tensorrt", max_batch_size=max_batch, graph_batches=options.batches)
-            output = publish(repository, name or f"{model or source.config.model}_trt", built.artifact, serving)
-    except (CheckpointError, DataError, ExportError, OSError) as error:
+        built, path = export_engine(source, EngineOptions(**options), gpu, destination, data_dir)
+    except (DataError, ExportError, OSError) as error:
         raise click.ClickException(str(error)) from error
-    click.echo(f"Wrote {output} ({len(built.artifact.data) / 1e6:.1f} MB)")
+    _print(built)
+    click.echo(f"Wrote {path} ({len(built.artifact.data) / 1e6:.1f} MB)")
 
 
-MAX_ACCURACY_DROP = 0.1  # percentage points; other limits: to_onnx.py --precision fp16, then --onnx
+def _check(onnx_file: Path | None, model: str | None, options: dict[str, Any]) -> None:
+    if onnx_file and model:
+        raise click.UsageError("expected --onnx or --model, found both")
+    smallest, best, largest = (options[name] for name in ("min_batch", "opt_batch", "max_batch"))
+    if not smallest <= best <= largest:
+        raise click.UsageError(
+            f"expected --min-batch <= --opt-batch <= --max-batch, found {smallest}, {best}, {largest}"
+        )
+
+
+def _source(onnx_file: Path | None, model: str) -> OnnxSource:
+    """The ONNX file, else the shipped `model` with all rewrites."""
+    from export.engines.onnx_source import from_export, read_source
+    from export.pipeline import ExportOptions, export_checkpoint
+
+    if onnx_file:
+        return read_source(onnx_file)
+    return from_export(export_checkpoint(shipped(model), ExportOptions(optimize=True)).exported)
+
+
+def _print(built: Built) -> None:
+    facts = built.artifact.manifest["engine"]
+    layers = ", ".join(f"{count} in {types}" for types, count in built.layer_types.items())
+    click.echo(f"Built in {facts['build_s']:.1f} s by TensorRT {facts['tensorrt']}; products of {layers}")
+    click.echo(f"Proved {built.proof}")
+
 
 if __name__ == "__main__":
     tensorrt()

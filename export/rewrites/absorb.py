@@ -1,23 +1,25 @@
-"""Second rewrite: the query takes up the key's weights, the output projection the value's.
+"""Third rewrite: the query takes up the key's weights, the output projection the value's.
 
-In and out: see `export.rewrites`. No ViT exporter that we know does this; the algebra is in the docstrings.
+In and out: see `export.rewrites`. No ViT exporter that we know does this; `models.absorption` has the algebra.
 """
 
 from __future__ import annotations
 
 import copy
+from typing import cast
 
-import torch
 from torch import Tensor, nn
 
 from export.rewrites.errors import DoesNotApply, RewriteError
 from export.rewrites.fold import linear
+from export.rewrites.prune import ClsAttention, Constant, projections
+from models.absorption import absorbed_attention_macs, absorbed_output, absorbed_query, attention_macs
 from models.layers import Attention
 from models.vit import VisionTransformer
 
 
 def absorb_attention(model: nn.Module) -> nn.Module:
-    """Makes keys and values the normalised tokens themselves, shared by all heads.
+    """Makes keys and values the normalised tokens themselves, shared by all heads, in each block where that is cheaper.
 
     For head h with weights Wq, Wk, Wv (E x D) and its columns Wo_h (D x E) of the output projection, s = 1/sqrt(E):
 
@@ -25,37 +27,47 @@ def absorb_attention(model: nn.Module) -> nn.Module:
         out_i    = sum_h (Wo_h Wv_h)(A_h X)_i + (sum_h Wo_h bv_h + bo)
 
     The softmax over j does not see terms free of j, and its rows sum to one, so the value bias is a constant.
-    Raises DoesNotApply for a network without attention, and where the absorbed form costs no fewer multiplications.
+    After `cls_only` the last block is judged at the cost of its one row, which projects no key and no value.
+    Raises DoesNotApply for a network without attention, and where no block gets cheaper.
     """
     if not isinstance(model, VisionTransformer):
         raise DoesNotApply(f"{type(model).__name__}: there is no attention")
-    config, tokens = model.config, model.config.num_patches + 1
-    projected = attention_macs(tokens, config.dim, config.heads, config.dim_head)
-    absorbed = absorbed_attention_macs(tokens, config.dim, config.heads)
-    if absorbed >= projected:
+    rewritten, costs = copy.deepcopy(model), []
+    for i, block in enumerate(rewritten.blocks.children()):
+        tokens = model.config.tokens(i)
+        before, after, absorbed = _absorbed(f"blocks.{i}.attention", block.get_submodule("attention"), tokens)
+        if after < before:
+            block.add_module("attention", absorbed)
+        costs.append((before, after))
+    if all(after >= before for before, after in costs):
+        before, after = costs[0]
+        config = model.config
         raise DoesNotApply(
-            f"attention: absorbing costs {absorbed:,} multiplications a block and image instead of {projected:,} "
-            f"(dim {config.dim}, {config.heads} heads of {config.dim_head}, {tokens} tokens)"
+            f"attention: absorbing costs {after:,} multiplications a block and image instead of {before:,} "
+            f"(dim {config.dim}, {config.heads} heads of {config.dim_head}, {config.num_patches + 1} tokens)"
         )
-    rewritten = copy.deepcopy(model)
-    for i, block in enumerate(rewritten.blocks):
-        if not isinstance(block.attention, Attention):
-            found = type(block.attention).__name__
-            raise RewriteError(f"blocks.{i}.attention: expected Attention, found {found}; absorb before cls_only")
-        block.attention = AbsorbedAttention(block.attention, tokens)
     return rewritten
 
 
-def attention_macs(tokens: int, dim: int, heads: int, dim_head: int) -> int:
-    """Multiplications of one attention layer and image: projections, scores, weighted sum."""
-    inner = heads * dim_head
-    output = 0 if heads == 1 and dim_head == dim else inner * dim
-    return tokens * (3 * dim * inner + output) + 2 * tokens**2 * inner
+def _absorbed(name: str, attention: nn.Module, tokens: int) -> tuple[int, int, nn.Module]:
+    """Multiplications of an image before and after absorption, and the absorbed layer."""
+    if isinstance(attention, Attention):
+        dim, heads = attention.qkv.in_features, attention.heads
+        before = attention_macs(tokens, dim, heads, attention.dim_head)
+        return before, absorbed_attention_macs(tokens, dim, heads), AbsorbedAttention(attention, tokens)
+    if isinstance(attention, ClsAttention):
+        return *cls_attention_macs(attention, tokens), AbsorbedClsAttention(attention)
+    raise RewriteError(f"{name}: expected Attention or ClsAttention, found {type(attention).__name__}")
 
 
-def absorbed_attention_macs(tokens: int, dim: int, heads: int) -> int:
-    """The same after absorption: two projections with D in the place of E, and D-wide products."""
-    return 2 * tokens * heads * dim**2 + 2 * tokens**2 * heads * dim
+def cls_attention_macs(attention: ClsAttention, tokens: int) -> tuple[int, int]:
+    """Multiplications of an image for row 0 alone, before and after absorption; a constant query costs nothing."""
+    dim, heads = attention.key.in_features, attention.heads
+    inner = heads * attention.dim_head
+    query = 0 if isinstance(attention.query, Constant) else 1
+    output = 0 if isinstance(attention.out, nn.Identity) else inner * dim
+    before = query * dim * inner + 2 * tokens * (dim + 1) * inner + output
+    return before, (query + 1) * heads * dim**2 + 2 * tokens * heads * dim
 
 
 class AbsorbedAttention(nn.Module):
@@ -65,8 +77,9 @@ class AbsorbedAttention(nn.Module):
         super().__init__()
         self.heads, self.tokens = attention.heads, tokens
         self.norm = attention.norm
-        self.query = _absorbed_query(attention)
-        self.out = _absorbed_output(attention)
+        query, key, value = projections(attention)
+        self.query = _query(query, key.weight.data, self.heads)
+        self.out = _output(attention.out, value, self.heads)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.norm(x)
@@ -76,32 +89,34 @@ class AbsorbedAttention(nn.Module):
         return y
 
 
-def _absorbed_query(attention: Attention) -> nn.Linear:
-    """Linear D -> H*D with weight s Wk'Wq and bias s Wk'bq of each head."""
-    query, key, _ = _heads(attention, attention.qkv.weight.data)  # (H, E, D)
-    scale = attention.dim_head**-0.5
-    weight = scale * key.transpose(1, 2) @ query  # (H, D, D)
-    bias = None
-    if attention.qkv.bias is not None:
-        query_bias, _, _ = _heads(attention, attention.qkv.bias.data)  # (H, E, 1)
-        bias = scale * key.transpose(1, 2) @ query_bias  # (H, D, 1)
-    return linear(weight.flatten(0, 1), None if bias is None else bias.flatten())
+class AbsorbedClsAttention(nn.Module):
+    """`AbsorbedAttention` of row 0 over all rows: (B, N, D) -> (B, 1, D)."""
+
+    def __init__(self, attention: ClsAttention) -> None:
+        super().__init__()
+        self.heads = attention.heads
+        self.norm = attention.norm
+        self.query = _query(attention.query, attention.key.weight.data, self.heads)
+        self.out = _output(attention.out, attention.value, self.heads)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(x)
+        query = self.query(x[:, :1]).reshape(-1, self.heads, x.shape[-1])  # (B or 1, H, D)
+        weights = (query @ x.transpose(1, 2)).softmax(dim=-1)  # (B, H, N)
+        y: Tensor = self.out((weights @ x).reshape(-1, 1, self.heads * x.shape[-1]))  # (B, 1, D)
+        return y
 
 
-def _absorbed_output(attention: Attention) -> nn.Linear:
-    """Linear H*D -> D with weight Wo_h Wv_h of each head and bias sum_h Wo_h bv_h + bo."""
-    _, _, value = _heads(attention, attention.qkv.weight.data)  # (H, E, D)
-    dim = value.shape[-1]
-    if isinstance(attention.out, nn.Linear):
-        output, bias = attention.out.weight.data, attention.out.bias.data  # (D, H*E), (D,)
-    else:  # no projection: one head as wide as the tokens
-        output, bias = torch.eye(dim, dtype=value.dtype), torch.zeros(dim, dtype=value.dtype)
-    if attention.qkv.bias is not None:
-        bias = bias + output @ attention.qkv.bias.data.chunk(3)[2]
-    per_head = output.unflatten(1, (attention.heads, attention.dim_head)).transpose(0, 1)  # (H, D, E)
-    return linear((per_head @ value).transpose(0, 1).flatten(1), bias)
+def _query(query: nn.Module, key: Tensor, heads: int) -> nn.Module:
+    """Linear D -> H*E or a constant (1, 1, H*E) -> Linear D -> H*D or a constant (1, 1, H*D)."""
+    if isinstance(query, Constant):
+        return Constant(absorbed_query(query.value[0].T, key, heads).T[None])
+    weight, bias = query.get_parameter("weight").data, cast(Tensor | None, query.bias)
+    absorbed_bias = None if bias is None else absorbed_query(bias.data[:, None], key, heads)[:, 0]
+    return linear(absorbed_query(weight, key, heads), absorbed_bias)
 
 
-def _heads(attention: Attention, rows: Tensor) -> list[Tensor]:
-    """Rows (3*H*E, D) or (3*H*E,) of the query-key-value projection -> three times (H, E, D) or (H, E, 1)."""
-    return [part.reshape(attention.heads, attention.dim_head, -1) for part in rows.chunk(3)]
+def _output(out: nn.Module, value: nn.Linear, heads: int) -> nn.Linear:
+    """Linear H*E -> D behind the values -> Linear H*D -> D."""
+    weight, bias = absorbed_output(out, value.weight, value.bias, heads)
+    return linear(weight.data, bias.data)

@@ -1,7 +1,7 @@
-"""Fourth rewrite: constants travel along the residual stream to where adding them costs nothing.
+"""Fourth rewrite: constants travel along the residual stream to layers that add them for nothing.
 
-In and out: see `export.rewrites`. Folding gives every query a bias over heads times its size; adding it cost more than
-the BatchNorm over dim features that it replaced.
+In and out: see `export.rewrites`. Folding gives every query a bias of heads times features; adding it costs more than
+the BatchNorm over the features that it replaces.
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ from torch import Tensor, nn
 
 from export.rewrites.errors import DoesNotApply
 from export.rewrites.fold import FoldedEmbedding
+from export.rewrites.prune import ClsBlock, Constant
 from models.layers import Attention
 from models.vit import VisionTransformer
 
-LARGEST_SHIFT = 100.0  # of a token, whose features are of the order of 1 to 10: float32 then still keeps their 1e-5
+LARGEST_SHIFT = 100.0  # features are of the order of 1 to 10: float32 still keeps their 1e-5
 
 
 def carry_biases(model: nn.Module) -> nn.Module:
-    """Lets the residual stream be off by a constant that makes the biases of attention, and others, superfluous.
+    """Lets the residual stream be off by a constant that replaces the biases of attention, and others.
 
     Let the block read x + s in place of x, s alike for every token. A query then is Wq (x + s), and with Wq s = bq it
     needs no bias; what s adds to the keys is the same for every key, and the softmax does not see it; the rows of the
@@ -32,8 +33,8 @@ def carry_biases(model: nn.Module) -> nn.Module:
     no bias where it wants none; the table of positions makes the first s, the head undoes the last. Under a LayerNorm
     the stream has to be itself, s = 0; there the LayerNorm's own bias is what solves Wq s = bq.
 
-    A query bias that no s yields stays, as after qkv_bias with more rows than features, but without those of keys and
-    values. Raises DoesNotApply where nothing can go.
+    A query bias that no s yields stays (qkv_bias with more rows than features); those of keys and values still go.
+    Raises DoesNotApply where nothing can go.
     """
     if not isinstance(model, VisionTransformer):
         raise DoesNotApply(f"{type(model).__name__}: there is no attention")
@@ -42,9 +43,14 @@ def carry_biases(model: nn.Module) -> nn.Module:
     shift = _wanted(blocks[0])
     if shift is None:
         shift = carried.head.weight.new_zeros(carried.config.dim)
-    _shift_rows(carried.embedding, shift)
-    for block, following in zip(blocks, [*blocks[1:], None], strict=True):
-        shift = _carry_through_attention(block, shift, tokens=carried.config.num_patches + 1)
+    late = carried.config.late_cls is not None
+    _shift_rows(carried.embedding, shift, slice(1 if late else 0, None))
+    for i, (block, following) in enumerate(zip(blocks, [*blocks[1:], None], strict=True)):
+        if late and following is None:
+            _shift_rows(carried.embedding, shift, slice(1))
+            if isinstance(block, ClsBlock) and isinstance(block.row, Constant):
+                block.row.value += shift
+        shift = _carry_through_attention(block, shift, tokens=carried.config.tokens(i))
         if following is not None:
             wanted = _wanted(following)
         else:
@@ -57,7 +63,7 @@ def carry_biases(model: nn.Module) -> nn.Module:
 
 
 class QueryBiasAttention(Attention):
-    """`Attention` with a bias for the queries alone; takes over the layers of the one it is made from."""
+    """`attention` with a bias for the queries alone; takes over its layers."""
 
     def __init__(self, attention: Attention, query_bias: Tensor) -> None:
         nn.Module.__init__(self)
@@ -74,7 +80,7 @@ class QueryBiasAttention(Attention):
 
 
 def _wanted(block: nn.Module) -> Tensor | None:
-    """The shift (D,) with which this block is to be entered; None where any will do."""
+    """The shift (D,) that this block wants at its input; None if any will do."""
     attention = block.get_submodule("attention")
     if not isinstance(attention.norm, nn.Identity) or not _movable(block):
         return torch.zeros_like(block.get_parameter("ffn.linear2.bias").data)
@@ -82,13 +88,13 @@ def _wanted(block: nn.Module) -> Tensor | None:
 
 
 def _movable(block: nn.Module) -> bool:
-    """Whether what the attention adds to every token can go somewhere: on to the FFN, or into a bias."""
+    """Whether the constant that the attention adds to every token can move on to the FFN, or into a bias."""
     out = block.get_submodule("attention").out
     return isinstance(out, nn.Linear) or isinstance(block.get_submodule("ffn").norm, nn.Identity)
 
 
 def _carry_through_attention(block: nn.Module, shift: Tensor, tokens: int) -> Tensor:
-    """Rids the attention of its biases. Shift at its input -> shift after it is added to the stream."""
+    """Removes the biases of the attention. Shift at its input -> shift behind the residual."""
     if not _movable(block):
         return shift
     attention = block.get_submodule("attention")
@@ -109,7 +115,7 @@ def _carry_through_attention(block: nn.Module, shift: Tensor, tokens: int) -> Te
 
 
 def _carry_through_ffn(block: nn.Module, shift: Tensor, wanted: Tensor | None) -> Tensor:
-    """Shift at the input of the FFN -> `wanted` after it is added to the stream or, where any will do, without bias."""
+    """Shift at the input of the FFN -> shift behind the residual: `wanted`, or what is left without a bias."""
     first, second = block.get_submodule("ffn.linear1"), block.get_submodule("ffn.linear2")
     first.get_parameter("bias").data -= first.get_parameter("weight").data @ shift  # 0 where a norm stands before it
     bias = second.get_parameter("bias").data
@@ -121,7 +127,7 @@ def _carry_through_ffn(block: nn.Module, shift: Tensor, wanted: Tensor | None) -
 
 
 def _query(attention: nn.Module) -> tuple[Tensor, Tensor] | None:
-    """Weight (rows, D) and bias (rows,) of the queries; None where they are constant or have no bias."""
+    """Weight (rows, D) and bias (rows,) of the queries; None if they are constant or have no bias."""
     layer = attention.qkv if isinstance(attention, Attention) else attention.query
     if not isinstance(layer, nn.Linear) or layer.bias is None:
         return None
@@ -130,7 +136,7 @@ def _query(attention: nn.Module) -> tuple[Tensor, Tensor] | None:
 
 
 def _shift_instead_of_bias(attention: nn.Module) -> Tensor | None:
-    """s (D,) with Wq s = bq; None where there is no bq, no such s, or but one too large for float32."""
+    """s (D,) with Wq s = bq; None without bq, without such an s, or if s is too large for float32."""
     if (query := _query(attention)) is None:
         return None
     weight, bias = query
@@ -141,7 +147,7 @@ def _shift_instead_of_bias(attention: nn.Module) -> Tensor | None:
 
 
 def _of_equal_tokens(attention: nn.Module, token: Tensor, tokens: int) -> Tensor:
-    """Attention over tokens that all are `token` behind the norm: whatever its weights, the value's map of it (D,)."""
+    """What the attention gives (D,) if every token is `token` behind the norm: the scores do not matter then."""
     bare = copy.deepcopy(attention).eval()
     bare.norm = nn.Identity()
     with torch.no_grad():
@@ -150,7 +156,7 @@ def _of_equal_tokens(attention: nn.Module, token: Tensor, tokens: int) -> Tensor
 
 
 def _without_biases(attention: nn.Module, query_bias: Tensor | None) -> nn.Module:
-    """`attention` with no bias but, where it is given, that of the queries."""
+    """`attention` without biases, except that of the queries if it is given."""
     if isinstance(attention.out, nn.Linear):
         attention.out.register_parameter("bias", None)
     if isinstance(attention, Attention):
@@ -174,6 +180,6 @@ def _with_bias(norm: nn.LayerNorm, bias: Tensor) -> nn.LayerNorm:
     return shifted
 
 
-def _shift_rows(embedding: nn.Module, shift: Tensor) -> None:
+def _shift_rows(embedding: nn.Module, shift: Tensor, rows: slice) -> None:
     table: Tensor = getattr(embedding, "rows" if isinstance(embedding, FoldedEmbedding) else "pos_embedding")
-    table.data += shift
+    table.data[:, rows] += shift

@@ -11,26 +11,27 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from export.rewrites.absorb import AbsorbedClsAttention
 from export.rewrites.errors import DoesNotApply
 from export.rewrites.fold import FoldedEmbedding, linear
 from export.rewrites.patches import cut_by_channel
-from export.rewrites.prune import AbsorbedClsAttention, ClsBlock, Constant
+from export.rewrites.prune import ClsBlock, Constant
 from models.macs import macs_per_image
 from models.vit import VisionTransformer
 
 
 def absorb_embedding(model: nn.Module) -> nn.Module:
-    """Leaves the patch embedding out where one constant query reads it: attention looks at the pixels.
+    """Leaves the patch embedding out if a single constant query reads it: attention looks at the pixels.
 
-    The tokens of the only block are x_0 = t_0 and x_j = W p_j + t_j, with t the table of positions. Its query q_h is
-    constant, and the only one, since the head reads row 0 alone. So
+    The tokens of the only block are x_0 = t_0 and x_j = W p_j + t_j, with t the table of positions. The head reads row
+    0 alone, so q_h is the only query, and it is constant:
 
         score_hj = q_h' x_j         = (W'q_h)' p_j + q_h' t_j
         row      = sum_h Wov_h (A_h x) + r = sum_h (Wov_h W) sum_j>0 A_hj p_j + sum_hj A_hj (Wov_h t_j + r / H)
 
-    with r the CLS row and the output's bias, as the H rows of A sum to one. What is left are products with W'q_h and
-    Wov_h W, a table of scores and one of outputs. Raises DoesNotApply for any other network, and where a patch has so
-    many more pixels than a token features that this costs more multiplications.
+    with r the CLS row and the output's bias, as the H rows of A sum to one. Products with W'q_h and Wov_h W are left, a
+    table of scores and a table of outputs. Raises DoesNotApply for any other network, and if this costs more
+    multiplications, as with patches of many more pixels than a token has features.
     """
     if not isinstance(model, VisionTransformer):
         raise DoesNotApply(f"{type(model).__name__}: there are no patches")
@@ -50,11 +51,18 @@ def absorb_embedding(model: nn.Module) -> nn.Module:
     rewritten.to_patches = cut.get_submodule("to_patches")
     weight = cut.get_parameter("patch_embedding.weight").data
     rewritten.blocks[0] = PatchBlock(block, weight, model.embedding.rows.data[0])
-    rewritten.patch_embedding = rewritten.embedding = nn.Identity()
+    rewritten.patch_embedding, rewritten.embedding = nn.Identity(), NoEmbedding()
     before, after = macs_per_image(model), macs_per_image(rewritten)
     if after >= before:
         raise DoesNotApply(f"patch_embedding: absorbing costs {after:,} multiplications an image instead of {before:,}")
     return rewritten
+
+
+class NoEmbedding(nn.Identity):
+    """The patches as they are; the block knows the CLS token."""
+
+    def join(self, x: Tensor) -> Tensor:
+        return x
 
 
 class PatchBlock(nn.Module):

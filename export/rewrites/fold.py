@@ -1,6 +1,6 @@
-"""First rewrite: every affine map that stands beside a linear layer folds into it.
+"""First rewrite: norms, and the 1/255 of the pixels, fold into the linear layers beside them.
 
-Norms, and the 1/255 of the pixels. In and out: see `export.rewrites`.
+In and out: see `export.rewrites`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ BATCH_NORMS = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d
 
 @dataclass(frozen=True)
 class Fold:
-    """One normalisation, the linear layer that takes it up, and on which side of that layer it stands."""
+    """A normalisation, the linear layer that takes it up, and the side of that layer on which it stands."""
 
     norm: str
     linear: str
@@ -43,10 +43,9 @@ def fold_batchnorm(model: nn.Module) -> nn.Module:
     D and c stand there. A LayerNorm is D n(x) + c with D = gamma, c = beta; its bare normalisation n stays. With all
     norms gone from the patch embedding, its bias and the CLS token move into the table of positions.
 
-    Raises RewriteError, naming the layer, for a BatchNorm that is in training mode, keeps no running statistics,
-    stands beside nothing linear, or beside a layer whose weight is shared: none is ever dropped or left in. Raises it
-    also for weights or statistics that are not finite, for negative variances, and for a norm that is not affine yet;
-    DoesNotApply for one that never is, since it looks at each image anew.
+    Raises RewriteError, naming the layer, for a BatchNorm in training mode, without running statistics, without a
+    linear layer beside it, or beside a shared weight; for numbers that are not finite, negative variances, and a norm
+    that is not affine yet. No BatchNorm is dropped or left in. Raises DoesNotApply for a norm that is never affine.
     """
     if not isinstance(model, Network):
         raise RewriteError(f"{type(model).__name__}: expected a transformer, CNN or DNN of this project")
@@ -54,7 +53,7 @@ def fold_batchnorm(model: nn.Module) -> nn.Module:
     folded = copy.deepcopy(model).double()
     _check_weights_are_not_shared(folded)
     _check_numbers(folded)
-    for fold in _folds(folded):
+    for fold in _fold_plan(folded):
         _apply(folded, fold)
     for name, module in folded.named_modules():
         if isinstance(module, TokenNorm | BATCH_NORMS):
@@ -86,24 +85,33 @@ def fold_input_scale(model: nn.Module) -> nn.Module:
 
 
 class FoldedEmbedding(nn.Module):
-    """`TokenEmbedding` as one table: the CLS token with its position, then positions with the patch bias."""
+    """`TokenEmbedding` as one table: the CLS token with its position, then positions with the patch bias.
+
+    The CLS token joins at once or, with late CLS, in `join`.
+    """
 
     def __init__(self, embedding: nn.Module, patch_bias: Tensor) -> None:
         super().__init__()
         if not isinstance(embedding, TokenEmbedding):
             raise RewriteError(f"embedding: expected TokenEmbedding, found {type(embedding).__name__}")
+        self.late = embedding.late
         rows = embedding.pos_embedding.data.clone()
         rows[:, :1] += embedding.cls_token.data
         rows[:, 1:] += patch_bias.data
         self.rows: Tensor
         self.register_buffer("rows", rows)  # (1, N, D)
 
+    def join(self, x: Tensor) -> Tensor:
+        return torch.cat((self.rows[:, :1].expand(x.shape[0], -1, -1), x), dim=1)  # (B, N, D)
+
     def forward(self, x: Tensor) -> Tensor:
+        if self.late:
+            return x + self.rows[:, 1:]  # (B, N-1, D)
         return F.pad(x, (0, 0, 1, 0)) + self.rows  # (B, N, D)
 
 
-def _folds(model: Network) -> Iterator[Fold]:
-    """Which norm goes into which layer. A LayerNorm after the patch embedding has none behind it, and stays."""
+def _fold_plan(model: Network) -> Iterator[Fold]:
+    """Which norm goes into which layer. No linear layer follows a LayerNorm behind the patch embedding: it stays."""
     if isinstance(model, CNN):
         yield from (Fold(f"norm{n}", f"conv{n}", "after") for n in (1, 2, 3))
         yield Fold("normfc", "fc1", "after")
@@ -141,7 +149,7 @@ def _apply(model: nn.Module, fold: Fold) -> None:
 
 
 def affine_of(name: str, norm: nn.Module) -> tuple[Tensor, Tensor]:
-    """Scale and shift, each (features,) or (1,), of a norm's affine part; raises RewriteError where it has none."""
+    """Scale and shift, each (features,) or (1,), of a norm's affine part; raises RewriteError without such a part."""
     if isinstance(norm, nn.LayerNorm):
         return norm.weight.data, norm.bias.data
     if not isinstance(norm, TokenNorm | BATCH_NORMS):

@@ -1,7 +1,7 @@
-"""Rewrites in a row, and what each was worth.
+"""Rewrites in a row, and what each is worth.
 
-In: a float64 network and the rewrites wanted. Out: the rewritten network and a `Step` for each: where it changed
-something and the multiplications that are left, or why it was left out.
+In: a float64 network and the wanted rewrites. Out: the rewritten network and a `Step` for each rewrite: the layers it
+changed and the multiplications that are left, or why it was left out.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ Rewrite = Callable[[nn.Module], nn.Module]
 FUSE: tuple[Rewrite, ...] = (fold_batchnorm, carry_biases, fold_input_scale)
 ALL: tuple[Rewrite, ...] = (
     fold_batchnorm,
-    absorb_attention,
     cls_only,
+    absorb_attention,
     carry_biases,
     fold_input_scale,
     absorb_embedding,
@@ -37,7 +37,7 @@ ALL: tuple[Rewrite, ...] = (
 
 @dataclass(frozen=True)
 class Step:
-    """One rewrite: the layers it changed and the multiply-accumulates of one image after it, or why it was left out."""
+    """A rewrite: the layers it changed and the multiply-accumulates of an image after it, or why it was left out."""
 
     rewrite: str
     layers: tuple[str, ...]
@@ -46,9 +46,9 @@ class Step:
 
 
 def apply(model: nn.Module, rewrites: Sequence[Rewrite], required: Sequence[Rewrite]) -> tuple[nn.Module, list[Step]]:
-    """Applies `rewrites` in the order of `ALL`; one that does not apply is left out unless it is `required`.
+    """Applies `rewrites` in the order of `ALL`, and leaves out those that do not apply.
 
-    Raises RewriteError for a rewrite that cannot be done, and DoesNotApply for a required one that does not apply.
+    Raises RewriteError for a rewrite that cannot be exact, and DoesNotApply for a `required` one that does not apply.
     """
     steps, macs = [], macs_per_image(model)
     for rewrite in (rewrite for rewrite in ALL if rewrite in rewrites):
@@ -66,7 +66,7 @@ def apply(model: nn.Module, rewrites: Sequence[Rewrite], required: Sequence[Rewr
 
 
 def changed_layers(before: nn.Module, after: nn.Module) -> Iterator[str]:
-    """The outermost layers that are of another kind or, where none is, those whose own weights are others."""
+    """The outermost layers of another kind or, if all kinds stayed, those with other weights."""
     old = dict(before.named_modules())
     replaced: list[str] = []
     for name, module in after.named_modules():

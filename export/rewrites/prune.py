@@ -1,4 +1,4 @@
-"""Third rewrite: of the last block only the row that the head reads.
+"""Second rewrite: of the last block only the row that the head reads.
 
 In and out: see `export.rewrites`.
 """
@@ -10,7 +10,6 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from export.rewrites.absorb import AbsorbedAttention
 from export.rewrites.errors import DoesNotApply, RewriteError
 from export.rewrites.fold import FoldedEmbedding, linear
 from models.layers import Attention, TokenEmbedding
@@ -21,8 +20,8 @@ from models.vit import VisionTransformer
 def cls_only(model: nn.Module) -> nn.Module:
     """Computes query, output projection, FFN and residual of the last block for the CLS row alone.
 
-    With pool 'cls' the head reads row 0, and of the last block's rows no later layer reads another. Keys and values
-    still need every row. In a network of depth 1 row 0 enters the block as a constant, so its query is one too.
+    With pool 'cls' the head reads row 0, and no later layer reads another row of the last block. Keys and values still
+    need every row. At depth 1, and with late CLS, row 0 enters the block as a constant, so its query is a constant too.
     Raises DoesNotApply for pool 'mean', where the head reads every row, for a norm behind the attention that reads
     other rows, and for a network without tokens.
     """
@@ -40,16 +39,12 @@ def cls_only(model: nn.Module) -> nn.Module:
     block = rewritten.get_submodule(f"blocks.{last}")
     if isinstance(block, ClsBlock):
         raise RewriteError(f"blocks.{last}: expected every row, found the CLS row alone already")
-    attention: nn.Module
-    if isinstance(block.attention, AbsorbedAttention):
-        attention = AbsorbedClsAttention(block.attention)
-    elif type(block.attention) is Attention:
-        attention = ClsAttention(block.attention)
-    else:
+    if type(block.attention) is not Attention:
         found = type(block.attention).__name__
-        raise RewriteError(f"blocks.{last}.attention: expected Attention or AbsorbedAttention, found {found}")
+        raise RewriteError(f"blocks.{last}.attention: expected Attention, found {found}; cls_only before the others")
     row: nn.Module = FirstRow()
-    if last == 0:
+    attention = ClsAttention(block.attention)
+    if last == 0 or model.config.late_cls is not None:
         constant = _cls_row(rewritten.embedding)  # (1, 1, D)
         row = Constant(constant)
         with torch.no_grad():
@@ -90,39 +85,18 @@ class Constant(nn.Module):
         return self.value
 
 
-class AbsorbedClsAttention(nn.Module):
-    """`AbsorbedAttention` of row 0 over all rows: (B, N, D) -> (B, 1, D)."""
-
-    def __init__(self, attention: AbsorbedAttention) -> None:
-        super().__init__()
-        self.heads = attention.heads
-        self.norm = attention.norm
-        self.query: nn.Module = attention.query
-        self.out = attention.out
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.norm(x)
-        query = self.query(x[:, :1]).reshape(-1, self.heads, x.shape[-1])  # (B or 1, H, D)
-        weights = (query @ x.transpose(1, 2)).softmax(dim=-1)  # (B, H, N)
-        y: Tensor = self.out((weights @ x).reshape(-1, 1, self.heads * x.shape[-1]))  # (B, 1, D)
-        return y
-
-
 class ClsAttention(nn.Module):
-    """`Attention` of row 0 over all rows, where absorption does not pay: (B, N, D) -> (B, 1, D).
+    """`Attention` of row 0 over all rows: (B, N, D) -> (B, 1, D).
 
-    The key's bias is left out, since the softmax does not see it.
+    The softmax does not see the key's bias, so the keys have none.
     """
 
     def __init__(self, attention: Attention) -> None:
         super().__init__()
         self.heads, self.dim_head = attention.heads, attention.dim_head
         self.norm, self.out = attention.norm, attention.out
-        weights = attention.qkv.weight.data.chunk(3)
-        biases = [None] * 3 if attention.qkv.bias is None else attention.qkv.bias.data.chunk(3)
-        self.query: nn.Module = linear(weights[0], biases[0])
-        self.key = linear(weights[1], None)
-        self.value = linear(weights[2], biases[2])
+        self.query: nn.Module
+        self.query, self.key, self.value = projections(attention)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.norm(x)
@@ -135,8 +109,15 @@ class ClsAttention(nn.Module):
         return y
 
 
+def projections(attention: Attention) -> tuple[nn.Linear, nn.Linear, nn.Linear]:
+    """The projections of queries, of keys without their bias, and of values."""
+    query, key, value = attention.qkv.weight.data.chunk(3)
+    biases = [None] * 3 if attention.qkv.bias is None else attention.qkv.bias.data.chunk(3)
+    return linear(query, biases[0]), linear(key, None), linear(value, biases[2])
+
+
 def _cls_row(embedding: nn.Module) -> Tensor:
-    """Row 0 as it enters the first block (1, 1, D): it comes from no pixel."""
+    """Row 0 as it enters its first block (1, 1, D): it comes from no pixel."""
     if isinstance(embedding, FoldedEmbedding):
         return embedding.rows.data[:, :1]
     if isinstance(embedding, TokenEmbedding):

@@ -1,17 +1,21 @@
 """Model configuration -> Triton's config.pbtxt, through Triton's own ModelConfig protobuf.
 
-In: the model, how it is to be served and which of its versions. Out: the text of config.pbtxt; each value has its
-reason. Source: triton-inference-server/common, protobuf/model_config.proto.
+In: the model, how to serve it and which versions. Out: the text of config.pbtxt.
+Source: triton-inference-server/common, protobuf/model_config.proto.
 """
 
 from __future__ import annotations
 
+import base64
 import json
-from collections.abc import Sequence
+import zlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
-from export.artifact import ONNX_FILE
+from export.equivalence import embedded_sample
+from export.publishing.artifact import ONNX_FILE, accuracy_of
 from models.config import INPUT_NAME, OUTPUT_NAME, ModelConfig
 
 if TYPE_CHECKING:
@@ -19,26 +23,28 @@ if TYPE_CHECKING:
 
 LABELS_FILE = "labels.txt"
 
-# Larger batches are slower an image on a CPU (they leave the cache) and cost memory; clients split what is larger.
+# On a CPU larger batches leave the cache, are slower an image and cost memory; clients split them.
 MAX_BATCH_SIZE = 256
-# What may wait where several instances empty the queue; more, or for longer, is refused while a client still listens.
-MAX_QUEUE_SIZE = 256
-QUEUE_TIMEOUT_S = 10
-# A new version and the one to fall back to.
+# With several instances: more requests, or a longer wait, are refused while the client still listens.
+MAX_QUEUE_SIZE = 64
+QUEUE_TIMEOUT_S = 1
+# Of a stored logit, for a float32 model: 100 times the export's, because TF32 on a GPU may move a logit of 10 by 0.005.
+PROBE_TOLERANCE = 0.01
+# A new version and the version to fall back to.
 SERVED_VERSIONS = 2
 
 Engine = Literal["onnxruntime", "openvino", "tensorrt"]
-# Of each engine that runs on CPUs, the parameter that holds the number of its threads.
+# CPU engine -> the parameter with its number of threads.
 THREADS = {"onnxruntime": "intra_op_thread_count", "openvino": "INFERENCE_NUM_THREADS"}
 
 
 @dataclass(frozen=True)
 class Serving:
-    """How a model is served; what is None stays as its config.pbtxt has it, and is the default for a new model.
+    """How a model is served. None keeps the value in config.pbtxt, and takes the default for a new model.
 
-    `instances` are copies of the model on every device, `threads` those of each copy on a CPU, 0 for one a core; 1 and
-    0 for a new model. OpenVINO computes in `bfloat16` if it is to. On a GPU, TensorRT takes up to `max_batch_size`
-    images and replays a CUDA graph for a batch of any of `graph_batches`.
+    `instances`: copies of the model on every device (new: 1). `threads`: of each copy on a CPU (new: 0, one a core).
+    `bfloat16`: for OpenVINO alone. `max_batch_size`, `graph_batches`: for TensorRT, which replays a CUDA graph for a
+    batch of one of these sizes.
     """
 
     engine: Engine | None = None
@@ -50,12 +56,12 @@ class Serving:
 
 
 def new_config(name: str, config: ModelConfig, serving: Serving) -> pb.ModelConfig:
-    """A model to serve as `name`, complete but for what `describe` and `serve_versions` say of its versions."""
+    """The config of a new model `name`; `describe` and `serve_versions` add what depends on its versions."""
     from tritonclient.grpc import model_config_pb2 as pb
 
     engine = serving.engine or "onnxruntime"
-    # The native OpenVINO backend would fix the batch to max_batch_size; it takes any where the dims leave it open. Then
-    # Triton does not join requests, and clients are told of the largest that is sensible.
+    # The native OpenVINO backend fixes the batch to max_batch_size unless the dims leave it open. Then Triton does not
+    # join requests, and `max_images` tells clients the largest sensible batch.
     batch = [-1] if engine == "openvino" else []
     message = pb.ModelConfig(
         name=name,
@@ -69,16 +75,16 @@ def new_config(name: str, config: ModelConfig, serving: Serving) -> pb.ModelConf
                 label_filename=LABELS_FILE,
             )
         ],
-        # KIND_AUTO runs on a GPU where there is one; OpenVINO's backend knows CPUs alone.
+        # KIND_AUTO takes a GPU if the server has one; OpenVINO's backend knows only CPUs.
         instance_group=[
             pb.ModelInstanceGroup(kind=pb.ModelInstanceGroup.KIND_CPU if batch else pb.ModelInstanceGroup.KIND_AUTO)
         ],
-        # What has queued up while the instances were busy is answered together. No delay and no preferred sizes: none
-        # waits for more to come, which cost every lone request 0.2 ms, and any batch is as good as a rounder one.
+        # Requests that queued up while the instances were busy are answered together. No delay: it cost every lone
+        # request 0.2 ms. No preferred sizes: any batch is as good as a round one.
         dynamic_batching=pb.ModelDynamicBatching(),
-        # The same picture hardly comes twice, and a look into the cache costs every request.
+        # The same picture rarely comes twice, and every request would pay for the look-up.
         response_cache=pb.ModelResponseCache(enable=False),
-        # The first requests would pay for memory and, on a GPU, for kernels: of the smallest and the largest batch.
+        # Else the first requests pay for memory and, on a GPU, for kernels.
         model_warmup=[_warmup(size, config, bool(batch)) for size in (1, serving.max_batch_size)],
     )
     if engine == "tensorrt":
@@ -89,10 +95,10 @@ def new_config(name: str, config: ModelConfig, serving: Serving) -> pb.ModelConf
     else:
         message.backend = engine
     if engine == "onnxruntime":
-        # A memory pattern keeps a second copy of all activations for every batch size met, and is no faster.
+        # A memory pattern keeps a second copy of all activations for every batch size, and is no faster.
         message.parameters["enable_mem_pattern"].string_value = "0"
     if engine == "openvino":
-        message.default_model_filename = ONNX_FILE  # which is not what this backend looks for by itself
+        message.default_model_filename = ONNX_FILE  # the backend's own default is another name
         message.parameters["max_images"].string_value = str(serving.max_batch_size)
         if serving.bfloat16:
             message.parameters["HINT_BF16"].string_value = "YES"
@@ -101,7 +107,7 @@ def new_config(name: str, config: ModelConfig, serving: Serving) -> pb.ModelConf
 
 
 def _warmup(size: int, config: ModelConfig, whole: bool) -> pb.ModelWarmup:
-    """A first request of `size` empty images; where Triton adds no batch dimension, the request is `whole`."""
+    """A first request of `size` empty images; `whole` if the model's dims hold the batch dimension."""
     from tritonclient.grpc import model_config_pb2 as pb
 
     dims = [size, *config.input_shape] if whole else config.input_shape
@@ -110,7 +116,7 @@ def _warmup(size: int, config: ModelConfig, whole: bool) -> pb.ModelWarmup:
 
 
 def engine_of(message: pb.ModelConfig) -> str:
-    """What runs the model, as in `Serving`."""
+    """The engine that runs the model, named as in `Serving`."""
     return "tensorrt" if message.platform == "tensorrt_plan" else str(message.backend)
 
 
@@ -120,7 +126,7 @@ def image_shape(message: pb.ModelConfig) -> tuple[int, ...]:
 
 
 def configure(message: pb.ModelConfig, serving: Serving) -> None:
-    """Writes into `message` how many copies of the model and threads `serving` asks for."""
+    """Writes the instances and threads that `serving` asks for into `message`."""
     from tritonclient.grpc import model_config_pb2 as pb
 
     if serving.threads is not None and (parameter := THREADS.get(engine_of(message))):
@@ -130,8 +136,8 @@ def configure(message: pb.ModelConfig, serving: Serving) -> None:
     group = message.instance_group[0] if message.instance_group else message.instance_group.add()
     group.count = serving.instances
     if serving.instances == 1:
-        # Under a policy Triton prepares no batch while its only instance works, and a request that comes just as an
-        # answer leaves now and then sleeps for 500 ms (measured: 0.2 to 0.5 % of requests in sequence, else none).
+        # Under a policy Triton prepares no batch while its only instance works. A request that comes just as an answer
+        # leaves then sometimes sleeps for 500 ms (measured: 0.2 to 0.5 % of requests in sequence, without policy 0 %).
         message.dynamic_batching.ClearField("default_queue_policy")
         return
     message.dynamic_batching.default_queue_policy.CopyFrom(
@@ -145,14 +151,15 @@ def configure(message: pb.ModelConfig, serving: Serving) -> None:
 
 
 def describe(message: pb.ModelConfig, manifest: dict[str, Any]) -> None:
-    """Writes what a client or an operator asks for: the model, where it came from and what it is worth."""
-    accuracy = manifest.get("test_accuracy", manifest["metrics"].get("test_accuracy"))
+    """Writes what clients and operators read: the model, its origin, its accuracy, the temperature of its logits."""
+    accuracy, temperature = accuracy_of(manifest), manifest.get("temperature")
     described = {
         "model_config": json.dumps(manifest["model_config"]),
         "rewrites": json.dumps(manifest["rewrites"]),
         "max_abs_error": f"{manifest['max_abs_error']:.3e}",
         "checkpoint_sha256": manifest["checkpoint_sha256"],
         "test_accuracy": None if accuracy is None else str(accuracy),
+        "temperature": None if temperature is None else str(temperature),
     }
     for key, value in described.items():
         if value is None:
@@ -161,8 +168,32 @@ def describe(message: pb.ModelConfig, manifest: dict[str, Any]) -> None:
             message.parameters[key].string_value = value
 
 
+def store_probe(message: pb.ModelConfig, manifests: Mapping[int, dict[str, Any]]) -> None:
+    """Writes the sample and the logits that each version must give to it, for `clients/probe.py`.
+
+    Below float32 processors differ, so the class alone counts: the tolerance is null.
+    """
+    answers = {}
+    for number, manifest in manifests.items():
+        exact = manifest.get("precision", "fp32") == "fp32" and "HINT_BF16" not in message.parameters
+        if "sample_logits" in manifest:
+            tolerance = PROBE_TOLERANCE if exact else None
+            answers[str(number)] = {"logits": manifest["sample_logits"], "tolerance": tolerance}
+    message.parameters.pop("probe", None)
+    if answers:
+        image = _packed_sample(json.dumps(next(iter(manifests.values()))["model_config"]))
+        message.parameters["probe"].string_value = json.dumps({"image": image, "answers": answers})
+
+
+@cache
+def _packed_sample(model_config: str) -> str:
+    """The first embedded image, compressed, in base64; reading the digits takes longer than to publish."""
+    image = embedded_sample(ModelConfig.from_json(model_config)).images[0]
+    return base64.b64encode(zlib.compress(image.tobytes(), 9)).decode()
+
+
 def served_versions(message: pb.ModelConfig, present: Sequence[int]) -> list[int]:
-    """Which of the versions `present` the version policy lets a server serve, ascending."""
+    """The versions of `present` that the version policy serves, ascending."""
     policy, ascending = message.version_policy, sorted(present)
     kind = policy.WhichOneof("policy_choice")
     if kind == "all":
@@ -173,7 +204,7 @@ def served_versions(message: pb.ModelConfig, present: Sequence[int]) -> list[int
 
 
 def serve_versions(message: pb.ModelConfig, served: Sequence[int], present: Sequence[int]) -> None:
-    """Lets a server serve `served` out of the versions `present`: as the latest ones where they are these."""
+    """Writes the policy that serves `served` out of the versions `present`: "latest" if it says the same."""
     message.version_policy.Clear()
     if sorted(served) == sorted(present)[-SERVED_VERSIONS:]:
         message.version_policy.latest.num_versions = SERVED_VERSIONS

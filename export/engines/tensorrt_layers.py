@@ -15,8 +15,8 @@ from typing import Any
 import onnx
 from onnx import TensorProto
 
+from export.engines.tensorrt_support import element_types
 from export.errors import ExportError
-from export.tensorrt_support import element_types
 
 PRODUCTS = ("MatMul", "Gemm", "Conv")
 PRECISIONS = {"fp32": "float32", "fp16": "float16"}

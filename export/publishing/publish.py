@@ -1,7 +1,7 @@
 """The Triton model repository on disk: <model>/config.pbtxt, labels.txt, <version>/model.onnx and manifest.json.
 
-In: a proven artifact. Out: a new version, published by one rename; no reader ever sees half of one, none is ever
-changed. config.pbtxt alone says which versions are served, so to promote one or to fall back is one atomic write.
+In: a proven artifact. Out: a new version, published by one rename: readers see all of it or nothing. A version never
+changes. config.pbtxt alone says which versions are served, so promoting and falling back are one atomic write.
 """
 
 from __future__ import annotations
@@ -13,12 +13,21 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from export.artifact import MANIFEST_FILE, ONNX_FILE, PLAN_FILE, Artifact, PublishError, read_manifest
-from export.triton_config import (
+from export.publishing.artifact import (
+    MANIFEST_FILE,
+    ONNX_FILE,
+    PLAN_FILE,
+    SAMPLE_FILE,
+    Artifact,
+    PublishError,
+    check_manifest,
+    read_manifest,
+)
+from export.publishing.triton_config import (
     LABELS_FILE,
     Serving,
     configure,
@@ -28,6 +37,7 @@ from export.triton_config import (
     new_config,
     serve_versions,
     served_versions,
+    store_probe,
     to_text,
 )
 from models.files import write_atomically
@@ -43,14 +53,13 @@ STAGING = ".publishing-"
 def publish(repository: Path, name: str, artifact: Artifact, serving: Serving | None = None) -> Path:
     """Publishes `artifact` as the next version of the model `name` and returns that version's folder.
 
-    It is served beside the version that was the newest one served, by a server that starts now or loads the model. A
-    new model appears whole; of one that is there config.pbtxt keeps what its operator set, but for the instances and
-    threads that `serving` asks for. Raises PublishError for a name Triton would not take, or a model whose engine,
-    classes or image shape are others.
+    It is served, beside the newest version served so far, by servers that start or load the model from now on. An
+    existing config.pbtxt keeps the operator's changes, except for the instances and threads that `serving` asks for.
+    Raises PublishError for a bad name or label, and if the model has another engine, other classes or image shapes.
     """
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", name):
-        raise PublishError(f"model name: expected letters, digits, _ and -, found {name!r}")
+    check_name(name)
     model_dir, serving = repository / name, serving or Serving()
+    check_manifest(model_dir, artifact.manifest)
     with locked(repository):
         if not model_dir.is_dir():
             return _publish_first(model_dir, artifact, serving)
@@ -63,41 +72,50 @@ def publish(repository: Path, name: str, artifact: Artifact, serving: Serving | 
             )
         present = versions(model_dir)
         number, default = 1 + max(present, default=0), served_versions(message, present)[-1:]
-        # The version comes first: a config that names one that is not there would not load.
-        with _staging(model_dir) as staging:
-            _write_version(staging, artifact)
-            _rename(staging, model_dir / str(number))
         configure(message, serving)
+        # The version comes first: Triton does not load a config that names a missing version.
+        with _staging(model_dir) as staging:
+            _write_version(staging, artifact, message)
+            _rename(staging, model_dir / str(number))
         _write_config(model_dir, message, [*default, number])
         return model_dir / str(number)
 
 
+def check_name(name: str) -> None:
+    """Raises PublishError for a name that Triton or the file system would not take."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", name):
+        raise PublishError(f"model name: expected letters, digits, _ and -, found {name!r}")
+
+
 def serve(model_dir: Path, served: Sequence[int]) -> None:
-    """Lets servers serve the versions `served` of a model, the highest to whom asks for none; one atomic write."""
+    """Makes these versions the served ones, in one atomic write; the highest is the default."""
     with locked(model_dir.parent):
         _write_config(model_dir, read_config(model_dir), served)
 
 
 def versions(model_dir: Path) -> list[int]:
-    """The versions published in `model_dir`, ascending; like Triton, not seeing other folders and leading zeros."""
-    found = (path.name for path in model_dir.iterdir() if path.is_dir())
-    return sorted(int(name) for name in found if re.fullmatch("[1-9][0-9]*", name))
+    """The versions in `model_dir`, ascending. Like Triton, ignores other folders and numbers with leading zeros."""
+    names = (path.name for path in model_dir.iterdir() if path.is_dir())
+    return sorted(int(name) for name in names if re.fullmatch("[1-9][0-9]*", name))
 
 
 def remove_version(model_dir: Path, number: int) -> None:
-    """Removes a version such that no server finds half of it: renamed first, then deleted."""
+    """Removes a version: renamed first, so that no server sees half of it, then deleted. Of a symlink only the link."""
+    if (model_dir / str(number)).is_symlink():
+        (model_dir / str(number)).unlink()
+        return
     with _staging(model_dir) as staging:
         _rename(model_dir / str(number), staging)
 
 
 def remove_model(model_dir: Path) -> None:
-    """Removes a model and all of its versions, as a whole."""
+    """Removes a model with all its versions."""
     with _staging_beside(model_dir.parent) as staging:
         _rename(model_dir, staging)
 
 
 def sweep(repository: Path) -> list[Path]:
-    """Removes what publishers that were killed left behind, and returns it."""
+    """Removes the leftovers of killed publishers and returns their paths."""
     with locked(repository):
         whole = repository.absolute()
         left = [*whole.parent.glob(f"{STAGING}{whole.name}-????????"), *whole.glob(f"*/{STAGING}*")]
@@ -109,7 +127,7 @@ def sweep(repository: Path) -> list[Path]:
 
 @contextmanager
 def locked(repository: Path, name: str = LOCK_FILE) -> Iterator[None]:
-    """One publisher at a time; the lock of one that is killed is free. Makes the repository where there is none."""
+    """One publisher at a time; the lock ends with its process. Makes the repository if it is missing."""
     repository.mkdir(parents=True, exist_ok=True)
     with (repository / name).open("wb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -117,7 +135,7 @@ def locked(repository: Path, name: str = LOCK_FILE) -> Iterator[None]:
 
 
 def read_config(model_dir: Path) -> pb.ModelConfig:
-    """The config.pbtxt of a published model; raises PublishError where there is none, or another one."""
+    """The config.pbtxt of a published model; raises PublishError for anything else."""
     from google.protobuf import text_format
     from tritonclient.grpc import model_config_pb2 as pb
 
@@ -132,9 +150,9 @@ def read_config(model_dir: Path) -> pb.ModelConfig:
 
 
 def check_same_contract(model_dir: Path, message: pb.ModelConfig, artifact: Artifact) -> None:
-    """Raises PublishError where `artifact` is none for that model: a client must be able to ask version after version.
+    """Raises PublishError if `artifact` has another image shape, other classes or another kind of file than the model.
 
-    The image shape, the classes and the kind of file are to be the same.
+    Clients read these once and then ask one version after the other.
     """
     config, path = artifact.config, model_dir / LABELS_FILE
     try:
@@ -144,10 +162,15 @@ def check_same_contract(model_dir: Path, message: pb.ModelConfig, artifact: Arti
     shape = image_shape(message)
     if (shape, labels) != (config.input_shape, config.labels):
         raise PublishError(
-            f"{model_dir}: expected a model for {config.input_shape} images and classes {', '.join(config.labels)}, "
-            f"found one for {shape} and {', '.join(labels)}; publish it under another --name"
+            f"{model_dir}: expected a model for {config.input_shape} images and classes {_shown(config.labels)}, "
+            f"found {shape} and {_shown(labels)}; publish it under another --name"
         )
     _check_kind(model_dir, message, artifact)
+
+
+def _shown(labels: Sequence[str]) -> str:
+    """Labels for a terminal: control characters are escaped."""
+    return ", ".join(label if label.isprintable() else ascii(label) for label in labels)
 
 
 def _check_kind(model_dir: Path, message: pb.ModelConfig, artifact: Artifact) -> None:
@@ -162,27 +185,40 @@ def _publish_first(model_dir: Path, artifact: Artifact, serving: Serving) -> Pat
     with _staging_beside(model_dir.parent) as staging:
         labels = "".join(f"{label}\n" for label in artifact.config.labels)
         write_atomically(staging / LABELS_FILE, labels.encode())
-        _write_version(staging / "1", artifact)
+        _write_version(staging / "1", artifact, message)
         _write_config(staging, message, [1])
         _rename(staging, model_dir)
     return model_dir / "1"
 
 
 def _write_config(model_dir: Path, message: pb.ModelConfig, served: Sequence[int]) -> None:
-    """config.pbtxt that serves `served` and describes the highest of these."""
+    """Writes the config.pbtxt that serves `served` and describes the highest of them."""
     serve_versions(message, served, versions(model_dir))
-    describe(message, read_manifest(model_dir / str(max(served)) / MANIFEST_FILE))
+    if not (model_dir / str(max(served)) / SAMPLE_FILE).exists():  # foreign models have no checkpoint to describe
+        describe(message, read_manifest(model_dir / str(max(served)) / MANIFEST_FILE))
+        store_probe(message, _readable_manifests(model_dir, served))
     write_atomically(model_dir / CONFIG_FILE, to_text(message).encode())
 
 
-def _write_version(folder: Path, artifact: Artifact) -> None:
+def _readable_manifests(model_dir: Path, served: Sequence[int]) -> dict[int, dict[str, Any]]:
+    """Version -> manifest; a broken manifest of an older version must not stop a new version."""
+    manifests = {}
+    for number in sorted(served):
+        with suppress(PublishError):
+            manifests[number] = read_manifest(model_dir / str(number) / MANIFEST_FILE)
+    return manifests
+
+
+def _write_version(folder: Path, artifact: Artifact, message: pb.ModelConfig) -> None:
+    """The configuration is kept too: a supervisor serves the version with it if the model's own is broken."""
+    write_atomically(folder / CONFIG_FILE, to_text(message).encode())
     write_atomically(folder / artifact.file_name, artifact.data)
     write_atomically(folder / MANIFEST_FILE, artifact.manifest_json())
 
 
 @contextmanager
 def _staging(parent: Path, prefix: str = STAGING) -> Iterator[Path]:
-    """A folder on the file system of the repository, gone afterwards unless it was renamed into it."""
+    """A folder on the repository's file system; removed afterwards unless it was renamed."""
     path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
     path.chmod(0o755)  # mkdtemp makes it private; the server may run as someone else
     try:
@@ -192,12 +228,12 @@ def _staging(parent: Path, prefix: str = STAGING) -> Iterator[Path]:
 
 
 def _staging_beside(repository: Path) -> AbstractContextManager[Path]:
-    """For whole models: Triton takes every folder in the repository for one, hidden or empty ones too."""
+    """For whole models: Triton takes every folder in the repository for a model, even if hidden or empty."""
     return _staging(repository.absolute().parent, f"{STAGING}{repository.absolute().name}-")
 
 
 def _rename(source: Path, target: Path) -> None:
-    """Renames a folder and makes it last; raises PublishError where it cannot."""
+    """Renames a folder and flushes the rename to the disk; raises PublishError if it fails."""
     try:
         source.rename(target)
     except OSError as error:

@@ -11,14 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from export.equivalence import Classifier, Logits, onnx_classifier
-from export.errors import ExportError
+from export.errors import Unavailable
 from export.precision import AccuracyError, accuracy
 from models.config import INPUT_NAME, OUTPUT_NAME
 from models.data import Dataset
-
-
-class EngineMissing(ExportError):
-    """OpenVINO is not installed, or this CPU lacks what was asked for; the message says which."""
 
 
 @dataclass(frozen=True)
@@ -39,18 +35,18 @@ class EngineAccuracy:
 
 
 def has_bfloat16() -> bool:
-    """Whether this CPU computes in bfloat16 itself. Raises EngineMissing without OpenVINO."""
+    """Whether this CPU computes in bfloat16 itself. Raises Unavailable without OpenVINO."""
     return "BF16" in _openvino().Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
 
 
 def openvino_classifier(data: bytes, bfloat16: bool, threads: int = 0) -> Classifier:
     """The ONNX file `data` in OpenVINO on the CPU, with 0 threads on all cores: uint8 (n, C, H, W) -> float32 (n, K).
 
-    The precision is never OpenVINO's own choice. Raises EngineMissing without OpenVINO, or where `bfloat16` is wanted
+    The precision is never OpenVINO's own choice. Raises Unavailable without OpenVINO, or where `bfloat16` is wanted
     of a CPU that would only imitate it.
     """
     if bfloat16 and not has_bfloat16():
-        raise EngineMissing("OpenVINO in bfloat16: expected a CPU with AVX-512 BF16 or AMX, found none")
+        raise Unavailable("OpenVINO in bfloat16: expected a CPU with AVX-512 BF16 or AMX, found none")
     core = _openvino().Core()
     precision = "bf16" if bfloat16 else "f32"
     core.set_property("CPU", {"INFERENCE_PRECISION_HINT": precision, "INFERENCE_NUM_THREADS": threads})
@@ -63,7 +59,7 @@ def check_accuracy(data: bytes, dataset: Dataset, max_drop_points: float, bfloat
     """Runs the ONNX file `data` in OpenVINO and in ONNX Runtime on all test images of `dataset`.
 
     Raises AccuracyError where OpenVINO's accuracy is more than `max_drop_points` percentage points lower, and
-    EngineMissing as `openvino_classifier` does.
+    Unavailable as `openvino_classifier` does.
     """
     classify = openvino_classifier(data, bfloat16)
     found = EngineAccuracy(
@@ -81,5 +77,5 @@ def _openvino() -> Any:
     try:
         import openvino
     except ModuleNotFoundError as error:
-        raise EngineMissing("OpenVINO is not installed: pip install openvino") from error
+        raise Unavailable("OpenVINO is not installed: pip install openvino") from error
     return openvino

@@ -17,13 +17,13 @@ from typing import Any, Literal
 import numpy as np
 import onnx
 
-from export.artifact import PLAN_FILE, Artifact
-from export.engine_layers import check_layers
+from export.engines.gpu import Gpu
+from export.engines.onnx_source import OnnxSource
+from export.engines.tensorrt_layers import check_layers
+from export.engines.tensorrt_support import prepare
 from export.equivalence import BATCH_SIZES, Classifier, Images, Proof, onnx_classifier, proof_images, prove
 from export.errors import ExportError
-from export.gpu import Gpu
-from export.onnx_source import OnnxSource
-from export.tensorrt_support import prepare
+from export.publishing.artifact import PLAN_FILE, Artifact
 from models.config import INPUT_NAME, OUTPUT_NAME, ModelConfig
 
 # Absolute. In float16 two orders of summation differ by about as much as either does from float32: at most 0.005 on the

@@ -1,6 +1,6 @@
-"""Is a published model what it was when it was published? Its hashes, its config, its graph, its answer.
+"""Is a published model still what was published? Hashes, config, graph and answer are checked; nothing is changed.
 
-In: a model's folder. Out: for every version what is wrong with it, if anything is. Nothing is changed.
+In: a model's folder. Out: the first problem of every version, if any.
 """
 
 from __future__ import annotations
@@ -11,14 +11,15 @@ from pathlib import Path
 
 import numpy as np
 
-from export.artifact import ONNX_FILE, Artifact, PublishError, read_version
-from export.publish import check_same_contract, read_config, versions
-from export.triton_config import served_versions
+from export.publishing.artifact import MANIFEST_FILE, ONNX_FILE, SAMPLE_FILE, Artifact, PublishError, read_version
+from export.publishing.foreign import is_foreign, verify_foreign
+from export.publishing.publish import check_same_contract, read_config, versions
+from export.publishing.triton_config import served_versions
 
 
 @dataclass(frozen=True)
 class Verified:
-    """One version; `problem` is the first thing that is wrong, `left_out` what could not be looked at here."""
+    """One version; `problem` is the first fault, `left_out` the check that this machine cannot make."""
 
     version: int
     problem: str | None = None
@@ -26,7 +27,7 @@ class Verified:
 
 
 def verify_model(model_dir: Path) -> Iterator[Verified]:
-    """Checks every version of a model; raises PublishError where the model as a whole is not servable."""
+    """Checks every version of a model. Raises PublishError if the model as a whole cannot be served."""
     message = read_config(model_dir)
     if message.name != model_dir.name:
         raise PublishError(f"{model_dir}: expected the name {model_dir.name} in config.pbtxt, found {message.name}")
@@ -40,8 +41,10 @@ def verify_model(model_dir: Path) -> Iterator[Verified]:
 
 
 def verify_version(model_dir: Path, number: int) -> Verified:
-    """Checks one version: what it holds is what was published, fits config.pbtxt and answers as it did then."""
+    """Checks that one version holds what was published, fits config.pbtxt and answers as at its export."""
     folder = model_dir / str(number)
+    if (folder / SAMPLE_FILE).exists() and is_foreign(folder / MANIFEST_FILE):
+        return Verified(number, problem=verify_foreign(folder))
     try:
         artifact = read_version(folder)
         check_same_contract(model_dir, read_config(model_dir), artifact)
@@ -54,9 +57,9 @@ def verify_version(model_dir: Path, number: int) -> Verified:
 
 
 def check_answer(path: Path, artifact: Artifact) -> None:
-    """Raises PublishError where the ONNX file is not valid, or answers the sample otherwise than at its export.
+    """Raises PublishError if the ONNX file is invalid or answers the sample differently than at its export.
 
-    The logits may differ by the tolerance of the export; below float32, where processors differ, only the class counts.
+    Logits may differ by the tolerance of the export. Below float32 processors differ, so only the class counts.
     """
     import onnx
 
@@ -65,15 +68,15 @@ def check_answer(path: Path, artifact: Artifact) -> None:
     manifest = artifact.manifest
     try:
         onnx.checker.check_model(onnx.load_from_string(artifact.data), full_check=True)
-        found = onnx_classifier(artifact.data)(proof_images(artifact.config)[:1])
-    except Exception as failure:  # of protobuf, ONNX and ONNX Runtime, which share no base
+        logits = onnx_classifier(artifact.data)(proof_images(artifact.config)[:1])
+    except Exception as failure:  # protobuf, ONNX and ONNX Runtime share no base class
         reason = " ".join(str(failure).split())
         raise PublishError(f"{path}: expected a valid ONNX graph that runs, found {reason}") from failure
     expected = np.array([manifest.get("sample_logits", [])], np.float32)
-    if found.shape != expected.shape:
-        raise PublishError(f"{path}: expected logits {expected.shape} of the sample, found {found.shape}")
-    error, tolerance = float(np.abs(found - expected).max()), manifest["tolerance"]
+    if logits.shape != expected.shape:
+        raise PublishError(f"{path}: expected logits {expected.shape} of the sample, found {logits.shape}")
+    error, tolerance = float(np.abs(logits - expected).max()), manifest["tolerance"]
     if manifest.get("precision", "fp32") == "fp32" and not error <= tolerance:  # so written, NaN fails
         raise PublishError(f"{path}: expected the sample's logits to {tolerance:.2e}, found an error of {error:.2e}")
-    if found.argmax() != expected.argmax():
-        raise PublishError(f"{path}: expected class {expected.argmax()} for the sample, found {found.argmax()}")
+    if logits.argmax() != expected.argmax():
+        raise PublishError(f"{path}: expected class {expected.argmax()} for the sample, found {logits.argmax()}")

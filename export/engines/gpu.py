@@ -1,6 +1,6 @@
 """What building an engine needs of the machine: an NVIDIA GPU with its driver, TensorRT, Polygraphy, CUDA's runtime.
 
-Out: the GPU, or MissingError: one line that says what is missing and how to get it.
+Out: the GPU, or Unavailable: one line that says what is missing and how to get it.
 """
 
 from __future__ import annotations
@@ -11,16 +11,12 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from export.errors import ExportError
+from export.errors import Unavailable
 
 TENSORRT_MAJORS = ("10", "11")
 INSTALL = "pip install -c constraints.txt -e '.[tensorrt]'"
 # Of the CUDA driver API, cuda.h.
 COMPUTE_CAPABILITY_MAJOR, COMPUTE_CAPABILITY_MINOR = 75, 76
-
-
-class MissingError(ExportError):
-    """What is not on this machine, in one line, with where it comes from."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +46,7 @@ def find_gpu() -> Gpu | None:
 
 
 def require() -> Gpu:
-    """The GPU, where all that an engine needs is there; raises MissingError."""
+    """The GPU, where all that an engine needs is there; raises Unavailable."""
     gpu = find_gpu()
     missing = [] if gpu else ["an NVIDIA GPU (a machine with its driver; in a container, --gpus all)"]
     wanted = [what for what in (_tensorrt(), _polygraphy()) if what]
@@ -61,7 +57,7 @@ def require() -> Gpu:
     if gpu and not missing:
         return gpu
     instead = "; export/to_onnx.py serves on this GPU without TensorRT" if gpu else ""
-    raise MissingError(f"TensorRT: missing {', and '.join(missing)}{instead}")
+    raise Unavailable(f"TensorRT: missing {', and '.join(missing)}{instead}")
 
 
 def _tensorrt() -> str | None:

@@ -1,7 +1,7 @@
-"""Which versions of a published model are served: promote one, fall back, prune what is no longer needed.
+"""Which versions of a published model are served: promote, fall back, prune.
 
-In: a model's folder, and the running server where there is one. Out: config.pbtxt with another version policy, which
-that server has taken up; where it cannot, config.pbtxt is as it was and the old version still answers.
+In: a model's folder and, if one runs, the server. Out: config.pbtxt with another version policy, which that server has
+loaded. If it cannot load it, config.pbtxt is put back and the old version still answers.
 """
 
 from __future__ import annotations
@@ -9,19 +9,19 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from export.artifact import PublishError
-from export.live import LiveServer, ServerRefused
-from export.publish import locked, read_config, remove_model, remove_version, serve, versions
-from export.triton_config import SERVED_VERSIONS, served_versions
+from export.publishing.artifact import PublishError
+from export.publishing.live import LiveServer, NotExplicit, ServerRefused
+from export.publishing.publish import locked, read_config, remove_model, remove_version, serve, versions
+from export.publishing.triton_config import SERVED_VERSIONS, served_versions
 
 
 def served(model_dir: Path) -> list[int]:
-    """The versions that config.pbtxt lets a server serve, ascending; the last is whom no version is asked of."""
+    """The versions that config.pbtxt serves, ascending. The highest answers requests that name no version."""
     return served_versions(read_config(model_dir), versions(model_dir))
 
 
 def fall_back(model_dir: Path) -> int:
-    """The version to go back to: the one before the served one, of those served too if there is such."""
+    """The version before the served one, preferably a served one. Raises PublishError if there is no older version."""
     now = served(model_dir)
     older = now[:-1] or [number for number in versions(model_dir) if number < min(now, default=0)]
     if not older:
@@ -30,9 +30,9 @@ def fall_back(model_dir: Path) -> int:
 
 
 def promote(model_dir: Path, number: int, server: LiveServer | None) -> list[int]:
-    """Serves version `number` and the one before it, with no newer one; returns what was served before.
+    """Serves version `number` and the version before it, but no newer one. Returns the versions served until now.
 
-    Raises PublishError where there is no such version, ServerRefused where the server cannot load it.
+    Raises PublishError if the version does not exist; else as `activate`.
     """
     present, before = versions(model_dir), served(model_dir)
     if number not in present:
@@ -43,14 +43,18 @@ def promote(model_dir: Path, number: int, server: LiveServer | None) -> list[int
 
 
 def activate(model_dir: Path, before: Sequence[int], server: LiveServer | None) -> None:
-    """Lets the running server take up a changed model; where it refuses, serves `before` again and raises.
+    """Makes the running server load a changed model.
 
-    `before` is empty for a new model, which is then removed, unless another version of it has come since.
+    Raises ServerRefused if the server cannot load it. Then `before` is served again; a new model, for which `before` is
+    empty, is removed unless it has gained a version since. Raises NotExplicit if the server takes no orders; then the
+    files stay as they are, as without a server.
     """
     if server is None:
         return
     try:
         server.load(model_dir.name)
+    except NotExplicit:
+        raise
     except ServerRefused:
         if before:
             serve(model_dir, before)
@@ -62,7 +66,7 @@ def activate(model_dir: Path, before: Sequence[int], server: LiveServer | None) 
 
 
 def prune(model_dir: Path, keep: int, loaded: Collection[int]) -> list[int]:
-    """Removes all versions but the newest `keep`, those that config.pbtxt serves and those `loaded` in a server."""
+    """Removes all versions except the newest `keep`, the served ones and those `loaded` in a server; returns them."""
     with locked(model_dir.parent):
         present = versions(model_dir)
         kept = {*present[-keep:], *served(model_dir), *loaded}

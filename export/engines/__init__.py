@@ -1,0 +1,1 @@
+"""Engines beside ONNX Runtime: OpenVINO and TensorRT."""

@@ -1,0 +1,83 @@
+"""Constants of a graph, in double beside the dtype of the graph.
+
+In: values of an `onnx_ir` graph. Out: numpy arrays. A pass computes new weights in float64; the graph gets them cast
+once, and `value.meta[EXACT]` keeps the double, which later passes read and the proof in double runs on.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+EXACT = "vitbn.exact"
+
+FLOATS = {ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16}
+
+
+def is_constant(value: ir.Value | None) -> bool:
+    """Whether the value is known before the graph runs."""
+    return value is not None and value.const_value is not None
+
+
+def constant(value: ir.Value | None) -> NDArray[np.generic] | None:
+    """The elements of a constant, floats as float64; None for a value that is no constant."""
+    if value is None or value.const_value is None:
+        return None
+    exact = value.meta.get(EXACT)
+    if isinstance(exact, np.ndarray):
+        return exact
+    array = value.const_value.numpy()
+    return array.astype(np.float64) if value.const_value.dtype in FLOATS else array
+
+
+def integers(value: ir.Value | None) -> list[int] | None:
+    """The elements of a constant of integers as a flat list; None for a value that is no constant."""
+    array = constant(value)
+    return None if array is None else [int(number) for number in np.atleast_1d(array).ravel()]
+
+
+def number(value: ir.Value) -> float | None:
+    """The element of a constant with one element; None for every other value."""
+    array = constant(value)
+    return float(array.reshape(-1)[0]) if array is not None and array.size == 1 else None
+
+
+class Constants:
+    """Adds initialisers to a graph under names that it does not hold yet."""
+
+    def __init__(self, graph: ir.Graph) -> None:
+        self.graph = graph
+        self._names = {value.name for node in graph for value in node.outputs} | set(graph.initializers)
+        self._names |= {value.name for value in graph.inputs}
+
+    def name(self, base: str) -> str:
+        """A name for a value that no value of the graph has."""
+        name, count = base, 0
+        while name in self._names:
+            count += 1
+            name = f"{base}_{count}"
+        self._names.add(name)
+        return name
+
+    def add(self, array: NDArray[np.generic], base: str, dtype: ir.DataType | None = None) -> ir.Value:
+        """The initialiser `array`, cast once to `dtype`; by default the dtype is the array's own."""
+        array = np.asarray(array, order="C")  # keeps an array without axes as it is
+        name = self.name(base)
+        tensor = ir.tensor(array if dtype is None else array.astype(dtype.numpy()), name=name)
+        value = ir.Value(name=name, const_value=tensor, type=ir.TensorType(tensor.dtype), shape=ir.Shape(array.shape))
+        if dtype in FLOATS and array.dtype == np.float64:
+            value.meta[EXACT] = array
+        self.graph.register_initializer(value)
+        return value
+
+    def add_integers(self, numbers: list[int], base: str = "axes") -> ir.Value:
+        """The initialiser of int64 with one axis."""
+        return self.add(np.array(numbers, np.int64), base)
+
+
+def of_type(value: ir.Value, dtype: ir.DataType | None) -> ir.Value:
+    """The same value, marked as of that dtype where it is known."""
+    if dtype is not None:
+        value.dtype = dtype
+    return value

@@ -1,0 +1,54 @@
+"""Multiply-accumulates of a graph, node by node.
+
+In: the shapes of a graph, with sizes for its free dimensions. Out: counts for MatMul, Gemm, Conv, ConvTranspose, Einsum
+and Attention; of other operators none are counted.
+"""
+
+from __future__ import annotations
+
+import math
+
+import onnx_ir as ir
+
+from export.onnx_rewrites.attributes import attribute_int, attribute_string
+from export.onnx_rewrites.errors import Refused
+from export.onnx_rewrites.shapes import Shapes
+
+MULTIPLYING = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum", "Attention"})
+
+
+def graph_macs(shapes: Shapes) -> int:
+    """The multiply-accumulates of one run of the graph."""
+    return sum(node_macs(shapes, node) for node in shapes.graph)
+
+
+def node_macs(shapes: Shapes, node: ir.Node) -> int:
+    """The multiply-accumulates of one node; 0 where its shapes are not known."""
+    if node.domain or node.op_type not in MULTIPLYING:
+        return 0
+    try:
+        return _macs(shapes, node)
+    except Refused:
+        return 0
+
+
+def _macs(shapes: Shapes, node: ir.Node) -> int:
+    sizes = [[shapes.nominal(dim) for dim in shapes.dims(value)] if value is not None else [] for value in node.inputs]
+    out = math.prod(shapes.nominal(dim) for dim in shapes.dims(node.outputs[0]))
+    match node.op_type:
+        case "MatMul":
+            return out * sizes[0][-1]
+        case "Gemm":
+            return out * sizes[0][0 if attribute_int(node, "transA", 0) else 1]
+        case "Conv":
+            return out * math.prod(sizes[1][1:])
+        case "ConvTranspose":
+            return math.prod(sizes[0]) * math.prod(sizes[1][1:])
+        case "Attention":  # scores, then the weighted sum of the values
+            heads = attribute_int(node, "q_num_heads", 0)
+            scores = math.prod(sizes[0]) * sizes[1][-2]
+            return scores + (out if heads or len(sizes[0]) == 4 else 0) * sizes[1][-2]
+        case _:
+            terms = attribute_string(node, "equation", "").replace(" ", "").partition("->")[0].split(",")
+            pairs = [pair for term, dims in zip(terms, sizes, strict=False) for pair in zip(term, dims, strict=False)]
+            return math.prod(dict(pairs).values())

@@ -1,0 +1,109 @@
+"""ONNX files: read with their weights left on the disk, written whole or not at all.
+
+In: paths. Out: models, hashes. Weights beside the file (external data) are read when a pass or the writer needs them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+from google.protobuf.message import DecodeError
+
+from export.onnx_rewrites.errors import BadRequest
+from export.onnx_rewrites.inputs import Feeds
+from models.files import write_atomically
+
+LARGEST_INSIDE = 1_500_000_000  # bytes of weights; protobuf ends at 2 GB
+
+
+def read_model(path: Path) -> ir.Model:
+    """The model in a file; raises BadRequest for a file that holds none."""
+    try:
+        model = ir.load(path)
+        next(iter(model.graph.outputs))
+        return model
+    except (OSError, ValueError, KeyError, TypeError, DecodeError, StopIteration, RuntimeError) as error:
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise BadRequest(f"{path}: expected an ONNX model, found {reason}") from error
+
+
+def weight_files(model: ir.Model) -> list[Path]:
+    """The files beside the model that hold its weights."""
+    tensors = [value.const_value for value in model.graph.initializers.values()]
+    return sorted({Path(tensor.path) for tensor in tensors if isinstance(tensor, ir.ExternalTensor)})
+
+
+def sha256(paths: list[Path]) -> str:
+    """The hash of the files, one after the other."""
+    digest = hashlib.sha256()
+    for path in paths:
+        with path.open("rb") as file:
+            while block := file.read(1 << 20):
+                digest.update(block)
+    return digest.hexdigest()
+
+
+def read_inputs(path: Path, graph: ir.Graph) -> Feeds:
+    """The arrays of an .npz file by the names of the graph's inputs; raises BadRequest where they do not fit."""
+    names = [str(value.name) for value in graph.inputs]
+    try:
+        with np.load(path, allow_pickle=False) as held:
+            arrays = {name: held[name] for name in held.files}
+    except (OSError, ValueError, EOFError) as error:
+        raise BadRequest(f"{path}: expected an .npz file of arrays, found {error}") from error
+    if set(arrays) != set(names):
+        raise BadRequest(f"{path}: expected the inputs {', '.join(names)}, found {', '.join(arrays)}")
+    for value in graph.inputs:
+        array = arrays[str(value.name)]
+        if value.dtype is not None and array.dtype != value.dtype.numpy():
+            expected = value.dtype.numpy()
+            raise BadRequest(f"{path}: {value.name}: expected {expected}, found {array.dtype}")
+        if value.shape is not None and value.shape.rank() != array.ndim:
+            raise BadRequest(f"{path}: {value.name}: expected {value.shape.rank()} axes, found {array.ndim}")
+    return arrays
+
+
+@contextmanager
+def written(model: ir.Model, output: Path) -> Iterator[Path]:
+    """Writes the model beside `output` and gives that path; renames it to `output` when the block ends without error.
+
+    Large weights, and those that were beside the file that was read, go to `output`.data.
+    """
+    output.parent.mkdir(parents=True, exist_ok=True)
+    size = sum(value.const_value.nbytes for value in model.graph.initializers.values() if value.const_value is not None)
+    outside = f"{output.name}.data" if size > LARGEST_INSIDE or weight_files(model) else None
+    folder = Path(tempfile.mkdtemp(prefix=f".{output.name}.", dir=output.parent))
+    try:
+        staged = folder / output.name
+        ir.save(model, staged, external_data=outside)
+        yield staged
+        for name in ([outside] if outside else []) + [output.name]:
+            if (folder / name).exists():
+                (folder / name).chmod(0o644)
+                _flush(folder / name)
+                (folder / name).replace(output.parent / name)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _flush(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def write_sample(path: Path, inputs: Feeds, outputs: Feeds) -> None:
+    """The inputs of a proof and what the model answers, as .npz: `in:NAME` and `out:NAME`."""
+    arrays = {f"in:{name}": array for name, array in inputs.items()}
+    arrays |= {f"out:{name}": array for name, array in outputs.items()}
+    with tempfile.TemporaryFile() as file:
+        np.savez_compressed(file, **arrays)
+        file.seek(0)
+        write_atomically(path, file.read())

@@ -1,0 +1,193 @@
+"""Third pass, which runs first: every affine map beside a linear layer folds into it.
+
+In: any graph. Out: the same outputs, without BatchNormalization and without scales and shifts by constants where a
+MatMul, Gemm or Conv stands next to them, before or after, also through Transpose, Reshape, Slice and means. The
+equations are in `affine` and `neighbours`. A map that cannot be folded stays, and is named with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+from onnx_ir.passes.common import RemoveUnusedNodesPass
+
+from export.onnx_rewrites.affine import Affine, Affines, Array
+from export.onnx_rewrites.attributes import reads_shape_alone
+from export.onnx_rewrites.constants import Constants, constant, of_type
+from export.onnx_rewrites.errors import Refusal, Refused, Site
+from export.onnx_rewrites.neighbours import Change, after, before
+from export.onnx_rewrites.prepare import Prepare
+from export.onnx_rewrites.results import RewriteResult
+from export.onnx_rewrites.shapes import Shapes
+from export.onnx_rewrites.unread import drop_unread
+
+
+@dataclass(frozen=True)
+class Folding:
+    """A map that can be folded: the value it ends in, its form, the changes, and whether they come before it."""
+
+    value: ir.Value
+    form: Affine
+    changes: tuple[Change, ...]
+    upstream: bool
+
+
+class FoldAffine(ir.passes.InPlacePass):
+    """Folds affine maps; `sizes` are those of the free dimensions, for costs that other passes count."""
+
+    name = "fold-affine"
+
+    def __init__(self, sizes: Mapping[str, int] | None = None) -> None:
+        super().__init__()
+        self.sizes = dict(sizes or {})
+
+    def check(self, shapes: Shapes, value: ir.Value, form: Affine) -> Folding:
+        """How the map that ends in `value` folds; raises Refused where neither side takes it up."""
+        if form.root.dtype not in (ir.DataType.FLOAT, ir.DataType.DOUBLE):
+            raise Refused(value.name or "", "scale", f"new weights of {form.root.dtype} would be rounded again")
+        try:
+            return Folding(value, form, tuple(after(shapes, value, form.scale, form.shift)), False)
+        except Refused as refused:
+            below = refused.refusal
+        _only_inside(value, form)
+        back = np.argsort(form.order)
+        try:
+            changes = before(shapes, form.root, form.scale.transpose(back), form.shift.transpose(back), {*form.nodes})
+        except Refused as refused:
+            above = refused.refusal
+            raise Refused(value.name or "", form.nodes[-1].op_type, f"before it {above}; after it {below}") from refused
+        return Folding(value, form, tuple(changes), True)
+
+    def rewrite(self, model: ir.Model, folding: Folding) -> None:
+        """Gives the linear layers their new weights and takes the map out."""
+        Folder(model.graph, folding).run()
+        RemoveUnusedNodesPass()(model)
+
+    def call(self, model: ir.Model) -> RewriteResult:
+        """Folds one map after the other until none is left that folds."""
+        Prepare()(model)
+        sites: list[Site] = []
+        refusals: dict[ir.Value, Refusal] = {}
+        while (folding := self._next(Shapes(model.graph, self.sizes), refusals)) is not None:
+            layers = ", ".join(f"{change.node.op_type} {change.node.outputs[0].name}" for change in folding.changes)
+            norms = sum(node.op_type == "BatchNormalization" for node in folding.form.nodes)
+            what = "BatchNormalization" if norms else folding.form.nodes[-1].op_type
+            where = "before" if folding.upstream else "after"
+            sites.append(Site(folding.value.name or "", what, f"folded into {layers} {where} it"))
+            self.rewrite(model, folding)
+        if sites:
+            drop_unread(model)
+        return RewriteResult(model, bool(sites), tuple(sites), tuple(refusals.values()))
+
+    def _next(self, shapes: Shapes, refusals: dict[ir.Value, Refusal]) -> Folding | None:
+        for value, form in ends(shapes):
+            if value not in refusals:
+                try:
+                    return self.check(shapes, value, form)
+                except Refused as refused:
+                    refusals[value] = refused.refusal
+        return None
+
+
+def ends(shapes: Shapes) -> Iterator[tuple[ir.Value, Affine]]:
+    """Values that end an affine map: something reads them that does not carry the map on."""
+    affines = Affines(shapes)
+    for node in shapes.graph:
+        for value in node.outputs:
+            if value.shape is None:
+                continue
+            form = affines.of(value)
+            readers = [use.node for use in value.uses() if not reads_shape_alone(use.node)]
+            carried = [
+                output
+                for reader in readers
+                for output in reader.outputs
+                if output.shape is not None and affines.of(output).root is form.root
+            ]
+            if form.root is not value and form.scales and (len(carried) < len(readers) or value.is_graph_output()):
+                yield value, form
+
+
+def _only_inside(value: ir.Value, form: Affine) -> None:
+    """Raises Refused where a value within the map is read from outside: folding before the map would change it."""
+    for node in form.nodes:
+        for output in node.outputs:
+            others = [use for use in output.uses() if use.node not in form.nodes and not reads_shape_alone(use.node)]
+            if output is not value and (others or output.is_graph_output()):
+                raise Refused(output.name or "", node.op_type, "is read from outside the map")
+
+
+class Folder:
+    """Carries out one folding."""
+
+    def __init__(self, graph: ir.Graph, folding: Folding) -> None:
+        self.graph, self.folding, self.constants = graph, folding, Constants(graph)
+
+    def run(self) -> None:
+        """New weights, then the map's root in the place of its end."""
+        root = self.folding.form.root
+        for change in self.folding.changes:
+            gained = self._change(change)
+            if self.folding.upstream and change.node.outputs[0] is root:
+                root = gained
+        value, order = self.folding.value, self.folding.form.order
+        if list(order) != list(range(len(order))):
+            root = self._insert(ir.node("Transpose", [root], attributes={"perm": [*order]}), value, value)
+        if value.is_graph_output():
+            root = self._insert(ir.node("Identity", [root]), value, value)
+            self._put_out(root, value)
+        ir.convenience.replace_all_uses_with(value, root)
+
+    def _change(self, change: Change) -> ir.Value:
+        """Sets weight and bias of a node; returns its output, or the sum with a bias that it had not."""
+        node, output = change.node, change.node.outputs[0]
+        name, dtype = f"{output.name}_folded", output.dtype
+        node.replace_input_with(1, self.constants.add(change.weight, name, dtype))
+        if node.op_type != "MatMul":
+            weight = change.weight.shape
+            turned = node.op_type == "Gemm" and not node.attributes.get("transB")
+            bias = np.broadcast_to(change.bias, (weight[1] if turned else weight[0],))
+            if len(node.inputs) < 3:
+                node.resize_inputs(3)
+            node.replace_input_with(2, self.constants.add(np.array(bias), f"{output.name}_bias", dtype))
+            return output
+        if not change.bias.any() or self._merged(output, change.bias):
+            return output
+        uses = list(output.uses())
+        added = ir.node("Add", [output, self.constants.add(np.array(change.bias), f"{output.name}_bias", dtype)])
+        total = self._insert(added, output, output)
+        for use in uses:
+            use.node.replace_input_with(use.idx, total)
+        if output.is_graph_output():
+            self._put_out(total, output)
+        return total
+
+    def _put_out(self, new: ir.Value, old: ir.Value) -> None:
+        """Makes `new` the graph's output in the place of `old`, under its name."""
+        name, old.name = old.name, self.constants.name(f"{old.name}_mapped")
+        new.name, new.type = name, old.type
+        self.graph.outputs[[*self.graph.outputs].index(old)] = new
+
+    def _merged(self, output: ir.Value, bias: Array) -> bool:
+        """Adds the bias to the Add of a constant that follows, unless that Add is taken out with the map."""
+        uses = list(output.uses())
+        if len(uses) != 1 or uses[0].node.op_type != "Add" or output.is_graph_output():
+            return False
+        add, position = uses[0].node, 1 - uses[0].idx
+        held = constant(add.inputs[position])
+        if add in self.folding.form.nodes or held is None or held.ndim > 1 or held.size not in (1, bias.size):
+            return False
+        total = held.astype(np.float64) + bias
+        add.replace_input_with(position, self.constants.add(total, f"{output.name}_bias", output.dtype))
+        return True
+
+    def _insert(self, node: ir.Node, like: ir.Value, behind: ir.Value) -> ir.Value:
+        node.outputs[0].name, node.outputs[0].shape = self.constants.name(f"{like.name}_{node.op_type}"), like.shape
+        producer = behind.producer()
+        if producer is None:
+            raise Refused(like.name or "", node.op_type, "expected a node that makes the value")
+        self.graph.insert_after(producer, node)
+        return of_type(node.outputs[0], like.dtype)

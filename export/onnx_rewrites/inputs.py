@@ -1,0 +1,122 @@
+"""Inputs to prove on, drawn for the graph.
+
+In: a graph with shapes. Out: several sets of arrays, of different sizes of every free dimension. An integer that looks
+up rows of a table stays below the table's rows. Every other integer or boolean counts as a mask: ones, with the tail
+of every second row masked, half of it at the most, so that each row keeps a token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from export.onnx_rewrites.attributes import attribute_int
+from export.onnx_rewrites.errors import NotSupported
+
+Feeds = dict[str, NDArray[np.generic]]
+
+PASSING = frozenset(
+    {
+        "Cast",
+        "Clip",
+        "Concat",
+        "Expand",
+        "Flatten",
+        "Identity",
+        "Reshape",
+        "Slice",
+        "Split",
+        "Squeeze",
+        "Transpose",
+        "Unsqueeze",
+    }
+)
+
+# Sizes of the first axis of any input, and of the others, round by round; networks of images need larger ones.
+FIRST = (2, 3, 1)
+OTHERS = ((5, 7, 11), (32, 48, 64), (64, 96, 160), (224, 256, 288))
+
+
+def free_dimensions(graph: ir.Graph) -> list[str]:
+    """The symbols of the inputs, in order; those of a first axis come first."""
+    shapes = [list(value.shape.dims) for value in graph.inputs if value.shape is not None]
+    dims = [dims[0] for dims in shapes if dims] + [dim for dims in shapes for dim in dims[1:]]
+    return list(dict.fromkeys(str(dim.value) for dim in dims if isinstance(dim, ir.SymbolicDim)))
+
+
+def first_dimensions(graph: ir.Graph) -> set[str]:
+    """The symbols of the inputs' first axes."""
+    dims = [value.shape.dims[0] for value in graph.inputs if value.shape is not None and value.shape.rank()]
+    return {str(dim.value) for dim in dims if isinstance(dim, ir.SymbolicDim)}
+
+
+def size_rounds(graph: ir.Graph, fixed: Mapping[str, int] | None = None) -> Iterator[list[dict[str, int]]]:
+    """Families of sizes to try: each has one size of every free dimension a round, all different.
+
+    First every dimension varies, then those in `fixed` keep their size, but for the first axes; at last these too.
+    """
+    symbols, first = free_dimensions(graph), first_dimensions(graph)
+    kept = {symbol: size for symbol, size in (fixed or {}).items() if symbol not in first}
+    for held in [{}, *([kept] if kept else []), *([{**fixed}] if fixed else [])]:
+        for others in OTHERS:
+            yield [
+                {
+                    symbol: FIRST[number] if symbol in first else others[(number + symbols.index(symbol)) % len(others)]
+                    for symbol in symbols
+                }
+                | held
+                for number in range(len(FIRST))
+            ]
+            if set(symbols) <= first | held.keys():
+                break
+
+
+def draw(graph: ir.Graph, sizes: Mapping[str, int], seed: int = 0) -> Feeds:
+    """One array an input; raises NotSupported for an input that is no tensor of numbers."""
+    rng = np.random.default_rng(seed)
+    feeds: Feeds = {}
+    for value in graph.inputs:
+        dims = value.shape.dims if value.shape is not None else ()
+        shape = tuple(dim if isinstance(dim, int) else sizes[str(dim.value)] for dim in dims)
+        if value.dtype is None or value.dtype == ir.DataType.STRING:
+            raise NotSupported(f"input {value.name!r}: expected numbers, found {value.dtype}")
+        dtype = value.dtype.numpy()
+        if value.dtype.is_floating_point():
+            feeds[value.name or ""] = rng.standard_normal(shape).astype(dtype)
+        elif value.dtype == ir.DataType.UINT8:
+            feeds[value.name or ""] = rng.integers(0, 256, shape).astype(dtype)
+        elif (rows := table_rows(value)) is not None:
+            feeds[value.name or ""] = rng.integers(0, rows, shape).astype(dtype)
+        else:
+            feeds[value.name or ""] = _mask(shape, rng).astype(dtype)
+    return feeds
+
+
+def _mask(shape: tuple[int, ...], rng: np.random.Generator) -> NDArray[np.int64]:
+    """Ones with a tail of zeros in every second row."""
+    mask = np.ones(shape, np.int64)
+    if len(shape) > 1 and shape[-1] > 1:
+        rows = mask.reshape(-1, shape[-1])
+        for row in rows[::2]:
+            row[shape[-1] - int(rng.integers(1, shape[-1] // 2 + 1)) :] = 0
+    return mask
+
+
+def table_rows(value: ir.Value) -> int | None:
+    """The rows of the smallest table that an input's elements look up; None where they look up none."""
+    rows: list[int] = []
+    waiting, seen = [value], {value}
+    while waiting:
+        for use in waiting.pop().uses():
+            node, table = use.node, use.node.inputs[0]
+            if node.op_type in ("Gather", "GatherElements") and use.idx == 1 and table is not None:
+                axis = attribute_int(node, "axis", 0)
+                size = table.shape.dims[axis] if table.shape is not None else None
+                rows += [size] if isinstance(size, int) else []
+            elif node.op_type in PASSING:
+                waiting += [output for output in node.outputs if output not in seen]
+                seen |= set(node.outputs)
+    return min(rows, default=None)

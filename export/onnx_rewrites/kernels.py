@@ -1,0 +1,232 @@
+"""Operators in double that onnx's reference computes slowly, in float32 or wrongly.
+
+In and out: those of the operator. Of onnx 1.23's own kernels LayerNormalization computes in float32, BatchNormalization
+of opset 9 to 13 mixes in the statistics of the batch, GatherElements fails on indices of shape (1, n), and Erf and Conv
+are loops in Python. Torch computes those two here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from onnx.reference.op_run import OpRun
+
+Array = NDArray[Any]
+
+
+def _tensor(array: Array) -> torch.Tensor:
+    return torch.from_numpy(np.array(array))  # a copy: torch takes no negative strides and warns of read-only arrays
+
+
+class Conv(OpRun):
+    """Convolution over one, two or three axes with padding of its own on each side."""
+
+    op_domain = ""
+
+    def _run(
+        self,
+        x: Array,
+        w: Array,
+        b: Array | None = None,
+        auto_pad: str | None = None,
+        dilations: list[int] | None = None,
+        group: int | None = None,
+        kernel_shape: list[int] | None = None,
+        pads: list[int] | None = None,
+        strides: list[int] | None = None,
+    ) -> tuple[Array]:
+        axes = w.ndim - 2
+        step, spread = list(strides or [1] * axes), list(dilations or [1] * axes)
+        sides = list(pads or [0] * 2 * axes)
+        if auto_pad in ("SAME_UPPER", "SAME_LOWER"):
+            for k in range(axes):
+                reach = (w.shape[k + 2] - 1) * spread[k] + 1
+                total = max((-(-x.shape[k + 2] // step[k]) - 1) * step[k] + reach - x.shape[k + 2], 0)
+                small, large = total // 2, total - total // 2
+                sides[k], sides[k + axes] = (small, large) if auto_pad == "SAME_UPPER" else (large, small)
+        padding = [side for k in reversed(range(axes)) for side in (sides[k], sides[k + axes])]
+        image, weight = F.pad(_tensor(x), padding), _tensor(w)
+        convolve = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}[axes]
+        return (convolve(image, weight, None if b is None else _tensor(b), step, 0, spread, group or 1).numpy(),)
+
+
+class LayerNormalization(OpRun):
+    """(x - mean) / sqrt(variance + epsilon) * scale + bias over the axes from `axis` on."""
+
+    op_domain = ""
+
+    def _run(
+        self,
+        x: Array,
+        scale: Array,
+        bias: Array | None = None,
+        axis: int | None = None,
+        epsilon: float | None = None,
+        stash_type: int | None = None,
+    ) -> tuple[Array]:
+        axes = tuple(range((-1 if axis is None else axis) % x.ndim, x.ndim))
+        centred = x - x.mean(axes, keepdims=True)
+        size = np.sqrt((centred * centred).mean(axes, keepdims=True) + (1e-5 if epsilon is None else epsilon))
+        normal = centred / size * scale
+        return (normal if bias is None else normal + bias,)
+
+
+class SimplifiedLayerNormalization(OpRun):
+    """x / sqrt(mean of squares + epsilon) * scale over the axes from `axis` on."""
+
+    op_domain = ""
+
+    def _run(
+        self,
+        x: Array,
+        scale: Array,
+        axis: int | None = None,
+        epsilon: float | None = None,
+        stash_type: int | None = None,
+    ) -> tuple[Array]:
+        axes = tuple(range((-1 if axis is None else axis) % x.ndim, x.ndim))
+        size = np.sqrt((x * x).mean(axes, keepdims=True) + (1e-5 if epsilon is None else epsilon))
+        return (x / size * scale,)
+
+
+class RMSNormalization(SimplifiedLayerNormalization):
+    """The same by its name of opset 23."""
+
+
+class BatchNormalization(OpRun):
+    """Inference alone: (x - mean) / sqrt(variance + epsilon) * scale + bias over axis 1."""
+
+    op_domain = ""
+
+    def _run(
+        self,
+        x: Array,
+        scale: Array,
+        bias: Array,
+        mean: Array,
+        variance: Array,
+        epsilon: float | None = None,
+        momentum: float | None = None,
+        training_mode: int | None = None,
+        spatial: int | None = None,
+    ) -> tuple[Array]:
+        shape = [1, -1] + [1] * (x.ndim - 2)
+        size = np.sqrt(variance + (1e-5 if epsilon is None else epsilon))
+        return ((x - mean.reshape(shape)) / size.reshape(shape) * scale.reshape(shape) + bias.reshape(shape),)
+
+
+class Erf(OpRun):
+    """The error function."""
+
+    op_domain = ""
+
+    def _run(self, x: Array) -> tuple[Array]:
+        return (torch.erf(_tensor(x)).numpy(),)
+
+
+class Gelu(OpRun):
+    """x times the normal distribution function of x, or its approximation by tanh."""
+
+    op_domain = ""
+
+    def _run(self, x: Array, approximate: str | None = None) -> tuple[Array]:
+        return (F.gelu(_tensor(x), approximate=approximate or "none").numpy(),)
+
+
+class Attention(OpRun):
+    """softmax(scale q k' + mask) v over (batch, heads, tokens, features), or with the heads within the features."""
+
+    op_domain = ""
+
+    def _run(
+        self,
+        q: Array,
+        k: Array,
+        v: Array,
+        mask: Array | None = None,
+        past_key: Array | None = None,
+        past_value: Array | None = None,
+        lengths: Array | None = None,
+        is_causal: int | None = None,
+        kv_num_heads: int | None = None,
+        q_num_heads: int | None = None,
+        qk_matmul_output_mode: int | None = None,
+        scale: float | None = None,
+        softcap: float | None = None,
+        softmax_precision: int | None = None,
+        left_window_size: int | None = None,
+        right_window_size: int | None = None,
+    ) -> tuple[Array]:
+        if {left_window_size, right_window_size} - {None, -1}:
+            raise NotImplementedError("expected no window of keys")
+        if is_causal or softcap or past_key is not None or past_value is not None or lengths is not None:
+            raise NotImplementedError("expected no causal mask, no softcap and no cache")
+        joined = q.ndim == 3
+        if joined:
+            q = _split_heads(q, q_num_heads)
+            k, v = (_split_heads(array, kv_num_heads) for array in (k, v))
+        k, v = (np.repeat(array, q.shape[1] // array.shape[1], axis=1) for array in (k, v))
+        scores = q @ k.swapaxes(2, 3) * (1 / np.sqrt(q.shape[3]) if scale is None else scale)
+        if mask is not None:
+            scores = scores + (np.where(mask, 0.0, -np.inf) if mask.dtype == bool else mask)
+        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        out = weights / weights.sum(-1, keepdims=True) @ v
+        return (out.swapaxes(1, 2).reshape(*out.shape[::2], -1) if joined else out,)
+
+
+def _split_heads(array: Array, heads: int | None) -> Array:
+    return array.reshape(*array.shape[:2], heads or 1, -1).swapaxes(1, 2)
+
+
+class AveragePool(OpRun):
+    """The mean over windows of two axes of pixels."""
+
+    op_domain = ""
+
+    def _run(
+        self,
+        x: Array,
+        auto_pad: str | None = None,
+        ceil_mode: int | None = None,
+        count_include_pad: int | None = None,
+        dilations: list[int] | None = None,
+        kernel_shape: list[int] | None = None,
+        pads: list[int] | None = None,
+        strides: list[int] | None = None,
+    ) -> tuple[Array]:
+        sides, kernel = list(pads or [0, 0, 0, 0]), list(kernel_shape or [])
+        even = sides[:2] == sides[2:] and auto_pad in (None, "", "NOTSET", "VALID")
+        if len(kernel) != 2 or ceil_mode or not even or set(dilations or [1]) != {1}:
+            raise NotImplementedError("expected two axes, even padding and no ceil_mode")
+        image = _tensor(x)
+        include = bool(count_include_pad)
+        return (F.avg_pool2d(image, kernel, list(strides or [1, 1]), sides[:2], False, include).numpy(),)
+
+
+class GatherElements(OpRun):
+    """The elements of x at `indices` along an axis."""
+
+    op_domain = ""
+
+    def _run(self, x: Array, indices: Array, axis: int | None = None) -> tuple[Array]:
+        own = (axis or 0) % x.ndim
+        source = x[tuple(slice(None) if k == own else slice(size) for k, size in enumerate(indices.shape))]
+        return (np.take_along_axis(source, np.where(indices < 0, indices + x.shape[own], indices), own),)
+
+
+KERNELS: list[type[OpRun]] = [
+    Conv,
+    LayerNormalization,
+    SimplifiedLayerNormalization,
+    RMSNormalization,
+    BatchNormalization,
+    Erf,
+    Gelu,
+    Attention,
+    AveragePool,
+    GatherElements,
+]

@@ -1,0 +1,207 @@
+"""Builds the parts of values that are read: forward, beside the nodes of the graph.
+
+In: the demands of `demand.analyse`. Out: the graph computes those parts and no others. A box of a value is built once;
+who reads less selects it with Gather or Slice, and constants are cut when the graph is rewritten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from export.onnx_rewrites.attributes import attribute_int
+from export.onnx_rewrites.boxes import WHOLE, Box, box, covers
+from export.onnx_rewrites.constants import Constants, constant, is_constant, of_type
+from export.onnx_rewrites.demand import WHOLE_VALUE, Demands, shape_range
+from export.onnx_rewrites.errors import NotSupported
+from export.onnx_rewrites.moves import RESHAPES, demand_of, gathered, shape_plan, slices
+from export.onnx_rewrites.shapes import Dim, Shapes
+
+
+class Materialiser:
+    """Rewrites one graph; `run` once."""
+
+    def __init__(self, shapes: Shapes, demands: Demands) -> None:
+        self.shapes, self.graph, self.demands = shapes, shapes.graph, demands
+        self.constants = Constants(shapes.graph)
+        self._built: dict[tuple[ir.Value, Box], ir.Value] = {}
+        self._selected: dict[tuple[ir.Value, Box], ir.Value] = {}
+        self._sizes_read: dict[tuple[ir.Value, int], ir.Value] = {}
+        self._whole: dict[ir.Value, ir.Value] = {}
+
+    def run(self) -> None:
+        """Replaces every node whose inputs are computed in part; unused nodes stay for the caller to remove."""
+        for node in list(self.graph):
+            if node.op_type == "Shape" and node.domain == "":
+                self._shape(node)
+                continue
+            for index, output in enumerate(node.outputs):
+                if self.demands.get(output) == WHOLE_VALUE:
+                    self._rewire(node, index, output)
+        for position, output in enumerate(list(self.graph.outputs)):
+            if output in self._whole:
+                self._replace_output(position, output)
+
+    def _rewire(self, node: ir.Node, index: int, output: ir.Value) -> None:
+        read = demand_of(self.shapes, node, index, WHOLE).inputs
+        if any(part != WHOLE and self._partial(node.inputs[position]) for position, part in read.items()):
+            self._whole[output] = self._emit(node, output, WHOLE, read)
+            return
+        for position, value in enumerate(node.inputs):
+            if value is not None and value in self._whole:
+                node.replace_input_with(position, self._whole[value])
+
+    def _partial(self, value: ir.Value | None) -> bool:
+        return value is not None and not is_constant(value) and self.demands[value] != WHOLE_VALUE
+
+    def part(self, value: ir.Value, wanted: Box) -> ir.Value:
+        """The indices `wanted` of a value, in that order."""
+        boxes = [WHOLE] if is_constant(value) else self.demands[value]
+        if boxes == WHOLE_VALUE:
+            return self._select(self._whole.get(value, value), wanted)
+        held = next(part for part in boxes if covers(part, wanted))
+        places, relative = dict(held), {}
+        for axis, chosen in wanted:
+            if axis not in places:
+                relative[axis] = chosen
+            elif places[axis] != chosen:
+                relative[axis] = tuple(places[axis].index(place) for place in chosen)
+        return self._select(self._build(value, held), box(relative))
+
+    def _build(self, value: ir.Value, held: Box) -> ir.Value:
+        if (value, held) not in self._built:
+            node, index = value.producer(), value.index()
+            if node is None or index is None:
+                self._built[value, held] = self._select(value, held)
+            else:
+                read = demand_of(self.shapes, node, index, held).inputs
+                self._built[value, held] = self._emit(node, value, held, read)
+        return self._built[value, held]
+
+    def _select(self, value: ir.Value, wanted: Box) -> ir.Value:
+        """The indices `wanted` of a computed value."""
+        if wanted == WHOLE:
+            return value
+        if (value, wanted) not in self._selected:
+            selected, array = value, constant(value)
+            if array is not None:
+                for axis, chosen in wanted:
+                    array = np.take(array, chosen, axis=axis)
+                selected = self.constants.add(array, f"{value.name}_rows", value.dtype)
+            else:
+                for axis, chosen in wanted:
+                    selected = self._cut(selected, axis, chosen)
+            self._selected[value, wanted] = selected
+        return self._selected[value, wanted]
+
+    def _cut(self, value: ir.Value, axis: int, chosen: Sequence[int]) -> ir.Value:
+        if len(chosen) > 1 and list(chosen) == list(range(chosen[0], chosen[-1] + 1)):
+            ends = (chosen[0], chosen[-1] + 1, axis)
+            return self.node("Slice", [value, *(self.constants.add_integers([end]) for end in ends)], value)
+        return self.node("Gather", [value, self.constants.add_integers([*chosen])], value, {"axis": axis})
+
+    def node(
+        self, operator: str, inputs: Sequence[ir.Value], like: ir.Value, attributes: Mapping[str, int] | None = None
+    ) -> ir.Value:
+        """The output of a new node of the standard operators, of the dtype of `like`."""
+        new = ir.node(operator, inputs, attributes=attributes)
+        new.outputs[0].name = self.constants.name(f"{like.name}_rows")
+        new.name = new.outputs[0].name
+        self.graph.append(new)
+        return of_type(new.outputs[0], like.dtype)
+
+    def _emit(self, node: ir.Node, value: ir.Value, wanted: Box, read: Mapping[int, Box]) -> ir.Value:
+        """The box `wanted` of the node's output `value`, computed from the boxes `read` of its inputs."""
+        moved = self._moved(node, value, wanted, read)
+        if moved is not None:
+            return moved
+        inputs = [
+            self.part(given, read[position]) if given is not None and position in read else given
+            for position, given in enumerate(node.inputs)
+        ]
+        new = ir.Node(node.domain, node.op_type, inputs, list(node.attributes.values()), num_outputs=1)
+        new.outputs[0].name = self.constants.name(f"{value.name}_rows")
+        new.name = new.outputs[0].name
+        self.graph.append(new)
+        return of_type(new.outputs[0], value.dtype)
+
+    def _moved(self, node: ir.Node, value: ir.Value, wanted: Box, read: Mapping[int, Box]) -> ir.Value | None:
+        """The same for an operator that moves elements, where its own attributes do not fit a part."""
+        source = node.inputs[0]
+        if source is None or node.domain:
+            return None
+        if node.op_type in RESHAPES and wanted != WHOLE:
+            return self.node("Reshape", [self.part(source, read[0]), self._sizes(value, wanted)], value)
+        if node.op_type == "Expand" and wanted != WHOLE:
+            return self.node("Expand", [self.part(source, read[0]), self._sizes(value, wanted)], value)
+        if node.op_type == "Concat":
+            parts = [
+                self.part(given, read[k]) for k, given in enumerate(node.inputs) if given is not None and k in read
+            ]
+            axis = attribute_int(node, "axis", 0)
+            return parts[0] if len(parts) == 1 else self.node("Concat", parts, value, {"axis": axis})
+        if node.op_type == "Split":
+            return self.part(source, read[0])
+        if node.op_type == "Slice":
+            cuts = slices(self.shapes, node) or {}
+            return self.part(source, read[0]) if cuts.keys() & dict(read[0]).keys() else None
+        if node.op_type == "Gather" and gathered(self.shapes, node) is not None:
+            row = self.part(source, read[0])
+            if node.inputs[1] is not None and self.shapes.rank(node.inputs[1]):
+                return row
+            axis = attribute_int(node, "axis", 0) % self.shapes.rank(source)
+            return self.node("Gather", [row, self.constants.add(np.array(0, np.int64), "first")], value, {"axis": axis})
+        return None
+
+    def _sizes(self, value: ir.Value, wanted: Box) -> ir.Value:
+        plan = shape_plan(self.shapes, self.shapes.dims(value), dict(wanted))
+        return self._vector(plan or [])
+
+    def _vector(self, sizes: Sequence[Dim]) -> ir.Value:
+        """A vector of sizes; those that are no numbers are read from the graph's inputs."""
+        parts: list[ir.Value] = []
+        numbers: list[int] = []
+        for size in (*sizes, None):
+            if isinstance(size, int):
+                numbers.append(size)
+                continue
+            if numbers:
+                parts.append(self.constants.add_integers(numbers, "shape"))
+                numbers = []
+            if size is not None:
+                source = self.shapes.source(size)
+                if source is None:
+                    raise NotSupported(f"shapes: expected the size of an input's axis, found {size}")
+                parts.append(self._size(*source))
+        return parts[0] if len(parts) == 1 else self.node("Concat", parts, parts[0], {"axis": 0})
+
+    def _size(self, value: ir.Value, axis: int) -> ir.Value:
+        """The size of an axis of a graph input, as a vector of one."""
+        if (value, axis) not in self._sizes_read:
+            shape = self.node("Shape", [value], value)
+            shape.dtype = ir.DataType.INT64
+            self._sizes_read[value, axis] = self.node(
+                "Gather", [shape, self.constants.add_integers([axis])], shape, {"axis": 0}
+            )
+        return self._sizes_read[value, axis]
+
+    def _shape(self, node: ir.Node) -> None:
+        """Rebuilds a Shape whose value is computed in part or not at all."""
+        value, output = node.inputs[0], node.outputs[0]
+        if value is None or output not in self.demands or value.producer() is None or is_constant(value):
+            return
+        if self.demands.get(value) == WHOLE_VALUE:
+            node.replace_input_with(0, self._whole.get(value, value))
+            return
+        dims = self.shapes.dims(value)
+        self._whole[output] = self._vector([dims[axis] for axis in shape_range(node, len(dims))])
+
+    def _replace_output(self, position: int, output: ir.Value) -> None:
+        """Gives a rebuilt output the name that the graph's users know."""
+        name, output.name = output.name, self.constants.name(f"{output.name}_whole")
+        new = ir.node("Identity", [self._whole[output]])
+        new.outputs[0].name, new.outputs[0].type, new.outputs[0].shape = name, output.type, output.shape
+        self.graph.append(new)
+        self.graph.outputs[position] = new.outputs[0]

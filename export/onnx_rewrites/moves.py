@@ -1,0 +1,218 @@
+"""Rules of the operators that move elements: Transpose, Reshape and its kin, Gather, Slice, Split, Concat, Expand.
+
+In and out: see `rules`. Indices are followed through a Reshape in the smallest runs of axes of equal size, so a free
+axis beside them does no harm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from export.onnx_rewrites.attributes import attribute_int, permutation, reads_shape_alone
+from export.onnx_rewrites.boxes import WHOLE, Box, box
+from export.onnx_rewrites.constants import constant, integers
+from export.onnx_rewrites.errors import Refused
+from export.onnx_rewrites.rules import COMPUTING, Demand, Rule, broadcast, clean, everything
+from export.onnx_rewrites.shapes import Dim, Shapes, groups, same
+
+RESHAPES = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze"})
+LARGEST_RUN = 1 << 22  # elements of a run of axes whose indices are followed one by one
+
+
+def demand_of(shapes: Shapes, node: ir.Node, index: int, wanted: Box) -> Demand:
+    """The demand of any node for the box `wanted` of its output `index`."""
+    if reads_shape_alone(node):
+        return Demand(WHOLE, {})
+    rule = RULES.get(node.op_type) if node.domain == "" else None
+    if rule is None:
+        return everything(node)
+    try:
+        return rule(shapes, node, index, wanted)
+    except Refused:
+        return everything(node)
+
+
+def _transpose(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
+    order = permutation(node, shapes.rank(node.outputs[index]))
+    return Demand(demand, {0: box({order[axis]: indices for axis, indices in demand})})
+
+
+def _reshape(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
+    value, out = node.inputs[0], node.outputs[index]
+    if value is None or demand == WHOLE:
+        return everything(node)
+    before, after = shapes.dims(value), shapes.dims(out)
+    produced: dict[int, tuple[int, ...]] = {}
+    read: dict[int, tuple[int, ...]] = {}
+    for left, right in groups(shapes, before, after) or []:
+        chosen = {axis: indices for axis, indices in demand if axis in right}
+        source = _through(before, after, left, right, chosen) if chosen else None
+        if source is not None:
+            produced.update(chosen)
+            read.update(source)
+    if not produced or shape_plan(shapes, after, produced) is None:
+        return everything(node)
+    return Demand(box(produced), {0: clean(shapes, value, box(read))})
+
+
+def _through(
+    before: Sequence[Dim], after: Sequence[Dim], left: list[int], right: list[int], chosen: Mapping[int, Sequence[int]]
+) -> dict[int, tuple[int, ...]] | None:
+    """The indices of the axes `left` that hold the elements `chosen` of the axes `right`; None where no box does."""
+    left = [axis for axis in left if not same(before[axis], 1)]
+    right = [axis for axis in right if not same(after[axis], 1)]
+    if len(left) == len(right) == 1 and list(chosen) == right:
+        return {left[0]: tuple(chosen[right[0]])}
+    if left and right and same(before[left[0]], after[right[0]]) and right[0] not in chosen:
+        left, right = left[1:], right[1:]
+    sizes, ends = [before[axis] for axis in left], [after[axis] for axis in right]
+    old, new = [size for size in sizes if isinstance(size, int)], [size for size in ends if isinstance(size, int)]
+    free = len(old) < len(sizes) or len(new) < len(ends)
+    if not left or free or not set(chosen) <= set(right) or np.prod(old) != np.prod(new) or np.prod(new) > LARGEST_RUN:
+        return None
+    flat = np.arange(int(np.prod(new))).reshape(new)
+    for position, axis in enumerate(right):
+        if axis in chosen:
+            flat = np.take(flat, chosen[axis], axis=position)
+    flat = flat.ravel()
+    picked = [list(dict.fromkeys(column.tolist())) for column in np.unravel_index(flat, old)]
+    grid = np.meshgrid(*picked, indexing="ij")
+    if grid[0].size != flat.size or not (np.ravel_multi_index([axis.ravel() for axis in grid], old) == flat).all():
+        return None
+    return {axis: tuple(indices) for axis, indices in zip(left, picked, strict=True)}
+
+
+def shape_plan(shapes: Shapes, dims: Sequence[Dim], chosen: Mapping[int, Sequence[int]]) -> list[Dim] | None:
+    """The shape of a value of which only `chosen` is left; None where a graph could not compute it.
+
+    One free dimension becomes -1; where there are more, each must be the size of an axis of a graph input.
+    """
+    sizes: list[Dim] = [len(chosen[axis]) if axis in chosen else dim for axis, dim in enumerate(dims)]
+    free = [position for position, dim in enumerate(sizes) if not isinstance(dim, int)]
+    unknown = [position for position in free if shapes.source(sizes[position]) is None]
+    if len(unknown) > 1:
+        return None
+    if len(free) == 1 or unknown:
+        sizes[(unknown or free)[0]] = -1
+    return sizes
+
+
+def _gather(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
+    value, indices = node.inputs[0], node.inputs[1]
+    if value is None or indices is None:
+        return everything(node)
+    axis, width = attribute_int(node, "axis", 0) % shapes.rank(value), shapes.rank(indices)
+    outer = {own: chosen for own, chosen in demand if own < axis}
+    outer |= {own - width + 1: chosen for own, chosen in demand if own >= axis + width}
+    inner = {own - axis: chosen for own, chosen in demand if axis <= own < axis + width}
+    known = constant(indices)
+    if known is None or width > 1:
+        return Demand(demand, {0: clean(shapes, value, box(outer)), 1: box(inner)})
+    flat = gathered(shapes, node)
+    if flat is None:
+        kept = box({own: chosen for own, chosen in demand if not axis <= own < axis + width})
+        return Demand(kept, {0: clean(shapes, value, box(outer)), 1: WHOLE})
+    picked = [flat[position] for position in inner.get(0, range(len(flat)))]
+    return Demand(demand, {0: clean(shapes, value, box({**outer, axis: picked})), 1: WHOLE})
+
+
+def gathered(shapes: Shapes, node: ir.Node) -> list[int] | None:
+    """The indices of a Gather, at least 0; None where they are not known, of two axes or from an end of free size."""
+    value, indices = node.inputs[0], node.inputs[1]
+    known = integers(indices)
+    if value is None or indices is None or known is None or shapes.rank(indices) > 1:
+        return None
+    size = shapes.static(value, attribute_int(node, "axis", 0))
+    flat = known if size is None else [number % size for number in known]
+    return flat if min(flat, default=0) >= 0 else None
+
+
+def slices(shapes: Shapes, node: ir.Node) -> dict[int, tuple[int, int, int]] | None:
+    """Axis -> (start, end, step) of a Slice; None where they are not known."""
+    value, inputs = node.inputs[0], [*node.inputs[1:], None, None]
+    starts, ends = integers(inputs[0]), integers(inputs[1])
+    if value is None or starts is None or ends is None:
+        return None
+    rank = shapes.rank(value)
+    axes = integers(inputs[2]) if inputs[2] is not None else list(range(len(starts)))
+    steps = integers(inputs[3]) if inputs[3] is not None else [1] * len(starts)
+    if axes is None or steps is None:
+        return None
+    cuts = zip(starts, ends, steps, strict=True)
+    return {axis % rank: cut for axis, cut in zip(axes, cuts, strict=True)}
+
+
+def _slice(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
+    value, cuts, wanted = node.inputs[0], slices(shapes, node), dict(demand)
+    if value is None or cuts is None:
+        return everything(node)
+    read = dict(wanted)
+    for axis, (start, end, step) in cuts.items():
+        size, after = shapes.static(value, axis), shapes.static(node.outputs[index], axis)
+        places: Sequence[int]
+        if size is not None:
+            places = range(size)[slice(start, None if step < 0 and end < -size else end, step)]
+        elif start >= 0 and step > 0 and after is not None:
+            places = range(start, start + step * after, step)
+        elif start >= 0 and step > 0 and axis in wanted:
+            places = range(start, start + step * (max(wanted[axis]) + 1), step)
+        else:  # the slice stays, on the other axes' parts
+            kept = box({own: chosen for own, chosen in demand if own not in cuts})
+            return Demand(kept, {**everything(node).inputs, 0: clean(shapes, value, kept)})
+        read[axis] = tuple(places[position] for position in wanted[axis]) if axis in wanted else tuple(places)
+    return Demand(demand, {**everything(node).inputs, 0: clean(shapes, value, box(read))})
+
+
+def _split(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
+    value, wanted = node.inputs[0], dict(demand)
+    axis = attribute_int(node, "axis", 0) % shapes.rank(node.outputs[index])
+    sizes = [shapes.static(out, axis) for out in node.outputs[: index + 1]]
+    known = [size for size in sizes if size is not None]
+    if value is None or len(known) < len(sizes):
+        return everything(node)
+    start = sum(known[:index])
+    picked = [start + position for position in wanted.get(axis, range(known[index]))]
+    return Demand(demand, {**everything(node).inputs, 0: clean(shapes, value, box({**wanted, axis: picked}))})
+
+
+def _concat(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
+    axis = attribute_int(node, "axis", 0) % shapes.rank(node.outputs[index])
+    rest = {own: chosen for own, chosen in demand if own != axis}
+    every = Demand(box(rest), {k: box(rest) for k, value in enumerate(node.inputs) if value is not None})
+    wanted, start = dict(demand).get(axis), 0
+    if wanted is None:
+        return every
+    read: dict[int, Box] = {}
+    for position, value in enumerate(node.inputs):
+        if value is None or start > max(wanted):
+            break
+        size = shapes.static(value, axis)
+        if size is None:
+            return every
+        if mine := [place - start for place in wanted if start <= place < start + size]:
+            read[position] = clean(shapes, value, box({**rest, axis: mine}))
+        start += size
+    return Demand(demand, read) if start > max(wanted) else every
+
+
+def _expand(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
+    value, out = node.inputs[0], node.outputs[index]
+    sizes = shape_plan(shapes, shapes.dims(out), dict(demand))
+    if value is None or demand == WHOLE or sizes is None or -1 in sizes:
+        return everything(node)
+    return Demand(demand, {0: broadcast(shapes, out, value, demand)})
+
+
+RULES: Mapping[str, Rule] = {
+    **COMPUTING,
+    **dict.fromkeys(RESHAPES, _reshape),
+    "Transpose": _transpose,
+    "Gather": _gather,
+    "Slice": _slice,
+    "Split": _split,
+    "Concat": _concat,
+    "Expand": _expand,
+}

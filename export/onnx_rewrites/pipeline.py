@@ -1,0 +1,82 @@
+"""All passes in a row, and what each was worth.
+
+In: a model, what is read of its outputs and the passes wanted. Out: `Rewritten`, a new model and a `Step` for each
+pass; the model that was given is left alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from export.onnx_rewrites.absorb_queries import AbsorbQueries
+from export.onnx_rewrites.costs import graph_macs
+from export.onnx_rewrites.errors import NothingToRewrite, Refusal, Site
+from export.onnx_rewrites.fold_affine import FoldAffine
+from export.onnx_rewrites.prepare import Prepare
+from export.onnx_rewrites.read_rows import ReadRows
+from export.onnx_rewrites.reads import Read, apply_reads, parse_read
+from export.onnx_rewrites.results import RewriteResult
+from export.onnx_rewrites.shapes import Shapes, infer
+
+PASSES: Mapping[str, Callable[[Mapping[str, int]], ir.passes.InPlacePass]] = {
+    FoldAffine.name: FoldAffine,
+    ReadRows.name: ReadRows,
+    AbsorbQueries.name: AbsorbQueries,
+}
+
+
+@dataclass(frozen=True)
+class Step:
+    """A pass, the multiply-accumulates after it, what it rewrote and what it left alone."""
+
+    name: str
+    macs: int
+    sites: tuple[Site, ...]
+    refusals: tuple[Refusal, ...]
+
+
+@dataclass(frozen=True)
+class Rewritten:
+    """The rewritten model, the multiply-accumulates of the model as it was read, and the steps in between."""
+
+    model: ir.Model
+    macs: int
+    steps: tuple[Step, ...]
+
+
+def rewrite(
+    model: ir.Model,
+    reads: Sequence[str | Read] = (),
+    passes: Sequence[str] = tuple(PASSES),
+    sizes: Mapping[str, int] | None = None,
+) -> Rewritten:
+    """Rewrites a copy of the model; `sizes` are those of the free dimensions at which costs are counted.
+
+    Raises NotSupported for a graph that the passes do not read, BadRequest for an output that is not there, and
+    NothingToRewrite where no multiplication is saved and no BatchNormalization goes.
+    """
+    model = model.clone()
+    apply_reads(model.graph, [parse_read(read) if isinstance(read, str) else read for read in reads])
+    Prepare()(model)
+    before = graph_macs(Shapes(model.graph, sizes or {}))
+    steps = []
+    for name in passes:
+        result = PASSES[name](sizes or {})(model)
+        infer(model)
+        done = (result.sites, result.refusals) if isinstance(result, RewriteResult) else ((), ())
+        steps.append(Step(name, graph_macs(Shapes(model.graph, sizes or {})), *done))
+    norms = [site for step in steps for site in step.sites if site.operator == "BatchNormalization"]
+    if not norms and steps[-1].macs >= before:
+        reasons = [f"{step.name}: {_outcome(step)}" for step in steps]
+        raise NothingToRewrite("; ".join(reasons))
+    return Rewritten(model, before, tuple(steps))
+
+
+def _outcome(step: Step) -> str:
+    """Why a step saved nothing, in words."""
+    if step.sites:
+        return f"{len(step.sites)} scales folded, which saves no multiplication of a matrix"
+    return str(step.refusals[-1]) if step.refusals else "nothing of its kind"

@@ -1,0 +1,145 @@
+"""Brings a graph into the form that the passes read.
+
+In: any ONNX model. Out: the same model without functions, Constant, Identity and Dropout nodes, with every value that
+does not depend on the inputs as an initialiser, and with all shapes inferred. Raises NotSupported for what the passes
+do not read: bodies of If, Loop and Scan, quantised operators, foreign domains, BatchNormalization with statistics.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import onnx_ir as ir
+from onnx_ir.passes.common import (
+    IdentityEliminationPass,
+    InlinePass,
+    LiftConstantsToInitializersPass,
+    RemoveInitializersFromInputsPass,
+    RemoveUnusedNodesPass,
+)
+
+from export.onnx_rewrites.attributes import attribute_int
+from export.onnx_rewrites.constants import Constants, constant, integers, is_constant
+from export.onnx_rewrites.errors import NotSupported
+from export.onnx_rewrites.evaluate import UnknownOperator, evaluate_node
+from export.onnx_rewrites.known import decide_sizes
+from export.onnx_rewrites.shapes import infer
+
+OLDEST_OPSET, NEWEST_OPSET = 10, 26
+RANDOM = frozenset(
+    {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial"}
+)
+QUANTISED = frozenset(["QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "ConvInteger", "MatMulInteger"])
+RESERVED = frozenset({"max", "min", "floor", "ceiling", "sqrt", "mod"})  # functions of the symbols' algebra
+LARGEST_GROWTH = 1 << 16  # elements by which folding a node may make the file larger
+
+
+class Prepare(ir.passes.InPlacePass):
+    """The form that every pass of this package reads; to prepare twice changes nothing."""
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Prepares the model in place."""
+        check_supported(model)
+        RemoveInitializersFromInputsPass()(model)
+        LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+        _drop_dropout(model.graph)
+        IdentityEliminationPass()(model)
+        _name_free_dimensions(model.graph)
+        infer(model)
+        while _fold_constants(model.graph) or decide_sizes(model.graph):
+            RemoveUnusedNodesPass()(model)
+            infer(model)
+        RemoveUnusedNodesPass()(model)
+        return ir.passes.PassResult(model, True)
+
+
+def check_supported(model: ir.Model) -> None:
+    """Inlines functions; raises NotSupported, naming the first node that the passes do not read."""
+    InlinePass()(model)
+    version = model.graph.opset_imports.get("", 0)
+    if not OLDEST_OPSET <= version <= NEWEST_OPSET:
+        raise NotSupported(f"opset: expected {OLDEST_OPSET} to {NEWEST_OPSET}, found {version}")
+    for node in model.graph:
+        reason = next(_unsupported(node, version), None)
+        if reason:
+            name = node.name or (node.outputs[0].name if node.outputs else "")
+            raise NotSupported(f"node {name!r}: {reason}")
+
+
+def _unsupported(node: ir.Node, version: int) -> Iterator[str]:
+    operator = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
+    if any(attr.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for attr in node.attributes.values()):
+        yield f"expected no graph within the graph, found {operator} with a body"
+    if node.domain:
+        yield f"expected the standard operators, found {operator}"
+    if node.op_type in QUANTISED or node.op_type.startswith("QLinear"):
+        yield f"expected floats, found the quantised operator {operator}"
+    if node.op_type in RANDOM:
+        yield f"expected a graph that always gives the same, found {operator}"
+    if node.op_type.startswith(("Sequence", "Optional", "SplitToSequence", "ConcatFromSequence")):
+        yield f"expected tensors, found {operator}"
+    if node.op_type == "BatchNormalization":
+        used = any(value.uses() or value.is_graph_output() for value in node.outputs[1:])
+        if used or attribute_int(node, "training_mode", 0):
+            yield f"expected BatchNormalization in inference, found statistics among its outputs (opset {version})"
+
+
+def _drop_dropout(graph: ir.Graph) -> None:
+    """Dropout at inference passes its input on; its mask stays for who reads it."""
+    for node in list(graph):
+        if node.op_type == "Dropout" and not any(value.uses() for value in node.outputs[1:]):
+            training = node.inputs[2] if len(node.inputs) > 2 else None
+            if training is not None and integers(training) != [0]:
+                raise NotSupported(f"node {node.name!r}: expected Dropout in inference, found a training mode")
+            new = ir.node("Identity", node.inputs[:1])
+            graph.insert_before(node, new)
+            ir.convenience.replace_nodes_and_values(graph, node, [node], [new], node.outputs[:1], new.outputs)
+
+
+def _name_free_dimensions(graph: ir.Graph) -> None:
+    """Gives every free dimension of an input a symbol; some exporters write -1, 0 or ? in its place."""
+    for value in graph.inputs:
+        if value.shape is None:
+            raise NotSupported(f"input {value.name!r}: expected a tensor of known rank, found {value.type}")
+        dims: list[int | str] = []
+        for axis, dim in enumerate(value.shape.dims):
+            named = dim.value if isinstance(dim, ir.SymbolicDim) else None
+            if isinstance(dim, int) and dim > 0:
+                dims.append(dim)
+            elif named and re.fullmatch(r"[A-Za-z_]\w*", named) and named.lower() not in RESERVED:
+                dims.append(named)
+            else:
+                dims.append(re.sub(r"\W", "_", f"{value.name}_{axis}"))
+        value.shape = ir.Shape(dims)
+
+
+def _fold_constants(graph: ir.Graph) -> bool:
+    """Computes nodes whose inputs are all constants; whether there was one."""
+    constants, folded = Constants(graph), False
+    for node in list(graph):
+        outputs = [value for value in node.outputs if value.uses() or value.is_graph_output()]
+        if not outputs or any(value.is_graph_output() for value in outputs):
+            continue
+        known = constant(outputs[0])
+        if len(outputs) == 1 and known is not None:  # from symbolic inference
+            new = constants.add(known, outputs[0].name or "constant", outputs[0].dtype)
+            ir.convenience.replace_all_uses_with(outputs[0], new)
+            folded = True
+        elif all(value is None or is_constant(value) for value in node.inputs):
+            folded |= _fold(node, outputs, constants)
+    return folded
+
+
+def _fold(node: ir.Node, outputs: list[ir.Value], constants: Constants) -> bool:
+    try:
+        results = evaluate_node(node, {})
+    except UnknownOperator:
+        return False
+    before = sum(value.const_value.size for value in node.inputs if value is not None and value.const_value is not None)
+    if sum(results[value].size for value in outputs) > before + LARGEST_GROWTH:
+        return False
+    for value in outputs:
+        new = constants.add(results[value], value.name or "constant", value.dtype)
+        ir.convenience.replace_all_uses_with(value, new)
+    return True

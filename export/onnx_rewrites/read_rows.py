@@ -1,0 +1,96 @@
+"""First pass: of every value only the part that the outputs read is computed.
+
+In: any graph. Out: the same outputs. A classifier reads row 0 of the last block's tokens, so query, attention, output
+projection, FFN and norms of that block are computed for that row; keys and values still need every row:
+
+    logits = head(x_L[:, 0]),   x_L[:, 0] = x[:, 0] + MLP(...)[:, 0],   A[:, 0] V = softmax(q[:, 0] K') V
+
+No pattern is looked for: `demand` goes backward over every operator, `materialise` forward. ONNX Runtime's training
+build moves a Gather upstream in a like way (UpStreamGather); CaiT's class attention has this form by design.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import onnx_ir as ir
+from onnx_ir.passes.common import RemoveUnusedNodesPass
+
+from export.onnx_rewrites.boxes import WHOLE, Box
+from export.onnx_rewrites.costs import MULTIPLYING, node_macs
+from export.onnx_rewrites.demand import WHOLE_VALUE, Demands, analyse
+from export.onnx_rewrites.errors import Refusal, Site
+from export.onnx_rewrites.materialise import Materialiser
+from export.onnx_rewrites.prepare import Prepare
+from export.onnx_rewrites.results import RewriteResult
+from export.onnx_rewrites.shapes import Shapes
+
+
+@dataclass(frozen=True)
+class RowsPlan:
+    """The demand on every value, and the multiplying nodes of which less than all is read."""
+
+    shapes: Shapes
+    demands: Demands
+    sites: tuple[Site, ...]
+
+
+class ReadRows(ir.passes.InPlacePass):
+    """Computes of every value only what is read; `sizes` are those of the free dimensions, for costs."""
+
+    name = "read-rows"
+
+    def __init__(self, sizes: Mapping[str, int] | None = None) -> None:
+        super().__init__()
+        self.sizes = dict(sizes or {})
+
+    def check(self, model: ir.Model) -> RowsPlan:
+        """What would be rewritten in a prepared graph."""
+        shapes = Shapes(model.graph, self.sizes)
+        demands = analyse(shapes)
+        sites = []
+        for node in model.graph:
+            boxes = demands.get(node.outputs[0], WHOLE_VALUE)
+            if node.op_type in MULTIPLYING and boxes != WHOLE_VALUE:
+                parts = " and ".join(_words(part) for part in boxes)
+                share = sum(_share(shapes, node.outputs[0], part) for part in boxes)
+                saved = (1 - share) * node_macs(shapes, node)
+                if saved > 0:
+                    sites.append(Site(node.outputs[0].name or "", node.op_type, f"computed for {parts} alone"))
+        return RowsPlan(shapes, demands, tuple(sites))
+
+    def rewrite(self, model: ir.Model, plan: RowsPlan) -> None:
+        """Carries out what `check` found."""
+        Materialiser(plan.shapes, plan.demands).run()
+        RemoveUnusedNodesPass()(model)
+        model.graph.sort()
+
+    def call(self, model: ir.Model) -> RewriteResult:
+        """Rewrites the graph where that saves multiplications; else leaves it as it is."""
+        Prepare()(model)
+        plan = self.check(model)
+        if not plan.sites:
+            output = model.graph.outputs[0]
+            reason = "no multiplying operator computes more than the outputs read"
+            return RewriteResult(model, False, (), (Refusal(output.name or "", "graph output", reason),))
+        self.rewrite(model, plan)
+        return RewriteResult(model, True, plan.sites, ())
+
+
+def _words(part: Box) -> str:
+    if part == WHOLE:
+        return "all"
+    return ", ".join(f"{_indices(chosen)} of axis {axis}" for axis, chosen in part)
+
+
+def _indices(chosen: tuple[int, ...]) -> str:
+    if len(chosen) > 2 and chosen == tuple(range(chosen[0], chosen[-1] + 1)):
+        return f"{chosen[0]} to {chosen[-1]}"
+    return ", ".join(map(str, chosen[:4])) + (" …" if len(chosen) > 4 else "")
+
+
+def _share(shapes: Shapes, value: ir.Value, part: Box) -> float:
+    dims = shapes.dims(value)
+    return math.prod(len(chosen) / max(shapes.nominal(dims[axis]), len(chosen)) for axis, chosen in part)

@@ -1,0 +1,17 @@
+"""What a pass reports beside the model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from export.onnx_rewrites.errors import Refusal, Site
+
+
+@dataclass
+class RewriteResult(ir.passes.PassResult):
+    """The model, whether it changed, the places rewritten, and those left alone with the reason."""
+
+    sites: tuple[Site, ...] = ()
+    refusals: tuple[Refusal, ...] = ()

@@ -1,0 +1,220 @@
+"""One stage: an ONNX file -> a proved ONNX file that multiplies less, with a manifest and a sample beside it.
+
+In: a path and what is asked. Out: `Written`; or an error with nothing written. The rewritten graph is proved in double
+against the graph as it was read, on several sizes of every free dimension, then as a file in its own dtype.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from export.onnx_rewrites.errors import BadRequest, ForeignError, NothingToRewrite, NotSupported
+from export.onnx_rewrites.files import read_inputs, read_model, sha256, weight_files, write_sample, written
+from export.onnx_rewrites.inputs import Feeds, draw, first_dimensions, free_dimensions, size_rounds
+from export.onnx_rewrites.memory import check_memory
+from export.onnx_rewrites.pipeline import PASSES, Rewritten, rewrite
+from export.onnx_rewrites.prepare import Prepare
+from export.onnx_rewrites.proof import (
+    Proof,
+    answers,
+    check_finite,
+    double_answers,
+    finite_answers,
+    prove_double,
+    prove_file,
+    session,
+)
+from export.onnx_rewrites.reads import Read, parse_read
+from export.onnx_rewrites.timing import Timed, time_both
+from models.files import write_atomically
+
+USUAL_LENGTH = 128  # of a free dimension that is not the first, where costs are counted
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked of a rewrite: the options of the command."""
+
+    reads: Sequence[str] = ()
+    only: Sequence[str] = tuple(PASSES)
+    require: Sequence[str] = ()
+    inputs: Path | None = None
+    dims: Mapping[str, int] = field(default_factory=dict)
+    proof: str = "float64"
+    time: bool = False
+
+
+@dataclass(frozen=True)
+class Written:
+    """The steps, the proofs, the times where they were asked for, and the manifest as it was written."""
+
+    rewritten: Rewritten
+    proofs: tuple[Proof, ...]
+    timed: tuple[Timed, ...]
+    sizes: Mapping[str, int]
+    manifest: dict[str, Any]
+
+
+def rewrite_file(path: Path, output: Path, request: Request) -> Written:
+    """Rewrites `path` into `output`; writes `output`.json and `output`.npz beside it. Raises ForeignError."""
+    original = read_model(path)
+    try:
+        return _rewrite(original, path, output, request)
+    except (ForeignError, OSError):
+        raise
+    except Exception as error:  # of libraries that read a graph which nobody here has seen
+        reason = " ".join(str(error).split())[:200]
+        what = f"expected a graph that the passes read, found {type(error).__name__} {reason}"
+        raise NotSupported(what) from error
+
+
+def _rewrite(original: ir.Model, path: Path, output: Path, request: Request) -> Written:
+    reads = [parse_read(text) for text in request.reads]
+    Prepare()(prepared := original.clone())
+    sizes = cost_sizes(prepared.graph, request.dims)
+    rewritten = rewrite(original, reads, request.only, sizes)
+    missing = [name for name in request.require if not any(s.sites for s in rewritten.steps if s.name == name)]
+    if missing:
+        refusals = [str(refusal) for step in rewritten.steps if step.name in missing for refusal in step.refusals]
+        raise NothingToRewrite(f"{missing[0]}: expected a place to rewrite, found none: {'; '.join(refusals[-3:])}")
+    plain, proofs = without_functions(original), []
+    if request.proof == "float64":
+        check_memory(rewritten.model)
+    inputs = proof_inputs(plain, prepared.graph, path, request)
+    rounds = inputs.rounds
+    if request.proof == "float64":
+        proofs.append(prove_double(plain, rewritten.model, reads, rounds, inputs.doubles))
+    with written(clean(rewritten.model, original, reads), output) as staged:
+        proofs.append(prove_file(path, staged, reads, rounds, dtype_of(original)))
+        timed = time_both(path, staged, prepared.graph, sizes) if request.time else ()
+        sample = rounds[-1]
+        write_sample(output.with_suffix(".npz"), sample, answers(session(staged), sample))
+        hashes = sha256([path, *weight_files(original)]), sha256(sorted(staged.parent.iterdir()))
+    manifest = describe(path, output, hashes, original, rewritten, proofs, request, sizes, inputs.source)
+    write_atomically(output.with_suffix(".json"), json.dumps(manifest, indent=2).encode())
+    return Written(rewritten, tuple(proofs), timed, sizes, manifest)
+
+
+def cost_sizes(graph: ir.Graph, dims: Mapping[str, int]) -> dict[str, int]:
+    """The size of every free dimension at which costs are counted and times taken; raises BadRequest for others."""
+    symbols, first = free_dimensions(graph), first_dimensions(graph)
+    unknown = sorted(dims.keys() - set(symbols))
+    if unknown:
+        raise BadRequest(f"dims: expected one of {', '.join(symbols) or 'none'}, found {unknown[0]!r}")
+    return {symbol: dims.get(symbol, 1 if symbol in first else USUAL_LENGTH) for symbol in symbols}
+
+
+@dataclass(frozen=True)
+class ProofInputs:
+    """Inputs, the original's answers to them in double where these are asked for, and in words where they come from."""
+
+    rounds: list[Feeds]
+    doubles: list[list[NDArray[np.generic]]]
+    source: str
+
+
+def proof_inputs(original: ir.Model, graph: ir.Graph, path: Path, request: Request) -> ProofInputs:
+    """Inputs on which the original runs and answers finite numbers.
+
+    Sizes are tried from small to large, then with those of --dims fixed. Raises BadRequest where nothing runs.
+    """
+    runner, reason = session(path), ""
+    given = [read_inputs(request.inputs, graph)] if request.inputs else []
+    for feeds in given:
+        finite_answers(runner, feeds)
+    families = [
+        ([draw(graph, chosen, seed) for seed, chosen in enumerate(family)], family)
+        for family in size_rounds(graph, request.dims)
+    ]
+    for drawn, family in [*families, *([([], [])] if given else [])]:
+        try:
+            for feeds in drawn:
+                finite_answers(runner, feeds)
+            rounds = [*drawn, *given]
+            doubles = double_answers(original, rounds) if request.proof == "float64" else []
+            for outputs in doubles:
+                check_finite(outputs)
+        except ForeignError as error:
+            reason = reason or str(error)
+            continue
+        sizes = [", ".join(f"{name}={size}" for name, size in chosen.items()) or "fixed" for chosen in family]
+        sources = ([f"drawn at {'; '.join(sizes)}"] if family else []) + ([str(request.inputs)] if given else [])
+        return ProofInputs(rounds, doubles, "; ".join(sources))
+    raise BadRequest(f"{path}: expected it to run on drawn inputs, give --inputs or --dims: {reason}")
+
+
+def without_functions(model: ir.Model) -> ir.Model:
+    """A copy whose functions are inlined and whose constants are initialisers, for the evaluator."""
+    from onnx_ir.passes.common import InlinePass, LiftConstantsToInitializersPass, RemoveInitializersFromInputsPass
+
+    copy = model.clone()
+    InlinePass()(copy)
+    RemoveInitializersFromInputsPass()(copy)
+    LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(copy)
+    return copy
+
+
+def dtype_of(model: ir.Model) -> str:
+    """The narrowest float of the weights, by which the tolerance is chosen."""
+    held = {value.const_value.dtype for value in model.graph.initializers.values() if value.const_value is not None}
+    for dtype, name in ((ir.DataType.BFLOAT16, "bfloat16"), (ir.DataType.FLOAT16, "float16")):
+        if dtype in held:
+            return name
+    return "float32"
+
+
+def clean(model: ir.Model, original: ir.Model, reads: Sequence[Read]) -> ir.Model:
+    """The model without what inference noted on inner values, and with the outputs' shapes as they were declared."""
+    for node in model.graph:
+        for value in node.outputs:
+            value.metadata_props.clear()
+            if not value.is_graph_output():
+                value.shape = None
+    declared = {value.name: value.shape for value in original.graph.outputs}
+    whole = {read.output for read in reads if not read.indices} if reads else set(declared)
+    for value in (*model.graph.inputs, *model.graph.outputs, *model.graph.initializers.values()):
+        value.metadata_props.clear()
+        if value.is_graph_output() and value.name in whole and declared[value.name] is not None:
+            value.shape = declared[value.name]
+    model.metadata_props["vitbn.rewritten"] = version("vitbn")
+    return model
+
+
+def describe(
+    path: Path,
+    output: Path,
+    hashes: tuple[str, str],
+    original: ir.Model,
+    rewritten: Rewritten,
+    proofs: Sequence[Proof],
+    request: Request,
+    sizes: Mapping[str, int],
+    source: str,
+) -> dict[str, Any]:
+    """The manifest: what came from what, by which versions, and how it was proved."""
+    libraries = ("vitbn", "onnx", "onnx-ir", "onnx-shape-inference", "onnxruntime", "numpy")
+    return {
+        "kind": "rewritten",
+        "source": {"file": path.name, "sha256": hashes[0], "opsets": dict(original.graph.opset_imports)},
+        "file": output.name,
+        "sha256": hashes[1],
+        "sample": output.with_suffix(".npz").name,
+        "reads": list(request.reads),
+        "versions": {name: version(name) for name in libraries},
+        "macs_at": dict(sizes),
+        "macs": {"before": rewritten.macs, **{step.name: step.macs for step in rewritten.steps}},
+        "rewrites": [step.name for step in rewritten.steps if step.sites],
+        "sites": {step.name: [asdict(site) for site in step.sites] for step in rewritten.steps},
+        "refusals": {step.name: [asdict(refusal) for refusal in step.refusals] for step in rewritten.steps},
+        "proofs": [asdict(proof) for proof in proofs],
+        "inputs": source,
+    }

@@ -1,0 +1,60 @@
+"""Times of two ONNX files side by side.
+
+In: two paths and sizes. Out: the median of each in milliseconds, on one thread of ONNX Runtime with all its
+optimisations, in alternating calls, so that a drift of the machine hits both.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx_ir as ir
+
+from export.onnx_rewrites.inputs import draw, first_dimensions
+from export.onnx_rewrites.proof import answers, session
+
+BATCHES = (1, 8)
+SECONDS = 4.0
+LEAST, MOST = 7, 200  # calls of each
+
+
+@dataclass(frozen=True)
+class Timed:
+    """Medians in milliseconds for one size of the inputs."""
+
+    sizes: Mapping[str, int]
+    before_ms: float
+    after_ms: float
+    calls: int
+
+    def __str__(self) -> str:
+        at = ", ".join(f"{name}={size}" for name, size in self.sizes.items()) or "fixed sizes"
+        ratio = self.before_ms / self.after_ms
+        return f"{at}: {self.before_ms:.2f} -> {self.after_ms:.2f} ms, {ratio:.2f} times as fast ({self.calls} calls)"
+
+
+def time_both(before: Path, after: Path, graph: ir.Graph, sizes: Mapping[str, int]) -> tuple[Timed, ...]:
+    """The two files at `sizes`, with the first axis at 1 and 8 where it is free."""
+    first = first_dimensions(graph)
+    asked = [{**sizes, **dict.fromkeys(first, batch)} for batch in BATCHES] if first else [dict(sizes)]
+    runners = session(before), session(after)
+    timed = []
+    for chosen in asked:
+        feeds = draw(graph, chosen)
+        started = time.perf_counter()
+        for runner in runners:
+            answers(runner, feeds)
+        calls = min(MOST, max(LEAST, int(SECONDS / (time.perf_counter() - started))))
+        taken: tuple[list[int], list[int]] = ([], [])
+        for number in range(calls):
+            for position in (0, 1) if number % 2 else (1, 0):
+                start = time.perf_counter_ns()
+                runners[position].run(None, feeds)
+                taken[position].append(time.perf_counter_ns() - start)
+        slow, quick = (statistics.median(samples) / 1e6 for samples in taken)
+        timed.append(Timed(chosen, slow, quick, calls))
+    return tuple(timed)

@@ -1,0 +1,34 @@
+"""Removes what no output reads, a Shape of it included.
+
+In: a graph in which a pass has put new values in the place of others. Out: the graph without the old ones. A Shape
+reads no element, so it does not keep its value alive: it is rebuilt from the graph's inputs.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+from onnx_ir.passes.common import RemoveUnusedNodesPass
+
+from export.onnx_rewrites.attributes import reads_shape_alone
+from export.onnx_rewrites.boxes import WHOLE
+from export.onnx_rewrites.demand import WHOLE_VALUE, Demands, demand_shape
+from export.onnx_rewrites.materialise import Materialiser
+from export.onnx_rewrites.shapes import Shapes, infer
+
+
+def drop_unread(model: ir.Model) -> None:
+    """Removes unread nodes, sorts the rest and infers the shapes again."""
+    RemoveUnusedNodesPass()(model)
+    model.graph.sort()
+    infer(model)
+    shapes = Shapes(model.graph)
+    demands: Demands = {output: [WHOLE] for output in model.graph.outputs}
+    for node in reversed(model.graph):
+        if reads_shape_alone(node):
+            demand_shape(shapes, node, demands)
+        elif any(output in demands for output in node.outputs):
+            demands |= {value: [WHOLE] for value in node.inputs if value is not None}
+    Materialiser(shapes, dict.fromkeys(demands, WHOLE_VALUE)).run()
+    RemoveUnusedNodesPass()(model)
+    model.graph.sort()
+    infer(model)

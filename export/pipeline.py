@@ -1,0 +1,188 @@
+"""The export stage: checkpoint -> proven file -> version in a model repository; the commands parse for it and print.
+
+In: a checkpoint, or an ONNX file for TensorRT, and options. Out: `Published`; nothing is written unless every proof and
+every gate on accuracy held. Errors: CheckpointError, DataError, ExportError and OSError, one line each.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from export.engines.openvino_engine import EngineAccuracy, check_accuracy, has_bfloat16
+from export.equivalence import Proof, Sample, embedded_sample
+from export.graph import DEFAULT_OPSET, Exported, export
+from export.own_data import own_dataset, own_sample
+from export.precision import Converted, Lowering
+from export.publishing.artifact import Artifact
+from export.publishing.publish import check_name, publish
+from export.publishing.triton_config import Serving
+from export.rewrites import pipeline
+from export.rewrites.absorb import absorb_attention
+from export.rewrites.fold import fold_batchnorm
+from export.rewrites.pipeline import Rewrite, Step
+from export.rewrites.prune import cls_only
+from models.checkpoint import Checkpoint, load
+from models.data import DataError
+from models.files import write_atomically
+from models.macs import macs_per_image
+
+if TYPE_CHECKING:
+    from export.engines.gpu import Gpu
+    from export.engines.onnx_source import OnnxSource
+    from export.engines.tensorrt_engine import Built, EngineOptions
+
+Backend = Literal["onnxruntime", "openvino"]
+Precision = Literal["fp32", "fp16", "int8"]
+ENGINE_ACCURACY_DROP = 0.1  # percentage points, of an fp16 engine made from an fp32 file
+
+
+@dataclass(frozen=True)
+class Destination:
+    """Where an artifact goes: the file `output`, else the model `name` of `repository`, else nowhere."""
+
+    repository: Path | None = None
+    name: str | None = None  # of the served model; by default the network's, with the engine's unless ONNX Runtime
+    output: Path | None = None
+
+    def __post_init__(self) -> None:
+        """Raises PublishError for a bad name, so before anything is exported."""
+        if self.name is not None:
+            check_name(self.name)
+
+
+@dataclass(frozen=True)
+class ExportOptions:
+    """What is rewritten, in what precision, for which engine. `optimize` asks for all rewrites that apply and save."""
+
+    destination: Destination = Destination()
+    depth: int | None = None  # blocks of the checkpoint to read; all of them by default
+    fuse_bn: bool = True
+    absorb_attention: bool = False
+    cls_only: bool = False
+    optimize: bool = False
+    precision: Precision = "fp32"
+    max_accuracy_drop: float = 0.1  # percentage points
+    data_dir: Path | None = None
+    opset: int = DEFAULT_OPSET
+    backend: Backend | None = None
+    instances: int | None = None
+    threads: int | None = None
+
+    @property
+    def required(self) -> list[Rewrite]:
+        """The rewrites asked for by name: the export fails where one of them does not apply."""
+        asked = {fold_batchnorm: self.fuse_bn, absorb_attention: self.absorb_attention, cls_only: self.cls_only}
+        return [rewrite for rewrite, wanted in asked.items() if wanted]
+
+    @property
+    def rewrites(self) -> tuple[Rewrite, ...]:
+        """All rewrites to try."""
+        return pipeline.ALL if self.optimize else (*self.required, *(pipeline.FUSE if self.fuse_bn else ()))
+
+
+@dataclass(frozen=True)
+class Published:
+    """What a checkpoint became: the proven file, what each rewrite saved, what was measured, where it was written."""
+
+    checkpoint: Checkpoint
+    exported: Exported
+    artifact: Artifact
+    macs: int  # multiply-accumulates of one image before any rewrite
+    engine_accuracy: EngineAccuracy | None = None
+    note: str | None = None  # why it was not proved on the model's own images
+    path: Path | None = None
+
+    @property
+    def onnx(self) -> bytes:
+        """The ONNX file."""
+        return self.exported.onnx
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """The rewrites, in the order in which they were made."""
+        return self.exported.steps
+
+    @property
+    def proofs(self) -> tuple[Proof, ...]:
+        """The comparisons that held."""
+        return self.exported.proofs
+
+    @property
+    def converted(self) -> Converted | None:
+        """The accuracies before and after the conversion to lower precision."""
+        return self.exported.converted
+
+
+def export_checkpoint(path: Path, options: ExportOptions | None = None) -> Published:
+    """Rewrites the network in `path` exactly, proves it on real images and writes it where `options` say.
+
+    Warns with UntrainedBlockWarning for a block that never saw a batch.
+    """
+    options = options or ExportOptions()
+    lowers, in_openvino = options.precision != "fp32", options.backend == "openvino"
+    bfloat16 = in_openvino and has_bfloat16()
+    loaded = load(path, options.depth)
+    macs = macs_per_image(loaded.model)
+    sample, note = _sample(loaded, options.data_dir)
+    dataset = own_dataset(loaded.config, loaded.metrics, options.data_dir) if lowers or in_openvino else None
+    lowering = (
+        Lowering(options.precision, dataset, options.max_accuracy_drop)
+        if dataset and options.precision != "fp32"
+        else None
+    )
+    exported = export(loaded, options.rewrites, options.required, options.opset, lowering, sample)
+    artifact, accuracy = exported.artifact, None
+    if dataset and in_openvino:
+        accuracy = check_accuracy(exported.onnx, dataset, options.max_accuracy_drop, bfloat16)
+        artifact = replace(artifact, manifest=artifact.manifest | {"test_accuracy": accuracy.accuracy})
+    serving = Serving(options.backend, options.instances, options.threads, bfloat16)
+    written = _write(artifact, options.destination, served_name(loaded.config.model, options.backend), serving)
+    return Published(loaded, exported, artifact, macs, accuracy, note, written)
+
+
+def export_engine(
+    source: OnnxSource, options: EngineOptions, gpu: Gpu, destination: Destination, data_dir: Path | None = None
+) -> tuple[Built, Path | None]:
+    """Builds a TensorRT engine of `source` on `gpu`, proves it and writes it; returns it and where it stands.
+
+    An fp32 source of an fp16 engine is converted first, if that costs at most 0.1 percentage points on its test images.
+    """
+    from export.engines.onnx_source import in_precision
+    from export.engines.tensorrt_engine import make
+
+    def lowering() -> Lowering:
+        dataset = own_dataset(source.config, source.manifest["metrics"], data_dir)
+        return Lowering("fp16", dataset, ENGINE_ACCURACY_DROP)
+
+    built = make(in_precision(source, options.precision, lowering), options, gpu)
+    serving = Serving("tensorrt", max_batch_size=options.max_batch, graph_batches=options.batches)
+    default = served_name(source.config.model, "trt")
+    return built, _write(built.artifact, destination, default, serving)
+
+
+def served_name(model: str, engine: str | None) -> str:
+    """The default name: an engine other than ONNX Runtime serves a model of its own, beside the other."""
+    return model if engine in (None, "onnxruntime") else f"{model}_{engine}"
+
+
+def _sample(loaded: Checkpoint, data_dir: Path | None) -> tuple[Sample, str | None]:
+    """What to prove on, and a note where that is not the model's own images."""
+    try:
+        return own_sample(loaded.config, loaded.metrics, data_dir), None
+    except DataError as missing:
+        sample = embedded_sample(loaded.config)
+        return sample, f"proved on {sample.of}, not on the model's own images; {missing}"
+
+
+def _write(artifact: Artifact, destination: Destination, default_name: str, serving: Serving) -> Path | None:
+    """The file or the version's folder that was written, None where nothing was to be."""
+    if output := destination.output:
+        write_atomically(output, artifact.data)
+        write_atomically(output.with_suffix(".json"), artifact.manifest_json())
+        return output
+    if not destination.repository:
+        return None
+    name = default_name if destination.name is None else destination.name
+    return publish(destination.repository, name, artifact, serving)

@@ -1,0 +1,1 @@
+"""The model repository on disk and in a running server."""

@@ -1,0 +1,99 @@
+"""A version: a file that Triton loads and, beside it, manifest.json, which says where the file came from.
+
+In: bytes with their manifest, or the two files. Out: an `Artifact`; PublishError if file and manifest disagree.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from export.errors import ExportError
+from models.config import ConfigError, ModelConfig
+
+MANIFEST_FILE = "manifest.json"
+ONNX_FILE = "model.onnx"
+PLAN_FILE = "model.plan"
+SAMPLE_FILE = "sample.npz"  # of foreign models: inputs and the answers to them
+
+
+class PublishError(ExportError):
+    """A fault of a repository; the message names the path, what was expected and what was found."""
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """The file, named as Triton expects it, and its manifest, to which `manifest_json` adds the name and the hash."""
+
+    config: ModelConfig
+    manifest: dict[str, Any]
+    file_name: str
+    data: bytes
+
+    def manifest_json(self) -> bytes:
+        """The content of manifest.json."""
+        about = {"file": self.file_name, "sha256": hashlib.sha256(self.data).hexdigest()}
+        return json.dumps(self.manifest | about, indent=2).encode()
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """The manifest in the file `path`; raises PublishError if a field that this program reads is missing or wrong."""
+    try:
+        manifest: dict[str, Any] = json.loads(path.read_text())
+        check_manifest(path, manifest)
+        if missing := sorted({"file", "sha256"} - manifest.keys()):
+            raise KeyError(missing[0])
+    except (OSError, ValueError, KeyError) as error:
+        raise PublishError(f"{path}: expected the manifest of an export, found {error!r}") from error
+    return manifest
+
+
+def check_manifest(path: Path, manifest: dict[str, Any]) -> None:
+    """Raises PublishError, which names `path`, if a field that config.pbtxt or `list` shows is missing or wrong."""
+    try:
+        ModelConfig.from_json(json.dumps(manifest["model_config"]))
+        if missing := sorted({"rewrites", "max_abs_error", "metrics"} - manifest.keys()):
+            raise KeyError(missing[0])
+        _check_numbers(manifest)
+    except (ValueError, KeyError, TypeError, AttributeError, ConfigError) as error:
+        raise PublishError(f"{path}: expected the manifest of an export, found {error!r}") from error
+
+
+def accuracy_of(manifest: dict[str, Any]) -> float | None:
+    """The share of test images that the file classifies right; the checkpoint's unless the file's was measured."""
+    accuracy: float | None = manifest.get("test_accuracy", manifest["metrics"].get("test_accuracy"))
+    return accuracy
+
+
+def _check_numbers(manifest: dict[str, Any]) -> None:
+    """Raises ValueError, TypeError or AttributeError for an error, an accuracy or a temperature out of its range."""
+    accuracy, temperature = accuracy_of(manifest), manifest.get("temperature")
+    if not 0 <= manifest["max_abs_error"] < math.inf:  # so written, NaN fails
+        raise ValueError(f"max_abs_error {manifest['max_abs_error']}")
+    if accuracy is not None and not 0 <= accuracy <= 1:
+        raise ValueError(f"test_accuracy {accuracy}")
+    if temperature is not None and not 0 < temperature < math.inf:
+        raise ValueError(f"temperature {temperature}")
+
+
+def read_artifact(path: Path, manifest_path: Path) -> Artifact:
+    """The artifact in the file `path`; raises PublishError if its hash is not the manifest's."""
+    manifest = read_manifest(manifest_path)
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise PublishError(f"{path}: expected {manifest['file']}, found {error.strerror}") from error
+    if (digest := hashlib.sha256(data).hexdigest()) != manifest["sha256"]:
+        raise PublishError(f"{path}: expected the SHA-256 {manifest['sha256']}, found {digest}")
+    config = ModelConfig.from_json(json.dumps(manifest["model_config"]))
+    return Artifact(config, manifest, Path(manifest["file"]).name, data)
+
+
+def read_version(folder: Path) -> Artifact:
+    """The artifact published as the version in `folder`; raises PublishError if it has changed since."""
+    manifest_path = folder / MANIFEST_FILE
+    return read_artifact(folder / Path(read_manifest(manifest_path)["file"]).name, manifest_path)

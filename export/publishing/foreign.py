@@ -1,0 +1,196 @@
+"""Any ONNX file -> the next version of a model: names, dtypes and dims come from the graph.
+
+In: a file, best one of `vitbn rewrite` with its manifest and sample. Out: a version folder with model.onnx, its weights
+beside it, manifest.json and sample.npz, by which `verify` asks again. Triton joins requests only where every input and
+output has the same free first axis.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from export.onnx_rewrites.errors import ForeignError
+from export.onnx_rewrites.files import read_model, sha256, weight_files, write_sample
+from export.onnx_rewrites.inputs import Feeds
+from export.onnx_rewrites.prepare import Prepare
+from export.onnx_rewrites.proof import answers, session
+from export.onnx_rewrites.stage import Request, proof_inputs
+from export.publishing.artifact import MANIFEST_FILE, ONNX_FILE, SAMPLE_FILE, PublishError
+from export.publishing.publish import CONFIG_FILE, locked, read_config, versions
+from export.publishing.triton_config import MAX_BATCH_SIZE, Serving, configure, serve_versions, to_text
+from models.files import write_atomically
+
+if TYPE_CHECKING:
+    import onnxruntime as ort
+    from tritonclient.grpc import model_config_pb2 as pb
+
+KIND, WARMUP = "foreign", "warmup"
+TOLERANCE = 1e-4  # of the outputs' size: other processors, and batches of other sizes, round otherwise
+
+TYPES = {
+    "tensor(bool)": "TYPE_BOOL",
+    "tensor(uint8)": "TYPE_UINT8",
+    "tensor(int8)": "TYPE_INT8",
+    "tensor(int32)": "TYPE_INT32",
+    "tensor(int64)": "TYPE_INT64",
+    "tensor(float16)": "TYPE_FP16",
+    "tensor(float)": "TYPE_FP32",
+    "tensor(double)": "TYPE_FP64",
+}
+
+
+def is_foreign(manifest_path: Path) -> bool:
+    """Whether the manifest is none of our own networks'."""
+    try:
+        manifest = json.loads(manifest_path.read_text())
+    except (OSError, ValueError):
+        return not manifest_path.exists()
+    return isinstance(manifest, dict) and manifest.get("kind") in (KIND, "rewritten")
+
+
+def publish_foreign(repository: Path, name: str, file: Path, serving: Serving) -> Path:
+    """Publishes `file` as the next version of the model `name`; returns the version's folder.
+
+    Raises PublishError for a version with other inputs or outputs, ForeignError for a file that does not run.
+    """
+    model, runner, sample = read_model(file), session(file), _sample(file)
+    outputs = answers(runner, sample)
+    message = config_of(name, runner, sample, serving)
+    with locked(repository):
+        model_dir = repository / name
+        present = versions(model_dir) if model_dir.is_dir() else []
+        number = 1 + max(present, default=0)
+        if present:
+            _same_contract(model_dir, message)
+        staging = Path(
+            tempfile.mkdtemp(prefix=f".publishing-{repository.absolute().name}-", dir=repository.absolute().parent)
+        )
+        try:
+            staging.chmod(0o755)
+            version = staging / str(number)
+            version.mkdir()
+            for path in weight_files(model):
+                shutil.copyfile(path, version / path.name)
+            shutil.copyfile(file, version / ONNX_FILE)
+            write_sample(version / SAMPLE_FILE, sample, outputs)
+            manifest = _manifest(file, version)
+            write_atomically(version / MANIFEST_FILE, json.dumps(manifest, indent=2).encode())
+            (staging / WARMUP).mkdir()
+            for key, array in sample.items():
+                row = array[:1] if message.max_batch_size else array
+                write_atomically(staging / WARMUP / _file_name(key), np.ascontiguousarray(row).tobytes())
+            serve_versions(message, [*present[-1:], number], [*present, number])
+            write_atomically(staging / CONFIG_FILE, to_text(message).encode())
+            _put(staging, model_dir, number, bool(present))
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)
+    return model_dir / str(number)
+
+
+def _put(staging: Path, model_dir: Path, number: int, there: bool) -> None:
+    """The whole model by one rename; of a model that is there the version first, then the config that names it."""
+    if not there:
+        staging.rename(model_dir)
+        return
+    (staging / str(number)).rename(model_dir / str(number))
+    (staging / CONFIG_FILE).replace(model_dir / CONFIG_FILE)
+
+
+def config_of(name: str, runner: ort.InferenceSession, sample: Feeds, serving: Serving) -> pb.ModelConfig:
+    """config.pbtxt: tensors from the graph, a warm-up with the sample; batches where all share the first axis."""
+    from tritonclient.grpc import model_config_pb2 as pb
+
+    tensors = [*runner.get_inputs(), *runner.get_outputs()]
+    unknown = [tensor for tensor in tensors if tensor.type not in TYPES]
+    if unknown:
+        raise PublishError(f"{unknown[0].name}: expected numbers, found {unknown[0].type}")
+    first = {tensor.shape[0] if tensor.shape else None for tensor in tensors}
+    batched = len(first) == 1 and isinstance(next(iter(first)), str)
+
+    def dims(shape: list[int | str | None]) -> list[int]:
+        return [size if isinstance(size, int) else -1 for size in shape[1 if batched else 0 :]]
+
+    message = pb.ModelConfig(
+        name=name,
+        backend="onnxruntime",
+        max_batch_size=MAX_BATCH_SIZE if batched else 0,
+        instance_group=[pb.ModelInstanceGroup(kind=pb.ModelInstanceGroup.KIND_AUTO)],
+    )
+    if batched:
+        message.dynamic_batching.SetInParent()
+    for tensor in runner.get_inputs():
+        message.input.add(name=tensor.name, data_type=pb.DataType.Value(TYPES[tensor.type]), dims=dims(tensor.shape))
+    for tensor in runner.get_outputs():
+        message.output.add(name=tensor.name, data_type=pb.DataType.Value(TYPES[tensor.type]), dims=dims(tensor.shape))
+    warmup = message.model_warmup.add(name="sample", batch_size=1)
+    for given in message.input:
+        shape = sample[given.name].shape[1 if batched else 0 :]
+        warmup.inputs[given.name].CopyFrom(
+            pb.ModelWarmup.Input(data_type=given.data_type, dims=shape, input_data_file=_file_name(given.name))
+        )
+    asked = Serving(instances=serving.instances or 1, threads=serving.threads or 0)
+    if batched:
+        configure(message, asked)
+    else:
+        message.instance_group[0].count = asked.instances or 1
+        message.parameters["intra_op_thread_count"].string_value = str(asked.threads)
+    return message
+
+
+def _file_name(tensor: str) -> str:
+    return "".join(letter if letter.isalnum() else "_" for letter in tensor)
+
+
+def _same_contract(model_dir: Path, message: pb.ModelConfig) -> None:
+    """Raises PublishError where a client of the older versions could not ask the new one."""
+    held = read_config(model_dir)
+    for kind in ("input", "output"):
+        old, new = ([(t.name, t.data_type, [*t.dims]) for t in getattr(each, kind)] for each in (held, message))
+        if (old, held.max_batch_size) != (new, message.max_batch_size):
+            raise PublishError(f"{model_dir}: expected the {kind}s {old}, found {new}; publish it under another --name")
+
+
+def _sample(file: Path) -> Feeds:
+    """The inputs of the proof where they lie beside the file; else inputs drawn for it."""
+    beside = file.with_suffix(".npz")
+    if beside.exists():
+        with np.load(beside, allow_pickle=False) as held:
+            return {name[3:]: held[name] for name in held.files if name.startswith("in:")}
+    model = read_model(file)
+    Prepare()(model)
+    return proof_inputs(model, model.graph, file, Request(proof="float32")).rounds[-1]
+
+
+def _manifest(file: Path, version: Path) -> dict[str, Any]:
+    """The manifest of the rewrite where there is one, and the hash of what is served."""
+    beside = file.with_suffix(".json")
+    about: dict[str, Any] = json.loads(beside.read_text()) if beside.exists() else {"rewrites": []}
+    held = sorted(path for path in version.iterdir() if path.name not in (MANIFEST_FILE,))
+    names = [path.name for path in held]
+    return about | {"kind": KIND, "file": ONNX_FILE, "files": names, "sha256": sha256(held), "tolerance": TOLERANCE}
+
+
+def verify_foreign(folder: Path) -> str | None:
+    """What is wrong with a version of a foreign model; None where it is as it was published and answers so."""
+    try:
+        manifest = json.loads((folder / MANIFEST_FILE).read_text())
+        found = sha256([folder / name for name in manifest["files"]])
+        if found != manifest["sha256"]:
+            return f"{folder}: expected the SHA-256 {manifest['sha256']}, found {found}"
+        with np.load(folder / SAMPLE_FILE, allow_pickle=False) as held:
+            sample = {name: held[name] for name in held.files}
+        given = {name[3:]: array for name, array in sample.items() if name.startswith("in:")}
+        for name, array in answers(session(folder / ONNX_FILE), given).items():
+            expected = sample[f"out:{name}"].astype(np.float64)
+            error = float(np.abs(expected - array).max()) / (float(np.abs(expected).max()) or 1.0)
+            if not error <= TOLERANCE:
+                return f"{folder}: {name}: expected an error of at most {TOLERANCE:.0e}, found {error:.1e}"
+    except (OSError, ValueError, KeyError, TypeError, ForeignError) as error:
+        return f"{folder}: expected a published version, found {error}"
+    return None

@@ -1,0 +1,127 @@
+"""A running Triton server, told of its models through the model-control API.
+
+In: an address. Out: what the server serves, or that it took up a change; or an error with the reason. A load swaps
+without a gap: the old version answers until the new one does, and stays if the new one fails.
+Source: triton-inference-server/server, docs/protocol/extension_model_repository.md.
+"""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from export.errors import ExportError
+
+DEFAULT_HTTP_PORT, DEFAULT_GRPC_PORT = "8000", "8001"
+TIMEOUT_S = 120.0  # a load includes the warm-up
+EXPLICIT_MODE = "--model-control-mode=explicit --load-model=*"
+NOT_EXPLICIT = "explicit model load / unload is not allowed"  # what Triton says in its other two modes
+
+
+class ServerUnreachable(ExportError):
+    """No server answers at that address."""
+
+
+class ServerRefused(ExportError):
+    """The server said no; the message holds its reason."""
+
+
+class NotExplicit(ServerRefused):
+    """The server runs in a mode in which it takes no orders to load a model."""
+
+
+@dataclass(frozen=True)
+class LiveServer:
+    """The server at `address`, HOST:PORT of its HTTP endpoint; `headers` are sent with every request.
+
+    `grpc` is HOST:PORT of its gRPC endpoint, None if unknown; on Triton's default ports it is known.
+    """
+
+    address: str
+    headers: Mapping[str, str] = field(default_factory=dict)
+    grpc: str | None = None
+
+    def served(self) -> dict[str, list[int]]:
+        """Every model in the server's repository -> its versions that answer, ascending."""
+        models: dict[str, list[int]] = {}
+        for entry in self._post("v2/repository/index", {}):
+            versions = models.setdefault(entry["name"], [])
+            if entry.get("state") == "READY":
+                versions.append(int(entry["version"]))
+        return {name: sorted(versions) for name, versions in models.items()}
+
+    def load(self, model: str) -> None:
+        """Makes the server read the model's config.pbtxt again. Raises ServerRefused, or NotExplicit."""
+        if not self._load_over_grpc(model):
+            self._post(f"v2/repository/models/{model}/load", {})
+
+    def _load_over_grpc(self, model: str) -> bool:
+        """Whether the load was done over gRPC; raises ServerRefused if it failed there.
+
+        Over HTTP a load occupies one of Triton's HTTP threads, and every connection of that thread waits until the load
+        ends (measured: 7 s).
+        """
+        host, _, port = self.address.rpartition(":")
+        grpc = self.grpc or (f"{host}:{DEFAULT_GRPC_PORT}" if port == DEFAULT_HTTP_PORT else None)
+        if grpc is None:
+            return False
+        from tritonclient.grpc import InferenceServerClient
+        from tritonclient.utils import InferenceServerException
+
+        headers = {name.lower(): value for name, value in self.headers.items()}
+        guarded = {f"triton-grpc-protocol-{name}": value for name, value in headers.items()}
+        try:
+            with InferenceServerClient(grpc, channel_args=[("grpc.enable_http_proxy", 0)]) as client:
+                client.load_model(model, headers={**headers, **guarded}, client_timeout=TIMEOUT_S)
+        except InferenceServerException as error:
+            if error.status() in ("StatusCode.UNAVAILABLE", "StatusCode.UNIMPLEMENTED"):
+                return False  # no gRPC there, or guarded by another key
+            raise _refused(grpc, " ".join(str(error.message()).split())) from error
+        return True
+
+    def _post(self, path: str, content: dict[str, Any]) -> Any:
+        request = urllib.request.Request(
+            f"http://{self.address}/{path}",
+            json.dumps(content).encode(),
+            {"Content-Type": "application/json", **self.headers},
+        )
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy must not see loopback
+        try:
+            with opener.open(request, timeout=TIMEOUT_S) as response:
+                return json.loads(response.read() or b"null")
+        except urllib.error.HTTPError as error:
+            raise _refused(self.address, _reason(error)) from error
+        except (OSError, ValueError) as error:
+            raise ServerUnreachable(f"no Triton server at {self.address} ({error})") from error
+
+
+def connect(address: str, headers: Mapping[str, str]) -> LiveServer | None:
+    """The server at `address`, None if it does not answer. Raises ServerRefused if it does not list its models."""
+    server = LiveServer(address, headers)
+    try:
+        server.served()
+    except ServerUnreachable:
+        return None
+    return server
+
+
+def _reason(error: urllib.error.HTTPError) -> str:
+    """Triton's reason from the body, else the status."""
+    try:
+        reason = " ".join(str(json.loads(error.read())["error"]).split())
+    except (OSError, ValueError, KeyError, TypeError):
+        reason = f"HTTP status {error.code}"
+    if error.code == 403:
+        reason += " (the key of --http-restricted-api goes into --header NAME:VALUE)"
+    return reason
+
+
+def _refused(address: str, reason: str) -> ServerRefused:
+    """The error for what Triton says."""
+    if NOT_EXPLICIT in reason:
+        return NotExplicit(f"the server at {address} loads no models on request; start it with {EXPLICIT_MODE}")
+    return ServerRefused(f"{address}: {reason}")

@@ -1,0 +1,96 @@
+"""Command line of the rewrites of foreign graphs: any ONNX in, proved ONNX out. `python export/rewrite.py --help`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from export.onnx_rewrites.stage import Written
+
+PASS_NAMES = ("fold-affine", "read-rows", "absorb-queries")
+
+
+def _passes(context: click.Context, parameter: click.Parameter, text: str | None) -> tuple[str, ...] | None:
+    names = tuple(name.strip() for name in text.split(",")) if text is not None else None
+    unknown = sorted(set(names or ()) - set(PASS_NAMES))
+    if unknown:
+        raise click.BadParameter(f"expected some of {', '.join(PASS_NAMES)}, found {unknown[0]!r}")
+    return names
+
+
+def _dims(context: click.Context, parameter: click.Parameter, text: str | None) -> dict[str, int]:
+    pairs = [pair.partition("=") for pair in text.split(",")] if text else []
+    for name, _, size in pairs:
+        if not (name and size.isdigit() and int(size) > 0):
+            raise click.BadParameter(f"expected NAME=SIZE, found {name!r} and {size!r}")
+    return {name.strip(): int(size) for name, _, size in pairs}
+
+
+@click.command(epilog="Exit codes: 0 written; 2 usage; 3 nothing to rewrite; 4 not supported; 5 proof failed.")
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), required=True, help="OUT.onnx")
+@click.option("--read", "reads", multiple=True, metavar="NAME[INDEX]", help="Part that is read: 'hidden[:,0]'.")
+@click.option("--only", callback=_passes, metavar="PASSES", help=f"Some of {', '.join(PASS_NAMES)}.  [default: all]")
+@click.option("--require", callback=_passes, metavar="PASSES", help="Passes that must rewrite something.")
+@click.option("--inputs", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Proof inputs, .npz.")
+@click.option("--dims", callback=_dims, metavar="NAME=SIZE,...", help="Sizes that costs and times are taken at.")
+@click.option("--proof", type=click.Choice(["float64", "float32"]), default="float64", show_default=True)
+@click.option("--time", is_flag=True, help="Measure before and after in ONNX Runtime, one thread, batch 1 and 8.")
+@click.option("--json", "as_json", is_flag=True, help="Print the manifest instead of lines.")
+def rewrite(
+    file: Path,
+    output: Path,
+    reads: tuple[str, ...],
+    only: tuple[str, ...] | None,
+    require: tuple[str, ...] | None,
+    inputs: Path | None,
+    dims: dict[str, int],
+    proof: str,
+    time: bool,
+    as_json: bool,
+) -> None:
+    """Rewrite a transformer exactly: FILE is any ONNX model, OUT.onnx computes the same with less work."""
+    from export.onnx_rewrites.errors import BadRequest, NothingToRewrite, NotSupported, ProofFailed
+    from export.onnx_rewrites.stage import Request, rewrite_file
+
+    if output.resolve() == file.resolve():
+        raise click.UsageError(f"{output}: expected another file than the one that is read")
+    request = Request(reads, only or PASS_NAMES, require or (), inputs, dims, proof, time)
+    codes = {BadRequest: 2, NothingToRewrite: 3, NotSupported: 4, ProofFailed: 5, OSError: 1}
+    try:
+        written = rewrite_file(file, output, request)
+    except tuple(codes) as error:
+        code = next(number for kind, number in codes.items() if isinstance(error, kind))
+        click.echo(f"Error: {file}: {error}; nothing written", err=True)
+        click.get_current_context().exit(code)
+    if as_json:
+        click.echo(json.dumps(written.manifest | {"timed": [vars(timed) for timed in written.timed]}, indent=2))
+    else:
+        _print(file, output, written)
+
+
+def _print(file: Path, output: Path, written: Written) -> None:
+    """A row a pass: the multiplications left and where it rewrote, or why it did not; then proofs and times."""
+    at = ", ".join(f"{name}={size}" for name, size in written.sizes.items())
+    click.echo(f"Read {file}")
+    click.echo(f"  {'as it was':16}{written.rewritten.macs:>16,} multiply-accumulates{f' at {at}' if at else ''}")
+    for step in written.rewritten.steps:
+        if not step.sites:
+            reason = step.refusals[-1] if step.refusals else "nothing of its kind"
+            click.echo(f"  {step.name:16}{'left out':>16}  {reason}")
+            continue
+        places = f"{len(step.sites)} places, " if len(step.sites) > 1 else ""
+        click.echo(f"  {step.name:16}{step.macs:>16,}  {places}{step.sites[0]}{' …' if places else ''}")
+    for proof in written.proofs:
+        click.echo(f"Proved {proof}")
+    for timed in written.timed:
+        click.echo(f"Timed {timed}")
+    click.echo(f"Wrote {output} ({output.stat().st_size / 1e6:.1f} MB), its manifest and a sample of its answers")
+
+
+if __name__ == "__main__":
+    rewrite()

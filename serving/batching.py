@@ -1,7 +1,7 @@
-"""Requests in, answers out, in as few runs of a model as their shapes allow; whatever engine runs it.
+"""Runs requests together when their shapes allow it, whatever the engine.
 
-In: a loaded model, the requests of one call of Triton as `Call`s. Out: for each its outputs, or the error that is its
-own: where a joint run fails, each of its requests is run and answered alone.
+In: a loaded model and the requests of one call of Triton as `Call`s. Out: the outputs or the error of each request.
+When a joint run fails, its requests run alone.
 """
 
 from collections import defaultdict
@@ -19,19 +19,19 @@ Outputs = dict[str, Array]
 
 
 class RunFailed(Exception):
-    """A run that the engine refused or that gave what cannot be split; the message goes to the client."""
+    """The engine refused a run, or its outputs cannot be split; the message goes to the client."""
 
 
 class Engine(Protocol):
-    """A model loaded by an engine, and the tensors that it takes and gives."""
+    """A model loaded by an engine."""
 
     @property
     def inputs(self) -> Mapping[str, Tensor]:
-        """What it takes."""
+        """Input tensors by name."""
 
     @property
     def outputs(self) -> Mapping[str, Tensor]:
-        """What it gives."""
+        """Output tensors by name."""
 
     def run(self, names: Sequence[str], feeds: Mapping[str, Array]) -> list[Array]:
         """The outputs `names` for the inputs `feeds`; raises RunFailed."""
@@ -39,14 +39,14 @@ class Engine(Protocol):
 
 @dataclass(frozen=True)
 class Call:
-    """One request: its tensors, the outputs it asks for, and its rows (the first dimension of each tensor)."""
+    """One request: its tensors and the names of the outputs that it asks for."""
 
     inputs: Mapping[str, Array]
     requested: frozenset[str]
 
     @property
     def rows(self) -> int:
-        """The longest first dimension, 0 for scalars alone."""
+        """The longest first dimension; 0 if every input is a scalar."""
         return max((len(value) for value in self.inputs.values() if value.ndim), default=0)
 
     @property
@@ -56,10 +56,7 @@ class Call:
 
 
 def answer(engine: Engine, outputs: Sequence[str], calls: Sequence[Call], batched: bool) -> list[Outputs | RunFailed]:
-    """The answer to each call, in order, each with those of `outputs` that it asks for.
-
-    Where `batched`, calls whose shapes are equal but for the first dimension run as one; otherwise each runs alone.
-    """
+    """The requested `outputs` of each call, in order; if `batched`, calls that differ only in rows run together."""
     groups: dict[Hashable, list[int]] = defaultdict(list)
     for position, call in enumerate(calls):
         groups[call.shapes if batched else position].append(position)
@@ -73,7 +70,7 @@ def answer(engine: Engine, outputs: Sequence[str], calls: Sequence[Call], batche
 def _answer_group(
     engine: Engine, outputs: Sequence[str], calls: Sequence[Call], batched: bool
 ) -> Sequence[Outputs | RunFailed]:
-    """The answers to calls of equal shapes; where their joint run fails, each is tried alone."""
+    """The answers to calls of equal shapes; after a failed joint run, each call runs alone."""
     try:
         return _run(engine, outputs, calls, batched)
     except RunFailed as failure:

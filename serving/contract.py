@@ -1,8 +1,7 @@
-"""What config.pbtxt promises against what a loaded model has, checked at load as strictly as Triton's native backends.
+"""Compares config.pbtxt with the loaded model, as strictly as Triton's native backends do.
 
-In: the model's configuration as Triton's JSON and the tensors that an engine found. Out: nothing, or ModelRefused. What
-the native backends refuse is refused here, so that a repository that loads here loads there. Strings, scalars, ragged
-batches and sequences, which some of them serve, are refused as well.
+In: the model's configuration as Triton's JSON, and the engine's tensors. Out: nothing, or ModelRefused. A repository
+that loads here must load in a native server. Strings, scalars, ragged batches and sequences are refused here only.
 """
 
 from collections.abc import Iterable, Mapping
@@ -15,13 +14,12 @@ UNSUPPORTED = ("sequence_batching", "batch_input", "batch_output", "model_operat
 
 
 class ModelRefused(ValueError):
-    """The model cannot be served as configured; the message names what config.pbtxt says and what the model has."""
+    """The model does not fit its config.pbtxt; the message quotes both."""
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """An input or output of a model: its data type as config.pbtxt writes it (or the engine, where it has no name
-    there) and its whole shape, -1 where the model leaves it open."""
+    """An input or output of a model: data type as in config.pbtxt (else the engine's name), whole shape, -1 = open."""
 
     data_type: str
     shape: tuple[int, ...]
@@ -29,13 +27,13 @@ class Tensor:
 
 
 def parameter(config: Config, key: str) -> str | None:
-    """The text of a parameter, None where config.pbtxt does not have it."""
+    """The text of a parameter, None if config.pbtxt lacks it."""
     text: str | None = config.get("parameters", {}).get(key, {}).get("string_value")
     return text
 
 
 def check_features(config: Config) -> None:
-    """Raise ModelRefused where `config` asks for what only the native backends can do."""
+    """Raise ModelRefused if `config` asks for a feature that only native backends have."""
     for feature in UNSUPPORTED:
         if config.get(feature):
             raise ModelRefused(f"config.pbtxt asks for {feature}, which this server's backend does not have")
@@ -45,7 +43,7 @@ def check_features(config: Config) -> None:
 
 
 def check_tensors(config: Config, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> None:
-    """Raise ModelRefused where the inputs and outputs of `config` are not those of the model."""
+    """Raise ModelRefused if inputs or outputs in `config` differ from the model's."""
     wanted = [entry["name"] for entry in config["input"] if not entry.get("optional")]
     needed = [name for name, tensor in inputs.items() if not tensor.optional]
     if len(wanted) != len(needed):
@@ -77,7 +75,7 @@ def _check_tensor(kind: str, entry: Config, provided: Mapping[str, Tensor], batc
             raise ModelRefused(
                 f"{kind} '{name}': max_batch_size above 0 needs a dynamic first dimension, the model has {shape}"
             )
-    # Whatever the model leaves open an input may fix; an output must say exactly what comes.
+    # An input may fix a dimension that the model leaves open; an output must match exactly.
     accepted = [want if have == -1 and kind == "input" else have for have, want in zip(shape, declared, strict=False)]
     if len(shape) != len(declared) or accepted != declared:
         batch = " (with the batch dimension)" if batched else ""

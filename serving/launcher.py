@@ -1,16 +1,18 @@
-"""The console script `tritonserver`: Triton's arguments in, the running server out, in the same process.
+"""The console script `tritonserver`: turns its own process into the server.
 
-A native server (on PATH or in /opt/tritonserver) is executed untouched. Where there is none, the server inside PyPI's
-nvidia-pytriton is executed with the same arguments after three defaults: it listens on 127.0.0.1 alone, it finds the
-backends of this project, and its Python stub runs in this environment.
+In: Triton's arguments. Out: the running server. A native server (on PATH or in /opt/tritonserver) gets the arguments
+unchanged. Otherwise the server inside nvidia-pytriton starts with other defaults: loopback only, this project's
+backends, Python from this environment, and explicit mode, in which models can be published while it runs.
 """
 
+import ctypes
 import hashlib
 import importlib.metadata
 import importlib.util
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -24,14 +26,16 @@ CONTAINER_SERVER = Path("/opt/tritonserver/bin/tritonserver")
 PYTHON_VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 ENGINES = ("onnxruntime", "openvino")
 REPOSITORY_OPTIONS = ("--model-repository", "--model-store")
+PARENT_VARIABLE = "VITBN_PARENT"  # the supervisor's process, without which the server is to end
+PR_SET_PDEATHSIG = 1
 
 
 class LauncherError(RuntimeError):
-    """No server can be started here; the message is one line that says what is missing."""
+    """No server can start here; the message is one line."""
 
 
 def native_server(search_path: str) -> Path | None:
-    """The first native tritonserver on `search_path` (as in $PATH), else the one of NVIDIA's container, else None."""
+    """The first native tritonserver on `search_path` (as in $PATH), else the container's, else None."""
     candidates = [Path(folder, "tritonserver") for folder in search_path.split(os.pathsep)]
     for candidate in [*candidates, CONTAINER_SERVER]:
         if candidate.is_file() and os.access(candidate, os.X_OK) and not _is_launcher(candidate):
@@ -40,13 +44,13 @@ def native_server(search_path: str) -> Path | None:
 
 
 def _is_launcher(program: Path) -> bool:
-    """Whether `program` is the console script of this module, in this environment or in another one."""
+    """Whether `program` is this module's console script, in any environment."""
     with program.open("rb") as script:
         return b"serving.launcher" in script.read(4096)
 
 
 def pytriton_folder() -> Path:
-    """The installed `pytriton` package, not imported; raises LauncherError where it is missing or would not work."""
+    """The folder of the package `pytriton`; raises LauncherError if it is missing or cannot work."""
     spec = importlib.util.find_spec("pytriton")
     if spec is None or spec.origin is None:
         raise LauncherError(
@@ -57,13 +61,13 @@ def pytriton_folder() -> Path:
 
 
 def check_numpy(version: str) -> None:
-    """Raise LauncherError for numpy 2, under which the Python stub answers every request with 0 bytes and no error."""
+    """Raise LauncherError for numpy 2: the Python stub would answer with 0 bytes and no error."""
     if int(version.split(".")[0]) >= 2:
         raise LauncherError(f"nvidia-pytriton needs numpy below 2, found numpy {version}: pip install 'numpy<2'")
 
 
 def backend_files(pytriton: Path, python_version: str = PYTHON_VERSION) -> dict[str, Path]:
-    """What the backend folder holds: its relative names -> where they are; raises LauncherError without a stub."""
+    """Names in the backend folder -> their sources; raises LauncherError if this Python has no stub."""
     stubs = pytriton / "tritonserver" / "python_backend_stubs"
     stub = stubs / python_version / "triton_python_backend_stub"
     if not stub.is_file():
@@ -80,15 +84,14 @@ def backend_files(pytriton: Path, python_version: str = PYTHON_VERSION) -> dict[
 
 
 def cache_folder(environment: Mapping[str, str]) -> Path:
-    """Where assembled backend folders are kept."""
+    """The parent of assembled backend folders."""
     return Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vitbn"
 
 
 def assemble_backends(files: Mapping[str, Path], cache: Path) -> Path:
-    """A folder for --backend-directory with `files` in it, made in `cache` unless it is there already.
+    """A folder in `cache` for --backend-directory with these `files`; kept for the next start.
 
-    It is built beside and renamed, so two launchers at once never see half of it. Raises LauncherError if `cache`
-    cannot be written.
+    One rename puts it in place, so two launchers never see half of it. Raises LauncherError if `cache` is not writable.
     """
     contents = [f"{name} {source} {source.stat().st_mtime_ns}" for name, source in files.items() if source.is_file()]
     contents += [f"{name} {source}" for name, source in files.items() if source.is_dir()]
@@ -114,9 +117,9 @@ def assemble_backends(files: Mapping[str, Path], cache: Path) -> Path:
 
 
 def server_environment(pytriton: Path, inherited: Mapping[str, str]) -> dict[str, str]:
-    """`inherited` with the server's libraries, this interpreter's libpython and this environment's python3 first."""
+    """`inherited`, with the server's libraries, our libpython and our python3 first."""
     libraries = [str(pytriton.parent / "nvidia_pytriton.libs"), str(Path(sys.base_prefix, "lib"))]
-    programs = str(Path(sys.executable).parent)  # the stub takes its environment from the first python3 on PATH
+    programs = str(Path(sys.executable).parent)  # the first python3 on PATH selects the stub's environment
     return {
         **inherited,
         "LD_LIBRARY_PATH": os.pathsep.join([*libraries, *filter(None, [inherited.get("LD_LIBRARY_PATH")])]),
@@ -125,9 +128,9 @@ def server_environment(pytriton: Path, inherited: Mapping[str, str]) -> dict[str
 
 
 def check_stub(stub: Path, environment: Mapping[str, str]) -> None:
-    """Raise LauncherError where the stub cannot run, as with a Python built without its shared library."""
+    """Raise LauncherError if the stub cannot run, as with a Python without libpython."""
     result = subprocess.run([stub], env=environment, capture_output=True, text=True)
-    if result.returncode == 127:  # the dynamic loader's; without arguments the stub itself returns 1
+    if result.returncode == 127:  # from the dynamic loader; a working stub returns 1
         reason = " ".join(result.stderr.split())
         raise LauncherError(
             f"Triton's Python stub cannot run: {reason}"
@@ -136,10 +139,10 @@ def check_stub(stub: Path, environment: Mapping[str, str]) -> None:
 
 
 def shell_safe(folder: str) -> str:
-    """`folder`, or where a shell would split or expand its name, another name of it that no shell touches.
+    """`folder`, or a /proc name for it if a shell would split or expand its own name.
 
-    Triton starts the stub with an unquoted `bash -c`, so a space in a path ends in a stub that never answers. The other
-    name is that of an open descriptor of this process, which stays the server's own through exec.
+    Triton starts the stub with an unquoted `bash -c`: after a space in a path the stub never answers. The /proc name is
+    a descriptor of this process, which survives exec.
     """
     if shlex.quote(folder) == folder or not Path(folder).is_dir():
         return folder
@@ -149,7 +152,7 @@ def shell_safe(folder: str) -> str:
 
 
 def shell_safe_repositories(arguments: Sequence[str]) -> list[str]:
-    """`arguments` with every model repository made `shell_safe`: both `--option=value` and `--option value`."""
+    """`arguments` with a `shell_safe` name for every model repository."""
     safe: list[str] = []
     for previous, argument in zip(["", *arguments], arguments, strict=False):
         option, _, value = argument.partition("=")
@@ -160,8 +163,26 @@ def shell_safe_repositories(arguments: Sequence[str]) -> list[str]:
     return safe
 
 
+def control_defaults(arguments: Sequence[str]) -> list[str]:
+    """Explicit mode with every model loaded, unless `arguments` choose: Triton's own default mode never loads again."""
+    options = {argument.partition("=")[0] for argument in arguments}
+    if "--model-control-mode" in options:
+        return []
+    return ["--model-control-mode=explicit", *([] if "--load-model" in options else ["--load-model=*"])]
+
+
+def end_with_parent(parent: str | None) -> None:
+    """Ask Linux for SIGTERM when the process `parent` dies; it survives exec."""
+    if parent is None:
+        return
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != int(parent):
+        raise LauncherError("the supervisor is gone")
+
+
 def launch(arguments: Sequence[str]) -> NoReturn:
-    """Replace this process by Triton with `arguments`; raises LauncherError where no server can be started."""
+    """Replace this process by Triton; raises LauncherError if no server can start."""
+    end_with_parent(os.environ.pop(PARENT_VARIABLE, None))
     native = native_server(os.environ.get("PATH", os.defpath))
     if native is not None:
         os.execv(native, [str(native), *arguments])
@@ -170,9 +191,9 @@ def launch(arguments: Sequence[str]) -> NoReturn:
     files = backend_files(pytriton)
     check_stub(files["python/triton_python_backend_stub"], environment)
     backends = assemble_backends(files, cache_folder(os.environ))
-    # Of an option that is given twice Triton takes the last, so the user's own arguments prevail over these.
+    # Triton takes the last of two equal options, so the user's arguments prevail.
     defaults = [f"--{service}-address=127.0.0.1" for service in ("http", "grpc", "metrics")]
-    defaults.append(f"--backend-directory={shell_safe(str(backends))}")
+    defaults += [f"--backend-directory={shell_safe(str(backends))}", *control_defaults(arguments)]
     server = pytriton / "tritonserver" / "bin" / "tritonserver"
     os.execve(server, [str(server), *defaults, *shell_safe_repositories(arguments)], environment)
 
@@ -185,14 +206,20 @@ def main() -> None:
         sys.exit(f"tritonserver: {error}")
 
 
-# Without a --help of its own, --help reaches Triton like every other argument.
+# no --help of click's: --help is Triton's
 @click.command(context_settings={"ignore_unknown_options": True, "help_option_names": []})
+@click.option("--supervised", is_flag=True)
+@click.option("--supervisor-port", type=click.IntRange(0, 65535))
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-def serve(arguments: tuple[str, ...]) -> None:
-    """Run tritonserver; every argument is Triton's own."""
+def serve(supervised: bool, supervisor_port: int | None, arguments: tuple[str, ...]) -> None:
+    """Run tritonserver; every other argument is Triton's own."""
     try:
+        if supervised:
+            from serving.supervisor import METRICS_PORT, supervise
+
+            sys.exit(supervise(arguments, METRICS_PORT if supervisor_port is None else supervisor_port or None))
         launch(arguments)
-    except LauncherError as error:
+    except (LauncherError, ValueError) as error:
         raise click.ClickException(str(error)) from error
 
 

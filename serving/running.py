@@ -1,7 +1,7 @@
-"""A model repository in, a running Triton server out, for as long as a `with` block lasts.
+"""A Triton server for the length of a `with` block.
 
-The server is this environment's `tritonserver`, a child process on free loopback ports. At the end of the block nothing
-of it is left: no process, no shared memory, no file.
+In: a model repository. Out: this environment's `tritonserver` as a child process on free loopback ports. The end of the
+block removes its processes, shared memory and files.
 """
 
 import os
@@ -24,51 +24,56 @@ REASON_LINES = 6
 
 
 class ServerFailed(RuntimeError):
-    """The server stopped or did not become ready; the message ends with the last error lines of its log."""
+    """The server stopped or did not become ready; the message ends with errors from its log."""
 
 
 @dataclass(frozen=True)
 class Server:
-    """A ready server; the URLs are HOST:PORT without scheme, as tritonclient takes them."""
+    """A ready server; the URLs are HOST:PORT."""
 
     http_url: str
     grpc_url: str
     metrics_url: str
+    supervisor_url: str  # its metrics, if there is one
     log_path: Path
     pid: int
 
     def log(self) -> str:
-        """What the server has written to stdout and stderr so far."""
+        """Its stdout and stderr so far."""
         return self.log_path.read_text(errors="replace")
 
 
 @contextmanager
-def running_server(repository: Path, arguments: Sequence[str] = (), timeout_s: float = 60) -> Iterator[Server]:
-    """Start `tritonserver` on `repository`, yield once it is ready, stop it at the end of the block.
+def running_server(
+    repository: Path, arguments: Sequence[str] = (), timeout_s: float = 60, supervised: bool = False
+) -> Iterator[Server]:
+    """Start `tritonserver` on `repository`, yield when it is ready, stop it at the end of the block.
 
-    `arguments` are further arguments of Triton other than addresses and ports. Raises ServerFailed where the server
-    stops or is not ready within `timeout_s` seconds.
+    `arguments` are Triton's, except addresses and ports. Raises ServerFailed if the server stops or takes longer than
+    `timeout_s` seconds. `supervised` by serving/supervisor.py; `pid` is then the supervisor's.
     """
     with tempfile.TemporaryDirectory(prefix="tritonserver-") as folder:
         log_path = Path(folder, "server.log")
         for _ in range(PORT_ATTEMPTS):
-            with _child(repository, arguments, log_path) as (process, server):
+            with _child(repository, arguments, log_path, supervised) as (process, server):
                 failure = _wait_until_ready(process, server, timeout_s)
                 if failure is None:
                     yield server
                     return
-            if "already in use" not in server.log():  # another process took a port between our look and its bind
+            if "already in use" not in server.log():  # another process took a port before Triton did
                 break
         raise ServerFailed(f"tritonserver on {repository} {failure}:\n{_reason(server.log())}")
 
 
 @contextmanager
 def _child(
-    repository: Path, arguments: Sequence[str], log_path: Path
+    repository: Path, arguments: Sequence[str], log_path: Path, supervised: bool
 ) -> Iterator[tuple[subprocess.Popen[bytes], Server]]:
-    """The server's process, in a session of its own, and how to reach it; stopped at the end of the block."""
+    """The server's process, leader of its own session; stopped at the end of the block."""
     ports = dict(zip(("http", "grpc", "metrics"), _free_ports(3), strict=True))
-    command = [sys.executable, "-m", "serving.launcher", f"--model-repository={repository}"]
+    supervisor_port = _free_ports(1)[0] if supervised else 0
+    program = ["serving.supervisor", f"--supervisor-port={supervisor_port}"] if supervised else ["serving.launcher"]
+    command = [sys.executable, "-m", *program, f"--model-repository={repository}"]
     command += [f"--{service}-port={port}" for service, port in ports.items()]
     with log_path.open("wb") as log:
         process = subprocess.Popen(
@@ -79,6 +84,7 @@ def _child(
             start_new_session=True,
         )
     urls = {f"{service}_url": f"127.0.0.1:{port}" for service, port in ports.items()}
+    urls["supervisor_url"] = f"127.0.0.1:{supervisor_port}"
     try:
         yield process, Server(log_path=log_path, pid=process.pid, **urls)
     finally:
@@ -86,7 +92,7 @@ def _child(
 
 
 def _free_ports(count: int) -> list[int]:
-    """Loopback ports that are free now; all are held until the last is found, so that they differ."""
+    """Different loopback ports that are free now."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for each in sockets:
@@ -95,11 +101,11 @@ def _free_ports(count: int) -> list[int]:
 
 
 def _wait_until_ready(process: subprocess.Popen[bytes], server: Server, timeout_s: float) -> str | None:
-    """None once the server is ready, else how it failed."""
+    """None when the server is ready, else the failure."""
     deadline = time.monotonic() + timeout_s
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy must not see loopback
     while process.poll() is None:
-        # Connection refused, a time-out and "not ready yet" (an HTTP status) are all an OSError.
+        # refused connections, time-outs and HTTP errors are all OSError
         with suppress(OSError), opener.open(f"http://{server.http_url}/v2/health/ready", timeout=1):
             return None
         if time.monotonic() > deadline:
@@ -109,21 +115,21 @@ def _wait_until_ready(process: subprocess.Popen[bytes], server: Server, timeout_
 
 
 def _reason(log: str) -> str:
-    """The last error lines of a log of Triton, or its last lines where none is marked as an error."""
+    """The last error lines of Triton's log, else its last lines."""
     lines = [line for line in log.splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith(("E", "error"))]
     return "\n".join((errors or lines)[-REASON_LINES:])
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    """End the server and its Python stubs: SIGTERM, and SIGKILL after a grace."""
+    """End the server and its Python stubs: SIGTERM, then SIGKILL after a grace."""
     process.terminate()
     try:
         process.wait(STOP_GRACE_S)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-    # Stubs that outlive a killed server see it and remove their shared memory; only then may they be killed.
+    # Stubs notice the death of their server and remove their shared memory; give them time before SIGKILL.
     deadline = time.monotonic() + STOP_GRACE_S
     with suppress(ProcessLookupError):  # no process is left in the group
         while time.monotonic() < deadline:

@@ -1,8 +1,7 @@
-"""A python-based Triton backend, which stands in where the native one of an engine is not installed.
+"""A Triton backend in Python that replaces a missing native one.
 
-In: the folder of a model (its configuration, `<version>/<file>`) and batches of requests. Out: one response a request.
-An engine adds how it loads a file: `serving/backends/<engine>/model.py`, which Triton's stub imports for every model
-whose config.pbtxt names that backend. Incomplete configurations are not completed, they are refused.
+In: a model's configuration, its file, batches of requests. Out: one response a request. An engine adds its loader in
+`serving/backends/<engine>/model.py`, which Triton's stub imports. An incomplete configuration is refused.
 """
 
 import json
@@ -20,17 +19,17 @@ from serving.contract import Config, ModelRefused, check_features, check_tensors
 class StandIn(ABC):
     """One instance of one model; Triton's stub makes it and calls it from a single thread."""
 
-    default_file: ClassVar[str]  # what the native backend loads unless default_model_filename says otherwise
+    default_file: ClassVar[str]  # the native backend's, unless default_model_filename is set
 
     @abstractmethod
     def load(self, path: Path, config: Config, args: Mapping[str, str]) -> Engine:
-        """The model at `path`, on the instance that Triton's `args` describe; raises ModelRefused."""
+        """The model at `path`, on the device in Triton's `args`; raises ModelRefused."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Load and check the model; raises TritonModelException, which Triton gives as the reason of the refusal."""
+        """Load and check the model; Triton shows the TritonModelException raised here as the reason of a refusal."""
         config = json.loads(args["model_config"])
         name = config.get("default_model_filename") or self.default_file
-        # Its real name, even where the server knows its repository by another
+        # errors name the real folder, even if the launcher renamed the repository
         path = Path(args["model_repository"], args["model_version"], name).resolve()
         try:
             check_features(config)
@@ -45,7 +44,7 @@ class StandIn(ABC):
         self.outputs: list[str] = [entry["name"] for entry in config["output"]]
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
-        """One response for each request, in order; an error is the response of its own request alone."""
+        """One response for each request, in order; an error concerns only its own request."""
         calls = [
             Call(
                 {tensor.name(): tensor.as_numpy() for tensor in request.inputs()},
@@ -56,7 +55,7 @@ class StandIn(ABC):
         return [_response(each) for each in answer(self.engine, self.outputs, calls, self.batched)]
 
     def finalize(self) -> None:
-        """Free the model and what the engine holds for it."""
+        """Free the model."""
         del self.engine
 
 

@@ -1,7 +1,7 @@
 """ONNX Runtime behind a stand-in for Triton's native backend `onnxruntime`.
 
-In: a model's configuration and its ONNX file. Out: an ONNX Runtime session with the options that the native backend
-makes of the same configuration, or ModelRefused for a value that it refuses.
+In: a model's configuration and its ONNX file. Out: a session with the same options as the native backend would set, or
+ModelRefused for a value that the native backend refuses.
 """
 
 import re
@@ -17,12 +17,11 @@ from serving.batching import Array, RunFailed
 from serving.contract import Config, ModelRefused, Tensor, parameter
 from serving.stand_in import StandIn
 
-# ONNX Runtime's errors have no base class of their own.
+# ONNX Runtime's errors have no common base class.
 ORT_ERRORS: tuple[type[Exception], ...] = tuple(
     kind for kind in vars(onnxruntime_pybind11_state).values() if isinstance(kind, type) and issubclass(kind, Exception)
 )
 
-# ONNX Runtime's names of config.pbtxt's data types
 DATA_TYPES = {
     "tensor(bool)": "TYPE_BOOL",
     "tensor(uint8)": "TYPE_UINT8",
@@ -38,7 +37,7 @@ DATA_TYPES = {
     "tensor(double)": "TYPE_FP64",
 }
 
-# As the native backend reads optimization.graph.level; every other level is 0, which enables all.
+# optimization.graph.level as the native backend reads it; every other level enables all.
 GRAPH_LEVELS = {
     -1: ort.GraphOptimizationLevel.ORT_ENABLE_BASIC,
     1: ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
@@ -52,7 +51,7 @@ class OnnxRuntime:
 
     def __init__(self, session: ort.InferenceSession) -> None:
         self.session = session
-        # An initializer that may be overridden is no input of the model, but a request may set it.
+        # A request may set an overridable initializer, though the model does not list it as an input.
         self.inputs = _tensors(session.get_overridable_initializers(), optional=True) | _tensors(session.get_inputs())
         self.outputs = _tensors(session.get_outputs())
 
@@ -71,7 +70,7 @@ class TritonPythonModel(StandIn):
     default_file = "model.onnx"
 
     def load(self, path: Path, config: Config, args: Mapping[str, str]) -> OnnxRuntime:
-        """The session on the instance's device; raises ModelRefused for a broken file or a bad option."""
+        """The session; raises ModelRefused for a broken file or a bad option."""
         providers: list[Any] = ["CPUExecutionProvider"]
         if args["model_instance_kind"] == "GPU":
             if "CUDAExecutionProvider" in ort.get_available_providers():
@@ -88,7 +87,7 @@ class TritonPythonModel(StandIn):
 
 
 def session_options(config: Config) -> ort.SessionOptions:
-    """The session options that `config` asks for; raises ModelRefused for a value the native backend refuses."""
+    """The session options of `config`; raises ModelRefused."""
     options = ort.SessionOptions()
     level = config.get("optimization", {}).get("graph", {}).get("level", 0)
     options.graph_optimization_level = GRAPH_LEVELS.get(int(level), ort.GraphOptimizationLevel.ORT_ENABLE_ALL)
@@ -96,18 +95,18 @@ def session_options(config: Config) -> ort.SessionOptions:
     if mode not in (0, 1):
         raise ModelRefused(f"parameter 'execution_mode': expected 0 or 1, found {mode}")
     options.execution_mode = ort.ExecutionMode.ORT_PARALLEL if mode else ort.ExecutionMode.ORT_SEQUENTIAL
-    # 0 and below leave the number of threads to ONNX Runtime
+    # at 0 and below ONNX Runtime chooses
     options.intra_op_num_threads = max(0, _integer(config, "intra_op_thread_count"))
     options.inter_op_num_threads = max(0, _integer(config, "inter_op_thread_count"))
     options.enable_cpu_mem_arena = _boolean(config, "enable_mem_arena", default=True)
     options.enable_mem_pattern = _boolean(config, "enable_mem_pattern", default=True)
-    # Each instance is a process of its own here, so there is no session to share; the value must still be valid.
+    # Only checked: every instance is a process of its own here and cannot share a session.
     _boolean(config, "share_session_between_instances", default=False)
     return options
 
 
 def _integer(config: Config, key: str) -> int:
-    """A parameter read as C++'s std::stoi reads it: leading blanks and anything after the digits are ignored."""
+    """A parameter as std::stoi reads it: leading blanks and anything after the digits are ignored."""
     text = parameter(config, key)
     number = re.match(r"\s*[+-]?\d+", "0" if text is None else text)
     if number is None:
@@ -125,7 +124,7 @@ def _boolean(config: Config, key: str, default: bool) -> bool:
 
 
 def _tensors(arguments: Sequence[ort.NodeArg], optional: bool = False) -> dict[str, Tensor]:
-    """ONNX Runtime's arguments by name; a dimension that is no number is open."""
+    """ONNX Runtime's arguments by name; a symbolic dimension is open."""
     return {
         each.name: Tensor(
             DATA_TYPES.get(each.type, each.type),

@@ -1,10 +1,8 @@
-"""OpenVINO behind a stand-in for Triton's native backend `openvino`, on CPUs alone.
+"""OpenVINO behind a stand-in for Triton's native backend `openvino`, on CPUs only.
 
-In: a model's configuration and its file, ONNX where `default_model_filename` says so. Out: a compiled model with the
-properties that the native backend makes of the same parameters, or ModelRefused. The native backend (openvino_backend,
-src/openvino.cc) takes open dimensions from `dims` alone: with max_batch_size above 0 it compiles the model for exactly
-that many rows and fails every other request. Here that is refused at load, as are extension libraries and
-RESHAPE_IO_LAYERS, which it has.
+In: a model's configuration and its file. Out: a model compiled with the properties that the native backend would set,
+or ModelRefused. With max_batch_size above 0 the native backend (openvino_backend, src/openvino.cc) compiles for exactly
+that number of rows; this stand-in refuses that, extension libraries and RESHAPE_IO_LAYERS.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ from serving.stand_in import StandIn
 if TYPE_CHECKING:
     import openvino as ov
 
-# OpenVINO's names of the data types that the native backend knows; TYPE_FP64 is none of them.
+# the native backend does not know TYPE_FP64
 DATA_TYPES = {
     "boolean": "TYPE_BOOL",
     "u8": "TYPE_UINT8",
@@ -39,7 +37,7 @@ DATA_TYPES = {
     "f32": "TYPE_FP32",
 }
 NUMBER = "[0-9]+"
-# Parameters that become properties of the CPU, and what they may say; capitals do not matter, an empty one is not set.
+# Parameters that become properties of the CPU, and their values in any case; an empty parameter is not set.
 PROPERTIES = {
     "INFERENCE_NUM_THREADS": NUMBER,
     "COMPILATION_NUM_THREADS": NUMBER,
@@ -85,7 +83,7 @@ class TritonPythonModel(StandIn):
 
 
 def check_config(config: Config, kind: str) -> None:
-    """Raise ModelRefused for what the native backend refuses, or answers otherwise, whatever the model is."""
+    """Raise ModelRefused for settings that the native backend refuses or handles differently."""
     if kind != "CPU":
         raise ModelRefused(f"instance_group: expected KIND_CPU, found KIND_{kind}")
     if config["max_batch_size"] > 0:
@@ -100,10 +98,9 @@ def check_config(config: Config, kind: str) -> None:
 
 
 def cpu_properties(config: Config, bfloat16: bool) -> dict[str, str]:
-    """OpenVINO's properties for `config` on a CPU with or without `bfloat16`; raises ModelRefused for a bad value.
+    """OpenVINO's properties for `config`; `bfloat16`: whether the CPU has it. Raises ModelRefused for a bad value.
 
-    The precision is bfloat16 where HINT_BF16 asks for it and the CPU has it, else float32: OpenVINO's own default would
-    be bfloat16 wherever the CPU has it, whether or not anyone measured what that costs.
+    float32 unless HINT_BF16 asks for bfloat16: OpenVINO's own default takes bfloat16 on every CPU that has it.
     """
     properties = {"INFERENCE_PRECISION_HINT": "bf16" if wants_bfloat16(config) and bfloat16 else "f32"}
     for key, pattern in PROPERTIES.items():
@@ -117,7 +114,7 @@ def cpu_properties(config: Config, bfloat16: bool) -> dict[str, str]:
 
 
 def wants_bfloat16(config: Config) -> bool:
-    """Whether HINT_BF16 is YES, the only value that it has; raises ModelRefused for another one."""
+    """Whether HINT_BF16 is YES; raises ModelRefused for any other value."""
     text = parameter(config, "HINT_BF16") or ""
     if text.upper() not in ("", "YES"):
         raise ModelRefused(f"parameter 'HINT_BF16': expected YES, found '{text}'")
@@ -125,7 +122,7 @@ def wants_bfloat16(config: Config) -> bool:
 
 
 def _core() -> ov.Core:
-    """OpenVINO, imported only now, so that its absence is a refusal like any other."""
+    """OpenVINO, imported here so that its absence becomes a refusal."""
     try:
         import openvino
     except ModuleNotFoundError as error:
@@ -134,7 +131,7 @@ def _core() -> ov.Core:
 
 
 def _tensor(port: ov.ConstOutput) -> Tensor:
-    """Data type and shape of an input or output; raises ModelRefused for a shape that the native backend refuses."""
+    """Data type and shape of a port; raises ModelRefused for a range."""
     shape = port.partial_shape
     if shape.rank.is_dynamic or any(each.is_dynamic and each.max_length != -1 for each in shape):
         raise ModelRefused(f"'{port.any_name}': its shape {shape} has a range, which is not supported")
@@ -143,5 +140,5 @@ def _tensor(port: ov.ConstOutput) -> Tensor:
 
 
 def _reason(error: RuntimeError) -> str:
-    """The last line of OpenVINO's message; those before it name its source files."""
+    """The last line of OpenVINO's message; the lines before it name source files."""
     return str(error).strip().rpartition("\n")[2]

@@ -1,0 +1,59 @@
+"""A running Triton server's model-control API, as the supervisor needs it.
+
+In: an address. Out: what is served, or that a model was loaded or unloaded; `ControlFailed` says why not.
+Source: triton-inference-server/server, docs/protocol/extension_model_repository.md.
+"""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+ANSWER_S = 2.0
+
+
+class ControlFailed(Exception):
+    """The server did not answer or refused; the message is one line."""
+
+
+@dataclass(frozen=True)
+class Control:
+    """The server at `url`, HOST:PORT; `headers` go with every request."""
+
+    url: str
+    headers: Mapping[str, str]
+
+    def index(self) -> dict[str, dict[int, str]]:
+        """Model -> version -> state ("READY", "LOADING", "UNAVAILABLE", …); raises ControlFailed."""
+        states: dict[str, dict[int, str]] = {}
+        for entry in self._post("v2/repository/index", {}, ANSWER_S):
+            versions = states.setdefault(entry["name"], {})
+            if entry.get("version"):
+                versions[int(entry["version"])] = entry.get("state", "")
+        return states
+
+    def load(self, model: str, config: str | None, timeout_s: float) -> None:
+        """Loads a model, with `config` (JSON) in place of its config.pbtxt; raises ControlFailed."""
+        content = {} if config is None else {"parameters": {"config": config}}
+        self._post(f"v2/repository/models/{model}/load", content, timeout_s)
+
+    def unload(self, model: str, timeout_s: float) -> None:
+        """Answers before the model is gone; raises ControlFailed."""
+        self._post(f"v2/repository/models/{model}/unload", {}, timeout_s)
+
+    def _post(self, path: str, content: dict[str, Any], timeout_s: float) -> Any:
+        headers = {"Content-Type": "application/json", **self.headers}
+        request = urllib.request.Request(f"http://{self.url}/{path}", json.dumps(content).encode(), headers)
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy must not see loopback
+        try:
+            with opener.open(request, timeout=timeout_s) as answer:
+                return json.loads(answer.read() or b"null")
+        except urllib.error.HTTPError as error:
+            words = " ".join(error.read(2000).decode(errors="replace").split())
+            raise ControlFailed(f"HTTP {error.code} {words}") from error
+        except (OSError, ValueError) as error:
+            raise ControlFailed(f"no answer at {self.url}: {error}") from error

@@ -1,0 +1,97 @@
+"""The probe of `clients/probe.py` as a child process that asks the server again and again.
+
+In: the server's address. Out: its verdicts, one after the other. A process of its own keeps serving/ free of clients/,
+and cannot hang with the server.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+EVERY_S = 1.0
+TIMEOUT_S = 1.5
+SILENCE_S = 15.0  # after which the prober itself is started again
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A version that failed the probe; `silent`: it did not answer at all."""
+
+    model: str
+    version: int
+    reason: str
+
+    @property
+    def silent(self) -> bool:
+        return self.reason.startswith("no answer")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One probe; without versions `reason` says why, as when the server does not answer."""
+
+    ok: bool
+    failures: tuple[Failure, ...]
+    models: frozenset[str]
+    reason: str
+
+
+class Prober:
+    """Probes from `start` to `stop`."""
+
+    def __init__(self, url: str, headers: Mapping[str, str]) -> None:
+        self._command = [sys.executable, "-m", "clients.probe", "--url", url]
+        self._command += ["--every", str(EVERY_S), "--timeout", str(TIMEOUT_S)]
+        self._command += [f"--header={name}:{value}" for name, value in headers.items()]
+        self._lines: queue.Queue[bytes] = queue.Queue()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._heard_s = 0.0
+
+    def start(self) -> None:
+        self.stop()
+        self._lines = queue.Queue()
+        self._process = subprocess.Popen(self._command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+        self._heard_s = time.monotonic()
+        threading.Thread(target=_read, args=(self._process, self._lines), daemon=True).start()
+
+    def verdict(self) -> Verdict | None:
+        """The next verdict, None if there is none yet; starts a silent prober again."""
+        with suppress(queue.Empty):
+            line = self._lines.get_nowait()
+            self._heard_s = time.monotonic()
+            return parse(json.loads(line))
+        if time.monotonic() - self._heard_s > SILENCE_S:
+            self.start()
+        return None
+
+    def stop(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+
+def parse(probe: Mapping[str, Any]) -> Verdict:
+    """A line of the probe as a Verdict."""
+    versions = probe["versions"]
+    failures = tuple(
+        Failure(each["model"], int(each["version"]), each["reason"])
+        for each in versions
+        if each["state"] in ("failed", "wrong")
+    )
+    return Verdict(probe["ok"], failures, frozenset(each["model"] for each in versions), probe["reason"])
+
+
+def _read(process: subprocess.Popen[bytes], lines: queue.Queue[bytes]) -> None:
+    if process.stdout is not None:
+        for line in process.stdout:
+            lines.put(line)

@@ -1,0 +1,115 @@
+"""The processes of one server: itself, the Python stub of every model instance, and their shared memory.
+
+In: the server's process id. Out: what runs, what is stopped, and, when the server has died, nothing left of it.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+SHARED_MEMORY = Path("/dev/shm")
+STUB = "triton_python_backend_stub"
+# What a stub is told: the model's file, its region, two sizes, the parent, a folder, an offset, and its instance.
+FILE_WORD, INSTANCE_WORD = 1, 8
+KILL_S, POLL_S = 1.0, 0.02
+
+
+@dataclass(frozen=True)
+class Stub:
+    """The Python process of one instance of one version of a model."""
+
+    process: psutil.Process
+    model: str
+    version: int
+
+    @property
+    def stopped(self) -> bool:
+        """Whether it can do nothing: stopped by a signal, or dead."""
+        with suppress(psutil.NoSuchProcess):
+            return self.process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE)
+        return True
+
+    def processor_s(self) -> float:
+        """Processor time so far, in seconds."""
+        with suppress(psutil.NoSuchProcess):
+            times = self.process.cpu_times()
+            return float(times.user + times.system)
+        return 0.0
+
+
+@dataclass
+class Family:
+    """A server's processes; `look` remembers what `sweep` removes when the server is dead."""
+
+    pid: int
+    members: set[psutil.Process] = field(default_factory=set)
+    regions: set[Path] = field(default_factory=set)
+
+    def look(self) -> list[Stub]:
+        """The stubs that live now."""
+        stubs: list[Stub] = []
+        with suppress(psutil.NoSuchProcess):
+            server = psutil.Process(self.pid)
+            mapped = _regions(server)
+            _remove(self.regions - mapped)  # of a dead stub that was unloaded
+            self.regions = mapped
+            for child in server.children(recursive=True):
+                self.members.add(child)
+                stubs += _stub(child)
+        return stubs
+
+    def sweep(self) -> tuple[int, int]:
+        """Kills the members that are left and removes their shared memory; returns processes and bytes."""
+        left = [member for member in self.members if _lives(member)]
+        for member in left:
+            with suppress(psutil.NoSuchProcess):
+                member.kill()
+        deadline = time.monotonic() + KILL_S
+        while any(map(_lives, left)) and time.monotonic() < deadline:
+            time.sleep(POLL_S)
+        removed = _remove(self.regions)
+        self.members, self.regions = set(), set()
+        return len(left), removed
+
+
+def _lives(process: psutil.Process) -> bool:
+    """False for a zombie too: who adopted it may never ask for its exit code."""
+    with suppress(psutil.NoSuchProcess):
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    return False
+
+
+def _remove(regions: Iterable[Path]) -> int:
+    """Removes shared memory; returns the bytes that were still there."""
+    removed = 0
+    for region in regions:
+        with suppress(FileNotFoundError):
+            size = region.stat().st_size
+            region.unlink()
+            removed += size
+    return removed
+
+
+def _stub(process: psutil.Process) -> Iterable[Stub]:
+    with suppress(psutil.NoSuchProcess, IndexError, ValueError):
+        words = process.cmdline()
+        if Path(words[0]).name == STUB:
+            file, instance = Path(words[FILE_WORD]), words[INSTANCE_WORD]
+            version = next(int(part) for part in reversed(file.parts) if re.fullmatch("[1-9][0-9]*", part))
+            return [Stub(process, re.sub(r"_\d+_\d+$", "", instance), version)]
+    return []
+
+
+def _regions(process: psutil.Process) -> set[Path]:
+    """The shared memory of Triton's Python backends that a process has mapped."""
+    with suppress(psutil.NoSuchProcess, psutil.AccessDenied, OSError):
+        maps = Path(f"/proc/{process.pid}/maps").read_text()
+        return {Path(name) for name in re.findall(rf"{SHARED_MEMORY}/triton_\w*_shm_region_[\w-]+", maps)}
+    return set()

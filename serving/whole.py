@@ -1,0 +1,161 @@
+"""Which versions of a model are whole, judged by its files.
+
+In: a model's folder in the repository. Out: a `Plan`: the versions to serve, what is wrong with the others, and, where
+config.pbtxt would serve something else, a configuration for Triton's load call. Nothing is written. A model without
+any manifest.json was not published by this project; its plan leaves everything to Triton.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tritonclient.grpc import model_config_pb2 as pb
+
+CONFIG_FILE, LABELS_FILE, MANIFEST_FILE = "config.pbtxt", "labels.txt", "manifest.json"
+
+
+class Broken(Exception):
+    """A file is not as it was published; the message names it, what was expected and what was found."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is wrong with a version, or with the files that all versions share (version None)."""
+
+    version: int | None
+    text: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How to serve a model: `versions` ascending, empty if nothing can be served, None if Triton decides.
+
+    `config` is the JSON for Triton's load call, None where config.pbtxt says the same.
+    """
+
+    model: str
+    versions: tuple[int, ...] | None
+    config: str | None = None
+    problems: tuple[Problem, ...] = ()
+
+
+def plan(model_dir: Path, refused: Collection[int] = ()) -> Plan:
+    """The newest whole versions of a model, as many as its version policy serves, without those `refused`."""
+    name, present = model_dir.name, _versions(model_dir)
+    if not any((model_dir / str(number) / MANIFEST_FILE).exists() for number in present):
+        return Plan(name, None)
+    problems: list[Problem] = []
+    message = None
+    try:
+        message = _read_config(model_dir / CONFIG_FILE, name)
+        wanted = _served(message, present)
+    except Broken as error:
+        problems.append(Problem(None, str(error)))
+        wanted = present[-2:]
+    whole: dict[int, Mapping[str, Any]] = {}
+    for number in sorted((each for each in present if each <= max(wanted, default=0)), reverse=True):
+        if len(whole) == len(wanted):
+            break
+        try:
+            if number in refused:
+                raise Broken(f"{model_dir / str(number)}: expected a version that loads, the server refuses it")
+            whole[number] = _check_version(model_dir / str(number))
+        except Broken as error:
+            problems.append(Problem(number, str(error)))
+    chosen = tuple(sorted(whole))
+    if not chosen:
+        return Plan(name, (), None, tuple(problems))
+    if message is None and (message := _published_config(model_dir, chosen)) is None:
+        return Plan(name, (), None, tuple(problems))
+    labels = _labels_problem(model_dir, whole[chosen[-1]])
+    problems += [Problem(None, labels)] if labels else []
+    as_wanted = chosen == tuple(wanted) and not any(problem.version is None for problem in problems)
+    return Plan(name, chosen, None if as_wanted else _override(message, chosen, bool(labels)), tuple(problems))
+
+
+def _versions(model_dir: Path) -> list[int]:
+    """The version folders, ascending; like Triton, without other folders and leading zeros."""
+    names = (path.name for path in model_dir.iterdir() if path.is_dir())
+    return sorted(int(name) for name in names if name.isdecimal() and name.isascii() and not name.startswith("0"))
+
+
+def _read_config(path: Path, name: str) -> pb.ModelConfig:
+    """config.pbtxt; raises Broken."""
+    from google.protobuf import text_format
+    from tritonclient.grpc import model_config_pb2 as pb
+
+    try:
+        message = text_format.Parse(path.read_text(), pb.ModelConfig())
+    except (OSError, UnicodeDecodeError, text_format.ParseError) as error:
+        reason = " ".join(str(error).split())
+        raise Broken(f"{path}: expected the configuration of a model, found {reason}") from error
+    if message.name != name or not message.input or not message.output:
+        raise Broken(f"{path}: expected name {name!r}, inputs and outputs, found name {message.name!r}")
+    return message
+
+
+def _published_config(model_dir: Path, chosen: Sequence[int]) -> pb.ModelConfig | None:
+    """The configuration that was kept with the newest of `chosen` versions that has one."""
+    for number in reversed(chosen):
+        try:
+            return _read_config(model_dir / str(number) / CONFIG_FILE, model_dir.name)
+        except Broken:
+            continue
+    return None
+
+
+def _served(message: pb.ModelConfig, present: Sequence[int]) -> list[int]:
+    """The versions that the version policy serves, ascending."""
+    policy = message.version_policy
+    kind = policy.WhichOneof("policy_choice")
+    if kind == "all":
+        return list(present)
+    if kind == "specific":
+        return sorted(policy.specific.versions)
+    return list(present[-(policy.latest.num_versions or 1) :])
+
+
+def _check_version(folder: Path) -> dict[str, Any]:
+    """The manifest of a version whose file has the manifest's hash; raises Broken."""
+    path = folder / MANIFEST_FILE
+    try:
+        manifest: dict[str, Any] = json.loads(path.read_text())
+        file, expected = folder / Path(manifest["file"]).name, str(manifest["sha256"])
+        list(manifest["model_config"]["labels"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise Broken(f"{path}: expected the manifest of an export, found {error!r}") from error
+    try:
+        digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    except OSError as error:
+        raise Broken(f"{file}: expected the model, found {error.strerror}") from error
+    if digest != expected:
+        raise Broken(f"{file}: expected the SHA-256 {expected}, found {digest}")
+    return manifest
+
+
+def _labels_problem(model_dir: Path, manifest: Mapping[str, Any]) -> str | None:
+    path, expected = model_dir / LABELS_FILE, [str(label) for label in manifest["model_config"]["labels"]]
+    try:
+        labels = path.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        return f"{path}: expected {len(expected)} labels, found {error!r}"
+    return None if labels == expected else f"{path}: expected {len(expected)} labels, found {len(labels)} or others"
+
+
+def _override(message: pb.ModelConfig, versions: Sequence[int], without_labels: bool) -> str:
+    """`message` as JSON that serves exactly `versions`."""
+    from google.protobuf import json_format
+
+    message.version_policy.Clear()
+    message.version_policy.specific.versions.extend(versions)
+    if without_labels:
+        for output in message.output:
+            output.label_filename = ""
+    text: str = json_format.MessageToJson(message, preserving_proto_field_name=True, indent=None)
+    return text

@@ -1,1 +1,1 @@
-"""Clients of the server: preprocessing, a typed wrapper and the command line. No torch."""
+"""Clients of the server: preprocessing, typed clients, the command line, the page. No torch."""

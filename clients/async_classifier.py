@@ -1,11 +1,11 @@
-"""The client for asyncio programs, on which the one for all others stands.
+"""The client for asyncio programs; Classifier is made of it.
 
     async with AsyncClassifier() as classifier:
         async for prediction in classifier.stream(images):
             print(prediction.label, prediction.probability)
 
-At most `concurrency` requests are with the server at a time, whoever sends them; twice as many batches are held,
-so that the next is always ready, and no more, so that memory stays flat. Answers come in the order of the images.
+At most `concurrency` requests are with the server, and twice as many batches in memory. Answers come in the order of
+the images.
 """
 
 import asyncio
@@ -19,30 +19,30 @@ from types import TracebackType
 import numpy as np
 from numpy.typing import NDArray
 
-from clients.batches import Images, as_async, gather_async, split
-from clients.connection import Connection
-from clients.endpoint import BATCH_SIZE, CONCURRENCY, RETRY_S, TIMEOUT_S, Endpoint, Protocol, Tls
 from clients.errors import ServerError
 from clients.prediction import Answer, Prediction, predictions
-from clients.region_pool import RegionPool
-from clients.served import ListedModel, ServedModel, choose, find, list_all
+from clients.server.batches import Images, as_async, gather_async, split
+from clients.server.connection import Connection
+from clients.server.endpoint import BATCH_SIZE, CONCURRENCY, RETRY_S, TIMEOUT_S, Endpoint, Protocol, Tls
+from clients.server.region_pool import RegionPool
+from clients.server.served import ListedModel, ServedModel, choose, find, list_all
 
 
 class AsyncClassifier:
     """A connection to one model of one server; it belongs to the event loop that opened it.
 
-    url:           HOST:PORT; without it the server's default port for the protocol on this machine.
-    model:         a name; without it the only model that is ready or, of several, the transformer with the highest
-                   test accuracy, then the first by name.
+    url:           HOST:PORT, or several with commas: when one is away, the next is asked. Default: Triton's port here.
+    model:         a name. Default: the only ready model, or the transformer with the highest test accuracy.
     timeout_s:     seconds for each request from its first try to its answer.
-    retry_s:       of these, seconds in which a request is tried again while the server is unavailable.
-    batch_size:    images in a request, at most; never more than the model takes.
-    concurrency:   requests with the server at a time, at most.
-    shared_memory: the images go to a server on this host through memory and not through the network.
+    retry_s:       of these, seconds in which a request is tried again while the server is away or too busy.
+    batch_size:    images in a request, at most, as far as the model takes them.
+    concurrency:   requests at a time, at most.
+    shared_memory: images go to a server on this host through memory.
     tls, headers:  for guarded servers.
+    open_retry_s:  like retry_s, while opening. Default: retry_s.
 
-    Raises, in open() and every later call: ServerUnavailable, DeadlineExceeded, ServerError. In open() also
-    ModelNotFound, ModelNotReady and ModelMismatch. Raises ValueError for options that cannot be.
+    Every call raises ServerUnavailable (or ServerBusy), DeadlineExceeded and ServerError; open() also ModelNotFound,
+    ModelNotReady and ModelMismatch. Invalid options raise ValueError.
     """
 
     model: ServedModel
@@ -59,10 +59,13 @@ class AsyncClassifier:
         shared_memory: bool = False,
         tls: Tls | None = None,
         headers: Mapping[str, str] | None = None,
+        open_retry_s: float | None = None,
     ) -> None:
         if batch_size < 1 or concurrency < 1:
             raise ValueError(f"expected batch_size and concurrency of 1 or more, found {batch_size} and {concurrency}")
-        self._endpoint = Endpoint(url, protocol, timeout_s, retry_s, tls, dict(headers or {}))
+        self._endpoint = Endpoint(url, protocol, timeout_s, retry_s, tls, dict(headers or {}), open_retry_s)
+        if shared_memory and len(self._endpoint.addresses) > 1:
+            raise ValueError(f"shared_memory: expected one server, on this host, found the addresses {url!r}")
         self._wanted = model
         self._shared_memory = shared_memory
         self.batch_size = batch_size
@@ -73,10 +76,13 @@ class AsyncClassifier:
         self._regions: RegionPool | None = None
 
     async def open(self) -> "AsyncClassifier":
-        """Connect, and read once what the model is; `async with` does it too."""
+        """Connect and read the model's description; `async with` does it too."""
         self._connection = connection = Connection(self._endpoint, self.concurrency)
         try:
+            if self._endpoint.open_retry_s is not None:
+                connection.retry_s = self._endpoint.open_retry_s
             self.model = await (choose(connection) if self._wanted is None else find(connection, self._wanted))
+            connection.retry_s = self._endpoint.retry_s
         except BaseException:
             await self.close()
             raise
@@ -89,7 +95,7 @@ class AsyncClassifier:
     async def classify(self, images: Images) -> list[Prediction]:
         """Images uint8 (n, 1, 28, 28) -> n predictions in their order."""
         answers = self._answers(split(images, self.model.image_shape, self.batch_size))
-        return [prediction async for answer in answers for prediction in predictions(answer, self.model.labels)]
+        return [prediction async for answer in answers for prediction in self.predictions(answer)]
 
     async def logits(self, images: Images) -> NDArray[np.float32]:
         """Images uint8 (n, 1, 28, 28) -> float32 (n, classes)."""
@@ -105,15 +111,19 @@ class AsyncClassifier:
         batches = gather_async(images, self.model.image_shape, self.batch_size)
         async with aclosing(self._answers(batches)) as answers:
             async for answer in answers:
-                for prediction in predictions(answer, self.model.labels):
+                for prediction in self.predictions(answer):
                     yield prediction
+
+    def predictions(self, answer: Answer) -> list[Prediction]:
+        """A prediction for each image of an answer, with calibrated probabilities."""
+        return predictions(answer, self.model.labels, self.model.temperature)
 
     async def models(self) -> list[ListedModel]:
         """Every model of the server, by name."""
         return await list_all(self._opened())
 
     async def answer(self, batch: Images) -> Answer:
-        """One request, when it is its turn: images (b, 1, 28, 28), not more than a batch."""
+        """One request for images (b, 1, 28, 28), at most a batch, when it is its turn."""
         connection = self._opened()
         async with self._turns:
             start_ns = perf_counter_ns()
@@ -130,7 +140,7 @@ class AsyncClassifier:
         return Answer(logits, version, latency_ms)
 
     async def close(self) -> None:
-        """Cancel what is under way, and leave nothing on either side."""
+        """Cancel the requests under way, remove shared memory."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -154,7 +164,6 @@ class AsyncClassifier:
         return self._connection
 
     async def _answers(self, batches: Iterable[Images] | AsyncIterable[Images]) -> AsyncGenerator[Answer, None]:
-        """The answers in the order of the batches, of which twice as many are held as may be with the server."""
         held: deque[asyncio.Task[Answer]] = deque()
         try:
             async for batch in as_async(batches):

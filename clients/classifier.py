@@ -4,12 +4,9 @@
         for prediction in classifier.classify(images):  # uint8 (n, 1, 28, 28), 0 = background, 255 = ink
             print(prediction.label, prediction.probability)
 
-The protocol is HTTP unless gRPC is asked for: at batch 1 both take the same time, and both give the same numbers.
-A Classifier may be shared by threads: its requests run in an event loop of its own, in one thread, that takes them
-from all others. It must not be carried into a forked child, where it raises RuntimeError. A program that runs an
-event loop itself takes AsyncClassifier, which has the same methods.
-
-tritonclient is imported when a connection is made, so that importing this module costs little.
+HTTP is the default: at batch 1 it is as fast as gRPC, with the same numbers. Threads may share a Classifier; its event
+loop runs in a thread of its own. In a forked child it raises RuntimeError. A program with its own event loop uses
+AsyncClassifier, which has the same methods.
 """
 
 import asyncio
@@ -23,21 +20,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clients.async_classifier import AsyncClassifier
-from clients.batches import Images, gather
-from clients.connection import Connection
-from clients.decode import ClientError, InvalidImage
-from clients.endpoint import BATCH_SIZE, CONCURRENCY, RETRY_S, TIMEOUT_S, Endpoint, Protocol, Tls
 from clients.errors import (
+    ClientError,
     DeadlineExceeded,
+    InvalidImage,
     ModelMismatch,
     ModelNotFound,
     ModelNotReady,
+    ServerBusy,
     ServerError,
     ServerUnavailable,
 )
-from clients.loop_thread import LoopThread, result_of
-from clients.prediction import Answer, Prediction, predictions
-from clients.served import ListedModel, ServedModel, list_all
+from clients.prediction import Answer, Prediction
+from clients.server.batches import Images, gather
+from clients.server.connection import Connection
+from clients.server.endpoint import BATCH_SIZE, CONCURRENCY, RETRY_S, TIMEOUT_S, Endpoint, Protocol, Tls
+from clients.server.loop_thread import LoopThread, result_of
+from clients.server.served import ListedModel, ServedModel, list_all
 
 __all__ = [
     "AsyncClassifier",
@@ -51,6 +50,7 @@ __all__ = [
     "ModelNotReady",
     "Prediction",
     "ServedModel",
+    "ServerBusy",
     "ServerError",
     "ServerUnavailable",
     "Tls",
@@ -59,20 +59,10 @@ __all__ = [
 
 
 class Classifier:
-    """A connection to one model of one server, to be closed or used as a context manager, from any thread.
+    """A connection to one model, for any thread, to be closed or used as a context manager.
 
-    url:           HOST:PORT; without it the server's default port for the protocol on this machine.
-    model:         a name; without it the only model that is ready or, of several, the transformer with the highest
-                   test accuracy, then the first by name.
-    timeout_s:     seconds for each request from its first try to its answer, without the wait for its turn.
-    retry_s:       of these, seconds in which a request is tried again while the server is unavailable.
-    batch_size:    images in a request, at most; never more than the model takes.
-    concurrency:   requests with the server at a time, at most, of all threads together.
-    shared_memory: the images go to a server on this host through memory and not through the network.
-    tls, headers:  for guarded servers.
-
-    Raises, here and in every call: ServerUnavailable, DeadlineExceeded, ServerError. Here also ModelNotFound,
-    ModelNotReady and ModelMismatch, and ValueError for options that cannot be.
+    Options and errors are those of AsyncClassifier; the constructor opens. `timeout_s` leaves out the wait for a turn,
+    `concurrency` counts the requests of all threads.
     """
 
     def __init__(
@@ -87,12 +77,13 @@ class Classifier:
         shared_memory: bool = False,
         tls: Tls | None = None,
         headers: Mapping[str, str] | None = None,
+        open_retry_s: float | None = None,
     ) -> None:
         self._asking = AsyncClassifier(
-            url, model, protocol, timeout_s, retry_s, batch_size, concurrency, shared_memory, tls, headers
+            url, model, protocol, timeout_s, retry_s, batch_size, concurrency, shared_memory, tls, headers, open_retry_s
         )
         self._thread = LoopThread("classifier")
-        self._close = weakref.finalize(self, self._thread.stop, self._asking.close)  # at the process's end too
+        self._close = weakref.finalize(self, self._thread.stop, self._asking.close)  # also at the end of the process
         try:
             self._thread.run(self._asking.open())
         except BaseException:
@@ -104,7 +95,7 @@ class Classifier:
         return self._asking.model
 
     def classify(self, images: Images) -> list[Prediction]:
-        """Images uint8 (n, 1, 28, 28) -> n predictions in order; more than a batch goes in several requests."""
+        """Images uint8 (n, 1, 28, 28) -> n predictions in order; more than a batch takes several requests."""
         return self._thread.run(self._asking.classify(images))
 
     def logits(self, images: Images) -> NDArray[np.float32]:
@@ -114,17 +105,17 @@ class Classifier:
     def stream(self, images: Iterable[Images]) -> Iterator[Prediction]:
         """Images (1, 28, 28) and batches of any length (n, 1, 28, 28), mixed -> a prediction for each, in order.
 
-        An image waits until its batch is full or the images end. They are read in the caller's thread, as far ahead
-        as twice the batches that may be with the server, so that memory stays flat however many there are.
+        An image waits until its batch is full or the images end. Images are read in the caller's thread, a few batches
+        ahead.
         """
         held: deque[Future[Answer]] = deque()
         try:
             for batch in gather(images, self.model.image_shape, self._asking.batch_size):
                 held.append(self._thread.submit(self._asking.answer(batch)))
                 while held and (held[0].done() or len(held) >= 2 * self._asking.concurrency):
-                    yield from predictions(result_of(held.popleft()), self.model.labels)
+                    yield from self._asking.predictions(result_of(held.popleft()))
             while held:
-                yield from predictions(result_of(held.popleft()), self.model.labels)
+                yield from self._asking.predictions(result_of(held.popleft()))
         finally:
             for future in held:
                 future.cancel()
@@ -134,7 +125,7 @@ class Classifier:
         return self._thread.run(self._asking.models())
 
     def close(self) -> None:
-        """End what is under way and leave nothing behind; again, nothing happens."""
+        """Cancel the requests under way, remove shared memory; later calls do nothing."""
         self._close()
 
     def __enter__(self) -> "Classifier":
@@ -154,7 +145,7 @@ def list_models(
     tls: Tls | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> list[ListedModel]:
-    """Every model of a server, by name, where no Classifier is at hand; raises what a Classifier does."""
+    """Every model of a server, by name; raises the errors of Classifier."""
 
     async def listed() -> list[ListedModel]:
         connection = Connection(endpoint, concurrency=CONCURRENCY)

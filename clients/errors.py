@@ -1,29 +1,41 @@
-"""What can go wrong between a client and a server; each text is one line that names the address or the model.
+"""The errors of clients/; each text is one line with the file, address or model. Imports nothing of clients/."""
 
-The errors about images, and ClientError above them all, stand in `clients.decode`, which knows no server.
-"""
 
-from clients.decode import ClientError
+class ClientError(Exception):
+    """The base of all errors of this package."""
+
+
+class InvalidImage(ClientError):
+    """The file or array cannot be classified."""
+
+
+class BlankImage(InvalidImage):
+    """The picture has no ink: it is one colour, or noise."""
 
 
 class ServerUnavailable(ClientError):
-    """Nothing answers at the address, what answers is no Triton server, or it takes no requests now."""
+    """No answer, no Triton server, or no requests taken now."""
 
-    def __init__(self, message: str, may_pass: bool = False) -> None:
+    def __init__(self, message: str, may_pass: bool = False, retry_after_s: float = 0.0) -> None:
         super().__init__(message)
-        self.may_pass = may_pass  # whether it is worth trying again
+        self.may_pass = may_pass  # whether to try again
+        self.retry_after_s = retry_after_s  # seconds that the server asks to wait
+
+
+class ServerBusy(ServerUnavailable):
+    """The server has too many requests."""
 
 
 class ModelNotFound(ClientError):
-    """The server has no model of this name, or none at all."""
+    """The server has no model of this name, or no model."""
 
 
 class ModelNotReady(ClientError):
-    """The model is in the repository, and the server could not load it or has not yet."""
+    """The model is in the repository but not loaded."""
 
 
 class ModelMismatch(ClientError):
-    """The model is served, and is no classifier of images as this project publishes them."""
+    """The model is no classifier of images as this project publishes them."""
 
 
 class DeadlineExceeded(ClientError):
@@ -31,4 +43,8 @@ class DeadlineExceeded(ClientError):
 
 
 class ServerError(ClientError):
-    """The server refused or failed; the text holds its own words."""
+    """The server refused or failed, in its own words."""
+
+
+class CannotListen(Exception):
+    """The page's address is taken, forbidden or not of this machine."""

@@ -1,38 +1,25 @@
-"""The command line: pictures in, what they show and how probable that is out.
+"""The command line: pictures in, the label and the probability of each out.
 
     python clients/infer.py digit.png
     digit.png: 3 (99.5 %)
 
-Answers come in the order of the images, and memory does not grow with their number. Exit codes: 0 every image was
-answered; 1 some could not be, each named in a line on standard error; 2 usage; 3 the server failed; and as for any
-program 130 interrupted, 141 nobody reads the output.
-numpy, Pillow and tritonclient are imported where they are used, so that --help and usage errors come at once.
+Answers come in the order of the images; memory does not grow with their number. Exit codes: 0 every image was answered;
+1 some images failed, each named on standard error; 2 usage; 3 the server failed; 4 some answers are rejected; 130
+interrupted; 141 the reader of the output went away. Heavy imports stand where they are used, so that --help is quick.
 """
 
 import errno
+import os
 import sys
 import warnings
-from collections import deque
-from collections.abc import Iterator
-from contextlib import ExitStack
-from itertools import chain, repeat
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from clients.endpoint import BATCH_SIZE, CONCURRENCY, TIMEOUT_S, Tls, check_header, check_seconds
+from clients.server.endpoint import BATCH_SIZE, CONCURRENCY, TIMEOUT_S, Tls, check_header, check_seconds
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from clients.classifier import Classifier
-    from clients.idx import IdxFile
-    from clients.pictures import Picture
-    from clients.printing import Form
-    from clients.terminal import Terminal
-
-FAILED, SERVER, INTERRUPTED, UNREAD = 1, 3, 130, 141
+INTERRUPTED, UNREAD = 130, 141
+OPEN_RETRY_S = 1.0  # a mistyped address is told soon; a server that has answered once is waited for longer
 
 
 def _seconds(context: click.Context, parameter: click.Parameter, value: float) -> float:
@@ -40,6 +27,12 @@ def _seconds(context: click.Context, parameter: click.Parameter, value: float) -
         check_seconds("the time", value)
     except ValueError as error:
         raise click.BadParameter(str(error)) from error
+    return value
+
+
+def _share(context: click.Context, parameter: click.Parameter, value: float | None) -> float | None:
+    if value is not None and not 0 < value <= 1:  # NaN too
+        raise click.BadParameter(f"expected a probability above 0 and at most 1, found {value!r}")
     return value
 
 
@@ -63,34 +56,45 @@ _FILE = click.Path(exists=True, dir_okay=False)
 @click.command()
 @click.argument("paths", metavar="PATH...", nargs=-1, required=True)
 @click.option("--model", help="Name of the model on the server.  [default: the best transformer there]")
-@click.option("--url", metavar="HOST:PORT", help="Where the server is.  [default: 127.0.0.1, Triton's port]")
+@click.option(
+    "--url",
+    metavar="HOST:PORT",
+    help="The server's address, or several with commas: the next is asked when one is away."
+    "  [default: 127.0.0.1, Triton's port]",
+)
 @click.option("--protocol", type=click.Choice(["http", "grpc"]), default="http", show_default=True)
 @click.option("--top", type=click.IntRange(1), metavar="K", help="Also print the K most probable labels.")
+@click.option("--split", is_flag=True, help="Read each separate shape of a picture by itself, left to right.")
+@click.option(
+    "--reject-below", type=float, metavar="P", callback=_share, help="Reject answers with a probability below P."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV with a header.")
 @click.option("--show", is_flag=True, help="Also print what the model sees, in blocks.")
-@click.option("--labels", type=_FILE, help="An idx file of labels for one of images; prints the accuracy last.")
+@click.option("--labels", type=_FILE, help="An idx file with the labels of an idx file of images; prints the accuracy.")
 @click.option(
     "--batch-size", type=click.IntRange(1), default=BATCH_SIZE, show_default=True, help="Images in a request."
 )
 @click.option(
     "--concurrency", type=click.IntRange(1, 64), default=CONCURRENCY, show_default=True, help="Requests at a time."
 )
-@click.option("--shared-memory", is_flag=True, help="Hand the images to a server on this machine through memory.")
+@click.option("--shared-memory", is_flag=True, help="Pass images to a server on this machine through memory.")
 @click.option(
     "--timeout", type=float, default=TIMEOUT_S, show_default=True, callback=_seconds, help="Seconds a request."
 )
 @click.option("--ssl", is_flag=True, help="Encrypt, and verify the server by the system's authorities.")
 @click.option("--ssl-ca", type=_FILE, help="Encrypt, and verify the server by the authorities in this PEM file.")
-@click.option("--ssl-cert", type=_FILE, help="A PEM file with the certificate that the server wants to see.")
+@click.option("--ssl-cert", type=_FILE, help="A PEM file with this client's certificate.")
 @click.option("--ssl-key", type=_FILE, help="A PEM file with that certificate's private key.")
-@click.option("--header", multiple=True, metavar="NAME:VALUE", callback=_headers, help="To send with every request.")
+@click.option("--header", multiple=True, metavar="NAME:VALUE", callback=_headers, help="Sent with every request.")
 def infer(
     paths: tuple[str, ...],
     model: str | None,
     url: str | None,
     protocol: str,
     top: int | None,
+    split: bool,
+    reject_below: float | None,
     as_json: bool,
     as_csv: bool,
     show: bool,
@@ -105,115 +109,76 @@ def infer(
     ssl_key: str | None,
     header: dict[str, str],
 ) -> None:
-    """Ask the server what PATH... shows: drawings, scans or photos of a digit, or whatever its model tells apart.
+    """Ask the server what PATH... shows: drawings, scans or photos of a digit, or what else its model classifies.
 
-    A digit may be dark on light or light on dark. A model of photos sees a picture's middle, in its own size.
+    A digit may be dark on light or light on dark. A model of photos sees the middle of a picture.
     A PATH is an image, a folder of images, a quoted pattern, an idx file as of MNIST, or - for standard input.
+    Probabilities are calibrated where the model has a temperature. --reject-below makes the exit code 4 for rejections.
     """
     if as_json + as_csv + show > 1:
         raise click.UsageError("expected at most one of --json, --csv and --show")
-    warnings.filterwarnings("ignore", module="PIL")  # what matters about a picture is an error
-    form: Form = "json" if as_json else "csv" if as_csv else "picture" if show else "text"
-    try:
-        tls = Tls(ssl_ca, ssl_cert, ssl_key) if ssl or ssl_ca or ssl_cert or ssl_key else None
-    except ValueError as error:
-        raise click.UsageError(str(error)) from error
-    options = {
+    if split and labels:
+        raise click.UsageError("expected at most one of --split and --labels")
+    server: dict[str, Any] = {
         "url": url,
         "model": model,
         "protocol": protocol,
         "timeout_s": timeout,
+        "open_retry_s": OPEN_RETRY_S,
         "batch_size": batch_size,
         "concurrency": concurrency,
         "shared_memory": shared_memory,
-        "tls": tls,
+        "tls": _tls(ssl, ssl_ca, ssl_cert, ssl_key),
         "headers": header,
     }
+    form = "json" if as_json else "csv" if as_csv else "picture" if show else "text"
+    sys.exit(_answer(paths, labels, server, form, top, split, reject_below))
+
+
+def _tls(ssl: bool, ca_file: str | None, certificate_file: str | None, key_file: str | None) -> Tls | None:
     try:
-        code = _run(paths, labels, options, form, top)
-    except KeyboardInterrupt:
-        code = INTERRUPTED
-    except OSError as error:  # of standard output, for all others are errors of the client
-        if error.errno != errno.EPIPE:
-            raise click.ClickException(f"standard output: {error.strerror}") from error
-        code = UNREAD
-    sys.exit(code)
+        return Tls(ca_file, certificate_file, key_file) if ssl or ca_file or certificate_file or key_file else None
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
 
 
-def _run(paths: tuple[str, ...], labels: str | None, options: dict[str, Any], form: "Form", top: int | None) -> int:
-    """Print the answers for all pictures; the exit code. No server is needed before there is a picture."""
-    from clients.classifier import Classifier, ClientError, InvalidImage
-    from clients.pictures import count_pictures, read_pictures
-    from clients.printing import printable
-    from clients.terminal import Terminal
-
-    try:
-        with ExitStack() as stack:
-            truths = None if labels is None else stack.enter_context(_labels_for(paths, labels))
-            terminal = stack.enter_context(Terminal(lambda: count_pictures(paths)))
-            pictures = read_pictures(paths, terminal.failed, terminal.noted)
-            first = next(pictures, None)
-            if first is not None:
-                classifier = stack.enter_context(Classifier(**options))
-                _print_answers(classifier, chain([first], pictures), truths, terminal, form, top)
-    except ClientError as error:
-        click.echo(f"Error: {printable(str(error))}", err=True)
-        return FAILED if isinstance(error, InvalidImage) else SERVER
-    return FAILED if terminal.failures else 0
-
-
-def _labels_for(paths: tuple[str, ...], labels: str) -> "IdxFile":
-    """The file of labels, open, when it is whole and has one for each image of the one idx file."""
-    from clients.decode import InvalidImage
-    from clients.idx import IdxFile, is_idx
-
-    if len(paths) != 1 or not is_idx(paths[0]):
-        raise click.UsageError("--labels: expected PATH to be one idx file of images")
-    try:
-        with IdxFile(paths[0], dimensions=2) as images, IdxFile(labels, dimensions=0) as whole:
-            expected, found = images.count, sum(1 for _ in whole)
-        if found != expected:
-            raise click.UsageError(f"--labels: expected {expected} labels in {labels}, found {found}")
-        return IdxFile(labels, dimensions=0)
-    except InvalidImage as error:
-        raise click.UsageError(f"--labels: {error}") from error
-
-
-def _print_answers(
-    classifier: "Classifier",
-    pictures: Iterator["Picture"],
-    truths: "IdxFile | None",
-    terminal: "Terminal",
-    form: "Form",
+def _answer(
+    paths: tuple[str, ...],
+    labels: str | None,
+    server: dict[str, Any],
+    form: str,
     top: int | None,
-) -> None:
-    """Ask about all pictures, and print each answer as it comes; last the accuracy, where the labels are known."""
-    from clients.decode import InvalidImage
-    from clients.printing import csv_header, lines
+    split: bool,
+    reject_below: float | None,
+) -> int:
+    """Print the answers; the exit code."""
+    from clients.answering import LabelsMismatch, answer_paths
+    from clients.printing import Printer
 
-    model = classifier.model
-    waiting: deque[tuple[str, NDArray[np.uint8], int | None]] = deque()
+    warnings.filterwarnings("ignore", module="PIL")  # what matters about a picture is an error
+    try:
+        return answer_paths(paths, labels, server, Printer(form, top, split, reject_below))
+    except LabelsMismatch as error:
+        raise click.UsageError(f"--labels: {error}") from error
+    except ValueError as error:  # options that do not fit together
+        raise click.UsageError(str(error)) from error
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except OSError as error:  # of standard output; all other errors are ClientError
+        if error.errno == errno.EPIPE:
+            return UNREAD
+        raise click.ClickException(f"{_output()}: {error.strerror}") from error
 
-    def inputs() -> Iterator["NDArray[np.uint8]"]:
-        for picture, truth in zip(pictures, map(int, truths) if truths else repeat(None), strict=False):
-            try:
-                pixels = picture.as_input(model.image_shape, model.preprocessing)
-            except InvalidImage as error:
-                terminal.failed(picture.name, str(error))
-                continue
-            waiting.append((picture.name, pixels, truth))
-            yield pixels
 
-    if form == "csv":
-        terminal.print(csv_header(top, len(model.labels)))
-    correct = 0
-    for prediction in classifier.stream(inputs()):
-        name, pixels, truth = waiting.popleft()
-        terminal.answered(lines(form, name, pixels, prediction, model.name, top))
-        correct += prediction.index == truth
-    if truths:
-        share = f"accuracy: {100 * correct / truths.count:.2f} % ({correct} of {truths.count})"
-        terminal.print(share, err=form in ("json", "csv"))
+def _output() -> str:
+    """Standard output, with the path of the file behind it."""
+    from clients.terminal import printable
+
+    try:
+        path = os.readlink("/proc/self/fd/1")  # noqa: PTH115 (of a pipe it is no path)
+    except OSError:
+        path = ""
+    return f"standard output ({printable(path)})" if path.startswith("/") else "standard output"
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Predictions as text: a line for people, below it the best labels and what the model saw; as JSON; as CSV."""
+"""Predictions as text for people, JSON or CSV."""
 
 import csv
 import io
@@ -6,47 +6,119 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from typing import Literal
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from clients.prediction import Prediction
+from clients.terminal import Terminal, printable
 
-Form = Literal["text", "picture", "json", "csv"]
-
-
-def lines(form: Form, name: str, pixels: NDArray[np.uint8], prediction: Prediction, model: str, top: int | None) -> str:
-    """What is printed of one image: its name, its pixels (C, h, w) where they are shown, the `top` best labels."""
-    if form == "json":
-        return _json(name, prediction, model, top or 1)
-    if form == "csv":
-        best = [value for pair in prediction.top(top or 1) for value in pair]
-        return _row([name, *best, model, prediction.version, round(prediction.latency_ms, 3)])
-    text = [f"{printable(name)}: {prediction.label} ({100 * prediction.probability:.1f} %)"]
-    ranked = prediction.top(top or 0)
-    width = max((len(label) for label, _ in ranked), default=0)
-    text += [f"  {label:>{width}}  {100 * probability:5.1f} %" for label, probability in ranked]
-    if form == "picture":
-        text += blocks(pixels, colour=sys.stdout.isatty() and "NO_COLOR" not in os.environ)
-    return "\n".join(text)
+FORMS = ("text", "picture", "json", "csv")
 
 
-def csv_header(top: int | None, labels: int) -> str:
-    """The names of the columns, of which there are two for each of the `top` best labels."""
-    more = [f"{column}_{rank}" for rank in range(2, min(top or 1, labels) + 1) for column in ("label", "probability")]
-    return _row(["file", "label", "probability", *more, "model", "version", "latency_ms"])
+@dataclass(frozen=True)
+class Item:
+    """One image that was asked about."""
+
+    name: str  # of its picture
+    pixels: NDArray[np.uint8]  # (C, h, w), as the model sees it
+    shape: int  # number of the shape in the picture, from 1 on; 1 without --split
+    shapes: int  # separate shapes in the picture
 
 
-def printable(text: str) -> str:
-    """Text on one line; what a terminal would obey and not show is written as in Python's strings."""
-    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+class Printer:
+    """Prints answers in one of FORMS.
+
+    top:          the most probable labels to print.
+    split:        whether each answer is of one shape.
+    reject_below: less probable answers are marked; `rejected` counts them.
+    """
+
+    def __init__(self, form: str, top: int | None, split: bool, reject_below: float | None) -> None:
+        self.split = split
+        self.rejected = 0
+        self._form = form
+        self._top = top
+        self._reject_below = reject_below
+        self._line: list[str] = []  # of the shapes of one picture
+
+    def print_header(self, terminal: Terminal, labels: int) -> None:
+        """The names of the columns, for CSV."""
+        if self._form == "csv":
+            ranks = range(2, min(self._top or 1, labels) + 1)
+            more = [f"{column}_{rank}" for rank in ranks for column in ("label", "probability")]
+            shape = ["shape", "shapes"] if self.split else []
+            rejected = [] if self._reject_below is None else ["rejected"]
+            columns = ["file", *shape, "label", "probability", *more, *rejected, "model", "version", "latency_ms"]
+            terminal.print(_row(columns))
+
+    def print_answer(self, terminal: Terminal, item: Item, prediction: Prediction, model: str) -> bool:
+        """Print one answer; whether it is rejected."""
+        rejected = self._reject_below is not None and prediction.probability < self._reject_below
+        self.rejected += rejected
+        if self._form == "json":
+            lines = self._json(item, prediction, model, rejected)
+        elif self._form == "csv":
+            lines = self._csv(item, prediction, model, rejected)
+        else:
+            lines = self._text(item, prediction, rejected)
+        terminal.print(lines)
+        if not self.split or item.shape == item.shapes:
+            terminal.advance()
+        return rejected
+
+    def print_accuracy(self, terminal: Terminal, correct: int, answered: int, count: int) -> None:
+        """The share of right answers among those that are not rejected."""
+        text = f"accuracy: {100 * correct / max(1, answered):.2f} % ({correct} of {answered})"
+        if self._reject_below is not None:
+            text += f", rejected: {100 * self.rejected / count:.2f} % ({self.rejected} of {count})"
+        terminal.print(text, err=self._form in ("json", "csv"))
+
+    def _text(self, item: Item, prediction: Prediction, rejected: bool) -> str:
+        share = f"{100 * prediction.probability:.1f} %"
+        name, label = printable(item.name), printable(prediction.label)
+        place = f"{name}, shape {item.shape} of {item.shapes}" if self.split and item.shapes > 1 else name
+        verdict = f"rejected ({label} at {share})" if rejected else f"{label} ({share})"
+        text = [f"{place}: {verdict}"]
+        ranked = [(printable(each), probability) for each, probability in prediction.top(self._top or 0)]
+        width = max((len(each) for each, _ in ranked), default=0)
+        text += [f"  {each:>{width}}  {100 * probability:5.1f} %" for each, probability in ranked]
+        if self._form == "picture":
+            text += blocks(item.pixels, colour=sys.stdout.isatty() and "NO_COLOR" not in os.environ)
+        if self.split and item.shapes > 1:
+            self._line.append("?" if rejected else label)
+            if item.shape == item.shapes:
+                text.append(f"{name}: {''.join(self._line)}")
+                self._line = []
+        return "\n".join(text)
+
+    def _json(self, item: Item, prediction: Prediction, model: str, rejected: bool) -> str:
+        top = [{"label": label, "probability": probability} for label, probability in prediction.top(self._top or 1)]
+        answer = {
+            "file": item.name,
+            **({"shape": item.shape} if self.split else {}),
+            "shapes": item.shapes,
+            "label": prediction.label,
+            "probability": prediction.probability,
+            **({} if self._reject_below is None else {"rejected": rejected}),
+            "top": top,
+            "model": model,
+            "version": prediction.version,
+            "latency_ms": round(prediction.latency_ms, 3),
+        }
+        return json.dumps(answer)
+
+    def _csv(self, item: Item, prediction: Prediction, model: str, rejected: bool) -> str:
+        best = [value for label, share in prediction.top(self._top or 1) for value in (printable(label), share)]
+        shape = [item.shape, item.shapes] if self.split else []
+        verdict = [] if self._reject_below is None else [str(rejected).lower()]
+        latency_ms = round(prediction.latency_ms, 3)
+        return _row([printable(item.name), *shape, *best, *verdict, model, prediction.version, latency_ms])
 
 
 def blocks(image: NDArray[np.uint8], colour: bool) -> list[str]:
-    """An image (1 or 3, h, w) in half as many lines of w blocks: as it is where there are colours, else light ones
-    from 128 on.
-    """
+    """An image (1 or 3, h, w) as h / 2 lines of w blocks, in colour or with levels from 128 on."""
     padded = np.pad(image, ((0, 0), (0, image.shape[1] % 2), (0, 0)))  # (C, h, w), h even
     rows = zip(*(padded[:, first::2].transpose(1, 2, 0).tolist() for first in (0, 1)), strict=True)
     pairs = [list(zip(upper, lower, strict=True)) for upper, lower in rows]
@@ -56,29 +128,16 @@ def blocks(image: NDArray[np.uint8], colour: bool) -> list[str]:
 
 
 def _coloured(upper: list[int], lower: list[int]) -> str:
-    """The upper half of a character in one colour, the lower in another; of grey the terminal has 24."""
+    """A character with two colours, upper and lower half; a terminal has 24 greys."""
     if len(upper) == 1:
         return f"\x1b[38;5;{232 + upper[0] * 23 // 255};48;5;{232 + lower[0] * 23 // 255}m▀"
     return f"\x1b[38;2;{';'.join(map(str, upper))};48;2;{';'.join(map(str, lower))}m▀"
 
 
 def _is_light(levels: list[int]) -> bool:
-    """Of grey, or of red, green and blue, by their weights in ITU-R BT.601."""
+    """Of grey, or of red, green and blue with the weights of ITU-R BT.601."""
     weights = (1000,) if len(levels) == 1 else (299, 587, 114)
     return sum(weight * level for weight, level in zip(weights, levels, strict=True)) >= 128_000
-
-
-def _json(name: str, prediction: Prediction, model: str, top: int) -> str:
-    answer = {
-        "file": name,
-        "label": prediction.label,
-        "probability": prediction.probability,
-        "top": [{"label": label, "probability": probability} for label, probability in prediction.top(top)],
-        "model": model,
-        "version": prediction.version,
-        "latency_ms": round(prediction.latency_ms, 3),
-    }
-    return json.dumps(answer)
 
 
 def _row(values: Sequence[object]) -> str:

@@ -1,4 +1,4 @@
-"""Answers on standard output, failures and notes on standard error, where a terminal also shows a progress bar."""
+"""Answers to standard output; failures, notes and, in a terminal, a progress bar to standard error."""
 
 import io
 import sys
@@ -7,18 +7,16 @@ from types import TracebackType
 
 import click
 
-from clients.printing import printable
-
 
 class Terminal:
-    """Where the command line writes; `failures` counts what it was told has failed.
+    """The output of the command line; `failures` counts the failures it printed.
 
-    total: called where a bar is shown, for the number of images.
+    total: gives the number of pictures; called only where a bar is shown.
     """
 
     def __init__(self, total: Callable[[], int]) -> None:
         self.failures = 0
-        if isinstance(sys.stdout, io.TextIOWrapper):  # a file's name need not be text in the terminal's encoding
+        if isinstance(sys.stdout, io.TextIOWrapper):  # a file name may not be text in the terminal's encoding
             sys.stdout.reconfigure(errors="backslashreplace")
         self._bar = None
         if sys.stderr.isatty():
@@ -26,30 +24,25 @@ class Terminal:
 
             self._bar = tqdm(total=total(), unit=" images", file=sys.stderr, delay=1, leave=False, dynamic_ncols=True)
 
-    def answered(self, lines: str) -> None:
-        """Print what belongs to one image."""
-        self.print(lines)
-        self._advance()
-
     def failed(self, name: str, what: str) -> None:
-        """Name an image that could not be classified, or a path in which there is none."""
+        """Print the failure of a picture or path."""
         self.failures += 1
         text = what if what.startswith(name) else f"{name}: {what.removeprefix('image: ')}"
         self.print(f"Error: {printable(text)}", err=True)
-        self._advance()
+        self.advance()
 
     def noted(self, name: str, what: str) -> None:
-        """Say what is no failure."""
         self.print(f"Note: {printable(name)}: {what}", err=True)
 
     def print(self, lines: str, err: bool = False) -> None:
         stream = sys.stderr if err else sys.stdout
-        if self._bar is not None and stream.isatty():  # the bar stands there too and must make room
+        if self._bar is not None and stream.isatty():  # the bar must make room
             self._bar.write(lines, file=stream)
         else:
             click.echo(lines, err=err)
 
-    def _advance(self) -> None:
+    def advance(self) -> None:
+        """Count one picture as done."""
         if self._bar is not None:
             self._bar.update()
 
@@ -61,3 +54,8 @@ class Terminal:
     ) -> None:
         if self._bar is not None:
             self._bar.close()
+
+
+def printable(text: str) -> str:
+    """Text on one line; characters that control a terminal are escaped as in Python's strings."""
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)

@@ -1,10 +1,9 @@
-"""The command `web`: a page to draw a digit on, read by a model on the Triton server after every stroke.
+"""The command `web`: a page to draw a digit on.
 
     python clients/web/app.py
     Draw at http://127.0.0.1:8080 (Ctrl-C ends)
 
-The page needs no Triton server to start: it says that there is none, and goes on by itself once there is.
-Flask, waitress and the rest are imported where they are used, so that --help and usage errors come at once.
+The page starts without a Triton server and continues when there is one. Heavy imports stand where they are used.
 """
 
 import warnings
@@ -16,14 +15,15 @@ import click
 @click.command()
 @click.option("--host", default="127.0.0.1", show_default=True, help="Name or address to listen on, 0.0.0.0 for all.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8080, show_default=True, help="0 takes a free one.")
-@click.option("--model", help="Name of the model selected at first.  [default: the best transformer there]")
-@click.option("--url", metavar="HOST:PORT", help="Where the Triton server is.  [default: 127.0.0.1, Triton's port]")
+@click.option("--model", help="The model that is selected at first.  [default: the best transformer there]")
+@click.option("--url", metavar="HOST:PORT", help="The Triton server's address.  [default: 127.0.0.1, Triton's port]")
 @click.option("--protocol", type=click.Choice(["http", "grpc"]), default="http", show_default=True)
 def web(host: str, port: int, model: str | None, url: str | None, protocol: Literal["http", "grpc"]) -> None:
-    """Serve a page to draw a digit on. The page is open to everyone who reaches HOST: there is no password."""
+    """Serve a page to draw a digit on. Everyone who reaches HOST may use it: there is no password."""
+    from clients.errors import CannotListen
     from clients.web.asking import Triton
     from clients.web.guards import RateLimit
-    from clients.web.listening import CannotListen, address_of, open_server
+    from clients.web.listening import address_of, open_server
     from clients.web.pages import create_app
 
     warnings.filterwarnings("ignore", module="PIL")  # what matters about a picture is an error

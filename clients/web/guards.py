@@ -1,7 +1,7 @@
-"""What stands between the page and the rest of the world: its headers, whom it answers, and how often.
+"""Protection of the page: its headers, the senders that it answers, and how often.
 
-A page on loopback can be reached by every web site that its user visits, through the user's browser. Such a site sends
-its own Origin, or, when it has made its own name point to this machine (DNS rebinding), its own Host.
+Every web site can reach a page on loopback through its visitor's browser. It then sends its own Origin, or its own Host
+when its name points to this machine (DNS rebinding).
 """
 
 import ipaddress
@@ -26,14 +26,13 @@ HEADERS = {
 
 
 def foreign_host(host: str, name: str) -> str | None:
-    """Why a request with this Host header is not for us, or None.
+    """Why a request with this Host header is refused, or None.
 
-    An address cannot be rebound, so every address is ours; of names, localhost and the one we listen on. Any port
-    will do, for it may be forwarded.
+    Allowed are addresses, which cannot be rebound, localhost, and our own name, with any port.
     """
     try:
-        found = urlsplit(f"//{host}").hostname or ""
-        if found in ("localhost", name.lower()) or ipaddress.ip_address(found):
+        hostname = urlsplit(f"//{host}").hostname or ""
+        if hostname in ("localhost", name.lower()) or ipaddress.ip_address(hostname):
             return None
     except ValueError:
         pass
@@ -41,7 +40,7 @@ def foreign_host(host: str, name: str) -> str | None:
 
 
 def foreign_site(host: str, origin: str | None, fetch_site: str | None) -> str | None:
-    """Why a request comes from the page of another site, or None; what is no browser sends neither header."""
+    """Why a request is refused as another site's, or None; only browsers send these headers."""
     if fetch_site not in (None, "same-origin", "none"):
         return f"Sec-Fetch-Site: expected same-origin, found {fetch_site!r}"
     if origin is not None and origin not in (f"http://{host}", f"https://{host}"):
@@ -50,11 +49,7 @@ def foreign_site(host: str, origin: str | None, fetch_site: str | None) -> str |
 
 
 class RateLimit:
-    """A token bucket for each client: `burst` requests at once, then `rate_hz` in the long run.
-
-    Only the `clients` most recent addresses are remembered, so that memory is bounded; one that is forgotten starts
-    with a full bucket.
-    """
+    """A token bucket for each of the `clients` most recent addresses: `burst` requests at once, then `rate_hz`."""
 
     def __init__(
         self,
@@ -71,7 +66,7 @@ class RateLimit:
         self._lock = threading.Lock()
 
     def wait_s(self, client: str) -> float:
-        """Take a token of this client's: 0 if there was one, else the seconds until there will be one."""
+        """Take a token: 0, or the seconds until there is one."""
         with self._lock:
             now_s = self._clock_s()
             tokens, counted_s = self._buckets.pop(client, (float(self._burst), now_s))

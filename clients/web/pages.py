@@ -1,8 +1,8 @@
-"""The application: the page's files and its two questions, every failure one line of JSON.
+"""The application: the page's files and two questions; every failure is one line of JSON.
 
 GET  /                         the page
-GET  /api/models               the models on the server, the preferred one, and which files are accepted
-POST /api/classify?model=NAME  an image file as the body -> what the model says, and the image that it saw
+GET  /api/models               the models on the server, the preferred one, the accepted files
+POST /api/classify?model=NAME  an image file as the body -> the model's prediction, and the image it saw
 """
 
 import math
@@ -13,29 +13,32 @@ from werkzeug.exceptions import (
     BadRequest,
     Forbidden,
     HTTPException,
+    NotFound,
     TooManyRequests,
     UnsupportedMediaType,
 )
+from werkzeug.routing import RequestRedirect
 
-from clients.classifier import ModelNotFound
-from clients.decode import ClientError, InvalidImage
+from clients.errors import ClientError, InvalidImage, ModelNotFound
 from clients.web.asking import Triton
 from clients.web.guards import HEADERS, RateLimit, foreign_host, foreign_site
 
 BODY_BYTES = 10_000_000
-# None of these can be sent by a form of another site without the browser asking us first.
+# A form of another site cannot send these types without the browser asking us first.
 TYPES = ("image/png", "image/jpeg", "image/webp", "image/gif", "image/bmp", "image/tiff", "image/avif")
 
 
 def create_app(triton: Triton, rate: RateLimit, host: str = "127.0.0.1") -> Flask:
-    """The WSGI application that asks `triton`; `host` is the name under which it may be reached, beside addresses."""
+    """The WSGI application that asks `triton`; requests must name `host`, localhost or an address."""
     app = Flask("clients.web", static_folder=Path(__file__).with_name("static"), static_url_path="/static")
     app.config["MAX_CONTENT_LENGTH"] = BODY_BYTES
-    app.url_map.merge_slashes = False  # answered by a redirect
+    app.url_map.merge_slashes = False  # it would answer with a redirect
 
     @app.before_request
     def guard() -> None:
         _check_sender(host)
+        if isinstance(request.routing_exception, RequestRedirect):  # of an empty path
+            raise NotFound
         if request.path.startswith("/api/"):
             _check_rate(rate)
 
@@ -66,7 +69,7 @@ def create_app(triton: Triton, rate: RateLimit, host: str = "127.0.0.1") -> Flas
 def _check_sender(host: str) -> None:
     named = request.headers.get("Host", "")
     reason = foreign_host(named, host)
-    if reason is None and request.path.startswith("/api/"):  # a link to the page may stand anywhere
+    if reason is None and request.path.startswith("/api/"):  # other sites may link to the page
         reason = foreign_site(named, request.headers.get("Origin"), request.headers.get("Sec-Fetch-Site"))
     if reason is not None:
         raise Forbidden(reason)
@@ -92,7 +95,7 @@ def _classify(triton: Triton) -> Response:
         raise UnsupportedMediaType(f"Content-Type: expected {', '.join(TYPES)}, found {request.mimetype!r}")
     content = request.get_data()
     if not content:
-        raise BadRequest("expected an image file as the body, found nothing")
+        raise BadRequest("expected an image file as the body, found an empty one")
     answer = triton.ask(content, request.args.get("model") or None)
     return jsonify(
         label=answer.prediction.label,
@@ -102,13 +105,14 @@ def _classify(triton: Triton) -> Response:
         model=answer.model,
         version=answer.prediction.version,
         image=answer.image.tolist(),
+        shapes=answer.shapes,
         preparation_ms=round(answer.preparation_ms, 3),
         inference_ms=round(answer.prediction.latency_ms, 3),
     )
 
 
 def _failure(error: HTTPException) -> Response:
-    """The answer of an HTTP error, with its headers and one line of JSON as the body; a fault of ours comes as 500."""
+    """An HTTP error as one line of JSON, with its headers; our own faults are 500."""
     response = Response(status=error.code, headers=error.get_headers())
     response.data = jsonify(error=" ".join((error.description or error.name).split())).data
     response.content_type = "application/json"
@@ -117,4 +121,4 @@ def _failure(error: HTTPException) -> Response:
 
 def _client_failure(error: ClientError) -> tuple[Response, int]:
     status = 422 if isinstance(error, InvalidImage) else 404 if isinstance(error, ModelNotFound) else 503
-    return jsonify(error=str(error)), status
+    return jsonify(error=str(error).removeprefix("image: ")), status

@@ -1,23 +1,22 @@
 // Strokes or a picture in, the server's answer out.
 //
-// The sheet is a list of strokes or one picture; every change adds a state to `history`. A change makes a new question,
-// and `settle` asks the newest one: one request at a time, and what became old on its way is not shown. `look` asks the
-// server every few seconds for its models; it finds out that the server is gone, and that it is back.
+// The sheet is a list of strokes or one picture; every change makes a new question. `settle` asks the newest, one request
+// at a time. `look` asks for the models every few seconds, and so notices when the server goes and comes back.
 
 const DEBOUNCE_MS = 120;
-const PATIENCE_MS = 15000; // longer than the page's server waits for Triton
+const PATIENCE_MS = 15000; // longer than this page's server waits for Triton
 const CALM_MS = 5000; // between two looks at the server
 const TROUBLED_MS = 1500;
-const HISTORY = 100; // states of the sheet that can be undone
-const PEN = 0.07; // width of a stroke; all lengths on the sheet are shares of its side
+const HISTORY = 100; // states of the sheet
+const PEN = 0.07; // width of a stroke; lengths on the sheet are shares of its side
 const SENT_SIDE = 280; // pixels
-const KEPT_SIDE = 1024; // pixels of a picture's longer side, as far as it is shown
+const KEPT_SIDE = 1024; // pixels of the longer side of a picture on the sheet
 
 const at = (id) => document.getElementById(id);
 const paper = at("paper");
 
-class Trouble extends Error {} // will pass: no server, no model, too many requests
-class Refusal extends Error {} // lies in the picture
+class Trouble extends Error {} // passes: no server, no model, too many requests
+class Refusal extends Error {} // the picture's fault
 
 // The sheet
 
@@ -86,7 +85,7 @@ function endStroke(event) {
 }
 
 function dropStroke(event) {
-  if (event.pointerId !== pen?.pointer) return; // also after endStroke, for then the capture is lost too
+  if (event.pointerId !== pen?.pointer) return;
   pen = null;
   paint();
 }
@@ -114,10 +113,10 @@ function paintStroke(context, points, side, ink) {
   context.lineCap = "round";
   let from = scaled[0];
   context.beginPath();
-  context.arc(from.x, from.y, from.width / 2, 0, 2 * Math.PI); // a line from a point to itself shows nothing
+  context.arc(from.x, from.y, from.width / 2, 0, 2 * Math.PI); // a line of no length is invisible
   context.fill();
   for (const [index, point] of scaled.entries()) {
-    // From the middle of one pair of points to the middle of the next, bent towards the point between them.
+    // From the middle of a pair of points to the middle of the next pair, bent towards the point between them.
     const next = scaled[index + 1] ?? point;
     const to = { x: (point.x + next.x) / 2, y: (point.y + next.y) / 2 };
     context.lineWidth = point.width;
@@ -129,11 +128,16 @@ function paintStroke(context, points, side, ink) {
   }
 }
 
-function paintPicture(context, { shown, name }, side) {
+function paintPicture(context, { shown, paper: ground, name }, side) {
   if (shown) {
     const scale = side / Math.max(shown.width, shown.height);
     const [width, height] = [shown.width * scale, shown.height * scale];
-    context.drawImage(shown, (side - width) / 2, (side - height) / 2, width, height);
+    const place = [(side - width) / 2, (side - height) / 2, width, height];
+    if (ground) {
+      context.fillStyle = ground;
+      context.fillRect(...place);
+    }
+    context.drawImage(shown, ...place);
     return;
   }
   context.fillStyle = getComputedStyle(paper).color;
@@ -146,10 +150,12 @@ async function receive(file) {
   if (!file) return;
   const refusal = refusalOf(file);
   if (refusal) return note(`${file.name}: ${refusal}`);
-  change({ strokes: [], picture: { file, name: file.name, shown: await smallCopy(file) } });
+  const shown = await smallCopy(file);
+  change({ strokes: [], picture: { file, name: file.name, shown, paper: shown && paperOf(shown) } });
 }
 
 function refusalOf({ type, size }) {
+  if (accepted === null) return null; // the server has not said yet, and will refuse itself
   if (!accepted.types.includes(type)) return `expected ${listed(accepted.types)}, found ${type || "no picture"}`;
   if (size > accepted.bytes) return `expected at most ${megabytes(accepted.bytes)}, found ${megabytes(size)}`;
   return null;
@@ -161,7 +167,7 @@ function note(text) {
 }
 
 async function smallCopy(file) {
-  const bitmap = await createImageBitmap(file).catch(() => null); // the server may read what the browser does not
+  const bitmap = await createImageBitmap(file).catch(() => null); // the server may read it
   if (!bitmap) return null;
   const scale = Math.min(1, KEPT_SIDE / Math.max(bitmap.width, bitmap.height));
   const copy = document.createElement("canvas");
@@ -172,10 +178,25 @@ async function smallCopy(file) {
   return copy;
 }
 
+// Like the server, the sheet shows a transparent picture on white paper, or on black where its ink is light.
+
+function paperOf(copy) {
+  const { data } = copy.getContext("2d").getImageData(0, 0, copy.width, copy.height);
+  let [light, weight, opaque] = [0, 0, true];
+  for (let at = 0; at < data.length; at += 4) {
+    const alpha = data[at + 3];
+    light += alpha * (0.299 * data[at] + 0.587 * data[at + 1] + 0.114 * data[at + 2]);
+    weight += alpha;
+    opaque = opaque && alpha === 255;
+  }
+  if (opaque) return null;
+  return light > 128 * weight ? "#000" : "#fff";
+}
+
 const megabytes = (bytes) => `${(bytes / 1e6).toFixed(1)} MB`;
 const listed = (types) => types.map((type) => type.replace("image/", "").toUpperCase()).join(", ");
 
-// What is sent: the file as it is, or the strokes in black on white whatever the screen and its colours are.
+// Sent are the file unchanged, or the strokes in black on white, whatever the colours of the screen.
 
 function encoded({ strokes, picture }) {
   if (picture) return picture.file;
@@ -185,15 +206,15 @@ function encoded({ strokes, picture }) {
   context.fillStyle = "#fff";
   context.fillRect(0, 0, SENT_SIDE, SENT_SIDE);
   for (const points of strokes) paintStroke(context, points, SENT_SIDE, "#000");
-  const base64 = canvas.toDataURL("image/png").split(",")[1]; // toBlob waits up to a second for an idle moment
+  const base64 = canvas.toDataURL("image/png").split(",")[1]; // toBlob may wait a second
   return new Blob([Uint8Array.from(atob(base64), (byte) => byte.charCodeAt(0))], { type: "image/png" });
 }
 
 // The question
 
-let accepted = { types: [], bytes: 0 };
+let accepted = null; // the types and bytes of files, once the server has said
 let question = { sheet: EMPTY, model: "" };
-let settled = question; // the question whose answer is shown
+let settled = question; // the answered question
 let asking = false;
 let posing = 0;
 
@@ -260,7 +281,8 @@ async function call(path, options = {}) {
 // The answer
 
 function showAnswer(answer, roundTrip_ms) {
-  const share = percent(answer.probability);
+  const crowd = answer.shapes > 1 ? `, ${answer.shapes} separate shapes read as one digit` : "";
+  const share = percent(answer.probability) + crowd;
   at("answer").classList.remove("nothing");
   at("digit").textContent = answer.label;
   at("remark").textContent = share;
@@ -395,7 +417,7 @@ at("model").addEventListener("change", () => pose(0));
 at("upload").addEventListener("click", () => at("file").click());
 at("file").addEventListener("change", ({ target }) => {
   receive(target.files[0]);
-  target.value = ""; // so that the same file can be chosen again
+  target.value = ""; // for the same file again
 });
 
 document.addEventListener("keydown", (event) => {
@@ -408,7 +430,7 @@ document.addEventListener("paste", ({ clipboardData }) => receive(clipboardData.
 
 const sheet = at("sheet");
 document.addEventListener("dragover", (event) => {
-  event.preventDefault(); // otherwise the browser leaves the page for the picture
+  event.preventDefault(); // otherwise the browser opens the picture instead of the page
   sheet.classList.add("dropping");
 });
 document.addEventListener("dragleave", ({ relatedTarget }) => {

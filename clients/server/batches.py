@@ -1,4 +1,4 @@
-"""Images in whatever portions they come, batches of one size out, each checked against what the model takes."""
+"""Images in portions of any size in, checked batches of one size out."""
 
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from clients.decode import InvalidImage
+from clients.errors import InvalidImage
 
 Images = NDArray[np.uint8]
 
@@ -21,7 +21,7 @@ def split(images: Images, shape: tuple[int, ...], size: int) -> Iterator[Images]
 def gather(portions: Iterable[Images], shape: tuple[int, ...], size: int) -> Iterator[Images]:
     """Single images (*shape) and batches of any length (n, *shape), mixed -> batches of `size`, the last shorter.
 
-    What comes in is copied at once, so that its owner may fill the same array again.
+    Images are copied: the caller may reuse its array.
     """
     batcher = _Batcher(shape, size)
     for portion in portions:
@@ -42,7 +42,6 @@ async def gather_async(
 
 
 async def as_async(items: Iterable[Images] | AsyncIterable[Images]) -> AsyncIterator[Images]:
-    """An iterable of either kind, as the one that asyncio takes."""
     if isinstance(items, AsyncIterable):
         async for item in items:
             yield item
@@ -53,15 +52,12 @@ async def as_async(items: Iterable[Images] | AsyncIterable[Images]) -> AsyncIter
 
 @dataclass
 class _Batcher:
-    """A batch in the making."""
-
     shape: tuple[int, ...]
     size: int
     count: int = 0
     batch: Images = field(init=False)
 
     def add(self, portion: Images) -> Iterator[Images]:
-        """Take an image or several; the batches that are full now."""
         images = portion[np.newaxis] if isinstance(portion, np.ndarray) and portion.shape == self.shape else portion
         if not _is_batch(images, self.shape):
             raise _refusal(portion, self.shape)
@@ -77,7 +73,6 @@ class _Batcher:
                 yield self.batch
 
     def rest(self) -> Iterator[Images]:
-        """The last batch, unless nothing is left."""
         if self.count:
             yield self.batch[: self.count]
 

@@ -1,23 +1,24 @@
-"""Which models a server has: one is found by name, the best one chosen, all of them listed.
+"""The models of a server: found by name, the best chosen, all listed.
 
-A model of this project says in its configuration what it is: the parameters `model_config` and `test_accuracy` are
-written by the exporter. Other models may stand beside it; they are listed and never chosen.
+The exporter describes a model in the parameters `model_config`, `test_accuracy` and `temperature` of its configuration.
+Models without a description are listed, never chosen.
 """
 
 import asyncio
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from clients.connection import INPUT, OUTPUT, Connection
 from clients.errors import ModelMismatch, ModelNotFound, ModelNotReady, ServerError
-from clients.preprocess import Preprocessing
+from clients.images.prepare import Preprocessing
+from clients.server.connection import INPUT, OUTPUT, Connection
 
 
 @dataclass(frozen=True)
 class ServedModel:
-    """What the server's configuration and metadata say about a model."""
+    """What a model's configuration and metadata say."""
 
     name: str
     family: str  # "vitbn", "vit", "vitbnffn" or "cnn"
@@ -25,13 +26,14 @@ class ServedModel:
     image_shape: tuple[int, int, int]  # (channels, height, width)
     max_batch_size: int
     test_accuracy: float | None  # between 0 and 1
-    versions: tuple[str, ...] = ()  # that are ready; unless asked for another, the last one answers
-    preprocessing: Preprocessing = "ink"  # what is made of a picture
+    versions: tuple[str, ...] = ()  # the ready ones; the last answers
+    preprocessing: Preprocessing = "ink"
+    temperature: float = 1.0  # logits are divided by it before softmax
 
 
 @dataclass(frozen=True)
 class ListedModel:
-    """A name in the server's repository, with the model if it can be asked and the reason if it cannot."""
+    """A name in the repository, with the model if it is ready, else the reason."""
 
     name: str
     model: ServedModel | None
@@ -43,7 +45,7 @@ class ListedModel:
 
 
 async def choose(connection: Connection) -> ServedModel:
-    """The only model that is ready; of several, the transformer with the highest test accuracy, then by name."""
+    """The only ready model; of several, the transformer with the highest test accuracy, then the first by name."""
     index = await connection.models()
     ready = sorted({entry["name"] for entry in index if _is_ready(entry)})
     if not ready:
@@ -56,13 +58,11 @@ async def choose(connection: Connection) -> ServedModel:
 
 
 def best(models: Sequence[ServedModel]) -> ServedModel:
-    """The transformer with the highest test accuracy, then the first."""
     return max(models, key=lambda model: (model.family != "cnn", model.test_accuracy or 0.0))
 
 
 async def find(connection: Connection, name: str) -> ServedModel:
-    """The model of this name, ready."""
-    if name and "/" not in name and await connection.ready(name):  # a slash would lead to another of its addresses
+    if name and "/" not in name and await connection.ready(name):  # a slash would ask another of its paths
         return await _describe(connection, name)
     index = await connection.models()
     entries = [entry for entry in index if entry["name"] == name]
@@ -72,7 +72,7 @@ async def find(connection: Connection, name: str) -> ServedModel:
 
 
 async def list_all(connection: Connection) -> list[ListedModel]:
-    """Every model of the repository by name: one request for the index, two at once for each that is ready."""
+    """Every model of the repository, by name."""
     index = await connection.models()
     ready = {entry["name"] for entry in index if _is_ready(entry)}
     absent = [
@@ -84,7 +84,6 @@ async def list_all(connection: Connection) -> list[ListedModel]:
 
 
 async def _list(connection: Connection, name: str) -> ListedModel:
-    """A model that is ready, or was when the index was read; a server may have models of other people too."""
     try:
         return ListedModel(name, await _describe(connection, name))
     except (ModelMismatch, ModelNotFound, ServerError) as refusal:
@@ -96,7 +95,6 @@ def _is_ready(entry: dict[str, Any]) -> bool:
 
 
 def _state(entries: list[dict[str, Any]]) -> str:
-    """The state of a model that is not ready, with the server's reason if it gives one."""
     reason = " ".join(str(entries[0].get("reason", "")).split())
     return f"{entries[0].get('state') or 'not loaded'}{reason and ', ' + reason}"
 
@@ -106,10 +104,10 @@ def _names(index: list[dict[str, Any]]) -> str:
 
 
 async def _describe(connection: Connection, name: str) -> ServedModel:
-    """Read a model's configuration and metadata, and refuse what does not take images and give logits."""
+    """Raises ModelMismatch for a model that does not take images and give logits."""
     metadata, config = await asyncio.gather(connection.metadata(name), connection.config(name))
     try:
-        found = {
+        tensors = {
             tensor["name"]: (tensor["datatype"], [int(extent) for extent in tensor["shape"]])
             for tensor in (*metadata.get("inputs", ()), *metadata.get("outputs", ()))
         }
@@ -119,17 +117,20 @@ async def _describe(connection: Connection, name: str) -> ServedModel:
         family, labels = str(description["model"]), tuple(str(label) for label in description["labels"])
         height, width = (int(side) for side in description["image_size"])
         image_shape = (int(description["channels"]), height, width)
-        preprocessing = description.get("preprocessing", "ink")  # a model from before there were photos is of ink
+        preprocessing = description.get("preprocessing", "ink")  # models published before photos have none
+        temperature = float(parameters.get("temperature", 1.0))
         accuracy = float(parameters["test_accuracy"]) if "test_accuracy" in parameters else None
         if not labels or min(image_shape) < 1:
             raise ValueError(f"{len(labels)} labels for images of {image_shape}")
+        if not 0 < temperature < math.inf:
+            raise ValueError(f"the temperature {temperature}")
         if preprocessing not in get_args(Preprocessing):
             raise ValueError(f"the preprocessing {preprocessing!r}")
-        # 0: the server joins no requests of this model, which may still say how many images one of them may hold
+        # 0: the server does not batch this model; its parameters then limit a request
         limit = int(config.get("max_batch_size", 0)) or int(parameters.get("max_images", 1))
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise ModelMismatch(f"model {name!r}: its parameters do not describe a classifier: {error!r}") from error
     expected = {INPUT: ("UINT8", [-1, *image_shape]), OUTPUT: ("FP32", [-1, len(labels)])}
-    if found != expected:
-        raise ModelMismatch(f"model {name!r}: expected the tensors {expected}, found {found}")
-    return ServedModel(name, family, labels, image_shape, limit, accuracy, versions, preprocessing)
+    if tensors != expected:
+        raise ModelMismatch(f"model {name!r}: expected the tensors {expected}, found {tensors}")
+    return ServedModel(name, family, labels, image_shape, limit, accuracy, versions, preprocessing, temperature)

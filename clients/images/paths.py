@@ -1,8 +1,7 @@
-"""Paths in, files out, one at a time and in the order of the paths, so that no number of them fills the memory.
+"""Paths in, file names out, one at a time and in the order of the paths.
 
-A path is a file, a folder, `-` for standard input, or a pattern such as `scans/*.png` that is no file's own name.
-Of a folder come the files in it and below whose suffix is an image's, hidden ones left out; a pattern may match
-folders too. Names are sorted, folder by folder, unless there are so many that sorting would take memory.
+A path is a file, a folder, `-` for standard input, or a pattern such as `scans/*.png`, which may match folders. Of a
+folder come the image files in it and below it, by suffix, without hidden files, sorted up to SORTED names.
 """
 
 import glob
@@ -13,18 +12,18 @@ from pathlib import Path
 from typing import TypeVar
 
 STANDARD_INPUT = "-"
-SORTED = 50_000  # names at most; more come in the order of the file system
+SORTED = 50_000  # names; bounds memory, further names come unsorted
 _SUFFIXES = {".avif", ".bmp", ".gif", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 
 T = TypeVar("T")
-Report = Callable[[str, str], None]  # takes a path, and what there is to say of it
+Report = Callable[[str, str], None]  # takes a path and a message
 
 
 def expand(paths: Sequence[str], failed: Report, noted: Report) -> Iterator[str]:
-    """The files that the paths stand for; a path that is nothing comes too, so that reading it fails.
+    """The files of the paths; a path that does not exist is passed on.
 
-    failed: is told of folders and patterns in which there is nothing to read.
-    noted:  is told of folders of which files are left out.
+    failed: called for folders and patterns without image files.
+    noted:  called for folders with other files.
     """
     for path in paths:
         if path == STANDARD_INPUT or os.path.lexists(path) or not glob.has_magic(path):
@@ -33,7 +32,7 @@ def expand(paths: Sequence[str], failed: Report, noted: Report) -> Iterator[str]
             matches = _in_order(glob.iglob(path, recursive=True), key=str)  # noqa: PTH207 (Path.glob changes the names)
             first = next(matches, None)
             if first is None:
-                failed(path, "expected files of such names, found none")
+                failed(path, "expected files that match, found none")
                 continue
             matches = chain([first], matches)
         for match in matches:
@@ -48,7 +47,7 @@ def has_image_suffix(name: str) -> bool:
 
 
 def _folder(folder: str, failed: Report, noted: Report) -> Iterator[str]:
-    """The images in a folder, then those in the folders below it; links to folders are not followed."""
+    """The images of a folder, then of the folders below; links to folders are not followed."""
     waiting, taken, left_out = [folder], 0, 0
     while waiting:
         current = waiting.pop()
@@ -71,11 +70,10 @@ def _folder(folder: str, failed: Report, noted: Report) -> Iterator[str]:
     if not taken:
         failed(folder, f"expected files with an image's suffix, found none (others: {left_out})")
     elif left_out:
-        noted(folder, f"files left out, for they have no image's suffix: {left_out}")
+        noted(folder, f"files left out because their suffix is not an image's: {left_out}")
 
 
 def _in_order(items: Iterator[T], key: Callable[[T], str]) -> Iterator[T]:
-    """The items sorted, if they are not too many for that."""
     first = list(islice(items, SORTED))
     if len(first) < SORTED:
         first.sort(key=key)

@@ -1,8 +1,7 @@
-"""System shared memory between a client and a server on one host: pixels in, logits out, past every socket.
+"""System shared memory between a client and a server on one host: pixels in, logits out.
 
-A region is a file in /dev/shm with room for one batch of images and, behind them, their logits. It is removed when
-its client closes it, when it is collected, and when the process ends, by whatever exception; where the process is
-killed, Python's resource tracker removes it.
+A region is a file in /dev/shm for one batch of images and then their logits. It is removed when closed, collected, and
+at the end of the process; after SIGKILL by Python's resource tracker.
 """
 
 import os
@@ -16,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from clients.decode import ClientError
+from clients.errors import ClientError
 
 PREFIX = "vitbn-"
 _ALIGNMENT = 64  # bytes
@@ -24,9 +23,9 @@ _FLOAT_BYTES = 4
 
 
 class Region:
-    """Room for `rows` images of `image_bytes` each and their logits, under a name that no other region has.
+    """Room for `rows` images of `image_bytes` and their logits.
 
-    Raises ClientError where there is no room: writing to memory that is not there would kill client and server.
+    Raises ClientError when memory is short: writing to missing pages would kill client and server.
     """
 
     def __init__(self, rows: int, image_bytes: int, classes: int) -> None:
@@ -50,12 +49,12 @@ class Region:
         return rows * self._classes * _FLOAT_BYTES
 
     def write(self, batch: NDArray[np.uint8]) -> None:
-        """Put the pixels in, and NaN where the logits will be, so that old ones cannot pass for an answer."""
+        """Write the pixels, and NaN over the old logits."""
         np.ndarray(batch.shape, np.uint8, self._memory.buf)[:] = batch
         self._logits((len(batch), self._classes))[:] = np.nan
 
     def read(self, shape: Sequence[int]) -> NDArray[np.float32]:
-        """A copy of the logits; raises TypeError for a shape that the region has no room for."""
+        """A copy of the logits; raises TypeError for too large a shape."""
         return self._logits(shape).copy()
 
     def _logits(self, shape: Sequence[int]) -> NDArray[np.float32]:
@@ -63,16 +62,15 @@ class Region:
 
 
 def _reserve(name: str, size: int) -> None:
-    """Have the system set the bytes aside now."""
     with Path("/dev/shm", name).open("r+b") as file:
         os.posix_fallocate(file.fileno(), 0, size)
 
 
 def _remove(memory: SharedMemory, owner: int) -> None:
-    """Unmap and remove; a forked child must leave what is its parent's."""
+    """Unmap and remove, except in a forked child: the region is its parent's."""
     if os.getpid() == owner:
         memory.close()
         try:
             memory.unlink()
-        except FileNotFoundError:  # somebody else removed it
+        except FileNotFoundError:  # removed by another process
             resource_tracker.unregister(f"/{memory.name}", "shared_memory")

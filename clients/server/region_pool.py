@@ -1,38 +1,37 @@
-"""Requests whose images and logits go through shared memory, in regions that are registered once and kept."""
+"""Requests through shared memory, in regions that are registered once and reused."""
 
 import asyncio
 
 import numpy as np
 from numpy.typing import NDArray
 
-from clients.batches import Images
-from clients.connection import Connection
-from clients.decode import ClientError
-from clients.errors import ModelNotFound, ServerError
-from clients.regions import Region
+from clients.errors import ClientError, ModelNotFound, ServerError
+from clients.server.batches import Images
+from clients.server.connection import Connection
+from clients.server.regions import Region
 
-_RESTARTS = 2  # of the server, that one request is asked again after
-_PATIENCE_S = 1.0  # for a server that is to forget a region
+_RESTARTS = 2  # of the server that a request survives
+_PATIENCE_S = 1.0  # for the server to forget a region
 
 
 class RegionPool:
-    """As many regions as requests were under way at a time, each with room for `rows` images of `image_bytes`."""
+    """Regions for `rows` images of `image_bytes`, as many as there are requests at a time."""
 
     def __init__(self, connection: Connection, rows: int, image_bytes: int, classes: int) -> None:
         self._connection = connection
         self._room = (rows, image_bytes, classes)
         self._free: list[Region] = []
-        self._unwanted: list[Region] = []  # removed here, and in use by a request of the server's
+        self._unwanted: list[Region] = []  # removed here, still in use by the server
 
     async def infer(self, name: str, batch: Images) -> tuple[NDArray[np.float32], str]:
-        """Like Connection.infer; raises ClientError too where this host has no shared memory left."""
+        """Like Connection.infer; raises ClientError also when shared memory is short."""
         for _ in range(_RESTARTS):
             try:
                 return await self._infer_once(name, batch)
             except (ServerError, ModelNotFound) as error:
                 if "shared memory region" not in str(error):
                     raise
-            stale, self._free = self._free, []  # a server that was restarted knows none of before
+            stale, self._free = self._free, []  # a restarted server knows no region
             await self._discard(*stale)
         return await self._infer_once(name, batch)
 
@@ -40,7 +39,7 @@ class RegionPool:
         region = self._free.pop() if self._free else await self._new()
         try:
             answer = await self._connection.infer(name, batch, region)
-        except BaseException:  # the server may yet write to it, so that no other request must have it
+        except BaseException:  # the server may still write to it
             await self._discard(region)
             raise
         self._free.append(region)
@@ -59,7 +58,7 @@ class RegionPool:
         return region
 
     async def close(self) -> None:
-        """Remove every region that no request has, on both sides; the server may finish with them for a moment."""
+        """Remove every free region on both sides; the server gets a moment for it."""
         regions, self._free = self._free, []
         await self._discard(*regions)
         end_s = asyncio.get_running_loop().time() + _PATIENCE_S
@@ -68,7 +67,7 @@ class RegionPool:
             await self._discard()
 
     async def _discard(self, *regions: Region) -> None:
-        """Remove regions here at once, and have the server forget them and those that it did not let go before."""
+        """Remove regions here; have the server forget them and those it still used before."""
         for region in regions:
             region.remove()
         unwanted, self._unwanted = [*self._unwanted, *regions], []
@@ -76,7 +75,7 @@ class RegionPool:
         self._unwanted += [region for region, done in zip(unwanted, forgotten, strict=True) if not done]
 
     async def _forget(self, region: Region) -> bool:
-        """Whether the server has forgotten the region; one that a request still uses it keeps."""
+        """Whether the server no longer has the region; it keeps one in use."""
         try:
             await asyncio.wait_for(self._connection.unregister(region), _PATIENCE_S)
         except ServerError:

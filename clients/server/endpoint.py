@@ -1,15 +1,12 @@
-"""Where a server is and how it is reached: address, protocol, patience, TLS, headers; and every client's defaults.
-
-Light to import, for the command line.
-"""
+"""How a server is reached, and the defaults of all clients. Light to import, for the command line."""
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-TIMEOUT_S, RETRY_S = 30.0, 1.0
-BATCH_SIZE, CONCURRENCY = 128, 2  # the fastest on two cores, over either protocol, server and client together
+TIMEOUT_S, RETRY_S = 30.0, 10.0  # a killed server is back within 10 s
+BATCH_SIZE, CONCURRENCY = 128, 2  # the fastest where server and client share two cores
 
 Protocol = Literal["http", "grpc"]
 _DEFAULT_URLS: Mapping[Protocol, str] = {"http": "127.0.0.1:8000", "grpc": "127.0.0.1:8001"}
@@ -17,10 +14,10 @@ _DEFAULT_URLS: Mapping[Protocol, str] = {"http": "127.0.0.1:8000", "grpc": "127.
 
 @dataclass(frozen=True)
 class Tls:
-    """TLS for either protocol; the paths are of PEM files. The server's certificate is always verified.
+    """PEM files for TLS; the server's certificate is always verified.
 
-    ca_file:          the authorities to trust; without it those of the system.
-    certificate_file: what the client shows of itself, with the private key in key_file.
+    ca_file:          the authorities to trust; default: the system's.
+    certificate_file: the client's own certificate, with its private key in key_file.
     """
 
     ca_file: str | None = None
@@ -34,15 +31,10 @@ class Tls:
 
 @dataclass(frozen=True)
 class Endpoint:
-    """A server as one client sees it.
+    """A server, or several with the same models.
 
-    url:       HOST:PORT; without it Triton's own port for the protocol on this machine.
-    timeout_s: seconds for each request from its first try to its answer.
-    retry_s:   of these, seconds in which it is tried again while the server cannot be reached or is too busy.
-    tls:       without it the connection is not encrypted.
-    headers:   go with every request, as a guarded server wants them; over gRPC their names become lower case.
-
-    Raises ValueError for a timeout or header that cannot be. The address is checked when it is connected to.
+    The options are those of AsyncClassifier; over gRPC the names of headers become lower case. Raises ValueError for an
+    invalid time or header; addresses are checked on connecting.
     """
 
     url: str | None = None
@@ -51,32 +43,35 @@ class Endpoint:
     retry_s: float = RETRY_S
     tls: Tls | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
+    open_retry_s: float | None = None
 
     def __post_init__(self) -> None:
         if self.protocol not in _DEFAULT_URLS:
             raise ValueError(f"protocol: expected http or grpc, found {self.protocol!r}")
         check_seconds("timeout_s", self.timeout_s)
-        if not self.retry_s >= 0:
-            raise ValueError(f"retry_s: expected seconds of 0 or more, found {self.retry_s!r}")
+        for name, seconds in (("retry_s", self.retry_s), ("open_retry_s", self.open_retry_s or 0)):
+            if not seconds >= 0:
+                raise ValueError(f"{name}: expected seconds of 0 or more, found {seconds!r}")
         for name, value in self.headers.items():
             check_header(name, value)
 
     @property
-    def address(self) -> str:
-        return _DEFAULT_URLS[self.protocol] if self.url is None else self.url
+    def addresses(self) -> list[str]:
+        """In the order in which they are tried."""
+        return [each.strip() for each in (_DEFAULT_URLS[self.protocol] if self.url is None else self.url).split(",")]
 
 
 def check_seconds(name: str, value: float) -> None:
-    """Raise ValueError unless `value` is a time to wait; NaN is none."""
+    """Raises ValueError unless `value` is above 0; NaN is not."""
     if not value > 0:
         raise ValueError(f"{name}: expected seconds above 0, found {value!r}")
 
 
 def check_header(name: str, value: str) -> None:
-    """Raise ValueError unless both protocols can send the header (RFC 9110: a token, printable ASCII)."""
+    """Raises ValueError unless both protocols can send the header (RFC 9110)."""
     if not re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", name):
         raise ValueError(f"header: expected a name of letters, digits and hyphens, found {name!r}")
     if not re.fullmatch(r"([!-~]([ -~]*[!-~])?)?", value):
         raise ValueError(f"header {name}: expected printable ASCII, found {value!r}")
     if name.lower() in ("transfer-encoding", "content-length", "content-encoding", "inference-header-content-length"):
-        raise ValueError(f"header {name}: expected none that describes the request's own body")
+        raise ValueError(f"header {name}: expected no header that describes the request's own body")

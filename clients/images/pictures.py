@@ -1,4 +1,4 @@
-"""Files in, pictures out, one at a time: a picture of any format, or all the images of an idx file."""
+"""Files in, pictures out, one at a time: a picture of any format, or every image of an idx file."""
 
 import io
 import sys
@@ -11,39 +11,39 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from clients.decode import InvalidImage, read_image
-from clients.idx import IdxFile, is_idx
-from clients.paths import STANDARD_INPUT, Report, expand, has_image_suffix
-from clients.preprocess import Preprocessing, prepare
+from clients.errors import InvalidImage
+from clients.images.decode import read_image
+from clients.images.idx import IdxFile, is_idx
+from clients.images.paths import STANDARD_INPUT, Report, expand, has_image_suffix
+from clients.images.prepare import Preprocessing, check_ready, prepare_shapes
 
-_LARGEST_STREAM = 1 << 27  # bytes of an image in a pipe, which must be held to be decoded
+_LARGEST_STREAM = 1 << 27  # bytes of an image from a pipe, held in memory
 
 
 @dataclass(frozen=True)
 class Picture:
-    """An image that was read: its path, with its number in brackets where the file has several, and its pixels."""
+    """A decoded image; the name is its path, with a number in brackets where the file has several."""
 
     name: str
     image: Image.Image | NDArray[np.uint8]  # the array is of an idx file, (height, width)
 
-    def as_input(self, shape: tuple[int, int, int], preprocessing: Preprocessing) -> NDArray[np.uint8]:
-        """uint8 (C, H, W) for a model of that shape; raises InvalidImage where there is nothing that it could read.
+    def as_inputs(
+        self, shape: tuple[int, int, int], preprocessing: Preprocessing, split: bool
+    ) -> tuple[NDArray[np.uint8], int]:
+        """uint8 (n, C, H, W) and the number of separate shapes, as `prepare_shapes`. Raises InvalidImage.
 
-        An image of an idx file that has the shape already is what models are trained on, and stays as it is.
+        An idx image of the model's shape is unchanged: models are trained on such images.
         """
         if not isinstance(self.image, np.ndarray):
-            return prepare(self.image, shape, preprocessing)
+            return prepare_shapes(self.image, shape, preprocessing, split)
         if (1, *self.image.shape) == shape:
-            return self.image[np.newaxis]
-        return prepare(Image.fromarray(self.image), shape, preprocessing)
+            check_ready(self.image, preprocessing)
+            return self.image[np.newaxis, np.newaxis], 1
+        return prepare_shapes(Image.fromarray(self.image), shape, preprocessing, split)
 
 
 def read_pictures(paths: Sequence[str], failed: Report, noted: Report) -> Iterator[Picture]:
-    """The pictures that the paths stand for, in their order; see `clients.paths`.
-
-    failed: is told of every file that cannot be read, and of paths with nothing to read.
-    noted:  is told of folders of which files are left out.
-    """
+    """The pictures of the paths, in their order; see `expand`. `failed` is also called for unreadable files."""
     for name in expand(paths, failed, noted):
         try:
             yield from _read(name)
@@ -52,7 +52,7 @@ def read_pictures(paths: Sequence[str], failed: Report, noted: Report) -> Iterat
 
 
 def count_pictures(paths: Sequence[str]) -> int:
-    """How many pictures there will be, by the names and the headers of idx files; none is read."""
+    """The number of pictures, by file names and idx headers; no picture is decoded."""
     return sum(_claimed(name) for name in expand(paths, lambda path, what: None, lambda path, what: None))
 
 
@@ -67,10 +67,9 @@ def _claimed(name: str) -> int:
 
 
 def _read(name: str) -> Iterator[Picture]:
-    """The pictures in one file; raises InvalidImage."""
     if name == STANDARD_INPUT:
         yield Picture(name, _read_once(sys.stdin.buffer, name))
-    elif Path(name).exists() and not Path(name).is_file():  # a pipe, as a shell's <(command) is one
+    elif Path(name).exists() and not Path(name).is_file():  # a pipe such as <(command)
         try:
             with Path(name).open("rb") as pipe:
                 piped = _read_once(pipe, name)
@@ -80,7 +79,7 @@ def _read(name: str) -> Iterator[Picture]:
     elif is_idx(name):
         with IdxFile(name, dimensions=2) as images:
             if not images.count:
-                raise InvalidImage(f"{name}: expected images, found an idx file of none")
+                raise InvalidImage(f"{name}: expected images, found an idx file without any")
             for number, image in enumerate(images):
                 yield Picture(f"{name}[{number}]", image)
     else:
@@ -88,13 +87,10 @@ def _read(name: str) -> Iterator[Picture]:
 
 
 class _Held(io.BytesIO):
-    """Bytes that an error can name."""
-
     name = ""
 
 
 def _read_once(stream: IO[bytes], name: str) -> Image.Image:
-    """An image from a stream that cannot go back."""
     held = _Held(stream.read(_LARGEST_STREAM + 1))
     held.name = name
     if held.getbuffer().nbytes > _LARGEST_STREAM:

@@ -1,21 +1,21 @@
-"""A picture as it is, for models of photos: any picture in, its middle in the model's size out, grey or in colour.
+"""Pictures to the images that models of photos read: the middle of the picture in the model's size, grey or in colour.
 
-Nothing is inverted, searched for or stretched. Fashion-MNIST's garments are light on black, so a picture for a model of
-these should be so too. A picture that has the model's size already comes out unchanged.
+Nothing is inverted or searched for. Fashion-MNIST's garments are light on black; a picture for its models must be too.
+A picture of the model's size comes out unchanged.
 """
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
-from clients.decode import InvalidImage
-from clients.depth import eight_bits
+from clients.errors import InvalidImage
+from clients.images.grey import eight_bits
 
 
 def photo_to_model_input(image: Image.Image, shape: tuple[int, int, int]) -> NDArray[np.uint8]:
     """The middle of a picture, cut to the aspect ratio of the model's images and resized with antialiasing.
 
-    image: upright, any mode and size; what is transparent is taken for white.
+    image: upright, any mode and size; transparent pixels become white.
     shape: channels (1: grey, 3: red, green, blue), height and width, in pixels.
     Returns uint8 of that shape. Raises InvalidImage for other channels, and for a colour space without RGB (Lab).
     """

@@ -1,7 +1,8 @@
-"""idx files, the format of MNIST, read from front to back in bounded memory; gzipped or not, of unsigned bytes.
+"""idx files of unsigned bytes, gzipped or not, read item by item.
 
-The format (LeCun, http://yann.lecun.com/exdb/mnist/): two zero bytes, the type of the values, the number of
-dimensions, the size of each as a big-endian 32-bit integer, the values. A size is believed only as far as bytes come.
+The format of MNIST (LeCun, http://yann.lecun.com/exdb/mnist/): two zero bytes, the type of the values, the number of
+dimensions, the size of each as a big-endian 32-bit integer, the values. Memory follows the bytes present, not the sizes
+that the header claims.
 """
 
 import gzip
@@ -17,17 +18,17 @@ from typing import BinaryIO, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from clients.decode import InvalidImage
+from clients.errors import InvalidImage
 
 _GZIP = b"\x1f\x8b"
 _BYTE, _TYPES = 0x08, b"\x08\x09\x0b\x0c\x0d\x0e"
 _MOST_DIMENSIONS = 4
 _LARGEST_ITEM = 1 << 26  # bytes
-_PORTION = 1 << 18  # bytes read at a time, where an item is not larger
+_PORTION = 1 << 18  # bytes of a read, unless an item is larger
 
 
 def is_idx(path: str) -> bool:
-    """Whether a file that can be read starts as an idx file does, of whatever type."""
+    """Whether a file is readable and starts like an idx file of any type."""
     try:
         with Path(path).open("rb") as raw, _unzipped(raw) as data:
             start = data.read(4)
@@ -37,10 +38,10 @@ def is_idx(path: str) -> bool:
 
 
 class IdxFile:
-    """An open idx file whose items have `dimensions` dimensions: 2 for images, 0 for labels.
+    """An open idx file of images (`dimensions` 2) or labels (0); iterating gives the items, uint8.
 
-    `count` is how many items the header claims, `item_shape` their shape; iterating gives them, uint8.
-    Raises InvalidImage, at once or while iterating, for a file that is none, ends early, or has bytes left over.
+    count:      items that the header claims, of the shape `item_shape`.
+    Raises InvalidImage, at once or while iterating, for another format, missing bytes and bytes left over.
     """
 
     def __init__(self, path: str, dimensions: int) -> None:
@@ -100,7 +101,6 @@ class IdxFile:
 
 
 def _unzipped(raw: BinaryIO) -> BinaryIO:
-    """The file itself, or what is in it where it is gzipped."""
     zipped = raw.read(len(_GZIP)) == _GZIP
     raw.seek(0)
     return cast(BinaryIO, gzip.GzipFile(fileobj=raw)) if zipped else raw

@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class _Loop(asyncio.SelectorEventLoop):
-    """In a forked child it passes for closed, for closing it there would silence the sockets of the parent's."""
+    """Reports itself as closed in a forked child, where closing would disturb the parent's sockets."""
 
     def __init__(self) -> None:
         self._process = os.getpid()
@@ -22,33 +22,30 @@ class _Loop(asyncio.SelectorEventLoop):
 
 
 class LoopThread:
-    """Runs coroutines for any thread of the process that made it, until it is stopped."""
+    """Runs coroutines for any thread of the process, until it is stopped."""
 
     def __init__(self, name: str) -> None:
         self._loop = _Loop()
         self._thread = threading.Thread(target=_run, args=(self._loop,), name=name, daemon=True)
         self._stopped = False
-        self._order = threading.Lock()  # what is submitted is either before the end or refused
+        self._order = threading.Lock()
         self._thread.start()
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> "concurrent.futures.Future[T]":
-        """Start a coroutine; raises RuntimeError when the thread is stopped or belongs to the parent process."""
-        if not self._loop.is_closed():  # asked first, for a forked child may find the lock taken for ever
+        """Start a coroutine; raises RuntimeError after the end and in a forked child."""
+        if not self._loop.is_closed():  # first: a forked child may inherit a held lock
             with self._order:
                 if not self._stopped:
                     return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         coroutine.close()
-        raise RuntimeError("expected an open classifier of this process, found one that was closed or forked")
+        raise RuntimeError("expected an open classifier of this process, found a closed or forked one")
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """What the coroutine returns; when this thread is interrupted, the coroutine is cancelled."""
+        """The coroutine's result; an interrupt cancels it."""
         return result_of(self.submit(coroutine))
 
     def stop(self, farewell: Callable[[], Awaitable[None]]) -> None:
-        """Cancel all that runs, run `farewell` to its end, and end the thread; nothing when that has been done.
-
-        Nothing in a forked child either, which has no such thread.
-        """
+        """Cancel all coroutines, run `farewell`, end the thread; later calls do nothing."""
         if self._loop.is_closed():
             return
         with self._order:
@@ -56,18 +53,18 @@ class LoopThread:
                 return
             self._stopped = True
             asyncio.run_coroutine_threadsafe(_end(farewell), self._loop)
-        if threading.current_thread() is not self._thread:  # where the garbage collector may call from
+        if threading.current_thread() is not self._thread:  # the garbage collector may call from it
             self._thread.join()
 
 
 def result_of(future: "concurrent.futures.Future[T]") -> T:
-    """Wait for a coroutine that was submitted; raises RuntimeError where the end of its thread cancelled it."""
+    """Wait for a submitted coroutine; raises RuntimeError when its thread ended."""
     try:
         return future.result()
     except concurrent.futures.CancelledError:
         raise RuntimeError("the classifier was closed while a request was under way") from None
     finally:
-        future.cancel()  # does nothing unless waiting was interrupted
+        future.cancel()  # only after an interrupt
 
 
 def _run(loop: asyncio.AbstractEventLoop) -> None:

@@ -1,0 +1,91 @@
+"""Pictures of drawings and writing to the images that models of ink read.
+
+MNIST's recipe (LeCun, Cortes, Burges, http://yann.lecun.com/exdb/mnist/): the digit is scaled to a 20x20 box, with its
+aspect ratio and antialiasing; its centre of mass moves to pixel (14, 14) of a 28x28 field. A picture made so comes out
+nearly unchanged.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageFilter
+
+from clients.errors import InvalidImage
+from clients.images.grey import to_grey
+from clients.images.ink import Pixels, find_ink, scaled_to
+from clients.images.shapes import shapes_of
+
+_BOX_SHARE = 20 / 28  # of the field's side
+_THINNEST = 1.2  # pixels of a 20x20 box; 99 % of MNIST's digits have wider strokes
+_COMMON_WIDTH = 2.0  # pixels of that box; thinner strokes are widened to it
+_DRAWN_SIDE = 4  # times the box; there thin strokes are widened
+
+
+def to_model_input(image: Image.Image, size: tuple[int, int] = (28, 28)) -> NDArray[np.uint8]:
+    """A picture of one digit to an image as of MNIST.
+
+    image: upright, any mode and size; dark on light, light on dark, or transparent.
+    size:  height and width of the field, in pixels.
+    Returns uint8 (1, height, width), 0 = background, 255 = ink.
+    Raises BlankImage when there is no ink, InvalidImage when the colour space has no grey (Lab).
+    """
+    inputs, _ = drawing_inputs(image, size)
+    return np.asarray(inputs[0])
+
+
+def drawing_inputs(
+    image: Image.Image, size: tuple[int, int] = (28, 28), split: bool = False
+) -> tuple[NDArray[np.uint8], int]:
+    """The same for any number of digits in a line.
+
+    Returns uint8 (n, 1, height, width), with `split` each shape by itself, left to right, and the number of shapes.
+    """
+    try:
+        ink = find_ink(to_grey(image))
+    except InvalidImage as error:
+        raise type(error)(f"{getattr(image, 'filename', '') or 'image'}: {error}") from error
+    shapes = shapes_of(ink)
+    fields = [_centre(_fit(each, size), size) for each in (shapes if split else [ink])]
+    return np.stack(fields)[:, np.newaxis], len(shapes)
+
+
+def _fit(ink: Pixels, size: tuple[int, int]) -> Pixels:
+    """Ink (h, w) -> at most 20x20 of a 28x28 field, values 0 to 255."""
+    box = round(min(size) * _BOX_SHARE)
+    picture = Image.fromarray(ink)
+    width, pixel = _stroke_width(ink), max(ink.shape) / 20
+    if width < _THINNEST * pixel:
+        picture = _widened(picture, _COMMON_WIDTH * pixel - width, box)
+    scaled = np.asarray(picture.resize(scaled_to(picture.size, box), Image.Resampling.HAMMING))
+    return np.asarray(np.clip(scaled * (255 / scaled.max()), 0, 255), dtype=np.float32)
+
+
+def _stroke_width(ink: Pixels) -> float:
+    """The mean width in pixels of the strokes in (h, w): twice their area by their outline.
+
+    An outline is pi/4 of its pixel edges (Crofton's formula).
+    """
+    mask = np.pad(ink > 0.5 * ink.max(), 1)
+    edges = np.count_nonzero(np.diff(mask, axis=0)) + np.count_nonzero(np.diff(mask, axis=1))
+    return 2 * np.count_nonzero(mask) / (np.pi / 4 * edges)
+
+
+def _widened(picture: Image.Image, missing: float, box: int) -> Image.Image:
+    """Mode "F" -> the same with strokes wider by `missing` of its pixels."""
+    drawn = picture.resize(scaled_to(picture.size, _DRAWN_SIDE * box), Image.Resampling.BOX)
+    reach = round(missing / 2 * max(drawn.size) / max(picture.size))
+    wide = Image.new("F", (drawn.width + 2 * reach, drawn.height + 2 * reach))
+    wide.paste(drawn, (reach, reach))
+    return wide.filter(ImageFilter.MaxFilter(2 * reach + 1))
+
+
+def _centre(ink: Pixels, size: tuple[int, int]) -> NDArray[np.uint8]:
+    """Ink (h, w) -> uint8 `size`, the centre of mass at its centre as far as all ink stays inside."""
+    field = np.zeros(size, dtype=np.uint8)
+    corner = []
+    for axis, (extent, inner) in enumerate(zip(size, ink.shape, strict=True)):
+        mass = ink.sum(axis=1 - axis)
+        centre = float(mass @ np.arange(inner) / mass.sum())
+        corner.append(min(max(round(extent // 2 - centre), 0), extent - inner))
+    top, left = corner
+    field[top : top + ink.shape[0], left : left + ink.shape[1]] = np.rint(ink)
+    return field

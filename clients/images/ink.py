@@ -1,0 +1,142 @@
+"""Grey picture in, the ink of its drawing out, without paper, light, printed lines and specks.
+
+Arrays are float32 (height, width) in grey levels, 0 to 255.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageFilter
+
+from clients.errors import BlankImage
+from clients.images.parts import Mask, label
+
+Pixels = NDArray[np.float32]
+Box = tuple[int, int, int, int]  # left, top, right, bottom, the last two exclusive
+
+LEAST_CONTRAST = 20.0  # grey levels
+FAINT = 0.1  # of the darkest ink; fainter is compression or shadow
+LEAST_PART = 0.05  # of the heaviest part's ink; a lighter part is a speck
+
+_WORKING_SIDE = 512  # pixels of the view that is searched
+_BLURRED_FROM = 256  # pixels of a side; in smaller pictures it would erase strokes
+_PAPER_SIDE = 32  # pixels of the view for the paper; light changes slowly
+_PAPER_WINDOW = 31  # of these pixels; most of any window so wide is paper
+_NOISE_MARGIN = 6.0  # standard deviations; a megapixel of Gaussian noise stays under 5.5
+_STRONG = 0.4  # of the darkest ink; every stroke has such a place
+_LEAST_SIDE = 6  # pixels of the ink's longer side
+_LEAST_COVER = 0.02  # of the bounding box; scattered specks cover less
+_MARGIN = 0.5  # of the ink's longer side; the paper kept around it
+
+
+def find_ink(grey: Image.Image) -> Pixels:
+    """Mode "L" -> float32 (h, w), the bounding box of the ink, 0 = paper. Raises BlankImage.
+
+    The search repeats on the ink and its surroundings until they fill the view: a small digit on a large sheet keeps
+    its detail.
+    """
+    while True:
+        view = grey
+        if max(grey.size) > _WORKING_SIDE:
+            view = grey.resize(scaled_to(grey.size, _WORKING_SIDE), Image.Resampling.BOX)
+        if max(view.size) >= _BLURRED_FROM:
+            view = view.filter(ImageFilter.BoxBlur(1))
+        ink, box = separate(np.asarray(view, dtype=np.float32))
+        closer = _surroundings(box, max(grey.size) / max(view.size), grey.size)
+        area = (closer[2] - closer[0]) * (closer[3] - closer[1])
+        if area > 0.8 * grey.width * grey.height:
+            left, top, right, bottom = box
+            return ink[top:bottom, left:right]
+        grey = grey.crop(closer)
+
+
+def separate(pixels: Pixels) -> tuple[Pixels, Box]:
+    """Grey levels (h, w) -> ink (h, w), 0 on paper, and its bounding box.
+
+    Raises BlankImage.
+    """
+    away = pixels - estimate_paper(pixels)
+    edge = np.concatenate([away[0], away[-1], away[:, 0], away[:, -1]])  # mostly paper, however large the digit
+    away -= np.median(edge)
+    noise = 1.4826 * float(np.median(np.abs(edge - np.median(edge))))  # standard deviation by the median
+    least = max(LEAST_CONTRAST, _NOISE_MARGIN * noise)
+
+    # By the fourth power the few pixels of a thin stroke outweigh the many of a shadow.
+    brighter, darker = (float((side[side > least] ** 4).sum()) for side in (away, -away))
+    ink = np.clip(away if brighter > darker else -away, 0, None)
+    contrast = float(ink.max())
+    if contrast <= least:
+        raise BlankImage(_no_ink(contrast, noise))
+    ink[ink < _NOISE_MARGIN / 2 * noise] = 0
+    visible = ink > max(FAINT * contrast, _NOISE_MARGIN * noise)
+    stroke = _strokes(ink, visible, max(_STRONG * contrast, least))
+    ink[visible & ~stroke] = 0
+    return ink, _bounding_box(stroke)
+
+
+def _no_ink(contrast: float, noise: float) -> str:
+    if contrast <= LEAST_CONTRAST:
+        return f"no ink found: expected a contrast above {LEAST_CONTRAST:.0f} of 255 grey levels, found {contrast:.0f}"
+    return (
+        f"no ink found: expected strokes that stand out from the paper, found noise: "
+        f"the paper itself varies by {noise:.0f} grey levels, nothing departs from it by {_NOISE_MARGIN:.0f} times that"
+    )
+
+
+def estimate_paper(pixels: Pixels) -> Pixels:
+    """The paper's grey level at every pixel (h, w).
+
+    A median over windows that are mostly paper ignores ink and keeps the edge of a shadow. Border pixels repeat beyond
+    the border.
+    """
+    height, width = pixels.shape
+    picture = Image.fromarray(pixels)
+    small = picture.resize(scaled_to(picture.size, min(_PAPER_SIDE, max(picture.size))), Image.Resampling.BOX)
+    reach = _PAPER_WINDOW // 2
+    padded = np.pad(np.asarray(small), reach, mode="edge")
+    windows = np.lib.stride_tricks.sliding_window_view(padded, (_PAPER_WINDOW, _PAPER_WINDOW))
+    paper = np.median(windows[..., ::2, ::2], axis=(2, 3)).astype(np.float32)  # a quarter of the pixels is enough
+    return np.asarray(Image.fromarray(paper).resize((width, height), Image.Resampling.BICUBIC))
+
+
+def _strokes(ink: Pixels, visible: Mask, strong: float) -> Mask:
+    """Every visible part with strong ink. Faint lines that leave the picture are ruled lines or shadows."""
+    core = ink > strong
+    parts, count = label(visible & ~core)
+    leaves = np.zeros(count + 1, dtype=bool)
+    for edge in (parts[0], parts[-1], parts[:, 0], parts[:, -1]):
+        leaves[edge] = True
+    leaves[0] = False
+    parts, count = label(visible & ~leaves[parts])
+    weights = np.bincount(parts[core], weights=ink[core], minlength=count + 1)
+    weights[0] = 0
+    kept = weights > LEAST_PART * weights.max()
+    return np.asarray(kept[parts])
+
+
+def _bounding_box(stroke: Mask) -> Box:
+    """The box around a mask's true pixels. Raises BlankImage where they are no digit."""
+    rows, columns = np.flatnonzero(stroke.any(axis=1)), np.flatnonzero(stroke.any(axis=0))
+    left, top, right, bottom = int(columns[0]), int(rows[0]), int(columns[-1]) + 1, int(rows[-1]) + 1
+    width, height = right - left, bottom - top
+    cover = np.count_nonzero(stroke) / (width * height)
+    if max(width, height) < _LEAST_SIDE or cover < _LEAST_COVER:
+        raise BlankImage(f"no ink found: only specks, {cover:.1%} of {width}x{height} pixels")
+    return left, top, right, bottom
+
+
+def _surroundings(box: Box, scale: float, size: tuple[int, int]) -> Box:
+    """The box with its margin, times `scale`, inside a picture of this (width, height)."""
+    left, top, right, bottom = box
+    margin = _MARGIN * max(right - left, bottom - top)
+    return (
+        max(0, int((left - margin) * scale)),
+        max(0, int((top - margin) * scale)),
+        min(size[0], int((right + margin) * scale) + 1),
+        min(size[1], int((bottom + margin) * scale) + 1),
+    )
+
+
+def scaled_to(size: tuple[int, int], longer: int) -> tuple[int, int]:
+    """(width, height) with this longer side and the same aspect ratio."""
+    width, height = (max(1, round(side * longer / max(size))) for side in size)
+    return width, height

@@ -1,0 +1,46 @@
+"""The connected parts of a mask.
+
+SciPy, scikit-image and OpenCV would add 114 to 153 MB to a client machine; connected-components-3d (19 MB) labels masks
+of one row wrongly.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+Mask = NDArray[np.bool_]
+Parts = NDArray[np.intp]
+
+
+def label(mask: Mask) -> tuple[Parts, int]:
+    """Connected parts of a mask (h, w), diagonal neighbours included: numbers from 1 on, 0 outside; and their count.
+
+    Runs of pixels in a row take the least number of the runs that touch them, until nothing changes (Shiloach and
+    Vishkin, An O(log n) Parallel Connectivity Algorithm, 1982).
+    """
+    height, width = mask.shape
+    stride = width + 2  # a run ends with its row
+    padded = np.zeros((height, stride), dtype=np.int8)
+    padded[:, 1:-1] = mask
+    steps = np.diff(padded.ravel())
+    starts, ends = np.flatnonzero(steps == 1) + 1, np.flatnonzero(steps == -1) + 1  # ends exclusive
+    first = np.searchsorted(ends, starts + stride)  # of the next row's runs that touch this run
+    last = np.searchsorted(starts, ends + stride, side="right")
+    touching = np.maximum(last - first, 0)
+    above = np.repeat(np.arange(len(starts)), touching)
+    below = np.arange(len(above)) - np.repeat(np.cumsum(touching) - touching, touching) + np.repeat(first, touching)
+    root = np.arange(len(starts))
+    while True:
+        lower = np.minimum(root[above], root[below])
+        joined = root.copy()
+        for each in (above, below):
+            np.minimum.at(joined, root[each], lower)
+        joined = joined[joined]
+        if np.array_equal(joined, root):
+            break
+        root = joined
+    numbers = np.unique(root, return_inverse=True)[1] + 1
+    changes = np.zeros(height * stride + 1, dtype=np.intp)
+    changes[starts] += numbers
+    changes[ends] -= numbers
+    labels = np.cumsum(changes[:-1]).reshape(height, stride)[:, 1:-1]
+    return labels, int(numbers.max(initial=0))

@@ -1,0 +1,52 @@
+"""The ink of a picture in, its separate shapes out, left to right: the digits of one line.
+
+Ink above other ink belongs to the same shape, as the flag of a 5 does. Digits that touch or stand in two lines are not
+told apart.
+"""
+
+import numpy as np
+
+from clients.images.ink import FAINT, LEAST_PART, Pixels
+from clients.images.parts import Mask, label
+
+_SHARED = 0.3  # of the narrower part's columns; parts that share more are one shape
+_LEAST_HEIGHT = 0.4  # of the tallest shape; smaller are commas, dashes, loose ends
+
+
+def shapes_of(ink: Pixels) -> list[Pixels]:
+    """Ink (h, w) -> the ink of each shape, cut out; the whole ink where it is one shape."""
+    parts, count = label(ink > FAINT * ink.max())
+    weights = np.bincount(parts.ravel(), weights=ink.ravel(), minlength=count + 1)
+    weights[0] = 0
+    heavy = np.flatnonzero(weights > LEAST_PART * weights.max())  # part numbers
+    groups = _groups([(int(number), *_span(parts == number, axis=1)) for number in heavy])
+    masks = [np.isin(parts, group) for group in groups]
+    heights = [bottom - top for top, bottom in (_span(mask, axis=0) for mask in masks)]
+    tall = [mask for mask, height in zip(masks, heights, strict=True) if height >= _LEAST_HEIGHT * max(heights)]
+    return [_cut_out(ink, mask) for mask in tall] if len(tall) > 1 else [ink]
+
+
+def _span(mask: Mask, axis: int) -> tuple[int, int]:
+    """The rows (axis 0) or columns (axis 1) of a mask: the first with a true pixel, and the last, exclusive."""
+    filled = np.flatnonzero(mask.any(axis=1 - axis))
+    return int(filled[0]), int(filled[-1]) + 1
+
+
+def _groups(spans: list[tuple[int, int, int]]) -> list[list[int]]:
+    """Parts as (number, first column, last column exclusive) -> the numbers of each shape, left to right."""
+    groups: list[tuple[list[int], int, int]] = []
+    for number, left, right in sorted(spans, key=lambda span: span[1]):
+        if groups:
+            numbers, start, end = groups[-1]
+            if min(right, end) - left > _SHARED * min(right - left, end - start):
+                groups[-1] = ([*numbers, number], start, max(end, right))
+                continue
+        groups.append(([number], left, right))
+    return [numbers for numbers, _, _ in groups]
+
+
+def _cut_out(ink: Pixels, mask: Mask) -> Pixels:
+    """The ink under the mask (h, w), in the box around the mask."""
+    (top, bottom), (left, right) = _span(mask, axis=0), _span(mask, axis=1)
+    box = np.s_[top:bottom, left:right]
+    return np.where(mask[box], ink[box], np.float32(0))

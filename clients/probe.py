@@ -1,0 +1,242 @@
+"""Does every served version give the right answer? `python clients/probe.py --help`.
+
+In: a server's HTTP address. Out: one JSON object a probe and an exit code, after one inference of every served version.
+Triton's own readiness stays 200 when a model's process is dead; this asks the model. The sample image and the logits
+that each version must give stand in the parameter `probe` of config.pbtxt, so a container needs no repository and no
+package but click. A model without that parameter gets zeros and must only answer.
+
+A version that refuses or delays the sample passes as `busy` if it answers other requests meanwhile.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import struct
+import sys
+import time
+import urllib.error
+import urllib.request
+import zlib
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from math import prod
+from typing import Any, Literal
+
+import click
+
+TIMEOUT_S = 0.8  # leaves room for the start of Python within a second
+ASK_SHARE = 0.75  # of that time for the inferences, the rest to look for progress
+PROGRESS_S = 0.02
+MOST_VERSIONS_AT_ONCE = 8
+BYTES = {"BOOL": 1, "UINT8": 1, "INT8": 1, "UINT16": 2, "INT16": 2, "FP16": 2, "BF16": 2}
+BYTES |= {"UINT32": 4, "INT32": 4, "FP32": 4, "UINT64": 8, "INT64": 8, "FP64": 8}
+BYTES |= {"STRING": 4}  # the length of an empty string
+
+State = Literal["right", "answers", "busy", "wrong", "failed"]
+PASSING: tuple[State, ...] = ("right", "answers", "busy")
+
+
+class ProbeFailed(Exception):
+    """The server did not answer as expected; the message is one line. `passing`: it may only be too busy."""
+
+    def __init__(self, message: str, passing: bool = False) -> None:
+        super().__init__(message)
+        self.passing = passing
+
+
+@dataclass(frozen=True)
+class VersionProbe:
+    """The verdict on one version; `max_abs_error` is of its logits, None if there was nothing to compare."""
+
+    model: str
+    version: str
+    state: State
+    ms: float
+    max_abs_error: float | None = None
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Probe:
+    """The verdict on a server: `ok` if something is served and every version passes."""
+
+    url: str
+    ok: bool
+    seconds: float
+    versions: Sequence[VersionProbe] = ()
+    reason: str = ""
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+
+@dataclass
+class Server:
+    """HTTP requests to one Triton server that end by `deadline`, in seconds of time.monotonic()."""
+
+    url: str
+    headers: Mapping[str, str] = field(default_factory=dict)
+    deadline: float = 0.0
+
+    def ask(self, path: str, body: bytes | None = None, header_bytes: int = 0, until: float = 0.0) -> tuple[bytes, int]:
+        """The answer's body and the length of its JSON part; raises ProbeFailed."""
+        left_s = (until or self.deadline) - time.monotonic()
+        if left_s <= 0:
+            raise ProbeFailed("no answer in time", passing=True)
+        headers = (
+            {**self.headers, "Inference-Header-Content-Length": str(header_bytes)} if header_bytes else self.headers
+        )
+        request = urllib.request.Request(f"http://{self.url}/{path}", body, dict(headers))
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy must not see loopback
+        try:
+            with opener.open(request, timeout=left_s) as answer:
+                content: bytes = answer.read()
+                return content, int(answer.headers.get("Inference-Header-Content-Length") or len(content))
+        except urllib.error.HTTPError as error:
+            words = " ".join(error.read(500).decode(errors="replace").split())
+            raise ProbeFailed(f"HTTP {error.code} {words}", passing=error.code == 503) from error
+        except (OSError, ValueError) as error:
+            late = isinstance(error, TimeoutError) or isinstance(getattr(error, "reason", None), TimeoutError)
+            raise ProbeFailed(f"no answer: {error}", passing=late) from error
+
+    def json(self, path: str, body: bytes | None = None) -> Any:
+        """The answer as JSON; raises ProbeFailed."""
+        try:
+            return json.loads(self.ask(path, body)[0])
+        except ValueError as error:
+            raise ProbeFailed(f"{path}: expected JSON, found {error}") from error
+
+
+def probe_server(
+    url: str, models: Sequence[str] = (), headers: Mapping[str, str] | None = None, timeout_s: float = TIMEOUT_S
+) -> Probe:
+    """Asks every served version of `models`, by default of all models, within `timeout_s` seconds."""
+    started = time.monotonic()
+    server = Server(url, headers or {}, started + timeout_s)
+    try:
+        served = served_versions(server, models)
+        successes = _successes(server)
+        with ThreadPoolExecutor(MOST_VERSIONS_AT_ONCE) as pool:
+            until = started + ASK_SHARE * timeout_s
+            verdicts = list(pool.map(lambda each: _verdict(server, each[0], each[1], until, successes), served))
+    except ProbeFailed as failure:
+        return Probe(url, False, round(time.monotonic() - started, 4), (), str(failure))
+    ok = all(verdict.state in PASSING for verdict in verdicts)
+    return Probe(url, ok, round(time.monotonic() - started, 4), verdicts)
+
+
+def served_versions(server: Server, models: Sequence[str]) -> list[tuple[str, str]]:
+    """(model, version) of every ready version; raises ProbeFailed if a wanted model has no ready version."""
+    index = server.json("v2/repository/index", b"{}")
+    try:
+        ready = [(entry["name"], str(entry["version"])) for entry in index if entry.get("state") == "READY"]
+    except (LookupError, TypeError, AttributeError) as error:
+        raise ProbeFailed(f"expected Triton's index, found {str(index)[:100]!r}") from error
+    names = {name for name, _ in ready}
+    if missing := sorted(set(models) - names):
+        raise ProbeFailed(f"model {missing[0]!r} is not served")
+    if not ready:
+        raise ProbeFailed("no model is served")
+    return [(name, version) for name, version in ready if not models or name in models]
+
+
+def _successes(server: Server) -> dict[tuple[str, str], int]:
+    """How many requests each version has answered since the server started."""
+    stats = server.json("v2/models/stats")["model_stats"]
+    return {(each["name"], each["version"]): each["inference_stats"]["success"]["count"] for each in stats}
+
+
+def _verdict(
+    server: Server, model: str, version: str, until: float, before: Mapping[tuple[str, str], int]
+) -> VersionProbe:
+    started = time.monotonic()
+    state: State
+    try:
+        state, error = _ask_sample(server, model, version, until)
+        reason = "" if state != "wrong" else f"expected the stored logits, found an error of {error:g}"
+    except ProbeFailed as failure:
+        error, reason = None, str(failure)
+        state = "busy" if failure.passing and _progresses(server, (model, version), before) else "failed"
+    except (LookupError, TypeError, ValueError, zlib.error, struct.error) as failure:
+        state, error, reason = "failed", None, f"expected a classifier's answer, found {failure!r}"
+    return VersionProbe(model, version, state, round(1e3 * (time.monotonic() - started), 2), error, reason)
+
+
+def _progresses(server: Server, which: tuple[str, str], before: Mapping[tuple[str, str], int]) -> bool:
+    """Whether the version has answered others since `before`; looks until the deadline."""
+    try:
+        while _successes(server).get(which, 0) <= before.get(which, 0):
+            time.sleep(PROGRESS_S)
+    except ProbeFailed:
+        return False
+    return True
+
+
+def _ask_sample(server: Server, model: str, version: str, until: float) -> tuple[State, float | None]:
+    """Sends the stored sample, else zeros, and compares the logits with the stored ones, if there are any."""
+    config = server.json(f"v2/models/{model}/versions/{version}/config")
+    stored = json.loads(config.get("parameters", {}).get("probe", {}).get("string_value", "{}"))
+    expected = stored.get("answers", {}).get(version)
+    image = zlib.decompress(base64.b64decode(stored["image"])) if expected else None
+    header, content = _request(config, image)
+    answer, length = server.ask(f"v2/models/{model}/versions/{version}/infer", header + content, len(header), until)
+    output = json.loads(answer[:length])["outputs"][0]
+    if expected is None:
+        return "answers", None
+    count = prod(output["shape"])
+    logits = struct.unpack(f"<{count}f", answer[length : length + 4 * count])
+    wanted = expected["logits"]
+    if len(logits) != len(wanted):
+        raise ValueError(f"{len(logits)} logits for {len(wanted)} classes")
+    error = max(abs(have - want) for have, want in zip(logits, wanted, strict=True))
+    same_class = logits.index(max(logits)) == wanted.index(max(wanted))
+    tolerance = expected["tolerance"]  # None below float32, where processors differ: the class alone counts
+    right = same_class and (error < float("inf") if tolerance is None else error <= tolerance)
+    return "right" if right else "wrong", error
+
+
+def _request(config: Mapping[str, Any], image: bytes | None) -> tuple[bytes, bytes]:
+    """JSON and binary part of a request for one row: `image`, else zeros for every input."""
+    inputs, contents = [], []
+    for each in config["input"]:
+        sizes = [max(1, int(size)) for size in each["dims"]]
+        shape = [1, *sizes] if config.get("max_batch_size", 0) > 0 else sizes
+        kind = each["data_type"].removeprefix("TYPE_")
+        content = image if image is not None else bytes(prod(shape) * BYTES[kind])
+        binary = {"binary_data_size": len(content)}
+        datatype = "BYTES" if kind == "STRING" else kind
+        inputs.append({"name": each["name"], "shape": shape, "datatype": datatype, "parameters": binary})
+        contents.append(content)
+    header = {"inputs": inputs, "parameters": {"binary_data_output": True}}
+    return json.dumps(header).encode(), b"".join(contents)
+
+
+def _headers(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
+    pairs = [value.partition(":") for value in values]
+    if not all(name and colon for name, colon, _ in pairs):
+        raise click.BadParameter("expected NAME:VALUE")
+    return {name: content.strip() for name, _, content in pairs}
+
+
+@click.command()
+@click.option("--url", default="127.0.0.1:8000", show_default=True, help="HOST:PORT of HTTP.")
+@click.option("--model", "models", multiple=True, help="Must be served, and is asked alone; repeatable.")
+@click.option("--timeout", type=click.FloatRange(0.05, 60), default=TIMEOUT_S, show_default=True, help="Seconds.")
+@click.option("--header", multiple=True, metavar="NAME:VALUE", callback=_headers, help="For a guarded server.")
+@click.option(
+    "--every", type=click.FloatRange(0.1), metavar="SECONDS", help="Go on, a line a probe, until interrupted."
+)
+def probe(models: tuple[str, ...], url: str, timeout: float, header: dict[str, str], every: float | None) -> None:
+    """Ask every served version a stored image; print JSON; exit code 1 unless all answer right."""
+    while True:
+        result = probe_server(url, models, header, timeout)
+        print(result.to_json(), flush=True)
+        if every is None:
+            sys.exit(0 if result.ok else 1)
+        time.sleep(every)
+
+
+if __name__ == "__main__":
+    probe()

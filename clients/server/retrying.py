@@ -1,0 +1,32 @@
+"""Pauses with jitter between retries, and a budget against storms on a busy server."""
+
+import random
+from collections.abc import Iterator
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
+_SHARE = 0.1  # of a retry that each answered request earns
+_MOST = 10.0  # retries that can be saved
+
+
+class RetryBudget:
+    """Retries at busy servers: at most a tenth of the answered requests, ten at once."""
+
+    def __init__(self) -> None:
+        self._saved = _MOST
+
+    def earn(self) -> None:
+        self._saved = min(_MOST, self._saved + _SHARE)
+
+    def spend(self) -> bool:
+        """Whether a retry is left; takes it."""
+        allowed = self._saved >= 1
+        self._saved -= allowed
+        return allowed
+
+
+def pauses_s() -> Iterator[float]:
+    """Pauses that double, each shortened at random by up to half."""
+    pause_s = _FIRST_PAUSE_S
+    while True:
+        yield random.uniform(pause_s / 2, pause_s)
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)

@@ -1,0 +1,110 @@
+"""Connections to the page: deadlines for slow senders, a bounded number in all and for each address.
+
+Beyond a bound the connection that has waited longest without a whole request makes room for the new one: slow
+connections keep nobody out, not even on their own address. If all requests are whole, the new connection is closed.
+"""
+
+import ipaddress
+import json
+import time
+from collections import Counter
+from typing import Any
+
+from waitress.channel import HTTPChannel
+from waitress.parser import HTTPRequestParser
+from waitress.task import ErrorTask
+from waitress.utilities import BadRequest
+
+from clients.web.guards import HEADERS
+
+CONNECTIONS = 96
+CONNECTIONS_OF_ADDRESS = 32  # a browser opens 6
+HEADER_S = 10.0  # from the connection, or the request's first byte, to the end of its headers
+BODY_S = 30.0  # from there to the end of its body; the page itself gives up after 15 s
+
+
+class Refusal(ErrorTask):
+    """waitress's own refusals, in the form of the application's."""
+
+    def execute(self) -> None:
+        error = self.request.error
+        body = json.dumps({"error": " ".join(f"{error.reason}: {error.body}".split())}).encode() + b"\n"
+        self.status = f"{error.code} {error.reason}"
+        self.response_headers.extend([*HEADERS.items(), ("Content-Type", "application/json")])
+        self.set_close_on_finish()
+        self.content_length = len(body)
+        self.write(body)
+
+
+class Parser(HTTPRequestParser):
+    """waitress's parser lets errors of int() and urlsplit() through."""
+
+    def received(self, data: bytes) -> int:
+        try:
+            return int(super().received(data))
+        except ValueError as error:
+            self.error = BadRequest(str(error))
+            self.completed = True
+            return len(data)
+
+
+class Channel(HTTPChannel):
+    error_task_class = Refusal
+    parser_class = Parser
+
+    def __init__(self, server: Any, sock: Any, addr: tuple[Any, ...], adj: Any, map: Any = None) -> None:
+        self.sender = sender_of(str(addr[0]))
+        admitted = _make_room(list(server.active_channels.values()), self.sender)
+        super().__init__(server, sock, addr, adj, map)
+        self.since_s = time.monotonic()  # start of the connection or request, or end of the last request
+        self._limit_s: float | None = HEADER_S
+        self.will_close = not admitted
+
+    @property
+    def waits(self) -> bool:
+        return not self.requests and not self.will_close
+
+    def readable(self) -> bool:
+        """waitress asks at least once a second."""
+        if self._limit_s is not None and self.waits and time.monotonic() > self.since_s + self._limit_s:
+            self.will_close = True
+        return bool(super().readable())
+
+    def received(self, data: bytes) -> bool:
+        before = self.request
+        in_body = before is not None and before.headers_finished
+        result = bool(super().received(data))
+        now_s = time.monotonic()
+        if self.request is None:  # waitress bounds how long it may idle
+            self.since_s, self._limit_s = now_s, None
+        elif self.request.headers_finished and not (in_body and self.request is before):
+            self.since_s, self._limit_s = now_s, BODY_S
+        elif self._limit_s is None:  # the first bytes of another request
+            self.since_s, self._limit_s = now_s, HEADER_S
+        return result
+
+
+def sender_of(address: str) -> str:
+    """The address, of IPv6 the 64-bit network: a customer has all of it."""
+    try:
+        parsed = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return address
+    if parsed.version == 4:
+        return address
+    return str(parsed.ipv4_mapped or ipaddress.ip_network((parsed, 64), strict=False))
+
+
+def _make_room(channels: list[Channel], sender: str) -> bool:
+    """Close a waiting connection where a bound is reached; whether there is room for a new one."""
+    counts = Counter(each.sender for each in channels if not each.will_close)
+    if counts[sender] >= CONNECTIONS_OF_ADDRESS:
+        crowd = sender
+    elif counts.total() >= CONNECTIONS:
+        crowd = counts.most_common(1)[0][0]
+    else:
+        return True
+    waiting = [each for each in channels if each.sender == crowd and each.waits]
+    if waiting:
+        min(waiting, key=lambda channel: channel.since_s).will_close = True
+    return bool(waiting)

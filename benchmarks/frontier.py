@@ -1,26 +1,20 @@
-"""Command line: accuracy against measured speed, the plot to choose a network by.
-
-Every checkpoint is rewritten, exported and proved; its ONNX graph then classifies the same images in the way that suits
-it best, and all of them take turns in one run.
-"""
+"""Command line: accuracy against measured speed, the plot to choose a network by."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from benchmarks.ways import SEARCH_IMAGES, best_way, cores, runner
+from benchmarks.contest.ways import SEARCH_IMAGES
+from benchmarks.measure.choices import Result, seconds_option
+from benchmarks.measure.machine import cores
 from models.catalog import PRETRAINED
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from models.checkpoint import Checkpoint
-
-NAME = "frontier-measured"
 
 
 class FrontierError(Exception):
@@ -37,31 +31,37 @@ class FrontierError(Exception):
     help="Folder; may be repeated.  [default: the shipped ones]",
 )
 @click.option("--images", "count", type=click.IntRange(SEARCH_IMAGES), default=5000, show_default=True)
-@click.option(
-    "--seconds", type=click.FloatRange(1), default=60, show_default=True, help="To measure; 3 rounds at least."
-)
-@click.option("--output", type=click.Path(path_type=Path), required=True, help="Folder for the JSON, table and plot.")
+@seconds_option(60, "At most, to measure; three rounds in any case.")
+@click.option("--output", type=Result(folder=True), required=True, help="Folder for the JSON, table and plot.")
 def frontier(folders: Sequence[Path], count: int, seconds: float, output: Path) -> None:
     """Plot the test accuracy of checkpoints against the images a second that they classify, with all rewrites."""
+    from benchmarks.contest.speeds import Row, measure
+    from benchmarks.measure.results import recording
+    from benchmarks.reporting import accuracy_and_speed as page
     from export.equivalence import EquivalenceError
     from export.rewrites.errors import RewriteError
     from models.checkpoint import CheckpointError
-    from models.studies import results
 
+    def add(rows: list[Row]) -> None:
+        record.update(page.fields(rows, count))
+        for row in rows:
+            click.echo(
+                f"{row['checkpoint']:24} {100 * row['test_accuracy']:6.2f} % {row['images_per_s']:12,.0f} images/s"
+            )
+
+    path = output / f"{page.NAME}.json"
     try:
-        rows = measure(comparable(folders), count, seconds)
-        paths = results.write(output, result(rows, count, seconds), plots)
+        checkpoints = comparable(folders)
+        with recording(page.NAME, path, cores(), extras=page.beside(output), kind="study") as record:
+            measure(checkpoints, count, seconds, add)
     except (CheckpointError, FrontierError, EquivalenceError, RewriteError, OSError) as error:
         raise click.ClickException(str(error)) from error
-    for row in rows:
-        click.echo(f"{row['checkpoint']:24} {100 * row['test_accuracy']:6.2f} % {row['images_per_s']:12,.0f} images/s")
-    click.echo(f"Wrote {', '.join(path.name for path in paths)} in {output}")
 
 
 def comparable(folders: Sequence[Path]) -> list[Checkpoint]:
-    """The checkpoints in `folders`, of each architecture the first.
+    """The first checkpoint of each architecture in `folders`.
 
-    Raises FrontierError where there is none, one without a test accuracy, or one measured on other images.
+    Raises FrontierError for no checkpoints, one without a test accuracy, or one measured on other images.
     """
     from models.checkpoint import load
 
@@ -83,92 +83,6 @@ def comparable(folders: Sequence[Path]) -> list[Checkpoint]:
 def _said(images: tuple[Any, Any]) -> str:
     dataset, count = images
     return f"{count} test images of {dataset}"
-
-
-def measure(checkpoints: Sequence[Checkpoint], count: int, seconds: float) -> list[dict[str, Any]]:
-    """A row a checkpoint, slowest first: its accuracy, its work, its best way and its samples in that."""
-    from tqdm import tqdm
-
-    from benchmarks.contestants import example_images
-    from benchmarks.timing import time_interleaved
-    from export.graph import export
-    from export.rewrites import pipeline
-
-    rows: list[dict[str, Any]] = []
-    runs: dict[str, Callable[[], object]] = {}
-    for loaded in tqdm(checkpoints, desc="searching the best way", leave=False, disable=None):
-        exported = export(loaded, pipeline.ALL)
-        images = example_images(loaded.config, count)
-        way, name = best_way(exported.onnx, images), f"{loaded.path.parent.name}/{loaded.path.name}"
-        runs[name] = runner(exported.onnx, way, images)
-        rows.append(
-            {
-                "checkpoint": name,
-                "sha256": loaded.sha256,
-                "model": loaded.config.model,
-                "depth": loaded.config.depth if loaded.config.is_transformer else None,
-                "test_accuracy": loaded.metrics["test_accuracy"],
-                "macs": exported.steps[-1].macs,
-                "max_abs_error": exported.manifest["max_abs_error"],
-                "way": str(way),
-            }
-        )
-    with tqdm(total=100, unit="%", desc="measuring", leave=False, disable=None) as bar:
-        measured = time_interleaved(runs, seconds, lambda share: bar.update(int(100 * share) - bar.n))
-    for row in rows:
-        durations = measured[row["checkpoint"]]
-        row |= {f"p{percent}_ms": durations.percentile_ms(percent) for percent in (50, 90, 99)}
-        row["images_per_s"] = 1000 * count / row["p50_ms"]
-        row["samples_ns"] = durations.samples_ns
-    return sorted(rows, key=lambda row: float(row["images_per_s"]))
-
-
-def result(rows: Sequence[dict[str, Any]], count: int, seconds: float) -> dict[str, Any]:
-    """The content of the JSON file."""
-    from models.environment import describe
-    from models.studies.results import Column, table
-
-    columns = [
-        Column("checkpoint"),
-        Column("model"),
-        Column("depth", 0),
-        Column("test accuracy %", 2),
-        Column("M MACs an image", 2),
-        Column("images/s", 0),
-        Column("best way"),
-    ]
-    cells = [
-        [
-            *(row[name] for name in ("checkpoint", "model", "depth")),
-            *(100 * row["test_accuracy"], row["macs"] / 1e6, row["images_per_s"], row["way"]),
-        ]
-        for row in rows
-    ]
-    title = "Networks after all rewrites that apply, in ONNX Runtime, float32, each in its best way"
-    rounds = len(rows[0]["samples_ns"])
-    return {
-        "study": NAME,
-        "question": "Which network for which speed?",
-        "command": f"python benchmarks/frontier.py --images {count} --seconds {seconds:g} --output DIR",
-        "scope": {"images": count, "reduced": ""},
-        "timing": f"Medians of {rounds} interleaved rounds, {count:,} images each, ONNX Runtime, all rewrites.",
-        "environment": describe(cores(), "cpu"),
-        "derived": list(rows),
-        "tables": [table(title, columns, cells)],
-        "notes": [],
-    }
-
-
-def plots(result: dict[str, Any]) -> Mapping[str, Figure]:
-    """Accuracy over speed: better is up and to the right."""
-    from models.studies.figures import frontier as points
-    from models.studies.results import footnote
-
-    measured = [
-        (row["model"], row["depth"], row["images_per_s"], 100 * row["test_accuracy"]) for row in result["derived"]
-    ]
-    title = "What accuracy costs in speed"
-    return {"accuracy-speed": points(title, footnote(result), measured, "images a second, rewritten, on this machine")}
 
 
 if __name__ == "__main__":

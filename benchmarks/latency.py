@@ -2,58 +2,76 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Sequence
-from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from benchmarks.choices import MicroBatch, NameList
-from benchmarks.runtimes import DEFAULT_RUNTIMES, PRECISIONS, RUNTIMES, Device, Precision
-from benchmarks.ways import cores
+from benchmarks.contest.runtimes import (
+    COMPARED,
+    DEFAULT_PRECISIONS,
+    DEFAULT_RUNTIMES,
+    PRECISIONS,
+    RUNTIMES,
+    Entry,
+    Precision,
+)
+from benchmarks.measure.choices import MicroBatch, NameList, Result, json_option, seconds_option
+from benchmarks.measure.machine import cores
+from models.catalog import SHIPPED, shipped
 from models.config import MODEL_NAMES, ModelConfig, ModelName
 
 if TYPE_CHECKING:
-    from benchmarks.measuring import Options, Row, Wanted
+    from benchmarks.contest.contestants import Missing, Options
+    from benchmarks.contest.measuring import Row
+    from benchmarks.contest.sweep import Axis
+    from benchmarks.measure.results import Record
 
-COMPARED: tuple[ModelName, ...] = ("vit", "vitbnffn", "vitbn", "cnn")
+NAMES = tuple(dict.fromkeys((*MODEL_NAMES, *SHIPPED)))
 DEFAULT_BATCH, DEFAULT_DEPTH = 5000, 6
 SWEPT_RUNTIMES = ("torch", "onnx-optimized")
 
-PUBLISHED_DEPTHS: dict[ModelName, int] = {"vit": 6, "vitbnffn": 1, "vitbn": 1}
+PUBLISHED_DEPTHS = {"vit": 6, "vitbnffn": 1, "vitbn": 1}
 CAVEAT = (
-    "The published comparison gives ViT six blocks and the BatchNorm models one: what it shows is the depth, not the"
-    " norm. Without --published-configuration all have the same depth."
+    "The published comparison gives ViT six blocks and the BatchNorm models one: it shows the depth, not the norm."
+    " Without --published-configuration all have the same depth."
 )
 
 
 @click.command()
 @click.option("--batch", "batches", type=click.IntRange(1), multiple=True, help="Images a call; repeat.  [5000]")
-@click.option("--models", type=NameList(MODEL_NAMES), default=",".join(COMPARED), show_default=True)
+@click.option(
+    "--models",
+    type=NameList(NAMES),
+    default=",".join(COMPARED),
+    show_default=True,
+    help=f"Of {', '.join(MODEL_NAMES)}; or shipped networks of a depth of their own, such as vitbn-tiny.",
+)
 @click.option(
     "--runtimes",
     type=NameList(tuple(RUNTIMES)),
-    help=f"all, or some of {', '.join(RUNTIMES)}.  [{','.join(DEFAULT_RUNTIMES)}; --sweep: {','.join(SWEPT_RUNTIMES)}]",
+    help=f"all, or some of {', '.join(RUNTIMES)}.  [CPU: {','.join(DEFAULT_RUNTIMES['cpu'])}; GPU: "
+    f"{','.join(DEFAULT_RUNTIMES['cuda'])}; --sweep: {','.join(SWEPT_RUNTIMES)}]",
 )
-@click.option("--precision", "precisions", type=NameList(PRECISIONS), default="fp32", show_default=True)
+@click.option("--precision", "precisions", type=NameList(PRECISIONS), help="[CPU: fp32; GPU: fp32,tf32,fp16]")
 @click.option("--depth", type=click.IntRange(1), help=f"Blocks of every transformer.  [{DEFAULT_DEPTH}]")
 @click.option("--device", "wanted", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
 @click.option("--threads", type=click.IntRange(1), help="Threads of each runtime.  [all cores]")
 @click.option("--micro-batch", type=MicroBatch(), help="Images at a time; auto searches.  [the whole batch]")
-@click.option("--seconds", type=click.FloatRange(1), default=60, show_default=True, help="At most, for a batch size.")
+@seconds_option(60, "At most, for the rounds of a batch size; three rounds in any case. First calls come before.")
 @click.option("--memory", is_flag=True, help="Peak memory on the CPU: a process of its own for each row.")
 @click.option("--published-configuration", "published", is_flag=True, help="ViT at depth 6, BatchNorm models at 1.")
 @click.option("--sweep", is_flag=True, help="Time against batch size, depth and width instead of one comparison.")
-@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write every sample and the environment.")
-@click.option("--plot", "plot_path", type=click.Path(path_type=Path), help="Draw to FILE, as PNG and as SVG.")
+@json_option
+@click.option("--plot", "plot_path", type=Result(), help="Draw to FILE, as PNG and as SVG.")
+@click.pass_context
 def latency(
+    context: click.Context,
     batches: tuple[int, ...],
-    models: list[ModelName],
+    models: list[str],
     runtimes: list[str] | None,
-    precisions: list[Precision],
+    precisions: list[Precision] | None,
     depth: int | None,
     wanted: str,
     threads: int | None,
@@ -67,74 +85,92 @@ def latency(
 ) -> None:
     """Time calls with --batch images in PyTorch, ONNX Runtime and more, before and after the rewrites.
 
-    Weights are those of the shipped checkpoint where one has this depth, else random (time does not depend on them).
-    Every contestant is first compared with PyTorch eager. All take turns, until the medians are stable or --seconds
-    are spent; "x PyTorch" is how many times as fast as PyTorch eager, float32, the row is, with a 95 % interval.
+    Weights are those of the shipped checkpoint of this depth, or random (time does not depend on them). Every
+    contestant is first compared with PyTorch eager. All take turns, until the medians are stable or --seconds are
+    spent; "x PyTorch" is how many times as fast as PyTorch eager, float32, the row is, with a 95 % interval.
     """
+    _check(models, depth, published, sweep)
+    from benchmarks.contest.contestants import Missing, Options
+    from benchmarks.contest.devices import choose
+    from benchmarks.measure.results import recording
+    from benchmarks.reporting.latency_plots import beside
+
+    device, missing = choose(wanted), Missing()
+    options = Options(device, threads or cores(), seconds, micro_batch, memory)
+    kinds = precisions or DEFAULT_PRECISIONS[device]
+    with recording("sweep" if sweep else "latency", json_path, options.threads, device, beside(plot_path)) as record:
+        if sweep:
+            _sweep(
+                cast("list[ModelName]", models),
+                runtimes or SWEPT_RUNTIMES,
+                kinds,
+                batches,
+                depth or DEFAULT_DEPTH,
+                options,
+                missing,
+                record,
+            )
+        else:
+            configs = [_config(name, depth, published) for name in models]
+            which = runtimes or DEFAULT_RUNTIMES[device]
+            entries = [Entry(*each, kind) for each in _pairs(configs, which) for kind in kinds]
+            _compare(entries, kinds, batches or (DEFAULT_BATCH,), options, published, missing, record)
+    context.exit(1 if missing.wrong else 0)
+
+
+def _check(models: Sequence[str], depth: int | None, published: bool, sweep: bool) -> None:
     if published and (sweep or depth or not set(models) <= set(COMPARED)):
         others = "--sweep, --depth and models other than"
         raise click.UsageError(f"--published-configuration excludes {others} {','.join(COMPARED)}")
-    from benchmarks.measuring import Options
-    from export.equivalence import EquivalenceError
-
-    device = _device(wanted)
-    options = Options(device, threads or cores(), seconds, micro_batch, memory)
-    try:
-        if sweep:
-            result = _sweep(models, runtimes or SWEPT_RUNTIMES, precisions, batches, depth or DEFAULT_DEPTH, options)
-        else:
-            depths = PUBLISHED_DEPTHS if published else {}
-            contestants: list[Wanted] = [
-                (ModelConfig(model=model, depth=depths.get(model, depth or DEFAULT_DEPTH)), runtime, precision)
-                for model in models
-                for runtime in runtimes or DEFAULT_RUNTIMES
-                for precision in precisions
-            ]
-            result = _compare(contestants, batches or (DEFAULT_BATCH,), options, CAVEAT if published else None)
-    except EquivalenceError as error:
-        raise click.ClickException(str(error)) from error
-    _write(result, json_path, plot_path)
+    own_depth = [name for name in models if name not in MODEL_NAMES]
+    if own_depth and (sweep or depth):
+        raise click.UsageError(
+            f"{','.join(own_depth)}: a shipped network has its own depth, without --depth or --sweep"
+        )
 
 
-def _device(wanted: str) -> Device:
-    import torch
+def _config(name: str, depth: int | None, published: bool) -> ModelConfig:
+    from models.checkpoint import read_config
 
-    if wanted == "cuda" and not torch.cuda.is_available():
-        raise click.ClickException("--device cuda: expected a CUDA device, found none")
-    return "cpu" if wanted == "cpu" or not torch.cuda.is_available() else "cuda"
-
-
-def _note(line: str) -> None:
-    click.echo(line, err=True)
+    if name not in MODEL_NAMES:
+        return read_config(shipped(name))
+    depths = PUBLISHED_DEPTHS if published else {}
+    return ModelConfig(model=name, depth=depths.get(name, depth or DEFAULT_DEPTH))
 
 
-def _compare(wanted: list[Wanted], batches: Sequence[int], options: Options, caveat: str | None) -> dict[str, Any]:
-    """Measures and prints; the content of the JSON file."""
-    from benchmarks.latency_table import batch_table, limits_line, published_lines, unstable_line
-    from benchmarks.measuring import Missing, measure, prepare
-    from benchmarks.roofline import limits
+def _pairs(configs: Sequence[ModelConfig], runtimes: Sequence[str]) -> list[tuple[ModelConfig, str]]:
+    return [(config, runtime) for config in configs for runtime in runtimes]
 
-    missing = Missing(_note)
-    contestants = prepare(wanted, batches, options, missing)
+
+def _compare(
+    entries: Sequence[Entry],
+    precisions: Sequence[Precision],
+    batches: Sequence[int],
+    options: Options,
+    published: bool,
+    missing: Missing,
+    record: Record,
+) -> None:
+    from benchmarks.contest.contestants import build
+    from benchmarks.contest.measuring import measure
+    from benchmarks.contest.roofline import limits
+    from benchmarks.reporting.latency_table import batch_table, closing_lines
+
+    contestants = build(entries, batches, options, missing)
     if not contestants:
         raise click.ClickException("nothing to measure: expected one of --runtimes on this machine, found none")
-    precisions = tuple(dict.fromkeys(precision for _, _, precision in wanted))
-    reachable = limits(options.device, options.threads, precisions)
+    reachable, caveat = limits(options.device, options.threads, tuple(precisions)), CAVEAT if published else None
     rows: list[Row] = []
+
+    def add(measured: list[Row]) -> None:
+        rows.extend(measured)
+        record.update({"limits": reachable, "caveat": caveat, "missing": missing.rows, "rows": rows})
+        click.echo(batch_table(measured))
+
     for batch in batches:
-        rows += (found := measure(contestants, batch, options, reachable, f"batch {batch}", missing))
-        click.echo(batch_table(found))
-    click.echo(limits_line(reachable))
-    used = {runtime for _, runtime, _ in wanted}
-    if others := [name for name in RUNTIMES if name not in used]:
-        click.echo(f"Other runtimes: --runtimes all, or some of {', '.join(others)}")
-    if caveat:
-        for line in (*published_lines(rows), caveat):
-            click.echo(line)
-    if warning := unstable_line(rows):
-        _note(warning)
-    about = {"benchmark": "latency", **_about(options), "limits": reachable, "caveat": caveat}
-    return about | {"missing": missing.rows, "rows": rows}
+        measure(contestants, batch, options, reachable, f"batch {batch}", missing, add)
+    for line in closing_lines(rows, missing.rows, reachable, caveat):
+        click.echo(line)
 
 
 def _sweep(
@@ -144,43 +180,24 @@ def _sweep(
     batches: Sequence[int],
     depth: int,
     options: Options,
-) -> dict[str, Any]:
-    from benchmarks.latency_table import unstable_line
-    from benchmarks.measuring import Missing
-    from benchmarks.roofline import limits
-    from benchmarks.sweep import Contest, run
+    missing: Missing,
+    record: Record,
+) -> None:
+    from benchmarks.contest.roofline import limits
+    from benchmarks.contest.sweep import Swept, run
+    from benchmarks.reporting.latency_table import batch_table, unstable_lines
 
-    contest = Contest(tuple(models), tuple(runtimes), tuple(precisions), depth)
     reachable = limits(options.device, options.threads, tuple(precisions))
-    missing = Missing(_note)
-    axes = run(contest, batches, options, reachable, click.echo, missing)
-    if warning := unstable_line([row for rows in axes.values() for row in rows]):
-        _note(warning)
-    return {"benchmark": "sweep", **_about(options), "limits": reachable, "missing": missing.rows, "axes": axes}
+    axes: dict[Axis, list[Row]] = {"batch": [], "depth": [], "dim": []}
 
+    def add(axis: Axis, rows: list[Row]) -> None:
+        axes[axis] += rows
+        record.update({"limits": reachable, "missing": missing.rows, "axes": axes})
+        click.echo(batch_table(rows, with_dim=axis == "dim"))
 
-def _about(options: Options) -> dict[str, Any]:
-    from models.environment import describe
-
-    files = ("--json", "--plot")  # of this machine, not of the measurement
-    arguments = ["FILE" if before in files else argument for before, argument in pairwise(["", *sys.argv[1:]])]
-    command = " ".join(["python benchmarks/latency.py", *arguments])
-    return {"command": command, "environment": describe(options.threads, options.device)}
-
-
-def _write(result: dict[str, Any], json_path: Path | None, plot_path: Path | None) -> None:
-    from models.files import write_atomically
-
-    files: dict[Path, bytes] = {}
-    if json_path:
-        files[json_path] = json.dumps(result, indent=2).encode()
-    if plot_path:
-        from benchmarks.latency_plots import pictures
-
-        files |= pictures(result, plot_path)
-    for path, content in files.items():
-        write_atomically(path, content)
-        click.echo(f"Wrote {path}")
+    run(Swept(tuple(models), tuple(runtimes), tuple(precisions), depth), batches, options, reachable, missing, add)
+    for line in unstable_lines([row for rows in axes.values() for row in rows]):
+        click.echo(line)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Command line: the results of the benchmarks as one page, and two results of one benchmark against each other."""
+"""Command line: the results as one page, and two results of one benchmark against each other."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def report() -> None:
 def build(results: Path, output: Path) -> None:
     """Write report.md and report.html, with every plot, from the JSON files in the folder RESULTS."""
     from benchmarks.reporting.build import write
-    from benchmarks.reporting.found import ReportError, find
+    from benchmarks.reporting.sources import ReportError, find
 
     try:
         paths = write(find(results), output)
@@ -34,9 +34,9 @@ def build(results: Path, output: Path) -> None:
 @click.argument("after", type=JSON_FILE)
 def compare(before: Path, after: Path) -> None:
     """Show which rows of AFTER are faster or slower than in BEFORE, and which are the same within their noise."""
+    from benchmarks.measure.tables import table
     from benchmarks.reporting.compare import changes, differences
-    from benchmarks.reporting.found import ReportError
-    from benchmarks.timing import table
+    from benchmarks.reporting.sources import ReportError
 
     try:
         header, rows = changes(before, after)

@@ -1,4 +1,4 @@
-"""Results -> the page: its answers in order, what was not measured and why, and where the numbers come from."""
+"""Results -> the page."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from collections.abc import Callable, Iterator
 from itertools import combinations, product
 from pathlib import Path
 
-from benchmarks.reporting.answers_machine import latency, limit, operators, precision
-from benchmarks.reporting.answers_models import batchnorm, equal_accuracy, equal_depth, rewrites, row_of
-from benchmarks.reporting.answers_serving import cheapest, server
-from benchmarks.reporting.found import COMMANDS, Answer, Found, cell, machine
+from benchmarks.contest.rewritten import ALL, EAGER, PLAIN
+from benchmarks.measure.timing import Ratio
 from benchmarks.reporting.page import Block, Heading, Picture, Points, Table, Text, html, markdown
-from benchmarks.rewrites import ALL, EAGER, PLAIN
-from benchmarks.timing import Ratio
+from benchmarks.reporting.sections_machine import latency, limit, operators, precision
+from benchmarks.reporting.sections_models import batchnorm, equal_accuracy, equal_depth, rewrites, row_of
+from benchmarks.reporting.sections_serving import cheapest, server
+from benchmarks.reporting.sources import COMMANDS, Section, Sources, cell, machine
 from models.files import write_atomically
 
 TITLE = "What the networks, their rewrites and the server are worth"
 
 # Each answer, and the benchmarks that it needs.
-ANSWERS: tuple[tuple[Callable[[Found], Answer], tuple[str, ...]], ...] = (
+ANSWERS: tuple[tuple[Callable[[Sources], Section], tuple[str, ...]], ...] = (
     (rewrites, ("rewrites",)),
     (equal_depth, ("rewrites",)),
     (equal_accuracy, ("frontier-measured",)),
@@ -34,15 +34,15 @@ VERSIONS = ("torch", "onnxruntime", "onnxruntime-gpu", "openvino", "tensorrt")
 HEADLINES = (("vitbn", "fold", PLAIN), ("vitbn", ALL, PLAIN), ("vitbn", ALL, EAGER), ("vit", ALL, PLAIN))
 
 
-def page(found: Found) -> list[Block]:
+def page(sources: Sources) -> list[Block]:
     """Every block of the page."""
-    answers = [(answer(found), needs) for answer, needs in ANSWERS]
-    blocks: list[Block] = [*_opening(found), Heading("In short")]
+    answers = [(answer(sources), needs) for answer, needs in ANSWERS]
+    blocks: list[Block] = [*_opening(sources), Heading("In short")]
     blocks.append(Points(tuple(line for answer, _ in answers for line in answer.short) or ("Nothing was measured.",)))
     for answer, needs in answers:
         blocks += list(answer)
-        blocks += [Text(not_measured(name)) for name in needs if not found.all(name)]
-    return [*blocks, *_agreement(found), *_gaps(found), *_origin(found)]
+        blocks += [Text(not_measured(name)) for name in needs if not sources.all(name)]
+    return [*blocks, *_agreement(sources), *_gaps(sources), *_origin(sources)]
 
 
 def not_measured(name: str) -> str:
@@ -50,8 +50,8 @@ def not_measured(name: str) -> str:
     return f"**Not measured**: none of the files is a result of `{COMMANDS[name]}`."
 
 
-def _opening(found: Found) -> Iterator[Block]:
-    places = list(dict.fromkeys(machine(file.content) for file in found.files))
+def _opening(sources: Sources) -> Iterator[Block]:
+    places = list(dict.fromkeys(machine(file.content) for file in sources.files))
     yield Text(
         f"Measured on {'; '.join(places)}. `make benchmarks` measures all of it again and writes this page. A ratio is "
         "one of medians of the same interleaved run; in brackets stands its 95 % bootstrap interval."
@@ -60,10 +60,9 @@ def _opening(found: Found) -> Iterator[Block]:
         yield Text(f"**{len(places)} kinds of machines**: compare numbers within a table, not between tables.")
 
 
-def _agreement(found: Found) -> Iterator[Block]:
-    """Two runs of the rewrites on one machine: do their headline ratios agree?"""
+def _agreement(sources: Sources) -> Iterator[Block]:
     yield Heading("Do two runs agree?")
-    runs = [file.content for file in found.files if file.benchmark == "rewrites"]
+    runs = [file.content for file in sources.files if file.benchmark == "rewrites"]
     twice = [
         (first, second)
         for one, other in combinations(runs, 2)
@@ -89,26 +88,25 @@ def overlap(one: Ratio, other: Ratio) -> str:
     return "yes" if max(one.low, other.low) <= min(one.high, other.high) else "**no**"
 
 
-def _gaps(found: Found) -> Iterator[Block]:
-    """What a reader might look for and will not find, with the reason."""
-    lines = [not_measured(name) for name in COMMANDS if not found.all(name)]
-    devices = {file.content["environment"]["device"] for file in found.files}
+def _gaps(sources: Sources) -> Iterator[Block]:
+    lines = [not_measured(name) for name in COMMANDS if not sources.all(name)]
+    devices = {file.content["environment"]["device"] for file in sources.files}
     if devices == {"cpu"}:
         lines.append(
             "**GPU**, CUDA graphs and ONNX Runtime on CUDA: not measured, every file is of a CPU. "
             "`python benchmarks/latency.py --device cuda --runtimes all --json FILE` measures them where there is one."
         )
-    runtimes = {row["runtime"] for result in found.all("latency") for row in result["rows"]}
+    runtimes = {row["runtime"] for result in sources.all("latency") for row in result["rows"]}
     if "tensorrt" not in runtimes:
         lines.append("**TensorRT**: not measured, it needs an NVIDIA GPU and `'.[tensorrt]'`.")
     yield Heading("What was not measured")
     yield Points(tuple(lines)) if lines else Text("Nothing of what this page asks.")
 
 
-def _origin(found: Found) -> Iterator[Block]:
+def _origin(sources: Sources) -> Iterator[Block]:
     yield Heading("Where the numbers come from")
     cells = []
-    for file in found.files:
+    for file in sources.files:
         environment, packages = file.content["environment"], file.content["environment"]["packages"]
         versions = ", ".join(f"{name} {packages[name]}" for name in VERSIONS if name in packages)
         command = f"`{file.content.get('command') or COMMANDS[file.benchmark]}`"
@@ -117,9 +115,9 @@ def _origin(found: Found) -> Iterator[Block]:
     yield Table(("file", "command", "machine", "versions", "commit", "load at the end"), tuple(cells), 5)
 
 
-def write(found: Found, folder: Path) -> list[Path]:
+def write(sources: Sources, folder: Path) -> list[Path]:
     """Writes report.md, report.html and the pictures of both into `folder`; returns their paths."""
-    blocks = page(found)
+    blocks = page(sources)
     contents = {"report.md": markdown(TITLE, blocks).encode(), "report.html": html(TITLE, blocks).encode()}
     for block in blocks:
         if isinstance(block, Picture):

@@ -1,7 +1,6 @@
-"""Two results of one benchmark: what changed from the first to the second, beyond what noise explains.
+"""Two results of one benchmark: what changed beyond noise.
 
-In: two JSON files. Out: a row for each that is in both, with the ratio of the medians and its 95 % bootstrap interval
-from the raw samples. The files come from different runs, so the samples of each are drawn again on their own.
+The files come from different runs, so the samples of each are drawn again on their own.
 """
 
 from __future__ import annotations
@@ -13,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.reporting.found import ReportError, Result, Row, benchmark, cell, read
-from benchmarks.timing import RESAMPLES, Ratio
+from benchmarks.measure.timing import RESAMPLES, Ratio
+from benchmarks.reporting.sources import ReportError, Result, Row, benchmark, cell, read
 
-# What tells the rows of a result apart, of which each benchmark has some.
-KEYS = ("name", "model", "checkpoint", "runtime", "precision", "rewrites", "way", "protocol", "shared_memory")
+# What tells the rows of a result apart; a benchmark has some of them.
+KEYS = ("name", "model", "checkpoint", "runtime", "precision", "rewrites", "transport", "protocol", "shared_memory")
 SIZES = ("depth", "dim", "batch", "micro_batch", "images_a_call", "instances", "threads", "in_flight", "rate", "device")
 MACHINE = ("cpu", "cores", "threads", "device", "system", "python")
 
@@ -25,10 +24,7 @@ HEADER = ("row", "what changed", "before ms", "after ms", "times as fast (95 %)"
 
 
 def changes(before: Path, after: Path) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Header and rows of the comparison, in the order of the second file.
-
-    Raises ReportError for files that are no results, of different benchmarks, or without a row in common.
-    """
+    """Header and rows, in the order of the second file; raises ReportError for files that cannot be compared."""
     old, new = _result(before), _result(after)
     if benchmark(old) != benchmark(new):
         raise ReportError(f"{after}: expected a result of {benchmark(old)} as {before} is, found {benchmark(new)}")
@@ -83,7 +79,6 @@ def _result(path: Path) -> Result:
 
 
 def _samples(result: Result) -> Iterator[tuple[str, list[float]]]:
-    """The rows that have samples, each with its name and the milliseconds of its samples."""
     for place, row in _rows(result):
         if samples_ns := row.get("samples_ns"):
             yield f"{place}{_name(row)}", [ns / 1e6 for ns in samples_ns]
@@ -92,7 +87,6 @@ def _samples(result: Result) -> Iterator[tuple[str, list[float]]]:
 
 
 def _rows(result: Result) -> Iterator[tuple[str, Row]]:
-    """Every row of a result, wherever it stands, and the words that its place adds to its name."""
     for measured in result.get("results", ()):
         yield from ((f"depth {measured['depth']}, ", row) for row in measured["rows"])
     for axis, rows in result.get("axes", {}).items():
@@ -101,7 +95,6 @@ def _rows(result: Result) -> Iterator[tuple[str, Row]]:
 
 
 def _name(row: dict[str, Any]) -> str:
-    """What tells the row apart: its own name, or every field that says what it is and how large."""
     if name := row.get("name") or row.get("checkpoint"):
         return str(name)
     words = [str(row[key]) for key in KEYS if isinstance(row.get(key), str)]

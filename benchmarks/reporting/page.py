@@ -1,7 +1,4 @@
-"""A page of text, tables and pictures, as Markdown and as HTML that opens from disk.
-
-In: blocks. Out: the text of the file. The HTML holds its pictures and its looks; it asks no network and runs no script.
-"""
+"""A page of text, tables and pictures, as Markdown and as HTML that opens from disk and asks no network."""
 
 from __future__ import annotations
 
@@ -143,7 +140,6 @@ def _html_row(tag: str, cells: Sequence[str], names: int) -> str:
 
 
 def _inline(text: str) -> str:
-    """The two marks of Markdown that the texts use."""
     marked = re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
     return re.sub(r"\*\*([^*]+)\*\*", r"<strong>\1</strong>", marked)
 

@@ -1,7 +1,4 @@
-"""The plots of the report, each a picture in both formats; they look as all of the project's do.
-
-In: the content of a result. Out: a `Picture` whose caption says what it shows.
-"""
+"""The plots of the report, each a picture in both formats."""
 
 from __future__ import annotations
 
@@ -9,11 +6,11 @@ import io
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from benchmarks.reporting.found import Result, machine
+from benchmarks.contest.rewritten import BEST, EAGER, PLAIN
 from benchmarks.reporting.page import Picture
-from benchmarks.rewrites import BEST, EAGER, PLAIN
-from models.studies import figures
-from models.studies.figures import NAMES, plain_ticks, row_of_panels, style
+from benchmarks.reporting.sources import Result, machine
+from models.plots import figures
+from models.plots.figures import NAMES, plain_ticks, row_of_panels, style
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -64,9 +61,16 @@ def rewrites(result: Result) -> Picture:
     return picture("rewrites", f"{title}: {axis}, with intervals; ViTBN at {', '.join(titles)}", figure)
 
 
+def worth(result: Result) -> Picture:
+    """Images a second of ViTBN after each rewrite, beside the CNN: the picture of the README."""
+    from benchmarks.reporting.worth_plot import worth as drawn
+
+    return picture("worth", "ViTBN after each rewrite, in images a second, beside the CNN", drawn(result))
+
+
 def frontier(result: Result) -> Picture:
     """Accuracy over images a second."""
-    from benchmarks.frontier import plots
+    from benchmarks.reporting.accuracy_and_speed import plots
 
     (figure,) = plots(result).values()
     return picture("frontier", "What accuracy costs in speed: test accuracy against images a second", figure)
@@ -102,7 +106,7 @@ def operators(result: Result) -> Picture:
 
 def throughput(result: Result) -> Iterator[Picture]:
     """Latency over throughput under load, a picture a model."""
-    from benchmarks.throughput_plot import by_model
+    from benchmarks.reporting.throughput_plot import by_model
 
     for model, figure in by_model(result["rows"], f"{machine(result)}; load by {result['generator']}.").items():
         caption = f"{model} under load: latency of a request against images answered a second"
@@ -111,7 +115,7 @@ def throughput(result: Result) -> Iterator[Picture]:
 
 def latency(result: Result) -> Iterator[Picture]:
     """The comparison of `latency.py`, or each idea of its sweep."""
-    from benchmarks.latency_plots import figures as drawn
+    from benchmarks.reporting.latency_plots import figures as drawn
 
     device = "cpu" if result["environment"]["device"] == "cpu" else "cuda"
     of = [result["benchmark"], device]

@@ -1,0 +1,71 @@
+"""Command line: how well 24 kinds of pictures are read, from a sheet in good light to a crooked photo."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from benchmarks.measure.choices import Result, dataset_options
+from benchmarks.measure.machine import cores
+from models.data import DataError, load_dataset
+
+SOURCES = ("dataset", "strokes", "scikit-learn")
+
+
+@click.command()
+@click.argument("names", nargs=-1, metavar="[CONDITION]...")
+@click.option("--images", "count", type=click.IntRange(1), default=200, show_default=True, help="Of each source.")
+@click.option("--source", "sources", type=click.Choice(SOURCES), multiple=True, help="[default: all]")
+@dataset_options
+@click.option("--output", type=Result(folder=True), help="Folder for conditions.json and conditions.md.")
+def conditions(
+    names: tuple[str, ...],
+    count: int,
+    sources: tuple[str, ...],
+    dataset: str,
+    data_dir: Path | None,
+    output: Path | None,
+) -> None:
+    """Measure the accuracy on each CONDITION (all by default), by source of the ink."""
+    from benchmarks.measure.results import recording
+    from benchmarks.pictures.conditions import CONDITIONS
+    from benchmarks.reporting.conditions_page import beside, text
+
+    if unknown := [name for name in names if name not in CONDITIONS]:
+        raise click.UsageError(f"{unknown[0]}: expected one of {', '.join(CONDITIONS)}")
+    path = output / "conditions.json" if output else None
+    try:
+        with recording("conditions", path, cores(), extras=beside(output)) as record:
+            _measure(names or tuple(CONDITIONS), sources or SOURCES, count, dataset, data_dir, record.update)
+    except DataError as error:
+        raise click.ClickException(str(error)) from error
+    click.echo(text(record.content))
+
+
+def _measure(
+    names: tuple[str, ...], sources: tuple[str, ...], count: int, dataset: str, data_dir: Path | None, update: Any
+) -> None:
+    from benchmarks.measure.progress import steps
+    from benchmarks.pictures import inks
+    from benchmarks.pictures.conditions import pictures
+    from benchmarks.pictures.judge import Judge, seen
+
+    judge, drawn, rows = Judge(), {}, []
+    if "dataset" in sources:
+        images, labels = inks.test_images(load_dataset(dataset, data_dir), count)
+        drawn[dataset] = inks.enlarged(images), labels
+        rows.append({"condition": "raw, as in the file", dataset: judge.percent(images[:, None], labels)})
+    if "strokes" in sources:
+        drawn["strokes"] = inks.strokes(count)
+    if "scikit-learn" in sources:
+        drawn["scikit-learn"] = inks.scikit_learn(count)
+    for name in steps(names, "conditions"):
+        percents = {source: judge.percent(seen(pictures(name, ink)), labels) for source, (ink, labels) in drawn.items()}
+        rows.append({"condition": name, **percents})
+        update({"images": count, "sources": list(drawn), "rows": rows})
+
+
+if __name__ == "__main__":
+    conditions()

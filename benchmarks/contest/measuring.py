@@ -1,0 +1,105 @@
+"""Contestants -> rows: called once and checked, then timed in interleaved rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from benchmarks.contest.contestants import Contestant, Missing, Options, Ready, first_calls
+from benchmarks.contest.runtimes import TORCH_ENGINES
+from benchmarks.measure.timing import (
+    MIN_ROUNDS,
+    Durations,
+    finished_rounds,
+    is_stable,
+    ratio_with_interval,
+    time_interleaved,
+)
+
+MIN_ROUNDS_ON_A_GPU = 15  # clocks and power vary from one moment to the next
+
+Row = dict[str, Any]
+Limits = Mapping[str, Any]
+
+
+def measure(
+    contestants: Sequence[Contestant],
+    batch: int,
+    options: Options,
+    limits: Limits,
+    title: str,
+    missing: Missing,
+    add: Callable[[list[Row]], None],
+) -> None:
+    """Adds a JSON-ready row a contestant, all from one interleaved run, also at Ctrl-C."""
+    ready = {str(i): one for i, one in enumerate(first_calls(contestants, batch, options, title, missing))}
+    baselines = {one.contestant.subject.config: i for i, one in ready.items() if one.contestant.entry.is_baseline}
+    against = {i: baselines.get(one.contestant.subject.config, i) for i, one in ready.items()}
+
+    def stable(measured: Mapping[str, Durations], name: str) -> bool:
+        return is_stable(measured[name], measured[against[name]])
+
+    def timed() -> dict[str, Durations]:
+        return time_interleaved(
+            {name: one.call for name, one in ready.items()},
+            options.seconds,
+            title,
+            MIN_ROUNDS_ON_A_GPU if options.device == "cuda" else MIN_ROUNDS,
+            enough=lambda so_far: all(stable(so_far, name) for name in ready),
+            warm_up_ns={name: one.warm_ns for name, one in ready.items() if one.warm_ns},
+        )
+
+    def rows(measured: Mapping[str, Durations]) -> list[Row]:
+        compared = []
+        for name, one in ready.items():
+            known = one.contestant.subject.config in baselines
+            ratio = asdict(ratio_with_interval(measured[against[name]], measured[name])) if known else None
+            row = {"stable": stable(measured, name), "ratio_to_torch": ratio}
+            compared.append(_row(one, measured[name], batch, options, limits) | row)
+        return compared
+
+    finished_rounds(timed, lambda measured: add(rows(measured)))
+
+
+def _row(one: Ready, durations: Durations, batch: int, options: Options, limits: Limits) -> Row:
+    """Percentiles in milliseconds, samples in nanoseconds.
+
+    `bandwidth_share` counts what has to be read and written at least: weights, images and logits, each once.
+    """
+    contestant, entry = one.contestant, one.contestant.entry
+    config, p50_ms = entry.config, durations.percentile_ms(50)
+    rates = limits["gemm_gflops_per_s_by_precision"]
+    gflops_per_s = 2 * contestant.macs * batch / p50_ms / 1e6
+    moved = contestant.weight_bytes + batch * (int(np.prod(config.input_shape)) + 4 * config.num_classes)
+    return {
+        "model": config.model,
+        "depth": config.depth if config.is_transformer else None,
+        "dim": config.dim if config.is_transformer else None,
+        "runtime": entry.runtime,
+        "label": entry.how.label,
+        "precision": entry.precision,
+        "batch": batch,
+        "micro_batch": one.micro_batch,
+        "threads": options.threads,
+        "device": options.device,
+        "rounds": len(durations.samples_ns),
+        **durations.percentiles(50, 90, 99),
+        "device_p50_ms": _by_events(one),
+        "images_per_s": 1000 * batch / p50_ms,
+        "first_call_ms": one.first_call_ns / 1e6,
+        "macs": contestant.macs,
+        "gemm_share": gflops_per_s / rates.get(entry.precision, rates["fp32"]),
+        "bandwidth_share": moved / p50_ms / 1e6 / limits["copy_gb_per_s"],
+        "peak_memory_mb": one.peak_memory_mb,
+        "max_abs_error": one.max_abs_error,
+        "samples_ns": list(durations.samples_ns),
+    }
+
+
+def _by_events(one: Ready) -> float | None:
+    """The median of all calls by CUDA events; only PyTorch's engines run in the stream of the events."""
+    known = one.call.device_ms and one.contestant.entry.how.engine in TORCH_ENGINES
+    return float(np.median(one.call.device_ms)) if known else None

@@ -1,0 +1,56 @@
+"""A network -> what a runtime loads: the network itself for PyTorch, an ONNX file for all others."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+
+import torch
+
+from benchmarks.contest.runtimes import TORCH_ENGINES, Precision, Runtime
+from benchmarks.contest.subjects import Subject
+from export.graph import DEFAULT_OPSET, Served, rewrite, to_onnx
+from export.precision import Lowering, convert
+from export.rewrites import pipeline
+from models.data import load_digits
+from models.layers import Attention
+from models.macs import macs_per_image
+
+REWRITES = {"none": (), "folded": pipeline.FUSE, "all": pipeline.ALL}
+DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+
+Program = Served | bytes
+"""A PyTorch network, or the bytes of an ONNX file."""
+
+
+def for_runtime(subject: Subject, how: Runtime, precision: Precision) -> tuple[Program, int]:
+    """The program of that runtime, and the multiply-accumulates of one image in it."""
+    network = _rewritten(subject, REWRITES[how.rewrites])
+    macs = macs_per_image(network.model)
+    for module in network.modules():
+        if isinstance(module, Attention):
+            module.fused = how.fused
+    if how.engine in TORCH_ENGINES:
+        return network.to(DTYPES[precision]), macs
+    return _file(subject, network, precision), macs
+
+
+def rewritten_file(
+    subject: Subject, rewrites: Sequence[pipeline.Rewrite], precision: Precision = "fp32"
+) -> tuple[bytes, int]:
+    """The ONNX file after those rewrites, and the multiply-accumulates of one image in it."""
+    network = _rewritten(subject, rewrites)
+    return _file(subject, network, precision), macs_per_image(network.model)
+
+
+def _rewritten(subject: Subject, rewrites: Sequence[pipeline.Rewrite]) -> Served:
+    network = copy.deepcopy(subject.network)
+    return rewrite(network.model.double(), rewrites, ())[0].float() if rewrites else network
+
+
+def _file(subject: Subject, network: Served, precision: Precision) -> bytes:
+    proto = to_onnx(network, subject.config, DEFAULT_OPSET)
+    if precision in ("fp16", "int8"):
+        proto = convert(proto, Lowering(precision, load_digits(), max_drop_points=100)).proto
+    data: bytes = proto.SerializeToString()
+    return data

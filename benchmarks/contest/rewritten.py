@@ -1,0 +1,125 @@
+"""Networks before and after the exact rewrites, alone and together, each as one call and in its best way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.contest.ways import Way, best_way, runner
+from benchmarks.measure.machine import cores
+from models.config import ModelConfig, ModelName
+
+if TYPE_CHECKING:
+    from benchmarks.contest.programs import Program
+    from benchmarks.contest.subjects import Subject
+    from benchmarks.measure.timing import Durations
+    from export.rewrites.pipeline import Rewrite
+
+SEARCHED = 1280  # images of the search for the best way
+ROUNDS = 7  # at least; an interval of fewer says little
+
+EAGER, PLAIN, ALL = "PyTorch eager", "plain", "all"
+INT8 = f"{ALL}, int8"
+FUSED_ATTENTION = f"{EAGER}, fused attention"
+ALONE = ("fold", "absorb", "CLS row")
+TOGETHER = ("fold + absorb", "fold + CLS row", "fold + absorb + CLS row")
+
+# All but those of PyTorch are ONNX files after the rewrites in their name, in float32 unless the name says int8.
+CONTESTANTS: dict[ModelName, tuple[str, ...]] = {
+    "vitbn": (EAGER, FUSED_ATTENTION, PLAIN, *ALONE, *TOGETHER, ALL, INT8),
+    "vitbnffn": (EAGER, PLAIN, ALL),
+    "vit": (EAGER, PLAIN, ALL),
+    "cnn": (EAGER, PLAIN, ALL),
+}
+
+ONE_CALL, BEST = "one call", "best"
+
+Row = dict[str, Any]
+
+
+def measure(depth: int, count: int, seconds: float, add: Callable[[list[Row]], None]) -> None:
+    """Adds the JSON-ready rows of one interleaved run, also at Ctrl-C; raises EquivalenceError."""
+    from benchmarks.contest.roofline import gemms
+    from benchmarks.contest.subjects import subject
+    from benchmarks.measure.progress import steps
+    from benchmarks.measure.timing import finished_rounds, time_interleaved
+
+    rows: list[Row] = []
+    runs: dict[str, Callable[[], object]] = {}
+    for name, (run, flops) in gemms(cores()).items():
+        runs[name] = run
+        rows.append({"name": name, "flops": flops})
+    subjects = [subject(ModelConfig(model=model, depth=depth)) for model in CONTESTANTS]
+    pairs = [(each, contestant) for each in subjects for contestant in CONTESTANTS[each.config.model]]
+    for each, contestant in steps(pairs, f"depth {depth}: searching the best way"):
+        images, model = each.images(count), each.config.model
+        program, macs = _program(each, contestant)
+        for kind, way in ((ONE_CALL, Way(count, 1)), (BEST, best_way(program, images[:SEARCHED]))):
+            row = {"name": f"{model}, {contestant}, {kind}", "model": model, "contestant": contestant, "kind": kind}
+            runs[row["name"]] = runner(program, way, images)
+            rows.append(row | {"way": str(way), "macs": macs, "flops": 2 * macs * count})
+    finished_rounds(
+        lambda: time_interleaved(runs, seconds, f"depth {depth}", ROUNDS),
+        lambda measured: add(timed_rows(rows, measured)),
+    )
+
+
+def _program(of: Subject, contestant: str) -> tuple[Program, int]:
+    from benchmarks.contest.engines import start
+    from benchmarks.contest.programs import for_runtime, rewritten_file
+    from benchmarks.contest.runtimes import RUNTIMES, Precision
+
+    if contestant in (EAGER, FUSED_ATTENTION):
+        return for_runtime(of, RUNTIMES["torch" if contestant == EAGER else "torch-sdpa"], "fp32")
+    precision: Precision = "int8" if contestant == INT8 else "fp32"
+    data, macs = rewritten_file(of, rewrites_of(contestant), precision)
+    of.check(f"{of.config.model}, {contestant}", precision, len(of.proof), start(data)(of.proof))
+    return data, macs
+
+
+def rewrites_of(contestant: str) -> tuple[Rewrite, ...]:
+    """The functions that a contestant's name stands for."""
+    from export.rewrites import pipeline
+    from export.rewrites.absorb import absorb_attention
+    from export.rewrites.prune import cls_only
+
+    if contestant == PLAIN:
+        return ()
+    if contestant in (ALL, INT8):
+        return pipeline.ALL
+    named: dict[str, tuple[Rewrite, ...]] = {
+        "fold": pipeline.FUSE,
+        "absorb": (absorb_attention,),
+        "CLS row": (cls_only,),
+    }
+    return tuple(rewrite for name in contestant.split(" + ") for rewrite in named[name])
+
+
+def timed_rows(rows: Sequence[Row], measured: Mapping[str, Durations]) -> list[Row]:
+    """The rows with their figures; "best" is the quicker of the best way and of one call."""
+    from benchmarks.measure.timing import ratio_with_interval
+
+    rows, durations = [dict(row) for row in rows], dict(measured)
+    for one_call, best in pairs_of(rows):
+        if measured[one_call["name"]].percentile_ms(50) < measured[best["name"]].percentile_ms(50):
+            durations[best["name"]] = measured[one_call["name"]]
+            best["way"] = one_call["way"]
+    for row in rows:
+        own = durations[row["name"]]
+        row |= own.percentiles(50, 90, 99)
+        row["gflops_per_s"] = row["flops"] / row["p50_ms"] / 1e6
+        if "model" in row:
+            row["ratios"] = {
+                other: asdict(ratio_with_interval(durations[f"{row['model']}, {other}, {row['kind']}"], own))
+                for other in (EAGER, PLAIN)
+                if f"{row['model']}, {other}, {row['kind']}" in durations
+            }
+        row["samples_ns"] = own.samples_ns
+    return rows
+
+
+def pairs_of(rows: Sequence[Row]) -> list[tuple[Row, Row]]:
+    """The two rows of each contestant: one call, and best."""
+    contestants = [row for row in rows if "model" in row]
+    return list(zip(contestants[::2], contestants[1::2], strict=True))

@@ -1,0 +1,99 @@
+"""What the machine can reach: the rate of a large matrix product, and the bandwidth of its memory."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import torch
+from numpy.typing import NDArray
+from onnx import helper, numpy_helper
+
+from benchmarks.contest.runtimes import Device, Precision
+
+SIDE = {"cpu": 2048, "cuda": 8192}  # of the matrices; a GPU would be done with 2048 before it is busy
+STREAM_FLOATS = 64 << 20  # 256 MiB an array: beyond the caches of CPUs and GPUs
+REPEATS = 7
+Matrix = NDArray[np.float32]
+
+
+def gemms(threads: int) -> dict[str, tuple[Callable[[], object], int]]:
+    """A 2048³ float32 product on the CPU in both libraries, and its operations."""
+    side = SIDE["cpu"]
+    left, right = np.random.default_rng(0).standard_normal((2, side, side), np.float32)
+    flops = 2 * side**3
+    return {
+        f"{side}^3 in PyTorch": (_in_torch(torch.from_numpy(left), torch.from_numpy(right), threads), flops),
+        f"{side}^3 in ONNX Runtime": (_in_onnxruntime(left, right, threads), flops),
+    }
+
+
+def limits(device: Device, threads: int, precisions: tuple[Precision, ...]) -> dict[str, Any]:
+    """The best rates of products and of memory, JSON-ready.
+
+    A copy moves two bytes for each byte copied, a triad (a = b + 2c) three. The quickest of `REPEATS` runs counts.
+    """
+    rates = {"PyTorch": _torch_gemm_rate(device, threads, "fp32")}
+    if device == "cpu":
+        run, flops = gemms(threads)[f"{SIDE['cpu']}^3 in ONNX Runtime"]
+        rates["ONNX Runtime"] = flops / _best_ns(run)
+    library = max(rates, key=lambda name: rates[name])
+    other = {p: _torch_gemm_rate(device, threads, p) for p in precisions if p in ("tf32", "fp16", "bf16")}
+    a, b, c = (torch.ones(STREAM_FLOATS, device=device) for _ in range(3))
+    copy_ns = _best_ns(lambda: a.copy_(b))
+    triad_ns = _best_ns(lambda: torch.add(b, c, alpha=2, out=a))
+    return {
+        "gemm_gflops_per_s": rates[library],
+        "gemm_library": f"{library}, {SIDE[device]}^3, float32",
+        "gemm_gflops_per_s_by_precision": {"fp32": rates[library]} | other,
+        "copy_gb_per_s": 2 * a.nbytes / copy_ns,
+        "triad_gb_per_s": 3 * a.nbytes / triad_ns,
+    }
+
+
+def _torch_gemm_rate(device: Device, threads: int, precision: Precision) -> float:
+    dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(precision, torch.float32)
+    generator = torch.Generator().manual_seed(0)
+    left, right = torch.randn((2, SIDE[device], SIDE[device]), generator=generator).to(device, dtype)
+    if device == "cuda":
+        torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
+    return 2 * SIDE[device] ** 3 / _best_ns(_in_torch(left, right, threads))
+
+
+def _best_ns(run: Callable[[], object]) -> int:
+    took = []
+    for _ in range(1 + REPEATS):
+        start_ns = time.perf_counter_ns()
+        run()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        took.append(time.perf_counter_ns() - start_ns)
+    return min(took[1:])
+
+
+def _in_torch(left: torch.Tensor, right: torch.Tensor, threads: int) -> Callable[[], object]:
+    def run() -> None:
+        torch.set_num_threads(threads)
+        left @ right
+
+    return run
+
+
+def _in_onnxruntime(left: Matrix, right: Matrix, threads: int) -> Callable[[], object]:
+    shape = list(left.shape)
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["left", "right"], ["product"])],
+        "product",
+        [helper.make_tensor_value_info("left", onnx.TensorProto.FLOAT, shape)],
+        [helper.make_tensor_value_info("product", onnx.TensorProto.FLOAT, shape)],
+        [numpy_helper.from_array(right, "right")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return lambda: session.run(None, {"left": left})

@@ -1,0 +1,132 @@
+"""Everything that can be timed. Imports no torch: the commands' help is made from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from models.config import ModelConfig, ModelName
+
+Device = Literal["cpu", "cuda"]
+Precision = Literal["fp32", "tf32", "fp16", "bf16", "int8"]
+Engine = Literal["eager", "compiled", "graphs", "onnxruntime", "openvino", "tensorrt"]
+Rewrites = Literal["none", "folded", "all"]
+
+PRECISIONS: tuple[Precision, ...] = get_args(Precision)
+COMPARED: tuple[ModelName, ...] = ("vit", "vitbnffn", "vitbn", "cnn")
+
+ENGINES: dict[Engine, str] = {
+    "eager": "PyTorch eager",
+    "compiled": "PyTorch compiled",
+    "graphs": "PyTorch CUDA graphs",
+    "onnxruntime": "ONNX Runtime",
+    "openvino": "OpenVINO",
+    "tensorrt": "TensorRT",
+}
+ORT = f"{ENGINES['onnxruntime']}, float32"
+TORCH_ENGINES: tuple[Engine, ...] = ("eager", "compiled", "graphs")
+
+# float16 is left to GPUs: on CPUs ONNX Runtime casts around every operator, and PyTorch's kernels are no faster for it.
+SUPPORTED: dict[tuple[Engine, Device], tuple[Precision, ...]] = {
+    ("eager", "cpu"): ("fp32", "bf16"),
+    ("eager", "cuda"): ("fp32", "tf32", "fp16", "bf16"),
+    ("compiled", "cpu"): ("fp32", "bf16"),
+    ("compiled", "cuda"): ("fp32", "tf32", "fp16", "bf16"),
+    ("graphs", "cuda"): ("fp32", "tf32", "fp16", "bf16"),
+    ("onnxruntime", "cpu"): ("fp32", "int8"),
+    ("onnxruntime", "cuda"): ("fp32", "tf32", "fp16"),
+    ("openvino", "cpu"): ("fp32", "bf16"),
+    ("tensorrt", "cuda"): ("fp32", "fp16"),
+}
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """An engine, the exact rewrites done before, and whether attention is PyTorch's fused kernel."""
+
+    engine: Engine
+    how: str
+    rewrites: Rewrites = "none"
+    fused: bool = False
+
+    @property
+    def label(self) -> str:
+        """Its name in a table."""
+        return f"{ENGINES[self.engine]}, {self.how}"
+
+
+RUNTIMES: dict[str, Runtime] = {
+    "torch": Runtime("eager", "as published"),
+    "torch-sdpa": Runtime("eager", "fused attention", fused=True),
+    "torch-optimized": Runtime("eager", "all rewrites", "all"),
+    "torch-compile": Runtime("compiled", "as published"),
+    "torch-compile-optimized": Runtime("compiled", "all rewrites", "all"),
+    "torch-cudagraphs": Runtime("graphs", "as published"),
+    "torch-cudagraphs-optimized": Runtime("graphs", "all rewrites", "all"),
+    "onnx": Runtime("onnxruntime", "plain export"),
+    "onnx-folded": Runtime("onnxruntime", "norms folded", "folded"),
+    "onnx-optimized": Runtime("onnxruntime", "all rewrites", "all"),
+    "openvino": Runtime("openvino", "all rewrites", "all"),
+    "tensorrt-plain": Runtime("tensorrt", "plain export"),
+    "tensorrt-folded": Runtime("tensorrt", "norms folded", "folded"),
+    "tensorrt": Runtime("tensorrt", "all rewrites", "all"),
+}
+BASELINE = "torch"
+DEFAULT_RUNTIMES: dict[Device, tuple[str, ...]] = {
+    "cpu": ("torch", "onnx-folded", "onnx-optimized"),  # of all models at batch 5000 in about two minutes
+    "cuda": (
+        *("torch", "torch-sdpa", "torch-compile", "torch-cudagraphs-optimized", "onnx-folded", "onnx-optimized"),
+        *("tensorrt-plain", "tensorrt-folded", "tensorrt"),
+    ),
+}
+DEFAULT_PRECISIONS: dict[Device, tuple[Precision, ...]] = {"cpu": ("fp32",), "cuda": ("fp32", "tf32", "fp16")}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What is to be timed: a network in a runtime and a precision."""
+
+    config: ModelConfig
+    runtime: str
+    precision: Precision = "fp32"
+
+    @property
+    def name(self) -> str:
+        """Model, runtime and precision in one string."""
+        return f"{self.config.model} {self.runtime} {self.precision}"
+
+    @property
+    def how(self) -> Runtime:
+        """Its row in the table of runtimes."""
+        return RUNTIMES[self.runtime]
+
+    @property
+    def is_baseline(self) -> bool:
+        """Whether the others of its network are compared with it."""
+        return self.runtime == BASELINE and self.precision == "fp32"
+
+    def why_not(self, device: Device) -> str | None:
+        """Why no machine can run it on `device`; None if it can be run."""
+        precisions = SUPPORTED.get((self.how.engine, device), ())
+        if not precisions:
+            return f"{ENGINES[self.how.engine]} needs another device than {device}"
+        if self.precision not in precisions:
+            return f"{ENGINES[self.how.engine]} on {device} is measured in {', '.join(precisions)} alone"
+        if self.how.fused and not self.config.is_transformer:
+            return "there is no attention in it"
+        return None
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Where a program runs; without an engine in PyTorch eager or, for a file, in ONNX Runtime.
+
+    `threads` are those of the CPU, 0 for all cores. TensorRT also needs the configuration and the largest batch.
+    """
+
+    engine: Engine | None = None
+    precision: Precision = "fp32"
+    device: Device = "cpu"
+    threads: int = 0
+    config: ModelConfig | None = None
+    largest_batch: int = 1

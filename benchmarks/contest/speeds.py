@@ -1,0 +1,51 @@
+"""Checkpoints after all rewrites, each in its best way: images a second."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from benchmarks.contest.subjects import example_images
+from benchmarks.contest.ways import best_way, runner
+from benchmarks.measure.progress import steps
+from benchmarks.measure.timing import Durations, finished_rounds, time_interleaved
+from export.pipeline import ExportOptions, export_checkpoint
+from models.checkpoint import Checkpoint
+
+Row = dict[str, Any]
+
+
+def measure(checkpoints: Sequence[Checkpoint], count: int, seconds: float, add: Callable[[list[Row]], None]) -> None:
+    """Adds a row a checkpoint, the slowest first, also at Ctrl-C. Raises EquivalenceError or RewriteError."""
+    rows: list[Row] = []
+    runs: dict[str, Callable[[], object]] = {}
+    for loaded in steps(checkpoints, "searching the best way"):
+        exported = export_checkpoint(loaded.path, ExportOptions(fuse_bn=False, optimize=True))
+        images = example_images(loaded.config, count)
+        way, name = best_way(exported.onnx, images), f"{loaded.path.parent.name}/{loaded.path.name}"
+        runs[name] = runner(exported.onnx, way, images)
+        rows.append(
+            {
+                "checkpoint": name,
+                "sha256": loaded.sha256,
+                "model": loaded.config.model,
+                "depth": loaded.config.depth if loaded.config.is_transformer else None,
+                "test_accuracy": loaded.metrics["test_accuracy"],
+                "macs": exported.steps[-1].macs,
+                "max_abs_error": exported.artifact.manifest["max_abs_error"],
+                "way": str(way),
+            }
+        )
+    finished_rounds(
+        lambda: time_interleaved(runs, seconds, "measuring"), lambda measured: add(_timed(rows, measured, count))
+    )
+
+
+def _timed(rows: Sequence[Row], measured: Mapping[str, Durations], count: int) -> list[Row]:
+    timed = []
+    for row in rows:
+        durations = measured[row["checkpoint"]]
+        p50_ms = durations.percentile_ms(50)
+        figures = {"images_per_s": 1000 * count / p50_ms, "samples_ns": durations.samples_ns}
+        timed.append(row | durations.percentiles(50, 90, 99) | figures)
+    return sorted(timed, key=lambda row: float(row["images_per_s"]))

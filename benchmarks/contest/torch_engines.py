@@ -1,0 +1,108 @@
+"""A network in PyTorch's engines: eager, compiled, as a CUDA graph."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import importlib.util
+import os
+import shutil
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.contest.runtimes import Engine, Setup
+from export.errors import Unavailable
+from export.graph import Served
+
+SHAPES = 64  # compiled forms of one network that PyTorch keeps: one for each batch size, model and precision
+CAPTURE_WARM_UPS = 3  # calls on a side stream before a capture, as torch.cuda.graph demands
+
+Forward = Callable[[Tensor], Tensor]
+
+
+def in_torch(network: Served, setup: Setup) -> Callable[[Any], Any]:
+    """A copy of `network` in one of PyTorch's engines; raises Unavailable if a compiler is missing."""
+    makers: dict[Engine, Callable[[Served], Forward]] = {"eager": _eager, "compiled": _compiled, "graphs": CudaGraphs}
+    network = copy.deepcopy(network).to(setup.device)
+    if setup.device == "cuda" and setup.config and not setup.config.is_transformer:
+        network = channels_last(network)
+    forward = makers[setup.engine or "eager"](network)
+
+    def on_cuda(images: Tensor) -> Tensor:
+        # Settings of the whole process; other contestants need other ones.
+        torch.backends.cudnn.benchmark = True
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = setup.precision == "tf32"
+        with torch.inference_mode():
+            return forward(images).float()
+
+    def on_cpu(images: Any) -> Any:
+        torch.set_num_threads(setup.threads)  # of the calling thread
+        with torch.inference_mode():
+            return forward(torch.from_numpy(images)).float().numpy()
+
+    return on_cuda if setup.device == "cuda" else on_cpu
+
+
+def channels_last(network: Served) -> Served:
+    """The same network with its convolutions in the layout that tensor cores read."""
+    module: Any = network  # the types of Module.to know no layout alone
+    laid_out: Served = module.to(memory_format=torch.channels_last)
+    return laid_out
+
+
+def _eager(network: Served) -> Forward:
+    return network
+
+
+def _compiled(network: Served) -> Forward:
+    """Compiled as a whole at its first call with each batch size; a failure is Unavailable, never eager."""
+    on_cuda = next(network.parameters()).is_cuda
+    if on_cuda and not importlib.util.find_spec("triton"):
+        raise Unavailable("torch.compile on CUDA needs Triton's compiler (pip install triton)")
+    if not on_cuda and not shutil.which(os.environ.get("CXX", "g++")):
+        raise Unavailable("torch.compile on the CPU needs a C++ compiler (g++, or $CXX)")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the compiler warns of its own deprecations at import
+        importlib.import_module("torch._inductor.compile_fx")
+    torch._dynamo.config.recompile_limit = SHAPES
+    compiled: Forward = torch.compile(network, dynamic=False, fullgraph=True)
+
+    def forward(images: Tensor) -> Tensor:
+        try:
+            return compiled(images)
+        except torch._dynamo.exc.TorchDynamoException as error:
+            reason = next(iter(str(error).splitlines()), "no reason given")
+            raise Unavailable(f"torch.compile failed: {reason}") from error
+
+    return forward
+
+
+class CudaGraphs:
+    """A network as CUDA graphs, one for each batch size; the next call overwrites the logits."""
+
+    def __init__(self, network: Served) -> None:
+        self.network = network
+        self.captured: dict[torch.Size, tuple[torch.cuda.CUDAGraph, Tensor, Tensor]] = {}
+
+    def __call__(self, images: Tensor) -> Tensor:
+        if images.shape not in self.captured:
+            self.captured[images.shape] = self._capture(images)
+        graph, static_images, logits = self.captured[images.shape]
+        static_images.copy_(images)
+        graph.replay()
+        return logits
+
+    def _capture(self, images: Tensor) -> tuple[torch.cuda.CUDAGraph, Tensor, Tensor]:
+        static_images, graph, side = images.clone(), torch.cuda.CUDAGraph(), torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(CAPTURE_WARM_UPS):
+                self.network(static_images)
+        torch.cuda.current_stream().wait_stream(side)
+        with torch.cuda.graph(graph):
+            logits: Tensor = self.network(static_images)
+        return graph, static_images, logits

@@ -1,0 +1,62 @@
+"""What a served model's clients see when something breaks: `python benchmarks/faults.py --help`.
+
+In: scenarios, each against a real, supervised server with the shipped ViTBN of one block. Out: a row for each as JSON:
+requests sent, right, wrong, refused and failed; p50, p99 and worst latency of the right ones in ms; seconds until the
+answers were right again; memory in MB. All traffic stays on 127.0.0.1 and ends by itself.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from benchmarks.load.scenarios import Row
+
+NAMES = (
+    "stub-killed",
+    "stub-stopped",
+    "server-killed",
+    "bad-request",
+    "newest-broken",
+    "sigterm",
+    "overload",
+    "publish",
+)
+
+
+@click.command()
+@click.option("--scenario", "names", type=click.Choice(NAMES), multiple=True, help="Repeatable.  [default: all]")
+@click.option("--publications", type=click.IntRange(1, 200), default=20, show_default=True)
+@click.option("--overload-seconds", type=click.FloatRange(1, 120), default=20.0, show_default=True)
+@click.option("--hours", type=click.FloatRange(0.001, 48), help="Also soak: steady requests for this long.")
+@click.option("--json", "path", type=click.Path(dir_okay=False, path_type=Path), help="Write the result here.")
+def faults(
+    names: tuple[str, ...], publications: int, overload_seconds: float, hours: float | None, path: Path | None
+) -> None:
+    """Break a real server in known ways and count what its clients see."""
+    from benchmarks.load.scenarios import Faults
+    from benchmarks.measure.machine import cores
+    from benchmarks.measure.results import recording
+
+    with recording("faults", path, cores()) as record, Faults(publications, overload_seconds) as bench:
+        rows: list[Row] = []
+        for name in names or NAMES:
+            rows.append(bench.run(name))
+            _print(rows[-1])
+            record.update({"rows": rows})
+        if hours:
+            rows.append(bench.soak(hours))
+            _print(rows[-1])
+            record.update({"rows": rows})
+
+
+def _print(row: Row) -> None:
+    texts = {name: f"{value:.1f}" if isinstance(value, float) else str(value) for name, value in row.items()}
+    click.echo("  ".join(f"{name} {text}" for name, text in texts.items()))
+
+
+if __name__ == "__main__":
+    faults()

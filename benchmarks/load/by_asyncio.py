@@ -1,0 +1,165 @@
+"""Load by this project's own client in asyncio, for machines without NVIDIA's perf_analyzer.
+
+A latency of an open loop counts from the moment that a request was *due*: a client that waits for answers would see a
+stall once (coordinated omission). A request without an answer a second after the last was due is given up and counts
+with the time it has waited. Python's client takes more of the cores than NVIDIA's; do not compare the two.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import urllib.request
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.load.terms import (
+    MAX_IN_FLIGHT,
+    Failed,
+    LeftOut,
+    Load,
+    Measure,
+    Sample,
+    Target,
+    arrivals_s,
+    sample,
+    unmeasured,
+)
+from clients.async_classifier import AsyncClassifier
+from clients.errors import ClientError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from export.equivalence import Images
+    from serving.running import Server
+
+GIVE_UP_S = 1.0
+
+Ask = Callable[[], Awaitable[object]]
+"""Sends a request, and is done when it is answered."""
+
+
+@dataclass(frozen=True)
+class Answered:
+    """Latencies in seconds of all requests, given up or not, and the requests answered a second."""
+
+    latencies_s: NDArray[np.float64]
+    requests_per_s: float
+
+
+@dataclass(frozen=True)
+class ServerTimes:
+    """Triton's statistics of a model: requests answered since its start, and their times together."""
+
+    requests: int
+    queue_ns: int
+    compute_ns: int
+
+    def mean_ms_since(self, before: ServerTimes) -> tuple[float, float]:
+        """Queue and compute time of a request in milliseconds; raises Failed if none was answered since."""
+        requests = self.requests - before.requests
+        if not requests:
+            raise Failed("the server's statistics: expected answered requests, found none")
+        return (
+            (self.queue_ns - before.queue_ns) / requests / 1e6,
+            (self.compute_ns - before.compute_ns) / requests / 1e6,
+        )
+
+
+def measurer(server: Server, target: Target, images: Images) -> Measure:
+    """Measures `target` with uint8 images (n, C, H, W)."""
+    return lambda load, seconds: asyncio.run(_measure(server, target, images, load, seconds))
+
+
+async def _measure(server: Server, target: Target, images: Images, load: Load, seconds: float) -> Sample:
+    import numpy as np
+
+    batch = np.resize(images, (load.batch, *images.shape[1:]))
+    url = server.grpc_url if target.protocol == "grpc" else server.http_url
+    classifier = AsyncClassifier(
+        url,
+        target.served_name,
+        target.protocol,
+        retry_s=0,
+        batch_size=load.batch,
+        concurrency=load.in_flight or MAX_IN_FLIGHT,
+        shared_memory=target.shared_memory,
+    )
+    try:
+        async with classifier:
+            await classifier.answer(batch)  # connects
+            before = server_times(server.http_url, target.served_name)
+            if load.in_flight is not None:
+                answered = await closed_loop(lambda: classifier.answer(batch), load.in_flight, seconds)
+            else:
+                answered = await open_loop(lambda: classifier.answer(batch), arrivals_s(load, seconds), seconds)
+            server_ms = server_times(server.http_url, target.served_name).mean_ms_since(before)
+    except ClientError as error:
+        raise unmeasured(str(error)) from error
+    return sample(answered.latencies_s, answered.requests_per_s * load.batch, server_ms)
+
+
+def server_times(http_url: str, name: str) -> ServerTimes:
+    """Triton's statistics of the model `name`."""
+    with urllib.request.urlopen(f"http://{http_url}/v2/models/{name}/stats") as answer:
+        times: dict[str, dict[str, Any]] = json.load(answer)["model_stats"][0]["inference_stats"]
+    compute_ns = sum(times[f"compute_{part}"]["ns"] for part in ("input", "infer", "output"))
+    return ServerTimes(times["success"]["count"], times["queue"]["ns"], compute_ns)
+
+
+async def closed_loop(ask: Ask, in_flight: int, seconds: float) -> Answered:
+    """Keeps `in_flight` requests with the server: each answer is followed by the next request at once."""
+    import numpy as np
+
+    latencies_s: list[float] = []
+    start = perf_counter()
+
+    async def work() -> None:
+        while (begin := perf_counter()) < start + seconds:
+            await ask()
+            latencies_s.append(perf_counter() - begin)
+
+    await asyncio.gather(*(work() for _ in range(in_flight)))
+    return Answered(np.array(latencies_s), len(latencies_s) / (perf_counter() - start))
+
+
+async def open_loop(ask: Ask, due_s: NDArray[np.float64], seconds: float) -> Answered:
+    """Sends a request at each of `due_s`, seconds from now within `seconds`, whether others are answered or not.
+
+    The rate counts until the last answer, less the shortest latency, which even an idle server takes.
+    """
+    import numpy as np
+
+    start = perf_counter()
+    turns, over = asyncio.Semaphore(MAX_IN_FLIGHT), asyncio.Event()
+
+    async def send() -> float:
+        async with turns:
+            if not over.is_set():
+                await ask()
+        return perf_counter() - start
+
+    tasks = []
+    for due in due_s:
+        if (early_s := start + due - perf_counter()) > 0:
+            await asyncio.sleep(early_s)
+        tasks.append(asyncio.create_task(send()))
+    await asyncio.wait(tasks, timeout=max(0, start + seconds + GIVE_UP_S - perf_counter()))
+    over.set()
+    over_s = perf_counter() - start
+    # The requests that the server still has must not meet the next load.
+    ended_s = await asyncio.gather(*tasks, return_exceptions=True)
+    for each in ended_s:
+        if isinstance(each, BaseException):
+            raise each
+    done_s = np.array(ended_s, np.float64)
+    latencies_s = np.minimum(done_s, over_s) - due_s
+    answered_s = done_s[done_s <= over_s]
+    if not len(answered_s):
+        raise LeftOut(f"no request was answered within {over_s:.1f} s")
+    took_s = max(seconds, answered_s.max() - latencies_s.min())
+    return Answered(latencies_s, len(answered_s) / took_s)

@@ -1,0 +1,93 @@
+"""Load by NVIDIA's perf_analyzer, which `make perf_analyzer` fetches.
+
+An open loop gets a thread for each request of a second, up to a bound. If all wait, it sends late and counts from then,
+so that it understates the wait above saturation.
+"""
+
+from __future__ import annotations
+
+import base64
+import csv
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from benchmarks.load.terms import MAX_IN_FLIGHT, Failed, LeftOut, Load, Measure, Sample, Target, arrivals_s, unmeasured
+
+if TYPE_CHECKING:
+    from export.equivalence import Images
+    from serving.running import Server
+
+TOOL = Path(__file__).parents[2] / ".perf_analyzer"
+WINDOWS = 3  # it reports on no fewer
+UNSTABLE = "Failed to obtain stable measurement"  # the spread has no limit here: the window is empty
+LONGEST_WORDS = 400  # characters of its output that an error repeats
+COMPUTE = ("Server Compute Input", "Server Compute Infer", "Server Compute Output")
+
+
+def program() -> Path:
+    """The program; raises Failed if it is missing."""
+    path = TOOL / "bin" / "perf_analyzer"
+    if not path.is_file():
+        raise Failed(f"{path}: expected NVIDIA's perf_analyzer, found no such file; make perf_analyzer fetches it")
+    return path
+
+
+def write_images(path: Path, images: Images) -> None:
+    """The file from which perf_analyzer takes its requests; images are uint8 (n, C, H, W)."""
+    data = [{"image": {"b64": base64.b64encode(image.tobytes()).decode()}} for image in images]
+    path.write_text(json.dumps({"data": data}))
+
+
+def measurer(server: Server, target: Target, images_path: Path) -> Measure:
+    """Measures `target` with the images of that file; intervals and reports are written beside it."""
+    url = server.grpc_url if target.protocol == "grpc" else server.http_url
+    command = [str(program()), "-m", target.served_name, "-u", url, "-i", target.protocol]
+    command += ["--input-data", str(images_path), *(["--shared-memory", "system"] if target.shared_memory else [])]
+    report, intervals = images_path.with_suffix(".csv"), images_path.with_suffix(".intervals")
+
+    def measure(load: Load, seconds: float) -> Sample:
+        if load.rate is None:
+            what = ["--concurrency-range", f"{load.in_flight}:{load.in_flight}"]
+        else:
+            _write_intervals(intervals, load, seconds)
+            threads = min(MAX_IN_FLIGHT, max(1, load.requests(1)))
+            what = ["--request-intervals", str(intervals), "--max-threads", str(threads)]
+        # Averages the windows, however far apart they are: the spread between rounds says more.
+        how = ["-p", str(int(1000 * seconds / WINDOWS)), "-r", str(WINDOWS), "-s", "999"]
+        _run([*command, "-b", str(load.batch), *what, *how], report)
+        return _read(report)
+
+    return measure
+
+
+def _write_intervals(path: Path, load: Load, seconds: float) -> None:
+    """Microseconds before each request; perf_analyzer begins again after the last."""
+    import numpy as np
+
+    due_us = np.round(1e6 * arrivals_s(load, seconds))
+    path.write_text("".join(f"{max(1, int(interval))}\n" for interval in np.diff(due_us, prepend=0)))
+
+
+def _run(command: list[str], report: Path) -> None:
+    """Writes the report; raises LeftOut or Failed if there is none."""
+    environment = os.environ | {"LD_LIBRARY_PATH": str(TOOL / "lib")}
+    report.unlink(missing_ok=True)
+    command = [*command, "-f", str(report), "--verbose-csv"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    words = " ".join(f"{done.stdout} {done.stderr}".split())
+    if UNSTABLE in words:
+        raise LeftOut("a window of perf_analyzer was without answers")
+    if done.returncode or not report.is_file():
+        raise unmeasured(f"perf_analyzer stopped with exit code {done.returncode}: {words[-LONGEST_WORDS:]}")
+
+
+def _read(report: Path) -> Sample:
+    """The row of its CSV file, whose times are microseconds."""
+    with report.open(newline="") as file:
+        row = next(csv.DictReader(file))
+    p50, p90, p95, p99 = (float(row[f"p{percent} latency"]) / 1000 for percent in (50, 90, 95, 99))
+    queue_ms, compute_ms = float(row["Server Queue"]) / 1000, sum(float(row[name]) for name in COMPUTE) / 1000
+    return Sample(float(row["Inferences/Second"]), p50, p90, p95, p99, queue_ms, compute_ms)

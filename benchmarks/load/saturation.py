@@ -1,0 +1,55 @@
+"""Where the server is saturated, from the rows of benchmarks/throughput.py: a row of each kind.
+
+- of rates (open loop), the largest that was carried: answered but for `SHORTFALL`, with p99 within a bound.
+- of requests in flight (closed loop), the fewest whose throughput is within `SHORTFALL` of the best. More only wait.
+
+`beyond`: the largest load was carried or still gained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import Any
+
+SHORTFALL = 0.05
+ALIKE = ("model", "protocol", "shared_memory", "instances", "threads", "batch")
+
+Row = dict[str, Any]
+
+
+def carried(row: Row, max_p99_ms: float) -> bool:
+    """Whether the rate of this row was answered in time."""
+    reached: bool = row["images_per_s"] >= (1 - SHORTFALL) * row["rate"]
+    return reached and bool(row["p99_ms"] <= max_p99_ms)
+
+
+def saturation(rows: Sequence[Row], missing: Sequence[Row], max_p99_ms: float) -> list[Row]:
+    """The points of saturation, a rate of None if none was carried; `missing` are loads left out."""
+    points = []
+    for alike, group in _grouped([*rows, *missing]):
+        measured = [row for row in group if "images_per_s" in row]
+        largest = max((row["rate"] for row in group if row["rate"]), default=None)
+        if largest is not None:
+            held = [row for row in measured if row["rate"] and carried(row, max_p99_ms)]
+            best = max(held, key=lambda row: float(row["rate"]), default={})
+            points.append(_point(alike, "rate", best, best.get("rate") == largest))
+        closed = sorted((row for row in measured if row["in_flight"]), key=lambda row: int(row["in_flight"]))
+        if closed:
+            enough = (1 - SHORTFALL) * max(row["images_per_s"] for row in closed)
+            first = next(row for row in closed if row["images_per_s"] >= enough)
+            points.append(_point(alike, "in_flight", first, first is closed[-1]))
+    return points
+
+
+def _grouped(rows: Sequence[Row]) -> Iterator[tuple[Row, list[Row]]]:
+    def key(row: Row) -> tuple[Any, ...]:
+        return tuple(row[name] for name in ALIKE)
+
+    for values, group in groupby(sorted(rows, key=key), key):
+        yield dict(zip(ALIKE, values, strict=True)), list(group)
+
+
+def _point(alike: Row, by: str, row: Row, beyond: bool) -> Row:
+    figures = {name: row.get(name) for name in ("rate", "in_flight", "images_per_s", "p99_ms")}
+    return {**alike, "by": by, **figures, "beyond": beyond}

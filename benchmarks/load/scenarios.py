@@ -1,0 +1,238 @@
+"""The scenarios of benchmarks/faults.py: a supervised server each, a fault, and requests before, during and after.
+
+In: a scenario's name. Out: its row. The clients do not try again by themselves, so that every failure counts.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import psutil
+
+from benchmarks.load.verdicts import Asker, Verdicts
+from clients.probe import probe_server
+from export.publishing.artifact import read_version
+from export.publishing.live import LiveServer
+from export.publishing.publish import publish
+from serving.processes import Family
+from serving.running import Server, running_server
+
+Row = dict[str, Any]
+MODEL = "vitbn-tiny"
+STEADY = 3  # requests in flight around a fault
+BEFORE_S, AFTER_S, HEAL_S = 2.0, 2.0, 120.0
+OVERLOAD, OVERLOAD_BATCH, CAPACITY_S = 5.0, 64, 3.0
+SOAK_LOOK_S = 5.0
+
+
+class Faults:
+    """The repository that every scenario copies, for the length of a `with` block."""
+
+    def __init__(self, publications: int, overload_seconds: float) -> None:
+        self._publications, self._overload_seconds = publications, overload_seconds
+        self._folder = tempfile.TemporaryDirectory(prefix="faults-")
+        self._repository = Path(self._folder.name, "source")
+
+    def __enter__(self) -> Faults:
+        from export.equivalence import embedded_sample, onnx_classifier
+        from export.graph import export
+        from export.rewrites.pipeline import ALL
+        from models.catalog import shipped
+        from models.checkpoint import load
+
+        exported = export(load(shipped(MODEL)), ALL)
+        for _ in range(2):
+            publish(self._repository, MODEL, exported.artifact)
+        self._images = embedded_sample(exported.config).images[:OVERLOAD_BATCH]
+        self._logits = onnx_classifier(exported.onnx)(self._images).astype(np.float32)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._folder.cleanup()
+
+    def run(self, name: str) -> Row:
+        """One scenario; its row begins with its name."""
+        healing = {
+            "stub-killed": lambda server: _stubs(server)[0].kill(),
+            "stub-stopped": lambda server: _stubs(server)[0].suspend(),
+            "server-killed": lambda server: _triton(server).kill(),
+            "bad-request": _nested_json,
+        }
+        if name in healing:
+            return {"scenario": name, **self._heal(healing[name])}
+        others = {
+            "newest-broken": self._newest_broken,
+            "sigterm": self._sigterm,
+            "overload": self._overload,
+            "publish": self._publish,
+        }
+        return {"scenario": name, **others[name]()}
+
+    def soak(self, hours: float) -> Row:
+        """Steady requests; the slopes of memory and descriptors of the server and its stubs over the second half."""
+        with self._server() as server:
+            looks: list[tuple[float, float, int]] = []
+
+            def look() -> None:
+                family = [_triton(server), *_stubs(server)]
+                memory_mb = sum(each.memory_info().rss for each in family) / 1e6
+                looks.append((time.monotonic() / 3600, memory_mb, sum(each.num_fds() for each in family)))
+
+            with self._traffic(server) as verdicts:
+                ends = time.monotonic() + 3600 * hours
+                while time.monotonic() < ends:
+                    look()
+                    time.sleep(min(SOAK_LOOK_S, 1800 * hours / 10))
+            hour, memory, descriptors = np.array(looks[len(looks) // 2 :]).T
+        slopes = {"memory_mb_per_hour": memory, "descriptors_per_hour": descriptors}
+        return {
+            "scenario": "soak",
+            "hours": hours,
+            **verdicts.row(),
+            "memory_mb": float(memory[-1]),
+            **{name: float(np.polyfit(hour, values, 1)[0]) for name, values in slopes.items()},
+        }
+
+    @contextmanager
+    def _server(self) -> Iterator[Server]:
+        """A supervised server on a repository of its own that answers right."""
+        with tempfile.TemporaryDirectory(dir=self._folder.name) as folder:
+            repository = Path(shutil.copytree(self._repository, Path(folder, "models")))
+            with running_server(repository, supervised=True, timeout_s=HEAL_S) as server:
+                _wait_until_right(server)
+                yield server
+
+    def _asker(self, server: Server, batch: int = 1) -> Asker:
+        return Asker(server.http_url, MODEL, self._images[:batch], self._logits[:batch])
+
+    @contextmanager
+    def _traffic(self, server: Server) -> Iterator[Verdicts]:
+        """Steady requests in a thread; what they found is whole after the block."""
+        stop, verdicts = threading.Event(), Verdicts()
+
+        def ask() -> None:
+            vars(verdicts).update(vars(self._asker(server).closed_loop(STEADY, stop.is_set)))
+
+        thread = threading.Thread(target=ask)
+        thread.start()
+        try:
+            yield verdicts
+        finally:
+            stop.set()
+            thread.join()
+
+    def _heal(self, fault: Callable[[Server], object]) -> Row:
+        with self._server() as server, self._traffic(server) as verdicts:
+            time.sleep(BEFORE_S)
+            started = time.perf_counter()
+            fault(server)
+            noticed_s = _wait_until(lambda: not probe_server(server.http_url).ok)
+            _wait_until_right(server)
+            time.sleep(AFTER_S)
+            memory_mb = _memory_mb(server)
+        starts = [start for start, _ in verdicts.right if start > started]
+        # the end of the longest silence after the fault
+        gaps = [(later - earlier, later) for earlier, later in zip([started, *starts], starts, strict=False)]
+        recovery_s = max(gaps)[1] - started if gaps else None
+        return {**verdicts.row(), "noticed_s": noticed_s, "recovery_s": recovery_s, "memory_mb": memory_mb}
+
+    def _newest_broken(self) -> Row:
+        with tempfile.TemporaryDirectory(dir=self._folder.name) as folder:
+            repository = Path(shutil.copytree(self._repository, Path(folder, "models")))
+            (repository / MODEL / "2" / "model.onnx").write_bytes(b"")
+            started = time.perf_counter()
+            with running_server(repository, supervised=True, timeout_s=HEAL_S) as server:
+                _wait_until_right(server)
+                recovery_s = time.perf_counter() - started
+                with self._traffic(server) as verdicts:
+                    time.sleep(AFTER_S)
+                versions = sorted(version.version for version in probe_server(server.http_url).versions)
+        return {**verdicts.row(), "recovery_s": recovery_s, "served": versions}
+
+    def _sigterm(self) -> Row:
+        with self._server() as server:
+            with self._traffic(server) as verdicts:
+                time.sleep(BEFORE_S)
+            process = psutil.Process(server.pid)
+            family = process.children(recursive=True)
+            started = time.perf_counter()
+            process.terminate()
+            _wait_until(lambda: not _lives(process))
+            seconds = time.perf_counter() - started
+        return {**verdicts.row(), "stopped_s": seconds, "orphans": sum(map(_lives, family))}
+
+    def _overload(self) -> Row:
+        with self._server() as server:
+            asker, ends = self._asker(server, OVERLOAD_BATCH), time.monotonic() + CAPACITY_S
+            capacity = len(asker.closed_loop(4, lambda: time.monotonic() > ends).right) / CAPACITY_S
+            before_mb = _memory_mb(server)
+            verdicts = asker.open_loop(OVERLOAD * capacity, self._overload_seconds)
+            recovery_s = _wait_until(lambda: probe_server(server.http_url).ok)
+            grown_mb = _memory_mb(server) - before_mb
+        return {"capacity_per_s": capacity, **verdicts.row(), "recovery_s": recovery_s, "memory_grown_mb": grown_mb}
+
+    def _publish(self) -> Row:
+        with self._server() as server:
+            repository = Path(
+                next(word for word in psutil.Process(server.pid).cmdline() if "repository=" in word).partition("=")[2]
+            )
+            artifact = read_version(repository / MODEL / "1")
+            live = LiveServer(server.http_url, grpc=server.grpc_url)
+            with self._traffic(server) as verdicts:
+                for _ in range(self._publications):
+                    publish(repository, MODEL, artifact)
+                    live.load(MODEL)
+        return {"publications": self._publications, **verdicts.row()}
+
+
+def _triton(server: Server) -> psutil.Process:
+    children = psutil.Process(server.pid).children()
+    return next(child for child in children if Path(child.cmdline()[0]).name == "tritonserver")
+
+
+def _stubs(server: Server) -> list[psutil.Process]:
+    return [stub.process for stub in Family(_triton(server).pid).look()]
+
+
+def _memory_mb(server: Server) -> float:
+    return float(sum(each.memory_info().rss for each in (_triton(server), *_stubs(server))) / 1e6)
+
+
+def _lives(process: psutil.Process) -> bool:
+    return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+
+
+def _nested_json(server: Server) -> None:
+    """150,000 open brackets end Triton 2.51."""
+    import http.client
+    from contextlib import closing, suppress
+
+    gone = suppress(OSError, http.client.HTTPException)
+    with closing(http.client.HTTPConnection(server.http_url, timeout=20)) as connection, gone:
+        connection.request("POST", f"/v2/models/{MODEL}/infer", b"[" * 150_000, {"Content-Type": "application/json"})
+        connection.getresponse()
+
+
+def _wait_until_right(server: Server) -> None:
+    _wait_until(lambda: probe_server(server.http_url, timeout_s=5).ok)
+
+
+def _wait_until(condition: Callable[[], object]) -> float:
+    """Seconds until `condition()`; raises TimeoutError after HEAL_S."""
+    started = time.perf_counter()
+    while not condition():
+        if time.perf_counter() - started > HEAL_S:
+            raise TimeoutError(f"expected the server to change within {HEAL_S:g} s")
+        time.sleep(0.05)
+    return time.perf_counter() - started

@@ -1,0 +1,135 @@
+"""The words that all generators of load share.
+
+A closed loop keeps a number of requests in flight; an open loop sends each when it is due, answered or not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from clients.server.endpoint import Protocol
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+# Of an open loop.
+MIN_REQUESTS = 40  # one more or less at the end of a measurement is 2.5 % of its rate
+MAX_IN_FLIGHT = 256  # an unbounded queue takes them all; more would fill the server's memory
+SEED = 0
+# Triton's words for a bounded queue that is full, and for a request that has waited in it for too long.
+REFUSALS = ("Exceeds maximum queue size", "Request timeout expired")
+
+
+class Failed(Exception):
+    """A load that could not be measured, or a server that answers wrongly; the message says which."""
+
+
+class LeftOut(Exception):
+    """A load without figures: the server refused requests or answered too few; the message says which."""
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """How the server's cores are shared: copies of the model, and threads of each, 0 for one a core."""
+
+    instances: int
+    threads: int
+
+    def __str__(self) -> str:
+        return f"{self.instances}x{self.threads}"
+
+
+@dataclass(frozen=True)
+class Target:
+    """A model on the server, and how the images get there."""
+
+    model: str
+    sharing: Sharing
+    protocol: Protocol
+    shared_memory: bool
+
+    @property
+    def served_name(self) -> str:
+        """Its name in the repository."""
+        return f"{self.model}-{self.sharing}"
+
+    def __str__(self) -> str:
+        return f"{self.served_name}, {self.protocol}{', shared memory' if self.shared_memory else ''}"
+
+
+@dataclass(frozen=True)
+class InProcess:
+    """A model in this process, which shares its cores in the same way."""
+
+    model: str
+    sharing: Sharing
+
+
+@dataclass(frozen=True)
+class Load:
+    """Images a request, and either the requests in flight (closed loop) or the images a second (open loop)."""
+
+    batch: int
+    in_flight: int | None = None
+    rate: float | None = None
+
+    def requests(self, seconds: float) -> int:
+        """How many requests an open loop sends in that time."""
+        return round((self.rate or 0) * seconds / self.batch)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Images answered a second, and percentiles of a request's latency in milliseconds.
+
+    The server's times are means of a request in milliseconds, None in process.
+    """
+
+    images_per_s: float
+    p50_ms: float
+    p90_ms: float
+    p95_ms: float
+    p99_ms: float
+    server_queue_ms: float | None = None
+    server_compute_ms: float | None = None
+
+
+Measure = Callable[[Load, float], Sample]
+"""Measures a load for a number of seconds."""
+
+Turn = tuple[Target | InProcess, Load]
+"""What takes turns: a target under a load."""
+
+
+def in_process(target: Target, load: Load) -> Turn:
+    """What a closed loop on `target` is compared with; requests beyond its instances would only wait."""
+    in_flight = min(load.in_flight or 1, target.sharing.instances)
+    return InProcess(target.model, target.sharing), replace(load, in_flight=in_flight)
+
+
+def sample(latencies_s: NDArray[np.float64], images_per_s: float, server_ms: tuple[float, float] | None) -> Sample:
+    """The Sample of these latencies; `server_ms` are the server's two times."""
+    import numpy as np
+
+    p50, p90, p95, p99 = (1000 * float(value) for value in np.percentile(latencies_s, (50, 90, 95, 99)))
+    return Sample(images_per_s, p50, p90, p95, p99, *(server_ms or (None, None)))
+
+
+def arrivals_s(load: Load, seconds: float) -> NDArray[np.float64]:
+    """When the requests of an open loop are due, in seconds from its start: the same at each call.
+
+    A Poisson process of a fixed number of requests: with a random number, chance and not the server would decide
+    whether a low rate is reached.
+    """
+    import numpy as np
+
+    return np.sort(np.random.default_rng(SEED).uniform(0, seconds, load.requests(seconds)))
+
+
+def unmeasured(words: str) -> LeftOut | Failed:
+    """The error for the words of a failure: a long queue is the fault of the load, anything else is not."""
+    reason = next((each for each in REFUSALS if each in words), None)
+    return LeftOut(f"the server refused requests: {reason}") if reason else Failed(words)

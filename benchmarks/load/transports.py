@@ -1,0 +1,101 @@
+"""What server and client add to a call, by transport, against the same file in this process.
+
+The client's part of a request is its duration less the server's: from arrival until the network has the answer.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.measure.progress import count_bar
+from clients.server.endpoint import BATCH_SIZE
+
+if TYPE_CHECKING:
+    from benchmarks.measure.timing import Durations
+    from clients.classifier import Classifier
+    from export.equivalence import Images, Logits
+    from serving.running import Server
+
+IN_PROCESS = "in process"
+TRANSPORTS: dict[str, dict[str, Any]] = {
+    "HTTP": {"protocol": "http"},
+    "HTTP, shared memory": {"protocol": "http", "shared_memory": True},
+    "gRPC": {"protocol": "grpc"},
+    "gRPC, shared memory": {"protocol": "grpc", "shared_memory": True},
+}
+STREAM_STEPS = 10
+CLIENT_CALLS = 300
+
+
+def connect(server: Server, transport: str) -> Classifier:
+    """A client of the server's only model."""
+    from clients.classifier import Classifier
+
+    options = TRANSPORTS[transport]
+    return Classifier(server.grpc_url if options["protocol"] == "grpc" else server.http_url, **options)
+
+
+def calls(
+    classifiers: Mapping[str, Classifier], run: Callable[[Images], Logits], images: Images
+) -> dict[str, Callable[[], object]]:
+    """A call with all `images` in process, and over each transport."""
+    batches = [images[i : i + BATCH_SIZE] for i in range(0, len(images), BATCH_SIZE)]
+    alone: dict[str, Callable[[], object]] = {IN_PROCESS: lambda: [run(batch) for batch in batches]}
+    return alone | {name: partial(classifier.classify, images) for name, classifier in classifiers.items()}
+
+
+def client_part_ns(classifiers: Mapping[str, Classifier], statistics_url: str, image: Images) -> dict[str, list[int]]:
+    """Nanoseconds of single requests that the server knows nothing of, by transport; the transports take turns."""
+
+    def served() -> tuple[int, int]:
+        with urllib.request.urlopen(statistics_url) as answer:
+            success = json.load(answer)["model_stats"][0]["inference_stats"]["success"]
+        return success["count"], success["ns"]
+
+    samples: dict[str, list[int]] = {name: [] for name in classifiers}
+    count, total_ns = served()
+    for _ in range(CLIENT_CALLS):
+        for name, classifier in classifiers.items():
+            start_ns = time.perf_counter_ns()
+            classifier.classify(image)
+            took_ns = time.perf_counter_ns() - start_ns
+            before, before_ns = count, total_ns
+            while count == before:  # the server counts a request after its answer has left
+                count, total_ns = served()
+            samples[name].append(took_ns - (total_ns - before_ns))
+    return samples
+
+
+def stream(classifier: Classifier, images: Images, count: int) -> Iterator[dict[str, float]]:
+    """Streams `count` images; ten times it yields the number answered so far and the resident memory in MB."""
+    answers = classifier.stream(images[i % len(images)] for i in range(count))
+    with count_bar("Streaming", count, "images") as advance:
+        for step in range(1, STREAM_STEPS + 1 if count else 1):
+            advance(sum(1 for _ in islice(answers, count // STREAM_STEPS)))
+            pages = int(Path("/proc/self/statm").read_text().split()[1])
+            yield {"images": step * (count // STREAM_STEPS), "resident_mb": pages * resource.getpagesize() / 1e6}
+
+
+def rows(measured: Mapping[str, Durations], count: int) -> list[dict[str, Any]]:
+    """A row a transport, and one of this process, for calls of `count` images."""
+    alone_ms = measured[IN_PROCESS].percentile_ms(50)
+    return [
+        {
+            "images_a_call": count,
+            "transport": name,
+            **durations.percentiles(50, 99),
+            "images_per_s": count / (p50_ms := durations.percentile_ms(50)) * 1000,
+            "of_in_process": alone_ms / p50_ms,
+            "added_ms": p50_ms - alone_ms,
+            "samples_ns": durations.samples_ns,
+        }
+        for name, durations in measured.items()
+    ]

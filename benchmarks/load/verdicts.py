@@ -1,0 +1,126 @@
+"""Requests to one model over HTTP, every answer compared with the expected logits.
+
+In: a server, an image, its logits. Out: `Verdicts`. An open loop sends at a rate whatever is answered, and ends after
+`MOST` requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+MOST = 100_000
+TOLERANCE = 1e-3
+ANSWER_S = 30.0
+
+
+@dataclass
+class Verdicts:
+    """(start, seconds) of the right answers, seconds of the refusals (HTTP 503), and counts of the others."""
+
+    right: list[tuple[float, float]] = field(default_factory=list)
+    refused: list[float] = field(default_factory=list)
+    wrong: int = 0
+    failed: int = 0
+
+    def row(self) -> dict[str, Any]:
+        """Counts, and latencies in ms."""
+        latencies = [1e3 * seconds for _, seconds in self.right]
+        sent = len(self.right) + len(self.refused) + self.wrong + self.failed
+        counts = {"sent": sent, "right": len(self.right), "wrong": self.wrong, "refused": len(self.refused)}
+        return {
+            **counts,
+            "failed": self.failed,
+            "p50_ms": _quantile(latencies, 0.5),
+            "p99_ms": _quantile(latencies, 0.99),
+            "worst_ms": _quantile(latencies, 1),
+            "refusal_p99_ms": _quantile([1e3 * seconds for seconds in self.refused], 0.99),
+        }
+
+
+def _quantile(values: list[float], share: float) -> float | None:
+    return float(np.quantile(values, share)) if values else None
+
+
+@dataclass(frozen=True)
+class Asker:
+    """One request again and again: `images` uint8 (b, 1, 28, 28) with the float32 `logits` (b, classes)."""
+
+    url: str
+    model: str
+    images: NDArray[np.uint8]
+    logits: NDArray[np.float32]
+
+    def closed_loop(self, in_flight: int, until: Callable[[], bool]) -> Verdicts:
+        """`in_flight` clients, each waiting for its answer, until `until()`."""
+
+        async def work(ask: Callable[[], Awaitable[bool]]) -> None:
+            async def client() -> None:
+                while not until():
+                    if not await ask():
+                        await asyncio.sleep(0.05)  # as a client does before it tries again
+
+            await asyncio.gather(*(client() for _ in range(in_flight)))
+
+        return asyncio.run(self._session(work))
+
+    def open_loop(self, rate: float, seconds: float) -> Verdicts:
+        """`rate` requests a second for `seconds`, at most MOST."""
+
+        async def work(ask: Callable[[], Awaitable[bool]]) -> None:
+            started, tasks = time.perf_counter(), set[asyncio.Task[bool]]()
+            sent = 0
+            while (elapsed := time.perf_counter() - started) < seconds and sent < MOST:
+                while sent < min(elapsed * rate, MOST):
+                    tasks.add(asyncio.ensure_future(ask()))
+                    sent += 1
+                await asyncio.sleep(0.002)
+            await asyncio.gather(*tasks)
+
+        return asyncio.run(self._session(work))
+
+    async def _session(self, work: Callable[[Callable[[], Awaitable[bool]]], Awaitable[None]]) -> Verdicts:
+        import aiohttp
+        from tritonclient.http import InferenceServerClient, InferInput, InferRequestedOutput
+
+        tensor = InferInput("image", list(self.images.shape), "UINT8")
+        tensor.set_data_from_numpy(self.images)
+        body, length = InferenceServerClient.generate_request_body([tensor], outputs=[InferRequestedOutput("logits")])
+        url, verdicts = f"http://{self.url}/v2/models/{self.model}/infer", Verdicts()
+        timeout, connector = aiohttp.ClientTimeout(ANSWER_S), aiohttp.TCPConnector(limit=0)
+        async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
+
+            async def ask() -> bool:
+                started = time.perf_counter()
+                try:
+                    headers = {"Inference-Header-Content-Length": str(length)}
+                    async with session.post(url, data=body, headers=headers) as answer:
+                        content = await answer.read()
+                except (aiohttp.ClientError, asyncio.TimeoutError, OSError):
+                    verdicts.failed += 1
+                    return False
+                seconds = time.perf_counter() - started
+                if answer.status == 503:
+                    verdicts.refused.append(seconds)
+                elif answer.status != 200:
+                    verdicts.failed += 1
+                elif self._is_right(content, int(answer.headers["Inference-Header-Content-Length"])):
+                    verdicts.right.append((started, seconds))
+                else:
+                    verdicts.wrong += 1
+                return answer.status == 200
+
+            await work(ask)
+        return verdicts
+
+    def _is_right(self, content: bytes, length: int) -> bool:
+        shape = json.loads(content[:length])["outputs"][0]["shape"]
+        logits = np.frombuffer(content[length:], np.float32).reshape(shape)
+        return logits.shape == self.logits.shape and bool(np.abs(logits - self.logits).max() <= TOLERANCE)

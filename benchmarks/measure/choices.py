@@ -1,0 +1,97 @@
+"""Command-line options that several benchmarks share."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from math import isfinite
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import click
+
+from models.data import DIGIT_SETS
+
+Command = TypeVar("Command", bound=Callable[..., object])
+
+
+class NameList(click.ParamType[list[str]]):
+    """Comma-separated names out of a fixed set, each once; `all` is all of them."""
+
+    name = "names"
+
+    def __init__(self, allowed: tuple[str, ...]) -> None:
+        self.allowed = allowed
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[str]:
+        names = self.allowed if value == "all" else value.split(",")
+        for name in names:
+            if name not in self.allowed:
+                self.fail(f"expected names out of {','.join(self.allowed)}, found {name!r}", param, ctx)
+        return list(dict.fromkeys(names))
+
+
+class MicroBatch(click.ParamType[int | Literal["auto"]]):
+    """`auto`, or a number of images."""
+
+    name = "auto|images"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | Literal["auto"]:
+        if value == "auto":
+            return "auto"
+        if not str(value).isdecimal() or int(value) < 1:
+            self.fail(f"expected auto or a number of at least 1, found {value!r}", param, ctx)
+        return int(value)
+
+
+class FiniteRange(click.FloatRange):
+    """A number in a range; a plain FloatRange lets NaN through, which lies outside of no range."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number = float(super().convert(value, param, ctx))
+        if not isfinite(number):
+            self.fail(f"expected a finite number, found {value}", param, ctx)
+        return number
+
+
+class Result(click.Path):
+    """A path to write results to, tried before anything is measured; folders that are missing are made later."""
+
+    def __init__(self, folder: bool = False) -> None:
+        super().__init__(file_okay=not folder, dir_okay=folder, path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        path = Path(str(super().convert(value, param, ctx)))
+        folder = path if self.dir_okay else path.parent
+        existing = next(each for each in (folder, *folder.absolute().parents) if each.exists())
+        try:
+            with tempfile.TemporaryFile(dir=existing):
+                return path
+        except OSError as error:
+            self.fail(f"{path}: expected a place to write to, found {error.strerror}", param, ctx)
+
+
+def json_option(command: Command) -> Command:
+    """`--json FILE`."""
+    what = "Write every sample and the environment."
+    option: Callable[[Command], Command] = click.option("--json", "json_path", type=Result(), help=what)
+    return option(command)
+
+
+def seconds_option(default: float, what: str) -> Callable[[Command], Command]:
+    """`--seconds`, with what it bounds."""
+    option: Callable[[Command], Command] = click.option(
+        "--seconds", type=FiniteRange(1), default=default, show_default=True, help=what
+    )
+    return option
+
+
+def dataset_options(command: Command) -> Command:
+    """`--dataset` and `--data-dir`, whose test images are used."""
+    where = click.option(
+        "--data-dir", type=click.Path(path_type=Path), help="Of idx files, else $MNIST_DIR or $EMNIST_DIR."
+    )
+    names = click.Choice(DIGIT_SETS)
+    which = click.option("--dataset", type=names, default="mnist", show_default=True, help="Its test images.")
+    decorated: Command = which(where(command))
+    return decorated

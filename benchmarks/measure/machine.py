@@ -1,0 +1,10 @@
+"""The machine a benchmark runs on."""
+
+from __future__ import annotations
+
+import os
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0))

@@ -1,0 +1,42 @@
+"""Progress bars on a terminal, notes on standard error."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TypeVar
+
+import click
+
+T = TypeVar("T")
+
+
+def note(line: str) -> None:
+    """A line on standard error."""
+    click.echo(line, err=True)
+
+
+def steps(items: Sequence[T], title: str) -> Iterable[T]:
+    """`items`, with a bar."""
+    from tqdm import tqdm
+
+    bar: Iterable[T] = tqdm(items, desc=title, leave=False, disable=None)
+    return bar
+
+
+@contextmanager
+def count_bar(title: str, total: int, unit: str) -> Iterator[Callable[[int], object]]:
+    """A bar of `total` units; the function adds some."""
+    from tqdm import tqdm
+
+    with tqdm(total=total, unit=f" {unit}", unit_scale=True, desc=title, leave=False, disable=None) as bar:
+        yield bar.update
+
+
+@contextmanager
+def share_bar(title: str) -> Iterator[Callable[[float], object]]:
+    """A bar from 0 to 100 %; the function takes the share that is done. Without a title there is no bar."""
+    from tqdm import tqdm
+
+    with tqdm(total=100, unit="%", desc=title, leave=False, disable=None if title else True) as bar:
+        yield lambda share: bar.update(int(100 * share) - bar.n)

@@ -1,0 +1,170 @@
+"""Times contestants in interleaved rounds, so that a drift of the machine hits all of them alike."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import click
+import numpy as np
+
+from benchmarks.measure.progress import note, share_bar
+
+MIN_ROUNDS = 3
+QUICK_NS = 200_000_000
+RESAMPLES = 1000
+STABLE_ROUNDS = 7  # an interval of fewer rounds says little
+STABLE_WIDTH = 0.1  # of the interval, relative to the ratio
+SETTLE_S = 0.02  # thread pools spin for a moment after their work; the next contestant must not pay for it
+
+ROUNDS_VARIABLE = "VITBN_BENCHMARK_ROUNDS"
+"""Environment variable: the most rounds of any measurement, the minimum included. For tests; figures need all."""
+
+
+@dataclass(frozen=True)
+class Durations:
+    """Samples of one contestant in nanoseconds, in the order taken."""
+
+    samples_ns: tuple[int, ...]
+
+    def percentile_ms(self, percent: float) -> float:
+        """The percentile of the samples in milliseconds (linear between neighbours)."""
+        return float(np.percentile(self.samples_ns, percent)) / 1e6
+
+    def percentiles(self, *percents: int) -> dict[str, float]:
+        """`p50_ms` and its like, for a row."""
+        return {f"p{percent}_ms": self.percentile_ms(percent) for percent in percents}
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """The ratio of two medians, and its 95 % bootstrap interval."""
+
+    ratio: float
+    low: float
+    high: float
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C during a measurement; `measured` holds the rounds that were finished, one at least."""
+
+    def __init__(self, measured: dict[str, Durations]) -> None:
+        super().__init__("interrupted")
+        self.measured = measured
+
+
+def ratio_with_interval(numerator: Durations, denominator: Durations) -> Ratio:
+    """The ratio of the two medians, with its interval; both were taken in the same rounds.
+
+    Resamples whole rounds, in runs of n^(1/3) neighbours: what slows down a round slows down both contestants, and the
+    rounds beside it. Seeded. Raises ValueError if the numbers of samples differ or are 0.
+    Kunsch, "The Jackknife and the Bootstrap for General Stationary Observations", 1989; circular, percentiles.
+    """
+    above, below = (np.asarray(durations.samples_ns, np.float64) for durations in (numerator, denominator))
+    rounds = len(above)
+    if rounds != len(below) or not rounds:
+        raise ValueError(f"ratio: expected samples of the same rounds, found {rounds} and {len(below)}")
+    block = round(rounds ** (1 / 3))
+    starts = np.random.default_rng(0).integers(rounds, size=(RESAMPLES, -(-rounds // block)))
+    drawn = ((starts[..., None] + np.arange(block)) % rounds).reshape(RESAMPLES, -1)[:, :rounds]
+    ratios = np.median(above[drawn], axis=1) / np.median(below[drawn], axis=1)
+    low, high = np.percentile(ratios, (2.5, 97.5))
+    return Ratio(float(np.median(above) / np.median(below)), float(low), float(high))
+
+
+def is_stable(durations: Durations, baseline: Durations) -> bool:
+    """Whether the interval of the ratio to `baseline` is narrow; of the baseline itself, that of its median."""
+    if len(durations.samples_ns) < STABLE_ROUNDS:
+        return False
+    if durations == baseline:
+        baseline = Durations((1,) * len(durations.samples_ns))
+    ratio = ratio_with_interval(durations, baseline)
+    return ratio.high - ratio.low <= STABLE_WIDTH * ratio.ratio
+
+
+def time_interleaved(
+    contestants: Mapping[str, Callable[[], object]],
+    budget_s: float,
+    title: str = "",
+    min_rounds: int = MIN_ROUNDS,
+    enough: Callable[[Mapping[str, Durations]], bool] = lambda measured: False,
+    warm_up_ns: Mapping[str, int] = MappingProxyType({}),
+) -> dict[str, Durations]:
+    """Times A B C A B C … after one round of warm-up: `min_rounds`, and more while the next one fits into `budget_s`.
+
+    Ends earlier if the samples are `enough`; contestants in `warm_up_ns` are warm already and took that long. Slow
+    contestants evict the caches: a quick contestant gets an untimed call before each timed one. With a `title` it first
+    says how long it takes. Raises Interrupted at Ctrl-C if a round was finished.
+    """
+    cold = {name: _time_ns(run) for name, run in contestants.items() if name not in warm_up_ns}
+    warm_up = {**warm_up_ns, **cold}
+    quick = {name for name, took_ns in warm_up.items() if took_ns < QUICK_NS}
+    min_rounds, max_rounds = _limited(min_rounds)
+    least_s = min_rounds * sum(took_ns / 1e9 * (1 + (name in quick)) + SETTLE_S for name, took_ns in warm_up.items())
+    if title:
+        note(f"{title}: {announcement(len(contestants), min_rounds, least_s, budget_s)}")
+    samples: dict[str, list[int]] = {name: [] for name in contestants}
+    start, rounds, next_question = time.perf_counter(), 0, min_rounds
+    with share_bar(title) as show:
+        try:
+            while rounds < min_rounds or (rounds < max_rounds and _fits(time.perf_counter() - start, rounds, budget_s)):
+                for name, run in contestants.items():
+                    time.sleep(SETTLE_S)
+                    if name in quick:
+                        run()
+                    samples[name].append(_time_ns(run))
+                rounds += 1
+                show(min(1.0, max((time.perf_counter() - start) / max(budget_s, least_s), rounds / max_rounds)))
+                if rounds >= next_question:
+                    next_question = -(-rounds * 5 // 4)
+                    if enough(_finished(samples, rounds)):
+                        break
+        except KeyboardInterrupt as stop:
+            if rounds:
+                raise Interrupted(_finished(samples, rounds)) from stop
+            raise
+    return _finished(samples, rounds)
+
+
+def finished_rounds(measure: Callable[[], dict[str, Durations]], use: Callable[[dict[str, Durations]], object]) -> None:
+    """Hands what `measure` gives to `use`; at Ctrl-C the finished rounds, and then KeyboardInterrupt goes on."""
+    try:
+        measured = measure()
+    except Interrupted as stop:
+        use(stop.measured)
+        raise
+    use(measured)
+
+
+def announcement(contestants: int, rounds: int, least_s: float, budget_s: float) -> str:
+    """What a measurement will take, said before it starts."""
+    return (
+        f"{contestants} contestants, {rounds} rounds take about {least_s:.1f} s; at most {max(least_s, budget_s):.0f} s"
+    )
+
+
+def _fits(elapsed_s: float, rounds: int, budget_s: float) -> bool:
+    return elapsed_s * (rounds + 1) <= budget_s * rounds
+
+
+def _limited(min_rounds: int) -> tuple[int, float]:
+    """The least and the most rounds, after the environment variable."""
+    text = os.environ.get(ROUNDS_VARIABLE)
+    if text is None:
+        return min_rounds, float("inf")
+    if not text.isdecimal() or int(text) < 1:
+        raise click.ClickException(f"{ROUNDS_VARIABLE}: expected a number of at least 1, found {text!r}")
+    return min(min_rounds, int(text)), int(text)
+
+
+def _finished(samples: Mapping[str, list[int]], rounds: int) -> dict[str, Durations]:
+    return {name: Durations(tuple(taken[:rounds])) for name, taken in samples.items()}
+
+
+def _time_ns(run: Callable[[], object]) -> int:
+    start = time.perf_counter_ns()
+    run()
+    return time.perf_counter_ns() - start

@@ -1,0 +1,39 @@
+"""Where the ink comes from. Out: uint8 (n, 224, 224), 255 = ink, and labels (n,)."""
+
+from __future__ import annotations
+
+import numpy as np
+from PIL import Image
+
+from benchmarks.pictures.parts import Array
+from benchmarks.pictures.strokes import SIDE, draw_strokes
+from models.data import Dataset
+
+
+def strokes(count: int) -> tuple[Array, Array]:
+    """Drawn digits."""
+    return draw_strokes(count, seed=1)
+
+
+def scikit_learn(count: int) -> tuple[Array, Array]:
+    """scikit-learn's digits of 8x8 pixels, enlarged."""
+    from sklearn.datasets import load_digits
+
+    bundled = load_digits()
+    images = (bundled.images[:count] * (255 / 16)).astype(np.uint8)
+    box = SIDE * 20 // 28
+    edge = (SIDE - box) // 2
+    inks = [Image.fromarray(image).resize((box, box), Image.Resampling.BICUBIC) for image in images]
+    return np.stack([np.pad(np.asarray(ink), edge) for ink in inks]), bundled.target[:count]
+
+
+def test_images(data: Dataset, count: int) -> tuple[Array, Array]:
+    """`count` of the test images, from all over them, and their labels: uint8 (n, 28, 28), int (n,)."""
+    chosen = np.linspace(0, len(data.test_labels) - 1, count).astype(int)
+    return data.test_images[chosen, 0], data.test_labels[chosen]
+
+
+def enlarged(images: Array) -> Array:
+    """uint8 (n, 28, 28) -> ink uint8 (n, 224, 224)."""
+    large = (Image.fromarray(image).resize((SIDE, SIDE), Image.Resampling.BICUBIC) for image in images)
+    return np.stack([np.asarray(image) for image in large])

@@ -1,0 +1,44 @@
+"""What the shipped network, trained on MNIST alone, gets right of pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from PIL import Image
+
+from benchmarks.pictures.parts import Array
+from clients.preprocess import InvalidImage, to_model_input
+from models.catalog import shipped
+from models.checkpoint import load
+from models.config import INPUT_SCALE
+
+
+def seen(pictures: Sequence[Image.Image]) -> Array:
+    """What preprocessing makes of each, uint8 (n, 1, 28, 28); background alone where it finds no digit."""
+    images = np.zeros((len(pictures), 1, 28, 28), dtype=np.uint8)
+    for image, picture in zip(images, pictures, strict=True):
+        try:
+            image[:] = to_model_input(picture)
+        except InvalidImage:
+            continue
+    return images
+
+
+class Judge:
+    """The shipped `vitbn`."""
+
+    def __init__(self) -> None:
+        self._model = load(shipped("vitbn")).model.eval()
+
+    def right(self, images: Array, labels: Array) -> Array:
+        """Which of uint8 (n, 1, 28, 28) it gets right, bool (n,); never an image without ink."""
+        with torch.inference_mode():
+            logits = self._model(torch.tensor(images) * INPUT_SCALE)
+        right: Array = (logits.argmax(1).numpy() == labels) & images.any(axis=(1, 2, 3))
+        return right
+
+    def percent(self, images: Array, labels: Array) -> float:
+        """The share that it gets right."""
+        return float(100 * self.right(images, labels).mean())

@@ -1,0 +1,88 @@
+"""What benchmarks/latency.py prints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from benchmarks.contest.runtimes import BASELINE, RUNTIMES
+from benchmarks.measure.tables import table
+from benchmarks.measure.timing import STABLE_ROUNDS, STABLE_WIDTH, Durations, ratio_with_interval
+
+HEADER = (
+    *("model", "runtime", "depth", "first ms", "p50 ms", "p90 ms", "p99 ms", "images/s"),
+    *("x PyTorch", "95 % interval", "M MACs", "of GEMM %", "of copy %"),
+)
+Rows = Sequence[Mapping[str, Any]]
+
+
+def batch_table(rows: Rows, with_dim: bool = False) -> str:
+    """The rows of one batch size; a star marks a median that is not stable."""
+    if not rows:
+        return "nothing measured"
+    memory = any(row["peak_memory_mb"] is not None for row in rows)
+    header = (*HEADER, *(["peak MB"] if memory else []))
+    cells = [(*_cells(row), *([_number(row["peak_memory_mb"], 0)] if memory else [])) for row in rows]
+    first, sizes = rows[0], sorted({row["micro_batch"] for row in rows})
+    called = "one call" if sizes == [first["batch"]] else f"{', '.join(map(str, sizes))} a call"
+    where = f"{called}, threads: {first['threads']}, device: {first['device']}"
+    dim = f"dim {first['dim']}, " if with_dim else ""
+    return f"{dim}batch {first['batch']}, {where}, {first['rounds']} interleaved rounds\n{table(header, cells)}"
+
+
+def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
+    lower = "" if row["precision"] == "fp32" else f", {row['precision']}"
+    ratio = row["ratio_to_torch"]
+    return (
+        row["model"],
+        f"{row['label']}{lower}",
+        str(row["depth"] or "-"),
+        _number(row["first_call_ms"], 1),
+        f"{_number(row['p50_ms'], 2)}{'' if row['stable'] else '*'}",
+        *(_number(row[key], 2) for key in ("p90_ms", "p99_ms")),
+        _number(row["images_per_s"], 0),
+        _number(ratio["ratio"], 2) if ratio else "-",
+        f"{ratio['low']:,.2f}-{ratio['high']:,.2f}" if ratio else "-",
+        _number(row["macs"] / 1e6, 2),
+        *(_number(100 * row[key], 1) for key in ("gemm_share", "bandwidth_share")),
+    )
+
+
+def _number(value: float | None, decimals: int) -> str:
+    return "-" if value is None else f"{value:,.{decimals}f}"
+
+
+def closing_lines(rows: Rows, missing: Rows, limits: Mapping[str, Any], caveat: str | None) -> Iterator[str]:
+    """What stands below the tables: the limits, other runtimes, the caveat, a warning."""
+    gemm = f"{limits['gemm_gflops_per_s']:,.0f} GFLOP/s ({limits['gemm_library']})"
+    yield f"Limits measured first: GEMM {gemm}, copy {limits['copy_gb_per_s']:.1f} GB/s"
+    used = {row["runtime"] for row in (*rows, *missing)}
+    if others := [name for name in RUNTIMES if name not in used]:
+        yield f"Other runtimes: --runtimes all, or some of {', '.join(others)}"
+    if caveat:
+        yield from _published(rows)
+        yield caveat
+    yield from unstable_lines(rows)
+
+
+def unstable_lines(rows: Rows) -> Iterator[str]:
+    """A warning, if a median is not stable."""
+    if shaky := sum(not row["stable"] for row in rows):
+        rule = f"within {100 * STABLE_WIDTH:.0f} % after {STABLE_ROUNDS} rounds and more"
+        yield f"Warning: {shaky} of {len(rows)} rows (*) are not stable, {rule}: give more --seconds"
+
+
+def _published(rows: Rows) -> Iterator[str]:
+    """How the eager BatchNorm models of depth 1 compare with the eager ViT of depth 6, in each batch size."""
+    for batch in dict.fromkeys(row["batch"] for row in rows):
+        eager = {row["model"]: row for row in rows if row["batch"] == batch and _is_baseline(row)}
+        for model, row in eager.items():
+            if "vit" in eager and model in ("vitbn", "vitbnffn"):
+                vit, other = (Durations(tuple(each["samples_ns"])) for each in (eager["vit"], row))
+                ratio = ratio_with_interval(vit, other)
+                interval = f"{ratio.ratio:.2f} ({ratio.low:.2f}-{ratio.high:.2f})"
+                yield f"batch {batch}: {model} of depth 1 is {interval} times as fast as vit of depth 6, both eager"
+
+
+def _is_baseline(row: Mapping[str, Any]) -> bool:
+    return bool(row["runtime"] == BASELINE and row["precision"] == "fp32")

@@ -1,0 +1,161 @@
+"""The sections about runtimes and the machine."""
+
+from __future__ import annotations
+
+from benchmarks.contest.rewritten import BEST, INT8
+from benchmarks.contest.runtimes import ORT
+from benchmarks.measure.timing import Ratio
+from benchmarks.reporting import plots
+from benchmarks.reporting.page import Block, Points, Table, Text
+from benchmarks.reporting.sources import Result, Row, Section, Sources, cell, machine, times_faster
+from models.plots.figures import NAMES
+
+GROUPS = 8  # of nodes alike, in the table of a graph
+COUNTED = 0.01  # share of the time below which operators are put together
+
+
+def operators(sources: Sources) -> Section:
+    """The share of each operator, plain and rewritten."""
+    short, blocks = [], []
+    for result in sources.all("operators"):
+        blocks += _operators_of(result)
+        graph = result["graphs"][-1]
+        first, second = graph["operators"][:2]
+        products = sum(row["share"] for row in graph["operators"] if row["gflops_per_s"] is not None)
+        short.append(
+            f"**The time of {result['model']}** with all rewrites, {result['batch']} images a call, goes to "
+            f"{first['operator']} ({100 * first['share']:.0f} %) and {second['operator']} "
+            f"({100 * second['share']:.0f} %); products and convolutions together take {100 * products:.0f} %."
+        )
+    return Section("Where does the time go?", tuple(short), tuple(blocks))
+
+
+def _operators_of(result: Result) -> list[Block]:
+    title = f"{result['model']}, {result['batch']} images a call, {machine(result)}"
+    blocks: list[Block] = [plots.operators(result)]
+    for graph in result["graphs"]:
+        blocks.append(
+            Text(
+                f"**{title}, rewrites: {graph['rewrites']}.** {graph['p50_ms']:.2f} ms a call, "
+                f"{graph['profiled_p50_ms']:.2f} under the profiler, {graph['nodes_p50_ms']:.2f} in operators "
+                "(medians). Shares are of the latter. Weights that the library packs beforehand show no shape."
+            )
+        )
+        alike = [row for row in graph["groups"] if row["share"] >= COUNTED][:GROUPS]
+        blocks += [
+            Table(("operator", "shapes", "count", "µs", "share %", "GFLOP/s"), tuple(map(_operator_cells, rows)), 2)
+            for rows in ([row for row in graph["operators"] if row["share"] >= COUNTED], alike)
+        ]
+    return blocks
+
+
+def _operator_cells(row: Row) -> tuple[str, ...]:
+    rate = "-" if row["gflops_per_s"] is None else f"{row['gflops_per_s']:,.0f}"
+    share = f"{100 * row['share']:.1f}"
+    return (row["operator"], row.get("shapes", "all"), str(row["count"]), f"{row['p50_us']:,.0f}", share, rate)
+
+
+def limit(sources: Sources) -> Section:
+    """How near each model's best row comes to the rate of a large matrix product of the same run."""
+    question = "How far is the best row from the machine's limit?"
+    result = sources.first("rewrites")
+    if not result:
+        return Section(question, (), ())
+    cells, short = [], []
+    for measured in result["results"]:
+        rate, product = max((row["gflops_per_s"], row["name"]) for row in measured["rows"] if "model" not in row)
+        in_float32 = [row for row in measured["rows"] if row.get("contestant") != INT8]  # as the product is
+        best = [row for row in in_float32 if row.get("kind") == BEST]
+        for model in dict.fromkeys(row["model"] for row in best):
+            row = min((row for row in best if row["model"] == model), key=lambda row: float(row["p50_ms"]))
+            share, speed = row["gflops_per_s"] / rate, 1000 * result["images"] / row["p50_ms"]
+            names = (NAMES[model], row["contestant"], str(measured["depth"]))
+            speeds = (f"{speed:,.0f}", f"{speed / share:,.0f}")
+            cells.append((*names, f"{row['gflops_per_s']:,.0f}", f"{100 * share:.0f}", *speeds))
+            if model == "vitbn":
+                short.append(
+                    f"**The best row of ViTBN**, depth {measured['depth']}, reaches {100 * share:.0f} % of the rate of "
+                    f"a large matrix product ({rate:,.0f} GFLOP/s, {product})."
+                )
+    header = ("model", "contestant", "depth", "GFLOP/s", "of the product's rate %", "images/s", "images/s at that rate")
+    what = (
+        "The limit is the float32 rate of a 2048³ product, measured in the same rounds. What is left is memory "
+        "traffic, products too small for the cores, and operators that multiply nothing."
+    )
+    return Section(question, tuple(short), (Text(what), Table(header, tuple(cells), 3)))
+
+
+def latency(sources: Sources) -> Section:
+    """Every runtime of every model, on every device that was measured."""
+    blocks: list[Block] = []
+    for result in sources.all("latency"):
+        limits = result["limits"]
+        peak = f"{limits['gemm_gflops_per_s']:,.0f} GFLOP/s ({limits['gemm_library']})"
+        what = f"{machine(result)}; limits measured first: {peak}, {limits['copy_gb_per_s']:,.1f} GB/s of a copy."
+        blocks.append(Text(f"`{result['command']}`: {what} {result['caveat'] or ''}".strip()))
+        blocks += [*plots.latency(result), _latency_table(result["rows"])]
+        if result["missing"]:
+            blocks += [Text("Not measured in that run:"), _missing(result["missing"])]
+    for result in sources.all("sweep"):
+        blocks += [Text(f"`{result['command']}`: {machine(result)}."), *plots.latency(result)]
+    return Section("How long does one call take, in every runtime?", (), tuple(blocks))
+
+
+def _missing(rows: list[Row]) -> Points:
+    by_reason: dict[str, list[str]] = {}
+    for row in rows:
+        by_reason.setdefault(row["reason"], []).append(f"{row['model']} {row['runtime']} {row['precision']}")
+    return Points(tuple(f"{reason}: {', '.join(which)}" for reason, which in by_reason.items()))
+
+
+def _latency_table(rows: list[Row]) -> Table:
+    cells = []
+    for row in rows:
+        ratio, memory = row["ratio_to_torch"], row["peak_memory_mb"]
+        names = (NAMES[row["model"]], row["label"], row["precision"])
+        sizes = (str(row["depth"] or "-"), f"{row['batch']:,}")
+        times = (*(f"{row[f'p{percent}_ms']:,.2f}" for percent in (50, 90, 99)), f"{row['images_per_s']:,.0f}")
+        shares = (_percent(row["gemm_share"]), _percent(row["bandwidth_share"]))
+        ratio_cell = cell(Ratio(**ratio)) if ratio else "-"
+        stable = "yes" if row["stable"] else "no"
+        cells.append((*names, *sizes, *times, ratio_cell, *shares, f"{memory:,.0f}" if memory else "-", stable))
+    header = ("model", "runtime", "precision", "depth", "batch", "p50 ms", "p90 ms", "p99 ms", "images/s", "x eager")
+    return Table((*header, "of GEMM %", "of bandwidth %", "peak MB", "stable"), tuple(cells), 3)
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:.0f}"
+
+
+def precision(sources: Sources) -> Section:
+    """What lower precisions and other engines cost in accuracy and bring in time."""
+    blocks: list[Block] = []
+    if result := sources.first("engines"):
+        by_name = {row["name"]: row for row in result["rows"]}
+        times = tuple(_engine_cells(row, by_name[_reference(row["name"])]) for row in result["rows"])
+        what = f"The same file of {result['model']}, all rewrites, in process, {machine(result)}."
+        blocks += [
+            Text(what),
+            Table(("engine, precision, images", "p50 ms", "p90 ms", f"times as fast as {ORT}, or one by one"), times),
+        ]
+    if result := sources.first("accuracy"):
+        right = tuple(map(_accuracy_cells, result["rows"]))
+        columns = ("model", "runtime", "test accuracy %", "same class as PyTorch %", "largest error of a logit")
+        blocks += [Text(f"All {result['images']:,} test images of {result['dataset']}."), Table(columns, right, 2)]
+    return Section("Which engine and precision, and what do they get right?", (), tuple(blocks))
+
+
+def _reference(name: str) -> str:
+    """The row that one of `engines.py` is compared with: the first engine at that size, or requests one by one."""
+    engine, _, size = name.rpartition(", ")
+    return f"{ORT}, {size}" if engine else name.replace("together", "one by one")
+
+
+def _engine_cells(row: Row, reference: Row) -> tuple[str, ...]:
+    times = (f"{row['p50_ms']:.2f}", f"{row['p90_ms']:.2f}")
+    return (row["name"], *times, cell(times_faster(row, reference)))
+
+
+def _accuracy_cells(row: Row) -> tuple[str, ...]:
+    shares = (f"{100 * row[name]:.2f}" for name in ("accuracy", "agreement"))
+    return (row["model"], row["runtime"], *shares, f"{row['max_abs_error']:.1e}")

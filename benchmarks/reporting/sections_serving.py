@@ -1,0 +1,207 @@
+"""The sections about serving."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import ceil
+from pathlib import PurePath
+
+from benchmarks.load.transports import IN_PROCESS
+from benchmarks.reporting import plots
+from benchmarks.reporting.page import Block, Points, Table, Text
+from benchmarks.reporting.sources import Result, Row, Section, Sources, cell, machine, number, said, times_faster
+
+WANTED = (1_000, 100_000)  # images a second
+
+
+def server(sources: Sources) -> Section:
+    """What the client and the server add: one call of many images, one image alone, and load."""
+    short: list[str] = []
+    blocks: list[Block] = []
+    if result := sources.first("overhead"):
+        short += _overhead_in_short(result)
+        blocks += _overhead(result)
+    for result in sources.all("throughput"):
+        blocks += [Text(f"**Under load**, {result['generator']}, {machine(result)}: `{result['command']}`.")]
+        blocks += [*plots.throughput(result), _throughput(result["rows"]), *_saturation(result)]
+        blocks += [Points(tuple(map(_refused, result["missing"])))] if result["missing"] else []
+    return Section("What does Triton cost over in-process?", tuple(short), tuple(blocks))
+
+
+def _overhead(result: Result) -> list[Block]:
+    cells = []
+    for row in result["rows"]:
+        alone = _alone(result, row)
+        times = (f"{row['p50_ms']:,.2f}", f"{row['p99_ms']:,.2f}", f"{row['images_per_s']:,.0f}")
+        client = f"{row['client_ms']:.2f}" if "client_ms" in row else "-"
+        ratio = cell(times_faster(row, alone))
+        cells.append((row["transport"], f"{row['images_a_call']:,}", *times, ratio, f"{row['added_ms']:,.2f}", client))
+    header = (
+        "transport",
+        "images a call",
+        "p50 ms",
+        "p99 ms",
+        "images/s",
+        "in process = 1",
+        "added ms",
+        "client's part ms",
+    )
+    what = f"`{result['model']}` with all rewrites, client, server and the same file in process, {machine(result)}."
+    return [Text(what), Table(header, tuple(cells))]
+
+
+def _alone(result: Result, row: Row) -> Row:
+    same = {"transport": IN_PROCESS, "images_a_call": row["images_a_call"]}
+    return next(other for other in result["rows"] if same.items() <= other.items())
+
+
+def _overhead_in_short(result: Result) -> list[str]:
+    served = [row for row in result["rows"] if row["transport"] != IN_PROCESS]
+    lone = min((row for row in served if row["images_a_call"] == 1), key=lambda row: float(row["p50_ms"]))
+    many = max((row for row in served if row["images_a_call"] > 1), key=lambda row: float(row["images_per_s"]))
+    ratio = said(times_faster(many, _alone(result, many)))
+    return [
+        f"**Triton** answers {many['images_a_call']:,} images of one call at {ratio} the speed of the same file in "
+        f"process, and adds {lone['added_ms']:.2f} ms to a lone image ({many['transport']} and {lone['transport']} are "
+        "the quickest)."
+    ]
+
+
+def _throughput(rows: Sequence[Row]) -> Table:
+    cells = []
+    for row in rows:
+        wire = f"{row['protocol']}{', shared memory' if row['shared_memory'] else ''}"
+        times = (row[f"p{percent}_ms"] for percent in (50, 90, 95, 99))
+        inside = (row["server_queue_ms"], row["server_compute_ms"])
+        alone = row["in_process_images_per_s"]
+        ratio = f"{row['images_per_s'] / alone:.2f} ({_ratio_range(row)})" if alone else "-"
+        way = f"{row['instances']} x {row['threads'] or 'all'}"
+        speed = f"{row['images_per_s']:,.0f}"
+        cells.append(
+            (row["model"], wire, way, _asked(row), str(row["batch"]), speed, *map(_ms, (*times, *inside)), ratio)
+        )
+    header = ("model", "protocol", "instances x threads", "load", "images a request", "images/s", "p50 ms", "p90 ms")
+    return Table((*header, "p95 ms", "p99 ms", "server: queue ms", "compute ms", "in process = 1"), tuple(cells), 4)
+
+
+def _asked(row: Row) -> str:
+    return f"{row['in_flight']} in flight" if row["in_flight"] else f"{row['rate']:,.0f} a second"
+
+
+def _refused(row: Row) -> str:
+    return f"{row['model']}, {row['batch']} a request, {_asked(row)}: not measured, {row['reason']}"
+
+
+def _ratio_range(row: Row) -> str:
+    """The lowest and the highest ratio of a round to that of the process beside it; rounds are too few for more."""
+    pairs = zip(row["samples"], row["in_process_samples"], strict=False)
+    ratios = [served["images_per_s"] / alone["images_per_s"] for served, alone in pairs]
+    return f"{min(ratios):.2f} to {max(ratios):.2f}" if ratios else "one round"
+
+
+def _ms(milliseconds: float | None) -> str:
+    return "-" if milliseconds is None else f"{milliseconds:,.2f}"
+
+
+def _saturation(result: Result) -> list[Block]:
+    points: list[Row] = result["saturation"]
+    if not points:
+        return []
+    header = tuple(dict.fromkeys(name for point in points for name in point))
+    cells = tuple(tuple(_plain(point.get(name)) for name in header) for point in points)
+    return [Text("Saturation:"), Table(tuple(name.replace("_", " ") for name in header), cells, 2)]
+
+
+def _plain(value: object) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:,.2f}" if isinstance(value, float) else str(value).replace("_", " ")
+
+
+def cheapest(sources: Sources) -> Section:
+    """Machines of this class for each wanted rate, by the accuracy that is needed, in process and served."""
+    frontier = sources.first("frontier-measured")
+    question = f"What is the cheapest way to serve {' and '.join(f'{rate:,}' for rate in WANTED)} images a second?"
+    if not frontier:
+        return Section(question, (), ())
+    networks = frontier["derived"]
+    cores = frontier["environment"]["threads"]
+    served = [
+        row for result in sources.all("throughput") for row in result["rows"] if row["p99_ms"] <= result["max_p99_ms"]
+    ]
+    ways = {
+        "in process, batches": {row["checkpoint"]: row for row in networks},
+        "Triton, batches": _best_served(networks, served, lone=False),
+        "Triton, one image a request": _best_served(networks, served, lone=True),
+    }
+    blocks: list[Block] = [
+        Text(
+            "Machines = images a second wanted / images a second measured, rounded up; cores = the same, times the "
+            f"{cores} cores of a machine of this class, not rounded. Networks at full load: for a share u of it divide "
+            "by u. Each table holds the networks that no other beats in both accuracy and rate: take the first that is "
+            "accurate enough. Client and server share the cores in the measurements of Triton; a measurement counts "
+            "if its p99 is within the bound given to the benchmark."
+        )
+    ]
+    short = []
+    for way, rates in ways.items():
+        best = undominated(networks, rates)
+        blocks += [Text(f"**{way[0].upper()}{way[1:]}**"), _needs(best, cores)] if best else [_no_rates(way)]
+        short += _cheapest_in_short(way, best, cores) if best else []
+    return Section(question, tuple(short), tuple(blocks))
+
+
+def _best_served(networks: Sequence[Row], served: Sequence[Row], lone: bool) -> dict[str, Row]:
+    best = {}
+    for network in networks:
+        path = PurePath(network["checkpoint"])
+        own = [row for row in served if row["model"] == path.stem and path.parent.name == "pretrained"]
+        own = [row for row in own if not lone or row["batch"] == 1]
+        if own:
+            best[network["checkpoint"]] = max(own, key=lambda row: float(row["images_per_s"]))
+    return best
+
+
+def undominated(networks: Sequence[Row], rates: Mapping[str, Row]) -> list[tuple[Row, Row]]:
+    """Networks and their rates, the fastest first, without those that a faster one equals in accuracy."""
+    known = [(network, rates[network["checkpoint"]]) for network in networks if network["checkpoint"] in rates]
+    known.sort(key=lambda pair: float(pair[1]["images_per_s"]), reverse=True)
+    best: list[tuple[Row, Row]] = []
+    for network, rate in known:
+        if not best or network["test_accuracy"] > best[-1][0]["test_accuracy"]:
+            best.append((network, rate))
+    return best
+
+
+def machines(wanted: float, rate: float) -> int:
+    """Whole machines for `wanted` images a second; a machine answers `rate`."""
+    return ceil(wanted / rate)
+
+
+def _needs(best: Sequence[tuple[Row, Row]], cores: int) -> Table:
+    header = ["network", "test accuracy %", "images/s", "p99 ms"]
+    header += [f"{what} for {wanted:,}/s" for wanted in WANTED for what in ("cores", "machines")]
+    cells = []
+    for network, rate in best:
+        speed = rate["images_per_s"]
+        needs = [text for wanted in WANTED for text in (number(wanted / speed * cores), f"{machines(wanted, speed):,}")]
+        name = PurePath(network["checkpoint"]).stem + (f", {rate['batch']} a request" if "batch" in rate else "")
+        p99 = f"{rate['p99_ms']:,.1f}" if "batch" in rate else "-"
+        cells.append((name, f"{100 * network['test_accuracy']:.2f}", f"{speed:,.0f}", p99, *needs))
+    return Table(tuple(header), tuple(cells))
+
+
+def _no_rates(way: str) -> Text:
+    return Text(f"**{way[0].upper()}{way[1:]}**: not measured, there is no result of `benchmarks/throughput.py`.")
+
+
+def _cheapest_in_short(way: str, best: Sequence[tuple[Row, Row]], cores: int) -> list[str]:
+    said_of = []
+    for network, rate in (best[i] for i in sorted({0, len(best) - 1})):
+        need = " and ".join(
+            f"{number(wanted / rate['images_per_s'] * cores)} cores for {wanted:,}/s" for wanted in WANTED
+        )
+        said_of.append(f"{PurePath(network['checkpoint']).stem} ({100 * network['test_accuracy']:.2f} %) {need}")
+    return [f"**Cheapest {way}**: {'; '.join(said_of)}."]

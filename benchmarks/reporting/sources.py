@@ -1,0 +1,127 @@
+"""The results of a folder, and the numbers that several sections need."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.measure.timing import Durations, Ratio, ratio_with_interval
+from benchmarks.reporting.page import Block, Heading
+
+Row = dict[str, Any]
+Result = dict[str, Any]
+
+# Benchmark, as its file names it, and the command that writes the file.
+COMMANDS = {
+    "rewrites": "python benchmarks/rewrites.py --json FILE",
+    "frontier-measured": "python benchmarks/frontier.py --output DIR",
+    "latency": "python benchmarks/latency.py --json FILE",
+    "sweep": "python benchmarks/latency.py --sweep --json FILE",
+    "operators": "python benchmarks/operators.py --json FILE",
+    "engines": "python benchmarks/engines.py --json FILE",
+    "accuracy": "python benchmarks/accuracy.py --json FILE",
+    "overhead": "python benchmarks/overhead.py --json FILE",
+    "throughput": "python benchmarks/throughput.py --json FILE",
+}
+
+
+class ReportError(Exception):
+    """Files that no report can be made of; the message names the file, what was expected and what was found."""
+
+
+@dataclass(frozen=True)
+class File:
+    """One result: where it lies in the folder, and its content."""
+
+    name: str
+    content: Result
+
+    @property
+    def benchmark(self) -> str:
+        """What wrote it."""
+        return benchmark(self.content) or ""
+
+
+@dataclass(frozen=True)
+class Sources:
+    """The results of a folder, by name."""
+
+    files: tuple[File, ...]
+
+    def all(self, name: str) -> list[Result]:
+        """Every result of that benchmark."""
+        return [file.content for file in self.files if file.benchmark == name]
+
+    def first(self, name: str) -> Result | None:
+        """The first of them, if there is one."""
+        return next(iter(self.all(name)), None)
+
+
+@dataclass(frozen=True)
+class Section:
+    """A question of the report, its answer in a sentence or none, and what shows it."""
+
+    question: str
+    short: tuple[str, ...]
+    blocks: tuple[Block, ...]
+
+    def __iter__(self) -> Iterator[Block]:
+        yield Heading(self.question)
+        yield from self.blocks
+
+
+def benchmark(content: object) -> str | None:
+    """Which benchmark wrote this; None for what none of them did."""
+    if not isinstance(content, dict):
+        return None
+    name = content.get("benchmark") or content.get("study")
+    return name if name in COMMANDS else None
+
+
+def read(path: Path) -> object:
+    """The content of a JSON file. Raises ReportError where it holds none."""
+    try:
+        return json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise ReportError(f"{path}: expected a JSON file, found {error}") from error
+
+
+def find(folder: Path) -> Sources:
+    """The results in `folder` and its folders; other JSON files are left alone. Raises ReportError for none."""
+    contents = ((path.relative_to(folder).as_posix(), read(path)) for path in sorted(folder.rglob("*.json")))
+    files = tuple(File(name, content) for name, content in contents if isinstance(content, dict) and benchmark(content))
+    if not files:
+        raise ReportError(f"{folder}: expected JSON files of the benchmarks, found none; `make benchmarks` writes them")
+    return Sources(files)
+
+
+def times_faster(row: Row, than: Row) -> Ratio:
+    """How many times as fast `row` is, by its samples and those of `than`, taken in the same rounds."""
+    return ratio_with_interval(Durations(tuple(than["samples_ns"])), Durations(tuple(row["samples_ns"])))
+
+
+def cell(ratio: Ratio) -> str:
+    """A ratio in a table; that of a row to itself is 1."""
+    if ratio.low == ratio.high == 1:
+        return "1"
+    return f"{number(ratio.ratio)} ({number(ratio.low)} to {number(ratio.high)})"
+
+
+def said(ratio: Ratio) -> str:
+    """A ratio in a sentence."""
+    return f"**{number(ratio.ratio)}** times ({number(ratio.low)} to {number(ratio.high)})"
+
+
+def number(value: float) -> str:
+    """Three digits or so."""
+    return f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 100 else f"{value:,.0f}"
+
+
+def machine(result: Result) -> str:
+    """On what it was measured, in words."""
+    environment = result["environment"]
+    on = "" if environment["device"] == "cpu" else f", {environment['device']}"
+    return f"{environment['threads']} of {environment['cores']} cores of {environment['cpu']}{on}"

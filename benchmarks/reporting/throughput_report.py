@@ -1,0 +1,126 @@
+"""What benchmarks/throughput.py measured, as rows, as text and as plots."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from dataclasses import fields as fields_of
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.load.saturation import saturation
+from benchmarks.load.terms import Load, Sample, Target, in_process
+from benchmarks.load.turns import Outcome
+from benchmarks.measure.results import Extras
+from benchmarks.measure.tables import table
+
+Row = dict[str, Any]
+HEADER = (
+    *("model", "instances x threads", "images a request", "asked", "images/s", "in process"),
+    *("p50 ms", "p90 ms", "p95 ms", "p99 ms", "queue ms", "compute ms"),
+)
+
+
+def fields(outcome: Outcome, max_p99_ms: float) -> Row:
+    """The rows, medians over the rounds; the loads that were left out; and where the server is saturated."""
+    rows = list(_rows(outcome))
+    missing = [
+        _named(who, load) | {"reason": why} for (who, load), why in outcome.left_out.items() if isinstance(who, Target)
+    ]
+    return {"rows": rows, "missing": missing, "saturation": saturation(rows, missing, max_p99_ms)}
+
+
+def _rows(outcome: Outcome) -> Iterator[Row]:
+    for (who, load), taken in outcome.samples.items():
+        if isinstance(who, Target):
+            served = {field.name: _middle(taken, field.name) for field in fields_of(Sample)}
+            alone = outcome.samples[in_process(who, load)] if load.in_flight else []
+            yield {
+                **_named(who, load),
+                **served,
+                **_compared(served, alone),
+                "samples": [asdict(each) for each in taken],
+            }
+
+
+def _named(who: Target, load: Load) -> Row:
+    reached = {"model": who.model, "protocol": who.protocol, "shared_memory": who.shared_memory}
+    return {**reached, **asdict(who.sharing), **asdict(load)}
+
+
+def _compared(served: Row, alone: Sequence[Sample]) -> Row:
+    """The figures of the same process, the share of its throughput, and what the server adds to its latency."""
+    images_per_s, p50_ms = _middle(alone, "images_per_s"), _middle(alone, "p50_ms")
+    return {
+        "in_process_images_per_s": images_per_s,
+        "in_process_p50_ms": p50_ms,
+        "of_in_process": served["images_per_s"] / images_per_s if images_per_s else None,
+        "added_ms": served["p50_ms"] - p50_ms if p50_ms else None,
+        "in_process_samples": [asdict(each) for each in alone],
+    }
+
+
+def _middle(samples: Sequence[Sample], name: str) -> float | None:
+    values = [value for each in samples if (value := getattr(each, name)) is not None]
+    return float(median(values)) if values else None
+
+
+def text(measured: Mapping[str, Any]) -> str:
+    """The table, what was left out, and the points of saturation."""
+    lines = [table(HEADER, [_cells(row) for row in measured["rows"]])]
+    lines.append("Queue and compute: what the server's statistics say, means of a request.")
+    for row in measured["missing"]:
+        lines.append(f"{_target(row)}, {row['batch']} a request, {_asked(row)}: not measured, {row['reason']}")
+    for point in measured["saturation"]:
+        lines.append(f"{_target(point)}, {point['batch']} a request: {_saturated(point, measured['max_p99_ms'])}")
+    return "\n".join(lines)
+
+
+def _cells(row: Row) -> list[str]:
+    alone = row["in_process_images_per_s"]
+    times = ("p50_ms", "p90_ms", "p95_ms", "p99_ms", "server_queue_ms", "server_compute_ms")
+    where = _target(row).removeprefix(f"{row['model']} ")
+    counts = [str(row["batch"]), _asked(row), f"{row['images_per_s']:,.0f}", f"{alone:,.0f}" if alone else "-"]
+    return [row["model"], where, *counts, *(f"{row[name]:.2f}" for name in times)]
+
+
+def _target(row: Row) -> str:
+    memory = ", shared memory" if row["shared_memory"] else ""
+    return f"{row['model']} {row['instances']} x {row['threads'] or 'all'}, {row['protocol']}{memory}"
+
+
+def _asked(row: Row) -> str:
+    return f"{row['rate']:,g} images/s" if row["rate"] else f"{row['in_flight']} in flight"
+
+
+def _saturated(point: Row, max_p99_ms: float) -> str:
+    if point["by"] == "rate" and point["rate"] is None:
+        return f"no rate was carried with p99 below {max_p99_ms:g} ms"
+    at = f"{point['images_per_s']:,.0f} images/s at {_asked(point)}, p99 {point['p99_ms']:.1f} ms"
+    if point["beyond"]:
+        return f"not saturated by the largest load asked, {at}"
+    return f"{'largest rate carried' if point['by'] == 'rate' else 'no gain from more in flight after'} {at}"
+
+
+def beside(path: Path | None) -> Extras:
+    """A plot for each model, as PNG and SVG, the model's name behind that of `path`."""
+
+    def files(result: Mapping[str, Any]) -> dict[Path, bytes]:
+        return dict(_pictures(result, path)) if path else {}
+
+    return files
+
+
+def _pictures(result: Mapping[str, Any], path: Path) -> Iterator[tuple[Path, bytes]]:
+    from benchmarks.reporting.throughput_plot import by_model
+
+    environment = result["environment"]
+    machine = f"{environment['cpu']}, {environment['threads']} cores"
+    footnote = f"{machine}; {result['generator']}, {result['rounds']} rounds of {result['seconds']:g} s"
+    for name, figure in by_model(result["rows"], footnote).items():
+        for kind in ("png", "svg"):
+            buffer = io.BytesIO()
+            figure.savefig(buffer, format=kind)
+            yield path.with_name(f"{path.stem}-{name}.{kind}"), buffer.getvalue()

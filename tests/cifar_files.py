@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from models.cifar import BATCHES
+from models.data.cifar import BATCHES
 
 
 def write_binary(folder: Path, batches: dict[str, tuple[np.ndarray, np.ndarray]], suffix: str = ".bin") -> Path:

@@ -1,8 +1,11 @@
 """What several folders of tests share: data that may be missing, a model trained once, a server started once."""
 
+import fcntl
 import os
+import resource
 import signal
-from collections.abc import Iterator
+import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -21,6 +24,19 @@ def _there(path: Path, what: str) -> Path:
     return path
 
 
+@pytest.fixture
+def processor_time_s() -> Callable[[list[str]], float]:
+    """Runs a command that must succeed; gives the seconds of processor time it took, however busy the machine is."""
+
+    def run(command: list[str]) -> float:
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run(command, capture_output=True, check=True, timeout=60)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+
+    return run
+
+
 @pytest.fixture(scope="session")
 def mnist_dir() -> Path:
     """The folder with the four idx files of MNIST."""
@@ -34,29 +50,38 @@ def reference_dir() -> Path:
 
 
 @pytest.fixture(scope="session")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A ViTBN of depth 2, trained on scikit-learn's digits to over 95 %."""
+def shared_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that all worker processes of this run share."""
+    folder = tmp_path_factory.getbasetemp()
+    return folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+
+
+@pytest.fixture(scope="session")
+def trained(shared_dir: Path) -> Path:
+    """A ViTBN of depth 2, trained on scikit-learn's digits to over 95 %; one worker trains it, the others wait."""
     from models.config import ModelConfig
     from models.data import load_digits
     from models.training import TrainingOptions, train
 
-    path = tmp_path_factory.mktemp("checkpoints") / "vitbn.safetensors"
-    options = TrainingOptions(epochs=12, batch_size=100, lr=0.001, seed=0, device="cpu")
-    *_, last = train(ModelConfig(depth=2), load_digits(), options, path, False, lambda images, loss: None)
-    assert last.test_accuracy > 0.95
+    path = shared_dir / "checkpoints" / "vitbn.safetensors"
+    with (shared_dir / "trained.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not path.exists():
+            options = TrainingOptions(epochs=12, batch_size=100, lr=0.001, seed=0, device="cpu")
+            whole = path.with_name("training.safetensors")
+            *_, last = train(ModelConfig(depth=2), load_digits(), options, whole, False, lambda images, loss: None)
+            assert last.test_accuracy > 0.95
+            whole.rename(path)
     return path
 
 
 @pytest.fixture(scope="session")
 def repository(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model repository with that network, folded, as version 1 of `vitbn`."""
-    from export.graph import export
-    from export.publish import publish
-    from export.rewrites.pipeline import FUSE
-    from models.checkpoint import load
+    from export.pipeline import Destination, ExportOptions, export_checkpoint
 
     path = tmp_path_factory.mktemp("repository with a space")
-    publish(path, "vitbn", export(load(trained), FUSE).artifact)
+    export_checkpoint(trained, ExportOptions(Destination(path)))
     return path
 
 

@@ -1,4 +1,4 @@
-"""Colour photos from a file in CIFAR-10's real format to the label of a PNG: train, rewrite, serve, ask."""
+"""Colour photos in CIFAR-10's format: train, rewrite, serve, ask."""
 
 import colorsys
 import json
@@ -19,8 +19,8 @@ from clients.web.asking import Triton
 from export.own_data import own_dataset
 from export.to_onnx import export
 from models.checkpoint import load
-from models.cifar import BATCHES, LABELS
 from models.data import DataError, load_cifar10
+from models.data.cifar import BATCHES, LABELS
 from models.train import train
 from serving.running import Server, running_server
 
@@ -30,7 +30,7 @@ DIGIT_PNG = Path(__file__).parents[1] / "digit.png"
 
 
 def picture(label: int, draw: np.random.Generator, side: int = 32) -> np.ndarray:
-    """uint8 (side, side, 3): one of five hues with bars, upright for the first five classes, else lying."""
+    """uint8 (side, side, 3): five hues, upright or lying bars."""
     hue = (label % 5) / 5 + draw.uniform(-0.03, 0.03)
     colour = np.array(colorsys.hsv_to_rgb(hue % 1, 1, 1))
     bars = np.sin(np.arange(side) * 2 * np.pi * 4 / side + draw.uniform(0, 2 * np.pi)) > 0
@@ -46,7 +46,7 @@ def run(command: object, *arguments: object) -> Result:
 
 @pytest.fixture(scope="module")
 def cifar(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder as the archive of the binary version makes it, with 100 pictures a batch."""
+    """A folder as of the binary archive, with 100 pictures a batch."""
     draw = np.random.default_rng(0)
     labels = np.arange(100) % 10
     batches = {
@@ -60,14 +60,14 @@ def cifar(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def checkpoint(cifar: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("checkpoints") / "vitbn.safetensors"
-    options = ("--depth", 1, "--epochs", 8, "--batch-size", 50, "--lr", 0.003, "--schedule", "one-cycle")
+    options = ("--depth", 1, "--epochs", 12, "--batch-size", 50, "--lr", 0.005, "--schedule", "one-cycle")
     run(train, "--dataset", "cifar10", "--data-dir", cifar, "--output", path, "--device", "cpu", *options)
     return path
 
 
 @pytest.fixture(scope="module")
 def exported(checkpoint: Path, cifar: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """The model repository with all rewrites, and what the exporter printed."""
+    """The model repository with all rewrites, and the exporter's output."""
     repository = tmp_path_factory.mktemp("photos") / "repository"
     options = ("--optimize", "--repository", repository, "--name", "photos", "--data-dir", cifar)
     return repository, run(export, "--checkpoint", checkpoint, *options).output
@@ -75,7 +75,7 @@ def exported(checkpoint: Path, cifar: Path, tmp_path_factory: pytest.TempPathFac
 
 @pytest.fixture(scope="module")
 def server(exported: tuple[Path, str]) -> Iterator[Server]:
-    """The real server with `photos` and, beside it, a shipped model of digits."""
+    """The real server with `photos` and a shipped model of digits."""
     repository = exported[0]
     run(export, "--model", "vitbn-tiny", "--repository", repository, "--name", "digits")
     with running_server(repository) as started:
@@ -127,7 +127,7 @@ def test_a_model_of_other_images_is_not_measured(checkpoint: Path, mnist_dir: Pa
 def test_a_colour_png_is_answered_with_its_class(server: Server, tmp_path: Path, label: int) -> None:
     path = tmp_path / "picture.png"
     small = Image.fromarray(picture(label, np.random.default_rng(100 + label)))
-    wide = Image.new("RGB", (400, 300))  # the middle is what counts
+    wide = Image.new("RGB", (400, 300))
     wide.paste(small.resize((300, 300), Image.Resampling.NEAREST), (50, 0))
     wide.save(path)
     result = run(infer, "--url", server.http_url, "--model", "photos", path)
@@ -148,7 +148,7 @@ def test_the_page_to_draw_on_offers_models_of_drawings_alone(server: Server) -> 
     assert ([model.name for model in models], preferred) == (["digits"], "digits")
     answer = page.ask(DIGIT_PNG.read_bytes(), None)
     assert (answer.model, answer.prediction.label) == ("digits", "3")
-    refusal = "model 'photos': expected one that reads drawings, found one of photos"
+    refusal = "model 'photos': expected a model of drawings, found a model of photos"
     with pytest.raises(ModelNotFound, match=refusal):
         page.ask(DIGIT_PNG.read_bytes(), "photos")
     with pytest.raises(ModelNotFound, match=refusal):

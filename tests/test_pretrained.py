@@ -1,21 +1,40 @@
 """The shipped checkpoints: each gets right what it says it does, before and after export."""
 
+import hashlib
+
 import pytest
 import torch
 from click.testing import CliRunner
+from safetensors import safe_open
 
 from export.equivalence import onnx_classifier
-from export.graph import export
-from export.rewrites.pipeline import ALL
+from export.pipeline import ExportOptions, export_checkpoint
+from models.calibrate import measure
 from models.catalog import PRETRAINED, SHIPPED, matching, models, shipped
 from models.checkpoint import load, read_config
 from models.config import ModelConfig
 from models.data import load_dataset
 from models.training import measure_accuracy
 
-LEAST = dict.fromkeys(SHIPPED, 0.994) | {"vitbn-small": 0.993, "vitbn-tiny": 0.986, "cnn": 0.996}
+LEAST = dict.fromkeys(SHIPPED, 0.994) | {"vitbn-small": 0.993, "vitbn-wide": 0.992, "vitbn-tiny": 0.986, "cnn": 0.996}
 DEPTHS = {"vitbn-medium": 4, "vitbn-small": 2, "vitbn-tiny": 1}
+SIZES = {
+    "vitbn-late": {"depth": 2, "dim": 32, "dim_head": 16, "late_cls": (32, 16)},
+    "vitbn-wide": {"depth": 1, "heads": 32, "dim_head": 16, "mlp_dim": 256},
+}
 BATCH = 500
+# The first 16 digits of the SHA-256 of names and tensors: metadata may change, weights may not.
+WEIGHTS = {
+    "cnn": "821639c0d449eceb",
+    "vit": "417a65ef966e64b9",
+    "vitbn-medium": "2e43d6e6afd3ca21",
+    "vitbn-small": "4529df889ae6e5b0",
+    "vitbn-tiny": "338328ecf146699e",
+    "vitbn-late": "3026e6dc23da5e01",
+    "vitbn-wide": "4103c8417327837f",
+    "vitbn": "7775dd23d27a9da9",
+    "vitbnffn": "d265382313d27369",
+}
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +52,7 @@ def test_accuracy_before_and_after_export(name, test_part):
     measured = measure_accuracy(checkpoint.model, torch.tensor(images), torch.tensor(labels))
     assert measured == pytest.approx(recorded, abs=1e-4), "one image of 10,000 may be a tie"
     assert measured >= LEAST[name] - 1e-4
-    classify = onnx_classifier(export(checkpoint, ALL).onnx)
+    classify = onnx_classifier(export_checkpoint(shipped(name), ExportOptions(optimize=True)).onnx)
     right = sum(
         (classify(images[start : start + BATCH]).argmax(1) == labels[start : start + BATCH]).sum()
         for start in range(0, len(labels), BATCH)
@@ -45,14 +64,38 @@ def test_accuracy_before_and_after_export(name, test_part):
 def test_a_checkpoint_says_how_it_was_trained(name):
     checkpoint = load(shipped(name))
     metrics, model = checkpoint.metrics, name.split("-")[0]
-    assert checkpoint.config == ModelConfig(model=model, depth=DEPTHS.get(name, 6))
+    assert checkpoint.config == ModelConfig(**{"model": model, "depth": DEPTHS.get(name, 6)} | SIZES.get(name, {}))
     assert (metrics["dataset"], metrics["test_images"]) == ("mnist", 10_000)
     assert metrics["options"]["hold_out"] == 5000, "epochs were measured on images that are not the test's"
     assert metrics["epochs"] == metrics["options"]["epochs"], "trained to the end of its schedule"
     assert metrics["command"].startswith(f"python models/train.py --model {model} --dataset mnist")
     assert f"--seed {metrics['options']['seed']}" in metrics["command"]
-    taught = name in ("vit", "vitbnffn")
+    taught = name in ("vit", "vitbnffn", "vitbn-late", "vitbn-wide")
     assert ("--teacher models/pretrained/cnn.safetensors" in metrics["command"]) == taught
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_weights_are_those_of_the_training(name):
+    digest = hashlib.sha256()
+    with safe_open(shipped(name), "np") as file:
+        for tensor in sorted(file.keys()):
+            digest.update(tensor.encode() + file.get_tensor(tensor).tobytes())
+    assert digest.hexdigest()[:16] == WEIGHTS[name]
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_a_checkpoint_is_calibrated(name):
+    metrics = load(shipped(name)).metrics
+    assert 0.5 < metrics["temperature"] < 0.7, "label smoothing or a teacher makes a network too modest"
+    assert metrics["calibration_error"] < 0.005
+    assert metrics["calibration_error_before"] > 0.03
+
+
+@pytest.mark.slow
+def test_calibration_is_measured_again(mnist_dir):
+    checkpoint = load(shipped("vitbn-tiny"))
+    for name, value in measure(checkpoint, mnist_dir).items():
+        assert value == pytest.approx(checkpoint.metrics[name], abs=1e-3)
 
 
 def test_all_together_are_small():

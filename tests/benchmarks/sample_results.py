@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.rewrites import ALL, BEST, CONTESTANTS, EAGER, ONE_CALL, PLAIN
+from benchmarks.contest.rewritten import ALL, BEST, CONTESTANTS, EAGER, ONE_CALL, PLAIN
 
 Row = dict[str, Any]
 
@@ -133,9 +133,9 @@ def accuracy() -> Row:
 def overhead() -> Row:
     """The server takes twice as long as the process."""
     rows = [
-        timed(count * ms, way=way, images_a_call=count, added_ms=count * (ms - 1.0))
+        timed(count * ms, transport=transport, images_a_call=count, added_ms=count * (ms - 1.0))
         for count in (10_000, 1)
-        for way, ms in (("in process", 1.0), ("gRPC", 2.0))
+        for transport, ms in (("in process", 1.0), ("gRPC", 2.0))
     ]
     return {"benchmark": "overhead", "model": "vitbn", "rows": rows}
 

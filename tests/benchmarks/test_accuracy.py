@@ -9,8 +9,8 @@ from click.testing import CliRunner
 
 from benchmarks import accuracy as module
 from benchmarks.accuracy import EXACT, accuracy
-from benchmarks.runtimes import RUNTIMES
-from export.openvino_engine import has_bfloat16
+from benchmarks.contest.runtimes import RUNTIMES
+from export.engines.openvino_engine import has_bfloat16
 
 
 def run(path: Path) -> dict[str, dict[str, float]]:
@@ -20,6 +20,7 @@ def run(path: Path) -> dict[str, dict[str, float]]:
     return {row["runtime"]: row for row in json.loads(path.read_text())["rows"]}
 
 
+@pytest.mark.slow
 def test_every_runtime_and_precision(tmp_path: Path) -> None:
     rows = run(tmp_path / "accuracy.json")
     lower = [f"ONNX Runtime, all rewrites, {precision}" for precision in ("fp16", "int8")]
@@ -32,6 +33,7 @@ def test_every_runtime_and_precision(tmp_path: Path) -> None:
         assert row["accuracy"] > 0.5, "trained on MNIST, not on these"
 
 
+@pytest.mark.slow
 def test_a_wrong_runtime_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_lowered", lambda *arguments: lambda images: np.zeros((len(images), 10), np.float32))
     rows = run(tmp_path / "accuracy.json")

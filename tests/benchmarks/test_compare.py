@@ -6,9 +6,9 @@ import pytest
 import sample_results as sample
 from click.testing import CliRunner
 
+from benchmarks.measure.timing import Ratio
 from benchmarks.report import report
 from benchmarks.reporting.compare import ratio_of_runs, verdict
-from benchmarks.timing import Ratio
 
 
 def run(*paths: Path) -> tuple[int, str]:

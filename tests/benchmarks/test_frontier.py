@@ -8,9 +8,10 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from benchmarks import ways
-from benchmarks.frontier import frontier, plots
-from benchmarks.timing import MIN_ROUNDS
+from benchmarks.contest import ways
+from benchmarks.frontier import frontier
+from benchmarks.measure.timing import MIN_ROUNDS
+from benchmarks.reporting.accuracy_and_speed import plots
 from models.checkpoint import save
 from models.config import ModelConfig
 from models.registry import build, randomise_norms

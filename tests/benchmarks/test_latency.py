@@ -1,19 +1,24 @@
 """A short run of the benchmark: its table, its JSON, and planted wrong runtimes, caught before they are timed."""
 
+import copy
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from click.testing import CliRunner, Result
 
-from benchmarks import contestants, measuring
-from benchmarks import latency as module
-from benchmarks.latency import COMPARED, latency
-from benchmarks.runtimes import DEFAULT_RUNTIMES, PRECISIONS, RUNTIMES, SUPPORTED
-from benchmarks.timing import MIN_ROUNDS
+from benchmarks.contest import devices, programs
+from benchmarks.contest.calls import BUFFERS
+from benchmarks.contest.contestants import Contestant, Options, first_call
+from benchmarks.contest.runtimes import COMPARED, DEFAULT_RUNTIMES, PRECISIONS, RUNTIMES, SUPPORTED, Entry, Setup
+from benchmarks.contest.subjects import subject
+from benchmarks.contest.torch_engines import channels_last
+from benchmarks.latency import latency
+from benchmarks.measure.timing import MIN_ROUNDS
+from export.engines.gpu import Gpu
 from export.equivalence import EquivalenceError
 from export.graph import Served
 from export.rewrites.pipeline import Step
@@ -36,14 +41,7 @@ FIELDS = {
 @pytest.fixture(autouse=True)
 def known_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     """The real ones have a test of their own, and take seconds."""
-    monkeypatch.setattr("benchmarks.roofline.limits", lambda *arguments: LIMITS)
-
-
-def test_the_recorded_command_names_no_file_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    given = ["latency.py", "--batch", "64", "--json", "/home/me/a.json", "--memory", "--plot", "/home/me/a.png"]
-    monkeypatch.setattr("sys.argv", given)
-    command = module._about(SimpleNamespace(threads=1, device="cpu"))["command"]
-    assert command == "python benchmarks/latency.py --batch 64 --json FILE --memory --plot FILE"
+    monkeypatch.setattr("benchmarks.contest.roofline.limits", lambda *arguments: LIMITS)
 
 
 def run(path: Path, *options: str) -> tuple[Result, dict[str, Any]]:
@@ -52,14 +50,15 @@ def run(path: Path, *options: str) -> tuple[Result, dict[str, Any]]:
     return result, json.loads(path.read_text())
 
 
+@pytest.mark.slow
 def test_every_model_at_equal_depth(tmp_path: Path) -> None:
     result, written = run(tmp_path / "latency.json", "--plot", str(tmp_path / "latency.png"))
-    assert {"benchmark", "command", "environment", "limits", "caveat", "missing", "rows"} == written.keys()
+    assert {"benchmark", "command", "date", "environment", "limits", "caveat", "missing", "rows"} == written.keys()
     assert (written["benchmark"], written["caveat"], written["missing"]) == ("latency", None, [])
     assert written["environment"]["threads"] == 1
     assert written["environment"]["packages"]["torch"]
     rows = written["rows"]
-    assert [(r["model"], r["runtime"]) for r in rows] == [(m, r) for m in COMPARED for r in DEFAULT_RUNTIMES]
+    assert [(r["model"], r["runtime"]) for r in rows] == [(m, r) for m in COMPARED for r in DEFAULT_RUNTIMES["cpu"]]
     for row in rows:
         assert row.keys() == FIELDS
         assert row["depth"] == (None if row["model"] == "cnn" else 1)
@@ -96,6 +95,7 @@ def test_what_is_missing_is_named_with_its_reason(tmp_path: Path) -> None:
     assert reasons["tensorrt"] == "TensorRT needs another device than cpu"
 
 
+@pytest.mark.slow
 def test_lower_precision_micro_batches_and_memory(tmp_path: Path) -> None:
     options = ("--models", "vitbn", "--runtimes", "onnx-optimized", "--precision", "fp32,int8", "--memory")
     _, written = run(tmp_path / "latency.json", *options, "--micro-batch", "2")
@@ -118,54 +118,75 @@ def test_the_published_configuration_comes_with_its_caveat(tmp_path: Path) -> No
     assert "vitbn of depth 1 is " in result.output
 
 
-def test_a_wrong_runtime_is_an_error_and_no_row(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    real = contestants.rewrite
+def test_a_wrong_runtime_costs_its_row_and_the_exit_code(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    real = programs.rewrite
 
     def too_bright(*arguments: object) -> tuple[Served, list[Step]]:
         served, steps = real(*arguments)
         return Served(served.model, scale_folded=False), steps
 
-    monkeypatch.setattr(contestants, "rewrite", too_bright)
+    monkeypatch.setattr(programs, "rewrite", too_bright)
     path = tmp_path / "latency.json"
-    result = CliRunner().invoke(latency, [*QUICK, "--models", "vitbn", "--json", str(path)])
+    options = ["--models", "vitbn", "--runtimes", "torch,onnx-folded", "--json", str(path)]
+    result = CliRunner().invoke(latency, [*QUICK, *options])
     assert result.exit_code == 1
     assert "vitbn onnx-folded fp32: expected an error of at most" in result.output
-    assert not path.exists()
+    written = json.loads(path.read_text())
+    assert [row["runtime"] for row in written["rows"]] == ["torch"]
+    assert [row["runtime"] for row in written["missing"]] == ["onnx-folded"]
+
+
+def test_an_engine_that_fails_costs_its_row(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def out_of_memory(*arguments: object) -> None:
+        raise MemoryError("3 GB are too many\nand more lines")
+
+    monkeypatch.setattr(programs, "to_onnx", out_of_memory)
+    _, written = run(tmp_path / "latency.json", "--models", "cnn", "--runtimes", "torch,onnx")
+    assert [row["runtime"] for row in written["rows"]] == ["torch"]
+    assert written["missing"][0]["reason"] == "MemoryError: 3 GB are too many"
+
+
+def test_shipped_networks_have_their_own_depth(tmp_path: Path) -> None:
+    arguments = ["--batch", "2", "--seconds", "1", "--device", "cpu", "--runtimes", "torch", "--json"]
+    result = CliRunner().invoke(latency, [*arguments, str(tmp_path / "a.json"), "--models", "vitbn-tiny,vitbn-medium"])
+    assert result.exit_code == 0, result.output
+    rows = json.loads((tmp_path / "a.json").read_text())["rows"]
+    assert [(row["model"], row["depth"]) for row in rows] == [("vitbn", 1), ("vitbn", 4)]
+    result = CliRunner().invoke(latency, ["--models", "vit,vitbn-tiny", "--depth", "2"])
+    assert result.exit_code == 2
+    assert "vitbn-tiny: a shipped network has its own depth" in result.output
 
 
 @pytest.mark.parametrize("precision", [p for p in PRECISIONS if p != "fp32"])
 def test_a_lower_precision_is_no_excuse_for_wrong_logits(precision: Any) -> None:
-    config = ModelConfig(depth=1)
-    images = contestants.example_images(config, 64)
-    expected = contestants.expected_logits(config, images)
-    too_dark = contestants.expected_logits(config, images // 8)
-    assert contestants.check("it", precision, expected, expected + 1e-4) == pytest.approx(1e-4, rel=0.1)
-    for wrong in (too_dark, expected[::-1], expected[:32], np.full_like(expected, np.nan)):
+    of = subject(ModelConfig(depth=1))
+    assert of.check("it", precision, 64, of.logits + 1e-4) == pytest.approx(1e-4, rel=0.1)
+    too_dark = of.network(torch.from_numpy(of.proof // 8)).detach().numpy()
+    for wrong in (too_dark, of.logits[::-1], of.logits[:32], np.full_like(of.logits, np.nan)):
         with pytest.raises(EquivalenceError, match="it: expected logits"):
-            contestants.check("it", precision, expected, wrong)
+            of.check("it", precision, 64, wrong)
 
 
 def test_micro_batches_are_searched_and_all_images_are_called() -> None:
     sizes: list[int] = []
+    of = subject(ModelConfig(depth=1))
 
     def classify(images: Any) -> Any:
         sizes.append(len(images))
-        return np.zeros((len(images), 10), np.float32)
+        return of.logits[: len(images)] if len(images) == 40 else np.zeros((len(images), 10), np.float32)
 
-    config = ModelConfig()
-    one = contestants.Contestant(config, "onnx", "fp32", b"", classify, 1)
-    options = measuring.Options("cpu", 1, 1, "auto")
-    images = contestants.example_images(config, 40 * measuring.BUFFERS)
-    ready = measuring.first_call(one, images, 40, np.zeros((40, 10), np.float32), options)
+    one = Contestant(Entry(of.config, "onnx"), of, b"", Setup(), classify, 1)
+    ready = first_call(one, 40, Options("cpu", 1, 1, "auto"))
     assert {16, 32, 40} <= set(sizes)
     assert ready.micro_batch in (16, 32, 40)
     sizes.clear()
     ready.call()
     assert sum(sizes) == 40
+    assert len(list(of.images(40 * BUFFERS))) == 40 * BUFFERS
 
 
 def test_the_table_of_runtimes_is_whole() -> None:
-    assert set(DEFAULT_RUNTIMES) <= set(RUNTIMES)
+    assert all(set(runtimes) <= set(RUNTIMES) for runtimes in DEFAULT_RUNTIMES.values())
     assert {runtime.engine for runtime in RUNTIMES.values()} == {engine for engine, _ in SUPPORTED}
     assert set(COMPARED) == {"vit", "vitbnffn", "vitbn", "cnn"}
 
@@ -180,6 +201,8 @@ def test_the_table_of_runtimes_is_whole() -> None:
         (["--depth", "0"], "0 is not in the range"),
         (["--micro-batch", "0"], "expected auto or a number of at least 1, found '0'"),
         (["--published-configuration", "--depth", "2"], "--published-configuration excludes"),
+        (["--seconds", "nan"], "expected a finite number, found nan"),
+        (["--seconds", "inf"], "expected a finite number, found inf"),
     ],
 )
 def test_bad_options(options: list[str], message: str) -> None:
@@ -194,11 +217,33 @@ def test_nothing_to_measure_is_said() -> None:
     assert "nothing to measure" in result.output
 
 
-def test_cuda_that_is_not_there_is_said() -> None:
-    import torch
+def test_channels_last_changes_no_logit() -> None:
+    of = subject(ModelConfig(model="cnn"))
+    network = channels_last(copy.deepcopy(of.network))
+    assert any(
+        weight.is_contiguous(memory_format=torch.channels_last) for weight in network.parameters() if weight.dim() == 4
+    )
+    with torch.inference_mode():
+        assert of.check("cnn", "fp32", 64, network(torch.from_numpy(of.proof)).numpy()) < 1e-5
 
+
+@pytest.fixture
+def no_cuda() -> None:
     if torch.cuda.is_available():
         pytest.skip("this machine has a CUDA device")
+
+
+@pytest.mark.usefixtures("no_cuda")
+def test_cuda_that_is_not_there_is_said() -> None:
     result = CliRunner().invoke(latency, ["--device", "cuda"])
     assert result.exit_code == 1
     assert "--device cuda: expected a CUDA device, found none" in result.output
+
+
+@pytest.mark.usefixtures("no_cuda")
+def test_a_gpu_that_pytorch_does_not_start_is_never_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("export.engines.gpu.find_gpu", lambda: Gpu("NVIDIA H200", "9.0"))
+    result = CliRunner().invoke(latency, ["--batch", "1"])
+    assert result.exit_code == 1
+    assert "--device auto: expected PyTorch to start NVIDIA H200, found Torch not compiled with CUDA" in result.output
+    assert devices.choose("cpu") == "cpu"

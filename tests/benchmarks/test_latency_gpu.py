@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from benchmarks.contestants import contestant, example_images, expected_logits
+from benchmarks.contest.contestants import Options, contestant
+from benchmarks.contest.runtimes import Entry
+from benchmarks.contest.subjects import subject
 from benchmarks.latency import latency
 from models.config import ModelConfig
 
@@ -45,8 +47,8 @@ def test_a_graph_answers_new_images_at_every_batch_size() -> None:
     import torch
 
     config = ModelConfig(depth=1)
-    images = example_images(config, 64)
-    one = contestant(config, "torch-cudagraphs-optimized", "fp32", "cuda", 1, [64, 7])
-    for part in (images, images[::-1].copy(), images[:7]):
-        found = one.run(torch.from_numpy(part).cuda()).cpu().numpy()
-        assert abs(found - expected_logits(config, part)).max() < 1e-4
+    of = subject(config)
+    graph = contestant(Entry(config, "torch-cudagraphs-optimized"), of, Options("cuda", 1, 1), 64)
+    for order in (slice(None), slice(None, None, -1), slice(7)):
+        logits = graph.run(torch.from_numpy(of.proof[order].copy()).cuda()).cpu().numpy()
+        assert abs(logits - of.logits[order]).max() < 1e-4

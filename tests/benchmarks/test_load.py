@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks import load_by_asyncio
-from benchmarks.load import Failed, LeftOut, Load, Target, Way, arrivals_s, in_process, sample, unmeasured
-from benchmarks.load_by_asyncio import ServerTimes, closed_loop, open_loop
-from benchmarks.saturation import saturation
+from benchmarks.load import by_asyncio
+from benchmarks.load.by_asyncio import ServerTimes, closed_loop, open_loop
+from benchmarks.load.saturation import saturation
+from benchmarks.load.terms import Failed, LeftOut, Load, Sharing, Target, arrivals_s, in_process, sample, unmeasured
 
 SERVICE_S, STALL_S, SECONDS = 0.002, 0.3, 1.0
 RATE = Load(batch=1, rate=100)
@@ -39,7 +39,7 @@ def test_arrivals_are_a_poisson_process_of_an_exact_rate() -> None:
 
 
 def test_a_stall_is_in_the_latency_of_all_that_was_due_meanwhile() -> None:
-    async def both() -> tuple[load_by_asyncio.Answered, load_by_asyncio.Answered]:
+    async def both() -> tuple[by_asyncio.Answered, by_asyncio.Answered]:
         due_s = arrivals_s(RATE, SECONDS)
         return (
             await open_loop(one_at_a_time(20), due_s, SECONDS),
@@ -58,11 +58,11 @@ def test_a_stall_is_in_the_latency_of_all_that_was_due_meanwhile() -> None:
 
 
 def test_a_rate_above_what_the_server_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(load_by_asyncio, "GIVE_UP_S", 0.2)
-    monkeypatch.setattr(load_by_asyncio, "MAX_IN_FLIGHT", 4)
+    monkeypatch.setattr(by_asyncio, "GIVE_UP_S", 0.2)
+    monkeypatch.setattr(by_asyncio, "MAX_IN_FLIGHT", 4)
     most, now = 0, 0
 
-    async def overloaded() -> load_by_asyncio.Answered:
+    async def overloaded() -> by_asyncio.Answered:
         answer = one_at_a_time(-1)
 
         async def ask() -> None:
@@ -84,9 +84,9 @@ def test_a_rate_above_what_the_server_answers(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_no_answer_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(load_by_asyncio, "GIVE_UP_S", 0.0)
+    monkeypatch.setattr(by_asyncio, "GIVE_UP_S", 0.0)
 
-    async def never() -> load_by_asyncio.Answered:
+    async def never() -> by_asyncio.Answered:
         return await open_loop(lambda: asyncio.sleep(0.2), np.array([0.01]), 0.05)
 
     with pytest.raises(LeftOut, match=r"no request was answered within 0\.\d s"):
@@ -114,7 +114,7 @@ def test_server_times_are_means_of_the_requests_since() -> None:
 
 
 def test_in_process_no_more_are_in_flight_than_answer() -> None:
-    target = Target("vit", Way(2, 1), "grpc", False)
+    target = Target("vit", Sharing(2, 1), "grpc", False)
     assert [in_process(target, Load(64, count))[1].in_flight for count in (1, 2, 8)] == [1, 2, 2]
 
 
@@ -135,7 +135,7 @@ def row(images_per_s: float | None, p99_ms: float = 10, **load: Any) -> dict[str
     ],
 )
 def test_the_largest_rate_that_is_carried(rows: list[dict[str, Any]], rate: float | None, beyond: bool) -> None:
-    measured, missing = ([one for one in rows if ("p99_ms" in one) == there] for there in (True, False))
+    measured, missing = ([each for each in rows if ("p99_ms" in each) == there] for there in (True, False))
     (point,) = saturation(measured, missing, max_p99_ms=50)
     assert (point["by"], point["rate"], point["beyond"]) == ("rate", rate, beyond)
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from benchmarks import ways
+from benchmarks.contest import ways
 from benchmarks.norms import norms
 from models.checkpoint import save
 from models.config import ModelConfig, ModelName

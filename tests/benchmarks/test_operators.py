@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from benchmarks.operators import flops, nodes_of, operators, together
+from benchmarks.contest.profiling import flops, nodes_of, together
+from benchmarks.operators import operators
 
 
 def event(name: str, operator: str, us: int, inputs: list[list[int]], output: list[int]) -> dict[str, object]:

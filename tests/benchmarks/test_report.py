@@ -8,13 +8,13 @@ import pytest
 import sample_results as sample
 from click.testing import CliRunner
 
+from benchmarks.measure.timing import Ratio
 from benchmarks.report import report
-from benchmarks.reporting.answers_models import fastest
-from benchmarks.reporting.answers_serving import machines, undominated
 from benchmarks.reporting.build import ANSWERS, overlap, page
-from benchmarks.reporting.found import COMMANDS, find, times_faster
 from benchmarks.reporting.page import Heading, Points, Table, Text, html, markdown
-from benchmarks.timing import Ratio
+from benchmarks.reporting.sections_models import fastest
+from benchmarks.reporting.sections_serving import machines, undominated
+from benchmarks.reporting.sources import COMMANDS, find, times_faster
 
 ROOT = Path(__file__).parents[2]
 VOID = {"meta", "img", "br"}
@@ -79,7 +79,7 @@ def test_every_question_is_answered(built: Path) -> None:
 
 def test_the_markdown_shows_pictures_that_are_there_in_both_formats(built: Path) -> None:
     pictures = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", (built / "report.md").read_text())
-    assert len(pictures) == len(set(pictures)) == 10
+    assert len(pictures) == len(set(pictures)) == 11
     for name in pictures:
         assert (built / name).read_bytes().startswith(b"\x89PNG")
         assert b"<svg" in (built / name).with_suffix(".svg").read_bytes()
@@ -90,7 +90,7 @@ def test_the_html_is_well_formed_and_asks_for_nothing(built: Path) -> None:
     assert not checked.tags & {"script", "link", "iframe"}
     inside = [one for one in checked.references if not one.startswith("data:image/svg+xml;base64,")]
     assert {one.removeprefix("#") for one in inside} <= checked.ids
-    assert len(checked.references) - len(inside) == 10
+    assert len(checked.references) - len(inside) == 11
 
 
 def test_the_same_results_give_the_same_page(built: Path, tmp_path: Path) -> None:
@@ -106,10 +106,6 @@ def test_what_is_not_there_is_said_to_be_not_measured(make: object, tmp_path: Pa
     text = markdown("One", page(found))
     for name, command in COMMANDS.items():
         assert (f"**Not measured**: none of the files is a result of `{command}`" in text) == (not found.all(name))
-
-
-def test_committed_results_make_a_report() -> None:
-    assert "frontier" in markdown("Committed", page(find(ROOT / "benchmarks/results")))
 
 
 def test_no_results(tmp_path: Path) -> None:

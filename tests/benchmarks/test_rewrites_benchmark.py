@@ -6,21 +6,22 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from benchmarks import rewrites as module
-from benchmarks import ways
-from benchmarks.rewrites import ALL, BEST, EAGER, INT8, ONE_CALL, PLAIN, rewrites
-from benchmarks.timing import Durations
-from benchmarks.ways import Way, runner
+from benchmarks.contest import rewritten, ways
+from benchmarks.contest.rewritten import ALL, BEST, EAGER, INT8, ONE_CALL, PLAIN, rewrites_of, timed_rows
+from benchmarks.contest.ways import Way, runner
+from benchmarks.measure.timing import Durations
+from benchmarks.rewrites import rewrites
 from export.rewrites import pipeline
-from export.rewrites.absorb import absorb_attention, absorbed_attention_macs, attention_macs
+from export.rewrites.absorb import absorb_attention
 from export.rewrites.prune import cls_only
+from models.absorption import absorbed_attention_macs, attention_macs
 
 
 @pytest.mark.slow
 def test_a_short_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ways, "MICRO_BATCHES", (128,))
-    monkeypatch.setattr(module, "ROUNDS", 3)
-    monkeypatch.setattr(module, "CONTESTANTS", {"vitbn": (EAGER, PLAIN, "absorb", ALL, INT8)})
+    monkeypatch.setattr(rewritten, "ROUNDS", 3)
+    monkeypatch.setattr(rewritten, "CONTESTANTS", {"vitbn": (EAGER, PLAIN, "absorb", ALL, INT8)})
     path = tmp_path / "rewrites.json"
     arguments = ["--depth", "1", "--images", "1280", "--seconds", "1", "--json", str(path)]
     result = CliRunner().invoke(rewrites, arguments)
@@ -47,11 +48,11 @@ def test_a_short_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_names_of_the_contestants() -> None:
-    assert module._rewrites(PLAIN) == ()
-    assert module._rewrites("fold + absorb + CLS row") == (*pipeline.FUSE, absorb_attention, cls_only)
-    left_out = set(pipeline.ALL) - set(module._rewrites("fold + absorb + CLS row"))
+    assert rewrites_of(PLAIN) == ()
+    assert rewrites_of("fold + absorb + CLS row") == (*pipeline.FUSE, absorb_attention, cls_only)
+    left_out = set(pipeline.ALL) - set(rewrites_of("fold + absorb + CLS row"))
     assert left_out == {pipeline.absorb_embedding, pipeline.cut_by_channel}
-    assert module._rewrites(ALL) == module._rewrites(INT8) == pipeline.ALL
+    assert rewrites_of(ALL) == rewrites_of(INT8) == pipeline.ALL
 
 
 def test_best_is_one_call_where_that_is_quicker() -> None:
@@ -60,7 +61,7 @@ def test_best_is_one_call_where_that_is_quicker() -> None:
         {"name": name, "model": "vitbn", "contestant": EAGER, "kind": kind, "way": kind, "flops": 1}
         for name, kind in zip(names, (ONE_CALL, BEST), strict=True)
     ]
-    one_call, best = module._rows(rows, {names[0]: Durations((1, 1, 1)), names[1]: Durations((2, 2, 2))})
+    one_call, best = timed_rows(rows, {names[0]: Durations((1, 1, 1)), names[1]: Durations((2, 2, 2))})
     assert best["samples_ns"] == one_call["samples_ns"] == (1, 1, 1)
     assert best["way"] == ONE_CALL
 
@@ -70,6 +71,8 @@ def test_every_way_classifies_every_image_once(way: Way, monkeypatch: pytest.Mon
     import numpy as np
 
     seen: list[int] = []
-    monkeypatch.setattr("benchmarks.contestants.start", lambda *arguments: lambda batch: seen.extend(batch.tolist()))
+    monkeypatch.setattr(
+        "benchmarks.contest.engines.start", lambda *arguments: lambda batch: seen.extend(batch.tolist())
+    )
     runner(b"", way, np.arange(1000))()
     assert sorted(seen) == list(range(1000))

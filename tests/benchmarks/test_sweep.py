@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from benchmarks import roofline, sweep
+from benchmarks.contest import roofline, sweep
 from benchmarks.latency import latency
 
 
+@pytest.mark.slow
 def test_every_axis_has_its_points_and_every_idea_its_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, points in (("DEPTHS", (1, 2)), ("DIMS", (32, 64)), ("AXIS_BATCH", 2)):
         monkeypatch.setattr(sweep, name, points)

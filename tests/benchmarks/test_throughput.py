@@ -9,17 +9,18 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-import export.equivalence
-from benchmarks import load_by_perf_analyzer, throughput
-from benchmarks.load import InProcess, LeftOut, Load, Sample, Target, Way
-from benchmarks.throughput_plot import by_model
+from benchmarks import throughput
+from benchmarks.contest import engines
+from benchmarks.load import by_perf_analyzer, turns
+from benchmarks.load.terms import InProcess, LeftOut, Load, Sample, Sharing, Target
+from benchmarks.reporting.throughput_plot import by_model
 
 PERCENTILES = ("p50_ms", "p90_ms", "p95_ms", "p99_ms")
 
 
 @pytest.fixture
 def perf_analyzer() -> None:
-    if not (load_by_perf_analyzer.TOOL / "bin" / "perf_analyzer").is_file():
+    if not (by_perf_analyzer.TOOL / "bin" / "perf_analyzer").is_file():
         (pytest.fail if os.environ.get("CI") else pytest.skip)("no perf_analyzer here: make perf_analyzer")
 
 
@@ -71,7 +72,9 @@ def test_a_short_run(tmp_path: Path) -> None:
         assert (row["model"], row["shared_memory"], row["instances"], row["threads"]) == ("vitbn-tiny", True, 2, 1)
     written = json.loads(path.read_text())
     assert written["generator"] == "perf_analyzer"
-    assert written["command"].endswith("--protocol grpc --protocol http --shared-memory yes --seconds 2.0 --rounds 1")
+    assert written["command"].endswith(
+        "--protocol grpc --protocol http --shared-memory yes --seconds 2 --rounds 1 --json FILE --plot FILE"
+    )
     assert {(point["protocol"], point["by"]) for point in written["saturation"]} == {
         (protocol, by) for protocol in ("grpc", "http") for by in ("rate", "in_flight")
     }
@@ -82,7 +85,7 @@ def test_a_short_run(tmp_path: Path) -> None:
 @pytest.mark.live
 @pytest.mark.slow
 def test_without_perf_analyzer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(load_by_perf_analyzer, "TOOL", tmp_path / "nothing")
+    monkeypatch.setattr(by_perf_analyzer, "TOOL", tmp_path / "nothing")
     path = tmp_path / "throughput.json"
     result = run("--way", "1x0", "--batch", 1, "--in-flight", 2, "--rate", 100, "--seconds", 1, "--json", path)
     assert "Load by asyncio: " in result.output
@@ -92,7 +95,7 @@ def test_without_perf_analyzer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_perf_analyzer_asked_for_and_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(load_by_perf_analyzer, "TOOL", tmp_path)
+    monkeypatch.setattr(by_perf_analyzer, "TOOL", tmp_path)
     result = run("--generator", "perf_analyzer")
     assert result.exit_code == 1
     assert "expected NVIDIA's perf_analyzer, found no such file; make perf_analyzer fetches it" in result.output
@@ -100,8 +103,8 @@ def test_perf_analyzer_asked_for_and_not_there(tmp_path: Path, monkeypatch: pyte
 
 @pytest.mark.live
 def test_a_server_that_answers_otherwise_is_not_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = export.equivalence.onnx_classifier
-    monkeypatch.setattr(export.equivalence, "onnx_classifier", lambda data: lambda images: real(data)(images) + 2e-4)
+    real = engines.start
+    monkeypatch.setattr(engines, "start", lambda data: lambda images: real(data)(images) + 2e-4)
     result = run("--way", "1x0", "--generator", "asyncio", "--json", tmp_path / "throughput.json")
     assert result.exit_code == 1
     assert "vitbn-tiny-1x0, grpc: expected logits within 1e-04 of those in process, found 2" in result.output
@@ -109,26 +112,26 @@ def test_a_server_that_answers_otherwise_is_not_timed(tmp_path: Path, monkeypatc
 
 
 def test_turns_share_what_they_are_compared_with() -> None:
-    one, two = (Target("vit", Way(1, 0), protocol, False) for protocol in ("http", "grpc"))
-    alone = (InProcess("vit", Way(1, 0)), Load(1, 1))
+    one, two = (Target("vit", Sharing(1, 0), protocol, False) for protocol in ("http", "grpc"))
+    alone = (InProcess("vit", Sharing(1, 0)), Load(1, 1))
     loads = [Load(1, 1), Load(1, 8), Load(1, rate=50)]
-    assert throughput._turns([one, two], loads) == [
+    assert turns.turns([one, two], loads) == [
         alone,
         *((who, load) for load in loads for who in (one, two)),
     ]
 
 
 def test_a_refused_load_is_left_out_with_its_reason() -> None:
-    figures, turns = Sample(1, 2, 3, 4, 5), [(InProcess("vit", Way(1, 0)), Load(1, count)) for count in (1, 8)]
+    figures, order = Sample(1, 2, 3, 4, 5), [(InProcess("vit", Sharing(1, 0)), Load(1, count)) for count in (1, 8)]
 
     def measure(load: Load, seconds: float) -> Sample:
         if load.in_flight == 8:
             raise LeftOut("the server refused requests: Exceeds maximum queue size")
         return figures
 
-    samples, left_out = throughput._in_turn({turns[0][0]: measure}, turns, 1, 3)
-    assert samples == {turns[0]: [figures] * 3}
-    assert left_out == {turns[1]: "the server refused requests: Exceeds maximum queue size"}
+    *_, outcome = turns.take({order[0][0]: measure}, order, 1, 3)
+    assert outcome.samples == {order[0]: [figures] * 3}
+    assert outcome.left_out == {order[1]: "the server refused requests: Exceeds maximum queue size"}
 
 
 def test_the_plot_shows_each_way_filled_and_hollow() -> None:
@@ -144,7 +147,7 @@ def test_the_plot_shows_each_way_filled_and_hollow() -> None:
 
 
 @pytest.mark.parametrize("way", ["2", "2x", "x", "axb", "1x2x3"])
-def test_a_way_that_is_none(way: str) -> None:
+def test_a_sharing_that_is_none(way: str) -> None:
     result = run("--way", way)
     assert result.exit_code == 2
     assert f"expected INSTANCESxTHREADS, such as 2x1, found {way}" in result.output

@@ -5,15 +5,17 @@ import time
 import numpy as np
 import pytest
 
-from benchmarks.timing import (
+from benchmarks.measure.tables import table
+from benchmarks.measure.timing import (
     MIN_ROUNDS,
     STABLE_ROUNDS,
     Durations,
     is_stable,
     ratio_with_interval,
-    table,
     time_interleaved,
 )
+
+pytestmark = pytest.mark.usefixtures("any_rounds")
 
 
 def noisy(rounds: int, mean_ns: float, seed: int, drift: np.ndarray | float = 1.0, noise: float = 0.05) -> Durations:
@@ -31,20 +33,13 @@ def test_percentiles_of_known_samples() -> None:
 
 def test_rounds_are_interleaved_after_one_of_warm_up() -> None:
     calls: list[str] = []
-    shares: list[float] = []
-    measured = time_interleaved(
-        {name: lambda name=name: calls.append(name) for name in "abc"}, budget_s=0.001, on_round=shares.append
-    )
+    measured = time_interleaved({name: lambda name=name: calls.append(name) for name in "abc"}, budget_s=0.001)
     assert "".join(calls) == "abc" + "aabbcc" * MIN_ROUNDS  # quick ones run once untimed at each turn
     assert [len(durations.samples_ns) for durations in measured.values()] == [MIN_ROUNDS] * 3
-    assert shares == sorted(shares)
-    assert shares[-1] == 1.0
 
 
 def test_a_sleep_takes_the_time_it_sleeps() -> None:
-    measured = time_interleaved(
-        {"short": lambda: time.sleep(0.002), "long": lambda: time.sleep(0.02)}, 0.01, lambda share: None
-    )
+    measured = time_interleaved({"short": lambda: time.sleep(0.002), "long": lambda: time.sleep(0.02)}, 0.01)
     assert 2 <= measured["short"].percentile_ms(50) < 12
     assert 20 <= measured["long"].percentile_ms(50) < 40
 
@@ -98,7 +93,7 @@ def test_rounds_end_when_they_are_enough_and_not_before() -> None:
         asked.append(len(measured["a"].samples_ns))
         return asked[-1] >= 8
 
-    measured = time_interleaved({"a": lambda: None, "b": lambda: None}, 60, lambda share: None, enough=enough)
+    measured = time_interleaved({"a": lambda: None, "b": lambda: None}, 60, enough=enough)
     assert asked == [3, 4, 5, 7, 9]  # each time a quarter more
     assert [len(durations.samples_ns) for durations in measured.values()] == [9, 9]
 
@@ -106,5 +101,5 @@ def test_rounds_end_when_they_are_enough_and_not_before() -> None:
 def test_what_is_warm_is_not_called_for_it() -> None:
     calls: list[str] = []
     runs = {name: lambda name=name: calls.append(name) for name in "ab"}
-    time_interleaved(runs, 0.001, lambda share: None, 1, warm_up_ns={"a": 10**9})
+    time_interleaved(runs, 0.001, min_rounds=1, warm_up_ns={"a": 10**9})
     assert "".join(calls) == "b" + "a" + "bb"  # b is quick, a was not

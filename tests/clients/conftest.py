@@ -1,4 +1,4 @@
-"""Pictures that several tests of the clients start from."""
+"""Pictures for the tests of the clients."""
 
 import gzip
 
@@ -9,7 +9,7 @@ from PIL import Image
 
 @pytest.fixture(scope="session")
 def digit() -> np.ndarray:
-    """A 2 as MNIST has it, uint8 (28, 28): ink in a 20x20 box, its centre of mass at the centre."""
+    """A 2 as of MNIST, uint8 (28, 28)."""
     from clients.preprocess import to_model_input
 
     y, x = np.mgrid[:56, :56]

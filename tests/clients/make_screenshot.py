@@ -34,7 +34,7 @@ def main() -> None:
 def photograph(browser: Browser, url: str) -> bytes:
     page = browser.new_page(viewport=WINDOW, device_scale_factor=1.5, reduced_motion="reduce")
     page.goto(url)
-    for _ in range(2):  # what is measured at first is how the server warms up
+    for _ in range(2):  # the first times include warm-up
         draw(page, FOUR, height=0.66)
         expect(page.locator("#digit")).to_have_text("4")
         page.wait_for_timeout(1000)

@@ -1,4 +1,4 @@
-"""A server that speaks Triton's two protocols, counts what is with it at a time, and fails when it is told to.
+"""A server with Triton's two protocols that counts its requests and fails on demand.
 
 The logits of an image are simple functions of the sum of its pixels, so that every answer can be checked.
 """
@@ -28,15 +28,19 @@ def expected_logits(images: np.ndarray) -> np.ndarray:
 
 
 class StandIn:
-    """The model `net` on this machine; `urls` has its addresses, of which the one that is asked for must be opened.
+    """The model `net` on this machine; `urls` has the addresses that `serving` opened.
 
-    before: is called in the server's thread before each inference with its number from 0 on, and may sleep; a true
-            result is the message of a refusal because the server is unavailable.
+    before:      is called in the server's thread before each inference with its number from 0 on, and may sleep; a true
+                 result is the message of a refusal because the server is unavailable.
+    retry_after: seconds that a refusal asks to wait.
+    parameters:  of the model's configuration, beside its description.
     """
 
     def __init__(self, before: Callable[[int], str | None] = lambda number: None, max_batch_size: int = 4) -> None:
         self.before = before
         self.max_batch_size = max_batch_size
+        self.retry_after: str | None = None
+        self.parameters: dict[str, str] = {}
         self.urls: dict[str, str] = {}
         self.headers: list[dict[str, str]] = []  # of each inference
         self.batches: list[int] = []
@@ -57,11 +61,14 @@ class StandIn:
             with self._lock:
                 self._at_once -= 1
 
+    def all_parameters(self) -> dict[str, str]:
+        return {"model_config": json.dumps(DESCRIPTION), **self.parameters}
+
     @contextmanager
     def serving(
         self, protocol: str, address: str = "127.0.0.1:0", tls: "Certificates | None" = None
     ) -> Iterator["StandIn"]:
-        """Answer over one of the protocols; with certificates over TLS, and only to clients that show theirs."""
+        """Answer over a protocol; with certificates over TLS, only to clients that show theirs."""
         with (_http if protocol == "http" else _grpc)(self, address, tls) as port:
             self.urls[protocol] = f"127.0.0.1:{port}"
             yield self
@@ -69,7 +76,7 @@ class StandIn:
 
 @dataclass(frozen=True)
 class Certificates:
-    """PEM files of one self-signed certificate of 127.0.0.1, which is its own authority."""
+    """PEM files of a self-signed certificate of 127.0.0.1."""
 
     certificate: str
     key: str
@@ -79,13 +86,13 @@ class Certificates:
 def _http(stand_in: StandIn, address: str, tls: Certificates | None) -> Iterator[int]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
-        wbufsize = -1  # head and body in one packet, or the second waits 40 ms for the first one's receipt
+        wbufsize = -1  # head and body in one packet: a second one waits 40 ms
 
         def do_GET(self) -> None:
             if self.path.endswith("/ready"):
                 self._answer(b"")
             elif self.path.endswith("/config"):
-                parameters = {"model_config": {"string_value": json.dumps(DESCRIPTION)}}
+                parameters = {key: {"string_value": value} for key, value in stand_in.all_parameters().items()}
                 self._answer({"max_batch_size": stand_in.max_batch_size, "parameters": parameters})
             else:
                 image = {"name": "image", "datatype": "UINT8", "shape": [-1, 1, 28, 28]}
@@ -103,7 +110,8 @@ def _http(stand_in: StandIn, address: str, tls: Certificates | None) -> Iterator
             images = np.frombuffer(body, np.uint8, offset=start).reshape(shape)
             logits, refusal = stand_in.infer(images, {key.lower(): value for key, value in self.headers.items()})
             if refusal:
-                return self._answer({"error": refusal}, status=503)
+                headers = {} if stand_in.retry_after is None else {"Retry-After": stand_in.retry_after}
+                return self._answer({"error": refusal}, headers, status=503)
             output = {"name": "logits", "datatype": "FP32", "shape": logits.shape}
             output["parameters"] = {"binary_data_size": logits.nbytes}
             head = json.dumps({"model_name": "net", "model_version": "1", "outputs": [output]}).encode()
@@ -160,13 +168,16 @@ def _grpc(stand_in: StandIn, address: str, tls: Certificates | None) -> Iterator
 
         def ModelConfig(self, request, context):  # noqa: N802
             config = model_config_pb2.ModelConfig(max_batch_size=stand_in.max_batch_size)
-            config.parameters["model_config"].string_value = json.dumps(DESCRIPTION)
+            for key, value in stand_in.all_parameters().items():
+                config.parameters[key].string_value = value
             return service_pb2.ModelConfigResponse(config=config)
 
         def ModelInfer(self, request, context):  # noqa: N802
             images = np.frombuffer(request.raw_input_contents[0], np.uint8).reshape(request.inputs[0].shape)
             logits, refusal = stand_in.infer(images, dict(context.invocation_metadata()))
             if refusal:
+                if stand_in.retry_after is not None:
+                    context.set_trailing_metadata([("retry-after", stand_in.retry_after)])
                 context.abort(grpc.StatusCode.UNAVAILABLE, refusal)
             response = service_pb2.ModelInferResponse(model_version="1", raw_output_contents=[logits.tobytes()])
             response.outputs.add(name="logits", datatype="FP32", shape=logits.shape)

@@ -1,4 +1,4 @@
-"""Which model is chosen, what is refused, and how images become predictions, without a server."""
+"""The choice of a model, refusals and predictions, without a server."""
 
 import json
 
@@ -27,7 +27,7 @@ def config(family="vitbn", accuracy=None, max_batch_size=3):
 
 
 class Repository:
-    """Stands in for the connection: the models given, all of them ready unless their configuration is None."""
+    """Stands in for the connection; a model is ready unless its configuration is None."""
 
     url = "127.0.0.1:8000"
 
@@ -60,7 +60,7 @@ class Repository:
 
 
 def answering(logits):
-    """In place of `infer`, with the same answer to everything."""
+    """An `infer` with always the same answer."""
 
     async def infer(name, batch):
         return logits, "4"

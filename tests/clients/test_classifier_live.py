@@ -1,4 +1,4 @@
-"""The library against the real tritonserver: every way to ask gives the same answers in the same order."""
+"""Every way to ask the real tritonserver gives the same answers in the same order."""
 
 import asyncio
 import os
@@ -19,7 +19,7 @@ from clients.classifier import (
     list_models,
 )
 from clients.preprocess import read_image, to_model_input
-from clients.regions import PREFIX
+from clients.server.regions import PREFIX
 
 pytestmark = pytest.mark.live
 
@@ -37,12 +37,12 @@ def connect(server, protocol="http", kind=Classifier, **options):
 
 
 def regions_here(process=None):
-    """Those of a process, this one unless told otherwise, in the memory of this host."""
+    """The regions of a process on this host."""
     return list(SHM.glob(f"{PREFIX}{process or os.getpid()}-*"))
 
 
 def regions_there(server, process=None):
-    """Those that the server knows."""
+    """The regions that the server knows."""
     with InferenceServerClient(server.http_url) as client:
         names = [region["name"] for region in client.get_system_shared_memory_status()]
     return [name for name in names if name.startswith(f"{PREFIX}{process or os.getpid()}-")]
@@ -50,7 +50,7 @@ def regions_there(server, process=None):
 
 @pytest.fixture(scope="module")
 def images():
-    """Digits of scikit-learn through our own preprocessing, more than any batch: uint8 (300, 1, 28, 28)."""
+    """Digits of scikit-learn, more than a batch: uint8 (300, 1, 28, 28)."""
     from PIL import Image
     from sklearn.datasets import load_digits
 
@@ -60,13 +60,13 @@ def images():
 
 @pytest.fixture(scope="module")
 def expected(live_server, images):
-    """The logits, each of its image alone."""
+    """Logits of each image asked alone."""
     with connect(live_server, batch_size=1) as classifier:
         return classifier.logits(images)
 
 
 def close(logits, expected):
-    """Kernels differ between batch sizes, and the server makes batches of its own; digits differ by whole logits."""
+    """Kernels differ between batch sizes; digits differ by whole logits."""
     np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-4)
 
 

@@ -1,4 +1,4 @@
-"""How a client ends: closed, forgotten, interrupted, forked, or with its process; it never hangs and leaves nothing."""
+"""The end of a client: closed, forgotten, interrupted, forked, or with its process."""
 
 import gc
 import subprocess
@@ -17,7 +17,7 @@ WITHIN_S = 30
 
 @pytest.fixture
 def server():
-    """A stand-in that holds every inference until its `go_on` is set; `reached` is set by the first."""
+    """A stand-in that sets `reached` and holds every inference until `go_on`."""
     go_on, reached = threading.Event(), threading.Event()
 
     def hold(number):
@@ -35,7 +35,7 @@ def client_threads():
 
 
 def run(script, *arguments, options=("-W", "error")):
-    """A program in a process of its own: its exit code, output and errors."""
+    """Run a program in its own process."""
     command = [sys.executable, *options, "-c", script, *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=WITHIN_S, check=False)
 
@@ -127,7 +127,7 @@ with Classifier(sys.argv[1]) as classifier:
             classifier.classify(images)
         except RuntimeError as error:
             print(error, flush=True)
-        sys.exit(5)  # as a program ends, with all that runs at its end
+        sys.exit(5)  # with all exit handlers
     _, status = os.waitpid(child, 0)
     print(os.waitstatus_to_exitcode(status), len(classifier.classify(images)))
 """

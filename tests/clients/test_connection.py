@@ -1,4 +1,4 @@
-"""What a server's failures become: which are tried again and for how long, which are told at once, in which words."""
+"""A server's failures: which are tried again, for how long, and the words of the errors."""
 
 import socket
 import threading
@@ -17,7 +17,7 @@ IMAGES = np.random.default_rng(0).integers(0, 256, (9, 1, 28, 28), dtype=np.uint
 
 @pytest.fixture
 def listener():
-    """A port whose owner answers every request with the pieces given, 0.1 s apart, or with None never."""
+    """A port that answers every request with these pieces, 0.1 s apart; None: never."""
     with ExitStack() as stack:
 
         def listen(*pieces):
@@ -25,14 +25,14 @@ def listener():
             thread = threading.Thread(target=answer_all, args=(server, pieces))
             thread.start()
             stack.callback(thread.join)
-            stack.callback(server.shutdown, socket.SHUT_RDWR)  # ends the wait in accept, which close would not
+            stack.callback(server.shutdown, socket.SHUT_RDWR)  # close would not end accept
             return f"127.0.0.1:{server.getsockname()[1]}"
 
         yield listen
 
 
 def answer_all(server, pieces):
-    """Take connections until the server is shut down, and keep those open that get no answer."""
+    """Take connections until the shutdown."""
     with ExitStack() as stack, suppress(OSError):
         while True:
             client = stack.enter_context(server.accept()[0])
@@ -119,10 +119,10 @@ def test_retries_slow_down_and_end(protocol):
 
     with asking(protocol, refuse, retry_s=1.0) as (_, classifier):
         start = time.monotonic()
-        with pytest.raises(ServerUnavailable, match=r"is unavailable: Exceeds maximum queue size$"):
+        with pytest.raises(ServerUnavailable, match=r"is too busy: Exceeds maximum queue size$"):
             classifier.classify(IMAGES[:1])
     assert 0.3 < times[-1] - start < 1.5
-    # Pauses of 0.05, 0.1, 0.2, 0.4 and 0.8 s, each drawn between half of that and all: 3 to 5 fit into a second.
+    # Pauses of 0.05, 0.1, 0.2, 0.4 and 0.8 s, each shortened by up to half: 3 to 5 fit into a second.
     assert 3 <= len(times) <= 6
     assert times[-1] - times[-2] > 0.05
 

@@ -1,4 +1,4 @@
-"""Decoding bytes from anyone: by many threads at once, no rare format, no more memory than was said."""
+"""Decoding hostile bytes: threads, formats, memory."""
 
 import io
 import subprocess
@@ -14,7 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from PIL import ExifTags, Image
 
-from clients.decode import InvalidImage, read_image
+from clients.preprocess import InvalidImage, read_image
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (48, 64), dtype=np.uint8)
 
@@ -42,7 +42,7 @@ WHOLE = {form: encoded(form) for form in ("PNG", "JPEG", "WEBP", "GIF", "BMP", "
 
 
 def refusal(content):
-    """What read_image says of these bytes, or None where it finds a picture in them."""
+    """The error for these bytes, or None."""
     try:
         found = read_image(io.BytesIO(content))
     except InvalidImage as error:
@@ -61,7 +61,7 @@ def test_common_formats_are_read(name):
 
 
 def test_a_photo_with_a_preview_is_read():
-    """MPO, as telephones write it: a JPEG with a second picture behind the first."""
+    """MPO of telephones: a JPEG with a second picture."""
     stream = io.BytesIO()
     Image.fromarray(PIXELS).save(stream, "MPO", save_all=True, append_images=[Image.fromarray(PIXELS)])
     assert refusal(stream.getvalue()) is None
@@ -79,7 +79,7 @@ def test_rare_formats_are_not_tried(form):
 @given(st.sampled_from(sorted(WHOLE)), st.floats(0, 1))
 @example("PNG", 0.0)
 def test_truncated_at_any_byte(name, share):
-    """Refused in one line; nobody is shown a picture of which the half is missing."""
+    """Half a picture is refused."""
     whole = WHOLE[name]
     cut = whole[: int(share * len(whole) * 0.9)]
     assert refusal(cut) is not None
@@ -105,7 +105,7 @@ def test_flipped_anywhere(name, changes):
 @example(1, 2**31 - 1, 8, 6)
 @example(0, 0, 8, 0)
 def test_png_of_any_size_and_kind(width, height, depth, colour):
-    """It says what it holds in a few bytes, and holds next to nothing."""
+    """Headers alone."""
     found = refusal(png(width, height, depth, colour))
     if width * height > Image.MAX_IMAGE_PIXELS:
         assert found is not None
@@ -151,7 +151,7 @@ def test_a_path_may_be_text_or_path(tmp_path):
 
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
 def test_the_limit_of_pixels_is_exact(monkeypatch):
-    """Also where Pillow's own warning is not an error."""
+    """Also without Pillow's warning as an error."""
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 64 * 48)
     assert refusal(WHOLE["PNG"]) is None
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 64 * 48 - 1)
@@ -159,7 +159,7 @@ def test_the_limit_of_pixels_is_exact(monkeypatch):
 
 
 def test_threads_share_it():
-    """Whole, turned and refused pictures at once give what they give alone, and leave the filters of warnings be."""
+    """Threads give what one thread gives, and leave the warning filters alone."""
     exif = Image.Exif()
     exif[ExifTags.Base.Orientation] = 6
     turned, bomb = encoded("JPEG", exif=exif), png(10_000, 10_000)
@@ -182,7 +182,8 @@ def test_threads_share_it():
 
 PEAK = """
 import sys
-from clients.decode import InvalidImage, read_image
+from clients.errors import InvalidImage
+from clients.images.decode import read_image
 try:
     print(read_image(sys.argv[1]).size)
 except InvalidImage:
@@ -195,7 +196,7 @@ print(next(line.split()[1] for line in open("/proc/self/status") if line.startsw
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak of memory is read from /proc")
 @pytest.mark.parametrize(("form", "most_mib"), [("png", 300), ("tif", 300), ("webp", 900), ("jpg", 100)])
 def test_memory_of_a_huge_picture(tmp_path, form, most_mib):
-    """50 megapixels of one colour, a few kilobytes of file."""
+    """50 megapixels in a few kilobytes."""
     path = tmp_path / f"sheet.{form}"
     Image.new("RGB", (5000, 10_000), "white").save(path)
     child = subprocess.run([sys.executable, "-c", PEAK, path], capture_output=True, check=True, text=True)

@@ -1,4 +1,4 @@
-"""digit.png is what its generator draws, and looks like a pen on paper rather than like MNIST."""
+"""digit.png is what its generator draws."""
 
 import numpy as np
 from make_digit_png import SIDE, TARGET, draw

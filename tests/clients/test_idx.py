@@ -1,4 +1,4 @@
-"""The reader of idx files: right ones come out whole, wrong ones are named, and none costs more memory than it has."""
+"""The reader of idx files: whole files, damaged files, bounded memory."""
 
 import gzip
 import struct
@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clients import idx as module
-from clients.idx import IdxFile, is_idx
+from clients.images import idx as module
+from clients.images.idx import IdxFile, is_idx
 from clients.preprocess import InvalidImage
 
 
@@ -101,7 +101,7 @@ def test_other_formats_are_not_taken_for_idx(path, head):
 
 @pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["plain", "gzip"])
 def test_claims_cost_no_memory(path, pack):
-    """One says that it has 4 billion images of 64 MiB, another unpacks to 100 MB of them."""
+    """A claim of 4 billion images of 64 MiB, and a file that unpacks to 100 MB."""
     path.write_bytes(pack(struct.pack(">IIII", 0x803, 0xFFFFFFFF, 8192, 8192) + b"x" * 1000))
     tracemalloc.start()
     with IdxFile(str(path), 2) as file, pytest.raises(InvalidImage, match="found 0 and 1000 bytes"):

@@ -1,4 +1,4 @@
-"""The command line without a server: every failure is one line on standard error and its own exit code."""
+"""The command line without a server: one line and an exit code for each failure."""
 
 import subprocess
 import sys
@@ -14,11 +14,11 @@ from clients.infer import infer
 
 ROOT = Path(__file__).resolve().parents[2]
 DIGIT = str(ROOT / "digit.png")
-NOBODY = "127.0.0.1:1"  # a reserved port, on which nothing listens
+NOBODY = "127.0.0.1:1"  # nothing listens there
 
 
 def failure(*arguments):
-    """The one line of a failed run, and its exit code."""
+    """The line and exit code of a failed run."""
     result = CliRunner().invoke(infer, [str(argument) for argument in arguments])
     assert isinstance(result.exception, SystemExit)
     assert result.stdout == ""
@@ -54,7 +54,7 @@ def test_not_an_image():
 
 
 def test_a_picture_with_too_many_pixels(tmp_path):
-    """In a process of its own, for Pillow warns of it on standard error too."""
+    """In its own process: Pillow warns too."""
     Image.new("1", (10_000, 10_000)).save(tmp_path / "bomb.png")
     command = [sys.executable, str(ROOT / "clients/infer.py"), str(tmp_path / "bomb.png")]
     child = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -66,7 +66,7 @@ def test_a_picture_with_too_many_pixels(tmp_path):
 
 def test_blank_image(tmp_path):
     Image.new("RGB", (300, 200), "white").save(tmp_path / "sheet.png")
-    with StandIn().serving("http") as server:  # whose model says what size the image is to have
+    with StandIn().serving("http") as server:
         message, exit_code = failure(tmp_path / "sheet.png", "--url", server.urls["http"])
     assert (exit_code, "sheet.png: no ink found" in message) == (1, True)
 

@@ -1,4 +1,4 @@
-"""What the command line reads: folders, patterns, standard input, pipes and idx files, in their order."""
+"""Folders, patterns, standard input, pipes and idx files, in their order."""
 
 import gzip
 import io
@@ -13,9 +13,9 @@ from click.testing import CliRunner
 from PIL import Image
 from stand_in import LABELS, StandIn, expected_logits
 
-from clients import paths as module
+from clients.images import paths as module
+from clients.images.paths import expand
 from clients.infer import infer
-from clients.paths import expand
 from clients.preprocess import to_model_input
 
 NOISE = np.random.default_rng(0).integers(0, 256, (9, 28, 28), dtype=np.uint8)
@@ -29,7 +29,7 @@ def server():
 
 @pytest.fixture
 def run(server, tmp_path, monkeypatch):
-    """Runs the command in a folder of its own: exit code, lines of output, lines of errors."""
+    """Runs the command: exit code, lines of output, lines of errors."""
 
     def run(*arguments, given=b""):
         command = ["--url", server.urls["http"], *arguments]
@@ -43,7 +43,7 @@ def run(server, tmp_path, monkeypatch):
 
 @pytest.fixture
 def draw(digit, tmp_path):
-    """Writes the picture of a digit, at one of several sizes, and gives the label that the stand-in has for it."""
+    """Writes a picture of a digit; the stand-in's label for it."""
 
     def draw(name, size=0):
         side = 140 + 17 * size
@@ -75,7 +75,7 @@ def test_a_folder(run, draw, tmp_path):
             f"{name}: {draw('b.png')} ({share(tmp_path / 'b.png')} %)"
             for name in ("./a.JPG", "./b.png", "./a/e.png", "./c/d.tiff")
         ],
-        ["Note: .: files left out, for they have no image's suffix: 2"],
+        ["Note: .: files left out because their suffix is not an image's: 2"],
     )
 
 
@@ -112,7 +112,7 @@ def test_what_has_no_images_is_named(run, draw, tmp_path):
     assert (code, names(lines)) == (1, ["good.png"])
     assert errors == [
         "Error: empty: expected files with an image's suffix, found none (others: 0)",
-        "Error: *.gif: expected files of such names, found none",
+        "Error: *.gif: expected files that match, found none",
         "Error: texts: expected files with an image's suffix, found none (others: 1)",
     ]
 
@@ -144,7 +144,7 @@ def test_standard_input(run, draw, tmp_path):
     assert run("-", given=content) == (0, [answer], [])
     code, lines, errors = run("-", "-", given=content)
     assert (code, lines) == (1, [answer])
-    assert errors == ["Error: -: expected an image, found no format that Pillow reads"]
+    assert errors == ["Error: -: expected an image, found an empty file"]
     white = io.BytesIO()
     Image.new("L", (60, 60), 255).save(white, "PNG")
     assert run("-", given=white.getvalue())[2][0].startswith("Error: -: no ink found")
@@ -171,7 +171,7 @@ def idx(array):
 
 @pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["plain", "gzip"])
 def test_an_idx_file_goes_to_the_model_unchanged(run, tmp_path, pack):
-    (tmp_path / "images").write_bytes(pack(idx(NOISE)))  # noise, in which preprocessing would find no ink
+    (tmp_path / "images").write_bytes(pack(idx(NOISE)))  # blank, if it were prepared
     code, lines, errors = run("images", "--json", "--batch-size", 2)
     answers = [json.loads(line) for line in lines]
     assert (code, errors) == (0, [])

@@ -1,4 +1,4 @@
-"""Whatever is typed and whatever the files hold, the command line ends with its own words and exit code."""
+"""Any arguments and any files end with our own words and exit codes."""
 
 import gzip
 import io
@@ -48,7 +48,7 @@ IDX = struct.pack(">IIII", 0x803, 3, 28, 28) + bytes(range(256)) * 9 + bytes(48)
 
 
 def check(result, codes):
-    """The exit code is one of ours, and failures are told in lines that begin with what they are."""
+    """Our exit codes; failures on lines of their own."""
     assert isinstance(result.exception, SystemExit | None), repr(result.exception)
     assert result.exit_code in codes
     assert "Traceback" not in result.output
@@ -69,7 +69,7 @@ VALUED += ["--ssl-ca", "--ssl-cert", "--ssl-key", "--header"]
 PATHS = ["good.png", "bad.png", "images", "labels", "*", "*.png", "-", ".", "missing", "", "[", "**", "\udcff"]
 NUMBERS = ["0", "1", "-1", "7", "1e9", "nan", "inf", "-inf", "0x7", "99999999999999999999", "0.3", ""]
 WORDS = ["http", "grpc", "net", "NAME:VALUE", ":", "a:b\nc", "é:ü", NOBODY, "[::1]:9", "a:b@c:1", "127.0.0.1:99999"]
-words = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=12)  # what no system passes on
+words = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=12)
 values = st.one_of(st.sampled_from([*NUMBERS, *WORDS, *PATHS]), words)
 pieces = st.one_of(
     st.sampled_from(PATHS).map(lambda path: [path]),
@@ -83,7 +83,7 @@ pieces = st.one_of(
 @given(st.lists(pieces, max_size=6), st.booleans())
 def test_any_arguments(server, folder, arguments, url_first):
     url = ["--url", server.urls["http"]]
-    typed = [each.replace("/", "_") for piece in arguments for each in piece]  # no path leads out of the folder
+    typed = [each.replace("/", "_") for piece in arguments for each in piece]  # stay in the folder
     command = [*url, *typed] if url_first else [*typed, *url]
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
@@ -107,7 +107,7 @@ def test_any_content(server, folder, data):
     lines = check(result, {0, 1})
     answered = [line.rpartition(": ")[0] for line in result.stdout.splitlines()]
     named = [line.split(": ")[1] for line in lines]
-    assert str(folder / "good.png") in answered  # the good one is answered, whatever stands beside it
+    assert str(folder / "good.png") in answered
     for name in (str(path), "-"):
         assert any(each == name or each.startswith(f"{name}[") for each in [*answered, *named])
 

@@ -1,4 +1,4 @@
-"""The command line against the real tritonserver with a `vitbn` model, over both protocols."""
+"""The command line against the real tritonserver, over both protocols."""
 
 import json
 import struct
@@ -50,7 +50,7 @@ def test_top(live_server, protocol):
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_json(live_server, protocol):
     answer = json.loads(run(live_server, protocol, "--json", "--top", "10").stdout)
-    assert list(answer) == ["file", "label", "probability", "top", "model", "version", "latency_ms"]
+    assert list(answer) == ["file", "shapes", "label", "probability", "top", "model", "version", "latency_ms"]
     assert (answer["file"], answer["label"], answer["model"]) == (DIGIT_PNG, DIGIT, "vitbn")
     assert answer["top"][0] == {"label": DIGIT, "probability": answer["probability"]}
     assert sum(entry["probability"] for entry in answer["top"]) == pytest.approx(1)
@@ -64,12 +64,12 @@ def test_unknown_model(live_server, protocol):
     assert result.exit_code == 3
     assert result.stderr.count("\n") == 1
     assert "'resnet'" in result.stderr
-    assert "vitbn" in result.stderr  # what is there instead
+    assert "vitbn" in result.stderr
 
 
 @pytest.fixture(scope="module")
 def idx_files(tmp_path_factory):
-    """Real digits that the model was not trained on, and their labels, as idx files."""
+    """Real test digits and their labels, as idx files."""
     from models.data import load_digits
 
     digits = load_digits()

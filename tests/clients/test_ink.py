@@ -1,4 +1,4 @@
-"""The parts of finding ink: connected parts against SciPy's, and what must not reach the digit."""
+"""Connected parts against SciPy's; what must not reach the digit."""
 
 import numpy as np
 from hypothesis import given, settings
@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 from PIL import Image
 from scipy import ndimage
 
-from clients.ink import estimate_paper, label
+from clients.images.ink import estimate_paper
+from clients.images.parts import label
 from clients.preprocess import to_model_input
 
 CLOSE = 10.0  # mean grey levels of 255, as for enlarging alone

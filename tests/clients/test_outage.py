@@ -1,4 +1,4 @@
-"""A real tritonserver that is guarded, comes late, is killed in the middle of streams, and comes back."""
+"""A real tritonserver that is guarded, starts late, is killed during streams, and restarts."""
 
 import os
 import re
@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from clients.classifier import Classifier, ServerError, ServerUnavailable
-from clients.regions import PREFIX
+from clients.server.regions import PREFIX
 from serving.running import _free_ports, _stop
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]
@@ -28,7 +28,7 @@ START_S = 120
 
 @contextmanager
 def tritonserver(repository, ports, log):
-    """A server that lets only those who have the key see its models and share memory with it."""
+    """A server that guards its models and shared memory with a key."""
     guarded = "model-repository,shared-memory:key=secret"
     command = [sys.executable, "-m", "serving.launcher", f"--model-repository={repository}"]
     command += [f"--{service}-port={port}" for service, port in ports.items()]
@@ -42,7 +42,7 @@ def tritonserver(repository, ports, log):
 
 
 def kill(server):
-    """End the server and its backend at once; the files of their memory, which they then leave."""
+    """SIGKILL server and backend; the memory files that they leave."""
     mapped = Path(f"/proc/{server.pid}/maps").read_text()
     os.killpg(server.pid, signal.SIGKILL)
     return [Path(path) for path in set(re.findall(r"/dev/shm/triton_\S+", mapped))]
@@ -54,7 +54,7 @@ def connect(ports, protocol, shared_memory, retry_s, headers=KEY):
 
 
 def check_guard(ports, way):
-    """Without the key a client may ask, and gets the server's own words where it wants more."""
+    """Without the key a client may ask, and nothing more."""
     with connect(ports, *way, retry_s=0, headers={"http": {}, "grpc": {}}) as stranger:
         with pytest.raises(ServerError, match="is restricted, expecting header"):
             stranger.models()
@@ -105,7 +105,7 @@ def test_an_outage_loses_no_answer(repository, tmp_path):
         with tritonserver(repository, ports, tmp_path / "log"):
             assert [each.result(START_S) for each in waiting] == [expected * 2] * len(WAYS)
             for classifier in [*hasty, *patient]:
-                for _ in range(3):  # the last of several connections may be one of before
+                for _ in range(3):  # a connection may be an old one
                     again = threads.submit(indices, classifier, IMAGES)
                     assert again.result(START_S) == expected
     for classifier in [*hasty, *patient]:

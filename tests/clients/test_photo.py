@@ -1,4 +1,4 @@
-"""A picture for a model of photos comes out as it is: its middle, in the model's size, grey or in colour."""
+"""Preparation for models of photos."""
 
 import io
 
@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from PIL import ExifTags, Image
 
-from clients.photo import photo_to_model_input
-from clients.pictures import Picture
+from clients.images.photo import photo_to_model_input
+from clients.images.pictures import Picture
 from clients.preprocess import InvalidImage, prepare, read_image
 
 COLOUR = np.random.default_rng(0).integers(0, 256, (32, 32, 3), np.uint8)
@@ -37,7 +37,7 @@ def test_the_middle_is_kept(size: tuple[int, int]) -> None:
 
 
 def test_the_aspect_ratio_is_the_models() -> None:
-    ramp = np.tile(np.arange(256, dtype=np.uint8), (256, 1))  # from black at the left to white at the right
+    ramp = np.tile(np.arange(256, dtype=np.uint8), (256, 1))
     found = photo_to_model_input(Image.fromarray(ramp), (1, 32, 16))[0].astype(float)  # the middle half of the width
     assert found.shape == (32, 16)
     assert found[:, 0].mean() == pytest.approx(64 + 4, abs=3)
@@ -45,7 +45,7 @@ def test_the_aspect_ratio_is_the_models() -> None:
 
 
 def test_shrinking_does_not_alias() -> None:
-    stripes = np.tile(np.array([0, 255], np.uint8), (320, 160))  # finer than the model can see
+    stripes = np.tile(np.array([0, 255], np.uint8), (320, 160))
     found = photo_to_model_input(Image.fromarray(stripes), (1, 32, 32))[0]
     assert np.abs(found.astype(int) - 127).max() <= 4
     nearest = np.asarray(Image.fromarray(stripes).resize((32, 32), Image.Resampling.NEAREST))
@@ -82,7 +82,7 @@ def test_pictures_of_odd_sizes(size: tuple[int, int]) -> None:
 
 def test_a_photo_is_turned_upright() -> None:
     exif = Image.Exif()
-    exif[ExifTags.Base.Orientation] = 6  # to be turned by 90 degrees clockwise
+    exif[ExifTags.Base.Orientation] = 6
     stream = io.BytesIO()
     Image.fromarray(COLOUR).save(stream, "PNG", exif=exif)
     found = photo_to_model_input(read_image(stream), (3, 32, 32))
@@ -104,6 +104,6 @@ def test_the_model_says_which_way(digit: np.ndarray) -> None:
 
 def test_an_image_of_an_idx_file() -> None:
     picture = Picture("images[0]", GREY)
-    np.testing.assert_array_equal(picture.as_input((1, 28, 28), "photo"), GREY[None])
-    np.testing.assert_array_equal(picture.as_input((3, 28, 28), "photo"), np.stack([GREY] * 3))
-    assert picture.as_input((1, 32, 32), "photo").shape == (1, 32, 32)
+    np.testing.assert_array_equal(picture.as_inputs((1, 28, 28), "photo", split=False)[0][0], GREY[None])
+    np.testing.assert_array_equal(picture.as_inputs((3, 28, 28), "photo", split=False)[0][0], np.stack([GREY] * 3))
+    assert picture.as_inputs((1, 32, 32), "photo", split=False)[0].shape == (1, 1, 32, 32)

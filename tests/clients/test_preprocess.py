@@ -1,4 +1,4 @@
-"""The same digit in every dress comes out as the same 28x28 image, by the mean difference in grey levels."""
+"""A digit in any picture comes out as the same 28x28 image, by the mean difference in grey levels."""
 
 import subprocess
 import sys
@@ -10,9 +10,9 @@ from PIL import ExifTags, Image
 
 from clients.preprocess import read_image, to_model_input
 
-ENLARGED = 10.0  # mean grey levels of 255: enlarging and shrinking blurs the edges of the strokes
-BILEVEL = 18.0  # strokes without grey edges are as much as a pixel thicker or thinner
-ANOTHER = 25.0  # what different digits differ by, so that the measure can fail
+ENLARGED = 10.0  # mean grey levels of 255
+BILEVEL = 18.0  # strokes without grey edges
+ANOTHER = 25.0  # different digits differ by more
 
 
 def large(pixels, factor=8):
@@ -134,7 +134,7 @@ def test_sixteen_bits(digit, tmp_path):
 def test_rotation_in_exif_is_honoured(digit, tmp_path, suffix):
     upright = Image.fromarray(on_paper(digit))
     exif = Image.Exif()
-    exif[ExifTags.Base.Orientation] = 6  # the camera was held upright: turn right to view
+    exif[ExifTags.Base.Orientation] = 6
     path = tmp_path / f"turned.{suffix}"
     upright.transpose(Image.Transpose.ROTATE_90).save(path, exif=exif)
     assert difference(read_image(path), digit) < ENLARGED
@@ -166,7 +166,7 @@ sys.stdout.buffer.write(image.tobytes())
     ],
 )
 def test_a_photo_of_twelve_megapixels(digit, tmp_path, mode, suffix, most_s):
-    """In a fresh process: peak of resident memory, and time of the processor, for other work may hold the cores."""
+    """Peak memory and processor time, in a fresh process."""
     sheet = np.full((3000, 4000), 235, dtype=np.uint8)
     sheet[900:2020, 1500:2620] = on_paper(digit, side=1120, corner=(0, 0), factor=40)
     sheet += np.random.default_rng(0).integers(0, 12, sheet.shape, dtype=np.uint8)
@@ -174,7 +174,7 @@ def test_a_photo_of_twelve_megapixels(digit, tmp_path, mode, suffix, most_s):
     path = tmp_path / f"photo.{suffix}"
     photo.save(path, compress_level=1)
     durations_s = []
-    while len(durations_s) < 4 and min(durations_s, default=most_s) >= most_s:  # what shares a core's caches slows it
+    while len(durations_s) < 4 and min(durations_s, default=most_s) >= most_s:  # others share the caches
         child = subprocess.run([sys.executable, "-c", MEASURED, path], capture_output=True, check=True)
         duration_s, peak_kib, pixels = child.stdout.split(b"\n", 2)
         durations_s.append(float(duration_s))

@@ -1,4 +1,4 @@
-"""Shared memory on the client's side: what goes in comes out, and none is left, whatever happens."""
+"""Shared memory on the client's side; none is left behind."""
 
 import errno
 import gc
@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from clients import regions as module
 from clients.preprocess import ClientError
-from clients.regions import PREFIX, Region
+from clients.server import regions as module
+from clients.server.regions import PREFIX, Region
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (5, 1, 28, 28), dtype=np.uint8)
 SHM = Path("/dev/shm")
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(not SHM.is_dir(), reason="shared memory is looke
 
 
 def left():
-    """The regions of this process; others may have some too."""
+    """The regions of this process."""
     return {path.name for path in SHM.glob(f"{PREFIX}{os.getpid()}-*")}
 
 
@@ -36,7 +36,7 @@ def test_images_and_logits_have_places_of_their_own():
     region = Region(rows=5, image_bytes=784, classes=10)
     logits = np.arange(50, dtype=np.float32).reshape(5, 10)
     region.write(IMAGES)
-    assert np.isnan(region.read((5, 10))).all()  # not the answer to a question of before
+    assert np.isnan(region.read((5, 10))).all()  # no old answer
     content = SHM / region.name
     with content.open("r+b") as file:
         assert file.read(IMAGES.nbytes) == IMAGES.tobytes()
@@ -46,7 +46,7 @@ def test_images_and_logits_have_places_of_their_own():
     assert content.read_bytes()[: IMAGES.nbytes] == IMAGES.tobytes()
     assert content.stat().st_size >= region.size == region.logits_offset + logits.nbytes
     assert region.key == f"/{region.name}"
-    assert content.stat().st_mode & 0o077 == 0  # nobody else's
+    assert content.stat().st_mode & 0o077 == 0
     region.write(IMAGES[:2])
     assert np.isnan(region.read((2, 10))).all()
     region.remove()
@@ -88,7 +88,7 @@ def test_a_full_memory_is_an_error_and_no_crash(monkeypatch):
 
 ENDS = """
 import os, signal, sys
-from clients.regions import Region
+from clients.server.regions import Region
 region = Region(1, 784, 10)
 print(region.name, flush=True)
 end = sys.argv[1]
@@ -107,7 +107,7 @@ if end == "kill":
 
 @pytest.mark.parametrize(("end", "exit_code"), [("exit", 0), ("exception", 1), ("fork", 0), ("kill", -9)])
 def test_a_process_leaves_none_however_it_ends(end, exit_code):
-    # The pipe of standard error ends with the last process that has it, which is Python's resource tracker.
+    # Standard error ends with Python's resource tracker.
     child = subprocess.run([sys.executable, "-c", ENDS, end], capture_output=True, text=True, timeout=60, check=False)
     name, *rest = child.stdout.splitlines()
     assert child.returncode == exit_code

@@ -1,4 +1,4 @@
-"""Encrypted connections over both protocols: who is trusted, who is not, and what both sides show."""
+"""TLS over both protocols."""
 
 import os
 import shutil
@@ -52,9 +52,9 @@ def test_both_sides_show_who_they_are(server, certificates):
 
 def test_who_is_not_trusted_is_not_talked_to(server, certificates):
     with pytest.raises(ServerUnavailable, match="no Triton server answers"):
-        connect(server)  # the system does not know the authority
+        connect(server)  # unknown authority
     with pytest.raises(ServerUnavailable):
-        connect(server, ca_file=certificates.certificate)  # the server wants to see a certificate
+        connect(server, ca_file=certificates.certificate)  # no client certificate
     with pytest.raises(ServerUnavailable, match="no Triton server answers"):
         Classifier(server.urls[server.protocol], protocol=server.protocol, retry_s=0)  # not encrypted
 

@@ -1,4 +1,4 @@
-"""What the tests and the screenshot of the page are made with: Triton on fixed ports, the program, a browser, a hand.
+"""Parts for the tests and the screenshot of the page.
 
 All of them are real: tritonserver, `python clients/web/app.py` as a child process, Debian's Chromium.
 """
@@ -19,28 +19,25 @@ from serving import running
 
 ROOT = Path(__file__).resolve().parents[2]
 CHROMIUM = shutil.which("chromium") or "/usr/bin/chromium"
-# In a container there is no other sandbox for it to make, and it has nothing to look for outside.
 ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
 ARGUMENTS += ["--disable-component-update", "--disable-sync"]
-PATIENCE_S = 60.0  # for whatever has to come; the machine may be busy
+PATIENCE_S = 60.0
 expect.set_options(timeout=1000 * PATIENCE_S)
 
 
 def publish_shipped(repository: Path, *names: str) -> None:
-    """The shipped ViTBN, folded, as the next version of each of these models."""
-    from export.graph import export
-    from export.publish import publish
-    from export.rewrites.pipeline import FUSE
+    """The shipped ViTBN as the next version of each model."""
+    from export.pipeline import export_checkpoint
+    from export.publishing.publish import publish
     from models.catalog import shipped
-    from models.checkpoint import load
 
-    exported = export(load(shipped("vitbn")), FUSE)
+    exported = export_checkpoint(shipped("vitbn"))
     for name in names:
         publish(repository, name, exported.artifact)
 
 
 class Triton:
-    """The real server on ports that stay the same when it is stopped and started again."""
+    """The real server on ports that survive restarts."""
 
     def __init__(self, repository: Path) -> None:
         self._repository = repository
@@ -58,7 +55,7 @@ class Triton:
 
 @contextmanager
 def running_page(triton_url: str, *options: str) -> Iterator[str]:
-    """The program as its users start it, on a free port unless the options say another; yields where the page is."""
+    """The program, on a free port by default; yields the URL."""
     command = [sys.executable, ROOT / "clients/web/app.py", "--port", "0", "--url", triton_url, *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -78,7 +75,7 @@ def running_browser() -> Iterator[Browser]:
 
 
 def draw(page: Page, form: list, height: float = 0.6) -> None:
-    """Draw a digit of `strokes.FORMS` with the mouse, in the middle of the sheet, `height` of its side high."""
+    """Draw one of `FORMS` with the mouse, `height` of the sheet high."""
     for path in on_screen(page, form, height):
         page.mouse.move(*path[0])
         page.mouse.down()
@@ -88,7 +85,7 @@ def draw(page: Page, form: list, height: float = 0.6) -> None:
 
 
 def settled(page: Page) -> None:
-    """Wait until nothing moves any more and all that was drawn is painted."""
+    """Wait until all is painted."""
     page.evaluate("""async () => {
         await Promise.all(document.getAnimations().map((animation) => animation.finished));
         for (const _ of [1, 2]) await new Promise(requestAnimationFrame);
@@ -96,7 +93,7 @@ def settled(page: Page) -> None:
 
 
 def wait_until(page: Page, holds: Callable[[], bool]) -> None:
-    """Let the page run until the condition holds; fails where it never does."""
+    """Let the page run until the condition holds."""
     deadline_s = time.monotonic() + PATIENCE_S
     while not holds():
         assert time.monotonic() < deadline_s, f"not so after {PATIENCE_S:g} s"
@@ -104,7 +101,7 @@ def wait_until(page: Page, holds: Callable[[], bool]) -> None:
 
 
 def on_screen(page: Page, form: list, height: float = 0.6) -> list[np.ndarray]:
-    """The strokes as points (n, 2), x and y in CSS pixels of the window."""
+    """Points (n, 2) of the strokes in CSS pixels."""
     paths = [along(stroke) for stroke in form]
     every = np.concatenate(paths)
     middle = (every.min(axis=0) + every.max(axis=0)) / 2
@@ -114,7 +111,7 @@ def on_screen(page: Page, form: list, height: float = 0.6) -> list[np.ndarray]:
 
 
 def along(stroke: list | tuple, steps: int = 5) -> np.ndarray:
-    """Points (n, 2) of a stroke: a tuple is straight lines, a list a curve of Catmull and Rom (1974)."""
+    """Points (n, 2): a tuple is straight lines, a list a curve of Catmull and Rom (1974)."""
     points = np.array(stroke, dtype=float)
     if isinstance(stroke, tuple):
         return points

@@ -19,10 +19,10 @@ import onnx
 import tensorrt as trt
 import tensorrt_bindings as real
 
-from export.engine import INPUT_NAME, OUTPUT_NAME
-from export.engine_layers import ONNX_TYPES
+from export.engines.tensorrt_engine import INPUT_NAME, OUTPUT_NAME
+from export.engines.tensorrt_layers import ONNX_TYPES
+from export.engines.tensorrt_support import element_types
 from export.equivalence import onnx_classifier
-from export.tensorrt_support import element_types
 from export.to_tensorrt import tensorrt as command
 
 USED: list[list[Any]] = []  # class, attribute, arguments as text: everything that was asked of TensorRT

@@ -6,6 +6,7 @@ from itertools import product
 
 import pytest
 import torch
+from networks import network, pixels
 from torch import nn
 
 from export.rewrites import fold as module
@@ -17,17 +18,6 @@ from models.norms import Affine, DynamicFeatureNorm, RepBN, UnifiedNorm, batch_n
 from models.registry import build, randomise_norms
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
-
-
-def network(config: ModelConfig) -> nn.Module:
-    torch.manual_seed(0)
-    model = build(config).eval()
-    randomise_norms(model)
-    return model.double()
-
-
-def pixels(config: ModelConfig, count: int = 5) -> torch.Tensor:
-    return torch.randint(0, 256, (count, *config.input_shape), generator=torch.Generator().manual_seed(0)).double()
 
 
 def largest_error(model: nn.Module, rewritten: nn.Module, x: torch.Tensor) -> float:
@@ -91,7 +81,7 @@ def test_float32_in_float32_out() -> None:
     assert largest_error(model, folded, pixels(ModelConfig()).float() / 255) < 1e-4
 
 
-def test_a_norm_without_gamma_and_beta_folds() -> None:
+def test_a_norm_without_gamma_and_beta_fold_plan() -> None:
     model = network(SMALL)
     hidden = model.get_submodule("blocks.0.ffn.hidden_norm.norm")
     hidden.affine, hidden.weight, hidden.bias = False, None, None
@@ -177,12 +167,12 @@ def test_statistics_that_are_none_are_refused_by_name(model: ModelName) -> None:
 
 def test_a_fold_on_the_wrong_side_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     config = replace(SMALL, dim=40)  # so that the shapes fit on either side of the first FFN Linear
-    real = module._folds
+    real = module._fold_plan
 
     def swapped(model: nn.Module) -> list[Fold]:
         return [replace(f, side="before") if f.norm.endswith("hidden_norm") else f for f in real(model)]
 
-    monkeypatch.setattr(module, "_folds", swapped)
+    monkeypatch.setattr(module, "_fold_plan", swapped)
     model = network(config)
     assert largest_error(model, fold_batchnorm(model), pixels(config) / 255) > 1e-3
 

@@ -8,19 +8,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from export import openvino_engine
+from export.engines import openvino_engine
+from export.engines.openvino_engine import check_accuracy, has_bfloat16, openvino_classifier
 from export.equivalence import Classifier, Images, Logits, onnx_classifier, prove
-from export.graph import export
-from export.openvino_engine import EngineMissing, check_accuracy, has_bfloat16, openvino_classifier
+from export.errors import Unavailable
+from export.pipeline import ExportOptions, export_checkpoint
 from export.precision import AccuracyError, accuracy
-from export.rewrites.pipeline import ALL
-from models.checkpoint import load
 from models.data import Dataset, load_digits
 
 
 @pytest.fixture(scope="module")
 def graph(trained: Path) -> bytes:
-    return export(load(trained), ALL).onnx
+    return export_checkpoint(trained, ExportOptions(optimize=True)).onnx
 
 
 @pytest.fixture(scope="module")
@@ -84,11 +83,11 @@ def test_wrong_engine_is_refused(graph: bytes, digits: Dataset, monkeypatch: pyt
 
 def test_missing_openvino_is_one_line(graph: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "openvino", None)  # an import of it fails, as where it is not installed
-    with pytest.raises(EngineMissing, match="OpenVINO is not installed: pip install openvino"):
+    with pytest.raises(Unavailable, match="OpenVINO is not installed: pip install openvino"):
         openvino_classifier(graph, bfloat16=False)
 
 
 def test_bfloat16_is_not_imitated(graph: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(openvino_engine, "has_bfloat16", lambda: False)
-    with pytest.raises(EngineMissing, match="expected a CPU with AVX-512 BF16 or AMX, found none"):
+    with pytest.raises(Unavailable, match="expected a CPU with AVX-512 BF16 or AMX, found none"):
         openvino_classifier(graph, bfloat16=True)

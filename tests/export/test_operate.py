@@ -1,7 +1,6 @@
 """Operating a repository by its command line: on the files alone, and with the real server under load."""
 
 import json
-import shutil
 import threading
 import time
 from collections import Counter
@@ -15,12 +14,12 @@ import pytest
 from click.testing import CliRunner, Result
 from tritonclient.grpc import InferenceServerClient, InferInput
 
-from export.artifact import read_version
-from export.promote import served
-from export.publish import publish, read_config, serve, versions
+from export.publishing.artifact import read_version
+from export.publishing.promote import served
+from export.publishing.publish import publish, read_config, serve, versions
+from export.publishing.triton_config import Serving
+from export.publishing.verify import verify_version
 from export.repository import repository as command
-from export.triton_config import Serving
-from export.verify import verify_version
 from serving.running import Server, running_server
 
 EXPLICIT = ("--model-control-mode=explicit", "--load-model=*", "--disable-auto-complete-config")
@@ -77,7 +76,7 @@ def test_list_says_what_is_served(folder: Path) -> None:
     accuracy = 100 * json.loads((folder / "vitbn/1/manifest.json").read_text())["metrics"]["test_accuracy"]
     assert output.count(f"{accuracy:.2f}") == 3
     assert output.count("fold_batchnorm") == 3
-    assert "no server is asked" in output.splitlines()[-1]
+    assert output.splitlines()[-1] == f"served: by config.pbtxt; no server answers at {NOWHERE}"
 
 
 def test_rollback_and_promote(folder: Path) -> None:
@@ -127,6 +126,39 @@ def test_prune_keeps_what_is_served_and_the_newest(folder: Path, repository: Pat
     assert sorted(path.name for path in folder.iterdir() if path.is_dir()) == ["vitbn"]
 
 
+@pytest.fixture
+def crowded(folder: Path, tmp_path: Path) -> Path:
+    """The repository, between what others put there: a folder, a symlink to one, and a version that is a symlink."""
+    (tmp_path / "notes").mkdir()
+    (folder / "a_folder").mkdir()
+    (folder / "b_link").symlink_to(tmp_path / "notes")
+    (folder / "c_link").symlink_to(tmp_path / "nowhere")
+    (folder / "vitbn" / "1").rename(tmp_path / "one")
+    (folder / "vitbn" / "1").symlink_to(tmp_path / "one")
+    return folder
+
+
+def test_list_and_prune_go_on_after_a_folder_that_is_no_model(crowded: Path, tmp_path: Path) -> None:
+    for arguments in (("list",), ("prune", "--keep", "1")):
+        result = operate(crowded, *arguments)
+        assert result.exit_code == 1
+        assert result.output.count("expected the config of a published model") == 2
+        assert result.output.splitlines()[-1].endswith("expected only published models, found 2 other folders")
+        if arguments == ("list",):
+            assert [line.split()[:2] for line in result.stdout.splitlines()[1:4]] == [["vitbn", n] for n in "123"]
+    assert versions(crowded / "vitbn") == [2, 3]
+    assert (tmp_path / "one" / "model.onnx").is_file(), "only the link to it is removed"
+    assert (tmp_path / "notes").is_dir()
+
+
+@pytest.mark.parametrize("name", ["../../evil", "", "a b"])
+def test_publish_refuses_a_name_before_the_file_is_run(name: str, folder: Path, exported: Path) -> None:
+    exported.write_bytes(b"not read")
+    assert f"model name: expected letters, digits, _ and -, found {name!r}" in error(
+        folder, "publish", str(exported), "--name", name
+    )
+
+
 def test_verify(folder: Path) -> None:
     assert ok(folder, "verify").count("  ok\n") == 3
 
@@ -162,6 +194,9 @@ def _republish(data: bytes) -> Callable[[Path], None]:
         (lambda version: (version / "model.onnx").unlink(), "expected model.onnx, found No such file"),
         (lambda version: (version / "manifest.json").write_text("{"), "expected the manifest of an export"),
         (_manifest(lambda manifest: manifest.pop("sha256")), "found KeyError('sha256')"),
+        (_manifest(lambda manifest: manifest.update(metrics=[])), "expected the manifest of an export"),
+        (_manifest(lambda manifest: manifest.update(test_accuracy="high")), "expected the manifest of an export"),
+        (_manifest(lambda manifest: manifest.update(max_abs_error=float("nan"))), "ValueError('max_abs_error nan')"),
         (_manifest(lambda manifest: manifest.update(sample_logits=[0.0] * 10)), "found an error of"),
         (_manifest(lambda manifest: manifest.update(sample_logits=[0.0] * 9)), "expected logits (1, 9)"),
         (_manifest(lambda manifest: manifest["model_config"].update(channels=3)), "publish it under another --name"),
@@ -317,14 +352,24 @@ def test_a_version_that_cannot_be_loaded_leaves_the_old_one_serving(folder: Path
 
 
 @pytest.mark.live
-def test_a_server_that_does_not_take_orders(folder: Path, tmp_path: Path) -> None:
-    with running_server(folder) as server:
-        message = error(folder, "rollback", "vitbn", server=server.http_url)
-        assert "explicit" in message
-        assert served(folder / "vitbn") == [2, 3], "undone"
-        other = tmp_path / "other"
-        shutil.copytree(folder, other)
-        (other / "vitbn").rename(other / "elsewhere")
+def test_a_server_in_another_mode_leaves_the_change_to_the_next_start(folder: Path, exported: Path) -> None:
+    with running_server(folder, ["--model-control-mode=none"]) as server:
+        output = ok(folder, "publish", str(exported), server=server.http_url)
+        assert "start it with --model-control-mode=explicit --load-model=*" in output
+        assert served(folder / "vitbn") == [3, 4]
+        assert "loads no models on request" in ok(folder, "rollback", "vitbn", server=server.http_url)
+        assert served(folder / "vitbn") == [2, 3], "the version that was served before 4 is the default again"
+        ok(folder, "promote", "vitbn", "4", server=server.http_url)
+        assert states(ok(folder, "list", server=server.http_url))[2:] == [
+            ("vitbn", "3", "default"),
+            ("vitbn", "4", "-"),
+        ]
+    with running_server(folder, EXPLICIT) as server:
+        assert states(ok(folder, "list", server=server.http_url))[-1] == ("vitbn", "4", "default")
+
+
+@pytest.mark.live
+def test_a_restricted_server_asks_for_its_key(folder: Path) -> None:
     restricted = [*EXPLICIT, "--http-restricted-api=model-repository:key=secret"]
     with running_server(folder, restricted) as server:
         assert "--header NAME:VALUE" in error(folder, "rollback", "vitbn", server=server.http_url)
@@ -339,8 +384,8 @@ def test_an_overload_is_refused_not_queued(folder: Path, repository: Path) -> No
     publish(folder, "bounded", artifact, Serving(instances=2, threads=1))
     path = folder / "bounded" / "config.pbtxt"
     text = path.read_text()
-    assert "max_queue_size: 256" in text
-    path.write_text(text.replace("max_queue_size: 256", "max_queue_size: 2"))
+    assert "max_queue_size: 64" in text
+    path.write_text(text.replace("max_queue_size: 64", "max_queue_size: 2"))
     image = InferInput("image", [256, 1, 28, 28], "UINT8")
     image.set_data_from_numpy(np.zeros((256, 1, 28, 28), np.uint8))
     answers: list[str] = []
@@ -352,5 +397,6 @@ def test_an_overload_is_refused_not_queued(folder: Path, repository: Path) -> No
             assert time.monotonic() < deadline, answers
             time.sleep(0.05)
     refused = [answer for answer in answers if "maximum queue size" in answer]
+    late = [answer for answer in answers if "timeout expired" in answer]  # on a busy machine
     assert refused
-    assert answers.count("answered") == 40 - len(refused) > 0
+    assert answers.count("answered") == 40 - len(refused) - len(late) > 0

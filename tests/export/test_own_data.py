@@ -10,9 +10,9 @@ from cifar_files import random_batches, write_binary
 
 from export.equivalence import embedded_sample, proof_images
 from export.own_data import own_dataset, own_sample
-from models.cifar import load_cifar10
 from models.config import ModelConfig
 from models.data import FASHION_MNIST_LABELS, DataError, load_digits
+from models.data.cifar import load_cifar10
 
 FASHION = ModelConfig(labels=FASHION_MNIST_LABELS, preprocessing="photo")
 

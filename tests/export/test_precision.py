@@ -11,9 +11,9 @@ from onnx import TensorProto, numpy_helper
 
 from export import precision
 from export.equivalence import onnx_classifier
-from export.graph import Exported, export
+from export.graph import Exported
+from export.pipeline import ExportOptions, export_checkpoint
 from export.precision import AccuracyError, Lowering, accuracy, convert
-from export.rewrites.pipeline import ALL
 from export.to_onnx import export as command
 from models.checkpoint import load
 from models.data import Dataset, load_digits
@@ -26,7 +26,7 @@ def digits() -> Dataset:
 
 @pytest.fixture(scope="module")
 def float32(trained: Path) -> Exported:
-    return export(load(trained), ALL)
+    return export_checkpoint(trained, ExportOptions(optimize=True)).exported
 
 
 def float32_proto(exported: Exported) -> onnx.ModelProto:

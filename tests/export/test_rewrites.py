@@ -10,49 +10,28 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from torch import nn
+from networks import SMALL, answer, error, network, pixels
+from torch import Tensor, nn
 
 from export.graph import Exported, Served, export
-from export.rewrites import absorb, biases
-from export.rewrites.absorb import AbsorbedAttention, absorb_attention
-from export.rewrites.biases import QueryBiasAttention, carry_biases
-from export.rewrites.embedding import PatchBlock, absorb_embedding
+from export.rewrites import absorb
+from export.rewrites.absorb import AbsorbedAttention, absorb_attention, cls_attention_macs
+from export.rewrites.biases import carry_biases
 from export.rewrites.errors import DoesNotApply, RewriteError
 from export.rewrites.fold import fold_batchnorm, fold_input_scale
 from export.rewrites.patches import cut_by_channel
 from export.rewrites.pipeline import ALL, FUSE, Step, apply
 from export.rewrites.prune import ClsBlock, Constant, cls_only
+from models.absorption import absorbed_attention_macs, absorbed_output, absorbed_query, attention_macs
 from models.checkpoint import Checkpoint, load
 from models.config import TRANSFORMER_NAMES, ModelConfig
 from models.macs import macs_per_image
 from models.norms import TokenNorm, anneal
-from models.registry import build, randomise_norms
 
-SMALL = ModelConfig(depth=2, dim=16, heads=4, dim_head=16, mlp_dim=24)
 NEVER_FOLD = ("vit-dtn", "vit-minmax", "vit-zscore")
 FOLD = [name for name in TRANSFORMER_NAMES if name not in NEVER_FOLD]
+NARROW = ModelConfig(depth=1, heads=32, dim_head=16, mlp_dim=256)
 LIKE_VITBN = [name for name in FOLD if name not in ("vit", "vitbnffn")]  # no norm is left of these
-
-
-def network(config: ModelConfig, seed: int = 0) -> nn.Module:
-    torch.manual_seed(seed)
-    model = build(config).eval()
-    randomise_norms(model, seed)
-    return model.double()
-
-
-def pixels(config: ModelConfig) -> torch.Tensor:
-    return torch.randint(0, 256, (3, *config.input_shape), generator=torch.Generator().manual_seed(1)).double()
-
-
-def answer(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    with torch.inference_mode():
-        return model(x)
-
-
-def error(model: nn.Module, rewritten: nn.Module, config: ModelConfig) -> float:
-    x = pixels(config) / 255
-    return float((answer(model, x) - answer(rewritten, x)).abs().max())
 
 
 @st.composite
@@ -159,21 +138,62 @@ def test_the_callers_model_is_left_alone() -> None:
 
 
 def test_the_query_of_a_network_of_one_block_is_constant() -> None:
-    block = cls_only(absorb_attention(network(replace(SMALL, depth=1)))).get_submodule("blocks.0")
+    block = absorb_attention(cls_only(network(replace(SMALL, depth=1)))).get_submodule("blocks.0")
     assert isinstance(block, ClsBlock)
     assert isinstance(block.row, Constant)
     assert isinstance(block.attention.query, Constant)
 
 
 def test_absorption_that_does_not_pay_is_left_out_and_says_why() -> None:
-    config = ModelConfig(depth=1, dim=128, heads=8, dim_head=16)
+    config = ModelConfig(depth=1, dim=128, heads=8, dim_head=16, pool="mean")
     with pytest.raises(DoesNotApply, match=r"absorbing costs 5,048,320 multiplications .* instead of 1,188,096"):
         absorb_attention(network(config))
     rewritten, steps = apply(network(config), ALL, ())
-    assert steps[1].left_out
+    assert steps[2].left_out
     assert not any(isinstance(module, AbsorbedAttention) for module in rewritten.modules())
     with pytest.raises(DoesNotApply):
         apply(network(config), ALL, (absorb_attention,))
+
+
+@pytest.mark.parametrize(
+    ("config", "macs"),
+    [
+        (NARROW, 218_752),
+        (replace(NARROW, model="vit"), 284_288),
+        (replace(NARROW, depth=2), 3_496_576),
+        (replace(NARROW, depth=2, qkv_bias=True), 3_496_576),
+    ],
+)
+def test_the_last_block_is_absorbed_at_the_cost_of_its_row(config: ModelConfig, macs: int) -> None:
+    model = network(config)
+    rewritten, steps = apply(model, ALL, ())
+    by_name = {step.rewrite: step for step in steps}
+    assert by_name["absorb_attention"].layers == (f"blocks.{config.depth - 1}.attention",)
+    assert macs_per_image(rewritten) == macs
+    x = pixels(config)
+    scaled = not by_name["fold_input_scale"].left_out
+    assert (answer(rewritten, x if scaled else x / 255) - answer(model, x / 255)).abs().max() < 1e-10
+
+
+def test_a_row_of_few_features_a_head_is_left_as_it_is() -> None:
+    """Heads of one feature: their keys and values together are smaller than the tokens."""
+    config = replace(SMALL, dim=64, heads=8, dim_head=1)
+    cut = cls_only(network(config))
+    with pytest.raises(DoesNotApply, match="absorbing costs"):
+        absorb_attention(cut)
+    before, after = cls_attention_macs(cut.get_submodule("blocks.1").attention, 17)
+    assert after >= before
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("dim_head", [16, 64])
+def test_the_cost_of_a_row_is_what_pytorch_counts(depth: int, dim_head: int) -> None:
+    cut = cls_only(network(replace(SMALL, dim=32, depth=depth, dim_head=dim_head)))
+    absorbed = absorb_attention(cut)
+    before, after = cls_attention_macs(cut.get_submodule(f"blocks.{depth - 1}").attention, 17)
+    full = depth - 1 if dim_head == 64 else 0
+    saved = full * (attention_macs(17, 32, 4, dim_head) - absorbed_attention_macs(17, 32, 4))
+    assert macs_per_image(cut) - macs_per_image(absorbed) == before - after + saved
 
 
 def test_mean_pooling_reads_every_row() -> None:
@@ -182,11 +202,13 @@ def test_mean_pooling_reads_every_row() -> None:
 
 
 def test_rewrites_in_the_wrong_order_or_twice_are_refused() -> None:
-    with pytest.raises(RewriteError, match=r"blocks\.1\.attention: expected Attention, found ClsAttention"):
-        absorb_attention(cls_only(network(SMALL)))
+    with pytest.raises(RewriteError, match=r"blocks\.1\.attention: expected Attention, found AbsorbedAttention"):
+        cls_only(absorb_attention(network(SMALL)))
     with pytest.raises(RewriteError, match=r"blocks\.1: expected every row"):
         cls_only(cls_only(network(SMALL)))
-    with pytest.raises(RewriteError, match=r"blocks\.0\.attention: expected Attention, found AbsorbedAttention"):
+    with pytest.raises(
+        RewriteError, match=r"blocks\.0\.attention: expected Attention or ClsAttention, found AbsorbedAttention"
+    ):
         absorb_attention(absorb_attention(network(SMALL)))
 
 
@@ -213,203 +235,61 @@ def test_bad_numbers_are_refused_by_name(tensor: str, value: float, found: str) 
         fold_batchnorm(model)
 
 
-def without_scale(attention: object) -> nn.Linear:
-    layer = REAL_QUERY(attention)
-    layer.weight.data *= attention.dim_head**0.5
-    return layer
+def without_scale(query: Tensor, key: Tensor, heads: int) -> Tensor:
+    return absorbed_query(query, key, heads) * (len(key) / heads) ** 0.5
 
 
-def transposed(attention: object) -> nn.Linear:
-    layer = REAL_QUERY(attention)
-    per_head = layer.weight.data.unflatten(0, (attention.heads, -1))
-    layer.weight.data = per_head.transpose(1, 2).flatten(0, 1).contiguous()
-    return layer
+def transposed(query: Tensor, key: Tensor, heads: int) -> Tensor:
+    absorbed = absorbed_query(query, key, heads)
+    if absorbed.shape[1] == 1:
+        return absorbed
+    return absorbed.unflatten(0, (heads, -1)).transpose(1, 2).flatten(0, 1).contiguous()
 
 
-def without_bias(attention: object) -> nn.Linear:
-    layer = REAL_QUERY(attention)
-    layer.bias.data.zero_()
-    return layer
+def without_bias(query: Tensor, key: Tensor, heads: int) -> Tensor:
+    absorbed = absorbed_query(query, key, heads)
+    return absorbed * 0 if absorbed.shape[1] == 1 else absorbed
 
 
-def heads_reversed(attention: object) -> nn.Linear:
-    layer = REAL_QUERY(attention)
-    layer.weight.data = layer.weight.data.unflatten(0, (attention.heads, -1)).flip(0).flatten(0, 1).contiguous()
-    return layer
+def heads_reversed(query: Tensor, key: Tensor, heads: int) -> Tensor:
+    return absorbed_query(query, key, heads).unflatten(0, (heads, -1)).flip(0).flatten(0, 1)
 
 
-def output_without_value_bias(attention: object) -> nn.Linear:
-    layer = REAL_OUTPUT(attention)
-    layer.bias.data = attention.out.bias.data.clone()
-    return layer
+Output = tuple[Tensor, Tensor]
 
 
-def output_heads_reversed(attention: object) -> nn.Linear:
-    layer = REAL_OUTPUT(attention)
-    layer.weight.data = layer.weight.data.unflatten(1, (attention.heads, -1)).flip(1).flatten(1).contiguous()
-    return layer
+def output_without_value_bias(out: nn.Module, value: Tensor, bias: Tensor | None, heads: int) -> Output:
+    return absorbed_output(out, value, None, heads)
 
 
-REAL_QUERY, REAL_OUTPUT = absorb._absorbed_query, absorb._absorbed_output
+def output_heads_reversed(out: nn.Module, value: Tensor, bias: Tensor | None, heads: int) -> Output:
+    weight, constant = absorbed_output(out, value, bias, heads)
+    return weight.unflatten(1, (heads, -1)).flip(1).flatten(1), constant
 
 
 @pytest.mark.parametrize("wrong", [without_scale, transposed, without_bias, heads_reversed], ids=lambda f: f.__name__)
-def test_a_wrong_absorbed_query_is_seen(wrong: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(absorb, "_absorbed_query", wrong)
+@pytest.mark.parametrize("last", [False, True])
+def test_a_wrong_absorbed_query_is_seen(wrong: object, last: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(absorb, "absorbed_query", wrong)
     folded = fold_batchnorm(network(SMALL))
+    if last:
+        folded = cls_only(folded)
     assert error(folded, absorb_attention(folded), SMALL) > 1e-6
 
 
 @pytest.mark.parametrize("wrong", [output_without_value_bias, output_heads_reversed], ids=lambda f: f.__name__)
-def test_a_wrong_absorbed_output_is_seen(wrong: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(absorb, "_absorbed_output", wrong)
+@pytest.mark.parametrize("last", [False, True])
+def test_a_wrong_absorbed_output_is_seen(wrong: object, last: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(absorb, "absorbed_output", wrong)
     folded = fold_batchnorm(network(SMALL))
+    if last:
+        folded = cls_only(folded)
     assert error(folded, absorb_attention(folded), SMALL) > 1e-6
 
 
 def test_a_wrong_row_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("export.rewrites.prune.FirstRow.forward", lambda self, x: x[:, 1:2])
     assert error(network(SMALL), cls_only(network(SMALL)), SMALL) > 1e-6
-
-
-BIASES = ("qkv.bias", "query.bias", "query_bias", "value.bias", "out.bias")
-
-
-def attention_biases(model: nn.Module) -> set[str]:
-    return {name.removeprefix("blocks.") for name in model.state_dict() if name.endswith(BIASES)}
-
-
-def test_no_bias_is_left_in_the_attention_of_a_folded_vitbn() -> None:
-    for rewritten in (fold_batchnorm(network(SMALL)), apply(network(SMALL), ALL[:3], ())[0]):
-        assert attention_biases(rewritten)
-        carried = carry_biases(rewritten)
-        assert not attention_biases(carried)
-        assert carried.get_submodule("blocks.1.ffn.linear2").bias is None
-        assert carried.get_submodule("blocks.0.ffn.linear2").bias is not None
-        assert error(rewritten, carried, SMALL) < 1e-10
-
-
-def test_a_layernorm_takes_the_bias_of_the_query_and_keeps_that_of_the_output() -> None:
-    config = replace(SMALL, model="vit")
-    for model in (network(config), fold_batchnorm(network(config))):
-        model.get_submodule("blocks.0.attention.qkv").bias = nn.Parameter(
-            model.get_submodule("blocks.0.attention.qkv").weight.data @ torch.linspace(-1, 1, 16).double()
-        )
-        carried = carry_biases(model)
-        assert error(model, carried, config) < 1e-10
-        assert attention_biases(carried) == {"0.attention.out.bias", "1.attention.out.bias"}
-
-
-def test_a_query_bias_that_no_shift_yields_stays() -> None:
-    config = replace(SMALL, qkv_bias=True)
-    carried = carry_biases(fold_batchnorm(network(config)))
-    assert isinstance(carried.get_submodule("blocks.0").attention, QueryBiasAttention)
-    assert attention_biases(carried) == {"0.attention.query_bias", "1.attention.query_bias"}
-    assert error(network(config), carried, config) < 1e-10
-
-
-def test_a_shift_too_large_for_float32_is_not_made() -> None:
-    model = fold_batchnorm(network(SMALL))
-    qkv = model.get_submodule("blocks.0.attention.qkv")
-    qkv.bias.data = qkv.weight.data @ torch.full((16,), 101.0).double()
-    carried = carry_biases(model)
-    assert attention_biases(carried) == {"0.attention.query_bias"}
-    assert error(model, carried, SMALL) < 1e-10
-
-
-def test_where_no_bias_costs_anything_none_is_carried() -> None:
-    with pytest.raises(DoesNotApply, match="there is none that costs anything"):
-        carry_biases(carry_biases(network(replace(SMALL, model="vit", heads=1))))
-    with pytest.raises(DoesNotApply, match="CNN: there is no attention"):
-        carry_biases(network(ModelConfig(model="cnn")))
-
-
-@pytest.mark.parametrize(
-    ("part", "model"),
-    [
-        *(("_of_equal_tokens", model) for model in ("vitbn", "vitbnffn", "vit")),
-        *(("_shift_instead_of_bias", model) for model in ("vitbn", "vitbnffn", "vit")),
-        ("_shift_rows", "vitbn"),  # the residual streams of the others begin as they are
-    ],
-)
-def test_a_wrong_shift_is_seen(part: str, model: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = getattr(biases, part)
-
-    def wrong(*arguments: object) -> object:
-        if part == "_shift_rows":
-            return None
-        value = real(*arguments)
-        return None if value is None else value * 1.001
-
-    monkeypatch.setattr(biases, part, wrong)
-    folded = fold_batchnorm(network(replace(SMALL, model=model)))
-    assert error(folded, carry_biases(folded), SMALL) > 1e-6
-
-
-ONE_BLOCK = replace(SMALL, depth=1)
-
-
-def without_embedding(config: ModelConfig) -> tuple[nn.Module, nn.Module]:
-    """The network of one block with every rewrite before `absorb_embedding`, and after it."""
-    before, _ = apply(network(config), ALL[: ALL.index(absorb_embedding)], ())
-    return before, absorb_embedding(before)
-
-
-@pytest.mark.parametrize("config", [ONE_BLOCK, replace(ONE_BLOCK, channels=3, image_size=(6, 8), patch_size=(3, 2))])
-def test_the_patches_are_keys_and_values_where_the_query_is_constant(config: ModelConfig) -> None:
-    before, after = without_embedding(replace(config, dim=32, dim_head=32))
-    x = pixels(config)
-    assert (answer(before, x) - answer(after, x)).abs().max() < 1e-10
-    assert isinstance(after.get_submodule("blocks.0"), PatchBlock)
-    assert macs_per_image(after) < macs_per_image(before)
-
-
-def test_an_output_bias_goes_into_the_table_of_outputs() -> None:
-    before = cls_only(absorb_attention(fold_batchnorm(network(replace(ONE_BLOCK, dim=64, dim_head=64)))))
-    assert before.get_submodule("blocks.0.attention.out").bias is not None
-    assert error(before, absorb_embedding(before), ONE_BLOCK) < 1e-10
-
-
-@pytest.mark.parametrize("part", ["query", "scores", "out", "outputs"])
-def test_a_wrong_table_of_patches_is_seen(part: str) -> None:
-    before, after = without_embedding(replace(ONE_BLOCK, dim=64, dim_head=64))
-    block = after.get_submodule("blocks.0")
-    tensor = getattr(block, part)
-    tensor = tensor if isinstance(tensor, torch.Tensor) else tensor.weight.data
-    tensor.copy_(tensor.roll(1, -1))
-    x = pixels(ONE_BLOCK)
-    assert (answer(before, x) - answer(after, x)).abs().max() > 1e-6
-
-
-def test_an_embedding_that_is_not_absorbed_says_why() -> None:
-    for config in (SMALL, replace(ONE_BLOCK, pool="mean"), replace(ONE_BLOCK, model="vit")):
-        _, steps = apply(network(config), ALL, ())
-        assert "expected the only block" in {step.rewrite: step for step in steps}["absorb_embedding"].left_out
-    many_pixels = replace(ONE_BLOCK, patch_size=(14, 14))
-    with pytest.raises(DoesNotApply, match=r"absorbing costs 20,064 multiplications an image instead of 15,136"):
-        without_embedding(many_pixels)
-
-
-@pytest.mark.parametrize("model", ["vit", "vitbn"])
-def test_the_order_of_the_pixels_of_a_patch(model: str) -> None:
-    config = replace(SMALL, model=model, channels=3, patch_size=(7, 4))
-    folded = fold_batchnorm(network(config))
-    cut = cut_by_channel(folded)
-    assert error(folded, cut, config) < 1e-10
-    cut.get_parameter("patch_embedding.weight").data = folded.get_parameter("patch_embedding.weight").data
-    assert error(folded, cut, config) > 1e-6
-
-
-def test_a_cut_that_stays_says_why() -> None:
-    folded = fold_batchnorm(network(SMALL))
-    for model, reason in (
-        (network(SMALL), "patch_norm: expected a LayerNorm without gamma and beta, or none, found TokenBatchNorm"),
-        (without_embedding(ModelConfig(depth=1))[1], "patch_embedding: expected Linear, found Identity"),
-        (cut_by_channel(folded), r"to_patches: expected \(p1 p2 c\), found b c"),
-        (network(ModelConfig(model="cnn")), "CNN: there are no patches"),
-    ):
-        with pytest.raises(DoesNotApply, match=reason):
-            cut_by_channel(model)
 
 
 def optimized(config: ModelConfig) -> Exported:

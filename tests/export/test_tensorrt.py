@@ -11,16 +11,15 @@ import pytest
 from click.testing import CliRunner, Result
 from onnx import TensorProto, helper, numpy_helper
 
-from export.engine import EngineOptions, compare
-from export.engine_layers import LayerTypesDiffer, check_layers
+from export.engines.gpu import find_gpu, require
+from export.engines.onnx_source import OnnxSource, SourceError, in_precision, read_source
+from export.engines.tensorrt_engine import EngineOptions, compare
+from export.engines.tensorrt_layers import LayerTypesDiffer, check_layers
 from export.equivalence import Images, Logits, ShapesDiffer, ValuesDiffer, onnx_classifier, proof_images, prove
-from export.gpu import MissingError, find_gpu, require
-from export.graph import export
-from export.onnx_source import OnnxSource, SourceError, in_precision, read_source
-from export.rewrites.pipeline import ALL
+from export.errors import Unavailable
+from export.pipeline import ExportOptions, export_checkpoint
 from export.to_tensorrt import tensorrt
 from models.catalog import shipped
-from models.checkpoint import load
 from models.config import INPUT_NAME, OUTPUT_NAME, ModelConfig
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (64, 1, 28, 28), np.uint8)
@@ -251,7 +250,7 @@ def tensorrt_gpu() -> None:
     """A GPU with TensorRT; says what is missing where it is skipped."""
     try:
         require()
-    except MissingError as error:
+    except Unavailable as error:
         pytest.skip(str(error))
 
 
@@ -285,7 +284,7 @@ def test_onnx_runtime_on_the_gpu(model: str) -> None:
         pytest.skip("no NVIDIA GPU")
     if "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
         pytest.skip("no CUDA provider in this onnxruntime; pip install -c constraints.txt -e '.[gpu]' in its place")
-    exported = export(load(shipped(model)), ALL)
+    exported = export_checkpoint(shipped(model), ExportOptions(optimize=True)).exported
     providers = [("CUDAExecutionProvider", {"use_tf32": "0"})]  # with TF32 products keep ten bits
     session = onnxruntime.InferenceSession(exported.onnx, providers=providers)
     assert session.get_providers()[0] == "CUDAExecutionProvider"

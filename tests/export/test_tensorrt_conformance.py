@@ -17,12 +17,10 @@ from google.protobuf import text_format
 from stub_libraries import environment, python
 from tritonclient.grpc import model_config_pb2 as pb
 
-from export.graph import export
-from export.onnx_source import from_export, in_precision
+from export.engines.onnx_source import from_export, in_precision
+from export.pipeline import ExportOptions, export_checkpoint
 from export.precision import Lowering
-from export.rewrites.pipeline import ALL
 from models.catalog import shipped
-from models.checkpoint import load
 from models.data import load_digits
 
 REHEARSAL = Path(__file__).with_name("rehearsal.py")
@@ -45,7 +43,7 @@ def stubs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 def onnx_files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """`vitbn-tiny` with all rewrites, by precision."""
     folder = tmp_path_factory.mktemp("onnx")
-    source = from_export(export(load(shipped("vitbn-tiny")), ALL))
+    source = from_export(export_checkpoint(shipped("vitbn-tiny"), ExportOptions(optimize=True)).exported)
     files = {}
     for precision in ("fp32", "fp16"):
         files[precision] = folder / f"{precision}.onnx"
@@ -172,7 +170,12 @@ def test_what_tensorrt_11_does_not_have_is_seen(stubs: dict[str, str]) -> None:
         assert line.startswith(error), call
 
 
-REQUIRE = "from export.gpu import MissingError, require\ntry: print(require())\nexcept MissingError as e: print(e)"
+REQUIRE = """
+from export.engines.gpu import require
+from export.errors import Unavailable
+try: print(require())
+except Unavailable as missing: print(missing)
+"""
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,11 @@ import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
 
+from export.engines.tensorrt_support import UnsupportedGraph, check, prepare
 from export.equivalence import onnx_classifier, proof_images
 from export.graph import Served, rewrite, to_onnx
 from export.precision import _to_fp16, _to_int8
 from export.rewrites.pipeline import ALL, FUSE, Rewrite
-from export.tensorrt_support import UnsupportedGraph, check, prepare
 from models.config import MODEL_NAMES, ModelConfig
 from models.data import load_digits
 from models.registry import build, randomise_norms

@@ -9,9 +9,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from clients.classifier import Classifier
-from export import openvino_engine
-from export.openvino_engine import has_bfloat16
-from export.publish import read_config
+from export.engines import openvino_engine
+from export.engines.openvino_engine import has_bfloat16
+from export.publishing.publish import read_config
 from export.to_onnx import export
 from models.checkpoint import save
 from models.config import ModelConfig

@@ -1,4 +1,4 @@
-"""Small folders that look like the real datasets, and servers on this machine to download them from."""
+"""Small folders in the format of the real datasets, and local servers to download from."""
 
 import struct
 import threading
@@ -20,7 +20,7 @@ def write_idx(path: Path, array: np.ndarray) -> None:
 
 @pytest.fixture(scope="session")
 def small_mnist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with MNIST's four files, in them 120 of scikit-learn's digits to train on and 40 to test on."""
+    """MNIST's four files with 120 of scikit-learn's digits to train on and 40 to test on."""
     from models.data import MNIST_PARTS, load_digits
 
     digits, folder = load_digits(), tmp_path_factory.mktemp("small mnist")
@@ -37,7 +37,7 @@ def small_mnist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def small_emnist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the test part of EMNIST's digits: the 40 test images of `small_mnist`, transposed as published."""
+    """EMNIST's test files with the 40 test images of `small_mnist`, transposed as published."""
     from models.data import EMNIST_PARTS, load_digits
 
     digits, folder = load_digits(), tmp_path_factory.mktemp("small emnist")
@@ -47,7 +47,7 @@ def small_emnist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Mirror(BaseHTTPRequestHandler):
-    """Answers a path that has a content with it and any other with 404."""
+    """Answers known paths with their content, others with 404."""
 
     def __init__(self, contents: dict[str, bytes], requests: list[str], *arguments: object) -> None:
         self.contents, self.requests = contents, requests
@@ -67,7 +67,7 @@ class Mirror(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def serve() -> Iterator[Callable[[dict[str, bytes]], tuple[str, list[str]]]]:
-    """Starts a mirror of these contents by path; gives its base URL and the paths asked for so far."""
+    """Starts a mirror of path -> content; returns its base URL and the growing list of requests."""
     with ExitStack() as running:
 
         def start(contents: dict[str, bytes]) -> tuple[str, list[str]]:

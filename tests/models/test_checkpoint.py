@@ -1,4 +1,4 @@
-"""Checkpoints: what is written comes back, what the study published gives its logits, and anything else is refused."""
+"""Checkpoints: ours come back, the study's give its logits, and other files are refused."""
 
 import hashlib
 import os
@@ -14,12 +14,13 @@ from safetensors.torch import save_file
 from models.checkpoint import CheckpointError, UntrainedBlockWarning, load, read_config, save
 from models.config import INPUT_SCALE, ModelConfig
 from models.data import load_mnist
+from models.metrics import MetricsError
 from models.registry import build, randomise_norms
 
 TINY = ModelConfig(image_size=(8, 8), patch_size=(4, 4), dim=16, depth=3, heads=2, dim_head=8, mlp_dim=24)
 PUBLISHED_SHAPE = ModelConfig(depth=2, dim=32, heads=2, dim_head=64, mlp_dim=48)  # 64 a head, as in all of theirs
 
-# Our names -> those of the study, from the tables that describe its files; a block's names without their prefix.
+# Our names -> the study's; in blocks without the prefix.
 VIT_NAMES = {
     "embedding.cls_token": "cls_token",
     "embedding.pos_embedding": "pos_embedding",
@@ -82,7 +83,7 @@ def image_batch(config):
 
 
 def refusal(path, depth=None):
-    """The message of a refused file: one line that names it."""
+    """The one-line message of a refused file."""
     with pytest.raises(CheckpointError) as refused:
         load(path, depth)
     message = str(refused.value)
@@ -232,7 +233,7 @@ def test_a_damaged_name(tmp_path):
 
 
 class Harmful:
-    """Pickled, it makes a folder as soon as it is read."""
+    """Makes a folder when unpickled."""
 
     def __init__(self, path):
         self.path = str(path)
@@ -311,12 +312,70 @@ def test_misshaped_tensor(tmp_path):
     assert refusal(path).endswith("tensor head.bias: expected (10,), found (9,)")
 
 
-@pytest.mark.parametrize(
-    "metadata", [None, {"metrics": "{}"}, {"config": "{"}, {"config": '{"depth": 0}'}, {"config": "{}", "metrics": "?"}]
-)
+@pytest.mark.parametrize("metadata", [None, {"metrics": "{}"}, {"config": "{"}, {"config": '{"depth": 0}'}])
 def test_config_missing_or_none(tmp_path, metadata):
     path = write(tmp_path / "anonymous.safetensors", network(TINY).state_dict(), metadata)
     assert "expected a model config in the metadata" in refusal(path)
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.int64, torch.bool, torch.float8_e4m3fn])
+def test_numbers_of_another_kind(tmp_path, dtype):
+    tensors = network(TINY).state_dict()
+    tensors["head.bias"] = tensors["head.bias"].to(dtype)
+    path = write(tmp_path / "other.safetensors", tensors, {"config": TINY.to_json()})
+    assert "tensor head.bias: expected floating-point numbers, found " in refusal(path)
+
+
+def test_published_weights_are_not_complex(tmp_path):
+    state = published(network(PUBLISHED_SHAPE), VITBN_NAMES)
+    state["linear_head.bias"] = state["linear_head.bias"] + 1j
+    path = write_pth(tmp_path / "complex.pth", state)
+    assert refusal(path).endswith("tensor head.bias: expected floating-point numbers, found complex64")
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_other_precisions_are_read_as_float32(tmp_path, dtype):
+    tensors = {n: t.to(dtype) if t.is_floating_point() else t for n, t in network(TINY).state_dict().items()}
+    model = load(write(tmp_path / "half.safetensors", tensors, {"config": TINY.to_json()})).model
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+
+
+def test_a_name_does_not_command_the_terminal(tmp_path):
+    tensors = network(TINY).state_dict() | {"\x1b[2Jgone\n": torch.zeros(1)}
+    path = write(tmp_path / "hostile.safetensors", tensors, {"config": TINY.to_json()})
+    assert "tensor '\\x1b[2Jgone\\n': expected no such tensor" in refusal(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("?", "a JSON object, found Expecting value"),
+        ("[]", "a JSON object, found list"),
+        ('{"test_accuracy": NaN}', "a JSON object, found the constant NaN"),
+        ('{"test_accuracy": "high"}', "test_accuracy to be a number from 0 to 1, found 'high'"),
+        ('{"test_accuracy": [1]}', "test_accuracy to be a number from 0 to 1, found '[1]'"),
+        ('{"test_accuracy": 99.5}', "test_accuracy to be a number from 0 to 1, found '99.5'"),
+        ('{"held_out_accuracy": true}', "held_out_accuracy to be a number from 0 to 1, found 'True'"),
+        ('{"temperature": 0}', "temperature to be a number above 0, up to 1000, found '0'"),
+        ('{"temperature": 1e999}', "temperature to be a number above 0, up to 1000, found 'inf'"),
+        ('{"epochs": 1.5}', "epochs to be an integer of at least 1, found '1.5'"),
+        ('{"dataset": "a\\nb"}', "dataset to be a printable name, found 'a\\nb'"),
+        ('{"options": 7}', "options to be an object, found '7'"),
+    ],
+)
+def test_metrics_of_another_form(tmp_path, text, found):
+    path = write(tmp_path / "odd.safetensors", network(TINY).state_dict(), {"config": TINY.to_json(), "metrics": text})
+    assert f"{path}: metrics: expected {found}" in refusal(path)
+
+
+@pytest.mark.parametrize(
+    "metrics",
+    [{"test_accuracy": float("nan")}, {"test_accuracy": "high"}, {"x": float("inf")}, {"x": {1, 2}}, {"epochs": 0}],
+)
+def test_metrics_are_checked_where_they_are_written(tmp_path, metrics):
+    with pytest.raises(MetricsError, match=r"^metrics: expected "):
+        save(tmp_path / "x.safetensors", network(TINY), TINY, metrics)
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("depth", [0, -1, 4])

@@ -1,4 +1,4 @@
-"""CIFAR-10: both real formats read alike, damage refused in one line, no pickle run, no archive trusted."""
+"""CIFAR-10: both formats, damage, hostile pickles and archives."""
 
 import hashlib
 import io
@@ -11,10 +11,9 @@ import pooch
 import pytest
 from cifar_files import array, pickled, random_batches, text, write_binary, write_pickled
 
-from models import cifar
-from models.cifar import BATCHES, BINARY_FOLDER, LABELS, PICKLED_FOLDER, find_cifar10, load_cifar10, unpack
 from models.config import ModelConfig
-from models.data import DataError, load_dataset
+from models.data import DataError, cifar, load_dataset
+from models.data.cifar import BATCHES, BINARY_FOLDER, LABELS, PICKLED_FOLDER, find_cifar10, load_cifar10, unpack
 
 FORMATS = {BINARY_FOLDER: write_binary, PICKLED_FOLDER: write_pickled}
 
@@ -97,7 +96,7 @@ def test_labels_of_an_eleventh_class(tmp_path, batches, form):
 
 
 class Planted:
-    """What is called while it is unpickled, by a reader that trusts pickles."""
+    """The calls of a reader that trusts pickles."""
 
     def __init__(self, call, *arguments):
         self.call, self.arguments = call, arguments
@@ -167,7 +166,7 @@ def packed(contents, kind=tarfile.REGTYPE):
 
 @pytest.fixture
 def members(tmp_path, batches):
-    """What the published archive holds, with batches of three pictures."""
+    """The published archive, with batches of three pictures."""
     folder = write_binary(tmp_path / "packed", batches)
     found = {f"{BINARY_FOLDER}/{path.name}": path.read_bytes() for path in sorted(folder.iterdir())}
     return found | {f"{BINARY_FOLDER}/readme.html": b"<html>"}

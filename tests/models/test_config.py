@@ -69,6 +69,28 @@ def test_as_many_labels_as_classes():
         ModelConfig(num_classes=3, labels=("a", "b"))
 
 
+@pytest.mark.parametrize("label", ["", " ", "0\n1", "\x1b[2J", "a\u202eb", "\ud800", 7, None])
+def test_labels_are_printable_names(label):
+    with pytest.raises(ConfigError) as refused:
+        ModelConfig(num_classes=2, labels=("a", label))
+    assert str(refused.value) == f"labels: expected printable names that are not empty, found {label!r}"
+
+
+def test_labels_are_unique():
+    with pytest.raises(ConfigError, match=r"^labels: expected a name for each class alone, found 'b'$"):
+        ModelConfig(num_classes=3, labels=("b", "a", "b"))
+
+
+def test_labels_of_any_script():
+    assert ModelConfig(num_classes=3, labels=("T-shirt/top", "Ankle boot", "七")).labels[2] == "七"
+
+
+@pytest.mark.parametrize("field", ["channels", "depth"])
+def test_true_is_no_number(field):
+    with pytest.raises(ConfigError, match=f"{field}: expected an integer of at least 1, found True"):
+        ModelConfig(**{field: True})
+
+
 def test_a_cnn_has_no_patches_to_fit():
     assert ModelConfig(model="cnn", image_size=(30, 30)).image_size == (30, 30)
 

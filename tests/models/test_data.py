@@ -1,4 +1,4 @@
-"""Datasets: the embedded digits never change, idx files are read or refused, MNIST is found or downloaded."""
+"""Datasets: embedded digits, idx files, and the folder of MNIST."""
 
 import gzip
 import hashlib
@@ -8,9 +8,9 @@ import numpy as np
 import pooch
 import pytest
 
-from models import data
 from models.config import ModelConfig
 from models.data import (
+    DATASETS,
     DataError,
     find_emnist,
     find_fashion_mnist,
@@ -19,8 +19,9 @@ from models.data import (
     load_digits,
     load_emnist_part,
     load_mnist,
+    mnist,
 )
-from models.idx import read_idx
+from models.data.idx import read_idx
 
 BYTES = bytes(range(24))
 
@@ -31,7 +32,7 @@ def idx(content=BYTES, shape=(2, 3, 4), magic=b"\x00\x00\x08"):
 
 
 def refusal(path):
-    """The message of a refused idx file: one line that names it."""
+    """The one-line message of a refused idx file."""
     with pytest.raises(DataError) as refused:
         read_idx(path)
     message = str(refused.value)
@@ -179,7 +180,7 @@ def test_real_mnist(mnist_dir):
 
 
 def write_emnist(folder, parts=("train", "test")):
-    """Small files of EMNIST's digits: each image, of 2 rows and 3 columns, is stored column by column."""
+    """Small EMNIST files: images of 2 rows and 3 columns, stored by column."""
     for part in parts:
         upright = np.arange(12, dtype=np.uint8).reshape(2, 2, 3)
         write(
@@ -216,24 +217,24 @@ def test_emnist_is_where_one_says(tmp_path, monkeypatch):
 
 
 def test_unknown_dataset():
-    with pytest.raises(DataError, match=f"expected one of {', '.join(data.DATASETS)}, found cifar$"):
+    with pytest.raises(DataError, match=f"expected one of {', '.join(DATASETS)}, found cifar$"):
         load_dataset("cifar")
 
 
 SOURCES = {
-    "mnist": ("MNIST_DIR", find_mnist, data.MNIST_CHECKSUMS, data.MNIST_MIRRORS),
+    "mnist": ("MNIST_DIR", find_mnist, mnist.MNIST_CHECKSUMS, mnist.MNIST_MIRRORS),
     "fashion-mnist": (
         "FASHION_MNIST_DIR",
         find_fashion_mnist,
-        data.FASHION_MNIST_CHECKSUMS,
-        data.FASHION_MNIST_MIRRORS,
+        mnist.FASHION_MNIST_CHECKSUMS,
+        mnist.FASHION_MNIST_MIRRORS,
     ),
 }
 
 
 @pytest.fixture(params=SOURCES)
 def source(request, tmp_path, monkeypatch):
-    """(name, variable, what finds it, checksums, mirrors) of a dataset, with an empty cache in `tmp_path`."""
+    """(name, variable, finder, checksums, mirrors) of a dataset; its cache in `tmp_path` is empty."""
     monkeypatch.setattr(pooch, "os_cache", lambda project: tmp_path / project)
     monkeypatch.delenv(SOURCES[request.param][0], raising=False)
     return request.param, *SOURCES[request.param]
@@ -252,9 +253,9 @@ def test_cache_is_the_last_resort(source, tmp_path, monkeypatch, content):
     if content is not None:
         monkeypatch.setenv(variable, content)
     calls = []
-    monkeypatch.setattr(data, "download", lambda *arguments: calls.append(arguments))
+    monkeypatch.setattr(mnist, "download", lambda *arguments: calls.append(arguments))
     assert find(None) == tmp_path / "vitbn" / name
-    otherwise = f"Put its four idx files in a folder and name it: --data-dir DIR or {variable}"
+    otherwise = f"Put its four idx files in a folder: --data-dir DIR or {variable}"
     assert calls == [(checksums, mirrors, tmp_path / "vitbn" / name, otherwise)]
 
 
@@ -271,7 +272,7 @@ def test_nothing_is_fetched_where_it_must_not(source, tmp_path):
 
 def test_mirrors_give_every_file(source):
     _, _, _, checksums, mirrors = source
-    assert set(checksums) == set(data.MNIST_PARTS.values())
+    assert set(checksums) == set(mnist.MNIST_PARTS.values())
     assert len({*checksums.values()}) == 4
     assert all(mirror.endswith("/") for mirror in mirrors)
 

@@ -1,4 +1,4 @@
-"""The fully connected networks: their layers, against the formula, and what they share with the other models."""
+"""The fully connected networks against their formula, and their checkpoints."""
 
 import pytest
 import torch

@@ -1,11 +1,11 @@
-"""Downloads: from the first mirror that gives the right bytes; one that does not leaves nothing behind."""
+"""Downloads come from the first mirror with the right bytes; a failed download leaves nothing."""
 
 import hashlib
 
 import pytest
 
-from models.dataset import DataError
-from models.download import download
+from models.data.dataset import DataError
+from models.data.download import download
 
 BYTES = bytes(range(24))
 OTHERWISE = "Put it in a folder"
@@ -14,7 +14,7 @@ CHECKSUM = {"part": "md5:" + hashlib.md5(BYTES).hexdigest()}
 
 @pytest.fixture
 def mirror(serve):
-    """(base URL, paths asked for so far) of one that is good and one that is bad."""
+    """(base URL, requests) of a mirror with a good and a bad copy."""
     return serve({"/good/part": BYTES, "/bad/part": b"a page that asks to log in"})
 
 

@@ -1,4 +1,4 @@
-"""The four networks: shapes, where the norms stand, and each layer against its formula or PyTorch's own."""
+"""The networks: shapes, places of the norms, and each layer against its formula or PyTorch's."""
 
 import dataclasses
 import subprocess
@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 from models.cnn import CNN
-from models.config import ConfigError, ModelConfig
+from models.config import TRANSFORMER_NAMES, ConfigError, ModelConfig
 from models.layers import Attention, TokenEmbedding, sinusoidal_positions
 from models.norms import TokenBatchNorm
 from models.registry import build, randomise_norms
-from models.vit import ViT, ViTBN, ViTBNFFN, no_norm
+from models.vit import NORMS, VisionTransformer, ViT, ViTBN, ViTBNFFN
 
 ROOT = Path(__file__).resolve().parents[2]
 TRANSFORMERS = [ViT, ViTBNFFN, ViTBN]
@@ -37,10 +37,10 @@ def image_batch(*shape):
 
 
 def attention(**arguments):
-    """Attention without a norm, its weights drawn by seed, in eval mode."""
+    """Seeded attention without a norm, in eval mode."""
     torch.manual_seed(0)
-    fields = {"dim": 16, "heads": 2, "dim_head": 8, "dropout": 0.0, "norm": no_norm, "qkv_bias": True} | arguments
-    return Attention(**fields).eval()
+    fields = {"dim": 16, "heads": 2, "dim_head": 8, "qkv_bias": True} | arguments
+    return Attention(ModelConfig(**fields), lambda dim: nn.Identity()).eval()
 
 
 def norms_of(model):
@@ -66,13 +66,16 @@ def test_transformer_gives_logits(network, pool, pos_emb, bn_features, qkv_bias)
 
 
 def test_cnn_gives_logits():
-    model = CNN(image_size=(28, 32), channels=3, num_classes=7).eval()
+    model = CNN(
+        ModelConfig(model="cnn", image_size=(28, 32), channels=3, num_classes=7, labels=tuple("abcdefg"))
+    ).eval()
     assert model(image_batch(2, 3, 28, 32)).shape == (2, 7)
 
 
 def test_cnn_of_a_picture_too_small():
-    with pytest.raises(ConfigError, match=r"image_size: expected at least 20 .* found 19"):
-        CNN(image_size=19)
+    with pytest.raises(ConfigError, match=r"image_size: expected at least 20 .* found \(28, 19\)"):
+        ModelConfig(model="cnn", image_size=(28, 19))
+    CNN(ModelConfig(model="cnn", image_size=(20, 20)))
 
 
 @pytest.mark.parametrize("network", TRANSFORMERS)
@@ -95,6 +98,28 @@ def test_arguments_of_the_reference(network):
     assert model.config.image_size == (28, 28)
     assert (model.config.pool, model.config.dropout, model.config.emb_dropout) == ("mean", 0.1, 0.2)
     assert model(image_batch(2, 1, 28, 28)).shape == (2, 10)
+
+
+@pytest.mark.parametrize("network", TRANSFORMERS)
+def test_constructor_and_config_give_the_same_network(network):
+    torch.manual_seed(0)
+    by_keywords = network(**SMALL, pool="mean", qkv_bias=True)
+    assert by_keywords.config == ModelConfig(
+        model=network.model, **SMALL, pool="mean", qkv_bias=True, labels=tuple("01234")
+    )
+    torch.manual_seed(0)
+    by_config = VisionTransformer(by_keywords.config)
+    torch.testing.assert_close(by_config.state_dict(), by_keywords.state_dict(), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("network", TRANSFORMERS)
+def test_constructor_needs_the_widths(network):
+    with pytest.raises(TypeError, match="depth"):
+        network(**{name: value for name, value in SMALL.items() if name != "depth"})
+
+
+def test_every_transformer_has_its_norms():
+    assert tuple(NORMS) == TRANSFORMER_NAMES
 
 
 @pytest.mark.parametrize("pool", ["cls", "mean"])
@@ -188,7 +213,7 @@ def test_sinusoidal_positions_are_the_formula():
 
 
 def test_embedding_puts_the_cls_token_first_and_adds_positions():
-    embedding = TokenEmbedding(4, 8, sinusoidal=True, dropout=0.0)
+    embedding = TokenEmbedding(ModelConfig(image_size=(7, 21), dim=8, pos_emb="pe1d"))
     tokens = embedding(torch.zeros(2, 3, 8)) - sinusoidal_positions(4, 8)
     torch.testing.assert_close(tokens[:, 0], embedding.cls_token[0].expand(2, -1), rtol=0, atol=1e-6)
     torch.testing.assert_close(tokens[:, 1:], torch.zeros(2, 3, 8), rtol=0, atol=0)
@@ -250,9 +275,11 @@ def test_build_keeps_the_whole_config(model):
         qkv_bias=True,
         labels=tuple("abcde"),
     )
-    default = ModelConfig()
-    assert all(getattr(config, f.name) != getattr(default, f.name) for f in dataclasses.fields(config)[1:])
+    default, names = ModelConfig(), {field.name for field in dataclasses.fields(config)} - {"model", "late_cls"}
+    assert all(getattr(config, name) != getattr(default, name) for name in names)
     assert build(config).config == config
+    late = ModelConfig(model=model, late_cls=(2, 4))  # only with pool "cls"
+    assert build(late).config == late
 
 
 def test_build_keeps_the_config_of_a_cnn():

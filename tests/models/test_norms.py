@@ -1,4 +1,4 @@
-"""Each norm against its formula in float64, in training and in eval mode; what it remembers; what it refuses."""
+"""Each norm against its formula in float64, in training and in eval mode; its state; its refusals."""
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ AFFINE = [TokenBatchNorm, RepBN, UnifiedNorm, DynamicFeatureNorm, lambda feature
 
 
 def tokens(seed=0, images=4, count=5, dim=6):
-    """Tokens (B, N, D) of unequal mean and spread by feature, float64."""
+    """Tokens float64 (B, N, D); mean and spread differ by feature."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(images, count, dim, dtype=torch.float64, generator=generator)
     return x * torch.linspace(0.5, 3, dim) + torch.linspace(-2, 2, dim)

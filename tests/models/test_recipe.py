@@ -1,4 +1,4 @@
-"""What a recipe adds to plain training: schedule, decay, clipping, bfloat16, distortions, held-out images, a file."""
+"""Options of a training: schedule, decay, clipping, bfloat16, distortions, held-out images, a file."""
 
 import json
 import subprocess
@@ -11,7 +11,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from models.augmentation import augmentation
+from models.augmentation import ELASTIC_PIXELS, _affine, _displacements, augmentation
 from models.checkpoint import load
 from models.config import ModelConfig
 from models.data import DataError, hold_out, load_digits
@@ -44,8 +44,13 @@ def assert_identical(first, second):
 
 @pytest.mark.parametrize(
     "options",
-    [RECIPE, replace(RECIPE, precision="bf16"), replace(PLAIN, augment="study", augment_test=True)],
-    ids=["recipe", "bfloat16", "study"],
+    [
+        RECIPE,
+        replace(RECIPE, precision="bf16"),
+        replace(PLAIN, augment="study", augment_test=True),
+        replace(RECIPE, augment="elastic", ema=0.9, form="plain"),
+    ],
+    ids=["recipe", "bfloat16", "study", "elastic and average"],
 )
 def test_resumed_is_uninterrupted(tmp_path, some_digits, options):
     whole = run(tmp_path / "whole.safetensors", some_digits, options)
@@ -81,6 +86,8 @@ def test_two_runs_in_turn_are_two_runs(tmp_path, some_digits):
         {"precision": "bf16"},
         {"augment": "light"},
         {"augment": "study"},
+        {"augment": "elastic"},
+        {"form": "plain"},
         {"hold_out": 50},
     ],
     ids=lambda change: next(iter(change)),
@@ -97,7 +104,7 @@ def test_every_option_counts(tmp_path, some_digits, change):
 
 @pytest.fixture(scope="module")
 def teacher(tmp_path_factory, some_digits):
-    """A network taught that every label is the next one's."""
+    """A network that learned every label plus one."""
     path = tmp_path_factory.mktemp("teacher") / "teacher.safetensors"
     shifted = replace(some_digits, train_labels=(some_digits.train_labels + 1) % 10)
     run(path, shifted, replace(PLAIN, epochs=25))
@@ -176,7 +183,7 @@ def test_test_images_are_looked_at_after_the_last_epoch_alone(tmp_path, some_dig
     assert read.metrics["test_accuracy"] == measure_accuracy(read.model, *test)
 
 
-@pytest.mark.parametrize("name", ["light", "study"])
+@pytest.mark.parametrize("name", ["light", "elastic", "study"])
 def test_distortions(digits, name):
     torch.manual_seed(0)
     images = torch.tensor(digits.train_images[:200]) / 255
@@ -190,6 +197,43 @@ def test_distortions(digits, name):
     assert 0.9 < ink.median() < 1.1
     shrunk = (ink < 0.4).float().mean()  # zoomed out to at most a half, the ink covers at most a quarter
     assert (0.1 < shrunk < 0.3) if name == "study" else shrunk == 0
+
+
+@pytest.mark.parametrize("side", [28, 32])
+def test_displacements_are_smooth_and_small(side):
+    torch.manual_seed(0)
+    fields = _displacements(100, side, side - 4)
+    assert fields.shape == (100, side, side - 4, 2)
+    largest = fields.abs().amax(dim=(1, 2, 3))
+    assert 1.4 < largest.max() <= ELASTIC_PIXELS
+    assert largest.min() < 0.1, "some images are left nearly as they are"
+    step = fields.diff(dim=1).abs().amax(dim=(1, 2, 3)) / largest
+    assert step.max() < 0.5, "neighbours move together"
+
+
+def test_the_identity_displaces_nothing(digits):
+    images = torch.tensor(digits.train_images[:5]) / 255
+    grid = torch.nn.functional.affine_grid(_affine(torch.zeros(5, 5)), list(images.shape), align_corners=False)
+    same = torch.nn.functional.grid_sample(images, grid, align_corners=False)
+    torch.testing.assert_close(same, images, rtol=0, atol=1e-5)
+
+
+def test_the_average_of_the_weights_is_what_is_measured_and_written(tmp_path, some_digits):
+    path, decay = tmp_path / "run.safetensors", 0.9
+    epochs = train(TINY, some_digits, replace(PLAIN, ema=decay, batch_size=200), path, False, lambda images, loss: None)
+    weights, average = [], None
+    for epoch in epochs:  # of one step each
+        state = torch.load(tmp_path / "run.resume.pt", weights_only=True)
+        weights.append(state["model"]["head.weight"])
+        share = max(1 - decay, 1 / epoch.epoch)
+        average = weights[-1] if average is None else average.lerp(weights[-1], share)
+        written = load(path)
+        torch.testing.assert_close(written.model.head.weight.data, average)
+        test = torch.tensor(some_digits.test_images), torch.tensor(some_digits.test_labels)
+        assert epoch.test_accuracy == pytest.approx(measure_accuracy(written.model, *test), abs=2 / len(test[1]))
+    assert not torch.equal(weights[-1], average)
+    assert written.model.state_dict()["norm.norm.num_batches_tracked"] == 3
+    assert f"--ema {decay}" in written.metrics["command"]
 
 
 def test_crop_and_flip_cut_a_window_and_mirror_half():
@@ -212,6 +256,16 @@ def test_no_distortion(digits):
 
 def invoke(*arguments):
     return CliRunner().invoke(command, [str(argument) for argument in arguments])
+
+
+def test_sizes_are_options_and_stand_in_the_command(tmp_path):
+    output = tmp_path / "run.safetensors"
+    sizes = ("--depth", 1, "--dim", 16, "--heads", 2, "--dim-head", 8, "--mlp-dim", 24)
+    result = invoke(*sizes, "--epochs", 1, "--output", output)
+    assert result.exit_code == 0, result.output
+    checkpoint = load(output)
+    assert checkpoint.config == TINY
+    assert "--depth 1 --dim 16 --heads 2 --dim-head 8 --mlp-dim 24" in checkpoint.metrics["command"]
 
 
 def params_file(tmp_path, content):
@@ -289,7 +343,8 @@ assert not any("gloo" in name for name in left), left  # such a thread may abort
 def test_two_processes_train_one_network(tmp_path):
     outputs = [tmp_path / "one.safetensors", tmp_path / "two.safetensors"]
     for count, output in enumerate(outputs, start=1):
-        child = train_in_processes(count, output, "--epochs", "2", "--clip", "1")
+        # Plain, since BatchNorm over the CLS rows alone has few rows in half a batch.
+        child = train_in_processes(count, output, "--epochs", "2", "--clip", "1", "--form", "plain")
         assert child.returncode == 0, child.stderr
         assert child.stdout.count("Wrote ") == 1
     one, two = (json.loads(output.with_suffix(".json").read_text()) for output in outputs)

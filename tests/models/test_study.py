@@ -1,4 +1,4 @@
-"""The command of the studies: what each writes on a few digits, and one line with nothing written where it cannot."""
+"""The command of the studies on a few digits, and its refusals."""
 
 import json
 import os
@@ -17,7 +17,7 @@ from models.checkpoint import load, save
 from models.config import ModelConfig
 from models.data import MNIST_PARTS, load_emnist_part
 from models.registry import build, randomise_norms
-from models.studies import depths, frontier, learning_rates, norms, shift
+from models.studies import depths, frontier, norm_choice, shift
 from models.study import study
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,7 +30,7 @@ def run(*arguments):
 
 
 def carried_out(name, mnist, output, *arguments):
-    """The JSON of a study that went well, after checks that hold for every one of them."""
+    """The JSON of a successful study, after checks common to all studies."""
     result = run(name, "--data-dir", mnist, "--output", output, "--device", "cpu", *arguments)
     assert result.exit_code == 0, result.output
     written = json.loads((output / f"{name}.json").read_text())
@@ -49,7 +49,7 @@ def carried_out(name, mnist, output, *arguments):
 
 
 def failure(*arguments):
-    """The one line of a command that failed, and its exit code."""
+    """Exit code and single line of a failed command."""
     result = run(*arguments)
     assert isinstance(result.exception, SystemExit), result.exception
     (line,) = [line for line in result.output.splitlines() if line.startswith("Error: ")]
@@ -58,7 +58,7 @@ def failure(*arguments):
 
 
 def shipped(folder, *configs, **metrics):
-    """A folder with a recipe and an checkpoint of each architecture."""
+    """A recipe and a checkpoint of each architecture."""
     folder.mkdir()
     (folder / "recipe.json").write_text(json.dumps(RECIPE))
     for config in configs:
@@ -70,10 +70,11 @@ def shipped(folder, *configs, **metrics):
     return folder
 
 
-def test_learning_rates(small_mnist, tmp_path, monkeypatch):
-    monkeypatch.setattr(learning_rates, "RATES", (0.005,))
-    written = carried_out("learning-rates", small_mnist, tmp_path, "--epochs", 2, "--train-images", 20)
-    assert written["command"] == "python models/study.py learning-rates --epochs 2 --train-images 20 --output DIR"
+def test_learning_rates(small_mnist, tmp_path):
+    sizes = ("--epochs", 2, "--train-images", 20)
+    written = carried_out("learning-rates", small_mnist, tmp_path, "--rate", 0.005, *sizes)
+    typed = "python models/study.py learning-rates --rate 0.005 --epochs 2 --train-images 20 --output DIR"
+    assert written["command"] == typed
     assert written["scope"] == {
         "dataset": "mnist",
         "train_images": 20,
@@ -87,6 +88,7 @@ def test_learning_rates(small_mnist, tmp_path, monkeypatch):
         ("vit", 6),
         ("vitbnffn", 6),
         ("vitbn", 6),
+        ("vit", 1),
         ("vitbnffn", 1),
         ("vitbn", 1),
     ]
@@ -99,8 +101,8 @@ def test_learning_rates(small_mnist, tmp_path, monkeypatch):
 
 
 def test_norms(small_mnist, tmp_path, monkeypatch):
-    monkeypatch.setattr(norms, "DEPTH", 1)
-    monkeypatch.setattr(norms, "HIGH", 1e30)
+    monkeypatch.setattr(norm_choice, "DEPTH", 1)
+    monkeypatch.setattr(norm_choice, "HIGH", 1e30)
     written = carried_out("norms", small_mnist, tmp_path, "--epochs", 1, "--train-images", 20)
     assert (
         written["command"] == "python models/study.py norms --epochs 1 --train-images 20 --dataset mnist --output DIR"
@@ -197,7 +199,7 @@ def test_recipe_that_is_none(small_mnist, tmp_path, content, said):
 
 
 def best(folder, name="vitbn", **changes):
-    """A file as the search writes it."""
+    """A file of the search."""
     found = {"model": name, "dataset": "mnist", "lr": 0.01, "batch_size": 30, "depth": 1, "schedule": "constant"}
     path = folder / f"{name}.best.json"
     path.write_text(json.dumps({key: value for key, value in (found | changes).items() if value is not None}))
@@ -245,7 +247,7 @@ def test_parameters_twice_and_never(small_mnist, tmp_path):
 
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory):
-    """A ViTBN of depth 1 and a CNN, their weights random."""
+    """A ViTBN of depth 1 and a CNN, untrained."""
     folder = tmp_path_factory.mktemp("checkpoints") / "shipped"
     return shipped(folder, ModelConfig(depth=1), ModelConfig(model="cnn"))
 
@@ -386,7 +388,7 @@ def test_shipped_folder_is_the_default():
 
 
 def test_help_is_quick():
-    """Of processor time, which other work on the machine does not lengthen."""
+    """Processor time, which a busy machine does not lengthen."""
     times_s = []
     for _ in range(3):
         before = os.times()

@@ -1,4 +1,4 @@
-"""Trainings in turn: the order, the same series however often they are stopped, and folders of others refused."""
+"""Trainings in turn: order, resumption, and folders of other studies."""
 
 import json
 from dataclasses import asdict, replace
@@ -23,12 +23,12 @@ def digits():
 
 
 def seen(epochs):
-    """What of (label, epoch) does not depend on the clock."""
+    """(label, epoch) without times."""
     return [(run.label, epoch.epoch, epoch.training_loss, epoch.test_accuracy) for run, epoch in epochs]
 
 
 def carry_on(folder, digits, runs=RUNS, study="a study", stop_after=None):
-    """All runs in `folder`, or the first epochs of them; what was reported, and the result where there is one."""
+    """Runs all in `folder`, or `stop_after` epochs; the reports, and the result if there is one."""
     epochs = []
 
     def on_epoch(run, epoch):
@@ -43,7 +43,7 @@ def carry_on(folder, digits, runs=RUNS, study="a study", stop_after=None):
 
 
 def refusal(folder, digits, runs=RUNS, study="a study"):
-    """The one line of a folder that is refused, in which nothing changed."""
+    """The single line about a refused folder, which stays as it was."""
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     with pytest.raises(StudyError) as refused:
         carry_on(folder, digits, runs, study)
@@ -57,7 +57,7 @@ def refusal(folder, digits, runs=RUNS, study="a study"):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory, digits):
-    """An uninterrupted study: its folder, what was reported, and the result."""
+    """An uninterrupted study: folder, reports and result."""
     folder = tmp_path_factory.mktemp("whole")
     return folder, *carry_on(folder, digits)
 

@@ -1,4 +1,4 @@
-"""Tracking: MLflow has what the JSON has, a resumed run goes on, and no server can harm a training run."""
+"""Tracking: MLflow has the content of the JSON, runs resume, and no server harms a training."""
 
 import json
 import os
@@ -26,7 +26,7 @@ SERIES = {"training_time_s", "test_time_s", "training_loss", "test_accuracy"}
 
 @pytest.fixture(autouse=True)
 def store(tmp_path, monkeypatch):
-    """The default store, in an empty folder of its own, and an environment that says nothing of MLflow."""
+    """The default store in an empty folder, and an environment without MLflow's variables."""
     monkeypatch.chdir(tmp_path)
     for name in ("MLFLOW_TRACKING_URI", "MLFLOW_DISABLE_TELEMETRY", *SETTINGS):
         monkeypatch.setenv(name, "")  # so that it is restored afterwards
@@ -58,13 +58,13 @@ def run(dataset, options=OPTIONS, resume=False, tracked=True, on_batch=silent, r
 
 
 def runs(store):
-    """All runs that the store has, the newest first."""
+    """The store's runs, the newest first."""
     client = MlflowClient(tracking_uri=store.as_uri())
     return client.search_runs([client.get_experiment_by_name("vitbn").experiment_id])
 
 
 def sent_series(store, run_id):
-    """The metrics of a run as rows of the JSON's series; fails where a step was sent twice."""
+    """A run's metrics as the JSON's series; fails for a step sent twice."""
     client = MlflowClient(tracking_uri=store.as_uri())
     rows = {}
     for name in SERIES:
@@ -200,7 +200,7 @@ def test_a_server_that_comes_back_gets_what_it_missed(store, some_digits, monkey
 
 
 def refusal(*arguments):
-    """The one line of a run of the command that does not start."""
+    """The single line of a command that does not start."""
     output = ["--depth", "1", "--epochs", "1", "--device", "cpu", "--output", "new/run.safetensors"]
     result = CliRunner().invoke(command, ["--track", *output, *arguments])
     assert result.exit_code == 1
@@ -261,7 +261,7 @@ def test_nothing_is_tracked_unless_asked_for(store, monkeypatch):
 
 
 def test_mlflow_sends_no_telemetry():
-    """MLflow itself keeps still under pytest and in CI; here it does not know of either."""
+    """MLflow switches telemetry off under pytest and in CI, so both are hidden from it."""
     said = "print(mlflow.telemetry.get_telemetry_client() is None)"
     ours = "from pathlib import Path; from models.tracking import track; track(iter(()), Path('run'), False, print)"
     hidden = ("PYTEST_CURRENT_TEST", "CI", "GITHUB_ACTIONS", "PYTEST_VERSION")

@@ -1,10 +1,9 @@
-"""Training: the seed decides it, it resumes as if it had never stopped, and an interruption loses one epoch at most."""
+"""Training: repeatable, resumable, and safe to interrupt."""
 
 import json
 import os
 import re
 import signal
-import statistics
 import subprocess
 import sys
 import time
@@ -26,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = [sys.executable, str(ROOT / "models/train.py")]
 TINY = ModelConfig(dim=16, depth=1, heads=2, dim_head=8, mlp_dim=24, dropout=0.1, emb_dropout=0.1)
 OPTIONS = TrainingOptions(epochs=3, batch_size=50, lr=0.003, seed=0, device="cpu")
-CHANGING = ("vitbn", "vit-prepbn")  # the first learns all digits below, the second becomes another network on the way
+CHANGING = ("vitbn", "vit-prepbn")  # the second changes during training
 ROW = re.compile(r"^ +(\d+) +[\d.]+ +[\d.]+ +[\d.]+ +([\d.]+)$", re.MULTILINE)
 
 
@@ -37,7 +36,7 @@ def digits():
 
 @pytest.fixture(scope="module")
 def some_digits(digits):
-    """101 images to train on: of two batches of 50, one is left."""
+    """101 training images: two batches of 50, and one image over."""
     return replace(digits, train_images=digits.train_images[:101], train_labels=digits.train_labels[:101])
 
 
@@ -59,12 +58,12 @@ def assert_identical(first, second):
 
 
 def series(epochs):
-    """What of the epochs does not depend on the clock."""
+    """Losses and accuracies, without times."""
     return [(epoch.epoch, epoch.training_loss, epoch.test_accuracy) for epoch in epochs]
 
 
 def failure(*arguments):
-    """The one line of a run of the command that failed, and its exit code."""
+    """Exit code and single line of a failed command."""
     result = CliRunner().invoke(command, [str(argument) for argument in arguments])
     assert isinstance(result.exception, SystemExit), result.exception
     errors = [line for line in result.stderr.splitlines() if line.startswith("Error: ")]
@@ -188,7 +187,7 @@ def test_a_network_that_diverged_in_its_last_step_is_not_kept(tmp_path, some_dig
 
 @pytest.mark.parametrize("parts", [2, 3, 100])
 def test_accumulated_gradients_are_those_of_the_whole_batch(tmp_path, some_digits, parts):
-    """With LayerNorm, for BatchNorm sees parts; 100 parts of 50 images would be less than two images each."""
+    """With LayerNorm, as BatchNorm normalises parts; 100 parts of 50 images are too many."""
     config = replace(TINY, model="vit", dropout=0.0, emb_dropout=0.0)
     whole = run(tmp_path / "whole.safetensors", some_digits, config=config)
     parted = run(tmp_path / "parted.safetensors", some_digits, replace(OPTIONS, accumulate=parts), config)
@@ -207,18 +206,18 @@ def test_a_part_takes_a_part_of_the_memory(some_digits, tmp_path):
             lambda tensor: tensor,
         )
         with watched:
-            options = replace(OPTIONS, epochs=1, accumulate=parts)
+            options = replace(OPTIONS, epochs=1, accumulate=parts, form="plain")
             run(tmp_path / f"{parts}.safetensors", some_digits, options)
         assert max(kept) == most
 
 
 def test_out_of_memory_names_the_knob(tmp_path):
-    """In a child that may have no more than a few gigabytes; the real allocator refuses."""
+    """In a child with a limit of memory, where the real allocator refuses."""
     limited = (
         "import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30));"
         f"runpy.run_path({str(ROOT / 'models/train.py')!r}, run_name='__main__')"
     )
-    arguments = ["--depth", "12", "--epochs", "1", "--batch-size", "1400", "--device", "cpu"]
+    arguments = ["--depth", "12", "--epochs", "1", "--batch-size", "1400", "--form", "plain", "--device", "cpu"]
     output = tmp_path / "run.safetensors"
     child = subprocess.run(
         [sys.executable, "-c", limited, *arguments, "--output", str(output)],
@@ -273,7 +272,7 @@ def test_checkpoint_says_how_it_was_trained(tmp_path, some_digits):
     assert read.config == TINY
     assert read.metrics == {
         "command": "python models/train.py --model vitbn --dataset digits --depth 1"
-        " --epochs 3 --batch-size 50 --lr 0.003 --seed 0",
+        " --dim 16 --heads 2 --dim-head 8 --mlp-dim 24 --epochs 3 --batch-size 50 --lr 0.003 --seed 0",
         "dataset": "digits",
         "test_accuracy": last.test_accuracy,
         "test_images": 359,
@@ -285,7 +284,7 @@ def test_checkpoint_says_how_it_was_trained(tmp_path, some_digits):
 @pytest.mark.parametrize("model", [*(name for name in TRANSFORMER_NAMES if name not in CHANGING), "cnn"])
 def test_every_model_trains(tmp_path, some_digits, model):
     config = ModelConfig(model="cnn") if model == "cnn" else replace(TINY, model=model)
-    epochs = run(tmp_path / "run.safetensors", some_digits, config=config)
+    epochs = run(tmp_path / "run.safetensors", some_digits, replace(OPTIONS, epochs=6), config)
     assert epochs[-1].training_loss < epochs[0].training_loss
 
 
@@ -394,15 +393,6 @@ def test_rows_appear_as_epochs_finish(tmp_path):
         arrivals_s = [time.perf_counter() for line in child.stdout if ROW.match(line)]
     assert len(arrivals_s) == 3
     assert arrivals_s[-1] - arrivals_s[0] > 0.2, "not all at once at the end"
-
-
-def test_help_is_quick():
-    times_s = []
-    for _ in range(3):
-        start = time.perf_counter()
-        subprocess.run([*SCRIPT, "--help"], capture_output=True, check=True)
-        times_s.append(time.perf_counter() - start)
-    assert statistics.median(times_s) < 0.5
 
 
 @pytest.mark.slow

@@ -1,11 +1,10 @@
-"""The search: it stays in its ranges, finds a peak, goes on where it was stopped, and hands over what it found."""
+"""The search: ranges, a known peak, resumption, and the files it hands over."""
 
 import io
 import json
 import math
 import os
 import re
-import resource
 import signal
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from PIL import Image
 
 from models import training
 from models.data import load_digits
+from models.plots.search_plots import convergence, plane
 from models.search import (
     BATCH_SIZES,
     FIRST_TRIALS,
@@ -32,7 +32,6 @@ from models.search import (
     read,
     write,
 )
-from models.search_plots import convergence, plane
 from models.train import train as train_command
 from models.tune import part_of, tune
 
@@ -40,16 +39,16 @@ ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = [sys.executable, str(ROOT / "models/tune.py")]
 QUICK = ["--depth", "1", "--epochs", "1", "--train-images", "120", "--device", "cpu"]
 SEARCH = Search("vitbn", "digits", (1, 1), ("constant",), 1, 120, 287, 0)
-BLUE, ORANGE, RED = (0, 114, 178), (230, 159, 0), (213, 94, 0)  # of a trial, the best so far, and a failure
+BLUE, ORANGE, RED = (0, 114, 178), (230, 159, 0), (213, 94, 0)  # trial, best so far, failure
 
 
 def peak(parameters):
-    """An accuracy that is highest, 0.95, at a learning rate of 1e-3 and a batch of 60."""
+    """Highest, 0.95, at a learning rate of 1e-3 and a batch of 60."""
     return 0.95 - 0.05 * (math.log10(parameters.lr) + 3) ** 2 - 0.0002 * abs(parameters.batch_size - 60)
 
 
 def searched(search, count, accuracy=peak):
-    """The first `count` trials of a search whose trainings are a formula."""
+    """The first `count` trials, with a formula instead of trainings."""
     trials = []
     for _ in range(count):
         parameters = propose(search, trials)
@@ -58,14 +57,14 @@ def searched(search, count, accuracy=peak):
 
 
 def run(folder, *arguments):
-    """The output of a search on 120 digits that must succeed."""
+    """The output of a successful search on 120 digits."""
     result = CliRunner().invoke(tune, [*QUICK, "--output", str(folder), *map(str, arguments)])
     assert result.exit_code == 0, result.output
     return result.stdout
 
 
 def failure(folder, *arguments):
-    """The one line of a search that failed, and its exit code."""
+    """Exit code and single line of a failed search."""
     result = CliRunner().invoke(tune, [*QUICK, "--output", str(folder), *map(str, arguments)])
     assert isinstance(result.exception, SystemExit), result.exception
     errors = [line for line in result.stderr.splitlines() if line.startswith("Error: ")]
@@ -75,14 +74,14 @@ def failure(folder, *arguments):
 
 
 def outcomes(folder):
-    """What of the trials in a folder does not depend on the clock."""
+    """The trials in a folder, without times."""
     rows = json.loads((folder / "vitbn.trials.json").read_text())["trials"]
     return [(row["trial"], row["status"], row["parameters"], row["accuracy"], row["error"]) for row in rows]
 
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory):
-    """A search of seven trials, the last two proposed by the Gaussian process."""
+    """Seven trials; the Gaussian process proposed the last two."""
     folder = tmp_path_factory.mktemp("uninterrupted")
     run(folder, "--trials", 7)
     return folder
@@ -365,7 +364,7 @@ def test_input_that_is_none(tmp_path, arguments, expected):
 
 
 def stored(tmp_path):
-    """The content of the file with the trials of a search, ready to be spoilt."""
+    """The file of trials, to be spoilt."""
     path = tmp_path / "vitbn.trials.json"
     write(path, SEARCH, [Trial(Parameters(1e-3, 50, 1, "constant"), 0.9, 1.0)], {})
     assert read(path, SEARCH) == [Trial(Parameters(1e-3, 50, 1, "constant"), 0.9, 1.0)]
@@ -445,11 +444,3 @@ def test_trials_survive_the_file(tmp_path):
     assert read(tmp_path / "trials.json", SEARCH) == trials
     rows = json.loads((tmp_path / "trials.json").read_text())["trials"]
     assert rows[1] == {"trial": 2, "status": "failed", **asdict(trials[1])}
-
-
-def test_help_is_quick():
-    """In seconds of the processor, which other work on the machine does not stretch."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run([*SCRIPT, "--help"], capture_output=True, check=True)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    assert after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime < 0.5

@@ -1,4 +1,4 @@
-"""Triton with two models, the page in front of it, and Chromium to look at it."""
+"""Triton with two models, the page, and Chromium."""
 
 import os
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from web_parts import CHROMIUM, PATIENCE_S, Triton, publish_shipped, running_bro
 
 @pytest.fixture(scope="session")
 def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Triton]:
-    """Serves the shipped network twice: as version 1 of `vitbn` and as version 2 of `second`."""
+    """The shipped network as version 1 of `vitbn` and version 2 of `second`."""
     repository = tmp_path_factory.mktemp("pages") / "repository"
     publish_shipped(repository, "second", "second", "vitbn")
     server = Triton(repository)
@@ -30,12 +30,12 @@ def page_url(triton: Triton) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def address(triton: Triton) -> Iterator[str]:
-    """HOST:PORT of the application in this process, with no limit on how often it is asked."""
+    """HOST:PORT of the application in this process, without a rate limit."""
     with listening(triton.url) as where:
         yield where
 
 
-@pytest.fixture(scope="module")  # no longer, for Playwright's event loop keeps others out of its thread
+@pytest.fixture(scope="module")  # Playwright's event loop keeps others out of its thread
 def browser() -> Iterator[Browser]:
     if not Path(CHROMIUM).exists():
         (pytest.fail if os.environ.get("CI") else pytest.skip)(f"Chromium is not at {CHROMIUM}")
@@ -59,19 +59,19 @@ def context(browser: Browser, context_options: dict[str, object]) -> Iterator[Br
 
 @pytest.fixture
 def console() -> list[str]:
-    """What `page` has written to the console: messages, and errors that no one caught."""
+    """The console of `page`."""
     return []
 
 
 @pytest.fixture
 def requests() -> list[Request]:
-    """What `page` has asked for; the `failure` of one that its own policy has stopped is "csp"."""
+    """The requests of `page`; the `failure` of a blocked one is "csp"."""
     return []
 
 
 @pytest.fixture
 def page(context: BrowserContext, page_url: str, console: list[str], requests: list[Request]) -> Iterator[Page]:
-    """The page, loaded and in touch with Triton; afterwards it has thrown nothing and asked no other host."""
+    """The page, loaded; afterwards it has thrown nothing and asked no other host."""
     opened = context.new_page()
     thrown: list[str] = []
     opened.on("console", lambda message: console.append(message.text))

@@ -1,17 +1,18 @@
-"""Who can use the page: with a keyboard, a screen reader, little light, a narrow screen. And who cannot abuse it."""
+"""The page by keyboard, by screen reader, in the dark, on narrow screens; and its content policy."""
 
 import re
 
 import pytest
 from playwright.sync_api import Page, Request, expect
-from strokes import FORMS
 from web_parts import draw, settled, wait_until
+
+from benchmarks.pictures.strokes import FORMS
 
 pytestmark = pytest.mark.live
 
 DARK = {"color_scheme": "dark"}
 FOCUSABLE = "button, select, input, a, [tabindex]"
-# The colours that end up on the screen: of the text, and of the first ancestor that is not transparent.
+# The colours of the text and of the first opaque ancestor.
 COLOURS = """
 element => {
     const colours = [getComputedStyle(element).color];
@@ -22,7 +23,7 @@ element => {
 
 
 def luminance(colour: str) -> float:
-    """Of an opaque colour as computed styles write it, by WCAG 2.1's definition."""
+    """By WCAG 2.1, of an opaque computed colour."""
     levels = [int(level) / 255 for level in re.fullmatch(r"rgb\((\d+), (\d+), (\d+)\)", colour).groups()]
     linear = [level / 12.92 if level <= 0.04045 else ((level + 0.055) / 1.055) ** 2.4 for level in levels]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
@@ -60,7 +61,7 @@ def test_a_screen_reader_hears_the_answer_and_reads_the_bars(page: Page) -> None
 
 def test_the_keyboard_reaches_everything_and_shows_where_it_is(page: Page) -> None:
     order, choosers = [], []
-    page.on("filechooser", lambda chooser: choosers.append(chooser))  # long before one opens, so that none is missed
+    page.on("filechooser", lambda chooser: choosers.append(chooser))
     for _ in range(4):
         page.keyboard.press("Tab")
         focused = page.locator(":focus")
@@ -68,7 +69,7 @@ def test_the_keyboard_reaches_everything_and_shows_where_it_is(page: Page) -> No
         style = focused.evaluate("e => [getComputedStyle(e).outlineStyle, getComputedStyle(e).outlineWidth]")
         assert style == ["solid", "3px"]
     assert order == ["model", "undo", "clear", "upload"]
-    assert page.locator(FOCUSABLE).count() == 5  # and the file's input, which the button stands for
+    assert page.locator(FOCUSABLE).count() == 5  # with the file's input
     page.keyboard.press("Enter")
     for _ in range(200):
         page.wait_for_timeout(50)
@@ -116,6 +117,17 @@ def test_the_colours_of_the_screen_do_not_reach_the_model(page: Page) -> None:
         return [bitmap.width, ...[[5, 5], [140, 140]].flatMap(([x, y]) => [...context.getImageData(x, y, 1, 1).data])];
     }""")
     assert sent == [280, 255, 255, 255, 255, 0, 0, 0, 255]
+
+
+@pytest.mark.parametrize(("width", "height"), [(667, 375), (700, 400), (568, 320)])
+def test_a_telephone_on_its_side_has_two_columns(page: Page, width: int, height: int) -> None:
+    page.set_viewport_size({"width": width, "height": height})
+    draw(page, FORMS[4][0])
+    expect(page.locator("#digit")).to_have_text("4")
+    sheet, digit, answer = (page.locator(part).bounding_box() for part in ("#paper", "#digit", "#answer"))
+    assert sheet["x"] + sheet["width"] <= answer["x"]
+    assert max(box["y"] + box["height"] for box in (sheet, digit)) <= height
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
 @pytest.mark.parametrize("width", [280, 390, 740])

@@ -1,4 +1,4 @@
-"""The command itself: help, usage, where it listens, and how it ends."""
+"""The command: help, usage, listening, ending."""
 
 import resource
 import signal
@@ -52,7 +52,7 @@ def test_an_address_to_listen_on_that_cannot_be_had(host: str) -> None:
 
 @contextmanager
 def started(*options: str) -> Iterator[tuple["subprocess.Popen[str]", str]]:
-    """The program on a free port, and the URL that it has printed."""
+    """The program on a free port, and its URL."""
     command = [*APP, "--port", "0", "--url", "127.0.0.1:1", *options]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, **pipes, preexec_fn=_heed_interrupts) as process:
@@ -63,7 +63,7 @@ def started(*options: str) -> Iterator[tuple["subprocess.Popen[str]", str]]:
 
 
 def _heed_interrupts() -> None:
-    """What a shell starts in the background ignores them, and so would its children."""
+    """A shell's background processes ignore interrupts, and so would their children."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
@@ -91,7 +91,7 @@ def test_help_takes_half_a_second_at_most() -> None:
 
 
 def _help_cpu_s() -> float:
-    """Processor time, which does not depend on what else the machine does."""
+    """In processor time."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run([*APP, "--help"], capture_output=True, check=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)

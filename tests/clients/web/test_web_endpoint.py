@@ -1,4 +1,4 @@
-"""The page's two questions over HTTP, through waitress and Triton: what is answered, what is refused and how."""
+"""The page's two questions over HTTP: answers and refusals."""
 
 import io
 import json
@@ -20,7 +20,7 @@ from clients.web.pages import BODY_BYTES
 
 pytestmark = pytest.mark.live
 
-NOBODY = "127.0.0.1:1"  # a reserved port, on which nothing listens
+NOBODY = "127.0.0.1:1"  # nothing listens there
 
 
 # Answers
@@ -31,7 +31,7 @@ def test_the_models(address: str) -> None:
     answer = json.loads(content)
     assert (status, headers["cache-control"]) == (200, "no-store")
     assert [model["name"] for model in answer["models"]] == ["second", "vitbn"]
-    assert answer["preferred"] == "second"  # of two equal ones the first
+    assert answer["preferred"] == "second"
     assert all(model["test_accuracy"] > 0.95 and len(model["labels"]) == 10 for model in answer["models"])
     assert answer["accepts"]["bytes"] == BODY_BYTES
 
@@ -95,7 +95,7 @@ def test_what_is_no_image(address: str) -> None:
     blank = io.BytesIO()
     Image.new("L", (50, 50), 255).save(blank, "PNG")
     for body, status, found in [
-        (b"", 400, "found nothing"),
+        (b"", 400, "found an empty one"),
         (b"seven", 422, "no format that Pillow reads"),
         (DIGIT[:1000], 422, "does not decode"),
         (blank.getvalue(), 422, "no ink found"),

@@ -1,4 +1,4 @@
-"""Who is answered and how often, without a server."""
+"""Guards, without a server."""
 
 import pytest
 
@@ -17,11 +17,11 @@ def test_a_burst_then_a_steady_rate() -> None:
     rate = RateLimit(rate_hz=2, burst=3, clock_s=clock)
     assert [rate.wait_s("a") for _ in range(4)] == [0, 0, 0, 0.5]
     clock.now_s += 0.25
-    assert rate.wait_s("a") == 0.25  # asking too early costs nothing
+    assert rate.wait_s("a") == 0.25
     clock.now_s += 0.25
     assert [rate.wait_s("a") for _ in range(2)] == [0, 0.5]
     clock.now_s += 1000
-    assert [rate.wait_s("a") for _ in range(4)] == [0, 0, 0, 0.5]  # never more than a burst
+    assert [rate.wait_s("a") for _ in range(4)] == [0, 0, 0, 0.5]
 
 
 def test_clients_do_not_wait_for_each_other() -> None:

@@ -1,11 +1,16 @@
-"""The server goes away and comes back: the page says so, keeps the drawing, and goes on without being loaded again."""
+"""The server stops and restarts; the page says so, keeps the drawing, and continues."""
+
+from pathlib import Path
 
 import pytest
 from playwright.sync_api import BrowserContext, Page, expect
-from strokes import FORMS
 from web_parts import Triton, draw, running_page
 
+from benchmarks.pictures.strokes import FORMS
+
 pytestmark = pytest.mark.live
+
+DIGIT_PNG = Path(__file__).resolve().parents[3] / "digit.png"  # a 3
 
 
 def test_triton_stops_and_starts_again(page: Page, page_url: str, context: BrowserContext, triton: Triton) -> None:
@@ -13,9 +18,8 @@ def test_triton_stops_and_starts_again(page: Page, page_url: str, context: Brows
     expect(page.locator("#digit")).to_have_text("3")
     triton.stop()
     try:
-        # Without anything being drawn, by looking every few seconds.
         expect(page.get_by_role("alert")).to_be_visible()
-        expect(page.get_by_role("alert")).to_contain_text("No answer from the server")
+        expect(page.get_by_role("alert")).to_contain_text("The server does not answer")
         expect(page.locator("#reason")).to_contain_text(triton.url)
         expect(page.locator("#answer")).to_have_class("stale")
         page.get_by_role("button", name="Clear").click()
@@ -25,9 +29,15 @@ def test_triton_stops_and_starts_again(page: Page, page_url: str, context: Brows
         draw(late, FORMS[0][0])
         expect(late.get_by_role("alert")).to_be_visible()
         expect(late.locator("#remark")).to_have_text("Waiting for the server")
+        uploading = context.new_page()
+        uploading.goto(page_url)
+        expect(uploading.get_by_role("alert")).to_be_visible()
+        uploading.set_input_files("#file", DIGIT_PNG)
+        expect(uploading.locator("#remark")).to_have_text("Waiting for the server")
+        expect(uploading.locator("#note")).to_be_hidden()
     finally:
         triton.start()
-    for opened, digit in ((page, "7"), (late, "0")):
+    for opened, digit in ((page, "7"), (late, "0"), (uploading, "3")):
         expect(opened.get_by_role("alert")).to_be_hidden()
         expect(opened.locator("#digit")).to_have_text(digit)
         expect(opened.locator("#answer")).to_have_class("")

@@ -1,4 +1,4 @@
-"""The page's application behind waitress, in the process of the test, and ways to ask it that no browser has."""
+"""The page's application in this process, and raw requests to it."""
 
 import http.client
 import io
@@ -23,7 +23,7 @@ HANG_S = 30.0
 
 @contextmanager
 def listening(triton_url: str, rate: RateLimit | None = None, model: str | None = None) -> Iterator[str]:
-    """The application behind waitress on a free port, in this process; yields HOST:PORT."""
+    """Yields HOST:PORT."""
     app = create_app(asking.Triton(triton_url, "http", model), rate or RateLimit(rate_hz=1e6, burst=10**6))
     server = open_server(app, "127.0.0.1", 0)
     thread = threading.Thread(target=server.run)
@@ -39,7 +39,7 @@ def listening(triton_url: str, rate: RateLimit | None = None, model: str | None 
 def ask(
     address: str, method: str, path: str, body: bytes | None = None, headers: dict[str, str] | None = None
 ) -> tuple[int, dict[str, str], bytes]:
-    """Status, headers with names in lower case, and body."""
+    """Status, headers in lower case, body."""
     connection = http.client.HTTPConnection(address, timeout=HANG_S)
     try:
         connection.request(method, path, body, headers or {})
@@ -55,7 +55,7 @@ def classify(address: str, body: bytes, query: str = "", **headers: str) -> tupl
 
 
 def check_refusal(status: int, headers: dict[str, str], content: bytes) -> str:
-    """The one line of a refusal, which is JSON and guarded like everything else."""
+    """The error of a refusal: JSON, with all headers."""
     assert 400 <= status < 500 or status in (501, 503)
     assert headers["content-type"] == "application/json"
     assert {name.lower(): value for name, value in HEADERS.items()}.items() <= headers.items()
@@ -67,7 +67,7 @@ def check_refusal(status: int, headers: dict[str, str], content: bytes) -> str:
 
 
 def send_raw(address: str, content: bytes) -> bytes:
-    """All that comes back for these bytes, after which nothing more is sent."""
+    """All that comes back for these bytes."""
     host, port = address.split(":")
     with socket.create_connection((host, int(port)), timeout=HANG_S) as raw:
         raw.sendall(content)
@@ -79,7 +79,7 @@ def send_raw(address: str, content: bytes) -> bytes:
 
 
 def check_raw(received: bytes, head_only: bool = False) -> None:
-    """Nothing came back, for nothing whole was asked; or answers, of which the first is one of ours."""
+    """No answer, or an answer of ours."""
     if not received:
         return
     answer = http.client.HTTPResponse(_Stream(received), method="HEAD" if head_only else "GET")
@@ -92,7 +92,7 @@ def check_raw(received: bytes, head_only: bool = False) -> None:
 
 
 class _Stream:
-    """Bytes as the socket that http.client reads."""
+    """Bytes as a socket for http.client."""
 
     def __init__(self, content: bytes) -> None:
         self._content = content

@@ -1,8 +1,16 @@
 """What the shipped network, trained on MNIST alone, still gets right of what people hand in."""
 
-import conditions
+import json
+
 import numpy as np
 import pytest
+from click.testing import CliRunner
+
+from benchmarks.conditions import conditions
+from benchmarks.pictures import inks as sources
+from benchmarks.pictures.conditions import CONDITIONS, pictures
+from benchmarks.pictures.judge import Judge, seen
+from models.data import load_dataset
 
 IMAGES = 20  # of each source: twice every digit, for the strokes
 MNIST_IMAGES = 25  # a condition
@@ -17,32 +25,32 @@ LEAST_WITH_A_FINE_PEN = {"strokes": 95, "scikit-learn": 50}
 
 @pytest.fixture(scope="module")
 def judge():
-    return conditions.Judge()
+    return Judge()
 
 
 @pytest.fixture(scope="module")
 def inks():
-    return {"strokes": conditions.strokes(IMAGES), "scikit-learn": conditions.scikit_learn(IMAGES)}
+    return {"strokes": sources.strokes(IMAGES), "scikit-learn": sources.scikit_learn(IMAGES)}
 
 
 @pytest.fixture(scope="module")
 def on_backgrounds(judge, mnist_dir):
     """For every condition which of its MNIST images are right on the background, and which are so in the file."""
-    images, labels = conditions.mnist_images(mnist_dir, MNIST_IMAGES * len(conditions.CONDITIONS))
+    images, labels = sources.test_images(load_dataset("mnist", mnist_dir), MNIST_IMAGES * len(CONDITIONS))
     right = {}
     # Every condition has images of its own, so that all together are many.
-    for start, condition in enumerate(conditions.CONDITIONS):
-        part, truth = images[start :: len(conditions.CONDITIONS)], labels[start :: len(conditions.CONDITIONS)]
-        seen = conditions.seen(conditions.pictures(condition, conditions.enlarged(part)))
-        right[condition] = judge.right(seen, truth), judge.right(part[:, None], truth)
+    for start, condition in enumerate(CONDITIONS):
+        part, truth = images[start :: len(CONDITIONS)], labels[start :: len(CONDITIONS)]
+        prepared = seen(pictures(condition, sources.enlarged(part)))
+        right[condition] = judge.right(prepared, truth), judge.right(part[:, None], truth)
     return right
 
 
 @pytest.mark.parametrize("source", LEAST)
-@pytest.mark.parametrize("condition", conditions.CONDITIONS)
+@pytest.mark.parametrize("condition", CONDITIONS)
 def test_accuracy_of_each_condition(judge, inks, condition, source):
     images, labels = inks[source]
-    right = judge.right(conditions.seen(conditions.pictures(condition, images)), labels)
+    right = judge.right(seen(pictures(condition, images)), labels)
     least = LEAST_WITH_A_FINE_PEN if condition == "fine pen" else LEAST
     assert 100 * right.mean() >= least[source]
 
@@ -50,29 +58,46 @@ def test_accuracy_of_each_condition(judge, inks, condition, source):
 @pytest.mark.slow
 @pytest.mark.timeout(SLOW_S)
 def test_mnist_on_backgrounds_loses_at_most_a_point(on_backgrounds):
-    found, raw = (np.concatenate(part) for part in zip(*on_backgrounds.values(), strict=True))
+    kept, raw = (np.concatenate(part) for part in zip(*on_backgrounds.values(), strict=True))
     assert len(raw) >= 600
     assert 100 * raw.mean() > 98.5, "or nothing could be lost"
-    assert 100 * (raw.mean() - found.mean()) <= MOST_LOST
+    assert 100 * (raw.mean() - kept.mean()) <= MOST_LOST
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(SLOW_S)
 def test_no_condition_alone_loses_much(on_backgrounds):
     """Of so few images each is four points; three would be no chance."""
-    lost = {condition: int(raw.sum() - found.sum()) for condition, (found, raw) in on_backgrounds.items()}
+    lost = {condition: int(raw.sum() - kept.sum()) for condition, (kept, raw) in on_backgrounds.items()}
     assert {condition: count for condition, count in lost.items() if count > 2} == {}
 
 
 def test_the_same_pictures_at_every_call(inks):
     images, _ = inks["strokes"]
     for condition in ("plain", "photo"):
-        first, second = (conditions.pictures(condition, images[:1])[0] for _ in range(2))
+        first, second = (pictures(condition, images[:1])[0] for _ in range(2))
         assert np.array_equal(np.asarray(first), np.asarray(second))
 
 
 def test_a_wrong_judgement_shows(judge, inks):
     """The measure can fail: mirrored digits are not read."""
     images, labels = inks["strokes"]
-    mirrored = conditions.seen(conditions.pictures("plain", images[:, :, ::-1]))
+    mirrored = seen(pictures("plain", images[:, :, ::-1]))
     assert 100 * judge.right(mirrored, labels).mean() < LEAST["strokes"] - 20
+
+
+def test_the_command_writes_its_page(tmp_path):
+    arguments = ["plain", "--images", "10", "--source", "strokes", "--output", str(tmp_path)]
+    result = CliRunner().invoke(conditions, arguments)
+    assert result.exit_code == 0, result.output
+    written = json.loads((tmp_path / "conditions.json").read_text())
+    assert written["rows"] == [{"condition": "plain", "strokes": 100.0}]
+    page = (tmp_path / "conditions.md").read_text()
+    assert "| plain | 100 |" in page
+    assert "    python benchmarks/conditions.py plain --images 10 --source strokes --output DIR" in page
+
+
+def test_a_condition_that_is_none():
+    result = CliRunner().invoke(conditions, ["upside down"])
+    assert result.exit_code == 2
+    assert "upside down: expected one of plain, inverted" in result.output

@@ -1,0 +1,16 @@
+"""Short runs of the benchmarks: three rounds show what the rows hold."""
+
+import pytest
+
+from benchmarks.measure.timing import MIN_ROUNDS, ROUNDS_VARIABLE
+
+
+@pytest.fixture(autouse=True)
+def three_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ROUNDS_VARIABLE, str(MIN_ROUNDS))
+
+
+@pytest.fixture
+def any_rounds(monkeypatch: pytest.MonkeyPatch, three_rounds: None) -> None:
+    """Rounds as users have them."""
+    monkeypatch.delenv(ROUNDS_VARIABLE)

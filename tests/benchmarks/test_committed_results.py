@@ -1,0 +1,106 @@
+"""The committed results: each is read, each has a command that makes it again, and every plot can be read."""
+
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from benchmarks.reporting import plots
+from benchmarks.reporting.build import TITLE, page
+from benchmarks.reporting.page import Block, Picture, markdown
+from benchmarks.reporting.sources import Sources, find
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "benchmarks/results"
+BY_ITSELF = {"conditions.json"}  # made with its own page
+ONCE_MORE = {"accuracy.json", "engines.json", "overhead.json"}  # measured before every result recorded its command
+
+
+@pytest.fixture(scope="module")
+def sources() -> Sources:
+    return find(RESULTS)
+
+
+@pytest.fixture(scope="module")
+def drawn(sources: Sources) -> tuple[list[Block], dict[str, list[int]]]:
+    """The page, and how many ticks each numeric axis of each of its plots shows."""
+    counted: dict[str, list[int]] = {}
+    real = plots.picture
+
+    def count(name: str, caption: str, figure: object) -> Picture:
+        picture = real(name, caption, figure)
+        axes = [axis for each in figure.axes for axis in (each.xaxis, each.yaxis)]
+        numeric = [axis for axis in axes if all(text.get_text()[:1].isdigit() for text in axis.get_ticklabels())]
+        counted[name] = [_visible(axis) for axis in numeric]
+        return picture
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plots, "picture", count)
+        return page(sources), counted
+
+
+def _visible(axis: object) -> int:
+    low, high = sorted(axis.get_view_interval())
+    return sum(low <= place <= high for place in axis.get_majorticklocs())
+
+
+@pytest.mark.slow
+def test_every_axis_has_three_ticks(drawn: tuple[list[Block], dict[str, list[int]]]) -> None:
+    _, ticks = drawn
+    assert len(ticks) == 15
+    for name, counts in ticks.items():
+        assert counts, name
+        assert min(counts) >= 3, name
+
+
+def made_by_make() -> dict[str, str]:
+    """By the file that it makes, each command of `make benchmarks`, its own files named FILE and DIR."""
+    dry = ["make", "--dry-run", "--always-make", "benchmarks", "PYTHON=true"]
+    lines = subprocess.run(dry, cwd=ROOT, capture_output=True, text=True, check=True).stdout.replace("\\\n", " ")
+    made = {}
+    for line in re.findall(r"^python benchmarks/.*$", lines, re.MULTILINE):
+        words = shlex.split(line)
+        if "report.py" not in words[1]:
+            target = words[-1].removeprefix("benchmarks/results.new").lstrip("/")
+            kind = "FILE" if words[-2] == "--json" else "DIR"
+            command = " ".join([*words[:-1], kind])
+            made[{"studies/frontier": "studies/frontier/frontier-measured.json"}.get(target, target)] = command
+    return made
+
+
+def test_a_rerun_makes_every_file_that_the_page_reads_and_no_other(sources: Sources) -> None:
+    assert set(made_by_make()) - {""} == {file.name for file in sources.files}
+    assert made_by_make()[""].startswith("python benchmarks/conditions.py")
+
+
+def test_a_rerun_asks_for_what_was_measured(sources: Sources) -> None:
+    """Options that a command recorded with their default value are left out in the Makefile."""
+    made = made_by_make()
+    for file in sources.files:
+        if file.name not in ONCE_MORE:
+            asked, recorded = (set(text.split()) for text in (made[file.name], file.content["command"]))
+            assert asked - {"--sharing", "--json", "FILE", "500", "1000", "2000"} <= recorded, file.name
+
+
+def test_a_rerun_replaces_the_old_results_as_a_whole() -> None:
+    recipe = (ROOT / "Makefile").read_text().split("\nbenchmarks:")[1].split("\nclean:")[0].splitlines()
+    removed = next(i for i, line in enumerate(recipe) if line.startswith("\trm -f $(RESULTS)/*.json"))
+    assert recipe[1] == "\trm -rf $(NEW)"
+    assert all("$(RESULTS)" not in line for line in recipe[:removed]), "nothing old is touched before all is measured"
+
+
+def test_no_file_is_an_orphan(sources: Sources) -> None:
+    tracked = subprocess.run(["git", "ls-files", "."], cwd=RESULTS, capture_output=True, text=True, check=True).stdout
+    top = {name for name in tracked.splitlines() if "/" not in name and (RESULTS / name).exists()}
+    assert {name for name in top if name.endswith(".json")} - BY_ITSELF <= {file.name for file in sources.files}
+    shown = set(re.findall(r"!\[[^\]]+\]\(([^)]+)\)", (RESULTS / "report.md").read_text()))
+    assert {name for name in top if name.endswith(".png")} == shown
+    assert not {name for name in top if name.endswith((".svg", ".html"))}, "built by make report"
+
+
+@pytest.mark.slow
+def test_the_committed_page_is_that_of_the_results(drawn: tuple[list[Block], dict[str, list[int]]]) -> None:
+    blocks, _ = drawn
+    assert markdown(TITLE, blocks) == (RESULTS / "report.md").read_text()

@@ -1,0 +1,42 @@
+"""The short scenarios of benchmarks/faults.py against the real server."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from benchmarks.faults import faults
+
+pytestmark = [pytest.mark.live, pytest.mark.slow]
+HEAL_S = 60.0
+
+
+def run(folder: Path, *words: str) -> dict[str, object]:
+    """The row of one scenario, from the file that the command writes."""
+    done = CliRunner().invoke(faults, [*words, "--json", str(folder / "faults.json")], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    content = json.loads((folder / "faults.json").read_text())
+    assert content["benchmark"] == "faults"
+    (row,) = content["rows"]
+    return dict(row)
+
+
+@pytest.mark.parametrize("name", ["stub-killed", "server-killed"])
+def test_a_fault_ends_unattended_with_no_wrong_answer(tmp_path: Path, name: str) -> None:
+    row = run(tmp_path, "--scenario", name)
+    assert row["wrong"] == 0
+    assert int(str(row["failed"])) > 0, "the fault was real"
+    assert float(str(row["recovery_s"])) < HEAL_S
+
+
+def test_sigterm_leaves_no_orphan(tmp_path: Path) -> None:
+    row = run(tmp_path, "--scenario", "sigterm")
+    assert (row["wrong"], row["failed"], row["orphans"]) == (0, 0, 0)
+    assert float(str(row["stopped_s"])) < 6
+
+
+def test_publications_fail_nothing_and_hold_up_no_answer(tmp_path: Path) -> None:
+    row = run(tmp_path, "--scenario", "publish", "--publications", "3")
+    assert (row["wrong"], row["failed"], row["refused"]) == (0, 0, 0)
+    assert int(str(row["right"])) > 100

@@ -1,0 +1,192 @@
+"""The one writer of results: its header, what Ctrl-C leaves, and places that cannot be written, refused beforehand."""
+
+import json
+import subprocess
+import sys
+import time
+from datetime import datetime, timezone
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from benchmarks.accuracy import accuracy
+from benchmarks.engines import engines
+from benchmarks.frontier import frontier
+from benchmarks.latency import latency
+from benchmarks.measure.choices import FiniteRange, NameList, Result, json_option, seconds_option
+from benchmarks.measure.results import recording
+from benchmarks.measure.timing import ROUNDS_VARIABLE, Interrupted, time_interleaved
+from benchmarks.norms import norms
+from benchmarks.operators import operators
+from benchmarks.overhead import overhead
+from benchmarks.rewrites import rewrites
+from benchmarks.throughput import throughput
+
+pytestmark = pytest.mark.usefixtures("any_rounds")
+WITH_JSON = (accuracy, engines, latency, operators, overhead, rewrites, throughput)
+WITH_SECONDS = (engines, frontier, latency, norms, overhead, rewrites, throughput)
+
+
+@click.command()
+@click.argument("kinds", nargs=-1)
+@click.option("--names", type=NameList(("a", "b", "c")))
+@click.option("--batch", type=int, multiple=True)
+@click.option("--quick", is_flag=True)
+@click.option("--folder", type=Result(folder=True))
+@seconds_option(3, "Not asked for.")
+@json_option
+def measure(json_path: Path | None, **options: object) -> None:
+    with recording("measure", json_path, 1) as record:
+        record.update({"rows": [1]})
+        if options["quick"]:
+            raise KeyboardInterrupt
+
+
+def test_every_result_says_what_measured_it_and_when(tmp_path: Path) -> None:
+    path = tmp_path / "new/result.json"
+    arguments = [
+        "x y",
+        "--names",
+        "c,a",
+        "--batch",
+        "1",
+        "--batch",
+        "2",
+        "--folder",
+        str(tmp_path),
+        "--json",
+        str(path),
+    ]
+    result = CliRunner().invoke(measure, arguments)
+    assert (result.exit_code, result.output) == (0, f"Wrote {path}\n")
+    written = json.loads(path.read_text())
+    assert set(written) == {"benchmark", "command", "date", "environment", "rows"}
+    assert (
+        written["command"]
+        == "python benchmarks/measure.py 'x y' --names c,a --batch 1 --batch 2 --folder DIR --json FILE"
+    )
+    assert abs(datetime.now(timezone.utc) - datetime.fromisoformat(written["date"])).total_seconds() < 600
+    assert "commit" in written["environment"]
+    assert str(tmp_path) not in path.read_text()
+
+
+def test_ctrl_c_leaves_what_was_measured(tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    result = CliRunner().invoke(measure, ["--quick", "--json", str(path)])
+    assert result.exit_code == 130
+    assert "Interrupted: only the finished rounds count" in result.output
+    written = json.loads(path.read_text())
+    assert (written["interrupted"], written["rows"]) == (True, [1])
+
+
+CTRL_C = """
+import signal
+from benchmarks.measure.timing import finished_rounds, time_interleaved
+signal.signal(signal.SIGINT, signal.default_int_handler)
+calls, kept = [], []
+def work():
+    calls.append(0)
+    if len(calls) == 12:  # one of warm-up, then two a round
+        signal.raise_signal(signal.SIGINT)
+try:
+    finished_rounds(lambda: time_interleaved({"a": work}, 60, "a"), kept.append)
+except KeyboardInterrupt:
+    print(len(kept[0]["a"].samples_ns))
+"""
+
+
+def test_a_real_ctrl_c_keeps_the_finished_rounds() -> None:
+    """In a process of its own, so that the signal interrupts nothing else."""
+    done = subprocess.run([sys.executable, "-c", CTRL_C], capture_output=True, text=True, timeout=120)
+    assert done.stdout.split() == ["5"], done.stderr
+
+
+def test_ctrl_c_before_the_first_round_leaves_nothing() -> None:
+    def stop() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt) as raised:
+        time_interleaved({"a": stop}, 1)
+    assert not isinstance(raised.value, Interrupted)
+
+
+@pytest.mark.slow
+def test_an_interrupted_benchmark_writes_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The real command, stopped in its third round."""
+    real, asked = time.sleep, []
+
+    def stop_in_the_third_round(seconds: float) -> None:
+        asked.append(seconds)
+        if len(asked) > 2 * 2:  # the sleep before each contestant's turn
+            raise KeyboardInterrupt
+        real(seconds)
+
+    monkeypatch.setattr("benchmarks.measure.timing.time.sleep", stop_in_the_third_round)
+    path = tmp_path / "latency.json"
+    options = ["--batch", "2", "--depth", "1", "--models", "vitbn,cnn", "--runtimes", "torch", "--device", "cpu"]
+    result = CliRunner().invoke(latency, [*options, "--json", str(path)])
+    assert result.exit_code == 130, result.output
+    written = json.loads(path.read_text())
+    assert written["interrupted"]
+    assert [row["rounds"] for row in written["rows"]] == [2, 2]
+
+
+@pytest.mark.parametrize("command", WITH_JSON)
+@pytest.mark.parametrize(("place", "reason"), [(".", "is a directory"), ("file/a.json", "Not a directory")])
+def test_a_place_that_cannot_be_written_is_refused_first(
+    command: click.Command, place: str, reason: str, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    result = CliRunner().invoke(command, ["--json", str(tmp_path / place)])
+    assert result.exit_code == 2
+    assert str(tmp_path) in result.output
+    assert reason in result.output
+
+
+def test_a_folder_of_the_system_is_refused(tmp_path: Path) -> None:
+    result = CliRunner().invoke(frontier, ["--output", "/proc/results"])
+    assert result.exit_code == 2
+    assert "/proc/results: expected a place to write to, found" in result.output
+
+
+@pytest.mark.parametrize("command", WITH_SECONDS)
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
+def test_seconds_are_finite(command: click.Command, value: str, tmp_path: Path) -> None:
+    arguments = ["--output", str(tmp_path)] if command in (frontier, norms) else []
+    result = CliRunner().invoke(
+        command, [*arguments, "--seconds", value, *([str(tmp_path)] if command is norms else [])]
+    )
+    assert result.exit_code == 2
+    assert "--seconds" in result.output
+
+
+def test_numbers_of_load_are_finite() -> None:
+    for option in ("--rate", "--max-p99-ms"):
+        assert CliRunner().invoke(throughput, [option, "nan"]).exit_code == 2
+    assert FiniteRange(0).convert("2", None, None) == 2
+
+
+def test_it_says_before_it_starts_how_long_it_takes(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(ROUNDS_VARIABLE, "3")
+    time_interleaved({"slow": lambda: time.sleep(0.25)}, 9, "it")  # too slow for a call before each timed one
+    assert "it: 1 contestants, 3 rounds take about 0.8 s; at most 9 s" in capsys.readouterr().err
+
+
+def test_at_most_is_kept_where_three_rounds_fit() -> None:
+    """A round is not begun that would end after the budget; by the durations themselves, whatever the machine does."""
+    measured = time_interleaved({"a": lambda: time.sleep(0.25)}, 1.2)
+    taken_s = [ns / 1e9 for ns in measured["a"].samples_ns]
+    assert len(taken_s) in (3, 4)
+
+
+def test_the_environment_limits_the_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ROUNDS_VARIABLE, "2")
+    assert len(time_interleaved({"a": lambda: None}, 60)["a"].samples_ns) == 2
+    for wrong in ("0", "many", "-1"):
+        monkeypatch.setenv(ROUNDS_VARIABLE, wrong)
+        with pytest.raises(click.ClickException, match=f"{ROUNDS_VARIABLE}: expected a number of at least 1"):
+            time_interleaved({"a": lambda: None}, 60)

@@ -1,0 +1,76 @@
+"""Pictures that show no digit, or several: letters in fonts, scribbles, noise, rows of digits. Seeded."""
+
+import string
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+from PIL import Image, ImageDraw, ImageFilter, ImageFont
+
+FONTS = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
+NAMES = ["DejaVuSans", "DejaVuSans-Oblique", "DejaVuSerif", "DejaVuSerif-Italic", "DejaVuSansMono", "STIXGeneral"]
+NAMES += ["STIXGeneralItalic", "STIXGeneralBol", "cmr10", "cmmi10", "cmss10", "cmtt10"]
+LIKE_DIGITS = set("OoDQIlijJtSsZzBbGgqAyT")  # in at least one font
+SIDE = 120  # pixels
+
+
+def letters() -> list[tuple[str, Image.Image]]:
+    """Every letter in every font, dark on light: 624 pictures."""
+    pictures = []
+    for name in NAMES:
+        font = ImageFont.truetype(str(FONTS / f"{name}.ttf"), 80)
+        for letter in string.ascii_letters:
+            picture = Image.new("L", (SIDE, SIDE), 250)
+            ImageDraw.Draw(picture).text((SIDE / 2, SIDE / 2), letter, fill=20, font=font, anchor="mm")
+            pictures.append((letter, picture))
+    return pictures
+
+
+def noise(count: int = 200, seed: int = 0) -> list[Image.Image]:
+    """Noise of three kinds in turn: grey, black and white, and blurred blobs."""
+    rng = np.random.default_rng(seed)
+    pictures = []
+    for number in range(count):
+        levels = rng.normal(128, 60, (SIDE, SIDE))
+        if number % 3 == 1:
+            levels = np.where(rng.random((SIDE, SIDE)) < rng.uniform(0.02, 0.5), 20.0, 240.0)
+        picture = Image.fromarray(np.clip(levels, 0, 255).astype(np.uint8))
+        if number % 3 == 2:
+            blurred = np.asarray(picture.filter(ImageFilter.GaussianBlur(rng.uniform(3, 9))), dtype=float)
+            picture = Image.fromarray(np.where(blurred > np.quantile(blurred, 0.85), 20, 240).astype(np.uint8))
+        pictures.append(picture)
+    return pictures
+
+
+def scribbles(count: int = 200, seed: int = 0) -> list[Image.Image]:
+    """Smooth curves through random points."""
+    rng = np.random.default_rng(seed)
+    pictures = []
+    for _ in range(count):
+        large = 4 * SIDE
+        picture = Image.new("L", (large, large), 250)
+        points = rng.uniform(0.15, 0.85, (rng.integers(5, 12), 2)) * large
+        t = np.linspace(0, len(points) - 1, 400)
+        smooth = np.stack([np.interp(t, np.arange(len(points)), points[:, axis]) for axis in (0, 1)], axis=1)
+        window = np.ones(41) / 41
+        path = np.stack([np.convolve(smooth[:, axis], window, mode="valid") for axis in (0, 1)], axis=1)
+        ImageDraw.Draw(picture).line([tuple(point) for point in path.tolist()], fill=20, width=28, joint="curve")
+        pictures.append(picture.resize((SIDE, SIDE), Image.Resampling.BOX))
+    return pictures
+
+
+def rows_of_digits(
+    images: np.ndarray, length: int = 3, count: int = 200, seed: int = 0
+) -> list[tuple[Image.Image, list[int]]]:
+    """Pictures of digits side by side, and the numbers of their images in (n, 28, 28), ink 255."""
+    rng = np.random.default_rng(seed)
+    rows = []
+    for _ in range(count):
+        chosen = rng.integers(0, len(images), length)
+        sheet = np.zeros((60, 40 * length + 20), dtype=np.uint8)
+        for place, number in enumerate(chosen):
+            left, top = 12 + 40 * place, 16 + rng.integers(-6, 7)
+            sheet[top : top + 28, left : left + 28] = images[number]
+        large = Image.fromarray(255 - sheet).resize((4 * sheet.shape[1], 4 * sheet.shape[0]), Image.Resampling.BICUBIC)
+        rows.append((large, chosen.tolist()))
+    return rows

@@ -1,0 +1,151 @@
+"""--split and --reject-below: output and exit code."""
+
+import csv
+import json
+import struct
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from PIL import Image
+from stand_in import LABELS, StandIn, expected_logits
+
+from clients.images.drawing import drawing_inputs
+from clients.infer import infer
+from clients.prediction import Answer, predictions
+
+
+@pytest.fixture
+def server():
+    with StandIn(max_batch_size=64).serving("http") as stand_in:
+        yield stand_in
+
+
+@pytest.fixture
+def row(tmp_path, digit):
+    """A picture of four digits of different widths side by side."""
+    sheet = np.full((160, 460), 245, dtype=np.uint8)
+    large = np.asarray(Image.fromarray(digit).resize((112, 112), Image.Resampling.BICUBIC))
+    for number, width in enumerate((112, 90, 70, 100)):
+        one = np.asarray(Image.fromarray(large).resize((width, 112), Image.Resampling.BICUBIC))
+        left = 10 + 110 * number
+        sheet[20 : 20 + 112, left : left + width] -= (one * 0.9).astype(np.uint8)
+    Image.fromarray(sheet).save(tmp_path / "row.png")
+    return tmp_path / "row.png"
+
+
+def run(server, *arguments):
+    result = CliRunner().invoke(infer, ["--url", server.urls["http"], *(str(each) for each in arguments)])
+    assert isinstance(result.exception, SystemExit | None)
+    return result.exit_code, result.stdout.splitlines(), result.stderr.splitlines()
+
+
+def expected(row, temperature=1.0):
+    inputs, shapes = drawing_inputs(Image.open(row), split=True)
+    assert (len(inputs), shapes) == (4, 4)
+    return predictions(Answer(expected_logits(inputs), "1", 0.0), LABELS, temperature)
+
+
+def test_separate_shapes_are_counted(server, row):
+    code, lines, errors = run(server, row)
+    assert (code, len(lines)) == (0, 1)
+    assert errors == [f"Note: {row}: 4 separate shapes, read as one digit; --split reads each"]
+    assert server.batches == [1]
+
+
+def test_each_shape_has_its_own_answer(server, row):
+    answers = expected(row)
+    code, lines, errors = run(server, row, "--split")
+    assert (code, errors) == (0, [])
+    assert lines == [
+        *(
+            f"{row}, shape {number} of 4: {each.label} ({100 * each.probability:.1f} %)"
+            for number, each in enumerate(answers, 1)
+        ),
+        f"{row}: {''.join(each.label for each in answers)}",
+    ]
+
+
+def test_json_and_csv_name_the_shape(server, row):
+    answers = expected(row)
+    objects = [json.loads(line) for line in run(server, row, "--split", "--json")[1]]
+    assert [(each["shape"], each["shapes"], each["label"]) for each in objects] == [
+        (number, 4, answer.label) for number, answer in enumerate(answers, 1)
+    ]
+    rows = list(csv.DictReader(run(server, row, "--split", "--csv")[1]))
+    assert list(rows[0]) == ["file", "shape", "shapes", "label", "probability", "model", "version", "latency_ms"]
+    assert [each["label"] for each in rows] == [answer.label for answer in answers]
+    assert {each["file"] for each in rows} == {str(row)}
+
+
+def test_answers_below_the_limit_are_rejected(server, row):
+    answers = expected(row)
+    limit = sorted(each.probability for each in answers)[2]
+    below = [each.probability < limit for each in answers]
+    assert 0 < sum(below) < 4
+    code, lines, errors = run(server, row, "--split", "--reject-below", limit)
+    assert (code, errors) == (4, [])
+    for line, answer, rejected in zip(lines[:4], answers, below, strict=True):
+        share = f"{100 * answer.probability:.1f} %"
+        verdict = f"rejected ({answer.label} at {share})" if rejected else f"{answer.label} ({share})"
+        assert line.endswith(f": {verdict}")
+    read = "".join("?" if rejected else answer.label for answer, rejected in zip(answers, below, strict=True))
+    assert lines[4] == f"{row}: {read}"
+    objects = [json.loads(line) for line in run(server, row, "--split", "--json", "--reject-below", limit)[1]]
+    assert [each["rejected"] for each in objects] == below
+    rows = csv.DictReader(run(server, row, "--split", "--csv", "--reject-below", limit)[1])
+    assert [each["rejected"] for each in rows] == [str(rejected).lower() for rejected in below]
+    assert run(server, row, "--split", "--reject-below", 1e-9)[0] == 0
+
+
+def test_a_failure_outranks_a_rejection(server, row):
+    code, _, errors = run(server, row, "missing.png", "--split", "--reject-below", 1)
+    assert (code, len(errors)) == (1, 1)
+
+
+def test_probabilities_are_of_the_temperature(server, row):
+    server.parameters["temperature"] = "2.5"
+    shares = [json.loads(line)["probability"] for line in run(server, row, "--split", "--json")[1]]
+    assert shares == pytest.approx([each.probability for each in expected(row, 2.5)])
+    assert shares != pytest.approx([each.probability for each in expected(row)])
+
+
+@pytest.mark.parametrize("temperature", ["0", "-1", "nan", "inf", "warm"])
+def test_a_temperature_that_cannot_be(server, row, temperature):
+    server.parameters["temperature"] = temperature
+    code, lines, errors = run(server, row, "--model", "net")
+    assert (code, lines, len(errors)) == (3, [], 1)
+    assert "do not describe a classifier" in errors[0]
+
+
+def test_the_accuracy_is_of_the_answers_that_are_not_rejected(server, tmp_path):
+    images = np.random.default_rng(0).integers(50, 256, (30, 28, 28), dtype=np.uint8)
+    answers = predictions(Answer(expected_logits(images[:, None]), "1", 0.0), LABELS, 1.0)
+    (tmp_path / "images").write_bytes(struct.pack(">IIII", 0x803, 30, 28, 28) + images.tobytes())
+    (tmp_path / "labels").write_bytes(struct.pack(">II", 0x801, 30) + bytes([1] * 30))
+    kept = [each for each in answers if each.probability >= 0.9]
+    correct = sum(each.index == 1 for each in kept)
+    labels = ["--labels", tmp_path / "labels"]
+    code, lines, _ = run(server, tmp_path / "images", *labels, "--reject-below", 0.9)
+    assert code == 4
+    assert lines[-1] == (
+        f"accuracy: {100 * correct / len(kept):.2f} % ({correct} of {len(kept)}), "
+        f"rejected: {100 * (30 - len(kept)) / 30:.2f} % ({30 - len(kept)} of 30)"
+    )
+
+
+def test_labels_outside_the_classes(server, tmp_path):
+    (tmp_path / "images").write_bytes(struct.pack(">IIII", 0x803, 3, 28, 28) + bytes([99]) * 3 * 784)
+    (tmp_path / "labels").write_bytes(struct.pack(">II", 0x801, 3) + bytes([0, 2, 3]))
+    code, lines, errors = run(server, tmp_path / "images", "--labels", tmp_path / "labels")
+    assert (code, lines) == (2, [])
+    assert errors[-1] == (
+        "Error: --labels: expected labels from 0 to 2, as model 'net' has 3 classes, "
+        f"found 3 in {tmp_path}/labels, item 2"
+    )
+
+
+@pytest.mark.parametrize("options", [["--reject-below", "0"], ["--reject-below", "1.1"], ["--reject-below", "nan"]])
+def test_usage(server, row, options):
+    assert run(server, row, *options)[0] == 2
+    assert run(server, row, "--split", "--labels", row)[0] == 2

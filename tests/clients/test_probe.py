@@ -1,0 +1,146 @@
+"""The probe against a real server: what `/ready` does not see, it sees; a busy server is not a broken one."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tritonclient.http as http
+from tritonclient.utils import InferenceServerException
+
+from clients.probe import Probe, probe_server
+from serving.running import Server, running_server
+
+pytestmark = pytest.mark.live
+PATIENCE_S = 5.0  # where the test is not about the second that a probe may take
+COMPLETE = ["--disable-auto-complete-config"]
+
+
+@pytest.fixture
+def own(repository: Path, tmp_path: Path) -> Path:
+    """A repository of the test's own with `vitbn`."""
+    return Path(shutil.copytree(repository, tmp_path / "models"))
+
+
+def stubs(server: Server) -> list[int]:
+    """The Python processes of the models; any thread of the server may be their parent."""
+    tasks = Path(f"/proc/{server.pid}/task").iterdir()
+    return [int(pid) for task in tasks for pid in (task / "children").read_text().split()]
+
+
+def states(probe: Probe) -> set[str]:
+    return {version.state for version in probe.versions}
+
+
+def replace_in_config(repository: Path, old: str, new: str) -> None:
+    path = repository / "vitbn" / "config.pbtxt"
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
+def test_the_command_answers_within_a_second_with_json_and_an_exit_code(live_server: Server) -> None:
+    command = [sys.executable, "clients/probe.py", "--url", live_server.http_url, "--timeout", str(PATIENCE_S)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    found = json.loads(done.stdout)
+    assert (done.returncode, found["ok"]) == (0, True)
+    (version,) = found["versions"]
+    assert (version["model"], version["version"], version["state"]) == ("vitbn", "1", "right")
+    assert version["max_abs_error"] <= 1e-4
+
+
+def test_a_server_that_is_away_fails_the_probe() -> None:
+    done = subprocess.run([sys.executable, "clients/probe.py", "--url", "127.0.0.1:1"], capture_output=True, text=True)
+    found = json.loads(done.stdout)
+    assert (done.returncode, found["ok"]) == (1, False)
+    assert "Connection refused" in found["reason"]
+
+
+def test_a_model_that_is_asked_for_must_be_served(live_server: Server) -> None:
+    assert probe_server(live_server.http_url, ["vitbn"], timeout_s=PATIENCE_S).ok
+    missing = probe_server(live_server.http_url, ["vit"], timeout_s=PATIENCE_S)
+    assert (missing.ok, missing.reason) == (False, "model 'vit' is not served")
+
+
+def test_every_served_version_is_asked_and_a_wrong_one_found(own: Path) -> None:
+    shutil.copytree(own / "vitbn/1", own / "vitbn/2")
+    answers = json.loads((own / "vitbn/1/manifest.json").read_text())["sample_logits"]
+    wrong = json.dumps([answers[0] + 0.5, *answers[1:]])
+    # the parameter is JSON inside a quoted string
+    replace_in_config(own, '{\\"1\\": ', f'{{\\"2\\": {{\\"logits\\": {wrong}, \\"tolerance\\": 0.01}}, \\"1\\": ')
+    with running_server(own, COMPLETE) as server:
+        found = probe_server(server.http_url, timeout_s=PATIENCE_S)
+    assert {version.version: version.state for version in found.versions} == {"1": "right", "2": "wrong"}
+    assert not found.ok
+    (bad,) = (version for version in found.versions if version.state == "wrong")
+    assert bad.max_abs_error == pytest.approx(0.5, abs=1e-3)
+
+
+def test_without_a_stored_sample_a_version_must_only_answer(own: Path) -> None:
+    replace_in_config(own, '"probe"', '"another"')
+    with running_server(own, COMPLETE) as server:
+        found = probe_server(server.http_url, timeout_s=PATIENCE_S)
+    assert (found.ok, states(found)) == (True, {"answers"})
+
+
+@pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_dead_or_stopped_model_fails_though_the_server_says_ready(own: Path, fault: signal.Signals) -> None:
+    with running_server(own, COMPLETE) as server:
+        assert probe_server(server.http_url, timeout_s=PATIENCE_S).ok
+        (stub,) = stubs(server)
+        os.kill(stub, fault)
+        for path in ("health/ready", "models/vitbn/ready"):
+            with urllib.request.urlopen(f"http://{server.http_url}/v2/{path}", timeout=PATIENCE_S) as answer:
+                assert answer.status == 200
+        found = probe_server(server.http_url)
+        assert (found.ok, states(found)) == (False, {"failed"})
+        for pid in (stub, server.pid):  # neither ends of itself now
+            os.kill(pid, signal.SIGKILL)
+
+
+@contextmanager
+def flood(server: Server, threads: int = 6) -> Iterator[None]:
+    """Batches of 256, one after the other in each thread, whatever becomes of them."""
+    stop = threading.Event()
+
+    def ask() -> None:
+        image = http.InferInput("image", [256, 1, 28, 28], "UINT8")
+        image.set_data_from_numpy(np.zeros((256, 1, 28, 28), np.uint8))
+        with http.InferenceServerClient(server.http_url) as client:
+            while not stop.is_set():
+                try:
+                    client.infer("vitbn", [image])
+                except InferenceServerException:
+                    continue
+
+    asking = [threading.Thread(target=ask) for _ in range(threads)]
+    for thread in asking:
+        thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        for thread in asking:
+            thread.join()
+
+
+@pytest.mark.slow
+def test_a_version_that_refuses_while_it_answers_others_is_busy_and_passes(own: Path) -> None:
+    text = (own / "vitbn/config.pbtxt").read_text()
+    start = text.index("dynamic_batching {")
+    end = text.index("\n}", start) + 2
+    policy = "dynamic_batching { default_queue_policy { max_queue_size: 1 } }"
+    (own / "vitbn/config.pbtxt").write_text(text[:start] + policy + text[end:])
+    with running_server(own, COMPLETE) as server, flood(server):
+        found = [probe_server(server.http_url, timeout_s=PATIENCE_S) for _ in range(20)]
+    assert all(each.ok for each in found), found
+    assert "busy" in set().union(*map(states, found))

@@ -1,0 +1,85 @@
+"""Separate shapes of ink are cut apart, left to right; one digit stays whole."""
+
+import numpy as np
+import pytest
+from not_digits import rows_of_digits
+from PIL import Image, ImageDraw
+
+from clients.images.drawing import drawing_inputs
+from clients.images.ink import find_ink
+from clients.images.shapes import shapes_of
+from clients.preprocess import to_model_input
+
+
+def shapes(picture):
+    return drawing_inputs(picture, split=True)
+
+
+def drawn(*lines, size=(400, 200), width=12):
+    """Lines through points, on paper."""
+    picture = Image.new("L", size, 240)
+    for line in lines:
+        ImageDraw.Draw(picture).line(line, fill=20, width=width, joint="curve")
+    return picture
+
+
+FIVE = ([(140, 30), (80, 30), (75, 90), (130, 95), (140, 140), (80, 165)], [(146, 24), (190, 20)])
+ONE = [(300, 20), (300, 170)]
+
+
+@pytest.mark.parametrize(
+    ("lines", "count"),
+    [
+        ([ONE], 1),
+        ([[(60, 20), (60, 90)], [(110, 20), (100, 180)], [(30, 100), (90, 98)]], 2),  # a 4 without a crossing, as "11"
+        ([[(60, 20), (40, 100), (140, 100)], [(110, 40), (105, 180)]], 1),
+        ([FIVE[0], [(90, 10), (150, 8)]], 1),  # a flag that does not touch
+        ([FIVE[0], ONE], 2),
+        ([[(40, 20), (40, 180)], [(120, 20), (120, 180)], ONE], 3),
+        ([FIVE[0], [(215, 150), (210, 170)], ONE], 2),  # a comma between
+    ],
+)
+def test_count(lines, count):
+    assert shapes(drawn(*lines))[1] == count
+
+
+def test_each_shape_is_what_its_own_picture_gives():
+    both = shapes(drawn(FIVE[0], ONE))[0]
+    for image, line in zip(both, (FIVE[0], ONE), strict=True):
+        assert np.abs(image.astype(int) - to_model_input(drawn(line))).mean() < 12
+
+
+def test_touching_digits_are_one_shape():
+    assert shapes(drawn([(40, 20), (60, 180), (100, 100), (160, 180), (180, 20)]))[1] == 1
+
+
+def test_one_shape_is_what_it_was(digit):
+    picture = Image.fromarray(255 - digit).resize((200, 200))
+    split, count = shapes(picture)
+    assert count == 1
+    np.testing.assert_array_equal(split[0], to_model_input(picture))
+
+
+def test_a_page_of_text_is_bounded():
+    mask = np.random.default_rng(0).random((300, 500)) < 0.02
+    picture = Image.fromarray(np.where(mask, 0, 255).astype(np.uint8)).resize((1500, 900), Image.Resampling.NEAREST)
+    inputs, count = shapes(picture)
+    assert inputs.shape[0] == count < 512
+
+
+def test_mnist_digits_are_one_shape(mnist):
+    counts = [len(shapes_of(find_ink(Image.fromarray(image)))) for image in mnist]
+    assert counts.count(1) >= len(mnist) - 1
+
+
+def test_rows_of_mnist_digits_are_cut_apart(mnist):
+    right = 0
+    for picture, numbers in rows_of_digits(mnist, length=4, count=50):
+        inputs, count = shapes(picture)
+        if count == 4:
+            apart = [
+                np.abs(image[0].astype(int) - mnist[number]).mean()
+                for image, number in zip(inputs, numbers, strict=True)
+            ]
+            right += max(apart) < 30
+    assert right >= 48

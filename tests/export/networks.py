@@ -1,0 +1,30 @@
+"""Networks of any geometry whose norms are far from the identity, and what two of them answer to the same images."""
+
+import torch
+from torch import nn
+
+from models.config import ModelConfig
+from models.registry import build, randomise_norms
+
+SMALL = ModelConfig(depth=2, dim=16, heads=4, dim_head=16, mlp_dim=24)
+
+
+def network(config: ModelConfig, seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    model = build(config).eval()
+    randomise_norms(model, seed)
+    return model.double()
+
+
+def pixels(config: ModelConfig) -> torch.Tensor:
+    return torch.randint(0, 256, (3, *config.input_shape), generator=torch.Generator().manual_seed(1)).double()
+
+
+def answer(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    with torch.inference_mode():
+        return model(x)
+
+
+def error(model: nn.Module, rewritten: nn.Module, config: ModelConfig) -> float:
+    x = pixels(config) / 255
+    return float((answer(model, x) - answer(rewritten, x)).abs().max())

@@ -1,0 +1,128 @@
+"""The proof fails where a rewritten graph is wrong, and the passes refuse what they do not read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+from foreign_networks import VOCABULARY, Encoder, export, model, parse
+
+from export.onnx_rewrites import rewrite
+from export.onnx_rewrites.errors import BadRequest, NotSupported, ProofFailed
+from export.onnx_rewrites.inputs import draw, size_rounds, table_rows
+from export.onnx_rewrites.prepare import Prepare
+from export.onnx_rewrites.proof import compare, prove_double
+from export.onnx_rewrites.reads import parse_read
+
+
+def changed(value: ir.Value, change: Callable[[np.ndarray], np.ndarray]) -> None:
+    """Sets a constant, and the double that a pass has left beside it."""
+    assert value.const_value is not None
+    array = change(value.const_value.numpy().astype(np.float64))
+    value.meta.pop("vitbn.exact", None)
+    value.const_value = ir.tensor(array, name=value.name)
+
+
+def drop_bias(graph: ir.Graph) -> None:
+    value = next(v for name, v in graph.initializers.items() if "values" not in name and "value_bias" in name)
+    changed(value, np.zeros_like)
+
+
+def read_another_row(graph: ir.Graph) -> None:
+    node = next(n for n in graph if n.op_type == "Gather" and n.outputs[0].dtype == ir.DataType.FLOAT and _row(n))
+    value = node.inputs[1]
+    assert value is not None
+    assert value.const_value is not None
+    value.const_value = ir.tensor(value.const_value.numpy() + 1, name=value.name)
+
+
+def _row(node: ir.Node) -> bool:
+    indices = node.inputs[1]
+    return indices is not None and indices.const_value is not None and indices.const_value.numpy().tolist() == [0]
+
+
+def move_a_weight(graph: ir.Graph) -> None:
+    value = next(v for name, v in graph.initializers.items() if name.endswith("_keys"))
+
+    def change(array: np.ndarray) -> np.ndarray:
+        array.flat[3] += 1e-6
+        return array
+
+    changed(value, change)
+
+
+def ignore_the_mask(graph: ir.Graph) -> None:
+    softmax = [node for node in graph if node.op_type == "Softmax"][-1]
+    add = softmax.inputs[0].producer() if softmax.inputs[0] is not None else None
+    assert add is not None
+    assert add.op_type == "Add"
+    softmax.replace_input_with(0, add.inputs[0])
+
+
+@pytest.mark.parametrize("fault", [None, drop_bias, read_another_row, move_a_weight, ignore_the_mask])
+def test_every_planted_fault_fails_the_proof(fault: Callable[[ir.Graph], None] | None) -> None:
+    original = model(export(Encoder()))
+    rewritten = rewrite(original).model
+    Prepare()(drawn := original.clone())
+    rounds = [draw(drawn.graph, sizes, seed) for seed, sizes in enumerate(next(size_rounds(drawn.graph)))]
+    if fault is None:
+        assert prove_double(original, rewritten, (), rounds).error < 1e-13
+        return
+    fault(rewritten.graph)
+    with pytest.raises(ProofFailed, match="float64: output 0: expected an error of at most 1e-10"):
+        prove_double(original, rewritten, (), rounds)
+
+
+def test_a_comparison_needs_elements_that_are_finite() -> None:
+    ones, none, nan = np.ones((1, 2)), np.ones((0, 2)), np.full((1, 2), np.nan)
+    assert compare([ones], [ones], "float64", 1e-10) == 0
+    for expected, found in ([ones], [nan]), ([nan], [nan]), ([none], [none]), ([], []), ([ones], [ones[0]]):
+        with pytest.raises(ProofFailed):
+            compare(expected, found, "float64", 1e-10)
+
+
+def test_inputs_fit_the_graph() -> None:
+    graph = model(export(Encoder())).graph
+    ids, mask = graph.inputs
+    assert table_rows(ids) == VOCABULARY
+    assert table_rows(mask) is None
+    feeds = draw(graph, {"batch": 4, "seq": 7})
+    assert feeds["attention_mask"][:, 0].all()
+    assert feeds["attention_mask"].sum(1).min() < 7
+    sizes = next(size_rounds(graph))
+    assert len({round_["seq"] for round_ in sizes}) == len({round_["batch"] for round_ in sizes}) == 3
+
+
+HEADER = '<ir_version: 8, opset_import: ["": {opset}{more}]> g (float[n, 4] a) => (float[n, 4] y) {{ {nodes} }}'
+BODY = "(float[n, 4] b) { b = Relu(a) }"
+QUANTISED = "s = Constant<value_float = 0.1>() z = Constant<value = int8 {0}>() b = QuantizeLinear(a, s, z)"
+
+
+@pytest.mark.parametrize(
+    ("nodes", "opset", "more", "reason"),
+    [
+        (f"y = If(c) <then_branch = t() => {BODY}, else_branch = e() => {BODY}>", 17, "", "found If with a body"),
+        (f"{QUANTISED} y = DequantizeLinear(b, s, z)", 17, "", "found the quantised operator QuantizeLinear"),
+        ("y = com.microsoft.FastGelu(a)", 17, ', "com.microsoft": 1', "found com.microsoft.FastGelu"),
+        ("y = Relu(a)", 7, "", "opset: expected 10 to"),
+        ("y = RandomNormalLike(a)", 17, "", "found RandomNormalLike"),
+        ("y, m, v, p, q = BatchNormalization(a, w, w, w, w) k = Add(m, v)", 11, "", "found statistics"),
+    ],
+)
+def test_what_the_passes_do_not_read_is_named(nodes: str, opset: int, more: str, reason: str) -> None:
+    text = HEADER.format(opset=opset, more=more, nodes=nodes)
+    with pytest.raises(NotSupported, match=reason):
+        rewrite(parse(text, c=np.array(True), w=np.ones(4, np.float32)))
+
+
+@pytest.mark.parametrize("read", ["z[:,0]", "y[0", "y[a]", "y[0,0,0,0]"])
+def test_a_read_that_does_not_fit_is_named(read: str) -> None:
+    with pytest.raises(BadRequest, match=r"read: expected"):
+        rewrite(model(export(Encoder("hidden"))), [read])
+
+
+def test_a_read_keeps_its_text() -> None:
+    for text in ("y", "y[0]", "y[:,0]", "y[1:3,-1]"):
+        assert str(parse_read(text)) == text

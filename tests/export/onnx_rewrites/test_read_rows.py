@@ -1,0 +1,147 @@
+"""read_rows on networks of both exporters, and each operator's rule against the operator itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+from foreign_networks import Encoder, Vision, export, model, parse
+from onnx_ir.passes.common import RemoveUnusedNodesPass
+
+from export.onnx_rewrites import AbsorbQueries, ReadRows, Rewritten, rewrite
+from export.onnx_rewrites.demand import analyse
+from export.onnx_rewrites.errors import NothingToRewrite
+from export.onnx_rewrites.evaluate import evaluate
+from export.onnx_rewrites.inputs import draw, size_rounds
+from export.onnx_rewrites.materialise import Materialiser
+from export.onnx_rewrites.prepare import Prepare
+from export.onnx_rewrites.proof import Proof, prove_double
+from export.onnx_rewrites.reads import parse_read
+from export.onnx_rewrites.shapes import Shapes
+
+SIZES = {"batch": 1, "seq": 24}
+EXPORTERS = [
+    ("old", 17),
+    pytest.param("new", 18, marks=pytest.mark.slow),
+    pytest.param("new", 20, marks=pytest.mark.slow),
+    pytest.param("new", 23, marks=pytest.mark.slow),
+]
+
+
+def proved(original: ir.Model, rewritten: Rewritten, reads: Sequence[str] = ()) -> Proof:
+    """The proof in double on three sizes."""
+    Prepare()(drawn := original.clone())
+    rounds = [draw(drawn.graph, sizes, seed) for seed, sizes in enumerate(next(size_rounds(drawn.graph)))]
+    return prove_double(original, rewritten.model, [parse_read(read) for read in reads], rounds)
+
+
+@pytest.mark.parametrize(("exporter", "opset"), EXPORTERS)
+def test_an_encoder_of_two_layers_keeps_half_of_its_work(exporter: str, opset: int) -> None:
+    original = model(export(Encoder(), exporter, opset))
+    rewritten = rewrite(original, sizes=SIZES)
+    rows, absorbed = rewritten.steps[1:]
+    assert rows.macs < 0.68 * rewritten.macs
+    assert absorbed.macs < 0.56 * rewritten.macs
+    assert proved(original, rewritten).error < 1e-13
+
+
+@pytest.mark.parametrize(("exporter", "opset"), [("old", 17), ("new", 20)])
+@pytest.mark.parametrize("rows", [1, 2])
+def test_a_vit_whose_heads_read_one_or_two_rows(rows: int, exporter: str, opset: int) -> None:
+    original = model(export(Vision(rows), exporter, opset))
+    rewritten = rewrite(original, sizes=SIZES)
+    assert all(step.sites for step in rewritten.steps[1:])
+    assert rewritten.steps[-1].macs < 0.7 * rewritten.macs
+    assert proved(original, rewritten).error < 1e-13
+
+
+@pytest.mark.parametrize("pool", ["mean", "both", "hidden"])
+def test_where_every_row_is_read_nothing_is_rewritten(pool: str) -> None:
+    with pytest.raises(NothingToRewrite, match="no multiplying operator computes more than the outputs read"):
+        rewrite(model(export(Encoder(pool))), sizes=SIZES)
+
+
+@pytest.mark.parametrize("read", ["y[:,0]", "y[:,0:2]", "y[:,1,3:9]"])
+def test_a_read_of_an_output_makes_the_rest_superfluous(read: str) -> None:
+    original = model(export(Encoder("hidden")))
+    rewritten = rewrite(original, [read], sizes=SIZES)
+    assert rewritten.steps[-1].macs < 0.75 * rewritten.macs
+    assert proved(original, rewritten, [read]).error < 1e-13
+    with pytest.raises(Exception, match="expected"):
+        proved(original, rewritten, ["y[:,2]"])
+
+
+def test_the_passes_compose_with_others_and_leave_the_given_model_alone() -> None:
+    original = model(export(Encoder()))
+    nodes = len(original.graph)
+    copy = original.clone()
+    result = ir.passes.Sequential(ReadRows(SIZES), AbsorbQueries(SIZES), RemoveUnusedNodesPass())(copy)
+    assert len(original.graph) == nodes
+    assert len(result.model.graph) != nodes
+
+
+RULES = [
+    ("y = Add(a, b)", (2, 1, 4), (5, 1)),
+    ("y = Where(k, a, b)", (2, 5, 4), (4,)),
+    ("y = MatMul(a, b)", (2, 5, 4), (4, 4)),
+    ("y = MatMul(a, b)", (1, 5, 4), (2, 4, 4)),
+    ("y = Softmax<axis = 1>(a)", (2, 5, 4), (1,)),
+    ("y = LayerNormalization<axis = -1>(a, b)", (2, 5, 4), (4,)),
+    ("y = BatchNormalization(a, b, b, b, b)", (2, 5, 4), (5,)),
+    ("y = Transpose<perm = [2, 0, 1]>(a)", (5, 4, 2), (1,)),
+    ("y = Reshape(a, two_five_four)", (10, 4), (1,)),
+    ("y = Reshape(a, two_five_four)", (2, 20), (1,)),
+    ("y = Reshape(a, two_five_four)", (4, 5, 2), (1,)),
+    ("y = Squeeze(a, zero)", (1, 2, 5, 4), (1,)),
+    ("y = Slice(a, one, six, one)", (2, 7, 4), (1,)),
+    ("y = Slice(a, six, zero, one, back)", (2, 7, 4), (1,)),
+    ("z, y = Split<axis = 1>(a, two_and_five)", (2, 7, 4), (1,)),
+    ("y = Concat<axis = 1>(a, b)", (2, 2, 4), (2, 3, 4)),
+    ("y = Expand(a, two_five_four)", (1, 5, 1), (1,)),
+    ("y = Gather<axis = 1>(a, places)", (2, 7, 4), (1,)),
+    ("y = Gather<axis = 1>(a, last)", (2, 7, 5, 4), (1,)),
+    ("y = Einsum<equation = 'bik,kj->bij'>(a, b)", (2, 5, 3), (3, 4)),
+    ("y = Attention(a, a, a, b)", (2, 4, 5, 4), (5, 5)),
+    ("y = ReduceSum<keepdims = 0>(a, one)", (2, 3, 5, 4), (1,)),
+    ("y = Conv(a, b)", (2, 3, 4), (5, 3, 1)),
+    ("y = CumSum(a, first)", (2, 5, 4), (1,)),
+]
+
+
+@pytest.mark.parametrize(("nodes", "first", "second"), RULES)
+@pytest.mark.parametrize("cut", [{0: [1]}, {1: [0]}, {1: [3, 1]}, {2: [2, 0]}, {0: [1], 2: [1, 2, 3]}])
+def test_a_part_of_each_operator_is_that_part_of_the_whole(
+    nodes: str, first: tuple[int, ...], second: tuple[int, ...], cut: dict[int, list[int]]
+) -> None:
+    rng = np.random.default_rng(0)
+    gathers, name = "", "y"
+    for axis, places in cut.items():
+        gathers += f"c{axis} = Constant<value_ints = {places}>() p{axis} = Gather<axis = {axis}>({name}, c{axis})\n"
+        name = f"p{axis}"
+    original = parse(
+        f"""<ir_version: 10, opset_import: ["": 23]> g (float{[*first]} a, float{[*second]} b) => (float {name}) {{
+            {nodes}
+            {gathers} }}""".replace("'", '"'),
+        zero=np.array([0]),
+        one=np.array([1]),
+        six=np.array([6]),
+        back=np.array([-1]),
+        first=np.array(1),
+        last=np.array(-1),
+        places=np.array([6, 0, 2, 2, 1]),
+        two_and_five=np.array([2, 5]),
+        two_five_four=np.array([2, 5, 4]),
+        k=rng.random((2, 5, 1)) < 0.5,
+    )
+    feeds = {"a": rng.standard_normal(first), "b": rng.random(second)}
+    expected = evaluate(original, feeds)
+    Prepare()(original)
+    shapes = Shapes(original.graph)
+    Materialiser(shapes, analyse(shapes)).run()
+    RemoveUnusedNodesPass()(original)
+    original.graph.sort()
+    for before, after in zip(expected, evaluate(original, feeds), strict=True):
+        assert before.shape == after.shape
+        np.testing.assert_allclose(after, before, rtol=1e-13, atol=1e-13)

@@ -1,0 +1,125 @@
+"""The command: what it writes, what it prints, and an exit code and one line for everything that goes wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime as ort
+import pytest
+from click.testing import CliRunner, Result
+from foreign_networks import Encoder, export
+
+from export.onnx_rewrites.errors import NotSupported
+from export.onnx_rewrites.memory import check_memory
+from export.rewrite import rewrite
+
+
+def run(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(rewrite, [str(argument) for argument in arguments])
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("foreign") / "encoder.onnx"
+    onnx.save(export(Encoder()), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def hidden(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("foreign") / "hidden.onnx"
+    onnx.save(export(Encoder("hidden")), path)
+    return path
+
+
+def test_a_file_is_written_with_its_manifest_and_a_sample(encoder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.onnx"
+    result = run(encoder, "-o", out, "--dims", "batch=1,seq=24", "--require", "read-rows,absorb-queries", "--time")
+    assert result.exit_code == 0, result.output
+    for line in ("multiply-accumulates at batch=1, seq=24", "Proved float64", "Proved float32", "times as fast"):
+        assert line in result.output
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.json", "out.npz", "out.onnx"]
+    manifest = json.loads(out.with_suffix(".json").read_text())
+    assert manifest["rewrites"] == ["fold-affine", "read-rows", "absorb-queries"]
+    assert manifest["macs"]["absorb-queries"] < 0.56 * manifest["macs"]["before"]
+    sample = np.load(out.with_suffix(".npz"))
+    feeds = {name[3:]: sample[name] for name in sample.files if name.startswith("in:")}
+    np.testing.assert_allclose(ort.InferenceSession(out).run(None, feeds)[0], sample["out:y"], rtol=1e-4, atol=1e-5)
+
+
+def test_a_read_halves_a_file_of_embeddings(hidden: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.onnx"
+    assert run(hidden, "-o", out).exit_code == 3
+    assert not list(tmp_path.iterdir())
+    result = run(hidden, "-o", out, "--read", "y[:,0]", "--json")
+    assert result.exit_code == 0
+    assert json.loads(result.output)["reads"] == ["y[:,0]"]
+
+
+def test_inputs_may_be_given(encoder: Path, tmp_path: Path) -> None:
+    given = tmp_path / "given.npz"
+    ids = np.arange(12).reshape(2, 6)
+    np.savez(given, input_ids=ids, attention_mask=np.ones_like(ids))
+    result = run(encoder, "-o", tmp_path / "out.onnx", "--inputs", given, "--json")
+    assert json.loads(result.output)["inputs"].endswith(str(given))
+    np.savez(given, input_ids=ids)
+    assert (
+        "expected the inputs input_ids, attention_mask"
+        in run(encoder, "-o", tmp_path / "out.onnx", "--inputs", given).output
+    )
+
+
+def test_weights_beside_the_file_stay_beside_it(encoder: Path, tmp_path: Path) -> None:
+    onnx.save(
+        onnx.load(encoder), tmp_path / "in.onnx", save_as_external_data=True, location="in.data", size_threshold=0
+    )
+    out = tmp_path / "out" / "out.onnx"
+    result = run(tmp_path / "in.onnx", "-o", out)
+    assert result.exit_code == 0, result.output
+    assert (out.parent / "out.onnx.data").stat().st_size > out.stat().st_size / 10
+    assert ort.InferenceSession(out).get_outputs()[0].name == "y"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (("--only", "fold-affine"), 3, "2 scales folded, which saves no multiplication"),
+        (("--only", "read-rows", "--require", "absorb-queries"), 3, "absorb-queries: expected a place to rewrite"),
+        (("--only", "fold"), 2, "expected some of fold-affine, read-rows, absorb-queries, found 'fold'"),
+        (("--dims", "batch"), 2, "expected NAME=SIZE"),
+        (("--dims", "width=3"), 2, "expected one of batch, seq, found 'width'"),
+        (("--read", "z[0]"), 2, "expected one of the outputs y, found 'z'"),
+    ],
+)
+def test_each_refusal_has_its_exit_code(
+    encoder: Path, tmp_path: Path, arguments: tuple[str, ...], code: int, message: str
+) -> None:
+    result = run(encoder, "-o", tmp_path / "out.onnx", *arguments)
+    assert (result.exit_code, list(tmp_path.iterdir())) == (code, [])
+    assert message in result.output
+    assert "Traceback" not in result.output
+
+
+def test_a_file_that_is_no_model_is_named(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.onnx"
+    for content in (b"", b"\x08\x07hello", b"no protobuf at all"):
+        broken.write_bytes(content)
+        result = run(broken, "-o", tmp_path / "out.onnx")
+        assert result.exit_code == 2
+        assert f"{broken}: expected an ONNX model" in result.output
+
+
+def test_a_failed_proof_writes_nothing(encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("export.onnx_rewrites.proof.FLOAT64_TOLERANCE", 0.0)
+    result = run(encoder, "-o", tmp_path / "out.onnx")
+    assert (result.exit_code, list(tmp_path.iterdir())) == (5, [])
+    assert "expected an error of at most 0e+00" in result.output
+
+
+def test_a_proof_that_needs_too_much_memory_is_refused_with_the_way_out(encoder: Path) -> None:
+    with pytest.raises(NotSupported, match="--proof float32"):
+        check_memory(ir.load(encoder), limit=1000)

@@ -1,0 +1,68 @@
+"""A foreign text model, rewritten, published and asked through the real server: int64, several inputs, any length."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+import tritonclient.http as http
+from click.testing import CliRunner
+from foreign_networks import Encoder, export
+
+from export.publishing.publish import read_config
+from export.repository import repository as command
+from export.rewrite import rewrite
+from serving.running import running_server
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The exported file, and a repository with its rewritten form as `reranker`."""
+    folder = tmp_path_factory.mktemp("served")
+    onnx.save(export(Encoder()), folder / "in.onnx")
+    out, models = folder / "out.onnx", folder / "models"
+    assert CliRunner().invoke(rewrite, [str(folder / "in.onnx"), "-o", str(out)]).exit_code == 0
+    result = CliRunner().invoke(
+        command, ["publish", str(out), "--name", "reranker", "--repository", str(models), "--server", "127.0.0.1:9"]
+    )
+    assert result.exit_code == 0, result.output
+    return folder / "in.onnx", models
+
+
+def test_the_config_comes_from_the_graph(published: tuple[Path, Path]) -> None:
+    message = read_config(published[1] / "reranker")
+    assert [(given.name, list(given.dims)) for given in message.input] == [
+        ("input_ids", [-1]),
+        ("attention_mask", [-1]),
+    ]
+    assert message.max_batch_size in (0, 256)
+
+
+def test_verify_asks_again(published: tuple[Path, Path]) -> None:
+    version = published[1] / "reranker" / "1"
+    verified = CliRunner().invoke(command, ["verify", "--repository", str(published[1])])
+    assert (verified.exit_code, "ok" in verified.output) == (0, True), verified.output
+    whole = (version / "model.onnx").read_bytes()
+    (version / "model.onnx").write_bytes(whole[:-1] + b"\x00")
+    verified = CliRunner().invoke(command, ["verify", "--repository", str(published[1])])
+    (version / "model.onnx").write_bytes(whole)
+    assert verified.exit_code == 1
+    assert "expected the SHA-256" in verified.output
+
+
+@pytest.mark.live
+def test_the_server_answers_as_the_original(published: tuple[Path, Path]) -> None:
+    original = ort.InferenceSession(published[0])
+    with running_server(published[1]) as server:
+        client = http.InferenceServerClient(server.http_url)
+        for batch, length in ((1, 5), (3, 9)):
+            ids = np.random.default_rng(length).integers(0, 50, (batch, length))
+            feeds = {"input_ids": ids, "attention_mask": np.ones_like(ids)}
+            inputs = [http.InferInput(name, array.shape, "INT64") for name, array in feeds.items()]
+            for given, array in zip(inputs, feeds.values(), strict=True):
+                given.set_data_from_numpy(array)
+            answer = client.infer("reranker", inputs).as_numpy("y")
+            np.testing.assert_allclose(answer, original.run(None, feeds)[0], rtol=1e-4, atol=1e-5)

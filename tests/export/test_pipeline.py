@@ -1,0 +1,65 @@
+"""The export stage as commands, benchmarks and tests call it: what it gives back, and where it writes."""
+
+import hashlib
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from export import pipeline
+from export.errors import Unavailable
+from export.pipeline import Destination, ExportOptions, export_checkpoint, served_name
+from export.publishing.artifact import PublishError, read_version
+from models.catalog import shipped
+
+TINY = shipped("vitbn-tiny")
+
+
+def test_without_a_destination_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    published = export_checkpoint(TINY, ExportOptions(optimize=True))
+    assert published.path is None
+    assert list(tmp_path.iterdir()) == []
+    assert published.artifact.data == published.onnx
+    assert published.macs > published.steps[-1].macs > 0
+    assert [proof.stages for proof in published.proofs] == ["rewritten, float64", "ONNX, float32"]
+    assert published.note is None
+
+
+def test_it_publishes_under_the_name_asked_for(tmp_path: Path) -> None:
+    published = export_checkpoint(TINY, ExportOptions(Destination(tmp_path, "tiny")))
+    assert published.path == tmp_path / "tiny" / "1"
+    assert read_version(published.path).data == published.onnx
+
+
+def test_output_comes_with_its_manifest(tmp_path: Path) -> None:
+    output = tmp_path / "tiny.onnx"
+    published = export_checkpoint(TINY, ExportOptions(Destination(tmp_path / "repository", output=output)))
+    assert published.path == output
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["tiny.json", "tiny.onnx"]
+    manifest = json.loads((tmp_path / "tiny.json").read_text())
+    assert manifest["sha256"] == hashlib.sha256(published.onnx).hexdigest()
+
+
+@pytest.mark.parametrize("name", ["../../evil", "a/b", "", ".hidden", "a b"])
+def test_a_name_is_refused_before_anything_is_proved(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(pipeline, "load")
+    with pytest.raises(PublishError, match=r"model name: expected letters, digits, _ and -, found "):
+        Destination(tmp_path / "repository", name)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_engine_that_is_not_the_default_has_a_name_of_its_own() -> None:
+    assert served_name("vitbn", None) == served_name("vitbn", "onnxruntime") == "vitbn"
+    assert served_name("vitbn", "openvino") == "vitbn_openvino"
+
+
+def test_openvino_that_is_not_installed_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "openvino", None)
+    options = ExportOptions(Destination(tmp_path / "repository"), backend="openvino")
+    with pytest.raises(Unavailable, match="OpenVINO is not installed"):
+        export_checkpoint(TINY, options)
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,100 @@
+"""Files that are no checkpoints, each made to cost memory or time: name -> function that writes it."""
+
+import json
+import zipfile
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from models.config import ModelConfig
+from models.registry import build
+
+SMALL = ModelConfig(image_size=(8, 8), patch_size=(4, 4), dim=16, depth=1, heads=2, dim_head=8, mlp_dim=24)
+
+
+def claims(path: Path, **fields: object) -> None:
+    """A small network's tensors under a configuration that claims more."""
+    config = json.dumps(asdict(SMALL) | fields)
+    save_file(build(SMALL).state_dict(), path, {"config": config, "metrics": "{}"})
+
+
+def metadata(path: Path, config: str | None = None, metrics: str = "{}") -> None:
+    save_file(build(SMALL).state_dict(), path, {"config": config or SMALL.to_json(), "metrics": metrics})
+
+
+def published() -> dict[str, torch.Tensor]:
+    """A published ViTBN of depth 1 under the study's names."""
+    shape = {
+        "cls_token": (1, 1, 64),
+        "pos_embedding": (1, 17, 64),
+        "to_patch_embedding.2.weight": (64, 49),
+        "to_patch_embedding.2.bias": (64,),
+        "transformer.layers.0.0.to_qkv.weight": (1536, 64),
+        "transformer.layers.0.1.Lin1.weight": (128, 64),
+        "linear_head.weight": (10, 64),
+        "linear_head.bias": (10,),
+    }
+    return {name: torch.zeros(size) for name, size in shape.items()}
+
+
+def state(path: Path, changes: dict[str, torch.Tensor]) -> None:
+    torch.save(published() | changes, path)
+
+
+def deflated(path: Path) -> None:
+    """3 GB of zeros in 3 MB."""
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("archive/data.pkl", b"\x80\x02}q\x00.")
+        with archive.open("archive/data/0", "w", force_zip64=True) as member:
+            for _ in range(3000):
+                member.write(bytes(1 << 20))
+
+
+def shared(path: Path) -> None:
+    """1,000 blocks whose tensors are one."""
+    weight = torch.zeros(1536, 64)
+    state(path, {f"transformer.layers.{number}.0.to_qkv.weight": weight for number in range(1000)})
+
+
+def sparse_header(path: Path) -> None:
+    """A header that claims 4 GB, in a file that has them and takes no disk."""
+    with path.open("wb") as file:
+        file.write((1 << 32).to_bytes(8, "little") + b"{")
+        file.truncate(1 << 33)
+
+
+def long_directory(path: Path) -> None:
+    """An archive of 200,000 members."""
+    end = b"PK\x05\x06" + bytes(8) + (20_000_000).to_bytes(4, "little") + bytes(6)
+    path.write_bytes(bytes(20_000_000) + end)
+
+
+FILES = {
+    "depth": lambda path: claims(path, depth=10_000_000),
+    "width": lambda path: claims(path, dim=1 << 40),
+    "heads": lambda path: claims(path, model="vit-dtn", dim=1 << 30, heads=1 << 30),
+    "picture": lambda path: claims(path, image_size=[1 << 20, 1 << 20]),
+    "sines": lambda path: claims(path, image_size=[1 << 16, 1 << 16], pos_emb="pe1d"),
+    "neighbours": lambda path: claims(path, model="vit-dtn", image_size=[4096, 4096]),
+    "beyond 64 bits": lambda path: claims(path, mlp_dim=1 << 62),
+    "beyond any bits": lambda path: claims(path, mlp_dim=1 << 200),
+    "classes": lambda path: claims(path, num_classes=2_000_000_000),
+    "header": sparse_header,
+    "deep config": lambda path: metadata(path, config='{"labels": ' + "[" * 100_000 + "]" * 100_000 + "}"),
+    "deep metrics": lambda path: metadata(path, metrics="[" * 100_000 + "]" * 100_000),
+    "long number": lambda path: metadata(path, config='{"depth": 1' + "0" * 10_000 + "}"),
+    "late layer": lambda path: state(path, {"transformer.layers.9999999.0.to_qkv.weight": torch.zeros(1536, 64)}),
+    "long layer": lambda path: state(path, {f"transformer.layers.{'9' * 5000}.0.to_qkv.weight": torch.zeros(1)}),
+    "stride 0": lambda path: state(path, {"linear_head.weight": torch.zeros(1, 64).expand(2_000_000_000, 64)}),
+    "sparse tensor": lambda path: state(
+        path, {"linear_head.weight": torch.sparse_coo_tensor(size=(2_000_000_000, 64), check_invariants=True)}
+    ),
+    "meta tensor": lambda path: state(path, {"linear_head.weight": torch.zeros(2_000_000_000, 64, device="meta")}),
+    "scalar": lambda path: state(path, {"linear_head.weight": torch.tensor(1.0)}),
+    "shared": shared,
+    "deflated": deflated,
+    "long directory": long_directory,
+    "large pickle": lambda path: torch.save({str(number): number for number in range(100_000)}, path),
+}

@@ -1,0 +1,134 @@
+"""Calibration: a known temperature comes back, the error is the formula, and a checkpoint keeps its weights."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from click.testing import CliRunner
+from safetensors import safe_open
+
+from models.calibrate import calibrate as command
+from models.calibration import LIMITS, calibration_error, fit_temperature
+from models.checkpoint import CheckpointError, add_metrics, load, save
+from models.config import ModelConfig
+from models.data import load_digits
+from models.registry import build
+from models.training import TrainingOptions, measure_calibration, train
+
+TINY = ModelConfig(model="vit", dim=16, depth=1, heads=2, dim_head=8, mlp_dim=24)
+OPTIONS = TrainingOptions(epochs=2, batch_size=50, lr=0.003, seed=0, device="cpu", hold_out=400)
+KEYS = ["temperature", "calibration_error", "calibration_error_before"]
+
+
+def drawn(temperature, count=20_000):
+    """Logits, and labels drawn from softmax(logits / temperature)."""
+    generator = torch.Generator().manual_seed(0)
+    logits = 3 * torch.randn(count, 10, generator=generator)
+    return logits, torch.multinomial((logits / temperature).softmax(1), 1, generator=generator)[:, 0]
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.5])
+def test_temperature_comes_back(temperature):
+    logits, labels = drawn(temperature)
+    fitted = fit_temperature(logits, labels)
+    assert fitted == pytest.approx(temperature, rel=0.03)
+    least = F.cross_entropy(logits / fitted, labels)
+    assert all(F.cross_entropy(logits / (fitted * wrong), labels) > least for wrong in (0.95, 1.05))
+    assert calibration_error(logits, labels, fitted) < 0.02
+    assert calibration_error(logits, labels, 1.5 * fitted) > 0.05, "a wrong temperature shows"
+
+
+@pytest.mark.parametrize(("answers", "limit"), [(torch.arange(10), 0), (torch.arange(10).roll(1), 1)])
+def test_temperature_keeps_its_limits(answers, limit):
+    """Without a mistake the best temperature is 0, without a right answer infinity."""
+    fitted = fit_temperature(0.2 * torch.eye(10), answers)
+    assert fitted == pytest.approx(LIMITS[limit], rel=0.01)
+
+
+def test_error_is_the_formula():
+    confidence = torch.tensor(
+        [0.99, 0.95, 0.61, 0.64, 0.66], dtype=torch.float64
+    )  # two bins: from 14/15, and 9/15 to 10/15
+    logits = torch.stack((confidence.log(), (1 - confidence).log()), dim=1)
+    labels = torch.tensor([0, 1, 0, 0, 0])
+    expected = (abs(1 - 1.94) + abs(3 - 1.91)) / 5
+    assert calibration_error(logits, labels) == pytest.approx(expected, abs=1e-12)
+
+
+def test_error_of_certainty():
+    logits = 1000 * torch.eye(4)
+    assert calibration_error(logits, torch.arange(4)) == 0
+    assert calibration_error(logits, torch.tensor([0, 1, 3, 2])) == 0.5
+
+
+@pytest.fixture(scope="module")
+def digits():
+    data = load_digits()
+    return replace(data, train_images=data.train_images[:800], train_labels=data.train_labels[:800])
+
+
+@pytest.fixture
+def trained(tmp_path, digits):
+    path = tmp_path / "tiny.safetensors"
+    *_, _ = train(TINY, digits, OPTIONS, path, False, lambda images, loss: None)
+    return path
+
+
+def test_training_stores_temperature_and_errors(trained, digits):
+    metrics = load(trained).metrics
+    measured = measure_calibration(load(trained).model, digits, OPTIONS.hold_out)
+    assert [*measured] == KEYS
+    assert {name: metrics[name] for name in KEYS} == measured
+    assert LIMITS[0] <= metrics["temperature"] <= LIMITS[1]
+
+
+def test_training_without_held_out_images_stores_none(tmp_path, digits):
+    path = tmp_path / "tiny.safetensors"
+    *_, _ = train(TINY, digits, replace(OPTIONS, epochs=1, hold_out=0), path, False, lambda images, loss: None)
+    assert not set(KEYS) & set(load(path).metrics)
+
+
+def raw(path):
+    """The bytes behind the header."""
+    content = path.read_bytes()
+    return content[8 + int.from_bytes(content[:8], "little") :]
+
+
+def test_command_adds_them_and_keeps_the_rest(tmp_path, small_mnist):
+    model, options = build(TINY), {"hold_out": 60}
+    metrics = {"dataset": "mnist", "options": options, "test_accuracy": 0.5}
+    path = tmp_path / "old.safetensors"
+    save(path, model, TINY, metrics)
+    before, weights = load(path), raw(path)
+    result = CliRunner().invoke(command, [str(path), "--data-dir", str(small_mnist)])
+    assert result.exit_code == 0, result.output
+    after = load(path)
+    assert raw(path) == weights
+    assert after.config == before.config
+    assert {name: value for name, value in after.metrics.items() if name not in KEYS} == metrics
+    assert result.output.splitlines()[1].split()[:2] == ["old.safetensors", f"{after.metrics['temperature']:.4f}"]
+
+
+def test_command_refuses_a_training_that_held_nothing_out(tmp_path, small_mnist):
+    path = tmp_path / "all.safetensors"
+    save(path, build(TINY), TINY, {"dataset": "mnist", "options": {"hold_out": 0}})
+    before = path.read_bytes()
+    result = CliRunner().invoke(command, [str(path), "--data-dir", str(small_mnist)])
+    assert (result.exit_code, path.read_bytes()) == (1, before)
+    assert (
+        result.output.splitlines()[-1]
+        == f"Error: {path}: expected a training with --hold-out, found none in the metrics"
+    )
+
+
+def test_metrics_of_another_file(tmp_path):
+    torch.save({}, tmp_path / "x.pth")
+    with pytest.raises(CheckpointError, match=r"x\.pth: expected safetensors"):
+        add_metrics(tmp_path / "x.pth", {})
+
+
+def test_metrics_are_json(trained):
+    with safe_open(trained, "pt") as file:
+        assert [*json.loads(file.metadata()["metrics"])][-3:] == KEYS

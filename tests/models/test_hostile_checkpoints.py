@@ -1,0 +1,74 @@
+"""A file that is no checkpoint answers in one line, within 500 MB and 2 s of processor time, whatever it claims."""
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from hostile import FILES
+
+from models.checkpoint import CheckpointError, load
+
+MAX_MB = 500
+MAX_SECONDS = 2.0  # of the processor
+
+
+def measure(folder: Path) -> dict[str, dict[str, object]]:
+    """Loads every file of `folder` in this process; its peak of memory only rises, so the first bomb to burst shows."""
+
+    def too_long(*_: object) -> None:
+        raise TimeoutError
+
+    signal.signal(signal.SIGALRM, too_long)
+    resource.setrlimit(resource.RLIMIT_AS, (1 << 34, 1 << 34))  # protects the machine from a bomb that bursts
+    measured = {}
+    for name in FILES:
+        signal.alarm(60)
+        start, before = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        try:
+            load(folder / name)
+            answer = "loaded"
+        except CheckpointError as error:
+            answer = str(error)
+        except (Exception, TimeoutError) as error:
+            answer = f"{type(error).__name__} is no CheckpointError: {error}"
+        seconds = time.process_time() - start
+        peak_mb = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+        measured[name] = {"answer": answer, "seconds": seconds, "peak_mb": peak_mb}
+    signal.alarm(0)
+    return measured
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("hostile")
+    for name, write in FILES.items():
+        write(folder / name)
+    here = Path(__file__).resolve()
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(here.parents[2]), str(here.parent)])}
+    done = subprocess.run(
+        [sys.executable, str(here), str(folder)], env=environment, capture_output=True, text=True, check=True
+    )
+    return folder, json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_hostile_file_costs_little(measured, name):
+    folder, results = measured
+    answer = results[name]["answer"]
+    assert answer.startswith(f"{folder / name}: "), answer
+    assert "expected" in answer
+    assert "\n" not in answer
+    assert len(answer) < 500
+    assert "weights_only" not in answer, "PyTorch advises to load it unsafely"
+    assert results[name]["seconds"] < MAX_SECONDS
+    assert results[name]["peak_mb"] < MAX_MB
+
+
+if __name__ == "__main__":
+    print(json.dumps(measure(Path(sys.argv[1]))))

@@ -1,0 +1,123 @@
+"""The served form: the network's own answers and gradients with less work, and plain where it would not be exact."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from models import absorption
+from models import served_form as module
+from models.config import TRANSFORMER_NAMES, ModelConfig
+from models.macs import macs_per_image
+from models.registry import build, randomise_norms
+from models.served_form import ServedForm, served_form
+
+SMALL = ModelConfig(depth=2, dim=16, heads=4, dim_head=16, mlp_dim=24)
+SERVED = [name for name in TRANSFORMER_NAMES if name != "vit-dtn"]
+CONFIGS = [
+    *(replace(SMALL, model=name, depth=depth, qkv_bias=depth == 2) for name in SERVED for depth in (1, 2)),
+    ModelConfig(depth=1, heads=32, dim_head=16, mlp_dim=256),
+    ModelConfig(depth=2),
+    replace(SMALL, heads=1, pos_emb="pe1d", dropout=0.5, emb_dropout=0.5),
+]
+
+
+def trained(config: ModelConfig) -> nn.Module:
+    torch.manual_seed(0)
+    model = build(config).eval()
+    randomise_norms(model)
+    return model
+
+
+def answers(network: nn.Module, model: nn.Module, config: ModelConfig) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """Logits, and the gradients of the cross-entropy for the parameters of `model`."""
+    generator = torch.Generator().manual_seed(1)
+    images = torch.rand(32, *config.input_shape, generator=generator)
+    labels = torch.randint(config.num_classes, (32,), generator=generator)
+    model.zero_grad()
+    logits = network(images)
+    F.cross_entropy(logits, labels).backward()
+    return logits.detach(), [torch.zeros(()) if p.grad is None else p.grad.clone() for p in model.parameters()]
+
+
+def largest_differences(config: ModelConfig, training: bool = False) -> tuple[float, float]:
+    """Of the logits, as a share of the largest logit, and of the gradients."""
+    model = trained(config).train(training)
+    logits, gradients = answers(model, model, config)
+    served_logits, served_gradients = answers(served_form(model).train(training), model, config)
+    pairs = zip(gradients, served_gradients, strict=True)
+    scale = max(1.0, float(logits.abs().max()))
+    return float((logits - served_logits).abs().max()) / scale, max(float((a - b).abs().max()) for a, b in pairs)
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda c: f"{c.model}-{c.depth}-{c.heads}x{c.dim_head}")
+def test_answers_and_gradients_are_those_of_the_network(config: ModelConfig) -> None:
+    of_logits, of_gradients = largest_differences(config)
+    assert of_logits <= 4e-7  # measured: at most 3.6e-7
+    assert of_gradients <= 1e-6  # measured: at most 3e-7
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_in_training_mode_too_where_no_norm_looks_at_other_rows(depth: int) -> None:
+    of_logits, of_gradients = largest_differences(replace(SMALL, model="vit", depth=depth, qkv_bias=True), True)
+    assert of_logits <= 4e-7
+    assert of_gradients <= 1e-6
+
+
+def test_in_training_mode_the_last_statistics_are_those_of_cls_rows() -> None:
+    of_logits, _ = largest_differences(SMALL, training=True)
+    assert of_logits > 1e-3
+
+
+@pytest.mark.parametrize(
+    "config", [replace(SMALL, pool="mean"), replace(SMALL, model="vit-dtn"), ModelConfig(model="cnn")]
+)
+def test_a_network_whose_head_reads_more_is_left_as_it_is(config: ModelConfig) -> None:
+    model = build(config)
+    assert served_form(model) is model
+
+
+def test_dropout_behind_a_value_bias_is_not_absorbed() -> None:
+    """Weights that dropout thins out do not sum to one, so the value bias is no constant."""
+    config = replace(SMALL, qkv_bias=True, dropout=0.5)
+    model = trained(config)
+    attention = model.get_submodule("blocks.0.attention")
+    x = torch.rand(8, 17, 16)
+    for training in (False, True):
+        attention.train(training)
+        torch.manual_seed(0)
+        expected = attention(x)
+        torch.manual_seed(0)
+        assert (module.attend(attention, x) - expected).abs().max() <= (0 if training else 1e-6)
+
+
+@pytest.mark.parametrize("part", ["absorbed_query", "absorbed_output"])
+def test_a_wrong_weight_is_seen(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = getattr(absorption, part)
+
+    def wrong(*arguments: object) -> object:
+        result = real(*arguments)
+        return result * 1.01 if isinstance(result, torch.Tensor) else (result[0] * 1.01, result[1])
+
+    monkeypatch.setattr(module, part, wrong)
+    of_logits, of_gradients = largest_differences(replace(SMALL, depth=3, dim_head=32))
+    assert of_logits > 4e-6
+    assert of_gradients > 1e-5
+
+
+@pytest.mark.parametrize(("depth", "share"), [(1, 0.1), (2, 0.4)])
+def test_how_much_less_work_it_is(depth: int, share: float) -> None:
+    model = trained(ModelConfig(depth=depth))
+    served = served_form(model)
+    assert isinstance(served, ServedForm)
+    assert operations(served) < share * macs_per_image(model) * 64
+
+
+def operations(network: nn.Module) -> int:
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with FlopCounterMode(display=False) as counter, torch.inference_mode():
+        network(torch.zeros(64, 1, 28, 28))
+    return int(counter.get_total_flops()) // 2

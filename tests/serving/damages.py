@@ -1,0 +1,76 @@
+"""A model as this project publishes it, of the tiny network, and nine ways to damage it."""
+
+import base64
+import hashlib
+import json
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from tiny_models import IMAGE, LABELS, LOGITS, ONE_INSTANCE, expected_logits, linear_model, write_model
+
+SAMPLE = np.random.default_rng(5).integers(0, 256, (1, 1, 28, 28), dtype=np.uint8)
+
+
+def published(repository: Path, versions: int, name: str = "linear") -> Path:
+    """The folder of a model with `versions` equal versions, the newest two served, and what the probe compares with."""
+    content = linear_model().SerializeToString()
+    answer = {"logits": expected_logits(SAMPLE)[0].tolist(), "tolerance": 0.01}
+    stored = {
+        "image": base64.b64encode(zlib.compress(SAMPLE.tobytes())).decode(),
+        "answers": {str(number): answer for number in range(1, versions + 1)},
+    }
+    text = json.dumps(json.dumps(stored))  # a string in a string
+    parameters = f'parameters {{ key: "probe" value {{ string_value: {text} }} }}'
+    config = (
+        f'name: "{name}" max_batch_size: 64 {IMAGE} {LOGITS} {ONE_INSTANCE} '
+        f"version_policy {{ latest {{ num_versions: 2 }} }} {parameters}"
+    )
+    write_model(repository, name, content, config)
+    model = repository / name
+    manifest = {
+        "file": "model.onnx",
+        "sha256": hashlib.sha256(content).hexdigest(),
+        "model_config": {"labels": LABELS},
+    }
+    for number in range(1, versions + 1):
+        folder = model / str(number)
+        folder.mkdir(exist_ok=True)
+        (folder / "model.onnx").write_bytes(content)
+        (folder / "manifest.json").write_text(json.dumps(manifest))
+        (folder / "config.pbtxt").write_bytes((model / "config.pbtxt").read_bytes())
+    return model
+
+
+def newest(model: Path) -> Path:
+    return model / str(max(int(path.name) for path in model.iterdir() if path.is_dir()))
+
+
+def truncate(path: Path) -> None:
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2])
+
+
+def flip_a_bit(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+# name -> (damage to the model's folder, the version that is bad or None, a piece of the reason), for three versions
+DAMAGES: dict[str, tuple[Callable[[Path], object], int | None, str]] = {
+    "truncated": (lambda model: truncate(newest(model) / "model.onnx"), 3, "expected the SHA-256"),
+    "empty": (lambda model: (newest(model) / "model.onnx").write_bytes(b""), 3, "expected the SHA-256"),
+    "missing": (lambda model: (newest(model) / "model.onnx").unlink(), 3, "expected the model, found No such file"),
+    "bit flip": (lambda model: flip_a_bit(newest(model) / "model.onnx"), 3, "expected the SHA-256"),
+    "manifest broken": (lambda model: truncate(newest(model) / "manifest.json"), 3, "expected the manifest"),
+    "config truncated": (lambda model: truncate(model / "config.pbtxt"), None, "expected the configuration"),
+    "config empty": (lambda model: (model / "config.pbtxt").write_text(""), None, "expected name 'linear'"),
+    "config unknown field": (
+        lambda model: (model / "config.pbtxt").write_text((newest(model) / "config.pbtxt").read_text() + " colour: 1"),
+        None,
+        'no field named "colour"',
+    ),
+    "labels missing": (lambda model: (model / "labels.txt").unlink(), None, "labels.txt: expected 10 labels"),
+}

@@ -1,0 +1,43 @@
+"""What the supervisor reads from Triton's arguments, what it keeps from them, and what it refuses."""
+
+from pathlib import Path
+
+import pytest
+
+from serving.arguments import parse
+
+
+def test_addresses_headers_and_models(tmp_path: Path) -> None:
+    for name in ("a", "b", ".hidden"):
+        (tmp_path / name).mkdir()
+    guard = "--http-restricted-api=model-repository,statistics:secret=7"
+    words = ["--model-repository", str(tmp_path), "--http-port=81", "--http-address", "0.0.0.0", guard]
+    options = parse([*words, "--disable-auto-complete-config", "--load-model", "a"])
+    assert options.http_url == "127.0.0.1:81"
+    assert options.headers == {"secret": "7"}
+    assert list(options.model_dirs()) == ["a"]
+    assert list(parse(words).model_dirs()) == ["a", "b"]
+    assert list(parse([*words, "--load-model=*"]).model_dirs()) == ["a", "b"]
+
+
+def test_the_users_words_stay_but_for_those_the_supervisor_sets(tmp_path: Path) -> None:
+    kept = [f"--model-repository={tmp_path}", "--log-verbose", "1", "--disable-auto-complete-config"]
+    options = parse([*kept, "--load-model=a", "--exit-timeout-secs", "60", "--model-control-mode=explicit"])
+    command = options.command(["a", "b"], complete=False)
+    assert command[-len(kept) :] == kept
+    assert [word for word in command if word.startswith("--load-model")] == ["--load-model=a", "--load-model=b"]
+    assert not any("60" in word for word in command)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ([], "--supervised needs --model-repository"),
+        (["--model-repository=/nowhere"], "/nowhere: expected a model repository, found no such folder"),
+        (["--model-repository=/", "--model-control-mode=poll"], "needs --model-control-mode=explicit"),
+        (["--model-repository=/", "--allow-http", "false"], "needs HTTP"),
+    ],
+)
+def test_what_cannot_be_supervised(arguments: list[str], expected: str) -> None:
+    with pytest.raises(ValueError, match=expected):
+        parse(arguments)

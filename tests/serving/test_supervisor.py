@@ -1,0 +1,190 @@
+"""The supervisor and a real server under faults; the bounds leave room for a busy machine."""
+
+import hashlib
+import http.client
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
+from pathlib import Path
+
+import psutil
+import pytest
+from damages import DAMAGES, published, truncate
+
+from clients.probe import Probe, probe_server
+from serving.processes import Family, Stub
+from serving.running import Server, running_server
+
+pytestmark = pytest.mark.live
+HEAL_S = 60.0  # measured on two cores: 3 to 8 s
+STOP_S = 6.0
+
+
+def right(server: Server) -> Probe | None:
+    found = probe_server(server.http_url, timeout_s=5)
+    return found if found.ok else None
+
+
+def wait_until(condition: Callable[[], object], what: str, seconds: float = HEAL_S) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"not {what} within {seconds:g} s"
+        time.sleep(0.1)
+
+
+def triton(server: Server) -> psutil.Process:
+    """The server under the supervisor."""
+    children = psutil.Process(server.pid).children()
+    return next(child for child in children if Path(child.cmdline()[0]).name == "tritonserver")
+
+
+def lives(process: psutil.Process) -> bool:
+    return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+
+
+def stubs(server: Server) -> list[Stub]:
+    return Family(triton(server).pid).look()
+
+
+def served(server: Server) -> set[str]:
+    return {version.version for version in probe_server(server.http_url, timeout_s=5).versions}
+
+
+@pytest.fixture(scope="module")
+def supervised(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    repository: Path = tmp_path_factory.mktemp("models")
+    published(repository, versions=2)
+    with running_server(repository, supervised=True) as server:
+        wait_until(lambda: right(server), "right")
+        yield server
+
+
+def kill_stub(server: Server) -> None:
+    stubs(server)[0].process.kill()
+
+
+def stop_stub(server: Server) -> None:
+    stubs(server)[0].process.suspend()
+
+
+def kill_server(server: Server) -> None:
+    triton(server).kill()
+
+
+def nest_json(server: Server) -> None:
+    """One request that ends Triton: 150,000 open brackets."""
+    headers = {"Content-Type": "application/json"}
+    gone = suppress(OSError, http.client.HTTPException)
+    with closing(http.client.HTTPConnection(server.http_url, timeout=20)) as connection, gone:
+        connection.request("POST", "/v2/models/linear/infer", b"[" * 150_000, headers)
+        connection.getresponse()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", [kill_stub, stop_stub, kill_server, nest_json])
+def test_answers_are_right_again_unattended(supervised: Server, fault: Callable[[Server], None]) -> None:
+    wait_until(lambda: right(supervised), "right before the fault")
+    fault(supervised)
+    wait_until(lambda: right(supervised) and served(supervised) == {"1", "2"}, "right", 2 * HEAL_S)
+
+
+@pytest.mark.slow
+def test_each_act_has_a_line_in_the_log_and_a_metric(supervised: Server) -> None:
+    def metrics() -> str:
+        with urllib.request.urlopen(f"http://{supervised.supervisor_url}/metrics", timeout=20) as answer:
+            return str(answer.read().decode())
+
+    wait_until(lambda: right(supervised), "right before the fault")
+    deaths = metrics().count('server_ends_total{reason="died"}')
+    before = supervised.log().count("the server died: exit code -9")
+    kill_server(supervised)
+    wait_until(lambda: supervised.log().count("the server died: exit code -9") > before, "in the log")
+    wait_until(lambda: "vitbn_supervisor_healthy 1.0" in metrics(), "healthy")
+    assert deaths <= metrics().count('server_ends_total{reason="died"}') == 1
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_the_start_serves_the_newest_whole_version(tmp_path: Path, name: str) -> None:
+    damage, version, expected = DAMAGES[name]
+    damage(published(tmp_path, versions=3))
+    files = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with running_server(tmp_path, supervised=True) as server:
+        wait_until(lambda: right(server), "right")
+        assert served(server) == ({"1", "2"} if version else {"2", "3"})
+        assert f"model linear, version {version or 'all'} is bad" in server.log()
+        assert expected in server.log()
+        with urllib.request.urlopen(f"http://{server.supervisor_url}/metrics", timeout=20) as answer:
+            metric = f'vitbn_supervisor_bad_version{{model="linear",version="{version or "all"}"}} 1.0'
+            assert metric in answer.read().decode()
+    assert files == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}, "nothing is written"
+
+
+def test_a_whole_version_that_the_server_refuses_is_left_out(tmp_path: Path) -> None:
+    model = published(tmp_path, versions=2)
+    truncate(model / "2" / "model.onnx")
+    manifest = json.loads((model / "2" / "manifest.json").read_text())
+    manifest["sha256"] = hashlib.sha256((model / "2" / "model.onnx").read_bytes()).hexdigest()
+    (model / "2" / "manifest.json").write_text(json.dumps(manifest))
+    with running_server(tmp_path, supervised=True) as server:
+        wait_until(lambda: right(server), "right")
+        assert served(server) == {"1"}
+        assert "version 2 is bad" in server.log()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_within_6_s_with_exit_code_0_and_no_orphan(tmp_path: Path, number: signal.Signals) -> None:
+    """With an idle keep-alive connection, for which Triton itself waits for 30 s and ends with exit code 1."""
+    published(tmp_path, versions=1)
+    command = [sys.executable, "-m", "serving.supervisor", "--supervisor-port=0", f"--model-repository={tmp_path}"]
+    with running_server(tmp_path, ["--model-control-mode=explicit"]) as other:  # its ports are free when it has ended
+        ports = [f"--{name}-port={getattr(other, f'{name}_url').split(':')[1]}" for name in ("http", "grpc")]
+        url = other.http_url
+    process = subprocess.Popen([*command, *ports, "--allow-metrics=false"], stderr=subprocess.DEVNULL)
+    try:
+        wait_until(lambda: probe_server(url, timeout_s=5).ok, "right")
+        family = psutil.Process(process.pid).children(recursive=True)
+        assert len(family) >= 3, "the server, a stub, the prober"
+        with closing(http.client.HTTPConnection(url)) as idle:
+            idle.request("GET", "/v2/health/live")
+            idle.getresponse().read()
+            started = time.monotonic()
+            process.send_signal(number)
+            assert process.wait(HEAL_S) == 0
+            assert time.monotonic() - started < STOP_S
+        assert not [each for each in family if lives(each)]
+    finally:
+        process.kill()
+
+
+def test_the_server_ends_with_a_killed_supervisor(tmp_path: Path) -> None:
+    published(tmp_path, versions=1)
+    with running_server(tmp_path, supervised=True) as server:
+        wait_until(lambda: right(server), "right")
+        family = psutil.Process(server.pid).children(recursive=True)
+        os.kill(server.pid, signal.SIGKILL)
+        wait_until(lambda: not [each for each in family if lives(each)], "ended")
+
+
+def test_a_native_server_gets_the_same_care(tmp_path: Path) -> None:
+    """A native `tritonserver` on PATH: here a script that starts the one inside nvidia-pytriton, by its own name."""
+    published(tmp_path / "models", versions=1)
+    native = tmp_path / "native" / "tritonserver"
+    native.parent.mkdir()
+    launcher = shutil.which("tritonserver", path=str(Path(sys.executable).parent))
+    native.write_text(f'#!/bin/sh\nPATH={Path(sys.executable).parent}:/usr/bin:/bin exec {launcher} "$@"\n')
+    native.chmod(0o755)
+    path = os.pathsep.join([str(native.parent), os.environ["PATH"]])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", path)
+        with running_server(tmp_path / "models", supervised=True) as server:
+            wait_until(lambda: right(server), "right")
+            before = server.log().count("every served version answers right")
+            psutil.Process(server.pid).children()[0].kill()
+            wait_until(lambda: server.log().count("every served version answers right") > before, "right")

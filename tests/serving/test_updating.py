@@ -1,0 +1,64 @@
+"""The plain start command gives a server that `repository` can update."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tritonclient.http as http
+
+from serving import launcher
+from serving.running import Server, running_server
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ([], ["--model-control-mode=explicit", "--load-model=*"]),
+        (["--model-repository", "models"], ["--model-control-mode=explicit", "--load-model=*"]),
+        (["--load-model=vitbn"], ["--model-control-mode=explicit"]),
+        (["--load-model", "vitbn"], ["--model-control-mode=explicit"]),
+        (["--model-control-mode=poll"], []),
+        (["--model-control-mode", "none"], []),
+    ],
+)
+def test_the_user_chooses_mode_and_models(arguments: list[str], expected: list[str]) -> None:
+    assert launcher.control_defaults(arguments) == expected
+
+
+def operate(repository: Path, server: Server, *arguments: str) -> str:
+    """The output of a successful `repository` command."""
+    name, *rest = arguments
+    command = ["export/repository.py", name, "--repository", str(repository), "--server", server.http_url, *rest]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, env=environment, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def answering_version(server: Server) -> str:
+    image = http.InferInput("image", [1, 1, 28, 28], "UINT8")
+    image.set_data_from_numpy(np.zeros((1, 1, 28, 28), np.uint8))
+    with http.InferenceServerClient(server.http_url) as client:
+        version: str = client.infer("vitbn", [image]).get_response()["model_version"]
+    return version
+
+
+@pytest.mark.live
+@pytest.mark.slow
+def test_publish_and_promote_reach_a_server_started_plainly(repository: Path, tmp_path: Path) -> None:
+    """`tritonserver --model-repository X` and no further option."""
+    own = tmp_path / "models"
+    shutil.copytree(repository, own)
+    file = tmp_path / "vitbn.onnx"
+    shutil.copy(own / "vitbn/1/model.onnx", file)
+    shutil.copy(own / "vitbn/1/manifest.json", file.with_suffix(".json"))
+    with running_server(own) as server:
+        assert answering_version(server) == "1"
+        operate(own, server, "publish", str(file), "--name", "vitbn")
+        assert answering_version(server) == "2"
+        operate(own, server, "promote", "vitbn", "1")
+        assert answering_version(server) == "1"

@@ -1,0 +1,72 @@
+"""Nine ways to damage a model: the plan names the damage and serves the newest whole version."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from damages import DAMAGES, published
+
+from serving.whole import plan
+
+
+def test_whole_files_leave_everything_to_config_pbtxt(tmp_path: Path) -> None:
+    model = published(tmp_path, versions=3)
+    found = plan(model)
+    assert (found.versions, found.config, found.problems) == ((2, 3), None, ())
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_each_damage_is_named_and_the_newest_whole_version_served(tmp_path: Path, name: str) -> None:
+    damage, version, expected = DAMAGES[name]
+    model = published(tmp_path, versions=3)
+    damage(model)
+    found = plan(model)
+    assert found.versions == ((1, 2) if version else (2, 3))
+    assert [problem.version for problem in found.problems] == [version]
+    assert expected in found.problems[0].text
+    assert found.config is not None
+    config = json.loads(found.config)
+    assert [int(number) for number in config["version_policy"]["specific"]["versions"]] == list(found.versions or ())
+    assert config["backend"] == "onnxruntime"
+
+
+def damage_all(model: Path) -> None:
+    for folder in model.iterdir():
+        if folder.is_dir():
+            (folder / "model.onnx").write_bytes(b"")
+
+
+def remove_every_config(model: Path) -> None:
+    for path in model.rglob("config.pbtxt"):
+        path.unlink()
+
+
+@pytest.mark.parametrize("damage", [damage_all, remove_every_config])
+def test_with_nothing_whole_nothing_is_served(tmp_path: Path, damage: Callable[[Path], None]) -> None:
+    model = published(tmp_path, versions=2)
+    damage(model)
+    found = plan(model)
+    assert found.versions == ()
+    assert found.problems
+
+
+def test_a_version_that_the_server_refuses_is_left_out(tmp_path: Path) -> None:
+    found = plan(published(tmp_path, versions=3), refused=[3])
+    assert found.versions == (1, 2)
+    assert "the server refuses it" in found.problems[0].text
+
+
+def test_a_version_held_back_by_the_operator_stays_so(tmp_path: Path) -> None:
+    model = published(tmp_path, versions=3)
+    path = model / "config.pbtxt"
+    path.write_text(path.read_text().replace("latest { num_versions: 2 }", "specific { versions: [1, 2] }"))
+    assert plan(model).versions == (1, 2)
+    (model / "2" / "model.onnx").write_bytes(b"")
+    assert plan(model).versions == (1,)
+
+
+def test_a_foreign_model_is_left_to_triton(tmp_path: Path) -> None:
+    (tmp_path / "foreign" / "1").mkdir(parents=True)
+    found = plan(tmp_path / "foreign")
+    assert (found.versions, found.problems) == (None, ())

@@ -1,0 +1,62 @@
+"""Another package of our name, first on the path: one line that names both, instead of a traceback."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import vitbn
+
+ROOT = Path(vitbn.__file__).resolve().parent
+SCRIPTS = {"train": ["--help"], "tune": ["--help"], "study": ["--help"], "calibrate": ["--help"], "catalog": []}
+
+
+def run(command, path):
+    environment = os.environ | {"PYTHONPATH": str(path)}
+    return subprocess.run(command, env=environment, cwd=path, capture_output=True, text=True)
+
+
+def hide(folder, package, *modules):
+    """A package of that name with empty modules, as another project has."""
+    (folder / package).mkdir()
+    for module in ("__init__", *modules):
+        (folder / package / f"{module}.py").write_text("")
+
+
+@pytest.mark.parametrize("form", ["package", "module"])
+def test_a_script_says_that_it_is_hidden(tmp_path, form):
+    if form == "package":
+        hide(tmp_path, "models", "config")
+    else:
+        (tmp_path / "models.py").write_text("")
+    done = run([sys.executable, str(ROOT / "models/train.py"), "--help"], tmp_path)
+    line = f"Error: expected the package models of {ROOT}, found another in {tmp_path}: take that off PYTHONPATH\n"
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", line)
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_every_script_of_models_does(tmp_path, script):
+    hide(tmp_path, "models", "config", "catalog", "data")
+    done = run([sys.executable, str(ROOT / f"models/{script}.py"), *SCRIPTS[script]], tmp_path)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
+
+
+def test_the_program_does(tmp_path):
+    hide(tmp_path, "export", "to_onnx")
+    done = run([sys.executable, "-c", "import vitbn; vitbn.main(['export', '--help'])"], tmp_path)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
+    assert f"expected the package export of {ROOT}, found another in {tmp_path}" in done.stderr
+
+
+def test_a_package_that_hides_nothing_is_no_error(tmp_path):
+    hide(tmp_path, "benchmarks", "config")
+    done = run([sys.executable, str(ROOT / "models/train.py"), "--help"], tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_another_error_keeps_its_traceback(tmp_path):
+    done = run([sys.executable, "-c", "import vitbn; import no_such_module"], tmp_path)
+    assert done.stderr.startswith("Traceback")
+    assert "No module named 'no_such_module'" in done.stderr

@@ -1,0 +1,278 @@
+"""What the pages say exists: commands, options, make targets, extras, files and headings; their tables are measured."""
+
+import ast
+import json
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from vitbn import main as vitbn
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+LISTED = subprocess.run(
+    ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.md"],
+    cwd=ROOT,
+    capture_output=True,
+    text=True,
+    check=True,
+).stdout.split()
+PAGES = [name for name in LISTED if (ROOT / name).is_file()]
+STUDIES = "benchmarks/results/studies/"  # pages of results; their commands leave out what belongs to a machine
+PROGRAMS = ("python ", "vitbn ", "tritonserver", "make ", "pip ", "pytest ")
+TOOLS = {"source", "curl", "cd", "docker", "torchrun"}
+
+
+def prose(name: str) -> str:
+    """The page without its fenced blocks."""
+    return re.sub(r"^```.*?^```", "", (ROOT / name).read_text(), flags=re.DOTALL | re.MULTILINE)
+
+
+def shell_lines(text: str) -> Iterator[str]:
+    """The command lines of fenced sh blocks, of indented blocks and in backticks, continued lines joined."""
+    for block in re.findall(r"^```sh\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
+        yield from block.replace("\\\n", " ").splitlines()
+    outside = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+    yield from (line.strip() for line in re.findall(r"^ {4,}(\S.*)$", outside, re.MULTILINE) if is_command(line))
+    inline = re.findall(r"`([^`]+)`", re.sub(r"^ {4,}.*$", "", outside, flags=re.MULTILINE))
+    yield from (" ".join(code.split()) for code in inline if is_command(code))
+
+
+def is_command(text: str) -> bool:
+    """Whether it is a command line, not the name of a program alone."""
+    return text.startswith(PROGRAMS) and len(text.split()) > 1
+
+
+@cache
+def script(path: str) -> click.Command:
+    """The click command that `python path` runs."""
+    last = ast.parse((ROOT / path).read_text()).body[-1]
+    assert isinstance(last, ast.If), f"{path} is no command"
+    assert isinstance(last.body[-1], ast.Expr), path
+    call = last.body[-1].value
+    assert isinstance(call, ast.Call), path
+    assert isinstance(call.func, ast.Name), path
+    command = getattr(import_module(path.removesuffix(".py").replace("/", ".")), call.func.id)
+    assert isinstance(command, click.Command), path
+    return command
+
+
+def parse(command: click.Command, words: list[str], line: str) -> None:
+    """Fails unless click takes the words; files need not exist, and nothing runs."""
+    context = click.Context(command, info_name=command.name, **command.context_settings)
+    options, left, _ = command.make_parser(context).parse_args(list(words))
+    if isinstance(command, click.Group):
+        assert left, line
+        sub = command.get_command(context, left[0])
+        assert sub is not None, f"{line}: no command {left[0]}"
+        return parse(sub, words[words.index(left[0]) + 1 :], line)
+    if context.ignore_unknown_options:  # Triton's own
+        check_server([word for word in words if word.partition("=")[0] not in options_of(command)], line)
+    assert not left, f"{line}: {left} is too much"
+    for parameter in command.params:
+        given = options.get(parameter.name)
+        if isinstance(given, str | tuple | list) and not isinstance(parameter.type, click.Path | click.File):
+            assert parameter.name
+            parameter.type_cast_value(context, given)
+        asked = isinstance(parameter, click.Argument) or parameter.name in options
+        assert not (parameter.required and asked and not given), f"{line}: {parameter.name} is missing"
+        if parameter.required and isinstance(parameter, click.Option):
+            assert given is not None, f"{line}: {parameter.opts[0]} is missing"
+    return None
+
+
+def check(line: str) -> None:
+    """Fails where the command line names a program, target, extra or option that is not there."""
+    words = shlex.split(line, comments=True)
+    if not words:
+        return
+    program, *rest = words
+    if program == "python" and rest[0].startswith("tests/"):
+        assert (ROOT / rest[0]).is_file(), line
+    elif program == "python":
+        parse(script(rest[0]), rest[1:], line)
+    elif program == "vitbn" and len(rest) == 1:  # the name of a command
+        assert rest[0] in vitbn.list_commands(click.Context(vitbn)), line
+    elif program == "vitbn":
+        parse(vitbn, rest, line)
+    elif program == "tritonserver":
+        check_server(rest, line)
+    elif program == "make":
+        targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+        assert {word for word in rest if "=" not in word} <= set(targets), line
+    elif program == "pip":
+        section = (ROOT / "pyproject.toml").read_text().split("[project.optional-dependencies]")[1]
+        extras = re.findall(r"^(\w+) = \[", section.split("\n[")[0], re.MULTILINE)
+        for named in re.findall(r"\[([\w,]+)\]", line):
+            assert set(named.split(",")) <= set(extras), line
+    else:
+        assert program in TOOLS or program.startswith("pytest"), line
+
+
+def check_server(words: list[str], line: str) -> None:
+    """Fails where tritonserver has no such option."""
+    given = {word.partition("=")[0] for word in words if word.startswith("--")}
+    assert given <= server_options(), line
+
+
+@cache
+def server_options() -> set[str]:
+    """What the tritonserver of this environment takes."""
+    done = subprocess.run(
+        [sys.executable, "-m", "serving.launcher", "--help"], cwd=ROOT, capture_output=True, text=True
+    )
+    options = set(re.findall(r"--[\w-]+", done.stdout + done.stderr))
+    assert "--model-repository" in options, done.stderr
+    return options
+
+
+def options_of(command: click.Command) -> set[str]:
+    """Every option of the command and of those below it."""
+    own = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
+    if not isinstance(command, click.Group):
+        return own
+    context = click.Context(command)
+    below = (command.get_command(context, name) for name in command.list_commands(context))
+    return own.union(*(options_of(each) for each in below if each))
+
+
+@cache
+def known_options() -> set[str]:
+    """The options of all commands and of the programs that pages mention."""
+    folders = ("models", "export", "serving", "clients", "clients/web", "benchmarks")
+    scripts = [path for folder in folders for path in sorted((ROOT / folder).glob("*.py"))]
+    commands = [path.relative_to(ROOT).as_posix() for path in scripts if "\nif __name__ ==" in path.read_text()]
+    ours = set[str]().union(*(options_of(script(path)) for path in commands if path != "serving/launcher.py"))
+    return ours | options_of(vitbn) | server_options() | {"--async"}  # perf_analyzer's
+
+
+@pytest.mark.parametrize("name", [name for name in PAGES if not name.startswith(STUDIES)])
+def test_every_command_line_parses(name: str) -> None:
+    for line in shell_lines((ROOT / name).read_text()):
+        try:
+            check(line)
+        except click.UsageError as error:
+            pytest.fail(f"{name}: {line}: {error.format_message()}")
+
+
+@pytest.mark.parametrize("name", [name for name in PAGES if not name.startswith("benchmarks/results/")])
+def test_every_option_that_a_page_names_exists(name: str) -> None:
+    codes = re.findall(r"`([^`]+)`", prose(name))
+    named = {option for code in codes for option in re.findall(r"(?<!\S)--[a-z][\w-]*", code)}
+    assert named <= known_options(), f"{name}: {sorted(named - known_options())}"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "python export/to_onnx.py --fuse-batchnorm",
+        "python export/to_onnx.py --precision fp8",
+        "python benchmarks/frontier.py",
+        "python benchmarks/no_such.py",
+        "vitbn repository forget vitbn",
+        "make coffee",
+        "pip install '.[nonsense]'",
+        "tritonserver --model-repositories triton_repo",
+    ],
+)
+def test_a_wrong_command_line_is_noticed(line: str) -> None:
+    with pytest.raises((AssertionError, click.UsageError, FileNotFoundError)):
+        check(line)
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of the headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_every_link_leads_somewhere(name: str) -> None:
+    for target, anchor in re.findall(r"\]\(([^)#:]*)(?:#([^)]+))?\)", (ROOT / name).read_text()):
+        page = (ROOT / name).parent / target if target else ROOT / name
+        assert page.exists(), f"{name}: {target}"
+        assert not anchor or anchor in anchors(page), f"{name}: {target}#{anchor}"
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_every_python_block_imports_what_there_is(name: str) -> None:
+    for block in re.findall(r"^```python\n(.*?)^```", (ROOT / name).read_text(), re.DOTALL | re.MULTILINE):
+        for statement in ast.walk(ast.parse(block)):
+            if isinstance(statement, ast.ImportFrom) and statement.module:
+                module = import_module(statement.module)
+                assert all(hasattr(module, each.name) for each in statement.names), f"{name}: {ast.unparse(statement)}"
+
+
+def test_front_pages_stay_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 110
+    assert len((ROOT / "CONTRIBUTING.md").read_text().splitlines()) <= 50
+
+
+def table(name: str, heading: str) -> list[list[str]]:
+    """The cells of the first table under that heading, without its head."""
+    section = (ROOT / name).read_text().split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    rows = [line for line in section.splitlines() if line.startswith("|")]
+    return [[cell.strip(" *") for cell in row.strip("|").split("|")] for row in rows[2:]]
+
+
+def milliseconds(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
+
+
+def test_the_speeds_of_the_readme_are_the_committed_ones() -> None:
+    results = json.loads((RESULTS / "rewrites-run-1.json").read_text())["results"]
+    measured = {each["depth"]: each["rows"] for each in results}
+
+    def p50_ms(depth: int, model: str, contestant: str, kind: str) -> str:
+        wanted = {"model": model, "contestant": contestant, "kind": kind}
+        (row,) = (row for row in measured[depth] if wanted.items() <= row.items())
+        return milliseconds(row["p50_ms"])
+
+    networks = [("vitbn", "plain"), ("vitbn", "fold"), ("vitbn", "all"), ("vitbn", "all, int8"), ("cnn", "all")]
+    expected = [[p50_ms(depth, *who, kind) for depth in (6, 1) for kind in ("one call", "best")] for who in networks]
+    assert [row[1:] for row in table("README.md", "What it is worth")] == expected
+
+
+def test_the_networks_to_choose_are_the_measured_ones() -> None:
+    measured = json.loads((RESULTS / "studies/frontier/frontier-measured.json").read_text())["derived"]
+    figures = {(f"{100 * row['test_accuracy']:.2f}", f"{row['images_per_s']:,.0f}") for row in measured}
+    rows = table("README.md", "Which network to choose")
+    assert len(rows) == 4
+    assert {(row[2], row[3]) for row in rows} <= figures
+
+
+def test_the_table_of_the_fourth_command_is_the_committed_run() -> None:
+    from benchmarks.reporting.latency_table import batch_table
+
+    result: dict[str, Any] = json.loads((RESULTS / "latency-5000.json").read_text())
+    assert batch_table(result["rows"]) in (ROOT / "README.md").read_text()
+
+
+def test_the_work_after_each_rewrite_is_what_the_rewrites_leave() -> None:
+    from export.rewrites.pipeline import ALL, apply
+    from models.catalog import shipped
+    from models.checkpoint import load
+
+    left = []
+    for name, digits in (("vitbn", 2), ("vitbn-tiny", 3)):
+        _, steps = apply(load(shipped(name)).model.double(), ALL, ())
+        left.append([f"{step.macs / 1e6:.{digits if step.macs < 1e6 else 2}f}" for step in steps])
+    expected = [[f"`{rewrite.__name__}`", *macs] for rewrite, *macs in zip(ALL, *left, strict=True)]
+    assert [[row[0], *row[2:]] for row in table("docs/results.md", "What each rewrite saves")] == expected
+
+
+def test_the_shipped_checkpoints_are_those_that_vitbn_models_lists() -> None:
+    printed = CliRunner().invoke(vitbn, ["models"]).output
+    listed = [line.split() for line in printed.splitlines()]
+    expected = [[f"`{name}`", *cells] for name, _, *cells in (row for row in listed if len(row) == 7)]
+    assert table("docs/usage.md", "Export") == expected

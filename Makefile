@@ -1,9 +1,9 @@
-# make demo: the whole pipeline once. make test: every check. Both set up .venv first.
+# make demo: the whole pipeline once. make test: every test. make check: the quick ones. Each sets up .venv first.
 PYTHON ?= python3
 BIN := .venv/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: setup demo test lint clean perf_analyzer benchmarks
+.PHONY: setup demo test check lint clean perf_analyzer report benchmarks
 
 setup: .venv/installed
 
@@ -39,27 +39,49 @@ perf_analyzer: .perf_analyzer/bin/perf_analyzer
 		--target .perf_analyzer tritonclient==2.51.0
 	@touch $@
 
+# Two files at a time; one thread of PyTorch each, for threads that share a core wait for one another.
+PYTEST := OMP_NUM_THREADS=1 python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+
 test: lint perf_analyzer
-	python -m pytest
+	$(PYTEST)
 
-# Every result again, one at a time, and the report made of them: an hour and a half on two cores that do nothing else.
+# The daily loop: no server, and no test that takes over a second.
+check: lint
+	$(PYTEST) -q -m "not slow and not live"
+
+# The page and its plots, from the committed results.
 RESULTS ?= benchmarks/results
+NEW := $(RESULTS).new
 
-benchmarks: setup perf_analyzer
-	python benchmarks/latency.py --batch 1 --batch 64 --batch 5000 --runtimes all \
-		--precision fp32,bf16,int8 --memory --json $(RESULTS)/latency.json
-	python benchmarks/latency.py --sweep --json $(RESULTS)/sweep.json
-	python benchmarks/rewrites.py --json $(RESULTS)/rewrites-run-1.json
-	python benchmarks/rewrites.py --json $(RESULTS)/rewrites-run-2.json
-	python benchmarks/frontier.py --output $(RESULTS)/studies/frontier
-	python benchmarks/operators.py --model vitbn --json $(RESULTS)/operators-vitbn.json
-	python benchmarks/operators.py --model vitbn-tiny --json $(RESULTS)/operators-vitbn-tiny.json
-	python benchmarks/accuracy.py --json $(RESULTS)/accuracy.json
-	python benchmarks/engines.py --json $(RESULTS)/engines.json
-	python benchmarks/overhead.py --json $(RESULTS)/overhead.json
-	python benchmarks/throughput.py --model vitbn --model vitbn-small --model vitbn-tiny --model cnn \
-		--in-flight 1 --in-flight 2 --in-flight 8 --in-flight 32 --json $(RESULTS)/throughput.json
+report: setup
 	python benchmarks/report.py build $(RESULTS) --output $(RESULTS)
+
+# Every file that the page reads, measured again into a new folder that then replaces the old files: an hour and a half
+# on two cores that do nothing else. An interrupted run leaves the old results as they are.
+benchmarks: setup perf_analyzer
+	rm -rf $(NEW)
+	python benchmarks/latency.py --batch 1 --batch 64 --runtimes all --precision fp32,bf16,int8 --seconds 20 \
+		--json $(NEW)/latency.json
+	python benchmarks/latency.py --batch 5000 --models vitbn --runtimes torch,onnx,onnx-optimized \
+		--precision fp32,int8 --memory --seconds 20 --json $(NEW)/latency-5000.json
+	python benchmarks/latency.py --sweep --json $(NEW)/sweep.json
+	python benchmarks/rewrites.py --json $(NEW)/rewrites-run-1.json
+	python benchmarks/rewrites.py --depth 1 --seconds 30 --json $(NEW)/rewrites-run-2.json
+	python benchmarks/rewrites.py --depth 6 --images 2560 --seconds 20 --json $(NEW)/rewrites-run-3.json
+	python benchmarks/frontier.py --output $(NEW)/studies/frontier
+	python benchmarks/operators.py --model vitbn --json $(NEW)/operators-vitbn.json
+	python benchmarks/operators.py --model vitbn-tiny --json $(NEW)/operators-vitbn-tiny.json
+	python benchmarks/accuracy.py --json $(NEW)/accuracy.json
+	python benchmarks/engines.py --json $(NEW)/engines.json
+	python benchmarks/overhead.py --json $(NEW)/overhead.json
+	python benchmarks/throughput.py --model vitbn --model vitbn-tiny --model cnn --in-flight 1 --in-flight 8 \
+		--json $(NEW)/throughput.json
+	python benchmarks/throughput.py --sharing 1x0 --batch 1 --rate 500 --rate 1000 --rate 2000 \
+		--json $(NEW)/throughput-rates.json
+	python benchmarks/conditions.py --images 100 --output $(NEW)
+	rm -f $(RESULTS)/*.json $(RESULTS)/*.png $(RESULTS)/report.* $(RESULTS)/studies/frontier/frontier-measured*
+	cp -R $(NEW)/. $(RESULTS) && rm -rf $(NEW)
+	$(MAKE) report
 
 clean:
 	rm -rf .venv .perf_analyzer checkpoints *.egg-info

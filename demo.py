@@ -23,8 +23,8 @@ def step(number: int, title: str, *command: str) -> None:
 def main() -> None:
     """Runs the four steps from the repository's root."""
     step(1, "Rewrite the ViTBN trained on MNIST, export, prove and publish it", "export/to_onnx.py", "--optimize")
-    print("\n[2/4] Start the server\n      $ tritonserver --model-repository triton_repo", flush=True)
-    with running_server(Path("triton_repo")) as server:
+    print("\n[2/4] Start the server\n      $ vitbn serve --supervised --model-repository triton_repo", flush=True)
+    with running_server(Path("triton_repo"), supervised=True) as server:
         print(f"      ready on {server.http_url} (HTTP) and {server.grpc_url} (gRPC)")
         step(3, "Ask it", "clients/infer.py", "digit.png", "--model", "vitbn", "--top", "3", "--url", server.http_url)
     print("      server stopped")

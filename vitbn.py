@@ -1,21 +1,34 @@
-"""The one program: `vitbn COMMAND`, each command the click object of its own script."""
+"""The one program: `vitbn COMMAND`, each command the click object of its own script.
+
+A script that imports this module first also says in one line that another package of the same name hides ours.
+"""
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from types import TracebackType
 
 import click
+
+HERE = Path(__file__).resolve().parent
+PACKAGES = ("models", "export", "serving", "clients", "benchmarks")
 
 COMMANDS = {
     "models": "models.catalog",
     "train": "models.train",
+    "calibrate": "models.calibrate",
     "tune": "models.tune",
     "study": "models.study",
     "export": "export.to_onnx",
+    "rewrite": "export.rewrite",
     "tensorrt": "export.to_tensorrt",
     "repository": "export.repository",
     "serve": "serving.launcher",
     "infer": "clients.infer",
+    "probe": "clients.probe",
     "web": "clients.web.app",
     "latency": "benchmarks.latency",
 }
@@ -30,10 +43,34 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        command: click.Command = getattr(import_module(COMMANDS[cmd_name]), cmd_name)
+        module = import_module(COMMANDS[cmd_name])
+        if not isinstance(command := getattr(module, cmd_name, None), click.Command):
+            raise ImportError(f"{module.__name__} has no command {cmd_name}", name=module.__name__)
         return command
 
 
 @click.group(cls=LazyGroup)
 def main() -> None:
     """Train a Vision Transformer with BatchNorm, rewrite it exactly, serve it on Triton, ask it, time it."""
+
+
+def foreign_package(error: BaseException) -> str | None:
+    """One line for an import that failed because another package of our name comes first on the path, else None."""
+    package = (error.name or "").partition(".")[0] if isinstance(error, ImportError) else ""
+    spec = find_spec(package) if package in PACKAGES else None
+    places = [*(spec.submodule_search_locations or ()), spec.origin or ""] if spec else []
+    if not places or Path(places[0]).resolve().parent == HERE:
+        return None
+    folder = Path(places[0]).parent
+    return f"Error: expected the package {package} of {HERE}, found another in {folder}: take that off PYTHONPATH"
+
+
+def _excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    line = foreign_package(error)
+    if line is None:
+        sys.__excepthook__(kind, error, trace)
+    else:
+        print(line, file=sys.stderr)
+
+
+sys.excepthook = _excepthook

@@ -40,8 +40,8 @@ def test_rounds_are_interleaved_after_one_of_warm_up() -> None:
 
 def test_a_sleep_takes_the_time_it_sleeps() -> None:
     measured = time_interleaved({"short": lambda: time.sleep(0.002), "long": lambda: time.sleep(0.02)}, 0.01)
-    assert 2 <= measured["short"].percentile_ms(50) < 12
-    assert 20 <= measured["long"].percentile_ms(50) < 40
+    assert 2 <= measured["short"].percentile_ms(50) < 20
+    assert 20 <= measured["long"].percentile_ms(50) < 100
 
 
 def test_a_table_aligns_its_columns() -> None:

@@ -27,6 +27,7 @@ COMMANDS = {
     "tensorrt": "export.to_tensorrt",
     "repository": "export.repository",
     "serve": "serving.launcher",
+    "proxy": "serving.proxy.command",
     "infer": "clients.infer",
     "probe": "clients.probe",
     "web": "clients.web.app",

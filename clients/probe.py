@@ -6,6 +6,9 @@ that each version must give stand in the parameter `probe` of config.pbtxt, so a
 package but click. A model without that parameter gets zeros and must only answer.
 
 A version that refuses or delays the sample passes as `busy` if it answers other requests meanwhile.
+
+With `--every` and `--listen` it also answers HTTP: 200 with the last verdict while it passes, else 503. A proxy asks
+that address whether the server may get requests.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import base64
 import json
 import struct
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -21,6 +25,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from math import prod
 from typing import Any, Literal
 
@@ -213,11 +218,67 @@ def _request(config: Mapping[str, Any], image: bytes | None) -> tuple[bytes, byt
     return json.dumps(header).encode(), b"".join(contents)
 
 
+class Health:
+    """The last verdict at `http://address/`: 200 while it passes and is not older than `stale_s`, else 503.
+
+    Raises OSError for an address that cannot be taken.
+    """
+
+    def __init__(self, address: str, stale_s: float) -> None:
+        host, _, port = address.rpartition(":")
+        self._stale_s, self._last = stale_s, (float("-inf"), False, "{}")
+        health = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"  # the proxy keeps its connection
+            timeout = 10.0
+
+            def do_GET(self) -> None:
+                status, body = health.answer()
+                self.send_response(status)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, format: str, *arguments: object) -> None:
+                pass
+
+        server = ThreadingHTTPServer((host, int(port)), Handler)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+
+    def heard(self, probe: Probe) -> None:
+        self._last = (time.monotonic(), probe.ok, probe.to_json())
+
+    def answer(self) -> tuple[int, bytes]:
+        """HTTP status and body."""
+        heard_s, ok, text = self._last
+        return (200 if ok and time.monotonic() - heard_s <= self._stale_s else 503), text.encode()
+
+
 def _headers(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
     pairs = [value.partition(":") for value in values]
     if not all(name and colon for name, colon, _ in pairs):
         raise click.BadParameter("expected NAME:VALUE")
     return {name: content.strip() for name, _, content in pairs}
+
+
+def _address(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    host, _, port = (value or "").rpartition(":")
+    if value is not None and not (host and port.isdecimal() and int(port) <= 65535):
+        raise click.BadParameter(f"expected HOST:PORT, found {value!r}")
+    return value
+
+
+def _health(address: str | None, every_s: float | None, timeout_s: float) -> Health | None:
+    if address is None:
+        return None
+    if every_s is None:
+        raise click.UsageError("--listen needs --every")
+    try:
+        return Health(address, 2 * (every_s + timeout_s))
+    except OSError as error:
+        raise click.ClickException(f"--listen {address}: {error.strerror}") from error
 
 
 @click.command()
@@ -228,10 +289,21 @@ def _headers(context: click.Context, parameter: click.Parameter, values: tuple[s
 @click.option(
     "--every", type=click.FloatRange(0.1), metavar="SECONDS", help="Go on, a line a probe, until interrupted."
 )
-def probe(models: tuple[str, ...], url: str, timeout: float, header: dict[str, str], every: float | None) -> None:
+@click.option("--listen", metavar="HOST:PORT", callback=_address, help="With --every: answer a proxy's health checks.")
+def probe(
+    models: tuple[str, ...],
+    url: str,
+    timeout: float,
+    header: dict[str, str],
+    every: float | None,
+    listen: str | None,
+) -> None:
     """Ask every served version a stored image; print JSON; exit code 1 unless all answer right."""
+    health = _health(listen, every, timeout)
     while True:
         result = probe_server(url, models, header, timeout)
+        if health:
+            health.heard(result)
         print(result.to_json(), flush=True)
         if every is None:
             sys.exit(0 if result.ok else 1)

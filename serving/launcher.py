@@ -210,14 +210,16 @@ def main() -> None:
 @click.command(context_settings={"ignore_unknown_options": True, "help_option_names": []})
 @click.option("--supervised", is_flag=True)
 @click.option("--supervisor-port", type=click.IntRange(0, 65535))
+@click.option("--health-port", type=click.IntRange(0, 65535))
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-def serve(supervised: bool, supervisor_port: int | None, arguments: tuple[str, ...]) -> None:
+def serve(supervised: bool, supervisor_port: int | None, health_port: int | None, arguments: tuple[str, ...]) -> None:
     """Run tritonserver; every other argument is Triton's own."""
     try:
         if supervised:
             from serving.supervisor import METRICS_PORT, supervise
 
-            sys.exit(supervise(arguments, METRICS_PORT if supervisor_port is None else supervisor_port or None))
+            metrics_port = METRICS_PORT if supervisor_port is None else supervisor_port or None
+            sys.exit(supervise(arguments, metrics_port, health_port or None))
         launch(arguments)
     except (LauncherError, ValueError) as error:
         raise click.ClickException(str(error)) from error

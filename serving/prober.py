@@ -46,12 +46,13 @@ class Verdict:
 
 
 class Prober:
-    """Probes from `start` to `stop`."""
+    """Probes from `start` to `stop`; answers health checks at `health_port` of loopback, unless that is None."""
 
-    def __init__(self, url: str, headers: Mapping[str, str]) -> None:
+    def __init__(self, url: str, headers: Mapping[str, str], health_port: int | None = None) -> None:
         self._command = [sys.executable, "-m", "clients.probe", "--url", url]
         self._command += ["--every", str(EVERY_S), "--timeout", str(TIMEOUT_S)]
         self._command += [f"--header={name}:{value}" for name, value in headers.items()]
+        self._command += [f"--listen=127.0.0.1:{health_port}"] if health_port else []
         self._lines: queue.Queue[bytes] = queue.Queue()
         self._process: subprocess.Popen[bytes] | None = None
         self._heard_s = 0.0

@@ -35,6 +35,7 @@ class Server:
     grpc_url: str
     metrics_url: str
     supervisor_url: str  # its metrics, if there is one
+    health_url: str  # the supervisor's verdict for a proxy
     log_path: Path
     pid: int
 
@@ -70,10 +71,10 @@ def _child(
     repository: Path, arguments: Sequence[str], log_path: Path, supervised: bool
 ) -> Iterator[tuple[subprocess.Popen[bytes], Server]]:
     """The server's process, leader of its own session; stopped at the end of the block."""
-    ports = dict(zip(("http", "grpc", "metrics"), _free_ports(3), strict=True))
-    supervisor_port = _free_ports(1)[0] if supervised else 0
-    program = ["serving.supervisor", f"--supervisor-port={supervisor_port}"] if supervised else ["serving.launcher"]
-    command = [sys.executable, "-m", *program, f"--model-repository={repository}"]
+    services = ["http", "grpc", "metrics", *(["supervisor", "health"] if supervised else [])]
+    ports = dict(zip(services, free_ports(len(services)), strict=True))
+    program = "serving.supervisor" if supervised else "serving.launcher"
+    command = [sys.executable, "-m", program, f"--model-repository={repository}"]
     command += [f"--{service}-port={port}" for service, port in ports.items()]
     with log_path.open("wb") as log:
         process = subprocess.Popen(
@@ -83,15 +84,15 @@ def _child(
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-    urls = {f"{service}_url": f"127.0.0.1:{port}" for service, port in ports.items()}
-    urls["supervisor_url"] = f"127.0.0.1:{supervisor_port}"
+    urls = dict.fromkeys(("supervisor_url", "health_url"), "")
+    urls |= {f"{service}_url": f"127.0.0.1:{port}" for service, port in ports.items()}
     try:
         yield process, Server(log_path=log_path, pid=process.pid, **urls)
     finally:
         _stop(process)
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     """Different loopback ports that are free now."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]

@@ -74,10 +74,10 @@ class Watch:
 class Supervisor:
     """One server and its care."""
 
-    def __init__(self, options: ServerOptions, acts: Acts) -> None:
+    def __init__(self, options: ServerOptions, acts: Acts, health_port: int | None = None) -> None:
         self._options, self._acts = options, acts
         self._control = Control(options.http_url, options.headers)
-        self._prober = Prober(options.http_url, options.headers)
+        self._prober = Prober(options.http_url, options.headers, health_port)
         self._stop = threading.Event()
         self._restarts: deque[float] = deque()
         self._refused: dict[str, set[int]] = {}  # model -> whole versions that the server does not load
@@ -300,14 +300,14 @@ def _end(process: subprocess.Popen[bytes], grace_s: float) -> None:
         process.wait()
 
 
-def supervise(arguments: Sequence[str], metrics_port: int | None = METRICS_PORT) -> int:
+def supervise(arguments: Sequence[str], metrics_port: int | None = METRICS_PORT, health_port: int | None = None) -> int:
     """Supervises a server with Triton's `arguments`; returns the exit code. Raises ValueError for bad arguments."""
     options = parse(arguments)
     try:
         acts = Acts(metrics_port)
     except OSError as error:
         raise ValueError(f"port {metrics_port} for the supervisor's metrics: {error.strerror}") from error
-    supervisor = Supervisor(options, acts)
+    supervisor = Supervisor(options, acts, health_port)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, supervisor.stop)
     return supervisor.run()
@@ -315,11 +315,12 @@ def supervise(arguments: Sequence[str], metrics_port: int | None = METRICS_PORT)
 
 @click.command(context_settings={"ignore_unknown_options": True})
 @click.option("--supervisor-port", type=click.IntRange(0, 65535), default=METRICS_PORT, show_default=True)
+@click.option("--health-port", type=click.IntRange(0, 65535), default=0, help="For a proxy's health checks.  [0: none]")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-def main(supervisor_port: int, arguments: tuple[str, ...]) -> None:
+def main(supervisor_port: int, health_port: int, arguments: tuple[str, ...]) -> None:
     """Run tritonserver under supervision; port 0: no metrics of the supervisor."""
     try:
-        sys.exit(supervise(arguments, supervisor_port or None))
+        sys.exit(supervise(arguments, supervisor_port or None, health_port or None))
     except ValueError as error:
         raise click.ClickException(str(error)) from error
 

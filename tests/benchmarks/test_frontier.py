@@ -36,7 +36,9 @@ def run(*arguments: object) -> tuple[int, str]:
 def test_a_short_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ways, "MICRO_BATCHES", (128,))
     write(tmp_path / "shipped/tiny.safetensors", TINY)
-    write(tmp_path / "shipped/wide.safetensors", replace(TINY, dim=128, mlp_dim=4096), METRICS | {"test_accuracy": 0.995})
+    write(
+        tmp_path / "shipped/wide.safetensors", replace(TINY, dim=128, mlp_dim=4096), METRICS | {"test_accuracy": 0.995}
+    )
     write(tmp_path / "runs/tiny-again.safetensors", TINY, METRICS | {"test_accuracy": 0.1})
     write(tmp_path / "runs/vit.safetensors", replace(TINY, model="vit"))
     folders = ("--checkpoints", tmp_path / "shipped", "--checkpoints", tmp_path / "runs")

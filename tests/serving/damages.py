@@ -21,8 +21,11 @@ def published(repository: Path, versions: int, name: str = "linear") -> Path:
         "image": base64.b64encode(zlib.compress(SAMPLE.tobytes())).decode(),
         "answers": {str(number): answer for number in range(1, versions + 1)},
     }
-    text = json.dumps(json.dumps(stored))  # a string in a string
-    parameters = f'parameters {{ key: "probe" value {{ string_value: {text} }} }}'
+    described = {"model": "vitbn", "labels": LABELS, "image_size": [28, 28], "channels": 1}
+    parameters = " ".join(
+        f'parameters {{ key: "{key}" value {{ string_value: {json.dumps(json.dumps(value))} }} }}'  # strings in strings
+        for key, value in (("probe", stored), ("model_config", described))
+    )
     config = (
         f'name: "{name}" max_batch_size: 64 {IMAGE} {LOGITS} {ONE_INSTANCE} '
         f"version_policy {{ latest {{ num_versions: 2 }} }} {parameters}"

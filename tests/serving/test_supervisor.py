@@ -17,26 +17,19 @@ from pathlib import Path
 import psutil
 import pytest
 from damages import DAMAGES, published, truncate
+from waiting import HEAL_S, wait_until
 
 from clients.probe import Probe, probe_server
 from serving.processes import Family, Stub
 from serving.running import Server, running_server
 
 pytestmark = pytest.mark.live
-HEAL_S = 60.0  # measured on two cores: 3 to 8 s
 STOP_S = 6.0
 
 
 def right(server: Server) -> Probe | None:
     found = probe_server(server.http_url, timeout_s=5)
     return found if found.ok else None
-
-
-def wait_until(condition: Callable[[], object], what: str, seconds: float = HEAL_S) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"not {what} within {seconds:g} s"
-        time.sleep(0.1)
 
 
 def triton(server: Server) -> psutil.Process:

@@ -1,0 +1,66 @@
+"""`vitbn proxy SERVER... --output DIR`: Envoy's configuration for a list of servers, checked by the real Envoy."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import click
+
+from serving.proxy.folder import ProxyError, write
+from serving.proxy.settings import ADMIN_PORT, IN_FLIGHT, Backend, Settings, TlsFiles, parse_backend, read_keys
+
+
+@click.command()
+@click.argument("servers", nargs=-1, required=True, metavar="HOST[:HTTP[:GRPC[:HEALTH]]]...")
+@click.option("--output", type=click.Path(file_okay=False, path_type=Path), required=True, help="Folder for the files.")
+@click.option("--seen-as", metavar="FOLDER", help="Where Envoy will see that folder, as in a container.")
+@click.option("--drain", multiple=True, metavar="HOST[:HTTP]", help="A server that gets no new request; repeatable.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="The address for clients.")
+@click.option(
+    "--port",
+    "ports",
+    type=click.IntRange(1, 65535),
+    multiple=True,
+    default=(8000, 8001),
+    show_default=True,
+    help="For HTTP and gRPC alike; repeatable.",
+)
+@click.option("--admin-port", type=click.IntRange(1, 65535), default=ADMIN_PORT, show_default=True)
+@click.option("--in-flight", type=click.IntRange(1, 10_000), default=IN_FLIGHT, show_default=True, help="A server.")
+@click.option("--tls", type=click.Path(path_type=Path), nargs=2, metavar="CERTIFICATE KEY", help="PEM files.")
+@click.option("--keys", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Lines CLIENT KEY.")
+def proxy(
+    servers: tuple[str, ...],
+    output: Path,
+    seen_as: str | None,
+    drain: tuple[str, ...],
+    host: str,
+    ports: tuple[int, ...],
+    admin_port: int,
+    in_flight: int,
+    tls: tuple[Path, Path] | None,
+    keys: Path | None,
+) -> None:
+    """Write Envoy's configuration for these servers; run it with: envoy -c DIR/envoy.json."""
+    try:
+        backends = drained([parse_backend(each) for each in servers], [parse_backend(each) for each in drain])
+        clients = read_keys(keys) if keys else {}
+        files = TlsFiles(*tls) if tls else None
+        write(Settings(backends, host, ports, admin_port, in_flight, files, clients), output, seen_as)
+    except (ValueError, OSError, ProxyError) as error:
+        raise click.ClickException(str(error)) from error
+    click.echo(f"Wrote {output / 'envoy.json'}")
+
+
+def drained(backends: list[Backend], drain: list[Backend]) -> list[Backend]:
+    """`backends`, with those of the host and HTTP port of `drain` draining; raises ValueError for one not there."""
+    places = {(each.host, each.http) for each in drain}
+    if unknown := places - {(each.host, each.http) for each in backends}:
+        host, port = min(unknown)
+        raise ValueError(f"expected one of the servers to drain, found {host}:{port}")
+    return [replace(each, draining=(each.host, each.http) in places) for each in backends]
+
+
+if __name__ == "__main__":
+    proxy()

@@ -1,0 +1,80 @@
+-- What Triton's HTTP parser must not see: it ends the server on deep nesting and on a shape of more than 2^31 with JSON
+-- data. `LIMITS` stands above this text in the configuration. Over gRPC the server refuses such requests itself.
+
+local function refuse(handle, status, text)
+  handle:respond({ [":status"] = status, ["content-type"] = "application/json" }, '{"error":"proxy: ' .. text .. '"}')
+end
+
+-- The reason why Triton must not read this JSON header of a request with `body_bytes`, nil if there is none.
+local function reason(text, body_bytes)
+  if text:find("\\", 1, true) then
+    return "expected a JSON header without escapes"
+  end
+  if text:find('"data"%s*:') then
+    return "expected binary tensors, found JSON data"
+  end
+  if text:find('"shared_memory') then
+    return "expected binary tensors, found shared memory"
+  end
+  local _, shapes = text:gsub('"shape"', "")
+  local _, sizes = text:gsub('"binary_data_size"', "")
+  for shape in text:gmatch('"shape"%s*:%s*%[([%d%s,]*)%]') do
+    shapes = shapes - 1
+    local elements = 1
+    for digits in shape:gmatch("%d+") do
+      local size = #digits < 10 and tonumber(digits) or 0
+      if size < 1 or size > LIMITS.dimension then
+        return "expected dimensions of 1 to " .. LIMITS.dimension
+      end
+      elements = elements * size
+    end
+    if elements > LIMITS.body then
+      return "expected a smaller tensor"
+    end
+  end
+  for digits in text:gmatch('"binary_data_size"%s*:%s*(%d+)') do
+    sizes = sizes - 1
+    if #digits > 9 or tonumber(digits) > body_bytes then
+      return "expected a binary_data_size within the body"
+    end
+  end
+  if shapes ~= 0 or sizes ~= 0 then
+    return "expected shape and binary_data_size of whole numbers"
+  end
+end
+
+function envoy_on_request(handle)
+  local headers = handle:headers()
+  local path = headers:get(":path"):gsub("%?.*", "")
+  if not path:find("^/v2") then
+    return -- gRPC
+  end
+  if headers:get("content-encoding") then
+    return refuse(handle, "415", "expected a body without Content-Encoding")
+  end
+  local infers = path:find("/infer$") ~= nil
+  local most = infers and LIMITS.body or LIMITS.question
+  local declared = headers:get("content-length")
+  if declared and (#declared > 12 or not declared:find("^%d+$") or tonumber(declared) > most) then
+    return refuse(handle, "413", "expected a body of at most " .. most .. " bytes")
+  end
+  local header = headers:get("inference-header-content-length") or ""
+  local header_bytes = header:find("^%d%d?%d?%d?$") and tonumber(header) or 0
+  if infers and (header_bytes < 1 or header_bytes > LIMITS.header) then
+    return refuse(handle, "400", "expected binary tensors and an Inference-Header-Content-Length of 1 to " .. LIMITS.header)
+  end
+  local body = handle:body()
+  local body_bytes = body and body:length() or 0
+  if body_bytes > most then
+    return refuse(handle, "413", "expected a body of at most " .. most .. " bytes")
+  end
+  if infers then
+    if body_bytes < header_bytes then
+      return refuse(handle, "400", "expected a body that is not shorter than its header")
+    end
+    local problem = reason(body:getBytes(0, header_bytes), body_bytes)
+    if problem then
+      refuse(handle, "400", problem)
+    end
+  end
+end

@@ -1,0 +1,66 @@
+"""The calls that clients may make; every other call is answered with 403.
+
+Triton's calls that change the server (load, unload, shared memory, trace, log) are not in the list. Source of the
+names: triton-inference-server/server docs/protocol, triton-inference-server/common grpc_service.proto.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+NAME = "[A-Za-z0-9_.-]+"
+MODEL = f"/v2/models/{NAME}(/versions/[0-9]+)?"
+READS = ("/v2", "/v2/health/(live|ready)", f"{MODEL}(/ready|/config|/stats)?", "/v2/models/stats")
+ASKS = (f"{MODEL}/infer", "/v2/repository/index")
+GRPC = "/inference.GRPCInferenceService/"
+GRPC_CALLS = ["ServerLive", "ServerReady", "ServerMetadata", "ModelReady", "ModelMetadata", "ModelConfig"]
+GRPC_CALLS += ["ModelStatistics", "ModelInfer", "RepositoryIndex"]
+GRPC_HEALTH = "/grpc.health.v1.Health/Check"
+
+ANSWER_S, TRIES = 30.0, 3
+
+
+def routes(servers: int) -> list[dict[str, Any]]:
+    """Envoy's routes for a proxy of so many `servers`, in order."""
+    calls = [*(GRPC + name for name in GRPC_CALLS), GRPC_HEALTH]
+    http = [("GET", regex) for regex in READS] + [("POST", regex) for regex in ASKS]
+    return [
+        *(_route({"path": call}, "POST", "grpc", servers) for call in calls),
+        *(_route({"safe_regex": {"regex": regex}}, method, "http", servers) for method, regex in http),
+        {"match": {"prefix": "/"}, "direct_response": _denied()},
+    ]
+
+
+def _denied() -> dict[str, Any]:
+    return {"status": 403, "body": {"inline_string": '{"error":"proxy: this call is not open to clients"}'}}
+
+
+def _route(path: dict[str, Any], method: str, cluster: str, servers: int) -> dict[str, Any]:
+    match = {**path, "headers": [{"name": ":method", "string_match": {"exact": method}}]}
+    action = {
+        "cluster": cluster,
+        "timeout": f"{ANSWER_S}s",
+        "max_stream_duration": {"grpc_timeout_header_max": f"{ANSWER_S}s"},  # a client's own deadline holds
+        "retry_policy": _retries(servers),
+    }
+    return {"match": match, "route": action}
+
+
+def _retries(servers: int) -> dict[str, Any]:
+    """An inference changes nothing, so a failed one is asked again, elsewhere; a full proxy's refusal is not."""
+    conditions: Sequence[str] = ("5xx", "internal", "unavailable")  # 5xx: also resets and failed connections
+    return {
+        "retry_on": ",".join(conditions),
+        "num_retries": TRIES - 1,
+        "retry_back_off": {"base_interval": "0.025s", "max_interval": "0.25s"},
+        "retry_host_predicate": [
+            {
+                "name": "envoy.retry_host_predicates.previous_hosts",
+                "typed_config": {
+                    "@type": "type.googleapis.com/envoy.extensions.retry.host.previous_hosts.v3.PreviousHostsPredicate"
+                },
+            }
+        ],
+        "host_selection_retry_max_attempts": 2 * servers,
+    }

@@ -1,0 +1,97 @@
+"""What the proxy is told: its servers, its address, who may ask, how much at once."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+HTTP_PORT, GRPC_PORT, HEALTH_PORT, ADMIN_PORT = 8000, 8001, 8004, 9901
+IN_FLIGHT = 32  # requests a server works on or queues; above that the proxy refuses
+
+
+@dataclass(frozen=True)
+class Backend:
+    """A Triton server and the port at which `vitbn probe --listen` tells its health."""
+
+    host: str
+    http: int = HTTP_PORT
+    grpc: int = GRPC_PORT
+    health: int = HEALTH_PORT
+    draining: bool = field(default=False, kw_only=True)
+
+    @property
+    def is_address(self) -> bool:
+        """Whether `host` is an IP address, not a name."""
+        try:
+            ipaddress.ip_address(self.host)
+        except ValueError:
+            return False
+        return True
+
+
+@dataclass(frozen=True)
+class TlsFiles:
+    """PEM files with the certificate chain and the private key that the proxy shows to clients."""
+
+    certificate: Path
+    key: Path
+
+
+@dataclass(frozen=True)
+class Settings:
+    """A proxy on `host`: clients speak HTTP and gRPC at `ports`; its own statistics stand at 127.0.0.1:`admin`.
+
+    `keys` names clients -> their API keys; without keys everybody may ask. Raises ValueError.
+    """
+
+    backends: Sequence[Backend]
+    host: str = "127.0.0.1"
+    ports: tuple[int, ...] = (HTTP_PORT, GRPC_PORT)
+    admin: int = ADMIN_PORT
+    in_flight: int = IN_FLIGHT
+    tls: TlsFiles | None = None
+    keys: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.backends:
+            raise ValueError("expected at least one server, found none")
+        if len({(each.host, each.http) for each in self.backends}) < len(self.backends):
+            raise ValueError("expected different servers, found one twice")
+        if len({each.is_address for each in self.backends}) > 1:
+            raise ValueError("expected IP addresses or names, found both: names cannot be drained by a file")
+        if any(each.draining and not each.is_address for each in self.backends):
+            raise ValueError("expected an IP address of the server to drain, found a name")
+
+    @property
+    def by_file(self) -> bool:
+        """Whether the servers stand in files that Envoy watches; names come from DNS instead."""
+        return self.backends[0].is_address
+
+
+def parse_backend(text: str) -> Backend:
+    """`HOST[:HTTP[:GRPC[:HEALTH]]]`; an IPv6 address stands in brackets. Raises ValueError."""
+    match = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[\w.-]+)((?::\d{1,5}){0,3})", text)
+    ports = [int(port) for port in match[2].split(":")[1:]] if match else []
+    if not match or not all(0 < port <= 65535 for port in ports):
+        raise ValueError(f"expected HOST[:HTTP[:GRPC[:HEALTH]]], found {text!r}")
+    return Backend(match[1].strip("[]"), *ports)
+
+
+def read_keys(path: Path) -> dict[str, str]:
+    """Client -> API key, from lines `CLIENT KEY`; empty lines and `#` lines are left out. Raises ValueError."""
+    keys: dict[str, str] = {}
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        words = line.split()
+        if not words or words[0].startswith("#"):
+            continue
+        if len(words) != 2 or len(words[1]) < 16 or not line.isascii():
+            raise ValueError(f"{path}, line {number}: expected CLIENT KEY, a key of at least 16 ASCII characters")
+        if words[0] in keys or words[1] in keys.values():
+            raise ValueError(f"{path}, line {number}: expected a new client and a new key, found one again")
+        keys[words[0]] = words[1]
+    if not keys:
+        raise ValueError(f"{path}: expected lines CLIENT KEY, found none")
+    return keys

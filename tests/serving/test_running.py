@@ -129,9 +129,9 @@ def test_two_launchers_at_once_share_one_cache(tmp_path: Path, monkeypatch: pyte
 
 def test_taken_port_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        free = running._free_ports(3)
-        choices = [[taken.getsockname()[1], *running._free_ports(2)], free]
-        monkeypatch.setattr(running, "_free_ports", lambda count: choices.pop(0))
+        free = running.free_ports(3)
+        choices = [[taken.getsockname()[1], *running.free_ports(2)], free]
+        monkeypatch.setattr(running, "free_ports", lambda count: choices.pop(0))
         with running_server(tmp_path, EMPTY) as server:
             assert server.http_url == f"127.0.0.1:{free[0]}"
 

@@ -16,7 +16,7 @@ import pytest
 
 from clients.classifier import Classifier, ServerError, ServerUnavailable
 from clients.server.regions import PREFIX
-from serving.running import free_ports, _stop
+from serving.running import _stop, free_ports
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]
 

@@ -1,6 +1,6 @@
-"""The one program: `vitbn COMMAND`, each command the click object of its own script.
+"""The program `vitbn COMMAND`; each command is the click object of its own script.
 
-A script that imports this module first also says in one line that another package of the same name hides ours.
+Importing this module also installs a one-line error for a foreign package that hides ours.
 """
 
 from __future__ import annotations
@@ -32,11 +32,12 @@ COMMANDS = {
     "probe": "clients.probe",
     "web": "clients.web.app",
     "latency": "benchmarks.latency",
+    "conditions": "benchmarks.conditions",
 }
 
 
 class LazyGroup(click.Group):
-    """Imports a command when it is asked for, so that a client machine needs no package of the others."""
+    """Imports a command on demand: a client machine needs no package of the other commands."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -56,7 +57,7 @@ def main() -> None:
 
 
 def foreign_package(error: BaseException) -> str | None:
-    """One line for an import that failed because another package of our name comes first on the path, else None."""
+    """An error line if an import failed because another package of our name comes first on the path, else None."""
     package = (error.name or "").partition(".")[0] if isinstance(error, ImportError) else ""
     spec = find_spec(package) if package in PACKAGES else None
     places = [*(spec.submodule_search_locations or ()), spec.origin or ""] if spec else []
@@ -75,3 +76,6 @@ def _excepthook(kind: type[BaseException], error: BaseException, trace: Tracebac
 
 
 sys.excepthook = _excepthook
+
+if __name__ == "__main__":
+    main()

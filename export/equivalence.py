@@ -1,7 +1,7 @@
-"""Does one stage answer as the stage before it? Names, dynamic axes, shapes, dtypes, values, argmax, in that order.
+"""Compares one stage with the stage before it: names, dynamic axes, shapes, dtypes, values, argmax, in that order.
 
-In: two functions from images to logits, or an ONNX model and what it should be. Out: a `Proof` with the error measured
-beside the tolerance, or an error that says which of these differs.
+In: two functions from images to logits, or an ONNX model and its config. Out: a `Proof` with measured error and
+tolerance, or an error that names the first difference.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ Classifier = Callable[[Images], Logits]
 BATCH_SIZES = (1, 2, 7, 64)
 PROOF_IMAGES = 64
 DIGIT_SHAPE = (1, 28, 28)
-TIE = 1e-5  # logits this close are equal as far as float32 can tell; far below its tolerance of 1e-4
+TIE = 1e-5  # closer logits are a tie in float32
 
 
 class EquivalenceError(ExportError):
-    """Two stages differ; the message says in what, what was expected and what was found."""
+    """Two stages differ. The message says in what."""
 
 
 class NamesDiffer(EquivalenceError):
@@ -39,7 +39,7 @@ class NamesDiffer(EquivalenceError):
 
 
 class AxesDiffer(EquivalenceError):
-    """A batch dimension that is not dynamic, or another one that is."""
+    """A fixed batch dimension, or another dynamic one."""
 
 
 class ShapesDiffer(EquivalenceError):
@@ -55,12 +55,12 @@ class ValuesDiffer(EquivalenceError):
 
 
 class ArgmaxDiffers(EquivalenceError):
-    """Another class, where the two best logits are further apart than float32 can blur."""
+    """Another class, although the two best logits are no tie."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """Images uint8 (64, C, H, W) to compare stages on, and what they are of: a dataset's name, or noise."""
+    """Images uint8 (64, C, H, W) to compare stages on, and their source: a dataset's name, or noise."""
 
     images: Images
     of: str
@@ -68,7 +68,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Proof:
-    """A comparison that held: largest absolute difference of two logits and the tolerance, on `images` images."""
+    """A comparison that held: the largest absolute difference of two logits on `images` images."""
 
     stages: str
     max_abs_error: float
@@ -105,7 +105,7 @@ def prove(
         if want.dtype != have.dtype:
             raise DtypesDiffer(f"{stages}: expected {want.dtype}, found {have.dtype}")
         error = np.abs(want.astype(np.float64) - have.astype(np.float64)).max()
-        if not error <= tolerance:  # so written, NaN fails
+        if not error <= tolerance:  # NaN fails too
             raise ValuesDiffer(
                 f"{stages}: expected an error of at most {tolerance:.2e} at batch {size}, found {error:.2e}"
             )
@@ -126,7 +126,7 @@ def _compare_argmax(stages: str, want: Logits, have: Logits) -> None:
 
 
 def torch_classifier(model: nn.Module) -> Classifier:
-    """`model`, in eval mode, as a function of numpy arrays."""
+    """`model` in eval mode, as a function of numpy arrays."""
     import torch
 
     model.eval()
@@ -140,7 +140,7 @@ def torch_classifier(model: nn.Module) -> Classifier:
 
 
 def onnx_classifier(data: bytes) -> Classifier:
-    """The ONNX file `data`, run by ONNX Runtime on the CPU, as a function of numpy arrays."""
+    """The ONNX file `data` in ONNX Runtime on the CPU, as a function of numpy arrays."""
     import onnxruntime
 
     session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
@@ -149,7 +149,7 @@ def onnx_classifier(data: bytes) -> Classifier:
 
 
 def embedded_sample(config: ModelConfig) -> Sample:
-    """Real test digits where the model's images have their shape, else uniform noise drawn by seed; always the same."""
+    """Real test digits if their shape fits the model, else uniform noise from a fixed seed."""
     if config.input_shape == DIGIT_SHAPE:
         return Sample(load_digits().test_images[:PROOF_IMAGES], "digits")
     noise = np.random.default_rng(0).integers(0, 256, (PROOF_IMAGES, *config.input_shape), np.uint8)
@@ -162,5 +162,5 @@ def proof_images(config: ModelConfig) -> Images:
 
 
 def reads_digits(config: ModelConfig) -> bool:
-    """Whether the embedded digits are such images as the model was made for."""
+    """Whether the embedded digits are images of the model's kind."""
     return config.preprocessing == "ink" and config.input_shape == DIGIT_SHAPE

@@ -1,4 +1,4 @@
-"""The errors of the export stages whose message is meant for the user: what was expected and what was found."""
+"""Errors of the export stages. Their messages are meant for the user."""
 
 
 class ExportError(Exception):
@@ -6,4 +6,4 @@ class ExportError(Exception):
 
 
 class Unavailable(ExportError):
-    """This machine or this model lacks what was asked for; the message says what is missing and how to get it."""
+    """This machine or model lacks what was asked for. The message says what is missing and how to get it."""

@@ -1,7 +1,7 @@
-"""A network -> a proven ONNX graph that takes the served tensors: uint8 images in, float32 logits out.
+"""A network -> a proven ONNX graph on the served tensors: uint8 images in, float32 logits out.
 
-In: a checkpoint and the rewrites wanted. Out: `Exported`, the bytes of the graph and a manifest of how it came
-about; or an error, for a graph that does not answer as the checkpoint does is never handed on.
+In: a checkpoint and the wanted rewrites. Out: `Exported`, the bytes of the graph and its manifest; or an error if the
+graph does not answer as the checkpoint does.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ from models.config import INPUT_NAME, INPUT_SCALE, OUTPUT_NAME, ModelConfig
 from models.norms import ProgressiveRepBN
 
 DEFAULT_OPSET = 20  # has Gelu; ONNX Runtime 1.19, in Triton 24.10, refuses 22 and later
-CALIBRATION = ("temperature", "calibration_error")  # of a checkpoint's metrics; clients divide logits by the first
+CALIBRATION = ("temperature", "calibration_error")  # copied from a checkpoint's metrics; clients divide by the first
 FLOAT64_TOLERANCE = 1e-10
 FLOAT32_TOLERANCE = 1e-4
 
 
 @dataclass(frozen=True)
 class Exported:
-    """A proven ONNX file, as bytes, and its manifest, which is JSON and holds what is also in the file's metadata."""
+    """A proven ONNX file, as bytes, and its manifest (JSON; the file's metadata holds it too)."""
 
     onnx: bytes
     config: ModelConfig
@@ -59,12 +59,11 @@ class Exported:
 
     @property
     def artifact(self) -> Artifact:
-        """What is published."""
         return Artifact(self.config, self.manifest, ONNX_FILE, self.onnx)
 
 
 class Served(nn.Module):
-    """The network as it is served: uint8 pixels in, cast and, unless the scale is folded, multiplied by 1/255."""
+    """The served network: casts uint8 pixels and, unless the scale is folded, multiplies them by 1/255."""
 
     def __init__(self, model: nn.Module, scale_folded: bool) -> None:
         super().__init__()
@@ -87,9 +86,9 @@ def export(
 ) -> Exported:
     """Rewrites the network of `checkpoint`, exports it and proves both steps on `sample`, by default the embedded one.
 
-    Of `rewrites`, those that do not apply are left out unless they are `required`. With `lowering` the proven graph is
-    converted to lower precision. Raises RewriteError, EquivalenceError or AccuracyError. The file's metadata_props hold
-    the manifest's fields but what the file answers to the first embedded image, at hand wherever it is verified.
+    Leaves out `rewrites` that do not apply, unless they are `required`. With `lowering` the proven graph is converted
+    to lower precision. Raises RewriteError, EquivalenceError or AccuracyError. The file's metadata_props hold the
+    manifest except `sample_logits`, the file's answer to the first embedded image.
     """
     _check_trained(checkpoint.model)
     embedded = embedded_sample(checkpoint.config)
@@ -132,7 +131,7 @@ def export(
 
 
 def _check_trained(model: nn.Module) -> None:
-    """Raises RewriteError for a norm that training was still changing into another: what it ends as is not served."""
+    """Raises RewriteError for a norm that training was still turning into another."""
     for name, module in model.named_modules():
         if isinstance(module, ProgressiveRepBN):
             affine_of(name, module)
@@ -146,12 +145,12 @@ def rewrite(model: nn.Module, rewrites: Sequence[Rewrite], required: Sequence[Re
 
 
 def to_onnx(model: nn.Module, config: ModelConfig, opset: int) -> onnx.ModelProto:
-    """The graph of `model`, uint8 (batch, C, H, W) -> float32 (batch, num_classes), its batch dimension dynamic."""
-    # The registry names each torchvision operator that it cannot offer, none of which is used.
+    """The graph of `model`, uint8 (batch, C, H, W) -> float32 (batch, num_classes), with a dynamic batch dimension."""
+    # The registry logs every torchvision operator that it lacks; this project uses no such operator.
     logging.getLogger("torch.onnx._internal.exporter._registration").setLevel(logging.ERROR)
-    example = torch.zeros(2, *config.input_shape, dtype=torch.uint8)  # a batch of one would be taken for a constant
+    example = torch.zeros(2, *config.input_shape, dtype=torch.uint8)  # the exporter takes a batch of 1 for a constant
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-        warnings.simplefilter("ignore")  # of the exporter's own deprecations
+        warnings.simplefilter("ignore")  # deprecations inside the exporter
         program = torch.onnx.export(
             model.eval(),
             (example,),
@@ -166,13 +165,13 @@ def to_onnx(model: nn.Module, config: ModelConfig, opset: int) -> onnx.ModelProt
         raise RuntimeError("torch.onnx.export returned no program")
     proto = program.model_proto
     for part in (*proto.graph.node, *proto.graph.value_info, *proto.graph.initializer):
-        del part.metadata_props[:]  # stack traces, which name the folders of this machine
+        del part.metadata_props[:]  # stack traces with the folders of this machine
     onnx.checker.check_model(proto, full_check=True)
     return proto
 
 
 def check_interface(proto: onnx.ModelProto, config: ModelConfig) -> None:
-    """Compares the graph's input and output with what is served: names, then dynamic axes, shapes, dtypes."""
+    """Compares the graph's input and output with the served tensors: names, then dynamic axes, shapes, dtypes."""
     wanted = (
         (INPUT_NAME, proto.graph.input, config.input_shape, onnx.TensorProto.UINT8),
         (OUTPUT_NAME, proto.graph.output, (config.num_classes,), onnx.TensorProto.FLOAT),

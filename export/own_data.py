@@ -1,6 +1,6 @@
-"""The dataset that a checkpoint learned from: what its export is proved, calibrated and measured on.
+"""The dataset that a checkpoint was trained on; its export is proved, calibrated and measured on it.
 
-In: what the checkpoint says of itself. Out: that dataset, or a sample of its test images; or DataError.
+In: a checkpoint's config and metrics. Out: that dataset, or a sample of its test images; or DataError.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from models.data import DataError, Dataset, load_dataset
 
 
 def own_dataset(config: ModelConfig, metrics: dict[str, Any], data_dir: Path | None, fetch: bool = True) -> Dataset:
-    """The dataset named in a checkpoint's `metrics`, MNIST where none is; it is downloaded only with `fetch`.
+    """The dataset named in a checkpoint's `metrics`, by default MNIST; downloaded only with `fetch`.
 
-    Raises DataError where it is not to be had, or shows other images or classes than the model's.
+    Raises DataError if it is not available, or if its images or classes differ from the model's.
     """
     dataset = load_dataset(metrics.get("dataset", "mnist"), data_dir, fetch)
     expected = (config.input_shape, config.num_classes)
@@ -31,9 +31,9 @@ def own_dataset(config: ModelConfig, metrics: dict[str, Any], data_dir: Path | N
 
 
 def own_sample(config: ModelConfig, metrics: dict[str, Any], data_dir: Path | None) -> Sample:
-    """Test images of the checkpoint's own dataset; of digits, those that are embedded.
+    """Test images of the checkpoint's own dataset; for digits the embedded ones.
 
-    Nothing is downloaded: raises DataError where they are not at hand.
+    Downloads nothing: raises DataError if the dataset is not on this machine.
     """
     if reads_digits(config) or "dataset" not in metrics:
         return embedded_sample(config)

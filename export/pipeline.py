@@ -1,7 +1,7 @@
-"""The export stage: checkpoint -> proven file -> version in a model repository; the commands parse for it and print.
+"""The export stage: checkpoint -> proven file -> version in a model repository. The commands parse and print.
 
-In: a checkpoint, or an ONNX file for TensorRT, and options. Out: `Published`; nothing is written unless every proof and
-every gate on accuracy held. Errors: CheckpointError, DataError, ExportError and OSError, one line each.
+In: a checkpoint, or an ONNX file for TensorRT, and options. Out: `Published`. Nothing is written unless every proof and
+every accuracy gate held. Errors: CheckpointError, DataError, ExportError and OSError, one line each.
 """
 
 from __future__ import annotations
@@ -35,26 +35,26 @@ if TYPE_CHECKING:
 
 Backend = Literal["onnxruntime", "openvino"]
 Precision = Literal["fp32", "fp16", "int8"]
-ENGINE_ACCURACY_DROP = 0.1  # percentage points, of an fp16 engine made from an fp32 file
+ENGINE_ACCURACY_DROP = 0.1  # percentage points; an fp32 file converted for an fp16 engine
 
 
 @dataclass(frozen=True)
 class Destination:
-    """Where an artifact goes: the file `output`, else the model `name` of `repository`, else nowhere."""
+    """Where an artifact goes: to the file `output`, else to the model `name` of `repository`, else nowhere."""
 
     repository: Path | None = None
-    name: str | None = None  # of the served model; by default the network's, with the engine's unless ONNX Runtime
+    name: str | None = None  # of the served model; by default the network's, plus the engine's name (see served_name)
     output: Path | None = None
 
     def __post_init__(self) -> None:
-        """Raises PublishError for a bad name, so before anything is exported."""
+        """Raises PublishError for a bad name before anything is exported."""
         if self.name is not None:
             check_name(self.name)
 
 
 @dataclass(frozen=True)
 class ExportOptions:
-    """What is rewritten, in what precision, for which engine. `optimize` asks for all rewrites that apply and save."""
+    """What to rewrite, the precision and the engine. `optimize` asks for all rewrites that apply and save work."""
 
     destination: Destination = Destination()
     depth: int | None = None  # blocks of the checkpoint to read; all of them by default
@@ -72,51 +72,46 @@ class ExportOptions:
 
     @property
     def required(self) -> list[Rewrite]:
-        """The rewrites asked for by name: the export fails where one of them does not apply."""
+        """The rewrites asked for by name. The export fails if one of these does not apply."""
         asked = {fold_batchnorm: self.fuse_bn, absorb_attention: self.absorb_attention, cls_only: self.cls_only}
         return [rewrite for rewrite, wanted in asked.items() if wanted]
 
     @property
     def rewrites(self) -> tuple[Rewrite, ...]:
-        """All rewrites to try."""
         return pipeline.ALL if self.optimize else (*self.required, *(pipeline.FUSE if self.fuse_bn else ()))
 
 
 @dataclass(frozen=True)
 class Published:
-    """What a checkpoint became: the proven file, what each rewrite saved, what was measured, where it was written."""
+    """The result of an export."""
 
     checkpoint: Checkpoint
     exported: Exported
     artifact: Artifact
     macs: int  # multiply-accumulates of one image before any rewrite
     engine_accuracy: EngineAccuracy | None = None
-    note: str | None = None  # why it was not proved on the model's own images
+    note: str | None = None  # why the proof used other images than the model's own
     path: Path | None = None
 
     @property
     def onnx(self) -> bytes:
-        """The ONNX file."""
         return self.exported.onnx
 
     @property
     def steps(self) -> tuple[Step, ...]:
-        """The rewrites, in the order in which they were made."""
         return self.exported.steps
 
     @property
     def proofs(self) -> tuple[Proof, ...]:
-        """The comparisons that held."""
         return self.exported.proofs
 
     @property
     def converted(self) -> Converted | None:
-        """The accuracies before and after the conversion to lower precision."""
         return self.exported.converted
 
 
 def export_checkpoint(path: Path, options: ExportOptions | None = None) -> Published:
-    """Rewrites the network in `path` exactly, proves it on real images and writes it where `options` say.
+    """Rewrites the network in `path` exactly, proves it on real images and writes it to the destination.
 
     Warns with UntrainedBlockWarning for a block that never saw a batch.
     """
@@ -145,9 +140,9 @@ def export_checkpoint(path: Path, options: ExportOptions | None = None) -> Publi
 def export_engine(
     source: OnnxSource, options: EngineOptions, gpu: Gpu, destination: Destination, data_dir: Path | None = None
 ) -> tuple[Built, Path | None]:
-    """Builds a TensorRT engine of `source` on `gpu`, proves it and writes it; returns it and where it stands.
+    """Builds a TensorRT engine of `source` on `gpu`, proves it and writes it; returns the engine and its path.
 
-    An fp32 source of an fp16 engine is converted first, if that costs at most 0.1 percentage points on its test images.
+    For an fp16 engine, an fp32 source is converted first. That may cost at most 0.1 percentage points of test accuracy.
     """
     from export.engines.onnx_source import in_precision
     from export.engines.tensorrt_engine import make
@@ -163,12 +158,12 @@ def export_engine(
 
 
 def served_name(model: str, engine: str | None) -> str:
-    """The default name: an engine other than ONNX Runtime serves a model of its own, beside the other."""
+    """The default name. Each engine other than ONNX Runtime has a model of its own."""
     return model if engine in (None, "onnxruntime") else f"{model}_{engine}"
 
 
 def _sample(loaded: Checkpoint, data_dir: Path | None) -> tuple[Sample, str | None]:
-    """What to prove on, and a note where that is not the model's own images."""
+    """The images for the proof, and a note if these are not the model's own."""
     try:
         return own_sample(loaded.config, loaded.metrics, data_dir), None
     except DataError as missing:
@@ -177,7 +172,7 @@ def _sample(loaded: Checkpoint, data_dir: Path | None) -> tuple[Sample, str | No
 
 
 def _write(artifact: Artifact, destination: Destination, default_name: str, serving: Serving) -> Path | None:
-    """The file or the version's folder that was written, None where nothing was to be."""
+    """Returns the file or the version's folder, None if there is no destination."""
     if output := destination.output:
         write_atomically(output, artifact.data)
         write_atomically(output.with_suffix(".json"), artifact.manifest_json())

@@ -1,7 +1,7 @@
-"""Lower precision, which has to pay for itself: an ONNX graph of float32 -> float16 or int8, through a gate.
+"""Lower precision through an accuracy gate: an ONNX graph of float32 -> float16 or int8.
 
-In: a proven float32 graph and a labelled dataset. Out: the converted graph and both accuracies on the test images; or
-AccuracyError, which holds the numbers. Inputs stay uint8 and outputs float32.
+In: a proven float32 graph and a labelled dataset. Out: the converted graph and both test accuracies; or AccuracyError,
+which holds the numbers. Inputs stay uint8 and outputs float32.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from models.data import Dataset
 CALIBRATION_IMAGES = 512
 CALIBRATION_SEED = 0
 TEST_BATCH = 256
-# In float16 the exponentials and the sums of squares of these lose what float32 keeps, or overflow.
+# In float16 their exponentials and sums of squares overflow or lose digits.
 KEPT_IN_FLOAT32 = ("Softmax", "LayerNormalization")
 
 
 class AccuracyError(ExportError):
-    """A conversion that costs more accuracy than it may; the message holds both accuracies and the limit."""
+    """A conversion that costs too much accuracy. The message holds both accuracies and the limit."""
 
 
 @dataclass(frozen=True)
 class Converted:
-    """A graph in another precision, and the shares of test images that it and the float32 graph classify right."""
+    """A graph in another precision, its test accuracy and that of the float32 graph."""
 
     proto: onnx.ModelProto
     accuracy: float
@@ -49,7 +49,7 @@ class Converted:
 
 @dataclass(frozen=True)
 class Lowering:
-    """The precision wanted, the data to calibrate and to measure on, and how many percentage points it may cost."""
+    """The wanted precision, the data to calibrate and measure on, and the allowed drop in percentage points."""
 
     precision: Literal["fp16", "int8"]
     dataset: Dataset
@@ -57,7 +57,7 @@ class Lowering:
 
 
 def convert(proto: onnx.ModelProto, lowering: Lowering) -> Converted:
-    """Converts the float32 `proto`; raises AccuracyError where that costs more than it may on the test images."""
+    """Converts the float32 `proto`; raises AccuracyError if the test accuracy drops too far."""
     dataset = lowering.dataset
     lowered = _to_fp16(proto) if lowering.precision == "fp16" else _to_int8(proto, dataset.train_images)
     onnx.checker.check_model(lowered, full_check=True)
@@ -71,7 +71,7 @@ def convert(proto: onnx.ModelProto, lowering: Lowering) -> Converted:
 
 
 def accuracy(classify: Classifier, dataset: Dataset) -> float:
-    """The share of the test images of `dataset` that `classify` gives their label."""
+    """The share of the test images of `dataset` that `classify` gets right."""
     images, labels = dataset.test_images, dataset.test_labels
     found = [classify(images[i : i + TEST_BATCH]).argmax(axis=1) for i in range(0, len(images), TEST_BATCH)]
     return float(np.mean(np.concatenate(found) == labels))
@@ -82,21 +82,21 @@ def _to_fp16(proto: onnx.ModelProto) -> onnx.ModelProto:
     from onnxruntime.transformers.onnx_model import OnnxModel
 
     model = OnnxModel(convert_float_to_float16(_copy(proto), keep_io_types=True, op_block_list=list(KEPT_IN_FLOAT32)))
-    model.topological_sort()  # the casts around what is kept are appended at the end
+    model.topological_sort()  # the converter appends its casts at the end
     converted: onnx.ModelProto = model.model
-    # A weight that several of the nodes kept in float32 share is cast once for each, under one name.
+    # The converter casts a shared weight once for each node that stays in float32, under the same name.
     nodes = {node.output[0]: node for node in converted.graph.node}
     del converted.graph.node[:]
     converted.graph.node.extend(nodes.values())
-    del converted.graph.value_info[:]  # of the types before the conversion
+    del converted.graph.value_info[:]  # stale types
     return converted
 
 
 def _to_int8(proto: onnx.ModelProto, train_images: Images) -> onnx.ModelProto:
-    """Static quantisation in QDQ form, weights a channel at a time, activations by their range on training images.
+    """Static quantisation in QDQ form: weights per channel, activations by their range on training images.
 
-    The products of two activations inside attention, the patch embedding and the head stay in float32: they are a
-    small part of the work and the most sensitive one.
+    Products of two activations, the patch embedding and the head stay in float32: they are little work and the most
+    sensitive.
     """
     from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
 
@@ -118,7 +118,7 @@ def _to_int8(proto: onnx.ModelProto, train_images: Images) -> onnx.ModelProto:
 
 @contextmanager
 def _without_warnings() -> Iterator[None]:
-    """The quantiser advises a pass of shape inference, which the exporter has done, through the root logger."""
+    """Silences the quantiser's advice to infer shapes; the exporter has done that."""
     logging.disable(logging.WARNING)
     try:
         yield
@@ -127,7 +127,7 @@ def _without_warnings() -> Iterator[None]:
 
 
 def _kept_in_float32(graph: onnx.GraphProto) -> list[str]:
-    """Names of the products of two activations and of the first and last layer with a weight."""
+    """Names of the products of two activations, and of the first and last layer with a weight."""
     constants = {tensor.name for tensor in graph.initializer}
     products = [node for node in graph.node if node.op_type in ("MatMul", "Gemm", "Conv")]
     weighted = [node for node in products if any(name in constants for name in node.input)]
@@ -136,14 +136,14 @@ def _kept_in_float32(graph: onnx.GraphProto) -> list[str]:
 
 
 class _Calibration:
-    """Hands out training images, drawn by a fixed seed, a batch at a time."""
+    """Feeds training images, drawn by a fixed seed, to ONNX Runtime's quantiser in batches."""
 
     def __init__(self, train_images: Images) -> None:
         drawn = np.random.default_rng(CALIBRATION_SEED).permutation(len(train_images))[:CALIBRATION_IMAGES]
         self.batches: Iterator[Images] = iter(np.array_split(train_images[np.sort(drawn)], 8))
 
     def get_next(self) -> dict[str, Any] | None:
-        """The next batch as the graph's inputs, None at the end: what ONNX Runtime's quantiser asks for."""
+        """The next batch as the graph's inputs, None at the end."""
         batch = next(self.batches, None)
         return None if batch is None else {INPUT_NAME: batch}
 

@@ -1,7 +1,6 @@
 """Command line of the model repository: list, publish, promote, roll back, prune, verify.
 
-`python export/repository.py --help`. A change is made on the files, then a running server must load it; a change that
-it cannot load is undone.
+A command changes the files, then has a running server load them. A change that the server cannot load is undone.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ repository_option = click.option(
 
 
 def server_options(command: Command) -> Command:
-    """The options that say which running server must load a change."""
+    """Options for the running server that must load a change."""
     header = click.option("--header", multiple=True, metavar="NAME:VALUE", callback=_headers, help="For the server.")
     server = click.option("--server", default="127.0.0.1:8000", show_default=True, help="HOST:PORT of HTTP.")
     return repository_option(server(header(command)))
@@ -69,7 +68,7 @@ def list_(repository: Path, server: str, header: dict[str, str]) -> None:
 @click.argument("version", type=click.IntRange(1), required=False)
 @repository_option
 def show(model: str, version: int | None, repository: Path) -> None:
-    """Print the manifest of a version, by default of the served one."""
+    """Print the manifest of a version, by default the served one."""
     with _errors():
         from export.publishing.artifact import read_version
         from export.publishing.promote import served
@@ -81,14 +80,14 @@ def show(model: str, version: int | None, repository: Path) -> None:
 
 @repository.command()
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--name", help="To serve it under.  [default: its model's]")
+@click.option("--name", help="Model name.  [default: that of its network]")
 @click.option("--instances", type=click.IntRange(1, 64), help="Copies of the model.")
-@click.option("--threads", type=click.IntRange(0, 256), help="Of each copy on a CPU; 0: one a core.")
+@click.option("--threads", type=click.IntRange(0, 256), help="Per copy on a CPU; 0: one per core.")
 @server_options
 def publish(
     file: Path, name: str | None, instances: int | None, threads: int | None, repository: Path, **server: Any
 ) -> None:
-    """Publish a file of `to_onnx.py --output`, `to_tensorrt.py --output` or `rewrite.py`, or any ONNX file."""
+    """Publish an ONNX file, or a file from `to_onnx.py --output`, `to_tensorrt.py --output` or `rewrite.py`."""
     with _errors():
         from export.publishing import publish as publishing
         from export.publishing.promote import activate, served
@@ -108,7 +107,7 @@ def publish(
 @click.argument("version", type=click.IntRange(1))
 @server_options
 def promote(model: str, version: int, repository: Path, **server: Any) -> None:
-    """Serve VERSION of MODEL, and the version before it, but no newer one."""
+    """Serve VERSION of MODEL and the version before it, but no newer version."""
     _promote(repository, model, lambda model_dir: version, server)
 
 
@@ -124,10 +123,10 @@ def rollback(model: str, repository: Path, **server: Any) -> None:
 
 @repository.command()
 @click.argument("model", required=False)
-@click.option("--keep", type=click.IntRange(1), default=2, show_default=True, help="The newest versions.")
+@click.option("--keep", type=click.IntRange(1), default=2, show_default=True, help="Number of newest versions.")
 @server_options
 def prune(model: str | None, keep: int, repository: Path, server: str, header: dict[str, str]) -> None:
-    """Remove versions that are neither served nor among the newest, and the leftovers of killed publishers."""
+    """Remove versions that are neither served nor among the newest, and leftovers of killed publishers."""
     with _errors():
         from export.publishing.live import connect
         from export.publishing.promote import prune as prune_model
@@ -168,11 +167,11 @@ def verify(model: str | None, repository: Path) -> None:
         raise click.ClickException(f"{repository}: expected every version as it was published, found {count} wrong")
 
 
-OPERATING = ".operating"  # locked from the change of the files until the server has loaded or refused it
+OPERATING = ".operating"  # lock file: held from the change of the files until the server has loaded or refused it
 
 
 def _list(model_dir: Path, loaded: dict[str, list[int]] | None) -> None:
-    """A row a version; `loaded` is what the server answers with, None without a server."""
+    """One row per version; `loaded` is the server's answer, None without a server."""
     from export.publishing.promote import served
     from export.publishing.publish import versions
 
@@ -186,7 +185,7 @@ def _list(model_dir: Path, loaded: dict[str, list[int]] | None) -> None:
 def _publication(
     file: Path, repository: Path, name: str | None, instances: int | None, threads: int | None
 ) -> tuple[Path, Callable[[], Path]]:
-    """The model's folder, and what publishes the checked `file` there as its next version."""
+    """The model's folder, and a function that publishes the checked `file` there as its next version."""
     from export.publishing.artifact import PublishError
     from export.publishing.foreign import is_foreign, publish_foreign
     from export.publishing.publish import publish
@@ -204,7 +203,7 @@ def _publication(
 
 
 def _published_file(file: Path, instances: int | None, threads: int | None) -> tuple[Artifact, str, Serving]:
-    """The artifact in `file`, checked, with its default name and how it is served."""
+    """The checked artifact in `file`, its default name and how it is served."""
     from export.publishing.artifact import ONNX_FILE, PLAN_FILE, read_artifact
     from export.publishing.triton_config import Serving
     from export.publishing.verify import check_answer
@@ -220,7 +219,7 @@ def _published_file(file: Path, instances: int | None, threads: int | None) -> t
 
 
 def _promote(repository: Path, model: str, choose: Callable[[Path], int], server: dict[str, Any]) -> None:
-    """Serves the version of `model` that `choose` names, if it is sound."""
+    """Serves the version of `model` that `choose` returns, if it passes `verify`."""
     with _errors():
         from export.publishing import promote
         from export.publishing.artifact import PublishError
@@ -238,7 +237,7 @@ def _promote(repository: Path, model: str, choose: Callable[[Path], int], server
 
 
 def _server_of(model_dir: Path, server: str, header: dict[str, str]) -> LiveServer | None:
-    """The running server if its repository has that model; else says when the change will be served."""
+    """The running server if it has that model; otherwise says when the change takes effect."""
     from export.publishing.live import connect
 
     live = connect(server, header)
@@ -250,7 +249,7 @@ def _server_of(model_dir: Path, server: str, header: dict[str, str]) -> LiveServ
 
 @contextmanager
 def _later(model_dir: Path) -> Iterator[None]:
-    """A server that takes no orders is told about; the change stays on the files."""
+    """Reports a server without model control; the change stays on the files."""
     from export.publishing.live import NotExplicit
 
     try:
@@ -278,7 +277,7 @@ def _model(repository: Path, name: str) -> Path:
 
 
 def _each(models: list[Path], action: Callable[[Path], None]) -> int:
-    """Runs `action` on every model; a folder on which it fails is reported and the others follow. Returns failures."""
+    """Runs `action` on every model and reports failures, without stopping. Returns their number."""
     from export.publishing.artifact import PublishError
 
     failures = 0
@@ -297,7 +296,6 @@ def _no_problems(repository: Path, problems: int) -> None:
 
 
 def _worth(version_dir: Path) -> str:
-    """The columns of `list` that the manifest fills."""
     from export.publishing.artifact import PublishError, accuracy_of, read_version
     from export.publishing.foreign import is_foreign
 
@@ -310,8 +308,16 @@ def _worth(version_dir: Path) -> str:
     manifest = artifact.manifest
     accuracy = accuracy_of(manifest)
     percent = "-" if accuracy is None else f"{100 * accuracy:.2f}"
+    max_error = _measured_error(manifest)
     rewrites = ", ".join(manifest["rewrites"]) or "-"
-    return f"{percent:>10} {manifest['max_abs_error']:9.1e} {len(artifact.data) / 1e6:6.1f}  {rewrites}"
+    return f"{percent:>10} {max_error:>9} {len(artifact.data) / 1e6:6.1f}  {rewrites}"
+
+
+def _measured_error(manifest: dict[str, Any]) -> str:
+    """The error of the published file itself: `max_abs_error` belongs to the float32 graph that it was made from."""
+    if engine := manifest.get("engine"):
+        return f"{engine['max_abs_error']:.1e}"
+    return f"{manifest['max_abs_error']:.1e}" if manifest.get("precision", "fp32") == "fp32" else "-"
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from models.catalog import SHIPPED, shipped
+from models.catalog import SHIPPED, relative, shipped
 
 if TYPE_CHECKING:
     from export.pipeline import ExportOptions, Published
@@ -18,19 +18,21 @@ if TYPE_CHECKING:
 @click.option("--model", type=click.Choice(SHIPPED), help="A shipped checkpoint.  [default: vitbn]")
 @click.option("--checkpoint", type=click.Path(path_type=Path), help="Your .safetensors, or a published .pth.")
 @click.option("--depth", type=click.IntRange(1), help="Read only the first N blocks of the checkpoint.")
-@click.option("--fuse-bn/--no-fuse-bn", default=True, show_default=True, help="Fold every BatchNorm away.")
-@click.option("--absorb-attention", is_flag=True, help="Let the tokens be keys and values themselves.")
-@click.option("--cls-only", is_flag=True, help="Of the last block compute only the row that the head reads.")
-@click.option("--optimize", is_flag=True, help="All rewrites that apply to the model and save work.")
+@click.option("--fuse-bn/--no-fuse-bn", default=True, show_default=True, help="Fold every BatchNorm.")
+@click.option("--absorb-attention", is_flag=True, help="Use the tokens themselves as keys and values.")
+@click.option("--cls-only", is_flag=True, help="Compute only the CLS row in the last block.")
+@click.option("--optimize", is_flag=True, help="All rewrites that apply and save work.")
 @click.option("--precision", type=click.Choice(["fp32", "fp16", "int8"]), default="fp32", show_default=True)
-@click.option("--max-accuracy-drop", type=click.FloatRange(0), default=0.1, show_default=True, help="In points.")
-@click.option("--data-dir", type=click.Path(path_type=Path), help="The model's dataset, to prove and measure on.")
-@click.option("--opset", type=click.IntRange(18, 21), default=20, show_default=True, help="Of the ONNX file.")
+@click.option(
+    "--max-accuracy-drop", type=click.FloatRange(0), default=0.1, show_default=True, help="In percentage points."
+)
+@click.option("--data-dir", type=click.Path(path_type=Path), help="The model's dataset, for proof and measurement.")
+@click.option("--opset", type=click.IntRange(18, 21), default=20, show_default=True, help="ONNX operator set.")
 @click.option("--repository", type=click.Path(path_type=Path), default=Path("triton_repo"), show_default=True)
-@click.option("--name", help="To serve under.  [default: that of --model]")
+@click.option("--name", help="Model name.  [default: that of --model]")
 @click.option("--backend", type=click.Choice(["onnxruntime", "openvino"]), help="[default: onnxruntime]")
 @click.option("--instances", type=click.IntRange(1, 64), help="Copies of the model in the server.")
-@click.option("--threads", type=click.IntRange(0, 256), help="Of each copy on a CPU; 0: one a core.")
+@click.option("--threads", type=click.IntRange(0, 256), help="Per copy on a CPU; 0: one per core.")
 @click.option("--output", type=click.Path(path_type=Path), help="Write only this ONNX file and its manifest.")
 def export(
     model: str | None, checkpoint: Path | None, repository: Path, name: str | None, output: Path | None, **options: Any
@@ -55,7 +57,7 @@ def export(
 
 
 def _export(path: Path, options: ExportOptions) -> Published:
-    """The stage; what it warns of is printed in one line each."""
+    """Runs the stage and prints its warnings, one line each."""
     from export.pipeline import export_checkpoint
     from models.checkpoint import UntrainedBlockWarning
 
@@ -68,10 +70,9 @@ def _export(path: Path, options: ExportOptions) -> Published:
 
 
 def _print(published: Published) -> None:
-    """What was read, what each rewrite saved, what was proved and measured, what was written."""
     config, manifest = published.artifact.config, published.artifact.manifest
     what = f"{config.model}, depth {config.depth}" if config.is_transformer else config.model
-    click.echo(f"Read {published.checkpoint.path}: {what}")
+    click.echo(f"Read {relative(published.checkpoint.path)}: {what}")
     if published.note:
         click.echo(f"Note: {published.note}", err=True)
     _print_steps(published)
@@ -85,7 +86,7 @@ def _print(published: Published) -> None:
 
 
 def _print_steps(published: Published) -> None:
-    """A row a rewrite: what it changed and the multiplications left, or why it was left out."""
+    """One row per rewrite: its layers and the multiplications left, or why it is left out."""
     click.echo(f"  {'as trained':22}{published.macs:>12,} multiply-accumulates an image")
     for step in published.steps:
         if step.left_out:

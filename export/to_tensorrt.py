@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from models.catalog import SHIPPED, shipped
+from models.catalog import SHIPPED, relative, shipped
 
 if TYPE_CHECKING:
     from export.engines.onnx_source import OnnxSource
@@ -15,19 +15,19 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.option("--onnx", "onnx_file", type=click.Path(path_type=Path), help="A file of to_onnx.py, fp32 or fp16.")
+@click.option("--onnx", "onnx_file", type=click.Path(path_type=Path), help="A file from to_onnx.py, fp32 or fp16.")
 @click.option("--model", type=click.Choice(SHIPPED), help="A shipped checkpoint, all rewrites.  [default: vitbn]")
 @click.option("--precision", type=click.Choice(["fp32", "fp16"]), default="fp32", show_default=True)
 @click.option("--min-batch", type=click.IntRange(1), default=1, show_default=True)
-@click.option("--opt-batch", type=click.IntRange(1), default=64, show_default=True, help="To be fastest at.")
+@click.option("--opt-batch", type=click.IntRange(1), default=64, show_default=True, help="The size to optimise for.")
 @click.option("--max-batch", type=click.IntRange(1), default=5000, show_default=True)
-@click.option("--timing-cache", type=click.Path(path_type=Path), help="Read and written: later builds are quicker.")
-@click.option("--version-compatible", is_flag=True, help="To load in later TensorRTs of the same major version.")
-@click.option("--hardware-compatible", is_flag=True, help="To run on other GPUs too, Ampere and later.")
+@click.option("--timing-cache", type=click.Path(path_type=Path), help="Read and written; speeds up later builds.")
+@click.option("--version-compatible", is_flag=True, help="Loads in later TensorRTs of the same major version.")
+@click.option("--hardware-compatible", is_flag=True, help="Runs on other GPUs too, Ampere and later.")
 @click.option("--workspace", "workspace_mib", type=click.IntRange(1), metavar="MIB", help="Scratch.  [default: all]")
-@click.option("--data-dir", type=click.Path(path_type=Path), help="The model's dataset, to measure fp16 on.")
+@click.option("--data-dir", type=click.Path(path_type=Path), help="The model's dataset, for measuring fp16.")
 @click.option("--repository", type=click.Path(path_type=Path), default=Path("triton_repo"), show_default=True)
-@click.option("--name", help="To serve the engine under.  [default: the model's, with _trt]")
+@click.option("--name", help="Model name.  [default: the network's, with _trt]")
 @click.option("--output", type=click.Path(path_type=Path), help="Write only this plan and its manifest.")
 def tensorrt(
     onnx_file: Path | None,
@@ -55,7 +55,7 @@ def tensorrt(
     try:
         destination = Destination(repository, name, output)
         source = _source(onnx_file, model or "vitbn")
-        click.echo(f"Read {onnx_file or shipped(model or 'vitbn')}; building for {gpu.name}")
+        click.echo(f"Read {relative(onnx_file or shipped(model or 'vitbn'))}; building for {gpu.name}")
         built, path = export_engine(source, EngineOptions(**options), gpu, destination, data_dir)
     except (DataError, ExportError, OSError) as error:
         raise click.ClickException(str(error)) from error

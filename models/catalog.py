@@ -23,6 +23,11 @@ def shipped(name: str) -> Path:
     return PRETRAINED / f"{name}.safetensors"
 
 
+def relative(path: Path) -> Path:
+    """`path` relative to the current folder if it lies inside, for messages."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
 @cache
 def matching(config: ModelConfig) -> Path | None:
     """The shipped checkpoint of exactly this configuration, or None."""

@@ -86,10 +86,9 @@ def test_every_command_is_a_subcommand_of_vitbn(command: str) -> None:
 SCRIPTS = [f"{module.replace('.', '/')}.py" for module in COMMANDS.values() if module != "serving.launcher"]
 
 
-@pytest.mark.parametrize("script", [*SCRIPTS, "-c"])
+@pytest.mark.parametrize("script", [*SCRIPTS, "vitbn.py"])
 def test_help_answers_in_under_half_a_second(script: str, processor_time_s: Callable[[list[str]], float]) -> None:
-    command = ["-c", "from vitbn import main; main()"] if script == "-c" else [str(ROOT / script)]
-    assert any(processor_time_s([sys.executable, *command, "--help"]) < 0.5 for _ in range(3))
+    assert any(processor_time_s([sys.executable, str(ROOT / script), "--help"]) < 0.5 for _ in range(3))
 
 
 def test_no_module_shadows_another_when_run_as_a_script() -> None:

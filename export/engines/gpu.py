@@ -1,6 +1,6 @@
-"""What building an engine needs of the machine: an NVIDIA GPU with its driver, TensorRT, Polygraphy, CUDA's runtime.
+"""What an engine build needs of the machine: an NVIDIA GPU with its driver, TensorRT, Polygraphy, CUDA's runtime.
 
-Out: the GPU, or Unavailable: one line that says what is missing and how to get it.
+Out: the GPU, or Unavailable in one line.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from export.errors import Unavailable
 
 TENSORRT_MAJORS = ("10", "11")
 INSTALL = "pip install -c constraints.txt -e '.[tensorrt]'"
-# Of the CUDA driver API, cuda.h.
+# From cuda.h.
 COMPUTE_CAPABILITY_MAJOR, COMPUTE_CAPABILITY_MINOR = 75, 76
 
 
@@ -28,7 +28,7 @@ class Gpu:
 
 
 def find_gpu() -> Gpu | None:
-    """The first GPU, asked of the driver itself (libcuda.so.1), so that no build of another package matters."""
+    """The first GPU. Asks the driver itself (libcuda.so.1): no other package's build can spoil the answer."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -46,7 +46,7 @@ def find_gpu() -> Gpu | None:
 
 
 def require() -> Gpu:
-    """The GPU, where all that an engine needs is there; raises Unavailable."""
+    """The GPU; raises Unavailable if the GPU or software is missing."""
     gpu = find_gpu()
     missing = [] if gpu else ["an NVIDIA GPU (a machine with its driver; in a container, --gpus all)"]
     wanted = [what for what in (_tensorrt(), _polygraphy()) if what]
@@ -61,12 +61,12 @@ def require() -> Gpu:
 
 
 def _tensorrt() -> str | None:
-    """What there should be, where it is not."""
+    """Which TensorRT is missing, None if it is installed."""
     wanted = f"TensorRT {' or '.join(TENSORRT_MAJORS)}"
     try:
         import tensorrt
     except ImportError as error:
-        broken = importlib.util.find_spec("tensorrt")  # there, but without a library that it needs
+        broken = importlib.util.find_spec("tensorrt")  # installed, but a library that it needs is missing
         return f"{wanted}, found {' '.join(str(error).split())}," if broken else wanted
     version: str = tensorrt.__version__
     return None if version.split(".")[0] in TENSORRT_MAJORS else f"{wanted}, found {version},"
@@ -77,7 +77,7 @@ def _polygraphy() -> str | None:
 
 
 def _cuda_runtime() -> bool:
-    """Whether Polygraphy can load it. It knows the folders of CUDA 12's wheels, so those of later ones are added."""
+    """Whether Polygraphy can load the runtime. It knows only the folders of CUDA 12's wheels: later ones are added."""
     from polygraphy import cuda
     from polygraphy.exception import PolygraphyException
     from polygraphy.logger import G_LOGGER

@@ -1,7 +1,6 @@
-"""The ONNX graph that an engine is built from, with its manifest, in the precision wanted.
+"""The ONNX graph and manifest that an engine is built from, in the wanted precision.
 
-In: a file that `to_onnx.py` wrote, or an export. Out: an `OnnxSource`; or SourceError, which names the file, what was
-expected and what was found.
+In: a file that `to_onnx.py` wrote, or an export. Out: an `OnnxSource`, or SourceError.
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ from export.graph import Exported
 from export.precision import Lowering, convert
 from models.config import ConfigError, ModelConfig
 
-# The fields of a manifest that are text as they stand; all others are JSON in the file's metadata.
+# Fields of a manifest that are plain text; the others are JSON in the file's metadata.
 TEXTS = ("checkpoint", "checkpoint_sha256", "torch", "precision")
 NEEDED = ("model_config", "rewrites", "max_abs_error", "tolerance", "checkpoint_sha256", "metrics")
 
 
 class SourceError(ExportError):
-    """A file that no engine can be built from."""
+    """A file that is no source for an engine."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,6 @@ class OnnxSource:
 
     @property
     def config(self) -> ModelConfig:
-        """The model."""
         return ModelConfig.from_json(json.dumps(self.manifest["model_config"]))
 
     @property
@@ -49,7 +47,6 @@ class OnnxSource:
 
     @property
     def sha256(self) -> str:
-        """Of the file."""
         return hashlib.sha256(self.data).hexdigest()
 
 
@@ -59,7 +56,7 @@ def from_export(exported: Exported) -> OnnxSource:
 
 
 def read_source(path: Path) -> OnnxSource:
-    """The ONNX file `path`, with the manifest of its own metadata or, where it has none, of the .json beside it."""
+    """The ONNX file `path`, with the manifest from its metadata or, failing that, from the .json beside it."""
     try:
         data = path.read_bytes()
         proto = onnx.load_from_string(data)
@@ -80,9 +77,9 @@ def read_source(path: Path) -> OnnxSource:
 
 
 def in_precision(source: OnnxSource, precision: str, lowering: Callable[[], Lowering]) -> OnnxSource:
-    """`source` where it is in `precision` already, else converted from fp32; AccuracyError where that costs too much.
+    """`source` in `precision`, converted from fp32 if necessary. Raises AccuracyError if accuracy drops too far.
 
-    `lowering` holds the data that the conversion is measured on and is asked for only then.
+    `lowering` loads the data for the conversion; it is called only for a conversion.
     """
     if source.precision == precision:
         return source

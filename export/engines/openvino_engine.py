@@ -1,7 +1,7 @@
-"""A graph in OpenVINO, as Triton's backend `openvino` would run it, and a gate on what that costs in accuracy.
+"""A graph in OpenVINO, as Triton's backend `openvino` runs it, and an accuracy gate.
 
-In: the bytes of an ONNX file and a labelled dataset. Out: a classifier on this CPU, in bfloat16 or float32; and its
-accuracy on the test images beside ONNX Runtime's, or AccuracyError, which holds both.
+In: the bytes of an ONNX file and a labelled dataset. Out: a classifier on this CPU, in bfloat16 or float32; its test
+accuracy beside ONNX Runtime's, or AccuracyError with both numbers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from models.data import Dataset
 
 @dataclass(frozen=True)
 class EngineAccuracy:
-    """The shares of test images that a graph classifies right in OpenVINO, in `precision`, and in ONNX Runtime."""
+    """Test accuracy of a graph in OpenVINO, in `precision`, and in ONNX Runtime."""
 
     precision: str
     accuracy: float
@@ -35,15 +35,15 @@ class EngineAccuracy:
 
 
 def has_bfloat16() -> bool:
-    """Whether this CPU computes in bfloat16 itself. Raises Unavailable without OpenVINO."""
+    """Whether this CPU computes in bfloat16 natively. Raises Unavailable without OpenVINO."""
     return "BF16" in _openvino().Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
 
 
 def openvino_classifier(data: bytes, bfloat16: bool, threads: int = 0) -> Classifier:
-    """The ONNX file `data` in OpenVINO on the CPU, with 0 threads on all cores: uint8 (n, C, H, W) -> float32 (n, K).
+    """The ONNX file `data` in OpenVINO on the CPU: uint8 (n, C, H, W) -> float32 (n, K). 0 threads: all cores.
 
-    The precision is never OpenVINO's own choice. Raises Unavailable without OpenVINO, or where `bfloat16` is wanted
-    of a CPU that would only imitate it.
+    OpenVINO never chooses the precision itself. Raises Unavailable without OpenVINO, or if `bfloat16` is wanted on a
+    CPU that only emulates it.
     """
     if bfloat16 and not has_bfloat16():
         raise Unavailable("OpenVINO in bfloat16: expected a CPU with AVX-512 BF16 or AMX, found none")
@@ -58,7 +58,7 @@ def openvino_classifier(data: bytes, bfloat16: bool, threads: int = 0) -> Classi
 def check_accuracy(data: bytes, dataset: Dataset, max_drop_points: float, bfloat16: bool) -> EngineAccuracy:
     """Runs the ONNX file `data` in OpenVINO and in ONNX Runtime on all test images of `dataset`.
 
-    Raises AccuracyError where OpenVINO's accuracy is more than `max_drop_points` percentage points lower, and
+    Raises AccuracyError if OpenVINO's accuracy is more than `max_drop_points` percentage points lower, and
     Unavailable as `openvino_classifier` does.
     """
     classify = openvino_classifier(data, bfloat16)

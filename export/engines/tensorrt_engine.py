@@ -1,7 +1,7 @@
 """ONNX -> a TensorRT engine, through Polygraphy: built, read back, compared with ONNX Runtime, described.
 
-In: an ONNX source in the precision of the engine, which is strongly typed: TensorRT 11 knows no other. Out: the plan
-with its manifest and the proof; or an error, for an engine that does not answer as the ONNX file is never handed on.
+In: an ONNX source in the precision of the engine, which is strongly typed (TensorRT 11 knows no other). Out: the plan
+with its manifest and the proof; an error if the engine does not answer as the ONNX file does.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from export.errors import ExportError
 from export.publishing.artifact import PLAN_FILE, Artifact
 from models.config import INPUT_NAME, OUTPUT_NAME, ModelConfig
 
-# Absolute. In float16 two orders of summation differ by about as much as either does from float32: at most 0.005 on the
-# shipped models, whose logits on these digits go to 6; ten times that leaves room for other kernels and larger logits.
+# Absolute. In float16, kernels that sum in another order differ by at most 0.005 on the shipped models, as much as
+# either differs from float32; their logits on these digits reach 6. Ten times that leaves room for larger logits.
 TOLERANCES = {"fp32": 1e-4, "fp16": 0.05}
 REFERENCE_BATCH = 256
 
 
 class EngineError(ExportError):
-    """An engine that TensorRT did not build or would not load."""
+    """An engine that TensorRT did not build or load."""
 
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """What is built: the precision, the batch sizes of its one optimisation profile, how portable it is."""
+    """Precision, batch sizes of the single optimisation profile, and portability."""
 
     precision: Literal["fp32", "fp16"]
     min_batch: int = 1
@@ -51,13 +51,13 @@ class EngineOptions:
 
     @property
     def batches(self) -> tuple[int, ...]:
-        """The batch sizes that matter, ascending: of the profile, each once."""
+        """The batch sizes of the profile, ascending, without repeats."""
         return tuple(sorted({self.min_batch, self.opt_batch, self.max_batch}))
 
 
 @dataclass(frozen=True)
 class Built:
-    """A proven engine; `layer_types` counts the layers that compute products by their types."""
+    """A proven engine; `layer_types` counts the product layers by type."""
 
     artifact: Artifact
     proof: Proof
@@ -65,7 +65,7 @@ class Built:
 
 
 def make(source: OnnxSource, options: EngineOptions, gpu: Gpu) -> Built:
-    """Builds, reads back and compares the engine of `source`.
+    """Builds the engine of `source`, reads it back and compares it.
 
     Raises UnsupportedGraph, EngineError, LayerTypesDiffer or EquivalenceError.
     """
@@ -99,10 +99,10 @@ def build(proto: onnx.ModelProto, config: ModelConfig, options: EngineOptions) -
     if cache:
         cache.parent.mkdir(parents=True, exist_ok=True)  # Polygraphy locks it before it looks
     with tempfile.TemporaryDirectory() as folder, _engine_errors():
-        create_config = CreateConfig(  # TF32 stays off unless it is asked for
+        create_config = CreateConfig(  # TF32 is off by default
             profiles=[Profile().add(INPUT_NAME, *shapes)],
             load_timing_cache=str(cache) if cache and cache.is_file() else None,
-            profiling_verbosity=trt.ProfilingVerbosity.DETAILED,  # without it the inspector tells names alone
+            profiling_verbosity=trt.ProfilingVerbosity.DETAILED,  # else the inspector tells only names
             memory_pool_limits={trt.MemoryPoolType.WORKSPACE: mib << 20} if mib else None,
             version_compatible=options.version_compatible,
             hardware_compatibility_level=level.AMPERE_PLUS if options.hardware_compatible else level.NONE,
@@ -116,7 +116,7 @@ def build(proto: onnx.ModelProto, config: ModelConfig, options: EngineOptions) -
 
 @contextmanager
 def load(plan: bytes) -> Iterator[Any]:
-    """The engine in `plan`, a tensorrt.ICudaEngine; raises EngineError, also for what fails while it is in use."""
+    """The engine in `plan`, a tensorrt.ICudaEngine. Raises EngineError, also for a failure while it is in use."""
     from polygraphy.backend.trt import engine_from_bytes
 
     with _engine_errors():
@@ -124,31 +124,31 @@ def load(plan: bytes) -> Iterator[Any]:
 
 
 def inspect(engine: Any, config: ModelConfig, options: EngineOptions) -> str:
-    """What TensorRT's inspector tells of every layer, as JSON, at the batch size the engine is best at."""
+    """TensorRT's report on every layer, as JSON, at the optimal batch size."""
     import tensorrt as trt
 
     context = engine.create_execution_context()
     context.set_input_shape(INPUT_NAME, (options.opt_batch, *config.input_shape))
     inspector = engine.create_engine_inspector()
-    inspector.execution_context = context  # with a dynamic batch most types are told only of a context with a shape
+    inspector.execution_context = context  # with a dynamic batch most types are known only in a context with a shape
     return str(inspector.get_engine_information(trt.LayerInformationFormat.JSON))
 
 
 @contextmanager
 def engine_classifier(engine: Any) -> Iterator[Classifier]:
-    """The engine as a function of numpy arrays, as long as the context lasts."""
+    """The engine as a function of numpy arrays, valid while the context lasts."""
     from polygraphy.backend.trt import TrtRunner
 
     with TrtRunner(engine) as runner:
-        # The runner writes every answer into the same memory.
+        # The runner reuses its output memory.
         yield lambda images: np.array(runner.infer({INPUT_NAME: np.ascontiguousarray(images)})[OUTPUT_NAME])
 
 
 def compare(expected: Classifier, found: Classifier, images: Images, options: EngineOptions) -> Proof:
-    """Compares `found` with `expected` at every batch size of the profile and those between that are always compared.
+    """Compares `found` with `expected` at the batch sizes of the profile and at those of BATCH_SIZES that it covers.
 
-    `images` are repeated to fill the largest. In float16 those are left out whose two best logits lie so close that
-    rounding alone decides between them. Raises a subclass of EquivalenceError.
+    Repeats `images` to fill the largest batch. In float16, leaves out images whose two best logits are too close:
+    rounding alone could swap them. Raises a subclass of EquivalenceError.
     """
     tolerance = TOLERANCES[options.precision]
     if options.precision == "fp16":
@@ -161,7 +161,7 @@ def compare(expected: Classifier, found: Classifier, images: Images, options: En
 
 
 def describe(source: OnnxSource, options: EngineOptions, gpu: Gpu) -> dict[str, Any]:
-    """What the engine runs on and what it was built from; it loads on that version and architecture alone."""
+    """Facts about engine and machine; an engine loads only on that TensorRT version and architecture."""
     import polygraphy
     import tensorrt as trt
 
@@ -180,7 +180,7 @@ def describe(source: OnnxSource, options: EngineOptions, gpu: Gpu) -> dict[str, 
 
 
 def _in_parts(classify: Classifier) -> Classifier:
-    """`classify` in batches that fit into memory; every image is answered alone, so the answers are the same."""
+    """`classify` in batches that fit into memory; answers do not depend on the batch."""
 
     def in_parts(images: Images) -> Any:
         parts = [classify(images[i : i + REFERENCE_BATCH]) for i in range(0, len(images), REFERENCE_BATCH)]
@@ -191,7 +191,7 @@ def _in_parts(classify: Classifier) -> Classifier:
 
 @contextmanager
 def _engine_errors() -> Iterator[None]:
-    """What TensorRT has to say of an error goes to standard error, and its first line into an EngineError."""
+    """TensorRT's log goes to standard error, its first line into an EngineError."""
     from polygraphy.exception import PolygraphyException
     from polygraphy.logger import G_LOGGER
 

@@ -1,8 +1,8 @@
-"""Did TensorRT build the engine in the precision that was asked for? What its inspector says of every layer.
+"""Checks the precision of a built TensorRT engine from its inspector's report on every layer.
 
-In: the inspector's JSON and the ONNX graph that was built. Out: how many layers compute products in which types, or
-LayerTypesDiffer. The element types of an engine's tensors stand under "Format/Datatype" up to TensorRT 10 and under
-"Datatype" from 11 on; a fused layer names its ONNX nodes under "Metadata" or, joined by " + ", in its name.
+In: the inspector's JSON and the ONNX graph. Out: counts of product layers by type, or LayerTypesDiffer. The element
+types stand under "Format/Datatype" up to TensorRT 10 and under "Datatype" from 11 on. A fused layer names its ONNX
+nodes under "Metadata" or, joined by " + ", in its name.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from export.errors import ExportError
 PRODUCTS = ("MatMul", "Gemm", "Conv")
 PRECISIONS = {"fp32": "float32", "fp16": "float16"}
 
-# Words of the inspector, as in "Half", "Float" or "Row major linear FP16 format". Integers compute no logits.
+# The inspector's words, as in "Half" or "Row major linear FP16 format". Integers compute no logits.
 WORDS = {
     "Half": "float16",
     "FP16": "float16",
@@ -37,15 +37,15 @@ ONNX_TYPES: dict[int, str] = {TensorProto.FLOAT: "float32", TensorProto.FLOAT16:
 
 
 class LayerTypesDiffer(ExportError):
-    """A layer in another precision than was asked for; the message names it, what was expected and what was found."""
+    """A layer in another precision than the wanted one. The message names the layer."""
 
 
 def check_layers(information: str, proto: onnx.ModelProto, precision: str) -> dict[str, int]:
-    """Counts, by their types, the engine's layers with a MatMul, Gemm or Conv of `proto`.
+    """Counts, by type, the engine's layers with a MatMul, Gemm or Conv of `proto`.
 
-    `precision` is fp32 or fp16. Every layer may hold the types of the ONNX nodes that it came from and no others: a
-    Softmax that the graph keeps in float32 stays there. A layer that computes products holds those of `precision`.
-    Raises LayerTypesDiffer, also where the inspector tells of no such layer.
+    `precision` is fp32 or fp16. A layer may hold only the types of its ONNX nodes: a Softmax in float32 stays there. A
+    layer that computes products must hold `precision`. Raises LayerTypesDiffer, also if the inspector reports no such
+    layer.
     """
     asked, nodes, types = PRECISIONS[precision], {node.name: node for node in proto.graph.node}, element_types(proto)
     anywhere = {ONNX_TYPES[number] for number in types.values() if number in ONNX_TYPES}
@@ -78,7 +78,7 @@ def _float_types(node: onnx.NodeProto, types: dict[str, int]) -> set[str]:
 
 
 def _layer_types(layer: dict[str, Any]) -> set[str]:
-    """Types of what a layer reads, writes and multiplies by; with a dynamic batch the inspector does not tell all."""
+    """Types of a layer's inputs, outputs and weights; with a dynamic batch the inspector does not tell all."""
     tensors = [*layer.get("Inputs", ()), *layer.get("Outputs", ())]
     texts = [tensor.get("Datatype") or tensor.get("Format/Datatype") or "" for tensor in tensors]
     if isinstance(layer.get("Weights"), dict):

@@ -1,6 +1,6 @@
-"""What TensorRT's ONNX parser takes, and the check of a graph against it before anything is built.
+"""What TensorRT's ONNX parser accepts; checks a graph before a build.
 
-In: an ONNX graph, uint8 images -> float32 logits. Out: the same graph as TensorRT takes it, or UnsupportedGraph.
+In: an ONNX graph, uint8 images -> float32 logits. Out: the same graph as TensorRT accepts it, or UnsupportedGraph.
 Source: onnx-tensorrt, docs/operators.md of TensorRT 10.15; the operator pages of TensorRT 11 (Shape takes no uint8).
 """
 
@@ -19,8 +19,8 @@ FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16
 NUMBERS = FLOATS | {TensorProto.INT32, TensorProto.INT64}
 ANY = NUMBERS | {TensorProto.BOOL}
 
-# The operators that exports here hold, and the element types of all tensors that they read and write. uint8 is a type
-# of inputs and outputs of the whole graph alone, and only Cast reads or writes it.
+# The operators of our exports and the element types of all their tensors. TensorRT accepts uint8 only as input or
+# output of the whole graph, read or written by Cast.
 OPERATORS = {
     "Add": NUMBERS,
     "BatchNormalization": FLOATS,
@@ -57,22 +57,22 @@ OPERATORS = {
     "Transpose": ANY,
     "Unsqueeze": ANY,
 }
-# Inputs that have to be known when the engine is built.
+# Inputs that must be constants.
 CONSTANT_INPUTS = {name: {1: "axes"} for name in ("ReduceMax", "ReduceMean", "ReduceMin")}
-# Operators of whose outputs only the first is taken: no indices, no mean and deviation.
+# Operators with one supported output: no indices, no mean and deviation.
 ONE_OUTPUT = ("LayerNormalization", "MaxPool")
-# Attributes that hold, where they are there, nothing but this.
+# Attributes with one supported value.
 ATTRIBUTES = {"MaxPool": ("dilations", 1)}
 
 
 class UnsupportedGraph(ExportError):
-    """A graph that TensorRT would not take; the message names the node, what was expected and what was found."""
+    """A graph that TensorRT would refuse. The message names the node."""
 
 
 def prepare(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """`proto` with the batch size read behind the cast of the images, then checked.
+    """Returns a checked copy of `proto` that reads the batch size after the cast of the images.
 
-    The exporter asks the uint8 input itself for its shape, which TensorRT allows to Cast alone; the cast has the same.
+    The exporter reads the shape of the uint8 input; TensorRT accepts uint8 only as input of Cast.
     """
     prepared = onnx.ModelProto()
     prepared.CopyFrom(proto)
@@ -83,7 +83,7 @@ def prepare(proto: onnx.ModelProto) -> onnx.ModelProto:
         if casts and asking:
             for node in asking:
                 node.input[0] = casts[0].output[0]
-            nodes = [casts[0], *(node for node in graph.node if node is not casts[0])]  # the one that all others need
+            nodes = [casts[0], *(node for node in graph.node if node is not casts[0])]  # the Shape nodes need it
             del graph.node[:]
             graph.node.extend(nodes)
     try:
@@ -95,7 +95,7 @@ def prepare(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def check(proto: onnx.ModelProto) -> None:
-    """Raises UnsupportedGraph for the first thing in `proto` that TensorRT's parser does not take."""
+    """Raises UnsupportedGraph for the first part of `proto` that TensorRT's parser does not accept."""
     for opset in proto.opset_import:
         if opset.domain in ("", "ai.onnx") and opset.version not in OPSETS:
             raise UnsupportedGraph(f"ONNX: expected opset {OPSETS[0]} to {OPSETS[-1]}, found {opset.version}")
@@ -120,17 +120,17 @@ def check(proto: onnx.ModelProto) -> None:
 
 
 def element_types(proto: onnx.ModelProto) -> dict[str, int]:
-    """The element type of every tensor of the graph, by name; 0 where inference finds none."""
+    """Tensor name -> element type for the whole graph; 0 where inference fails."""
     bare = onnx.ModelProto()
     bare.CopyFrom(proto)
-    del bare.graph.value_info[:]  # a conversion to float16 leaves some that were right before it
+    del bare.graph.value_info[:]  # the conversion to float16 leaves stale types
     graph = shape_inference.infer_shapes(bare).graph
     types = {value.name: value.type.tensor_type.elem_type for value in (*graph.value_info, *graph.input, *graph.output)}
     return types | {tensor.name: tensor.data_type for tensor in graph.initializer}
 
 
 def _of_other_types(node: onnx.NodeProto, types: dict[str, int]) -> Iterator[tuple[str, str]]:
-    """Name and type of each tensor of `node` whose type its row does not hold; int64 are indices, shapes and axes."""
+    """Name and type of each tensor of `node` that the operator's row does not list."""
     allowed = OPERATORS[node.op_type]
     for name in filter(None, (*node.input, *node.output)):
         found = types.get(name, TensorProto.UNDEFINED)

@@ -1,4 +1,4 @@
-"""A version: a file that Triton loads and, beside it, manifest.json, which says where the file came from.
+"""A version: a file that Triton loads and manifest.json, which records the file's origin.
 
 In: bytes with their manifest, or the two files. Out: an `Artifact`; PublishError if file and manifest disagree.
 """
@@ -18,16 +18,16 @@ from models.config import ConfigError, ModelConfig
 MANIFEST_FILE = "manifest.json"
 ONNX_FILE = "model.onnx"
 PLAN_FILE = "model.plan"
-SAMPLE_FILE = "sample.npz"  # of foreign models: inputs and the answers to them
+SAMPLE_FILE = "sample.npz"  # foreign models only: inputs and expected outputs
 
 
 class PublishError(ExportError):
-    """A fault of a repository; the message names the path, what was expected and what was found."""
+    """A fault of a repository. The message names the path."""
 
 
 @dataclass(frozen=True)
 class Artifact:
-    """The file, named as Triton expects it, and its manifest, to which `manifest_json` adds the name and the hash."""
+    """The file, named as Triton expects it, and its manifest; `manifest_json` adds file name and hash."""
 
     config: ModelConfig
     manifest: dict[str, Any]
@@ -35,7 +35,6 @@ class Artifact:
     data: bytes
 
     def manifest_json(self) -> bytes:
-        """The content of manifest.json."""
         about = {"file": self.file_name, "sha256": hashlib.sha256(self.data).hexdigest()}
         return json.dumps(self.manifest | about, indent=2).encode()
 
@@ -53,7 +52,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
 
 def check_manifest(path: Path, manifest: dict[str, Any]) -> None:
-    """Raises PublishError, which names `path`, if a field that config.pbtxt or `list` shows is missing or wrong."""
+    """Raises PublishError, naming `path`, if a field that config.pbtxt or `list` shows is missing or wrong."""
     try:
         ModelConfig.from_json(json.dumps(manifest["model_config"]))
         if missing := sorted({"rewrites", "max_abs_error", "metrics"} - manifest.keys()):
@@ -64,15 +63,15 @@ def check_manifest(path: Path, manifest: dict[str, Any]) -> None:
 
 
 def accuracy_of(manifest: dict[str, Any]) -> float | None:
-    """The share of test images that the file classifies right; the checkpoint's unless the file's was measured."""
+    """The file's test accuracy; the checkpoint's if the file was not measured."""
     accuracy: float | None = manifest.get("test_accuracy", manifest["metrics"].get("test_accuracy"))
     return accuracy
 
 
 def _check_numbers(manifest: dict[str, Any]) -> None:
-    """Raises ValueError, TypeError or AttributeError for an error, an accuracy or a temperature out of its range."""
+    """Raises ValueError, TypeError or AttributeError for a number out of range."""
     accuracy, temperature = accuracy_of(manifest), manifest.get("temperature")
-    if not 0 <= manifest["max_abs_error"] < math.inf:  # so written, NaN fails
+    if not 0 <= manifest["max_abs_error"] < math.inf:  # NaN fails too
         raise ValueError(f"max_abs_error {manifest['max_abs_error']}")
     if accuracy is not None and not 0 <= accuracy <= 1:
         raise ValueError(f"test_accuracy {accuracy}")
@@ -81,7 +80,7 @@ def _check_numbers(manifest: dict[str, Any]) -> None:
 
 
 def read_artifact(path: Path, manifest_path: Path) -> Artifact:
-    """The artifact in the file `path`; raises PublishError if its hash is not the manifest's."""
+    """The artifact in the file `path`; raises PublishError if its hash differs from the manifest's."""
     manifest = read_manifest(manifest_path)
     try:
         data = path.read_bytes()
@@ -94,6 +93,6 @@ def read_artifact(path: Path, manifest_path: Path) -> Artifact:
 
 
 def read_version(folder: Path) -> Artifact:
-    """The artifact published as the version in `folder`; raises PublishError if it has changed since."""
+    """The published version in `folder`; raises PublishError if it has changed since."""
     manifest_path = folder / MANIFEST_FILE
     return read_artifact(folder / Path(read_manifest(manifest_path)["file"]).name, manifest_path)

@@ -1,7 +1,7 @@
-"""A running Triton server, told of its models through the model-control API.
+"""Controls the models of a running Triton server through the model-control API.
 
-In: an address. Out: what the server serves, or that it took up a change; or an error with the reason. A load swaps
-without a gap: the old version answers until the new one does, and stays if the new one fails.
+In: an address. Out: what the server serves, or that it has loaded a change; or an error with the reason. A load leaves
+no gap: the old version answers until the new version does, and stays if the new version fails.
 Source: triton-inference-server/server, docs/protocol/extension_model_repository.md.
 """
 
@@ -19,7 +19,7 @@ from export.errors import ExportError
 DEFAULT_HTTP_PORT, DEFAULT_GRPC_PORT = "8000", "8001"
 TIMEOUT_S = 120.0  # a load includes the warm-up
 EXPLICIT_MODE = "--model-control-mode=explicit --load-model=*"
-NOT_EXPLICIT = "explicit model load / unload is not allowed"  # what Triton says in its other two modes
+NOT_EXPLICIT = "explicit model load / unload is not allowed"  # Triton's message in its other two modes
 
 
 class ServerUnreachable(ExportError):
@@ -27,18 +27,18 @@ class ServerUnreachable(ExportError):
 
 
 class ServerRefused(ExportError):
-    """The server said no; the message holds its reason."""
+    """The server refused. The message holds its reason."""
 
 
 class NotExplicit(ServerRefused):
-    """The server runs in a mode in which it takes no orders to load a model."""
+    """The server runs in a mode without model control."""
 
 
 @dataclass(frozen=True)
 class LiveServer:
-    """The server at `address`, HOST:PORT of its HTTP endpoint; `headers` are sent with every request.
+    """A server by HOST:PORT of its HTTP endpoint; sends `headers` with every request.
 
-    `grpc` is HOST:PORT of its gRPC endpoint, None if unknown; on Triton's default ports it is known.
+    `grpc` is HOST:PORT of its gRPC endpoint; None if unknown, but on Triton's default ports it is derived.
     """
 
     address: str
@@ -46,7 +46,7 @@ class LiveServer:
     grpc: str | None = None
 
     def served(self) -> dict[str, list[int]]:
-        """Every model in the server's repository -> its versions that answer, ascending."""
+        """Every model in the server's repository -> its ready versions, ascending."""
         models: dict[str, list[int]] = {}
         for entry in self._post("v2/repository/index", {}):
             versions = models.setdefault(entry["name"], [])
@@ -55,15 +55,15 @@ class LiveServer:
         return {name: sorted(versions) for name, versions in models.items()}
 
     def load(self, model: str) -> None:
-        """Makes the server read the model's config.pbtxt again. Raises ServerRefused, or NotExplicit."""
+        """Makes the server read the model's config.pbtxt again. Raises ServerRefused or NotExplicit."""
         if not self._load_over_grpc(model):
             self._post(f"v2/repository/models/{model}/load", {})
 
     def _load_over_grpc(self, model: str) -> bool:
-        """Whether the load was done over gRPC; raises ServerRefused if it failed there.
+        """Whether gRPC was available for the load; raises ServerRefused if it failed there.
 
-        Over HTTP a load occupies one of Triton's HTTP threads, and every connection of that thread waits until the load
-        ends (measured: 7 s).
+        A load over HTTP blocks one of Triton's HTTP threads, with all connections of that thread, until the load ends
+        (measured: 7 s).
         """
         host, _, port = self.address.rpartition(":")
         grpc = self.grpc or (f"{host}:{DEFAULT_GRPC_PORT}" if port == DEFAULT_HTTP_PORT else None)
@@ -79,7 +79,7 @@ class LiveServer:
                 client.load_model(model, headers={**headers, **guarded}, client_timeout=TIMEOUT_S)
         except InferenceServerException as error:
             if error.status() in ("StatusCode.UNAVAILABLE", "StatusCode.UNIMPLEMENTED"):
-                return False  # no gRPC there, or guarded by another key
+                return False  # no gRPC there, or another key guards it
             raise _refused(grpc, " ".join(str(error.message()).split())) from error
         return True
 
@@ -100,7 +100,7 @@ class LiveServer:
 
 
 def connect(address: str, headers: Mapping[str, str]) -> LiveServer | None:
-    """The server at `address`, None if it does not answer. Raises ServerRefused if it does not list its models."""
+    """The server at `address`, None if it does not answer. Raises ServerRefused if it refuses to list its models."""
     server = LiveServer(address, headers)
     try:
         server.served()
@@ -110,7 +110,7 @@ def connect(address: str, headers: Mapping[str, str]) -> LiveServer | None:
 
 
 def _reason(error: urllib.error.HTTPError) -> str:
-    """Triton's reason from the body, else the status."""
+    """Triton's reason from the body, else the HTTP status."""
     try:
         reason = " ".join(str(json.loads(error.read())["error"]).split())
     except (OSError, ValueError, KeyError, TypeError):
@@ -121,7 +121,6 @@ def _reason(error: urllib.error.HTTPError) -> str:
 
 
 def _refused(address: str, reason: str) -> ServerRefused:
-    """The error for what Triton says."""
     if NOT_EXPLICIT in reason:
         return NotExplicit(f"the server at {address} loads no models on request; start it with {EXPLICIT_MODE}")
     return ServerRefused(f"{address}: {reason}")

@@ -1,7 +1,7 @@
-"""Which versions of a published model are served: promote, fall back, prune.
+"""Changes the served versions of a published model: promote, fall back, prune.
 
-In: a model's folder and, if one runs, the server. Out: config.pbtxt with another version policy, which that server has
-loaded. If it cannot load it, config.pbtxt is put back and the old version still answers.
+In: a model's folder and the running server, if any. Out: config.pbtxt with another version policy, loaded by that
+server. If the load fails, config.pbtxt is restored and the old version still answers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def served(model_dir: Path) -> list[int]:
 
 
 def fall_back(model_dir: Path) -> int:
-    """The version before the served one, preferably a served one. Raises PublishError if there is no older version."""
+    """The version before the served one, preferably a served version. Raises PublishError if there is none older."""
     now = served(model_dir)
     older = now[:-1] or [number for number in versions(model_dir) if number < min(now, default=0)]
     if not older:
@@ -30,9 +30,9 @@ def fall_back(model_dir: Path) -> int:
 
 
 def promote(model_dir: Path, number: int, server: LiveServer | None) -> list[int]:
-    """Serves version `number` and the version before it, but no newer one. Returns the versions served until now.
+    """Serves version `number` and the version before it, but no newer version. Returns the versions served until now.
 
-    Raises PublishError if the version does not exist; else as `activate`.
+    Raises PublishError if the version does not exist, and the errors of `activate`.
     """
     present, before = versions(model_dir), served(model_dir)
     if number not in present:
@@ -45,9 +45,9 @@ def promote(model_dir: Path, number: int, server: LiveServer | None) -> list[int
 def activate(model_dir: Path, before: Sequence[int], server: LiveServer | None) -> None:
     """Makes the running server load a changed model.
 
-    Raises ServerRefused if the server cannot load it. Then `before` is served again; a new model, for which `before` is
-    empty, is removed unless it has gained a version since. Raises NotExplicit if the server takes no orders; then the
-    files stay as they are, as without a server.
+    Raises ServerRefused if the load fails. Then `before` is served again. A new model (`before` is empty) is removed,
+    unless it has gained a version since. Raises NotExplicit if the server has no model control; the files then keep the
+    change, as without a server.
     """
     if server is None:
         return

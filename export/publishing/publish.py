@@ -1,7 +1,7 @@
 """The Triton model repository on disk: <model>/config.pbtxt, labels.txt, <version>/model.onnx and manifest.json.
 
 In: a proven artifact. Out: a new version, published by one rename: readers see all of it or nothing. A version never
-changes. config.pbtxt alone says which versions are served, so promoting and falling back are one atomic write.
+changes. Only config.pbtxt says which versions are served, so promoting and falling back are one atomic write.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ STAGING = ".publishing-"
 
 
 def publish(repository: Path, name: str, artifact: Artifact, serving: Serving | None = None) -> Path:
-    """Publishes `artifact` as the next version of the model `name` and returns that version's folder.
+    """Publishes `artifact` as the next version of the model `name` and returns the version's folder.
 
-    It is served, beside the newest version served so far, by servers that start or load the model from now on. An
-    existing config.pbtxt keeps the operator's changes, except for the instances and threads that `serving` asks for.
-    Raises PublishError for a bad name or label, and if the model has another engine, other classes or image shapes.
+    Servers that load the model from now on serve it, beside the newest version served so far. An existing config.pbtxt
+    keeps the operator's changes, except for the instances and threads that `serving` asks for. Raises PublishError for
+    a bad name or label, and if the model has another engine, other classes or another image shape.
     """
     check_name(name)
     model_dir, serving = repository / name, serving or Serving()
@@ -73,7 +73,7 @@ def publish(repository: Path, name: str, artifact: Artifact, serving: Serving | 
         present = versions(model_dir)
         number, default = 1 + max(present, default=0), served_versions(message, present)[-1:]
         configure(message, serving)
-        # The version comes first: Triton does not load a config that names a missing version.
+        # The version first: Triton refuses a config that names a missing version.
         with _staging(model_dir) as staging:
             _write_version(staging, artifact, message)
             _rename(staging, model_dir / str(number))
@@ -82,25 +82,25 @@ def publish(repository: Path, name: str, artifact: Artifact, serving: Serving | 
 
 
 def check_name(name: str) -> None:
-    """Raises PublishError for a name that Triton or the file system would not take."""
+    """Raises PublishError for a name that Triton or the file system would refuse."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", name):
         raise PublishError(f"model name: expected letters, digits, _ and -, found {name!r}")
 
 
 def serve(model_dir: Path, served: Sequence[int]) -> None:
-    """Makes these versions the served ones, in one atomic write; the highest is the default."""
+    """Serves exactly these versions, in one atomic write; the highest is the default."""
     with locked(model_dir.parent):
         _write_config(model_dir, read_config(model_dir), served)
 
 
 def versions(model_dir: Path) -> list[int]:
-    """The versions in `model_dir`, ascending. Like Triton, ignores other folders and numbers with leading zeros."""
+    """The versions in `model_dir`, ascending. Ignores other folders and leading zeros, as Triton does."""
     names = (path.name for path in model_dir.iterdir() if path.is_dir())
     return sorted(int(name) for name in names if re.fullmatch("[1-9][0-9]*", name))
 
 
 def remove_version(model_dir: Path, number: int) -> None:
-    """Removes a version: renamed first, so that no server sees half of it, then deleted. Of a symlink only the link."""
+    """Removes a version: renames it first, so that no server sees half of it. Of a symlink, only the link."""
     if (model_dir / str(number)).is_symlink():
         (model_dir / str(number)).unlink()
         return
@@ -109,7 +109,6 @@ def remove_version(model_dir: Path, number: int) -> None:
 
 
 def remove_model(model_dir: Path) -> None:
-    """Removes a model with all its versions."""
     with _staging_beside(model_dir.parent) as staging:
         _rename(model_dir, staging)
 
@@ -119,7 +118,7 @@ def sweep(repository: Path) -> list[Path]:
     with locked(repository):
         whole = repository.absolute()
         left = [*whole.parent.glob(f"{STAGING}{whole.name}-????????"), *whole.glob(f"*/{STAGING}*")]
-        left += whole.glob(f"*/.{CONFIG_FILE}.*")  # of write_atomically
+        left += whole.glob(f"*/.{CONFIG_FILE}.*")  # left by write_atomically
         for path in left:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
     return left
@@ -127,7 +126,7 @@ def sweep(repository: Path) -> list[Path]:
 
 @contextmanager
 def locked(repository: Path, name: str = LOCK_FILE) -> Iterator[None]:
-    """One publisher at a time; the lock ends with its process. Makes the repository if it is missing."""
+    """Holds the publisher's lock, which ends with its process. Makes the repository if it is missing."""
     repository.mkdir(parents=True, exist_ok=True)
     with (repository / name).open("wb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -150,9 +149,9 @@ def read_config(model_dir: Path) -> pb.ModelConfig:
 
 
 def check_same_contract(model_dir: Path, message: pb.ModelConfig, artifact: Artifact) -> None:
-    """Raises PublishError if `artifact` has another image shape, other classes or another kind of file than the model.
+    """Raises PublishError if `artifact` differs from the model in image shape, classes or kind of file.
 
-    Clients read these once and then ask one version after the other.
+    Clients read these once for all versions.
     """
     config, path = artifact.config, model_dir / LABELS_FILE
     try:
@@ -169,7 +168,7 @@ def check_same_contract(model_dir: Path, message: pb.ModelConfig, artifact: Arti
 
 
 def _shown(labels: Sequence[str]) -> str:
-    """Labels for a terminal: control characters are escaped."""
+    """Labels for a terminal, with control characters escaped."""
     return ", ".join(label if label.isprintable() else ascii(label) for label in labels)
 
 
@@ -192,7 +191,7 @@ def _publish_first(model_dir: Path, artifact: Artifact, serving: Serving) -> Pat
 
 
 def _write_config(model_dir: Path, message: pb.ModelConfig, served: Sequence[int]) -> None:
-    """Writes the config.pbtxt that serves `served` and describes the highest of them."""
+    """Writes a config.pbtxt that serves `served` and describes the highest of these versions."""
     serve_versions(message, served, versions(model_dir))
     if not (model_dir / str(max(served)) / SAMPLE_FILE).exists():  # foreign models have no checkpoint to describe
         describe(message, read_manifest(model_dir / str(max(served)) / MANIFEST_FILE))
@@ -201,7 +200,7 @@ def _write_config(model_dir: Path, message: pb.ModelConfig, served: Sequence[int
 
 
 def _readable_manifests(model_dir: Path, served: Sequence[int]) -> dict[int, dict[str, Any]]:
-    """Version -> manifest; a broken manifest of an older version must not stop a new version."""
+    """Version -> manifest. Skips broken manifests: they must not stop a new version."""
     manifests = {}
     for number in sorted(served):
         with suppress(PublishError):
@@ -210,7 +209,7 @@ def _readable_manifests(model_dir: Path, served: Sequence[int]) -> dict[int, dic
 
 
 def _write_version(folder: Path, artifact: Artifact, message: pb.ModelConfig) -> None:
-    """The configuration is kept too: a supervisor serves the version with it if the model's own is broken."""
+    """Keeps the configuration too: a supervisor serves the version with it if the model's own is broken."""
     write_atomically(folder / CONFIG_FILE, to_text(message).encode())
     write_atomically(folder / artifact.file_name, artifact.data)
     write_atomically(folder / MANIFEST_FILE, artifact.manifest_json())
@@ -218,9 +217,9 @@ def _write_version(folder: Path, artifact: Artifact, message: pb.ModelConfig) ->
 
 @contextmanager
 def _staging(parent: Path, prefix: str = STAGING) -> Iterator[Path]:
-    """A folder on the repository's file system; removed afterwards unless it was renamed."""
+    """A folder on the repository's file system, removed afterwards unless renamed."""
     path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
-    path.chmod(0o755)  # mkdtemp makes it private; the server may run as someone else
+    path.chmod(0o755)  # mkdtemp makes it private, but the server may run as another user
     try:
         yield path
     finally:
@@ -228,12 +227,12 @@ def _staging(parent: Path, prefix: str = STAGING) -> Iterator[Path]:
 
 
 def _staging_beside(repository: Path) -> AbstractContextManager[Path]:
-    """For whole models: Triton takes every folder in the repository for a model, even if hidden or empty."""
+    """For whole models: Triton takes every folder in the repository for a model, even hidden or empty ones."""
     return _staging(repository.absolute().parent, f"{STAGING}{repository.absolute().name}-")
 
 
 def _rename(source: Path, target: Path) -> None:
-    """Renames a folder and flushes the rename to the disk; raises PublishError if it fails."""
+    """Renames a folder and flushes the rename to disk; raises PublishError on failure."""
     try:
         source.rename(target)
     except OSError as error:

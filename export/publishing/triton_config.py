@@ -1,6 +1,5 @@
 """Model configuration -> Triton's config.pbtxt, through Triton's own ModelConfig protobuf.
 
-In: the model, how to serve it and which versions. Out: the text of config.pbtxt.
 Source: triton-inference-server/common, protobuf/model_config.proto.
 """
 
@@ -23,28 +22,28 @@ if TYPE_CHECKING:
 
 LABELS_FILE = "labels.txt"
 
-# On a CPU larger batches leave the cache, are slower an image and cost memory; clients split them.
+# On a CPU larger batches leave the cache: slower per image, more memory. Clients split them.
 MAX_BATCH_SIZE = 256
-# With several instances: more requests, or a longer wait, are refused while the client still listens.
+# With several instances: further requests, or a longer wait, are refused while the client still listens.
 MAX_QUEUE_SIZE = 64
 QUEUE_TIMEOUT_S = 1
-# Of a stored logit, for a float32 model: 100 times the export's, because TF32 on a GPU may move a logit of 10 by 0.005.
+# Of a stored float32 logit: 100 times the export's tolerance, as TF32 on a GPU may move a logit of 10 by 0.005.
 PROBE_TOLERANCE = 0.01
-# A new version and the version to fall back to.
+# A new version, and the version to fall back to.
 SERVED_VERSIONS = 2
 
 Engine = Literal["onnxruntime", "openvino", "tensorrt"]
-# CPU engine -> the parameter with its number of threads.
+# CPU engine -> its parameter for the number of threads.
 THREADS = {"onnxruntime": "intra_op_thread_count", "openvino": "INFERENCE_NUM_THREADS"}
 
 
 @dataclass(frozen=True)
 class Serving:
-    """How a model is served. None keeps the value in config.pbtxt, and takes the default for a new model.
+    """How a model is served. None keeps the value in config.pbtxt; a new model gets the default.
 
-    `instances`: copies of the model on every device (new: 1). `threads`: of each copy on a CPU (new: 0, one a core).
-    `bfloat16`: for OpenVINO alone. `max_batch_size`, `graph_batches`: for TensorRT, which replays a CUDA graph for a
-    batch of one of these sizes.
+    `instances`: copies of the model per device (default 1). `threads`: per copy on a CPU (default 0: one per core).
+    `bfloat16`: OpenVINO only. `max_batch_size`, `graph_batches`: TensorRT only, which replays a CUDA graph for batches
+    of these sizes.
     """
 
     engine: Engine | None = None
@@ -60,8 +59,8 @@ def new_config(name: str, config: ModelConfig, serving: Serving) -> pb.ModelConf
     from tritonclient.grpc import model_config_pb2 as pb
 
     engine = serving.engine or "onnxruntime"
-    # The native OpenVINO backend fixes the batch to max_batch_size unless the dims leave it open. Then Triton does not
-    # join requests, and `max_images` tells clients the largest sensible batch.
+    # OpenVINO's native backend fixes the batch to max_batch_size unless the dims leave it open. Open dims keep Triton
+    # from joining requests, and `max_images` tells clients the largest sensible batch.
     batch = [-1] if engine == "openvino" else []
     message = pb.ModelConfig(
         name=name,
@@ -79,10 +78,10 @@ def new_config(name: str, config: ModelConfig, serving: Serving) -> pb.ModelConf
         instance_group=[
             pb.ModelInstanceGroup(kind=pb.ModelInstanceGroup.KIND_CPU if batch else pb.ModelInstanceGroup.KIND_AUTO)
         ],
-        # Requests that queued up while the instances were busy are answered together. No delay: it cost every lone
-        # request 0.2 ms. No preferred sizes: any batch is as good as a round one.
+        # Joins requests that queued up while all instances were busy. No delay: it cost every lone request 0.2 ms.
+        # No preferred sizes: a round batch is no better.
         dynamic_batching=pb.ModelDynamicBatching(),
-        # The same picture rarely comes twice, and every request would pay for the look-up.
+        # The same image rarely comes twice; every request would pay for the look-up.
         response_cache=pb.ModelResponseCache(enable=False),
         # Else the first requests pay for memory and, on a GPU, for kernels.
         model_warmup=[_warmup(size, config, bool(batch)) for size in (1, serving.max_batch_size)],
@@ -95,10 +94,10 @@ def new_config(name: str, config: ModelConfig, serving: Serving) -> pb.ModelConf
     else:
         message.backend = engine
     if engine == "onnxruntime":
-        # A memory pattern keeps a second copy of all activations for every batch size, and is no faster.
+        # A memory pattern keeps a second copy of all activations per batch size and is no faster.
         message.parameters["enable_mem_pattern"].string_value = "0"
     if engine == "openvino":
-        message.default_model_filename = ONNX_FILE  # the backend's own default is another name
+        message.default_model_filename = ONNX_FILE  # the backend's default name differs
         message.parameters["max_images"].string_value = str(serving.max_batch_size)
         if serving.bfloat16:
             message.parameters["HINT_BF16"].string_value = "YES"
@@ -107,7 +106,7 @@ def new_config(name: str, config: ModelConfig, serving: Serving) -> pb.ModelConf
 
 
 def _warmup(size: int, config: ModelConfig, whole: bool) -> pb.ModelWarmup:
-    """A first request of `size` empty images; `whole` if the model's dims hold the batch dimension."""
+    """A first request of `size` empty images; `whole` if the model's dims include the batch."""
     from tritonclient.grpc import model_config_pb2 as pb
 
     dims = [size, *config.input_shape] if whole else config.input_shape
@@ -116,17 +115,17 @@ def _warmup(size: int, config: ModelConfig, whole: bool) -> pb.ModelWarmup:
 
 
 def engine_of(message: pb.ModelConfig) -> str:
-    """The engine that runs the model, named as in `Serving`."""
+    """The model's engine, named as in `Serving`."""
     return "tensorrt" if message.platform == "tensorrt_plan" else str(message.backend)
 
 
 def image_shape(message: pb.ModelConfig) -> tuple[int, ...]:
-    """(C, H, W) of the images that the model takes."""
+    """(C, H, W) of the model's images."""
     return tuple(message.input[0].dims)[-3:]
 
 
 def configure(message: pb.ModelConfig, serving: Serving) -> None:
-    """Writes the instances and threads that `serving` asks for into `message`."""
+    """Writes the instances and threads of `serving` into `message`."""
     from tritonclient.grpc import model_config_pb2 as pb
 
     if serving.threads is not None and (parameter := THREADS.get(engine_of(message))):
@@ -136,8 +135,8 @@ def configure(message: pb.ModelConfig, serving: Serving) -> None:
     group = message.instance_group[0] if message.instance_group else message.instance_group.add()
     group.count = serving.instances
     if serving.instances == 1:
-        # Under a policy Triton prepares no batch while its only instance works. A request that comes just as an answer
-        # leaves then sometimes sleeps for 500 ms (measured: 0.2 to 0.5 % of requests in sequence, without policy 0 %).
+        # Under a queue policy Triton prepares no batch while its only instance works. A request that arrives just as an
+        # answer leaves may then sleep for 500 ms (measured: 0.2 to 0.5 % of sequential requests, without policy 0 %).
         message.dynamic_batching.ClearField("default_queue_policy")
         return
     message.dynamic_batching.default_queue_policy.CopyFrom(
@@ -151,7 +150,7 @@ def configure(message: pb.ModelConfig, serving: Serving) -> None:
 
 
 def describe(message: pb.ModelConfig, manifest: dict[str, Any]) -> None:
-    """Writes what clients and operators read: the model, its origin, its accuracy, the temperature of its logits."""
+    """Writes what clients and operators read: model, origin, accuracy, temperature of the logits."""
     accuracy, temperature = accuracy_of(manifest), manifest.get("temperature")
     described = {
         "model_config": json.dumps(manifest["model_config"]),
@@ -169,9 +168,9 @@ def describe(message: pb.ModelConfig, manifest: dict[str, Any]) -> None:
 
 
 def store_probe(message: pb.ModelConfig, manifests: Mapping[int, dict[str, Any]]) -> None:
-    """Writes the sample and the logits that each version must give to it, for `clients/probe.py`.
+    """Writes the sample and each version's logits for it, for `clients/probe.py`.
 
-    Below float32 processors differ, so the class alone counts: the tolerance is null.
+    Below float32 processors differ, so only the class counts: the tolerance is null.
     """
     answers = {}
     for number, manifest in manifests.items():
@@ -187,7 +186,7 @@ def store_probe(message: pb.ModelConfig, manifests: Mapping[int, dict[str, Any]]
 
 @cache
 def _packed_sample(model_config: str) -> str:
-    """The first embedded image, compressed, in base64; reading the digits takes longer than to publish."""
+    """The first embedded image, compressed, in base64. Cached: reading the digits takes longer than publishing."""
     image = embedded_sample(ModelConfig.from_json(model_config)).images[0]
     return base64.b64encode(zlib.compress(image.tobytes(), 9)).decode()
 
@@ -204,7 +203,7 @@ def served_versions(message: pb.ModelConfig, present: Sequence[int]) -> list[int
 
 
 def serve_versions(message: pb.ModelConfig, served: Sequence[int], present: Sequence[int]) -> None:
-    """Writes the policy that serves `served` out of the versions `present`: "latest" if it says the same."""
+    """Writes the policy that serves `served` out of the versions `present`; "latest" if that is equivalent."""
     message.version_policy.Clear()
     if sorted(served) == sorted(present)[-SERVED_VERSIONS:]:
         message.version_policy.latest.num_versions = SERVED_VERSIONS
@@ -213,7 +212,6 @@ def serve_versions(message: pb.ModelConfig, served: Sequence[int], present: Sequ
 
 
 def to_text(message: pb.ModelConfig) -> str:
-    """The text of config.pbtxt."""
     from google.protobuf import text_format
 
     text: str = text_format.MessageToString(message)

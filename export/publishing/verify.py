@@ -1,4 +1,4 @@
-"""Is a published model still what was published? Hashes, config, graph and answer are checked; nothing is changed.
+"""Checks a published model against what was published: hashes, config, graph and answer. Changes nothing.
 
 In: a model's folder. Out: the first problem of every version, if any.
 """
@@ -19,7 +19,7 @@ from export.publishing.triton_config import served_versions
 
 @dataclass(frozen=True)
 class Verified:
-    """One version; `problem` is the first fault, `left_out` the check that this machine cannot make."""
+    """One version; `problem` is the first fault, `left_out` a check that this machine cannot make."""
 
     version: int
     problem: str | None = None
@@ -27,7 +27,7 @@ class Verified:
 
 
 def verify_model(model_dir: Path) -> Iterator[Verified]:
-    """Checks every version of a model. Raises PublishError if the model as a whole cannot be served."""
+    """Checks every version of a model. Raises PublishError if the whole model cannot be served."""
     message = read_config(model_dir)
     if message.name != model_dir.name:
         raise PublishError(f"{model_dir}: expected the name {model_dir.name} in config.pbtxt, found {message.name}")
@@ -41,7 +41,7 @@ def verify_model(model_dir: Path) -> Iterator[Verified]:
 
 
 def verify_version(model_dir: Path, number: int) -> Verified:
-    """Checks that one version holds what was published, fits config.pbtxt and answers as at its export."""
+    """Checks that a version is as published, fits config.pbtxt and answers as at its export."""
     folder = model_dir / str(number)
     if (folder / SAMPLE_FILE).exists() and is_foreign(folder / MANIFEST_FILE):
         return Verified(number, problem=verify_foreign(folder))
@@ -59,7 +59,7 @@ def verify_version(model_dir: Path, number: int) -> Verified:
 def check_answer(path: Path, artifact: Artifact) -> None:
     """Raises PublishError if the ONNX file is invalid or answers the sample differently than at its export.
 
-    Logits may differ by the tolerance of the export. Below float32 processors differ, so only the class counts.
+    Logits may differ by the export's tolerance. Below float32 processors differ, so only the class counts.
     """
     import onnx
 
@@ -76,7 +76,7 @@ def check_answer(path: Path, artifact: Artifact) -> None:
     if logits.shape != expected.shape:
         raise PublishError(f"{path}: expected logits {expected.shape} of the sample, found {logits.shape}")
     error, tolerance = float(np.abs(logits - expected).max()), manifest["tolerance"]
-    if manifest.get("precision", "fp32") == "fp32" and not error <= tolerance:  # so written, NaN fails
+    if manifest.get("precision", "fp32") == "fp32" and not error <= tolerance:  # NaN fails too
         raise PublishError(f"{path}: expected the sample's logits to {tolerance:.2e}, found an error of {error:.2e}")
     if logits.argmax() != expected.argmax():
         raise PublishError(f"{path}: expected class {expected.argmax()} for the sample, found {logits.argmax()}")

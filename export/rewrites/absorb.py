@@ -1,6 +1,6 @@
 """Third rewrite: the query takes up the key's weights, the output projection the value's.
 
-In and out: see `export.rewrites`. No ViT exporter that we know does this; `models.absorption` has the algebra.
+In and out: see `export.rewrites`. We know no other ViT exporter that does this; `models.absorption` has the algebra.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from models.vit import VisionTransformer
 
 
 def absorb_attention(model: nn.Module) -> nn.Module:
-    """Makes keys and values the normalised tokens themselves, shared by all heads, in each block where that is cheaper.
+    """Makes the normalised tokens serve as keys and values of all heads, in each block where that is cheaper.
 
     For head h with weights Wq, Wk, Wv (E x D) and its columns Wo_h (D x E) of the output projection, s = 1/sqrt(E):
 
         score_ij = s (Wq x_i + bq)'(Wk x_j + bk) = (s Wk'Wq x_i + s Wk'bq)' x_j + (terms free of j)
         out_i    = sum_h (Wo_h Wv_h)(A_h X)_i + (sum_h Wo_h bv_h + bo)
 
-    The softmax over j does not see terms free of j, and its rows sum to one, so the value bias is a constant.
-    After `cls_only` the last block is judged at the cost of its one row, which projects no key and no value.
-    Raises DoesNotApply for a network without attention, and where no block gets cheaper.
+    The softmax over j ignores terms free of j. Its rows sum to one, so the value bias is a constant.
+    After `cls_only` the last block projects one row and is judged at the cost of that row.
+    Raises DoesNotApply for a network without attention, and if no block gets cheaper.
     """
     if not isinstance(model, VisionTransformer):
         raise DoesNotApply(f"{type(model).__name__}: there is no attention")
@@ -61,7 +61,7 @@ def _absorbed(name: str, attention: nn.Module, tokens: int) -> tuple[int, int, n
 
 
 def cls_attention_macs(attention: ClsAttention, tokens: int) -> tuple[int, int]:
-    """Multiplications of an image for row 0 alone, before and after absorption; a constant query costs nothing."""
+    """Multiplications of an image for row 0, before and after absorption; a constant query costs nothing."""
     dim, heads = attention.key.in_features, attention.heads
     inner = heads * attention.dim_head
     query = 0 if isinstance(attention.query, Constant) else 1
@@ -90,7 +90,7 @@ class AbsorbedAttention(nn.Module):
 
 
 class AbsorbedClsAttention(nn.Module):
-    """`AbsorbedAttention` of row 0 over all rows: (B, N, D) -> (B, 1, D)."""
+    """`AbsorbedAttention` of row 0: (B, N, D) -> (B, 1, D)."""
 
     def __init__(self, attention: ClsAttention) -> None:
         super().__init__()
@@ -117,6 +117,6 @@ def _query(query: nn.Module, key: Tensor, heads: int) -> nn.Module:
 
 
 def _output(out: nn.Module, value: nn.Linear, heads: int) -> nn.Linear:
-    """Linear H*E -> D behind the values -> Linear H*D -> D."""
+    """Linear H*E -> D after the values becomes Linear H*D -> D."""
     weight, bias = absorbed_output(out, value.weight, value.bias, heads)
     return linear(weight.data, bias.data)

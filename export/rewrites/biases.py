@@ -1,7 +1,7 @@
-"""Fourth rewrite: constants travel along the residual stream to layers that add them for nothing.
+"""Fourth rewrite: constants travel along the residual stream to layers that add them at no cost.
 
-In and out: see `export.rewrites`. Folding gives every query a bias of heads times features; adding it costs more than
-the BatchNorm over the features that it replaces.
+In and out: see `export.rewrites`. Folding gives every query a bias of heads times features. Adding it costs more than
+the BatchNorm over features that it replaces.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ LARGEST_SHIFT = 100.0  # features are of the order of 1 to 10: float32 still kee
 
 
 def carry_biases(model: nn.Module) -> nn.Module:
-    """Lets the residual stream be off by a constant that replaces the biases of attention, and others.
+    """Shifts the residual stream by a constant that replaces the biases of attention and others.
 
-    Let the block read x + s in place of x, s alike for every token. A query then is Wq (x + s), and with Wq s = bq it
-    needs no bias; what s adds to the keys is the same for every key, and the softmax does not see it; the rows of the
-    softmax A sum to one, so what it adds to the values is the constant Wov s, and with bv and bo left out as well
+    Let the block read x + s in place of x, with the same s for every token. A query is then Wq (x + s); with Wq s = bq
+    it needs no bias. s adds the same to every key, which the softmax ignores. The rows of the softmax A sum to one, so
+    s adds the constant Wov s to the values. Without bv and bo as well:
 
         A (x + s) Wov' + x + s = (attention(x) + x) + s',   s' = s + Wov s - Wo bv - bo
 
-    The first Linear of the FFN takes s' into its bias, the second goes on to the s that the next block wants, or keeps
-    no bias where it wants none; the table of positions makes the first s, the head undoes the last. Under a LayerNorm
-    the stream has to be itself, s = 0; there the LayerNorm's own bias is what solves Wq s = bq.
+    The first Linear of the FFN takes s' into its bias. The second goes on to the s that the next block wants, or loses
+    its bias if the next block wants no particular s. The table of positions makes the first s, the head undoes the
+    last. A LayerNorm needs s = 0; its own bias then solves Wq s = bq.
 
-    A query bias that no s yields stays (qkv_bias with more rows than features); those of keys and values still go.
-    Raises DoesNotApply where nothing can go.
+    If no s solves Wq s = bq (qkv_bias with more rows than features), the query bias stays and the others still go.
+    Raises DoesNotApply if no bias can go.
     """
     if not isinstance(model, VisionTransformer):
         raise DoesNotApply(f"{type(model).__name__}: there is no attention")
@@ -63,7 +63,7 @@ def carry_biases(model: nn.Module) -> nn.Module:
 
 
 class QueryBiasAttention(Attention):
-    """`attention` with a bias for the queries alone; takes over its layers."""
+    """`attention` with a bias for the queries only; takes over its layers."""
 
     def __init__(self, attention: Attention, query_bias: Tensor) -> None:
         nn.Module.__init__(self)
@@ -80,7 +80,7 @@ class QueryBiasAttention(Attention):
 
 
 def _wanted(block: nn.Module) -> Tensor | None:
-    """The shift (D,) that this block wants at its input; None if any will do."""
+    """The shift (D,) that this block wants at its input; None if any shift will do."""
     attention = block.get_submodule("attention")
     if not isinstance(attention.norm, nn.Identity) or not _movable(block):
         return torch.zeros_like(block.get_parameter("ffn.linear2.bias").data)
@@ -88,13 +88,13 @@ def _wanted(block: nn.Module) -> Tensor | None:
 
 
 def _movable(block: nn.Module) -> bool:
-    """Whether the constant that the attention adds to every token can move on to the FFN, or into a bias."""
+    """Whether the constant that attention adds to every token can move on to the FFN or into a bias."""
     out = block.get_submodule("attention").out
     return isinstance(out, nn.Linear) or isinstance(block.get_submodule("ffn").norm, nn.Identity)
 
 
 def _carry_through_attention(block: nn.Module, shift: Tensor, tokens: int) -> Tensor:
-    """Removes the biases of the attention. Shift at its input -> shift behind the residual."""
+    """Removes the biases of the attention. In: shift at its input. Out: shift after the residual."""
     if not _movable(block):
         return shift
     attention = block.get_submodule("attention")
@@ -115,9 +115,9 @@ def _carry_through_attention(block: nn.Module, shift: Tensor, tokens: int) -> Te
 
 
 def _carry_through_ffn(block: nn.Module, shift: Tensor, wanted: Tensor | None) -> Tensor:
-    """Shift at the input of the FFN -> shift behind the residual: `wanted`, or what is left without a bias."""
+    """Shift at the input of the FFN -> shift after the residual: `wanted`, or what remains without a bias."""
     first, second = block.get_submodule("ffn.linear1"), block.get_submodule("ffn.linear2")
-    first.get_parameter("bias").data -= first.get_parameter("weight").data @ shift  # 0 where a norm stands before it
+    first.get_parameter("bias").data -= first.get_parameter("weight").data @ shift  # shift is 0 if a norm precedes
     bias = second.get_parameter("bias").data
     if wanted is None:
         second.register_parameter("bias", None)
@@ -147,7 +147,7 @@ def _shift_instead_of_bias(attention: nn.Module) -> Tensor | None:
 
 
 def _of_equal_tokens(attention: nn.Module, token: Tensor, tokens: int) -> Tensor:
-    """What the attention gives (D,) if every token is `token` behind the norm: the scores do not matter then."""
+    """The attention's output (D,) if every normalised token is `token`; the scores then have no effect."""
     bare = copy.deepcopy(attention).eval()
     bare.norm = nn.Identity()
     with torch.no_grad():
@@ -156,7 +156,7 @@ def _of_equal_tokens(attention: nn.Module, token: Tensor, tokens: int) -> Tensor
 
 
 def _without_biases(attention: nn.Module, query_bias: Tensor | None) -> nn.Module:
-    """`attention` without biases, except that of the queries if it is given."""
+    """`attention` without biases, except `query_bias` if given."""
     if isinstance(attention.out, nn.Linear):
         attention.out.register_parameter("bias", None)
     if isinstance(attention, Attention):
@@ -172,7 +172,6 @@ def _without_biases(attention: nn.Module, query_bias: Tensor | None) -> nn.Modul
 
 
 def _with_bias(norm: nn.LayerNorm, bias: Tensor) -> nn.LayerNorm:
-    """`norm` plus a constant."""
     shifted = nn.LayerNorm(norm.normalized_shape, norm.eps, dtype=bias.dtype)
     if norm.elementwise_affine:
         shifted.load_state_dict(norm.state_dict())

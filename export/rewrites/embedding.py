@@ -1,6 +1,6 @@
-"""Fifth rewrite: in a network of one block the patches themselves are keys and values.
+"""Fifth rewrite: in a network of one block the patches serve as keys and values.
 
-In and out: see `export.rewrites`. The algebra is that of `absorb_attention`, one layer further down.
+In and out: see `export.rewrites`. The algebra of `absorb_attention`, one layer earlier.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from models.vit import VisionTransformer
 
 
 def absorb_embedding(model: nn.Module) -> nn.Module:
-    """Leaves the patch embedding out if a single constant query reads it: attention looks at the pixels.
+    """Removes the patch embedding if a single constant query reads it: attention reads the pixels.
 
     The tokens of the only block are x_0 = t_0 and x_j = W p_j + t_j, with t the table of positions. The head reads row
-    0 alone, so q_h is the only query, and it is constant:
+    0, so the only query q_h is constant:
 
         score_hj = q_h' x_j         = (W'q_h)' p_j + q_h' t_j
         row      = sum_h Wov_h (A_h x) + r = sum_h (Wov_h W) sum_j>0 A_hj p_j + sum_hj A_hj (Wov_h t_j + r / H)
 
-    with r the CLS row and the output's bias, as the H rows of A sum to one. Products with W'q_h and Wov_h W are left, a
+    with r the CLS row plus the output bias; the H rows of A sum to one. Products with W'q_h and Wov_h W remain, and a
     table of scores and a table of outputs. Raises DoesNotApply for any other network, and if this costs more
     multiplications, as with patches of many more pixels than a token has features.
     """
@@ -59,14 +59,14 @@ def absorb_embedding(model: nn.Module) -> nn.Module:
 
 
 class NoEmbedding(nn.Identity):
-    """The patches as they are; the block knows the CLS token."""
+    """Passes the patches through; the block knows the CLS token."""
 
     def join(self, x: Tensor) -> Tensor:
         return x
 
 
 class PatchBlock(nn.Module):
-    """A transformer block for row 0 alone, over patches of P pixels: (B, N-1, P) -> (B, 1, D)."""
+    """A transformer block for row 0 over patches of P pixels: (B, N-1, P) -> (B, 1, D)."""
 
     def __init__(self, block: ClsBlock, embedding: Tensor, table: Tensor) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ class PatchBlock(nn.Module):
         self.ffn = copy.deepcopy(block.ffn)
 
     def forward(self, patches: Tensor) -> Tensor:
-        scores = F.pad(self.query @ patches.transpose(1, 2), (0, 1)) + self.scores  # (B, H, N), the CLS token last
+        scores = F.pad(self.query @ patches.transpose(1, 2), (0, 1)) + self.scores  # (B, H, N), CLS token last
         weights = scores.softmax(dim=-1)
         pooled = weights[:, :, :-1] @ patches  # (B, H, P)
         row = self.out(pooled.flatten(1)) + self.outputs(weights.flatten(1))  # (B, D)

@@ -4,8 +4,8 @@ from export.errors import ExportError
 
 
 class RewriteError(ExportError, ValueError):
-    """A rewrite that cannot be exact; the message names the layer, what was expected and what was found."""
+    """A rewrite that cannot be exact. The message names the layer."""
 
 
 class DoesNotApply(RewriteError):
-    """A rewrite of no use to this network: nothing to rewrite, or no multiplications saved."""
+    """A rewrite of no use to this network: nothing to rewrite, or no multiplication saved."""

@@ -1,4 +1,4 @@
-"""First rewrite: norms, and the 1/255 of the pixels, fold into the linear layers beside them.
+"""First rewrite: norms and the 1/255 of the pixels fold into the linear layers beside them.
 
 In and out: see `export.rewrites`.
 """
@@ -28,7 +28,7 @@ BATCH_NORMS = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d
 
 @dataclass(frozen=True)
 class Fold:
-    """A normalisation, the linear layer that takes it up, and the side of that layer on which it stands."""
+    """A norm, the linear layer that takes it up, and whether it stands before or after that layer."""
 
     norm: str
     linear: str
@@ -39,13 +39,13 @@ def fold_batchnorm(model: nn.Module) -> nn.Module:
     """Folds every BatchNorm, and the gamma and beta of LayerNorms, into the linear layers beside them.
 
     In eval mode BN(x) = Dx + c with D = diag(gamma / sqrt(var + eps)), c = beta - mean gamma / sqrt(var + eps), so
-    BN(Wx + b) = (DW) x + (Db + c) and W(Dx + c) + b = (WD) x + (Wc + b). So do the other norms of `models.norms`, whose
-    D and c stand there. A LayerNorm is D n(x) + c with D = gamma, c = beta; its bare normalisation n stays. With all
-    norms gone from the patch embedding, its bias and the CLS token move into the table of positions.
+    BN(Wx + b) = (DW) x + (Db + c) and W(Dx + c) + b = (WD) x + (Wc + b). `models.norms` has D and c of other norms.
+    A LayerNorm is D n(x) + c with D = gamma, c = beta; its bare normalisation n stays. If no norm stays in the patch
+    embedding, its bias and the CLS token move into the table of positions.
 
     Raises RewriteError, naming the layer, for a BatchNorm in training mode, without running statistics, without a
-    linear layer beside it, or beside a shared weight; for numbers that are not finite, negative variances, and a norm
-    that is not affine yet. No BatchNorm is dropped or left in. Raises DoesNotApply for a norm that is never affine.
+    linear layer beside it, or beside a shared weight; for non-finite numbers, negative variances, and a norm that is
+    not affine yet. Raises DoesNotApply for a norm that is never affine.
     """
     if not isinstance(model, Network):
         raise RewriteError(f"{type(model).__name__}: expected a transformer, CNN or DNN of this project")
@@ -70,8 +70,8 @@ def fold_batchnorm(model: nn.Module) -> nn.Module:
 def fold_input_scale(model: nn.Module) -> nn.Module:
     """Folds the 1/255 of the pixels into the first layer: the network then reads pixels of 0 to 255.
 
-    A linear layer takes the factor into its weight. A LayerNorm has it in its eps, as
-    n(sx; eps) = n(x; eps / s^2). Raises DoesNotApply where a BatchNorm comes first: fold it before.
+    A linear layer takes the factor into its weight, a LayerNorm into its eps: n(sx; eps) = n(x; eps / s^2).
+    Raises DoesNotApply if a BatchNorm comes first: fold it before.
     """
     scaled = copy.deepcopy(model)
     first = _first_layer(scaled)
@@ -85,10 +85,7 @@ def fold_input_scale(model: nn.Module) -> nn.Module:
 
 
 class FoldedEmbedding(nn.Module):
-    """`TokenEmbedding` as one table: the CLS token with its position, then positions with the patch bias.
-
-    The CLS token joins at once or, with late CLS, in `join`.
-    """
+    """`TokenEmbedding` as one table: the CLS token with its position, then positions with the patch bias."""
 
     def __init__(self, embedding: nn.Module, patch_bias: Tensor) -> None:
         super().__init__()
@@ -111,7 +108,7 @@ class FoldedEmbedding(nn.Module):
 
 
 def _fold_plan(model: Network) -> Iterator[Fold]:
-    """Which norm goes into which layer. No linear layer follows a LayerNorm behind the patch embedding: it stays."""
+    """The norms and their layers. LayerNorms after the patch embedding have no linear layer after them and stay."""
     if isinstance(model, CNN):
         yield from (Fold(f"norm{n}", f"conv{n}", "after") for n in (1, 2, 3))
         yield Fold("normfc", "fc1", "after")
@@ -149,7 +146,7 @@ def _apply(model: nn.Module, fold: Fold) -> None:
 
 
 def affine_of(name: str, norm: nn.Module) -> tuple[Tensor, Tensor]:
-    """Scale and shift, each (features,) or (1,), of a norm's affine part; raises RewriteError without such a part."""
+    """Scale and shift of a norm, each (features,) or (1,). Raises RewriteError if the norm is not affine."""
     if isinstance(norm, nn.LayerNorm):
         return norm.weight.data, norm.bias.data
     if not isinstance(norm, TokenNorm | BATCH_NORMS):
@@ -165,7 +162,6 @@ def affine_of(name: str, norm: nn.Module) -> tuple[Tensor, Tensor]:
 
 
 def _bare(norm: nn.Module) -> nn.Module:
-    """What is left of a norm whose affine part is gone."""
     if isinstance(norm, nn.LayerNorm):
         return nn.LayerNorm(norm.normalized_shape, eps=norm.eps, elementwise_affine=False)
     return nn.Identity()
@@ -194,7 +190,7 @@ def _check_numbers(model: nn.Module) -> None:
 
 
 def linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
-    """A Linear with this weight (out, in) and bias (out,), of their dtype."""
+    """A Linear of this weight (out, in) and bias (out,), in their dtype."""
     layer = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, dtype=weight.dtype)
     layer.weight.data = weight.contiguous()
     if bias is not None:

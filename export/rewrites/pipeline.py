@@ -1,7 +1,6 @@
-"""Rewrites in a row, and what each is worth.
+"""A sequence of rewrites, with the gain of each.
 
-In: a float64 network and the wanted rewrites. Out: the rewritten network and a `Step` for each rewrite: the layers it
-changed and the multiplications that are left, or why it was left out.
+In: a float64 network and the wanted rewrites. Out: the rewritten network and a `Step` for each rewrite.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ ALL: tuple[Rewrite, ...] = (
 
 @dataclass(frozen=True)
 class Step:
-    """A rewrite: the layers it changed and the multiply-accumulates of an image after it, or why it was left out."""
+    """A rewrite: the layers that it changed and an image's multiply-accumulates after it, or why it is left out."""
 
     rewrite: str
     layers: tuple[str, ...]
@@ -46,9 +45,9 @@ class Step:
 
 
 def apply(model: nn.Module, rewrites: Sequence[Rewrite], required: Sequence[Rewrite]) -> tuple[nn.Module, list[Step]]:
-    """Applies `rewrites` in the order of `ALL`, and leaves out those that do not apply.
+    """Applies `rewrites` in the order of `ALL`. Leaves out those that do not apply.
 
-    Raises RewriteError for a rewrite that cannot be exact, and DoesNotApply for a `required` one that does not apply.
+    Raises RewriteError for a rewrite that cannot be exact, DoesNotApply for a `required` one that does not apply.
     """
     steps, macs = [], macs_per_image(model)
     for rewrite in (rewrite for rewrite in ALL if rewrite in rewrites):
@@ -66,7 +65,7 @@ def apply(model: nn.Module, rewrites: Sequence[Rewrite], required: Sequence[Rewr
 
 
 def changed_layers(before: nn.Module, after: nn.Module) -> Iterator[str]:
-    """The outermost layers of another kind or, if all kinds stayed, those with other weights."""
+    """The outermost layers whose type changed. If no type changed: the layers whose weights changed."""
     old = dict(before.named_modules())
     replaced: list[str] = []
     for name, module in after.named_modules():

@@ -1,4 +1,4 @@
-"""Second rewrite: of the last block only the row that the head reads.
+"""Second rewrite: the last block computes only the row that the head reads.
 
 In and out: see `export.rewrites`.
 """
@@ -20,10 +20,9 @@ from models.vit import VisionTransformer
 def cls_only(model: nn.Module) -> nn.Module:
     """Computes query, output projection, FFN and residual of the last block for the CLS row alone.
 
-    With pool 'cls' the head reads row 0, and no later layer reads another row of the last block. Keys and values still
-    need every row. At depth 1, and with late CLS, row 0 enters the block as a constant, so its query is a constant too.
-    Raises DoesNotApply for pool 'mean', where the head reads every row, for a norm behind the attention that reads
-    other rows, and for a network without tokens.
+    With pool 'cls' the head reads row 0 only. Keys and values still need every row. At depth 1, and with late CLS, row
+    0 enters the block as a constant, so its query is constant too. Raises DoesNotApply for pool 'mean' (the head reads
+    every row), for a norm after the attention that mixes rows, and for a network without tokens.
     """
     if not isinstance(model, VisionTransformer):
         raise DoesNotApply(f"{type(model).__name__}: there is no CLS token")
@@ -54,7 +53,7 @@ def cls_only(model: nn.Module) -> nn.Module:
 
 
 class ClsBlock(nn.Module):
-    """A transformer block for row 0 alone: (B, N, D) -> (B, 1, D)."""
+    """A transformer block for row 0: (B, N, D) -> (B, 1, D)."""
 
     def __init__(self, row: nn.Module, attention: nn.Module, ffn: nn.Module) -> None:
         super().__init__()
@@ -74,7 +73,7 @@ class FirstRow(nn.Module):
 
 
 class Constant(nn.Module):
-    """The same tensor whatever comes in."""
+    """Returns the same tensor for any input."""
 
     def __init__(self, value: Tensor) -> None:
         super().__init__()
@@ -86,10 +85,7 @@ class Constant(nn.Module):
 
 
 class ClsAttention(nn.Module):
-    """`Attention` of row 0 over all rows: (B, N, D) -> (B, 1, D).
-
-    The softmax does not see the key's bias, so the keys have none.
-    """
+    """`Attention` of row 0 over all rows: (B, N, D) -> (B, 1, D). The softmax ignores the key bias: it is dropped."""
 
     def __init__(self, attention: Attention) -> None:
         super().__init__()
@@ -110,14 +106,14 @@ class ClsAttention(nn.Module):
 
 
 def projections(attention: Attention) -> tuple[nn.Linear, nn.Linear, nn.Linear]:
-    """The projections of queries, of keys without their bias, and of values."""
+    """The projections of queries, keys (without bias) and values."""
     query, key, value = attention.qkv.weight.data.chunk(3)
     biases = [None] * 3 if attention.qkv.bias is None else attention.qkv.bias.data.chunk(3)
     return linear(query, biases[0]), linear(key, None), linear(value, biases[2])
 
 
 def _cls_row(embedding: nn.Module) -> Tensor:
-    """Row 0 as it enters its first block (1, 1, D): it comes from no pixel."""
+    """Row 0 as it enters its first block, (1, 1, D). It depends on no pixel."""
     if isinstance(embedding, FoldedEmbedding):
         return embedding.rows.data[:, :1]
     if isinstance(embedding, TokenEmbedding):

@@ -79,6 +79,15 @@ def test_list_says_what_is_served(folder: Path) -> None:
     assert output.splitlines()[-1] == f"served: by config.pbtxt; no server answers at {NOWHERE}"
 
 
+def test_list_shows_the_error_of_the_file_itself(folder: Path) -> None:
+    """An int8 version and an engine carry the float32 graph's error in their manifest, too."""
+    artifact = read_version(folder / "vitbn" / "1")
+    for added in ({"precision": "int8"}, {"precision": "fp16", "engine": {"max_abs_error": 0.004}}):
+        publish(folder, "vitbn", replace(artifact, manifest=artifact.manifest | added))
+    errors = [line.split()[4] for line in ok(folder, "list").splitlines()[1:-1]]
+    assert errors == [*[f"{artifact.manifest['max_abs_error']:.1e}"] * 3, "-", "4.0e-03"]
+
+
 def test_rollback_and_promote(folder: Path) -> None:
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.parent.name.isdecimal()}
     ok(folder, "rollback", "vitbn")

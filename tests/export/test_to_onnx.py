@@ -13,6 +13,7 @@ from export.engines import openvino_engine
 from export.engines.openvino_engine import has_bfloat16
 from export.publishing.publish import read_config
 from export.to_onnx import export
+from models.catalog import relative
 from models.checkpoint import save
 from models.config import ModelConfig
 from models.data import load_digits
@@ -92,6 +93,13 @@ def test_one_line_and_nothing_written(
     assert len(result.output.splitlines()[-1]) < 300
     assert result.output.splitlines()[-1].startswith("Error: ")
     assert [path.name for path in tmp_path.rglob("*")] == ["text"]
+
+
+def test_paths_are_shown_from_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert relative(tmp_path / "models" / "x.safetensors") == Path("models", "x.safetensors")
+    assert relative(tmp_path.parent / "x.safetensors") == tmp_path.parent / "x.safetensors"
+    assert relative(Path("x.safetensors")) == Path("x.safetensors")
 
 
 def test_a_shipped_checkpoint_by_name(tmp_path: Path) -> None:

@@ -1,12 +1,14 @@
 """Random distortions of training images, a new one at every sight: float (B, C, H, W) in [0, 1] -> the same.
 
 `study` is the published study's: rotation by up to 20 degrees, translation by up to a fifth of the side, and with
-probability 0.2 a zoom-out to between a half and a third. `light` distorts no more than people do in writing.
-`elastic` is `light` with a smooth field of displacements on top, of up to 1.5 pixels (Simard et al., "Best Practices
-for Convolutional Neural Networks Applied to Visual Document Analysis", 2003).
-`crop-flip` is for photos (He et al., "Deep Residual Learning", 2016, section 4.2): a window of the picture's size in
-the picture with 4 black pixels around it, mirrored half of the time. All draw from PyTorch's generator, which the
-training's seed sets.
+probability 0.2 a zoom-out by r, drawn from U(2, 3), to a place anywhere in the frame: a shift by up to (1 - 1/r) / 2 of
+the side. Rotation and translation are bilinear here, nearest in the publication (torchvision's default). The zoom-out
+averages 9 bilinear samples a pixel; the publication's (Pillow's bilinear resize) weighs the pixels under it.
+`light` distorts no more than people do in writing. `elastic` is `light` with a smooth field of displacements on top, of
+up to 1.5 pixels (Simard et al., "Best Practices for Convolutional Neural Networks Applied to Visual Document Analysis",
+2003). `crop-flip` is for photos (He et al., "Deep Residual Learning", 2016, section 4.2): a window of the picture's
+size in the picture with 4 black pixels around it, mirrored half of the time. All draw from PyTorch's generator, which
+the training's seed sets.
 """
 
 from __future__ import annotations
@@ -23,6 +25,8 @@ Augmentation = Literal["none", "light", "elastic", "study", "crop-flip"]
 
 ELASTIC_SIGMA = 4.0  # pixels, of the Gaussian that smooths the displacements
 ELASTIC_PIXELS = 1.5  # the largest displacement
+ZOOM_OUT_SHARE = 0.2  # of the images
+SAMPLES = 3  # by side of a pixel that is zoomed out
 
 
 def augmentation(name: Augmentation) -> Callable[[Tensor], Tensor]:
@@ -40,9 +44,23 @@ def augmentation(name: Augmentation) -> Callable[[Tensor], Tensor]:
         light: nn.Module = RandomAffine(turn, translate=(0.075, 0.075), scale=(0.88, 1.12), shear=slant, p=1.0)
         return light
     move = RandomAffine(degrees=20.0, translate=(0.2, 0.2), p=1.0)
-    # At a half of its size the picture stays inside the frame when moved by a quarter of the side.
-    zoom_out = RandomAffine(degrees=0.0, translate=(0.25, 0.25), scale=(1 / 3, 1 / 2), p=0.2)
-    return nn.Sequential(move, zoom_out)
+    return lambda images: _zoom_out(move(images))
+
+
+def _zoom_out(images: Tensor) -> Tensor:
+    """A fifth of the images (B, C, H, W) at 1/r of their size, whole, somewhere in a black frame."""
+    chosen = images.new_empty(len(images)).uniform_() < ZOOM_OUT_SHARE
+    if not chosen.any():
+        return images
+    count, channels, height, width = images[chosen].shape
+    by = images.new_empty(count).uniform_(2, 3)
+    reach = (1 - 1 / by)[:, None] * by[:, None]  # the centre may move by 1 - 1/r halves of the side
+    shift = images.new_empty(count, 2).uniform_(-1, 1) * reach
+    maps = torch.cat((torch.diag_embed(by[:, None].expand(-1, 2)), shift[:, :, None]), 2)  # (b, 2, 3)
+    grid = F.affine_grid(maps, [count, channels, SAMPLES * height, SAMPLES * width], align_corners=False)
+    zoomed = images.clone()
+    zoomed[chosen] = F.avg_pool2d(F.grid_sample(images[chosen], grid, align_corners=False), SAMPLES)
+    return zoomed
 
 
 def _crop_flip(images: Tensor) -> Tensor:

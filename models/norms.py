@@ -18,7 +18,7 @@ NormFactory = Callable[[int], nn.Module]
 MOMENTUM = 0.1  # share of the newest batch in a running statistic
 EPS = 1e-5
 WINDOW = 4  # batches whose second moments UnifiedNorm averages
-ANNEALED_AT = 0.5  # share of the training that ProgressiveRepBN's LayerNorm lives
+ANNEALED_AT = 0.8  # share of the training that ProgressiveRepBN's LayerNorm lives, as in the code of its authors
 
 Affine = tuple[Tensor, Tensor]
 """Scale and shift, each (features,): x -> scale x + shift."""
@@ -83,13 +83,15 @@ class RepBN(RowNorm):
     """BN(x) + a x with one learned number a: in eval mode the scale gamma / sqrt(var + eps) + a.
 
     Guo et al., "SLAB: Efficient Transformers with Simplified Linear Attention and Progressive Re-parameterized Batch
-    Normalization", ICML 2024, equation 5; a starts at 1 as in their code.
+    Normalization", ICML 2024, equation 5. Their code starts a at 1, as `start_skips` can. Here a starts at 0: with a
+    warm-up, one-cycle and clipping a network of depth 6 reached 94.8 % from 0 and 87.6 % from 1, ViTBN 95.5 % (10,000
+    images of MNIST, 5 epochs, 2,000 test images).
     """
 
     def __init__(self, features: int) -> None:
         super().__init__(features)
         self.norm = nn.BatchNorm1d(features)
-        self.skip = nn.Parameter(torch.ones(1))
+        self.skip = nn.Parameter(torch.zeros(1))
 
     def normalise(self, rows: Tensor) -> Tensor:
         normed: Tensor = self.norm(rows) + self.skip * rows
@@ -104,7 +106,7 @@ class RepBN(RowNorm):
 
 
 class ProgressiveRepBN(TokenNorm):
-    """w LN(x) + (1 - w) RepBN(x), where w falls linearly from 1 to 0 over the first half of the training.
+    """w LN(x) + (1 - w) RepBN(x), where w falls linearly from 1 to 0 over the first 0.8 of the training.
 
     Guo et al., ICML 2024, equations 3 and 4. `anneal` moves w, which the checkpoint keeps as extra state.
     """
@@ -246,6 +248,14 @@ def batch_norm_affine(norm: nn.modules.batchnorm._BatchNorm) -> Affine:
         scale = scale * norm.weight.data
     shift = -norm.running_mean * scale
     return scale, shift + norm.bias.data if norm.affine else shift
+
+
+@torch.no_grad()
+def start_skips(model: nn.Module, value: float) -> None:
+    """Sets a of every RepBN in a fresh network."""
+    for module in model.modules():
+        if isinstance(module, RepBN):
+            module.skip.fill_(value)
 
 
 def anneal(model: nn.Module, progress: float) -> None:

@@ -5,12 +5,13 @@ The trainings of a study take turns, an epoch each. The same command continues a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
+from click.core import ParameterSource
 
 import vitbn  # noqa: F401  # says in one line that another `models` hides ours
 from models.catalog import PRETRAINED
@@ -41,7 +42,18 @@ def _shrinkable(command: Callable[..., None]) -> Callable[..., None]:
     """The options of every study that trains."""
     command = click.option("--train-images", type=click.IntRange(2), help="The first so many of MNIST's.")(command)
     command = click.option("--epochs", type=click.IntRange(1), help="Instead of those of the published study.")(command)
+    forms = click.Choice(["served", "plain"])
+    command = click.option("--form", type=forms, default="served", show_default=True, help="As in train.py.")(command)
     return _common(command)
+
+
+def _rates(rates: Sequence[float]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """The option of a study at several learning rates."""
+    names = click.Choice([str(rate) for rate in rates])
+    return click.option("--rate", type=names, multiple=True, help="Only this rate, repeatable.  [default: all]")
+
+
+_seeds = click.option("--seeds", type=click.IntRange(1), default=1, show_default=True, help="Runs of each network.")
 
 
 @click.group()
@@ -50,12 +62,8 @@ def study() -> None:
 
 
 @study.command("learning-rates")
-@click.option(
-    "--rate",
-    type=click.Choice([str(rate) for rate in learning_rates.RATES]),
-    multiple=True,
-    help="Only this rate, repeatable.  [default: all three]",
-)
+@_seeds
+@_rates(learning_rates.RATES)
 @_shrinkable
 def run_learning_rates(rate: tuple[str, ...], **options: Any) -> None:
     """ViT, ViTBNFFN and ViTBN at three learning rates, 30 epochs."""
@@ -63,10 +71,13 @@ def run_learning_rates(rate: tuple[str, ...], **options: Any) -> None:
 
 
 @study.command("depths")
+@_rates(depths.RATES)
+@click.option("--depth", type=click.IntRange(1), multiple=True, help="Only this depth, repeatable.  [default: 2 to 7]")
+@_seeds
 @_shrinkable
-def run_depths(**options: Any) -> None:
-    """ViT and ViTBNFFN of depth 1 to 7 on distorted images, 10 epochs."""
-    _train(depths.STUDY, **options)
+def run_depths(rate: tuple[str, ...], depth: tuple[int, ...], **options: Any) -> None:
+    """ViT and ViTBNFFN of depth 2 to 7 on distorted images, 10 epochs."""
+    _train(depths.study([float(each) for each in rate] or depths.RATES, depth or depths.DEPTHS), **options)
 
 
 @study.command("dnn")
@@ -85,10 +96,11 @@ def run_frontier(checkpoints: Path, **options: Any) -> None:
 
 
 @study.command("norms")
+@_seeds
 @click.option("--dataset", type=click.Choice(norm_choice.DATASETS), default="mnist", show_default=True)
 @_shrinkable
 def run_norms(**options: Any) -> None:
-    """LayerNorm, BatchNorm and five others at a usual and a high learning rate, 10 epochs."""
+    """LayerNorm, BatchNorm and seven others at a usual and a high learning rate and with a recipe, 10 epochs."""
     _train(norm_choice.STUDY, **options)
 
 
@@ -151,7 +163,9 @@ def _train(
     device: str,
     epochs: int | None,
     train_images: int | None,
+    form: Literal["served", "plain"],
     dataset: str = "mnist",
+    seeds: int = 1,
 ) -> None:
     """Carries out a study that trains; prints a row an epoch."""
     from models.data import load_dataset
@@ -159,7 +173,8 @@ def _train(
     from models.training import choose_device
 
     with _one_line_errors():
-        scope = study.scope(load_dataset(dataset, data_dir), choose_device(device), quick, epochs, train_images)
+        data = load_dataset(dataset, data_dir)
+        scope = study.scope(data, choose_device(device), quick, epochs, train_images, form=form, seeds=seeds)
         click.echo(study.question)
         if scope.reduced:
             click.echo(f"Not the whole study: {scope.reduced}")
@@ -187,7 +202,7 @@ def _command_line() -> str:
     context = click.get_current_context()
     words = ["python models/study.py", str(context.info_name)]
     for name, value in context.params.items():
-        if name not in UNSAID and value:
+        if name not in UNSAID and value and context.get_parameter_source(name) is not ParameterSource.DEFAULT:
             option = f"--{name.replace('_', '-')}"
             values = value if isinstance(value, tuple) else [value]
             words += [option if each is True else f"{option} {each}" for each in values]

@@ -99,6 +99,9 @@ def _check_model(ctx: click.Context, param: click.Parameter, model: str) -> str:
     help="served: only what the head reads; the last block's statistics are those of CLS rows.",
 )
 @click.option("--ema", type=click.FloatRange(0, 1, max_open=True), help="Decay of an average of the weights to keep.")
+@click.option(
+    "--skip-init", type=float, callback=_finite, default=0.0, show_default=True, help="RepBN's factor; theirs is 1."
+)
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda", "mps"]), default="auto", show_default=True)
 @click.option("--output", type=click.Path(path_type=Path), help="Default: checkpoints/<model>-<dataset>.safetensors")

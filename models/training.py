@@ -21,7 +21,7 @@ from models.augmentation import augmentation
 from models.config import INPUT_SCALE, ModelConfig
 from models.data import Dataset, hold_out
 from models.evaluation import TEST_BATCH, measure_accuracy, measure_calibration, on_device
-from models.norms import anneal
+from models.norms import anneal, start_skips
 from models.registry import build
 from models.served_form import served_form
 from models.training_files import State, restore, write
@@ -85,6 +85,7 @@ def _start(config: ModelConfig, options: TrainingOptions, images: int) -> State:
     """A network as the seed initialises it, the same in every process."""
     torch.manual_seed(options.seed)
     model = build(config).to(options.device)
+    start_skips(model, options.skip_init)
     trained = served_form(model) if options.form == "served" else model
     average = copy.deepcopy(model) if options.ema is not None else None
     teacher = _load_teacher(Path(options.teacher), config).to(options.device) if options.teacher else None

@@ -36,6 +36,7 @@ class TrainingOptions:
       normalises each part by itself.
     - `form`: `served` computes only what the head reads (`models.served_form`); the statistics of the last block's
       BatchNorms are then those of CLS rows.
+    - `skip_init`: where the factor of RepBN's identity starts (`models.norms.RepBN`).
     - `ema`: decay of a moving average of the weights, which is measured and written instead of them.
     """
 
@@ -56,6 +57,7 @@ class TrainingOptions:
     accumulate: int = 1
     form: Literal["served", "plain"] = "served"
     ema: float | None = None
+    skip_init: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,15 @@
 """The second study: on distorted images, how deep can a network be trained with and without BatchNorm in its FFN?
 
-Training images are distorted as in the published study (`augment="study"`), which distorted its test images, too. Here
-the series are of plain test images, and the last epoch is measured on distorted ones as well.
+Training and test images are distorted, as published (`augment="study"`). The last epoch is measured on plain test
+images as well.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from statistics import mean, median
 from typing import TYPE_CHECKING, Any
 
 from models.config import ModelConfig, ModelName
@@ -13,38 +17,38 @@ from models.plots.figures import NAMES, legend, row_of_panels, style, whole_numb
 from models.plots.results import Column, Result, footnote, table
 from models.studies.protocol import Extent, Scope, Study
 from models.studies.ratios import compare
-from models.studies.running import Run, Trained
-from models.studies.series import ACCURACY, TRAINING_TIME, Quantity
+from models.studies.running import Run, Trained, seeded
+from models.studies.series import ACCURACY, TRAINING_TIME, Quantity, spread_tables
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MODELS: tuple[ModelName, ...] = ("vit", "vitbnffn")
-# Learning rate -> depths.
-DEPTHS = {0.005: (1, 2, 3, 4), 0.003: (4, 5, 6, 7)}
+RATES = (0.005, 0.003)
+DEPTHS = (2, 3, 4, 5, 6, 7)
 
 
-def runs(scope: Scope) -> list[Run]:
-    """Both networks at every depth and its learning rate."""
-    from models.training import TrainingOptions
-
+def runs(scope: Scope, rates: Sequence[float], depths: Sequence[int]) -> list[Run]:
+    """Both networks at every depth and learning rate."""
     return [
         Run(
-            f"{model}-depth-{depth}-lr-{lr}",
+            seeded(f"{model}-depth-{depth}-lr-{lr}", seed),
             ModelConfig(model=model, depth=depth),
-            TrainingOptions(epochs=scope.epochs, batch_size=100, lr=lr, seed=0, device=scope.device, augment="study"),
+            scope.options(lr, seed, augment="study", augment_test=True),
         )
-        for lr, depths in DEPTHS.items()
+        for lr in rates
         for depth in depths
+        for seed in range(scope.seeds)
         for model in MODELS
     ]
 
 
 def findings(trained: list[Trained], scope: Scope) -> dict[str, Any]:
-    """A row a depth and learning rate: accuracies of both networks, and ratios of times."""
+    """A row a depth and learning rate: accuracies of both networks, means over the seeds, and ratios of times."""
     pairs = list(zip(trained[::2], trained[1::2], strict=True))
-    derived = [_pair(vit, other, scope) for vit, other in pairs]
-    accuracies = [f"{model} {images} %" for model in MODELS for images in ("test accuracy", "on distorted images")]
+    groups = [pairs[first : first + scope.seeds] for first in range(0, len(pairs), scope.seeds)]
+    derived = [_pair([vit for vit, _ in group], [other for _, other in group], scope) for group in groups]
+    accuracies = [f"{model} {images} %" for model in MODELS for images in ("on distorted images", "on plain images")]
     columns = [
         Column("depth", 0),
         Column("learning rate"),
@@ -58,57 +62,53 @@ def findings(trained: list[Trained], scope: Scope) -> dict[str, Any]:
         [
             row["depth"],
             row["lr"],
-            *(100 * row[model][kind] for model in MODELS for kind in ("test_accuracy", "distorted_test_accuracy")),
+            *(100 * row[model][kind] for model in MODELS for kind in ("distorted_test_accuracy", "test_accuracy")),
             *(row["r_t"], 100 * row["g_t"], row["r_v"], 100 * row["g_v"]),
         ]
         for row in derived
     ]
     title = "Accuracy after the last epoch; times of ViT over those of ViTBNFFN, r_t training, r_v test, g = 1 - 1/r"
-    return {"derived": derived, "tables": [table(title, columns, rows)], "notes": []}
+    return {"derived": derived, "tables": [table(title, columns, rows), *spread_tables(trained)], "notes": []}
 
 
-def _pair(vit: Trained, other: Trained, scope: Scope) -> dict[str, Any]:
-    """Both networks at one depth and learning rate."""
-    row: dict[str, Any] = {"depth": vit.run.config.depth, "lr": vit.run.options.lr}
-    for training in (vit, other):
-        row[training.run.config.model] = {
-            "test_accuracy": training.series[-1].test_accuracy,
-            "distorted_test_accuracy": _distorted_accuracy(training, scope),
-            "training_time_s": training.training_time_s,
-            "test_time_s": training.test_time_s,
+def _pair(vits: Sequence[Trained], others: Sequence[Trained], scope: Scope) -> dict[str, Any]:
+    """Both networks at one depth and learning rate, with all seeds."""
+    row: dict[str, Any] = {"depth": vits[0].run.config.depth, "lr": vits[0].run.options.lr}
+    for trained in (vits, others):
+        row[trained[0].run.config.model] = {
+            "test_accuracy": mean(_plain_accuracy(training, scope) for training in trained),
+            "distorted_test_accuracy": mean(training.series[-1].test_accuracy for training in trained),
+            "training_time_s": median(training.training_time_s for training in trained),
+            "test_time_s": median(training.test_time_s for training in trained),
         }
-    return row | compare([vit], [other])
+    return row | compare(vits, others)
 
 
-def _distorted_accuracy(training: Trained, scope: Scope) -> float:
-    """Accuracy on the test images, distorted with a fixed seed."""
-    import torch
-
-    from models.augmentation import augmentation
+def _plain_accuracy(training: Trained, scope: Scope) -> float:
+    """Accuracy on the test images as they are."""
     from models.checkpoint import load
-    from models.training import measure_accuracy
+    from models.evaluation import measure_accuracy, on_device
 
-    torch.manual_seed(0)
-    images, labels = (
-        torch.tensor(part, device=scope.device) for part in (scope.dataset.test_images, scope.dataset.test_labels)
-    )
     network = load(training.checkpoint).model.to(scope.device)
-    return measure_accuracy(network, images, labels, augmentation("study"))
+    return measure_accuracy(network, *on_device(scope.dataset.test_images, scope.dataset.test_labels, scope.device))
 
 
 def plots(result: Result) -> dict[str, Figure]:
     """Accuracy and time over depth."""
     return {
-        "test-accuracy": _over_depth(result, ACCURACY, "Test accuracy after training on distorted digits"),
+        "test-accuracy": _over_depth(
+            result, replace(ACCURACY, key="distorted_test_accuracy"), "Test accuracy on distorted digits"
+        ),
         "training-time": _over_depth(result, TRAINING_TIME, "Time to train one epoch of distorted digits"),
     }
 
 
 def _over_depth(result: Result, quantity: Quantity, title: str) -> Figure:
     """A panel a learning rate, a line a model."""
-    titles = [f"learning rate {lr}" for lr in DEPTHS]
+    rates = list(dict.fromkeys(derived["lr"] for derived in result["derived"]))
+    titles = [f"learning rate {lr}" for lr in rates]
     figure, row = row_of_panels(title, footnote(result), titles, "depth (blocks)", quantity.label)
-    for axes, lr in zip(row, DEPTHS, strict=True):
+    for axes, lr in zip(row, rates, strict=True):
         shown = [derived for derived in result["derived"] if derived["lr"] == lr]
         for model in MODELS:
             values = [quantity.factor * derived[model][quantity.key] for derived in shown]
@@ -119,13 +119,15 @@ def _over_depth(result: Result, quantity: Quantity, title: str) -> Figure:
     return figure
 
 
-STUDY = Study(
-    name="depths",
-    question="On distorted digits, how deep can a network be trained with and without BatchNorm in its FFN?",
-    epochs=10,
-    test_batch=5000,
-    quick=Extent(epochs=3, train_images=1500, test_images=1000),
-    runs=runs,
-    findings=findings,
-    plots=plots,
-)
+def study(rates: Sequence[float], depths: Sequence[int]) -> Study:
+    """The study at these learning rates and depths; RATES and DEPTHS are all of it."""
+    return Study(
+        name="depths",
+        question="On distorted digits, how deep can a network be trained with and without BatchNorm in its FFN?",
+        epochs=10,
+        test_batch=5000,
+        quick=Extent(epochs=3, train_images=1500, test_images=1000),
+        runs=partial(runs, rates=rates, depths=depths),
+        findings=findings,
+        plots=plots,
+    )

@@ -1,6 +1,7 @@
 """BatchNorm's first study: three hidden layers of 100 with sigmoids, with and without it.
 
-Ioffe and Szegedy, "Batch Normalization", 2015, section 4.1, with Adam at two learning rates.
+Ioffe and Szegedy, "Batch Normalization", 2015, section 4.1, with Adam at two learning rates. Training and test images
+are distorted, as published (`augment="study"`).
 """
 
 from __future__ import annotations
@@ -23,13 +24,11 @@ MODELS: tuple[ModelName, ...] = ("dnn", "dnnbn")
 
 def runs(scope: Scope) -> list[Run]:
     """Both networks at both learning rates."""
-    from models.training import TrainingOptions
-
     return [
         Run(
             f"{model}-lr-{lr}",
             ModelConfig(model=model),
-            TrainingOptions(epochs=scope.epochs, batch_size=100, lr=lr, seed=0, device=scope.device),
+            scope.options(lr, augment="study", augment_test=True),
         )
         for lr in RATES
         for model in MODELS
@@ -49,11 +48,11 @@ def findings(trained: list[Trained], scope: Scope) -> dict[str, Any]:
 
 
 def plots(result: Result) -> dict[str, Figure]:
-    """Accuracy and loss, a panel a learning rate."""
-    by_rate = {f"learning rate {lr}": [run for run in result["runs"] if run["options"]["lr"] == lr] for lr in RATES}
+    """Accuracy and loss, both learning rates in one panel."""
+    panel = {"": result["runs"]}
     return {
-        "test-accuracy": by_epoch(result, ACCURACY, "Three hidden layers with sigmoids: test accuracy", by_rate),
-        "training-loss": by_epoch(result, LOSS, "Three hidden layers with sigmoids: training loss", by_rate),
+        "test-accuracy": by_epoch(result, ACCURACY, "Three hidden layers with sigmoids: test accuracy", panel),
+        "training-loss": by_epoch(result, LOSS, "Three hidden layers with sigmoids: training loss", panel),
     }
 
 

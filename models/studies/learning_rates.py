@@ -16,8 +16,8 @@ from models.plots.figures import NAMES, legend, row_of_panels
 from models.plots.results import Column, Result, footnote, table
 from models.studies.protocol import Extent, Scope, Study
 from models.studies.ratios import compare, gain
-from models.studies.running import Run, Trained
-from models.studies.series import ACCURACY, LOSS, TEST_TIME, TRAINING_TIME, by_epoch, runs_table
+from models.studies.running import Run, Trained, seeded
+from models.studies.series import ACCURACY, LOSS, TEST_TIME, TRAINING_TIME, by_epoch, runs_table, spread_tables
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -40,15 +40,14 @@ COMPARED: tuple[tuple[str, ModelName, int], ...] = (
 
 def runs(scope: Scope, rates: Sequence[float]) -> list[Run]:
     """Every network at every learning rate; those that are compared stand beside each other."""
-    from models.training import TrainingOptions
-
     return [
         Run(
-            f"{model}-depth-{depth}-lr-{lr}",
+            seeded(f"{model}-depth-{depth}-lr-{lr}", seed),
             ModelConfig(model=model, depth=depth),
-            TrainingOptions(epochs=scope.epochs, batch_size=100, lr=lr, seed=0, device=scope.device),
+            scope.options(lr, seed),
         )
         for lr in rates
+        for seed in range(scope.seeds)
         for model, depth in NETWORKS
     ]
 
@@ -63,7 +62,8 @@ def findings(trained: list[Trained], scope: Scope) -> dict[str, Any]:
         {"configuration": name, "model": model, "depth": depth, **compare(of("vit", DEPTH), of(model, depth))}
         for name, model, depth in COMPARED
     ]
-    return {"derived": derived, "tables": [_gains_table(derived), runs_table(trained)], "notes": []}
+    tables = [_gains_table(derived), *spread_tables(trained), runs_table(trained)]
+    return {"derived": derived, "tables": tables, "notes": []}
 
 
 def _gains_table(derived: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -148,9 +148,9 @@ def _gains(result: Result) -> Figure:
 
 
 def study(rates: Sequence[float]) -> Study:
-    """The study at these learning rates; RATES are all of it."""
+    """The study at these learning rates; RATES are all of it, and others have a name of their own."""
     return Study(
-        name="learning-rates",
+        name="-".join(["learning-rates", *(str(rate) for rate in rates if tuple(rates) != RATES)]),
         question="Does BatchNorm let a Vision Transformer train faster, and at higher learning rates, than LayerNorm?",
         epochs=30,
         test_batch=5000,

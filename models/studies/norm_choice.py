@@ -1,19 +1,22 @@
 """One network with LayerNorm, BatchNorm, and norms between them.
 
-Same depth, images, epochs and seed for all, at a usual learning rate and at a high one, which shows stability.
+Same depth, images, epochs and seeds for all: at a usual learning rate, at a high one, which shows stability, and with
+a warm-up, a one-cycle schedule and clipped gradients.
 `benchmarks/norms.py` measures the speed of the rewritten networks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
+from statistics import mean
 from typing import TYPE_CHECKING, Any
 
 from models.config import ModelName
 from models.plots.figures import NAMES, legend, row_of_panels, style
 from models.plots.results import Column, Result, footnote, table
 from models.studies.protocol import Extent, Scope, Study
-from models.studies.running import Run, Trained
+from models.studies.running import Run, Trained, seeded
 from models.studies.series import ACCURACY, by_epoch
 
 if TYPE_CHECKING:
@@ -21,36 +24,46 @@ if TYPE_CHECKING:
 
 DEPTH = 6
 USUAL, HIGH = 0.001, 0.01
+WAYS: dict[str, dict[str, Any]] = {
+    "usual": {"lr": USUAL},
+    "high": {"lr": HIGH},
+    "recipe": {"lr": USUAL, "schedule": "one-cycle", "clip": 1.0},
+}
+"""Three trainings of each norm: the name in the JSON, and the options."""
+TITLES = {"usual": f"at {USUAL}", "high": f"at {HIGH}", "recipe": "with warm-up, one-cycle, clipping"}
 FOLDING: tuple[ModelName, ...] = ("vitbn", "vit-repbn", "vit-prepbn", "vit-un", "vit-dfn")
-BY_TOKEN: tuple[ModelName, ...] = ("vit", "vit-dtn")  # statistics of each image
+BY_TOKEN: tuple[ModelName, ...] = ("vit", "vit-dtn", "vit-minmax", "vit-zscore")  # statistics of each image
 DATASETS = ("mnist", "fashion-mnist", "cifar10")
 
 
 def runs(scope: Scope) -> list[Run]:
-    """Every norm at both learning rates."""
-    from models.training import TrainingOptions
-
+    """Every norm in the three ways."""
     return [
         Run(
-            f"{model}-lr-{lr}",
+            seeded(f"{model}-{way}", seed),
             scope.dataset.model_config(model, DEPTH),
-            TrainingOptions(epochs=scope.epochs, batch_size=100, lr=lr, seed=0, device=scope.device),
+            scope.options(seed=seed, **WAYS[way]),
         )
-        for lr in (USUAL, HIGH)
+        for way in WAYS
+        for seed in range(scope.seeds)
         for model in (*BY_TOKEN, *FOLDING)
     ]
 
 
 def findings(trained: list[Trained], scope: Scope) -> dict[str, Any]:
     """A row a norm."""
-    usual, high = ([training for training in trained if training.run.options.lr == lr] for lr in (USUAL, HIGH))
-    layer_norm_s = next(training.training_time_s for training in usual if training.run.config.model == "vit")
-    derived = [_row(*pair, layer_norm_s) for pair in zip(usual, high, strict=True)]
+    by_model: dict[str, dict[str, list[Trained]]] = {}
+    for training in trained:
+        ways = by_model.setdefault(training.run.config.model, {way: [] for way in WAYS})
+        ways[way_of(asdict(training.run.options))].append(training)
+    layer_norm_s = by_model["vit"]["usual"][0].training_time_s
+    derived = [_row(model, ways, layer_norm_s) for model, ways in by_model.items()]
+    several = scope.seeds > 1
     columns = [
         Column("model"),
         Column("folds"),
-        *(Column(f"test accuracy % at {lr}", 2) for lr in (USUAL, HIGH)),
-        *(Column(f"largest fall at {lr}, points", 2) for lr in (USUAL, HIGH)),
+        *(Column(f"test accuracy % {title}", None if several else 2) for title in TITLES.values()),
+        *(Column(f"largest fall {title}, points", 2) for title in TITLES.values()),
         Column("training s an epoch", 2),
         Column("of ViT's", 2),
     ]
@@ -58,52 +71,72 @@ def findings(trained: list[Trained], scope: Scope) -> dict[str, Any]:
         [
             row["model"],
             "yes" if row["folds"] else "no",
-            *(_percent(row[rate]["test_accuracy"]) for rate in ("usual", "high")),
-            *(_percent(row[rate]["largest_fall"]) for rate in ("usual", "high")),
+            *(_with_range(row[way]) if several else _percent(row[way]["test_accuracy"]) for way in WAYS),
+            *(_percent(row[way]["largest_fall"]) for way in WAYS),
             row["training_time_s"],
             row["of_layer_norm"],
         ]
         for row in derived
     ]
-    title = f"Depth {DEPTH}, seed 0; learning rates {USUAL} and {HIGH}; the largest fall is from the best epoch before"
+    seeds = f"{scope.seeds} seeds: mean, lowest to highest accuracy, largest fall of all" if several else "seed 0"
+    title = f"Depth {DEPTH}, {seeds}; the largest fall is from the best epoch before"
     diverged = [training.run.label for training in trained if training.diverged]
     notes = [f"The loss of {', '.join(diverged)} was no longer finite: stopped."] if diverged else []
     return {"derived": derived, "tables": [table(title, columns, rows)], "notes": notes}
 
 
-def _row(usual: Trained, high: Trained, layer_norm_s: float) -> dict[str, Any]:
-    times = usual.training_time_s if usual.series else None
+def way_of(options: dict[str, Any]) -> str:
+    """Which of the three ways a run was trained in."""
+    return next(way for way, own in reversed(WAYS.items()) if own.items() <= options.items())
+
+
+def _row(model: str, ways: dict[str, list[Trained]], layer_norm_s: float) -> dict[str, Any]:
+    first = ways["usual"][0]
+    times = first.training_time_s if first.series else None
     return {
-        "model": usual.run.config.model,
-        "folds": usual.run.config.model in FOLDING,
-        "usual": _stability(usual),
-        "high": _stability(high),
+        "model": model,
+        "folds": model in FOLDING,
+        **{way: _stability(runs) for way, runs in ways.items()},
         "training_time_s": times,
         "of_layer_norm": times / layer_norm_s if times else None,
-        "checkpoint": usual.checkpoint.name,
+        "checkpoint": first.checkpoint.name,
+        "recipe_checkpoint": ways["recipe"][0].checkpoint.name,
     }
 
 
-def _stability(training: Trained) -> dict[str, Any]:
-    """The last accuracy, and the largest fall below an earlier epoch; None for a run that diverged."""
-    accuracies = [epoch.test_accuracy for epoch in training.series]
-    if training.diverged or not accuracies:
-        return {"test_accuracy": None, "largest_fall": None}
-    best = accuracies[0]
-    fall = 0.0
-    for accuracy in accuracies[1:]:
-        fall, best = max(fall, best - accuracy), max(best, accuracy)
-    return {"test_accuracy": accuracies[-1], "largest_fall": fall}
+def _stability(runs: Sequence[Trained]) -> dict[str, Any]:
+    """Over the seeds: the last accuracy, its range, and the largest fall below an earlier epoch.
+
+    None if a run diverged.
+    """
+    if any(run.diverged for run in runs):
+        return {"test_accuracy": None, "range": None, "largest_fall": None}
+    last = [run.series[-1].test_accuracy for run in runs]
+    return {"test_accuracy": mean(last), "range": [min(last), max(last)], "largest_fall": max(map(_fall, runs))}
+
+
+def _fall(training: Trained) -> float:
+    best = fall = 0.0
+    for epoch in training.series:
+        fall, best = max(fall, best - epoch.test_accuracy), max(best, epoch.test_accuracy)
+    return fall
 
 
 def _percent(share: float | None) -> float | None:
     return None if share is None else 100 * share
 
 
+def _with_range(row: dict[str, Any]) -> str | None:
+    if row["range"] is None:
+        return None
+    low, high = (100 * end for end in row["range"])
+    return f"{100 * row['test_accuracy']:.2f} ({low:.2f} to {high:.2f})"
+
+
 def plots(result: Result) -> dict[str, Figure]:
     """Accuracy by epoch, and the time of an epoch."""
     panels: dict[str, Sequence[dict[str, Any]]] = {
-        f"learning rate {lr}": [run for run in result["runs"] if run["options"]["lr"] == lr] for lr in (USUAL, HIGH)
+        TITLES[way]: runs for way in WAYS if (runs := [run for run in result["runs"] if way_of(run["options"]) == way])
     }
     title = f"Test accuracy by norm, depth {DEPTH}"
     return {"test-accuracy": by_epoch(result, ACCURACY, title, panels), "training-time": _times(result)}

@@ -61,6 +61,11 @@ class Trained:
         return median(epoch.test_time_s for epoch in self.series)
 
 
+def seeded(label: str, seed: int) -> str:
+    """The label of a run with this seed; that of seed 0 is `label` alone."""
+    return f"{label}-seed-{seed}" if seed else label
+
+
 OnEpoch = Callable[[Run, "Epoch"], None]
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import mean
 from typing import TYPE_CHECKING, Any
 
 from models.plots.figures import (
@@ -45,14 +46,21 @@ TEST_TIME = Quantity("test_time_s", "Time to classify the test images", "time (s
 
 
 def by_epoch(result: Result, quantity: Quantity, title: str, panels: Mapping[str, Sequence[dict[str, Any]]]) -> Figure:
-    """A panel a title, a line a run, named by its model."""
+    """A panel a title, a line a run, named by its model; the seeds of a model look alike.
+
+    Where a model has several learning rates in a panel, its name says which, and all but the highest have hollow marks.
+    """
     figure, row = row_of_panels(title, footnote(result), list(panels), "epoch", quantity.label)
     for axes, runs in zip(row, panels.values(), strict=True):
         for run in runs:
             model = run["config"]["model"]
             epochs = [epoch["epoch"] for epoch in run["series"]]
             values = [quantity.factor * epoch[quantity.key] for epoch in run["series"]]
-            axes.plot(epochs, values, **style(model), label=NAMES[model])
+            rates = sorted({other["options"]["lr"] for other in runs if other["config"]["model"] == model})
+            name = f"{NAMES[model]}, {run['options']['lr']:g}" if len(rates) > 1 else NAMES[model]
+            hollow = {"markerfacecolor": "#ffffff"} if run["options"]["lr"] != rates[-1] else {}
+            label = name if run["options"].get("seed", 0) == 0 else None
+            axes.plot(epochs, values, **style(model) | hollow, label=label)
         whole_numbers(axes)
     quantity.scale(row[0])
     legend(figure, row[0])
@@ -66,6 +74,7 @@ def runs_table(trained: Sequence[Trained]) -> dict[str, Any]:
         Column("depth", 0),
         Column("learning rate"),
         Column("batch size", 0),
+        Column("seed", 0),
         Column("training loss", 4),
         Column("test accuracy %", 2),
         Column("training s an epoch", 2),
@@ -77,6 +86,7 @@ def runs_table(trained: Sequence[Trained]) -> dict[str, Any]:
             training.run.config.depth if training.run.config.is_transformer else None,
             training.run.options.lr,
             training.run.options.batch_size,
+            training.run.options.seed,
             training.series[-1].training_loss,
             100 * training.series[-1].test_accuracy,
             training.training_time_s,
@@ -85,3 +95,22 @@ def runs_table(trained: Sequence[Trained]) -> dict[str, Any]:
         for training in trained
     ]
     return table("Each run: loss and accuracy of the last epoch, medians of the times", columns, rows)
+
+
+def spread_tables(trained: Sequence[Trained]) -> list[dict[str, Any]]:
+    """A row a model, depth and learning rate: the last accuracies over the seeds. No table of a single seed."""
+    by_run: dict[tuple[str, int, float], list[Trained]] = {}
+    for training in trained:
+        config, options = training.run.config, training.run.options
+        by_run.setdefault((config.model, config.depth, options.lr), []).append(training)
+    seeds = max(map(len, by_run.values()), default=0)
+    if seeds < 2:
+        return []
+    columns = [Column("model"), Column("depth", 0), Column("learning rate"), Column("diverged", 0)]
+    columns += [Column(f"test accuracy % {what}", 2) for what in ("mean", "lowest", "highest")]
+    rows: list[list[object]] = []
+    for key, runs in by_run.items():
+        accuracies = [100 * run.series[-1].test_accuracy for run in runs if not run.diverged]
+        ends = [mean(accuracies), min(accuracies), max(accuracies)] if accuracies else [None] * 3
+        rows.append([*key, len(runs) - len(accuracies), *ends])
+    return [table(f"Accuracy of the last epoch over {seeds} seeds", columns, rows)]

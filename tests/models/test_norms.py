@@ -16,6 +16,7 @@ from models.norms import (
     TokenNorm,
     UnifiedNorm,
     anneal,
+    start_skips,
 )
 from models.registry import build, randomise_norms
 from models.token_norms import DynamicTokenNorm, TokenMinMax, TokenZScore
@@ -71,13 +72,23 @@ def test_progressive_repbn_is_the_mixture(share):
         assert_close(module(x), share * norm.layer_norm(x) + (1 - share) * batch)
 
 
-def test_the_share_of_layernorm_falls_in_a_line_over_the_first_half():
+def test_the_share_of_layernorm_falls_in_a_line_over_four_fifths():
     model = build(ModelConfig(model="vit-prepbn", depth=1, dim=16, heads=2, dim_head=8, mlp_dim=8))
     norms = [module for module in model.modules() if isinstance(module, ProgressiveRepBN)]
     assert len(norms) == 2 + 2 + 1
-    for progress, share in ((0.0, 1.0), (0.125, 0.75), (0.25, 0.5), (0.5, 0.0), (0.9, 0.0)):
+    for progress, share in ((0.0, 1.0), (0.2, 0.75), (0.4, 0.5), (0.8, 0.0), (0.9, 0.0)):
         anneal(model, progress)
         assert {norm.layer_norm_share for norm in norms} == {share}
+
+
+@pytest.mark.parametrize("model", ["vit-repbn", "vit-prepbn"])
+def test_the_factor_starts_at_0_or_as_told(model):
+    network = build(ModelConfig(model=model, depth=1, dim=16, heads=2, dim_head=8, mlp_dim=8))
+    skips = [module.skip for module in network.modules() if isinstance(module, RepBN)]
+    assert {skip.item() for skip in skips} == {0.0}
+    start_skips(network, 1.0)
+    assert {skip.item() for skip in skips} == {1.0}
+    assert all(skip.requires_grad for skip in skips)
 
 
 def test_the_share_travels_with_the_weights():

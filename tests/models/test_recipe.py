@@ -11,7 +11,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from models.augmentation import ELASTIC_PIXELS, _affine, _displacements, augmentation
+from models.augmentation import ELASTIC_PIXELS, _affine, _displacements, _zoom_out, augmentation
 from models.checkpoint import load
 from models.config import ModelConfig
 from models.data import DataError, hold_out, load_digits
@@ -197,6 +197,22 @@ def test_distortions(digits, name):
     assert 0.9 < ink.median() < 1.1
     shrunk = (ink < 0.4).float().mean()  # zoomed out to at most a half, the ink covers at most a quarter
     assert (0.1 < shrunk < 0.3) if name == "study" else shrunk == 0
+
+
+def test_zoomed_out_pictures_are_whole_and_anywhere_in_the_frame():
+    torch.manual_seed(0)
+    zoomed = _zoom_out(torch.ones(3000, 1, 28, 28))
+    share = zoomed.mean((1, 2, 3))
+    small = share < 0.5
+    assert 0.17 < small.float().mean() < 0.23
+    assert share[~small].min() == 1
+    by = share[small].rsqrt()  # a picture that left the frame would look smaller
+    assert (2.0 - 1e-3) < by.min() < 2.05
+    assert 2.95 < by.max() < (3.0 + 1e-3)
+    edge = (torch.arange(28) + 0.5 - 14) / 14
+    centre = (zoomed[small].sum((1, 2)) * edge).sum(1) / zoomed[small].sum((1, 2, 3))  # in halves of the side
+    assert (centre.abs() <= 1 - 1 / by + 1e-3).all()
+    assert (centre.abs() / (1 - 1 / by)).max() > 0.97
 
 
 @pytest.mark.parametrize("side", [28, 32])

@@ -29,9 +29,10 @@ def run(*arguments):
     return CliRunner().invoke(study, [str(argument) for argument in arguments])
 
 
-def carried_out(name, mnist, output, *arguments):
-    """The JSON of a successful study, after checks common to all studies."""
-    result = run(name, "--data-dir", mnist, "--output", output, "--device", "cpu", *arguments)
+def carried_out(command, mnist, output, *arguments, name=None):
+    """The JSON of a successful study, after checks common to all studies; its name is that of the command."""
+    name = name or command
+    result = run(command, "--data-dir", mnist, "--output", output, "--device", "cpu", *arguments)
     assert result.exit_code == 0, result.output
     written = json.loads((output / f"{name}.json").read_text())
     assert written["study"] == name
@@ -72,8 +73,11 @@ def shipped(folder, *configs, **metrics):
 
 def test_learning_rates(small_mnist, tmp_path):
     sizes = ("--epochs", 2, "--train-images", 20)
-    written = carried_out("learning-rates", small_mnist, tmp_path, "--rate", 0.005, *sizes)
-    typed = "python models/study.py learning-rates --rate 0.005 --epochs 2 --train-images 20 --output DIR"
+    name = "learning-rates-0.005"
+    written = carried_out(
+        "learning-rates", small_mnist, tmp_path, "--rate", 0.005, "--form", "plain", *sizes, name=name
+    )
+    typed = "python models/study.py learning-rates --rate 0.005 --form plain --epochs 2 --train-images 20 --output DIR"
     assert written["command"] == typed
     assert written["scope"] == {
         "dataset": "mnist",
@@ -81,6 +85,8 @@ def test_learning_rates(small_mnist, tmp_path):
         "test_images": 40,
         "test_batch": 5000,
         "epochs": 2,
+        "form": "plain",
+        "seeds": 1,
         "reduced": "2 of 30 epochs, 20 of 120 training images",
     }
     assert not written["quick"]
@@ -94,6 +100,7 @@ def test_learning_rates(small_mnist, tmp_path):
     ]
     for one in written["runs"]:
         assert (one["options"]["seed"], one["options"]["batch_size"], one["options"]["augment"]) == (0, 100, "none")
+        assert one["options"]["form"] == "plain"
         assert [set(epoch) for epoch in one["series"]] == [SERIES] * 2
     assert {path.name for path in (tmp_path / "runs").glob("vitbn-depth-1*")} == {
         f"vitbn-depth-1-lr-0.005{suffix}" for suffix in (".safetensors", ".json", ".resume.pt")
@@ -102,25 +109,33 @@ def test_learning_rates(small_mnist, tmp_path):
 
 def test_norms(small_mnist, tmp_path, monkeypatch):
     monkeypatch.setattr(norm_choice, "DEPTH", 1)
-    monkeypatch.setattr(norm_choice, "HIGH", 1e30)
+    monkeypatch.setitem(norm_choice.WAYS, "high", {"lr": 1e30})
     written = carried_out("norms", small_mnist, tmp_path, "--epochs", 1, "--train-images", 20)
-    assert (
-        written["command"] == "python models/study.py norms --epochs 1 --train-images 20 --dataset mnist --output DIR"
-    )
+    assert written["command"] == "python models/study.py norms --epochs 1 --train-images 20 --output DIR"
     rows = {row["model"]: row for row in written["derived"]}
-    assert list(rows) == ["vit", "vit-dtn", "vitbn", "vit-repbn", "vit-prepbn", "vit-un", "vit-dfn"]
-    assert [name for name, row in rows.items() if not row["folds"]] == ["vit", "vit-dtn"]
+    assert list(rows) == [*norm_choice.BY_TOKEN, *norm_choice.FOLDING]
+    assert [name for name, row in rows.items() if not row["folds"]] == ["vit", "vit-dtn", "vit-minmax", "vit-zscore"]
+    recipes = [one["options"] for one in written["runs"] if one["label"].endswith("-recipe")]
+    assert [(options["schedule"], options["clip"], options["lr"]) for options in recipes] == [
+        ("one-cycle", 1, 0.001)
+    ] * 9
     assert rows["vit"]["of_layer_norm"] == 1
     assert all(0 <= row["usual"]["test_accuracy"] <= 1 for row in rows.values())
-    assert rows["vit-un"]["high"] == {"test_accuracy": None, "largest_fall": None}
+    assert rows["vit-un"]["high"] == {"test_accuracy": None, "range": None, "largest_fall": None}
     (note,) = written["notes"]
-    assert "vit-un-lr-1e+30" in note
+    assert "vit-un-high" in note
 
 
 def test_depths(small_mnist, tmp_path, monkeypatch):
-    monkeypatch.setattr(depths, "DEPTHS", {0.005: (1,), 0.003: (2,)})
-    written = carried_out("depths", small_mnist, tmp_path, "--epochs", 1, "--train-images", 10)
-    assert {one["options"]["augment"] for one in written["runs"]} == {"study"}
+    monkeypatch.setattr(depths, "DEPTHS", (1, 2))
+    written = carried_out("depths", small_mnist, tmp_path, "--epochs", 1, "--train-images", 10, "--seeds", 2)
+    assert {(one["options"]["augment"], one["options"]["augment_test"]) for one in written["runs"]} == {("study", True)}
+    assert [(row["lr"], row["depth"]) for row in written["derived"]] == [(0.005, 1), (0.005, 2), (0.003, 1), (0.003, 2)]
+    (gains, spread) = written["tables"]
+    assert (len(gains["rows"]), len(spread["rows"])) == (4, 8)
+    last = [one["series"][-1]["test_accuracy"] for one in written["runs"]]
+    assert written["derived"][0]["vit"]["distorted_test_accuracy"] == pytest.approx((last[0] + last[2]) / 2)
+    assert spread["rows"][0][-2:] == pytest.approx([100 * min(last[0], last[2]), 100 * max(last[0], last[2])])
     for row in written["derived"]:
         for model in ("vit", "vitbnffn"):
             assert 0 <= row[model]["distorted_test_accuracy"] <= 1

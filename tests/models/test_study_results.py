@@ -131,7 +131,17 @@ def test_table_shows_what_the_json_holds(result):
 
 def test_runs_table_is_of_the_last_epoch(result):
     row = result["tables"][1]["rows"][0]
-    assert row == ["vit", 6, 0.0005, 100, 2 / 3, pytest.approx(96.0), pytest.approx(7.5, rel=0.01), pytest.approx(0.6)]
+    assert row == [
+        "vit",
+        6,
+        0.0005,
+        100,
+        0,
+        2 / 3,
+        pytest.approx(96.0),
+        pytest.approx(7.5, rel=0.01),
+        pytest.approx(0.6),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -270,23 +280,23 @@ def test_every_committed_plot_has_three_ticks_an_axis(study):
 
 
 def test_depths_sets_each_pair_side_by_side(scope, monkeypatch):
-    monkeypatch.setattr(depths, "_distorted_accuracy", lambda one, scope: 0.5)
+    monkeypatch.setattr(depths, "_plain_accuracy", lambda one, scope: 0.5)
     runs = [
         trained(model, [depth * (2 if model == "vit" else 1)] * 3, [1] * 3, depth, lr)
-        for lr, blocks in depths.DEPTHS.items()
-        for depth in blocks
+        for lr in depths.RATES
+        for depth in depths.DEPTHS
         for model in depths.MODELS
     ]
     found = depths.findings(runs, scope)
     assert [(row["lr"], row["depth"]) for row in found["derived"]] == [
-        *((0.005, depth) for depth in (1, 2, 3, 4)),
-        *((0.003, depth) for depth in (4, 5, 6, 7)),
+        *((0.005, depth) for depth in (2, 3, 4, 5, 6, 7)),
+        *((0.003, depth) for depth in (2, 3, 4, 5, 6, 7)),
     ]
     assert all(row["r_t"] == 2.0 for row in found["derived"])
     result = found | {"scope": scope.as_json(), "timing": "", "environment": MACHINE}
     left, right = depths.plots(result)["training-time"].axes
-    np.testing.assert_allclose(left.lines[0].get_ydata(), [2, 4, 6, 8])
-    np.testing.assert_allclose(right.lines[1].get_xdata(), [4, 5, 6, 7])
+    np.testing.assert_allclose(left.lines[0].get_ydata(), [4, 6, 8, 10, 12, 14])
+    np.testing.assert_allclose(right.lines[1].get_xdata(), [2, 3, 4, 5, 6, 7])
 
 
 def test_table_keeps_numbers_unrounded():

@@ -1,4 +1,4 @@
-"""Command line of the rewrites of foreign graphs: any ONNX in, proved ONNX out. `python export/rewrite.py --help`."""
+"""Command line for rewriting foreign graphs: any ONNX in, proved ONNX out. `python export/rewrite.py --help`."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def _dims(context: click.Context, parameter: click.Parameter, text: str | None) 
 @click.command(epilog="Exit codes: 0 written; 2 usage; 3 nothing to rewrite; 4 not supported; 5 proof failed.")
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), required=True, help="OUT.onnx")
-@click.option("--read", "reads", multiple=True, metavar="NAME[INDEX]", help="Part that is read: 'hidden[:,0]'.")
+@click.option("--read", "reads", multiple=True, metavar="NAME[INDEX]", help="Output part in use: 'hidden[:,0]'.")
 @click.option("--only", callback=_passes, metavar="PASSES", help=f"Some of {', '.join(PASS_NAMES)}.  [default: all]")
 @click.option("--require", callback=_passes, metavar="PASSES", help="Passes that must rewrite something.")
 @click.option("--inputs", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Proof inputs, .npz.")
-@click.option("--dims", callback=_dims, metavar="NAME=SIZE,...", help="Sizes that costs and times are taken at.")
+@click.option("--dims", callback=_dims, metavar="NAME=SIZE,...", help="Sizes for counting costs and timing.")
 @click.option("--proof", type=click.Choice(["float64", "float32"]), default="float64", show_default=True)
 @click.option("--time", is_flag=True, help="Measure before and after in ONNX Runtime, one thread, batch 1 and 8.")
 @click.option("--json", "as_json", is_flag=True, help="Print the manifest instead of lines.")
@@ -74,7 +74,7 @@ def rewrite(
 
 
 def _print(file: Path, output: Path, written: Written) -> None:
-    """A row a pass: the multiplications left and where it rewrote, or why it did not; then proofs and times."""
+    """One row per pass: the multiplications left and where it rewrote, or why it did not; then proofs and times."""
     at = ", ".join(f"{name}={size}" for name, size in written.sizes.items())
     click.echo(f"Read {file}")
     click.echo(f"  {'as it was':16}{written.rewritten.macs:>16,} multiply-accumulates{f' at {at}' if at else ''}")

@@ -1,7 +1,7 @@
-"""Exact rewrites of anybody's ONNX graph: passes of `onnx_ir` that compose with others.
+"""Exact rewrites of any ONNX graph, as passes of `onnx_ir` that compose with others.
 
 In: an `onnx_ir.Model`. Out: a model of the same inputs and outputs that multiplies less. Each pass computes in float64
-and casts once; `rewrite` applies them in order, `proof` compares. Three lines from a program:
+and casts once; `rewrite` applies them in order, `proof` compares. From a program:
 
     model = onnx_ir.load("model.onnx")
     rewritten = rewrite(model, reads=["last_hidden_state[:,0]"])

@@ -1,14 +1,13 @@
 """Second pass: an attention with few queries absorbs the projections of keys and values.
 
-In: a graph after `read_rows`, whose last block asks one or two queries. Out: the same outputs. For head h with keys
+In: a graph after `read_rows`, whose last block has one or two queries. Out: the same outputs. For head h with keys
 K = X Wk + bk and values V = X Wv + bv of the tokens X (B, N, D), and the softmax A over the tokens:
 
     q K' = (q Wk') X' + q bk'         A V = (A X) Wv + (A 1) bv
 
-q bk' is the same for every token, so the softmax does not see it. A 1 = 1, so the value bias is a constant, except
-behind a guard that sets a row to zero. Keys and values are never computed; the products grow from E to D features a
-head. This pays for few queries alone, and the cost decides: with all queries every network that we tried would cost
-more.
+The softmax ignores q bk': it is the same for every token. A 1 = 1, so the value bias is a constant, except after a
+guard that sets a row to zero. Keys and values are never computed; the products grow from E to D features a head.
+This pays only for few queries, so the cost decides. With all queries it cost more in every network that we tried.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ SELECTING = frozenset({"Split", "Slice", "Gather"})
 
 @dataclass(frozen=True)
 class FewQueries:
-    """An attention that pays: its two products, the left operand of the second, keys and values, and the cost."""
+    """An attention worth absorbing: its two products, the left operand of the second, keys and values, and the cost."""
 
     scores: ir.Node
     weights: ir.Value
@@ -53,7 +52,7 @@ class FewQueries:
 
 
 class AbsorbQueries(ir.passes.InPlacePass):
-    """Absorbs key and value projections where that saves multiplications; `sizes` are those of the free dimensions."""
+    """Absorbs key and value projections if that saves multiplications; `sizes` gives the free dimensions."""
 
     name = "absorb-queries"
 
@@ -62,7 +61,7 @@ class AbsorbQueries(ir.passes.InPlacePass):
         self.sizes = dict(sizes or {})
 
     def check(self, shapes: Shapes, softmax: ir.Node) -> FewQueries:
-        """The attention around a Softmax; raises Refused where it is none or would cost more."""
+        """The attention around a Softmax; raises Refused if there is no attention or no saving."""
         dims = shapes.dims(softmax.outputs[0])
         name = softmax.outputs[0].name or ""
         if len(dims) != 4 or attribute_int(softmax, "axis", -1) not in (-1, 3):
@@ -81,12 +80,11 @@ class AbsorbQueries(ir.passes.InPlacePass):
         return FewQueries(scores, weights, pooled, keys, values, dims[1], dims[2], guarded, uniform, before, after)
 
     def rewrite(self, model: ir.Model, site: FewQueries) -> None:
-        """Puts the tokens in the place of keys and values."""
         Absorber(model.graph, site).run()
         drop_unread(model)
 
     def call(self, model: ir.Model) -> RewriteResult:
-        """Rewrites every attention that pays; the refusals name the others."""
+        """Rewrites every attention that gets cheaper and reports the refusals."""
         Prepare()(model)
         sites: list[Site] = []
         refusals: list[Refusal] = []
@@ -108,13 +106,13 @@ class AbsorbQueries(ir.passes.InPlacePass):
         return RewriteResult(model, bool(sites), tuple(sites), tuple(refusals))
 
     def _trim(self, model: ir.Model) -> None:
-        """Cuts the columns of keys and values off a MatMul that makes the queries too."""
+        """Cuts the unused columns of keys and values off a MatMul that also makes the queries."""
         shapes = Shapes(model.graph, self.sizes)
         Materialiser(shapes, analyse(shapes)).run()
         drop_unread(model)
 
     def _take_apart(self, model: ir.Model, shapes: Shapes, node: ir.Node) -> ir.Node:
-        """The Softmax of an Attention that pays, which is then written out; raises Refused for every other."""
+        """Writes out an Attention that gets cheaper and returns its Softmax; raises Refused for others."""
         heads, queries, tokens = takes_apart(shapes, node)
         keys, values = trace(shapes, given(node, 1)), trace(shapes, given(node, 2))
         check_layout(keys, heads, 2)
@@ -129,7 +127,7 @@ class AbsorbQueries(ir.passes.InPlacePass):
 
 
 def check_layout(channels: Channels, heads: int, token_axis: int) -> None:
-    """Raises Refused unless the value is (batch, heads, ...) with the tokens on `token_axis`, 2 or 3."""
+    """Raises Refused unless the value is (batch, heads, ...) with the tokens on `token_axis` (2 or 3)."""
     width = channels.columns.size // heads
     shape = (1, heads, 1, width) if token_axis == 2 else (1, heads, width, 1)
     if channels.columns.shape != shape or channels.token_axis != token_axis or channels.batch_axis != 0:
@@ -138,7 +136,7 @@ def check_layout(channels: Channels, heads: int, token_axis: int) -> None:
 
 
 def check_alone(keys: Channels, values: Channels, readers: set[ir.Node]) -> None:
-    """Raises Refused where keys and values differ in their tokens, or something else reads them too."""
+    """Raises Refused if keys and values come from different tokens, or if another node reads them too."""
     if keys.tokens.dtype not in (ir.DataType.FLOAT, ir.DataType.DOUBLE):
         raise Refused(keys.tokens.name or "", "MatMul", f"new weights of {keys.tokens.dtype} would be rounded again")
     if keys.tokens is not values.tokens:
@@ -155,7 +153,7 @@ def check_alone(keys: Channels, values: Channels, readers: set[ir.Node]) -> None
 
 
 def _first_selection(channels: Channels) -> int:
-    """Where on the path the keys or values part from the queries, which one MatMul may make together with them."""
+    """The path index where keys or values part from the queries, which may share their MatMul."""
     places = [place for place, node in enumerate(channels.path) if node.op_type in SELECTING]
     shared = places and all(
         use.node.op_type in SELECTING or use.node in channels.path or reads_shape_alone(use.node)
@@ -167,7 +165,7 @@ def _first_selection(channels: Channels) -> int:
 
 
 def cost(shapes: Shapes, keys: Channels, values: Channels, heads: int, queries: int, tokens: Dim) -> tuple[int, int]:
-    """Multiply-accumulates of projections and products for one image or text: as it is, and absorbed."""
+    """Multiply-accumulates of projections and products for one image or text, before and after absorption."""
     channels = keys.columns.size + values.columns.size
     features, length = keys.weight.shape[0], shapes.nominal(tokens)
     before = (features + queries) * length * channels
@@ -176,7 +174,7 @@ def cost(shapes: Shapes, keys: Channels, values: Channels, heads: int, queries: 
 
 
 class Absorber:
-    """Rewrites one attention."""
+    """Carries out one absorption."""
 
     def __init__(self, graph: ir.Graph, site: FewQueries) -> None:
         self.graph, self.site, self.constants = graph, site, Constants(graph)
@@ -184,7 +182,6 @@ class Absorber:
         self.features = site.keys.weight.shape[0]
 
     def run(self) -> None:
-        """New scores and a new sum, in the place of the old."""
         ir.convenience.replace_all_uses_with(self.site.scores.outputs[0], self._scores())
         ir.convenience.replace_all_uses_with(self.site.pooled.outputs[0], self._pooled())
 

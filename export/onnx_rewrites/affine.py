@@ -1,8 +1,8 @@
-"""Values that are another value, scaled and shifted by constants.
+"""Finds values that are another value, scaled and shifted by constants.
 
-In: a graph with shapes. Out: `Affine`: value = scale * transpose(root) + shift, with scale and shift along one axis at
-the most. BatchNormalization in inference is such a map, and so are Mul, Div, Add and Sub with a constant, and a sum of
-two such maps of one root (a residual around a norm):
+In: a graph with shapes. Out: `Affine`: value = scale * transpose(root) + shift, with scale and shift along at most one
+axis. Such maps are BatchNormalization in inference, Mul, Div, Add and Sub with a constant, and a sum of two such maps
+of one root (a residual around a norm):
 
     BN(x) = D x + c,   D = gamma / sqrt(variance + epsilon),   c = beta - mean * D
 """
@@ -29,7 +29,7 @@ SCALING = frozenset({"BatchNormalization", "Mul", "Div"})
 
 @dataclass(frozen=True)
 class Affine:
-    """value = scale * transpose(root, order) + shift; `nodes` make it from the root, norms first."""
+    """value = scale * transpose(root, order) + shift; `nodes` compute it from the root, norms first."""
 
     root: ir.Value
     order: tuple[int, ...]
@@ -39,19 +39,19 @@ class Affine:
 
     @property
     def scales(self) -> bool:
-        """Whether there is more to it than a shift or another order of axes."""
+        """Whether the map does more than shift and transpose."""
         return any(node.op_type in SCALING for node in self.nodes)
 
 
 class Affines:
-    """The affine form of every value, each looked up once."""
+    """The affine form of every value, computed once."""
 
     def __init__(self, shapes: Shapes) -> None:
         self.shapes = shapes
         self._known: dict[ir.Value, Affine] = {}
 
     def of(self, value: ir.Value) -> Affine:
-        """The form of a value, in the simplest case itself; raises Refused where its rank is not known."""
+        """The form of a value, in the simplest case itself; raises Refused if its rank is unknown."""
         if value not in self._known:
             rank = self.shapes.rank(value)
             plain = Affine(value, tuple(range(rank)), np.ones((1,) * rank), np.zeros((1,) * rank))
@@ -124,7 +124,7 @@ class Affines:
 
 
 def axis_of(scale: Array, shift: Array) -> int | None:
-    """The one axis along which a map varies; None where it is a number. Raises Refused for more."""
+    """The axis along which a map varies, None if it is a scalar. Raises Refused for more axes."""
     shape = np.broadcast_shapes(scale.shape, shift.shape)
     varying = [axis for axis, size in enumerate(shape) if size > 1]
     if len(varying) > 1:

@@ -1,8 +1,8 @@
-"""Finds an attention around its Softmax, in the forms that exporters give it.
+"""Finds an attention around its Softmax, in the forms that exporters write.
 
-In: a graph with shapes. Out: the product that makes the scores, the product that pools the values, and what stands
-between. PyTorch's newer exporter puts a guard behind the Softmax: rows that are all masked become zero. The operator
-Attention of opset 23 is taken apart where that pays.
+In: a graph with shapes. Out: the product that makes the scores, the product that pools the values, and the nodes
+between. PyTorch's newer exporter adds a guard after the Softmax: fully masked rows become zero. The operator Attention
+of opset 23 is taken apart if that pays.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from export.onnx_rewrites.constants import Constants, is_constant, number, of_ty
 from export.onnx_rewrites.errors import Refused
 from export.onnx_rewrites.shapes import Dim, Shapes, same
 
-FLOOR = -1e30  # a masked score below this is minus infinity to every softmax
+FLOOR = -1e30  # every softmax treats a lower masked score as minus infinity
 
 
 def given(node: ir.Node, position: int) -> ir.Value:
-    """An input that the operator cannot be without."""
+    """A required input; raises Refused without it."""
     value = node.inputs[position] if position < len(node.inputs) else None
     if value is None:
         raise Refused(node.outputs[0].name or "", node.op_type, f"expected an input {position}, found none")
@@ -29,9 +29,9 @@ def given(node: ir.Node, position: int) -> ir.Value:
 
 
 def scores_of(shapes: Shapes, softmax: ir.Node) -> tuple[ir.Node, bool]:
-    """The MatMul whose product the Softmax normalises, and whether a term alike for all tokens has no effect.
+    """The MatMul whose product the Softmax normalises, and whether adding a constant to its scores has no effect.
 
-    It has none behind sums, factors alike for all tokens and masks of minus infinity.
+    It has no effect through sums, factors shared by all tokens, and masks of minus infinity.
     """
     value, uniform = given(softmax, 0), True
     while True:
@@ -114,7 +114,7 @@ def pooled_of(weights: ir.Value) -> tuple[ir.Node, ir.Value, bool]:
 
 
 def takes_apart(shapes: Shapes, node: ir.Node) -> tuple[int, int, Dim]:
-    """Heads, queries and tokens of an Attention that `take_apart` knows; raises Refused for every other."""
+    """Heads, queries and tokens of an Attention that `take_apart` supports; raises Refused for others."""
     name, dims = node.outputs[0].name or "", shapes.dims(node.outputs[0])
     used = any(value.uses() or value.is_graph_output() for value in node.outputs[1:])
     if len(dims) != 4 or used or any(value is not None for value in node.inputs[4:]):
@@ -130,7 +130,7 @@ def takes_apart(shapes: Shapes, node: ir.Node) -> tuple[int, int, Dim]:
 def take_apart(shapes: Shapes, node: ir.Node) -> ir.Node:
     """Writes an Attention as MatMul, mask, Softmax and MatMul, and returns the Softmax.
 
-    scores = scale * q K' + mask, with scale = 1/sqrt(features) by default; a mask of booleans stands for 0 and -inf.
+    scores = scale * q K' + mask, with scale = 1/sqrt(features) by default; a boolean mask becomes 0 and -inf.
     """
     graph, constants = shapes.graph, Constants(shapes.graph)
     query, key, value = (given(node, position) for position in range(3))

@@ -1,4 +1,4 @@
-"""Attributes of nodes with their defaults, and the axes that older opsets keep in attributes, newer ones in inputs."""
+"""Attributes of nodes with their defaults. Older opsets keep axes in attributes, newer opsets in inputs."""
 
 from __future__ import annotations
 
@@ -8,27 +8,23 @@ from export.onnx_rewrites.constants import integers
 
 
 def attribute_int(node: ir.Node, name: str, default: int) -> int:
-    """An attribute that holds an integer."""
     return node.attributes[name].as_int() if name in node.attributes else default
 
 
 def attribute_float(node: ir.Node, name: str, default: float) -> float:
-    """An attribute that holds a float."""
     return node.attributes[name].as_float() if name in node.attributes else default
 
 
 def attribute_string(node: ir.Node, name: str, default: str) -> str:
-    """An attribute that holds a string."""
     return node.attributes[name].as_string() if name in node.attributes else default
 
 
 def attribute_ints(node: ir.Node, name: str) -> list[int] | None:
-    """An attribute that holds integers; None where the node has none."""
     return [int(number) for number in node.attributes[name].as_ints()] if name in node.attributes else None
 
 
 def axes_of(node: ir.Node) -> list[int] | None:
-    """The axes of a reduction, from the attribute or the second input; None where they are not known or not given."""
+    """The axes of a reduction, from the attribute or the second input; None if absent or unknown."""
     given = attribute_ints(node, "axes")
     if given is not None:
         return given
@@ -41,17 +37,17 @@ def permutation(node: ir.Node, rank: int) -> list[int]:
 
 
 def reads_shape_alone(node: ir.Node) -> bool:
-    """Whether the node reads the shape of its input and none of its elements."""
+    """Whether the node reads only the shape of its input."""
     return node.domain == "" and node.op_type in ("Shape", "Size")
 
 
 def opset(node: ir.Node) -> int:
-    """The version of the standard operators in the node's graph."""
+    """The opset version of the node's graph."""
     graph = node.graph
     return graph.opset_imports.get("", 1) if graph is not None else 1
 
 
 def attends_to_all(node: ir.Node) -> bool:
-    """Whether every query of an Attention sees every key, but for the mask that it is given."""
+    """Whether every query of an Attention sees every key, apart from its mask."""
     windows = {attribute_int(node, "left_window_size", -1), attribute_int(node, "right_window_size", -1)}
     return not attribute_int(node, "is_causal", 0) and windows == {-1}

@@ -1,7 +1,6 @@
-"""Boxes: which part of a value is read.
+"""Boxes: the part of a value that is read.
 
-A box names, for some axes, the indices that are read, ascending; of every other axis all are. The empty box is the
-whole value.
+A box lists ascending indices for some axes; other axes are read completely. The empty box is the whole value.
 """
 
 from __future__ import annotations
@@ -12,36 +11,35 @@ from itertools import combinations
 Box = tuple[tuple[int, tuple[int, ...]], ...]
 
 WHOLE: Box = ()
-MOST_BOXES = 4  # of one value; more are merged into the whole
+MOST_BOXES = 4  # per value; more become the whole value
 
 
 def box(indices: Mapping[int, Sequence[int]]) -> Box:
-    """The box with these indices on these axes."""
     return tuple(sorted((axis, tuple(chosen)) for axis, chosen in indices.items()))
 
 
 def ascending(demand: Box) -> Box:
-    """The same part, each index once and in ascending order."""
+    """The same part with sorted, unique indices."""
     return tuple((axis, tuple(sorted(set(chosen)))) for axis, chosen in demand)
 
 
 def covers(outer: Box, inner: Box) -> bool:
-    """Whether `outer` holds all of `inner`."""
+    """Whether `outer` contains `inner`."""
     chosen = dict(inner)
     return all(axis in chosen and set(chosen[axis]) <= set(indices) for axis, indices in outer)
 
 
 def hull(left: Box, right: Box) -> Box:
-    """The smallest box that holds both."""
+    """The smallest box that contains both."""
     first, second = dict(left), dict(right)
     return box({axis: sorted({*first[axis], *second[axis]}) for axis in first.keys() & second.keys()})
 
 
 def merge(boxes: Iterable[Box], share: Callable[[Box], float], clean: Callable[[Box], Box]) -> list[Box]:
-    """Fewer boxes that hold all the given ones; `share` is the part of the value that a box holds.
+    """Fewer boxes that cover all given boxes; `share` is the fraction of the value that a box covers.
 
-    Two boxes become their hull where that holds no more than the two together. Boxes that add up to the whole value
-    become the whole.
+    Two boxes become their hull if the hull is no larger than both together. Boxes that add up to the whole value become
+    the whole value.
     """
     merged = list(dict.fromkeys(clean(ascending(demand)) for demand in boxes))
     again = True

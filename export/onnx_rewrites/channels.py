@@ -1,8 +1,8 @@
-"""Follows a value back to the tokens that a linear layer made it from.
+"""Follows a value back to the tokens that a linear layer computed it from.
 
-In: a value of attention, keys or values. Out: `Channels`: the value is columns of x W, each scaled and shifted, in
-some layout of axes. The arrays have the value's axes; the axes of batch and tokens have size 1 in them, except that
-exporters join batch and heads into one axis, which then has the size of the heads.
+In: keys or values of an attention. Out: `Channels`: the value is columns of x W, each scaled and shifted, in some
+layout of axes. The arrays have the value's axes, with size 1 for batch and tokens. If the exporter joined batch and
+heads into one axis, that axis has the size of the heads.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Array = NDArray[Any]
 class Channels:
     """value = scale * (x @ weight)[..., columns] + shift.
 
-    tokens: x (B, N, D). weight: (D, M). columns, scale, shift: arrays of the value's axes. path: the nodes in between.
+    tokens: x (B, N, D). weight: (D, M). columns, scale, shift: arrays with the value's axes. path: the nodes between.
     """
 
     tokens: ir.Value
@@ -46,12 +46,12 @@ class Channels:
         return replace(self, columns=columns, scale=scale, shift=shift, token_axis=token_axis, batch_axis=batch_axis)
 
     def through(self, node: ir.Node) -> Channels:
-        """The same with one more node on the way."""
+        """The same value with one more node on the path."""
         return replace(self, path=(*self.path, node))
 
 
 def trace(shapes: Shapes, value: ir.Value) -> Channels:
-    """The channels of a value; raises Refused, naming the operator in the way."""
+    """The channels of a value; raises Refused, naming the obstacle."""
     node = value.producer()
     if node is None or node.domain:
         raise Refused(value.name or "", "graph input", "expected keys and values made by a MatMul with a weight")
@@ -147,7 +147,7 @@ def _reshape(shapes: Shapes, before: Channels, source: ir.Value, value: ir.Value
 
 
 def quotient(dim: Dim, divisor: Dim) -> int | None:
-    """How many times `divisor` goes into `dim`, where that is the same number for every size."""
+    """`dim` / `divisor` if that is the same integer for every size, else None."""
     if isinstance(divisor, int):
         return dim // divisor if isinstance(dim, int) and dim % divisor == 0 else None
     if isinstance(dim, int):

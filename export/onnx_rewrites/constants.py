@@ -1,7 +1,7 @@
-"""Constants of a graph, in double beside the dtype of the graph.
+"""Constants of a graph, in double as well as in the dtype of the graph.
 
-In: values of an `onnx_ir` graph. Out: numpy arrays. A pass computes new weights in float64; the graph gets them cast
-once, and `value.meta[EXACT]` keeps the double, which later passes read and the proof in double runs on.
+In: values of an `onnx_ir` graph. Out: numpy arrays. A pass computes new weights in float64. The graph gets them cast
+once; `value.meta[EXACT]` keeps the double for later passes and the proof in double.
 """
 
 from __future__ import annotations
@@ -16,12 +16,11 @@ FLOATS = {ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataTyp
 
 
 def is_constant(value: ir.Value | None) -> bool:
-    """Whether the value is known before the graph runs."""
     return value is not None and value.const_value is not None
 
 
 def constant(value: ir.Value | None) -> NDArray[np.generic] | None:
-    """The elements of a constant, floats as float64; None for a value that is no constant."""
+    """The elements of a constant, floats as float64; None if the value is no constant."""
     if value is None or value.const_value is None:
         return None
     exact = value.meta.get(EXACT)
@@ -32,19 +31,19 @@ def constant(value: ir.Value | None) -> NDArray[np.generic] | None:
 
 
 def integers(value: ir.Value | None) -> list[int] | None:
-    """The elements of a constant of integers as a flat list; None for a value that is no constant."""
+    """The elements of an integer constant as a flat list; None if the value is no constant."""
     array = constant(value)
     return None if array is None else [int(number) for number in np.atleast_1d(array).ravel()]
 
 
 def number(value: ir.Value) -> float | None:
-    """The element of a constant with one element; None for every other value."""
+    """The element of a one-element constant; None for any other value."""
     array = constant(value)
     return float(array.reshape(-1)[0]) if array is not None and array.size == 1 else None
 
 
 class Constants:
-    """Adds initialisers to a graph under names that it does not hold yet."""
+    """Adds initialisers to a graph under unused names."""
 
     def __init__(self, graph: ir.Graph) -> None:
         self.graph = graph
@@ -52,7 +51,7 @@ class Constants:
         self._names |= {value.name for value in graph.inputs}
 
     def name(self, base: str) -> str:
-        """A name for a value that no value of the graph has."""
+        """An unused name."""
         name, count = base, 0
         while name in self._names:
             count += 1
@@ -61,8 +60,8 @@ class Constants:
         return name
 
     def add(self, array: NDArray[np.generic], base: str, dtype: ir.DataType | None = None) -> ir.Value:
-        """The initialiser `array`, cast once to `dtype`; by default the dtype is the array's own."""
-        array = np.asarray(array, order="C")  # keeps an array without axes as it is
+        """Adds the initialiser `array`, cast once to `dtype` (default: its own)."""
+        array = np.asarray(array, order="C")  # np.ascontiguousarray would add an axis to a scalar
         name = self.name(base)
         tensor = ir.tensor(array if dtype is None else array.astype(dtype.numpy()), name=name)
         value = ir.Value(name=name, const_value=tensor, type=ir.TensorType(tensor.dtype), shape=ir.Shape(array.shape))
@@ -72,12 +71,12 @@ class Constants:
         return value
 
     def add_integers(self, numbers: list[int], base: str = "axes") -> ir.Value:
-        """The initialiser of int64 with one axis."""
+        """Adds a vector of int64."""
         return self.add(np.array(numbers, np.int64), base)
 
 
 def of_type(value: ir.Value, dtype: ir.DataType | None) -> ir.Value:
-    """The same value, marked as of that dtype where it is known."""
+    """The same value, with its dtype set if known."""
     if dtype is not None:
         value.dtype = dtype
     return value

@@ -1,7 +1,7 @@
 """Multiply-accumulates of a graph, node by node.
 
 In: the shapes of a graph, with sizes for its free dimensions. Out: counts for MatMul, Gemm, Conv, ConvTranspose, Einsum
-and Attention; of other operators none are counted.
+and Attention. Other operators count 0.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ MULTIPLYING = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum", "A
 
 
 def graph_macs(shapes: Shapes) -> int:
-    """The multiply-accumulates of one run of the graph."""
+    """Multiply-accumulates of one run of the graph."""
     return sum(node_macs(shapes, node) for node in shapes.graph)
 
 
 def node_macs(shapes: Shapes, node: ir.Node) -> int:
-    """The multiply-accumulates of one node; 0 where its shapes are not known."""
+    """Multiply-accumulates of one node; 0 if its shapes are unknown."""
     if node.domain or node.op_type not in MULTIPLYING:
         return 0
     try:

@@ -1,7 +1,6 @@
-"""Which part of every value is read: backward from the outputs, box by box.
+"""The part of every value that is read: backward from the outputs, box by box.
 
-In: the shapes of a graph. Out: `Demands`, a list of boxes for every value that is read at all. The whole value is one
-empty box.
+In: the shapes of a graph. Out: `Demands`, a list of boxes for every value that is read.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ WHOLE_VALUE = [WHOLE]
 
 
 def analyse(shapes: Shapes) -> Demands:
-    """The boxes of every value that the graph's outputs read, each box such that its node can compute it."""
+    """The boxes of every value that the graph's outputs read. Each box is one that its node can compute."""
     demands: Demands = {output: [WHOLE] for output in shapes.graph.outputs}
     for node in reversed(shapes.graph):
         if reads_shape_alone(node):
@@ -44,7 +43,7 @@ def analyse(shapes: Shapes) -> Demands:
 
 
 def _settle(shapes: Shapes, node: ir.Node, index: int, boxes: list[Box]) -> list[Box]:
-    """Merges boxes until the node can compute each of them as it is."""
+    """Merges boxes until the node can compute each of them."""
     value = node.outputs[index]
     while True:
         merged = _merge(shapes, value, [demand_of(shapes, node, index, wanted).produced for wanted in boxes])
@@ -65,13 +64,13 @@ def _merge(shapes: Shapes, value: ir.Value, boxes: list[Box]) -> list[Box]:
 
 
 def shape_range(node: ir.Node, rank: int) -> range:
-    """The axes whose sizes a Shape gives."""
+    """The axes whose sizes a Shape returns."""
     end = attribute_int(node, "end", rank)
     return range(rank)[slice(attribute_int(node, "start", 0), end)]
 
 
 def demand_shape(shapes: Shapes, node: ir.Node, demands: Demands) -> None:
-    """Shape reads no element; its value is demanded only where its size could not be computed without it."""
+    """A Shape reads no element. It demands its value only if the size is not computable without it."""
     value = node.inputs[0]
     if value is None or node.outputs[0] not in demands:
         return
@@ -86,5 +85,5 @@ def _known(shapes: Shapes, node: ir.Node, value: ir.Value) -> bool:
 
 
 def known_size(shapes: Shapes, dim: Dim) -> bool:
-    """Whether a graph can compute the dimension from its inputs alone."""
+    """Whether the graph can compute the dimension from its inputs."""
     return isinstance(dim, int) or shapes.source(dim) is not None

@@ -1,4 +1,4 @@
-"""How a rewrite of a foreign graph ends without one: each error has an exit code of its own in `vitbn rewrite`."""
+"""Reasons why a foreign graph is not rewritten. Each error has its own exit code in `vitbn rewrite`."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from export.errors import ExportError
 
 
 class ForeignError(ExportError):
-    """Nothing is written; the message names the value or the file, what was expected and what was found."""
+    """Nothing is written. The message names the value or the file."""
 
 
 class BadRequest(ForeignError):
-    """The request does not fit the graph: an output, an input or a dimension that it does not have."""
+    """The request names an output, an input or a dimension that the graph does not have."""
 
 
 class NothingToRewrite(ForeignError):
@@ -20,15 +20,15 @@ class NothingToRewrite(ForeignError):
 
 
 class NotSupported(ForeignError):
-    """The graph holds what these passes do not read."""
+    """The graph contains parts that these passes do not support."""
 
 
 class ProofFailed(ForeignError):
-    """The rewritten graph does not compute what the graph did."""
+    """The rewritten graph does not compute what the original computes."""
 
 
 class Refused(Exception):
-    """Raised inside a pass where a site cannot be rewritten exactly; the pass records it and leaves the site alone."""
+    """A pass cannot rewrite a site exactly; it records the reason and leaves the site as it is."""
 
     def __init__(self, value: str, operator: str, reason: str) -> None:
         super().__init__(f"{value} ({operator}): {reason}")
@@ -37,7 +37,7 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Refusal:
-    """A site that a pass left alone: the value, the operator that makes it, and why."""
+    """A site that a pass left alone: the value, its operator and the reason."""
 
     value: str
     operator: str
@@ -49,7 +49,7 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Site:
-    """A place that a pass rewrote: the value, the operator that made it, and what became of it."""
+    """A site that a pass rewrote: the value, its former operator and the change."""
 
     value: str
     operator: str

@@ -1,8 +1,8 @@
-"""Runs a graph in double, node by node, on kernels of onnx's reference and on our own.
+"""Runs a graph in double, node by node, on onnx's reference and our own kernels.
 
-In: an `onnx_ir` graph of any float dtype, and arrays for its inputs. Out: its outputs, every float computed in float64:
-initialisers, constants and Casts to a float are taken as double. A weight is read when its node runs and a value is
-freed after its last use, so memory holds one weight and the values alive.
+In: an `onnx_ir` graph of any float dtype and its inputs. Out: its outputs. Every float is computed in float64, also
+initialisers, constants and Casts to a float. A weight is read when its node runs and a value is freed after its last
+use, so memory holds one weight and the live values.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Array = NDArray[np.generic]
 
 
 class UnknownOperator(Exception):
-    """The reference cannot run a node; the message names the operator and says why."""
+    """A node that cannot run in double. The message names the operator and the reason."""
 
 
 def evaluate(model: ir.Model, feeds: Mapping[str, Array]) -> list[Array]:
@@ -48,7 +48,7 @@ def evaluate(model: ir.Model, feeds: Mapping[str, Array]) -> list[Array]:
 
 
 def evaluate_node(node: ir.Node, values: Mapping[ir.Value, Array]) -> dict[ir.Value, Array]:
-    """The outputs of one node, from `values` and from constants."""
+    """The outputs of one node, from `values` and constants."""
     if node.op_type == "Cast" and node.domain == "" and ir.DataType(node.attributes["to"].as_int()) in FLOATS:
         source = node.inputs[0]
         array = values[source] if source is not None and source in values else _known(source)
@@ -64,7 +64,7 @@ def evaluate_node(node: ir.Node, values: Mapping[ir.Value, Array]) -> dict[ir.Va
     _widen(proto)
     try:
         results = _runner(node, proto, list(feeds)).run(None, feeds)
-    except Exception as error:  # of numpy, torch and onnx, which share no base
+    except Exception as error:  # numpy, torch and onnx share no base class
         reason = " ".join(str(error).split())[:200]
         raise UnknownOperator(f"{node.op_type} ({node.outputs[0].name}): {type(error).__name__} {reason}") from error
     named = [output for output in node.outputs if output.name]
@@ -83,7 +83,7 @@ def _runner(node: ir.Node, proto: onnx.NodeProto, inputs: list[str]) -> Referenc
 
 
 def _widen(proto: onnx.NodeProto) -> None:
-    """Makes the tensors within a node's attributes double."""
+    """Converts the tensors in a node's attributes to double."""
     narrow = {onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16}
     for attribute in proto.attribute:
         if attribute.type == onnx.AttributeProto.TENSOR and attribute.t.data_type in narrow:

@@ -1,6 +1,6 @@
-"""ONNX files: read with their weights left on the disk, written whole or not at all.
+"""ONNX files: weights stay on disk until they are needed; a file is written completely or not at all.
 
-In: paths. Out: models, hashes. Weights beside the file (external data) are read when a pass or the writer needs them.
+In: paths. Out: models, hashes.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from export.onnx_rewrites.errors import BadRequest
 from export.onnx_rewrites.inputs import Feeds
 from models.files import write_atomically
 
-LARGEST_INSIDE = 1_500_000_000  # bytes of weights; protobuf ends at 2 GB
+LARGEST_INSIDE = 1_500_000_000  # bytes of weights; protobuf's limit is 2 GB
 
 
 def read_model(path: Path) -> ir.Model:
-    """The model in a file; raises BadRequest for a file that holds none."""
+    """The model in a file; raises BadRequest if the file is no model."""
     try:
         model = ir.load(path)
         next(iter(model.graph.outputs))
@@ -36,13 +36,13 @@ def read_model(path: Path) -> ir.Model:
 
 
 def weight_files(model: ir.Model) -> list[Path]:
-    """The files beside the model that hold its weights."""
+    """The files beside the model with its weights."""
     tensors = [value.const_value for value in model.graph.initializers.values()]
     return sorted({Path(tensor.path) for tensor in tensors if isinstance(tensor, ir.ExternalTensor)})
 
 
 def sha256(paths: list[Path]) -> str:
-    """The hash of the files, one after the other."""
+    """The hash of the concatenated files."""
     digest = hashlib.sha256()
     for path in paths:
         with path.open("rb") as file:
@@ -52,7 +52,7 @@ def sha256(paths: list[Path]) -> str:
 
 
 def read_inputs(path: Path, graph: ir.Graph) -> Feeds:
-    """The arrays of an .npz file by the names of the graph's inputs; raises BadRequest where they do not fit."""
+    """The arrays of an .npz file by the names of the graph's inputs; raises BadRequest if they do not fit."""
     names = [str(value.name) for value in graph.inputs]
     try:
         with np.load(path, allow_pickle=False) as held:
@@ -73,9 +73,9 @@ def read_inputs(path: Path, graph: ir.Graph) -> Feeds:
 
 @contextmanager
 def written(model: ir.Model, output: Path) -> Iterator[Path]:
-    """Writes the model beside `output` and gives that path; renames it to `output` when the block ends without error.
+    """Writes the model beside `output`, yields that path, and renames it to `output` if the block succeeds.
 
-    Large weights, and those that were beside the file that was read, go to `output`.data.
+    Weights go to `output`.data if they are large or were in a separate file before.
     """
     output.parent.mkdir(parents=True, exist_ok=True)
     size = sum(value.const_value.nbytes for value in model.graph.initializers.values() if value.const_value is not None)
@@ -100,7 +100,7 @@ def _flush(path: Path) -> None:
 
 
 def write_sample(path: Path, inputs: Feeds, outputs: Feeds) -> None:
-    """The inputs of a proof and what the model answers, as .npz: `in:NAME` and `out:NAME`."""
+    """Writes inputs of a proof and the model's answers as .npz: `in:NAME` and `out:NAME`."""
     arrays = {f"in:{name}": array for name, array in inputs.items()}
     arrays |= {f"out:{name}": array for name, array in outputs.items()}
     with tempfile.TemporaryFile() as file:

@@ -1,8 +1,8 @@
-"""Third pass, which runs first: every affine map beside a linear layer folds into it.
+"""Third pass, which runs first: folds affine maps into the linear layers beside them.
 
-In: any graph. Out: the same outputs, without BatchNormalization and without scales and shifts by constants where a
-MatMul, Gemm or Conv stands next to them, before or after, also through Transpose, Reshape, Slice and means. The
-equations are in `affine` and `neighbours`. A map that cannot be folded stays, and is named with the reason.
+In: any graph. Out: the same outputs, without BatchNormalization and without constant scales and shifts next to a
+MatMul, Gemm or Conv, before or after, also through Transpose, Reshape, Slice and means. The equations are in `affine`
+and `neighbours`. A map that cannot be folded stays and is reported with the reason.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from export.onnx_rewrites.unread import drop_unread
 
 @dataclass(frozen=True)
 class Folding:
-    """A map that can be folded: the value it ends in, its form, the changes, and whether they come before it."""
+    """A map that can be folded: its last value, its form, and the changes before (`upstream`) or after it."""
 
     value: ir.Value
     form: Affine
@@ -36,7 +36,7 @@ class Folding:
 
 
 class FoldAffine(ir.passes.InPlacePass):
-    """Folds affine maps; `sizes` are those of the free dimensions, for costs that other passes count."""
+    """Folds affine maps; `sizes` gives the free dimensions, for costs that other passes count."""
 
     name = "fold-affine"
 
@@ -45,7 +45,7 @@ class FoldAffine(ir.passes.InPlacePass):
         self.sizes = dict(sizes or {})
 
     def check(self, shapes: Shapes, value: ir.Value, form: Affine) -> Folding:
-        """How the map that ends in `value` folds; raises Refused where neither side takes it up."""
+        """How to fold the map that ends in `value`; raises Refused if neither side takes it up."""
         if form.root.dtype not in (ir.DataType.FLOAT, ir.DataType.DOUBLE):
             raise Refused(value.name or "", "scale", f"new weights of {form.root.dtype} would be rounded again")
         try:
@@ -62,12 +62,12 @@ class FoldAffine(ir.passes.InPlacePass):
         return Folding(value, form, tuple(changes), True)
 
     def rewrite(self, model: ir.Model, folding: Folding) -> None:
-        """Gives the linear layers their new weights and takes the map out."""
+        """Gives the linear layers their new weights and removes the map."""
         Folder(model.graph, folding).run()
         RemoveUnusedNodesPass()(model)
 
     def call(self, model: ir.Model) -> RewriteResult:
-        """Folds one map after the other until none is left that folds."""
+        """Folds one map after the other until no map folds."""
         Prepare()(model)
         sites: list[Site] = []
         refusals: dict[ir.Value, Refusal] = {}
@@ -93,7 +93,7 @@ class FoldAffine(ir.passes.InPlacePass):
 
 
 def ends(shapes: Shapes) -> Iterator[tuple[ir.Value, Affine]]:
-    """Values that end an affine map: something reads them that does not carry the map on."""
+    """Values that end an affine map: a reader of the value does not continue the map."""
     affines = Affines(shapes)
     for node in shapes.graph:
         for value in node.outputs:
@@ -112,7 +112,7 @@ def ends(shapes: Shapes) -> Iterator[tuple[ir.Value, Affine]]:
 
 
 def _only_inside(value: ir.Value, form: Affine) -> None:
-    """Raises Refused where a value within the map is read from outside: folding before the map would change it."""
+    """Raises Refused if a value inside the map is read outside: folding before the map would change it."""
     for node in form.nodes:
         for output in node.outputs:
             others = [use for use in output.uses() if use.node not in form.nodes and not reads_shape_alone(use.node)]
@@ -127,7 +127,6 @@ class Folder:
         self.graph, self.folding, self.constants = graph, folding, Constants(graph)
 
     def run(self) -> None:
-        """New weights, then the map's root in the place of its end."""
         root = self.folding.form.root
         for change in self.folding.changes:
             gained = self._change(change)
@@ -142,7 +141,7 @@ class Folder:
         ir.convenience.replace_all_uses_with(value, root)
 
     def _change(self, change: Change) -> ir.Value:
-        """Sets weight and bias of a node; returns its output, or the sum with a bias that it had not."""
+        """Sets weight and bias of a node; returns its output, or the sum with a new bias."""
         node, output = change.node, change.node.outputs[0]
         name, dtype = f"{output.name}_folded", output.dtype
         node.replace_input_with(1, self.constants.add(change.weight, name, dtype))
@@ -166,13 +165,13 @@ class Folder:
         return total
 
     def _put_out(self, new: ir.Value, old: ir.Value) -> None:
-        """Makes `new` the graph's output in the place of `old`, under its name."""
+        """Makes `new` the graph's output in place of `old`, under the same name."""
         name, old.name = old.name, self.constants.name(f"{old.name}_mapped")
         new.name, new.type = name, old.type
         self.graph.outputs[[*self.graph.outputs].index(old)] = new
 
     def _merged(self, output: ir.Value, bias: Array) -> bool:
-        """Adds the bias to the Add of a constant that follows, unless that Add is taken out with the map."""
+        """Adds the bias to a following Add of a constant, unless that Add is removed with the map."""
         uses = list(output.uses())
         if len(uses) != 1 or uses[0].node.op_type != "Add" or output.is_graph_output():
             return False

@@ -1,8 +1,8 @@
-"""Inputs to prove on, drawn for the graph.
+"""Draws inputs for the proof.
 
-In: a graph with shapes. Out: several sets of arrays, of different sizes of every free dimension. An integer that looks
-up rows of a table stays below the table's rows. Every other integer or boolean counts as a mask: ones, with the tail
-of every second row masked, half of it at the most, so that each row keeps a token.
+In: a graph with shapes. Out: several sets of arrays, with different sizes of every free dimension. Integers that index
+a table stay below its number of rows. Other integers and booleans count as masks: ones, with up to half of every
+second row masked at its end, so that each row keeps a token.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ PASSING = frozenset(
     }
 )
 
-# Sizes of the first axis of any input, and of the others, round by round; networks of images need larger ones.
+# Sizes of first axes and of other axes per round; networks of images need larger sizes.
 FIRST = (2, 3, 1)
 OTHERS = ((5, 7, 11), (32, 48, 64), (64, 96, 160), (224, 256, 288))
 
 
 def free_dimensions(graph: ir.Graph) -> list[str]:
-    """The symbols of the inputs, in order; those of a first axis come first."""
+    """The symbols of the inputs in order, those of first axes first."""
     shapes = [list(value.shape.dims) for value in graph.inputs if value.shape is not None]
     dims = [dims[0] for dims in shapes if dims] + [dim for dims in shapes for dim in dims[1:]]
     return list(dict.fromkeys(str(dim.value) for dim in dims if isinstance(dim, ir.SymbolicDim)))
@@ -54,9 +54,9 @@ def first_dimensions(graph: ir.Graph) -> set[str]:
 
 
 def size_rounds(graph: ir.Graph, fixed: Mapping[str, int] | None = None) -> Iterator[list[dict[str, int]]]:
-    """Families of sizes to try: each has one size of every free dimension a round, all different.
+    """Families of sizes to try. A family has one size of every free dimension per round, all different.
 
-    First every dimension varies, then those in `fixed` keep their size, but for the first axes; at last these too.
+    First every dimension varies. Then those in `fixed` keep their size, except first axes; at last these too.
     """
     symbols, first = free_dimensions(graph), first_dimensions(graph)
     kept = {symbol: size for symbol, size in (fixed or {}).items() if symbol not in first}
@@ -75,7 +75,7 @@ def size_rounds(graph: ir.Graph, fixed: Mapping[str, int] | None = None) -> Iter
 
 
 def draw(graph: ir.Graph, sizes: Mapping[str, int], seed: int = 0) -> Feeds:
-    """One array an input; raises NotSupported for an input that is no tensor of numbers."""
+    """One array per input; raises NotSupported for an input that is not numeric."""
     rng = np.random.default_rng(seed)
     feeds: Feeds = {}
     for value in graph.inputs:
@@ -106,7 +106,7 @@ def _mask(shape: tuple[int, ...], rng: np.random.Generator) -> NDArray[np.int64]
 
 
 def table_rows(value: ir.Value) -> int | None:
-    """The rows of the smallest table that an input's elements look up; None where they look up none."""
+    """Rows of the smallest table that an input's elements index; None if they index no table."""
     rows: list[int] = []
     waiting, seen = [value], {value}
     while waiting:

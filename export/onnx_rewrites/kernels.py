@@ -1,8 +1,8 @@
-"""Operators in double that onnx's reference computes slowly, in float32 or wrongly.
+"""Kernels in double for operators that onnx's reference computes slowly, in float32 or wrongly.
 
-In and out: those of the operator. Of onnx 1.23's own kernels LayerNormalization computes in float32, BatchNormalization
-of opset 9 to 13 mixes in the statistics of the batch, GatherElements fails on indices of shape (1, n), and Erf and Conv
-are loops in Python. Torch computes those two here.
+In and out: those of the operator. In onnx 1.23 LayerNormalization computes in float32, BatchNormalization of opset 9 to
+13 uses batch statistics, GatherElements fails on indices of shape (1, n), and Erf and Conv are Python loops. Torch
+computes those two here.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ Array = NDArray[Any]
 
 
 def _tensor(array: Array) -> torch.Tensor:
-    return torch.from_numpy(np.array(array))  # a copy: torch takes no negative strides and warns of read-only arrays
+    return torch.from_numpy(np.array(array))  # a copy: torch refuses negative strides and warns of read-only arrays
 
 
 class Conv(OpRun):
-    """Convolution over one, two or three axes with padding of its own on each side."""
+    """Convolution over one, two or three axes, padded differently on each side if wanted."""
 
     op_domain = ""
 
@@ -94,11 +94,11 @@ class SimplifiedLayerNormalization(OpRun):
 
 
 class RMSNormalization(SimplifiedLayerNormalization):
-    """The same by its name of opset 23."""
+    """The same operator under its name of opset 23."""
 
 
 class BatchNormalization(OpRun):
-    """Inference alone: (x - mean) / sqrt(variance + epsilon) * scale + bias over axis 1."""
+    """Inference only: (x - mean) / sqrt(variance + epsilon) * scale + bias over axis 1."""
 
     op_domain = ""
 
@@ -129,7 +129,7 @@ class Erf(OpRun):
 
 
 class Gelu(OpRun):
-    """x times the normal distribution function of x, or its approximation by tanh."""
+    """x times the normal distribution function of x, or the tanh approximation."""
 
     op_domain = ""
 
@@ -138,7 +138,7 @@ class Gelu(OpRun):
 
 
 class Attention(OpRun):
-    """softmax(scale q k' + mask) v over (batch, heads, tokens, features), or with the heads within the features."""
+    """softmax(scale q k' + mask) v over (batch, heads, tokens, features), or with heads inside the features."""
 
     op_domain = ""
 
@@ -183,7 +183,7 @@ def _split_heads(array: Array, heads: int | None) -> Array:
 
 
 class AveragePool(OpRun):
-    """The mean over windows of two axes of pixels."""
+    """The mean over two-dimensional windows."""
 
     op_domain = ""
 

@@ -1,4 +1,4 @@
-"""Decides the choices that exporters leave in the sizes of a Reshape or an Expand.
+"""Evaluates the choices that exporters leave in the sizes of a Reshape or an Expand.
 
 In: a graph after shape inference. Out: the same without Equal and Where on vectors of sizes. The older exporter writes
 `expand(-1, ...)` as Where(Equal(sizes, -1), 1, sizes); a size is at least 1, so the answer is known.
@@ -16,7 +16,7 @@ from export.onnx_rewrites.constants import Constants, constant, integers, is_con
 
 
 def decide_sizes(graph: ir.Graph) -> bool:
-    """Replaces each comparison of sizes, and each choice by one, that is known; whether there was one."""
+    """Replaces comparisons of sizes, and choices by them, whose answer is known. Returns whether it changed any."""
     constants, changed = Constants(graph), False
     for node in list(graph):
         output = node.outputs[0] if node.outputs else None
@@ -35,7 +35,7 @@ def decide_sizes(graph: ir.Graph) -> bool:
 
 
 def _compare(node: ir.Node) -> list[bool] | None:
-    """Whether each size is the number on the other side; None where that is not known."""
+    """Whether each size equals the number on the other side; None if unknown."""
     for sizes, other in (node.inputs, reversed(node.inputs)):
         numbers = integers(other)
         if sizes is None or numbers is None or SYM_DATA_KEY not in sizes.metadata_props:
@@ -50,7 +50,7 @@ def _compare(node: ir.Node) -> list[bool] | None:
 
 
 def _choose(graph: ir.Graph, node: ir.Node, constants: Constants) -> ir.Value | None:
-    """The vector that a Where with a known condition picks; None where one of the three is no such vector."""
+    """The vector that a Where with a known condition picks; None if an input is no such vector."""
     condition = constant(node.inputs[0])
     choices = [value for value in node.inputs[1:] if value is not None]
     vectors = all(value.shape is not None and value.shape.rank() == 1 for value in choices)

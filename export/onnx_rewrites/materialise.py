@@ -1,7 +1,7 @@
 """Builds the parts of values that are read: forward, beside the nodes of the graph.
 
-In: the demands of `demand.analyse`. Out: the graph computes those parts and no others. A box of a value is built once;
-who reads less selects it with Gather or Slice, and constants are cut when the graph is rewritten.
+In: the demands of `demand.analyse`. Out: a graph that computes only those parts. Each box of a value is built once; a
+reader of less selects it with Gather or Slice. Constants are cut at rewrite time.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from export.onnx_rewrites.shapes import Dim, Shapes
 
 
 class Materialiser:
-    """Rewrites one graph; `run` once."""
+    """Rewrites one graph; call `run` once."""
 
     def __init__(self, shapes: Shapes, demands: Demands) -> None:
         self.shapes, self.graph, self.demands = shapes, shapes.graph, demands
@@ -32,7 +32,7 @@ class Materialiser:
         self._whole: dict[ir.Value, ir.Value] = {}
 
     def run(self) -> None:
-        """Replaces every node whose inputs are computed in part; unused nodes stay for the caller to remove."""
+        """Replaces every node whose inputs are partly computed; the caller removes unused nodes."""
         for node in list(self.graph):
             if node.op_type == "Shape" and node.domain == "":
                 self._shape(node)
@@ -105,7 +105,7 @@ class Materialiser:
     def node(
         self, operator: str, inputs: Sequence[ir.Value], like: ir.Value, attributes: Mapping[str, int] | None = None
     ) -> ir.Value:
-        """The output of a new node of the standard operators, of the dtype of `like`."""
+        """The output of a new standard operator, with the dtype of `like`."""
         new = ir.node(operator, inputs, attributes=attributes)
         new.outputs[0].name = self.constants.name(f"{like.name}_rows")
         new.name = new.outputs[0].name
@@ -128,7 +128,7 @@ class Materialiser:
         return of_type(new.outputs[0], value.dtype)
 
     def _moved(self, node: ir.Node, value: ir.Value, wanted: Box, read: Mapping[int, Box]) -> ir.Value | None:
-        """The same for an operator that moves elements, where its own attributes do not fit a part."""
+        """As `_emit`, for operators that move elements and whose attributes do not fit a part."""
         source = node.inputs[0]
         if source is None or node.domain:
             return None
@@ -160,7 +160,7 @@ class Materialiser:
         return self._vector(plan or [])
 
     def _vector(self, sizes: Sequence[Dim]) -> ir.Value:
-        """A vector of sizes; those that are no numbers are read from the graph's inputs."""
+        """A vector of sizes; unknown sizes are read from the graph's inputs."""
         parts: list[ir.Value] = []
         numbers: list[int] = []
         for size in (*sizes, None):
@@ -178,7 +178,7 @@ class Materialiser:
         return parts[0] if len(parts) == 1 else self.node("Concat", parts, parts[0], {"axis": 0})
 
     def _size(self, value: ir.Value, axis: int) -> ir.Value:
-        """The size of an axis of a graph input, as a vector of one."""
+        """The size of an axis of a graph input, as a vector of length 1."""
         if (value, axis) not in self._sizes_read:
             shape = self.node("Shape", [value], value)
             shape.dtype = ir.DataType.INT64
@@ -199,7 +199,7 @@ class Materialiser:
         self._whole[output] = self._vector([dims[axis] for axis in shape_range(node, len(dims))])
 
     def _replace_output(self, position: int, output: ir.Value) -> None:
-        """Gives a rebuilt output the name that the graph's users know."""
+        """Gives a rebuilt output its public name."""
         name, output.name = output.name, self.constants.name(f"{output.name}_whole")
         new = ir.node("Identity", [self._whole[output]])
         new.outputs[0].name, new.outputs[0].type, new.outputs[0].shape = name, output.type, output.shape

@@ -1,7 +1,6 @@
-"""Whether the proof in double fits into memory.
+"""Checks that the proof in double fits into memory.
 
-In: the rewritten model. Out: nothing, or NotSupported. The evaluator holds one weight in double at a
-time; the weights that passes have computed are held in double until the end.
+The evaluator holds one weight in double at a time. Weights computed by passes stay in double until the end.
 """
 
 from __future__ import annotations
@@ -14,12 +13,12 @@ import onnx_ir as ir
 from export.onnx_rewrites.constants import EXACT
 from export.onnx_rewrites.errors import NotSupported
 
-SHARE = 0.5  # of the memory that is free
+SHARE = 0.5  # of free memory
 DOUBLE = 8  # bytes
 
 
 def check_memory(model: ir.Model, limit: int | None = None) -> None:
-    """Raises NotSupported where the proof in double takes more than `limit` bytes, by default half of what is free."""
+    """Raises NotSupported if the proof in double needs more than `limit` bytes, by default half of the free memory."""
     weights = [value for value in model.graph.initializers.values() if value.const_value is not None]
     computed = sum(array.nbytes for value in weights if isinstance(array := value.meta.get(EXACT), np.ndarray))
     largest = max((value.const_value.size for value in weights if value.const_value is not None), default=0)

@@ -1,7 +1,7 @@
-"""Rules of the operators that move elements: Transpose, Reshape and its kin, Gather, Slice, Split, Concat, Expand.
+"""Rules of operators that move elements: Transpose, Reshape and its kin, Gather, Slice, Split, Concat, Expand.
 
-In and out: see `rules`. Indices are followed through a Reshape in the smallest runs of axes of equal size, so a free
-axis beside them does no harm.
+In and out: see `rules`. A Reshape is followed in the smallest runs of axes of equal size, so free axes beside a run do
+no harm.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from export.onnx_rewrites.rules import COMPUTING, Demand, Rule, broadcast, clean
 from export.onnx_rewrites.shapes import Dim, Shapes, groups, same
 
 RESHAPES = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze"})
-LARGEST_RUN = 1 << 22  # elements of a run of axes whose indices are followed one by one
+LARGEST_RUN = 1 << 22  # elements in a run of axes whose indices are followed one by one
 
 
 def demand_of(shapes: Shapes, node: ir.Node, index: int, wanted: Box) -> Demand:
@@ -61,7 +61,7 @@ def _reshape(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
 def _through(
     before: Sequence[Dim], after: Sequence[Dim], left: list[int], right: list[int], chosen: Mapping[int, Sequence[int]]
 ) -> dict[int, tuple[int, ...]] | None:
-    """The indices of the axes `left` that hold the elements `chosen` of the axes `right`; None where no box does."""
+    """The indices of the axes `left` that hold the elements `chosen` of the axes `right`; None if no box does."""
     left = [axis for axis in left if not same(before[axis], 1)]
     right = [axis for axis in right if not same(after[axis], 1)]
     if len(left) == len(right) == 1 and list(chosen) == right:
@@ -86,9 +86,9 @@ def _through(
 
 
 def shape_plan(shapes: Shapes, dims: Sequence[Dim], chosen: Mapping[int, Sequence[int]]) -> list[Dim] | None:
-    """The shape of a value of which only `chosen` is left; None where a graph could not compute it.
+    """The shape of a value reduced to `chosen`; None if the graph cannot compute it.
 
-    One free dimension becomes -1; where there are more, each must be the size of an axis of a graph input.
+    One free dimension becomes -1. With more, each must be the size of an axis of a graph input.
     """
     sizes: list[Dim] = [len(chosen[axis]) if axis in chosen else dim for axis, dim in enumerate(dims)]
     free = [position for position, dim in enumerate(sizes) if not isinstance(dim, int)]
@@ -120,7 +120,7 @@ def _gather(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
 
 
 def gathered(shapes: Shapes, node: ir.Node) -> list[int] | None:
-    """The indices of a Gather, at least 0; None where they are not known, of two axes or from an end of free size."""
+    """The indices of a Gather, at least 0; None if unknown, of two axes, or counted from the end of a free axis."""
     value, indices = node.inputs[0], node.inputs[1]
     known = integers(indices)
     if value is None or indices is None or known is None or shapes.rank(indices) > 1:
@@ -131,7 +131,7 @@ def gathered(shapes: Shapes, node: ir.Node) -> list[int] | None:
 
 
 def slices(shapes: Shapes, node: ir.Node) -> dict[int, tuple[int, int, int]] | None:
-    """Axis -> (start, end, step) of a Slice; None where they are not known."""
+    """Axis -> (start, end, step) of a Slice; None if unknown."""
     value, inputs = node.inputs[0], [*node.inputs[1:], None, None]
     starts, ends = integers(inputs[0]), integers(inputs[1])
     if value is None or starts is None or ends is None:
@@ -159,7 +159,7 @@ def _slice(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
             places = range(start, start + step * after, step)
         elif start >= 0 and step > 0 and axis in wanted:
             places = range(start, start + step * (max(wanted[axis]) + 1), step)
-        else:  # the slice stays, on the other axes' parts
+        else:  # the Slice stays, on parts of the other axes
             kept = box({own: chosen for own, chosen in demand if own not in cuts})
             return Demand(kept, {**everything(node).inputs, 0: clean(shapes, value, kept)})
         read[axis] = tuple(places[position] for position in wanted[axis]) if axis in wanted else tuple(places)

@@ -1,12 +1,12 @@
 """The linear operators beside an affine map, and how each takes it up.
 
-In: a value, a scale and a shift of its axes. Out: `Change`s, new weights and biases for the nodes before or after it;
-Refused where one of them cannot take it up. For a weight W of inputs by outputs:
+In: a value, and scale and shift along its axes. Out: `Change`s, new weights and biases for the nodes before or after
+it; Refused if one of the nodes cannot take it up. For a weight W of inputs by outputs:
 
     after a linear layer:   D (x W + b) + c = x (W D) + (D b + c)
     before a linear layer:  (D x + c) W + b = x (D W) + (c W + b)
 
-Before a padded convolution there may be no shift: the padding would need it too.
+A padded convolution takes no shift from before: the padding would need it too.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from export.onnx_rewrites.shapes import Shapes, groups, same
 
 @dataclass(frozen=True)
 class Change:
-    """New weight of a node and what its output gains; for Gemm and Conv `bias` is the whole new bias."""
+    """New weight of a node and the bias to add to its output; for Gemm and Conv `bias` is the whole new bias."""
 
     node: ir.Node
     weight: Array
@@ -44,7 +44,7 @@ class Change:
 
 
 def linear_weight(node: ir.Node) -> Array | None:
-    """The weight of a MatMul, Gemm or Conv by a constant, None for every other node."""
+    """The weight of a MatMul, Gemm or Conv by a constant; None for any other node."""
     if node.domain or node.op_type not in ("MatMul", "Gemm", "Conv") or len(node.inputs) < 2:
         return None
     weight = constant(node.inputs[1])
@@ -55,7 +55,7 @@ def linear_weight(node: ir.Node) -> Array | None:
 
 
 def old_bias(node: ir.Node) -> Array:
-    """The bias of a Gemm or Conv, 0 where it has none; raises Refused where it is no constant vector."""
+    """The bias of a Gemm or Conv, 0 if absent; raises Refused if it is no constant vector."""
     if len(node.inputs) < 3 or node.inputs[2] is None:
         return np.zeros(1)
     bias = constant(node.inputs[2])
@@ -65,9 +65,9 @@ def old_bias(node: ir.Node) -> Array:
 
 
 def before(shapes: Shapes, value: ir.Value, scale: Array, shift: Array, inside: set[ir.Node]) -> list[Change]:
-    """The change of the linear node that makes `value`, for it to give scale * value + shift.
+    """The change that makes the linear node of `value` compute scale * value + shift.
 
-    `inside` are the nodes of the map itself; whatever else reads the value forbids it.
+    `inside` are the nodes of the map; any other reader of the value forbids the change.
     """
     node, name = value.producer(), value.name or ""
     others = [use.node for use in value.uses() if use.node not in inside and not reads_shape_alone(use.node)]
@@ -98,7 +98,7 @@ def before(shapes: Shapes, value: ir.Value, scale: Array, shift: Array, inside: 
 
 
 def after(shapes: Shapes, value: ir.Value, scale: Array, shift: Array) -> list[Change]:
-    """The changes of all linear nodes that read `value`, for them to take its root instead."""
+    """The changes that let all linear readers of `value` read its root instead."""
     if value.is_graph_output():
         raise Refused(value.name or "", "graph output", "is read by the graph's user")
     uses = [use for use in value.uses() if not reads_shape_alone(use.node)]
@@ -138,7 +138,7 @@ def _after(shapes: Shapes, node: ir.Node, value: ir.Value, scale: Array, shift: 
 def _part_after(
     shapes: Shapes, node: ir.Node, value: ir.Value, axis: int | None, scale: Array, shift: Array
 ) -> Iterable[Change]:
-    """A part of the value has that part of the map; a Gather with one index drops its axis."""
+    """Maps a part of the value with that part of the map; a Gather with one index drops its axis."""
     changes: list[Change] = []
     indices = node.inputs[1] if node.op_type == "Gather" else None
     own = attribute_int(node, "axis", 0) % shapes.rank(value) if indices is not None else None
@@ -194,7 +194,7 @@ def _conv_after(shapes: Shapes, node: ir.Node, weight: Array, scale: Array, shif
 def _mean_after(
     shapes: Shapes, node: ir.Node, rank: int, axis: int | None, scale: Array, shift: Array
 ) -> Iterable[Change]:
-    """A mean over other axes than the channels' passes the map on."""
+    """A mean passes the map on unless it reduces the channels."""
     given = list(range(2, rank)) if node.op_type == "GlobalAveragePool" else axes_of(node)
     reduced = {own % rank for own in given or range(rank)}
     if axis in reduced:
@@ -222,7 +222,7 @@ def reshaped(shapes: Shapes, array: Array, value: ir.Value, other: ir.Value) -> 
     if np.prod(wanted) != np.prod(result):
         raise Refused(other.name or "", "Reshape", "joins the channels with others")
     spread = np.broadcast_to(array, wanted).reshape(result)
-    for axis, size in enumerate(result):  # what does not vary along an axis needs no size there
+    for axis, size in enumerate(result):  # drop axes along which the array is constant
         if size > 1 and (spread == spread.take([0], axis)).all():
             spread = spread.take([0], axis)
     return spread

@@ -1,7 +1,7 @@
-"""All passes in a row, and what each was worth.
+"""All passes in sequence, with the gain of each.
 
-In: a model, what is read of its outputs and the passes wanted. Out: `Rewritten`, a new model and a `Step` for each
-pass; the model that was given is left alone.
+In: a model, the reads of its outputs and the wanted passes. Out: `Rewritten`, a new model and a `Step` per pass. The
+given model stays as it is.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PASSES: Mapping[str, Callable[[Mapping[str, int]], ir.passes.InPlacePass]] = {
 
 @dataclass(frozen=True)
 class Step:
-    """A pass, the multiply-accumulates after it, what it rewrote and what it left alone."""
+    """A pass, the multiply-accumulates after it, its rewritten sites and its refusals."""
 
     name: str
     macs: int
@@ -40,7 +40,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Rewritten:
-    """The rewritten model, the multiply-accumulates of the model as it was read, and the steps in between."""
+    """The rewritten model, the multiply-accumulates of the original, and the steps."""
 
     model: ir.Model
     macs: int
@@ -53,10 +53,10 @@ def rewrite(
     passes: Sequence[str] = tuple(PASSES),
     sizes: Mapping[str, int] | None = None,
 ) -> Rewritten:
-    """Rewrites a copy of the model; `sizes` are those of the free dimensions at which costs are counted.
+    """Rewrites a copy of the model; costs are counted at `sizes` of the free dimensions.
 
-    Raises NotSupported for a graph that the passes do not read, BadRequest for an output that is not there, and
-    NothingToRewrite where no multiplication is saved and no BatchNormalization goes.
+    Raises NotSupported for a graph that the passes do not support, BadRequest for an unknown output, and
+    NothingToRewrite if no multiplication is saved and no BatchNormalization goes.
     """
     model = model.clone()
     apply_reads(model.graph, [parse_read(read) if isinstance(read, str) else read for read in reads])
@@ -76,7 +76,7 @@ def rewrite(
 
 
 def _outcome(step: Step) -> str:
-    """Why a step saved nothing, in words."""
+    """Why a step saved nothing."""
     if step.sites:
         return f"{len(step.sites)} scales folded, which saves no multiplication of a matrix"
     return str(step.refusals[-1]) if step.refusals else "nothing of its kind"

@@ -1,8 +1,8 @@
 """Brings a graph into the form that the passes read.
 
-In: any ONNX model. Out: the same model without functions, Constant, Identity and Dropout nodes, with every value that
-does not depend on the inputs as an initialiser, and with all shapes inferred. Raises NotSupported for what the passes
-do not read: bodies of If, Loop and Scan, quantised operators, foreign domains, BatchNormalization with statistics.
+In: any ONNX model. Out: the same model without functions, Constant, Identity and Dropout nodes, with initialisers for
+all values that do not depend on the inputs, and with inferred shapes. Raises NotSupported for bodies of If, Loop and
+Scan, quantised operators, foreign domains, and BatchNormalization with statistics.
 """
 
 from __future__ import annotations
@@ -31,15 +31,14 @@ RANDOM = frozenset(
     {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial"}
 )
 QUANTISED = frozenset(["QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "ConvInteger", "MatMulInteger"])
-RESERVED = frozenset({"max", "min", "floor", "ceiling", "sqrt", "mod"})  # functions of the symbols' algebra
-LARGEST_GROWTH = 1 << 16  # elements by which folding a node may make the file larger
+RESERVED = frozenset({"max", "min", "floor", "ceiling", "sqrt", "mod"})  # functions in symbolic expressions
+LARGEST_GROWTH = 1 << 16  # elements by which folding a node may enlarge the file
 
 
 class Prepare(ir.passes.InPlacePass):
-    """The form that every pass of this package reads; to prepare twice changes nothing."""
+    """The form that every pass of this package reads. Idempotent."""
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Prepares the model in place."""
         check_supported(model)
         RemoveInitializersFromInputsPass()(model)
         LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
@@ -55,7 +54,7 @@ class Prepare(ir.passes.InPlacePass):
 
 
 def check_supported(model: ir.Model) -> None:
-    """Inlines functions; raises NotSupported, naming the first node that the passes do not read."""
+    """Inlines functions; raises NotSupported, naming the first unsupported node."""
     InlinePass()(model)
     version = model.graph.opset_imports.get("", 0)
     if not OLDEST_OPSET <= version <= NEWEST_OPSET:
@@ -86,7 +85,7 @@ def _unsupported(node: ir.Node, version: int) -> Iterator[str]:
 
 
 def _drop_dropout(graph: ir.Graph) -> None:
-    """Dropout at inference passes its input on; its mask stays for who reads it."""
+    """Removes Dropout in inference; a Dropout whose mask is read stays."""
     for node in list(graph):
         if node.op_type == "Dropout" and not any(value.uses() for value in node.outputs[1:]):
             training = node.inputs[2] if len(node.inputs) > 2 else None
@@ -98,7 +97,7 @@ def _drop_dropout(graph: ir.Graph) -> None:
 
 
 def _name_free_dimensions(graph: ir.Graph) -> None:
-    """Gives every free dimension of an input a symbol; some exporters write -1, 0 or ? in its place."""
+    """Gives every free dimension of an input a symbol; some exporters write -1, 0 or ? there."""
     for value in graph.inputs:
         if value.shape is None:
             raise NotSupported(f"input {value.name!r}: expected a tensor of known rank, found {value.type}")
@@ -115,7 +114,7 @@ def _name_free_dimensions(graph: ir.Graph) -> None:
 
 
 def _fold_constants(graph: ir.Graph) -> bool:
-    """Computes nodes whose inputs are all constants; whether there was one."""
+    """Computes nodes whose inputs are all constants. Returns whether it changed any."""
     constants, folded = Constants(graph), False
     for node in list(graph):
         outputs = [value for value in node.outputs if value.uses() or value.is_graph_output()]

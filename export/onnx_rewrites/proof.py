@@ -1,8 +1,8 @@
-"""The proof that a rewritten graph computes what the graph did, in double and in the graph's own dtype.
+"""Proves that a rewritten graph computes what the original computes, in double and in the graph's own dtype.
 
-In: the graph as it was read, the rewritten one and inputs. Out: `Proof`, the largest error in units of the outputs'
-size, beside its tolerance; or ProofFailed. The two graphs share no pass: the graph as it was read runs as it is, and
-what is read of it is picked by numpy.
+In: the original graph, the rewritten graph and inputs. Out: `Proof` with the largest error relative to the outputs'
+size; or ProofFailed. The two graphs share no pass: the original runs as it is, and numpy picks the reads from its
+outputs.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from export.onnx_rewrites.reads import Read
 Array = NDArray[np.generic]
 
 FLOAT64_TOLERANCE = 1e-10
-TOLERANCES = {"float32": 1e-5, "float16": 5e-3, "bfloat16": 4e-2}  # of the outputs' size
+TOLERANCES = {"float32": 1e-5, "float16": 5e-3, "bfloat16": 4e-2}  # relative to the outputs' size
 
 
 @dataclass(frozen=True)
 class Proof:
-    """The largest error over all inputs and outputs, in units of the outputs' size."""
+    """The largest error over all inputs and outputs, relative to the outputs' size."""
 
     precision: str
     error: float
@@ -49,9 +49,9 @@ def prove_double(
     inputs: Sequence[Feeds],
     expected: Sequence[Sequence[Array]] | None = None,
 ) -> Proof:
-    """Compares both in float64; `expected` are the original's outputs where they are known.
+    """Compares both in float64; `expected` are the original's outputs if already computed.
 
-    Raises ProofFailed, and NotSupported where an operator has no kernel in double.
+    Raises ProofFailed, and NotSupported if an operator has no kernel in double.
     """
     names = [str(value.name) for value in original.graph.outputs]
     expected = expected or double_answers(original, inputs)
@@ -62,17 +62,17 @@ def prove_double(
 
 
 def double_answers(model: ir.Model, inputs: Sequence[Feeds]) -> list[list[Array]]:
-    """The outputs in float64 for each of the inputs; raises NotSupported where an operator has no such kernel."""
+    """The outputs in float64 for each of the inputs; raises NotSupported if an operator has no such kernel."""
     try:
         with warnings.catch_warnings(), np.errstate(all="ignore"):
-            warnings.simplefilter("ignore", RuntimeWarning)  # of numpy; what is not finite is told below
+            warnings.simplefilter("ignore", RuntimeWarning)  # numpy's; non-finite values are reported below
             return [evaluate(model, feeds) for feeds in inputs]
     except UnknownOperator as unknown:
         raise NotSupported(f"proof in double: {unknown}; --proof float32 goes without") from unknown
 
 
 def prove_file(original: Path, rewritten: Path, reads: Sequence[Read], inputs: Sequence[Feeds], dtype: str) -> Proof:
-    """Compares both files in ONNX Runtime, in the dtype that they compute in; raises ProofFailed."""
+    """Compares both files in ONNX Runtime, in their own dtype; raises ProofFailed."""
     before, after = session(original), session(rewritten)
     names = [output.name for output in before.get_outputs()]
     worst = 0.0
@@ -83,46 +83,46 @@ def prove_file(original: Path, rewritten: Path, reads: Sequence[Read], inputs: S
 
 
 def session(path: Path) -> ort.InferenceSession:
-    """An ONNX Runtime session on one thread; raises NotSupported where ONNX Runtime refuses the file."""
+    """An ONNX Runtime session on one thread; raises NotSupported if ONNX Runtime refuses the file."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
-    options.log_severity_level = 4  # what fails is told by the error
+    options.log_severity_level = 4  # the error reports failures
     try:
         return ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # ONNX Runtime's errors share no base
+    except Exception as error:  # ONNX Runtime's errors share no base class
         raise NotSupported(f"{path}: expected a file that ONNX Runtime runs, found {_line(error)}") from error
 
 
 def answers(runner: ort.InferenceSession, feeds: Feeds) -> dict[str, Array]:
-    """The outputs by name; raises NotSupported where the file does not run on these inputs."""
+    """The outputs by name; raises NotSupported if the file does not run on these inputs."""
     names = [output.name for output in runner.get_outputs()]
     try:
         return dict(zip(names, runner.run(names, feeds), strict=True))
-    except Exception as error:  # ONNX Runtime's errors share no base
+    except Exception as error:  # ONNX Runtime's errors share no base class
         raise NotSupported(f"expected the file to run on its inputs, found {_line(error)}") from error
 
 
 def finite_answers(runner: ort.InferenceSession, feeds: Feeds) -> dict[str, Array]:
-    """The same; raises NotSupported where an output is empty or not finite, for nothing could be compared."""
+    """As `answers`; raises NotSupported if an output is empty or not finite: that cannot be compared."""
     found = answers(runner, feeds)
     check_finite(list(found.values()))
     return found
 
 
 def check_finite(outputs: Sequence[Array]) -> None:
-    """Raises NotSupported where an output is empty or not finite."""
+    """Raises NotSupported if an output is empty or not finite."""
     for position, array in enumerate(outputs):
         if not array.size or not np.isfinite(array.astype(np.float64)).all():
             raise NotSupported(f"output {position}: expected finite numbers, found {array.shape} with others or none")
 
 
 def picked(names: Sequence[str], values: Sequence[Array], reads: Sequence[Read]) -> list[Array]:
-    """The parts that are read; without reads all outputs."""
+    """The parts that are read; all outputs without reads."""
     return [read.of(values[names.index(read.output)]) for read in reads] if reads else list(values)
 
 
 def compare(expected: Sequence[Array], found: Sequence[Array], precision: str, tolerance: float) -> float:
-    """The largest error in units of the largest output; raises ProofFailed above the tolerance."""
+    """The largest error relative to the largest output; raises ProofFailed above the tolerance."""
     if len(expected) != len(found) or not expected:
         raise ProofFailed(f"{precision}: expected {len(expected)} outputs, found {len(found)}")
     worst = 0.0
@@ -135,7 +135,7 @@ def compare(expected: Sequence[Array], found: Sequence[Array], precision: str, t
         if not np.isfinite(left).all():
             raise ProofFailed(f"{precision}: output {position} of the graph itself is not finite: give --inputs")
         error = float(np.abs(left - right).max()) / (float(np.abs(left).max()) or 1.0)
-        if not error <= tolerance:  # so written, NaN fails
+        if not error <= tolerance:  # NaN fails too
             limit = f"expected an error of at most {tolerance:.0e}"
             raise ProofFailed(
                 f"{precision}: output {position}: {limit}, found {error:.1e}; other --inputs may suit it better"

@@ -1,12 +1,12 @@
-"""First pass: of every value only the part that the outputs read is computed.
+"""First pass: computes only the part of each value that the outputs read.
 
 In: any graph. Out: the same outputs. A classifier reads row 0 of the last block's tokens, so query, attention, output
 projection, FFN and norms of that block are computed for that row; keys and values still need every row:
 
     logits = head(x_L[:, 0]),   x_L[:, 0] = x[:, 0] + MLP(...)[:, 0],   A[:, 0] V = softmax(q[:, 0] K') V
 
-No pattern is looked for: `demand` goes backward over every operator, `materialise` forward. ONNX Runtime's training
-build moves a Gather upstream in a like way (UpStreamGather); CaiT's class attention has this form by design.
+The pass matches no pattern: `demand` goes backward over every operator, `materialise` forward. ONNX Runtime's training
+build moves a Gather upstream in a similar way (UpStreamGather); CaiT's class attention has this form by design.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from export.onnx_rewrites.shapes import Shapes
 
 @dataclass(frozen=True)
 class RowsPlan:
-    """The demand on every value, and the multiplying nodes of which less than all is read."""
+    """The demand on every value, and the multiplying nodes that are read in part."""
 
     shapes: Shapes
     demands: Demands
@@ -38,7 +38,7 @@ class RowsPlan:
 
 
 class ReadRows(ir.passes.InPlacePass):
-    """Computes of every value only what is read; `sizes` are those of the free dimensions, for costs."""
+    """Computes only what is read; `sizes` gives the free dimensions, for costs."""
 
     name = "read-rows"
 
@@ -62,13 +62,12 @@ class ReadRows(ir.passes.InPlacePass):
         return RowsPlan(shapes, demands, tuple(sites))
 
     def rewrite(self, model: ir.Model, plan: RowsPlan) -> None:
-        """Carries out what `check` found."""
         Materialiser(plan.shapes, plan.demands).run()
         RemoveUnusedNodesPass()(model)
         model.graph.sort()
 
     def call(self, model: ir.Model) -> RewriteResult:
-        """Rewrites the graph where that saves multiplications; else leaves it as it is."""
+        """Rewrites the graph if that saves multiplications."""
         Prepare()(model)
         plan = self.check(model)
         if not plan.sites:

@@ -1,8 +1,7 @@
-"""What of a graph's outputs is read: `last_hidden_state[:,0]`.
+"""The part of a graph's outputs that its user reads: `last_hidden_state[:,0]`.
 
-In: a name and the indices of numpy's basic indexing. Out: a graph that gives that part alone, and the same part of an
-array, for the proof. A file of embeddings puts the whole hidden state out, and its user reads one row: the graph cannot
-know.
+In: a name and indices as in numpy's basic indexing. Out: a graph with only that output part, and the same part of an
+array, for the proof. The graph cannot know: a file of embeddings outputs all rows, its user reads one.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ Index = int | slice
 
 @dataclass(frozen=True)
 class Read:
-    """A part of an output; without indices all of it."""
+    """A part of an output, or all of it without indices."""
 
     output: str
     indices: tuple[Index, ...] = ()
 
     def of(self, array: NDArray[np.generic]) -> NDArray[np.generic]:
-        """The part of the output's value."""
+        """The same part of an array."""
         return np.asarray(array[self.indices])
 
     def __str__(self) -> str:
@@ -37,7 +36,7 @@ class Read:
 
 
 def parse_read(text: str) -> Read:
-    """Reads NAME or NAME[INDEX, ...], each index a number or START:END; raises BadRequest."""
+    """Parses NAME or NAME[INDEX, ...], each index a number or START:END; raises BadRequest."""
     match = re.fullmatch(r"(.+?)(?:\[([^\[\]]*)\])?", text.strip())
     if match is None:
         raise BadRequest(f"read: expected NAME or NAME[INDEX,...], found {text!r}")
@@ -62,7 +61,7 @@ def _text(index: Index) -> str:
 
 
 def apply_reads(graph: ir.Graph, reads: Sequence[Read]) -> None:
-    """Makes these parts the graph's outputs, under the outputs' names; raises BadRequest for what it does not have."""
+    """Replaces the graph's outputs by these parts, under the same names; raises BadRequest for unknown outputs."""
     if not reads:
         return
     outputs = {value.name: value for value in graph.outputs}

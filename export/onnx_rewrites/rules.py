@@ -1,8 +1,8 @@
-"""What each operator must read to compute a part of its output: one rule an operator.
+"""One rule per operator: what it must read to compute a part of its output.
 
-In: a node, one of its outputs and a box of it. Out: `Demand`, the box that the node can compute, which holds the wanted
-box, and the box of each input that this takes. An operator without a rule computes all of its output from all of its
-inputs. Reshape, Slice, Split, Gather, Concat and Expand, which move elements, are in `moves`.
+In: a node, one of its outputs and a box of it. Out: `Demand`: a box that the node can compute and that contains the
+wanted box, and the boxes of the inputs for it. An operator without a rule computes all of its output from all of its
+inputs. `moves` has the rules of operators that move elements.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from export.onnx_rewrites.shapes import Shapes, operator, same
 
 @dataclass(frozen=True)
 class Demand:
-    """`produced` of the output from these boxes of the inputs, by their position; an input left out is not read."""
+    """`produced` of the output from these boxes of the inputs, by position; inputs left out are not read."""
 
     produced: Box
     inputs: Mapping[int, Box]
@@ -51,7 +51,7 @@ def everything(node: ir.Node) -> Demand:
 
 
 def clean(shapes: Shapes, value: ir.Value, demand: Box) -> Box:
-    """The same box without the axes of which every index is read."""
+    """The same box without axes that are read completely."""
     kept = {}
     for axis, chosen in demand:
         size = shapes.static(value, axis)
@@ -62,9 +62,9 @@ def clean(shapes: Shapes, value: ir.Value, demand: Box) -> Box:
 
 
 def broadcast(shapes: Shapes, out: ir.Value, value: ir.Value, demand: Box, matrix: int = 0) -> Box:
-    """The box of an operand that is broadcast to `out`; the last `matrix` axes are left out.
+    """The box of an operand that is broadcast to `out`, without the last `matrix` axes.
 
-    Raises Refused where an axis may or may not be broadcast.
+    Raises Refused if an axis may or may not be broadcast.
     """
     wide, narrow = shapes.dims(out), shapes.dims(value)
     chosen = {}
@@ -116,7 +116,7 @@ def _gemm(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
 
 
 def _conv(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
-    """Chosen channels read chosen filters. The pixels are chosen only where a filter is one pixel."""
+    """Chosen channels read chosen filters. Pixels can be chosen only for 1 x 1 filters."""
     read, chosen = dict(everything(node).inputs), dict(demand)
     weight = node.inputs[1]
     if weight is None:
@@ -180,7 +180,7 @@ def _einsum(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
     if not arrow or "." in left or any(len(set(term)) < len(term) for term in (*terms, right)):
         return everything(node)
     operands = [value for value in node.inputs if value is not None]
-    if any(same(dim, 1) for value in operands for dim in shapes.dims(value)):  # it may be broadcast
+    if any(same(dim, 1) for value in operands for dim in shapes.dims(value)):  # may be broadcast
         return everything(node)
     read = {
         position: box({term.index(right[axis]): indices for axis, indices in demand if right[axis] in term})

@@ -1,8 +1,8 @@
 """Shapes of all values of a graph as integers and expressions in its free dimensions.
 
 In: a graph with one symbol for each free dimension of its inputs. Out: `Shapes`. Inference is symbolic
-(onnx_shape_inference), so a dimension counts as static only where it follows from the graph. Names that a file declares
-for inner values are left unread: they may be wrong.
+(onnx_shape_inference): a dimension is static only if that follows from the graph. Names that a file declares for inner
+values are ignored: they may be wrong.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from export.onnx_rewrites.errors import NotSupported, Refused
 
 Dim = int | ir.SymbolicDim
 
-NOMINAL = 64  # stands for every free dimension where only the order of magnitude matters
+NOMINAL = 64  # for every free dimension if only the order of magnitude matters
 
 
 def infer(model: ir.Model) -> None:
-    """Sets the shape and dtype of every value, and the elements of those whose integers are known."""
+    """Sets the shape and dtype of every value, and the elements of known integers."""
     kept = {id(value) for value in (*model.graph.inputs, *model.graph.initializers.values())}
     for node in model.graph:
         for value in node.outputs:
@@ -34,12 +34,12 @@ def infer(model: ir.Model) -> None:
     logging.getLogger("onnx_shape_inference").setLevel(logging.ERROR)
     try:
         infer_symbolic_shapes(model, warn_on_missing=False, adopt_declared_symbols=False)
-    except ValueError as error:  # the base of all its errors
+    except ValueError as error:  # the base class of all its errors
         raise NotSupported(f"shapes: expected a graph that fits together, found {error}") from error
 
 
 def same(left: Dim, right: Dim) -> bool:
-    """Whether two dimensions are equal for every value of the symbols."""
+    """Whether two dimensions are equal for all values of the symbols."""
     left, right = _number(left), _number(right)
     if isinstance(left, int) or isinstance(right, int):
         return isinstance(left, int) and isinstance(right, int) and left == right
@@ -54,12 +54,11 @@ def _equal(left: str, right: str) -> bool:
 
 
 def _number(dim: Dim) -> Dim:
-    """A dimension that inference gives as an expression without symbols, as the number that it is."""
+    """Turns an expression without symbols into a number."""
     return int(dim.value) if isinstance(dim, ir.SymbolicDim) and dim.value and dim.value.isdigit() else dim
 
 
 def product(dims: Sequence[Dim]) -> Dim:
-    """The product of dimensions."""
     total: Dim = 1
     for dim in dims:
         total = dim if isinstance(total, int) and total == 1 else total * dim
@@ -75,32 +74,31 @@ def _evaluate(dim: ir.SymbolicDim, sizes: tuple[tuple[str, int], ...], default: 
 
 @dataclass
 class Shapes:
-    """The shapes of a graph whose `infer` has run; `sizes` are the values of symbols that costs are computed at."""
+    """The shapes of a graph after `infer`; costs are computed at `sizes` of the symbols."""
 
     graph: ir.Graph
     sizes: Mapping[str, int] = field(default_factory=dict)
 
     def dims(self, value: ir.Value) -> tuple[Dim, ...]:
-        """The dimensions of a value; raises Refused where its rank does not follow from the graph."""
+        """The dimensions of a value; raises Refused if its rank is unknown."""
         if value.shape is None:
             raise Refused(value.name or "", operator(value), "its shape does not follow from the graph")
         return tuple(_number(dim) for dim in value.shape.dims)
 
     def rank(self, value: ir.Value) -> int:
-        """The number of axes."""
         return len(self.dims(value))
 
     def static(self, value: ir.Value, axis: int) -> int | None:
-        """The size of an axis where it is a number."""
+        """The size of an axis, None if it is not a number."""
         dim = self.dims(value)[axis]
         return dim if isinstance(dim, int) else None
 
     def nominal(self, dim: Dim) -> int:
-        """The size of a dimension with the free symbols set to `sizes`, and to NOMINAL where it has none."""
+        """The size of a dimension with symbols set to `sizes`, by default NOMINAL."""
         return dim if isinstance(dim, int) else _evaluate(dim, tuple(sorted(self.sizes.items())), NOMINAL)
 
     def source(self, dim: Dim) -> tuple[ir.Value, int] | None:
-        """A graph input and its axis with the size `dim`; None where no input has such an axis."""
+        """A graph input and its axis of size `dim`; None if no input has one."""
         for value in self.graph.inputs:
             for axis, size in enumerate(value.shape.dims if value.shape is not None else ()):
                 if not isinstance(size, int) and same(size, dim):
@@ -109,7 +107,7 @@ class Shapes:
 
 
 def operator(value: ir.Value) -> str:
-    """What makes a value."""
+    """The kind of node that makes a value."""
     producer = value.producer()
     return producer.op_type if producer is not None else "constant" if value.const_value is not None else "graph input"
 
@@ -117,7 +115,7 @@ def operator(value: ir.Value) -> str:
 def groups(shapes: Shapes, left: Sequence[Dim], right: Sequence[Dim]) -> list[tuple[list[int], list[int]]] | None:
     """Cuts the axes of two shapes of equal size into the smallest runs of equal product, in order.
 
-    (B, N, H*E) and (B, N, H, E) give [0]-[0], [1]-[1], [2]-[2, 3]. None where the products never meet again.
+    (B, N, H*E) and (B, N, H, E) give [0]-[0], [1]-[1], [2]-[2, 3]. None if the products never meet again.
     """
     result: list[tuple[list[int], list[int]]] = []
     i = j = 0

@@ -1,7 +1,7 @@
-"""One stage: an ONNX file -> a proved ONNX file that multiplies less, with a manifest and a sample beside it.
+"""The stage: an ONNX file -> a proved ONNX file that multiplies less, with manifest and sample beside it.
 
-In: a path and what is asked. Out: `Written`; or an error with nothing written. The rewritten graph is proved in double
-against the graph as it was read, on several sizes of every free dimension, then as a file in its own dtype.
+In: a path and a request. Out: `Written`; or an error and nothing written. The rewritten graph is proved in double
+against the original, on several sizes of every free dimension, then as a file in its own dtype.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from export.onnx_rewrites.reads import Read, parse_read
 from export.onnx_rewrites.timing import Timed, time_both
 from models.files import write_atomically
 
-USUAL_LENGTH = 128  # of a free dimension that is not the first, where costs are counted
+USUAL_LENGTH = 128  # for costs: size of a free dimension that is not the first
 
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked of a rewrite: the options of the command."""
+    """The options of the command."""
 
     reads: Sequence[str] = ()
     only: Sequence[str] = tuple(PASSES)
@@ -55,7 +55,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Written:
-    """The steps, the proofs, the times where they were asked for, and the manifest as it was written."""
+    """Steps, proofs, times (if requested) and the manifest."""
 
     rewritten: Rewritten
     proofs: tuple[Proof, ...]
@@ -65,13 +65,13 @@ class Written:
 
 
 def rewrite_file(path: Path, output: Path, request: Request) -> Written:
-    """Rewrites `path` into `output`; writes `output`.json and `output`.npz beside it. Raises ForeignError."""
+    """Rewrites `path` into `output`, with `output`.json and `output`.npz beside it. Raises ForeignError."""
     original = read_model(path)
     try:
         return _rewrite(original, path, output, request)
     except (ForeignError, OSError):
         raise
-    except Exception as error:  # of libraries that read a graph which nobody here has seen
+    except Exception as error:  # libraries fail in many ways on unknown graphs
         reason = " ".join(str(error).split())[:200]
         what = f"expected a graph that the passes read, found {type(error).__name__} {reason}"
         raise NotSupported(what) from error
@@ -105,7 +105,7 @@ def _rewrite(original: ir.Model, path: Path, output: Path, request: Request) -> 
 
 
 def cost_sizes(graph: ir.Graph, dims: Mapping[str, int]) -> dict[str, int]:
-    """The size of every free dimension at which costs are counted and times taken; raises BadRequest for others."""
+    """The size of every free dimension for costs and times; raises BadRequest for unknown names in `dims`."""
     symbols, first = free_dimensions(graph), first_dimensions(graph)
     unknown = sorted(dims.keys() - set(symbols))
     if unknown:
@@ -115,7 +115,7 @@ def cost_sizes(graph: ir.Graph, dims: Mapping[str, int]) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class ProofInputs:
-    """Inputs, the original's answers to them in double where these are asked for, and in words where they come from."""
+    """Inputs, the original's answers in double (if requested), and a description of the source."""
 
     rounds: list[Feeds]
     doubles: list[list[NDArray[np.generic]]]
@@ -123,9 +123,9 @@ class ProofInputs:
 
 
 def proof_inputs(original: ir.Model, graph: ir.Graph, path: Path, request: Request) -> ProofInputs:
-    """Inputs on which the original runs and answers finite numbers.
+    """Inputs on which the original runs and gives finite answers.
 
-    Sizes are tried from small to large, then with those of --dims fixed. Raises BadRequest where nothing runs.
+    Tries sizes from small to large, then with --dims fixed. Raises BadRequest if nothing runs.
     """
     runner, reason = session(path), ""
     given = [read_inputs(request.inputs, graph)] if request.inputs else []
@@ -153,7 +153,7 @@ def proof_inputs(original: ir.Model, graph: ir.Graph, path: Path, request: Reque
 
 
 def without_functions(model: ir.Model) -> ir.Model:
-    """A copy whose functions are inlined and whose constants are initialisers, for the evaluator."""
+    """A copy with inlined functions and constants as initialisers, for the evaluator."""
     from onnx_ir.passes.common import InlinePass, LiftConstantsToInitializersPass, RemoveInitializersFromInputsPass
 
     copy = model.clone()
@@ -164,7 +164,7 @@ def without_functions(model: ir.Model) -> ir.Model:
 
 
 def dtype_of(model: ir.Model) -> str:
-    """The narrowest float of the weights, by which the tolerance is chosen."""
+    """The narrowest float type of the weights; it selects the tolerance."""
     held = {value.const_value.dtype for value in model.graph.initializers.values() if value.const_value is not None}
     for dtype, name in ((ir.DataType.BFLOAT16, "bfloat16"), (ir.DataType.FLOAT16, "float16")):
         if dtype in held:
@@ -173,7 +173,7 @@ def dtype_of(model: ir.Model) -> str:
 
 
 def clean(model: ir.Model, original: ir.Model, reads: Sequence[Read]) -> ir.Model:
-    """The model without what inference noted on inner values, and with the outputs' shapes as they were declared."""
+    """Removes what inference noted on inner values and restores the declared shapes of the outputs."""
     for node in model.graph:
         for value in node.outputs:
             value.metadata_props.clear()
@@ -200,7 +200,7 @@ def describe(
     sizes: Mapping[str, int],
     source: str,
 ) -> dict[str, Any]:
-    """The manifest: what came from what, by which versions, and how it was proved."""
+    """The manifest: source, versions and proofs."""
     libraries = ("vitbn", "onnx", "onnx-ir", "onnx-shape-inference", "onnxruntime", "numpy")
     return {
         "kind": "rewritten",

@@ -1,7 +1,7 @@
-"""Times of two ONNX files side by side.
+"""Times two ONNX files side by side.
 
-In: two paths and sizes. Out: the median of each in milliseconds, on one thread of ONNX Runtime with all its
-optimisations, in alternating calls, so that a drift of the machine hits both.
+In: two paths and sizes. Out: the median of each in milliseconds, on one thread of ONNX Runtime with all
+optimisations. Calls alternate, so a drift of the machine hits both.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from export.onnx_rewrites.proof import answers, session
 
 BATCHES = (1, 8)
 SECONDS = 4.0
-LEAST, MOST = 7, 200  # calls of each
+LEAST, MOST = 7, 200  # calls per file
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Timed:
 
 
 def time_both(before: Path, after: Path, graph: ir.Graph, sizes: Mapping[str, int]) -> tuple[Timed, ...]:
-    """The two files at `sizes`, with the first axis at 1 and 8 where it is free."""
+    """The two files at `sizes`; a free first axis is set to 1 and 8."""
     first = first_dimensions(graph)
     asked = [{**sizes, **dict.fromkeys(first, batch)} for batch in BATCHES] if first else [dict(sizes)]
     runners = session(before), session(after)

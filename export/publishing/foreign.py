@@ -1,8 +1,8 @@
 """Any ONNX file -> the next version of a model: names, dtypes and dims come from the graph.
 
-In: a file, best one of `vitbn rewrite` with its manifest and sample. Out: a version folder with model.onnx, its weights
-beside it, manifest.json and sample.npz, by which `verify` asks again. Triton joins requests only where every input and
-output has the same free first axis.
+In: a file, preferably one of `vitbn rewrite` with its manifest and sample. Out: a version folder with model.onnx,
+its weights, manifest.json and sample.npz, which `verify` replays. Triton joins requests only if every input and output
+has the same free first axis.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from tritonclient.grpc import model_config_pb2 as pb
 
 KIND, WARMUP = "foreign", "warmup"
-TOLERANCE = 1e-4  # of the outputs' size: other processors, and batches of other sizes, round otherwise
+TOLERANCE = 1e-4  # relative to the outputs' size: other processors and batch sizes round differently
 
 TYPES = {
     "tensor(bool)": "TYPE_BOOL",
@@ -46,7 +46,7 @@ TYPES = {
 
 
 def is_foreign(manifest_path: Path) -> bool:
-    """Whether the manifest is none of our own networks'."""
+    """Whether the manifest is not from one of our own networks."""
     try:
         manifest = json.loads(manifest_path.read_text())
     except (OSError, ValueError):
@@ -57,7 +57,7 @@ def is_foreign(manifest_path: Path) -> bool:
 def publish_foreign(repository: Path, name: str, file: Path, serving: Serving) -> Path:
     """Publishes `file` as the next version of the model `name`; returns the version's folder.
 
-    Raises PublishError for a version with other inputs or outputs, ForeignError for a file that does not run.
+    Raises PublishError if the model has other inputs or outputs, ForeignError for a file that does not run.
     """
     model, runner, sample = read_model(file), session(file), _sample(file)
     outputs = answers(runner, sample)
@@ -94,7 +94,7 @@ def publish_foreign(repository: Path, name: str, file: Path, serving: Serving) -
 
 
 def _put(staging: Path, model_dir: Path, number: int, there: bool) -> None:
-    """The whole model by one rename; of a model that is there the version first, then the config that names it."""
+    """Publishes a new model by one rename. For an existing model the version comes first, then the config."""
     if not there:
         staging.rename(model_dir)
         return
@@ -103,7 +103,7 @@ def _put(staging: Path, model_dir: Path, number: int, there: bool) -> None:
 
 
 def config_of(name: str, runner: ort.InferenceSession, sample: Feeds, serving: Serving) -> pb.ModelConfig:
-    """config.pbtxt: tensors from the graph, a warm-up with the sample; batches where all share the first axis."""
+    """config.pbtxt: tensors from the graph, a warm-up with the sample, batches if all tensors share the first axis."""
     from tritonclient.grpc import model_config_pb2 as pb
 
     tensors = [*runner.get_inputs(), *runner.get_outputs()]
@@ -148,7 +148,7 @@ def _file_name(tensor: str) -> str:
 
 
 def _same_contract(model_dir: Path, message: pb.ModelConfig) -> None:
-    """Raises PublishError where a client of the older versions could not ask the new one."""
+    """Raises PublishError if a client of the older versions could not call the new version."""
     held = read_config(model_dir)
     for kind in ("input", "output"):
         old, new = ([(t.name, t.data_type, [*t.dims]) for t in getattr(each, kind)] for each in (held, message))
@@ -157,7 +157,7 @@ def _same_contract(model_dir: Path, message: pb.ModelConfig) -> None:
 
 
 def _sample(file: Path) -> Feeds:
-    """The inputs of the proof where they lie beside the file; else inputs drawn for it."""
+    """The proof inputs beside the file, else drawn inputs."""
     beside = file.with_suffix(".npz")
     if beside.exists():
         with np.load(beside, allow_pickle=False) as held:
@@ -168,7 +168,7 @@ def _sample(file: Path) -> Feeds:
 
 
 def _manifest(file: Path, version: Path) -> dict[str, Any]:
-    """The manifest of the rewrite where there is one, and the hash of what is served."""
+    """The manifest of the rewrite, if any, and the hash of the served files."""
     beside = file.with_suffix(".json")
     about: dict[str, Any] = json.loads(beside.read_text()) if beside.exists() else {"rewrites": []}
     held = sorted(path for path in version.iterdir() if path.name not in (MANIFEST_FILE,))
@@ -177,7 +177,7 @@ def _manifest(file: Path, version: Path) -> dict[str, Any]:
 
 
 def verify_foreign(folder: Path) -> str | None:
-    """What is wrong with a version of a foreign model; None where it is as it was published and answers so."""
+    """The problem of a foreign version; None if it is unchanged and answers as published."""
     try:
         manifest = json.loads((folder / MANIFEST_FILE).read_text())
         found = sha256([folder / name for name in manifest["files"]])

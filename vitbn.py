@@ -29,6 +29,7 @@ COMMANDS = {
     "serve": "serving.launcher",
     "proxy": "serving.proxy.command",
     "infer": "clients.infer",
+    "bulk": "clients.bulk.app",
     "probe": "clients.probe",
     "web": "clients.web.app",
     "latency": "benchmarks.latency",

@@ -39,14 +39,15 @@ def predictions(answer: Answer, labels: tuple[str, ...], temperature: float) -> 
     A temperature fitted on held-out images makes confidence agree with accuracy (Guo, Pleiss, Sun, Weinberger, On
     Calibration of Modern Neural Networks, 2017). It changes no label.
     """
-    best, rows = answer.logits.argmax(axis=1).tolist(), _softmax(answer.logits / temperature).tolist()
+    best, rows = answer.logits.argmax(axis=1).tolist(), probabilities(answer.logits, temperature).tolist()
     return [
         Prediction(labels[index], row[index], index, labels, tuple(row), answer.version, answer.latency_ms)
         for index, row in zip(best, rows, strict=True)
     ]
 
 
-def _softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:
-    """(n, classes) -> probabilities; subtracting the largest logit keeps the exponentials finite."""
-    powers = np.exp(logits.astype(np.float64) - logits.max(axis=1, keepdims=True))
+def probabilities(logits: NDArray[np.float32], temperature: float) -> NDArray[np.float64]:
+    """(n, classes) -> softmax(logits / temperature); subtracting the largest logit keeps the exponentials finite."""
+    scaled = (logits / temperature).astype(np.float64)
+    powers = np.exp(scaled - scaled.max(axis=1, keepdims=True))
     return np.asarray(powers / powers.sum(axis=1, keepdims=True))

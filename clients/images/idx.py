@@ -7,6 +7,7 @@ that the header claims.
 
 import gzip
 import math
+import os
 import struct
 import zlib
 from collections.abc import Iterator
@@ -40,15 +41,16 @@ def is_idx(path: str) -> bool:
 class IdxFile:
     """An open idx file of images (`dimensions` 2) or labels (0); iterating gives the items, uint8.
 
+    raw:        the file, if it is open already; `path` is then its name in errors.
     count:      items that the header claims, of the shape `item_shape`.
     Raises InvalidImage, at once or while iterating, for another format, missing bytes and bytes left over.
     """
 
-    def __init__(self, path: str, dimensions: int) -> None:
+    def __init__(self, path: str, dimensions: int, raw: BinaryIO | None = None) -> None:
         self.name = path
         with ExitStack() as stack:
             try:
-                self._data = _unzipped(stack.enter_context(Path(path).open("rb")))
+                self._data = _unzipped(raw or stack.enter_context(Path(path).open("rb")))
             except (OSError, ValueError) as error:
                 raise InvalidImage(f"{path}: expected an idx file, found {error}") from error
             self.count, self.item_shape = self._header(dimensions)
@@ -69,21 +71,42 @@ class IdxFile:
             raise InvalidImage(f"{self.name}: expected items of 1 to {_LARGEST_ITEM} bytes, found the shape {shape}")
         return count, tuple(shape)
 
+    @property
+    def is_zipped(self) -> bool:
+        """Whether rows can only be reached through all rows before them."""
+        return isinstance(self._data, gzip.GzipFile)
+
     def __iter__(self) -> Iterator[NDArray[np.uint8]]:
-        item_bytes = math.prod(self.item_shape)
-        at_once = max(1, _PORTION // item_bytes)
-        for start in range(0, self.count, at_once):
-            wanted = min(at_once, self.count - start)
-            data = self._read(wanted * item_bytes)
-            found = len(data) // item_bytes
-            yield from np.frombuffer(data, np.uint8, found * item_bytes).reshape(found, *self.item_shape)
-            if found < wanted:
-                raise InvalidImage(
-                    f"{self.name}: expected {self.count} items of {item_bytes} bytes, "
-                    f"found {start + found} and {len(data) % item_bytes} bytes"
-                )
+        for block in self.blocks(0, self.count, _PORTION):
+            yield from block
         if self._read(1):
-            raise InvalidImage(f"{self.name}: expected {self.count} items of {item_bytes} bytes, found more bytes")
+            raise InvalidImage(f"{self.name}: expected {self._expected()}, found more bytes")
+
+    def blocks(self, start: int, stop: int, most_bytes: int) -> Iterator[NDArray[np.uint8]]:
+        """The items from `start` to `stop`, exclusive, as arrays (n, ...) of at most that many bytes, or one item.
+
+        Once, and before any iteration: it reads on from the header.
+        """
+        item_bytes = math.prod(self.item_shape)
+        at_once = max(1, most_bytes // item_bytes)
+        self._skip(start * item_bytes)
+        for first in range(start, stop, at_once):
+            wanted = min(at_once, stop - first)
+            data = self._read(wanted * item_bytes)
+            items = len(data) // item_bytes
+            yield np.frombuffer(data, np.uint8, items * item_bytes).reshape(items, *self.item_shape)
+            if items < wanted:
+                rest = len(data) % item_bytes
+                raise InvalidImage(f"{self.name}: expected {self._expected()}, found {first + items} and {rest} bytes")
+
+    def _expected(self) -> str:
+        return f"{self.count} items of {math.prod(self.item_shape)} bytes"
+
+    def _skip(self, size: int) -> None:
+        try:
+            self._data.seek(size, os.SEEK_CUR)
+        except (OSError, EOFError, zlib.error) as error:
+            raise InvalidImage(f"{self.name}: expected an idx file, found one that cannot be read: {error}") from error
 
     def _read(self, size: int) -> bytes:
         try:

@@ -1,0 +1,122 @@
+"""The command line: pictures by the hundred million in, Parquet out, without a server.
+
+    vitbn bulk s3://bucket/shards/ --output answers --model triton_repo/vitbn
+
+Exit codes: 0 every part has its file; 1 some parts failed, or an input is no input; 2 usage; 130 interrupted.
+The same command goes on where a run ended. Heavy imports stand where they are used, so that --help is quick.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from clients.bulk.job import Job, Output, Part, Settings
+
+INTERRUPTED = 130
+
+
+def _share(context: click.Context, parameter: click.Parameter, value: str) -> tuple[int, int]:
+    index, slash, count = value.partition("/")
+    if not (slash and index.isdecimal() and count.isdecimal() and int(index) < int(count)):
+        raise click.BadParameter(f"expected INDEX/COUNT with INDEX below COUNT, found {value!r}")
+    return int(index), int(count)
+
+
+@click.command()
+@click.argument("inputs", metavar="INPUT...", nargs=-1, required=True)
+@click.option("--output", required=True, metavar="DIR", help="Folder or URL of the answers; made if absent.")
+@click.option(
+    "--model",
+    type=click.Path(exists=True, path_type=Path),
+    default="triton_repo/vitbn",
+    show_default=True,
+    help="A published model, one version of it, or an ONNX file of the exporter.",
+)
+@click.option("--processes", type=click.IntRange(1), help="Processes of one thread.  [default: one a core]")
+@click.option("--engine", type=click.Choice(["processes", "ray"]), default="processes", show_default=True)
+@click.option(
+    "--share", default="0/1", metavar="I/N", callback=_share, help="Do the I-th of N shares, from 0: one a machine."
+)
+@click.option("--image-column", default="image", show_default=True, help="Of Parquet: picture files or pixels.")
+@click.option("--id-column", default="id", show_default=True, help="Of Parquet; without it, the file and the row.")
+@click.option(
+    "--part-rows", type=click.IntRange(1), help="Rows of a part.  [default: 100000; of picture files 2000; a tar whole]"
+)
+def bulk(
+    inputs: tuple[str, ...],
+    output: str,
+    model: Path,
+    processes: int | None,
+    engine: str,
+    share: tuple[int, int],
+    image_column: str,
+    id_column: str,
+    part_rows: int | None,
+) -> None:
+    """Classify what INPUT... holds and write id, label, probability and model version as Parquet.
+
+    An INPUT is a folder, a quoted pattern, a picture, a tar shard (as of webdataset), a Parquet file with pictures or
+    pixels, or an idx file; a path or a URL of fsspec (s3://, gs://). A picture that cannot be read is a row with an
+    error. A killed run goes on with the same command and gives the same files.
+    """
+    from clients.errors import ClientError
+
+    try:
+        job, target = _job(inputs, output, model, image_column, id_column, part_rows)
+        code = _run(job, target, engine, share, processes or len(os.sched_getaffinity(0)))
+    except (ClientError, OSError, ImportError, ValueError) as error:
+        raise click.ClickException(" ".join(str(error).split())) from error
+    except KeyboardInterrupt:
+        click.echo("Interrupted: the same command goes on", err=True)
+        code = INTERRUPTED
+    sys.exit(code)
+
+
+def _job(
+    inputs: tuple[str, ...], output: str, model: Path, image_column: str, id_column: str, part_rows: int | None
+) -> tuple[Job, Output]:
+    """The job of the output folder, planned if it is new."""
+    from clients.bulk.job import Output, Settings, absolute, open_job
+    from clients.bulk.network import Network, find_model
+    from clients.bulk.planning import Planner
+
+    file = find_model(model)
+    network = Network(file)
+    sources = tuple(absolute(each) for each in inputs)
+    settings: Settings = Settings(
+        sources, file.path, file.name, file.version, file.sha256, image_column, id_column, part_rows
+    )
+    target = Output(output)
+    planner = Planner(network.shape, image_column, id_column, part_rows)
+    return open_job(target, settings, planner.plan(sources, lambda line: click.echo(f"Note: {line}", err=True))), target
+
+
+def _run(job: Job, output: Output, engine: str, share: tuple[int, int], processes: int) -> int:
+    """Does the parts that are missing; the exit code."""
+    from clients.bulk import by_processes, by_ray
+    from clients.bulk.job import parts_to_do
+    from clients.bulk.progress import Progress
+
+    to_do, rows = 0, 0
+    unknown = False
+    for part in parts_to_do(output, job, share):
+        to_do, rows, unknown = to_do + 1, rows + (part.rows or 0), unknown or part.rows is None
+    progress = Progress(to_do, None if unknown else rows)
+    parts: Iterator[Part] = parts_to_do(output, job, share)
+    outcomes = by_ray.run(job, parts) if engine == "ray" else by_processes.run(job, parts, min(processes, to_do or 1))
+    for outcome in outcomes:
+        progress.add(outcome)
+    progress.end()
+    return 1 if progress.failed else 0
+
+
+if __name__ == "__main__":
+    bulk()

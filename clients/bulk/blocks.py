@@ -1,0 +1,241 @@
+"""A part in, blocks of rows out: ids, uint8 pixels as the network reads them, and why a row has no pixels.
+
+A bad picture is a row with an error. A damaged shard ends with such a row of its own. Storage that fails raises
+OSError: the part is then tried again.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import math
+import tarfile
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import fsspec
+import numpy as np
+from numpy.typing import NDArray
+
+from clients.bulk.job import JobMismatch, Part, Settings
+from clients.bulk.network import BATCH_SIZE
+from clients.bulk.planning import image_form, size_of
+from clients.errors import InvalidImage
+from clients.images.decode import read_image
+from clients.images.idx import IdxFile
+from clients.images.ink import LEAST_CONTRAST
+from clients.images.paths import has_image_suffix
+from clients.images.pictures import Picture
+from clients.images.prepare import Preprocessing, prepare
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Shape = tuple[int, int, int]
+
+_BLOCK_BYTES = 1 << 22  # of pixels
+_LARGEST_PICTURE = 1 << 27  # bytes of a picture's file, held in memory
+
+
+@dataclass
+class Block:
+    """n rows: ids, uint8 pixels (n, C, H, W), and the errors of rows whose pixels do not count."""
+
+    ids: pa.Array | list[str]
+    pixels: NDArray[np.uint8]
+    errors: dict[int, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Reader:
+    """Reads parts for a network of that shape and preprocessing."""
+
+    shape: Shape
+    preprocessing: Preprocessing
+    settings: Settings
+
+    def blocks(self, part: Part) -> Iterator[Block]:
+        """The rows of a part in their order; raises JobMismatch if its file is not the planned one."""
+        if part.kind == "pictures":
+            yield from self._gathered((path, lambda path=path: _content(path)) for path in part.paths)
+            return
+        path = part.paths[0]
+        if (size := size_of(path)) != part.file_bytes:
+            raise JobMismatch(f"{path}: expected {part.file_bytes} bytes as planned, found {size}")
+        read = {"idx": self._idx, "parquet": self._parquet, "tar": self._tar}[part.kind]
+        with fsspec.open(path, "rb") as raw:
+            try:
+                yield from read(path, raw, part)
+            except _damage() as error:
+                if isinstance(error.__cause__, OSError) and not isinstance(error.__cause__, gzip.BadGzipFile):
+                    raise error.__cause__ from error
+                yield self._empty(path, f"damaged from here on: {error}")
+
+    def _idx(self, path: str, raw: Any, part: Part) -> Iterator[Block]:
+        with IdxFile(path, dimensions=2, raw=raw) as images:
+            row = part.start
+            for block in images.blocks(part.start, part.stop, _BLOCK_BYTES):
+                if (1, *images.item_shape) == self.shape:
+                    yield self._ready(_numbered(path, row, len(block)), block[:, np.newaxis])
+                else:
+                    yield from self._fitted(path, row, block)
+                row += len(block)
+
+    def _parquet(self, path: str, raw: Any, part: Part) -> Iterator[Block]:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        image_column, id_column = self.settings.image_column, self.settings.id_column
+        item_bytes = math.prod(self.shape)
+        file = pq.ParquetFile(raw)
+        form = image_form(path, file.schema_arrow, image_column, item_bytes)
+        columns = [name for name in (image_column, id_column) if name in file.schema_arrow.names]
+        rows = max(1, _BLOCK_BYTES // item_bytes) if form == "pixels" else BATCH_SIZE
+        groups = range(part.start, part.stop)
+        row = part.first_row
+        for batch in file.iter_batches(rows, row_groups=groups, columns=columns, use_threads=False):
+            named = id_column in columns
+            ids = batch.column(id_column).cast(pa.string()) if named else _numbered(path, row, len(batch))
+            images = batch.column(image_column)
+            row += len(batch)
+            if form == "pixels":
+                pixels, errors = _pixels(images, self.shape)
+                yield self._ready(ids, pixels, errors)
+            else:
+                contents = images.field("bytes") if form == "bytes in a struct" else images
+                named_contents = zip(ids.to_pylist(), contents, strict=True)
+                yield from self._gathered((name, value.as_py) for name, value in named_contents)
+
+    def _tar(self, path: str, raw: Any, part: Part) -> Iterator[Block]:
+        yield from self._gathered(_members(path, raw))
+
+    def _ready(
+        self, ids: pa.Array | list[str], pixels: NDArray[np.uint8], errors: dict[int, str] | None = None
+    ) -> Block:
+        """Pixels that need no preparation; of drawings those without ink are errors."""
+        errors = errors or {}
+        if self.preprocessing == "ink":
+            most = pixels.reshape(len(pixels), -1).max(axis=1)
+            for row in np.flatnonzero(most <= LEAST_CONTRAST).tolist():
+                errors.setdefault(row, f"no ink found: expected a level above {LEAST_CONTRAST:.0f} of 255")
+        return Block(ids, pixels, errors)
+
+    def _fitted(self, path: str, row: int, images: NDArray[np.uint8]) -> Iterator[Block]:
+        """Images of an idx file (n, h, w) in another size than the network's."""
+        for start in range(0, len(images), BATCH_SIZE):
+            some = images[start : start + BATCH_SIZE]
+            block = Block(_numbered(path, row + start, len(some)), np.zeros((len(some), *self.shape), np.uint8))
+            for place, image in enumerate(some):
+                try:
+                    block.pixels[place] = Picture("", image).as_inputs(self.shape, self.preprocessing, split=False)[0]
+                except InvalidImage as error:
+                    block.errors[place] = _reason(error)
+            yield block
+
+    def _gathered(self, pictures: Iterable[tuple[str, Any]]) -> Iterator[Block]:
+        """Picture files, each an id and a function that gives the bytes or raises InvalidImage."""
+        waiting, damage = iter(pictures), None
+        while damage is None:
+            some = []
+            try:
+                for picture in islice(waiting, BATCH_SIZE):
+                    some.append(picture)  # one by one: those before the damage count
+            except _damage() as error:
+                damage = error
+            if some:
+                yield self._block(some)
+            elif damage is None:
+                return
+        raise damage
+
+    def _block(self, pictures: Sequence[tuple[str, Any]]) -> Block:
+        block = Block([name for name, _ in pictures], np.zeros((len(pictures), *self.shape), np.uint8))
+        for place, (_, content) in enumerate(pictures):
+            try:
+                block.pixels[place] = self._prepared(content())
+            except InvalidImage as error:
+                block.errors[place] = _reason(error)
+        return block
+
+    def _prepared(self, content: bytes | None) -> NDArray[np.uint8]:
+        if content is None:
+            raise InvalidImage("expected an image, found none")
+        return prepare(read_image(io.BytesIO(content)), self.shape, self.preprocessing)
+
+    def _empty(self, name: str, reason: str) -> Block:
+        return Block([name], np.zeros((1, *self.shape), np.uint8), {0: reason})
+
+
+def _damage() -> tuple[type[Exception], ...]:
+    """What readers raise for damaged bytes. A damaged page of Parquet is an OSError, as storage that fails is."""
+    import pyarrow as pa
+
+    of_arrow = (pa.ArrowInvalid, pa.ArrowNotImplementedError)
+    return (InvalidImage, tarfile.TarError, zlib.error, EOFError, gzip.BadGzipFile, *of_arrow)
+
+
+def _reason(error: InvalidImage) -> str:
+    return str(error).removeprefix("image: ")
+
+
+def _content(path: str) -> bytes:
+    """A picture's file; raises InvalidImage if it is gone or too large."""
+    try:
+        with fsspec.open(path, "rb") as file:
+            content: bytes = file.read(_LARGEST_PICTURE + 1)
+    except (FileNotFoundError, PermissionError, IsADirectoryError) as error:
+        raise InvalidImage(f"expected an image, found {error.strerror or 'no such file'}") from error
+    return _bounded(content)
+
+
+def _bounded(content: bytes) -> bytes:
+    if len(content) > _LARGEST_PICTURE:
+        raise InvalidImage(f"expected an image of at most {_LARGEST_PICTURE} bytes, found more")
+    return content
+
+
+def _members(path: str, raw: Any) -> Iterator[tuple[str, Any]]:
+    """The pictures of a tar shard, read in one pass; other members, as a webdataset's labels, are left out."""
+    with tarfile.open(fileobj=raw, mode="r|*") as shard:
+        for member in shard:
+            if member.isfile() and has_image_suffix(member.name):
+                file = shard.extractfile(member)
+                content = file.read(_LARGEST_PICTURE + 1) if file else b""
+                if len(content) < min(member.size, _LARGEST_PICTURE):
+                    raise tarfile.ReadError(f"{member.name}: expected {member.size} bytes, found {len(content)}")
+                yield f"{path}/{member.name}", lambda content=content: _bounded(content)
+            shard.members = []  # type: ignore[attr-defined]  # else it keeps every header
+
+
+def _numbered(path: str, first: int, count: int) -> pa.Array:
+    """`path[first]` and so on."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    numbers = pa.array(np.arange(first, first + count)).cast(pa.string())
+    return pc.binary_join_element_wise(f"{path}[", numbers, pa.scalar("]"), "")
+
+
+def _pixels(images: pa.Array, shape: Shape) -> tuple[NDArray[np.uint8], dict[int, str]]:
+    """A column of pixels to uint8 (n, C, H, W); rows of another length are errors."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    size, rows = math.prod(shape), len(images)
+    if images.null_count == 0 and pa.types.is_fixed_size_binary(images.type):
+        values = np.frombuffer(images.buffers()[1], np.uint8, rows * size, images.offset * size)
+        return values.reshape(rows, *shape), {}
+    if images.null_count == 0 and not pa.types.is_fixed_size_binary(images.type):
+        flat = images.flatten()
+        if flat.null_count == 0 and pc.all(pc.equal(pc.list_value_length(images), size)).as_py() is not False:
+            return flat.to_numpy(zero_copy_only=False).reshape(rows, *shape), {}
+    pixels, errors = np.zeros((rows, *shape), np.uint8), {}
+    for row, value in enumerate(images.to_pylist()):
+        if value is None or len(value) != size or None in value:
+            errors[row] = f"expected {size} pixels, found {'none' if value is None else len(value)}"
+        else:
+            pixels[row] = np.frombuffer(bytes(value), np.uint8).reshape(shape)
+    return pixels, errors

@@ -1,0 +1,107 @@
+"""Parts to this machine's cores: one process a core, replaced when it dies.
+
+A process whose driver dies reads the end of its pipe after the part in hand, and ends.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+from collections import deque
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from multiprocessing.connection import Connection, wait
+from typing import Any, cast
+
+from clients.bulk.job import Job, Part
+from clients.bulk.scoring import Outcome, do_part
+
+ATTEMPTS = 3  # of a part; a picture that kills its process must not stop the run
+
+
+def run(job: Job, parts: Iterator[Part], processes: int) -> Iterator[Outcome]:
+    """Does the parts; gives what became of each, in the order in which they end."""
+    with ExitStack() as stack:
+        workers = [stack.enter_context(_Worker(job)) for _ in range(processes)]
+        again: deque[tuple[Part, int]] = deque()
+        idle, busy = list(workers), dict[Any, _Worker]()
+        while True:
+            while idle and (task := _next(again, parts)) is not None:
+                worker = idle.pop()
+                worker.start(*task)
+                busy[worker.connection] = worker
+            if not busy:
+                return
+            for connection in wait(list(busy)):
+                worker = busy.pop(connection)
+                outcome = worker.outcome()
+                idle.append(worker)
+                if outcome.failure and worker.attempt < ATTEMPTS:
+                    again.append((worker.part, worker.attempt + 1))
+                else:
+                    yield outcome
+
+
+def _next(again: deque[tuple[Part, int]], parts: Iterator[Part]) -> tuple[Part, int] | None:
+    if again:
+        return again.popleft()
+    part = next(parts, None)
+    return None if part is None else (part, 1)
+
+
+class _Worker:
+    """A process with at most one part in hand."""
+
+    part: Part
+    attempt: int
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._process: Any = None
+
+    def start(self, part: Part, attempt: int) -> None:
+        """Hands it a part, in a new process if there is none."""
+        if self._process is None:
+            context = multiprocessing.get_context("spawn")
+            self.connection, far_end = context.Pipe()
+            self._process = context.Process(target=_serve, args=(self._job, far_end), daemon=True)
+            self._process.start()
+            far_end.close()  # else its death would not end the pipe
+        self.part, self.attempt = part, attempt
+        with suppress(OSError):  # it died; the pipe's end says so at once
+            self.connection.send(part.to_line())
+
+    def outcome(self) -> Outcome:
+        """What it says of its part; a dead process says that it is dead."""
+        try:
+            return cast(Outcome, self.connection.recv())
+        except (EOFError, OSError):
+            self._process.join()
+            code, self._process = self._process.exitcode, None
+            self.connection.close()
+            return Outcome(self.part.number, failure=f"its process ended with code {code}")
+
+    def __enter__(self) -> _Worker:
+        return self
+
+    def __exit__(self, *unused: object) -> None:
+        if self._process is not None:
+            self._process.terminate()
+            self._process.join()
+            self.connection.close()
+
+
+def _serve(job: Job, connection: Connection) -> None:
+    """The process: parts from the pipe until it ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the driver ends this process
+    try:
+        while True:
+            line = connection.recv()
+            number = Part.from_line(line).number
+            try:
+                outcome = do_part(job, line)
+            except Exception as error:  # one part's trouble, whatever it is, must not end the run
+                outcome = Outcome(number, failure=f"{type(error).__name__}: {' '.join(str(error).split())}")
+            connection.send(outcome)
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        return

@@ -1,0 +1,46 @@
+"""The same parts on a Ray cluster: the one of $RAY_ADDRESS, else one that Ray starts on this machine.
+
+Every node must see the inputs, the model and the output under the same paths, and have this package.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+from clients.bulk.by_processes import ATTEMPTS
+from clients.bulk.job import Job, Part
+from clients.bulk.scoring import Outcome, do_part
+
+
+def run(job: Job, parts: Iterator[Part]) -> Iterator[Outcome]:
+    """Does the parts, one a core at a time, and as many waiting; gives what became of each."""
+    import ray
+
+    ray.init(log_to_driver=False, include_dashboard=False)
+    try:
+        # Tasks, not actors: two actors of 0.9 cores on two cores leave readers none, and the job hangs.
+        task = ray.remote(num_cpus=1, max_retries=ATTEMPTS - 1, retry_exceptions=[OSError])(do_part)
+        ahead = 2 * int(ray.cluster_resources().get("CPU", 1))
+        waiting: dict[Any, int] = {}
+        while True:
+            for part in islice(parts, ahead - len(waiting)):
+                waiting[task.remote(job, part.to_line())] = part.number
+            if not waiting:
+                return
+            ended, _ = ray.wait(list(waiting), num_returns=1)
+            for reference in ended:
+                yield _outcome(reference, waiting.pop(reference))
+    finally:
+        ray.shutdown()
+
+
+def _outcome(reference: Any, number: int) -> Outcome:
+    import ray
+
+    try:
+        outcome: Outcome = ray.get(reference)
+    except ray.exceptions.RayError as error:
+        return Outcome(number, failure=str(error).strip().splitlines()[-1])
+    return outcome

@@ -1,0 +1,183 @@
+"""What a run is to do: a `Job` with its list of `Part`s, fixed by the first run and kept in the output folder.
+
+    DIR/_job.json               the model, the inputs, how many parts
+    DIR/_parts-HASH.jsonl       one part a line; read line by line, so memory does not grow with the job
+    DIR/part-00000007.parquet   the answers of part 7, whole or absent
+
+A part is deterministic, and its file appears by one rename. So a run that was killed goes on by doing the parts without
+a file, and two runs at once do no harm. Readers of Parquet skip names that start with an underscore.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import tempfile
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import IO, Literal
+
+from fsspec.core import url_to_fs
+from fsspec.implementations.local import LocalFileSystem
+
+from clients.errors import ClientError
+
+JOB_FILE = "_job.json"
+
+Kind = Literal["pictures", "tar", "parquet", "idx"]
+
+
+class JobMismatch(ClientError):
+    """The output folder belongs to another job, or an input is not what was planned."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one step reads: picture files, one tar, row groups of a Parquet file, or rows of an idx file."""
+
+    number: int
+    kind: Kind
+    paths: tuple[str, ...]  # absolute, or with a protocol; one, except of pictures
+    start: int = 0  # first row group or row
+    stop: int = 0  # exclusive
+    first_row: int = 0  # of the Parquet file's rows
+    rows: int | None = None  # None: a tar says so at its end only
+    file_bytes: int | None = None  # of the file when it was planned
+
+    @property
+    def file_name(self) -> str:
+        return f"part-{self.number:08d}.parquet"
+
+    def to_line(self) -> str:
+        return json.dumps(asdict(self), ensure_ascii=False)
+
+    @staticmethod
+    def from_line(line: str) -> Part:
+        content = json.loads(line)
+        return Part(**content | {"paths": tuple(content["paths"])})
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What must not change between two runs into one folder."""
+
+    inputs: tuple[str, ...]  # absolute
+    model_file: str
+    model: str
+    version: str
+    sha256: str  # of the model's file
+    image_column: str
+    id_column: str
+    part_rows: int | None
+
+
+@dataclass(frozen=True)
+class Job:
+    """The settings, and the totals of the parts; `rows` is None if a tar is among them."""
+
+    settings: Settings
+    output: str
+    parts_file: str
+    parts: int
+    rows: int | None
+
+
+def absolute(path: str) -> str:
+    """A path or URL, the same from every folder."""
+    filesystem, inner = url_to_fs(path)
+    return inner if isinstance(filesystem, LocalFileSystem) else str(filesystem.unstrip_protocol(inner))
+
+
+class Output:
+    """A folder or URL of fsspec into which files come whole or not at all."""
+
+    def __init__(self, path: str) -> None:
+        self.path = absolute(path)
+        self._filesystem, self._inner = url_to_fs(path)
+        self._filesystem.makedirs(self._inner, exist_ok=True)
+
+    def write(self, name: str, data: bytes) -> None:
+        """On a disk beside, flushed, then renamed; on object storage one upload, which is atomic there."""
+        if not isinstance(self._filesystem, LocalFileSystem):
+            self._filesystem.pipe_file(f"{self._inner}/{name}", data)
+            return
+        descriptor, beside = tempfile.mkstemp(prefix=f".{name}.", dir=self._inner)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                os.fchmod(file.fileno(), 0o644)  # mkstemp makes it private
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            Path(beside).replace(Path(self._inner) / name)
+        except BaseException:
+            Path(beside).unlink(missing_ok=True)
+            raise
+
+    def copy_in(self, file: Path, name: str) -> None:
+        self._filesystem.put_file(str(file), f"{self._inner}/{name}")
+
+    def read(self, name: str) -> bytes | None:
+        """The content of a file, None if it is absent."""
+        try:
+            return bytes(self._filesystem.cat_file(f"{self._inner}/{name}"))
+        except FileNotFoundError:
+            return None
+
+    def open(self, name: str) -> IO[bytes]:
+        file: IO[bytes] = self._filesystem.open(f"{self._inner}/{name}", "rb")
+        return file
+
+    def done(self) -> set[int]:
+        """The numbers of the parts that have a file."""
+        names = (str(name).rpartition("/")[2] for name in self._filesystem.ls(self._inner, detail=False))
+        return {int(match[1]) for name in names if (match := re.fullmatch(r"part-(\d+)\.parquet", name))}
+
+
+def open_job(output: Output, settings: Settings, plan: Iterable[Part]) -> Job:
+    """The job of the folder; a new folder gets the parts of `plan`, which is not read otherwise.
+
+    Raises JobMismatch if the folder has the job of other settings.
+    """
+    if output.read(JOB_FILE) is None:
+        _write_job(output, settings, plan)
+    stored = json.loads(output.read(JOB_FILE) or b"{}")
+    try:
+        before = Settings(**stored["settings"] | {"inputs": tuple(stored["settings"]["inputs"])})
+        job = Job(before, output.path, stored["parts_file"], stored["parts"], stored["rows"])
+    except (KeyError, TypeError) as error:
+        raise JobMismatch(f"{output.path}/{JOB_FILE}: expected the job of a bulk run, found {error!r}") from error
+    for field in fields(Settings):
+        if (was := getattr(before, field.name)) != (now := getattr(settings, field.name)):
+            raise JobMismatch(f"{output.path}: expected its job's {field.name} {was!r}, found {now!r}")
+    return job
+
+
+def _write_job(output: Output, settings: Settings, plan: Iterable[Part]) -> None:
+    """Lists the parts, then names their list in the job: two planners at once write the same files."""
+    digest, parts, rows = hashlib.sha256(), 0, 0
+    unknown = False
+    with tempfile.TemporaryDirectory() as folder:
+        listed = Path(folder) / "parts"
+        with listed.open("wb") as file:
+            for part in plan:
+                line = part.to_line().encode() + b"\n"
+                file.write(line)
+                digest.update(line)
+                parts, rows, unknown = parts + 1, rows + (part.rows or 0), unknown or part.rows is None
+        name = f"_parts-{digest.hexdigest()[:16]}.jsonl"
+        output.copy_in(listed, name)
+    total = None if unknown else rows
+    job = {"settings": asdict(settings), "parts_file": name, "parts": parts, "rows": total}
+    output.write(JOB_FILE, json.dumps(job, indent=2).encode())
+
+
+def parts_to_do(output: Output, job: Job, share: tuple[int, int]) -> Iterator[Part]:
+    """The parts of this share, (index, count), that have no file yet."""
+    done, (index, count) = output.done(), share
+    with output.open(job.parts_file) as lines:
+        for number, line in enumerate(lines):
+            if number % count == index and number not in done:
+                yield Part.from_line(line.decode())

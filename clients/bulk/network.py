@@ -1,0 +1,116 @@
+"""A classifier in this process: a published version, or a file of the exporter, run by ONNX Runtime on one core.
+
+In: `triton_repo/vitbn` (the served version), `triton_repo/vitbn/2`, or `FILE.onnx`. Out: labels and probabilities. The
+file itself holds its configuration and its temperature.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from clients.errors import ModelMismatch, ModelNotFound
+from clients.images.prepare import Preprocessing
+from clients.prediction import probabilities
+
+BATCH_SIZE = 256  # images a call; on a CPU larger batches leave the cache
+_INPUT, _OUTPUT = "image", "logits"
+
+
+@dataclass(frozen=True)
+class ModelFile:
+    """Which file answers, under which name and version."""
+
+    path: str
+    name: str
+    version: str
+    sha256: str
+
+
+def find_model(path: Path) -> ModelFile:
+    """The file behind a model's folder, a version's folder or an ONNX file.
+
+    Raises ModelNotFound, and ModelMismatch for a version whose file has changed since it was published.
+    """
+    if path.is_file():
+        digest = _digest(path)
+        return ModelFile(str(path.resolve()), path.stem, digest[:12], digest)
+    folder = path if (path / "manifest.json").is_file() else path / str(_served_version(path))
+    try:
+        manifest = json.loads((folder / "manifest.json").read_text())
+        file, expected = folder / Path(manifest["file"]).name, str(manifest["sha256"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ModelNotFound(f"{folder}: expected a published version with its manifest, found {error!r}") from error
+    if (digest := _digest(file)) != expected:
+        raise ModelMismatch(f"{file}: expected the SHA-256 {expected}, found {digest}")
+    return ModelFile(str(file.resolve()), folder.resolve().parent.name, folder.name, digest)
+
+
+def _digest(path: Path) -> str:
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError as error:
+        raise ModelNotFound(f"{path}: expected a model, found {error.strerror}") from error
+
+
+def _served_version(folder: Path) -> int:
+    """The version that answers requests that name none: the highest of those that config.pbtxt serves."""
+    from google.protobuf import text_format
+    from tritonclient.grpc import model_config_pb2 as pb
+
+    try:
+        config = text_format.Parse((folder / "config.pbtxt").read_text(), pb.ModelConfig())
+        present = [int(each.name) for each in folder.iterdir() if each.name.isdecimal() and each.is_dir()]
+    except (OSError, UnicodeDecodeError, text_format.ParseError) as error:
+        raise ModelNotFound(
+            f"{folder}: expected an ONNX file, a model's folder or a version's, found {' '.join(str(error).split())}"
+        ) from error
+    served: set[int] = set(config.version_policy.specific.versions) & set(present) or set(present)
+    if not served:
+        raise ModelNotFound(f"{folder}: expected a version, found none")
+    return max(served)
+
+
+class Network:
+    """An ONNX classifier on one thread; raises ModelMismatch for another kind of model."""
+
+    def __init__(self, model: ModelFile) -> None:
+        import onnxruntime as ort
+
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = options.inter_op_num_threads = 1
+        options.enable_mem_pattern = False  # it keeps a copy of all activations for every batch size
+        data = Path(model.path).read_bytes()
+        if (digest := hashlib.sha256(data).hexdigest()) != model.sha256:
+            raise ModelMismatch(f"{model.path}: expected the SHA-256 {model.sha256}, found {digest}")
+        self.model = model
+        try:
+            self._session = ort.InferenceSession(data, options, ["CPUExecutionProvider"])
+            about = self._session.get_modelmeta().custom_metadata_map
+            config = json.loads(about["model_config"])
+            self.labels = tuple(str(label) for label in config["labels"])
+            height, width = config["image_size"]
+            self.shape: tuple[int, int, int] = (int(config["channels"]), int(height), int(width))
+            self.preprocessing: Preprocessing = config.get("preprocessing", "ink")
+            self.temperature = float(about.get("temperature", 1.0))
+        except Exception as error:  # ONNX Runtime's errors have no common base class
+            reason = " ".join(str(error).split())
+            raise ModelMismatch(f"{model.path}: expected a classifier of the exporter, found {reason}") from error
+        tensors = {each.name: each.type for each in (*self._session.get_inputs(), *self._session.get_outputs())}
+        if tensors != (expected := {_INPUT: "tensor(uint8)", _OUTPUT: "tensor(float)"}):
+            raise ModelMismatch(f"{model.path}: expected the tensors {expected}, found {tensors}")
+
+    def classify(self, pixels: NDArray[np.uint8]) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """uint8 (n, C, H, W) -> the index of each row's label (n,) and its probability (n,)."""
+        logits = np.empty((len(pixels), len(self.labels)), np.float32)
+        for start in range(0, len(pixels), BATCH_SIZE):
+            batch = pixels[start : start + BATCH_SIZE]
+            logits[start : start + len(batch)] = self._session.run([_OUTPUT], {_INPUT: batch})[0]
+        index = logits.argmax(axis=1)
+        shares = probabilities(logits, self.temperature)
+        return index, shares[np.arange(len(index)), index].astype(np.float32)

@@ -1,0 +1,64 @@
+"""How far a run is: a line on standard error every ten seconds, in a terminal one that stays in place."""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import dataclass, field
+
+import click
+
+from clients.bulk.scoring import Outcome
+
+_EVERY_S, _TERMINAL_EVERY_S = 10.0, 0.5
+
+
+@dataclass
+class Progress:
+    """Counts what ends in this run; `parts` and `rows` (None: unknown) are what this run has to do."""
+
+    parts: int
+    rows: int | None
+    done: int = 0
+    rows_done: int = 0
+    errors: int = 0
+    failed: int = 0
+    _started_s: float = field(default_factory=time.monotonic)
+    _told_s: float = 0.0
+
+    def add(self, outcome: Outcome) -> None:
+        if outcome.failure:
+            self.failed += 1
+            self._clear()
+            click.echo(f"Error: part {outcome.number}: {outcome.failure}", err=True)
+        self.done += 1
+        self.rows_done += outcome.rows
+        self.errors += outcome.errors
+        terminal, now = sys.stderr.isatty(), time.monotonic()
+        if now - max(self._told_s, self._started_s) >= (_TERMINAL_EVERY_S if terminal else _EVERY_S):
+            self._told_s = now
+            click.echo(f"\r\033[K{self.line()}" if terminal else self.line(), err=True, nl=not terminal)
+
+    def line(self) -> str:
+        """Parts, rows, rate, and the time left at that rate."""
+        seconds = max(time.monotonic() - self._started_s, 1e-9)
+        share = self.rows_done / self.rows if self.rows else self.done / max(1, self.parts)
+        left = f"{_clock(seconds * (1 - share) / share)} left" if 0 < share < 1 else f"{_clock(seconds)} taken"
+        of = f" of {self.rows:,}" if self.rows is not None else ""
+        errors = f", {self.errors:,} with errors" if self.errors else ""
+        rate = f"{self.rows_done / seconds:,.0f} rows/s"
+        return f"{self.rows_done:,}{of} rows{errors}, {self.done:,} of {self.parts:,} parts, {rate}, {left}"
+
+    def end(self) -> None:
+        self._clear()
+        click.echo(self.line(), err=True)
+
+    def _clear(self) -> None:
+        if sys.stderr.isatty():
+            click.echo("\r\033[K", err=True, nl=False)
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}"

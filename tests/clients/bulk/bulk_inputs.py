@@ -1,0 +1,102 @@
+"""A network made in milliseconds, and the same digits as a folder, a tar, Parquet and idx."""
+
+import hashlib
+import io
+import json
+import struct
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from onnx import TensorProto, helper, numpy_helper
+from PIL import Image
+
+SEEN = np.random.default_rng(7).normal(size=(784, 10)).astype(np.float32) / 255
+CONFIG = {"channels": 1, "image_size": [28, 28], "labels": [f"digit-{each}" for each in range(10)]}
+
+
+def write_network(path: Path, weights: np.ndarray = SEEN, **config: object) -> Path:
+    """A linear network with the metadata that the exporter writes; `config` changes its configuration."""
+    nodes = [
+        helper.make_node("Cast", ["image"], ["pixels"], to=TensorProto.FLOAT),
+        helper.make_node("Reshape", ["pixels", "flat_shape"], ["flat"]),
+        helper.make_node("MatMul", ["flat", "weights"], ["logits"]),
+    ]
+    inputs = [helper.make_tensor_value_info("image", TensorProto.UINT8, ["batch", 1, 28, 28])]
+    outputs = [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", 10])]
+    constants = {"flat_shape": np.array([-1, 784]), "weights": weights}
+    tensors = [numpy_helper.from_array(value, name) for name, value in constants.items()]
+    graph = helper.make_graph(nodes, "linear", inputs, outputs, tensors)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    helper.set_model_props(model, {"model_config": json.dumps(CONFIG | config), "temperature": "2.0"})
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+def publish(repository: Path, *versions: Path) -> Path:
+    """A model's folder with those files as versions 1, 2, ..."""
+    for number, file in enumerate(versions, 1):
+        folder = repository / "linear" / str(number)
+        folder.mkdir(parents=True)
+        (folder / "model.onnx").write_bytes(file.read_bytes())
+        digest = hashlib.sha256(file.read_bytes()).hexdigest()
+        (folder / "manifest.json").write_text(json.dumps({"file": "model.onnx", "sha256": digest}))
+    (repository / "linear/config.pbtxt").write_text('name: "linear"\n')
+    return repository / "linear"
+
+
+def expected(images: np.ndarray) -> tuple[list[str], np.ndarray]:
+    """Label and probability of images (n, 28, 28), computed apart from the code under test."""
+    logits = images.reshape(len(images), -1).astype(np.float64) @ SEEN / 2.0
+    shares = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    return [f"digit-{each}" for each in logits.argmax(axis=1)], shares.max(axis=1)
+
+
+def png(image: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(image).save(file, "PNG")
+    return file.getvalue()
+
+
+def idx_bytes(images: np.ndarray) -> bytes:
+    return struct.pack(f">4B{images.ndim}I", 0, 0, 8, images.ndim, *images.shape) + images.tobytes()
+
+
+def write_tar(path: Path, members: dict[str, bytes]) -> Path:
+    with tarfile.open(path, "w") as shard:
+        for name, content in members.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            shard.addfile(member, io.BytesIO(content))
+    return path
+
+
+def write_parquet(path: Path, column: pa.Array, row_group_size: int = 7, **more: pa.Array) -> Path:
+    pq.write_table(pa.table({"image": column, **more}), path, row_group_size=row_group_size)
+    return path
+
+
+def write_all(folder: Path, images: np.ndarray) -> dict[str, Path]:
+    """The images (n, 28, 28) in every form, by the name of the form."""
+    folder.mkdir(parents=True)
+    (folder / "pictures/below").mkdir(parents=True)
+    encoded = [png(image) for image in images]
+    for number, content in enumerate(encoded):
+        (folder / "pictures" / ("below" if number >= len(images) // 2 else "") / f"{number:03}.png").write_bytes(
+            content
+        )
+    rows = images.reshape(len(images), -1)
+    (folder / "x-images-idx3-ubyte").write_bytes(idx_bytes(images))
+    members = {f"{number:03}.png": content for number, content in enumerate(encoded)}
+    fixed = pa.array([row.tobytes() for row in rows], pa.binary(784))
+    return {
+        "folder": folder / "pictures",
+        "idx": folder / "x-images-idx3-ubyte",
+        "tar": write_tar(folder / "x.tar", {"000.cls": b"7"} | members),
+        "pixels": write_parquet(folder / "fixed.parquet", fixed),
+        "lists": write_parquet(folder / "lists.parquet", pa.array(list(rows), pa.list_(pa.uint8()))),
+        "encoded": write_parquet(folder / "encoded.parquet", pa.array(encoded)),
+        "struct": write_parquet(folder / "struct.parquet", pa.array([{"bytes": each, "path": ""} for each in encoded])),
+    }

@@ -1,0 +1,218 @@
+"""Every form of input gives the right answers; what is bad is a row or a line; what is done stays done."""
+
+import gzip
+import json
+from pathlib import Path
+
+import fsspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from bulk_inputs import expected, idx_bytes, png, publish, write_all, write_network, write_parquet, write_tar
+from click.testing import CliRunner
+
+from clients.bulk.app import _job, bulk
+from clients.bulk.job import JobMismatch, parts_to_do
+from clients.bulk.network import Network, find_model
+from clients.bulk.scoring import do_part
+from clients.errors import ClientError, InvalidImage, ModelMismatch
+
+FORMS = ("folder", "idx", "tar", "pixels", "lists", "encoded", "struct")
+
+
+def run(inputs, output, model, share=(0, 1), id_column="id", part_rows=None) -> pa.Table:
+    """The answers of a run in this process, in the order of the parts."""
+    job, target = _job(tuple(map(str, inputs)), str(output), Path(model), "image", id_column, part_rows)
+    for part in list(parts_to_do(target, job, share)):
+        do_part(job, part.to_line())
+    names = [f"part-{number:08d}.parquet" for number in sorted(target.done())]
+    return pa.concat_tables(pq.read_table(target.open(name)) for name in names)
+
+
+@pytest.fixture(scope="module")
+def forms(tmp_path_factory, digits):
+    return write_all(tmp_path_factory.mktemp("forms") / "inputs", digits)
+
+
+@pytest.mark.parametrize("part_rows", [None, 9])
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_gives_the_right_answers(tmp_path, forms, digits, network, form, part_rows):
+    table = run([forms[form]], tmp_path / "out", network, part_rows=part_rows)
+    labels, probabilities = expected(digits)
+    assert table["error"].null_count == len(table) == len(digits)
+    assert table["label"].to_pylist() == labels
+    np.testing.assert_allclose(table["probability"].to_numpy(), probabilities, rtol=1e-5)
+    assert set(table["model_version"].to_pylist()) == {find_model(network).version}
+    assert len(set(table["id"].to_pylist())) == len(digits)
+    assert table["id"][3].as_py().startswith(str(forms[form]))
+
+
+def test_a_wrong_weight_gives_other_answers(tmp_path, forms, digits):
+    other = write_network(tmp_path / "other.onnx", np.eye(784, 10, dtype=np.float32), preprocessing="photo")
+    labels, _ = expected(digits)
+    assert run([forms["idx"]], tmp_path / "out", other)["label"].to_pylist() != labels
+
+
+def test_a_folder_of_shards_and_a_pattern(tmp_path, forms, digits, network):
+    inputs = [forms["idx"].parent, str(forms["idx"].parent / "*.tar")]
+    table = run(inputs, tmp_path / "out", network)
+    assert table["label"].to_pylist() == expected(digits)[0] * (len(FORMS) + 1)
+
+
+def test_a_zipped_idx_file_is_one_part(tmp_path, digits, network):
+    (tmp_path / "x-images-idx3-ubyte.gz").write_bytes(gzip.compress(idx_bytes(digits)))
+    table = run([tmp_path / "x-images-idx3-ubyte.gz"], tmp_path / "out", network, part_rows=9)
+    assert table["label"].to_pylist() == expected(digits)[0]
+    assert len(list((tmp_path / "out").glob("part-*"))) == 1
+
+
+def test_pixels_of_another_size_are_fitted(tmp_path, network):
+    large = np.full((3, 56, 56), 200, np.uint8)
+    (tmp_path / "x-images-idx3-ubyte").write_bytes(idx_bytes(large))
+    table = run([tmp_path / "x-images-idx3-ubyte"], tmp_path / "out", network)
+    assert table["label"].to_pylist() == expected(large[:, ::2, ::2])[0]
+
+
+def test_the_id_column_names_the_rows(tmp_path, digits, network):
+    pixels = pa.array([each.tobytes() for each in digits], pa.binary(784))
+    path = write_parquet(tmp_path / "x.parquet", pixels, key=pa.array(range(100, 140)))
+    table = run([path], tmp_path / "out", network, id_column="key")
+    assert table["id"].to_pylist() == [str(each) for each in range(100, 140)]
+
+
+def test_urls_are_read_and_written(digits, network):
+    fsspec.filesystem("memory").pipe_file("/shards/x-images-idx3-ubyte", idx_bytes(digits))
+    table = run(["memory://shards"], "memory://answers", network, part_rows=9)
+    assert table["label"].to_pylist() == expected(digits)[0]
+    assert table["id"][39].as_py() == "memory:///shards/x-images-idx3-ubyte[39]"
+
+
+def test_a_bad_picture_is_a_row_with_an_error(tmp_path, digits, network_of_ink):
+    good, blank = png(digits[39]), png(np.full((28, 28), 255, np.uint8))
+    write_tar(tmp_path / "a.tar", {"1.png": good, "2.png": b"no picture", "3.png": blank, "4.png": good})
+    ragged = [digits[39].ravel().tolist(), [1, 2], None, [0] * 784]
+    write_parquet(tmp_path / "b.parquet", pa.array(ragged, pa.list_(pa.uint8())))
+    write_parquet(tmp_path / "c.parquet", pa.array([good, None]))
+    table = run([tmp_path], tmp_path / "out", network_of_ink)
+    bad = [False, True, True, False, False, True, True, True, False, True]
+    assert [error is not None for error in table["error"].to_pylist()] == bad
+    assert [label is None for label in table["label"].to_pylist()] == bad
+    assert [each is None for each in table["probability"].to_pylist()] == bad
+    assert "no ink" in table["error"][2].as_py()
+    assert "expected 784 pixels, found 2" in table["error"][5].as_py()
+
+
+def test_a_damaged_shard_costs_its_end(tmp_path, digits, network):
+    shard = write_tar(tmp_path / "x.tar", {f"{number}.png": png(digits[39]) for number in range(9)})
+    shard.write_bytes(shard.read_bytes()[:5000])
+    (tmp_path / "x-images-idx3-ubyte.gz").write_bytes(gzip.compress(idx_bytes(digits))[:-200])
+    table = run([tmp_path], tmp_path / "out", network)
+    errors = [error for error in table["error"].to_pylist() if error]
+    assert len(errors) == 2
+    assert all("damaged from here on" in error for error in errors)
+    assert table["label"].null_count == 2
+    assert table["label"].to_pylist()[1:-1] == [expected(digits[39:])[0][0]] * (len(table) - 2)
+    assert len(table) > 3
+
+
+def test_what_is_done_is_skipped(tmp_path, forms, network):
+    whole = run([forms["idx"]], tmp_path / "out", network, part_rows=9)
+    kept, missing = (tmp_path / f"out/part-0000000{number}.parquet" for number in (1, 3))
+    before, content = kept.stat().st_mtime_ns, missing.read_bytes()
+    missing.unlink()
+    assert run([forms["idx"]], tmp_path / "out", network, part_rows=9).equals(whole)
+    assert (kept.stat().st_mtime_ns, missing.read_bytes()) == (before, content)
+
+
+def test_a_folder_belongs_to_one_job(tmp_path, forms, network, network_of_ink):
+    run([forms["idx"]], tmp_path / "out", network)
+    with pytest.raises(JobMismatch, match="expected its job's model_file"):
+        run([forms["idx"]], tmp_path / "out", network_of_ink)
+    with pytest.raises(JobMismatch, match="expected its job's inputs"):
+        run([forms["tar"]], tmp_path / "out", network)
+
+
+def test_shares_are_disjoint_and_whole(tmp_path, forms, network):
+    job, target = _job((str(forms["idx"]),), str(tmp_path / "out"), network, "image", "id", 3)
+    shares = [[part.number for part in parts_to_do(target, job, (index, 4))] for index in range(4)]
+    assert sorted(number for share in shares for number in share) == list(range(14))
+    assert shares[1] == [1, 5, 9, 13]
+
+
+def test_a_file_that_changed_since_it_was_planned_is_refused(tmp_path, digits, network):
+    (path := tmp_path / "x.idx").write_bytes(idx_bytes(digits))
+    job, target = _job((str(path),), str(tmp_path / "out"), network, "image", "id", None)
+    path.write_bytes(idx_bytes(digits[:39]))
+    (part,) = parts_to_do(target, job, (0, 1))
+    with pytest.raises(JobMismatch, match=r"expected 31376 bytes as planned, found 30592"):
+        do_part(job, part.to_line())
+
+
+def test_the_served_version_answers(tmp_path, network):
+    other = write_network(tmp_path / "other.onnx", np.eye(784, 10, dtype=np.float32))
+    model = publish(tmp_path / "repository", network, other)
+    assert find_model(model).version == "2"
+    assert find_model(model / "1").version == "1"
+    (model / "config.pbtxt").write_text('name: "linear" version_policy { specific { versions: [1] } }')
+    assert (find_model(model).name, find_model(model).version) == ("linear", "1")
+    (model / "1/model.onnx").write_bytes(b"changed")
+    with pytest.raises(ModelMismatch, match="expected the SHA-256"):
+        find_model(model)
+
+
+@pytest.mark.slow
+def test_a_published_network_of_the_exporter_is_right(repository):
+    from models.data import load_digits
+
+    network, data = Network(find_model(repository / "vitbn")), load_digits()
+    index, probability = network.classify(np.asarray(data.test_images))
+    assert (index == np.asarray(data.test_labels)).mean() > 0.95
+    assert 0.1 <= probability.min() <= probability.max() <= 1
+
+
+def refusals(folder: Path) -> dict[str, tuple[Path, str]]:
+    """Inputs that are none, each with what the message says."""
+    (folder / "empty").mkdir()
+    (folder / "notes.txt").write_text("")
+    (folder / "short.idx").write_bytes(idx_bytes(np.zeros((3, 28, 28), np.uint8))[:-1])
+    (folder / "labels.idx").write_bytes(idx_bytes(np.zeros(3, np.uint8)))
+    (folder / "torn.parquet").write_bytes(b"PAR1")
+    narrow = write_parquet(folder / "narrow.parquet", pa.array([b"12"], pa.binary(2)))
+    words = write_parquet(folder / "words.parquet", pa.array(["12"]))
+    return {
+        "absent": (folder / "absent", "expected a file, a folder or a pattern"),
+        "empty": (folder / "empty", "found none"),
+        "name": (folder / "notes.txt", "found another name"),
+        "short idx": (folder / "short.idx", "expected 2368 bytes for 3 images, found 2367"),
+        "labels": (folder / "labels.idx", "expected the idx magic"),
+        "torn": (folder / "torn.parquet", "expected a Parquet file"),
+        "narrow": (narrow, "expected pixels of 784 bytes, found 2"),
+        "words": (words, "of bytes or uint8, found string"),
+    }
+
+
+def test_what_is_no_input_stops_before_anything_is_written(tmp_path, network):
+    for name, (path, text) in refusals(tmp_path).items():
+        output = tmp_path / "out" / name
+        with pytest.raises((InvalidImage, ClientError)) as refusal:
+            run([path], output, network)
+        assert str(path) in str(refusal.value), name
+        assert text in str(refusal.value), name
+        assert not list(output.iterdir()), name
+
+
+def test_the_command_says_what_is_wrong_in_a_line(tmp_path, forms):
+    (tmp_path / "x.onnx").write_bytes(b"no model")
+    arguments = [str(forms["idx"]), "--output", str(tmp_path / "out"), "--model", str(tmp_path / "x.onnx")]
+    done = CliRunner().invoke(bulk, arguments)
+    assert (done.exit_code, done.output.count("\n")) == (1, 1)
+    assert "expected a classifier of the exporter" in done.output
+    for share in ("1", "2/2", "-1/2", "a/b"):
+        assert CliRunner().invoke(bulk, [*arguments, "--share", share]).exit_code == 2
+
+
+def test_the_job_file_is_readable(tmp_path, forms, network):
+    run([forms["idx"]], tmp_path / "out", network, part_rows=9)
+    job = json.loads((tmp_path / "out/_job.json").read_text())
+    assert (job["parts"], job["rows"]) == (5, 40)

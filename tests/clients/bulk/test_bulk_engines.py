@@ -1,0 +1,97 @@
+"""Killed and resumed, a run is exact: every row once, the same bytes; Ray gives the same files."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+from bulk_inputs import idx_bytes
+from click.testing import CliRunner
+
+from clients.bulk.app import _job, bulk
+from clients.bulk.job import parts_to_do
+from clients.bulk.scoring import do_part
+
+PARTS, ROWS = 120, 250
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("rows") / "x-images-idx3-ubyte"
+    path.write_bytes(idx_bytes(np.random.default_rng(3).integers(0, 256, (PARTS * ROWS, 28, 28), np.uint8)))
+    return path
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory, rows, network) -> dict[str, bytes]:
+    """The files of a run in this process."""
+    output = tmp_path_factory.mktemp("undisturbed")
+    job, target = _job((str(rows),), str(output), network, "image", "id", ROWS)
+    for part in list(parts_to_do(target, job, (0, 1))):
+        do_part(job, part.to_line())
+    assert len(target.done()) == PARTS
+    return answers(output)
+
+
+def answers(output: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in output.glob("part-*")}
+
+
+def command(rows: Path, output: Path, network: Path) -> list[str]:
+    options = ["--output", str(output), "--model", str(network), "--part-rows", str(ROWS), "--processes", "2"]
+    return [sys.executable, "-m", "clients.bulk.app", str(rows), *options]
+
+
+def wait_for_parts(output: Path, count: int) -> None:
+    deadline = time.monotonic() + 60
+    while len(list(output.glob("part-*"))) < count:
+        assert time.monotonic() < deadline, "no part in time"
+        time.sleep(0.002)
+
+
+@pytest.mark.slow
+def test_killed_worker_and_killed_driver(tmp_path, rows, network, undisturbed):
+    output = tmp_path / "out"
+    driver = subprocess.Popen(command(rows, output, network), stderr=subprocess.PIPE, start_new_session=True)
+    wait_for_parts(output, 1)
+    workers = [each for each in psutil.Process(driver.pid).children() if "spawn_main" in " ".join(each.cmdline())]
+    workers[0].kill()
+    wait_for_parts(output, len(list(output.glob("part-*"))) + 5)
+    os.kill(driver.pid, signal.SIGKILL)
+    driver.communicate()
+    assert not psutil.wait_procs(workers, timeout=30)[1]  # they end by themselves
+    before = answers(output)
+    assert 5 < len(before) < PARTS  # else this proves nothing
+    assert before.items() <= undisturbed.items()
+    done = subprocess.run(command(rows, output, network), capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert answers(output) == undisturbed
+    assert f"{PARTS - len(before)} of {PARTS - len(before)} parts" in done.stderr
+
+
+@pytest.mark.slow
+def test_parts_that_fail_are_tried_again_and_named(tmp_path, rows, network):
+    copy = tmp_path / rows.name
+    copy.write_bytes(rows.read_bytes())
+    output = tmp_path / "out"
+    _job((str(copy),), str(output), network, "image", "id", PARTS * ROWS)
+    copy.unlink()
+    arguments = [*command(copy, output, network)[3:], "--part-rows", str(PARTS * ROWS)]
+    done = CliRunner().invoke(bulk, arguments)
+    assert done.exit_code == 1, done.output
+    assert "Error: part 0: FileNotFoundError" in done.output
+    assert not list(output.glob("part-*"))
+
+
+@pytest.mark.slow
+def test_ray_gives_the_same_files(tmp_path, rows, network, undisturbed):
+    pytest.importorskip("ray", reason="ray is not installed: pip install '.[ray]'")
+    output = tmp_path / "out"
+    done = subprocess.run([*command(rows, output, network), "--engine", "ray"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert answers(output) == undisturbed

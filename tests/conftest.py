@@ -1,6 +1,7 @@
 """What several folders of tests share: data that may be missing, a model trained once, a server started once."""
 
 import fcntl
+import functools
 import os
 import resource
 import signal
@@ -22,6 +23,14 @@ def _there(path: Path, what: str) -> Path:
     if not path.exists():
         (pytest.fail if os.environ.get("CI") else pytest.skip)(f"{what} is not at {path}")
     return path
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_registry() -> None:
+    """PyTorch's exporter compiles its table of operators in every call, a quarter of an export; here once a process."""
+    from torch.onnx._internal.exporter._registration import ONNXRegistry
+
+    ONNXRegistry.from_torchlib = staticmethod(functools.cache(ONNXRegistry.from_torchlib))  # type: ignore[method-assign]
 
 
 @pytest.fixture

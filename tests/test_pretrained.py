@@ -22,7 +22,7 @@ SIZES = {
     "vitbn-late": {"depth": 2, "dim": 32, "dim_head": 16, "late_cls": (32, 16)},
     "vitbn-wide": {"depth": 1, "heads": 32, "dim_head": 16, "mlp_dim": 256},
 }
-BATCH = 500
+BATCH = 100
 # The first 16 digits of the SHA-256 of names and tensors: metadata may change, weights may not.
 WEIGHTS = {
     "cnn": "821639c0d449eceb",

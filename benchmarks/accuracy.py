@@ -1,4 +1,4 @@
-"""Command line: what every runtime and precision gets right, so that each row of speed has its accuracy."""
+"""Command line: test accuracy of every runtime and precision, to go with each row of speed."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _rows(model: str, checkpoint: Checkpoint, data: Dataset) -> Iterator[dict[st
     for name, make in _contestants(checkpoint, data).items():
         note(f"Measuring {model}, {name}")
         try:
-            logits = _classify(make(), data.test_images.copy())  # PyTorch wants them writable
+            logits = _classify(make(), data.test_images.copy())  # PyTorch needs writable arrays
         except ExportError as reason:
             note(f"Not measured: {model}, {name}: {reason}")
             continue
@@ -99,7 +99,7 @@ def _lowered(checkpoint: Checkpoint, data: Dataset, precision: Any) -> Classifie
     from export.precision import Lowering
     from export.rewrites.pipeline import ALL
 
-    lowering = Lowering(precision, data, max_drop_points=100)  # the drop is what is measured
+    lowering = Lowering(precision, data, max_drop_points=100)  # no gate: the drop is the result
     return start(export(checkpoint, ALL, lowering=lowering).onnx)
 
 

@@ -1,4 +1,4 @@
-"""Command line: how well 24 kinds of pictures are read, from a sheet in good light to a crooked photo."""
+"""Command line: accuracy on 24 kinds of pictures, from a sheet in good light to a crooked photo."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SOURCES = ("dataset", "strokes", "scikit-learn")
 
 @click.command()
 @click.argument("names", nargs=-1, metavar="[CONDITION]...")
-@click.option("--images", "count", type=click.IntRange(1), default=200, show_default=True, help="Of each source.")
+@click.option("--images", "count", type=click.IntRange(1), default=200, show_default=True, help="Per source.")
 @click.option("--source", "sources", type=click.Choice(SOURCES), multiple=True, help="[default: all]")
 @dataset_options
 @click.option("--output", type=Result(folder=True), help="Folder for conditions.json and conditions.md.")

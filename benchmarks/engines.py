@@ -1,6 +1,6 @@
 """Command line: one ONNX file in each CPU engine, and requests that a backend answers together or one by one.
 
-The requests go through the code of the server's backends, without the server.
+The requests run through the server's backend code without the server.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from serving.batching import Array
     from serving.contract import Tensor
 
-SIZES = (1, 16, 128)  # images a call
-REQUESTS = (2, 8, 32)  # requests of one image in one call of the backend
+SIZES = (1, 16, 128)  # images per call
+REQUESTS = (2, 8, 32)  # one-image requests in one call of the backend
 
 
 class LoadedModel:
-    """A classifier as the backends see a loaded model."""
+    """A classifier with the interface of a loaded model."""
 
     inputs: Mapping[str, Tensor] = {}
     outputs: Mapping[str, Tensor] = {}

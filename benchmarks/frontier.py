@@ -1,4 +1,4 @@
-"""Command line: accuracy against measured speed, the plot to choose a network by."""
+"""Command line: accuracy against measured speed, for choosing a network."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class FrontierError(Exception):
-    """Checkpoints that cannot be compared; the message says what was expected and what was found."""
+    """Checkpoints that cannot be compared."""
 
 
 @click.command()
@@ -28,13 +28,13 @@ class FrontierError(Exception):
     type=click.Path(path_type=Path),
     multiple=True,
     default=[PRETRAINED],
-    help="Folder; may be repeated.  [default: the shipped ones]",
+    help="Folder; repeatable.  [default: the shipped checkpoints]",
 )
 @click.option("--images", "count", type=click.IntRange(SEARCH_IMAGES), default=5000, show_default=True)
 @seconds_option(60, "At most, to measure; three rounds in any case.")
 @click.option("--output", type=Result(folder=True), required=True, help="Folder for the JSON, table and plot.")
 def frontier(folders: Sequence[Path], count: int, seconds: float, output: Path) -> None:
-    """Plot the test accuracy of checkpoints against the images a second that they classify, with all rewrites."""
+    """Plot test accuracy against images a second of checkpoints with all rewrites."""
     from benchmarks.contest.speeds import Row, measure
     from benchmarks.measure.results import recording
     from benchmarks.reporting import accuracy_and_speed as page

@@ -85,9 +85,9 @@ def latency(
 ) -> None:
     """Time calls with --batch images in PyTorch, ONNX Runtime and more, before and after the rewrites.
 
-    Weights are those of the shipped checkpoint of this depth, or random (time does not depend on them). Every
-    contestant is first compared with PyTorch eager. All take turns, until the medians are stable or --seconds are
-    spent; "x PyTorch" is how many times as fast as PyTorch eager, float32, the row is, with a 95 % interval.
+    Weights come from the shipped checkpoint of this depth, or are random: time does not depend on them. Every
+    contestant is first compared with PyTorch eager. All take turns until the medians are stable or --seconds are spent.
+    "x PyTorch" is the speed relative to PyTorch eager in float32, with a 95 % interval.
     """
     _check(models, depth, published, sweep)
     from benchmarks.contest.contestants import Missing, Options

@@ -1,4 +1,4 @@
-"""Command line: what each norm costs at inference, once everything that folds is folded."""
+"""Command line: the cost of each norm at inference, after all possible folds."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from benchmarks.contest.ways import SEARCH_IMAGES
 from benchmarks.measure.choices import Result, seconds_option
 from benchmarks.measure.machine import cores
 
-LEARNED = 0.5  # test accuracy; below it a network did not learn, and its logits may be too large to prove
+LEARNED = 0.5  # test accuracy; networks below it failed to learn, and their logits may be too large for the proof
 
 
 class NormsError(Exception):
-    """A folder without the study; the message says what was expected and what was found."""
+    """A folder without the study."""
 
 
 @click.command()

@@ -1,4 +1,4 @@
-"""Command line: where the time of an inference goes, operator by operator, plain and after all rewrites."""
+"""Command line: time per operator, plain and after all rewrites."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from models.catalog import SHIPPED, shipped
 @click.option("--threads", type=click.IntRange(1), help="[default: all cores]")
 @json_option
 def operators(model: str, batch: int, calls: int, threads: int | None, json_path: Path | None) -> None:
-    """Time each operator of a shipped model in ONNX Runtime on the CPU: the plain export, and all rewrites done."""
+    """Time each operator of a shipped model in ONNX Runtime on the CPU: the plain export and all rewrites."""
     from benchmarks.contest.profiling import profile_graph
     from benchmarks.contest.subjects import example_images
     from benchmarks.measure.results import recording

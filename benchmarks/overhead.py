@@ -1,4 +1,4 @@
-"""Command line: what server and client add to a model, against the same ONNX file run in this process."""
+"""Command line: the cost of server and client, against the same ONNX file in this process."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ CHECKED = 1000  # images whose logits are compared
 def overhead(
     model: str, dataset: str, data_dir: Path | None, seconds: float, streamed: int, json_path: Path | None
 ) -> None:
-    """Time all test images as one `classify` call, and one image alone, against the same ONNX file in process."""
+    """Time all test images in one `classify` call, and single images, against the same ONNX file in process."""
     from benchmarks.load.terms import Failed
     from benchmarks.measure.results import recording
     from benchmarks.reporting.overhead_table import text

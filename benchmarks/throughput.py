@@ -1,4 +1,4 @@
-"""Command line: what the real server answers under load, for each sharing of its cores, against the same process."""
+"""Command line: the real server under load, for each sharing of its cores, against the same process."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _sharings(context: click.Context, parameter: click.Parameter, values: tuple[
     default=("1x0", "2x1"),
     show_default=True,
     callback=_sharings,
-    help="INSTANCESxTHREADS of the model on the server; 0 threads are one a core.",
+    help="INSTANCESxTHREADS of the model on the server; 0 threads: one per core.",
 )
 @click.option("--batch", "batches", type=click.IntRange(1, 256), multiple=True, default=(1, 64), show_default=True)
 @click.option(
@@ -61,7 +61,7 @@ def _sharings(context: click.Context, parameter: click.Parameter, values: tuple[
 )
 @click.option("--shared-memory", type=click.Choice(list(SHARED_MEMORY)), default="no", show_default=True)
 @click.option("--generator", type=click.Choice(["auto", "perf_analyzer", "asyncio"]), default="auto", show_default=True)
-@click.option("--seconds", type=FiniteRange(0.5), default=2, show_default=True, help="Of each measurement.")
+@click.option("--seconds", type=FiniteRange(0.5), default=2, show_default=True, help="Per measurement.")
 @click.option("--rounds", type=click.IntRange(1), default=3, show_default=True)
 @click.option(
     "--max-p99-ms", type=FiniteRange(0), default=100, show_default=True, help="Of a rate that counts as carried."

@@ -1,4 +1,4 @@
-"""A call as it is timed, on images in the memory of the device, out of several buffers in turn."""
+"""A timed call on images in device memory; several buffers take turns."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BUFFERS = 4
 
 
 class TimedCall:
-    """Classifies `batch` of `images`, the next ones at each call, and waits until the device is done."""
+    """Classifies the next `batch` of `images` at each call and waits for the device."""
 
     def __init__(self, run: Run, images: Images, batch: int, micro_batch: int, device: Device) -> None:
         self.run, self.device = run, device

@@ -25,12 +25,12 @@ from benchmarks.measure.progress import count_bar, note
 from export.equivalence import EquivalenceError, Images, Logits
 from export.errors import Unavailable
 
-CHECKED = 512  # images that PyTorch eager answers at its first call; all 5,000 would take a minute a model
+CHECKED = 512  # images for PyTorch eager's first call; all 5,000 would take a minute per model
 
 
 @dataclass(frozen=True)
 class Options:
-    """How all are measured: for `seconds` a batch size, in whole batches if there is no `micro_batch`."""
+    """Settings for all contestants: `seconds` per batch size; without `micro_batch` whole batches."""
 
     device: Device
     threads: int
@@ -41,7 +41,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Contestant:
-    """One row of a comparison; `run` takes and gives tensors in the memory of its device."""
+    """One row of a comparison; `run` maps tensors in device memory to tensors in device memory."""
 
     entry: Entry
     subject: Subject
@@ -52,7 +52,7 @@ class Contestant:
 
     @property
     def weight_bytes(self) -> int:
-        """What every call reads beside the images."""
+        """Bytes that every call reads besides the images."""
         if isinstance(self.program, bytes):
             return len(self.program)
         return sum(tensor.nbytes for tensor in (*self.program.parameters(), *self.program.buffers()))
@@ -60,7 +60,7 @@ class Contestant:
 
 @dataclass(frozen=True)
 class Ready:
-    """A contestant that answered rightly; `warm_ns` is 0 if it needs one more call before it is timed."""
+    """A contestant that answered correctly; `warm_ns` is 0 if it needs one more call before timing."""
 
     contestant: Contestant
     call: TimedCall
@@ -73,13 +73,13 @@ class Ready:
 
 @dataclass
 class Missing:
-    """Contestants without figures, each once with its reason; `wrong` if the reason is a wrong answer."""
+    """Contestants without figures, each with its reason; `wrong` if a reason is a wrong answer."""
 
     rows: list[dict[str, str]] = field(default_factory=list)
     wrong: bool = False
 
     def add(self, entry: Entry, reason: Exception) -> None:
-        """Adds the entry, and says so."""
+        """Adds the entry and prints it."""
         self.wrong |= isinstance(reason, EquivalenceError)
         words = str(reason) if isinstance(reason, Unavailable | EquivalenceError) else _first_line(reason)
         row = {"model": entry.config.model, "runtime": entry.runtime, "precision": entry.precision, "reason": words}
@@ -93,21 +93,21 @@ def _first_line(error: Exception) -> str:
 
 
 def build(entries: Sequence[Entry], batches: Sequence[int], options: Options, missing: Missing) -> list[Contestant]:
-    """The contestants that this machine has."""
+    """The contestants that this machine can run."""
     contestants = []
     subjects = {config: subject(config) for config in dict.fromkeys(entry.config for entry in entries)}
     with count_bar("Building and exporting", len(entries), "contestants") as advance:
         for entry in entries:
             try:
                 contestants.append(contestant(entry, subjects[entry.config], options, max(batches)))
-            except Exception as reason:  # engines raise anything; it costs this contestant alone
+            except Exception as reason:  # engines raise anything; only this contestant is lost
                 missing.add(entry, reason)
             advance(1)
     return contestants
 
 
 def contestant(entry: Entry, of: Subject, options: Options, largest_batch: int) -> Contestant:
-    """One contestant; raises Unavailable, with the reason, if this machine does not have it."""
+    """One contestant; raises Unavailable if this machine cannot run it."""
     if reason := entry.why_not(options.device):
         raise Unavailable(reason)
     setup = Setup(entry.how.engine, entry.precision, options.device, options.threads, entry.config, largest_batch)
@@ -118,7 +118,7 @@ def contestant(entry: Entry, of: Subject, options: Options, largest_batch: int) 
 def first_calls(
     contestants: Sequence[Contestant], batch: int, options: Options, title: str, missing: Missing
 ) -> list[Ready]:
-    """Calls each for the first time with `batch` images; those that answered rightly."""
+    """Calls each for the first time with `batch` images; returns those that answered correctly."""
     ready = []
     with count_bar(f"{title}: first calls", len(contestants), "contestants") as advance:
         for each in contestants:
@@ -133,7 +133,7 @@ def first_calls(
 def first_call(one: Contestant, batch: int, options: Options) -> Ready:
     """Calls `one` for the first time, compilation included, and checks its logits; raises EquivalenceError.
 
-    PyTorch eager on the CPU, which prepares nothing for a batch, gets `CHECKED` images at most.
+    PyTorch eager on the CPU prepares nothing for a batch and gets at most `CHECKED` images.
     """
     engine, device = one.entry.how.engine, one.setup.device
     images = one.subject.images(BUFFERS * batch)
@@ -144,7 +144,7 @@ def first_call(one: Contestant, batch: int, options: Options) -> Ready:
     start_ns = time.perf_counter_ns()
     logits = classify(one.run, part, micro_batch, device)
     first_call_ns = time.perf_counter_ns() - start_ns
-    # Of PyTorch's engines alone: the others have allocators of their own.
+    # PyTorch's engines only: the others have their own allocators.
     known = before is not None and engine in TORCH_ENGINES
     peak_mb = (torch.cuda.max_memory_allocated() - (before or 0)) / 1e6 if known else None
     error = one.subject.check(one.entry.name, one.entry.precision, len(part), logits)
@@ -158,7 +158,7 @@ def first_call(one: Contestant, batch: int, options: Options) -> Ready:
 
 
 def _device_memory(device: Device) -> int | None:
-    """Bytes that PyTorch has on the GPU, where its peak begins anew; None on the CPU."""
+    """PyTorch's GPU memory in bytes, and resets its peak; None on the CPU."""
     if device == "cpu":
         return None
     torch.cuda.reset_peak_memory_stats()

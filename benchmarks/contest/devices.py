@@ -8,7 +8,7 @@ from benchmarks.contest.runtimes import Device
 
 
 def choose(wanted: str) -> Device:
-    """The device for `auto`, `cpu` or `cuda`; raises ClickException for a GPU that is not there or does not start."""
+    """The device for `auto`, `cpu` or `cuda`; raises ClickException for a missing or failing GPU."""
     if wanted == "cpu":
         return "cpu"
     import torch

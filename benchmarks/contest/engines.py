@@ -1,4 +1,4 @@
-"""Programs -> functions from images to logits, in any engine."""
+"""Turns programs into functions from images to logits, in any engine."""
 
 from __future__ import annotations
 

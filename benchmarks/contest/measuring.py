@@ -1,4 +1,4 @@
-"""Contestants -> rows: called once and checked, then timed in interleaved rounds."""
+"""Contestants -> rows: a checked first call, then interleaved timed rounds."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def measure(
     missing: Missing,
     add: Callable[[list[Row]], None],
 ) -> None:
-    """Adds a JSON-ready row a contestant, all from one interleaved run, also at Ctrl-C."""
+    """Adds a JSON-ready row per contestant, all from one interleaved run, also at Ctrl-C."""
     ready = {str(i): one for i, one in enumerate(first_calls(contestants, batch, options, title, missing))}
     baselines = {one.contestant.subject.config: i for i, one in ready.items() if one.contestant.entry.is_baseline}
     against = {i: baselines.get(one.contestant.subject.config, i) for i, one in ready.items()}
@@ -67,7 +67,7 @@ def measure(
 def _row(one: Ready, durations: Durations, batch: int, options: Options, limits: Limits) -> Row:
     """Percentiles in milliseconds, samples in nanoseconds.
 
-    `bandwidth_share` counts what has to be read and written at least: weights, images and logits, each once.
+    `bandwidth_share` counts the minimum of reads and writes: weights, images and logits, each once.
     """
     contestant, entry = one.contestant, one.contestant.entry
     config, p50_ms = entry.config, durations.percentile_ms(50)
@@ -100,6 +100,6 @@ def _row(one: Ready, durations: Durations, batch: int, options: Options, limits:
 
 
 def _by_events(one: Ready) -> float | None:
-    """The median of all calls by CUDA events; only PyTorch's engines run in the stream of the events."""
+    """The median of all calls by CUDA events; only PyTorch's engines use the stream of the events."""
     known = one.call.device_ms and one.contestant.entry.how.engine in TORCH_ENGINES
     return float(np.median(one.call.device_ms)) if known else None

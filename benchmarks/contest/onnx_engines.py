@@ -34,7 +34,7 @@ def in_onnx_engine(data: bytes, setup: Setup) -> Run:
 
 @cache
 def _share_memory() -> None:
-    """One CPU arena for all sessions; otherwise each of them keeps 2 to 3 GB at batch 5000."""
+    """One CPU arena for all sessions; otherwise each session keeps 2 to 3 GB at batch 5000."""
     kind, use = onnxruntime.OrtAllocatorType.ORT_ARENA_ALLOCATOR, onnxruntime.OrtMemType.DEFAULT
     onnxruntime.create_and_register_allocator(onnxruntime.OrtMemoryInfo("Cpu", kind, 0, use), None)
 
@@ -46,14 +46,14 @@ def _in_onnxruntime(data: bytes, setup: Setup) -> Run:
     if setup.device == "cpu":
         _share_memory()
         options.intra_op_num_threads = setup.threads
-        options.enable_mem_pattern = False  # keeps a second arena for each shape, and is no faster
+        options.enable_mem_pattern = False  # a second arena per shape, and no faster
         options.add_session_config_entry("session.use_env_allocators", "1")
     elif cuda[0] not in onnxruntime.get_available_providers():
         raise Unavailable("ONNX Runtime's CUDAExecutionProvider is missing (install onnxruntime-gpu)")
     session = onnxruntime.InferenceSession(data, options, providers=[provider])
     if setup.device == "cpu":
         return lambda images: session.run([OUTPUT_NAME], {INPUT_NAME: images})[0]
-    if session.get_providers()[0] != cuda[0]:  # without a library of CUDA it goes on with the CPU
+    if session.get_providers()[0] != cuda[0]:  # without CUDA's libraries ONNX Runtime silently uses the CPU
         raise Unavailable("ONNX Runtime's CUDAExecutionProvider is installed, but did not start (see its message)")
     return _bound_to_cuda(session)
 
@@ -79,7 +79,7 @@ def _in_openvino(data: bytes, setup: Setup) -> Run:
 
 
 def _in_tensorrt(data: bytes, setup: Setup) -> Run:
-    """An engine built on this GPU for up to `largest_batch` images, and tuned for that size."""
+    """An engine built on this GPU for up to `largest_batch` images, tuned for that size."""
     largest = setup.largest_batch
     options = EngineOptions("fp16" if setup.precision == "fp16" else "fp32", 1, largest, largest)
     stack = ExitStack()

@@ -18,7 +18,7 @@ from export.equivalence import Images
 
 
 def profile_graph(data: bytes, images: Images, calls: int, threads: int) -> dict[str, Any]:
-    """JSON-ready: the call's median with and without the profiler, and its nodes, the slowest first."""
+    """JSON-ready: the call's median with and without the profiler, and its nodes, slowest first."""
     with tempfile.TemporaryDirectory() as folder:
         profiled, alone = (_session(data, threads, prefix) for prefix in (Path(folder, "ort"), None))
         feeds = {"image": images}
@@ -47,7 +47,7 @@ def _session(data: bytes, threads: int, profile_prefix: Path | None) -> Any:
 
 
 def nodes_of(events: Sequence[dict[str, Any]], calls: int) -> Iterator[dict[str, Any]]:
-    """A row a node, from the profiler's events: its median in µs over the last `calls` calls, and its work."""
+    """A row per node from the profiler's events: median in µs over the last `calls` calls, and operations."""
     taken: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for event in events:
         if event.get("cat") == "Node" and event["name"].endswith("_kernel_time"):
@@ -86,7 +86,7 @@ def flops(operator: str, inputs: Sequence[Sequence[int]], output: Sequence[int])
 
 
 def together(nodes: Sequence[dict[str, Any]], keys: Sequence[str]) -> list[dict[str, Any]]:
-    """A row for all nodes alike in `keys`, the slowest first."""
+    """A row per group of nodes with equal `keys`, slowest first."""
     total_us = sum(node["p50_us"] for node in nodes)
     groups: dict[tuple[str, ...], list[dict[str, Any]]] = defaultdict(list)
     for node in nodes:

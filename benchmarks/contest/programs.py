@@ -1,4 +1,4 @@
-"""A network -> what a runtime loads: the network itself for PyTorch, an ONNX file for all others."""
+"""A network -> a runtime's input: the network itself for PyTorch, an ONNX file for all others."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Program = Served | bytes
 
 
 def for_runtime(subject: Subject, how: Runtime, precision: Precision) -> tuple[Program, int]:
-    """The program of that runtime, and the multiply-accumulates of one image in it."""
+    """The program for that runtime, and the multiply-accumulates of one image in it."""
     network = _rewritten(subject, REWRITES[how.rewrites])
     macs = macs_per_image(network.model)
     for module in network.modules():

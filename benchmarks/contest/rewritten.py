@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from benchmarks.measure.timing import Durations
     from export.rewrites.pipeline import Rewrite
 
-SEARCHED = 1280  # images of the search for the best way
-ROUNDS = 7  # at least; an interval of fewer says little
+SEARCHED = 1280  # images for the search of the best way
+ROUNDS = 7  # at least; an interval from fewer rounds says little
 
 EAGER, PLAIN, ALL = "PyTorch eager", "plain", "all"
 INT8 = f"{ALL}, int8"
@@ -25,7 +25,7 @@ FUSED_ATTENTION = f"{EAGER}, fused attention"
 ALONE = ("fold", "absorb", "CLS row")
 TOGETHER = ("fold + absorb", "fold + CLS row", "fold + absorb + CLS row")
 
-# All but those of PyTorch are ONNX files after the rewrites in their name, in float32 unless the name says int8.
+# ONNX files in float32 after the rewrites in their name, except PyTorch's and int8.
 CONTESTANTS: dict[ModelName, tuple[str, ...]] = {
     "vitbn": (EAGER, FUSED_ATTENTION, PLAIN, *ALONE, *TOGETHER, ALL, INT8),
     "vitbnffn": (EAGER, PLAIN, ALL),
@@ -79,7 +79,7 @@ def _program(of: Subject, contestant: str) -> tuple[Program, int]:
 
 
 def rewrites_of(contestant: str) -> tuple[Rewrite, ...]:
-    """The functions that a contestant's name stands for."""
+    """The rewrites that a contestant's name stands for."""
     from export.rewrites import pipeline
     from export.rewrites.absorb import absorb_attention
     from export.rewrites.prune import cls_only
@@ -97,7 +97,7 @@ def rewrites_of(contestant: str) -> tuple[Rewrite, ...]:
 
 
 def timed_rows(rows: Sequence[Row], measured: Mapping[str, Durations]) -> list[Row]:
-    """The rows with their figures; "best" is the quicker of the best way and of one call."""
+    """The rows with their figures; "best" is the faster of the best way and one call."""
     from benchmarks.measure.timing import ratio_with_interval
 
     rows, durations = [dict(row) for row in rows], dict(measured)

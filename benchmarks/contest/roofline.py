@@ -1,4 +1,4 @@
-"""What the machine can reach: the rate of a large matrix product, and the bandwidth of its memory."""
+"""The machine's limits: the rate of a large matrix product, and the memory bandwidth."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from onnx import helper, numpy_helper
 
 from benchmarks.contest.runtimes import Device, Precision
 
-SIDE = {"cpu": 2048, "cuda": 8192}  # of the matrices; a GPU would be done with 2048 before it is busy
+SIDE = {"cpu": 2048, "cuda": 8192}  # of the matrices; 2048 is too small to load a GPU
 STREAM_FLOATS = 64 << 20  # 256 MiB an array: beyond the caches of CPUs and GPUs
 REPEATS = 7
 Matrix = NDArray[np.float32]
 
 
 def gemms(threads: int) -> dict[str, tuple[Callable[[], object], int]]:
-    """A 2048³ float32 product on the CPU in both libraries, and its operations."""
+    """A 2048³ float32 product on the CPU in both libraries, and its number of operations."""
     side = SIDE["cpu"]
     left, right = np.random.default_rng(0).standard_normal((2, side, side), np.float32)
     flops = 2 * side**3
@@ -33,9 +33,9 @@ def gemms(threads: int) -> dict[str, tuple[Callable[[], object], int]]:
 
 
 def limits(device: Device, threads: int, precisions: tuple[Precision, ...]) -> dict[str, Any]:
-    """The best rates of products and of memory, JSON-ready.
+    """The best rates of products and memory, JSON-ready.
 
-    A copy moves two bytes for each byte copied, a triad (a = b + 2c) three. The quickest of `REPEATS` runs counts.
+    A copy moves two bytes per copied byte, a triad (a = b + 2c) three. The fastest of `REPEATS` runs counts.
     """
     rates = {"PyTorch": _torch_gemm_rate(device, threads, "fp32")}
     if device == "cpu":

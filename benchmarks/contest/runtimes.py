@@ -1,4 +1,4 @@
-"""Everything that can be timed. Imports no torch: the commands' help is made from it."""
+"""All runtimes. Imports no torch: the commands' help is built from this module."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ENGINES: dict[Engine, str] = {
 ORT = f"{ENGINES['onnxruntime']}, float32"
 TORCH_ENGINES: tuple[Engine, ...] = ("eager", "compiled", "graphs")
 
-# float16 is left to GPUs: on CPUs ONNX Runtime casts around every operator, and PyTorch's kernels are no faster for it.
+# float16 is for GPUs only: on CPUs ONNX Runtime casts around every operator, and PyTorch's kernels gain nothing.
 SUPPORTED: dict[tuple[Engine, Device], tuple[Precision, ...]] = {
     ("eager", "cpu"): ("fp32", "bf16"),
     ("eager", "cuda"): ("fp32", "tf32", "fp16", "bf16"),
@@ -42,7 +42,7 @@ SUPPORTED: dict[tuple[Engine, Device], tuple[Precision, ...]] = {
 
 @dataclass(frozen=True)
 class Runtime:
-    """An engine, the exact rewrites done before, and whether attention is PyTorch's fused kernel."""
+    """An engine, the exact rewrites before it, and whether attention uses PyTorch's fused kernel."""
 
     engine: Engine
     how: str
@@ -84,7 +84,7 @@ DEFAULT_PRECISIONS: dict[Device, tuple[Precision, ...]] = {"cpu": ("fp32",), "cu
 
 @dataclass(frozen=True)
 class Entry:
-    """What is to be timed: a network in a runtime and a precision."""
+    """A network in a runtime and a precision."""
 
     config: ModelConfig
     runtime: str
@@ -97,16 +97,16 @@ class Entry:
 
     @property
     def how(self) -> Runtime:
-        """Its row in the table of runtimes."""
+        """The entry's runtime."""
         return RUNTIMES[self.runtime]
 
     @property
     def is_baseline(self) -> bool:
-        """Whether the others of its network are compared with it."""
+        """Whether the other entries of its network are compared with this one."""
         return self.runtime == BASELINE and self.precision == "fp32"
 
     def why_not(self, device: Device) -> str | None:
-        """Why no machine can run it on `device`; None if it can be run."""
+        """Why it cannot run on any `device` of this kind; None if it can."""
         precisions = SUPPORTED.get((self.how.engine, device), ())
         if not precisions:
             return f"{ENGINES[self.how.engine]} needs another device than {device}"
@@ -119,9 +119,9 @@ class Entry:
 
 @dataclass(frozen=True)
 class Setup:
-    """Where a program runs; without an engine in PyTorch eager or, for a file, in ONNX Runtime.
+    """Where a program runs; by default in PyTorch eager or, for a file, in ONNX Runtime.
 
-    `threads` are those of the CPU, 0 for all cores. TensorRT also needs the configuration and the largest batch.
+    `threads` on the CPU, 0 for all cores. TensorRT also needs the configuration and the largest batch.
     """
 
     engine: Engine | None = None

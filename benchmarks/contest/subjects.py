@@ -1,4 +1,4 @@
-"""A network under test: its weights, its images, and the logits that every contestant has to give."""
+"""A network under test: its weights, its images, and the logits expected of every contestant."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from models.checkpoint import load
 from models.config import ModelConfig
 from models.registry import build, randomise_norms
 
-# Of the largest logit, for what computes below float32: such a comparison tells a broken network from a rounded one,
-# and benchmarks/accuracy.py what the rounding costs. Measured on vit, vitbnffn, vitbn (depth 1 or 6) and cnn as far as
-# the CPU has it: fp16 0.0008 (TF32 keeps as many bits), bf16 0.012, int8 0.045. Without the 1/255, vitbn and cnn are
-# off by more than 38; vit and vitbnffn, whose first LayerNorm takes a scale away, by 0.013 to 0.021: only fp16 tells.
+# Relative to the largest logit, below float32. The check detects broken networks; benchmarks/accuracy.py measures the
+# cost of rounding. Measured on vit, vitbnffn, vitbn (depth 1 or 6) and cnn, as far as the CPU can: fp16 0.0008 (TF32
+# has as many bits), bf16 0.012, int8 0.045. Without the 1/255, vitbn and cnn are off by more than 38, vit and vitbnffn
+# only by 0.013 to 0.021, because their first LayerNorm removes a scale: only fp16 detects that.
 TOLERANCES: dict[Precision, float] = {"tf32": 0.01, "fp16": 0.01, "bf16": 0.05, "int8": 0.15}
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A network, which nobody changes, and the float32 logits (n, classes) that PyTorch gives to its `proof`."""
+    """An unchanged network, and PyTorch's float32 logits (n, classes) of its `proof` images."""
 
     config: ModelConfig
     network: Served
@@ -32,18 +32,18 @@ class Subject:
     logits: Logits
 
     def images(self, count: int) -> Images:
-        """uint8 (count, C, H, W): the images of the proof, again and again."""
+        """uint8 (count, C, H, W): the proof's images, repeated."""
         return np.resize(self.proof, (count, *self.proof.shape[1:]))
 
     def check(self, name: str, precision: Precision, count: int, logits: Logits) -> float:
         """The largest absolute error of logits of the first `count` images; raises EquivalenceError."""
         expected = np.resize(self.logits, (count, self.logits.shape[1]))
         if precision == "fp32":
-            images: Images = np.zeros((count, 1), np.uint8)  # both have answered already
+            images: Images = np.zeros((count, 1), np.uint8)  # dummies: the logits are already known
             return prove(name, lambda _: expected, lambda _: logits, images, FLOAT32_TOLERANCE, [count]).max_abs_error
         largest = float(np.abs(expected).max())
         error = float(np.abs(logits - expected).max()) if logits.shape == expected.shape else np.nan
-        if not error <= TOLERANCES[precision] * largest:  # so written, NaN fails
+        if not error <= TOLERANCES[precision] * largest:  # NaN fails too
             limit = f"an error of at most {TOLERANCES[precision]:g} of the largest logit, {largest:.3g}"
             what = f"expected logits {expected.shape} and {limit}"
             raise ValuesDiffer(f"{name}: {what}, found {logits.shape} and {error:.2e}")
@@ -51,7 +51,7 @@ class Subject:
 
 
 def subject(config: ModelConfig) -> Subject:
-    """The network of `config`; time does not depend on the weights, so random ones serve where none are shipped."""
+    """The network of `config`. Time does not depend on weights, so random weights replace missing ones."""
     if path := matching(config):
         model = load(path).model
     else:
@@ -63,5 +63,5 @@ def subject(config: ModelConfig) -> Subject:
 
 
 def example_images(config: ModelConfig, count: int) -> Images:
-    """uint8 (count, C, H, W): the images of the exporter's proof, again and again."""
+    """uint8 (count, C, H, W): the images of the exporter's proof, repeated."""
     return np.resize(proof_images(config), (count, *config.input_shape))

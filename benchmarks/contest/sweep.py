@@ -1,4 +1,4 @@
-"""The same contestants at many batch sizes, depths and widths: how time grows with the work."""
+"""The same contestants at many batch sizes, depths and widths: growth of time with the work."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Axis = Literal["batch", "depth", "dim"]
 
 @dataclass(frozen=True)
 class Swept:
-    """What is swept, at `depth` on the axes of batch and width."""
+    """What to sweep; the axes of batch and width use `depth`."""
 
     models: tuple[ModelName, ...]
     runtimes: tuple[str, ...]
@@ -29,7 +29,7 @@ class Swept:
     depth: int
 
     def entries(self, config: ModelConfig) -> list[Entry]:
-        """All, in the geometry of `config`; a network without a depth only in the published geometry."""
+        """All entries in the geometry of `config`; networks without depth only in the published geometry."""
         published = config.dim == ModelConfig.dim and config.depth == self.depth
         configs = [replace(config, model=model) for model in self.models]
         return [

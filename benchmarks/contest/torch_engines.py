@@ -18,7 +18,7 @@ from benchmarks.contest.runtimes import Engine, Setup
 from export.errors import Unavailable
 from export.graph import Served
 
-SHAPES = 64  # compiled forms of one network that PyTorch keeps: one for each batch size, model and precision
+SHAPES = 64  # compiled forms of one network that PyTorch keeps: one per batch size, model and precision
 CAPTURE_WARM_UPS = 3  # calls on a side stream before a capture, as torch.cuda.graph demands
 
 Forward = Callable[[Tensor], Tensor]
@@ -33,7 +33,7 @@ def in_torch(network: Served, setup: Setup) -> Callable[[Any], Any]:
     forward = makers[setup.engine or "eager"](network)
 
     def on_cuda(images: Tensor) -> Tensor:
-        # Settings of the whole process; other contestants need other ones.
+        # Process-wide settings; other contestants need others.
         torch.backends.cudnn.benchmark = True
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = setup.precision == "tf32"
         with torch.inference_mode():
@@ -48,8 +48,8 @@ def in_torch(network: Served, setup: Setup) -> Callable[[Any], Any]:
 
 
 def channels_last(network: Served) -> Served:
-    """The same network with its convolutions in the layout that tensor cores read."""
-    module: Any = network  # the types of Module.to know no layout alone
+    """The same network with convolutions in the layout of tensor cores."""
+    module: Any = network  # Module.to has no type for a layout alone
     laid_out: Served = module.to(memory_format=torch.channels_last)
     return laid_out
 
@@ -59,7 +59,7 @@ def _eager(network: Served) -> Forward:
 
 
 def _compiled(network: Served) -> Forward:
-    """Compiled as a whole at its first call with each batch size; a failure is Unavailable, never eager."""
+    """Compiled as a whole at its first call with each batch size; a failure is Unavailable, not eager."""
     on_cuda = next(network.parameters()).is_cuda
     if on_cuda and not importlib.util.find_spec("triton"):
         raise Unavailable("torch.compile on CUDA needs Triton's compiler (pip install triton)")
@@ -82,7 +82,7 @@ def _compiled(network: Served) -> Forward:
 
 
 class CudaGraphs:
-    """A network as CUDA graphs, one for each batch size; the next call overwrites the logits."""
+    """A network as CUDA graphs, one per batch size; the next call overwrites the logits."""
 
     def __init__(self, network: Served) -> None:
         self.network = network

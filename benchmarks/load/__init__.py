@@ -1,1 +1,1 @@
-"""Load on a server: what is asked, who asks, and where the server is saturated."""
+"""Load on a server: targets, load generators, and the point of saturation."""

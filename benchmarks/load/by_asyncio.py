@@ -1,8 +1,8 @@
 """Load by this project's own client in asyncio, for machines without NVIDIA's perf_analyzer.
 
-A latency of an open loop counts from the moment that a request was *due*: a client that waits for answers would see a
-stall once (coordinated omission). A request without an answer a second after the last was due is given up and counts
-with the time it has waited. Python's client takes more of the cores than NVIDIA's; do not compare the two.
+Latency in an open loop counts from the moment that a request was *due*: a client that waits for answers would see a
+stall only once (coordinated omission). A request unanswered a second after the last due time is abandoned and counts
+with its waiting time. Python's client needs more of the cores than NVIDIA's; do not compare the two.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ Ask = Callable[[], Awaitable[object]]
 
 @dataclass(frozen=True)
 class Answered:
-    """Latencies in seconds of all requests, given up or not, and the requests answered a second."""
+    """Latencies in seconds of all requests, abandoned ones included, and answered requests a second."""
 
     latencies_s: NDArray[np.float64]
     requests_per_s: float
@@ -53,14 +53,14 @@ class Answered:
 
 @dataclass(frozen=True)
 class ServerTimes:
-    """Triton's statistics of a model: requests answered since its start, and their times together."""
+    """Triton's statistics of a model since its start: answered requests and the sums of their times."""
 
     requests: int
     queue_ns: int
     compute_ns: int
 
     def mean_ms_since(self, before: ServerTimes) -> tuple[float, float]:
-        """Queue and compute time of a request in milliseconds; raises Failed if none was answered since."""
+        """Mean queue and compute time of a request in milliseconds; raises Failed if no request was answered since."""
         requests = self.requests - before.requests
         if not requests:
             raise Failed("the server's statistics: expected answered requests, found none")
@@ -112,7 +112,7 @@ def server_times(http_url: str, name: str) -> ServerTimes:
 
 
 async def closed_loop(ask: Ask, in_flight: int, seconds: float) -> Answered:
-    """Keeps `in_flight` requests with the server: each answer is followed by the next request at once."""
+    """Keeps `in_flight` requests at the server: each answer triggers the next request."""
     import numpy as np
 
     latencies_s: list[float] = []
@@ -128,9 +128,9 @@ async def closed_loop(ask: Ask, in_flight: int, seconds: float) -> Answered:
 
 
 async def open_loop(ask: Ask, due_s: NDArray[np.float64], seconds: float) -> Answered:
-    """Sends a request at each of `due_s`, seconds from now within `seconds`, whether others are answered or not.
+    """Sends a request at each of `due_s`, seconds from now within `seconds`, regardless of answers.
 
-    The rate counts until the last answer, less the shortest latency, which even an idle server takes.
+    The rate counts until the last answer, less the shortest latency, which an idle server takes, too.
     """
     import numpy as np
 
@@ -151,7 +151,7 @@ async def open_loop(ask: Ask, due_s: NDArray[np.float64], seconds: float) -> Ans
     await asyncio.wait(tasks, timeout=max(0, start + seconds + GIVE_UP_S - perf_counter()))
     over.set()
     over_s = perf_counter() - start
-    # The requests that the server still has must not meet the next load.
+    # The server's remaining requests must not disturb the next load.
     ended_s = await asyncio.gather(*tasks, return_exceptions=True)
     for each in ended_s:
         if isinstance(each, BaseException):

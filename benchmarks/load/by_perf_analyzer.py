@@ -1,7 +1,7 @@
 """Load by NVIDIA's perf_analyzer, which `make perf_analyzer` fetches.
 
-An open loop gets a thread for each request of a second, up to a bound. If all wait, it sends late and counts from then,
-so that it understates the wait above saturation.
+An open loop gets one thread per request of a second, up to a bound. If all wait, perf_analyzer sends late and counts
+from then, so above saturation it understates the wait.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from serving.running import Server
 
 TOOL = Path(__file__).parents[2] / ".perf_analyzer"
-WINDOWS = 3  # it reports on no fewer
+WINDOWS = 3  # the minimum for a report
 UNSTABLE = "Failed to obtain stable measurement"  # the spread has no limit here: the window is empty
-LONGEST_WORDS = 400  # characters of its output that an error repeats
+LONGEST_WORDS = 400  # characters of its output that an error quotes
 COMPUTE = ("Server Compute Input", "Server Compute Infer", "Server Compute Output")
 
 
 def program() -> Path:
-    """The program; raises Failed if it is missing."""
+    """Raises Failed if the program is missing."""
     path = TOOL / "bin" / "perf_analyzer"
     if not path.is_file():
         raise Failed(f"{path}: expected NVIDIA's perf_analyzer, found no such file; make perf_analyzer fetches it")
@@ -36,13 +36,13 @@ def program() -> Path:
 
 
 def write_images(path: Path, images: Images) -> None:
-    """The file from which perf_analyzer takes its requests; images are uint8 (n, C, H, W)."""
+    """The request file of perf_analyzer; images are uint8 (n, C, H, W)."""
     data = [{"image": {"b64": base64.b64encode(image.tobytes()).decode()}} for image in images]
     path.write_text(json.dumps({"data": data}))
 
 
 def measurer(server: Server, target: Target, images_path: Path) -> Measure:
-    """Measures `target` with the images of that file; intervals and reports are written beside it."""
+    """Measures `target` with the images of that file; writes intervals and reports beside it."""
     url = server.grpc_url if target.protocol == "grpc" else server.http_url
     command = [str(program()), "-m", target.served_name, "-u", url, "-i", target.protocol]
     command += ["--input-data", str(images_path), *(["--shared-memory", "system"] if target.shared_memory else [])]
@@ -55,7 +55,7 @@ def measurer(server: Server, target: Target, images_path: Path) -> Measure:
             _write_intervals(intervals, load, seconds)
             threads = min(MAX_IN_FLIGHT, max(1, load.requests(1)))
             what = ["--request-intervals", str(intervals), "--max-threads", str(threads)]
-        # Averages the windows, however far apart they are: the spread between rounds says more.
+        # Average the windows whatever their spread: the spread between rounds says more.
         how = ["-p", str(int(1000 * seconds / WINDOWS)), "-r", str(WINDOWS), "-s", "999"]
         _run([*command, "-b", str(load.batch), *what, *how], report)
         return _read(report)
@@ -64,7 +64,7 @@ def measurer(server: Server, target: Target, images_path: Path) -> Measure:
 
 
 def _write_intervals(path: Path, load: Load, seconds: float) -> None:
-    """Microseconds before each request; perf_analyzer begins again after the last."""
+    """Microseconds before each request; perf_analyzer starts over after the last."""
     import numpy as np
 
     due_us = np.round(1e6 * arrivals_s(load, seconds))
@@ -72,7 +72,7 @@ def _write_intervals(path: Path, load: Load, seconds: float) -> None:
 
 
 def _run(command: list[str], report: Path) -> None:
-    """Writes the report; raises LeftOut or Failed if there is none."""
+    """Writes the report; raises LeftOut or Failed on failure."""
     environment = os.environ | {"LD_LIBRARY_PATH": str(TOOL / "lib")}
     report.unlink(missing_ok=True)
     command = [*command, "-f", str(report), "--verbose-csv"]
@@ -85,7 +85,7 @@ def _run(command: list[str], report: Path) -> None:
 
 
 def _read(report: Path) -> Sample:
-    """The row of its CSV file, whose times are microseconds."""
+    """The row of its CSV file; times are in microseconds."""
     with report.open(newline="") as file:
         row = next(csv.DictReader(file))
     p50, p90, p95, p99 = (float(row[f"p{percent} latency"]) / 1000 for percent in (50, 90, 95, 99))

@@ -1,4 +1,4 @@
-"""The same ONNX file in this process: the most that a server could answer."""
+"""The same ONNX file in this process: the upper limit for a server."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def measurer(data: bytes, images: Images, sharing: Sharing) -> Measure:
-    """A session for each instance, each in a thread of its own; images are uint8 (n, C, H, W)."""
+    """One session per instance, each in its own thread; images are uint8 (n, C, H, W)."""
     import numpy as np
 
     from benchmarks.contest.engines import start

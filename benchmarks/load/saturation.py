@@ -1,9 +1,9 @@
-"""Where the server is saturated, from the rows of benchmarks/throughput.py: a row of each kind.
+"""The server's saturation points, from the rows of benchmarks/throughput.py.
 
-- of rates (open loop), the largest that was carried: answered but for `SHORTFALL`, with p99 within a bound.
-- of requests in flight (closed loop), the fewest whose throughput is within `SHORTFALL` of the best. More only wait.
+- open loop: the largest carried rate; all but `SHORTFALL` answered, p99 within a bound.
+- closed loop: the fewest requests in flight whose throughput is within `SHORTFALL` of the best. More only wait.
 
-`beyond`: the largest load was carried or still gained.
+`beyond`: saturation may lie above the largest load.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ Row = dict[str, Any]
 
 
 def carried(row: Row, max_p99_ms: float) -> bool:
-    """Whether the rate of this row was answered in time."""
+    """Whether the server kept up with the rate of this row."""
     reached: bool = row["images_per_s"] >= (1 - SHORTFALL) * row["rate"]
     return reached and bool(row["p99_ms"] <= max_p99_ms)
 
 
 def saturation(rows: Sequence[Row], missing: Sequence[Row], max_p99_ms: float) -> list[Row]:
-    """The points of saturation, a rate of None if none was carried; `missing` are loads left out."""
+    """The saturation points, with rate None if no rate was carried; `missing` are loads left out."""
     points = []
     for alike, group in _grouped([*rows, *missing]):
         measured = [row for row in group if "images_per_s" in row]

@@ -1,6 +1,6 @@
-"""The words that all generators of load share.
+"""Terms that all load generators share.
 
-A closed loop keeps a number of requests in flight; an open loop sends each when it is due, answered or not.
+A closed loop keeps a number of requests in flight; an open loop sends each request when it is due.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-# Of an open loop.
-MIN_REQUESTS = 40  # one more or less at the end of a measurement is 2.5 % of its rate
-MAX_IN_FLIGHT = 256  # an unbounded queue takes them all; more would fill the server's memory
+# Open loop only.
+MIN_REQUESTS = 40  # one request more or less at the end changes the rate by 2.5 %
+MAX_IN_FLIGHT = 256  # an unbounded queue takes all of them; more would fill the server's memory
 SEED = 0
-# Triton's words for a bounded queue that is full, and for a request that has waited in it for too long.
+# Triton's messages for a full queue and for a request that waited too long in it.
 REFUSALS = ("Exceeds maximum queue size", "Request timeout expired")
 
 
 class Failed(Exception):
-    """A load that could not be measured, or a server that answers wrongly; the message says which."""
+    """A load that could not be measured, or a server that answers wrongly."""
 
 
 class LeftOut(Exception):
-    """A load without figures: the server refused requests or answered too few; the message says which."""
+    """A load without figures: the server refused requests or answered too few."""
 
 
 @dataclass(frozen=True)
 class Sharing:
-    """How the server's cores are shared: copies of the model, and threads of each, 0 for one a core."""
+    """The sharing of the server's cores: copies of the model, threads per copy (0: one per core)."""
 
     instances: int
     threads: int
@@ -44,7 +44,7 @@ class Sharing:
 
 @dataclass(frozen=True)
 class Target:
-    """A model on the server, and how the images get there."""
+    """A model on the server, and the transport for its images."""
 
     model: str
     sharing: Sharing
@@ -62,7 +62,7 @@ class Target:
 
 @dataclass(frozen=True)
 class InProcess:
-    """A model in this process, which shares its cores in the same way."""
+    """A model in this process with the same sharing of cores."""
 
     model: str
     sharing: Sharing
@@ -70,22 +70,22 @@ class InProcess:
 
 @dataclass(frozen=True)
 class Load:
-    """Images a request, and either the requests in flight (closed loop) or the images a second (open loop)."""
+    """Images per request, and requests in flight (closed loop) or images a second (open loop)."""
 
     batch: int
     in_flight: int | None = None
     rate: float | None = None
 
     def requests(self, seconds: float) -> int:
-        """How many requests an open loop sends in that time."""
+        """Number of requests of an open loop in that time."""
         return round((self.rate or 0) * seconds / self.batch)
 
 
 @dataclass(frozen=True)
 class Sample:
-    """Images answered a second, and percentiles of a request's latency in milliseconds.
+    """Images answered a second, and percentiles of request latency in milliseconds.
 
-    The server's times are means of a request in milliseconds, None in process.
+    The server's times are means per request in milliseconds, None in process.
     """
 
     images_per_s: float
@@ -105,7 +105,7 @@ Turn = tuple[Target | InProcess, Load]
 
 
 def in_process(target: Target, load: Load) -> Turn:
-    """What a closed loop on `target` is compared with; requests beyond its instances would only wait."""
+    """The in-process load to compare with; more requests than instances would only wait."""
     in_flight = min(load.in_flight or 1, target.sharing.instances)
     return InProcess(target.model, target.sharing), replace(load, in_flight=in_flight)
 
@@ -119,10 +119,10 @@ def sample(latencies_s: NDArray[np.float64], images_per_s: float, server_ms: tup
 
 
 def arrivals_s(load: Load, seconds: float) -> NDArray[np.float64]:
-    """When the requests of an open loop are due, in seconds from its start: the same at each call.
+    """Due times of the requests of an open loop, in seconds from its start: the same at each call.
 
-    A Poisson process of a fixed number of requests: with a random number, chance and not the server would decide
-    whether a low rate is reached.
+    A Poisson process with a fixed number of requests. A random number would let chance decide whether a low rate is
+    reached.
     """
     import numpy as np
 
@@ -130,6 +130,6 @@ def arrivals_s(load: Load, seconds: float) -> NDArray[np.float64]:
 
 
 def unmeasured(words: str) -> LeftOut | Failed:
-    """The error for the words of a failure: a long queue is the fault of the load, anything else is not."""
+    """The error for a failure message: a long queue is the load's fault, anything else is not."""
     reason = next((each for each in REFUSALS if each in words), None)
     return LeftOut(f"the server refused requests: {reason}") if reason else Failed(words)

@@ -1,6 +1,6 @@
-"""What server and client add to a call, by transport, against the same file in this process.
+"""The cost of server and client per call and transport, against the same file in this process.
 
-The client's part of a request is its duration less the server's: from arrival until the network has the answer.
+The client's part of a request is its duration minus the server's, from arrival until the network has the answer.
 """
 
 from __future__ import annotations

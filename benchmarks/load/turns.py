@@ -1,4 +1,4 @@
-"""Targets on the server and the same process, under every load, in turn."""
+"""Targets on the server and in process take turns under every load."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from export.equivalence import Images
     from serving.running import Server
 
-IMAGES = 64  # real ones; a request of a larger batch repeats them
+IMAGES = 64  # real images; larger batches repeat them
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The samples of each turn, and the reason of each turn that was left out; a turn is in one of them."""
+    """Samples of the measured turns, and reasons of the turns left out."""
 
     samples: dict[Turn, list[Sample]]
     left_out: dict[Turn, str]
@@ -32,7 +32,7 @@ class Outcome:
 def checked(
     targets: Sequence[Target], published: Mapping[str, Published], server: Server, generator: str, folder: Path
 ) -> dict[Target | InProcess, Measure]:
-    """How each target and its process are measured, after their answers are compared; raises Failed."""
+    """A measuring function for each target and its process, after comparing their answers; raises Failed."""
     from benchmarks.contest.engines import start
     from benchmarks.contest.subjects import example_images
     from clients.classifier import Classifier
@@ -59,7 +59,7 @@ def _measurer(server: Server, target: Target, images: Images, generator: str, fo
 
 
 def turns(targets: Sequence[Target], loads: Sequence[Load]) -> list[Turn]:
-    """Who is measured under which load, in order; a process that several targets are compared with takes one turn."""
+    """Pairs of target and load, in order; one in-process turn serves several targets."""
     everybody: list[Turn] = []
     for load, target in product(loads, targets):
         everybody += [(target, load)] if load.in_flight is None else [in_process(target, load), (target, load)]
@@ -69,7 +69,7 @@ def turns(targets: Sequence[Target], loads: Sequence[Load]) -> list[Turn]:
 def take(
     measures: Mapping[Target | InProcess, Measure], order: Sequence[Turn], seconds: float, rounds: int
 ) -> Iterator[Outcome]:
-    """Measures everybody once a round; yields all samples after each round."""
+    """Measures every turn once a round; yields all samples after each round."""
     outcome = Outcome({turn: [] for turn in order}, {})
     for number in range(rounds):
         for turn in steps(order, f"round {number + 1} of {rounds}"):

@@ -1,6 +1,6 @@
-"""Requests to one model over HTTP, every answer compared with the expected logits.
+"""Requests to one model over HTTP; every answer is compared with the expected logits.
 
-In: a server, an image, its logits. Out: `Verdicts`. An open loop sends at a rate whatever is answered, and ends after
+In: a server, an image, its logits. Out: `Verdicts`. An open loop keeps its rate whatever the answers, and ends after
 `MOST` requests.
 """
 
@@ -23,7 +23,7 @@ ANSWER_S = 30.0
 
 @dataclass
 class Verdicts:
-    """(start, seconds) of the right answers, seconds of the refusals (HTTP 503), and counts of the others."""
+    """(start, seconds) of right answers, seconds of refusals (HTTP 503), and counts of the others."""
 
     right: list[tuple[float, float]] = field(default_factory=list)
     refused: list[float] = field(default_factory=list)
@@ -51,7 +51,7 @@ def _quantile(values: list[float], share: float) -> float | None:
 
 @dataclass(frozen=True)
 class Asker:
-    """One request again and again: `images` uint8 (b, 1, 28, 28) with the float32 `logits` (b, classes)."""
+    """Repeats one request: `images` uint8 (b, 1, 28, 28) with the float32 `logits` (b, classes)."""
 
     url: str
     model: str
@@ -65,7 +65,7 @@ class Asker:
             async def client() -> None:
                 while not until():
                     if not await ask():
-                        await asyncio.sleep(0.05)  # as a client does before it tries again
+                        await asyncio.sleep(0.05)  # as a client pauses before a retry
 
             await asyncio.gather(*(client() for _ in range(in_flight)))
 

@@ -1,1 +1,1 @@
-"""The ground: time, memory, progress, result files and option types. It imports no other part of `benchmarks/`."""
+"""The base: time, memory, progress, result files, option types. Imports no other part of `benchmarks/`."""

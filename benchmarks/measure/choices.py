@@ -1,4 +1,4 @@
-"""Command-line options that several benchmarks share."""
+"""Command-line options shared by several benchmarks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Command = TypeVar("Command", bound=Callable[..., object])
 
 
 class NameList(click.ParamType[list[str]]):
-    """Comma-separated names out of a fixed set, each once; `all` is all of them."""
+    """Comma-separated, distinct names out of a fixed set; `all` means every name."""
 
     name = "names"
 
@@ -45,7 +45,7 @@ class MicroBatch(click.ParamType[int | Literal["auto"]]):
 
 
 class FiniteRange(click.FloatRange):
-    """A number in a range; a plain FloatRange lets NaN through, which lies outside of no range."""
+    """A number in a range; click's FloatRange accepts NaN."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         number = float(super().convert(value, param, ctx))
@@ -55,7 +55,7 @@ class FiniteRange(click.FloatRange):
 
 
 class Result(click.Path):
-    """A path to write results to, tried before anything is measured; folders that are missing are made later."""
+    """An output path, checked before anything is measured; missing folders are made later."""
 
     def __init__(self, folder: bool = False) -> None:
         super().__init__(file_okay=not folder, dir_okay=folder, path_type=Path)
@@ -87,7 +87,7 @@ def seconds_option(default: float, what: str) -> Callable[[Command], Command]:
 
 
 def dataset_options(command: Command) -> Command:
-    """`--dataset` and `--data-dir`, whose test images are used."""
+    """`--dataset` and `--data-dir`; the benchmark uses the test images."""
     where = click.option(
         "--data-dir", type=click.Path(path_type=Path), help="Of idx files, else $MNIST_DIR or $EMNIST_DIR."
     )

@@ -1,4 +1,4 @@
-"""The peak memory of a piece of work in a fresh process, libraries included."""
+"""Peak memory of a task in a fresh process, libraries included."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pathlib import Path
 
 
 def peak_memory_mb(work: Callable[[], object]) -> float:
-    """Peak resident memory in MB of a new process that does `work` once; `work` must pickle."""
+    """Peak resident memory in MB of a new process that runs `work` once; `work` must pickle."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         return pool.submit(_work_and_report_mb, work).result()
 
 
 def _work_and_report_mb(work: Callable[[], object]) -> float:
     work()
-    # Not getrusage: its maximum begins with the memory of the process that this one was forked from.
+    # Not getrusage: its maximum includes the parent's memory at the fork.
     status = Path("/proc/self/status").read_text()
     return int(re.findall(r"VmHWM:\s+(\d+) kB", status)[0]) * 1024 / 1e6

@@ -12,12 +12,12 @@ T = TypeVar("T")
 
 
 def note(line: str) -> None:
-    """A line on standard error."""
+    """Prints a line on standard error."""
     click.echo(line, err=True)
 
 
 def steps(items: Sequence[T], title: str) -> Iterable[T]:
-    """`items`, with a bar."""
+    """`items` with a progress bar."""
     from tqdm import tqdm
 
     bar: Iterable[T] = tqdm(items, desc=title, leave=False, disable=None)
@@ -26,7 +26,7 @@ def steps(items: Sequence[T], title: str) -> Iterable[T]:
 
 @contextmanager
 def count_bar(title: str, total: int, unit: str) -> Iterator[Callable[[int], object]]:
-    """A bar of `total` units; the function adds some."""
+    """A bar of `total` units; the yielded function adds units."""
     from tqdm import tqdm
 
     with tqdm(total=total, unit=f" {unit}", unit_scale=True, desc=title, leave=False, disable=None) as bar:
@@ -35,7 +35,7 @@ def count_bar(title: str, total: int, unit: str) -> Iterator[Callable[[int], obj
 
 @contextmanager
 def share_bar(title: str) -> Iterator[Callable[[float], object]]:
-    """A bar from 0 to 100 %; the function takes the share that is done. Without a title there is no bar."""
+    """A bar from 0 to 100 %; the yielded function sets the share. No bar without a title."""
     from tqdm import tqdm
 
     with tqdm(total=100, unit="%", desc=title, leave=False, disable=None if title else True) as bar:

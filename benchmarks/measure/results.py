@@ -1,4 +1,4 @@
-"""The one writer of results: JSON with `benchmark` (or `study`), `command`, `date`, and `environment` with a commit."""
+"""Writes all results: JSON with `benchmark` (or `study`), `command`, `date`, and `environment` with a commit."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Extras = Callable[[Mapping[str, Any]], Mapping[Path, bytes]]
 
 
 class Record:
-    """The content of one result, as it grows; `update` also writes it if there is a path."""
+    """The growing content of a result; `update` also writes the file if there is a path."""
 
     def __init__(self, name: Mapping[str, str], path: Path | None, threads: int, device: str) -> None:
         self.path, self.threads, self.device = path, threads, device
@@ -30,7 +30,7 @@ class Record:
         return "environment" not in self.content
 
     def update(self, fields: Mapping[str, Any]) -> None:
-        """Adds fields and writes the file, so that a run that ends early leaves what it measured."""
+        """Adds fields and writes the file, so that an interrupted run leaves its measurements."""
         from models.environment import describe
         from models.files import write_atomically
 
@@ -48,9 +48,9 @@ def recording(
     extras: Extras = lambda content: {},
     kind: str = "benchmark",
 ) -> Iterator[Record]:
-    """A Record for the length of a run; at the end the extras are written, and the user is told of every file.
+    """A Record for one run; at its end writes the extras and names every file.
 
-    At Ctrl-C what was measured stays, marked `interrupted`, and the exit code is 130.
+    At Ctrl-C the measurements stay, marked `interrupted`; the exit code is 130.
     """
     record = Record({kind: benchmark}, path, threads, device)
     try:
@@ -79,7 +79,7 @@ def _now() -> str:
 
 
 def command() -> str:
-    """What the user asked for, the defaults left out; FILE and DIR stand for paths of this machine."""
+    """The command without default options; FILE and DIR replace paths of this machine."""
     context = click.get_current_context()
     words = ["python", f"benchmarks/{context.command.name}.py"]
     for parameter in context.command.params:

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Aligned columns of text that is formatted already: the first two to the left, the numbers to the right."""
+    """Aligned columns of formatted text: the first two to the left, numbers to the right."""
     import tabulate
 
-    tabulate.MIN_PADDING = 0  # of a column beyond its header; with the default of 2 the widest table does not fit
+    tabulate.MIN_PADDING = 0  # the default of 2 makes the widest table too wide
     sides = ["left" if i < 2 else "right" for i in range(len(header))]
     text: str = tabulate.tabulate(rows, header, "simple", colalign=sides if rows else None, disable_numparse=True)
     return text

@@ -1,4 +1,4 @@
-"""Times contestants in interleaved rounds, so that a drift of the machine hits all of them alike."""
+"""Times contestants in interleaved rounds: a drift of the machine affects all of them equally."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from benchmarks.measure.progress import note, share_bar
 MIN_ROUNDS = 3
 QUICK_NS = 200_000_000
 RESAMPLES = 1000
-STABLE_ROUNDS = 7  # an interval of fewer rounds says little
+STABLE_ROUNDS = 7  # an interval from fewer rounds says little
 STABLE_WIDTH = 0.1  # of the interval, relative to the ratio
-SETTLE_S = 0.02  # thread pools spin for a moment after their work; the next contestant must not pay for it
+SETTLE_S = 0.02  # thread pools spin briefly after their work; that must not slow the next contestant
 
 ROUNDS_VARIABLE = "VITBN_BENCHMARK_ROUNDS"
 """Environment variable: the most rounds of any measurement, the minimum included. For tests; figures need all."""
@@ -31,11 +31,11 @@ class Durations:
     samples_ns: tuple[int, ...]
 
     def percentile_ms(self, percent: float) -> float:
-        """The percentile of the samples in milliseconds (linear between neighbours)."""
+        """The percentile of the samples in milliseconds, linearly interpolated."""
         return float(np.percentile(self.samples_ns, percent)) / 1e6
 
     def percentiles(self, *percents: int) -> dict[str, float]:
-        """`p50_ms` and its like, for a row."""
+        """`p50_ms` and so on, for a row."""
         return {f"p{percent}_ms": self.percentile_ms(percent) for percent in percents}
 
 
@@ -49,7 +49,7 @@ class Ratio:
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C during a measurement; `measured` holds the rounds that were finished, one at least."""
+    """Ctrl-C during a measurement; `measured` holds the finished rounds, at least one."""
 
     def __init__(self, measured: dict[str, Durations]) -> None:
         super().__init__("interrupted")
@@ -57,10 +57,10 @@ class Interrupted(KeyboardInterrupt):
 
 
 def ratio_with_interval(numerator: Durations, denominator: Durations) -> Ratio:
-    """The ratio of the two medians, with its interval; both were taken in the same rounds.
+    """The ratio of the two medians with its interval; both were taken in the same rounds.
 
-    Resamples whole rounds, in runs of n^(1/3) neighbours: what slows down a round slows down both contestants, and the
-    rounds beside it. Seeded. Raises ValueError if the numbers of samples differ or are 0.
+    Resamples whole rounds, in runs of n^(1/3) neighbours: a slow round is slow for both contestants and for its
+    neighbours. Seeded. Raises ValueError if the numbers of samples differ or are 0.
     Kunsch, "The Jackknife and the Bootstrap for General Stationary Observations", 1989; circular, percentiles.
     """
     above, below = (np.asarray(durations.samples_ns, np.float64) for durations in (numerator, denominator))
@@ -76,7 +76,7 @@ def ratio_with_interval(numerator: Durations, denominator: Durations) -> Ratio:
 
 
 def is_stable(durations: Durations, baseline: Durations) -> bool:
-    """Whether the interval of the ratio to `baseline` is narrow; of the baseline itself, that of its median."""
+    """Whether the interval of the ratio to `baseline` is narrow; for the baseline, the interval of its median."""
     if len(durations.samples_ns) < STABLE_ROUNDS:
         return False
     if durations == baseline:
@@ -93,11 +93,11 @@ def time_interleaved(
     enough: Callable[[Mapping[str, Durations]], bool] = lambda measured: False,
     warm_up_ns: Mapping[str, int] = MappingProxyType({}),
 ) -> dict[str, Durations]:
-    """Times A B C A B C … after one round of warm-up: `min_rounds`, and more while the next one fits into `budget_s`.
+    """Times A B C A B C … after one warm-up round: `min_rounds`, and more while the next round fits into `budget_s`.
 
-    Ends earlier if the samples are `enough`; contestants in `warm_up_ns` are warm already and took that long. Slow
-    contestants evict the caches: a quick contestant gets an untimed call before each timed one. With a `title` it first
-    says how long it takes. Raises Interrupted at Ctrl-C if a round was finished.
+    Stops early if the samples are `enough`; contestants in `warm_up_ns` are warm and took that long. Slow contestants
+    evict the caches: a quick contestant gets an untimed call before each timed one. With a `title`, first announces the
+    duration. Raises Interrupted at Ctrl-C if a round was finished.
     """
     cold = {name: _time_ns(run) for name, run in contestants.items() if name not in warm_up_ns}
     warm_up = {**warm_up_ns, **cold}
@@ -130,7 +130,7 @@ def time_interleaved(
 
 
 def finished_rounds(measure: Callable[[], dict[str, Durations]], use: Callable[[dict[str, Durations]], object]) -> None:
-    """Hands what `measure` gives to `use`; at Ctrl-C the finished rounds, and then KeyboardInterrupt goes on."""
+    """Passes the result of `measure` to `use`; at Ctrl-C the finished rounds, then re-raises KeyboardInterrupt."""
     try:
         measured = measure()
     except Interrupted as stop:
@@ -140,7 +140,7 @@ def finished_rounds(measure: Callable[[], dict[str, Durations]], use: Callable[[
 
 
 def announcement(contestants: int, rounds: int, least_s: float, budget_s: float) -> str:
-    """What a measurement will take, said before it starts."""
+    """The expected duration, printed before a measurement."""
     return (
         f"{contestants} contestants, {rounds} rounds take about {least_s:.1f} s; at most {max(least_s, budget_s):.0f} s"
     )
@@ -151,7 +151,7 @@ def _fits(elapsed_s: float, rounds: int, budget_s: float) -> bool:
 
 
 def _limited(min_rounds: int) -> tuple[int, float]:
-    """The least and the most rounds, after the environment variable."""
+    """The minimum and maximum of rounds, from the environment variable."""
     text = os.environ.get(ROUNDS_VARIABLE)
     if text is None:
         return min_rounds, float("inf")

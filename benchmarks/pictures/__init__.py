@@ -1,1 +1,1 @@
-"""Pictures as people hand them in, made from a digit's ink: what preprocessing is judged on."""
+"""Synthetic user pictures made from a digit's ink, for judging the preprocessing."""

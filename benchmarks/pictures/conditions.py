@@ -1,4 +1,4 @@
-"""One digit's ink on all kinds of paper, in all kinds of light, by all kinds of pens."""
+"""One digit's ink on many papers, in many lights, by many pens."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def inverted(ink: Ink, rng: Rng) -> Image.Image:
 
 
 def coloured(ink: Ink, rng: Rng) -> Image.Image:
-    """Ink and paper of any two colours that differ by 80 or more in brightness."""
+    """Ink and paper of random colours that differ by at least 80 in brightness."""
     while True:
         paper, pen = rng.uniform(0, 255, (2, 3))
         if abs((paper - pen) @ (0.299, 0.587, 0.114)) > 80:
@@ -46,7 +46,7 @@ def coloured(ink: Ink, rng: Rng) -> Image.Image:
 
 
 def equally_bright(ink: Ink, rng: Rng) -> Image.Image:
-    """Red ink on green paper, and the like: colours that a grey picture can hardly tell apart."""
+    """Colours that look alike in grey, such as red ink on green paper."""
     while True:
         paper, pen = rng.uniform(0, 255, (2, 3))
         if abs((paper - pen) @ (0.299, 0.587, 0.114)) < 10 and np.linalg.norm(paper - pen) > 120:
@@ -54,7 +54,7 @@ def equally_bright(ink: Ink, rng: Rng) -> Image.Image:
 
 
 def transparent(ink: Ink, rng: Rng) -> Image.Image:
-    """Ink of any colour on nothing."""
+    """Ink of any colour on a transparent background."""
     cover = middle(ink, rng)
     pen = Image.new("RGB", (SHEET, SHEET), tuple(int(level) for level in rng.integers(0, 256, 3)))
     pen.putalpha(developed(255 * cover))
@@ -62,7 +62,7 @@ def transparent(ink: Ink, rng: Rng) -> Image.Image:
 
 
 def sixteen_bits(ink: Ink, rng: Rng) -> Image.Image:
-    """Up to 4095 or to 65535, as scanners and cameras of 12 and 16 bits write."""
+    """Values up to 4095 or 65535, as 12- and 16-bit scanners and cameras write."""
     levels = paint(middle(ink, rng), white(rng), dark(rng)) / 255
     return Image.fromarray(np.rint(levels * rng.choice([4095, 65535])).astype(np.uint16))
 
@@ -105,7 +105,7 @@ def light_from_one_side(ink: Ink, rng: Rng) -> Image.Image:
 
 
 def vignette(ink: Ink, rng: Rng) -> Image.Image:
-    """Brightest somewhere near the middle, and half as bright in the corners."""
+    """Brightest near the middle, half as bright in the corners."""
     y, x = np.mgrid[-1 : 1 : SHEET * 1j, -1 : 1 : SHEET * 1j] - rng.uniform(-0.3, 0.3, (2, 1, 1))
     light = 1 - rng.uniform(0.15, 0.25) * (x**2 + y**2)
     return developed(paint(middle(ink, rng), white(rng), dark(rng), light) + rng.normal(0, 2, light.shape))
@@ -154,14 +154,14 @@ def out_of_focus(ink: Ink, rng: Rng) -> Image.Image:
 
 
 def pencil(ink: Ink, rng: Rng) -> Image.Image:
-    """Grey on rough paper, which takes up more in some places than in others."""
+    """Grey on rough paper that takes ink unevenly."""
     cover = middle(ink, rng) * np.clip(0.85 + 0.15 * clouds(SHEET, rng, 1.0), 0, 1)
     paper = white(rng) + 3 * clouds(SHEET, rng, 1.0)
     return developed(paint(cover, paper, rng.uniform(140, 170)))
 
 
 def photo(ink: Ink, rng: Rng) -> Image.Image:
-    """All that comes together when a telephone is held over a sheet."""
+    """All effects of a telephone held over a sheet."""
     cover = place(ink, rng, rng.uniform(0.2, 0.4), rng.uniform(0.1, 0.9, 2), side=800)
     light = shade(800, rng) * (1 - rng.uniform(0.05, 0.2) * (1 + ramp(800, rng)))
     paper = white(rng) - 15 + 4 * clouds(800, rng, 2)
@@ -182,6 +182,6 @@ CONDITIONS: dict[str, Condition] = {
 
 
 def pictures(condition: str, inks: Sequence[Ink] | Array, seed: int = 0) -> list[Image.Image]:
-    """Every ink under this condition; the same pictures at every call, whatever other conditions there are."""
+    """Every ink under this condition; the same pictures at every call, independent of other conditions."""
     rng = np.random.default_rng([seed, *condition.encode()])
     return [CONDITIONS[condition](ink, rng) for ink in inks]

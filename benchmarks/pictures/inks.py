@@ -1,4 +1,4 @@
-"""Where the ink comes from. Out: uint8 (n, 224, 224), 255 = ink, and labels (n,)."""
+"""Sources of ink: uint8 (n, 224, 224), 255 = ink, and labels (n,)."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What the report is made of: the results that are there, an answer to each question, a page, two files compared."""
+"""The report: available results, an answer to each question, a page, and the comparison of two files."""

@@ -17,7 +17,7 @@ NAME = "frontier-measured"
 
 
 def fields(rows: list[dict[str, Any]], count: int) -> dict[str, Any]:
-    """What the JSON holds beside its header."""
+    """The content of the JSON besides its header."""
     columns = [
         Column("checkpoint"),
         Column("model"),

@@ -17,7 +17,7 @@ from models.files import write_atomically
 
 TITLE = "What the networks, their rewrites and the server are worth"
 
-# Each answer, and the benchmarks that it needs.
+# Each section and its benchmarks.
 ANSWERS: tuple[tuple[Callable[[Sources], Section], tuple[str, ...]], ...] = (
     (rewrites, ("rewrites",)),
     (equal_depth, ("rewrites",)),
@@ -46,7 +46,7 @@ def page(sources: Sources) -> list[Block]:
 
 
 def not_measured(name: str) -> str:
-    """The line that stands in the place of a result that is not there."""
+    """The line in place of a missing result."""
     return f"**Not measured**: none of the files is a result of `{COMMANDS[name]}`."
 
 

@@ -1,6 +1,6 @@
-"""Two results of one benchmark: what changed beyond noise.
+"""Compares two results of one benchmark: changes beyond noise.
 
-The files come from different runs, so the samples of each are drawn again on their own.
+The files come from different runs, so each file's samples are resampled separately.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from benchmarks.measure.timing import RESAMPLES, Ratio
 from benchmarks.reporting.sources import ReportError, Result, Row, benchmark, cell, read
 
-# What tells the rows of a result apart; a benchmark has some of them.
+# Fields that identify a row; each benchmark has some of them.
 KEYS = ("name", "model", "checkpoint", "runtime", "precision", "rewrites", "transport", "protocol", "shared_memory")
 SIZES = ("depth", "dim", "batch", "micro_batch", "images_a_call", "instances", "threads", "in_flight", "rate", "device")
 MACHINE = ("cpu", "cores", "threads", "device", "system", "python")
@@ -43,7 +43,7 @@ def changes(before: Path, after: Path) -> tuple[tuple[str, ...], list[tuple[str,
 
 
 def differences(before: Path, after: Path) -> Iterator[str]:
-    """What differs in the machines and versions of two results, a line each."""
+    """Differences in machine and versions of two results, one per line."""
     old, new = (_result(path)["environment"] for path in (before, after))
     pairs = [(name, old.get(name), new.get(name)) for name in MACHINE]
     names = dict.fromkeys((*old["packages"], *new["packages"]))
@@ -54,14 +54,14 @@ def differences(before: Path, after: Path) -> Iterator[str]:
 
 
 def verdict(ratio: Ratio) -> str:
-    """Whether the second run is faster than the first; noise is what the interval spans."""
+    """Whether the second run is faster than the first; the interval spans noise."""
     if ratio.low > 1:
         return "faster"
     return "slower" if ratio.high < 1 else "same within noise"
 
 
 def ratio_of_runs(before_ms: Sequence[float], after_ms: Sequence[float]) -> Ratio:
-    """How many times as fast the second run is; the runs are apart, so each is drawn again by itself. Seeded."""
+    """Speed of the second run relative to the first. Separate runs, so each is resampled by itself. Seeded."""
     generator = np.random.default_rng(0)
     medians = []
     for samples in (np.asarray(before_ms), np.asarray(after_ms)):
@@ -82,7 +82,7 @@ def _samples(result: Result) -> Iterator[tuple[str, list[float]]]:
     for place, row in _rows(result):
         if samples_ns := row.get("samples_ns"):
             yield f"{place}{_name(row)}", [ns / 1e6 for ns in samples_ns]
-        elif samples := row.get("samples"):  # of load: the median latency of each round
+        elif samples := row.get("samples"):  # load results: the median latency of each round
             yield f"{place}{_name(row)}", [sample["p50_ms"] for sample in samples]
 
 

@@ -1,4 +1,4 @@
-"""What benchmarks/conditions.py measured, as text and as a page."""
+"""The result of benchmarks/conditions.py as text and page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figures of latency and sweep results, made from their JSON alone."""
+"""Figures of latency and sweep results, from their JSON."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ AXES = {"batch": "images a call", "depth": "depth (blocks)", "dim": "width of a 
 
 
 def beside(path: Path | None) -> Extras:
-    """The figures of a result, as .png and .svg: `path` itself, or for a sweep `path` with the name of each idea."""
+    """The figures of a result as .png and .svg: `path`, for a sweep with the name of each figure added."""
 
     def files(result: Mapping[str, Any]) -> dict[Path, bytes]:
         if not path:
@@ -39,7 +39,7 @@ def beside(path: Path | None) -> Extras:
 
 
 def figures(result: Mapping[str, Any]) -> dict[str, Figure]:
-    """By the end of its file's name: the figure of a comparison, or a figure for each idea of a sweep."""
+    """File suffix -> figure: one for a comparison, several for a sweep."""
     return _of_sweep(result) if result["benchmark"] == "sweep" else {"": _of_latency(result)}
 
 
@@ -65,7 +65,7 @@ def _of_latency(result: Mapping[str, Any]) -> Figure:
             axes.plot([row["p50_ms"], row["p90_ms"]], [_name(row)] * 2, **look, markevery=[0])
         axes.margins(y=0.7 / len(rows))
         _decades(axes, horizontal=True)
-    panels[0].invert_yaxis()  # the rows in the order of the table; the panels share this axis
+    panels[0].invert_yaxis()  # table order; the panels share this axis
     return figure
 
 
@@ -103,7 +103,7 @@ def _work(panels: Mapping[str, Rows], footnote: str) -> Figure:
 
 
 def _decades(axes: Axes, horizontal: bool = False) -> None:
-    """A logarithmic axis with ticks at powers of ten alone, if it spans enough of them."""
+    """A logarithmic axis with ticks only at powers of ten, if it spans enough of them."""
     from matplotlib.ticker import LogLocator
 
     plain_ticks(axes, horizontal)

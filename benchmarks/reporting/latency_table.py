@@ -17,7 +17,7 @@ Rows = Sequence[Mapping[str, Any]]
 
 
 def batch_table(rows: Rows, with_dim: bool = False) -> str:
-    """The rows of one batch size; a star marks a median that is not stable."""
+    """The rows of one batch size; a star marks an unstable median."""
     if not rows:
         return "nothing measured"
     memory = any(row["peak_memory_mb"] is not None for row in rows)
@@ -53,7 +53,7 @@ def _number(value: float | None, decimals: int) -> str:
 
 
 def closing_lines(rows: Rows, missing: Rows, limits: Mapping[str, Any], caveat: str | None) -> Iterator[str]:
-    """What stands below the tables: the limits, other runtimes, the caveat, a warning."""
+    """The lines below the tables: limits, other runtimes, the caveat, a warning."""
     gemm = f"{limits['gemm_gflops_per_s']:,.0f} GFLOP/s ({limits['gemm_library']})"
     yield f"Limits measured first: GEMM {gemm}, copy {limits['copy_gb_per_s']:.1f} GB/s"
     used = {row["runtime"] for row in (*rows, *missing)}
@@ -66,14 +66,14 @@ def closing_lines(rows: Rows, missing: Rows, limits: Mapping[str, Any], caveat: 
 
 
 def unstable_lines(rows: Rows) -> Iterator[str]:
-    """A warning, if a median is not stable."""
+    """A warning if a median is unstable."""
     if shaky := sum(not row["stable"] for row in rows):
         rule = f"within {100 * STABLE_WIDTH:.0f} % after {STABLE_ROUNDS} rounds and more"
         yield f"Warning: {shaky} of {len(rows)} rows (*) are not stable, {rule}: give more --seconds"
 
 
 def _published(rows: Rows) -> Iterator[str]:
-    """How the eager BatchNorm models of depth 1 compare with the eager ViT of depth 6, in each batch size."""
+    """The eager BatchNorm models of depth 1 against the eager ViT of depth 6, per batch size."""
     for batch in dict.fromkeys(row["batch"] for row in rows):
         eager = {row["model"]: row for row in rows if row["batch"] == batch and _is_baseline(row)}
         for model, row in eager.items():

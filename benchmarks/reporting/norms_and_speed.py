@@ -17,7 +17,7 @@ NAME = "norms-measured"
 
 
 def fields(rows: list[dict[str, Any]], studied: Mapping[str, dict[str, Any]], count: int) -> dict[str, Any]:
-    """What the JSON holds beside its header; `studied` are the rows of the study by model."""
+    """The content of the JSON besides its header; `studied` are the study's rows by model."""
     layer_norm_ms = next(row["p50_ms"] for row in rows if row["model"] == "vit")
     columns = [
         Column("model"),
@@ -66,7 +66,7 @@ def fields(rows: list[dict[str, Any]], studied: Mapping[str, dict[str, Any]], co
 
 
 def plots(result: dict[str, Any]) -> Mapping[str, Figure]:
-    """A bar a norm: images a second."""
+    """Images a second, one bar per norm."""
     from models.plots.figures import NAMES, legend, row_of_panels, style
 
     title = "Inference by norm, all that folds folded"

@@ -1,4 +1,4 @@
-"""A page of text, tables and pictures, as Markdown and as HTML that opens from disk and asks no network."""
+"""A page of text, tables and pictures, as Markdown and as self-contained HTML."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from html import escape
 
 @dataclass(frozen=True)
 class Heading:
-    """The question that the blocks behind it answer."""
+    """The question that the following blocks answer."""
 
     text: str
 
@@ -32,7 +32,7 @@ class Points:
 
 @dataclass(frozen=True)
 class Table:
-    """Cells ready to show; the first `names` columns hold names, to the left, the others numbers, to the right."""
+    """Formatted cells; the first `names` columns hold names (left), the others numbers (right)."""
 
     header: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
@@ -41,7 +41,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Picture:
-    """A plot in both formats; `name` is that of its files, `caption` says what it shows."""
+    """A plot in both formats; `name` is the file name without suffix."""
 
     name: str
     caption: str

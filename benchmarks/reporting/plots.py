@@ -15,7 +15,7 @@ from models.plots.figures import NAMES, plain_ticks, row_of_panels, style
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Colour and hatch of an operator's bar, told apart in grey as well.
+# Colour and hatch of an operator's bar, distinguishable in grey.
 BARS = (
     ("#0072B2", ""),
     ("#E69F00", "///"),
@@ -28,7 +28,7 @@ OTHERS = ("#dddddd", "")
 
 
 def picture(name: str, caption: str, figure: Figure) -> Picture:
-    """The figure in both formats; the same numbers give the same bytes."""
+    """The figure in both formats; equal numbers give equal bytes."""
     import matplotlib
 
     buffer = io.BytesIO()
@@ -38,7 +38,7 @@ def picture(name: str, caption: str, figure: Figure) -> Picture:
 
 
 def rewrites(result: Result) -> Picture:
-    """How many times faster than the plain export each contestant is, a panel a depth."""
+    """Speed of each contestant relative to the plain export, a panel per depth."""
     titles = [f"depth {measured['depth']}" for measured in result["results"]]
     title, axis = "What the exact rewrites are worth", "times as fast as the plain export"
     rounds = len(result["results"][0]["rows"][0]["samples_ns"])
@@ -62,7 +62,7 @@ def rewrites(result: Result) -> Picture:
 
 
 def worth(result: Result) -> Picture:
-    """Images a second of ViTBN after each rewrite, beside the CNN: the picture of the README."""
+    """Images a second of ViTBN after each rewrite, beside the CNN: the README's picture."""
     from benchmarks.reporting.worth_plot import worth as drawn
 
     return picture("worth", "ViTBN after each rewrite, in images a second, beside the CNN", drawn(result))
@@ -77,7 +77,7 @@ def frontier(result: Result) -> Picture:
 
 
 def operators(result: Result) -> Picture:
-    """The milliseconds of one call by operator, plain above rewritten."""
+    """Milliseconds of one call by operator, plain above rewritten."""
     title = f"Where the time of {result['model']} goes"
     footnote = f"Medians of {result['calls']} calls with {result['batch']} images under ONNX Runtime's profiler."
     figure, (axes,) = row_of_panels(title, footnote, [""], "milliseconds a call, in operators", "", (8.0, 3.4))
@@ -105,7 +105,7 @@ def operators(result: Result) -> Picture:
 
 
 def throughput(result: Result) -> Iterator[Picture]:
-    """Latency over throughput under load, a picture a model."""
+    """Latency over throughput under load, a picture per model."""
     from benchmarks.reporting.throughput_plot import by_model
 
     for model, figure in by_model(result["rows"], f"{machine(result)}; load by {result['generator']}.").items():
@@ -114,12 +114,12 @@ def throughput(result: Result) -> Iterator[Picture]:
 
 
 def latency(result: Result) -> Iterator[Picture]:
-    """The comparison of `latency.py`, or each idea of its sweep."""
+    """The comparison of `latency.py`, or the figures of its sweep."""
     from benchmarks.reporting.latency_plots import figures as drawn
 
     device = "cpu" if result["environment"]["device"] == "cpu" else "cuda"
     of = [result["benchmark"], device]
-    if result["benchmark"] == "latency":  # there may be one of other batches
+    if result["benchmark"] == "latency":  # other batch sizes may exist
         of += map(str, dict.fromkeys(row["batch"] for row in result["rows"]))
     for name, figure in drawn(result).items():
         yield picture("-".join(of) + name, figure.get_suptitle(), figure)

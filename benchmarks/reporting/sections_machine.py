@@ -10,8 +10,8 @@ from benchmarks.reporting.page import Block, Points, Table, Text
 from benchmarks.reporting.sources import Result, Row, Section, Sources, cell, machine, times_faster
 from models.plots.figures import NAMES
 
-GROUPS = 8  # of nodes alike, in the table of a graph
-COUNTED = 0.01  # share of the time below which operators are put together
+GROUPS = 8  # of equal nodes, in the table of a graph
+COUNTED = 0.01  # share of the time; operators below it are combined
 
 
 def operators(sources: Sources) -> Section:
@@ -56,7 +56,7 @@ def _operator_cells(row: Row) -> tuple[str, ...]:
 
 
 def limit(sources: Sources) -> Section:
-    """How near each model's best row comes to the rate of a large matrix product of the same run."""
+    """Speed of each model's best row relative to a large matrix product of the same run."""
     question = "How far is the best row from the machine's limit?"
     result = sources.first("rewrites")
     if not result:
@@ -64,7 +64,7 @@ def limit(sources: Sources) -> Section:
     cells, short = [], []
     for measured in result["results"]:
         rate, product = max((row["gflops_per_s"], row["name"]) for row in measured["rows"] if "model" not in row)
-        in_float32 = [row for row in measured["rows"] if row.get("contestant") != INT8]  # as the product is
+        in_float32 = [row for row in measured["rows"] if row.get("contestant") != INT8]  # like the product
         best = [row for row in in_float32 if row.get("kind") == BEST]
         for model in dict.fromkeys(row["model"] for row in best):
             row = min((row for row in best if row["model"] == model), key=lambda row: float(row["p50_ms"]))
@@ -86,7 +86,7 @@ def limit(sources: Sources) -> Section:
 
 
 def latency(sources: Sources) -> Section:
-    """Every runtime of every model, on every device that was measured."""
+    """Every runtime of every model, per device."""
     blocks: list[Block] = []
     for result in sources.all("latency"):
         limits = result["limits"]
@@ -128,7 +128,7 @@ def _percent(share: float | None) -> str:
 
 
 def precision(sources: Sources) -> Section:
-    """What lower precisions and other engines cost in accuracy and bring in time."""
+    """Accuracy and time of lower precisions and other engines."""
     blocks: list[Block] = []
     if result := sources.first("engines"):
         by_name = {row["name"]: row for row in result["rows"]}
@@ -146,7 +146,7 @@ def precision(sources: Sources) -> Section:
 
 
 def _reference(name: str) -> str:
-    """The row that one of `engines.py` is compared with: the first engine at that size, or requests one by one."""
+    """The reference row for one of `engines.py`: the first engine at that size, or requests one by one."""
     engine, _, size = name.rpartition(", ")
     return f"{ORT}, {size}" if engine else name.replace("together", "one by one")
 

@@ -22,7 +22,7 @@ def row_of(rows: Sequence[Row], model: str, contestant: str, kind: str = BEST) -
 
 
 def rewrites(sources: Sources) -> Section:
-    """Each rewrite alone and together, per model and depth."""
+    """Each rewrite alone and all together, per model and depth."""
     result = sources.first("rewrites")
     short, blocks = [], []
     for measured in result["results"] if result else ():
@@ -102,7 +102,7 @@ def equal_depth(sources: Sources) -> Section:
 
 
 def batchnorm(sources: Sources) -> Section:
-    """What BatchNorm is worth unfolded, folded, and with what it makes possible."""
+    """Gain of BatchNorm unfolded, folded, and with the rewrites that it permits."""
     result = sources.first("rewrites")
     question = "What does BatchNorm itself bring once folded?"
     if not result:
@@ -133,7 +133,7 @@ def batchnorm(sources: Sources) -> Section:
 
 
 def equal_accuracy(sources: Sources) -> Section:
-    """The frontier: accuracy against images a second, and the fastest of each model above several accuracies."""
+    """Accuracy against images a second, and the fastest of each model above several accuracies."""
     result = sources.first("frontier-measured")
     question = "How do they compare at equal accuracy?"
     if not result:
@@ -163,7 +163,7 @@ def equal_accuracy(sources: Sources) -> Section:
 
 
 def fastest(rows: Sequence[Row], floor: float, models: Sequence[str] | None = None) -> Row | None:
-    """Of networks with at least `floor` % accuracy the one with the most images a second."""
+    """The fastest network with at least `floor` % accuracy."""
     able = [row for row in rows if 100 * row["test_accuracy"] >= floor and (not models or row["model"] in models)]
     return max(able, key=lambda row: float(row["images_per_s"]), default=None)
 

@@ -15,7 +15,7 @@ WANTED = (1_000, 100_000)  # images a second
 
 
 def server(sources: Sources) -> Section:
-    """What the client and the server add: one call of many images, one image alone, and load."""
+    """Cost of client and server: one call of many images, single images, and load."""
     short: list[str] = []
     blocks: list[Block] = []
     if result := sources.first("overhead"):
@@ -93,7 +93,7 @@ def _refused(row: Row) -> str:
 
 
 def _ratio_range(row: Row) -> str:
-    """The lowest and the highest ratio of a round to that of the process beside it; rounds are too few for more."""
+    """Lowest and highest ratio of a round to the process beside it; too few rounds for an interval."""
     pairs = zip(row["samples"], row["in_process_samples"], strict=False)
     ratios = [served["images_per_s"] / alone["images_per_s"] for served, alone in pairs]
     return f"{min(ratios):.2f} to {max(ratios):.2f}" if ratios else "one round"
@@ -121,7 +121,7 @@ def _plain(value: object) -> str:
 
 
 def cheapest(sources: Sources) -> Section:
-    """Machines of this class for each wanted rate, by the accuracy that is needed, in process and served."""
+    """Machines of this class for each wanted rate, by required accuracy, in process and served."""
     frontier = sources.first("frontier-measured")
     question = f"What is the cheapest way to serve {' and '.join(f'{rate:,}' for rate in WANTED)} images a second?"
     if not frontier:
@@ -165,7 +165,7 @@ def _best_served(networks: Sequence[Row], served: Sequence[Row], lone: bool) -> 
 
 
 def undominated(networks: Sequence[Row], rates: Mapping[str, Row]) -> list[tuple[Row, Row]]:
-    """Networks and their rates, the fastest first, without those that a faster one equals in accuracy."""
+    """Networks and rates, fastest first, without those that a faster network matches in accuracy."""
     known = [(network, rates[network["checkpoint"]]) for network in networks if network["checkpoint"] in rates]
     known.sort(key=lambda pair: float(pair[1]["images_per_s"]), reverse=True)
     best: list[tuple[Row, Row]] = []
@@ -176,7 +176,7 @@ def undominated(networks: Sequence[Row], rates: Mapping[str, Row]) -> list[tuple
 
 
 def machines(wanted: float, rate: float) -> int:
-    """Whole machines for `wanted` images a second; a machine answers `rate`."""
+    """Number of machines for `wanted` images a second at `rate` per machine."""
     return ceil(wanted / rate)
 
 

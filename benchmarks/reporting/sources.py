@@ -1,4 +1,4 @@
-"""The results of a folder, and the numbers that several sections need."""
+"""The results of a folder, and numbers that several sections need."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from benchmarks.reporting.page import Block, Heading
 Row = dict[str, Any]
 Result = dict[str, Any]
 
-# Benchmark, as its file names it, and the command that writes the file.
+# Benchmark by its file name, and the command that writes the file.
 COMMANDS = {
     "rewrites": "python benchmarks/rewrites.py --json FILE",
     "frontier-measured": "python benchmarks/frontier.py --output DIR",
@@ -29,19 +29,19 @@ COMMANDS = {
 
 
 class ReportError(Exception):
-    """Files that no report can be made of; the message names the file, what was expected and what was found."""
+    """Files that give no report. The message names the file."""
 
 
 @dataclass(frozen=True)
 class File:
-    """One result: where it lies in the folder, and its content."""
+    """One result: its path inside the folder, and its content."""
 
     name: str
     content: Result
 
     @property
     def benchmark(self) -> str:
-        """What wrote it."""
+        """The benchmark that wrote it."""
         return benchmark(self.content) or ""
 
 
@@ -56,13 +56,13 @@ class Sources:
         return [file.content for file in self.files if file.benchmark == name]
 
     def first(self, name: str) -> Result | None:
-        """The first of them, if there is one."""
+        """The first result, if any."""
         return next(iter(self.all(name)), None)
 
 
 @dataclass(frozen=True)
 class Section:
-    """A question of the report, its answer in a sentence or none, and what shows it."""
+    """A question of the report, its answer in a sentence (optional), and the evidence."""
 
     question: str
     short: tuple[str, ...]
@@ -74,7 +74,7 @@ class Section:
 
 
 def benchmark(content: object) -> str | None:
-    """Which benchmark wrote this; None for what none of them did."""
+    """The benchmark that wrote this; None for other content."""
     if not isinstance(content, dict):
         return None
     name = content.get("benchmark") or content.get("study")
@@ -82,7 +82,7 @@ def benchmark(content: object) -> str | None:
 
 
 def read(path: Path) -> object:
-    """The content of a JSON file. Raises ReportError where it holds none."""
+    """The content of a JSON file. Raises ReportError if it is not JSON."""
     try:
         return json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
@@ -90,7 +90,7 @@ def read(path: Path) -> object:
 
 
 def find(folder: Path) -> Sources:
-    """The results in `folder` and its folders; other JSON files are left alone. Raises ReportError for none."""
+    """The results in `folder` and below; ignores other JSON files. Raises ReportError for no result."""
     contents = ((path.relative_to(folder).as_posix(), read(path)) for path in sorted(folder.rglob("*.json")))
     files = tuple(File(name, content) for name, content in contents if isinstance(content, dict) and benchmark(content))
     if not files:
@@ -99,12 +99,12 @@ def find(folder: Path) -> Sources:
 
 
 def times_faster(row: Row, than: Row) -> Ratio:
-    """How many times as fast `row` is, by its samples and those of `than`, taken in the same rounds."""
+    """Speed of `row` relative to `than`, from samples taken in the same rounds."""
     return ratio_with_interval(Durations(tuple(than["samples_ns"])), Durations(tuple(row["samples_ns"])))
 
 
 def cell(ratio: Ratio) -> str:
-    """A ratio in a table; that of a row to itself is 1."""
+    """A ratio in a table; a row's ratio to itself is 1."""
     if ratio.low == ratio.high == 1:
         return "1"
     return f"{number(ratio.ratio)} ({number(ratio.low)} to {number(ratio.high)})"
@@ -116,12 +116,12 @@ def said(ratio: Ratio) -> str:
 
 
 def number(value: float) -> str:
-    """Three digits or so."""
+    """Rounds to about three digits."""
     return f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 100 else f"{value:,.0f}"
 
 
 def machine(result: Result) -> str:
-    """On what it was measured, in words."""
+    """The machine of the measurement, in words."""
     environment = result["environment"]
     on = "" if environment["device"] == "cpu" else f", {environment['device']}"
     return f"{environment['threads']} of {environment['cores']} cores of {environment['cpu']}{on}"

@@ -1,4 +1,4 @@
-"""A result in the form of a study: its page and its plots."""
+"""A result as a study: page and plots."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from models.plots.results import Plots, markdown
 
 
 def beside(folder: Path, name: str, plots: Plots) -> Extras:
-    """NAME.md and a PNG for each plot, in `folder`."""
+    """NAME.md and a PNG per plot, in `folder`."""
 
     def files(result: Mapping[str, Any]) -> dict[Path, bytes]:
         pictures = {f"{name}-{plot}.png": png(figure) for plot, figure in plots(dict(result)).items()}

@@ -1,6 +1,6 @@
-"""Latency against throughput under load: a figure a model, a panel for each number of images a request.
+"""Latency against throughput under load: a figure per model, a panel per request size.
 
-A point stands at the median and its bar ends at p99; filled points are requests in flight, hollow ones rates.
+A point is the median and its bar ends at p99. Filled points are requests in flight, hollow points rates.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Row = dict[str, Any]
 
 
 def by_model(rows: Sequence[Row], footnote: str) -> dict[str, Figure]:
-    """A figure for each model in `rows`."""
+    """A figure per model in `rows`."""
     return {
         name: _figure(name, [row for row in rows if row["model"] == name], footnote) for name in _each(rows, "model")
     }

@@ -1,4 +1,4 @@
-"""What benchmarks/throughput.py measured, as rows, as text and as plots."""
+"""The result of benchmarks/throughput.py as rows, text and plots."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HEADER = (
 
 
 def fields(outcome: Outcome, max_p99_ms: float) -> Row:
-    """The rows, medians over the rounds; the loads that were left out; and where the server is saturated."""
+    """Rows with medians over the rounds, loads left out, and saturation points."""
     rows = list(_rows(outcome))
     missing = [
         _named(who, load) | {"reason": why} for (who, load), why in outcome.left_out.items() if isinstance(who, Target)
@@ -51,7 +51,7 @@ def _named(who: Target, load: Load) -> Row:
 
 
 def _compared(served: Row, alone: Sequence[Sample]) -> Row:
-    """The figures of the same process, the share of its throughput, and what the server adds to its latency."""
+    """The in-process figures, the share of that throughput, and the server's added latency."""
     images_per_s, p50_ms = _middle(alone, "images_per_s"), _middle(alone, "p50_ms")
     return {
         "in_process_images_per_s": images_per_s,
@@ -68,7 +68,7 @@ def _middle(samples: Sequence[Sample], name: str) -> float | None:
 
 
 def text(measured: Mapping[str, Any]) -> str:
-    """The table, what was left out, and the points of saturation."""
+    """The table, the loads left out, and the saturation points."""
     lines = [table(HEADER, [_cells(row) for row in measured["rows"]])]
     lines.append("Queue and compute: what the server's statistics say, means of a request.")
     for row in measured["missing"]:
@@ -105,7 +105,7 @@ def _saturated(point: Row, max_p99_ms: float) -> str:
 
 
 def beside(path: Path | None) -> Extras:
-    """A plot for each model, as PNG and SVG, the model's name behind that of `path`."""
+    """A plot per model as PNG and SVG, the model's name added to `path`."""
 
     def files(result: Mapping[str, Any]) -> dict[Path, bytes]:
         return dict(_pictures(result, path)) if path else {}

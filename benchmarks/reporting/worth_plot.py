@@ -1,4 +1,4 @@
-"""The picture of the README: what the rewrites of ViTBN are worth, step by step, beside the CNN."""
+"""The README's picture: the gain of each rewrite of ViTBN, beside the CNN."""
 
 from __future__ import annotations
 

@@ -44,7 +44,6 @@ class Printer:
         self._line: list[str] = []  # of the shapes of one picture
 
     def print_header(self, terminal: Terminal, labels: int) -> None:
-        """The names of the columns, for CSV."""
         if self._form == "csv":
             ranks = range(2, min(self._top or 1, labels) + 1)
             more = [f"{column}_{rank}" for rank in ranks for column in ("label", "probability")]

@@ -25,7 +25,6 @@ class Terminal:
             self._bar = tqdm(total=total(), unit=" images", file=sys.stderr, delay=1, leave=False, dynamic_ncols=True)
 
     def failed(self, name: str, what: str) -> None:
-        """Print the failure of a picture or path."""
         self.failures += 1
         text = what if what.startswith(name) else f"{name}: {what.removeprefix('image: ')}"
         self.print(f"Error: {printable(text)}", err=True)
@@ -42,7 +41,6 @@ class Terminal:
             click.echo(lines, err=err)
 
     def advance(self) -> None:
-        """Count one picture as done."""
         if self._bar is not None:
             self._bar.update()
 

@@ -16,19 +16,19 @@ from torch import Tensor, nn
 
 
 def attention_macs(tokens: int, dim: int, heads: int, dim_head: int) -> int:
-    """Multiplications of one attention layer and image: projections, scores, weighted sum."""
+    """Multiplications of one attention layer per image: projections, scores, weighted sum."""
     inner = heads * dim_head
     output = 0 if heads == 1 and dim_head == dim else inner * dim
     return tokens * (3 * dim * inner + output) + 2 * tokens**2 * inner
 
 
 def absorbed_attention_macs(tokens: int, dim: int, heads: int) -> int:
-    """The same after absorption: two projections with D in the place of E, and D-wide products."""
+    """The same after absorption: two projections with D in place of E, and D-wide products."""
     return 2 * tokens * heads * dim**2 + 2 * tokens**2 * heads * dim
 
 
 def absorbed_query(query: Tensor, key: Tensor, heads: int) -> Tensor:
-    """s Wk' times `query` (H*E, X), a weight or as one column a bias or a query; key (H*E, D) -> (H*D, X)."""
+    """s Wk' times `query` (H*E, X), which is a weight, or a bias or query as one column; key (H*E, D) -> (H*D, X)."""
     queries, keys = query.unflatten(0, (heads, -1)), key.unflatten(0, (heads, -1))  # (H, E, X), (H, E, D)
     absorbed: Tensor = queries.shape[1] ** -0.5 * keys.transpose(1, 2) @ queries
     return absorbed.flatten(0, 1)

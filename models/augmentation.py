@@ -26,11 +26,11 @@ Augmentation = Literal["none", "light", "elastic", "study", "crop-flip"]
 ELASTIC_SIGMA = 4.0  # pixels, of the Gaussian that smooths the displacements
 ELASTIC_PIXELS = 1.5  # the largest displacement
 ZOOM_OUT_SHARE = 0.2  # of the images
-SAMPLES = 3  # by side of a pixel that is zoomed out
+SAMPLES = 3  # per side of a zoomed-out pixel
 
 
 def augmentation(name: Augmentation) -> Callable[[Tensor], Tensor]:
-    """The distortion of that name; it runs on the images' device, a whole batch at once."""
+    """The distortion of that name; handles a whole batch on the images' device."""
     if name == "none":
         return nn.Identity()
     if name == "crop-flip":
@@ -48,7 +48,7 @@ def augmentation(name: Augmentation) -> Callable[[Tensor], Tensor]:
 
 
 def _zoom_out(images: Tensor) -> Tensor:
-    """A fifth of the images (B, C, H, W) at 1/r of their size, whole, somewhere in a black frame."""
+    """Shrinks a fifth of the images (B, C, H, W) to 1/r and places each somewhere in a black frame."""
     chosen = images.new_empty(len(images)).uniform_() < ZOOM_OUT_SHARE
     if not chosen.any():
         return images
@@ -72,7 +72,7 @@ def _crop_flip(images: Tensor) -> Tensor:
 
 
 def _elastic(images: Tensor) -> Tensor:
-    """Rotation, shear, zoom, shift and displacement (B, C, H, W), one bilinear look-up for all of them."""
+    """Rotation, shear, zoom, shift and displacement (B, C, H, W) in one bilinear look-up."""
     count, _, height, width = images.shape
     grid = F.affine_grid(_affine(images.new_empty(count, 5).uniform_(-1, 1)), list(images.shape), align_corners=False)
     field = _displacements(count, height, width).to(images) * images.new_tensor([2 / width, 2 / height])  # (B, H, W, 2)
@@ -81,7 +81,7 @@ def _elastic(images: Tensor) -> Tensor:
 
 
 def _affine(draws: Tensor) -> Tensor:
-    """Draws (B, 5) in [-1, 1] -> maps of coordinates (B, 2, 3), as far from the identity as those of `light`."""
+    """Draws (B, 5) in [-1, 1] -> coordinate maps (B, 2, 3) within the limits of `light`."""
     turn, shear, zoom, right, down = (draws * draws.new_tensor([0.2, 0.15, 0.12, 0.15, 0.15])).unbind(1)
     cosine, sine, slant = turn.cos(), turn.sin(), shear.tan()
     across = torch.stack((cosine, cosine * slant - sine, right), 1)  # (B, 3)
@@ -90,7 +90,7 @@ def _affine(draws: Tensor) -> Tensor:
 
 
 def _displacements(count: int, height: int, width: int) -> Tensor:
-    """Smooth random fields (B, H, W, 2) in pixels; the largest of a field is drawn up to ELASTIC_PIXELS."""
+    """Smooth random fields (B, H, W, 2) in pixels; each field's maximum is drawn up to ELASTIC_PIXELS."""
     noise = torch.randn(count, 2, height, width)
     smooth = _gaussian(height) @ noise @ _gaussian(width).T
     largest = smooth.abs().amax(dim=(1, 2, 3), keepdim=True)

@@ -37,7 +37,7 @@ def calibrate(checkpoints: tuple[Path, ...], data_dir: Path | None) -> None:
 
 
 def measure(checkpoint: Checkpoint, data_dir: Path | None) -> dict[str, float]:
-    """Temperature and calibration errors; raises CheckpointError where the training held no image out."""
+    """Temperature and calibration errors; raises CheckpointError if the training held no image out."""
     from models.checkpoint import CheckpointError
     from models.training import measure_calibration
 

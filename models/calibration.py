@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 BINS = 15
-LIMITS = (0.05, 20.0)  # without a mistake on the held-out images the best T is 0
+LIMITS = (0.05, 20.0)  # without mistakes on the held-out images the best T is 0
 
 
 def calibrate(held_out: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor]) -> dict[str, float]:

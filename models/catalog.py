@@ -19,7 +19,6 @@ PRETRAINED = Path(__file__).parent / "pretrained"
 
 
 def shipped(name: str) -> Path:
-    """The file of a shipped checkpoint."""
     return PRETRAINED / f"{name}.safetensors"
 
 

@@ -38,7 +38,7 @@ INTEGER = ("I64", "I32", "I16", "I8")
 
 
 class CheckpointError(Exception):
-    """A file that is no checkpoint; the message names the file, what was expected and what was found."""
+    """A file that is no checkpoint; the message names the file."""
 
 
 class UntrainedBlockWarning(UserWarning):
@@ -47,7 +47,7 @@ class UntrainedBlockWarning(UserWarning):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A network (float32, eval mode) and what its file says of it."""
+    """A network (float32, eval mode) and its file's metadata."""
 
     path: Path
     model: nn.Module
@@ -77,7 +77,7 @@ def add_metrics(path: Path, added: Metrics) -> None:
 
 
 def load(path: Path, depth: int | None = None) -> Checkpoint:
-    """The network in `path`; with `depth` its first blocks alone.
+    """The network in `path`; with `depth` only its first blocks.
 
     Raises CheckpointError for any other file, for tensors that do not fit the configuration, and for too few blocks.
     Warns with UntrainedBlockWarning where a BatchNorm never saw a batch.
@@ -93,7 +93,9 @@ def load(path: Path, depth: int | None = None) -> Checkpoint:
             raise CheckpointError(f"{path}: {late}")
         if depth < config.depth:
             config, tensors = replace(config, depth=depth), _first_blocks(tensors, depth)
-            metrics = {name: value for name, value in metrics.items() if name == "dataset"}  # of another network
+            metrics = {
+                name: value for name, value in metrics.items() if name == "dataset"
+            }  # the other entries describe another network
     model = build(config)
     model.load_state_dict(tensors)
     _warn_of_untrained(path, model)
@@ -140,7 +142,7 @@ def _read_safetensors(path: Path) -> tuple[ModelConfig, dict[str, Tensor], Metri
 
 
 def _form(part: Any) -> Form:
-    """The form of a tensor that is still in its file."""
+    """The form of a tensor that is not loaded yet."""
     kind = part.get_dtype()
     numbers = "floating-point" if kind in FLOATING else "integer" if kind in INTEGER else kind
     return Form(tuple(part.get_shape()), numbers)

@@ -42,7 +42,7 @@ TRANSFORMER_NAMES: tuple[ModelName, ...] = tuple(name for name in MODEL_NAMES if
 
 
 class ConfigError(ValueError):
-    """A wrong configuration; the message names the field, what was expected and what was found."""
+    """A wrong configuration; the message names the field."""
 
 
 @dataclass(frozen=True)
@@ -118,32 +118,28 @@ class ModelConfig:
 
     @property
     def is_transformer(self) -> bool:
-        """Whether the model has patches and a depth."""
         return self.model in TRANSFORMER_NAMES
 
     def block(self, index: int) -> ModelConfig:
-        """The same with the heads of block `index`."""
+        """The config with the heads of block `index`."""
         if self.late_cls is None or index < self.depth - 1:
             return self
         return dataclasses.replace(self, heads=self.late_cls[0], dim_head=self.late_cls[1])
 
     def tokens(self, index: int) -> int:
-        """Tokens that block `index` sees."""
+        """Tokens in block `index`."""
         return self.num_patches + (self.late_cls is None or index == self.depth - 1)
 
     @property
     def num_patches(self) -> int:
-        """Patches of an image."""
         return self.grid[0] * self.grid[1]
 
     @property
     def grid(self) -> tuple[int, int]:
-        """Rows and columns of patches."""
         return self.image_size[0] // self.patch_size[0], self.image_size[1] // self.patch_size[1]
 
     @property
     def patch_dim(self) -> int:
-        """Values of a patch."""
         return self.channels * self.patch_size[0] * self.patch_size[1]
 
     @property
@@ -152,7 +148,6 @@ class ModelConfig:
         return (self.channels, *self.image_size)
 
     def to_json(self) -> str:
-        """Every field as one JSON object."""
         return json.dumps(dataclasses.asdict(self))
 
     @classmethod

@@ -19,12 +19,11 @@ from torch import Tensor, nn
 
 
 def processes() -> int:
-    """The number of processes."""
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
 def rank() -> int:
-    """The number of this process, from 0; process 0 writes and prints."""
+    """The number of this process, from 0; only process 0 writes and prints."""
     return dist.get_rank() if dist.is_initialized() else 0
 
 
@@ -35,7 +34,7 @@ def local_device(device: str) -> str:
 
 @contextmanager
 def process_group(device: str) -> Iterator[None]:
-    """Joins torchrun's processes while the block lasts: NCCL between GPUs, else gloo.
+    """Joins torchrun's processes for the length of a block: NCCL between GPUs, else gloo.
 
     The functions of `torch.distributed.nn` keep the group that exists at its import, which an optimizer's first step
     triggers. A group kept so long keeps gloo's threads, which sometimes abort the interpreter at its end.
@@ -51,7 +50,6 @@ def process_group(device: str) -> Iterator[None]:
 
 
 def average_gradients(model: nn.Module) -> None:
-    """Replaces each gradient by its mean over the processes."""
     if processes() > 1:
         gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
         together = torch.cat([gradient.flatten() for gradient in gradients])
@@ -87,5 +85,5 @@ def gather(value: Any) -> list[Any]:
 
 
 def manual_seed(seed: int) -> None:
-    """Gives each process its own numbers."""
+    """Seeds each process differently."""
     torch.manual_seed(seed + rank())

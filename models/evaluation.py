@@ -36,7 +36,7 @@ def classify(
     distort: Callable[[Tensor], Tensor] | None = None,
     batch_size: int = TEST_BATCH,
 ) -> Tensor:
-    """The logits (n, num_classes) of uint8 `images` (n, C, H, W); raises Diverged where they are not finite."""
+    """The logits (n, num_classes) of uint8 `images` (n, C, H, W); raises Diverged if they are not finite."""
     model.eval()
     batches = []
     with torch.inference_mode():

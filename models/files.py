@@ -1,4 +1,4 @@
-"""Files that are whole or absent."""
+"""Atomic file writes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Writes beside `path`, flushes to the disk and renames, making the folder; a failure leaves nothing."""
+    """Writes beside `path`, flushes to disk and renames; makes the folder. A failure leaves nothing."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:

@@ -18,7 +18,7 @@ HIGHEST_TEMPERATURE = 1000.0
 
 
 class MetricsError(ValueError):
-    """Metrics of the wrong form; the message names the entry, what was expected and what was found."""
+    """Metrics of the wrong form; the message names the entry."""
 
 
 def to_json(metrics: Metrics) -> str:

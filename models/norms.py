@@ -25,15 +25,15 @@ Affine = tuple[Tensor, Tensor]
 
 
 class NotAffine(Exception):
-    """A norm that is not affine in eval mode; the message says why."""
+    """A norm that is not affine in eval mode; the message gives the reason."""
 
 
 class NeverAffine(NotAffine):
-    """A norm that is not affine however it is trained."""
+    """A norm that is never affine, however it is trained."""
 
 
 class TokenNorm(nn.Module, ABC):
-    """A norm of tokens that knows its map in eval mode."""
+    """A norm of tokens with a known map in eval mode."""
 
     mixes_tokens = False  # whether one token's result depends on another token
 
@@ -42,7 +42,7 @@ class TokenNorm(nn.Module, ABC):
         """The map in eval mode; raises NotAffine."""
 
     def randomise(self, generator: torch.Generator) -> None:
-        """Draws its own statistics and parameters; `randomise_norms` draws those of PyTorch's layers."""
+        """Draws its statistics and parameters; `randomise_norms` draws those of PyTorch's layers."""
 
 
 class RowNorm(TokenNorm):
@@ -215,7 +215,7 @@ class DynamicFeatureNorm(RowNorm):
         return y
 
     def _bounds(self, rows: Tensor) -> Affine:
-        """Minimum and maximum (features,) of the batch, or in eval mode the running ones."""
+        """Minimum and maximum (features,) of the batch, in eval mode the running values."""
         if not self.training:
             return self.running_min, self.running_max
         bounds = rows.amin(dim=0), rows.amax(dim=0)
@@ -252,7 +252,7 @@ def batch_norm_affine(norm: nn.modules.batchnorm._BatchNorm) -> Affine:
 
 @torch.no_grad()
 def start_skips(model: nn.Module, value: float) -> None:
-    """Sets a of every RepBN in a fresh network."""
+    """Sets a in every RepBN of a fresh network."""
     for module in model.modules():
         if isinstance(module, RepBN):
             module.skip.fill_(value)

@@ -16,10 +16,10 @@ from torch import Tensor
 from models.config import ModelConfig, ModelName
 from models.tensor_check import shown
 
-DIM_HEAD = 64  # the shapes do not tell
+DIM_HEAD = 64  # not visible in the shapes
 CNN_LAYERS = ("conv1", "norm1", "conv2", "norm2", "conv3", "norm3", "fc1", "normfc", "fc2")
 
-# Tensors that tell the widths, by our names -> their dimensions.
+# Tensors whose shapes give the widths, by our names -> their dimensions.
 MATRICES = {
     "patch_embedding.weight": 2,
     "embedding.pos_embedding": 3,
@@ -83,7 +83,7 @@ def _rename(name: str) -> str:
 
 
 def _config(tensors: Mapping[str, Tensor]) -> ModelConfig:
-    """Reads the widths off the shapes; published images and patches are square and grey."""
+    """Derives the widths from the shapes; published images and patches are square and grey."""
     model: ModelName = "vit" if "blocks.0.ffn.norm.weight" in tensors else "vitbnffn"
     if "norm.norm.weight" in tensors:
         model = "vitbn"

@@ -22,7 +22,7 @@ def build(config: ModelConfig) -> Network:
 
 
 def randomise_norms(model: nn.Module, seed: int = 0) -> None:
-    """Draws the statistics, gamma and beta of every norm: fresh ones are nearly the identity and hide a wrong fold."""
+    """Draws statistics, gamma and beta of every norm: fresh norms are almost the identity and hide wrong folds."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for module in model.modules():

@@ -35,12 +35,12 @@ FIRST_TRIALS = 5  # spread over the space, for the Gaussian process to start wit
 
 
 class SearchError(Exception):
-    """A search that cannot start or continue; the message says what was expected and what was found."""
+    """A search that cannot start or continue."""
 
 
 @dataclass(frozen=True)
 class Search:
-    """What is searched, and how each trial is trained. Only trials of the same search can be compared.
+    """The search space and the training of a trial. Only trials of the same search are comparable.
 
     Learning rate and batch size are always searched, depths and schedules if several are given.
     """
@@ -56,7 +56,6 @@ class Search:
 
     @property
     def learning_rates(self) -> tuple[float, float]:
-        """Lowest and highest."""
         return LEARNING_RATES[self.model]
 
 
@@ -84,7 +83,7 @@ class Trial:
 
 
 def propose(search: Search, trials: Sequence[Trial]) -> Parameters:
-    """What to try after `trials`: the same for the same seed, up to rounding on another machine.
+    """The next trial after `trials`: the same for the same seed, up to rounding on another machine.
 
     First the centre and points of Sobol's sequence, then the highest expected improvement under noise (Ament et al.,
     2023). A failed trial counts as the worst other trial.
@@ -113,7 +112,6 @@ def propose(search: Search, trials: Sequence[Trial]) -> Parameters:
 
 
 def searched_names(search: Search) -> list[str]:
-    """The parameters that are not fixed."""
     depth = ["depth"] if search.depths[0] < search.depths[1] else []
     return ["lr", "batch_size", *depth, *(["schedule"] if len(search.schedules) > 1 else [])]
 
@@ -132,7 +130,7 @@ def _space(search: Search) -> list[RangeParameterConfig | ChoiceParameterConfig]
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without Ax's log and the warnings of its packages, on which no user can act."""
+    """Silences Ax's log and warnings; users cannot act on them."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from ax.utils.common.logger import set_stderr_log_level
@@ -169,7 +167,7 @@ def write(path: Path, search: Search, trials: Sequence[Trial], environment: dict
 
 
 def read(path: Path, search: Search) -> list[Trial]:
-    """The trials in a file of `write`, if there is one; raises SearchError for a damaged file or another search."""
+    """The trials in a file of `write`, if any; raises SearchError for a damaged file or another search."""
     if not path.exists():
         return []
     try:

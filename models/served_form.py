@@ -19,7 +19,7 @@ from models.vit import VisionTransformer
 
 
 def served_form(model: nn.Module) -> nn.Module:
-    """`model` in served form; `model` itself if it has no tokens, or if its head or a norm reads other rows."""
+    """`model` in served form; `model` itself without tokens, or if its head or a norm reads other rows."""
     if not isinstance(model, VisionTransformer) or model.config.pool != "cls":
         return model
     mixes = any(module.mixes_tokens for module in model.modules() if isinstance(module, TokenNorm))
@@ -27,7 +27,7 @@ def served_form(model: nn.Module) -> nn.Module:
 
 
 class ServedForm(nn.Module):
-    """`model` with the last block computed for the CLS row alone, and attention absorbed where that is cheaper."""
+    """`model` that computes only the CLS row of the last block, with absorbed attention where that is cheaper."""
 
     def __init__(self, model: VisionTransformer) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class ServedForm(nn.Module):
 
 
 def attend(attention: Attention, x: Tensor) -> Tensor:
-    """What `attention` gives for tokens (B, N, D), absorbed where that is cheaper and dropout leaves it exact."""
+    """`attention` of tokens (B, N, D), absorbed if that is cheaper and exact under dropout."""
     tokens, dim = x.shape[1:]
     cost = attention_macs(tokens, dim, attention.heads, attention.dim_head)
     drops = attention.training and attention.attention_dropout.p > 0 and attention.qkv.bias is not None
@@ -68,14 +68,14 @@ def attend(attention: Attention, x: Tensor) -> Tensor:
 
 
 def last_row(block: Block, x: Tensor, alike: bool) -> Tensor:
-    """Row 0 after `block` (B, 1, D), of tokens (B, N, D); `alike` says that row 0 is the same in every image."""
+    """Row 0 after `block` (B, 1, D), of tokens (B, N, D); `alike`: row 0 is the same in every image."""
     row = x[:, :1] + attend_to_row(cast(Attention, block.attention), x, alike)  # (B, 1, D)
     y: Tensor = row + block.ffn(row)
     return y
 
 
 def attend_to_row(attention: Attention, x: Tensor, alike: bool) -> Tensor:
-    """Row 0 (B, 1, D) of what `attention` gives for tokens (B, N, D); no key and no value is projected."""
+    """Row 0 (B, 1, D) of `attention` for tokens (B, N, D); projects no key and no value."""
     heads, qkv = attention.heads, attention.qkv
     query, key, value = qkv.weight.chunk(3)  # (H*E, D)
     query_bias, _, value_bias = [None] * 3 if qkv.bias is None else qkv.bias.chunk(3)
@@ -85,7 +85,7 @@ def attend_to_row(attention: Attention, x: Tensor, alike: bool) -> Tensor:
     scores = F.linear(x, queries[0]).transpose(1, 2) if alike else queries @ x.transpose(1, 2)  # (B, H, N)
     weights = attention.attention_dropout(scores.softmax(dim=-1))
     values = (weights @ x).transpose(0, 1) @ value.unflatten(0, (heads, -1)).transpose(1, 2)  # (H, B, E)
-    if value_bias is not None:  # dropout leaves rows of weights that do not sum to one
+    if value_bias is not None:  # after dropout the rows of weights do not sum to one
         values = values + weights.sum(dim=-1).T[:, :, None] * value_bias.reshape(heads, 1, -1)
     rows = attention.out(values.transpose(0, 1).flatten(1)[:, None])  # (B, 1, D)
     y: Tensor = attention.out_dropout(rows)

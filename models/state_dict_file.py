@@ -24,7 +24,7 @@ EXPECTED = "expected a state dict of tensors alone"
 
 
 class UnsafeFile(ValueError):
-    """A file that is no state dict; the message says what was expected and what was found."""
+    """A file that is no state dict."""
 
 
 def read_state_dict(path: Path) -> dict[str, Tensor]:
@@ -48,7 +48,7 @@ def read_state_dict(path: Path) -> dict[str, Tensor]:
 
 
 def unpickling_reason(error: Exception) -> str:
-    """What a pickle holds beside tensors. PyTorch's own text advises to load it all the same."""
+    """The unexpected content of a pickle. PyTorch's own text advises loading it anyway."""
     name = re.search(r"GLOBAL ([\w.]+)", str(error))
     return f"the name {name[1]}" if name else f"something else ({type(error).__name__})"
 
@@ -71,7 +71,7 @@ def _check_archive(path: Path) -> None:
 
 
 def _check_directory(file: BinaryIO) -> None:
-    """Bounds the list of members before it is read. https://pkware.cachefly.net/webdocs/casestudies/APPNOTE.TXT"""
+    """Checks the member list's size before reading. https://pkware.cachefly.net/webdocs/casestudies/APPNOTE.TXT"""
     end = file.seek(0, 2)
     file.seek(max(0, end - 66_000))  # the records, and a comment of up to 65,535 bytes
     tail = file.read()

@@ -23,11 +23,10 @@ if TYPE_CHECKING:
     from models.studies.running import Run
     from models.training import Epoch
 
-UNSAID = {"output", "data_dir", "emnist_dir", "checkpoints", "params", "device"}  # of a machine, not of a study
+UNSAID = {"output", "data_dir", "emnist_dir", "checkpoints", "params", "device"}  # facts of a machine, not of a study
 
 
 def _common(command: Callable[..., None]) -> Callable[..., None]:
-    """The options of every study."""
     for option in (
         click.option("--output", type=click.Path(path_type=Path), required=True, help="A folder for this study alone."),
         click.option("--quick", is_flag=True, help="All of it in small, in a few minutes on two cores."),
@@ -39,7 +38,6 @@ def _common(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _shrinkable(command: Callable[..., None]) -> Callable[..., None]:
-    """The options of every study that trains."""
     command = click.option("--train-images", type=click.IntRange(2), help="The first so many of MNIST's.")(command)
     command = click.option("--epochs", type=click.IntRange(1), help="Instead of those of the published study.")(command)
     forms = click.Choice(["served", "plain"])
@@ -48,7 +46,6 @@ def _shrinkable(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _rates(rates: Sequence[float]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """The option of a study at several learning rates."""
     names = click.Choice([str(rate) for rate in rates])
     return click.option("--rate", type=names, multiple=True, help="Only this rate, repeatable.  [default: all]")
 
@@ -167,7 +164,7 @@ def _train(
     dataset: str = "mnist",
     seeds: int = 1,
 ) -> None:
-    """Carries out a study that trains; prints a row an epoch."""
+    """Carries out a study that trains; prints a row per epoch."""
     from models.data import load_dataset
     from models.studies.protocol import carry_out
     from models.training import choose_device
@@ -198,7 +195,7 @@ def _say_written(paths: list[Path]) -> None:
 
 
 def _command_line() -> str:
-    """The command, without the options of this machine alone."""
+    """The command without machine-specific options."""
     context = click.get_current_context()
     words = ["python models/study.py", str(context.info_name)]
     for name, value in context.params.items():
@@ -211,7 +208,7 @@ def _command_line() -> str:
 
 @contextmanager
 def _one_line_errors() -> Iterator[None]:
-    """Errors that a user can mend end the command with one line."""
+    """Turns errors that a user can fix into one line."""
     from models.checkpoint import CheckpointError
     from models.config import ConfigError
     from models.data import DataError

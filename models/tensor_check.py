@@ -18,16 +18,16 @@ from torch import Tensor
 from models.config import ModelConfig
 from models.registry import build
 
-MAX_TABLE_BYTES = 1 << 26  # of constants that are computed and stand in no file, such as sinusoidal positions
+MAX_TABLE_BYTES = 1 << 26  # of computed constants that are in no file, such as sinusoidal positions
 BLOCK = re.compile(r"blocks\.(0|[1-9]\d{0,8})\.(.+)", re.DOTALL)
 
 
 class WrongTensors(ValueError):
-    """A tensor that is missing, unknown, of another shape or of other numbers; the message names it."""
+    """A tensor that is missing, unknown, or of another shape or type; the message names it."""
 
 
 class Form(NamedTuple):
-    """Shape, and what the numbers are: `floating-point`, `integer`, or the name of another type."""
+    """Shape and kind of numbers: `floating-point`, `integer`, or the name of another type."""
 
     shape: tuple[int, ...]
     numbers: str
@@ -51,19 +51,19 @@ def check_tensors(config: ModelConfig, found: Mapping[str, Form]) -> None:
             raise WrongTensors(f"tensor {shown(name)}: expected {shape}, found {found[name].shape}")
         if form.numbers != found[name].numbers:
             raise WrongTensors(f"tensor {name}: expected {form.numbers} numbers, found {found[name].numbers}")
-    for name in _names(expected, config):  # stops at the first missing tensor, so it never counts to a huge depth
+    for name in _names(expected, config):  # stops at the first missing tensor: a huge depth costs nothing
         if name not in found:
             shape = expected[_stand_in(name, config)].shape
             raise WrongTensors(f"tensor {name}: expected {shape}, found none")
 
 
 def _built(config: ModelConfig) -> int:
-    """Blocks that are built: the first, and the last where late CLS gives it other heads."""
+    """Number of built blocks: the first, and the last if late CLS gives it other heads."""
     return 1 if config.late_cls is None else min(2, config.depth)
 
 
 def _few_blocks(config: ModelConfig) -> dict[str, Form]:
-    """The tensors of the network, of its blocks the first alone and, with late CLS, the last."""
+    """The network's tensors with only the first block and, with late CLS, the last."""
     try:
         with torch.device("meta"):
             network = build(replace(config, depth=_built(config)))
@@ -81,7 +81,7 @@ def _few_blocks(config: ModelConfig) -> dict[str, Form]:
 
 
 def _stand_in(name: str, config: ModelConfig) -> str:
-    """The name of this tensor in the block that is built."""
+    """The tensor's name in the block that is built."""
     block = BLOCK.fullmatch(name)
     if not block or int(block[1]) >= config.depth:
         return name
@@ -96,6 +96,6 @@ def _names(expected: Mapping[str, Form], config: ModelConfig) -> Iterator[str]:
 
 
 def shown(text: str) -> str:
-    """A name from a stranger's file, safe to print."""
+    """A stranger's name, safe to print."""
     start = text if len(text) <= 80 else f"{text[:80]}…"
     return start if start.isprintable() else ascii(start)

@@ -112,7 +112,7 @@ class DynamicTokenNorm(GainedTokenNorm):
 
 
 def first_gaze(heads: int) -> Tensor:
-    """(H, 3): head h looks at one patch (dx, dy) of a square around its own, as -(d - c)^2 = -d^2 + 2cd - c^2."""
+    """(H, 3): head h attends to one patch (dx, dy) of a square around its own, as -(d - c)^2 = -d^2 + 2cd - c^2."""
     side = math.isqrt(heads)
     head = torch.arange(side * side)
     dy, dx = head // side - (side - 1) // 2, head % side - (side - 1) // 2

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 EXPERIMENT = "vitbn"
 LOCAL_STORE = Path("mlruns")
-# Defaults of the environment. MLflow would look for an absent server for minutes.
+# Default variables. MLflow would look for an absent server for minutes.
 SETTINGS = {
     "MLFLOW_ALLOW_FILE_STORE": "true",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
@@ -32,7 +32,7 @@ SETTINGS = {
 
 
 class TrackingError(TrainingError):
-    """MLflow is missing or does not answer at the start; the message says what was expected and what was found."""
+    """MLflow is missing or does not answer at the start."""
 
 
 @dataclass(frozen=True)
@@ -43,11 +43,10 @@ class _Run:
 
     @property
     def record(self) -> Path:
-        """The JSON of the training."""
         return self.checkpoint.with_suffix(".json")
 
     def send(self) -> None:
-        """Sends the parameters and epochs that MLflow lacks."""
+        """Sends parameters and epochs missing in MLflow."""
         from mlflow.entities import Metric, Param
 
         record = json.loads(self.record.read_bytes())
@@ -63,7 +62,7 @@ class _Run:
                 self.client.log_batch(self.id, metrics=metrics)
 
     def close(self, status: str) -> None:
-        """Sends the rest, the JSON and the checkpoint, and ends the run."""
+        """Sends the rest, the JSON and the checkpoint; ends the run."""
         if self.record.exists():
             self.send()
             self.client.log_artifact(self.id, str(self.record))
@@ -136,7 +135,7 @@ def _follow(epochs: Iterator[Epoch], run: _Run, report: Callable[[str], None]) -
 
 
 def _tried(action: Callable[[], None], run: _Run, report: Callable[[str], None]) -> bool:
-    """Whether MLflow answered; reports a failure."""
+    """Whether MLflow answered; reports failures."""
     from mlflow import MlflowException
 
     try:

@@ -34,7 +34,7 @@ def _finite(ctx: click.Context, param: click.Parameter, value: float) -> float:
 
 
 def _read_params(ctx: click.Context, param: click.Parameter, path: Path | None) -> None:
-    """The file's values become the defaults of the options that they name."""
+    """The file's values become the defaults of its options."""
     if path is None:
         return
     try:
@@ -49,7 +49,7 @@ def _read_params(ctx: click.Context, param: click.Parameter, path: Path | None) 
 
 
 def _check_model(ctx: click.Context, param: click.Parameter, model: str) -> str:
-    """Refuses the parameters of another model."""
+    """Refuses parameters of another model."""
     meant = (ctx.default_map or {}).get("model", model)
     if meant != model:
         raise click.BadParameter(f"expected the model that --params is for, {meant}, found {model}")
@@ -184,7 +184,7 @@ def _progress(images: int, shown: bool) -> Iterator[Callable[[int, float], None]
 
 
 def _print_epochs(epochs: Iterator[Epoch], measured: str) -> Epoch | None:
-    """Prints a row an epoch and returns the last; Ctrl-C says what is kept and exits with 130."""
+    """Prints a row per epoch and returns the last; Ctrl-C names what is kept and exits with 130."""
     last = None
     _print_above_the_bar(f"epoch  training s  test s  training loss  {measured}")
     try:

@@ -82,7 +82,7 @@ def train(
 
 
 def _start(config: ModelConfig, options: TrainingOptions, images: int) -> State:
-    """A network as the seed initialises it, the same in every process."""
+    """The network initialised by the seed, the same in every process."""
     torch.manual_seed(options.seed)
     model = build(config).to(options.device)
     start_skips(model, options.skip_init)
@@ -95,7 +95,7 @@ def _start(config: ModelConfig, options: TrainingOptions, images: int) -> State:
     if options.schedule == "one-cycle":
         steps = (
             options.epochs * len(_batches(torch.arange(images), options.batch_size)) + 1
-        )  # the scheduler takes a step when it is made
+        )  # the scheduler steps at its creation
         schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, options.lr, total_steps=steps)
     else:
         schedule = torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0)
@@ -138,7 +138,7 @@ def _train_epoch(
 ) -> float:
     """One pass over all images in a new order; returns the mean loss of all processes."""
     state.model.train()
-    torch.set_rng_state(state.random)  # other trainings draw from it, too
+    torch.set_rng_state(state.random)  # other trainings use the same generator
     order = torch.randperm(len(images), generator=state.order).to(images.device)
     total, trained_on = torch.zeros((), device=images.device), 0
     batches = _batches(order, options.batch_size)

@@ -1,4 +1,4 @@
-"""What a training leaves after each epoch: the checkpoint, its series (.json) and its state (.resume.pt)."""
+"""Files after each epoch: the checkpoint, its series (.json) and its state (.resume.pt)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class State:
 
     @property
     def kept(self) -> nn.Module:
-        """The network that is measured and written."""
+        """The network to measure and write."""
         return self.average or self.model
 
 
@@ -107,7 +107,7 @@ def restore(state: State, path: Path, config: ModelConfig, dataset: Dataset, opt
 
 
 def _run_key(config: ModelConfig, dataset: Dataset, options: TrainingOptions) -> str:
-    """What must agree to resume: all but the device and, unless rate or norms follow it, the number of epochs."""
+    """Everything that must agree to resume: all but the device and, unless rate or norms depend on it, the epochs."""
     same = asdict(options) | {"processes": distributed.processes()}
     del same["device"]
     if options.schedule == "constant" and config.model != "vit-prepbn":

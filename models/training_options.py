@@ -1,4 +1,4 @@
-"""How a network is trained, what an epoch measures, and the command that repeats a training."""
+"""Training options, the measurements of an epoch, and the command that repeats a training."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ GEOMETRY = ("dim", "heads", "dim_head", "mlp_dim")  # fields of ModelConfig that
 
 
 class TrainingError(Exception):
-    """Training that cannot start or go on; the message says what was expected and what was found."""
+    """Training that cannot start or go on."""
 
 
 class Diverged(TrainingError):
@@ -86,7 +86,6 @@ def choose_device(name: str) -> str:
 
 
 def command_line(config: ModelConfig, dataset: str, options: TrainingOptions) -> str:
-    """The command that repeats a training."""
     words = ["python models/train.py", f"--model {config.model}", f"--dataset {dataset}", f"--depth {config.depth}"]
     for name in GEOMETRY:
         if (size := getattr(config, name)) != getattr(ModelConfig, name):

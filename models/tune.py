@@ -97,7 +97,7 @@ def _depths(model: ModelName, depths: tuple[int, int]) -> tuple[int, int]:
 
 
 def part_of(data: Dataset, train_images: int | None) -> Dataset:
-    """The training part alone, split: a fifth, at most 5,000 images, becomes the test part.
+    """Splits the training part: a fifth, at most 5,000 images, becomes the test part.
 
     `train_images` limits the rest; raises DataError if fewer are left.
     """
@@ -109,7 +109,7 @@ def part_of(data: Dataset, train_images: int | None) -> Dataset:
 
 
 def _run(search: Search, data: Dataset, device: str, count: int, output: Path) -> None:
-    """Prints a row a trial and writes the result; Ctrl-C writes it, too, and exits with 130."""
+    """Prints a row per trial and writes the result; Ctrl-C writes it, too, and exits with 130."""
     path = output / f"{search.model}.trials.json"
     trials = read(path, search)
     click.echo(
@@ -136,7 +136,7 @@ def _run(search: Search, data: Dataset, device: str, count: int, output: Path) -
 def run_trials(
     search: Search, data: Dataset, device: str, earlier: list[Trial], count: int, path: Path
 ) -> Iterator[Trial]:
-    """Trials up to `count` in all, each yielded once the file at `path` has it."""
+    """Runs trials up to `count` in all; yields each after writing it to `path`."""
     import torch
 
     from models.environment import describe
@@ -194,7 +194,6 @@ def _header(search: Search) -> str:
 
 
 def _row(search: Search, trials: list[Trial]) -> str:
-    """The last trial."""
     last = trials[-1]
     accuracy = "failed" if last.accuracy is None else f"{100 * last.accuracy:.2f}"
     so_far = [100 * trial.accuracy for trial in trials if trial.accuracy is not None]

@@ -32,7 +32,7 @@ def layer_norm(config: ModelConfig, dim: int) -> nn.Module:
 
 
 def features(config: ModelConfig, dim: int) -> int:
-    """How many features have statistics of their own: all, or one for all values."""
+    """Number of features with their own statistics: all, or one for all values."""
     return dim if config.bn_features == "dim" else 1
 
 
@@ -70,7 +70,7 @@ NORMS: dict[ModelName, Norms] = {
 
 
 class VisionTransformer(nn.Module):
-    """The network that `config` describes; NORMS says which norms stand in it."""
+    """The network of `config`; NORMS lists its norms."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What the supervisor did: one line in the log and one Prometheus metric for each act."""
+"""The supervisor's acts: one log line and one Prometheus metric each."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PREFIX = "vitbn_supervisor"
 
 
 class Acts:
-    """The log and the metrics of one supervisor; `port` None: no metrics endpoint. Raises OSError for a taken port."""
+    """Log and metrics of one supervisor; `port` None: no metrics. Raises OSError for a taken port."""
 
     def __init__(self, port: int | None) -> None:
         self._log = logging.getLogger(PREFIX)
@@ -49,7 +49,7 @@ class Acts:
             start_http_server(port, addr="127.0.0.1", registry=registry)
 
     def say(self, text: str) -> None:
-        """A line in the log that needs no metric."""
+        """Logs a line without a metric."""
         self._log.info("%s", text)
 
     def started(self, pid: int) -> None:
@@ -57,7 +57,7 @@ class Acts:
         self.say(f"started the server, process {pid}")
 
     def planned(self, model: str, versions: Iterable[int], problems: Iterable[Problem]) -> None:
-        """Names what is wrong with a model and what is served instead."""
+        """Logs a model's faults and its plan."""
         serving = ", ".join(map(str, versions)) or "nothing"
         for problem in problems:
             version = "all" if problem.version is None else str(problem.version)
@@ -65,7 +65,7 @@ class Acts:
             self.say(f"model {model}, version {version} is bad: {problem.text}; serving {serving}")
 
     def forget_plans(self) -> None:
-        """Before the files are judged again."""
+        """Call before judging the files again."""
         self._bad.clear()
 
     def probed(self, ok: bool) -> None:

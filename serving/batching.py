@@ -1,4 +1,4 @@
-"""Runs requests together when their shapes allow it, whatever the engine.
+"""Joins requests of equal shapes, for any engine.
 
 In: a loaded model and the requests of one call of Triton as `Call`s. Out: the outputs or the error of each request.
 When a joint run fails, its requests run alone.
@@ -39,7 +39,7 @@ class Engine(Protocol):
 
 @dataclass(frozen=True)
 class Call:
-    """One request: its tensors and the names of the outputs that it asks for."""
+    """One request: its tensors and the names of the wanted outputs."""
 
     inputs: Mapping[str, Array]
     requested: frozenset[str]
@@ -70,7 +70,7 @@ def answer(engine: Engine, outputs: Sequence[str], calls: Sequence[Call], batche
 def _answer_group(
     engine: Engine, outputs: Sequence[str], calls: Sequence[Call], batched: bool
 ) -> Sequence[Outputs | RunFailed]:
-    """The answers to calls of equal shapes; after a failed joint run, each call runs alone."""
+    """Answers to calls of equal shapes; after a failed joint run, each call runs alone."""
     try:
         return _run(engine, outputs, calls, batched)
     except RunFailed as failure:

@@ -67,7 +67,7 @@ def check_numpy(version: str) -> None:
 
 
 def backend_files(pytriton: Path, python_version: str = PYTHON_VERSION) -> dict[str, Path]:
-    """Names in the backend folder -> their sources; raises LauncherError if this Python has no stub."""
+    """Names in the backend folder -> source files; raises LauncherError if this Python has no stub."""
     stubs = pytriton / "tritonserver" / "python_backend_stubs"
     stub = stubs / python_version / "triton_python_backend_stub"
     if not stub.is_file():
@@ -164,7 +164,7 @@ def shell_safe_repositories(arguments: Sequence[str]) -> list[str]:
 
 
 def control_defaults(arguments: Sequence[str]) -> list[str]:
-    """Explicit mode with every model loaded, unless `arguments` choose: Triton's own default mode never loads again."""
+    """Explicit mode with every model loaded, unless `arguments` choose; Triton's default mode never loads again."""
     options = {argument.partition("=")[0] for argument in arguments}
     if "--model-control-mode" in options:
         return []
@@ -199,14 +199,13 @@ def launch(arguments: Sequence[str]) -> NoReturn:
 
 
 def main() -> None:
-    """The console script."""
     try:
         launch(sys.argv[1:])
     except LauncherError as error:
         sys.exit(f"tritonserver: {error}")
 
 
-# no --help of click's: --help is Triton's
+# --help is Triton's
 @click.command(context_settings={"ignore_unknown_options": True, "help_option_names": []})
 @click.option("--supervised", is_flag=True)
 @click.option("--supervisor-port", type=click.IntRange(0, 65535))

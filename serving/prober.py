@@ -37,7 +37,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Verdict:
-    """One probe; without versions `reason` says why, as when the server does not answer."""
+    """One probe; without versions `reason` explains the failure."""
 
     ok: bool
     failures: tuple[Failure, ...]
@@ -65,7 +65,7 @@ class Prober:
         threading.Thread(target=_read, args=(self._process, self._lines), daemon=True).start()
 
     def verdict(self) -> Verdict | None:
-        """The next verdict, None if there is none yet; starts a silent prober again."""
+        """The next verdict, None if there is none yet; restarts a silent prober."""
         with suppress(queue.Empty):
             line = self._lines.get_nowait()
             self._heard_s = time.monotonic()
@@ -82,7 +82,7 @@ class Prober:
 
 
 def parse(probe: Mapping[str, Any]) -> Verdict:
-    """A line of the probe as a Verdict."""
+    """Parses a line of the probe."""
     versions = probe["versions"]
     failures = tuple(
         Failure(each["model"], int(each["version"]), each["reason"])

@@ -1,4 +1,4 @@
-"""The processes of one server: itself, the Python stub of every model instance, and their shared memory.
+"""The processes of a server: itself, the Python stub of every model instance, and their shared memory.
 
 In: the server's process id. Out: what runs, what is stopped, and, when the server has died, nothing left of it.
 """
@@ -31,13 +31,12 @@ class Stub:
 
     @property
     def stopped(self) -> bool:
-        """Whether it can do nothing: stopped by a signal, or dead."""
+        """Whether it is stopped by a signal, or dead."""
         with suppress(psutil.NoSuchProcess):
             return self.process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE)
         return True
 
     def processor_s(self) -> float:
-        """Processor time so far, in seconds."""
         with suppress(psutil.NoSuchProcess):
             times = self.process.cpu_times()
             return float(times.user + times.system)
@@ -46,14 +45,14 @@ class Stub:
 
 @dataclass
 class Family:
-    """A server's processes; `look` remembers what `sweep` removes when the server is dead."""
+    """A server's processes; `look` records what `sweep` removes after the server's death."""
 
     pid: int
     members: set[psutil.Process] = field(default_factory=set)
     regions: set[Path] = field(default_factory=set)
 
     def look(self) -> list[Stub]:
-        """The stubs that live now."""
+        """The live stubs."""
         stubs: list[Stub] = []
         with suppress(psutil.NoSuchProcess):
             server = psutil.Process(self.pid)
@@ -66,7 +65,7 @@ class Family:
         return stubs
 
     def sweep(self) -> tuple[int, int]:
-        """Kills the members that are left and removes their shared memory; returns processes and bytes."""
+        """Kills remaining members and removes their shared memory; returns processes and bytes."""
         left = [member for member in self.members if _lives(member)]
         for member in left:
             with suppress(psutil.NoSuchProcess):
@@ -80,14 +79,14 @@ class Family:
 
 
 def _lives(process: psutil.Process) -> bool:
-    """False for a zombie too: who adopted it may never ask for its exit code."""
+    """False for a zombie: its adopter may never read the exit code."""
     with suppress(psutil.NoSuchProcess):
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     return False
 
 
 def _remove(regions: Iterable[Path]) -> int:
-    """Removes shared memory; returns the bytes that were still there."""
+    """Removes shared memory; returns the freed bytes."""
     removed = 0
     for region in regions:
         with suppress(FileNotFoundError):

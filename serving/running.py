@@ -34,13 +34,12 @@ class Server:
     http_url: str
     grpc_url: str
     metrics_url: str
-    supervisor_url: str  # its metrics, if there is one
+    supervisor_url: str  # its metrics, if any
     health_url: str  # the supervisor's verdict for a proxy
     log_path: Path
     pid: int
 
     def log(self) -> str:
-        """Its stdout and stderr so far."""
         return self.log_path.read_text(errors="replace")
 
 
@@ -93,7 +92,6 @@ def _child(
 
 
 def free_ports(count: int) -> list[int]:
-    """Different loopback ports that are free now."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for each in sockets:

@@ -55,7 +55,6 @@ class StandIn(ABC):
         return [_response(each) for each in answer(self.engine, self.outputs, calls, self.batched)]
 
     def finalize(self) -> None:
-        """Free the model."""
         del self.engine
 
 

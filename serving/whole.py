@@ -21,7 +21,7 @@ CONFIG_FILE, LABELS_FILE, MANIFEST_FILE = "config.pbtxt", "labels.txt", "manifes
 
 
 class Broken(Exception):
-    """A file is not as it was published; the message names it, what was expected and what was found."""
+    """A file is not as it was published; the message names it."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Problem:
 class Plan:
     """How to serve a model: `versions` ascending, empty if nothing can be served, None if Triton decides.
 
-    `config` is the JSON for Triton's load call, None where config.pbtxt says the same.
+    `config` is the JSON for Triton's load call, None if config.pbtxt says the same.
     """
 
     model: str

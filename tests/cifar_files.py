@@ -18,7 +18,7 @@ def write_binary(folder: Path, batches: dict[str, tuple[np.ndarray, np.ndarray]]
 
 
 def write_pickled(folder: Path, batches: dict[str, tuple[np.ndarray, np.ndarray]]) -> Path:
-    """Each batch as the dictionary of the Python version, byte for byte as Python 2's protocol 2 writes such a one."""
+    """Each batch as a dictionary pickled with protocol 2, byte for byte as that Python version writes it."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, (images, labels) in batches.items():
         (folder / name).write_bytes(pickled(images.reshape(len(images), -1), labels))
@@ -26,7 +26,7 @@ def write_pickled(folder: Path, batches: dict[str, tuple[np.ndarray, np.ndarray]
 
 
 def pickled(pixels: np.ndarray, labels: np.ndarray) -> bytes:
-    """The pickle of {"batch_label", "labels", "data", "filenames"}; strings are Python 2's, which are bytes."""
+    """The pickle of {"batch_label", "labels", "data", "filenames"}; strings are bytes, as in Python 2."""
     entries = text(b"batch_label") + text(b"training batch 1 of 5")
     entries += text(b"labels") + b"](" + b"".join(b"K" + bytes([label]) for label in labels) + b"e"
     entries += text(b"data") + array(pixels)

@@ -19,7 +19,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _there(path: Path, what: str) -> Path:
-    """Skips, with the reason, where `path` is not on this machine; under CI, where it has to be, fails."""
+    """Skips with the reason if `path` is missing; fails under CI, which has it."""
     if not path.exists():
         (pytest.fail if os.environ.get("CI") else pytest.skip)(f"{what} is not at {path}")
     return path
@@ -35,7 +35,7 @@ def _one_registry() -> None:
 
 @pytest.fixture
 def processor_time_s() -> Callable[[list[str]], float]:
-    """Runs a command that must succeed; gives the seconds of processor time it took, however busy the machine is."""
+    """Runs a command that must succeed; returns its processor time in seconds, independent of the machine's load."""
 
     def run(command: list[str]) -> float:
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -60,14 +60,14 @@ def reference_dir() -> Path:
 
 @pytest.fixture(scope="session")
 def shared_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder that all worker processes of this run share."""
+    """A folder shared by all worker processes of this run."""
     folder = tmp_path_factory.getbasetemp()
     return folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
 
 
 @pytest.fixture(scope="session")
 def trained(shared_dir: Path) -> Path:
-    """A ViTBN of depth 2, trained on scikit-learn's digits to over 95 %; one worker trains it, the others wait."""
+    """A ViTBN of depth 2 with over 95 % on scikit-learn's digits; one worker trains it, the others wait."""
     from models.config import ModelConfig
     from models.data import load_digits
     from models.training import TrainingOptions, train

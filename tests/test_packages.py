@@ -19,7 +19,7 @@ def run(command, path):
 
 
 def hide(folder, package, *modules):
-    """A package of that name with empty modules, as another project has."""
+    """A foreign package of that name with empty modules."""
     (folder / package).mkdir()
     for module in ("__init__", *modules):
         (folder / package / f"{module}.py").write_text("")

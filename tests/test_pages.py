@@ -49,7 +49,7 @@ def shell_lines(text: str) -> Iterator[str]:
 
 
 def is_command(text: str) -> bool:
-    """Whether it is a command line, not the name of a program alone."""
+    """Whether it is a command line, not only a program's name."""
     return text.startswith(PROGRAMS) and len(text.split()) > 1
 
 
@@ -68,7 +68,7 @@ def script(path: str) -> click.Command:
 
 
 def parse(command: click.Command, words: list[str], line: str) -> None:
-    """Fails unless click takes the words; files need not exist, and nothing runs."""
+    """Fails unless click accepts the words; runs nothing, files need not exist."""
     context = click.Context(command, info_name=command.name, **command.context_settings)
     options, left, _ = command.make_parser(context).parse_args(list(words))
     if isinstance(command, click.Group):
@@ -92,7 +92,7 @@ def parse(command: click.Command, words: list[str], line: str) -> None:
 
 
 def check(line: str) -> None:
-    """Fails where the command line names a program, target, extra or option that is not there."""
+    """Fails if the command line names a missing program, target, extra or option."""
     words = shlex.split(line, comments=True)
     if not words:
         return
@@ -120,14 +120,14 @@ def check(line: str) -> None:
 
 
 def check_server(words: list[str], line: str) -> None:
-    """Fails where tritonserver has no such option."""
+    """Fails if tritonserver has no such option."""
     given = {word.partition("=")[0] for word in words if word.startswith("--")}
     assert given <= server_options(), line
 
 
 @cache
 def server_options() -> set[str]:
-    """What the tritonserver of this environment takes."""
+    """The options of this environment's tritonserver."""
     done = subprocess.run(
         [sys.executable, "-m", "serving.launcher", "--help"], cwd=ROOT, capture_output=True, text=True
     )

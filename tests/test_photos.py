@@ -46,7 +46,7 @@ def run(command: object, *arguments: object) -> Result:
 
 @pytest.fixture(scope="module")
 def cifar(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder as of the binary archive, with 100 pictures a batch."""
+    """A folder as in the binary archive, with 100 pictures per batch."""
     draw = np.random.default_rng(0)
     labels = np.arange(100) % 10
     batches = {

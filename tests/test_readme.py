@@ -78,7 +78,7 @@ def test_the_shell_blocks_run_word_for_word(checkout: Path) -> None:
 
 
 def shown(line: str) -> str:
-    """What the README says that the command prints."""
+    """The command's output according to the README."""
     (block,) = re.findall(r"```text\n(.*?)```", README, re.DOTALL)
     outputs = dict(part.split("\n", 1) for part in f"\n{block}".split("\n$ ")[1:])
     return str(outputs[line])

@@ -79,7 +79,6 @@ class Missing:
     wrong: bool = False
 
     def add(self, entry: Entry, reason: Exception) -> None:
-        """Adds the entry and prints it."""
         self.wrong |= isinstance(reason, EquivalenceError)
         words = str(reason) if isinstance(reason, Unavailable | EquivalenceError) else _first_line(reason)
         row = {"model": entry.config.model, "runtime": entry.runtime, "precision": entry.precision, "reason": words}
@@ -93,7 +92,6 @@ def _first_line(error: Exception) -> str:
 
 
 def build(entries: Sequence[Entry], batches: Sequence[int], options: Options, missing: Missing) -> list[Contestant]:
-    """The contestants that this machine can run."""
     contestants = []
     subjects = {config: subject(config) for config in dict.fromkeys(entry.config for entry in entries)}
     with count_bar("Building and exporting", len(entries), "contestants") as advance:

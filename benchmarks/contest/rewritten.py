@@ -79,7 +79,6 @@ def _program(of: Subject, contestant: str) -> tuple[Program, int]:
 
 
 def rewrites_of(contestant: str) -> tuple[Rewrite, ...]:
-    """The rewrites that a contestant's name stands for."""
     from export.rewrites import pipeline
     from export.rewrites.absorb import absorb_attention
     from export.rewrites.prune import cls_only

@@ -51,7 +51,6 @@ class Runtime:
 
     @property
     def label(self) -> str:
-        """Its name in a table."""
         return f"{ENGINES[self.engine]}, {self.how}"
 
 
@@ -92,12 +91,10 @@ class Entry:
 
     @property
     def name(self) -> str:
-        """Model, runtime and precision in one string."""
         return f"{self.config.model} {self.runtime} {self.precision}"
 
     @property
     def how(self) -> Runtime:
-        """The entry's runtime."""
         return RUNTIMES[self.runtime]
 
     @property

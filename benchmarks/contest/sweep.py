@@ -14,7 +14,7 @@ from models.config import ModelConfig, ModelName
 BATCHES = (1, 4, 16, 64, 256, 1024, 5000)
 DEPTHS = (1, 2, 3, 6, 9, 12)
 DIMS = (32, 64, 128, 256)
-AXIS_BATCH = 64  # images a call on the axes of depth and width
+AXIS_BATCH = 64  # images per call on the axes of depth and width
 
 Axis = Literal["batch", "depth", "dim"]
 

@@ -53,7 +53,6 @@ class Target:
 
     @property
     def served_name(self) -> str:
-        """Its name in the repository."""
         return f"{self.model}-{self.sharing}"
 
     def __str__(self) -> str:

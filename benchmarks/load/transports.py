@@ -36,7 +36,6 @@ CLIENT_CALLS = 300
 
 
 def connect(server: Server, transport: str) -> Classifier:
-    """A client of the server's only model."""
     from clients.classifier import Classifier
 
     options = TRANSPORTS[transport]
@@ -85,7 +84,7 @@ def stream(classifier: Classifier, images: Images, count: int) -> Iterator[dict[
 
 
 def rows(measured: Mapping[str, Durations], count: int) -> list[dict[str, Any]]:
-    """A row a transport, and one of this process, for calls of `count` images."""
+    """A row per transport, and one of this process, for calls of `count` images."""
     alone_ms = measured[IN_PROCESS].percentile_ms(50)
     return [
         {

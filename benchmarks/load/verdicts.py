@@ -31,7 +31,6 @@ class Verdicts:
     failed: int = 0
 
     def row(self) -> dict[str, Any]:
-        """Counts, and latencies in ms."""
         latencies = [1e3 * seconds for _, seconds in self.right]
         sent = len(self.right) + len(self.refused) + self.wrong + self.failed
         counts = {"sent": sent, "right": len(self.right), "wrong": self.wrong, "refused": len(self.refused)}

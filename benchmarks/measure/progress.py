@@ -12,7 +12,6 @@ T = TypeVar("T")
 
 
 def note(line: str) -> None:
-    """Prints a line on standard error."""
     click.echo(line, err=True)
 
 

@@ -26,7 +26,6 @@ class Record:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing was measured yet."""
         return "environment" not in self.content
 
     def update(self, fields: Mapping[str, Any]) -> None:

@@ -11,7 +11,6 @@ from models.data import Dataset
 
 
 def strokes(count: int) -> tuple[Array, Array]:
-    """Drawn digits."""
     return draw_strokes(count, seed=1)
 
 

@@ -40,5 +40,4 @@ class Judge:
         return right
 
     def percent(self, images: Array, labels: Array) -> float:
-        """The share that it gets right."""
         return float(100 * self.right(images, labels).mean())

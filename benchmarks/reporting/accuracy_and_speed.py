@@ -17,7 +17,6 @@ NAME = "frontier-measured"
 
 
 def fields(rows: list[dict[str, Any]], count: int) -> dict[str, Any]:
-    """The content of the JSON besides its header."""
     columns = [
         Column("checkpoint"),
         Column("model"),
@@ -46,7 +45,6 @@ def fields(rows: list[dict[str, Any]], count: int) -> dict[str, Any]:
 
 
 def plots(result: dict[str, Any]) -> Mapping[str, Figure]:
-    """Accuracy over speed: better is up and to the right."""
     from models.plots.figures import accuracy_over_cost
 
     measured = [
@@ -58,5 +56,4 @@ def plots(result: dict[str, Any]) -> Mapping[str, Figure]:
 
 
 def beside(folder: Path) -> Extras:
-    """The page and the plot."""
     return study_page.beside(folder, NAME, plots)

@@ -35,7 +35,6 @@ HEADLINES = (("vitbn", "fold", PLAIN), ("vitbn", ALL, PLAIN), ("vitbn", ALL, EAG
 
 
 def page(sources: Sources) -> list[Block]:
-    """Every block of the page."""
     answers = [(answer(sources), needs) for answer, needs in ANSWERS]
     blocks: list[Block] = [*_opening(sources), Heading("In short")]
     blocks.append(Points(tuple(line for answer, _ in answers for line in answer.short) or ("Nothing was measured.",)))

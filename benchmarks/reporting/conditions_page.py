@@ -14,12 +14,10 @@ TITLE = "What preprocessing keeps of the accuracy"
 
 
 def text(result: Mapping[str, Any]) -> str:
-    """The table."""
     return table(("condition", *result["sources"]), _cells(result))
 
 
 def page(result: Mapping[str, Any]) -> list[Block]:
-    """What was measured, and the table."""
     count = result["images"]
     what = (
         f"Per cent right of {count} digits from each source, in every condition; one digit is {100 / count:g} points. "
@@ -38,5 +36,4 @@ def _cells(result: Mapping[str, Any]) -> list[list[str]]:
 
 
 def beside(folder: Path | None) -> Extras:
-    """conditions.md in `folder`."""
     return lambda result: {folder / "conditions.md": markdown(TITLE, page(result)).encode()} if folder else {}

@@ -66,7 +66,6 @@ def closing_lines(rows: Rows, missing: Rows, limits: Mapping[str, Any], caveat: 
 
 
 def unstable_lines(rows: Rows) -> Iterator[str]:
-    """A warning if a median is unstable."""
     if shaky := sum(not row["stable"] for row in rows):
         rule = f"within {100 * STABLE_WIDTH:.0f} % after {STABLE_ROUNDS} rounds and more"
         yield f"Warning: {shaky} of {len(rows)} rows (*) are not stable, {rule}: give more --seconds"

@@ -66,7 +66,6 @@ def fields(rows: list[dict[str, Any]], studied: Mapping[str, dict[str, Any]], co
 
 
 def plots(result: dict[str, Any]) -> Mapping[str, Figure]:
-    """Images a second, one bar per norm."""
     from models.plots.figures import NAMES, legend, row_of_panels, style
 
     title = "Inference by norm, all that folds folded"
@@ -86,5 +85,4 @@ def plots(result: dict[str, Any]) -> Mapping[str, Figure]:
 
 
 def beside(folder: Path) -> Extras:
-    """The page and the plot."""
     return study_page.beside(folder, NAME, plots)

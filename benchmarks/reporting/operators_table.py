@@ -12,7 +12,6 @@ HEADER = ("operator", "shapes", "count", "us", "share %", "GFLOP/s")
 
 
 def text(title: str, graph: Mapping[str, Any]) -> str:
-    """The operators, and the slowest groups of nodes."""
     cells = [
         (
             row["operator"],

@@ -69,7 +69,6 @@ def worth(result: Result) -> Picture:
 
 
 def frontier(result: Result) -> Picture:
-    """Accuracy over images a second."""
     from benchmarks.reporting.accuracy_and_speed import plots
 
     (figure,) = plots(result).values()

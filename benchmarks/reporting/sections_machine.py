@@ -15,7 +15,6 @@ COUNTED = 0.01  # share of the time; operators below it are combined
 
 
 def operators(sources: Sources) -> Section:
-    """The share of each operator, plain and rewritten."""
     short, blocks = [], []
     for result in sources.all("operators"):
         blocks += _operators_of(result)
@@ -86,7 +85,6 @@ def limit(sources: Sources) -> Section:
 
 
 def latency(sources: Sources) -> Section:
-    """Every runtime of every model, per device."""
     blocks: list[Block] = []
     for result in sources.all("latency"):
         limits = result["limits"]
@@ -128,7 +126,6 @@ def _percent(share: float | None) -> str:
 
 
 def precision(sources: Sources) -> Section:
-    """Accuracy and time of lower precisions and other engines."""
     blocks: list[Block] = []
     if result := sources.first("engines"):
         by_name = {row["name"]: row for row in result["rows"]}

@@ -82,7 +82,6 @@ def _pairs(result: Result, pairs: Sequence[tuple[str, Pair, Pair]]) -> Table:
 
 
 def equal_depth(sources: Sources) -> Section:
-    """ViTBN, ViT and the CNN with all rewrites."""
     result = sources.first("rewrites")
     question = "How does ViTBN compare with ViT and the CNN at equal depth?"
     if not result:

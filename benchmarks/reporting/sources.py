@@ -41,7 +41,6 @@ class File:
 
     @property
     def benchmark(self) -> str:
-        """The benchmark that wrote it."""
         return benchmark(self.content) or ""
 
 
@@ -52,11 +51,9 @@ class Sources:
     files: tuple[File, ...]
 
     def all(self, name: str) -> list[Result]:
-        """Every result of that benchmark."""
         return [file.content for file in self.files if file.benchmark == name]
 
     def first(self, name: str) -> Result | None:
-        """The first result, if any."""
         return next(iter(self.all(name)), None)
 
 
@@ -74,7 +71,6 @@ class Section:
 
 
 def benchmark(content: object) -> str | None:
-    """The benchmark that wrote this; None for other content."""
     if not isinstance(content, dict):
         return None
     name = content.get("benchmark") or content.get("study")
@@ -111,7 +107,6 @@ def cell(ratio: Ratio) -> str:
 
 
 def said(ratio: Ratio) -> str:
-    """A ratio in a sentence."""
     return f"**{number(ratio.ratio)}** times ({number(ratio.low)} to {number(ratio.high)})"
 
 
@@ -121,7 +116,6 @@ def number(value: float) -> str:
 
 
 def machine(result: Result) -> str:
-    """The machine of the measurement, in words."""
     environment = result["environment"]
     on = "" if environment["device"] == "cpu" else f", {environment['device']}"
     return f"{environment['threads']} of {environment['cores']} cores of {environment['cpu']}{on}"

@@ -23,6 +23,5 @@ def beside(folder: Path, name: str, plots: Plots) -> Extras:
 
 
 def timing(rows: list[dict[str, Any]], count: int) -> str:
-    """How the rows were measured."""
     rounds = len(rows[0]["samples_ns"])
     return f"Medians of {rounds} interleaved rounds, {count:,} images each, ONNX Runtime, all rewrites."

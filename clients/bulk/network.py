@@ -18,7 +18,7 @@ from clients.errors import ModelMismatch, ModelNotFound
 from clients.images.prepare import Preprocessing
 from clients.prediction import probabilities
 
-BATCH_SIZE = 256  # images a call; on a CPU larger batches leave the cache
+BATCH_SIZE = 256  # images per call; on a CPU larger batches leave the cache
 _INPUT, _OUTPUT = "image", "logits"
 
 

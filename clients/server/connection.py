@@ -110,7 +110,6 @@ class Connection:
         await asyncio.gather(*(server.close() for server in self._servers))
 
     async def _ask(self, method: str, *arguments: Any, **options: Any) -> Any:
-        """Call a method of tritonclient, with retries."""
         clock = asyncio.get_running_loop().time
         end_s = clock() + self._endpoint.timeout_s
         last_try_s = clock() + min(self.retry_s, self._endpoint.timeout_s)

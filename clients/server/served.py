@@ -72,7 +72,6 @@ async def find(connection: Connection, name: str) -> ServedModel:
 
 
 async def list_all(connection: Connection) -> list[ListedModel]:
-    """Every model of the repository, by name."""
     index = await connection.models()
     ready = {entry["name"] for entry in index if _is_ready(entry)}
     absent = [

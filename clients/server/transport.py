@@ -66,7 +66,6 @@ class Transport:
         return options
 
     async def call(self, method: str, *arguments: Any, **options: Any) -> Any:
-        """Call a method of tritonclient once."""
         from tritonclient.utils import InferenceServerException
 
         heard: list[str] = []

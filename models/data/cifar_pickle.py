@@ -21,7 +21,7 @@ PIXELS = 3 * 32 * 32
 
 
 class _Recorded:
-    """Stands in for a numpy array or dtype: keeps its arguments and its state, and does nothing."""
+    """Replaces a numpy array or dtype: only stores arguments and state."""
 
     def __init__(self, *arguments: Any) -> None:
         self.arguments = arguments
@@ -32,7 +32,7 @@ class _Recorded:
 
 
 class _Reader(pickle.Unpickler):
-    """An unpickler that knows arrays alone."""
+    """An unpickler for arrays only."""
 
     def find_class(self, module: str, name: str) -> type[_Recorded]:
         # numpy 1 and 2 name the module differently.

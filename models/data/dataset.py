@@ -18,7 +18,7 @@ Part = tuple[NDArray[np.uint8], NDArray[np.int64]]  # images (n, C, H, W) and la
 
 
 class DataError(Exception):
-    """Missing or unreadable data; the message names the file, what was expected and what was found."""
+    """Missing or unreadable data; the message names the file."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Dataset:
 
 
 def hold_out(dataset: Dataset, count: int) -> Dataset:
-    """The training part alone, split: `count` images, always the same ones, become the test part.
+    """Splits the training part: `count` images, always the same ones, become the test part.
 
     Raises DataError unless two images stay to train on.
     """

@@ -12,7 +12,7 @@ from models.data.dataset import DIGITS, Dataset
 
 
 def load_digits() -> Dataset:
-    """A fifth of the digits, drawn with a fixed seed, is the test part.
+    """The test part is a fifth of the digits, drawn with a fixed seed.
 
     The writers are not known, and some stand in both parts: an accuracy here says less than an accuracy on MNIST.
     """

@@ -28,14 +28,14 @@ def cache_folder(name: str) -> Path:
 
 
 def download(checksums: Mapping[str, str], mirrors: Sequence[str], folder: Path, otherwise: str) -> None:
-    """Fetches each file that `folder` lacks from the first working mirror, with a progress bar, and checks it.
+    """Fetches each missing file of `folder` from the first working mirror, with a progress bar and a checksum.
 
     Raises DataError, ending in the advice `otherwise`, when no mirror gives a file with the right checksum.
     """
     import pooch
     import requests
 
-    pooch.get_logger().setLevel("ERROR")  # one line of ours instead of several of its own
+    pooch.get_logger().setLevel("ERROR")  # replaced by one line of ours
     for name, checksum in checksums.items():
         reasons = []
         for mirror in mirrors:

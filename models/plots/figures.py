@@ -56,7 +56,7 @@ ACCURACY_TICKS = (99, 90, 99.9, 99.5, 95, 50, 98, 99.7, 80, 99.8, 97, 20, 70, 99
 
 
 def style(model: ModelName) -> dict[str, Any]:
-    """Keyword arguments of `Axes.plot` for a model's line."""
+    """`Axes.plot` keywords for a model's line."""
     colour, dash, marker = STYLES[model]
     return {"color": colour, "linestyle": dash, "marker": marker, "markersize": 5, "linewidth": 1.6}
 
@@ -64,7 +64,7 @@ def style(model: ModelName) -> dict[str, Any]:
 def row_of_panels(
     title: str, footnote: str, titles: Sequence[str], x: str, y: str, size: tuple[float, float] | None = None
 ) -> tuple[Figure, list[Axes]]:
-    """A row of axes, one a title, with a shared vertical scale; the labels x and y hold the units."""
+    """One titled panel per title, with a shared vertical scale; the labels x and y include units."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=size or (max(8.0, 2.2 + 2.9 * len(titles)), 3.9), layout="constrained", dpi=DPI)
@@ -82,7 +82,7 @@ def row_of_panels(
 
 
 def legend(figure: Figure, axes: Axes) -> None:
-    """The legend of `axes`, above the panels or, if it is long, beside them."""
+    """The legend of `axes`, above the panels or, if long, beside them."""
     handles, labels = axes.get_legend_handles_labels()
     if len(labels) <= 4:
         figure.legend(handles, labels, loc="outside upper right", ncols=4, frameon=False)
@@ -91,14 +91,13 @@ def legend(figure: Figure, axes: Axes) -> None:
 
 
 def whole_numbers(axes: Axes) -> None:
-    """Only integers on the x axis."""
     from matplotlib.ticker import MaxNLocator
 
     axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True, min_n_ticks=1))
 
 
 def accuracy_axis(axes: Axes, horizontal: bool = False) -> None:
-    """Spreads plotted percentages towards 100: from 90 to 99 is as far as from 99 to 99.9."""
+    """Spreads percentages towards 100: 90 to 99 takes as much room as 99 to 99.9."""
     import numpy as np
     from matplotlib.ticker import FixedLocator, NullLocator, StrMethodFormatter
 
@@ -125,12 +124,11 @@ def accuracy_axis(axes: Axes, horizontal: bool = False) -> None:
 
 
 def from_zero(axes: Axes) -> None:
-    """A y axis from 0."""
     axes.set_ylim(bottom=0)
 
 
 def plain_ticks(axes: Axes, horizontal: bool = False) -> None:
-    """A logarithmic axis labelled 0.5, 2 and 30,000 instead of by powers of ten."""
+    """Labels a logarithmic axis 0.5, 2 and 30,000 instead of powers of ten."""
     from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
     (axes.set_xscale if horizontal else axes.set_yscale)("log")
@@ -142,7 +140,7 @@ def plain_ticks(axes: Axes, horizontal: bool = False) -> None:
 
 
 def _three_ticks(axis: Axis) -> None:
-    """Gives an axis too narrow for three of its ticks evenly spaced ones."""
+    """Replaces the ticks by evenly spaced ones if fewer than three fit."""
     from matplotlib.ticker import FixedLocator, MaxNLocator
 
     low, high = sorted(axis.get_view_interval())
@@ -154,7 +152,7 @@ def _three_ticks(axis: Axis) -> None:
 def accuracy_over_cost(
     title: str, footnote: str, points: Sequence[tuple[ModelName, int | None, float, float]], x: str
 ) -> Figure:
-    """Networks (model, depth or None, work or speed, test accuracy in %); several of one model are joined."""
+    """Plots networks (model, depth or None, work or speed, test accuracy in %); joins those of one model."""
     figure, (axes,) = row_of_panels(title, footnote, [""], x, "test images right (%)", (8.0, 4.8))
     for model in dict.fromkeys(point[0] for point in points):
         own = sorted((point for point in points if point[0] == model), key=lambda point: point[2])
@@ -175,7 +173,6 @@ def accuracy_over_cost(
 
 
 def png(figure: Figure) -> bytes:
-    """The bytes of the file."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png")
     return buffer.getvalue()

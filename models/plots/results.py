@@ -30,7 +30,7 @@ Plots = Callable[[Result], Mapping[str, "Figure"]]
 
 @dataclass(frozen=True)
 class Column:
-    """Header, with the unit, and decimals of the numbers (None: unchanged)."""
+    """Header with unit, and decimals of the numbers (None: unchanged)."""
 
     name: str
     decimals: int | None = None
@@ -42,7 +42,7 @@ def table(title: str, columns: Sequence[Column], rows: Sequence[Sequence[object]
 
 
 def markdown(result: Result, plots: Sequence[str]) -> str:
-    """A page with the question, the extent, the tables, and the plots of these file names."""
+    """A page with question, extent, tables and plots."""
     lines = [f"# {result['study']}", "", result["question"], "", f"    {result['command']}", ""]
     lines += _paragraphs(result)
     for entry in result["tables"]:
@@ -62,14 +62,12 @@ def _paragraphs(result: Result) -> Iterator[str]:
 
 
 def machine(result: Result) -> str:
-    """The machine, and its load in the last minute."""
     environment = result["environment"]
     used = f"threads: {environment['threads']}, device: {environment['device']}"
     return f"{environment['cpu']}, cores: {environment['cores']}, {used}, load: {environment['load_1min']:.1f}"
 
 
 def footnote(result: dict[str, Any]) -> str:
-    """Extent and machine."""
     missing = result["scope"]["reduced"]
     reduced = f"NOT THE WHOLE STUDY: {missing}.\n" if missing else ""
     return f"{reduced}{result['timing']}\n{machine(result)}."
@@ -85,7 +83,6 @@ def _rows(entry: dict[str, Any]) -> Iterator[str]:
 
 
 def cell(value: object, decimals: int | None) -> str:
-    """A value as text."""
     if value is None:
         return "-"
     return str(value) if decimals is None else f"{value:,.{decimals}f}"

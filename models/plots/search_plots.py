@@ -22,7 +22,7 @@ TRIAL, BEST, FAILED = "#0072B2", "#E69F00", "#D55E00"  # out of Okabe and Ito's 
 
 
 def convergence(search: Search, trials: Sequence[Trial]) -> bytes:
-    """Each trial's error, and the lowest so far; a failed trial is a cross on the upper edge."""
+    """Each trial's error and the lowest error so far; crosses at the top mark failed trials."""
     figure, axes = _figure(search, "error of each trial", "trial", ERROR)
     finished, errors_percent, failed = _sorted(search, trials)
     lowest = [min(errors_percent[: count + 1]) for count in range(len(errors_percent))]
@@ -72,7 +72,7 @@ def _figure(search: Search, shown: str, x: str, y: str) -> tuple[Figure, Axes]:
 
 
 def _finished(figure: Figure, axes: Axes) -> bytes:
-    """The bytes of the file; the legend covers no trial."""
+    """The PNG's bytes; the legend covers no trial."""
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=4, frameon=False)
     return png(figure)
 
@@ -89,7 +89,7 @@ def _sorted(search: Search, trials: Sequence[Trial]) -> tuple[list[int], list[fl
 
 
 def _plain_ticks(axis: Axis) -> None:
-    """0.5, 2 and 10 instead of powers of ten."""
+    """Labels 0.5, 2 and 10 instead of powers of ten."""
     from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
     axis.set_major_locator(LogLocator(subs=(1, 2, 5)))

@@ -29,7 +29,6 @@ DEPTHS = (2, 3, 4, 5, 6, 7)
 
 
 def runs(scope: Scope, rates: Sequence[float], depths: Sequence[int]) -> list[Run]:
-    """Both networks at every depth and learning rate."""
     return [
         Run(
             seeded(f"{model}-depth-{depth}-lr-{lr}", seed),
@@ -44,7 +43,7 @@ def runs(scope: Scope, rates: Sequence[float], depths: Sequence[int]) -> list[Ru
 
 
 def findings(trained: list[Trained], scope: Scope) -> dict[str, Any]:
-    """A row a depth and learning rate: accuracies of both networks, means over the seeds, and ratios of times."""
+    """A row per depth and learning rate: accuracies of both networks, means over the seeds, and ratios of times."""
     pairs = list(zip(trained[::2], trained[1::2], strict=True))
     groups = [pairs[first : first + scope.seeds] for first in range(0, len(pairs), scope.seeds)]
     derived = [_pair([vit for vit, _ in group], [other for _, other in group], scope) for group in groups]
@@ -85,7 +84,6 @@ def _pair(vits: Sequence[Trained], others: Sequence[Trained], scope: Scope) -> d
 
 
 def _plain_accuracy(training: Trained, scope: Scope) -> float:
-    """Accuracy on the test images as they are."""
     from models.checkpoint import load
     from models.evaluation import measure_accuracy, on_device
 
@@ -94,7 +92,6 @@ def _plain_accuracy(training: Trained, scope: Scope) -> float:
 
 
 def plots(result: Result) -> dict[str, Figure]:
-    """Accuracy and time over depth."""
     return {
         "test-accuracy": _over_depth(
             result, replace(ACCURACY, key="distorted_test_accuracy"), "Test accuracy on distorted digits"
@@ -104,7 +101,7 @@ def plots(result: Result) -> dict[str, Figure]:
 
 
 def _over_depth(result: Result, quantity: Quantity, title: str) -> Figure:
-    """A panel a learning rate, a line a model."""
+    """A panel per learning rate, a line per model."""
     rates = list(dict.fromkeys(derived["lr"] for derived in result["derived"]))
     titles = [f"learning rate {lr}" for lr in rates]
     figure, row = row_of_panels(title, footnote(result), titles, "depth (blocks)", quantity.label)

@@ -23,7 +23,6 @@ MODELS: tuple[ModelName, ...] = ("dnn", "dnnbn")
 
 
 def runs(scope: Scope) -> list[Run]:
-    """Both networks at both learning rates."""
     return [
         Run(
             f"{model}-lr-{lr}",
@@ -48,7 +47,6 @@ def findings(trained: list[Trained], scope: Scope) -> dict[str, Any]:
 
 
 def plots(result: Result) -> dict[str, Figure]:
-    """Accuracy and loss, both learning rates in one panel."""
     panel = {"": result["runs"]}
     return {
         "test-accuracy": by_epoch(result, ACCURACY, "Three hidden layers with sigmoids: test accuracy", panel),

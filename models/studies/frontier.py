@@ -29,11 +29,11 @@ RECIPE = "recipe.json"
 
 
 def study(pretrained: Path) -> Study:
-    """The study with the recipe and the checkpoints in the folder `pretrained`."""
+    """The study with the recipe and checkpoints in the folder `pretrained`."""
     return Study(
         name="frontier",
         question="Which network for which work? ViTBN by depth, and the CNN.",
-        epochs=36,  # as most shipped checkpoints
+        epochs=36,  # like most shipped checkpoints
         test_batch=100,
         quick=Extent(epochs=6, train_images=3000, test_images=1000),
         runs=partial(runs, pretrained),
@@ -43,13 +43,12 @@ def study(pretrained: Path) -> Study:
 
 
 def runs(pretrained: Path, scope: Scope) -> list[Run]:
-    """A run for each network that is not shipped."""
+    """A run per network that is not shipped."""
     there, options = shipped(pretrained, scope), recipe(pretrained / RECIPE, scope)
     return [Run(label(config), config, options) for config in NETWORKS if config not in there]
 
 
 def label(config: ModelConfig) -> str:
-    """Model and, of a transformer, depth."""
     return f"{config.model}-depth-{config.depth}" if config.is_transformer else config.model
 
 
@@ -82,7 +81,6 @@ def shipped(pretrained: Path, scope: Scope) -> dict[ModelConfig, Checkpoint]:
 
 
 def findings(pretrained: Path, trained: list[Trained], scope: Scope) -> dict[str, Any]:
-    """A row a network, by its work."""
     from models.checkpoint import load
     from models.macs import macs_per_image
 
@@ -122,7 +120,6 @@ def findings(pretrained: Path, trained: list[Trained], scope: Scope) -> dict[str
 
 
 def plots(result: Result) -> dict[str, Figure]:
-    """Accuracy over work."""
     points = [(row["model"], row["depth"], row["macs"] / 1e6, 100 * row["test_accuracy"]) for row in result["derived"]]
     title = "What accuracy costs in work"
     axis = "multiply-accumulates an image as trained (millions)"

@@ -87,7 +87,6 @@ def _gains_table(derived: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def plots(result: Result) -> dict[str, Figure]:
-    """Each of the four series, and the gains."""
     by_rate = {
         f"learning rate {lr}": [
             run for run in result["runs"] if run["options"]["lr"] == lr and run["config"]["depth"] == DEPTH
@@ -108,7 +107,7 @@ def plots(result: Result) -> dict[str, Figure]:
 
 
 def _gains(result: Result) -> Figure:
-    """A row a model and configuration: the share of ViT's time that it saves, with the range over learning rates."""
+    """A row per model and configuration: the share of ViT's time that it saves, with the range over learning rates."""
     figure, (axes,) = row_of_panels(
         "Time saved against ViT, at equal depth and as published",
         footnote(result) + "\nRanges: the learning rates.",

@@ -37,7 +37,6 @@ DATASETS = ("mnist", "fashion-mnist", "cifar10")
 
 
 def runs(scope: Scope) -> list[Run]:
-    """Every norm in the three ways."""
     return [
         Run(
             seeded(f"{model}-{way}", seed),
@@ -51,7 +50,6 @@ def runs(scope: Scope) -> list[Run]:
 
 
 def findings(trained: list[Trained], scope: Scope) -> dict[str, Any]:
-    """A row a norm."""
     by_model: dict[str, dict[str, list[Trained]]] = {}
     for training in trained:
         ways = by_model.setdefault(training.run.config.model, {way: [] for way in WAYS})
@@ -86,7 +84,7 @@ def findings(trained: list[Trained], scope: Scope) -> dict[str, Any]:
 
 
 def way_of(options: dict[str, Any]) -> str:
-    """Which of the three ways a run was trained in."""
+    """The way in which a run was trained."""
     return next(way for way, own in reversed(WAYS.items()) if own.items() <= options.items())
 
 
@@ -134,7 +132,6 @@ def _with_range(row: dict[str, Any]) -> str | None:
 
 
 def plots(result: Result) -> dict[str, Figure]:
-    """Accuracy by epoch, and the time of an epoch."""
     panels: dict[str, Sequence[dict[str, Any]]] = {
         TITLES[way]: runs for way in WAYS if (runs := [run for run in result["runs"] if way_of(run["options"]) == way])
     }
@@ -143,7 +140,6 @@ def plots(result: Result) -> dict[str, Figure]:
 
 
 def _times(result: Result) -> Figure:
-    """A bar a norm."""
     title = "Time to train one epoch, against LayerNorm's"
     figure, (axes,) = row_of_panels(title, footnote(result), [""], "time over ViT's", "", (8.0, 4.2))
     rows = [row for row in result["derived"] if row["of_layer_norm"]]

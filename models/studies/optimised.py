@@ -38,7 +38,7 @@ def study(params: Sequence[Path]) -> Study:
 
 
 def runs(params: Sequence[Path], scope: Scope) -> list[Run]:
-    """A run a file. Raises StudyError for a folder without files, and for two files of one model."""
+    """A run per file. Raises StudyError for a folder without files, and for two files of one model."""
     files = [file for path in params for file in (sorted(path.glob(f"*{SUFFIX}")) if path.is_dir() else [path])]
     listed = [read(file, scope) for file in files]
     for number, run in enumerate(listed):
@@ -65,11 +65,9 @@ def read(path: Path, scope: Scope) -> Run:
 
 
 def findings(trained: list[Trained], scope: Scope) -> dict[str, Any]:
-    """The last epochs."""
     return {"derived": [], "tables": [runs_table(trained)], "notes": []}
 
 
 def plots(result: Result) -> dict[str, Figure]:
-    """Accuracy by epoch."""
     title = "Test accuracy, each at its best"
     return {"test-accuracy": by_epoch(result, ACCURACY, title, {"": result["runs"]})}

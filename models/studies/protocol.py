@@ -29,7 +29,7 @@ class Extent:
 
 @dataclass(frozen=True)
 class Scope:
-    """What is run, and where: `dataset` is cut to it, `reduced` says in words what is missing."""
+    """What to run, and where: `dataset` is cut to it, `reduced` describes what is missing."""
 
     dataset: Dataset
     epochs: int
@@ -49,7 +49,6 @@ class Scope:
         return TrainingOptions(epochs=self.epochs, lr=lr, seed=seed, device=self.device, **given)
 
     def as_json(self) -> dict[str, Any]:
-        """The scope in the JSON."""
         return {
             "dataset": self.dataset.name,
             "train_images": len(self.dataset.train_labels),
@@ -64,7 +63,7 @@ class Scope:
 
 @dataclass(frozen=True)
 class Study:
-    """What is trained, and what is made of it: `findings` returns `derived`, `tables` and `notes` of the JSON."""
+    """Runs and their evaluation: `findings` returns `derived`, `tables` and `notes` of the JSON."""
 
     name: str
     question: str
@@ -122,7 +121,7 @@ def cut(dataset: Dataset, extent: Extent) -> Dataset:
 
 
 def in_words(extent: Extent, whole: Extent) -> str:
-    """What is run of a study that is not run whole, else nothing."""
+    """Describes a shortened study; empty for a whole study."""
     counts = (
         (extent.epochs, whole.epochs, "epochs"),
         (extent.train_images, whole.train_images, "training images"),
@@ -132,11 +131,11 @@ def in_words(extent: Extent, whole: Extent) -> str:
 
 
 def carry_out(study: Study, scope: Scope, command: str, output: Path, on_epoch: OnEpoch) -> list[Path]:
-    """Trains the rest, derives and writes; returns the paths of JSON, page and plots."""
+    """Trains the remaining epochs, derives and writes; returns the paths of JSON, page and plots."""
     import torch
 
     runs = study.runs(scope)
-    torch.set_flush_denormal(True)  # a network that stopped learning computes with them, at a tenth of the speed
+    torch.set_flush_denormal(True)  # denormals in a dead network would cost ten times the time
     try:
         trained = advance(study.name, runs, scope.dataset, study.test_batch, output / "runs", on_epoch)
     finally:
@@ -148,7 +147,6 @@ def carry_out(study: Study, scope: Scope, command: str, output: Path, on_epoch: 
 def assemble(
     name: str, question: str, command: str, scope: Scope, findings: dict[str, Any], trained: Sequence[Trained]
 ) -> results.Result:
-    """The content of the JSON file."""
     import torch
 
     from models.environment import describe
@@ -168,7 +166,6 @@ def assemble(
 
 
 def describe_runs(trained: Sequence[Trained]) -> list[dict[str, Any]]:
-    """The runs in the JSON."""
     return [
         {
             "label": training.run.label,

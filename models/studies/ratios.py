@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 
 def ratio(times_s: Sequence[float], other_times_s: Sequence[float]) -> float:
-    """Median over median."""
     return median(times_s) / median(other_times_s)
 
 

@@ -24,7 +24,7 @@ PLAN = "plan.json"
 
 
 class StudyError(Exception):
-    """A study that cannot start or continue; the message says what was expected and what was found."""
+    """A study that cannot start or continue."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Trained:
-    """A finished run: its checkpoint, metrics and epochs. A run that diverged has fewer epochs, perhaps none."""
+    """A finished run: checkpoint, metrics and epochs. A diverged run has fewer epochs, perhaps none."""
 
     run: Run
     checkpoint: Path
@@ -47,22 +47,19 @@ class Trained:
 
     @property
     def diverged(self) -> bool:
-        """Whether the loss was no longer finite."""
         return len(self.series) < self.run.options.epochs
 
     @property
     def training_time_s(self) -> float:
-        """Median of an epoch."""
         return median(epoch.training_time_s for epoch in self.series)
 
     @property
     def test_time_s(self) -> float:
-        """Median of all test images."""
         return median(epoch.test_time_s for epoch in self.series)
 
 
 def seeded(label: str, seed: int) -> str:
-    """The label of a run with this seed; that of seed 0 is `label` alone."""
+    """The label of a run with this seed; seed 0 gives `label`."""
     return f"{label}-seed-{seed}" if seed else label
 
 
@@ -107,7 +104,7 @@ def advance(
 
 
 def _plan(study: str, runs: Sequence[Run], dataset: Dataset, test_batch: int) -> dict[str, Any]:
-    """What must agree for a study to continue: all but the device and, at a constant rate, the number of epochs."""
+    """Everything that must agree to continue: all but the device and, at a constant rate, the number of epochs."""
     plan: dict[str, Any] = {
         "study": study,
         "dataset": dataset.name,

@@ -46,7 +46,7 @@ TEST_TIME = Quantity("test_time_s", "Time to classify the test images", "time (s
 
 
 def by_epoch(result: Result, quantity: Quantity, title: str, panels: Mapping[str, Sequence[dict[str, Any]]]) -> Figure:
-    """A panel a title, a line a run, named by its model; the seeds of a model look alike.
+    """A panel per title, a line per run, named by its model; the seeds of a model look alike.
 
     Where a model has several learning rates in a panel, its name says which, and all but the highest have hollow marks.
     """
@@ -68,7 +68,6 @@ def by_epoch(result: Result, quantity: Quantity, title: str, panels: Mapping[str
 
 
 def runs_table(trained: Sequence[Trained]) -> dict[str, Any]:
-    """A row a run."""
     columns = [
         Column("model"),
         Column("depth", 0),
@@ -98,7 +97,7 @@ def runs_table(trained: Sequence[Trained]) -> dict[str, Any]:
 
 
 def spread_tables(trained: Sequence[Trained]) -> list[dict[str, Any]]:
-    """A row a model, depth and learning rate: the last accuracies over the seeds. No table of a single seed."""
+    """A row per model, depth and learning rate: the last accuracies over the seeds. No table of a single seed."""
     by_run: dict[tuple[str, int, float], list[Trained]] = {}
     for training in trained:
         config, options = training.run.config, training.run.options

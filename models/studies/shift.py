@@ -48,7 +48,7 @@ def checkpoints(folder: Path) -> list[Checkpoint]:
 
 
 def emnist_images(folder: Path | None) -> Images | None:
-    """The test part in the folder or $EMNIST_DIR, if there is one.
+    """The test part in the folder or $EMNIST_DIR, if any.
 
     Raises DataError for a damaged file, StudyError for a missing folder.
     """
@@ -64,7 +64,7 @@ def emnist_images(folder: Path | None) -> Images | None:
 
 
 def image_sets(mnist: Images, emnist: Images | None, quick: bool) -> dict[str, Images]:
-    """Name -> images and labels; of scikit-learn's digits all 1,797, as no network trained on them."""
+    """Name -> images and labels; all 1,797 digits of scikit-learn, because no network trained on them."""
     import numpy as np
 
     from models.data import load_digits
@@ -84,7 +84,7 @@ def image_sets(mnist: Images, emnist: Images | None, quick: bool) -> dict[str, I
 def measure(
     networks: Sequence[Checkpoint], sets: Mapping[str, Images], device: str, on_round: Callable[[str, int], None]
 ) -> list[dict[str, Any]]:
-    """A row a network; the networks take turns, and the images are on the device beforehand."""
+    """A row per network; the networks take turns, and the images are on the device beforehand."""
     import torch
 
     from models.training import measure_accuracy
@@ -114,7 +114,6 @@ def measure(
 
 
 def result(rows: list[dict[str, Any]], quick: bool, command: str, device: str) -> Result:
-    """The content of the JSON file."""
     import torch
 
     from models.environment import describe
@@ -172,7 +171,7 @@ def _ms_per_1000(row: dict[str, Any], name: str) -> float:
 
 
 def plots(result: Result) -> dict[str, Figure]:
-    """A row a network, a mark a set."""
+    """A row per network, a mark per set."""
     rows = result["derived"]
     figure, (axes,) = row_of_panels(
         "Trained on MNIST, asked about other people's digits",

@@ -45,7 +45,7 @@ def _derived(result: Result, model: str, configuration: str) -> Mapping[str, Any
 
 
 def inference(result: Result) -> Finding:
-    """Holds where both models save at least half of the time at equal depth; in part above LEVEL."""
+    """Holds if both models save at least half of the time at equal depth; in part above LEVEL."""
     equal = {model: _derived(result, model, "equal depth")["g_v"] for model in ("vitbn", "vitbnffn")}
     published = {model: _derived(result, model, "published")["g_v"] for model in equal}
     ours = "; ".join(
@@ -61,7 +61,7 @@ def inference(result: Result) -> Finding:
 
 def training_ratio(model: str) -> Callable[[Result], Finding]:
     def judge(result: Result) -> Finding:
-        """Holds where the smallest ratio over the rates is at least 2; in part where it is above 1 + LEVEL."""
+        """Holds if the smallest ratio over the rates is at least 2; in part if it is above 1 + LEVEL."""
         equal, published = (_derived(result, model, name) for name in ("equal depth", "published"))
         (low, high), (one_low, one_high) = equal["r_t_range"], published["r_t_range"]
         ours = f"{low:.2f} to {high:.2f} at equal depth; {one_low:.1f} to {one_high:.1f} where it has one block of 6"
@@ -71,7 +71,7 @@ def training_ratio(model: str) -> Callable[[Result], Finding]:
 
 
 def high_rate(result: Result) -> Finding:
-    """Holds where both BatchNorm models pass 97 % and ViT ends 10 points below; in part where both end above ViT by
+    """Holds if both BatchNorm models pass 97 % and ViT ends 10 points below; in part if both end above ViT by
     POINTS.
     """
     vit, *others = (_last_percent(result, model, 6, 0.01) for model in NAMES)
@@ -85,7 +85,7 @@ def high_rate(result: Result) -> Finding:
 
 
 def low_rate(result: Result) -> Finding:
-    """Holds where ViT's accuracy, the mean over all epochs, is POINTS above both others; in part above one of them."""
+    """Holds if ViT's accuracy, the mean over all epochs, is POINTS above both others; in part above one of them."""
     means = {
         model: 100 * sum(epoch["test_accuracy"] for epoch in series) / len(series)
         for model in NAMES
@@ -100,7 +100,7 @@ def low_rate(result: Result) -> Finding:
 
 
 def time_by_rate(result: Result) -> Finding:
-    """Holds where the slowest rate takes 20 % more than the quickest for every model; in part for one model."""
+    """Holds if the slowest rate takes 20 % more than the quickest for every model; in part for one model."""
     spreads = {}
     for model in NAMES:
         medians = [
@@ -132,7 +132,7 @@ def _in_words(pairs: list[tuple[int, float, float]]) -> str:
 
 
 def critical_depth(result: Result) -> Finding:
-    """Holds where ViT falls by 5 points from its best depth to the deepest and ViTBNFFN does not; in part where
+    """Holds if ViT falls by 5 points from its best depth to the deepest and ViTBNFFN does not; in part if
     ViTBNFFN falls less.
     """
     pairs = _pairs(result, 0.005)
@@ -145,7 +145,7 @@ def critical_depth(result: Result) -> Finding:
 
 
 def deep_at_0003(result: Result) -> Finding:
-    """Holds where ViTBNFFN is 5 points above ViT at every depth from 6 on; in part where it is POINTS above."""
+    """Holds if ViTBNFFN is 5 points above ViT at every depth from 6 on; in part if it is POINTS above."""
     pairs = [pair for pair in _pairs(result, 0.003) if pair[0] >= 6]
     leads = [other - vit for _, vit, other in pairs]
     return Finding(
@@ -154,7 +154,7 @@ def deep_at_0003(result: Result) -> Finding:
 
 
 def stable_when_deep(result: Result) -> Finding:
-    """Holds where ViTBNFFN ends POINTS above ViT at every depth and rate; in part at more than half of them."""
+    """Holds if ViTBNFFN ends POINTS above ViT at every depth and rate; in part at more than half of them."""
     pairs = [pair for lr in (0.005, 0.003) for pair in _pairs(result, lr)]
     ahead = sum(other > vit + POINTS for _, vit, other in pairs)
     return Finding(
@@ -164,7 +164,7 @@ def stable_when_deep(result: Result) -> Finding:
 
 
 def faster_when_deep(result: Result) -> Finding:
-    """Holds where ViTBNFFN's mean accuracy over the epochs is POINTS above ViT's at depths 5 to 7; in part at one."""
+    """Holds if ViTBNFFN's mean accuracy over the epochs is POINTS above ViT's at depths 5 to 7; in part at one."""
     leads = {}
     for depth in (5, 6, 7):
         vit, other = (_series(result, model, depth, 0.003) for model in ("vit", "vitbnffn"))
@@ -179,7 +179,7 @@ def faster_when_deep(result: Result) -> Finding:
 
 
 def sigmoids(result: Result) -> Finding:
-    """Holds where it is ahead by POINTS after the first epoch at 0.01, and by 10 at the end at 0.1; in part at one."""
+    """Holds if it is ahead by POINTS after the first epoch at 0.01, and by 10 at the end at 0.1; in part at one."""
     series = {(run["config"]["model"], run["options"]["lr"]): run["series"] for run in result["runs"]}
     first, last = ({key: 100 * epochs[place]["test_accuracy"] for key, epochs in series.items()} for place in (0, -1))
     ours = (

@@ -12,5 +12,5 @@ def three_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def any_rounds(monkeypatch: pytest.MonkeyPatch, three_rounds: None) -> None:
-    """Rounds as users have them."""
+    """Durations with equal rounds, as users see them."""
     monkeypatch.delenv(ROUNDS_VARIABLE)

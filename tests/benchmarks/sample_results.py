@@ -25,7 +25,7 @@ ENVIRONMENT = {
 
 
 def samples_ns(median_ms: float, seed: int = 0, rounds: int = 9) -> list[int]:
-    """Samples whose median is `median_ms`, within 2 % of it."""
+    """Samples with median `median_ms`, within 2 %."""
     spread = np.random.default_rng(seed).uniform(-0.02, 0.02, rounds)
     return [round(1e6 * median_ms * (1 + one)) for one in spread - np.median(spread)]
 
@@ -57,7 +57,7 @@ def rewrites(faster: float = 1.0) -> Row:
 
 
 def frontier() -> Row:
-    """A fast network, an accurate one, and one that is worse than another in both."""
+    """A fast network, an accurate network, and a dominated network."""
     networks = (
         ("vitbn-tiny", "vitbn", 1, 0.9873, 15.0),
         ("vit", "vit", 6, 0.9936, 500.0),
@@ -72,7 +72,7 @@ def frontier() -> Row:
 
 
 def operators() -> Row:
-    """Two operators, one of which multiplies."""
+    """Two operators; one multiplies."""
 
     def row(operator: str, us: float, share: float, rate: float | None) -> Row:
         shapes = {"operator": operator, "shapes": "64x17x64 → 64x17x512"}
@@ -85,7 +85,7 @@ def operators() -> Row:
 
 
 def latency() -> Row:
-    """Two rows, and one that is missing with its reason."""
+    """Two rows and a missing row with its reason."""
     rows = [latency_row(ms, runtime) for runtime, ms in (("torch", 400.0), ("onnx-optimized", 20.0))]
     missing = [{"model": "vit", "runtime": "tensorrt", "precision": "fp32", "reason": "there is no GPU"}]
     limits = {"gemm_gflops_per_s": 430.0, "gemm_library": "ONNX Runtime", "copy_gb_per_s": 12.0}
@@ -94,7 +94,7 @@ def latency() -> Row:
 
 
 def latency_row(ms: float, runtime: str, **sizes: int) -> Row:
-    """A row of latency.py; `sizes` are its depth, batch or dim where they are not the usual."""
+    """A row of latency.py; `sizes` overrides depth, batch or dim."""
     names = {"model": "vitbn", "runtime": runtime, "label": f"label of {runtime}", "precision": "fp32"}
     shares = {"gemm_share": 0.5, "bandwidth_share": None, "peak_memory_mb": None, "macs": 16_870_000, "stable": True}
     ratio = {"ratio": 400.0 / ms, "low": 390.0 / ms, "high": 410.0 / ms}
@@ -110,7 +110,7 @@ def sweep() -> Row:
 
 
 def engines() -> Row:
-    """Two engines at one size, and requests in both ways."""
+    """Two engines at one size; requests together and one by one."""
     names = (
         "ONNX Runtime, float32, 16 a call",
         "OpenVINO, float32, 16 a call",
@@ -141,7 +141,7 @@ def overhead() -> Row:
 
 
 def throughput(models: Sequence[str] = ("vitbn-tiny",)) -> Row:
-    """A lone image at 500 a second and 64 at 4,000, in one way."""
+    """500 single images a second, and 4,000 in batches of 64."""
     reached = {"protocol": "grpc", "shared_memory": False, "instances": 1, "threads": 0, "rate": None}
     times = {
         "p50_ms": 2.0,

@@ -25,7 +25,7 @@ def sources() -> Sources:
 
 @pytest.fixture(scope="module")
 def drawn(sources: Sources) -> tuple[list[Block], dict[str, list[int]]]:
-    """The page, and how many ticks each numeric axis of each of its plots shows."""
+    """The page, and the number of ticks on each numeric axis of its plots."""
     counted: dict[str, list[int]] = {}
     real = plots.picture
 
@@ -56,7 +56,7 @@ def test_every_axis_has_three_ticks(drawn: tuple[list[Block], dict[str, list[int
 
 
 def made_by_make() -> dict[str, str]:
-    """By the file that it makes, each command of `make benchmarks`, its own files named FILE and DIR."""
+    """Output file -> command of `make benchmarks`, with its own files as FILE and DIR."""
     dry = ["make", "--dry-run", "--always-make", "benchmarks", "PYTHON=true"]
     lines = subprocess.run(dry, cwd=ROOT, capture_output=True, text=True, check=True).stdout.replace("\\\n", " ")
     made = {}
@@ -76,7 +76,7 @@ def test_a_rerun_makes_every_file_that_the_page_reads_and_no_other(sources: Sour
 
 
 def test_a_rerun_asks_for_what_was_measured(sources: Sources) -> None:
-    """Options that a command recorded with their default value are left out in the Makefile."""
+    """The Makefile omits options that a command recorded with their default."""
     made = made_by_make()
     for file in sources.files:
         if file.name not in ONCE_MORE:

@@ -35,7 +35,7 @@ def test_what_is_faster_slower_and_noise(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("make", [make for make in sample.EVERY if make is not sample.accuracy])
 def test_every_row_of_every_benchmark_is_the_same_as_itself(make: object, tmp_path: Path) -> None:
-    """But operators, whose nodes have medians alone."""
+    """Except operators: their nodes have only medians."""
     path = sample.write(tmp_path / "a.json", make())  # type: ignore[operator]
     code, output = run(path, path)
     if make is sample.operators:
@@ -49,7 +49,7 @@ def test_every_row_of_every_benchmark_is_the_same_as_itself(make: object, tmp_pa
 
 
 def test_the_interval_is_that_of_runs_apart() -> None:
-    """Samples that vary by 2 %: 10 % more is seen, 0.1 % more is not; and the same numbers give the same interval."""
+    """With 2 % spread a change of 10 % is seen, 0.1 % is not; equal numbers give equal intervals."""
     samples = [ns / 1e6 for ns in sample.samples_ns(100.0, seed=1, rounds=15)]
     other = [ns / 1e6 for ns in sample.samples_ns(100.0, seed=2, rounds=15)]
     assert verdict(ratio_of_runs(samples, [1.1 * ms for ms in other])) == "slower"

@@ -35,7 +35,7 @@ def inks():
 
 @pytest.fixture(scope="module")
 def on_backgrounds(judge, mnist_dir):
-    """For every condition which of its MNIST images are right on the background, and which are so in the file."""
+    """For every condition: correct images on the background, and correct images in the file."""
     images, labels = sources.test_images(load_dataset("mnist", mnist_dir), MNIST_IMAGES * len(CONDITIONS))
     right = {}
     # Every condition has images of its own, so that all together are many.
@@ -67,7 +67,7 @@ def test_mnist_on_backgrounds_loses_at_most_a_point(on_backgrounds):
 @pytest.mark.slow
 @pytest.mark.timeout(SLOW_S)
 def test_no_condition_alone_loses_much(on_backgrounds):
-    """Of so few images each is four points; three would be no chance."""
+    """Each image is worth four points; three points would leave nothing to chance."""
     lost = {condition: int(raw.sum() - kept.sum()) for condition, (kept, raw) in on_backgrounds.items()}
     assert {condition: count for condition, count in lost.items() if count > 2} == {}
 

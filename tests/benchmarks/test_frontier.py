@@ -65,7 +65,7 @@ def test_a_short_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def refusal(tmp_path: Path) -> str:
-    """The one line of a folder that is refused, after which nothing is written."""
+    """The error line for a refused folder; nothing is written."""
     code, output = run("--checkpoints", tmp_path, "--output", tmp_path / "out")
     assert code == 1
     (line,) = [line for line in output.splitlines() if line.startswith("Error: ")]

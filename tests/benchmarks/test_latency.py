@@ -40,7 +40,7 @@ FIELDS = {
 
 @pytest.fixture(autouse=True)
 def known_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The real ones have a test of their own, and take seconds."""
+    """The real engines have their own test, which takes seconds."""
     monkeypatch.setattr("benchmarks.contest.roofline.limits", lambda *arguments: LIMITS)
 
 

@@ -17,7 +17,7 @@ RATE = Load(batch=1, rate=100)
 
 
 def one_at_a_time(stalled: int) -> Callable[[], Awaitable[None]]:
-    """A server that answers one request after the other, each in 2 ms but one, which takes 300."""
+    """A server that answers one request at a time, each in 2 ms, one of them in 300 ms."""
     turn, asked = asyncio.Lock(), iter(range(10**6))
 
     async def ask() -> None:

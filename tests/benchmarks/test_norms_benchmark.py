@@ -18,7 +18,7 @@ ACCURACY: dict[ModelName, float] = {"vit": 0.99, "vit-dfn": 0.98, "vit-dtn": 0.9
 
 @pytest.fixture
 def study(tmp_path: Path) -> Path:
-    """What `models/study.py norms` leaves behind, of three tiny networks."""
+    """The output of `models/study.py norms` for three tiny networks."""
     rows = []
     for model, accuracy in ACCURACY.items():
         torch.manual_seed(0)

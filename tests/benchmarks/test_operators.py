@@ -11,7 +11,7 @@ from benchmarks.operators import operators
 
 
 def event(name: str, operator: str, us: int, inputs: list[list[int]], output: list[int]) -> dict[str, object]:
-    """As ONNX Runtime's profiler writes it."""
+    """A profile in ONNX Runtime's format."""
     shapes = {"input_type_shape": [{"float": shape} for shape in inputs], "output_type_shape": [{"float": output}]}
     return {"cat": "Node", "name": f"{name}_kernel_time", "dur": us, "args": {"op_name": operator, **shapes}}
 

@@ -21,7 +21,7 @@ VOID = {"meta", "img", "br"}
 
 
 class Checked(HTMLParser):
-    """Fails where a tag is closed that is not open, and collects what the page refers to."""
+    """Fails on an unmatched closing tag; collects the page's references."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ def parsed(text: str) -> Checked:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The report of a result of every benchmark."""
+    """The report with a result of every benchmark."""
     folder = tmp_path_factory.mktemp("report")
     for make in sample.EVERY:
         sample.write(folder / "results" / f"{make.__name__}.json", make())
@@ -166,7 +166,7 @@ def test_machines(wanted: float, rate: float, expected: int) -> None:
 
 
 def test_cores_for_a_rate(built: Path) -> None:
-    """500 lone images a second on two cores: four cores for 1,000 a second."""
+    """500 single images a second on two cores: 1,000 need four cores."""
     text = (built / "report.md").read_text()
     assert "| vitbn-tiny, 1 a request | 98.73 | 500 | 4.0 | 4.00 | 2 | 400 | 200 |" in text
 

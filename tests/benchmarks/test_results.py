@@ -98,7 +98,7 @@ except KeyboardInterrupt:
 
 
 def test_a_real_ctrl_c_keeps_the_finished_rounds() -> None:
-    """In a process of its own, so that the signal interrupts nothing else."""
+    """In its own process: the signal must interrupt nothing else."""
     done = subprocess.run([sys.executable, "-c", CTRL_C], capture_output=True, text=True, timeout=120)
     assert done.stdout.split() == ["5"], done.stderr
 
@@ -177,7 +177,7 @@ def test_it_says_before_it_starts_how_long_it_takes(
 
 
 def test_at_most_is_kept_where_three_rounds_fit() -> None:
-    """A round is not begun that would end after the budget; by the durations themselves, whatever the machine does."""
+    """No round starts that would end after the budget, judged by the durations, not the machine."""
     measured = time_interleaved({"a": lambda: time.sleep(0.25)}, 1.2)
     taken_s = [ns / 1e9 for ns in measured["a"].samples_ns]
     assert len(taken_s) in (3, 4)

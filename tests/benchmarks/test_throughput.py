@@ -30,7 +30,7 @@ def run(*arguments: object) -> Result:
 
 
 def rows_of(path: Path, result: Result) -> list[dict[str, Any]]:
-    """The rows of the file, each checked for what all have."""
+    """The rows of the file, after checks common to all."""
     assert result.exit_code == 0, result.output
     written = json.loads(path.read_text())
     assert written["benchmark"] == "throughput"

@@ -68,7 +68,7 @@ class StandIn:
     def serving(
         self, protocol: str, address: str = "127.0.0.1:0", tls: "Certificates | None" = None
     ) -> Iterator["StandIn"]:
-        """Answer over a protocol; with certificates over TLS, only to clients that show theirs."""
+        """Answer over a protocol; with certificates over TLS, and only to clients with a certificate."""
         with (_http if protocol == "http" else _grpc)(self, address, tls) as port:
             self.urls[protocol] = f"127.0.0.1:{port}"
             yield self

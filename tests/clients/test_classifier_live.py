@@ -42,7 +42,7 @@ def regions_here(process=None):
 
 
 def regions_there(server, process=None):
-    """The regions that the server knows."""
+    """The regions known to the server."""
     with InferenceServerClient(server.http_url) as client:
         names = [region["name"] for region in client.get_system_shared_memory_status()]
     return [name for name in names if name.startswith(f"{PREFIX}{process or os.getpid()}-")]
@@ -60,7 +60,7 @@ def images():
 
 @pytest.fixture(scope="module")
 def expected(live_server, images):
-    """Logits of each image asked alone."""
+    """Logits of each image in a request of its own."""
     with connect(live_server, batch_size=1) as classifier:
         return classifier.logits(images)
 

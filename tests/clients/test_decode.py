@@ -105,7 +105,7 @@ def test_flipped_anywhere(name, changes):
 @example(1, 2**31 - 1, 8, 6)
 @example(0, 0, 8, 0)
 def test_png_of_any_size_and_kind(width, height, depth, colour):
-    """Headers alone."""
+    """Only headers."""
     found = refusal(png(width, height, depth, colour))
     if width * height > Image.MAX_IMAGE_PIXELS:
         assert found is not None
@@ -159,7 +159,7 @@ def test_the_limit_of_pixels_is_exact(monkeypatch):
 
 
 def test_threads_share_it():
-    """Threads give what one thread gives, and leave the warning filters alone."""
+    """Threads give the same results as one thread and leave the warning filters alone."""
     exif = Image.Exif()
     exif[ExifTags.Base.Orientation] = 6
     turned, bomb = encoded("JPEG", exif=exif), png(10_000, 10_000)

@@ -103,7 +103,7 @@ def test_other_formats_are_not_taken_for_idx(path, head):
 
 @pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["plain", "gzip"])
 def test_claims_cost_no_memory(path, pack):
-    """A claim of 4 billion images of 64 MiB, and a file that unpacks to 100 MB."""
+    """A header that claims 4 billion images of 64 MiB, and a file that unpacks to 100 MB."""
     path.write_bytes(pack(struct.pack(">IIII", 0x803, 0xFFFFFFFF, 8192, 8192) + b"x" * 1000))
     tracemalloc.start()
     with IdxFile(str(path), 2) as file, pytest.raises(InvalidImage, match="found 0 and 1000 bytes"):

@@ -43,7 +43,7 @@ def run(server, tmp_path, monkeypatch):
 
 @pytest.fixture
 def draw(digit, tmp_path):
-    """Writes a picture of a digit; the stand-in's label for it."""
+    """Writes a picture of a digit; returns the stand-in's label for it."""
 
     def draw(name, size=0):
         side = 140 + 17 * size

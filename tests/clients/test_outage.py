@@ -54,7 +54,7 @@ def connect(ports, protocol, shared_memory, retry_s, headers=KEY):
 
 
 def check_guard(ports, way):
-    """Without the key a client may ask, and nothing more."""
+    """Without the key a client may only infer."""
     with connect(ports, *way, retry_s=0, headers={"http": {}, "grpc": {}}) as stranger:
         with pytest.raises(ServerError, match="is restricted, expecting header"):
             stranger.models()

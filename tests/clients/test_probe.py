@@ -109,7 +109,7 @@ def test_a_dead_or_stopped_model_fails_though_the_server_says_ready(own: Path, f
 
 @contextmanager
 def flood(server: Server, threads: int = 6) -> Iterator[None]:
-    """Batches of 256, one after the other in each thread, whatever becomes of them."""
+    """Each thread sends batches of 256 in sequence and ignores failures."""
     stop = threading.Event()
 
     def ask() -> None:

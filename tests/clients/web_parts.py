@@ -85,7 +85,7 @@ def draw(page: Page, form: list, height: float = 0.6) -> None:
 
 
 def settled(page: Page) -> None:
-    """Wait until all is painted."""
+    """Wait until the page is painted."""
     page.evaluate("""async () => {
         await Promise.all(document.getAnimations().map((animation) => animation.finished));
         for (const _ of [1, 2]) await new Promise(requestAnimationFrame);

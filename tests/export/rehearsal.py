@@ -39,7 +39,7 @@ class Memory(bytes):
 
 
 class Conformant:
-    """An object of the real class `kind`, as far as its interface goes."""
+    """An object with the interface of the real class `kind`."""
 
     def __init__(self, kind: type) -> None:
         self.__dict__.update(kind=kind, state={})
@@ -86,7 +86,7 @@ class Conformant:
 
 
 def fits(name: str, doc: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """What the first signature in the docstring of `name` that takes these arguments returns; else TypeError."""
+    """The return type of the first matching signature in the docstring of `name`; else TypeError."""
     for parameters, returns in re.findall(rf"^(?:\d+\. )?{name}\((.*)\) -> (.*)$", doc, re.MULTILINE):
         known = dict(re.findall(r"(\w+): ([\w.]+)", re.sub(r"<[^>]*>", "default", parameters)))
         required = [part.split(":")[0] for part in re.split(r", (?=\w+:)", parameters) if part and " = " not in part]
@@ -131,7 +131,7 @@ def parse(parser: Conformant, path: str) -> bool:
 
 
 def inspect(inspector: Conformant, format: Any) -> str:
-    """Every node a layer, in the types of the graph; with `float32 layer` planted, one product in another one."""
+    """One layer per node, in the graph's types; `float32 layer` plants one product of another type."""
     proto = GRAPH["proto"]
     types = {name: ONNX_TYPES.get(number, "int64") for name, number in element_types(proto).items()}
     words = {"float32": "Float", "float16": "Half", "int64": "Int64"}

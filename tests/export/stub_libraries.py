@@ -53,7 +53,7 @@ LIBRARIES = {
 
 
 def environment(folder: Path, *left_out: str) -> dict[str, str]:
-    """Builds them in `folder` and returns the environment in which a Python finds them and a package `tensorrt`."""
+    """Builds the libraries in `folder`; returns the environment in which Python finds them and a package `tensorrt`."""
     for name, code in LIBRARIES.items():
         if name not in left_out:
             command = ["cc", "-shared", "-fPIC", "-x", "c", "-", "-o", folder / name, f"-Wl,-soname,{name}"]
@@ -66,6 +66,6 @@ def environment(folder: Path, *left_out: str) -> dict[str, str]:
 
 
 def python(environment: dict[str, str], *arguments: object) -> subprocess.CompletedProcess[str]:
-    """Runs this Python there."""
+    """Runs Python in that environment."""
     command = [sys.executable, *map(str, arguments)]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280)

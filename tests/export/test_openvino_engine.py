@@ -61,7 +61,7 @@ def test_bfloat16_is_another_precision_and_passes_the_gate(graph: bytes, digits:
 
 
 def wrong(make: Callable[[bytes, bool], Classifier]) -> Callable[[bytes, bool], Classifier]:
-    """An engine that answers for a quarter of the images with the class after theirs."""
+    """An engine that returns the next class for a quarter of the images."""
 
     def made(data: bytes, bfloat16: bool) -> Classifier:
         def classify(images: Images) -> Logits:

@@ -39,7 +39,7 @@ def ok(folder: Path, *arguments: str, server: str = NOWHERE) -> str:
 
 
 def error(folder: Path, *arguments: str, server: str = NOWHERE) -> str:
-    """The one line that the command ends with."""
+    """The command's last line, an error."""
     result = operate(folder, *arguments, server=server)
     assert result.exit_code == 1, result.output
     last = result.output.splitlines()[-1]
@@ -49,7 +49,7 @@ def error(folder: Path, *arguments: str, server: str = NOWHERE) -> str:
 
 @pytest.fixture
 def folder(repository: Path, tmp_path: Path) -> Path:
-    """A repository of one's own with versions 1, 2 and 3 of `vitbn`, of which 2 and 3 are served."""
+    """A repository with versions 1, 2 and 3 of `vitbn`; 2 and 3 are served."""
     for _ in range(3):
         publish(tmp_path / "repository", "vitbn", read_version(repository / "vitbn" / "1"))
     return tmp_path / "repository"
@@ -57,7 +57,7 @@ def folder(repository: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def exported(folder: Path, tmp_path: Path) -> Path:
-    """An ONNX file and its manifest, as `to_onnx.py --output` leaves them."""
+    """An ONNX file and its manifest, as `to_onnx.py --output` writes them."""
     artifact = read_version(folder / "vitbn" / "1")
     (tmp_path / "vitbn.onnx").write_bytes(artifact.data)
     (tmp_path / "vitbn.json").write_bytes(artifact.manifest_json())
@@ -65,7 +65,7 @@ def exported(folder: Path, tmp_path: Path) -> Path:
 
 
 def states(output: str) -> list[tuple[str, str, str]]:
-    """Model, version, and whether it is served, of each row of `list`."""
+    """Model, version and state of each row of `list`."""
     rows = [tuple(line.split()[:3]) for line in output.splitlines()[1:-1]]
     return [(model, version, state) for model, version, state in rows]
 
@@ -80,7 +80,7 @@ def test_list_says_what_is_served(folder: Path) -> None:
 
 
 def test_list_shows_the_error_of_the_file_itself(folder: Path) -> None:
-    """An int8 version and an engine carry the float32 graph's error in their manifest, too."""
+    """The manifests of int8 versions and engines also contain the float32 graph's error."""
     artifact = read_version(folder / "vitbn" / "1")
     for added in ({"precision": "int8"}, {"precision": "fp16", "engine": {"max_abs_error": 0.004}}):
         publish(folder, "vitbn", replace(artifact, manifest=artifact.manifest | added))
@@ -137,7 +137,7 @@ def test_prune_keeps_what_is_served_and_the_newest(folder: Path, repository: Pat
 
 @pytest.fixture
 def crowded(folder: Path, tmp_path: Path) -> Path:
-    """The repository, between what others put there: a folder, a symlink to one, and a version that is a symlink."""
+    """The repository with foreign entries: a folder, a symlink to a folder, and a version that is a symlink."""
     (tmp_path / "notes").mkdir()
     (folder / "a_folder").mkdir()
     (folder / "b_link").symlink_to(tmp_path / "notes")
@@ -186,7 +186,7 @@ def _manifest(change: Callable[[dict[str, object]], object]) -> Callable[[Path],
 
 
 def _republish(data: bytes) -> Callable[[Path], None]:
-    """Another file, with a manifest that holds its hash."""
+    """Another file, with a manifest of its hash."""
 
     def damage(version: Path) -> None:
         artifact = replace(read_version(version), data=data)
@@ -265,7 +265,7 @@ def test_publish_of_a_tensorrt_plan(folder: Path, exported: Path) -> None:
 
 
 class Load:
-    """Requests that follow each other until the end of a block, with no second try: versions asked, failures."""
+    """Sends requests in sequence until the end of a block, without retries; records versions and failures."""
 
     def __init__(self, server: Server) -> None:
         self.url = server.grpc_url
@@ -296,7 +296,7 @@ class Load:
                 thread.join()
 
     def wait_for(self, version: int, timeout_s: float = 60) -> None:
-        """Until requests are answered by `version`."""
+        """Waits until `version` answers."""
         before, deadline = self.answered[str(version)], time.monotonic() + timeout_s
         while self.answered[str(version)] <= before:
             assert time.monotonic() < deadline, f"version {version} never answered: {self.answered}, {self.failures}"
@@ -323,7 +323,7 @@ def test_versions_change_under_load_without_a_failure(folder: Path, exported: Pa
 
 @contextmanager
 def damaged_as_it_appears(version: Path) -> Iterator[None]:
-    """Damages a version between its publication and its load, as a failing disk would."""
+    """Damages a version between publication and load, as a failing disk would."""
     done = threading.Event()
 
     def damage() -> None:

@@ -72,7 +72,7 @@ def test_other_images_or_classes_are_refused(tmp_path: Path) -> None:
 
 
 def test_the_embedded_sample_never_depends_on_what_is_at_hand() -> None:
-    """A published version is verified with it, on whatever machine."""
+    """Verification uses these images on every machine."""
     for config in (FASHION, ModelConfig(channels=3)):
         np.testing.assert_array_equal(proof_images(config), embedded_sample(config).images)
     assert embedded_sample(FASHION).of == "digits"

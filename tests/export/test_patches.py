@@ -21,7 +21,7 @@ ONE_BLOCK = replace(SMALL, depth=1)
 
 
 def without_embedding(config: ModelConfig) -> tuple[nn.Module, nn.Module]:
-    """The network of one block with every rewrite before `absorb_embedding`, and after it."""
+    """The network of one block before and after `absorb_embedding`."""
     before, _ = apply(network(config), ALL[: ALL.index(absorb_embedding)], ())
     return before, absorb_embedding(before)
 

@@ -224,7 +224,7 @@ for _ in range(count):
 
 
 def publisher(folder: Path, version: Path, count: int) -> subprocess.Popen[str]:
-    """A process that publishes `count` times, once it has said that it is ready."""
+    """A process that publishes `count` times after it reports ready."""
     command = [sys.executable, "-c", PUBLISH, str(folder), str(version), str(count)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 

@@ -176,7 +176,7 @@ def test_the_last_block_is_absorbed_at_the_cost_of_its_row(config: ModelConfig, 
 
 
 def test_a_row_of_few_features_a_head_is_left_as_it_is() -> None:
-    """Heads of one feature: their keys and values together are smaller than the tokens."""
+    """Heads of one feature: keys and values together are smaller than the tokens."""
     config = replace(SMALL, dim=64, heads=8, dim_head=1)
     cut = cls_only(network(config))
     with pytest.raises(DoesNotApply, match="absorbing costs"):
@@ -315,7 +315,7 @@ def test_nodes_of_the_optimized_graph(model: str, depth: int) -> None:
 
 @pytest.mark.parametrize(("depth", "additions"), [(1, 3), (6, 24)])
 def test_additions_that_are_left_of_vitbn(depth: int, additions: int) -> None:
-    """Positions; then a block two residuals and the two biases of the FFN, the last block its first alone."""
+    """Positions, then per block two residuals and two FFN biases; the last block has only its first."""
     graph = onnx.load_from_string(optimized(ModelConfig(depth=depth)).onnx).graph
     assert sum(node.op_type == "Add" for node in graph.node) == additions
 

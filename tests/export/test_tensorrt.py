@@ -75,7 +75,7 @@ def test_what_float16_cannot_tell_apart_is_left_out() -> None:
 
 
 def attention(float16: bool) -> onnx.ModelProto:
-    """Scores, a softmax that stays in float32, and a product again; with `float16` as the conversion leaves it."""
+    """Scores, a float32 softmax and a second product; `float16` as the conversion writes it."""
     kind = TensorProto.FLOAT16 if float16 else TensorProto.FLOAT
     weight = numpy_helper.from_array(np.eye(4, dtype=np.float16 if float16 else np.float32), "w")
     names = iter("abcdef")
@@ -97,7 +97,7 @@ def attention(float16: bool) -> onnx.ModelProto:
 
 
 def layer(onnx_names: str, *types: str, key: str = "Datatype", **more: object) -> dict[str, object]:
-    """As TensorRT 11 describes it: `types` of an input and of the outputs."""
+    """In TensorRT 11's form: `types` of an input and of the outputs."""
     metadata = "\x1e".join(f"[ONNX Layer: {name}]" for name in onnx_names.split())
     first, *others = ({"Name": "t", key: name} for name in types)
     return {"Name": f"__myl_{onnx_names}", "Metadata": metadata, "Inputs": [first], "Outputs": others} | more
@@ -247,7 +247,7 @@ def test_without_a_gpu_one_line_and_nothing_written(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def tensorrt_gpu() -> None:
-    """A GPU with TensorRT; says what is missing where it is skipped."""
+    """A GPU with TensorRT; the skip names what is missing."""
     try:
         require()
     except Unavailable as error:
@@ -277,7 +277,7 @@ def test_engines(model: str, precision: str, mnist_dir: Path, tmp_path: Path) ->
 @pytest.mark.gpu
 @pytest.mark.parametrize("model", ["vitbn-tiny", "cnn"])
 def test_onnx_runtime_on_the_gpu(model: str) -> None:
-    """What serves where there is a GPU and no TensorRT."""
+    """The fallback for a GPU without TensorRT."""
     import onnxruntime
 
     if find_gpu() is None:

@@ -55,7 +55,7 @@ def onnx_files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def rehearse(
     stubs: dict[str, str], log: Path, planted: str, *arguments: object
 ) -> tuple[subprocess.CompletedProcess[str], list[list[str]]]:
-    """The command, and what it asked of TensorRT: class, attribute, arguments."""
+    """Runs the command and records its use of TensorRT: class, attribute, arguments."""
     done = python(stubs, REHEARSAL, log, planted, *arguments)
     return done, json.loads(log.read_text()) if log.exists() else []
 

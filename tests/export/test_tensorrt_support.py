@@ -67,7 +67,7 @@ def test_int8_is_refused() -> None:
 def graph(
     nodes: Sequence[onnx.NodeProto], opset: int = 20, image: int = TensorProto.UINT8, **constants: np.ndarray
 ) -> onnx.ModelProto:
-    """uint8 `image` (batch, 1, 28, 28) -> float32 `logits`, the operator in the middle what a test is about."""
+    """uint8 `image` (batch, 1, 28, 28) -> float32 `logits`, with the operator under test between."""
     inputs = [helper.make_tensor_value_info("image", image, ["batch", 1, 28, 28])]
     outputs = [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["b", "c", "h", "w"])]
     weights = [numpy_helper.from_array(value, name) for name, value in constants.items()]

@@ -20,7 +20,7 @@ def write_idx(path: Path, array: np.ndarray) -> None:
 
 @pytest.fixture(scope="session")
 def small_mnist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """MNIST's four files with 120 of scikit-learn's digits to train on and 40 to test on."""
+    """MNIST's four files with 120 training and 40 test images from scikit-learn's digits."""
     from models.data import MNIST_PARTS, load_digits
 
     digits, folder = load_digits(), tmp_path_factory.mktemp("small mnist")

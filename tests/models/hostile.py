@@ -53,13 +53,13 @@ def deflated(path: Path) -> None:
 
 
 def shared(path: Path) -> None:
-    """1,000 blocks whose tensors are one."""
+    """1,000 blocks that share their tensors."""
     weight = torch.zeros(1536, 64)
     state(path, {f"transformer.layers.{number}.0.to_qkv.weight": weight for number in range(1000)})
 
 
 def sparse_header(path: Path) -> None:
-    """A header that claims 4 GB, in a file that has them and takes no disk."""
+    """A sparse file with a header that claims 4 GB."""
     with path.open("wb") as file:
         file.write((1 << 32).to_bytes(8, "little") + b"{")
         file.truncate(1 << 33)

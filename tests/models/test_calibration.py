@@ -42,7 +42,7 @@ def test_temperature_comes_back(temperature):
 
 @pytest.mark.parametrize(("answers", "limit"), [(torch.arange(10), 0), (torch.arange(10).roll(1), 1)])
 def test_temperature_keeps_its_limits(answers, limit):
-    """Without a mistake the best temperature is 0, without a right answer infinity."""
+    """Without mistakes the best temperature is 0, without right answers infinity."""
     fitted = fit_temperature(0.2 * torch.eye(10), answers)
     assert fitted == pytest.approx(LIMITS[limit], rel=0.01)
 

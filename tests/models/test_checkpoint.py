@@ -56,7 +56,7 @@ NAMES = {"vit": VIT_NAMES, "vitbnffn": VITBNFFN_NAMES, "vitbn": VITBN_NAMES, "cn
 
 
 def published_name(name, names):
-    """The name of the study for our tensor `name`."""
+    """The study's name for our tensor `name`."""
     block = ""
     if name.startswith("blocks."):
         _, number, name = name.split(".", 2)
@@ -66,7 +66,7 @@ def published_name(name, names):
 
 
 def published(model, names):
-    """The state dict of `model` as the study would have named it."""
+    """The state dict of `model` under the study's names."""
     return {published_name(name, names): tensor for name, tensor in model.state_dict().items()}
 
 

@@ -24,7 +24,7 @@ def batches():
 
 
 def refusal(call, *arguments):
-    """The message of a refusal: one line."""
+    """The one-line message of a refusal."""
     with pytest.raises(DataError) as refused:
         call(*arguments)
     assert "\n" not in str(refused.value)

@@ -19,7 +19,7 @@ MAX_SECONDS = 2.0  # of the processor
 
 
 def measure(folder: Path) -> dict[str, dict[str, object]]:
-    """Loads every file of `folder` in this process; its peak of memory only rises, so the first bomb to burst shows."""
+    """Loads every file of `folder` in this process. Peak memory only rises, so the first bomb to burst shows."""
 
     def too_long(*_: object) -> None:
         raise TimeoutError

@@ -43,7 +43,7 @@ def answers(network: nn.Module, model: nn.Module, config: ModelConfig) -> tuple[
 
 
 def largest_differences(config: ModelConfig, training: bool = False) -> tuple[float, float]:
-    """Of the logits, as a share of the largest logit, and of the gradients."""
+    """Errors of the logits, relative to the largest logit, and of the gradients."""
     model = trained(config).train(training)
     logits, gradients = answers(model, model, config)
     served_logits, served_gradients = answers(served_form(model).train(training), model, config)
@@ -80,7 +80,7 @@ def test_a_network_whose_head_reads_more_is_left_as_it_is(config: ModelConfig) -
 
 
 def test_dropout_behind_a_value_bias_is_not_absorbed() -> None:
-    """Weights that dropout thins out do not sum to one, so the value bias is no constant."""
+    """After dropout the weights do not sum to one, so the value bias is no constant."""
     config = replace(SMALL, qkv_bias=True, dropout=0.5)
     model = trained(config)
     attention = model.get_submodule("blocks.0.attention")

@@ -30,7 +30,7 @@ def run(*arguments):
 
 
 def carried_out(command, mnist, output, *arguments, name=None):
-    """The JSON of a successful study, after checks common to all studies; its name is that of the command."""
+    """The JSON of a successful study, after common checks; named after the command."""
     name = name or command
     result = run(command, "--data-dir", mnist, "--output", output, "--device", "cpu", *arguments)
     assert result.exit_code == 0, result.output
@@ -403,7 +403,7 @@ def test_shipped_folder_is_the_default():
 
 
 def test_help_is_quick():
-    """Processor time, which a busy machine does not lengthen."""
+    """Processor time: independent of the machine's load."""
     times_s = []
     for _ in range(3):
         before = os.times()

@@ -25,7 +25,7 @@ OPTIONS = TrainingOptions(epochs=3, batch_size=100, lr=0.01, seed=0, device="cpu
 
 
 def trained(model, training_s, test_s, depth=6, lr=0.01):
-    """A run with these times an epoch and a rising accuracy."""
+    """A run with these times per epoch and rising accuracy."""
     run = Run(f"{model}-{depth}-{lr}", ModelConfig(model=model, depth=depth), replace(OPTIONS, lr=lr))
     series = tuple(
         Epoch(number, training, test, 2.0 / number, 0.9 + 0.02 * number)
@@ -196,7 +196,7 @@ def test_plots_of_gains_name_both_configurations(result):
 
 
 def pixels_of(png, model):
-    """How many pixels of a picture have the colour of a model."""
+    """Number of pixels in a model's colour."""
     with Image.open(io.BytesIO(png)) as image:
         pixels = np.asarray(image.convert("RGB"))
     assert pixels.shape[0] >= 500
@@ -266,7 +266,7 @@ def test_a_narrow_logarithmic_axis_has_three_ticks(seconds, horizontal):
 
 
 def visible_ticks(axes):
-    """How many ticks x and y show."""
+    """Number of ticks on x and y."""
     limits = ((axes.xaxis, sorted(axes.get_xlim())), (axes.yaxis, sorted(axes.get_ylim())))
     return [sum(low <= tick <= high for tick in axis.get_majorticklocs()) for axis, (low, high) in limits]
 

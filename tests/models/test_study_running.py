@@ -28,7 +28,7 @@ def seen(epochs):
 
 
 def carry_on(folder, digits, runs=RUNS, study="a study", stop_after=None):
-    """Runs all in `folder`, or `stop_after` epochs; the reports, and the result if there is one."""
+    """Runs all in `folder`, or `stop_after` epochs; returns the reports and the result, if any."""
     epochs = []
 
     def on_epoch(run, epoch):
@@ -43,7 +43,7 @@ def carry_on(folder, digits, runs=RUNS, study="a study", stop_after=None):
 
 
 def refusal(folder, digits, runs=RUNS, study="a study"):
-    """The single line about a refused folder, which stays as it was."""
+    """The error line about a refused folder, which stays unchanged."""
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     with pytest.raises(StudyError) as refused:
         carry_on(folder, digits, runs, study)

@@ -187,7 +187,7 @@ def test_a_network_that_diverged_in_its_last_step_is_not_kept(tmp_path, some_dig
 
 @pytest.mark.parametrize("parts", [2, 3, 100])
 def test_accumulated_gradients_are_those_of_the_whole_batch(tmp_path, some_digits, parts):
-    """With LayerNorm, as BatchNorm normalises parts; 100 parts of 50 images are too many."""
+    """With LayerNorm, because BatchNorm normalises parts; 100 parts of 50 images are too many."""
     config = replace(TINY, model="vit", dropout=0.0, emb_dropout=0.0)
     whole = run(tmp_path / "whole.safetensors", some_digits, config=config)
     parted = run(tmp_path / "parted.safetensors", some_digits, replace(OPTIONS, accumulate=parts), config)
@@ -212,7 +212,7 @@ def test_a_part_takes_a_part_of_the_memory(some_digits, tmp_path):
 
 
 def test_out_of_memory_names_the_knob(tmp_path):
-    """In a child with a limit of memory, where the real allocator refuses."""
+    """In a child with limited memory, where the real allocator fails."""
     limited = (
         "import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30));"
         f"runpy.run_path({str(ROOT / 'models/train.py')!r}, run_name='__main__')"

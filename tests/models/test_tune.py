@@ -43,7 +43,7 @@ BLUE, ORANGE, RED = (0, 114, 178), (230, 159, 0), (213, 94, 0)  # trial, best so
 
 
 def peak(parameters):
-    """Highest, 0.95, at a learning rate of 1e-3 and a batch of 60."""
+    """Maximum 0.95 at a learning rate of 1e-3 and a batch of 60."""
     return 0.95 - 0.05 * (math.log10(parameters.lr) + 3) ** 2 - 0.0002 * abs(parameters.batch_size - 60)
 
 
@@ -303,7 +303,7 @@ def pixels(png):
 
 
 def amount(png, colour):
-    """The number of pixels of nearly that colour."""
+    """Number of pixels close to that colour."""
     return int((np.abs(pixels(png).astype(int) - colour).max(axis=1) < 12).sum())
 
 

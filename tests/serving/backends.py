@@ -14,7 +14,7 @@ BACKENDS = Path(__file__).parents[2] / "serving" / "backends"
 
 @contextmanager
 def imported(engine: str) -> Iterator[ModuleType]:
-    """The module `model` of the backend `engine`; without the names that only the stub adds to Triton's module."""
+    """The module `model` of the backend `engine`, without the names that only Triton's stub provides."""
     folders = [str(BACKENDS / engine), str(pytriton_folder() / "tritonserver" / "backends" / "python")]
     sys.path[:0] = folders
     try:

@@ -14,7 +14,7 @@ SAMPLE = np.random.default_rng(5).integers(0, 256, (1, 1, 28, 28), dtype=np.uint
 
 
 def published(repository: Path, versions: int, name: str = "linear") -> Path:
-    """The folder of a model with `versions` equal versions, the newest two served, and what the probe compares with."""
+    """A model's folder with equal `versions`, the newest two served, and the expected answers."""
     content = linear_model().SerializeToString()
     answer = {"logits": expected_logits(SAMPLE)[0].tolist(), "tolerance": 0.01}
     stored = {

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.live
 
 @dataclass(frozen=True)
 class Case:
-    """A model, its configuration, and what the reason of its refusal says (None: it loads)."""
+    """A model, its configuration and part of the refusal's reason (None: it loads)."""
 
     config: str
     reason: str | None

@@ -30,7 +30,7 @@ def shared_memory(pid: int) -> set[Path]:
 
 
 def stub_libraries(server: Server) -> str:
-    """The files that the stub of the server's only model has in memory; any thread of the server may be its parent."""
+    """The files mapped by the stub of the server's only model; any server thread may be its parent."""
     tasks = Path(f"/proc/{server.pid}/task").iterdir()
     children = [pid for task in tasks for pid in (task / "children").read_text().split()]
     return "\n".join(Path(f"/proc/{pid}/maps").read_text() for pid in children)
@@ -63,7 +63,7 @@ def test_metrics_are_served(server: Server) -> None:
 
 
 def test_every_path_may_have_a_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Repository, cache and working folder have one, and PATH begins with a Python that is not this one."""
+    """Repository, cache and working folder with a space; PATH starts with another Python."""
     write_model(tmp_path / "my models")
     foreign = tmp_path / "other python" / "python3"
     foreign.parent.mkdir()

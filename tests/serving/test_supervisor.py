@@ -133,7 +133,7 @@ def test_a_whole_version_that_the_server_refuses_is_left_out(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_it_within_6_s_with_exit_code_0_and_no_orphan(tmp_path: Path, number: signal.Signals) -> None:
-    """With an idle keep-alive connection, for which Triton itself waits for 30 s and ends with exit code 1."""
+    """With an idle keep-alive connection, Triton itself waits for 30 s and exits with code 1."""
     published(tmp_path, versions=1)
     command = [sys.executable, "-m", "serving.supervisor", "--supervisor-port=0", f"--model-repository={tmp_path}"]
     with running_server(tmp_path, ["--model-control-mode=explicit"]) as other:  # its ports are free when it has ended
@@ -166,7 +166,7 @@ def test_the_server_ends_with_a_killed_supervisor(tmp_path: Path) -> None:
 
 
 def test_a_native_server_gets_the_same_care(tmp_path: Path) -> None:
-    """A native `tritonserver` on PATH: here a script that starts the one inside nvidia-pytriton, by its own name."""
+    """A native `tritonserver` on PATH: a script that starts the server inside nvidia-pytriton."""
     published(tmp_path / "models", versions=1)
     native = tmp_path / "native" / "tritonserver"
     native.parent.mkdir()

@@ -31,7 +31,7 @@ def stubs(server: Server) -> set[int]:
 
 
 def shared_memory(server: Server) -> set[str]:
-    """The shared memory that the server has mapped and that is still there."""
+    """The server's mapped shared memory that still exists."""
     fields = (line.split() for line in Path(f"/proc/{server.pid}/maps").read_text().splitlines())
     return {path for *_, path in fields if path.startswith("/dev/shm/") and Path(path).exists()}
 
@@ -46,7 +46,7 @@ def check_answers(client: http.InferenceServerClient, model: str) -> None:
 
 @pytest.fixture(scope="module")
 def own_backends(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A backend folder that a user made: copies in the place of the launcher's links."""
+    """A user's backend folder: copies instead of the launcher's links."""
     folder: Path = tmp_path_factory.mktemp("backends")
     for name, source in backend_files(pytriton_folder()).items():
         if source.is_file():

@@ -16,7 +16,7 @@ ONE_INSTANCE = "instance_group [{ kind: KIND_AUTO count: 1 }]"
 
 
 def expected_logits(images: np.ndarray) -> np.ndarray:
-    """What `linear_model` answers to images (N, 1, 28, 28) uint8: (N, 10) float32."""
+    """`linear_model`'s answer to images (N, 1, 28, 28) uint8: (N, 10) float32."""
     return (images.reshape(len(images), -1).astype(np.float32) / 255) @ WEIGHTS
 
 
@@ -53,7 +53,7 @@ def open_model() -> onnx.ModelProto:
 
 
 def table_model() -> onnx.ModelProto:
-    """row int64 (batch, 1) -> values float32 (batch, 1, 3); a row above 3 is an error of its own request."""
+    """row int64 (batch, 1) -> values float32 (batch, 1, 3); a row above 3 fails its own request."""
     nodes = [helper.make_node("Gather", ["table", "row"], ["values"])]
     inputs = [helper.make_tensor_value_info("row", TensorProto.INT64, ["batch", 1])]
     outputs = [helper.make_tensor_value_info("values", TensorProto.FLOAT, ["batch", 1, 3])]

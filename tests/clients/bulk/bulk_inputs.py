@@ -18,7 +18,7 @@ CONFIG = {"channels": 1, "image_size": [28, 28], "labels": [f"digit-{each}" for 
 
 
 def write_network(path: Path, weights: np.ndarray = SEEN, **config: object) -> Path:
-    """A linear network with the metadata that the exporter writes; `config` changes its configuration."""
+    """A linear network with the exporter's metadata; `config` changes its configuration."""
     nodes = [
         helper.make_node("Cast", ["image"], ["pixels"], to=TensorProto.FLOAT),
         helper.make_node("Reshape", ["pixels", "flat_shape"], ["flat"]),
@@ -36,7 +36,7 @@ def write_network(path: Path, weights: np.ndarray = SEEN, **config: object) -> P
 
 
 def publish(repository: Path, *versions: Path) -> Path:
-    """A model's folder with those files as versions 1, 2, ..."""
+    """A model's folder with these files as versions 1, 2, ..."""
     for number, file in enumerate(versions, 1):
         folder = repository / "linear" / str(number)
         folder.mkdir(parents=True)
@@ -48,7 +48,7 @@ def publish(repository: Path, *versions: Path) -> Path:
 
 
 def expected(images: np.ndarray) -> tuple[list[str], np.ndarray]:
-    """Label and probability of images (n, 28, 28), computed apart from the code under test."""
+    """Label and probability of images (n, 28, 28), computed independently of the code under test."""
     logits = images.reshape(len(images), -1).astype(np.float64) @ SEEN / 2.0
     shares = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
     return [f"digit-{each}" for each in logits.argmax(axis=1)], shares.max(axis=1)
@@ -79,7 +79,7 @@ def write_parquet(path: Path, column: pa.Array, row_group_size: int = 7, **more:
 
 
 def write_all(folder: Path, images: np.ndarray) -> dict[str, Path]:
-    """The images (n, 28, 28) in every form, by the name of the form."""
+    """Form name -> the images (n, 28, 28) in that form."""
     folder.mkdir(parents=True)
     (folder / "pictures/below").mkdir(parents=True)
     encoded = [png(image) for image in images]

@@ -22,7 +22,7 @@ FORMS = ("folder", "idx", "tar", "pixels", "lists", "encoded", "struct")
 
 
 def run(inputs, output, model, share=(0, 1), id_column="id", part_rows=None) -> pa.Table:
-    """The answers of a run in this process, in the order of the parts."""
+    """The answers of an in-process run, in the order of the parts."""
     job, target = _job(tuple(map(str, inputs)), str(output), Path(model), "image", id_column, part_rows)
     for part in list(parts_to_do(target, job, share)):
         do_part(job, part.to_line())
@@ -172,7 +172,7 @@ def test_a_published_network_of_the_exporter_is_right(repository):
 
 
 def refusals(folder: Path) -> dict[str, tuple[Path, str]]:
-    """Inputs that are none, each with what the message says."""
+    """Invalid inputs, each with part of its message."""
     (folder / "empty").mkdir()
     (folder / "notes.txt").write_text("")
     (folder / "short.idx").write_bytes(idx_bytes(np.zeros((3, 28, 28), np.uint8))[:-1])

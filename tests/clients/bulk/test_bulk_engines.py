@@ -29,7 +29,7 @@ def rows(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory, rows, network) -> dict[str, bytes]:
-    """The files of a run in this process."""
+    """The files of an in-process run."""
     output = tmp_path_factory.mktemp("undisturbed")
     job, target = _job((str(rows),), str(output), network, "image", "id", ROWS)
     for part in list(parts_to_do(target, job, (0, 1))):

@@ -74,7 +74,7 @@ class Encoder(nn.Module):
 
 
 class Vision(nn.Module):
-    """Two pre-norm layers over patches; with `rows` = 2 a distilled ViT, whose heads read two rows."""
+    """Two pre-norm layers over patches; `rows` = 2 makes a distilled ViT, whose heads read two rows."""
 
     def __init__(self, rows: int = 1, norm: type[nn.Module] = nn.Identity) -> None:
         super().__init__()
@@ -98,7 +98,7 @@ class Vision(nn.Module):
 
 
 def draw(network: nn.Module) -> None:
-    """Draws biases, norms and statistics, whose defaults would hide faults; in eval mode."""
+    """Draws biases, norms and statistics, in eval mode: defaults would hide faults."""
     torch.manual_seed(1)
     for module in network.modules():
         if isinstance(module, nn.LayerNorm | nn.BatchNorm1d | nn.BatchNorm2d):
@@ -135,7 +135,7 @@ def export(network: nn.Module, exporter: str = "old", opset: int = 17) -> onnx.M
 
 
 def model(proto: onnx.ModelProto) -> ir.Model:
-    """The model as the passes take it."""
+    """The model in the form that the passes read."""
     return ir.from_proto(proto)
 
 

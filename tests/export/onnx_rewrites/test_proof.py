@@ -18,7 +18,7 @@ from export.onnx_rewrites.reads import parse_read
 
 
 def changed(value: ir.Value, change: Callable[[np.ndarray], np.ndarray]) -> None:
-    """Sets a constant, and the double that a pass has left beside it."""
+    """Sets a constant and the double that a pass stored beside it."""
     assert value.const_value is not None
     array = change(value.const_value.numpy().astype(np.float64))
     value.meta.pop("vitbn.exact", None)

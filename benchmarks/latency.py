@@ -40,13 +40,13 @@ CAVEAT = (
 
 
 @click.command()
-@click.option("--batch", "batches", type=click.IntRange(1), multiple=True, help="Images a call; repeat.  [5000]")
+@click.option("--batch", "batches", type=click.IntRange(1), multiple=True, help="Images per call; repeatable.  [5000]")
 @click.option(
     "--models",
     type=NameList(NAMES),
     default=",".join(COMPARED),
     show_default=True,
-    help=f"Of {', '.join(MODEL_NAMES)}; or shipped networks of a depth of their own, such as vitbn-tiny.",
+    help=f"Some of {', '.join(MODEL_NAMES)}; or shipped networks, such as vitbn-tiny.",
 )
 @click.option(
     "--runtimes",
@@ -60,7 +60,7 @@ CAVEAT = (
 @click.option("--threads", type=click.IntRange(1), help="Threads of each runtime.  [all cores]")
 @click.option("--micro-batch", type=MicroBatch(), help="Images at a time; auto searches.  [the whole batch]")
 @seconds_option(60, "At most, for the rounds of a batch size; three rounds in any case. First calls come before.")
-@click.option("--memory", is_flag=True, help="Peak memory on the CPU: a process of its own for each row.")
+@click.option("--memory", is_flag=True, help="Measure peak memory on the CPU, each row in its own process.")
 @click.option("--published-configuration", "published", is_flag=True, help="ViT at depth 6, BatchNorm models at 1.")
 @click.option("--sweep", is_flag=True, help="Time against batch size, depth and width instead of one comparison.")
 @json_option

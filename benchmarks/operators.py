@@ -13,7 +13,7 @@ from models.catalog import SHIPPED, shipped
 
 @click.command()
 @click.option("--model", type=click.Choice(SHIPPED), default="vitbn", show_default=True)
-@click.option("--batch", type=click.IntRange(1), default=64, show_default=True, help="Images a call.")
+@click.option("--batch", type=click.IntRange(1), default=64, show_default=True, help="Images per call.")
 @click.option("--calls", type=click.IntRange(3), default=100, show_default=True)
 @click.option("--threads", type=click.IntRange(1), help="[default: all cores]")
 @json_option

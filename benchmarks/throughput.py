@@ -63,9 +63,7 @@ def _sharings(context: click.Context, parameter: click.Parameter, values: tuple[
 @click.option("--generator", type=click.Choice(["auto", "perf_analyzer", "asyncio"]), default="auto", show_default=True)
 @click.option("--seconds", type=FiniteRange(0.5), default=2, show_default=True, help="Per measurement.")
 @click.option("--rounds", type=click.IntRange(1), default=3, show_default=True)
-@click.option(
-    "--max-p99-ms", type=FiniteRange(0), default=100, show_default=True, help="Of a rate that counts as carried."
-)
+@click.option("--max-p99-ms", type=FiniteRange(0), default=100, show_default=True, help="p99 limit for a carried rate.")
 @json_option
 @click.option("--plot", "plot_path", type=Result(), help="Write FILE-MODEL.png and FILE-MODEL.svg.")
 def throughput(

@@ -26,7 +26,7 @@ class LabelsMismatch(Exception):
 
 
 def answer_paths(paths: tuple[str, ...], labels: str | None, server: dict[str, Any], printer: Printer) -> int:
-    """Print the answers for all pictures; the exit code. The server is asked once there is a picture.
+    """Print the answers for all pictures; returns the exit code. Connects only once there is a picture.
 
     labels: an idx file with the label of each image of the one idx file in `paths`.
     server: the keywords of Classifier.
@@ -48,7 +48,7 @@ def answer_paths(paths: tuple[str, ...], labels: str | None, server: dict[str, A
 
 
 def _read_labels(paths: tuple[str, ...], labels: str) -> IdxFile:
-    """The file of labels, open, when it has a label for each image of the one idx file."""
+    """Opens the file of labels, after checking that it fits the one idx file in `paths`."""
     if len(paths) != 1 or not is_idx(paths[0]):
         raise LabelsMismatch("expected PATH to be one idx file of images")
     try:
@@ -63,7 +63,7 @@ def _read_labels(paths: tuple[str, ...], labels: str) -> IdxFile:
 
 @dataclass
 class Answering:
-    """Asks about pictures and prints each answer as it comes; last the accuracy, where the labels are known."""
+    """Asks about pictures, prints each answer, and at the end the accuracy if labels are known."""
 
     classifier: Classifier
     truths: IdxFile | None
@@ -98,7 +98,7 @@ class Answering:
                     )
 
     def _inputs(self, pictures: Iterator[Picture]) -> Iterator[NDArray[np.uint8]]:
-        """The images (1, 28, 28) for the model; pictures that have none are reported."""
+        """The images (1, 28, 28) for the model; reports pictures without any."""
         model = self.classifier.model
         for picture, truth in zip(pictures, map(int, self.truths) if self.truths else repeat(None), strict=False):
             try:

@@ -19,7 +19,7 @@ FORMS = ("text", "picture", "json", "csv")
 
 @dataclass(frozen=True)
 class Item:
-    """One image that was asked about."""
+    """One image and its place in its picture."""
 
     name: str  # of its picture
     pixels: NDArray[np.uint8]  # (C, h, w), as the model sees it
@@ -53,7 +53,7 @@ class Printer:
             terminal.print(_row(columns))
 
     def print_answer(self, terminal: Terminal, item: Item, prediction: Prediction, model: str) -> bool:
-        """Print one answer; whether it is rejected."""
+        """Prints one answer; returns whether it is rejected."""
         rejected = self._reject_below is not None and prediction.probability < self._reject_below
         self.rejected += rejected
         if self._form == "json":
@@ -68,7 +68,7 @@ class Printer:
         return rejected
 
     def print_accuracy(self, terminal: Terminal, correct: int, answered: int, count: int) -> None:
-        """The share of right answers among those that are not rejected."""
+        """Prints the accuracy of the answers that are not rejected."""
         text = f"accuracy: {100 * correct / max(1, answered):.2f} % ({correct} of {answered})"
         if self._reject_below is not None:
             text += f", rejected: {100 * self.rejected / count:.2f} % ({self.rejected} of {count})"
@@ -127,7 +127,7 @@ def blocks(image: NDArray[np.uint8], colour: bool) -> list[str]:
 
 
 def _coloured(upper: list[int], lower: list[int]) -> str:
-    """A character with two colours, upper and lower half; a terminal has 24 greys."""
+    """A character with two colours, upper and lower half; terminals have 24 greys."""
     if len(upper) == 1:
         return f"\x1b[38;5;{232 + upper[0] * 23 // 255};48;5;{232 + lower[0] * 23 // 255}m▀"
     return f"\x1b[38;2;{';'.join(map(str, upper))};48;2;{';'.join(map(str, lower))}m▀"

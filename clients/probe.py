@@ -44,7 +44,7 @@ PASSING: tuple[State, ...] = ("right", "answers", "busy")
 
 
 class ProbeFailed(Exception):
-    """The server did not answer as expected; the message is one line. `passing`: it may only be too busy."""
+    """The server did not answer as expected. `passing`: it may only be too busy."""
 
     def __init__(self, message: str, passing: bool = False) -> None:
         super().__init__(message)
@@ -79,7 +79,7 @@ class Probe:
 
 @dataclass
 class Server:
-    """HTTP requests to one Triton server that end by `deadline`, in seconds of time.monotonic()."""
+    """HTTP requests to one Triton server before `deadline`, in seconds of time.monotonic()."""
 
     url: str
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -117,7 +117,7 @@ class Server:
 def probe_server(
     url: str, models: Sequence[str] = (), headers: Mapping[str, str] | None = None, timeout_s: float = TIMEOUT_S
 ) -> Probe:
-    """Asks every served version of `models`, by default of all models, within `timeout_s` seconds."""
+    """Asks every served version of `models` (default: all) within `timeout_s` seconds."""
     started = time.monotonic()
     server = Server(url, headers or {}, started + timeout_s)
     try:
@@ -148,7 +148,7 @@ def served_versions(server: Server, models: Sequence[str]) -> list[tuple[str, st
 
 
 def _successes(server: Server) -> dict[tuple[str, str], int]:
-    """How many requests each version has answered since the server started."""
+    """Number of answered requests per version since the server started."""
     stats = server.json("v2/models/stats")["model_stats"]
     return {(each["name"], each["version"]): each["inference_stats"]["success"]["count"] for each in stats}
 
@@ -170,7 +170,7 @@ def _verdict(
 
 
 def _progresses(server: Server, which: tuple[str, str], before: Mapping[tuple[str, str], int]) -> bool:
-    """Whether the version has answered others since `before`; looks until the deadline."""
+    """Whether the version has answered other requests since `before`; checks until the deadline."""
     try:
         while _successes(server).get(which, 0) <= before.get(which, 0):
             time.sleep(PROGRESS_S)
@@ -180,7 +180,7 @@ def _progresses(server: Server, which: tuple[str, str], before: Mapping[tuple[st
 
 
 def _ask_sample(server: Server, model: str, version: str, until: float) -> tuple[State, float | None]:
-    """Sends the stored sample, else zeros, and compares the logits with the stored ones, if there are any."""
+    """Sends the stored sample, else zeros, and compares the logits with stored logits, if any."""
     config = server.json(f"v2/models/{model}/versions/{version}/config")
     stored = json.loads(config.get("parameters", {}).get("probe", {}).get("string_value", "{}"))
     expected = stored.get("answers", {}).get(version)
@@ -197,7 +197,7 @@ def _ask_sample(server: Server, model: str, version: str, until: float) -> tuple
         raise ValueError(f"{len(logits)} logits for {len(wanted)} classes")
     error = max(abs(have - want) for have, want in zip(logits, wanted, strict=True))
     same_class = logits.index(max(logits)) == wanted.index(max(wanted))
-    tolerance = expected["tolerance"]  # None below float32, where processors differ: the class alone counts
+    tolerance = expected["tolerance"]  # None below float32: processors differ there, so only the class counts
     right = same_class and (error < float("inf") if tolerance is None else error <= tolerance)
     return "right" if right else "wrong", error
 
@@ -251,7 +251,7 @@ class Health:
         self._last = (time.monotonic(), probe.ok, probe.to_json())
 
     def answer(self) -> tuple[int, bytes]:
-        """HTTP status and body."""
+        """The HTTP status and body."""
         heard_s, ok, text = self._last
         return (200 if ok and time.monotonic() - heard_s <= self._stale_s else 503), text.encode()
 
@@ -283,11 +283,11 @@ def _health(address: str | None, every_s: float | None, timeout_s: float) -> Hea
 
 @click.command()
 @click.option("--url", default="127.0.0.1:8000", show_default=True, help="HOST:PORT of HTTP.")
-@click.option("--model", "models", multiple=True, help="Must be served, and is asked alone; repeatable.")
+@click.option("--model", "models", multiple=True, help="Ask only this model, which must be served; repeatable.")
 @click.option("--timeout", type=click.FloatRange(0.05, 60), default=TIMEOUT_S, show_default=True, help="Seconds.")
 @click.option("--header", multiple=True, metavar="NAME:VALUE", callback=_headers, help="For a guarded server.")
 @click.option(
-    "--every", type=click.FloatRange(0.1), metavar="SECONDS", help="Go on, a line a probe, until interrupted."
+    "--every", type=click.FloatRange(0.1), metavar="SECONDS", help="Repeat until interrupted, one line per probe."
 )
 @click.option("--listen", metavar="HOST:PORT", callback=_address, help="With --every: answer a proxy's health checks.")
 def probe(

@@ -28,8 +28,8 @@ UNSAID = {"output", "data_dir", "emnist_dir", "checkpoints", "params", "device"}
 
 def _common(command: Callable[..., None]) -> Callable[..., None]:
     for option in (
-        click.option("--output", type=click.Path(path_type=Path), required=True, help="A folder for this study alone."),
-        click.option("--quick", is_flag=True, help="All of it in small, in a few minutes on two cores."),
+        click.option("--output", type=click.Path(path_type=Path), required=True, help="A folder of its own."),
+        click.option("--quick", is_flag=True, help="A small version, in a few minutes on two cores."),
         click.option("--data-dir", type=click.Path(path_type=Path), help="Folder with the images, else $MNIST_DIR."),
         click.option("--device", type=click.Choice(["auto", "cpu", "cuda", "mps"]), default="auto", show_default=True),
     ):
@@ -38,8 +38,10 @@ def _common(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _shrinkable(command: Callable[..., None]) -> Callable[..., None]:
-    command = click.option("--train-images", type=click.IntRange(2), help="The first so many of MNIST's.")(command)
-    command = click.option("--epochs", type=click.IntRange(1), help="Instead of those of the published study.")(command)
+    command = click.option(
+        "--train-images", type=click.IntRange(2), help="Use only the first N training images.", metavar="N"
+    )(command)
+    command = click.option("--epochs", type=click.IntRange(1), help="Epochs.  [default: as published]")(command)
     forms = click.Choice(["served", "plain"])
     command = click.option("--form", type=forms, default="served", show_default=True, help="As in train.py.")(command)
     return _common(command)

@@ -80,32 +80,38 @@ def _check_model(ctx: click.Context, param: click.Parameter, model: str) -> str:
 @click.option("--batch-size", type=click.IntRange(2), default=100, show_default=True)
 @click.option("--lr", type=click.FloatRange(0, 10, min_open=True), callback=_finite, default=0.001, show_default=True)
 @click.option("--schedule", type=click.Choice(["constant", "one-cycle"]), default="constant", show_default=True)
-@click.option("--weight-decay", type=click.FloatRange(0, 1), default=0.0, show_default=True, help="Of AdamW.")
+@click.option(
+    "--weight-decay", type=click.FloatRange(0, 1), default=0.0, show_default=True, help="Weight decay of AdamW."
+)
 @click.option("--label-smoothing", type=click.FloatRange(0, 1, max_open=True), default=0.0, show_default=True)
 @click.option(
-    "--accumulate", type=click.IntRange(1), default=1, show_default=True, help="Parts of a batch, one after the other."
+    "--accumulate", type=click.IntRange(1), default=1, show_default=True, help="Process each batch in this many parts."
 )
-@click.option("--clip", type=click.FloatRange(0, min_open=True), help="Bound of the gradient's norm.")
+@click.option("--clip", type=click.FloatRange(0, min_open=True), help="Largest norm of the gradient.")
 @click.option("--precision", type=click.Choice(["fp32", "bf16"]), default="fp32", show_default=True)
 @click.option("--augment", type=click.Choice(AUGMENTATIONS), default="none", show_default=True)
 @click.option("--augment-test", is_flag=True, help="Distort the test images too, as the study did.")
 @click.option("--hold-out", type=click.IntRange(0), default=0, show_default=True, help="Training images to test on.")
-@click.option("--teacher", type=click.Path(path_type=str), help="Checkpoint of a network to learn from besides.")
+@click.option("--teacher", type=click.Path(path_type=str), help="Checkpoint of a network to distil from.")
 @click.option(
     "--form",
     type=click.Choice(["served", "plain"]),
     default="served",
     show_default=True,
-    help="served: only what the head reads; the last block's statistics are those of CLS rows.",
+    help="served: computes only what the head reads, with the last block's statistics from CLS rows.",
 )
-@click.option("--ema", type=click.FloatRange(0, 1, max_open=True), help="Decay of an average of the weights to keep.")
+@click.option(
+    "--ema",
+    type=click.FloatRange(0, 1, max_open=True),
+    help="Decay of a moving average of the weights, which is kept instead.",
+)
 @click.option(
     "--skip-init", type=float, callback=_finite, default=0.0, show_default=True, help="RepBN's factor; theirs is 1."
 )
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda", "mps"]), default="auto", show_default=True)
 @click.option("--output", type=click.Path(path_type=Path), help="Default: checkpoints/<model>-<dataset>.safetensors")
-@click.option("--resume", is_flag=True, help="Go on where the run at --output stopped.")
+@click.option("--resume", is_flag=True, help="Continue the run at --output.")
 @click.option("--track", is_flag=True, help="Record the run with MLflow: $MLFLOW_TRACKING_URI, else ./mlruns.")
 def train(
     model: ModelName,

@@ -39,11 +39,11 @@ LOAD_S = 120.0
 RELOAD_S = 20.0  # to load a model again while the others serve
 UNLOAD_S = 3.0
 STOP_S = 4.0  # Triton's own --exit-timeout-secs is below
-END_S = 1.5  # for a server that is ended because it failed
+END_S = 1.5  # for a server that has failed
 FAILURES, RECENT = 2, 4  # failures among the last probes of a model: of two instances one may be dead
 SILENCES = 3  # of the server, before it is started again
 BUSY_SHARE = 0.2  # of a core; a stub that works this much is slow, not stuck
-BUSY_S = 30.0  # after which a stub that never answers is stuck after all
+BUSY_S = 30.0  # a stub silent for longer is stuck after all
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 RESTARTS, RESTARTS_WITHIN_S = 10, 600.0
 METRICS_PORT = 8003
@@ -54,7 +54,7 @@ class Stopping(Exception):
 
 
 class ServerLost(Exception):
-    """The server has to be started again; `reason` is a short word for the metric."""
+    """The server must be restarted; `reason` is a short word for the metric."""
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(detail)
@@ -63,7 +63,7 @@ class ServerLost(Exception):
 
 @dataclass
 class Watch:
-    """What the probes of one run of the server have said."""
+    """The probe's results during one run of the server."""
 
     failed: dict[str, deque[bool]] = field(default_factory=dict)  # model -> whether each of its last probes failed
     reloaded: set[str] = field(default_factory=set)  # models loaded again, and not right since
@@ -72,7 +72,7 @@ class Watch:
 
 
 class Supervisor:
-    """One server and its care."""
+    """Supervises one server."""
 
     def __init__(self, options: ServerOptions, acts: Acts, health_port: int | None = None) -> None:
         self._options, self._acts = options, acts
@@ -146,14 +146,14 @@ class Supervisor:
             self._acts.swept(*family.sweep())
 
     def _load_all(self, process: subprocess.Popen[bytes], plans: Mapping[str, Plan]) -> None:
-        """Waits for the server, then loads what it could not load by itself, an older version if need be."""
+        """Waits for the server, then loads models that it could not load itself, an older version if necessary."""
         index = self._wait_for_index(process)
         for name, first in plans.items():
             self._acts.planned(name, first.versions or (), first.problems)
             ready = {number for number, state in index.get(name, {}).items() if state == "READY"}
             if not first.versions or ready >= {*first.versions}:
                 continue
-            if first.config is None:  # Triton says "not ready" for ever after a failed load at its start
+            if first.config is None:  # after a failed load at its start Triton says "not ready" for ever
                 self._refused.setdefault(name, set()).add(first.versions[-1])
                 raise ServerLost("refused", f"model {name}, version {first.versions[-1]} does not load")
             self._load_newest(name, first)
@@ -162,7 +162,7 @@ class Supervisor:
         return plan(self._options.model_dirs()[name], self._refused.get(name, ()))
 
     def _load_newest(self, name: str, current: Plan) -> None:
-        """Loads `current`; while the server refuses it, a plan without its newest version."""
+        """Loads `current`; if the server refuses it, a plan without its newest version."""
         while current.versions:
             try:
                 self._call(partial(self._control.load, name, current.config, LOAD_S))
@@ -184,7 +184,7 @@ class Supervisor:
         raise ServerLost("hung", f"no answer within {START_S:g} s of its start")
 
     def _watch(self, process: subprocess.Popen[bytes], family: Family) -> None:
-        """Hears the prober and acts, until the server is lost or a signal comes."""
+        """Reads the prober and acts, until the server is lost or a signal arrives."""
         watch, looked_s, stubs, healthy = Watch(), 0.0, [], False
         while True:
             self._check(process)
@@ -201,7 +201,7 @@ class Supervisor:
             self._judge(verdict, watch, stubs)
 
     def _judge(self, verdict: Verdict, watch: Watch, stubs: Sequence[Stub]) -> None:
-        """Counts failures; loads a model again or raises ServerLost when there are too many."""
+        """Counts failures; reloads a model, or raises ServerLost after too many failures."""
         if not verdict.models and not verdict.ok:
             watch.silent += 1
             if watch.silent >= SILENCES:
@@ -228,10 +228,10 @@ class Supervisor:
             watch.reloaded.add(model)
 
     def _reload(self, model: str, reason: str, stubs: Sequence[Stub]) -> None:
-        """Unloads and loads a model whose `stubs` have failed; raises ServerLost if that does not work."""
+        """Reloads a model whose `stubs` have failed; raises ServerLost if that does not work."""
         self._acts.reloading(model, reason)
         for stub in stubs:
-            if stub.stopped:  # a stopped stub would hold up the unload, and end the server if it went on
+            if stub.stopped:  # a stopped stub would block the unload, and end the server if it resumed
                 with suppress(ProcessLookupError):
                     os.kill(stub.process.pid, signal.SIGKILL)
         again = self._plan(model)
@@ -279,7 +279,7 @@ class Supervisor:
 
 
 def _works(watch: Watch, model: str, stubs: Sequence[Stub]) -> bool:
-    """Whether a model that does not answer is only slow: its stubs use the processor, and not for too long."""
+    """Whether a silent model is only slow: its stubs use the processor, and not for too long."""
     if not stubs or any(stub.stopped for stub in stubs):
         return False
     now, spent_s = time.monotonic(), sum(stub.processor_s() for stub in stubs)

@@ -1,4 +1,4 @@
-"""Which versions of a model are whole, judged by its files.
+"""Judges by the files which versions of a model are whole.
 
 In: a model's folder in the repository. Out: a `Plan`: the versions to serve, what is wrong with the others, and, where
 config.pbtxt would serve something else, a configuration for Triton's load call. Nothing is written. A model without
@@ -46,7 +46,7 @@ class Plan:
 
 
 def plan(model_dir: Path, refused: Collection[int] = ()) -> Plan:
-    """The newest whole versions of a model, as many as its version policy serves, without those `refused`."""
+    """The newest whole versions of a model, as many as its policy serves, without those `refused`."""
     name, present = model_dir.name, _versions(model_dir)
     if not any((model_dir / str(number) / MANIFEST_FILE).exists() for number in present):
         return Plan(name, None)
@@ -101,7 +101,7 @@ def _read_config(path: Path, name: str) -> pb.ModelConfig:
 
 
 def _published_config(model_dir: Path, chosen: Sequence[int]) -> pb.ModelConfig | None:
-    """The configuration that was kept with the newest of `chosen` versions that has one."""
+    """The newest stored configuration among the `chosen` versions."""
     for number in reversed(chosen):
         try:
             return _read_config(model_dir / str(number) / CONFIG_FILE, model_dir.name)

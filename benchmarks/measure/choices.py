@@ -89,9 +89,11 @@ def seconds_option(default: float, what: str) -> Callable[[Command], Command]:
 def dataset_options(command: Command) -> Command:
     """`--dataset` and `--data-dir`; the benchmark uses the test images."""
     where = click.option(
-        "--data-dir", type=click.Path(path_type=Path), help="Of idx files, else $MNIST_DIR or $EMNIST_DIR."
+        "--data-dir", type=click.Path(path_type=Path), help="Folder of idx files, else $MNIST_DIR or $EMNIST_DIR."
     )
     names = click.Choice(DIGIT_SETS)
-    which = click.option("--dataset", type=names, default="mnist", show_default=True, help="Its test images.")
+    which = click.option(
+        "--dataset", type=names, default="mnist", show_default=True, help="Data set of the test images."
+    )
     decorated: Command = which(where(command))
     return decorated

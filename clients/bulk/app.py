@@ -40,13 +40,13 @@ def _share(context: click.Context, parameter: click.Parameter, value: str) -> tu
     show_default=True,
     help="A published model, one version of it, or an ONNX file of the exporter.",
 )
-@click.option("--processes", type=click.IntRange(1), help="Processes of one thread.  [default: one a core]")
+@click.option("--processes", type=click.IntRange(1), help="Processes of one thread.  [default: one per core]")
 @click.option("--engine", type=click.Choice(["processes", "ray"]), default="processes", show_default=True)
 @click.option(
-    "--share", default="0/1", metavar="I/N", callback=_share, help="Do the I-th of N shares, from 0: one a machine."
+    "--share", default="0/1", metavar="I/N", callback=_share, help="Do the I-th of N shares, from 0: one per machine."
 )
-@click.option("--image-column", default="image", show_default=True, help="Of Parquet: picture files or pixels.")
-@click.option("--id-column", default="id", show_default=True, help="Of Parquet; without it, the file and the row.")
+@click.option("--image-column", default="image", show_default=True, help="Parquet column of picture files or pixels.")
+@click.option("--id-column", default="id", show_default=True, help="Parquet column of ids; if missing, file and row.")
 @click.option(
     "--part-rows", type=click.IntRange(1), help="Rows of a part.  [default: 100000; of picture files 2000; a tar whole]"
 )

@@ -1,4 +1,4 @@
-"""A part in, blocks of rows out: ids, uint8 pixels as the network reads them, and why a row has no pixels.
+"""A part in, blocks of rows out: ids, uint8 pixels for the network, and the error of each row without pixels.
 
 A bad picture is a row with an error. A damaged shard ends with such a row of its own. Storage that fails raises
 OSError: the part is then tried again.
@@ -115,7 +115,7 @@ class Reader:
     def _ready(
         self, ids: pa.Array | list[str], pixels: NDArray[np.uint8], errors: dict[int, str] | None = None
     ) -> Block:
-        """Pixels that need no preparation; of drawings those without ink are errors."""
+        """Pixels that need no preparation; drawings without ink become errors."""
         errors = errors or {}
         if self.preprocessing == "ink":
             most = pixels.reshape(len(pixels), -1).max(axis=1)
@@ -124,7 +124,7 @@ class Reader:
         return Block(ids, pixels, errors)
 
     def _fitted(self, path: str, row: int, images: NDArray[np.uint8]) -> Iterator[Block]:
-        """Images of an idx file (n, h, w) in another size than the network's."""
+        """Images of an idx file (n, h, w) whose size differs from the network's."""
         for start in range(0, len(images), BATCH_SIZE):
             some = images[start : start + BATCH_SIZE]
             block = Block(_numbered(path, row + start, len(some)), np.zeros((len(some), *self.shape), np.uint8))
@@ -136,13 +136,13 @@ class Reader:
             yield block
 
     def _gathered(self, pictures: Iterable[tuple[str, Any]]) -> Iterator[Block]:
-        """Picture files, each an id and a function that gives the bytes or raises InvalidImage."""
+        """Picture files: an id and a function that returns the bytes or raises InvalidImage."""
         waiting, damage = iter(pictures), None
         while damage is None:
             some = []
             try:
                 for picture in islice(waiting, BATCH_SIZE):
-                    some.append(picture)  # one by one: those before the damage count
+                    some.append(picture)  # one by one, to keep the pictures before the damage
             except _damage() as error:
                 damage = error
             if some:
@@ -170,7 +170,7 @@ class Reader:
 
 
 def _damage() -> tuple[type[Exception], ...]:
-    """What readers raise for damaged bytes. A damaged page of Parquet is an OSError, as storage that fails is."""
+    """The exceptions of readers for damaged bytes. A damaged page of Parquet is an OSError, like failing storage."""
     import pyarrow as pa
 
     of_arrow = (pa.ArrowInvalid, pa.ArrowNotImplementedError)
@@ -198,7 +198,7 @@ def _bounded(content: bytes) -> bytes:
 
 
 def _members(path: str, raw: Any) -> Iterator[tuple[str, Any]]:
-    """The pictures of a tar shard, read in one pass; other members, as a webdataset's labels, are left out."""
+    """The pictures of a tar shard, in one pass; skips other members, such as a webdataset's labels."""
     with tarfile.open(fileobj=raw, mode="r|*") as shard:
         for member in shard:
             if member.isfile() and has_image_suffix(member.name):

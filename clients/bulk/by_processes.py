@@ -1,4 +1,4 @@
-"""Parts to this machine's cores: one process a core, replaced when it dies.
+"""Distributes parts to this machine's cores: one process per core, replaced when it dies.
 
 A process whose driver dies reads the end of its pipe after the part in hand, and ends.
 """
@@ -20,7 +20,7 @@ ATTEMPTS = 3  # of a part; a picture that kills its process must not stop the ru
 
 
 def run(job: Job, parts: Iterator[Part], processes: int) -> Iterator[Outcome]:
-    """Does the parts; gives what became of each, in the order in which they end."""
+    """Does the parts; yields their outcomes as they end."""
     with ExitStack() as stack:
         workers = [stack.enter_context(_Worker(job)) for _ in range(processes)]
         again: deque[tuple[Part, int]] = deque()
@@ -60,7 +60,7 @@ class _Worker:
         self._process: Any = None
 
     def start(self, part: Part, attempt: int) -> None:
-        """Hands it a part, in a new process if there is none."""
+        """Sends a part, to a new process if there is none."""
         if self._process is None:
             context = multiprocessing.get_context("spawn")
             self.connection, far_end = context.Pipe()
@@ -68,11 +68,11 @@ class _Worker:
             self._process.start()
             far_end.close()  # else its death would not end the pipe
         self.part, self.attempt = part, attempt
-        with suppress(OSError):  # it died; the pipe's end says so at once
+        with suppress(OSError):  # it died; the end of the pipe reports that
             self.connection.send(part.to_line())
 
     def outcome(self) -> Outcome:
-        """What it says of its part; a dead process says that it is dead."""
+        """The outcome of its part; also of a dead process."""
         try:
             return cast(Outcome, self.connection.recv())
         except (EOFError, OSError):
@@ -100,7 +100,7 @@ def _serve(job: Job, connection: Connection) -> None:
             number = Part.from_line(line).number
             try:
                 outcome = do_part(job, line)
-            except Exception as error:  # one part's trouble, whatever it is, must not end the run
+            except Exception as error:  # an error in one part must not end the run
                 outcome = Outcome(number, failure=f"{type(error).__name__}: {' '.join(str(error).split())}")
             connection.send(outcome)
     except (EOFError, BrokenPipeError, ConnectionResetError):

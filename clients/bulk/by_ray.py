@@ -15,7 +15,7 @@ from clients.bulk.scoring import Outcome, do_part
 
 
 def run(job: Job, parts: Iterator[Part]) -> Iterator[Outcome]:
-    """Does the parts, one per core at a time, and as many waiting; gives what became of each."""
+    """Does the parts, one per core at a time, with as many waiting; yields their outcomes."""
     import ray
 
     ray.init(log_to_driver=False, include_dashboard=False)

@@ -1,4 +1,4 @@
-"""What a run is to do: a `Job` with its list of `Part`s, fixed by the first run and kept in the output folder.
+"""A run's plan: a `Job` with its list of `Part`s, fixed by the first run and stored in the output folder.
 
     DIR/_job.json               the model, the inputs, how many parts
     DIR/_parts-HASH.jsonl       one part a line; read line by line, so memory does not grow with the job
@@ -36,7 +36,7 @@ class JobMismatch(ClientError):
 
 @dataclass(frozen=True)
 class Part:
-    """What one step reads: picture files, one tar, row groups of a Parquet file, or rows of an idx file."""
+    """The input of one step: picture files, one tar, row groups of a Parquet file, or rows of an idx file."""
 
     number: int
     kind: Kind
@@ -62,7 +62,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Settings:
-    """What must not change between two runs into one folder."""
+    """The settings that must stay the same between two runs into one folder."""
 
     inputs: tuple[str, ...]  # absolute
     model_file: str
@@ -100,7 +100,7 @@ class Output:
         self._filesystem.makedirs(self._inner, exist_ok=True)
 
     def write(self, name: str, data: bytes) -> None:
-        """On a disk beside, flushed, then renamed; on object storage one upload, which is atomic there."""
+        """Writes atomically: on disk a flushed file that is renamed, on object storage one upload."""
         if not isinstance(self._filesystem, LocalFileSystem):
             self._filesystem.pipe_file(f"{self._inner}/{name}", data)
             return
@@ -156,7 +156,7 @@ def open_job(output: Output, settings: Settings, plan: Iterable[Part]) -> Job:
 
 
 def _write_job(output: Output, settings: Settings, plan: Iterable[Part]) -> None:
-    """Lists the parts, then names their list in the job: two planners at once write the same files."""
+    """Writes the list of parts, then the job that names it: two planners at once write the same files."""
     digest, parts, rows = hashlib.sha256(), 0, 0
     unknown = False
     with tempfile.TemporaryDirectory() as folder:

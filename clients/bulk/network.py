@@ -24,7 +24,7 @@ _INPUT, _OUTPUT = "image", "logits"
 
 @dataclass(frozen=True)
 class ModelFile:
-    """Which file answers, under which name and version."""
+    """The model file with its name and version."""
 
     path: str
     name: str
@@ -59,7 +59,7 @@ def _digest(path: Path) -> str:
 
 
 def _served_version(folder: Path) -> int:
-    """The version that answers requests that name none: the highest of those that config.pbtxt serves."""
+    """The default version: the highest that config.pbtxt serves."""
     from google.protobuf import text_format
     from tritonclient.grpc import model_config_pb2 as pb
 

@@ -31,7 +31,7 @@ _IDX = re.compile(r"(-ubyte|\.idx)(\.gz)?$", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Planner:
-    """How files become parts. shape: (C, H, W) of the network's images; part_rows: None for the two defaults."""
+    """Turns files into parts. shape: (C, H, W) of the network's images; part_rows: None for the two defaults."""
 
     shape: tuple[int, int, int]
     image_column: str
@@ -66,7 +66,7 @@ class Planner:
             yield Part(0, "pictures", tuple(pictures), rows=len(pictures))
 
     def _idx(self, path: str) -> Iterator[Part]:
-        """Ranges of rows; a zipped file cannot be entered in the middle and is one part."""
+        """Ranges of rows; a zipped file is one part, because it cannot be read from the middle."""
         size = size_of(path)
         with fsspec.open(path, "rb") as raw, IdxFile(path, dimensions=2, raw=raw) as images:
             total, zipped = images.count, images.is_zipped
@@ -103,7 +103,7 @@ ImageForm = Literal["encoded", "bytes in a struct", "pixels"]
 
 
 def image_form(path: str, schema: Any, column: str, item_bytes: int) -> ImageForm:
-    """What the image column of a Parquet file holds; raises InvalidImage for anything else.
+    """The form of a Parquet file's image column; raises InvalidImage for an unknown form.
 
     Pixels are fixed_size_binary, or a list of uint8, of (C, H, W); binary is a picture's file, alone or as `bytes` of a
     struct.
@@ -128,7 +128,7 @@ def image_form(path: str, schema: Any, column: str, item_bytes: int) -> ImageFor
 
 
 def kind_of(path: str) -> Kind | None:
-    """What a file is by its name, None for no input."""
+    """The kind of a file by its name; None if it is no input."""
     if has_image_suffix(path):
         return "pictures"
     if path.lower().endswith(".parquet"):
@@ -137,14 +137,14 @@ def kind_of(path: str) -> Kind | None:
 
 
 def size_of(path: str) -> int | None:
-    """The bytes of a file; None if its storage does not say."""
+    """The size of a file in bytes; None if its storage does not know."""
     filesystem, inner = url_to_fs(path)
     size = filesystem.info(inner).get("size")
     return None if size is None else int(size)
 
 
 def _files(inputs: Sequence[str], noted: Callable[[str], None]) -> Iterator[str]:
-    """The files of all inputs in an order that does not change; raises InvalidImage for an input without any."""
+    """The files of all inputs in a fixed order; raises InvalidImage for an input without files."""
     for given in inputs:
         filesystem, inner = url_to_fs(given)
         full = _full_name(filesystem)
@@ -172,7 +172,7 @@ def _files(inputs: Sequence[str], noted: Callable[[str], None]) -> Iterator[str]
 
 
 def _full_name(filesystem: Any) -> Callable[[str], str]:
-    """A path of that file system to one that says which file system it is of."""
+    """Turns a path of that file system into a path with protocol."""
     if isinstance(filesystem, LocalFileSystem):
         return lambda path: path
     return lambda path: cast(str, filesystem.unstrip_protocol(path))

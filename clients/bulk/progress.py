@@ -1,4 +1,4 @@
-"""How far a run is: a line on standard error every ten seconds, in a terminal one that stays in place."""
+"""A run's progress: a line on standard error every ten seconds, in a terminal one line that is updated."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _EVERY_S, _TERMINAL_EVERY_S = 10.0, 0.5
 
 @dataclass
 class Progress:
-    """Counts what ends in this run; `parts` and `rows` (None: unknown) are what this run has to do."""
+    """Counts finished parts; `parts` and `rows` (None: unknown) are the totals of this run."""
 
     parts: int
     rows: int | None

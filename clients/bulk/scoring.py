@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a part; `failure` says why it has no file, empty if it has."""
+    """The outcome of a part; `failure` is the reason for a missing file, else empty."""
 
     number: int
     rows: int = 0
@@ -70,7 +70,7 @@ def do_part(job: Job, line: str) -> Outcome:
 
 @cache
 def _tools(job: Job) -> tuple[Network, Reader, Output]:
-    """Opened once a process, which then uses one core."""
+    """Cached per process, which then uses one core."""
     import pyarrow as pa
 
     pa.set_cpu_count(1)

@@ -13,7 +13,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from clients.errors import InvalidImage
 
-# Pillow's other decoders are seldom used and seldom repaired; the one for PostScript starts Ghostscript.
+# Pillow's other decoders are rarely used and rarely repaired; PostScript's starts Ghostscript.
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF")
 
 _DECODED_SIDE = 1024  # pixels; JPEG is decoded as small as this allows
@@ -51,7 +51,7 @@ def read_image(source: str | os.PathLike[str] | BinaryIO) -> Image.Image:
 
 
 def _path(source: object) -> str:
-    """Raises InvalidImage for what is no path, such as a file's content."""
+    """Raises InvalidImage for a value that is no path, such as a file's content."""
     if not isinstance(source, str | os.PathLike):
         raise InvalidImage(f"expected the path of an image or an open binary file, found {type(source).__name__}")
     return os.fsdecode(source)
@@ -64,6 +64,6 @@ def _is_empty(source: str | os.PathLike[str] | BinaryIO) -> bool:
 
 
 def _decodable() -> list[str]:
-    """Those of FORMATS that this Pillow was built with."""
+    """FORMATS that this Pillow supports."""
     Image.init()  # registers all decoders; later calls return at once
     return [name for name in FORMATS if name in Image.OPEN]

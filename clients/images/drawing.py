@@ -17,7 +17,7 @@ from clients.images.shapes import shapes_of
 _BOX_SHARE = 20 / 28  # of the field's side
 _THINNEST = 1.2  # pixels of a 20x20 box; 99 % of MNIST's digits have wider strokes
 _COMMON_WIDTH = 2.0  # pixels of that box; thinner strokes are widened to it
-_DRAWN_SIDE = 4  # times the box; there thin strokes are widened
+_DRAWN_SIDE = 4  # times the box; thin strokes are widened at this scale
 
 
 def to_model_input(image: Image.Image, size: tuple[int, int] = (28, 28)) -> NDArray[np.uint8]:
@@ -60,7 +60,7 @@ def _fit(ink: Pixels, size: tuple[int, int]) -> Pixels:
 
 
 def _stroke_width(ink: Pixels) -> float:
-    """The mean width in pixels of the strokes in (h, w): twice their area by their outline.
+    """The mean width in pixels of the strokes in (h, w): twice their area divided by their outline.
 
     An outline is pi/4 of its pixel edges (Crofton's formula).
     """

@@ -60,7 +60,7 @@ def separate(pixels: Pixels) -> tuple[Pixels, Box]:
     noise = 1.4826 * float(np.median(np.abs(edge - np.median(edge))))  # standard deviation by the median
     least = max(LEAST_CONTRAST, _NOISE_MARGIN * noise)
 
-    # By the fourth power the few pixels of a thin stroke outweigh the many of a shadow.
+    # The fourth power lets few pixels of a thin stroke outweigh many of a shadow.
     brighter, darker = (float((side[side > least] ** 4).sum()) for side in (away, -away))
     ink = np.clip(away if brighter > darker else -away, 0, None)
     contrast = float(ink.max())
@@ -99,7 +99,7 @@ def estimate_paper(pixels: Pixels) -> Pixels:
 
 
 def _strokes(ink: Pixels, visible: Mask, strong: float) -> Mask:
-    """Every visible part with strong ink. Faint lines that leave the picture are ruled lines or shadows."""
+    """Every visible part that contains strong ink. Faint lines that leave the picture are ruled lines or shadows."""
     core = ink > strong
     parts, count = label(visible & ~core)
     leaves = np.zeros(count + 1, dtype=bool)

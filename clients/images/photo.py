@@ -1,4 +1,4 @@
-"""Pictures to the images that models of photos read: the middle of the picture in the model's size, grey or in colour.
+"""Pictures to images for models of photos: the middle of the picture in the model's size, grey or in colour.
 
 Nothing is inverted or searched for. Fashion-MNIST's garments are light on black; a picture for its models must be too.
 A picture of the model's size comes out unchanged.

@@ -14,7 +14,7 @@ _LEAST_HEIGHT = 0.4  # of the tallest shape; smaller are commas, dashes, loose e
 
 
 def shapes_of(ink: Pixels) -> list[Pixels]:
-    """Ink (h, w) -> the ink of each shape, cut out; the whole ink where it is one shape."""
+    """Ink (h, w) -> the ink of each shape, cut out; the whole ink if it is one shape."""
     parts, count = label(ink > FAINT * ink.max())
     weights = np.bincount(parts.ravel(), weights=ink.ravel(), minlength=count + 1)
     weights[0] = 0

@@ -39,7 +39,7 @@ class Connection:
 
     @property
     def url(self) -> str:
-        """The address of the server that is asked now."""
+        """The current server's address."""
         return self._servers[0].address
 
     async def models(self) -> list[dict[str, Any]]:
@@ -71,7 +71,7 @@ class Connection:
         await self._ask("register_system_shared_memory", region.name, region.key, region.size)
 
     async def unregister(self, region: Region) -> None:
-        """Have the server forget a region; one try, without a deadline."""
+        """Makes the server forget a region; one try, without a deadline."""
         await self._servers[0].call("unregister_system_shared_memory", region.name)
 
     async def infer(
@@ -129,7 +129,7 @@ class Connection:
                 return answer
 
     async def _ask_round(self, end_s: float, method: str, *arguments: Any, **options: Any) -> Any:
-        """Call it at each server until one answers. That one comes first from then on."""
+        """Calls it at each server until one answers, which then becomes the first."""
         for left, server in zip(range(len(self._servers), 0, -1), [*self._servers], strict=True):
             patience_s = (end_s - asyncio.get_running_loop().time()) / left
             try:

@@ -1,4 +1,4 @@
-"""How a server is reached, and the defaults of all clients. Light to import, for the command line."""
+"""A server's address, and the defaults of all clients. Light to import, for the command line."""
 
 import re
 from collections.abc import Mapping
@@ -57,7 +57,7 @@ class Endpoint:
 
     @property
     def addresses(self) -> list[str]:
-        """In the order in which they are tried."""
+        """The addresses in order of use."""
         return [each.strip() for each in (_DEFAULT_URLS[self.protocol] if self.url is None else self.url).split(",")]
 
 

@@ -15,7 +15,7 @@ _PATIENCE_S = 1.0  # for the server to forget a region
 
 
 class RegionPool:
-    """Regions for `rows` images of `image_bytes`, as many as there are requests at a time."""
+    """A pool of regions for `rows` images of `image_bytes`: one per concurrent request."""
 
     def __init__(self, connection: Connection, rows: int, image_bytes: int, classes: int) -> None:
         self._connection = connection
@@ -58,7 +58,7 @@ class RegionPool:
         return region
 
     async def close(self) -> None:
-        """Remove every free region on both sides; the server gets a moment for it."""
+        """Removes every free region on both sides; gives the server a moment for it."""
         regions, self._free = self._free, []
         await self._discard(*regions)
         end_s = asyncio.get_running_loop().time() + _PATIENCE_S
@@ -67,7 +67,7 @@ class RegionPool:
             await self._discard()
 
     async def _discard(self, *regions: Region) -> None:
-        """Remove regions here; have the server forget them and those it still used before."""
+        """Removes regions here; makes the server forget them and the regions that it still used before."""
         for region in regions:
             region.remove()
         unwanted, self._unwanted = [*self._unwanted, *regions], []
@@ -75,11 +75,11 @@ class RegionPool:
         self._unwanted += [region for region, done in zip(unwanted, forgotten, strict=True) if not done]
 
     async def _forget(self, region: Region) -> bool:
-        """Whether the server no longer has the region; it keeps one in use."""
+        """Whether the server has forgotten the region; it keeps a region in use."""
         try:
             await asyncio.wait_for(self._connection.unregister(region), _PATIENCE_S)
         except ServerError:
             return False
-        except (ClientError, asyncio.TimeoutError):  # a server that is gone has forgotten it
+        except (ClientError, asyncio.TimeoutError):  # a dead server has forgotten it
             return True
         return True

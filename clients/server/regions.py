@@ -67,7 +67,7 @@ def _reserve(name: str, size: int) -> None:
 
 
 def _remove(memory: SharedMemory, owner: int) -> None:
-    """Unmap and remove, except in a forked child: the region is its parent's."""
+    """Unmaps and removes a region, except in a forked child: it belongs to the parent."""
     if os.getpid() == owner:
         memory.close()
         try:

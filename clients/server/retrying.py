@@ -9,7 +9,7 @@ _MOST = 10.0  # retries that can be saved
 
 
 class RetryBudget:
-    """Retries at busy servers: at most a tenth of the answered requests, ten at once."""
+    """Limits retries at busy servers to a tenth of the answered requests, at most ten at once."""
 
     def __init__(self) -> None:
         self._saved = _MOST
@@ -18,7 +18,7 @@ class RetryBudget:
         self._saved = min(_MOST, self._saved + _SHARE)
 
     def spend(self) -> bool:
-        """Whether a retry is left; takes it."""
+        """Takes a retry if one is left."""
         allowed = self._saved >= 1
         self._saved -= allowed
         return allowed

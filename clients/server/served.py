@@ -18,7 +18,7 @@ from clients.server.connection import INPUT, OUTPUT, Connection
 
 @dataclass(frozen=True)
 class ServedModel:
-    """What a model's configuration and metadata say."""
+    """A model's configuration and metadata."""
 
     name: str
     family: str  # "vitbn", "vit", "vitbnffn" or "cnn"
@@ -116,7 +116,7 @@ async def _describe(connection: Connection, name: str) -> ServedModel:
         family, labels = str(description["model"]), tuple(str(label) for label in description["labels"])
         height, width = (int(side) for side in description["image_size"])
         image_shape = (int(description["channels"]), height, width)
-        preprocessing = description.get("preprocessing", "ink")  # models published before photos have none
+        preprocessing = description.get("preprocessing", "ink")  # older models, without photos, lack it
         temperature = float(parameters.get("temperature", 1.0))
         accuracy = float(parameters["test_accuracy"]) if "test_accuracy" in parameters else None
         if not labels or min(image_shape) < 1:

@@ -83,7 +83,7 @@ class Transport:
         await self._client.close()
 
     def _refused(self, error: Any, heard: list[str]) -> ClientError:
-        """The error of ours for tritonclient's."""
+        """Turns tritonclient's error into ours."""
         words, status = _line(error.message() or ""), error.status()
         wait_s = _seconds(heard if self._is_http else _metadata(error))
         if self._is_http and error.debug_details() and status not in (*_PASSING, *_BUSY):  # not Triton's JSON
@@ -147,7 +147,7 @@ def _reason(error: Exception) -> str:
 
 
 def _hear_retry_after(client: Any) -> None:
-    """Keep each answer's Retry-After, which tritonclient drops, for the task that asked."""
+    """Keeps each answer's Retry-After for the asking task; tritonclient drops it."""
     import aiohttp
 
     async def ended(session: Any, context: Any, parameters: Any) -> None:

@@ -24,7 +24,7 @@ TIMEOUT_S = 5.0  # for each request to Triton; the page gives up later
 
 @dataclass(frozen=True)
 class Answer:
-    """A model's prediction for a picture, and its view of it."""
+    """A model's prediction for a picture, and its input."""
 
     prediction: Prediction
     model: str
@@ -44,7 +44,7 @@ class Triton:
         self._url = url
         self._protocol = protocol
         self._preferred = preferred
-        self._decoding = threading.Lock()  # a huge picture takes hundreds of megabytes
+        self._decoding = threading.Lock()  # one at a time: a huge picture takes hundreds of megabytes
 
     def models(self) -> tuple[list[ServedModel], str]:
         """The ready models of drawings, by name, and the name of the preferred one.
@@ -64,7 +64,7 @@ class Triton:
 
         Raises InvalidImage, the errors of Classifier, and ModelNotFound for a model of photos.
         """
-        if name is not None and not re.fullmatch(r"[A-Za-z0-9][\w.-]*", name):  # it becomes part of Triton's URLs
+        if name is not None and not re.fullmatch(r"[A-Za-z0-9][\w.-]*", name):  # the name becomes part of Triton's URLs
             raise ModelNotFound(f"expected the name of a model on the server, found {name!r}")
         with self._open(name or self._preferred or self.models()[1]) as classifier:
             _check_ink(classifier.model)

@@ -26,7 +26,7 @@ HEADERS = {
 
 
 def foreign_host(host: str, name: str) -> str | None:
-    """Why a request with this Host header is refused, or None.
+    """The reason to refuse a request with this Host header, or None.
 
     Allowed are addresses, which cannot be rebound, localhost, and our own name, with any port.
     """
@@ -40,7 +40,7 @@ def foreign_host(host: str, name: str) -> str | None:
 
 
 def foreign_site(host: str, origin: str | None, fetch_site: str | None) -> str | None:
-    """Why a request is refused as another site's, or None; only browsers send these headers."""
+    """The reason to refuse a request from another site, or None; only browsers send these headers."""
     if fetch_site not in (None, "same-origin", "none"):
         return f"Sec-Fetch-Site: expected same-origin, found {fetch_site!r}"
     if origin is not None and origin not in (f"http://{host}", f"https://{host}"):
@@ -49,7 +49,7 @@ def foreign_site(host: str, origin: str | None, fetch_site: str | None) -> str |
 
 
 class RateLimit:
-    """A token bucket for each of the `clients` most recent addresses: `burst` requests at once, then `rate_hz`."""
+    """A token bucket per address, for the `clients` most recent: `burst` requests at once, then `rate_hz`."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class RateLimit:
         self._lock = threading.Lock()
 
     def wait_s(self, client: str) -> float:
-        """Take a token: 0, or the seconds until there is one."""
+        """Takes a token: returns 0, or the seconds until the next token."""
         with self._lock:
             now_s = self._clock_s()
             tokens, counted_s = self._buckets.pop(client, (float(self._burst), now_s))

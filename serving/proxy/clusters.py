@@ -1,4 +1,4 @@
-"""The servers as Envoy knows them: one cluster for HTTP, one for gRPC, their endpoints, health checks and limits."""
+"""Envoy's view of the servers: a cluster for HTTP, a cluster for gRPC, endpoints, health checks and limits."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _check() -> dict[str, Any]:
 
 
 def assignment(settings: Settings, protocol: Protocol) -> dict[str, Any]:
-    """The servers and whether each is to get new requests."""
+    """The servers, and whether each gets new requests."""
     endpoints = [_endpoint(each, protocol) for each in settings.backends]
     return {"cluster_name": protocol, "endpoints": [{"lb_endpoints": endpoints}]}
 

@@ -1,4 +1,4 @@
-"""The proxy's folder: written whole, checked by the real Envoy; and where that Envoy is."""
+"""The proxy's folder: written atomically and checked by the real Envoy; and the path of that Envoy."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def write(settings: Settings, folder: Path, seen_as: str | None = None) -> None:
 
 
 def write_endpoints(settings: Settings, folder: Path) -> None:
-    """Replaces the servers of a running proxy, and which of them are draining."""
+    """Replaces a running proxy's servers and their draining states."""
     for name, text in contents(settings, str(folder)).items():
         if name != "envoy.json":
             _replace(folder / name, text)

@@ -56,7 +56,7 @@ class Proxy:
         raise ProxyError(f"Envoy is not ready after {seconds:g} s: {' '.join(lines[-3:])}")
 
     def healthy(self) -> int:
-        """How many servers get requests, over the protocol that has fewer; raises OSError."""
+        """Number of servers that get requests, by the protocol that has fewer; raises OSError."""
         text = self.ask("stats?filter=^cluster\\.(http|grpc)\\.membership_healthy$")
         return min(int(line.rpartition(":")[2]) for line in text.splitlines())
 

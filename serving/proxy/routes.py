@@ -22,7 +22,7 @@ ANSWER_S, TRIES = 30.0, 3
 
 
 def routes(servers: int) -> list[dict[str, Any]]:
-    """Envoy's routes for a proxy of so many `servers`, in order."""
+    """Envoy's routes for a proxy with this number of `servers`, in order."""
     calls = [*(GRPC + name for name in GRPC_CALLS), GRPC_HEALTH]
     http = [("GET", regex) for regex in READS] + [("POST", regex) for regex in ASKS]
     return [

@@ -1,4 +1,4 @@
-"""The TensorRT stage: what goes in, what its engines are measured by, and, where there is a GPU, the engines."""
+"""The TensorRT stage: its inputs, its measurements and, on a GPU, the engines."""
 
 import json
 import re

@@ -1,0 +1,39 @@
+"""A bulk run against plain ONNX Runtime, and its answers after kills: `python benchmarks/bulk.py --help`.
+
+In: how many rows. Out as JSON: the rate of ONNX Runtime alone on one core and in one process a core, that of `vitbn
+bulk` on the same cores, start included, the memory of its processes over time, and whether every row came once after a
+worker and then the driver were killed. The rows are scikit-learn's digits, repeated, in an idx or a Parquet file.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import click
+
+
+@click.command()
+@click.option("--rows", type=click.IntRange(10_000), default=2_000_000, show_default=True)
+@click.option("--model", default="vitbn-tiny", show_default=True, help="A shipped network, with all rewrites.")
+@click.option("--form", type=click.Choice(["idx", "parquet"]), default="idx", show_default=True)
+@click.option("--json", "path", type=click.Path(dir_okay=False, path_type=Path), help="Write the result here.")
+def bulk(rows: int, model: str, form: str, path: Path | None) -> None:
+    """Compare vitbn bulk with plain ONNX Runtime, watch its memory, kill it and count its rows."""
+    from benchmarks.load.bulk_runs import BulkBench
+    from benchmarks.measure.machine import cores
+    from benchmarks.measure.results import recording
+
+    with recording("bulk", path, cores()) as record, tempfile.TemporaryDirectory(prefix="bulk-") as folder:
+        bench = BulkBench(Path(folder), rows, model, form)
+        for name, measure in (("plain", bench.plain), ("undisturbed", bench.undisturbed), ("killed", bench.killed)):
+            row = measure()
+            click.echo(f"{name}: " + ", ".join(f"{key} {value}" for key, value in row.items()))
+            record.update({"rows": rows, "model": model, "form": form, name: row})
+        verdict = bench.verdict()
+        click.echo(", ".join(f"{key} {value}" for key, value in verdict.items()))
+        record.update({"verdict": verdict})
+
+
+if __name__ == "__main__":
+    bulk()

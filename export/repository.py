@@ -41,6 +41,13 @@ def server_options(command: Command) -> Command:
     return repository_option(server(header(command)))
 
 
+def loading_options(command: Command) -> Command:
+    """`server_options` for a command that makes the server load a model."""
+    default = "8001 on its host if --server has port 8000, else HTTP, which holds up other requests"
+    grpc = click.option("--grpc", metavar="HOST:PORT", help=f"Of gRPC, for the load.  [default: {default}]")
+    return server_options(grpc(command))
+
+
 @click.group()
 def repository() -> None:
     """Operate a Triton model repository."""
@@ -83,7 +90,7 @@ def show(model: str, version: int | None, repository: Path) -> None:
 @click.option("--name", help="Model name.  [default: that of its network]")
 @click.option("--instances", type=click.IntRange(1, 64), help="Copies of the model.")
 @click.option("--threads", type=click.IntRange(0, 256), help="Per copy on a CPU; 0: one per core.")
-@server_options
+@loading_options
 def publish(
     file: Path, name: str | None, instances: int | None, threads: int | None, repository: Path, **server: Any
 ) -> None:
@@ -105,7 +112,7 @@ def publish(
 @repository.command()
 @click.argument("model")
 @click.argument("version", type=click.IntRange(1))
-@server_options
+@loading_options
 def promote(model: str, version: int, repository: Path, **server: Any) -> None:
     """Serve VERSION of MODEL and the version before it, but no newer version."""
     _promote(repository, model, lambda model_dir: version, server)
@@ -113,7 +120,7 @@ def promote(model: str, version: int, repository: Path, **server: Any) -> None:
 
 @repository.command()
 @click.argument("model")
-@server_options
+@loading_options
 def rollback(model: str, repository: Path, **server: Any) -> None:
     """Go back to the version of MODEL that was served before."""
     from export.publishing.promote import fall_back
@@ -236,11 +243,11 @@ def _promote(repository: Path, model: str, choose: Callable[[Path], int], server
             click.echo(f"{model_dir.name}: version {version} is the default")
 
 
-def _server_of(model_dir: Path, server: str, header: dict[str, str]) -> LiveServer | None:
+def _server_of(model_dir: Path, server: str, header: dict[str, str], grpc: str | None) -> LiveServer | None:
     """The running server if it has that model; otherwise says when the change takes effect."""
     from export.publishing.live import connect
 
-    live = connect(server, header)
+    live = connect(server, header, grpc)
     if live and model_dir.name in live.served():
         return live
     _say_later(f"the server at {server} has no model {model_dir.name}" if live else f"no server at {server}", model_dir)

@@ -74,7 +74,7 @@ class Acts:
 
     def reloading(self, model: str, reason: str) -> None:
         self._reloads.labels(model).inc()
-        self.say(f"model {model} failed twice ({reason}): unloading and loading it")
+        self.say(f"model {model} {reason}: unloading and loading it")
 
     def ended(self, reason: str, detail: str) -> None:
         """`reason` is one of few words, for the metric."""

@@ -5,25 +5,31 @@ In: the arguments of `tritonserver`. Out: `ServerOptions`, or ValueError with on
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 REPOSITORIES = ("--model-repository", "--model-store")
 OWN = ("--model-control-mode", "--load-model", "--exit-on-error", "--exit-timeout-secs")  # the supervisor sets these
 FLAGS = ("--disable-auto-complete-config",)
+GRPC_KEY_PREFIX = "triton-grpc-protocol-"
 EXIT_TIMEOUT_S = 2  # for requests in flight; Triton's queue holds none longer than a second
 
 
 @dataclass(frozen=True)
 class ServerOptions:
-    """`http_url` is HOST:PORT; `headers` open what --http-restricted-api guards; `models` None: all models."""
+    """`http_url` and `grpc_url` are HOST:PORT, `grpc_url` None without gRPC; `models` None: all models.
+
+    `headers` open what --http-restricted-api guards, `grpc_headers` what --grpc-restricted-protocol guards.
+    """
 
     http_url: str
     repositories: tuple[Path, ...]
     models: frozenset[str] | None
     rest: tuple[str, ...]
     headers: dict[str, str] = field(default_factory=dict)
+    grpc_url: str | None = None
+    grpc_headers: dict[str, str] = field(default_factory=dict)
 
     def command(self, at_start: Sequence[str], complete: bool) -> list[str]:
         """Arguments for a server that loads the models `at_start` and stays up when one is broken.
@@ -50,7 +56,7 @@ def parse(arguments: Sequence[str]) -> ServerOptions:
     values = {name: value for name, value, _ in pairs}
     if values.get("--model-control-mode", "explicit") != "explicit":
         raise ValueError("--supervised needs --model-control-mode=explicit: it loads and unloads models")
-    if values.get("--allow-http", "true").lower() in ("false", "0"):
+    if not _allowed(values, "http"):
         raise ValueError("--supervised needs HTTP: remove --allow-http=false")
     repositories = tuple(Path(value) for name, value, _ in pairs if name in REPOSITORIES)
     if not repositories:
@@ -59,16 +65,34 @@ def parse(arguments: Sequence[str]) -> ServerOptions:
         if not repository.is_dir():
             raise ValueError(f"{repository}: expected a model repository, found no such folder")
     models = frozenset(value for name, value, _ in pairs if name == "--load-model")
-    address = values.get("--http-address", "127.0.0.1")
-    address = "127.0.0.1" if address in ("0.0.0.0", "::") else address
-    guards = [value.partition(":")[2].partition("=") for name, value, _ in pairs if name == "--http-restricted-api"]
     return ServerOptions(
-        http_url=f"{address}:{values.get('--http-port', '8000')}",
+        http_url=_url(values, "http", "8000"),
         repositories=repositories,
         models=None if not models or "*" in models else models,
         rest=tuple(word for name, _, words in pairs if name not in OWN for word in words),
-        headers={key: value for key, _, value in guards},
+        headers=_keys(pairs, "--http-restricted-api"),
+        grpc_url=_url(values, "grpc", "8001") if _allowed(values, "grpc") else None,
+        grpc_headers={
+            f"{GRPC_KEY_PREFIX}{name.lower()}": key for name, key in _keys(pairs, "--grpc-restricted-protocol").items()
+        },
     )
+
+
+def _allowed(values: Mapping[str, str], service: str) -> bool:
+    return values.get(f"--allow-{service}", "true").lower() not in ("false", "0")
+
+
+def _url(values: Mapping[str, str], service: str, port: str) -> str:
+    """HOST:PORT to reach `service` from here."""
+    address = values.get(f"--{service}-address", "127.0.0.1")
+    address = "127.0.0.1" if address in ("0.0.0.0", "::") else address
+    return f"{address}:{values.get(f'--{service}-port', port)}"
+
+
+def _keys(pairs: Iterable[tuple[str, str, tuple[str, ...]]], option: str) -> dict[str, str]:
+    """Header -> content that opens what `option` guards: its value is APIS:HEADER=CONTENT."""
+    guards = (value.partition(":")[2].partition("=") for name, value, _ in pairs if name == option)
+    return {key: value for key, _, value in guards}
 
 
 def _pairs(arguments: Sequence[str]) -> Iterator[tuple[str, str, tuple[str, ...]]]:

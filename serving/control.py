@@ -10,7 +10,7 @@ import json
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 ANSWER_S = 2.0
@@ -22,10 +22,16 @@ class ControlFailed(Exception):
 
 @dataclass(frozen=True)
 class Control:
-    """The server at `url`, HOST:PORT; `headers` go with every request."""
+    """The server at `url`, HOST:PORT of HTTP; `headers` go with every request.
+
+    Models are loaded over gRPC where `grpc_url` is known: over HTTP a load holds one of Triton's HTTP threads, and
+    every connection of that thread waits (measured: 7 s).
+    """
 
     url: str
     headers: Mapping[str, str]
+    grpc_url: str | None = None
+    grpc_headers: Mapping[str, str] = field(default_factory=dict)
 
     def index(self) -> dict[str, dict[int, str]]:
         """Model -> version -> state ("READY", "LOADING", "UNAVAILABLE", …); raises ControlFailed."""
@@ -38,8 +44,25 @@ class Control:
 
     def load(self, model: str, config: str | None, timeout_s: float) -> None:
         """Loads a model, with `config` (JSON) in place of its config.pbtxt; raises ControlFailed."""
-        content = {} if config is None else {"parameters": {"config": config}}
-        self._post(f"v2/repository/models/{model}/load", content, timeout_s)
+        if not self._load_over_grpc(model, config, timeout_s):
+            content = {} if config is None else {"parameters": {"config": config}}
+            self._post(f"v2/repository/models/{model}/load", content, timeout_s)
+
+    def _load_over_grpc(self, model: str, config: str | None, timeout_s: float) -> bool:
+        """Whether gRPC took the order; raises ControlFailed if the load failed."""
+        if self.grpc_url is None:
+            return False
+        from tritonclient.grpc import InferenceServerClient
+        from tritonclient.utils import InferenceServerException
+
+        try:
+            with InferenceServerClient(self.grpc_url, channel_args=[("grpc.enable_http_proxy", 0)]) as client:
+                client.load_model(model, dict(self.grpc_headers), config=config, client_timeout=timeout_s)
+        except InferenceServerException as error:
+            if error.status() in ("StatusCode.UNAVAILABLE", "StatusCode.UNIMPLEMENTED"):
+                return False  # no gRPC there, or guarded by another key
+            raise ControlFailed(f"{error.status()} {' '.join(str(error.message()).split())}") from error
+        return True
 
     def unload(self, model: str, timeout_s: float) -> None:
         """Answers before the model is gone; raises ControlFailed."""

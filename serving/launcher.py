@@ -26,7 +26,7 @@ CONTAINER_SERVER = Path("/opt/tritonserver/bin/tritonserver")
 PYTHON_VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 ENGINES = ("onnxruntime", "openvino")
 REPOSITORY_OPTIONS = ("--model-repository", "--model-store")
-PARENT_VARIABLE = "VITBN_PARENT"  # the supervisor's process, without which the server is to end
+PARENT_VARIABLE = "VITBN_PARENT"  # the process without which the server is to end
 PR_SET_PDEATHSIG = 1
 
 
@@ -177,7 +177,7 @@ def end_with_parent(parent: str | None) -> None:
         return
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != int(parent):
-        raise LauncherError("the supervisor is gone")
+        raise LauncherError("the process that started it is gone")
 
 
 def launch(arguments: Sequence[str]) -> NoReturn:

@@ -31,7 +31,7 @@ class Stub:
 
     @property
     def stopped(self) -> bool:
-        """Whether it is stopped by a signal, or dead."""
+        """Whether it can do nothing: stopped by a signal, or dead (a zombie: Triton does not notice)."""
         with suppress(psutil.NoSuchProcess):
             return self.process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE)
         return True
@@ -50,19 +50,21 @@ class Family:
     pid: int
     members: set[psutil.Process] = field(default_factory=set)
     regions: set[Path] = field(default_factory=set)
+    stubs: dict[psutil.Process, Stub] = field(default_factory=dict)  # a dead process no longer tells what it was
 
     def look(self) -> list[Stub]:
-        """The live stubs."""
-        stubs: list[Stub] = []
+        """The stubs of the models that are loaded now, dead ones too."""
+        children: list[psutil.Process] = []
         with suppress(psutil.NoSuchProcess):
             server = psutil.Process(self.pid)
             mapped = _regions(server)
             _remove(self.regions - mapped)  # of a dead stub that was unloaded
             self.regions = mapped
-            for child in server.children(recursive=True):
-                self.members.add(child)
-                stubs += _stub(child)
-        return stubs
+            children = server.children(recursive=True)
+        self.members |= {*children}
+        known = {child: self.stubs[child] for child in children if child in self.stubs}
+        self.stubs = known | {stub.process: stub for child in children for stub in _stub(child)}
+        return [*self.stubs.values()]
 
     def sweep(self) -> tuple[int, int]:
         """Kills remaining members and removes their shared memory; returns processes and bytes."""

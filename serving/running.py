@@ -1,7 +1,7 @@
 """A Triton server for the length of a `with` block.
 
 In: a model repository. Out: this environment's `tritonserver` as a child process on free loopback ports. The end of the
-block removes its processes, shared memory and files.
+block removes its processes, shared memory and files; when this process dies before, the server ends too.
 """
 
 import os
@@ -16,6 +16,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+from serving.launcher import PARENT_VARIABLE
 
 PORT_ATTEMPTS = 3
 STOP_GRACE_S = 20.0
@@ -82,6 +84,7 @@ def _child(
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            env={**os.environ, PARENT_VARIABLE: str(os.getpid())},
         )
     urls = dict.fromkeys(("supervisor_url", "health_url"), "")
     urls |= {f"{service}_url": f"127.0.0.1:{port}" for service, port in ports.items()}

@@ -3,7 +3,7 @@
 In: Triton's arguments. Out: the newest whole version of every model is served until SIGTERM or SIGINT, then exit code
 0; exit code 1 after too many restarts. The probe asks every served version a stored image each second:
 
-- a model that fails twice is unloaded and loaded;
+- a model that fails twice, or has lost a process of an instance, is unloaded and loaded;
 - a server that dies, does not answer, or fails again after a load is ended, swept and started, with a growing pause.
 """
 
@@ -23,22 +23,25 @@ from functools import partial
 from types import FrameType
 
 import click
+import psutil
 
 from serving.acts import Acts
-from serving.arguments import ServerOptions, parse
+from serving.arguments import EXIT_TIMEOUT_S, ServerOptions, parse
 from serving.control import Control, ControlFailed
-from serving.launcher import PARENT_VARIABLE
+from serving.launcher import PARENT_VARIABLE, end_with_parent
 from serving.prober import Prober, Verdict
 from serving.processes import Family, Stub
 from serving.whole import Plan, plan
 
 TICK_S = 0.1
 LOOK_S = 0.5  # between looks at the server's processes
+LAME_S = 1.0  # for which a stub of a served version is dead or stopped, before its model is loaded again
 START_S = 180.0  # for a start with every model
 LOAD_S = 120.0
 RELOAD_S = 20.0  # to load a model again while the others serve
 UNLOAD_S = 3.0
 STOP_S = 4.0  # Triton's own --exit-timeout-secs is below
+DEATH_S = 0.5  # between a server's last answer and its exit code
 END_S = 1.5  # for a server that has failed
 FAILURES, RECENT = 2, 4  # failures among the last probes of a model: of two instances one may be dead
 SILENCES = 3  # of the server, before it is started again
@@ -69,6 +72,8 @@ class Watch:
     reloaded: set[str] = field(default_factory=set)  # models loaded again, and not right since
     silent: int = 0
     busy: dict[str, tuple[float, float, float]] = field(default_factory=dict)  # model -> since, last look, processor
+    lame: dict[Stub, float] = field(default_factory=dict)  # stub that can do nothing -> since
+    replaced: set[Stub] = field(default_factory=set)  # of models that were loaded again
 
 
 class Supervisor:
@@ -76,7 +81,7 @@ class Supervisor:
 
     def __init__(self, options: ServerOptions, acts: Acts, health_port: int | None = None) -> None:
         self._options, self._acts = options, acts
-        self._control = Control(options.http_url, options.headers)
+        self._control = Control(options.http_url, options.headers, options.grpc_url, options.grpc_headers)
         self._prober = Prober(options.http_url, options.headers, health_port)
         self._stop = threading.Event()
         self._restarts: deque[float] = deque()
@@ -137,13 +142,15 @@ class Supervisor:
             grace_s = STOP_S
             raise
         except ServerLost as lost:
-            self._acts.ended(lost.reason, str(lost))
+            self._acts.ended(*_cause(process, lost))
             raise
         finally:
             self._prober.stop()
             family.look()
-            _end(process, grace_s)
+            code = _end(process, grace_s)
             self._acts.swept(*family.sweep())
+            if code and self._stop.is_set():
+                self._acts.say(f"requests or connections were still open after {EXIT_TIMEOUT_S} s: they were cut off")
 
     def _load_all(self, process: subprocess.Popen[bytes], plans: Mapping[str, Plan]) -> None:
         """Waits for the server, then loads models that it could not load itself, an older version if necessary."""
@@ -190,6 +197,7 @@ class Supervisor:
             self._check(process)
             if time.monotonic() - looked_s > LOOK_S:
                 stubs, looked_s = family.look(), time.monotonic()
+                self._heal_lame(watch, stubs)
             verdict = self._prober.verdict()
             if verdict is None:
                 self._sleep()
@@ -220,20 +228,33 @@ class Supervisor:
             watch.failed.setdefault(model, deque(maxlen=RECENT)).append(True)
             if sum(watch.failed[model]) < FAILURES:
                 continue
-            if model in watch.reloaded:
-                raise ServerLost("failed", f"model {model} is not right after a load: {failure.reason}")
-            versions = {each.version for each in verdict.failures if each.model == model}
-            self._reload(model, failure.reason, [stub for stub in own if stub.version in versions])
-            watch.failed.pop(model)
-            watch.reloaded.add(model)
+            self._reload(watch, model, f"failed twice ({failure.reason})", own)
 
-    def _reload(self, model: str, reason: str, stubs: Sequence[Stub]) -> None:
-        """Reloads a model whose `stubs` have failed; raises ServerLost if that does not work."""
+    def _heal_lame(self, watch: Watch, stubs: Sequence[Stub]) -> None:
+        """Loads a model again of whose instances a process is dead or stopped: with several the probes may pass."""
+        now = time.monotonic()
+        lame = (stub for stub in stubs if stub.stopped and stub not in watch.replaced)
+        watch.lame = {stub: watch.lame.get(stub, now) for stub in lame}
+        for stub, since_s in watch.lame.items():
+            if now - since_s >= LAME_S and self._is_served(stub):
+                reason = f"version {stub.version} has lost process {stub.process.pid}"
+                self._reload(watch, stub.model, reason, [each for each in stubs if each.model == stub.model])
+                return
+
+    def _is_served(self, stub: Stub) -> bool:
+        """False for a version that is just unloaded, whose processes end rightly."""
+        with suppress(ControlFailed):
+            return self._control.index().get(stub.model, {}).get(stub.version) == "READY"
+        return False
+
+    def _reload(self, watch: Watch, model: str, reason: str, stubs: Sequence[Stub]) -> None:
+        """Unloads and loads a model that has `stubs`; raises ServerLost if that does not work."""
+        if model in watch.reloaded:
+            raise ServerLost("failed", f"model {model} is not right after a load: {reason}")
         self._acts.reloading(model, reason)
         for stub in stubs:
-            if stub.stopped:  # a stopped stub would block the unload, and end the server if it resumed
-                with suppress(ProcessLookupError):
-                    os.kill(stub.process.pid, signal.SIGKILL)
+            if stub.stopped:  # a stopped stub would hold up the unload, and end the server if it went on
+                _kill(stub)
         again = self._plan(model)
         try:
             self._call(lambda: self._control.unload(model, UNLOAD_S))
@@ -241,7 +262,12 @@ class Supervisor:
             self._call(lambda: self._control.load(model, again.config, RELOAD_S))
         except ControlFailed as error:
             raise ServerLost("failed", f"model {model} does not load again: {error}") from error
+        for stub in stubs:  # where one process of several is dead, Triton 2.51 never ends the others
+            _kill(stub)
+        watch.replaced |= {*stubs}
         self._prober.start()  # forget verdicts from before
+        watch.failed.pop(model, None)
+        watch.reloaded.add(model)
         self._acts.say(f"model {model} is loaded again")
 
     def _wait_until_unloaded(self, model: str) -> None:
@@ -290,18 +316,32 @@ def _works(watch: Watch, model: str, stubs: Sequence[Stub]) -> bool:
     return spent_s - before_s > BUSY_SHARE * (now - looked_s) and now - since_s < BUSY_S
 
 
-def _end(process: subprocess.Popen[bytes], grace_s: float) -> None:
-    """SIGTERM, then SIGKILL after `grace_s` seconds."""
+def _kill(stub: Stub) -> None:
+    with suppress(psutil.NoSuchProcess):
+        stub.process.kill()
+
+
+def _cause(process: subprocess.Popen[bytes], lost: ServerLost) -> tuple[str, str]:
+    """Reason and detail: a server that dies during a load looks at first as if only the load had failed."""
+    try:
+        return "died", f"exit code {process.wait(DEATH_S)}"
+    except subprocess.TimeoutExpired:
+        return lost.reason, str(lost)
+
+
+def _end(process: subprocess.Popen[bytes], grace_s: float) -> int:
+    """SIGTERM, then SIGKILL after `grace_s` seconds; returns the exit code."""
     process.terminate()
     try:
-        process.wait(grace_s)
+        return process.wait(grace_s)
     except subprocess.TimeoutExpired:
         process.kill()
-        process.wait()
+        return process.wait()
 
 
 def supervise(arguments: Sequence[str], metrics_port: int | None = METRICS_PORT, health_port: int | None = None) -> int:
     """Supervises a server with Triton's `arguments`; returns the exit code. Raises ValueError for bad arguments."""
+    end_with_parent(os.environ.pop(PARENT_VARIABLE, None))
     options = parse(arguments)
     try:
         acts = Acts(metrics_port)

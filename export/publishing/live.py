@@ -99,9 +99,9 @@ class LiveServer:
             raise ServerUnreachable(f"no Triton server at {self.address} ({error})") from error
 
 
-def connect(address: str, headers: Mapping[str, str]) -> LiveServer | None:
+def connect(address: str, headers: Mapping[str, str], grpc: str | None = None) -> LiveServer | None:
     """The server at `address`, None if it does not answer. Raises ServerRefused if it refuses to list its models."""
-    server = LiveServer(address, headers)
+    server = LiveServer(address, headers, grpc)
     try:
         server.served()
     except ServerUnreachable:

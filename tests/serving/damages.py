@@ -13,7 +13,7 @@ from tiny_models import IMAGE, LABELS, LOGITS, ONE_INSTANCE, expected_logits, li
 SAMPLE = np.random.default_rng(5).integers(0, 256, (1, 1, 28, 28), dtype=np.uint8)
 
 
-def published(repository: Path, versions: int, name: str = "linear") -> Path:
+def published(repository: Path, versions: int, name: str = "linear", instances: str = ONE_INSTANCE) -> Path:
     """A model's folder with equal `versions`, the newest two served, and the expected answers."""
     content = linear_model().SerializeToString()
     answer = {"logits": expected_logits(SAMPLE)[0].tolist(), "tolerance": 0.01}
@@ -27,7 +27,7 @@ def published(repository: Path, versions: int, name: str = "linear") -> Path:
         for key, value in (("probe", stored), ("model_config", described))
     )
     config = (
-        f'name: "{name}" max_batch_size: 64 {IMAGE} {LOGITS} {ONE_INSTANCE} '
+        f'name: "{name}" max_batch_size: 64 {IMAGE} {LOGITS} {instances} '
         f"version_policy {{ latest {{ num_versions: 2 }} }} {parameters}"
     )
     write_model(repository, name, content, config)

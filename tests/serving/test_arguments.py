@@ -15,6 +15,10 @@ def test_addresses_headers_and_models(tmp_path: Path) -> None:
     options = parse([*words, "--disable-auto-complete-config", "--load-model", "a"])
     assert options.http_url == "127.0.0.1:81"
     assert options.headers == {"secret": "7"}
+    assert (options.grpc_url, options.grpc_headers) == ("127.0.0.1:8001", {})
+    key = "--grpc-restricted-protocol=model-repository:Admin=9"
+    assert parse([*words, key]).grpc_headers == {"triton-grpc-protocol-admin": "9"}
+    assert parse([*words, "--allow-grpc=false"]).grpc_url is None
     assert list(options.model_dirs()) == ["a"]
     assert list(parse(words).model_dirs()) == ["a", "b"]
     assert list(parse([*words, "--load-model=*"]).model_dirs()) == ["a", "b"]

@@ -54,6 +54,7 @@ def served(server: Server) -> set[str]:
 def supervised(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     repository: Path = tmp_path_factory.mktemp("models")
     published(repository, versions=2)
+    published(repository, versions=1, name="pair", instances="instance_group [{ kind: KIND_AUTO count: 2 }]")
     with running_server(repository, supervised=True) as server:
         wait_until(lambda: right(server), "right")
         yield server
@@ -86,6 +87,21 @@ def test_answers_are_right_again_unattended(supervised: Server, fault: Callable[
     wait_until(lambda: right(supervised), "right before the fault")
     fault(supervised)
     wait_until(lambda: right(supervised) and served(supervised) == {"1", "2"}, "right", 2 * HEAL_S)
+
+
+@pytest.mark.slow
+def test_a_model_of_two_instances_gets_its_dead_process_back(supervised: Server) -> None:
+    """The probes may pass: the other instance answers them."""
+
+    def pair() -> set[psutil.Process]:
+        return {stub.process for stub in stubs(supervised) if stub.model == "pair"}
+
+    wait_until(lambda: right(supervised) and len(pair()) == 2, "whole before the fault")
+    dead = pair().pop()
+    before = supervised.log().count("model pair is loaded again")
+    dead.kill()
+    wait_until(lambda: supervised.log().count("model pair is loaded again") > before, "in the log")
+    wait_until(lambda: len(pair() - {dead}) == 2 and right(supervised), "whole")
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from export.rewrites.absorb import AbsorbedClsAttention
 from export.rewrites.errors import DoesNotApply
 from export.rewrites.fold import FoldedEmbedding, linear
 from export.rewrites.patches import cut_by_channel
-from export.rewrites.prune import ClsBlock, Constant
+from export.rewrites.prune import ClsBlock, Constant, RowBlock
 from models.macs import macs_per_image
 from models.vit import VisionTransformer
 
@@ -65,11 +65,11 @@ class NoEmbedding(nn.Identity):
         return x
 
 
-class PatchBlock(nn.Module):
+class PatchBlock(RowBlock):
     """A transformer block for row 0 over patches of P pixels: (B, N-1, P) -> (B, 1, D)."""
 
     def __init__(self, block: ClsBlock, embedding: Tensor, table: Tensor) -> None:
-        super().__init__()
+        super().__init__(copy.deepcopy(block.ffn))
         query = block.get_buffer("attention.query.value").unflatten(-1, (-1, table.shape[1]))[0, 0]  # (H, D)
         heads, last_is_cls = len(query), table.roll(-1, 0)  # (N, D)
         output = block.get_parameter("attention.out.weight").data.unflatten(1, (heads, -1))  # (D, H, D)
@@ -83,12 +83,10 @@ class PatchBlock(nn.Module):
         self.register_buffer("scores", (query @ last_is_cls.T)[None])  # (1, H, N)
         self.out = linear((output @ embedding).flatten(1), None)  # H*P -> D
         self.outputs = linear(outputs.flatten(1), None)  # H*N -> D
-        self.ffn = copy.deepcopy(block.ffn)
 
     def forward(self, patches: Tensor) -> Tensor:
         scores = F.pad(self.query @ patches.transpose(1, 2), (0, 1)) + self.scores  # (B, H, N), CLS token last
         weights = scores.softmax(dim=-1)
         pooled = weights[:, :, :-1] @ patches  # (B, H, P)
         row = self.out(pooled.flatten(1)) + self.outputs(weights.flatten(1))  # (B, D)
-        y: Tensor = (row + self.ffn(row))[:, None]
-        return y
+        return self.close(row)[:, None]

@@ -16,6 +16,8 @@ from export.rewrites.biases import carry_biases
 from export.rewrites.embedding import absorb_embedding
 from export.rewrites.errors import DoesNotApply
 from export.rewrites.fold import fold_batchnorm, fold_input_scale
+from export.rewrites.head import merge_head
+from export.rewrites.late import keep_cls_apart
 from export.rewrites.patches import cut_by_channel
 from export.rewrites.prune import cls_only
 from models.macs import macs_per_image
@@ -30,6 +32,8 @@ ALL: tuple[Rewrite, ...] = (
     carry_biases,
     fold_input_scale,
     absorb_embedding,
+    keep_cls_apart,
+    merge_head,
     cut_by_channel,
 )
 

@@ -52,17 +52,32 @@ def cls_only(model: nn.Module) -> nn.Module:
     return rewritten
 
 
-class ClsBlock(nn.Module):
+class RowBlock(nn.Module):
+    """A last block for row 0.
+
+    `residual` is what the FFN is added to: the row or, after `merge_head`, the logits that come from it.
+    """
+
+    def __init__(self, ffn: nn.Module) -> None:
+        super().__init__()
+        self.ffn = ffn
+        self.residual: nn.Module = nn.Identity()
+
+    def close(self, row: Tensor) -> Tensor:
+        """The row behind the attention (..., D) -> the row behind the block, or the logits (..., num_classes)."""
+        y: Tensor = self.residual(row) + self.ffn(row)
+        return y
+
+
+class ClsBlock(RowBlock):
     """A transformer block for row 0: (B, N, D) -> (B, 1, D)."""
 
     def __init__(self, row: nn.Module, attention: nn.Module, ffn: nn.Module) -> None:
-        super().__init__()
-        self.row, self.attention, self.ffn = row, attention, ffn
+        super().__init__(ffn)
+        self.row, self.attention = row, attention
 
     def forward(self, x: Tensor) -> Tensor:
-        row = self.row(x) + self.attention(x)  # (B, 1, D)
-        y: Tensor = row + self.ffn(row)
-        return y
+        return self.close(self.row(x) + self.attention(x))  # (B, 1, D)
 
 
 class FirstRow(nn.Module):

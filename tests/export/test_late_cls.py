@@ -5,11 +5,13 @@ from dataclasses import replace
 import pytest
 import torch
 from networks import SMALL, answer, network, pixels
+from torch import nn
 
 from export.rewrites import biases
 from export.rewrites.absorb import AbsorbedClsAttention
 from export.rewrites.errors import DoesNotApply
 from export.rewrites.fold import fold_batchnorm, fold_input_scale
+from export.rewrites.late import keep_cls_apart
 from export.rewrites.pipeline import ALL, apply
 from models.checkpoint import CheckpointError, load, save
 from models.config import ConfigError, ModelConfig
@@ -54,11 +56,55 @@ def test_blocks_before_the_last_do_not_see_the_token() -> None:
 
 
 def test_the_last_block_is_absorbed_with_its_own_heads() -> None:
-    rewritten, _ = apply(network(CONFIGS[-1]), ALL, ())
-    attention = rewritten.get_submodule("blocks.1.attention")
+    before, _ = apply(network(CONFIGS[-1]), ALL[: ALL.index(keep_cls_apart)], ())
+    attention = before.get_submodule("blocks.1.attention")
     assert isinstance(attention, AbsorbedClsAttention)
     assert attention.heads == 32
-    assert macs_per_image(rewritten) == 559_936
+    assert macs_per_image(before) == 559_936
+    rewritten, _ = apply(network(CONFIGS[-1]), ALL, ())
+    token = 32 * 32  # a score, a share of the output and its projection; the projection of the share alone is left
+    assert macs_per_image(rewritten) == 559_936 - token - 128 * (32 - 10)
+
+
+def before_and_apart(config: ModelConfig) -> tuple[nn.Module, nn.Module]:
+    before, _ = apply(network(config), ALL[: ALL.index(keep_cls_apart)], ())
+    return before, keep_cls_apart(before)
+
+
+@pytest.mark.parametrize("config", [LATE, replace(LATE, model="vit"), replace(LATE, model="vit", depth=1)])
+def test_the_token_stays_apart_from_the_patches(config: ModelConfig) -> None:
+    before, apart = before_and_apart(config)
+    seen: list[tuple[int, ...]] = []
+    last = apart.get_submodule(f"blocks.{config.depth - 1}")
+    last.register_forward_pre_hook(lambda block, inputs: seen.append(tuple(inputs[0].shape)))
+    x = pixels(config)
+    assert (answer(before, x) - answer(apart, x)).abs().max() < 1e-10
+    assert seen == [(3, 16, 16)]
+
+
+@pytest.mark.parametrize("part", ["query", "scores", "out.weight", "cls.weight", "cls.bias"])
+def test_a_wrong_constant_of_the_token_is_seen(part: str) -> None:
+    before, apart = before_and_apart(LATE)
+    tensor = apart.get_submodule("blocks.1").state_dict()[part]
+    tensor.copy_(tensor.roll(1, -1))
+    assert (answer(before, pixels(LATE)) - answer(apart, pixels(LATE))).abs().max() > 1e-6
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        (SMALL, "blocks.1: expected a late CLS token"),
+        (
+            replace(LATE, dim=64, late_cls=(8, 1)),
+            "blocks.1: expected a late CLS token, norms folded, attention absorbed",
+        ),
+        (ModelConfig(model="cnn"), "CNN: there is no CLS token"),
+    ],
+)
+def test_a_token_that_stays_says_why(config: ModelConfig, reason: str) -> None:
+    before, _ = apply(network(config), ALL[: ALL.index(keep_cls_apart)], ())
+    with pytest.raises(DoesNotApply, match=reason):
+        keep_cls_apart(before)
 
 
 @pytest.mark.parametrize("rows", [slice(1), slice(1, None)], ids=["token", "patches"])

@@ -1,0 +1,47 @@
+"""Seventh rewrite: the classifier takes up the second Linear of the last FFN.
+
+In and out: see `export.rewrites`.
+"""
+
+from __future__ import annotations
+
+import copy
+
+from torch import nn
+
+from export.rewrites.errors import DoesNotApply
+from export.rewrites.fold import linear
+from export.rewrites.prune import RowBlock
+from models.vit import VisionTransformer
+
+
+def merge_head(model: nn.Module) -> nn.Module:
+    """Reads the logits from the hidden features of the last FFN at once, without its D features between.
+
+    With r the CLS row behind the attention and g = gelu(W1 r + b1) the head, which has taken up the last norm, gives
+
+        logits = Wh (r + W2 g + b2) + bh = Wh r + (Wh W2) g + (Wh b2 + bh)
+
+    The hidden features then meet num_classes columns in place of D. Raises DoesNotApply where the last block computes
+    other rows too, where a LayerNorm stands before the head, and for as many classes as features or more.
+    """
+    if not isinstance(model, VisionTransformer):
+        raise DoesNotApply(f"{type(model).__name__}: there is no FFN")
+    last = f"blocks.{len(model.blocks) - 1}"
+    if not isinstance(model.get_submodule(last), RowBlock):
+        raise DoesNotApply(f"{last}: expected the CLS row alone, found every row")
+    if not isinstance(model.norm, nn.Identity):
+        raise DoesNotApply(f"norm: expected none before the head, found {type(model.norm).__name__}")
+    classes, dim = model.head.weight.shape
+    if classes >= dim:
+        raise DoesNotApply(f"head: expected fewer classes than the {dim} features of a token, found {classes}")
+    merged = copy.deepcopy(model)
+    block, head = merged.get_submodule(last), merged.head
+    second = block.get_submodule("ffn.linear2")
+    weight, bias = head.weight.data, head.bias.data
+    if second.bias is not None:
+        bias = bias + weight @ second.get_parameter("bias").data
+    block.set_submodule("ffn.linear2", linear(weight @ second.get_parameter("weight").data, None))
+    block.set_submodule("residual", linear(weight, bias))
+    merged.set_submodule("head", nn.Identity())
+    return merged

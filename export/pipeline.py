@@ -6,15 +6,19 @@ every accuracy gate held. Errors: CheckpointError, DataError, ExportError and OS
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
+from export.engines.choosing import Choice, Goal, Numbers, choose
 from export.engines.openvino_engine import EngineAccuracy, check_accuracy, has_bfloat16
 from export.equivalence import Proof, Sample, embedded_sample
+from export.errors import ExportError
 from export.graph import DEFAULT_OPSET, Exported, export
 from export.own_data import own_dataset, own_sample
-from export.precision import Converted, Lowering
+from export.precision import AccuracyError, Converted, Lowering
 from export.publishing.artifact import Artifact
 from export.publishing.publish import check_name, publish
 from export.publishing.triton_config import Serving
@@ -24,7 +28,7 @@ from export.rewrites.fold import fold_batchnorm
 from export.rewrites.pipeline import Rewrite, Step
 from export.rewrites.prune import cls_only
 from models.checkpoint import Checkpoint, load
-from models.data import DataError
+from models.data import DataError, Dataset
 from models.files import write_atomically
 from models.macs import macs_per_image
 
@@ -33,18 +37,22 @@ if TYPE_CHECKING:
     from export.engines.onnx_source import OnnxSource
     from export.engines.tensorrt_engine import Built, EngineOptions
 
-Backend = Literal["onnxruntime", "openvino"]
+Backend = Literal["onnxruntime", "openvino", "auto"]
 Precision = Literal["fp32", "fp16", "int8"]
 ENGINE_ACCURACY_DROP = 0.1  # percentage points; an fp32 file converted for an fp16 engine
 
 
 @dataclass(frozen=True)
 class Destination:
-    """Where an artifact goes: to the file `output`, else to the model `name` of `repository`, else nowhere."""
+    """Where an artifact goes: to the file `output`, else to the model `name` of `repository`, else nowhere.
+
+    Without a `name` the model is named after `model`, by default the network, plus the engine (see served_name).
+    """
 
     repository: Path | None = None
-    name: str | None = None  # of the served model; by default the network's, plus the engine's name (see served_name)
+    name: str | None = None
     output: Path | None = None
+    model: str | None = None
 
     def __post_init__(self) -> None:
         """Raises PublishError for a bad name before anything is exported."""
@@ -54,7 +62,10 @@ class Destination:
 
 @dataclass(frozen=True)
 class ExportOptions:
-    """What to rewrite, the precision and the engine. `optimize` asks for all rewrites that apply and save work."""
+    """What to rewrite, the precision and the engine. `optimize` asks for all rewrites that apply and save work.
+
+    The backend "auto" makes all rewrites and chooses engine, precision, instances and threads: the best for `goal`.
+    """
 
     destination: Destination = Destination()
     depth: int | None = None  # blocks of the checkpoint to read; all of them by default
@@ -67,6 +78,7 @@ class ExportOptions:
     data_dir: Path | None = None
     opset: int = DEFAULT_OPSET
     backend: Backend | None = None
+    goal: Goal = "throughput"
     instances: int | None = None
     threads: int | None = None
 
@@ -78,7 +90,9 @@ class ExportOptions:
 
     @property
     def rewrites(self) -> tuple[Rewrite, ...]:
-        return pipeline.ALL if self.optimize else (*self.required, *(pipeline.FUSE if self.fuse_bn else ()))
+        if self.optimize or self.backend == "auto":
+            return pipeline.ALL
+        return (*self.required, *(pipeline.FUSE if self.fuse_bn else ()))
 
 
 @dataclass(frozen=True)
@@ -90,6 +104,7 @@ class Published:
     artifact: Artifact
     macs: int  # multiply-accumulates of one image before any rewrite
     engine_accuracy: EngineAccuracy | None = None
+    choice: Choice | None = None
     note: str | None = None  # why the proof used other images than the model's own
     path: Path | None = None
 
@@ -116,25 +131,72 @@ def export_checkpoint(path: Path, options: ExportOptions | None = None) -> Publi
     Warns with UntrainedBlockWarning for a block that never saw a batch.
     """
     options = options or ExportOptions()
-    lowers, in_openvino = options.precision != "fp32", options.backend == "openvino"
-    bfloat16 = in_openvino and has_bfloat16()
     loaded = load(path, options.depth)
-    macs = macs_per_image(loaded.model)
     sample, note = _sample(loaded, options.data_dir)
-    dataset = own_dataset(loaded.config, loaded.metrics, options.data_dir) if lowers or in_openvino else None
-    lowering = (
-        Lowering(options.precision, dataset, options.max_accuracy_drop)
-        if dataset and options.precision != "fp32"
-        else None
-    )
-    exported = export(loaded, options.rewrites, options.required, options.opset, lowering, sample)
-    artifact, accuracy = exported.artifact, None
-    if dataset and in_openvino:
-        accuracy = check_accuracy(exported.onnx, dataset, options.max_accuracy_drop, bfloat16)
-        artifact = replace(artifact, manifest=artifact.manifest | {"test_accuracy": accuracy.accuracy})
-    serving = Serving(options.backend, options.instances, options.threads, bfloat16)
-    written = _write(artifact, options.destination, served_name(loaded.config.model, options.backend), serving)
-    return Published(loaded, exported, artifact, macs, accuracy, note, written)
+    make = partial(export, loaded, options.rewrites, options.required, options.opset, sample=sample)
+    lowers = options.precision != "fp32" or options.backend in ("openvino", "auto")
+    dataset = own_dataset(loaded.config, loaded.metrics, options.data_dir) if lowers else None
+    if dataset and options.backend == "auto":
+        made = _best(make, dataset, options)
+    else:
+        made = _asked_for(make, dataset, options)
+    name = served_name(options.destination.model or loaded.config.model, made.serving.engine)
+    written = _write(made.artifact, options.destination, name, made.serving)
+    macs = macs_per_image(loaded.model)
+    return Published(loaded, made.exported, made.artifact, macs, made.accuracy, made.choice, note, written)
+
+
+@dataclass(frozen=True)
+class _Made:
+    """A proven file, how to serve it, and what was measured of it."""
+
+    exported: Exported
+    artifact: Artifact
+    serving: Serving
+    accuracy: EngineAccuracy | None = None
+    choice: Choice | None = None
+
+
+Make = Callable[..., Exported]
+"""Makes the proven file; `lowering` says in which other precision than float32."""
+
+
+def _asked_for(make: Make, dataset: Dataset | None, options: ExportOptions) -> _Made:
+    """The precision and the engine of the options."""
+    engine = None if options.backend == "auto" else options.backend
+    bfloat16 = engine == "openvino" and has_bfloat16()
+    serving = Serving(engine, options.instances, options.threads, bfloat16)
+    lowering = None
+    if dataset and options.precision != "fp32":
+        lowering = Lowering(options.precision, dataset, options.max_accuracy_drop)
+    exported = make(lowering=lowering)
+    if not dataset or engine != "openvino":
+        return _Made(exported, exported.artifact, serving)
+    accuracy = check_accuracy(exported.onnx, dataset, options.max_accuracy_drop, bfloat16)
+    return _Made(exported, _with(exported.artifact, test_accuracy=accuracy.accuracy), serving, accuracy)
+
+
+def _best(make: Make, dataset: Dataset, options: ExportOptions) -> _Made:
+    """The best of this machine; the manifest keeps the choice and its figures."""
+    files: dict[Numbers, Exported | ExportError] = {"fp32": make()}
+    try:
+        files["int8"] = make(lowering=Lowering("int8", dataset, options.max_accuracy_drop))
+    except AccuracyError as reason:
+        files["int8"] = reason
+    measured = {name: file.onnx if isinstance(file, Exported) else file for name, file in files.items()}
+    choice = choose(measured, dataset, options.goal, options.max_accuracy_drop)
+    best = choice.best.candidate
+    exported = files["int8" if best.precision == "int8" else "fp32"]
+    if isinstance(exported, ExportError):
+        raise exported
+    artifact = _with(exported.artifact, test_accuracy=choice.best.accuracy, choice=choice.manifest())
+    serving = Serving(best.engine, best.instances, best.threads, best.precision == "bf16")
+    return _Made(exported, artifact, serving, choice=choice)
+
+
+def _with(artifact: Artifact, **fields: Any) -> Artifact:
+    """The artifact with more in its manifest."""
+    return replace(artifact, manifest=artifact.manifest | fields)
 
 
 def export_engine(

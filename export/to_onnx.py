@@ -11,6 +11,7 @@ import click
 from models.catalog import SHIPPED, relative, shipped
 
 if TYPE_CHECKING:
+    from export.engines.choosing import Choice
     from export.pipeline import ExportOptions, Published
 
 
@@ -30,7 +31,8 @@ if TYPE_CHECKING:
 @click.option("--opset", type=click.IntRange(18, 21), default=20, show_default=True, help="ONNX operator set.")
 @click.option("--repository", type=click.Path(path_type=Path), default=Path("triton_repo"), show_default=True)
 @click.option("--name", help="Model name.  [default: that of --model]")
-@click.option("--backend", type=click.Choice(["onnxruntime", "openvino"]), help="[default: onnxruntime]")
+@click.option("--backend", type=click.Choice(["onnxruntime", "openvino", "auto"]), help="[default: onnxruntime]")
+@click.option("--for", "goal", type=click.Choice(["latency", "throughput"]), help="What auto chooses by: throughput.")
 @click.option("--instances", type=click.IntRange(1, 64), help="Copies of the model in the server.")
 @click.option("--threads", type=click.IntRange(0, 256), help="Per copy on a CPU; 0: one per core.")
 @click.option("--output", type=click.Path(path_type=Path), help="Write only this ONNX file and its manifest.")
@@ -42,18 +44,27 @@ def export(
         raise click.UsageError("expected --model or --checkpoint, found both")
     if output and (options["backend"] or options["instances"] or options["threads"]):
         raise click.UsageError("expected --output alone, found what belongs to a repository")
+    options["goal"] = _goal(options)
     from export.errors import ExportError
-    from export.pipeline import Destination, ExportOptions, served_name
+    from export.pipeline import Destination, ExportOptions
     from models.checkpoint import CheckpointError
     from models.data import DataError
 
-    if model and name is None:
-        name = served_name(model, options["backend"])
     try:
-        destination = Destination(repository, name, output)
+        destination = Destination(repository, name, output, model)
         _print(_export(checkpoint or shipped(model or "vitbn"), ExportOptions(destination, **options)))
     except (CheckpointError, DataError, ExportError, OSError) as error:
         raise click.ClickException(str(error)) from error
+
+
+def _goal(options: dict[str, Any]) -> str:
+    """What --backend auto chooses by; raises UsageError for --for without it, or for options that it chooses."""
+    auto = options["backend"] == "auto"
+    if options["goal"] and not auto:
+        raise click.UsageError("expected --for with --backend auto, found it alone")
+    if auto and (options["precision"] != "fp32" or options["instances"] or options["threads"] is not None):
+        raise click.UsageError("expected --backend auto alone, found --precision, --instances or --threads")
+    return options["goal"] or "throughput"
 
 
 def _export(path: Path, options: ExportOptions) -> Published:
@@ -82,7 +93,24 @@ def _print(published: Published) -> None:
         click.echo(f"Converted to {manifest['precision']}: {published.converted}")
     if published.engine_accuracy:
         click.echo(f"Measured {published.engine_accuracy}")
+    if published.choice:
+        _print_choice(published.choice)
     click.echo(f"Wrote {published.path} ({len(published.onnx) / 1e6:.1f} MB)")
+
+
+def _print_choice(choice: Choice) -> None:
+    """One row per candidate, the best first; then those left out, with the reason."""
+    click.echo("  engine       precision  instances  threads  test accuracy %  images/s  ms a call")
+    for row in choice.rows:
+        candidate = row.candidate
+        head = f"  {candidate.engine:11}  {candidate.precision:9}"
+        if row.left_out:
+            click.echo(f"{head}  left out: {row.left_out}")
+            continue
+        sharing = f"{candidate.instances:9}  {candidate.threads or 'all':>7}"
+        figures = f"{100 * (row.accuracy or 0):15.2f}  {row.images_per_s:8,.0f}  {row.call_ms:9.3f}"
+        click.echo(f"{head}  {sharing}  {figures}")
+    click.echo(f"Chose for {choice.goal}: {choice.best.candidate}")
 
 
 def _print_steps(published: Published) -> None:

@@ -1,0 +1,172 @@
+"""The engine, precision and sharing of the cores that serve a network best on this machine: measured, never assumed.
+
+In: the proven float32 file, its int8 form, and a labelled dataset. Out: a `Choice`: a row for every candidate, the best
+first, and those left out because an engine is missing or the accuracy falls by more than allowed.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from itertools import product
+from typing import Any, Literal
+
+from export.engines.openvino_engine import has_bfloat16, openvino_classifier
+from export.equivalence import Classifier, Images, onnx_classifier
+from export.errors import ExportError, Unavailable
+from export.precision import accuracy
+from models.data import Dataset
+
+Goal = Literal["latency", "throughput"]
+EngineName = Literal["onnxruntime", "openvino"]
+Numbers = Literal["fp32", "bf16", "int8"]
+
+IMAGES_A_CALL: Mapping[Goal, int] = {"latency": 1, "throughput": 64}
+CALLS = 16  # a sample: of one image one after the other, of many shared by the instances
+LEAST_ROUNDS = 5
+SECONDS = 15.0  # at most, to time all candidates, unless that is less than the least rounds
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A way to serve. `threads` are those of an instance; 0: one a core."""
+
+    engine: EngineName
+    precision: Numbers
+    instances: int = 1
+    threads: int = 0
+
+    def __str__(self) -> str:
+        threads = "all" if self.threads == 0 else str(self.threads)
+        return f"{self.engine}, {self.precision}, instances: {self.instances}, threads of each: {threads}"
+
+
+@dataclass(frozen=True)
+class Row:
+    """What a candidate gave, or why it was left out; `accuracy` is a share of the test images."""
+
+    candidate: Candidate
+    accuracy: float | None = None
+    images_per_s: float | None = None
+    call_ms: float | None = None
+    left_out: str | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """One flat object."""
+        return asdict(self.candidate) | {name: value for name, value in vars(self).items() if name != "candidate"}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """All rows, the best first, then those that were left out."""
+
+    goal: Goal
+    max_drop_points: float
+    rows: tuple[Row, ...]
+
+    @property
+    def best(self) -> Row:
+        """The quickest candidate that is accurate enough."""
+        return self.rows[0]
+
+    def manifest(self) -> dict[str, Any]:
+        """What the manifest keeps of it."""
+        rows = [row.as_json() for row in self.rows]
+        return {"for": self.goal, "max_accuracy_drop": self.max_drop_points, "chosen": rows[0], "measured": rows}
+
+
+def choose(
+    files: Mapping[Numbers, bytes | ExportError], dataset: Dataset, goal: Goal, max_drop_points: float
+) -> Choice:
+    """Measures every candidate on test images; `files` holds the "fp32" file and that of "int8", or why there is none.
+
+    Accuracy is compared with the float32 file in ONNX Runtime, which is never left out.
+    """
+    base, rows = accuracy(_start(files, Candidate("onnxruntime", "fp32")), dataset), []
+    for engine, precision in product(("onnxruntime", "openvino"), ("fp32", "bf16", "int8")):
+        if engine == "onnxruntime" and precision == "bf16":
+            continue  # its kernels for CPUs have no bfloat16
+        candidate = Candidate(engine, precision)  # type: ignore[arg-type]  # mypy widens the literals of a product
+        try:
+            share = accuracy(_start(files, candidate), dataset)
+        except ExportError as reason:
+            rows.append(Row(candidate, left_out=str(reason)))
+            continue
+        row = Row(candidate, share)
+        if 100 * (base - share) > max_drop_points:
+            drop = f"accuracy falls by {100 * (base - share):.2f} points, {max_drop_points:g} are allowed"
+            row = replace(row, left_out=drop)
+        rows.append(row)
+    contestants = [replace(row, candidate=each) for row in rows if not row.left_out for each in _sharings(row, goal)]
+    timed = _timed(files, contestants, dataset.test_images, goal)
+    by_speed = sorted(timed, key=lambda row: -(row.images_per_s or 0.0))
+    return Choice(goal, max_drop_points, (*by_speed, *(row for row in rows if row.left_out)))
+
+
+def _sharings(row: Row, goal: Goal) -> Iterator[Candidate]:
+    """One instance with all cores; one with one thread, or one instance a core for throughput."""
+    yield row.candidate
+    if (cores := _cores()) > 1:
+        yield replace(row.candidate, instances=1 if goal == "latency" else cores, threads=1)
+
+
+def _timed(files: Mapping[Numbers, bytes | ExportError], rows: Sequence[Row], images: Images, goal: Goal) -> list[Row]:
+    """The rows with their times: medians of interleaved rounds, so that a drift of the machine hits all alike."""
+    size = min(IMAGES_A_CALL[goal], len(images))
+    batches = [images[start % (len(images) - size + 1) :][:size] for start in range(0, CALLS * size, size)]
+    runs = [_runner([_start(files, row.candidate) for _ in range(row.candidate.instances)], batches) for row in rows]
+    samples: list[list[float]] = [[] for _ in rows]
+    for run in runs:
+        run()  # the first calls allocate
+    end, rounds = time.perf_counter() + SECONDS, 0
+    while rounds < LEAST_ROUNDS or time.perf_counter() < end:
+        for run, taken in zip(runs, samples, strict=True):
+            start = time.perf_counter()
+            run()
+            taken.append(time.perf_counter() - start)
+        rounds += 1
+    medians = [statistics.median(taken) for taken in samples]
+    return [
+        replace(row, images_per_s=CALLS * size / took_s, call_ms=1000 * took_s * row.candidate.instances / CALLS)
+        for row, took_s in zip(rows, medians, strict=True)
+    ]
+
+
+def _runner(workers: Sequence[Classifier], batches: Sequence[Images]) -> Callable[[], None]:
+    """Classifies `batches`, each worker its share."""
+    pool = ThreadPoolExecutor(len(workers))
+
+    def share(worker: int) -> None:
+        for batch in batches[worker :: len(workers)]:
+            workers[worker](batch)
+
+    def run() -> None:
+        list(pool.map(share, range(len(workers))))
+
+    return run
+
+
+def _start(files: Mapping[Numbers, bytes | ExportError], candidate: Candidate) -> Classifier:
+    """The candidate's file in its engine; raises Unavailable, or AccuracyError for an int8 file that was refused."""
+    data = _bytes(files["int8" if candidate.precision == "int8" else "fp32"])
+    threads = candidate.threads or _cores()
+    if candidate.engine == "onnxruntime":
+        return onnx_classifier(data, threads)
+    if candidate.precision == "bf16" and not has_bfloat16():
+        raise Unavailable("this CPU has no bfloat16")
+    return openvino_classifier(data, candidate.precision == "bf16", threads)
+
+
+def _bytes(file: bytes | ExportError) -> bytes:
+    if isinstance(file, ExportError):
+        raise file
+    return file
+
+
+def _cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,134 @@
+"""--backend auto: the quickest candidate that is accurate enough, refusals with reasons, and what is published."""
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+from export.engines import choosing
+from export.engines.choosing import Candidate, choose
+from export.equivalence import Classifier
+from export.errors import Unavailable
+from export.precision import AccuracyError
+from export.publishing.artifact import read_version
+from export.publishing.publish import read_config
+from export.to_onnx import export
+from models.data import Dataset
+
+FILES = {"fp32": b"", "int8": b""}
+SLOW_S, QUICK_S = 0.02, 0.0  # of a call
+
+
+@pytest.fixture(autouse=True)
+def few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"CALLS": 2, "LEAST_ROUNDS": 1, "SECONDS": 0.0}.items():
+        monkeypatch.setattr(choosing, name, value)
+    monkeypatch.setattr(choosing, "_cores", lambda: 2)
+
+
+@pytest.fixture
+def zeros() -> Dataset:
+    """Eight images of the class 0."""
+    images, labels = np.zeros((8, 1, 28, 28), np.uint8), np.zeros(8, np.int64)
+    return Dataset("zeros", images, labels, images, labels, ("0", "1"))
+
+
+def engines(monkeypatch: pytest.MonkeyPatch, quick: Candidate, wrong: str | None = None) -> None:
+    """Every candidate sleeps but `quick`; the precision `wrong` finds the wrong class for a quarter of the images."""
+
+    def start(files: object, candidate: Candidate) -> Classifier:
+        def classify(images: np.ndarray) -> np.ndarray:
+            time.sleep(QUICK_S if candidate == quick else SLOW_S)
+            logits = np.tile([1.0, 0.0], (len(images), 1))
+            if candidate.precision == wrong:
+                logits[::4] = logits[::4, ::-1]
+            return logits
+
+        return classify
+
+    monkeypatch.setattr(choosing, "_start", start)
+
+
+@pytest.mark.parametrize("goal", ["latency", "throughput"])
+def test_the_quickest_is_chosen(goal: choosing.Goal, zeros: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    quick = Candidate("openvino", "bf16", 1, 1) if goal == "latency" else Candidate("openvino", "bf16", 2, 1)
+    engines(monkeypatch, quick)
+    choice = choose(FILES, zeros, goal, 0.1)
+    assert choice.best.candidate == quick
+    assert len(choice.rows) == 10
+    speeds = [row.images_per_s for row in choice.rows]
+    assert speeds == sorted(speeds, reverse=True)
+    assert choice.manifest()["chosen"]["precision"] == "bf16"
+
+
+def test_one_that_loses_accuracy_is_left_out_even_if_it_is_the_quickest(
+    zeros: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engines(monkeypatch, Candidate("openvino", "int8"), wrong="int8")
+    choice = choose(FILES, zeros, "throughput", 0.1)
+    assert choice.best.candidate.precision != "int8"
+    reasons = {row.candidate.engine: row.left_out for row in choice.rows if row.candidate.precision == "int8"}
+    assert reasons == dict.fromkeys(["onnxruntime", "openvino"], "accuracy falls by 25.00 points, 0.1 are allowed")
+    assert choose(FILES, zeros, "throughput", 25.0).best.candidate == Candidate("openvino", "int8")
+
+
+def test_what_is_missing_is_left_out_with_its_reason(zeros: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    engines(monkeypatch, Candidate("onnxruntime", "fp32"))
+    real = choosing._start
+
+    def start(files: object, candidate: Candidate) -> Classifier:
+        if candidate.engine == "openvino":
+            raise Unavailable("OpenVINO is not installed")
+        if candidate.precision == "int8":
+            raise AccuracyError("int8: expected a drop")
+        return real(files, candidate)
+
+    monkeypatch.setattr(choosing, "_start", start)
+    choice = choose(FILES, zeros, "latency", 0.1)
+    assert [str(row.candidate) for row in choice.rows if not row.left_out] == [
+        "onnxruntime, fp32, instances: 1, threads of each: all",
+        "onnxruntime, fp32, instances: 1, threads of each: 1",
+    ]
+    assert [row.left_out for row in choice.rows[2:]] == ["int8: expected a drop", *["OpenVINO is not installed"] * 3]
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(export, [str(argument) for argument in arguments])
+
+
+@pytest.mark.slow
+def test_the_best_is_published_with_its_figures(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "openvino", None)
+    options = ("--checkpoint", trained, "--repository", tmp_path, "--backend", "auto", "--max-accuracy-drop", 5)
+    result = run(*options, "--for", "latency")
+    assert result.exit_code == 0, result.output
+    assert "OpenVINO is not installed" in result.output
+    assert "Chose for latency: onnxruntime, " in result.output
+    manifest = read_version(tmp_path / "vitbn/1").manifest
+    choice = manifest["choice"]
+    assert (choice["for"], choice["max_accuracy_drop"], len(choice["measured"])) == ("latency", 5.0, 7)
+    assert manifest["rewrites"][-1] == "cut_by_channel"
+    assert manifest["test_accuracy"] == choice["chosen"]["accuracy"] > 0.9
+    config = read_config(tmp_path / "vitbn")
+    assert config.parameters["intra_op_thread_count"].string_value == str(choice["chosen"]["threads"])
+    assert config.instance_group[0].count == choice["chosen"]["instances"] == 1
+    assert json.loads((tmp_path / "vitbn/1/manifest.json").read_text())["choice"] == choice
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--for", "latency"], "expected --for with --backend auto, found it alone"),
+        (["--backend", "auto", "--precision", "int8"], "expected --backend auto alone, found --precision"),
+        (["--backend", "auto", "--threads", "0"], "expected --backend auto alone, found --precision"),
+        (["--backend", "auto", "--output", "x.onnx"], "expected --output alone"),
+    ],
+)
+def test_what_auto_decides_is_refused(arguments: list[str], message: str, tmp_path: Path) -> None:
+    result = run(*arguments, "--repository", tmp_path)
+    assert (result.exit_code, list(tmp_path.iterdir())) == (2, [])
+    assert message in result.output

@@ -72,6 +72,7 @@ def test_the_config_is_complete_and_parses_back(tmp_path: Path) -> None:
     assert ModelConfig.from_json(config.parameters["model_config"].string_value) == ModelConfig()
     assert config.parameters["test_accuracy"].string_value == "0.98"
     assert config.parameters["intra_op_thread_count"].string_value == "0"
+    assert config.parameters["inner_batch"].string_value == "64"
 
 
 def test_the_sample_and_the_logits_of_served_versions_are_in_the_config_for_the_probe(tmp_path: Path) -> None:

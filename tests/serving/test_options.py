@@ -1,9 +1,10 @@
 """The session options that the backend makes of config.pbtxt are those of Triton's native backend."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 from backends import imported
 from onnxruntime import ExecutionMode, GraphOptimizationLevel
@@ -56,3 +57,36 @@ def test_memory_and_mode(backend: ModuleType) -> None:
 
 def test_parameters_of_others_are_ignored(backend: ModuleType) -> None:
     backend.session_options(parameters(model_config='{"depth": 6}', rewrites="fold"))
+
+
+class Doubling:
+    """A session that doubles its rows, and keeps how many it got in each run."""
+
+    def __init__(self) -> None:
+        self.rows: list[int] = []
+
+    def get_inputs(self) -> list[Any]:
+        return []
+
+    get_outputs = get_overridable_initializers = get_inputs
+
+    def run(self, names: Sequence[str], feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
+        self.rows.append(len(feeds["x"]))
+        return [2 * feeds["x"] for _ in names]
+
+
+@pytest.mark.parametrize(("inner", "rows"), [(0, [5]), (2, [2, 2, 1]), (5, [5]), (64, [5])])
+def test_a_batch_runs_in_parts(backend: ModuleType, inner: int, rows: list[int]) -> None:
+    session, x = Doubling(), np.arange(10.0).reshape(5, 2)
+    answers = backend.OnnxRuntime(session, inner).run(["y", "z"], {"x": x})
+    assert session.rows == rows
+    assert len(answers) == 2
+    for answer in answers:
+        np.testing.assert_array_equal(answer, 2 * x)
+
+
+@pytest.mark.parametrize(
+    ("text", "size", "kind", "expected"), [("64", 8, "CPU", 64), ("64", 0, "CPU", 0), ("64", 8, "GPU", 0)]
+)
+def test_parts_need_a_batch_and_a_cpu(backend: ModuleType, text: str, size: int, kind: str, expected: int) -> None:
+    assert backend.inner_batch(parameters(inner_batch=text) | {"max_batch_size": size}, kind) == expected

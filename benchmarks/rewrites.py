@@ -1,4 +1,4 @@
-"""Command line: what the exact rewrites are worth, alone and together, each contestant at its own best."""
+"""Command line: the gain of the exact rewrites, separately and together, each contestant at its best."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attention whose keys and values are the normalised tokens themselves: its weights and its cost.
+"""Weights and cost of attention whose keys and values are the normalised tokens.
 
 In: rows of the query-key-value projection and the output projection, head-major. Out: tensors of the absorbed layer,
 through which gradients flow back. Shapes: H heads of size E, N tokens, D features; s = 1/sqrt(E).

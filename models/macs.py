@@ -1,4 +1,4 @@
-"""The work of a network: multiply-accumulates of an image."""
+"""Multiply-accumulates per image."""
 
 from __future__ import annotations
 

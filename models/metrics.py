@@ -1,4 +1,4 @@
-"""What a checkpoint says of its training: a JSON object, checked where it is written and where it is read.
+"""A checkpoint's training metrics: a JSON object, checked on writing and reading.
 
 `test_accuracy`, `held_out_accuracy`, `calibration_error` and `calibration_error_before` are shares in [0, 1],
 `temperature` divides the logits, `epochs` and `test_images` are counts, `dataset` is a name, `options` an object.

@@ -1,4 +1,4 @@
-"""Do a file's tensors fit its configuration? Answered from shapes alone, before anything of their size is allocated.
+"""Checks a file's tensors against its configuration, by shapes, before anything of their size is allocated.
 
 In: a ModelConfig and, for each tensor in the file, its shape and kind of numbers. Out: nothing; or WrongTensors.
 The configuration is only a claim: a file of 1 kB may claim a depth of 10,000,000. So one block is built, on PyTorch's

@@ -1,4 +1,4 @@
-"""One Vision Transformer; ViT, ViTBNFFN, ViTBN and the others differ in their norms alone.
+"""The Vision Transformer; ViT, ViTBNFFN, ViTBN and the others differ only in their norms.
 
 In: images float (B, C, H, W), pixels in [0, 1]. Out: logits float (B, num_classes).
 Dosovitskiy et al., "An Image is Worth 16x16 Words", 2021, with a norm on both sides of the patch embedding (Kumar et

@@ -1,4 +1,4 @@
-"""A Triton backend in Python that replaces a missing native one.
+"""A Triton backend in Python in place of a missing native backend.
 
 In: a model's configuration, its file, batches of requests. Out: one response a request. An engine adds its loader in
 `serving/backends/<engine>/model.py`, which Triton's stub imports. An incomplete configuration is refused.

@@ -1,4 +1,4 @@
-"""`vitbn serve --supervised`: keeps a server answering right, whatever happens to it.
+"""`vitbn serve --supervised`: keeps a server answering correctly.
 
 In: Triton's arguments. Out: the newest whole version of every model is served until SIGTERM or SIGINT, then exit code
 0; exit code 1 after too many restarts. The probe asks every served version a stored image each second:

@@ -1,4 +1,4 @@
-"""What several folders of tests share: data that may be missing, a model trained once, a server started once."""
+"""Fixtures for several folders: optional data, a model trained once, a server started once."""
 
 import fcntl
 import functools

@@ -1,4 +1,4 @@
-"""Another package of our name, first on the path: one line that names both, instead of a traceback."""
+"""A foreign package of our name first on the path gives one line instead of a traceback."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""What the pages say exists: commands, options, make targets, extras, files and headings; their tables are measured."""
+"""Commands, options, targets, extras, files and headings on the pages exist; their tables are measured."""
 
 import ast
 import json

@@ -1,4 +1,4 @@
-"""The shipped checkpoints: each gets right what it says it does, before and after export."""
+"""The shipped checkpoints have their stated accuracy, before and after export."""
 
 import hashlib
 

@@ -1,4 +1,4 @@
-"""What the README says happens: its blocks run word for word and print what it shows; CI runs its make commands."""
+"""The README's blocks run word for word and print what it shows; CI runs its make commands."""
 
 import os
 import re

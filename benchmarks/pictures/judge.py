@@ -1,4 +1,4 @@
-"""What the shipped network, trained on MNIST alone, gets right of pictures."""
+"""Accuracy of the shipped MNIST network on pictures."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from models.config import INPUT_SCALE
 
 
 def seen(pictures: Sequence[Image.Image]) -> Array:
-    """What preprocessing makes of each, uint8 (n, 1, 28, 28); background alone where it finds no digit."""
+    """The preprocessed pictures, uint8 (n, 1, 28, 28); background if there is no digit."""
     images = np.zeros((len(pictures), 1, 28, 28), dtype=np.uint8)
     for image, picture in zip(images, pictures, strict=True):
         try:

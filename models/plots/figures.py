@@ -1,4 +1,4 @@
-"""How plots look: each model has its colour, dash and marker everywhere.
+"""The style of plots: each model keeps its colour, dash and marker.
 
 In: numbers. Out: a matplotlib figure, or the bytes of its PNG. The colour-blind tell Okabe and Ito's colours apart.
 """

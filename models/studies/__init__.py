@@ -1,4 +1,4 @@
-"""The studies of the literature: each a list of trainings, what is derived from them, a table and plots.
+"""The literature's studies: each a list of trainings, derived figures, a table and plots.
 
 In: a dataset and how much of a study to run. Out: one JSON file, from which alone the table and the plots are made.
 """

@@ -1,4 +1,4 @@
-"""Each model at the learning rate and batch size that models/tune.py found for it.
+"""Each model at the learning rate and batch size that models/tune.py gave.
 
 In: the search's files, one a model.
 """

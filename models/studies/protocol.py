@@ -1,4 +1,4 @@
-"""A study, and how much of it is run.
+"""A study and its extent.
 
 In: a `Study` and a `Scope`. Out: its files, through `running` and `results`.
 """

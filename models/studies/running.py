@@ -1,4 +1,4 @@
-"""Trainings that take turns, an epoch each, so that a drift of the machine hits all alike.
+"""Trainings that take turns, one epoch each: a drift of the machine affects all equally.
 
 In: the runs of a study and a folder, whose runs continue. Out: their series, which do not depend on one another: each
 run has its own random numbers.

@@ -1,4 +1,4 @@
-"""Short runs of the benchmarks: three rounds show what the rows hold."""
+"""Short benchmark runs of three rounds."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Small results of every benchmark, in the form that each writes: what the report is tested on."""
+"""Small results of every benchmark, for the tests of the report."""
 
 import json
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Accuracy by runtime and precision: every row is there and right, and one that answers wrongly shows."""
+"""Accuracy by runtime and precision: complete, correct rows; a wrong runtime shows."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The committed results: each is read, each has a command that makes it again, and every plot can be read."""
+"""Every committed result is readable and has a command; every plot is legible."""
 
 import re
 import shlex
@@ -15,7 +15,7 @@ from benchmarks.reporting.sources import Sources, find
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks/results"
 BY_ITSELF = {"conditions.json"}  # made with its own page
-ONCE_MORE = {"accuracy.json", "engines.json", "overhead.json"}  # measured before every result recorded its command
+ONCE_MORE = {"accuracy.json", "engines.json", "overhead.json"}  # older than recorded commands
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Two results against each other: what is faster, what is noise, what cannot be compared."""
+"""Comparison of two results: faster, noise, not comparable."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What the shipped network, trained on MNIST alone, still gets right of what people hand in."""
+"""The shipped MNIST network still reads pictures of all conditions."""
 
 import json
 
@@ -15,10 +15,10 @@ from models.data import load_dataset
 IMAGES = 20  # of each source: twice every digit, for the strokes
 MNIST_IMAGES = 25  # a condition
 SLOW_S = 1200  # where other work holds the cores; half a minute on a free one
-MOST_LOST = 1.0  # points of per cent, against the same images as they stand in the file
+MOST_LOST = 1.0  # percentage points, against the same images as in the file
 
-# Per cent of IMAGES digits, one or two below what was measured on 60. Those of scikit-learn have 8x8 pixels, of which
-# the skeleton that the fine pen follows is often no digit's.
+# Per cent of IMAGES digits, one or two below the value measured on 60. scikit-learn's digits have 8x8 pixels; the
+# fine pen follows their skeleton, which often shows no digit.
 LEAST = {"strokes": 95, "scikit-learn": 70}
 LEAST_WITH_A_FINE_PEN = {"strokes": 95, "scikit-learn": 50}
 
@@ -38,7 +38,7 @@ def on_backgrounds(judge, mnist_dir):
     """For every condition: correct images on the background, and correct images in the file."""
     images, labels = sources.test_images(load_dataset("mnist", mnist_dir), MNIST_IMAGES * len(CONDITIONS))
     right = {}
-    # Every condition has images of its own, so that all together are many.
+    # Every condition has its own images, to make the total large.
     for start, condition in enumerate(CONDITIONS):
         part, truth = images[start :: len(CONDITIONS)], labels[start :: len(CONDITIONS)]
         prepared = seen(pictures(condition, sources.enlarged(part)))

@@ -1,4 +1,4 @@
-"""The comparison of engines: a row for each at each size, and the requests of a backend together and one by one."""
+"""Comparison of engines: rows per size, and a backend's requests together and one by one."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A short run of the benchmark: its table, its JSON, and planted wrong runtimes, caught before they are timed."""
+"""A short run: table, JSON, and planted wrong runtimes that are caught before timing."""
 
 import copy
 import json

@@ -1,4 +1,4 @@
-"""The arithmetic of load: when requests are due, what a slow server looks like, where the server is saturated."""
+"""Arithmetic of load: due times, slow servers, saturation."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -51,7 +51,7 @@ def test_a_stall_is_in_the_latency_of_all_that_was_due_meanwhile() -> None:
     # About 30 of 100 requests were due during the stall; the first of them waited all of it, the others the rest.
     assert 20 <= (opened.latencies_s > 0.02).sum() <= 60
     assert sample(opened.latencies_s, 0, None).p99_ms > 800 * STALL_S
-    # Who waits for answers sends one request in that time, and sees the stall once.
+    # A client that waits for answers sends one request in that time and sees the stall once.
     assert np.percentile(closed.latencies_s, 90) < STALL_S / 4
     assert (closed.latencies_s >= STALL_S).sum() == 1
     assert opened.requests_per_s == pytest.approx(100, rel=0.1)
@@ -77,10 +77,10 @@ def test_a_rate_above_what_the_server_answers(monkeypatch: pytest.MonkeyPatch) -
     answered = asyncio.run(overloaded())
     assert most == 4
     assert len(answered.latencies_s) == 2000
-    assert answered.requests_per_s < 1 / SERVICE_S  # what one after the other can be
-    # What was due first and not answered when all was given up has waited until then.
+    assert answered.requests_per_s < 1 / SERVICE_S  # the limit of sequential answers
+    # The first unanswered request has waited until the end of the measurement.
     assert np.percentile(answered.latencies_s, 99) > 0.4
-    assert answered.latencies_s.max() < 2  # 0.7 and what a busy machine adds; to answer all would take 4
+    assert answered.latencies_s.max() < 2  # 0.7 s plus the load of a busy machine; answering all would take 4 s
 
 
 def test_no_answer_at_all(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""What each norm costs at inference: the rows, and a folder that is no study."""
+"""The cost of each norm: rows, and a folder without a study."""
 
 import json
 from pathlib import Path

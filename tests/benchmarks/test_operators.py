@@ -1,4 +1,4 @@
-"""The profile of a graph: its nodes, their work, their shares; and a short run of the command."""
+"""A graph's profile: nodes, work, shares; and a short run of the command."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What server and client add: a short run against the real server, and a server that answers otherwise."""
+"""Overhead of server and client: a short real run, and a server with wrong answers."""
 
 import json
 

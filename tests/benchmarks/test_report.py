@@ -1,4 +1,4 @@
-"""The page: every question answered or said to be not measured, whole without a network, its arithmetic."""
+"""The report: every question answered or marked as not measured, self-contained HTML, arithmetic."""
 
 import re
 from html.parser import HTMLParser

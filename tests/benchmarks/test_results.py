@@ -1,4 +1,4 @@
-"""The one writer of results: its header, what Ctrl-C leaves, and places that cannot be written, refused beforehand."""
+"""The writer of results: header, Ctrl-C, and unwritable places, which are refused before the run."""
 
 import json
 import subprocess
@@ -172,7 +172,7 @@ def test_it_says_before_it_starts_how_long_it_takes(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(ROUNDS_VARIABLE, "3")
-    time_interleaved({"slow": lambda: time.sleep(0.25)}, 9, "it")  # too slow for a call before each timed one
+    time_interleaved({"slow": lambda: time.sleep(0.25)}, 9, "it")  # too slow for an untimed call before each timed call
     assert "it: 1 contestants, 3 rounds take about 0.8 s; at most 9 s" in capsys.readouterr().err
 
 

@@ -1,4 +1,4 @@
-"""A short run of the benchmark of the rewrites: every row, its work, its ratios, and what the names mean."""
+"""A short run of benchmarks/rewrites.py: rows, work, ratios, and the meaning of names."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A sweep with two points an axis, its figures, and the limits of the machine that its shares are of."""
+"""A sweep with two points per axis, its figures, and the limits of the machine."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The server under load: short runs of both generators against the real server, and what must not be timed."""
+"""The server under load: short runs of both generators, and cases that must not be timed."""
 
 import json
 import os
@@ -44,7 +44,7 @@ def rows_of(path: Path, result: Result) -> list[dict[str, Any]]:
         if row["in_flight"]:
             assert row["of_in_process"] == pytest.approx(row["images_per_s"] / row["in_process_images_per_s"])
             assert row["added_ms"] == pytest.approx(row["p50_ms"] - row["in_process_p50_ms"])
-            # By Little's law, what is in flight is what comes out in a second times how long it took.
+            # Little's law: requests in flight = throughput times latency.
             in_flight = row["images_per_s"] / row["batch"] * row["p50_ms"] / 1000
             assert in_flight == pytest.approx(row["in_flight"], rel=0.7)
         else:

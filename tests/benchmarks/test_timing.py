@@ -1,4 +1,4 @@
-"""How time is taken: interleaved, warmed up, raw samples kept, percentiles right."""
+"""Timing: interleaved, warmed up, raw samples kept, correct percentiles."""
 
 import time
 
@@ -34,7 +34,7 @@ def test_percentiles_of_known_samples() -> None:
 def test_rounds_are_interleaved_after_one_of_warm_up() -> None:
     calls: list[str] = []
     measured = time_interleaved({name: lambda name=name: calls.append(name) for name in "abc"}, budget_s=0.001)
-    assert "".join(calls) == "abc" + "aabbcc" * MIN_ROUNDS  # quick ones run once untimed at each turn
+    assert "".join(calls) == "abc" + "aabbcc" * MIN_ROUNDS  # quick contestants run once untimed at each turn
     assert [len(durations.samples_ns) for durations in measured.values()] == [MIN_ROUNDS] * 3
 
 

@@ -1,4 +1,4 @@
-"""A server's failures: which are tried again, for how long, and the words of the errors."""
+"""A server's failures: retries, their duration, and messages."""
 
 import socket
 import threading

@@ -1,4 +1,4 @@
-"""Connected parts against SciPy's; what must not reach the digit."""
+"""Connected parts against SciPy's; marks that must not reach the digit."""
 
 import numpy as np
 from hypothesis import given, settings

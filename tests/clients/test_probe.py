@@ -1,4 +1,4 @@
-"""The probe against a real server: what `/ready` does not see, it sees; a busy server is not a broken one."""
+"""The probe against a real server: it sees what `/ready` misses; a busy server is not broken."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Shared memory on the client's side; none is left behind."""
+"""Shared memory on the client's side; no region is left behind."""
 
 import errno
 import gc

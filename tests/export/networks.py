@@ -1,4 +1,4 @@
-"""Networks of any geometry whose norms are far from the identity, and what two of them answer to the same images."""
+"""Networks of any geometry with norms far from the identity, and the comparison of two networks."""
 
 import torch
 from torch import nn

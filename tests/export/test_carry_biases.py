@@ -1,4 +1,4 @@
-"""Biases that travel along the residual stream: none is left in the attention, wrong shifts are seen, some stay."""
+"""Biases on the residual stream: attention keeps none, wrong shifts are caught, some biases stay."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Each way in which two stages can differ is seen, named, and its error measured."""
+"""Every difference between two stages is detected, named and measured."""
 
 import numpy as np
 import pytest

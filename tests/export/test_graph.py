@@ -1,4 +1,4 @@
-"""The exported graph: no BatchNormalization, a dynamic batch, its story in the metadata; or nothing at all."""
+"""The exported graph: no BatchNormalization, dynamic batch, metadata; or no file."""
 
 import json
 from collections import Counter

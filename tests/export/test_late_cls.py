@@ -1,4 +1,4 @@
-"""Late CLS: the CLS token joins in the last block; served form, every rewrite, reader and file know it."""
+"""Late CLS: every rewrite, reader and file format handles a CLS token that joins in the last block."""
 
 from dataclasses import replace
 

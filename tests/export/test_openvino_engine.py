@@ -1,4 +1,4 @@
-"""OpenVINO as the exporter runs it: the values of ONNX Runtime, the precision asked for, and the gate on accuracy."""
+"""OpenVINO in the exporter: ONNX Runtime's values, the wanted precision, the accuracy gate."""
 
 import dataclasses
 import sys

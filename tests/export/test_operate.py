@@ -1,4 +1,4 @@
-"""Operating a repository by its command line: on the files alone, and with the real server under load."""
+"""Operating a repository by the command line, on files and with the real server under load."""
 
 import json
 import threading

@@ -1,4 +1,4 @@
-"""What an export is proved and measured on: the checkpoint's own images where they are at hand, never a download."""
+"""Exports are proved and measured on the checkpoint's own images if available, without downloads."""
 
 import sys
 from pathlib import Path

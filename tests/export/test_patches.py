@@ -1,4 +1,4 @@
-"""Patches as keys and values, and the order of their pixels: exact, wrong tables seen, refusals with reasons."""
+"""Patches as keys and values, and their pixel order: exact, wrong tables caught, refusals with reasons."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""The export stage as commands, benchmarks and tests call it: what it gives back, and where it writes."""
+"""The export stage as a function: results and destinations."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""Lower precision: what changes in the graph, the gate on the test accuracy, and nothing written when it closes."""
+"""Lower precision: changes in the graph, the accuracy gate, and no file if it closes."""
 
 from collections import Counter
 from pathlib import Path

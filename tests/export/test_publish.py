@@ -1,4 +1,4 @@
-"""Publishing: whole versions, counted up, never changed; complete configs; many publishers; death at any moment."""
+"""Publishing: complete, numbered, immutable versions; complete configs; many publishers; death at any moment."""
 
 import base64
 import json
@@ -249,7 +249,7 @@ def test_a_publisher_killed_at_any_moment_leaves_a_repository_that_serves(tmp_pa
             process.stdout.readline()
             time.sleep(delay_s or 0)
             if delay_s is None:
-                process.stdout.readline()  # a version that is published, however slow the machine
+                process.stdout.readline()  # published, however slow the machine
             os.kill(process.pid, signal.SIGKILL)
         assert [path.name for path in (tmp_path / "repository").glob("[!.]*")] in ([], ["vitbn"])
         if not model_dir.is_dir():
@@ -258,7 +258,7 @@ def test_a_publisher_killed_at_any_moment_leaves_a_repository_that_serves(tmp_pa
         assert len(present) >= seen, "none is lost"
         assert served_versions(read_config(model_dir), present)
         for number in present[seen:]:
-            read_version(model_dir / str(number))  # raises where a file is not what its manifest says
+            read_version(model_dir / str(number))  # raises if a file differs from its manifest
         seen = len(present)
     assert seen
     sweep(tmp_path / "repository")

@@ -1,4 +1,4 @@
-"""All rewrites, alone and together: exact to 1e-10 for any geometry, less work, refusals with reasons, faults seen."""
+"""All rewrites, separately and together: exact to 1e-10 in any geometry, less work, refusals, planted faults."""
 
 import copy
 from collections import Counter

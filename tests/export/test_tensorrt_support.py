@@ -1,4 +1,4 @@
-"""What TensorRT's parser takes: every graph that is exported, and none of those it would refuse."""
+"""TensorRT's parser accepts every exported graph; graphs that it would refuse are refused."""
 
 from collections.abc import Sequence
 from dataclasses import replace

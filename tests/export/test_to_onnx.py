@@ -1,4 +1,4 @@
-"""The command line of the exporter: what it writes, and one line and nothing written where it cannot."""
+"""The exporter's command line: its output; on failure one line and no file."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Files that are no checkpoints, each made to cost memory or time: name -> function that writes it."""
+"""Invalid files made to cost memory or time: name -> function that writes the file."""
 
 import json
 import zipfile

@@ -1,4 +1,4 @@
-"""Calibration: a known temperature comes back, the error is the formula, and a checkpoint keeps its weights."""
+"""Calibration recovers a known temperature, computes the formula's error, and keeps the weights."""
 
 import json
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Checkpoints: ours come back, the study's give its logits, and other files are refused."""
+"""Checkpoints: ours round-trip, the study's give its logits, other files are refused."""
 
 import hashlib
 import os

@@ -1,4 +1,4 @@
-"""The configuration: what it refuses, and that it survives JSON."""
+"""The configuration: refusals, and the round trip through JSON."""
 
 import json
 import re

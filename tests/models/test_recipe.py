@@ -359,7 +359,7 @@ assert not any("gloo" in name for name in left), left  # such a thread may abort
 def test_two_processes_train_one_network(tmp_path):
     outputs = [tmp_path / "one.safetensors", tmp_path / "two.safetensors"]
     for count, output in enumerate(outputs, start=1):
-        # Plain, since BatchNorm over the CLS rows alone has few rows in half a batch.
+        # Plain form: BatchNorm over CLS rows has few rows in half a batch.
         child = train_in_processes(count, output, "--epochs", "2", "--clip", "1", "--form", "plain")
         assert child.returncode == 0, child.stderr
         assert child.stdout.count("Wrote ") == 1

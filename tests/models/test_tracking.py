@@ -1,4 +1,4 @@
-"""Tracking: MLflow has the content of the JSON, runs resume, and no server harms a training."""
+"""Tracking: MLflow has the JSON's content, runs resume, and no server harms a training."""
 
 import json
 import os

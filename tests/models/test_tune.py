@@ -1,4 +1,4 @@
-"""The search: ranges, a known peak, resumption, and the files it hands over."""
+"""The search: ranges, a known peak, resumption, output files."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""A backend's model.py imported here as Triton's stub imports it, beside the server's own Python module."""
+"""Imports a backend's model.py as Triton's stub does, beside the server's own Python module."""
 
 import importlib
 import sys

@@ -1,4 +1,4 @@
-"""What a real server answers: values over both protocols, labels, batches, and errors of single requests."""
+"""A real server's answers: values over both protocols, labels, batches, errors of single requests."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""What the supervisor reads from Triton's arguments, what it keeps from them, and what it refuses."""
+"""The supervisor's reading of Triton's arguments: used, changed and refused options."""
 
 from pathlib import Path
 

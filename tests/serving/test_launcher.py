@@ -1,4 +1,4 @@
-"""The launcher's choices, one by one: which server, which files, which arguments, and the errors in one line."""
+"""The launcher's choices: server, files, arguments, one-line errors."""
 
 import importlib.util
 import os

@@ -1,4 +1,4 @@
-"""The stand-in for Triton's OpenVINO backend in a real server: what it answers, and what it refuses at load."""
+"""The stand-in for Triton's OpenVINO backend in a real server: answers, and refusals at load."""
 
 import importlib
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from tritonclient.utils import InferenceServerException
 from serving.running import running_server
 
 pytestmark = pytest.mark.live
-START_S = 120  # a dozen models, each with an OpenVINO of its own
+START_S = 120  # a dozen models, each with its own OpenVINO
 TIMEOUT_S = 60.0
 
 FILE = 'default_model_filename: "model.onnx"'
@@ -22,7 +22,7 @@ OUTPUT = 'output [{ name: "logits" data_type: TYPE_FP32 dims: [-1, 10] label_fil
 WHOLE = f"{FILE} {INPUT} {OUTPUT}"
 CPU = "instance_group [{ kind: KIND_CPU count: 1 }]"
 BFLOAT16 = 'parameters { key: "HINT_BF16" value { string_value: "YES" } }'
-# The shape is whole, for there is no batch dimension beside it; with any other batch_size Triton 2.51 itself crashes.
+# The shape is complete: there is no batch dimension. With another batch_size Triton 2.51 crashes.
 WARM_UP = "".join(
     f'model_warmup [{{ name: "{count}" batch_size: 1 inputs {{ key: "image"'
     f" value {{ data_type: TYPE_UINT8 dims: [{count}, 1, 28, 28] zero_data: true }} }} }}]"

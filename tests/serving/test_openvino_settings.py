@@ -1,4 +1,4 @@
-"""The properties that OpenVINO gets are those of Triton's native backend; what that one refuses is refused."""
+"""OpenVINO gets the properties of Triton's native backend, with the same refusals."""
 
 import importlib
 import sys

@@ -1,4 +1,4 @@
-"""The session options that the backend makes of config.pbtxt are those of Triton's native backend."""
+"""The backend makes the same session options from config.pbtxt as Triton's native backend."""
 
 from collections.abc import Iterator, Sequence
 from types import ModuleType

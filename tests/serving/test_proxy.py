@@ -1,4 +1,4 @@
-"""Envoy in front of two supervised servers: right answers, no answer to what harms them."""
+"""Envoy in front of two supervised servers: correct answers, harmful requests refused."""
 
 import json
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""The proxy's configuration: what is refused, what the real Envoy accepts, what its owner alone may read."""
+"""The proxy's configuration: refusals, the real Envoy's check, file permissions."""
 
 import json
 from pathlib import Path

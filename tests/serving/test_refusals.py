@@ -1,4 +1,4 @@
-"""Each model that the native backend refuses at load is refused here, with a reason that names both sides."""
+"""Models that the native backend refuses at load are refused here, with a reason that names both sides."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""`running_server` starts the real thing, on loopback alone, and leaves nothing behind however it ends."""
+"""`running_server` starts the real server on loopback and always leaves nothing behind."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""Unloading gives everything back: the stub's process with the model's memory, and its shared memory."""
+"""Unloading ends the stub's process and frees the model's memory and shared memory."""
 
 import shutil
 import time

@@ -1,4 +1,4 @@
-"""Every form of input gives the right answers; what is bad is a row or a line; what is done stays done."""
+"""Every form of input gives correct answers; bad input becomes a row or a line; finished parts stay finished."""
 
 import gzip
 import json

@@ -1,4 +1,4 @@
-"""Killed and resumed, a run is exact: every row once, the same bytes; Ray gives the same files."""
+"""A run that is killed and resumed is exact: every row once, the same bytes. Ray gives the same files."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Small networks in the shapes that people publish, exported by both of PyTorch's exporters."""
+"""Small networks in published architectures, exported by both of PyTorch's exporters."""
 
 from __future__ import annotations
 

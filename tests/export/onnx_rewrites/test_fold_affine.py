@@ -1,4 +1,4 @@
-"""fold_affine: norms with drawn statistics fold into the layers around them, and what cannot fold is named."""
+"""fold_affine: random norms fold into adjacent layers; refusals are named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The proof fails where a rewritten graph is wrong, and the passes refuse what they do not read."""
+"""The proof fails on wrong graphs; the passes refuse unsupported graphs."""
 
 from __future__ import annotations
 

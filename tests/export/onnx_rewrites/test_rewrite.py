@@ -1,4 +1,4 @@
-"""The command: what it writes, what it prints, and an exit code and one line for everything that goes wrong."""
+"""The command: files, output, and an exit code and one line for each failure."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ def own_dataset(config: ModelConfig, metrics: dict[str, Any], data_dir: Path | N
 
     Raises DataError if it is not available, or if its images or classes differ from the model's.
     """
-    dataset = load_dataset(metrics.get("dataset", "mnist"), data_dir, fetch)
+    dataset = load_dataset(metrics.get("dataset", "mnist"), data_dir, fetch, config.image_size)
     expected = (config.input_shape, config.num_classes)
     if (found := (dataset.test_images.shape[1:], len(dataset.labels))) != expected:
         raise DataError(

@@ -15,13 +15,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-Augmentation = Literal["none", "light", "elastic", "study", "crop-flip"]
+from models.config import Augmentation
 
 ELASTIC_SIGMA = 4.0  # pixels, of the Gaussian that smooths the displacements
 ELASTIC_PIXELS = 1.5  # the largest displacement

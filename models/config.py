@@ -34,10 +34,12 @@ Pool = Literal["cls", "mean"]
 PositionEncoding = Literal["learn", "pe1d"]
 BatchNormFeatures = Literal["dim", "one"]
 Preprocessing = Literal["ink", "photo"]
+Augmentation = Literal["none", "light", "elastic", "study", "crop-flip"]  # see models.augmentation
 
 CNN_MIN_SIDE = 20  # pixels that its convolutions and poolings leave one of
 
 MODEL_NAMES: tuple[ModelName, ...] = get_args(ModelName)
+AUGMENTATIONS: tuple[Augmentation, ...] = get_args(Augmentation)
 TRANSFORMER_NAMES: tuple[ModelName, ...] = tuple(name for name in MODEL_NAMES if name.startswith("vit"))
 
 

@@ -30,6 +30,13 @@ def measure_accuracy(
     return int((classify(model, images, distort, batch_size).argmax(1) == labels).sum()) / len(labels)
 
 
+def accuracy_by_class(right: Tensor, labels: Tensor, classes: int) -> list[float | None]:
+    """The share of `right` answers bool (n,) of each class in `labels` (n,); None of a class without images."""
+    counts = labels.bincount(minlength=classes).tolist()
+    hits = labels[right].bincount(minlength=classes).tolist()
+    return [hit / count if count else None for hit, count in zip(hits, counts, strict=True)]
+
+
 def classify(
     model: nn.Module,
     images: Tensor,

@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from models.config import TRANSFORMER_NAMES, ModelName
+from models.config import TRANSFORMER_NAMES, Augmentation, ModelName
 from models.files import write_atomically
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ class Search:
     train_images: int
     held_out_images: int
     seed: int  # of proposals and trainings
+    augment: Augmentation = "none"  # of training and held-out images, as in the published study
 
     @property
     def learning_rates(self) -> tuple[float, float]:
@@ -177,7 +178,7 @@ def read(path: Path, search: Search) -> list[Trial]:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise SearchError(f"{path}: expected the trials of a search, found {error!r}") from error
     for name, value in _as_json(search).items():
-        if earlier.get(name) != value:
+        if earlier.get(name, getattr(Search, name, None)) != value:
             raise SearchError(
                 f"{path}: expected a search with {name} {value}, found {earlier.get(name)}; name another --output"
             )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -20,10 +21,11 @@ from models.studies.protocol import Study
 from models.studies.running import StudyError
 
 if TYPE_CHECKING:
-    from models.studies.running import Run
+    from models.studies.running import Run, Track
     from models.training import Epoch
 
-UNSAID = {"output", "data_dir", "emnist_dir", "checkpoints", "params", "device"}  # facts of a machine, not of a study
+# Facts of a machine, not of a study.
+UNSAID = {"output", "data_dir", "emnist_dir", "checkpoints", "params", "device", "track"}
 
 
 def _common(command: Callable[..., None]) -> Callable[..., None]:
@@ -43,6 +45,7 @@ def _shrinkable(command: Callable[..., None]) -> Callable[..., None]:
     )(command)
     command = click.option("--epochs", type=click.IntRange(1), help="Epochs.  [default: as published]")(command)
     forms = click.Choice(["served", "plain"])
+    command = click.option("--track", is_flag=True, help="Record each run with MLflow, as train.py does.")(command)
     command = click.option("--form", type=forms, default="served", show_default=True, help="As in train.py.")(command)
     return _common(command)
 
@@ -163,6 +166,7 @@ def _train(
     epochs: int | None,
     train_images: int | None,
     form: Literal["served", "plain"],
+    track: bool,
     dataset: str = "mnist",
     seeds: int = 1,
 ) -> None:
@@ -179,10 +183,16 @@ def _train(
             click.echo(f"Not the whole study: {scope.reduced}")
         click.echo(f"epoch  {'run':26}  training s  test s  training loss  accuracy %")
         try:
-            _say_written(carry_out(study, scope, _command_line(), output, _print))
+            _say_written(carry_out(study, scope, _command_line(), output, _print, _tracker() if track else None))
         except KeyboardInterrupt:
             click.echo("Interrupted: finished epochs are kept, the same command goes on")
             raise SystemExit(130) from None
+
+
+def _tracker() -> Track:
+    from models import tracking
+
+    return partial(tracking.track, report=click.echo)
 
 
 def _print(run: Run, epoch: Epoch) -> None:

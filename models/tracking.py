@@ -1,4 +1,4 @@
-"""`models/train.py --track`: epochs -> the same epochs, each sent to MLflow.
+"""`--track` of train.py, study.py and tune.py: epochs -> the same epochs, each sent to MLflow.
 
 MLflow gets the content of the JSON beside the checkpoint: configuration and options as parameters, the series as
 metrics with the epoch as step; at the end the JSON and the checkpoint as artifacts. The address is
@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -57,8 +58,10 @@ class _Run:
         sent = {metric.step for metric in self.client.get_metric_history(self.id, "training_loss")}
         for epoch in record["series"]:
             step, now_ms = epoch.pop("epoch"), int(1000 * time.time())
+            by_class = dict(zip(class_metrics(record["config"]["labels"]), epoch.pop("class_accuracy"), strict=True))
             if step not in sent:
-                metrics = [Metric(name, value, now_ms, step) for name, value in epoch.items()]
+                values = {name: value for name, value in (epoch | by_class).items() if value is not None}
+                metrics = [Metric(name, value, now_ms, step) for name, value in values.items()]
                 self.client.log_batch(self.id, metrics=metrics)
 
     def close(self, status: str) -> None:
@@ -68,6 +71,11 @@ class _Run:
             self.client.log_artifact(self.id, str(self.record))
             self.client.log_artifact(self.id, str(self.checkpoint))
         self.client.set_terminated(self.id, status)
+
+
+def class_metrics(labels: Sequence[str]) -> list[str]:
+    """The metrics' names of the accuracy by class; MLflow allows few characters in them."""
+    return [f"class_accuracy/{i} {re.sub('[^A-Za-z0-9_. -]', '_', label)[:100]}" for i, label in enumerate(labels)]
 
 
 def track(epochs: Iterator[Epoch], checkpoint: Path, resume: bool, report: Callable[[str], None]) -> Iterator[Epoch]:

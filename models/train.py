@@ -12,19 +12,20 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
 import vitbn  # noqa: F401  # says in one line that another `models` hides ours
-from models.config import MODEL_NAMES, ConfigError, ModelConfig, ModelName
+from models.config import AUGMENTATIONS, MODEL_NAMES, ConfigError, ModelConfig, ModelName, Pool, PositionEncoding
 from models.data import DATA_DIR_HELP, DATASETS, DataError, Dataset, load_dataset
 
 if TYPE_CHECKING:
     from models.training import Epoch, TrainingOptions
 
 CHECKPOINTS = Path("checkpoints")
-AUGMENTATIONS = ("none", "light", "elastic", "study", "crop-flip")
+DATASET_HELP = f"{', '.join(DATASETS)}, or a folder with a sub-folder of pictures for each class."
+HOLD_OUT_HELP = "Training images to test on; of a folder, its test images: a fifth if 0."
 
 
 def _finite(ctx: click.Context, param: click.Parameter, value: float) -> float:
@@ -66,8 +67,9 @@ def _check_model(ctx: click.Context, param: click.Parameter, model: str) -> str:
     help="JSON with values for the options below, such as models/tune.py writes.",
 )
 @click.option("--model", type=click.Choice(MODEL_NAMES), default="vitbn", show_default=True, callback=_check_model)
-@click.option("--dataset", type=click.Choice(DATASETS), default="digits", show_default=True)
+@click.option("--dataset", default="digits", show_default=True, help=DATASET_HELP)
 @click.option("--data-dir", type=click.Path(path_type=Path), help=DATA_DIR_HELP)
+@click.option("--image-size", type=(int, int), help="Height and width of a folder's images.  [default: 28 28]")
 @click.option("--depth", type=click.IntRange(1), default=6, show_default=True, help="Blocks of a transformer.")
 @click.option("--dim", type=click.IntRange(1), default=64, show_default=True, help="Features of a token.")
 @click.option("--heads", type=click.IntRange(1), default=8, show_default=True, help="Heads of a block.")
@@ -76,6 +78,12 @@ def _check_model(ctx: click.Context, param: click.Parameter, model: str) -> str:
 @click.option(
     "--late-cls", type=(int, int), help="Heads of the last block and their features; the CLS token joins there."
 )
+@click.option("--patch-size", type=(int, int), help="Height and width in pixels; default: the dataset's.")
+@click.option("--pool", type=click.Choice(get_args(Pool)), default="cls", show_default=True)
+@click.option("--pos-emb", type=click.Choice(get_args(PositionEncoding)), default="learn", show_default=True)
+@click.option("--dropout", type=click.FloatRange(0, 1, max_open=True), default=0.0, show_default=True)
+@click.option("--emb-dropout", type=click.FloatRange(0, 1, max_open=True), default=0.0, show_default=True)
+@click.option("--qkv-bias", is_flag=True, help="Queries, keys and values with a bias.")
 @click.option("--epochs", type=click.IntRange(1), default=10, show_default=True)
 @click.option("--batch-size", type=click.IntRange(2), default=100, show_default=True)
 @click.option("--lr", type=click.FloatRange(0, 10, min_open=True), callback=_finite, default=0.001, show_default=True)
@@ -91,7 +99,7 @@ def _check_model(ctx: click.Context, param: click.Parameter, model: str) -> str:
 @click.option("--precision", type=click.Choice(["fp32", "bf16"]), default="fp32", show_default=True)
 @click.option("--augment", type=click.Choice(AUGMENTATIONS), default="none", show_default=True)
 @click.option("--augment-test", is_flag=True, help="Distort the test images too, as the study did.")
-@click.option("--hold-out", type=click.IntRange(0), default=0, show_default=True, help="Training images to test on.")
+@click.option("--hold-out", type=click.IntRange(0), default=0, show_default=True, help=HOLD_OUT_HELP)
 @click.option("--teacher", type=click.Path(path_type=str), help="Checkpoint of a network to distil from.")
 @click.option(
     "--form",
@@ -117,15 +125,9 @@ def train(
     model: ModelName,
     dataset: str,
     data_dir: Path | None,
+    image_size: tuple[int, int] | None,
     depth: int,
-    dim: int,
-    heads: int,
-    dim_head: int,
-    mlp_dim: int,
-    late_cls: tuple[int, int] | None,
-    epochs: int,
-    batch_size: int,
-    lr: float,
+    hold_out: int,
     device: str,
     output: Path | None,
     resume: bool,
@@ -136,19 +138,21 @@ def train(
     from models import distributed, training
 
     try:
-        data = load_dataset(dataset, data_dir)
-        config = replace(
-            data.model_config(model, depth), dim=dim, heads=heads, dim_head=dim_head, mlp_dim=mlp_dim, late_cls=late_cls
-        )
+        if image_size and dataset in DATASETS:
+            raise DataError(f"--image-size: expected a folder as --dataset, found {dataset}")
+        data = load_dataset(dataset, data_dir, image_size=image_size, held_out=hold_out)
+        sizes = {name: others.pop(name) for name in training.ARCHITECTURE}
+        config = replace(data.model_config(model, depth), **{name: it for name, it in sizes.items() if it is not None})
         device = distributed.local_device(training.choose_device(device))
-        options = training.TrainingOptions(epochs=epochs, batch_size=batch_size, lr=lr, device=device, **others)
-        output = output or CHECKPOINTS / f"{model}-{dataset}.safetensors"
+        held_out = 0 if data.reading else hold_out  # a folder's are its test part
+        options = training.TrainingOptions(device=device, hold_out=held_out, **others)
+        output = output or CHECKPOINTS / f"{model}-{Path(dataset).name}.safetensors"
         with distributed.process_group(device):
             last = _run(config, data, options, output, resume, track)
     except (ConfigError, DataError, training.TrainingError, OSError) as error:
         raise click.ClickException(str(error)) from error
     if last is None:
-        raise click.ClickException(f"{output}: expected fewer than {epochs} finished epochs, found them all")
+        raise click.ClickException(f"{output}: expected fewer than {options.epochs} finished epochs, found them all")
 
 
 def _run(

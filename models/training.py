@@ -20,15 +20,22 @@ from models import checkpoint, distributed
 from models.augmentation import augmentation
 from models.config import INPUT_SCALE, ModelConfig
 from models.data import Dataset, hold_out
-from models.evaluation import TEST_BATCH, measure_accuracy, measure_calibration, on_device
+from models.evaluation import (
+    TEST_BATCH,
+    accuracy_by_class,
+    classify,
+    measure_accuracy,
+    measure_calibration,
+    on_device,
+)
 from models.norms import anneal, start_skips
 from models.registry import build
 from models.served_form import served_form
 from models.training_files import State, restore, write
-from models.training_options import GEOMETRY, Diverged, Epoch, TrainingError, TrainingOptions, choose_device
+from models.training_options import ARCHITECTURE, Diverged, Epoch, TrainingError, TrainingOptions, choose_device
 
 __all__ = [
-    "GEOMETRY",
+    "ARCHITECTURE",
     "TEST_BATCH",
     "Diverged",
     "Epoch",
@@ -74,8 +81,10 @@ def train(
         start = time.perf_counter()
         distorted = distort if options.augment_test else None
         measured = served_form(state.kept) if options.form == "served" else state.kept
-        accuracy = measure_accuracy(measured, test_images, test_labels, distorted, test_batch)
-        epoch = Epoch(number, training_time_s, time.perf_counter() - start, loss, accuracy)
+        right = classify(measured, test_images, distorted, test_batch).argmax(1) == test_labels
+        accuracy, test_time_s = int(right.sum()) / len(right), time.perf_counter() - start
+        by_class = accuracy_by_class(right, test_labels, config.num_classes)
+        epoch = Epoch(number, training_time_s, test_time_s, loss, accuracy, by_class)
         state.series.append(epoch)
         write(state, output, resume_path, config, dataset, options)
         yield epoch

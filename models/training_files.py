@@ -72,7 +72,7 @@ def _metrics(state: State, config: ModelConfig, dataset: Dataset, options: Train
     metrics: Metrics = {
         "dataset": dataset.name,
         "epochs": last.epoch,
-        "command": command_line(config, dataset.name, options),
+        "command": command_line(config, dataset, options),
         "options": asdict(options),
         "test_images": len(dataset.test_labels),
     }
@@ -112,4 +112,5 @@ def _run_key(config: ModelConfig, dataset: Dataset, options: TrainingOptions) ->
     del same["device"]
     if options.schedule == "constant" and config.model != "vit-prepbn":
         del same["epochs"]
-    return f"{config.to_json()} on {dataset.name}, {json.dumps(same)}"
+    read = f"{dataset.name} {dataset.reading}".rstrip()
+    return f"{config.to_json()} on {read}, {json.dumps(same)}"

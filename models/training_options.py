@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Literal
 
 import torch
 
-from models.augmentation import Augmentation
-from models.config import ModelConfig
+from models.config import Augmentation, ModelConfig
+from models.data import Dataset
 
-GEOMETRY = ("dim", "heads", "dim_head", "mlp_dim")  # fields of ModelConfig that train.py has options for
+# Fields of ModelConfig that train.py has options for, beside model and depth.
+ARCHITECTURE = (
+    *("dim", "heads", "dim_head", "mlp_dim", "late_cls"),
+    *("patch_size", "pool", "pos_emb", "dropout", "emb_dropout", "qkv_bias"),
+)
 
 
 class TrainingError(Exception):
@@ -62,9 +68,10 @@ class TrainingOptions:
 
 @dataclass(frozen=True)
 class Epoch:
-    """The four series of the study: times in seconds, mean training loss, accuracy in [0, 1].
+    """The four series of the study: times in seconds, mean training loss, accuracy in [0, 1], in all and by class.
 
-    With held-out images, `test_accuracy` and `test_time_s` are of these.
+    With held-out images, `test_accuracy`, `class_accuracy` and `test_time_s` are of these. A class without images has
+    None.
     """
 
     epoch: int
@@ -72,6 +79,7 @@ class Epoch:
     test_time_s: float
     training_loss: float
     test_accuracy: float
+    class_accuracy: Sequence[float | None] = ()
 
 
 def choose_device(name: str) -> str:
@@ -85,15 +93,21 @@ def choose_device(name: str) -> str:
     return "mps" if torch.backends.mps.is_available() else "cpu"
 
 
-def command_line(config: ModelConfig, dataset: str, options: TrainingOptions) -> str:
-    words = ["python models/train.py", f"--model {config.model}", f"--dataset {dataset}", f"--depth {config.depth}"]
-    for name in GEOMETRY:
-        if (size := getattr(config, name)) != getattr(ModelConfig, name):
-            words.append(f"--{name.replace('_', '-')} {size}")
-    if config.late_cls:
-        words.append(f"--late-cls {config.late_cls[0]} {config.late_cls[1]}")
+def command_line(config: ModelConfig, dataset: Dataset, options: TrainingOptions) -> str:
+    words = ["python models/train.py", f"--model {config.model}", f"--dataset {shlex.quote(dataset.name)}"]
+    words += [dataset.reading] if dataset.reading else []
+    usual = dataset.model_config(config.model, config.depth)
+    values = {"depth": config.depth}
+    values |= {name: value for name in ARCHITECTURE if (value := getattr(config, name)) != getattr(usual, name)}
     for field in fields(options):
-        value, option = getattr(options, field.name), f"--{field.name.replace('_', '-')}"
-        if value != field.default and field.name != "device":
-            words.append(option if value is True else f"{option} {value}")
-    return " ".join(words)
+        if (value := getattr(options, field.name)) != field.default and field.name != "device":
+            values[field.name] = value
+    return " ".join([*words, *(_option(name, value) for name, value in values.items())])
+
+
+def _option(name: str, value: object) -> str:
+    """An option as it is typed."""
+    option = f"--{name.replace('_', '-')}"
+    if value is True:
+        return option
+    return " ".join([option, *(map(str, value) if isinstance(value, tuple) else [str(value)])])

@@ -17,7 +17,7 @@ from typing import Any
 import click
 
 import vitbn  # noqa: F401  # says in one line that another `models` hides ours
-from models.config import ConfigError, ModelName
+from models.config import AUGMENTATIONS, Augmentation, ConfigError, ModelName
 from models.data import DATA_DIR_HELP, DATASETS, DataError, Dataset, hold_out, load_dataset
 from models.files import write_atomically
 from models.search import (
@@ -49,6 +49,8 @@ COLUMNS = {"lr": "learning rate", "batch_size": "batch size", "depth": "depth", 
 @click.option("--depth", type=click.IntRange(1), default=6, show_default=True, help="Blocks of a transformer.")
 @click.option("--search-depth", type=click.IntRange(1), nargs=2, metavar="LOW HIGH", help="Instead of one --depth.")
 @click.option("--search-schedule", is_flag=True, help="Also try the one-cycle schedule.")
+@click.option("--augment", type=click.Choice(AUGMENTATIONS), default="none", show_default=True)
+@click.option("--track", is_flag=True, help="Record each trial with MLflow, as train.py does.")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda", "mps"]), default="auto", show_default=True)
 @click.option("--output", type=click.Path(path_type=Path), default=SEARCHES, show_default=True, help="Folder.")
@@ -62,6 +64,8 @@ def tune(
     depth: int,
     search_depth: tuple[int, int] | None,
     search_schedule: bool,
+    augment: Augmentation,
+    track: bool,
     seed: int,
     device: str,
     output: Path,
@@ -81,8 +85,9 @@ def tune(
             train_images=len(data.train_labels),
             held_out_images=len(data.test_labels),
             seed=seed,
+            augment=augment,
         )
-        _run(search, data, training.choose_device(device), count, output)
+        _run(search, data, training.choose_device(device), count, output, track)
     except (ConfigError, DataError, SearchError, training.TrainingError, OSError) as error:
         raise click.ClickException(str(error)) from error
 
@@ -108,7 +113,7 @@ def part_of(data: Dataset, train_images: int | None) -> Dataset:
     return replace(part, train_images=part.train_images[:train_images], train_labels=part.train_labels[:train_images])
 
 
-def _run(search: Search, data: Dataset, device: str, count: int, output: Path) -> None:
+def _run(search: Search, data: Dataset, device: str, count: int, output: Path, track: bool) -> None:
     """Prints a row per trial and writes the result; Ctrl-C writes it, too, and exits with 130."""
     path = output / f"{search.model}.trials.json"
     trials = read(path, search)
@@ -120,7 +125,7 @@ def _run(search: Search, data: Dataset, device: str, count: int, output: Path) -
     for number in range(1, len(trials) + 1):
         click.echo(_row(search, trials[:number]))
     try:
-        for trial in run_trials(search, data, device, trials, count, path):
+        for trial in run_trials(search, data, device, trials, count, path, track):
             trials.append(trial)
             click.echo(_row(search, trials))
     except KeyboardInterrupt:
@@ -134,7 +139,7 @@ def _run(search: Search, data: Dataset, device: str, count: int, output: Path) -
 
 
 def run_trials(
-    search: Search, data: Dataset, device: str, earlier: list[Trial], count: int, path: Path
+    search: Search, data: Dataset, device: str, earlier: list[Trial], count: int, path: Path, track: bool = False
 ) -> Iterator[Trial]:
     """Runs trials up to `count` in all; yields each after writing it to `path`."""
     import torch
@@ -143,13 +148,13 @@ def run_trials(
 
     trials = list(earlier)
     while len(trials) < count:
-        trials.append(run_trial(search, data, device, propose(search, trials)))
+        trials.append(run_trial(search, data, device, propose(search, trials), track))
         write(path, search, trials, describe(torch.get_num_threads(), device))
         yield trials[-1]
 
 
-def run_trial(search: Search, data: Dataset, device: str, parameters: Parameters) -> Trial:
-    """Trains a network with `parameters` and forgets it."""
+def run_trial(search: Search, data: Dataset, device: str, parameters: Parameters, track: bool = False) -> Trial:
+    """Trains a network with `parameters` and forgets it; MLflow keeps it with `track`."""
     from models.training import TrainingError, TrainingOptions, train
 
     config = data.model_config(search.model, parameters.depth)
@@ -160,11 +165,19 @@ def run_trial(search: Search, data: Dataset, device: str, parameters: Parameters
         seed=search.seed,
         device=device,
         schedule=parameters.schedule,
+        augment=search.augment,
+        augment_test=search.augment != "none",
     )
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / f"{search.model}-trial"
         try:
-            *_, last = train(config, data, options, Path(folder) / "trial", False, lambda images, loss: None)
+            epochs = train(config, data, options, path, False, lambda images, loss: None)
+            if track:
+                from models import tracking
+
+                epochs = tracking.track(epochs, path, False, click.echo)
+            *_, last = epochs
         except TrainingError as error:
             return Trial(parameters, None, time.perf_counter() - start, str(error))
     return Trial(parameters, last.test_accuracy, time.perf_counter() - start)
@@ -181,6 +194,8 @@ def write_results(search: Search, trials: list[Trial], output: Path) -> Path:
     options: dict[str, Any] = {"model": search.model, "dataset": search.dataset, **asdict(best(trials).parameters)}
     if search.model == "cnn":
         del options["depth"]
+    if search.augment != "none":
+        options |= {"augment": search.augment, "augment_test": True}
     write_atomically(output / f"{search.model}.convergence.png", convergence(search, trials))
     write_atomically(output / f"{search.model}.plane.png", plane(search, trials))
     path = output / f"{search.model}.best.json"

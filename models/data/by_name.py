@@ -15,8 +15,16 @@ DATASETS = (*DIGIT_SETS, "fashion-mnist", "cifar10")
 DATA_DIR_HELP = "Its files, else $MNIST_DIR, $EMNIST_DIR, $FASHION_MNIST_DIR or $CIFAR10_DIR."
 
 
-def load_dataset(name: str, data_dir: Path | None = None, fetch: bool = True) -> Dataset:
+def load_dataset(
+    name: str,
+    data_dir: Path | None = None,
+    fetch: bool = True,
+    image_size: tuple[int, int] | None = None,
+    held_out: int = 0,
+) -> Dataset:
     """Reads a dataset from `data_dir`, else from the folder in its environment variable, else from the cache.
+
+    Any other `name` is a folder of pictures (`models.data.folder`), which alone `image_size` and `held_out` are for.
 
     The variables are $MNIST_DIR, $EMNIST_DIR, $FASHION_MNIST_DIR and $CIFAR10_DIR; `digits` needs no folder. `fetch`
     downloads what the cache lacks, except EMNIST. Raises DataError.
@@ -31,4 +39,8 @@ def load_dataset(name: str, data_dir: Path | None = None, fetch: bool = True) ->
         return load_fashion_mnist(find_fashion_mnist(data_dir, fetch))
     if name == "cifar10":
         return load_cifar10(find_cifar10(data_dir, fetch))
-    raise DataError(f"dataset: expected one of {', '.join(DATASETS)}, found {name}")
+    if not Path(name).is_dir():
+        raise DataError(f"dataset: expected one of {', '.join(DATASETS)}, or a folder of pictures, found {name}")
+    from models.data.folder import SIDE, load_folder
+
+    return load_folder(Path(name), image_size or (SIDE, SIDE), held_out)

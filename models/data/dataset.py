@@ -25,7 +25,8 @@ class DataError(Exception):
 class Dataset:
     """Images uint8 (n, C, H, W) and labels int64 (n,) in two parts, with the names of the classes.
 
-    `preprocessing` turns a user's picture into such an image. `patch_size` is height and width in pixels.
+    `preprocessing` turns a user's picture into such an image. `patch_size` is height and width in pixels. `reading`
+    holds the options of train.py that, with the name, repeat the reading.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Dataset:
     labels: tuple[str, ...]
     preprocessing: Preprocessing = "ink"
     patch_size: tuple[int, int] = (7, 7)
+    reading: str = ""
 
     def model_config(self, model: ModelName, depth: int) -> ModelConfig:
         """The configuration of `model` for these images and classes; raises ConfigError."""

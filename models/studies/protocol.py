@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from models.plots import results
-from models.studies.running import OnEpoch, Run, StudyError, Trained, advance
+from models.studies.running import OnEpoch, Run, StudyError, Track, Trained, advance
 
 if TYPE_CHECKING:
     from models.data import Dataset
@@ -130,14 +130,16 @@ def in_words(extent: Extent, whole: Extent) -> str:
     return ", ".join(f"{some:,} of {all_:,} {what}" for some, all_, what in counts if some < all_)
 
 
-def carry_out(study: Study, scope: Scope, command: str, output: Path, on_epoch: OnEpoch) -> list[Path]:
+def carry_out(
+    study: Study, scope: Scope, command: str, output: Path, on_epoch: OnEpoch, track: Track | None = None
+) -> list[Path]:
     """Trains the remaining epochs, derives and writes; returns the paths of JSON, page and plots."""
     import torch
 
     runs = study.runs(scope)
     torch.set_flush_denormal(True)  # denormals in a dead network would cost ten times the time
     try:
-        trained = advance(study.name, runs, scope.dataset, study.test_batch, output / "runs", on_epoch)
+        trained = advance(study.name, runs, scope.dataset, study.test_batch, output / "runs", on_epoch, track)
     finally:
         torch.set_flush_denormal(False)
     result = assemble(study.name, study.question, command, scope, study.findings(trained, scope), trained)

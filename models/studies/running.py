@@ -64,32 +64,36 @@ def seeded(label: str, seed: int) -> str:
 
 
 OnEpoch = Callable[[Run, "Epoch"], None]
+Track = Callable[[Iterator["Epoch"], Path, bool], Iterator["Epoch"]]
+"""Epochs, checkpoint, whether a run resumes -> the same epochs, as `models.tracking.track`."""
 
 
 def advance(
-    study: str, runs: Sequence[Run], dataset: Dataset, test_batch: int, folder: Path, on_epoch: OnEpoch
+    study: str,
+    runs: Sequence[Run],
+    dataset: Dataset,
+    test_batch: int,
+    folder: Path,
+    on_epoch: OnEpoch,
+    track: Track | None = None,
 ) -> list[Trained]:
     """Trains all `runs` in `folder` to their last epoch: A1 B1 C1 A2 B2 …, where a number is an epoch.
 
-    Other runs continue when one diverges. Raises StudyError for a folder with the runs of another
-    study, or of this one with other options or more epochs; TrainingError for a training that fails.
+    Other runs continue when one diverges. `track` gets each run that is not finished.
+
+    Raises StudyError for a folder with the runs of another study, or of this one with other options or more epochs;
+    TrainingError for a training that fails.
     """
     from models.training import Diverged, train
 
     _check_plan(folder / PLAN, _plan(study, runs, dataset, test_batch))
     finished = {run.label: _finished(folder, run) for run in runs}
-    trainings = {
-        run.label: train(
-            run.config,
-            dataset,
-            run.options,
-            folder / f"{run.label}.safetensors",
-            (folder / f"{run.label}.resume.pt").is_file(),
-            lambda images, loss: None,
-            test_batch,
-        )
-        for run in runs
-    }
+    trainings: dict[str, Iterator[Epoch]] = {}
+    for run in runs:
+        path, resume = folder / f"{run.label}.safetensors", (folder / f"{run.label}.resume.pt").is_file()
+        epochs = train(run.config, dataset, run.options, path, resume, lambda images, loss: None, test_batch)
+        unfinished = finished[run.label] < run.options.epochs
+        trainings[run.label] = track(epochs, path, resume) if track and unfinished else epochs
     for number in range(1, max((run.options.epochs for run in runs), default=0) + 1):
         for run in runs:
             while finished[run.label] < min(number, run.options.epochs):
@@ -100,6 +104,8 @@ def advance(
                     break
                 finished[run.label] = epoch.epoch
                 on_epoch(run, epoch)
+                if epoch.epoch == run.options.epochs:
+                    next(trainings[run.label], None)  # a tracker ends its run behind the last epoch
     return [_read(folder, run) for run in runs]
 
 

@@ -217,7 +217,9 @@ def test_emnist_is_where_one_says(tmp_path, monkeypatch):
 
 
 def test_unknown_dataset():
-    with pytest.raises(DataError, match=f"expected one of {', '.join(DATASETS)}, found cifar$"):
+    with pytest.raises(
+        DataError, match=f"expected one of {', '.join(DATASETS)}, or a folder of pictures, found cifar$"
+    ):
         load_dataset("cifar")
 
 

@@ -22,7 +22,7 @@ from models.study import study
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPE = {"dataset": "mnist", "batch_size": 50, "lr": 0.01, "schedule": "one-cycle", "hold_out": 5000}
-SERIES = {"epoch", "training_time_s", "test_time_s", "training_loss", "test_accuracy"}
+SERIES = {"epoch", "training_time_s", "test_time_s", "training_loss", "test_accuracy", "class_accuracy"}
 
 
 def run(*arguments):

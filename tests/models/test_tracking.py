@@ -22,6 +22,7 @@ from models.training import TrainingOptions, train
 TINY = ModelConfig(dim=16, depth=1, heads=2, dim_head=8, mlp_dim=24)
 OPTIONS = TrainingOptions(epochs=2, batch_size=50, lr=0.003, seed=0, device="cpu")
 SERIES = {"training_time_s", "test_time_s", "training_loss", "test_accuracy"}
+CLASSES = [f"class_accuracy/{number} {number}" for number in range(10)]
 
 
 @pytest.fixture(autouse=True)
@@ -72,6 +73,10 @@ def sent_series(store, run_id):
             row = rows.setdefault(metric.step, {"epoch": metric.step})
             assert name not in row
             row[name] = metric.value
+    for number, name in enumerate(CLASSES):
+        for metric in client.get_metric_history(run_id, name):
+            rows[metric.step].setdefault("class_accuracy", []).append(metric.value)
+            assert len(rows[metric.step]["class_accuracy"]) == number + 1
     return [rows[step] for step in sorted(rows)]
 
 

@@ -182,6 +182,7 @@ def test_the_file_says_how_it_came_about(uninterrupted):
         "train_images": 120,
         "held_out_images": 287,
         "seed": 0,
+        "augment": "none",
         "learning_rates": [1e-5, 1e-2],
         "batch_sizes": [20, 120],
     }

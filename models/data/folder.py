@@ -1,0 +1,100 @@
+"""A folder with one sub-folder of pictures a class, the layout of torchvision's ImageFolder.
+
+In: the folder, and the size of the images. Out: a `Dataset` of grey or coloured images; or DataError. The names of the
+sub-folders, sorted, are the names of the classes. Pictures are prepared as the clients prepare photos.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageOps
+
+from models.data.dataset import DataError, Dataset, hold_out
+
+SUFFIXES = frozenset((".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"))
+SIDE = 28  # pixels
+PATCHES = 4  # a side, as in the published networks
+MAX_PIXELS = 1 << 26  # of a picture: a small file may claim any size
+GREY_MODES = frozenset(("1", "L", "LA"))
+COLOUR_MODES = frozenset(("P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "HSV"))
+
+
+def load_folder(folder: Path, size: tuple[int, int] = (SIDE, SIDE), held_out: int = 0) -> Dataset:
+    """All pictures, resized to `size` (height, width); `held_out` of them, by default a fifth, are the test part.
+
+    Grey if all pictures are, else RGB. Raises DataError for fewer than two classes, an empty class, and a damaged
+    picture.
+    """
+    classes = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+    if len(classes) < 2:
+        raise DataError(
+            f"{folder}: expected a sub-folder of pictures for each of two classes or more, found {len(classes)}"
+        )
+    files = [(path, label) for label, place in enumerate(classes) for path in pictures(place)]
+    channels = 1 if all(_is_grey(path) for path, _ in files) else 3
+    images = np.stack([read_picture(path, channels, size) for path, _ in files])  # (n, C, H, W)
+    labels = np.array([label for _, label in files], np.int64)
+    names = tuple(place.name for place in classes)
+    whole = Dataset(
+        name=str(folder),
+        train_images=images,
+        train_labels=labels,
+        test_images=images[:0],
+        test_labels=labels[:0],
+        labels=names,
+        preprocessing="photo",
+        patch_size=(max(1, size[0] // PATCHES), max(1, size[1] // PATCHES)),
+        reading=f"--image-size {size[0]} {size[1]}" + (f" --hold-out {held_out}" if held_out else ""),
+    )
+    return hold_out(whole, held_out or max(1, len(files) // 5))
+
+
+def pictures(folder: Path) -> list[Path]:
+    """The pictures of a class, by name; raises DataError for none."""
+    paths = sorted(path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES)
+    if not paths:
+        raise DataError(f"{folder}: expected pictures ({', '.join(sorted(SUFFIXES))}), found none")
+    return paths
+
+
+def read_picture(path: Path, channels: int, size: tuple[int, int]) -> NDArray[np.uint8]:
+    """The middle of a picture in the aspect ratio of `size` (height, width), resized: uint8 (channels, H, W).
+
+    Upright; transparent pixels become white. Raises DataError.
+    """
+    with _opened(path) as picture:
+        upright = ImageOps.exif_transpose(picture)
+        if upright.has_transparency_data:
+            layered = upright.convert("RGBA")
+            upright = Image.alpha_composite(Image.new("RGBA", layered.size, "white"), layered)
+        fitted = ImageOps.fit(upright.convert("L" if channels == 1 else "RGB"), (size[1], size[0]))
+    pixels = np.asarray(fitted).reshape(*size, channels)  # (H, W, C)
+    return np.ascontiguousarray(pixels.transpose(2, 0, 1))  # (C, H, W)
+
+
+def _is_grey(path: Path) -> bool:
+    with _opened(path) as picture:
+        return picture.mode in GREY_MODES
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Image.Image]:
+    """A picture of a known mode; whatever fails while it is open raises DataError."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            with Image.open(path) as picture:
+                if picture.width * picture.height > MAX_PIXELS:
+                    size = f"{picture.width} x {picture.height}"
+                    raise DataError(f"{path}: expected up to {MAX_PIXELS} pixels, found {size}")
+                if picture.mode not in GREY_MODES | COLOUR_MODES:
+                    raise DataError(f"{path}: expected 8 bits a channel, found the mode {picture.mode}")
+                yield picture
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise DataError(f"{path}: expected a picture, found {type(error).__name__}: {error}") from error

@@ -1,0 +1,149 @@
+"""A folder of pictures as a dataset: classes, sizes, colours, the split, refusals; trained, exported and asked."""
+
+import json
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from PIL import Image
+
+from clients.images.photo import photo_to_model_input
+from models.checkpoint import load
+from models.data import DataError, load_dataset
+from models.data.folder import MAX_PIXELS, load_folder, read_picture
+from models.train import train
+
+CLASSES = ("cross stripes", "stripes", "étoffe")
+
+
+def striped(label, number):
+    """A grey picture (30, 40): stripes across, along, or grey alone."""
+    field = np.zeros((30, 40), np.uint8)
+    if label == 0:
+        field[number % 5 :: 5] = 255
+    elif label == 1:
+        field[:, number % 5 :: 5] = 255
+    else:
+        field += 100 + number
+    return Image.fromarray(field)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Twenty pictures of each of three classes."""
+    for label, name in enumerate(CLASSES):
+        (tmp_path / "cloth" / name).mkdir(parents=True)
+        for number in range(20):
+            striped(label, number).save(tmp_path / "cloth" / name / f"{number:02d}.png")
+        (tmp_path / "cloth" / name / "notes.txt").write_text("no picture")
+    (tmp_path / "cloth/.hidden").mkdir()
+    return tmp_path / "cloth"
+
+
+def test_classes_and_split(folder):
+    data = load_folder(folder)
+    assert (data.labels, data.preprocessing, data.patch_size) == (CLASSES, "photo", (7, 7))
+    assert data.train_images.shape == (48, 1, 28, 28)
+    assert data.test_images.shape == (12, 1, 28, 28)
+    counts = np.bincount(data.train_labels) + np.bincount(data.test_labels)
+    assert counts.tolist() == [20, 20, 20]
+    again = load_folder(folder)
+    np.testing.assert_array_equal(again.test_images, data.test_images)
+    larger = load_folder(folder, (32, 48), 20)
+    assert (larger.test_images.shape, larger.patch_size) == ((20, 1, 32, 48), (8, 12))
+
+
+def test_one_coloured_picture_makes_all_coloured(folder):
+    striped(0, 1).convert("RGB").save(folder / "stripes/99.jpg")
+    assert load_folder(folder).train_images.shape[1] == 3
+
+
+@pytest.mark.parametrize("mode", ["L", "LA", "RGB", "RGBA", "P", "CMYK", "1"])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_a_picture_is_what_clients_send_of_it(tmp_path, mode, channels):
+    path = tmp_path / ("x.tif" if mode == "CMYK" else "x.png")
+    noise = np.random.default_rng(0).integers(0, 256, (20, 50, 4), np.uint8)
+    Image.fromarray(noise, "RGBA" if mode in ("LA", "RGBA") else "RGBX").convert("RGBA").convert(mode).save(path)
+    read = read_picture(path, channels, (14, 21))
+    with Image.open(path) as picture:
+        np.testing.assert_array_equal(read, photo_to_model_input(picture, (channels, 14, 21)))
+
+
+def damaged(folder):
+    path = folder / "stripes/00.png"
+    path.write_bytes(path.read_bytes()[:60])
+
+
+def deep(folder):
+    Image.fromarray(np.zeros((4, 4), np.uint16)).save(folder / "stripes/00.png")
+
+
+def empty(folder):
+    (folder / "zebra").mkdir()
+
+
+def lonely(folder):
+    for name in CLASSES[1:]:
+        (folder / name).rename(folder.parent / name)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (damaged, "stripes/00.png: expected a picture, found"),
+        (deep, "stripes/00.png: expected 8 bits a channel, found the mode I;16"),
+        (empty, "zebra: expected pictures"),
+        (lonely, "cloth: expected a sub-folder of pictures for each of two classes or more, found 1"),
+    ],
+)
+def test_folders_that_are_refused(folder, change, said):
+    change(folder)
+    with pytest.raises(DataError, match=said):
+        load_folder(folder)
+
+
+def test_a_picture_of_too_many_pixels(tmp_path):
+    Image.new("1", (MAX_PIXELS // 1000, 1001)).save(tmp_path / "x.png")
+    with pytest.raises(DataError, match=r"x\.png: expected up to 67108864 pixels, found 67108 x 1001"):
+        read_picture(tmp_path / "x.png", 1, (28, 28))
+
+
+def test_a_name_that_is_no_folder(tmp_path):
+    with pytest.raises(DataError, match=r"or a folder of pictures, found .*none"):
+        load_dataset(str(tmp_path / "none"))
+
+
+def run(*arguments):
+    return CliRunner().invoke(train, [str(argument) for argument in arguments])
+
+
+def test_training_with_the_published_options(folder, tmp_path):
+    path = tmp_path / "cloth.safetensors"
+    small = ("--depth", 1, "--dim", 16, "--heads", 2, "--dim-head", 8, "--mlp-dim", 16, "--patch-size", 16, 16)
+    options = ("--pool", "mean", "--pos-emb", "pe1d", "--dropout", 0.1, "--emb-dropout", 0.2, "--qkv-bias")
+    arguments = ("--dataset", folder, "--image-size", 32, 32, "--hold-out", 15, "--epochs", 2, "--batch-size", 9)
+    result = run(*arguments, *small, *options, "--device", "cpu", "--output", path)
+    assert result.exit_code == 0, result.output
+    config = load(path).config
+    assert (config.pool, config.pos_emb, config.dropout, config.emb_dropout) == ("mean", "pe1d", 0.1, 0.2)
+    assert (config.qkv_bias, config.patch_size, config.labels, config.image_size) == (True, (16, 16), CLASSES, (32, 32))
+    written = json.loads(path.with_suffix(".json").read_text())
+    assert (written["dataset"], written["test_images"]) == (str(folder), 15)
+    for epoch in written["series"]:
+        test_labels = load_folder(folder, (32, 32), 15).test_labels
+        weights = np.bincount(test_labels) / 15
+        assert np.dot(weights, epoch["class_accuracy"]) == pytest.approx(epoch["test_accuracy"])
+    typed = written["command"].removeprefix("python models/train.py ")
+    assert "--pool mean --pos-emb pe1d --dropout 0.1 --emb-dropout 0.2 --qkv-bias" in typed
+    again = run(*typed.split(), "--device", "cpu", "--output", tmp_path / "again.safetensors")
+    assert again.exit_code == 0, again.output
+    series = [json.loads(file.read_text())["series"] for file in (path.with_suffix(".json"), tmp_path / "again.json")]
+    assert [epoch["training_loss"] for epoch in series[0]] == [epoch["training_loss"] for epoch in series[1]]
+
+
+def test_a_size_is_for_folders(tmp_path):
+    result = run("--dataset", "digits", "--image-size", 32, 32, "--output", tmp_path / "x.safetensors")
+    assert (result.exit_code, result.output) == (
+        1,
+        "Error: --image-size: expected a folder as --dataset, found digits\n",
+    )

@@ -277,7 +277,8 @@ def test_checkpoint_says_how_it_was_trained(tmp_path, some_digits):
     assert read.config == TINY
     assert read.metrics == {
         "command": "python models/train.py --model vitbn --dataset digits --depth 1"
-        " --dim 16 --heads 2 --dim-head 8 --mlp-dim 24 --dropout 0.1 --emb-dropout 0.1 --epochs 3 --batch-size 50 --lr 0.003 --seed 0",
+        " --dim 16 --heads 2 --dim-head 8 --mlp-dim 24 --dropout 0.1 --emb-dropout 0.1"
+        " --epochs 3 --batch-size 50 --lr 0.003 --seed 0",
         "dataset": "digits",
         "test_accuracy": last.test_accuracy,
         "test_images": 359,

@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: setup demo test check lint clean perf_analyzer report benchmarks
+.PHONY: setup demo test check lint clean perf_analyzer bindings report benchmarks
 
 setup: .venv/installed
 
@@ -39,10 +39,19 @@ perf_analyzer: .perf_analyzer/bin/perf_analyzer
 		--target .perf_analyzer tritonclient==2.51.0
 	@touch $@
 
+# The Python side of the oldest TensorRT that is supported, 1 MB: the tests check every call against it, and against the
+# newest one in .venv. Neither holds TensorRT itself.
+bindings: .tensorrt/tensorrt_bindings
+
+.tensorrt/tensorrt_bindings: .venv/installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade \
+		--target .tensorrt tensorrt_cu12_bindings==10.0.1
+	@touch $@
+
 # Two files at a time; one thread of PyTorch each, for threads that share a core wait for one another.
 PYTEST := OMP_NUM_THREADS=1 python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-test: lint perf_analyzer
+test: lint perf_analyzer bindings
 	$(PYTEST)
 
 # The daily loop: no server, and no test that takes over a second.
@@ -84,4 +93,4 @@ benchmarks: setup perf_analyzer
 	$(MAKE) report
 
 clean:
-	rm -rf .venv .perf_analyzer checkpoints *.egg-info
+	rm -rf .venv .perf_analyzer .tensorrt checkpoints *.egg-info

@@ -82,7 +82,7 @@ def _contestants(checkpoint: Checkpoint, data: Dataset) -> dict[str, Callable[[]
     def exact(runtime: str) -> Classifier:
         from benchmarks.contest.contestants import Options, contestant
 
-        return contestant(Entry(checkpoint.config, runtime), of, Options("cpu", cores(), 0), BATCH).run
+        return contestant(Entry(checkpoint.config, runtime), of, Options("cpu", cores(), 0), [BATCH]).run
 
     makers: dict[str, Callable[[], Classifier]] = {RUNTIMES[name].label: partial(exact, name) for name in EXACT}
     for precision in ("fp16", "int8"):

@@ -152,13 +152,11 @@ def _compare(
     record: Record,
 ) -> None:
     from benchmarks.contest.contestants import build
+    from benchmarks.contest.devices import free
     from benchmarks.contest.measuring import measure
     from benchmarks.contest.roofline import limits
     from benchmarks.reporting.latency_table import batch_table, closing_lines
 
-    contestants = build(entries, batches, options, missing)
-    if not contestants:
-        raise click.ClickException("nothing to measure: expected one of --runtimes on this machine, found none")
     reachable, caveat = limits(options.device, options.threads, tuple(precisions)), CAVEAT if published else None
     rows: list[Row] = []
 
@@ -167,8 +165,19 @@ def _compare(
         record.update({"limits": reachable, "caveat": caveat, "missing": missing.rows, "rows": rows})
         click.echo(batch_table(measured))
 
-    for batch in batches:
-        measure(contestants, batch, options, reachable, f"batch {batch}", missing, add)
+    networks = list(dict.fromkeys(entry.config for entry in entries))
+    # A GPU's memory holds one network in all runtimes; on a CPU all networks take turns.
+    groups = [networks] if options.device == "cpu" else [[network] for network in networks]
+    built = False
+    for group in groups:
+        contestants = build([entry for entry in entries if entry.config in group], batches, options, missing)
+        built |= bool(contestants)
+        for batch in batches if contestants else ():
+            measure(contestants, batch, options, reachable, f"batch {batch}", missing, add)
+        del contestants
+        free()
+    if not built:
+        raise click.ClickException("nothing to measure: expected one of --runtimes on this machine, found none")
     for line in closing_lines(rows, missing.rows, reachable, caveat):
         click.echo(line)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,18 +48,41 @@ class Converted:
 
 
 @dataclass(frozen=True)
+class EngineAccuracy:
+    """The shares of test images that a graph classifies right in `engine`, in `precision`, and in ONNX Runtime."""
+
+    engine: str
+    precision: str
+    accuracy: float
+    onnxruntime_accuracy: float
+    images: int
+
+    def __str__(self) -> str:
+        ours, theirs = 100 * self.accuracy, 100 * self.onnxruntime_accuracy
+        return (
+            f"test accuracy {ours:.2f} % in {self.engine} ({self.precision}) against {theirs:.2f} % in ONNX Runtime,"
+            f" {self.images} images"
+        )
+
+
+@dataclass(frozen=True)
 class Lowering:
-    """The wanted precision, the data to calibrate and measure on, and the allowed drop in percentage points."""
+    """The precision wanted, the data to calibrate and to measure on, and how many percentage points it may cost.
+
+    With `half_softmax` a float16 graph computes its Softmax in float16 too.
+    """
 
     precision: Literal["fp16", "int8"]
     dataset: Dataset
     max_drop_points: float
+    half_softmax: bool = False
 
 
 def convert(proto: onnx.ModelProto, lowering: Lowering) -> Converted:
     """Converts the float32 `proto`; raises AccuracyError if the test accuracy drops too far."""
     dataset = lowering.dataset
-    lowered = _to_fp16(proto) if lowering.precision == "fp16" else _to_int8(proto, dataset.train_images)
+    kept = [kind for kind in KEPT_IN_FLOAT32 if not (lowering.half_softmax and kind == "Softmax")]
+    lowered = _to_fp16(proto, kept) if lowering.precision == "fp16" else _to_int8(proto, dataset.train_images)
     onnx.checker.check_model(lowered, full_check=True)
     before = accuracy(onnx_classifier(proto.SerializeToString()), dataset)
     after = accuracy(onnx_classifier(lowered.SerializeToString()), dataset)
@@ -70,6 +93,20 @@ def convert(proto: onnx.ModelProto, lowering: Lowering) -> Converted:
     return converted
 
 
+def engine_accuracy(
+    engine: str, precision: str, classify: Classifier, data: bytes, dataset: Dataset, max_drop_points: float
+) -> EngineAccuracy:
+    """The accuracy of `classify` on all test images, beside that of the ONNX file `data` in ONNX Runtime.
+
+    Raises AccuracyError where it is more than `max_drop_points` percentage points lower.
+    """
+    ours, theirs = accuracy(classify, dataset), accuracy(onnx_classifier(data), dataset)
+    measured = EngineAccuracy(engine, precision, ours, theirs, len(dataset.test_labels))
+    if 100 * (theirs - ours) > max_drop_points:
+        raise AccuracyError(f"{engine}: expected a drop of at most {max_drop_points} points, found {measured}")
+    return measured
+
+
 def accuracy(classify: Classifier, dataset: Dataset) -> float:
     """The share of the test images of `dataset` that `classify` gets right."""
     images, labels = dataset.test_images, dataset.test_labels
@@ -77,12 +114,12 @@ def accuracy(classify: Classifier, dataset: Dataset) -> float:
     return float(np.mean(np.concatenate(found) == labels))
 
 
-def _to_fp16(proto: onnx.ModelProto) -> onnx.ModelProto:
+def _to_fp16(proto: onnx.ModelProto, kept: Sequence[str] = KEPT_IN_FLOAT32) -> onnx.ModelProto:
     from onnxruntime.transformers.float16 import convert_float_to_float16
     from onnxruntime.transformers.onnx_model import OnnxModel
 
-    model = OnnxModel(convert_float_to_float16(_copy(proto), keep_io_types=True, op_block_list=list(KEPT_IN_FLOAT32)))
-    model.topological_sort()  # the converter appends its casts at the end
+    model = OnnxModel(convert_float_to_float16(_copy(proto), keep_io_types=True, op_block_list=list(kept)))
+    model.topological_sort()  # the casts around what is kept are appended at the end
     converted: onnx.ModelProto = model.model
     # The converter casts a shared weight once for each node that stays in float32, under the same name.
     nodes = {node.output[0]: node for node in converted.graph.node}

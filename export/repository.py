@@ -220,9 +220,7 @@ def _published_file(file: Path, instances: int | None, threads: int | None) -> t
         check_answer(file, artifact)
     if artifact.file_name != PLAN_FILE:
         return artifact, str(artifact.config.model), Serving(instances=instances, threads=threads)
-    sizes = artifact.manifest["engine"]["profile"].values()
-    serving = Serving("tensorrt", instances, max_batch_size=max(sizes), graph_batches=sorted({*sizes}))
-    return artifact, f"{artifact.config.model}_trt", serving
+    return artifact, f"{artifact.config.model}_trt", Serving("tensorrt", instances)
 
 
 def _promote(repository: Path, model: str, choose: Callable[[Path], int], server: dict[str, Any]) -> None:

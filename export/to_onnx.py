@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 @click.option("--absorb-attention", is_flag=True, help="Use the tokens themselves as keys and values.")
 @click.option("--cls-only", is_flag=True, help="Compute only the CLS row in the last block.")
 @click.option("--optimize", is_flag=True, help="All rewrites that apply and save work.")
-@click.option("--precision", type=click.Choice(["fp32", "fp16", "int8"]), default="fp32", show_default=True)
+@click.option("--fuse-attention", is_flag=True, help="Attention in the form that GPU kernels fuse.")
+@click.option("--precision", type=click.Choice(["fp32", "tf32", "fp16", "int8"]), default="fp32", show_default=True)
 @click.option(
     "--max-accuracy-drop", type=click.FloatRange(0), default=0.1, show_default=True, help="In percentage points."
 )
@@ -44,6 +45,8 @@ def export(
         raise click.UsageError("expected --model or --checkpoint, found both")
     if output and (options["backend"] or options["instances"] or options["threads"]):
         raise click.UsageError("expected --output alone, found what belongs to a repository")
+    if options["precision"] == "tf32" and options["backend"] in ("openvino", "auto"):
+        raise click.UsageError("expected --backend onnxruntime for tf32, which NVIDIA GPUs alone compute in")
     options["goal"] = _goal(options)
     from export.errors import ExportError
     from export.pipeline import Destination, ExportOptions

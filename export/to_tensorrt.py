@@ -13,25 +13,39 @@ if TYPE_CHECKING:
     from export.engines.onnx_source import OnnxSource
     from export.engines.tensorrt_engine import Built
 
+VERSION = r"\d+(\.\d+){1,3}"
+
+
+def _version(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    import re
+
+    if value is not None and not re.fullmatch(VERSION, value):
+        raise click.BadParameter(f"expected a version such as 10.4.0, found {value!r}")
+    return value
+
 
 @click.command()
 @click.option("--onnx", "onnx_file", type=click.Path(path_type=Path), help="A file from to_onnx.py, fp32 or fp16.")
 @click.option("--model", type=click.Choice(SHIPPED), help="A shipped checkpoint, all rewrites.  [default: vitbn]")
-@click.option("--precision", type=click.Choice(["fp32", "fp16"]), default="fp32", show_default=True)
+@click.option("--precision", type=click.Choice(["fp32", "tf32", "fp16"]), default="fp32", show_default=True)
 @click.option("--min-batch", type=click.IntRange(1), default=1, show_default=True)
 @click.option("--opt-batch", type=click.IntRange(1), default=64, show_default=True, help="The size to optimise for.")
 @click.option("--max-batch", type=click.IntRange(1), default=5000, show_default=True)
+@click.option(
+    "--server-tensorrt", metavar="VERSION", callback=_version, help="The server's.  [default: this machine's]"
+)
 @click.option("--timing-cache", type=click.Path(path_type=Path), help="Read and written; speeds up later builds.")
 @click.option("--version-compatible", is_flag=True, help="Loads in later TensorRTs of the same major version.")
 @click.option("--hardware-compatible", is_flag=True, help="Runs on other GPUs too, Ampere and later.")
 @click.option("--workspace", "workspace_mib", type=click.IntRange(1), metavar="MIB", help="Scratch.  [default: all]")
-@click.option("--data-dir", type=click.Path(path_type=Path), help="The model's dataset, for measuring fp16.")
+@click.option("--data-dir", type=click.Path(path_type=Path), help="The model's dataset, for measuring accuracy.")
 @click.option("--repository", type=click.Path(path_type=Path), default=Path("triton_repo"), show_default=True)
 @click.option("--name", help="Model name.  [default: the network's, with _trt]")
 @click.option("--output", type=click.Path(path_type=Path), help="Write only this plan and its manifest.")
 def tensorrt(
     onnx_file: Path | None,
     model: str | None,
+    server_tensorrt: str | None,
     data_dir: Path | None,
     repository: Path,
     name: str | None,
@@ -42,24 +56,20 @@ def tensorrt(
     _check(onnx_file, model, options)
     from export.engines.gpu import require
     from export.errors import ExportError
+    from models.data import DataError
 
     try:
-        gpu = require()
+        gpu = require(server_tensorrt, options["version_compatible"])
         from export.engines.tensorrt_engine import EngineOptions
         from export.pipeline import Destination, export_engine, served_name
-        from models.data import DataError
-    except ExportError as error:
-        raise click.ClickException(str(error)) from error
-    if model and name is None:
-        name = served_name(model, "trt")
-    try:
-        destination = Destination(repository, name, output)
+
+        destination = Destination(repository, served_name(model, "trt") if model and name is None else name, output)
         source = _source(onnx_file, model or "vitbn")
         click.echo(f"Read {relative(onnx_file or shipped(model or 'vitbn'))}; building for {gpu.name}")
         built, path = export_engine(source, EngineOptions(**options), gpu, destination, data_dir)
     except (DataError, ExportError, OSError) as error:
         raise click.ClickException(str(error)) from error
-    _print(built)
+    _print(built, options["version_compatible"])
     click.echo(f"Wrote {path} ({len(built.artifact.data) / 1e6:.1f} MB)")
 
 
@@ -80,14 +90,20 @@ def _source(onnx_file: Path | None, model: str) -> OnnxSource:
 
     if onnx_file:
         return read_source(onnx_file)
-    return from_export(export_checkpoint(shipped(model), ExportOptions(optimize=True)).exported)
+    return from_export(export_checkpoint(shipped(model), ExportOptions(optimize=True, fuse_attention=True)).exported)
 
 
-def _print(built: Built) -> None:
+def _print(built: Built, version_compatible: bool) -> None:
     facts = built.artifact.manifest["engine"]
-    layers = ", ".join(f"{count} in {types}" for types, count in built.layer_types.items())
+    layers = ", ".join(f"{count} in {types}" for types, count in built.layer_types.items()) or "types that it hides"
     click.echo(f"Built in {facts['build_s']:.1f} s by TensorRT {facts['tensorrt']}; products of {layers}")
+    if not built.layer_types:
+        click.echo("Warning: TensorRT's inspector named no type of a product: the precision is not verified", err=True)
     click.echo(f"Proved {built.proof}")
+    click.echo(f"Measured {built.accuracy}" if built.accuracy else "Accuracy: not measured, no test images at hand")
+    flags = " --backend-config=tensorrt,version-compatible=true" if version_compatible else ""
+    later = " or a later minor version" if version_compatible else ""
+    click.echo(f"For servers with TensorRT {facts['tensorrt']}{later}: tritonserver --exit-on-error=false{flags}")
 
 
 if __name__ == "__main__":

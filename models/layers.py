@@ -66,11 +66,14 @@ class Attention(nn.Module):
     computes the same with PyTorch's `scaled_dot_product_attention`.
     """
 
+    scale: float  # of the scores; 1 once a rewrite has folded it into the queries
+
     def __init__(self, config: ModelConfig, norm: NormFactory) -> None:
         super().__init__()
         self.heads = config.heads
         self.dim_head = config.dim_head
         self.fused = False
+        self.scale = config.dim_head**-0.5
         width = config.heads * config.dim_head
         self.norm = norm(config.dim)
         self.qkv = nn.Linear(config.dim, 3 * width, bias=config.qkv_bias)  # rows q, k, v; each head-major
@@ -90,12 +93,24 @@ class Attention(nn.Module):
         )
         if self.fused:
             dropout = self.attention_dropout.p if self.training else 0.0
-            heads = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout)  # (B, H, N, E)
+            heads = fused_attention(q, k, v, self.scale, dropout)  # (B, H, N, E)
         else:
-            scores = q @ k.transpose(-1, -2) * self.dim_head**-0.5  # (B, H, N, N)
+            scores = q @ k.transpose(-1, -2) * self.scale  # (B, H, N, N)
             heads = self.attention_dropout(scores.softmax(dim=-1)) @ v  # (B, H, N, E)
         y: Tensor = self.out_dropout(self.out(heads.transpose(1, 2).flatten(2)))  # (B, N, D)
         return y
+
+
+def fused_attention(q: Tensor, k: Tensor, v: Tensor, scale: float, dropout: float = 0.0) -> Tensor:
+    """softmax(scale q k') v by PyTorch's fused kernel: (B, H, M, E), (B, H, N, E), (B, H, N, E) -> (B, H, M, E).
+
+    Written out in an export, whose own form of the kernel hides the products behind reshapes; the scale then comes
+    before the product.
+    """
+    if torch.compiler.is_exporting():
+        scores = (q if scale == 1 else q * scale) @ k.transpose(-1, -2)  # (B, H, M, N)
+        return scores.softmax(dim=-1) @ v  # (B, H, M, E)
+    return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, scale=scale)
 
 
 class FeedForward(nn.Module):

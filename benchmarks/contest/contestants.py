@@ -19,7 +19,7 @@ from benchmarks.contest.engines import Run, start
 from benchmarks.contest.programs import Program
 from benchmarks.contest.runtimes import TORCH_ENGINES, Device, Entry, Setup
 from benchmarks.contest.subjects import Subject, subject
-from benchmarks.contest.ways import best_micro_batch
+from benchmarks.contest.ways import MICRO_BATCHES, SEARCH_IMAGES, best_micro_batch
 from benchmarks.measure.memory import peak_memory_mb
 from benchmarks.measure.progress import count_bar, note
 from export.equivalence import EquivalenceError, Images, Logits
@@ -49,6 +49,7 @@ class Contestant:
     setup: Setup
     run: Run
     macs: int
+    values: int = 0  # that its kernels read and write for an image, see floors.py
 
     @property
     def weight_bytes(self) -> int:
@@ -97,20 +98,31 @@ def build(entries: Sequence[Entry], batches: Sequence[int], options: Options, mi
     with count_bar("Building and exporting", len(entries), "contestants") as advance:
         for entry in entries:
             try:
-                contestants.append(contestant(entry, subjects[entry.config], options, max(batches)))
+                contestants.append(contestant(entry, subjects[entry.config], options, batches))
             except Exception as reason:  # engines raise anything; only this contestant is lost
                 missing.add(entry, reason)
             advance(1)
     return contestants
 
 
-def contestant(entry: Entry, of: Subject, options: Options, largest_batch: int) -> Contestant:
+def contestant(entry: Entry, of: Subject, options: Options, batches: Sequence[int]) -> Contestant:
     """One contestant; raises Unavailable if this machine cannot run it."""
     if reason := entry.why_not(options.device):
         raise Unavailable(reason)
-    setup = Setup(entry.how.engine, entry.precision, options.device, options.threads, entry.config, largest_batch)
-    program, macs = programs.for_runtime(of, entry.how, entry.precision)
-    return Contestant(entry, of, program, setup, start(program, setup), macs)
+    sizes = tuple(sorted({size for batch in batches for size in call_sizes(batch, options)}))
+    setup = Setup(entry.how.engine, entry.precision, options.device, options.threads, entry.config, sizes)
+    program, macs, values = programs.for_runtime(of, entry.how, entry.precision)
+    return Contestant(entry, of, program, setup, start(program, setup), macs, values)
+
+
+def call_sizes(batch: int, options: Options) -> set[int]:
+    """Images a call, for a batch; an engine has a profile for each."""
+    if options.micro_batch == "auto":
+        steps = {size for size in MICRO_BATCHES if size < batch} | {batch}
+    else:
+        steps = {min(batch, options.micro_batch or batch)}
+    searched = {min(batch, SEARCH_IMAGES)} if options.micro_batch == "auto" else set()
+    return steps | {total % step for step in steps for total in (batch, *searched) if total % step}
 
 
 def first_calls(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import click
 
 from benchmarks.contest.runtimes import Device
@@ -16,6 +18,7 @@ def choose(wanted: str) -> Device:
     from export.engines.gpu import find_gpu
 
     if torch.cuda.is_available():
+        torch.cuda.set_stream(torch.cuda.Stream())  # the default one synchronises with all others
         return "cuda"
     if gpu := find_gpu():
         problem = f"expected PyTorch to start {gpu.name}, found {_why_not()}"
@@ -23,6 +26,16 @@ def choose(wanted: str) -> Device:
     if wanted == "cuda":
         raise click.ClickException("--device cuda: expected a CUDA device, found none")
     return "cpu"
+
+
+def free() -> None:
+    """Gives the memory of networks that nobody holds any more back to the device."""
+    import torch
+
+    gc.collect()
+    if torch.cuda.is_available():
+        torch._dynamo.reset()
+        torch.cuda.empty_cache()
 
 
 def _why_not() -> str:

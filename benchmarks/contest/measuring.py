@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from benchmarks.contest.contestants import Contestant, Missing, Options, Ready, first_calls
-from benchmarks.contest.runtimes import TORCH_ENGINES
+from benchmarks.contest.devices import free
+from benchmarks.contest.floors import floor_ms
 from benchmarks.measure.timing import (
     MIN_ROUNDS,
     Durations,
@@ -34,17 +36,32 @@ def measure(
     missing: Missing,
     add: Callable[[list[Row]], None],
 ) -> None:
-    """Adds a JSON-ready row per contestant, all from one interleaved run, also at Ctrl-C."""
+    """Adds a JSON-ready row per contestant, all from one interleaved run, also at Ctrl-C.
+
+    A contestant that fails while it is timed goes to `missing`, and the others begin again.
+    """
     ready = {str(i): one for i, one in enumerate(first_calls(contestants, batch, options, title, missing))}
-    baselines = {one.contestant.subject.config: i for i, one in ready.items() if one.contestant.entry.is_baseline}
-    against = {i: baselines.get(one.contestant.subject.config, i) for i, one in ready.items()}
+
+    def baseline(name: str) -> str | None:
+        config = ready[name].contestant.subject.config
+        same = (i for i, one in ready.items() if one.contestant.subject.config == config)
+        return next((i for i in same if ready[i].contestant.entry.is_baseline), None)
 
     def stable(measured: Mapping[str, Durations], name: str) -> bool:
-        return is_stable(measured[name], measured[against[name]])
+        return is_stable(measured[name], measured[baseline(name) or name])
 
     def timed() -> dict[str, Durations]:
+        while ready:
+            try:
+                return interleaved()
+            except _Failed as failed:
+                missing.add(ready.pop(failed.name).contestant.entry, failed.reason)
+                free()
+        return {}
+
+    def interleaved() -> dict[str, Durations]:
         return time_interleaved(
-            {name: one.call for name, one in ready.items()},
+            {name: partial(_call, name, one.call) for name, one in ready.items()},
             options.seconds,
             title,
             MIN_ROUNDS_ON_A_GPU if options.device == "cuda" else MIN_ROUNDS,
@@ -55,13 +72,28 @@ def measure(
     def rows(measured: Mapping[str, Durations]) -> list[Row]:
         compared = []
         for name, one in ready.items():
-            known = one.contestant.subject.config in baselines
-            ratio = asdict(ratio_with_interval(measured[against[name]], measured[name])) if known else None
+            base = baseline(name)
+            ratio = asdict(ratio_with_interval(measured[base], measured[name])) if base else None
             row = {"stable": stable(measured, name), "ratio_to_torch": ratio}
             compared.append(_row(one, measured[name], batch, options, limits) | row)
         return compared
 
     finished_rounds(timed, lambda measured: add(rows(measured)))
+
+
+class _Failed(Exception):
+    """A call that failed while it was timed."""
+
+    def __init__(self, name: str, reason: Exception) -> None:
+        super().__init__(name)
+        self.name, self.reason = name, reason
+
+
+def _call(name: str, call: Callable[[], object]) -> object:
+    try:
+        return call()
+    except Exception as reason:  # engines raise anything
+        raise _Failed(name, reason) from reason
 
 
 def _row(one: Ready, durations: Durations, batch: int, options: Options, limits: Limits) -> Row:
@@ -91,6 +123,7 @@ def _row(one: Ready, durations: Durations, batch: int, options: Options, limits:
         "images_per_s": 1000 * batch / p50_ms,
         "first_call_ms": one.first_call_ns / 1e6,
         "macs": contestant.macs,
+        "floor_ms": floor_ms(contestant.macs, contestant.values, batch, entry.precision, limits),
         "gemm_share": gflops_per_s / rates.get(entry.precision, rates["fp32"]),
         "bandwidth_share": moved / p50_ms / 1e6 / limits["copy_gb_per_s"],
         "peak_memory_mb": one.peak_memory_mb,
@@ -100,6 +133,5 @@ def _row(one: Ready, durations: Durations, batch: int, options: Options, limits:
 
 
 def _by_events(one: Ready) -> float | None:
-    """The median of all calls by CUDA events; only PyTorch's engines use the stream of the events."""
-    known = one.call.device_ms and one.contestant.entry.how.engine in TORCH_ENGINES
-    return float(np.median(one.call.device_ms)) if known else None
+    """The median of all calls by CUDA events; every engine runs in their stream."""
+    return float(np.median(one.call.device_ms)) if one.call.device_ms else None

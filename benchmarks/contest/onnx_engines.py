@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import atexit
 from collections.abc import Callable
-from contextlib import ExitStack
 from functools import cache
 from typing import Any
 
@@ -13,10 +11,12 @@ import onnx
 import onnxruntime
 
 from benchmarks.contest.runtimes import Setup
+from benchmarks.contest.tensorrt_execution import Execution
 from export.engines.gpu import require
 from export.engines.openvino_engine import openvino_classifier
 from export.engines.tensorrt_engine import EngineError, EngineOptions, build, load
 from export.engines.tensorrt_support import UnsupportedGraph, prepare
+from export.engines.tensorrt_versions import VersionMismatch
 from export.errors import Unavailable
 from models.config import INPUT_NAME, OUTPUT_NAME, ModelConfig
 
@@ -40,7 +40,7 @@ def _share_memory() -> None:
 
 
 def _in_onnxruntime(data: bytes, setup: Setup) -> Run:
-    cuda = ("CUDAExecutionProvider", {"use_tf32": "1" if setup.precision == "tf32" else "0"})
+    cuda = ("CUDAExecutionProvider", cuda_options(setup) if setup.device == "cuda" else {})
     provider: Any = cuda if setup.device == "cuda" else "CPUExecutionProvider"
     options = onnxruntime.SessionOptions()
     if setup.device == "cpu":
@@ -50,6 +50,8 @@ def _in_onnxruntime(data: bytes, setup: Setup) -> Run:
         options.add_session_config_entry("session.use_env_allocators", "1")
     elif cuda[0] not in onnxruntime.get_available_providers():
         raise Unavailable("ONNX Runtime's CUDAExecutionProvider is missing (install onnxruntime-gpu)")
+    else:
+        onnxruntime.preload_dlls()  # of CUDA's wheels, unless PyTorch has loaded its own
     session = onnxruntime.InferenceSession(data, options, providers=[provider])
     if setup.device == "cpu":
         return lambda images: session.run([OUTPUT_NAME], {INPUT_NAME: images})[0]
@@ -58,17 +60,34 @@ def _in_onnxruntime(data: bytes, setup: Setup) -> Run:
     return _bound_to_cuda(session)
 
 
+def cuda_options(setup: Setup) -> dict[str, str]:
+    """Of ONNX Runtime's CUDA provider, on PyTorch's current stream.
+
+    TF32 by request alone in float32; in float16 without it the provider keeps convolutions off the tensor cores, which
+    also want their channels last.
+    """
+    import torch
+
+    convolves = setup.config is not None and not setup.config.is_transformer
+    return {
+        "use_tf32": "0" if setup.precision == "fp32" else "1",
+        "prefer_nhwc": "1" if convolves else "0",
+        "user_compute_stream": str(torch.cuda.current_stream().cuda_stream),
+    }
+
+
 def _bound_to_cuda(session: Any) -> Run:
     import torch
 
     classes = session.get_outputs()[0].shape[1]
-    binding = session.io_binding()
+    binding, options = session.io_binding(), onnxruntime.RunOptions()
+    options.add_run_config_entry("disable_synchronize_execution_providers", "1")  # the caller waits
 
     def run(images: Any) -> Any:
         logits = torch.empty(len(images), classes, device=images.device)
         binding.bind_input(INPUT_NAME, "cuda", 0, np.uint8, tuple(images.shape), images.data_ptr())
         binding.bind_output(OUTPUT_NAME, "cuda", 0, np.float32, tuple(logits.shape), logits.data_ptr())
-        session.run_with_iobinding(binding)
+        session.run_with_iobinding(binding, options)
         return logits
 
     return run
@@ -79,17 +98,15 @@ def _in_openvino(data: bytes, setup: Setup) -> Run:
 
 
 def _in_tensorrt(data: bytes, setup: Setup) -> Run:
-    """An engine built on this GPU for up to `largest_batch` images, tuned for that size."""
-    largest = setup.largest_batch
-    options = EngineOptions("fp16" if setup.precision == "fp16" else "fp32", 1, largest, largest)
-    stack = ExitStack()
-    atexit.register(stack.close)  # engine and runner live as long as the process
+    """An engine built on this GPU, with a profile of its own for each batch size."""
+    import torch
+
+    precision: Any = setup.precision
+    options = EngineOptions(precision, opt_batch=1, max_batch=max(setup.batches), fixed=setup.batches)
     try:
         require()
-        from polygraphy.backend.trt import TrtRunner
-
         plan = build(prepare(onnx.load_from_string(data)), setup.config or ModelConfig(), options)
-        runner = stack.enter_context(TrtRunner(stack.enter_context(load(plan))))
-    except (UnsupportedGraph, EngineError) as error:
+        with load(plan) as engine:
+            return Execution(engine, setup.batches, torch.cuda.current_stream())
+    except (UnsupportedGraph, EngineError, VersionMismatch) as error:
         raise Unavailable(str(error)) from error
-    return lambda images: runner.infer({INPUT_NAME: images}, copy_outputs_to_host=False)[OUTPUT_NAME]

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 
 import torch
 
+from benchmarks.contest.floors import moved_values
 from benchmarks.contest.runtimes import TORCH_ENGINES, Precision, Runtime
 from benchmarks.contest.subjects import Subject
 from export.graph import DEFAULT_OPSET, Served, rewrite, to_onnx
 from export.precision import Lowering, convert
 from export.rewrites import pipeline
+from export.rewrites.fuse import fuse_attention
 from models.data import load_digits
-from models.layers import Attention
 from models.macs import macs_per_image
 
 REWRITES = {"none": (), "folded": pipeline.FUSE, "all": pipeline.ALL}
@@ -23,16 +24,15 @@ Program = Served | bytes
 """A PyTorch network, or the bytes of an ONNX file."""
 
 
-def for_runtime(subject: Subject, how: Runtime, precision: Precision) -> tuple[Program, int]:
-    """The program for that runtime, and the multiply-accumulates of one image in it."""
+def for_runtime(subject: Subject, how: Runtime, precision: Precision) -> tuple[Program, int, int]:
+    """The program of that runtime, the multiply-accumulates of one image in it, and the values that these move."""
     network = _rewritten(subject, REWRITES[how.rewrites])
-    macs = macs_per_image(network.model)
-    for module in network.modules():
-        if isinstance(module, Attention):
-            module.fused = how.fused
+    macs, values = macs_per_image(network.model), moved_values(network.model)
+    if how.fused and subject.config.is_transformer:
+        network.model = fuse_attention(network.model)
     if how.engine in TORCH_ENGINES:
-        return network.to(DTYPES[precision]), macs
-    return _file(subject, network, precision), macs
+        return network.to(DTYPES[precision]), macs, values
+    return _file(subject, network, precision, how.half_softmax), macs, values
 
 
 def rewritten_file(
@@ -48,9 +48,9 @@ def _rewritten(subject: Subject, rewrites: Sequence[pipeline.Rewrite]) -> Served
     return rewrite(network.model.double(), rewrites, ())[0].float() if rewrites else network
 
 
-def _file(subject: Subject, network: Served, precision: Precision) -> bytes:
+def _file(subject: Subject, network: Served, precision: Precision, half_softmax: bool = False) -> bytes:
     proto = to_onnx(network, subject.config, DEFAULT_OPSET)
     if precision in ("fp16", "int8"):
-        proto = convert(proto, Lowering(precision, load_digits(), max_drop_points=100)).proto
+        proto = convert(proto, Lowering(precision, load_digits(), 100, half_softmax)).proto
     data: bytes = proto.SerializeToString()
     return data

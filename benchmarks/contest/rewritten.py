@@ -71,7 +71,7 @@ def _program(of: Subject, contestant: str) -> tuple[Program, int]:
     from benchmarks.contest.runtimes import RUNTIMES, Precision
 
     if contestant in (EAGER, FUSED_ATTENTION):
-        return for_runtime(of, RUNTIMES["torch" if contestant == EAGER else "torch-sdpa"], "fp32")
+        return for_runtime(of, RUNTIMES["torch" if contestant == EAGER else "torch-sdpa"], "fp32")[:2]
     precision: Precision = "int8" if contestant == INT8 else "fp32"
     data, macs = rewritten_file(of, rewrites_of(contestant), precision)
     of.check(f"{of.config.model}, {contestant}", precision, len(of.proof), start(data)(of.proof))

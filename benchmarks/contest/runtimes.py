@@ -36,18 +36,22 @@ SUPPORTED: dict[tuple[Engine, Device], tuple[Precision, ...]] = {
     ("onnxruntime", "cpu"): ("fp32", "int8"),
     ("onnxruntime", "cuda"): ("fp32", "tf32", "fp16"),
     ("openvino", "cpu"): ("fp32", "bf16"),
-    ("tensorrt", "cuda"): ("fp32", "fp16"),
+    ("tensorrt", "cuda"): ("fp32", "tf32", "fp16"),
 }
 
 
 @dataclass(frozen=True)
 class Runtime:
-    """An engine, the exact rewrites before it, and whether attention uses PyTorch's fused kernel."""
+    """An engine, the exact rewrites done before, and whether attention has the form that GPU kernels fuse.
+
+    `half_softmax`: in fp16 the Softmax too is computed in float16.
+    """
 
     engine: Engine
     how: str
     rewrites: Rewrites = "none"
     fused: bool = False
+    half_softmax: bool = False
 
     @property
     def label(self) -> str:
@@ -58,24 +62,26 @@ RUNTIMES: dict[str, Runtime] = {
     "torch": Runtime("eager", "as published"),
     "torch-sdpa": Runtime("eager", "fused attention", fused=True),
     "torch-optimized": Runtime("eager", "all rewrites", "all"),
+    "torch-sdpa-optimized": Runtime("eager", "all rewrites, fused attention", "all", fused=True),
     "torch-compile": Runtime("compiled", "as published"),
     "torch-compile-optimized": Runtime("compiled", "all rewrites", "all"),
     "torch-cudagraphs": Runtime("graphs", "as published"),
-    "torch-cudagraphs-optimized": Runtime("graphs", "all rewrites", "all"),
+    "torch-cudagraphs-optimized": Runtime("graphs", "all rewrites", "all", fused=True),
     "onnx": Runtime("onnxruntime", "plain export"),
     "onnx-folded": Runtime("onnxruntime", "norms folded", "folded"),
     "onnx-optimized": Runtime("onnxruntime", "all rewrites", "all"),
     "openvino": Runtime("openvino", "all rewrites", "all"),
     "tensorrt-plain": Runtime("tensorrt", "plain export"),
-    "tensorrt-folded": Runtime("tensorrt", "norms folded", "folded"),
-    "tensorrt": Runtime("tensorrt", "all rewrites", "all"),
+    "tensorrt-folded": Runtime("tensorrt", "norms folded", "folded", fused=True),
+    "tensorrt": Runtime("tensorrt", "all rewrites", "all", fused=True),
+    "tensorrt-half-softmax": Runtime("tensorrt", "all rewrites, fp16 softmax", "all", fused=True, half_softmax=True),
 }
 BASELINE = "torch"
 DEFAULT_RUNTIMES: dict[Device, tuple[str, ...]] = {
     "cpu": ("torch", "onnx-folded", "onnx-optimized"),  # of all models at batch 5000 in about two minutes
     "cuda": (
-        *("torch", "torch-sdpa", "torch-compile", "torch-cudagraphs-optimized", "onnx-folded", "onnx-optimized"),
-        *("tensorrt-plain", "tensorrt-folded", "tensorrt"),
+        *("torch", "torch-sdpa", "torch-sdpa-optimized", "torch-compile", "torch-cudagraphs-optimized"),
+        *("onnx-folded", "onnx-optimized", "tensorrt-plain", "tensorrt-folded", "tensorrt", "tensorrt-half-softmax"),
     ),
 }
 DEFAULT_PRECISIONS: dict[Device, tuple[Precision, ...]] = {"cpu": ("fp32",), "cuda": ("fp32", "tf32", "fp16")}
@@ -109,8 +115,10 @@ class Entry:
             return f"{ENGINES[self.how.engine]} needs another device than {device}"
         if self.precision not in precisions:
             return f"{ENGINES[self.how.engine]} on {device} is measured in {', '.join(precisions)} alone"
-        if self.how.fused and not self.config.is_transformer:
+        if self.how.fused and self.how.engine == "eager" and not self.config.is_transformer:
             return "there is no attention in it"
+        if self.how.half_softmax and not (self.precision == "fp16" and self.config.is_transformer):
+            return "its softmax is in the precision of all else"
         return None
 
 
@@ -118,7 +126,7 @@ class Entry:
 class Setup:
     """Where a program runs; by default in PyTorch eager or, for a file, in ONNX Runtime.
 
-    `threads` on the CPU, 0 for all cores. TensorRT also needs the configuration and the largest batch.
+    `threads` are those of the CPU, 0 for all cores. TensorRT also needs the configuration and the images a call.
     """
 
     engine: Engine | None = None
@@ -126,4 +134,4 @@ class Setup:
     device: Device = "cpu"
     threads: int = 0
     config: ModelConfig | None = None
-    largest_batch: int = 1
+    batches: tuple[int, ...] = (1,)

@@ -13,6 +13,7 @@ HEADER = (
     *("model", "runtime", "depth", "first ms", "p50 ms", "p90 ms", "p99 ms", "images/s"),
     *("x PyTorch", "95 % interval", "M MACs", "of GEMM %", "of copy %"),
 )
+ON_A_GPU = {"device_p50_ms": "on device ms", "copies_p50_ms": "with copies ms", "floor_ms": "floor ms"}
 Rows = Sequence[Mapping[str, Any]]
 
 
@@ -20,9 +21,14 @@ def batch_table(rows: Rows, with_dim: bool = False) -> str:
     """The rows of one batch size; a star marks an unstable median."""
     if not rows:
         return "nothing measured"
-    memory = any(row["peak_memory_mb"] is not None for row in rows)
-    header = (*HEADER, *(["peak MB"] if memory else []))
-    cells = [(*_cells(row), *([_number(row["peak_memory_mb"], 0)] if memory else [])) for row in rows]
+    optional = {
+        **({"peak_memory_mb": "peak MB"} if any(row["peak_memory_mb"] is not None for row in rows) else {}),
+        **({key: title for key, title in ON_A_GPU.items() if key in rows[0]} if rows[0]["device"] == "cuda" else {}),
+    }
+    header = (*HEADER, *optional.values())
+    cells = [
+        (*_cells(row), *(_number(row[key], 0 if key == "peak_memory_mb" else 3) for key in optional)) for row in rows
+    ]
     first, sizes = rows[0], sorted({row["micro_batch"] for row in rows})
     called = "one call" if sizes == [first["batch"]] else f"{', '.join(map(str, sizes))} a call"
     where = f"{called}, threads: {first['threads']}, device: {first['device']}"
@@ -56,6 +62,8 @@ def closing_lines(rows: Rows, missing: Rows, limits: Mapping[str, Any], caveat: 
     """The lines below the tables: limits, other runtimes, the caveat, a warning."""
     gemm = f"{limits['gemm_gflops_per_s']:,.0f} GFLOP/s ({limits['gemm_library']})"
     yield f"Limits measured first: GEMM {gemm}, copy {limits['copy_gb_per_s']:.1f} GB/s"
+    if any(row["device"] == "cuda" for row in rows):
+        yield "floor: no kernels are quicker at these limits, each product and each attention being one"
     used = {row["runtime"] for row in (*rows, *missing)}
     if others := [name for name in RUNTIMES if name not in used]:
         yield f"Other runtimes: --runtimes all, or some of {', '.join(others)}"

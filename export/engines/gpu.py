@@ -11,6 +11,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from export.engines.tensorrt_versions import check_server, server_version
 from export.errors import Unavailable
 
 TENSORRT_MAJORS = ("10", "11")
@@ -45,8 +46,11 @@ def find_gpu() -> Gpu | None:
     return None if failed else Gpu(name.value.decode(), f"{major.value}.{minor.value}")
 
 
-def require() -> Gpu:
-    """The GPU; raises Unavailable if the GPU or software is missing."""
+def require(server_tensorrt: str | None = None, version_compatible: bool = False) -> Gpu:
+    """The GPU, where all that an engine needs is there.
+
+    Raises Unavailable, and VersionMismatch if the server, by default this machine's, has another TensorRT.
+    """
     gpu = find_gpu()
     missing = [] if gpu else ["an NVIDIA GPU (a machine with its driver; in a container, --gpus all)"]
     wanted = [what for what in (_tensorrt(), _polygraphy()) if what]
@@ -54,10 +58,14 @@ def require() -> Gpu:
         missing.append(f"{' and '.join(wanted)} ({INSTALL})")
     elif gpu and not _cuda_runtime():
         missing.append("CUDA's runtime libcudart.so (its folder in LD_LIBRARY_PATH)")
-    if gpu and not missing:
-        return gpu
-    instead = "; export/to_onnx.py serves on this GPU without TensorRT" if gpu else ""
-    raise Unavailable(f"TensorRT: missing {', and '.join(missing)}{instead}")
+    if missing or not gpu:
+        instead = "; export/to_onnx.py serves on this GPU without TensorRT" if gpu else ""
+        raise Unavailable(f"TensorRT: missing {', and '.join(missing)}{instead}")
+    if server := server_tensorrt or server_version():
+        import tensorrt
+
+        check_server(tensorrt.__version__, server, version_compatible)
+    return gpu
 
 
 def _tensorrt() -> str | None:

@@ -7,31 +7,13 @@ accuracy beside ONNX Runtime's, or AccuracyError with both numbers.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
-from export.equivalence import Classifier, Logits, onnx_classifier
+from export.equivalence import Classifier, Logits
 from export.errors import Unavailable
-from export.precision import AccuracyError, accuracy
+from export.precision import EngineAccuracy, engine_accuracy
 from models.config import INPUT_NAME, OUTPUT_NAME
 from models.data import Dataset
-
-
-@dataclass(frozen=True)
-class EngineAccuracy:
-    """Test accuracy of a graph in OpenVINO, in `precision`, and in ONNX Runtime."""
-
-    precision: str
-    accuracy: float
-    onnxruntime_accuracy: float
-    images: int
-
-    def __str__(self) -> str:
-        ours, theirs = 100 * self.accuracy, 100 * self.onnxruntime_accuracy
-        return (
-            f"test accuracy {ours:.2f} % in OpenVINO ({self.precision}) against {theirs:.2f} % in ONNX Runtime,"
-            f" {self.images} images"
-        )
 
 
 def has_bfloat16() -> bool:
@@ -61,16 +43,8 @@ def check_accuracy(data: bytes, dataset: Dataset, max_drop_points: float, bfloat
     Raises AccuracyError if OpenVINO's accuracy is more than `max_drop_points` percentage points lower, and
     Unavailable as `openvino_classifier` does.
     """
-    classify = openvino_classifier(data, bfloat16)
-    found = EngineAccuracy(
-        "bfloat16" if bfloat16 else "float32",
-        accuracy(classify, dataset),
-        accuracy(onnx_classifier(data), dataset),
-        len(dataset.test_labels),
-    )
-    if 100 * (found.onnxruntime_accuracy - found.accuracy) > max_drop_points:
-        raise AccuracyError(f"OpenVINO: expected a drop of at most {max_drop_points} points, found {found}")
-    return found
+    classify, precision = openvino_classifier(data, bfloat16), "bfloat16" if bfloat16 else "float32"
+    return engine_accuracy("OpenVINO", precision, classify, data, dataset, max_drop_points)
 
 
 def _openvino() -> Any:

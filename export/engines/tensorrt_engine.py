@@ -23,13 +23,16 @@ from export.engines.tensorrt_layers import check_layers
 from export.engines.tensorrt_support import prepare
 from export.equivalence import BATCH_SIZES, Classifier, Images, Proof, onnx_classifier, proof_images, prove
 from export.errors import ExportError
+from export.precision import EngineAccuracy, engine_accuracy
 from export.publishing.artifact import PLAN_FILE, Artifact
 from models.config import INPUT_NAME, OUTPUT_NAME, ModelConfig
+from models.data import Dataset
 
-# Absolute. In float16, kernels that sum in another order differ by at most 0.005 on the shipped models, as much as
-# either differs from float32; their logits on these digits reach 6. Ten times that leaves room for larger logits.
-TOLERANCES = {"fp32": 1e-4, "fp16": 0.05}
+# Of the largest logit. In float16 two orders of summation differ by about as much as either does from float32, at most
+# 0.001 on the shipped models, and TF32 keeps as many bits; ten times that leaves room for other kernels.
+TOLERANCES = {"fp32": 2e-5, "tf32": 0.01, "fp16": 0.01}
 REFERENCE_BATCH = 256
+ACCURACY_DROP = 0.1  # percentage points that an engine may lose against its ONNX file
 
 
 class EngineError(ExportError):
@@ -38,9 +41,12 @@ class EngineError(ExportError):
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """Precision, batch sizes of the single optimisation profile, and portability."""
+    """What is built: the precision, the batch sizes of its optimisation profile, how portable it is.
 
-    precision: Literal["fp32", "fp16"]
+    `fixed` batch sizes get a profile each instead, in which the engine takes no other size.
+    """
+
+    precision: Literal["fp32", "tf32", "fp16"]
     min_batch: int = 1
     opt_batch: int = 64
     max_batch: int = 5000
@@ -48,6 +54,12 @@ class EngineOptions:
     version_compatible: bool = False
     hardware_compatible: bool = False
     workspace_mib: int | None = None
+    fixed: tuple[int, ...] = ()
+
+    @property
+    def profiles(self) -> list[tuple[int, int, int]]:
+        """Smallest, best and largest batch size of each profile."""
+        return [(size, size, size) for size in self.fixed] or [(self.min_batch, self.opt_batch, self.max_batch)]
 
     @property
     def batches(self) -> tuple[int, ...]:
@@ -57,17 +69,18 @@ class EngineOptions:
 
 @dataclass(frozen=True)
 class Built:
-    """A proven engine; `layer_types` counts the product layers by type."""
+    """A proven engine; `layer_types` counts the layers that compute products by their types, where these are told."""
 
     artifact: Artifact
     proof: Proof
     layer_types: dict[str, int]
+    accuracy: EngineAccuracy | None = None
 
 
-def make(source: OnnxSource, options: EngineOptions, gpu: Gpu) -> Built:
-    """Builds the engine of `source`, reads it back and compares it.
+def make(source: OnnxSource, options: EngineOptions, gpu: Gpu, dataset: Dataset | None = None) -> Built:
+    """Builds, reads back and compares the engine of `source`; with a `dataset` its accuracy is measured too.
 
-    Raises UnsupportedGraph, EngineError, LayerTypesDiffer or EquivalenceError.
+    Raises UnsupportedGraph, EngineError, LayerTypesDiffer, EquivalenceError or AccuracyError.
     """
     proto, config = prepare(onnx.load_from_string(source.data)), source.config
     start_ns = time.perf_counter_ns()
@@ -75,18 +88,24 @@ def make(source: OnnxSource, options: EngineOptions, gpu: Gpu) -> Built:
     build_s = (time.perf_counter_ns() - start_ns) / 1e9
     with load(plan) as engine:
         layer_types = check_layers(inspect(engine, config, options), proto, options.precision)
-        with engine_classifier(engine) as found:
+        with engine_classifier(engine) as classify:
             images = proof_images(config)
-            proof = compare(onnx_classifier(source.data), found, images, options)
-            sample = found(np.repeat(images[:1], options.min_batch, axis=0))[0].tolist()
+            proof = compare(onnx_classifier(source.data), classify, images, options)
+            whole = in_parts(classify, options.max_batch, options.min_batch)
+            sample = whole(images[:1])[0].tolist()
+            measured = None
+            if dataset:
+                measured = engine_accuracy("TensorRT", options.precision, whole, source.data, dataset, ACCURACY_DROP)
     engine_facts = describe(source, options, gpu) | {
         "build_s": round(build_s, 3),
         "layer_types": layer_types,
         "max_abs_error": proof.max_abs_error,
         "tolerance": proof.tolerance,
     }
-    manifest = source.manifest | {"sample_logits": sample, "engine": engine_facts}
-    return Built(Artifact(config, manifest, PLAN_FILE, plan), proof, layer_types)
+    manifest = source.manifest | {"sample_logits": sample, "precision": options.precision, "engine": engine_facts}
+    if measured:
+        manifest["test_accuracy"] = measured.accuracy
+    return Built(Artifact(config, manifest, PLAN_FILE, plan), proof, layer_types, measured)
 
 
 def build(proto: onnx.ModelProto, config: ModelConfig, options: EngineOptions) -> bytes:
@@ -94,13 +113,16 @@ def build(proto: onnx.ModelProto, config: ModelConfig, options: EngineOptions) -
     import tensorrt as trt
     from polygraphy.backend.trt import CreateConfig, Profile, engine_bytes_from_network, network_from_onnx_path
 
-    shapes = [(size, *config.input_shape) for size in (options.min_batch, options.opt_batch, options.max_batch)]
     cache, mib, level = options.timing_cache, options.workspace_mib, trt.HardwareCompatibilityLevel
     if cache:
         cache.parent.mkdir(parents=True, exist_ok=True)  # Polygraphy locks it before it looks
     with tempfile.TemporaryDirectory() as folder, _engine_errors():
-        create_config = CreateConfig(  # TF32 is off by default
-            profiles=[Profile().add(INPUT_NAME, *shapes)],
+        create_config = CreateConfig(
+            tf32=options.precision == "tf32",
+            profiles=[
+                Profile().add(INPUT_NAME, *((size, *config.input_shape) for size in sizes))
+                for sizes in options.profiles
+            ],
             load_timing_cache=str(cache) if cache and cache.is_file() else None,
             profiling_verbosity=trt.ProfilingVerbosity.DETAILED,  # else the inspector tells only names
             memory_pool_limits={trt.MemoryPoolType.WORKSPACE: mib << 20} if mib else None,
@@ -147,17 +169,17 @@ def engine_classifier(engine: Any) -> Iterator[Classifier]:
 def compare(expected: Classifier, found: Classifier, images: Images, options: EngineOptions) -> Proof:
     """Compares `found` with `expected` at the batch sizes of the profile and at those of BATCH_SIZES that it covers.
 
-    Repeats `images` to fill the largest batch. In float16, leaves out images whose two best logits are too close:
-    rounding alone could swap them. Raises a subclass of EquivalenceError.
+    `images` are repeated to fill the largest. Below float32 those are left out whose two best logits lie so close that
+    rounding alone decides between them. Raises a subclass of EquivalenceError.
     """
-    tolerance = TOLERANCES[options.precision]
-    if options.precision == "fp16":
-        best = np.sort(expected(images), axis=1)
-        images = images[best[:, -1] - best[:, -2] > 2 * tolerance]
+    logits = np.sort(expected(images), axis=1)
+    tolerance = TOLERANCES[options.precision] * float(np.abs(logits).max())
+    if options.precision != "fp32":
+        images = images[logits[:, -1] - logits[:, -2] > 2 * tolerance]
     sizes = {size for size in BATCH_SIZES if options.min_batch <= size <= options.max_batch} | {*options.batches}
     repeated = np.resize(images, (max(sizes) if len(images) else 0, *images.shape[1:]))
     stages = f"TensorRT, {options.precision}"
-    return prove(stages, _in_parts(expected), found, repeated, tolerance, sorted(sizes))
+    return prove(stages, in_parts(expected, REFERENCE_BATCH), found, repeated, tolerance, sorted(sizes))
 
 
 def describe(source: OnnxSource, options: EngineOptions, gpu: Gpu) -> dict[str, Any]:
@@ -179,14 +201,15 @@ def describe(source: OnnxSource, options: EngineOptions, gpu: Gpu) -> dict[str, 
     }
 
 
-def _in_parts(classify: Classifier) -> Classifier:
-    """`classify` in batches that fit into memory; answers do not depend on the batch."""
+def in_parts(classify: Classifier, largest: int, smallest: int = 1) -> Classifier:
+    """`classify` for any number of images, in batches of `smallest` to `largest`; a short batch is filled up."""
 
-    def in_parts(images: Images) -> Any:
-        parts = [classify(images[i : i + REFERENCE_BATCH]) for i in range(0, len(images), REFERENCE_BATCH)]
-        return np.concatenate(parts)
+    def whole(images: Images) -> Any:
+        parts = (images[i : i + largest] for i in range(0, len(images), largest))
+        filled = ((part, np.resize(part, (max(len(part), smallest), *part.shape[1:]))) for part in parts)
+        return np.concatenate([classify(batch)[: len(part)] for part, batch in filled])
 
-    return in_parts
+    return whole
 
 
 @contextmanager

@@ -19,20 +19,10 @@ from export.engines.tensorrt_support import element_types
 from export.errors import ExportError
 
 PRODUCTS = ("MatMul", "Gemm", "Conv")
-PRECISIONS = {"fp32": "float32", "fp16": "float16"}
-
-# The inspector's words, as in "Half" or "Row major linear FP16 format". Integers compute no logits.
-WORDS = {
-    "Half": "float16",
-    "FP16": "float16",
-    "Float": "float32",
-    "FP32": "float32",
-    "TF32": "tfloat32",
-    "BFloat16": "bfloat16",
-    "BF16": "bfloat16",
-    "FP8": "float8",
-    "Int8": "int8",
-}
+COMPUTED_IN = {"fp32": {"float32"}, "tf32": {"float32", "tfloat32"}, "fp16": {"float16"}}
+# Words of the inspector, as in "Half", "Float" or "Row major linear FP16 format". Integers compute no logits.
+WORDS = {"Half": "float16", "FP16": "float16", "Float": "float32", "FP32": "float32", "TF32": "tfloat32"}
+WORDS |= {"BFloat16": "bfloat16", "BF16": "bfloat16", "FP8": "float8", "Int8": "int8"}
 ONNX_TYPES: dict[int, str] = {TensorProto.FLOAT: "float32", TensorProto.FLOAT16: "float16"}
 
 
@@ -43,38 +33,31 @@ class LayerTypesDiffer(ExportError):
 def check_layers(information: str, proto: onnx.ModelProto, precision: str) -> dict[str, int]:
     """Counts, by type, the engine's layers with a MatMul, Gemm or Conv of `proto`.
 
-    `precision` is fp32 or fp16. A layer may hold only the types of its ONNX nodes: a Softmax in float32 stays there. A
-    layer that computes products must hold `precision`. Raises LayerTypesDiffer, also if the inspector reports no such
-    layer.
+    `precision` is fp32, tf32 or fp16. Every layer may hold the types of the ONNX nodes that it came from and no others:
+    a Softmax that the graph keeps in float32 stays there. A layer that computes products holds those of `precision`.
+    Raises LayerTypesDiffer. The count is empty if the inspector's words say nothing of such a layer.
     """
-    asked, nodes, types = PRECISIONS[precision], {node.name: node for node in proto.graph.node}, element_types(proto)
-    anywhere = {ONNX_TYPES[number] for number in types.values() if number in ONNX_TYPES}
+    asked, nodes, types = COMPUTED_IN[precision], {node.name: node for node in proto.graph.node}, element_types(proto)
     counted: Counter[str] = Counter()
     for layer in json.loads(information)["Layers"]:
         if not isinstance(layer, dict):
-            raise LayerTypesDiffer(f"inspector: expected the types of every layer, found only the name {layer!r}")
-        origin = [nodes[name] for name in _onnx_names(layer) if name in nodes]
-        allowed = {name for node in origin for name in _float_types(node, types)} if origin else anywhere
+            continue  # a name alone
+        told = re.findall(r"\[ONNX Layer: ([^\]]+)\]", layer.get("Metadata", ""))
+        origin = [nodes[name] for name in told or layer.get("Name", "").split(" + ") if name in nodes]
+        tensors = {name for node in origin for name in (*node.input, *node.output)} if origin else types.keys()
+        allowed = {ONNX_TYPES[types[name]] for name in tensors if types.get(name) in ONNX_TYPES}
+        if precision == "tf32" and "float32" in allowed:
+            allowed.add("tfloat32")
         found = _layer_types(layer)
-        if found - allowed:
-            raise _differ(layer, allowed or {"no floats"}, found)
-        if found and any(node.op_type in PRODUCTS for node in origin):
-            if asked not in found:
-                raise _differ(layer, {asked}, found)
+        computes = any(node.op_type in PRODUCTS for node in origin)
+        if found - allowed or (found and computes and not asked & found):
+            expected = " and ".join(sorted(allowed if found - allowed else asked)) or "no floats"
+            raise LayerTypesDiffer(
+                f"layer {layer.get('Name')}: expected {expected}, found {' and '.join(sorted(found))}"
+            )
+        if found and computes:
             counted[" and ".join(sorted(found))] += 1
-    if not counted:
-        raise LayerTypesDiffer(f"inspector: expected layers that compute in {asked}, found none whose types it tells")
     return dict(counted)
-
-
-def _onnx_names(layer: dict[str, Any]) -> list[str]:
-    told = re.findall(r"\[ONNX Layer: ([^\]]+)\]", layer.get("Metadata", ""))
-    return told or layer.get("Name", "").split(" + ")
-
-
-def _float_types(node: onnx.NodeProto, types: dict[str, int]) -> set[str]:
-    numbers = (types.get(name, TensorProto.UNDEFINED) for name in (*node.input, *node.output))
-    return {ONNX_TYPES[number] for number in numbers if number in ONNX_TYPES}
 
 
 def _layer_types(layer: dict[str, Any]) -> set[str]:
@@ -84,8 +67,3 @@ def _layer_types(layer: dict[str, Any]) -> set[str]:
     if isinstance(layer.get("Weights"), dict):
         texts.append(layer["Weights"].get("Type", ""))
     return {WORDS[word] for text in texts for word in re.findall(r"\w+", text) if word in WORDS}
-
-
-def _differ(layer: dict[str, Any], expected: set[str], found: set[str]) -> LayerTypesDiffer:
-    expected_names, found_names = (" and ".join(sorted(names)) for names in (expected, found))
-    return LayerTypesDiffer(f"layer {layer.get('Name')}: expected {expected_names}, found {found_names}")

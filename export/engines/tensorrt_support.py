@@ -1,76 +1,23 @@
-"""What TensorRT's ONNX parser accepts; checks a graph before a build.
+"""An ONNX graph as TensorRT's parser takes it.
 
-In: an ONNX graph, uint8 images -> float32 logits. Out: the same graph as TensorRT accepts it, or UnsupportedGraph.
-Source: onnx-tensorrt, docs/operators.md of TensorRT 10.15; the operator pages of TensorRT 11 (Shape takes no uint8).
+In: an ONNX graph, uint8 images -> float32 logits. Out: the same graph with one input of Shape moved; TensorRT's parser
+names what else it does not take.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import onnx
-from onnx import TensorProto, shape_inference
+from onnx import shape_inference
 
 from export.errors import ExportError
 
-OPSETS = range(9, 25)
-
-FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16})
-NUMBERS = FLOATS | {TensorProto.INT32, TensorProto.INT64}
-ANY = NUMBERS | {TensorProto.BOOL}
-
-# The operators of our exports and the element types of all their tensors. TensorRT accepts uint8 only as input or
-# output of the whole graph, read or written by Cast.
-OPERATORS = {
-    "Add": NUMBERS,
-    "BatchNormalization": FLOATS,
-    "Cast": ANY | {TensorProto.UINT8},
-    "Clip": NUMBERS,
-    "Concat": ANY,
-    "Constant": ANY,
-    "Conv": FLOATS,
-    "Div": NUMBERS,
-    "Erf": FLOATS,
-    "Expand": ANY,
-    "Gather": ANY,
-    "Gelu": FLOATS,
-    "Gemm": FLOATS,
-    "LayerNormalization": FLOATS,
-    "MatMul": FLOATS,
-    "MaxPool": FLOATS,
-    "Mul": NUMBERS,
-    "Pad": NUMBERS,
-    "Pow": FLOATS,
-    "Reciprocal": FLOATS,
-    "ReduceMax": NUMBERS,
-    "ReduceMean": NUMBERS,
-    "ReduceMin": NUMBERS,
-    "Relu": NUMBERS,
-    "Reshape": ANY,
-    "Shape": ANY,
-    "Sigmoid": FLOATS,
-    "Slice": ANY,
-    "Softmax": FLOATS,
-    "Split": ANY,
-    "Sqrt": FLOATS,
-    "Sub": NUMBERS,
-    "Transpose": ANY,
-    "Unsqueeze": ANY,
-}
-# Inputs that must be constants.
-CONSTANT_INPUTS = {name: {1: "axes"} for name in ("ReduceMax", "ReduceMean", "ReduceMin")}
-# Operators with one supported output: no indices, no mean and deviation.
-ONE_OUTPUT = ("LayerNormalization", "MaxPool")
-# Attributes with one supported value.
-ATTRIBUTES = {"MaxPool": ("dilations", 1)}
-
 
 class UnsupportedGraph(ExportError):
-    """A graph that TensorRT would refuse. The message names the node."""
+    """A graph that TensorRT would not take; the message says what was expected and what was found."""
 
 
 def prepare(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Returns a checked copy of `proto` that reads the batch size after the cast of the images.
+    """`proto` with the batch size read behind the cast of the images; raises UnsupportedGraph if it is not valid.
 
     The exporter reads the shape of the uint8 input; TensorRT accepts uint8 only as input of Cast.
     """
@@ -87,36 +34,10 @@ def prepare(proto: onnx.ModelProto) -> onnx.ModelProto:
             del graph.node[:]
             graph.node.extend(nodes)
     try:
-        check(prepared)
         onnx.checker.check_model(prepared, full_check=True)
     except (onnx.checker.ValidationError, shape_inference.InferenceError) as error:
         raise UnsupportedGraph(f"ONNX: expected a valid graph, found {' '.join(str(error).split())}") from error
     return prepared
-
-
-def check(proto: onnx.ModelProto) -> None:
-    """Raises UnsupportedGraph for the first part of `proto` that TensorRT's parser does not accept."""
-    for opset in proto.opset_import:
-        if opset.domain in ("", "ai.onnx") and opset.version not in OPSETS:
-            raise UnsupportedGraph(f"ONNX: expected opset {OPSETS[0]} to {OPSETS[-1]}, found {opset.version}")
-    for node in proto.graph.node:
-        if node.domain not in ("", "ai.onnx") or node.op_type not in OPERATORS:
-            found = f"{node.domain}.{node.op_type}".lstrip(".")
-            raise _unsupported(node, "an operator that TensorRT takes", found)
-        if node.op_type in ONE_OUTPUT and any(node.output[1:]):
-            raise _unsupported(node, "one output", ", ".join(node.output))
-        _check_attribute(node)
-    types = element_types(proto)
-    constants = {tensor.name for tensor in proto.graph.initializer}
-    constants |= {node.output[0] for node in proto.graph.node if node.op_type == "Constant"}
-    inputs, outputs = ({value.name for value in values} for values in (proto.graph.input, proto.graph.output))
-    for node in proto.graph.node:
-        for name, type_name in _of_other_types(node, types):
-            raise _unsupported(node, f"a type of {name} that TensorRT's {node.op_type} takes", type_name)
-        _check_uint8(node, types, inputs, outputs)
-        for index, role in CONSTANT_INPUTS.get(node.op_type, {}).items():
-            if len(node.input) > index and node.input[index] not in constants | {""}:
-                raise _unsupported(node, f"constant {role}", f"{node.input[index]}, which is computed")
 
 
 def element_types(proto: onnx.ModelProto) -> dict[str, int]:
@@ -127,32 +48,3 @@ def element_types(proto: onnx.ModelProto) -> dict[str, int]:
     graph = shape_inference.infer_shapes(bare).graph
     types = {value.name: value.type.tensor_type.elem_type for value in (*graph.value_info, *graph.input, *graph.output)}
     return types | {tensor.name: tensor.data_type for tensor in graph.initializer}
-
-
-def _of_other_types(node: onnx.NodeProto, types: dict[str, int]) -> Iterator[tuple[str, str]]:
-    """Name and type of each tensor of `node` that the operator's row does not list."""
-    allowed = OPERATORS[node.op_type]
-    for name in filter(None, (*node.input, *node.output)):
-        found = types.get(name, TensorProto.UNDEFINED)
-        if found not in allowed:
-            yield name, TensorProto.DataType.Name(found)
-
-
-def _check_uint8(node: onnx.NodeProto, types: dict[str, int], inputs: set[str], outputs: set[str]) -> None:
-    for names, whole, what in ((node.input, inputs, "input"), (node.output, outputs, "output")):
-        for name in names:
-            if types.get(name) == TensorProto.UINT8 and name not in whole:
-                raise _unsupported(node, f"uint8 only as an {what} of the graph", f"{name}, which lies inside")
-
-
-def _check_attribute(node: onnx.NodeProto) -> None:
-    name, only = ATTRIBUTES.get(node.op_type, ("", 0))
-    for attribute in node.attribute:
-        if attribute.name == name and set(attribute.ints) - {only}:
-            raise _unsupported(node, f"{name} of {only}", str(list(attribute.ints)))
-
-
-def _unsupported(node: onnx.NodeProto, expected: str, found: str) -> UnsupportedGraph:
-    return UnsupportedGraph(
-        f"ONNX node {node.name or node.output[0]} ({node.op_type}): expected {expected}, found {found}"
-    )

@@ -23,7 +23,14 @@ from export.onnx_rewrites.proof import answers, session
 from export.onnx_rewrites.stage import Request, proof_inputs
 from export.publishing.artifact import MANIFEST_FILE, ONNX_FILE, SAMPLE_FILE, PublishError
 from export.publishing.publish import CONFIG_FILE, locked, read_config, versions
-from export.publishing.triton_config import MAX_BATCH_SIZE, Serving, configure, serve_versions, to_text
+from export.publishing.triton_config import (
+    MAX_BATCH_SIZE,
+    Serving,
+    configure,
+    serve_versions,
+    set_tf32,
+    to_text,
+)
 from models.files import write_atomically
 
 if TYPE_CHECKING:
@@ -122,6 +129,7 @@ def config_of(name: str, runner: ort.InferenceSession, sample: Feeds, serving: S
         max_batch_size=MAX_BATCH_SIZE if batched else 0,
         instance_group=[pb.ModelInstanceGroup(kind=pb.ModelInstanceGroup.KIND_AUTO)],
     )
+    set_tf32(message, "fp32")
     if batched:
         message.dynamic_batching.SetInParent()
     for tensor in runner.get_inputs():

@@ -37,6 +37,7 @@ from export.publishing.triton_config import (
     new_config,
     serve_versions,
     served_versions,
+    set_limits,
     store_probe,
     to_text,
 )
@@ -54,8 +55,9 @@ def publish(repository: Path, name: str, artifact: Artifact, serving: Serving | 
     """Publishes `artifact` as the next version of the model `name` and returns the version's folder.
 
     Servers that load the model from now on serve it, beside the newest version served so far. An existing config.pbtxt
-    keeps the operator's changes, except for the instances and threads that `serving` asks for. Raises PublishError for
-    a bad name or label, and if the model has another engine, other classes or another image shape.
+    keeps the operator's changes, except for the instances and threads that `serving` asks for; TF32 and the batch sizes
+    of TensorRT are those of the versions served. Raises PublishError for a bad name or label, and if the model has
+    another engine, other classes, another image shape or engines without a common batch size.
     """
     check_name(name)
     model_dir, serving = repository / name, serving or Serving()
@@ -73,6 +75,10 @@ def publish(repository: Path, name: str, artifact: Artifact, serving: Serving | 
         present = versions(model_dir)
         number, default = 1 + max(present, default=0), served_versions(message, present)[-1:]
         configure(message, serving)
+        if engine_of(message) == "tensorrt":
+            # Before anything is written: engines without a common batch size cannot stand side by side.
+            beside = (read_manifest(model_dir / str(each) / MANIFEST_FILE) for each in default)
+            set_limits(message, [*beside, artifact.manifest])
         # The version first: Triton refuses a config that names a missing version.
         with _staging(model_dir) as staging:
             _write_version(staging, artifact, message)
@@ -181,6 +187,8 @@ def _check_kind(model_dir: Path, message: pb.ModelConfig, artifact: Artifact) ->
 def _publish_first(model_dir: Path, artifact: Artifact, serving: Serving) -> Path:
     message = new_config(model_dir.name, artifact.config, serving)
     _check_kind(model_dir, message, artifact)
+    if engine_of(message) == "tensorrt":
+        set_limits(message, [artifact.manifest])
     with _staging_beside(model_dir.parent) as staging:
         labels = "".join(f"{label}\n" for label in artifact.config.labels)
         write_atomically(staging / LABELS_FILE, labels.encode())
@@ -193,6 +201,8 @@ def _publish_first(model_dir: Path, artifact: Artifact, serving: Serving) -> Pat
 def _write_config(model_dir: Path, message: pb.ModelConfig, served: Sequence[int]) -> None:
     """Writes a config.pbtxt that serves `served` and describes the highest of these versions."""
     serve_versions(message, served, versions(model_dir))
+    if engine_of(message) == "tensorrt":
+        set_limits(message, [read_manifest(model_dir / str(number) / MANIFEST_FILE) for number in served])
     if not (model_dir / str(max(served)) / SAMPLE_FILE).exists():  # foreign models have no checkpoint to describe
         describe(message, read_manifest(model_dir / str(max(served)) / MANIFEST_FILE))
         store_probe(message, _readable_manifests(model_dir, served))

@@ -8,13 +8,13 @@ from __future__ import annotations
 import base64
 import json
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
 from export.equivalence import embedded_sample
-from export.publishing.artifact import ONNX_FILE, accuracy_of
+from export.publishing.artifact import ONNX_FILE, PublishError, accuracy_of
 from models.config import INPUT_NAME, OUTPUT_NAME, ModelConfig
 
 if TYPE_CHECKING:
@@ -29,9 +29,12 @@ INNER_BATCH = 64
 # With several instances: further requests, or a longer wait, are refused while the client still listens.
 MAX_QUEUE_SIZE = 64
 QUEUE_TIMEOUT_S = 1
-# Of a stored float32 logit: 100 times the export's tolerance, as TF32 on a GPU may move a logit of 10 by 0.005.
+# Of a stored logit, for a float32 model: 100 times the export's. An older float32 version may stand beside a newest one
+# that asks for TF32, which moves a logit of 10 by up to 0.005.
 PROBE_TOLERANCE = 0.01
-# A new version, and the version to fall back to.
+# A larger batch keeps a GPU busy without a CUDA graph.
+LARGEST_GRAPH = 256
+# A new version and the version to fall back to.
 SERVED_VERSIONS = 2
 
 Engine = Literal["onnxruntime", "openvino", "tensorrt"]
@@ -44,20 +47,20 @@ class Serving:
     """How a model is served. None keeps the value in config.pbtxt; a new model gets the default.
 
     `instances`: copies of the model per device (default 1). `threads`: per copy on a CPU (default 0: one per core).
-    `bfloat16`: OpenVINO only. `max_batch_size`, `graph_batches`: TensorRT only, which replays a CUDA graph for batches
-    of these sizes.
+    `bfloat16`: OpenVINO only.
     """
 
     engine: Engine | None = None
     instances: int | None = None
     threads: int | None = None
     bfloat16: bool = False
-    max_batch_size: int = MAX_BATCH_SIZE
-    graph_batches: Sequence[int] = ()
 
 
 def new_config(name: str, config: ModelConfig, serving: Serving) -> pb.ModelConfig:
-    """The config of a new model `name`; `describe` and `serve_versions` add what depends on its versions."""
+    """The config of a new model `name`.
+
+    `describe`, `set_limits` and `serve_versions` add what depends on its versions.
+    """
     from tritonclient.grpc import model_config_pb2 as pb
 
     engine = serving.engine or "onnxruntime"
@@ -66,7 +69,7 @@ def new_config(name: str, config: ModelConfig, serving: Serving) -> pb.ModelConf
     batch = [-1] if engine == "openvino" else []
     message = pb.ModelConfig(
         name=name,
-        max_batch_size=0 if batch else serving.max_batch_size,
+        max_batch_size=0 if batch else MAX_BATCH_SIZE,
         input=[pb.ModelInput(name=INPUT_NAME, data_type=pb.TYPE_UINT8, dims=[*batch, *config.input_shape])],
         output=[
             pb.ModelOutput(
@@ -86,13 +89,10 @@ def new_config(name: str, config: ModelConfig, serving: Serving) -> pb.ModelConf
         # The same image rarely comes twice; every request would pay for the look-up.
         response_cache=pb.ModelResponseCache(enable=False),
         # Else the first requests pay for memory and, on a GPU, for kernels.
-        model_warmup=[_warmup(size, config, bool(batch)) for size in (1, serving.max_batch_size)],
+        model_warmup=[_warmup(size, config.input_shape, bool(batch)) for size in (1, MAX_BATCH_SIZE)],
     )
     if engine == "tensorrt":
         message.platform = "tensorrt_plan"
-        message.optimization.cuda.graphs = bool(serving.graph_batches)
-        for size in serving.graph_batches:
-            message.optimization.cuda.graph_spec.add(batch_size=size)
     else:
         message.backend = engine
     if engine == "onnxruntime":
@@ -102,18 +102,18 @@ def new_config(name: str, config: ModelConfig, serving: Serving) -> pb.ModelConf
         message.parameters["inner_batch"].string_value = str(INNER_BATCH)
     if engine == "openvino":
         message.default_model_filename = ONNX_FILE  # the backend's default name differs
-        message.parameters["max_images"].string_value = str(serving.max_batch_size)
+        message.parameters["max_images"].string_value = str(MAX_BATCH_SIZE)
         if serving.bfloat16:
             message.parameters["HINT_BF16"].string_value = "YES"
     configure(message, Serving(instances=serving.instances or 1, threads=serving.threads or 0))
     return message
 
 
-def _warmup(size: int, config: ModelConfig, whole: bool) -> pb.ModelWarmup:
+def _warmup(size: int, shape: Sequence[int], whole: bool = False) -> pb.ModelWarmup:
     """A first request of `size` empty images; `whole` if the model's dims include the batch."""
     from tritonclient.grpc import model_config_pb2 as pb
 
-    dims = [size, *config.input_shape] if whole else config.input_shape
+    dims = [size, *shape] if whole else shape
     image = pb.ModelWarmup.Input(data_type=pb.TYPE_UINT8, dims=dims, zero_data=True)
     return pb.ModelWarmup(name=f"batch {size}", batch_size=1 if whole else size, inputs={INPUT_NAME: image})
 
@@ -153,8 +153,51 @@ def configure(message: pb.ModelConfig, serving: Serving) -> None:
     )
 
 
+def set_limits(message: pb.ModelConfig, manifests: Collection[dict[str, Any]]) -> None:
+    """Gives a TensorRT model the batch sizes that every engine in `manifests` takes; Triton loads no larger ones.
+
+    Warm-ups and CUDA graphs follow: a batch runs in the graph of the next power of two. Raises PublishError for engines
+    without a common batch size, and for the manifest of another file.
+    """
+    try:
+        profiles = [manifest["engine"]["profile"] for manifest in manifests]
+        smallest, largest = max(each["min"] for each in profiles), min(each["max"] for each in profiles)
+    except KeyError as error:
+        raise PublishError(
+            f"{message.name}: expected the profile of an engine in the manifest, found {error}"
+        ) from error
+    if smallest > largest:
+        ranges = " and ".join(f"{each['min']} to {each['max']}" for each in profiles)
+        raise PublishError(
+            f"{message.name}: expected engines that share a batch size, found {ranges}; publish under another --name"
+        )
+    message.max_batch_size = largest
+    message.ClearField("model_warmup")
+    message.model_warmup.extend(_warmup(size, image_shape(message)) for size in sorted({smallest, largest}))
+    cuda = message.optimization.cuda
+    cuda.Clear()
+    for size in (2**power for power in range(LARGEST_GRAPH.bit_length())):
+        if smallest <= size <= largest:
+            graph = cuda.graph_spec.add(batch_size=size)
+            graph.graph_lower_bound.batch_size = max(smallest, size // 2 + 1)
+    cuda.graphs = bool(cuda.graph_spec)
+
+
+def set_tf32(message: pb.ModelConfig, precision: str) -> None:
+    """Forbids TF32 to float32 models of ONNX Runtime, whose CUDA provider uses it by default; all others may.
+
+    With `use_tf32` 0 the provider also keeps float16 convolutions off the tensor cores.
+    """
+    accelerators = message.optimization.execution_accelerators.gpu_execution_accelerator
+    cuda = next((each for each in accelerators if each.name == "cuda"), None) or accelerators.add(name="cuda")
+    cuda.parameters["use_tf32"] = "0" if precision == "fp32" else "1"
+
+
 def describe(message: pb.ModelConfig, manifest: dict[str, Any]) -> None:
-    """Writes what clients and operators read: model, origin, accuracy, temperature of the logits."""
+    """Writes what clients and operators read: model, origin, accuracy, temperature of the logits.
+
+    Also whether the default version may use TF32.
+    """
     accuracy, temperature = accuracy_of(manifest), manifest.get("temperature")
     described = {
         "model_config": json.dumps(manifest["model_config"]),
@@ -169,6 +212,8 @@ def describe(message: pb.ModelConfig, manifest: dict[str, Any]) -> None:
             message.parameters.pop(key, None)
         else:
             message.parameters[key].string_value = value
+    if engine_of(message) == "onnxruntime":
+        set_tf32(message, manifest.get("precision", "fp32"))
 
 
 def store_probe(message: pb.ModelConfig, manifests: Mapping[int, dict[str, Any]]) -> None:

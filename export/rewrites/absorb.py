@@ -14,7 +14,7 @@ from export.rewrites.errors import DoesNotApply, RewriteError
 from export.rewrites.fold import linear
 from export.rewrites.prune import ClsAttention, Constant, projections
 from models.absorption import absorbed_attention_macs, absorbed_output, absorbed_query, attention_macs
-from models.layers import Attention
+from models.layers import Attention, fused_attention
 from models.vit import VisionTransformer
 
 
@@ -75,7 +75,7 @@ class AbsorbedAttention(nn.Module):
 
     def __init__(self, attention: Attention, tokens: int) -> None:
         super().__init__()
-        self.heads, self.tokens = attention.heads, tokens
+        self.heads, self.tokens, self.fused = attention.heads, tokens, False
         self.norm = attention.norm
         query, key, value = projections(attention)
         self.query = _query(query, key.weight.data, self.heads)
@@ -84,8 +84,8 @@ class AbsorbedAttention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = self.norm(x)
         query = self.query(x).reshape(-1, self.tokens * self.heads, x.shape[-1])  # (B, N*H, D), no copy
-        weights = (query @ x.transpose(1, 2)).softmax(dim=-1)  # (B, N*H, N)
-        y: Tensor = self.out((weights @ x).reshape(-1, self.tokens, self.heads * x.shape[-1]))  # (B, N, D)
+        means = _shared(query, x, self.fused)
+        y: Tensor = self.out(means.reshape(-1, self.tokens, self.heads * x.shape[-1]))  # (B, N, D)
         return y
 
 
@@ -94,7 +94,7 @@ class AbsorbedClsAttention(nn.Module):
 
     def __init__(self, attention: ClsAttention) -> None:
         super().__init__()
-        self.heads = attention.heads
+        self.heads, self.fused = attention.heads, False
         self.norm = attention.norm
         self.query = _query(attention.query, attention.key.weight.data, self.heads)
         self.out = _output(attention.out, attention.value, self.heads)
@@ -102,9 +102,17 @@ class AbsorbedClsAttention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = self.norm(x)
         query = self.query(x[:, :1]).reshape(-1, self.heads, x.shape[-1])  # (B or 1, H, D)
-        weights = (query @ x.transpose(1, 2)).softmax(dim=-1)  # (B, H, N)
-        y: Tensor = self.out((weights @ x).reshape(-1, 1, self.heads * x.shape[-1]))  # (B, 1, D)
+        means = _shared(query.expand(x.shape[0], -1, -1) if self.fused else query, x, self.fused)
+        y: Tensor = self.out(means.reshape(-1, 1, self.heads * x.shape[-1]))  # (B, 1, D)
         return y
+
+
+def _shared(query: Tensor, x: Tensor, fused: bool) -> Tensor:
+    """Means of the tokens x (B, N, D) under queries (B, M, D) of all heads: (B, M, D), fused (B, 1, M, D)."""
+    if fused:
+        return fused_attention(query[:, None], x[:, None], x[:, None], scale=1.0)  # (B, 1, M, D)
+    means: Tensor = (query @ x.transpose(1, 2)).softmax(dim=-1) @ x
+    return means
 
 
 def _query(query: nn.Module, key: Tensor, heads: int) -> nn.Module:

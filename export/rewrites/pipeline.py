@@ -16,6 +16,7 @@ from export.rewrites.biases import carry_biases
 from export.rewrites.embedding import absorb_embedding
 from export.rewrites.errors import DoesNotApply
 from export.rewrites.fold import fold_batchnorm, fold_input_scale
+from export.rewrites.fuse import fuse_attention
 from export.rewrites.head import merge_head
 from export.rewrites.late import keep_cls_apart
 from export.rewrites.patches import cut_by_channel
@@ -36,6 +37,7 @@ ALL: tuple[Rewrite, ...] = (
     merge_head,
     cut_by_channel,
 )
+ORDER: tuple[Rewrite, ...] = (*ALL, fuse_attention)  # the last changes the form alone, which CPUs do not gain from
 
 
 @dataclass(frozen=True)
@@ -49,12 +51,12 @@ class Step:
 
 
 def apply(model: nn.Module, rewrites: Sequence[Rewrite], required: Sequence[Rewrite]) -> tuple[nn.Module, list[Step]]:
-    """Applies `rewrites` in the order of `ALL`. Leaves out those that do not apply.
+    """Applies `rewrites` in the order of `ORDER`, and leaves out those that do not apply.
 
     Raises RewriteError for a rewrite that cannot be exact, DoesNotApply for a `required` one that does not apply.
     """
     steps, macs = [], macs_per_image(model)
-    for rewrite in (rewrite for rewrite in ALL if rewrite in rewrites):
+    for rewrite in (rewrite for rewrite in ORDER if rewrite in rewrites):
         try:
             rewritten = rewrite(model)
         except DoesNotApply as reason:

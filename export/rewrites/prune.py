@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from export.rewrites.errors import DoesNotApply, RewriteError
 from export.rewrites.fold import FoldedEmbedding, linear
-from models.layers import Attention, TokenEmbedding
+from models.layers import Attention, TokenEmbedding, fused_attention
 from models.norms import TokenNorm
 from models.vit import VisionTransformer
 
@@ -104,7 +104,8 @@ class ClsAttention(nn.Module):
 
     def __init__(self, attention: Attention) -> None:
         super().__init__()
-        self.heads, self.dim_head = attention.heads, attention.dim_head
+        self.heads, self.dim_head, self.scale = attention.heads, attention.dim_head, attention.scale
+        self.fused = False
         self.norm, self.out = attention.norm, attention.out
         self.query: nn.Module
         self.query, self.key, self.value = projections(attention)
@@ -115,8 +116,11 @@ class ClsAttention(nn.Module):
             part.unflatten(-1, (self.heads, self.dim_head)).transpose(1, 2)  # (B, H, 1 or N, E)
             for part in (self.query(x[:, :1]), self.key(x), self.value(x))
         )
-        weights = (q @ k.transpose(-1, -2) * self.dim_head**-0.5).softmax(dim=-1)  # (B, H, 1, N)
-        y: Tensor = self.out((weights @ v).transpose(1, 2).flatten(2))  # (B, 1, D)
+        if self.fused:
+            row = fused_attention(q.expand(k.shape[0], -1, -1, -1), k, v, self.scale)  # (B, H, 1, E)
+        else:
+            row = (q @ k.transpose(-1, -2) * self.scale).softmax(dim=-1) @ v  # (B, H, 1, E)
+        y: Tensor = self.out(row.transpose(1, 2).flatten(2))  # (B, 1, D)
         return y
 
 

@@ -11,7 +11,7 @@ import torch
 from click.testing import CliRunner, Result
 
 from benchmarks.contest import devices, programs
-from benchmarks.contest.calls import BUFFERS
+from benchmarks.contest.calls import BUFFERS, TimedCall
 from benchmarks.contest.contestants import Contestant, Options, first_call
 from benchmarks.contest.runtimes import COMPARED, DEFAULT_RUNTIMES, PRECISIONS, RUNTIMES, SUPPORTED, Entry, Setup
 from benchmarks.contest.subjects import subject
@@ -34,7 +34,7 @@ LIMITS = {
 FIELDS = {
     *("model", "depth", "dim", "runtime", "label", "precision", "batch", "micro_batch", "threads", "device", "rounds"),
     *("stable", "p50_ms", "p90_ms", "p99_ms", "device_p50_ms", "images_per_s", "ratio_to_torch", "first_call_ms"),
-    *("macs", "gemm_share", "bandwidth_share", "peak_memory_mb", "max_abs_error", "samples_ns"),
+    *("macs", "floor_ms", "gemm_share", "bandwidth_share", "peak_memory_mb", "max_abs_error", "samples_ns"),
 }
 
 
@@ -144,6 +144,25 @@ def test_an_engine_that_fails_costs_its_row(monkeypatch: pytest.MonkeyPatch, tmp
     _, written = run(tmp_path / "latency.json", "--models", "cnn", "--runtimes", "torch,onnx")
     assert [row["runtime"] for row in written["rows"]] == ["torch"]
     assert written["missing"][0]["reason"] == "MemoryError: 3 GB are too many"
+
+
+def test_a_contestant_that_fails_while_it_is_timed_costs_its_row(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    real = TimedCall.__call__
+    calls = []
+
+    def failing(self: TimedCall) -> Any:
+        calls.append(self)
+        if self is calls[0] and len(calls) > 3:
+            raise RuntimeError("CUDA error: out of memory")
+        return real(self)
+
+    monkeypatch.setattr(TimedCall, "__call__", failing)
+    _, written = run(tmp_path / "latency.json", "--models", "cnn", "--runtimes", "torch,torch-optimized")
+    assert [row["runtime"] for row in written["rows"]] == ["torch-optimized"]
+    assert written["rows"][0]["ratio_to_torch"] is None
+    assert written["missing"][0]["reason"] == "RuntimeError: CUDA error: out of memory"
 
 
 def test_shipped_networks_have_their_own_depth(tmp_path: Path) -> None:

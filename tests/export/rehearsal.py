@@ -11,6 +11,7 @@ import json
 import re
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -150,11 +151,16 @@ def inspect(inspector: Conformant, format: Any) -> str:
     return json.dumps({"Layers": layers})
 
 
+@cache
+def reference() -> Any:
+    return onnx_classifier(GRAPH["proto"].SerializeToString())
+
+
 def execute(context: Conformant, stream: int) -> bool:
     state = context.__dict__["state"]
     shape = state["shape"]
     images = np.ctypeslib.as_array((ctypes.c_uint8 * int(np.prod(shape))).from_address(state["address"]))
-    logits = onnx_classifier(GRAPH["proto"].SerializeToString())(images.reshape(shape))
+    logits = reference()(images.reshape(shape)).copy()
     if PLANTED == "wrong answer":
         logits[0, 0] += 1
     target = state["allocator"].reallocate_output_async(OUTPUT_NAME, 0, logits.nbytes, 256, stream)

@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+BINDINGS_10 = Path(__file__).parents[2] / ".tensorrt"  # of the oldest TensorRT that is supported: make bindings
+
 TENSORRT = """
 void *createInferBuilder_INTERNAL(void) { return 0; }
 void *createInferRefitter_INTERNAL(void) { return 0; }
@@ -43,18 +45,16 @@ int cudaStreamSynchronize(void *stream) { return 0; }
 """
 FRONTEND = "from tensorrt_bindings import *\nfrom tensorrt_bindings import __version__\n"
 
-LIBRARIES = {
-    "libnvinfer.so.11": TENSORRT,
-    "libnvinfer_plugin.so.11": TENSORRT,
-    "libnvonnxparser.so.11": TENSORRT,
-    "libcuda.so.1": DRIVER,
-    "libcudart.so.13": RUNTIME,
-}
+LIBRARIES = {"libcuda.so.1": DRIVER, "libcudart.so.13": RUNTIME}
 
 
-def environment(folder: Path, *left_out: str) -> dict[str, str]:
-    """Builds the libraries in `folder`; returns the environment in which Python finds them and a package `tensorrt`."""
-    for name, code in LIBRARIES.items():
+def environment(folder: Path, *left_out: str, major: int = 11) -> dict[str, str]:
+    """Builds them in `folder` and returns the environment in which a Python finds them and a package `tensorrt`.
+
+    Its bindings are those of TensorRT 11 in this environment, or of `major` 10 in `BINDINGS_10`.
+    """
+    ours = {f"lib{name}.so.{major}": TENSORRT for name in ("nvinfer", "nvinfer_plugin", "nvonnxparser")}
+    for name, code in (ours | LIBRARIES).items():
         if name not in left_out:
             command = ["cc", "-shared", "-fPIC", "-x", "c", "-", "-o", folder / name, f"-Wl,-soname,{name}"]
             subprocess.run(command, input=code, text=True, check=True)
@@ -62,7 +62,8 @@ def environment(folder: Path, *left_out: str) -> dict[str, str]:
     if "tensorrt" not in left_out:
         package.mkdir(parents=True)
         (package / "__init__.py").write_text(FRONTEND)
-    return os.environ | {"LD_LIBRARY_PATH": str(folder), "PYTHONPATH": str(package.parent), "OMP_NUM_THREADS": "1"}
+    packages = os.pathsep.join([str(package.parent), *([str(BINDINGS_10)] if major == 10 else [])])
+    return os.environ | {"LD_LIBRARY_PATH": str(folder), "PYTHONPATH": packages, "OMP_NUM_THREADS": "1"}
 
 
 def python(environment: dict[str, str], *arguments: object) -> subprocess.CompletedProcess[str]:

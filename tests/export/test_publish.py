@@ -134,15 +134,59 @@ def test_the_new_version_is_served_beside_the_one_before(tmp_path: Path) -> None
     assert read_config(tmp_path / "vitbn").version_policy.latest.num_versions == 2
 
 
+def engine(smallest: int, largest: int) -> Artifact:
+    profile = {"min": smallest, "opt": smallest, "max": largest}
+    return replace(ARTIFACT, manifest=ARTIFACT.manifest | {"engine": {"profile": profile}}, file_name="model.plan")
+
+
+def test_engines_side_by_side_get_the_batch_sizes_that_all_of_them_take(tmp_path: Path) -> None:
+    def limits() -> tuple[int, list[int], list[int]]:
+        config = read_config(tmp_path / "vitbn_trt")
+        graphs = [spec.batch_size for spec in config.optimization.cuda.graph_spec]
+        return config.max_batch_size, [warmup.batch_size for warmup in config.model_warmup], graphs
+
+    publish(tmp_path, "vitbn_trt", engine(1, 512), Serving(engine="tensorrt"))
+    publish(tmp_path, "vitbn_trt", engine(3, 12), Serving(engine="tensorrt"))
+    assert limits() == (12, [3, 12], [4, 8])
+    publish(tmp_path, "vitbn_trt", engine(4, 64), Serving(engine="tensorrt"))
+    assert limits() == (12, [4, 12], [4, 8]), "version 2 is served beside it"
+    publish(tmp_path, "vitbn_trt", engine(1, 5000), Serving(engine="tensorrt"))
+    assert limits() == (64, [4, 64], [4, 8, 16, 32, 64])
+    before = (tmp_path / "vitbn_trt" / "config.pbtxt").read_text()
+    with pytest.raises(PublishError, match="engines that share a batch size, found 1 to 5000 and 6000 to 8000"):
+        publish(tmp_path, "vitbn_trt", engine(6000, 8000), Serving(engine="tensorrt"))
+    assert versions(tmp_path / "vitbn_trt") == [1, 2, 3, 4]
+    assert (tmp_path / "vitbn_trt" / "config.pbtxt").read_text() == before
+    serve(tmp_path / "vitbn_trt", [1])
+    assert limits()[:2] == (512, [1, 512])
+    with pytest.raises(PublishError, match="vitbn_other: expected the profile of an engine in the manifest"):
+        publish(tmp_path, "vitbn_other", replace(ARTIFACT, file_name="model.plan"), Serving(engine="tensorrt"))
+    assert not (tmp_path / "vitbn_other").exists()
+
+
+def test_float32_means_float32_on_a_gpu_unless_tf32_is_asked_for(tmp_path: Path) -> None:
+    def use_tf32() -> str:
+        (cuda,) = read_config(tmp_path / "vitbn").optimization.execution_accelerators.gpu_execution_accelerator
+        return str(cuda.parameters["use_tf32"])
+
+    for precision, expected in (("fp32", "0"), ("tf32", "1"), ("fp16", "1"), (None, "0")):
+        manifest = ARTIFACT.manifest | ({"precision": precision} if precision else {})
+        publish(tmp_path, "vitbn", replace(ARTIFACT, manifest=manifest))
+        assert use_tf32() == expected
+    serve(tmp_path / "vitbn", [1, 2])
+    assert use_tf32() == "1", "the default version is the one that asked for TF32"
+
+
 def test_a_plan_is_no_version_of_an_onnx_model(tmp_path: Path) -> None:
-    plan = replace(ARTIFACT, file_name="model.plan")
+    plan = engine(1, 512)
     publish(tmp_path, "vitbn", ARTIFACT)
     with pytest.raises(PublishError, match=r"expected a model\.onnx, found a model\.plan"):
         publish(tmp_path, "vitbn", plan)
-    publish(tmp_path, "vitbn_trt", plan, Serving(engine="tensorrt", max_batch_size=512, graph_batches=(1, 64)))
+    publish(tmp_path, "vitbn_trt", plan, Serving(engine="tensorrt"))
     config = read_config(tmp_path / "vitbn_trt")
     assert (config.platform, config.backend, config.max_batch_size) == ("tensorrt_plan", "", 512)
-    assert [spec.batch_size for spec in config.optimization.cuda.graph_spec] == [1, 64]
+    graphs = {spec.batch_size: spec.graph_lower_bound.batch_size for spec in config.optimization.cuda.graph_spec}
+    assert graphs == {1: 1, 2: 2, 4: 3, 8: 5, 16: 9, 32: 17, 64: 33, 128: 65, 256: 129}
     assert [warmup.batch_size for warmup in config.model_warmup] == [1, 512]
     assert "enable_mem_pattern" not in config.parameters
     with pytest.raises(PublishError, match=r"expected a model\.plan, found a model\.onnx"):

@@ -8,8 +8,9 @@ import onnx
 import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
+from tensorrt_operators import check, prepared_and_checked
 
-from export.engines.tensorrt_support import UnsupportedGraph, check, prepare
+from export.engines.tensorrt_support import UnsupportedGraph, prepare
 from export.equivalence import onnx_classifier, proof_images
 from export.graph import Served, rewrite, to_onnx
 from export.precision import _to_fp16, _to_int8
@@ -37,7 +38,7 @@ def exported(config: ModelConfig, rewrites: Sequence[Rewrite], opset: int = 20) 
 def test_every_exported_graph_is_taken(model: str, rewrites: Sequence[Rewrite]) -> None:
     config = replace(SMALL, model=model)
     proto = exported(config, rewrites)
-    prepared = prepare(proto)
+    prepared = prepared_and_checked(proto)
     assert [node.op_type for node in prepared.graph.node if "image" in node.input] == ["Cast"]
     expected, found = (onnx_classifier(graph.SerializeToString()) for graph in (proto, prepared))
     images = proof_images(config)[:5]
@@ -47,13 +48,13 @@ def test_every_exported_graph_is_taken(model: str, rewrites: Sequence[Rewrite]) 
 @pytest.mark.parametrize("opset", [18, 21])
 @pytest.mark.parametrize("rewrites", [FUSE, ALL], ids=["folded", "all rewrites"])
 def test_of_every_opset_and_option(opset: int, rewrites: Sequence[Rewrite]) -> None:
-    prepare(exported(VARIANT, rewrites, opset))
+    prepared_and_checked(exported(VARIANT, rewrites, opset))
 
 
 @pytest.mark.parametrize("model", FAMILIES)
 def test_and_in_float16(model: str) -> None:
     lowered = _to_fp16(exported(replace(SMALL, model=model), ALL))
-    prepared = prepare(lowered)
+    prepared = prepared_and_checked(lowered)
     casts = [node for node in prepared.graph.node if "image" in node.input]
     assert [(node.op_type, node.attribute[0].i) for node in casts] == [("Cast", TensorProto.FLOAT16)]
 
@@ -61,7 +62,7 @@ def test_and_in_float16(model: str) -> None:
 def test_int8_is_refused() -> None:
     lowered = _to_int8(exported(ModelConfig(model="cnn"), ALL), load_digits().train_images)
     with pytest.raises(UnsupportedGraph, match=r"expected an operator that TensorRT takes, found DequantizeLinear"):
-        prepare(lowered)
+        prepared_and_checked(lowered)
 
 
 def graph(
@@ -173,7 +174,7 @@ def test_a_shape_is_asked_of_the_cast_image_alone() -> None:
 def test_a_graph_that_is_not_valid() -> None:
     proto = graph([helper.make_node("Add", ["missing", "image"], ["logits"], "sum")], image=TensorProto.FLOAT)
     with pytest.raises(UnsupportedGraph, match="ONNX"):
-        prepare(proto)
+        prepared_and_checked(proto)
     twice = [CAST, CAST, helper.make_node("Relu", ["x"], ["logits"], "relu")]
     with pytest.raises(UnsupportedGraph, match=r"expected a valid graph, found .*single static assignment"):
         prepare(graph(twice))

@@ -1,0 +1,70 @@
+"""The least time that a network takes on a device, from the operations and the values that it cannot avoid.
+
+In: a network. Out: the values that its layers read and write for an image if every product is one kernel, which takes
+bias, norm, GELU and residual along, and every attention another, which keeps its scores to itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from export.rewrites.absorb import AbsorbedAttention, AbsorbedClsAttention
+from export.rewrites.prune import ClsAttention
+from models.layers import Attention
+from models.registry import Network
+
+PRODUCTS = (nn.Linear, nn.Conv2d)
+SHARED = (AbsorbedAttention, AbsorbedClsAttention)  # keys and values are the tokens themselves
+ATTENTION = (Attention, ClsAttention, *SHARED)
+BYTES = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "int8": 1}
+
+
+def moved_values(model: nn.Module) -> int:
+    """Values that the kernels of one image read and write, the weights left out."""
+    if not isinstance(model, Network):
+        raise TypeError(f"{type(model).__name__}: expected a network of this project")
+    count = 0
+
+    def product(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        nonlocal count
+        count += inputs[0].numel() + output.numel()
+
+    def kernel(attention: nn.Module) -> Callable[..., None]:
+        """Reads what the projections wrote, or the tokens, and writes what the output projection reads."""
+
+        def projected(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+            nonlocal count
+            count += inputs[0].numel() if module is attention.get_submodule("out") else output.numel()
+
+        return projected
+
+    def tokens(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        nonlocal count
+        count += inputs[0].numel()
+
+    hooks: list[Any] = [
+        module.register_forward_hook(product) for module in model.modules() if isinstance(module, PRODUCTS)
+    ]
+    for attention in (module for module in model.modules() if isinstance(module, ATTENTION)):
+        parts = [part for name, part in attention.named_children() if name in ("qkv", "query", "key", "value", "out")]
+        hooks += [part.register_forward_hook(kernel(attention)) for part in parts]
+        hooks += [attention.register_forward_hook(tokens)] if isinstance(attention, SHARED) else []
+    first = next(model.parameters())
+    try:
+        with torch.inference_mode():
+            model(torch.zeros(1, *model.config.input_shape, dtype=first.dtype, device=first.device))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return count
+
+
+def floor_ms(macs: int, values: int, batch: int, precision: str, limits: Any) -> float:
+    """Milliseconds below which no kernels for `batch` images come, at the measured rates `limits`."""
+    rates = limits["gemm_gflops_per_s_by_precision"]
+    products_ms = 2 * macs * batch / rates.get(precision, rates["fp32"]) / 1e6
+    return float(max(products_ms, values * batch * BYTES[precision] / limits["copy_gb_per_s"] / 1e6))

@@ -1,0 +1,46 @@
+"""The form of attention that GPU kernels take: softmax(q k') v in rank 4, with nothing between product and softmax.
+
+In and out: see `export.rewrites`. TensorRT and PyTorch's kernels never write the scores to memory in that form.
+"""
+
+from __future__ import annotations
+
+import copy
+
+from torch import nn
+
+from export.rewrites.absorb import AbsorbedAttention, AbsorbedClsAttention
+from export.rewrites.errors import DoesNotApply
+from export.rewrites.prune import ClsAttention, Constant
+from models.layers import Attention
+
+
+def fuse_attention(model: nn.Module) -> nn.Module:
+    """Folds 1/sqrt(E) into the weights and the bias of the queries, s (Wq x + bq)'k = (s Wq x + s bq)'k.
+
+    Absorbed attention, whose weights hold it already, becomes one head of H*N queries over N shared keys and values.
+    Raises DoesNotApply for a network without attention.
+    """
+    fused = copy.deepcopy(model)
+    kinds = (Attention, ClsAttention, AbsorbedAttention, AbsorbedClsAttention)
+    layers = [module for module in fused.modules() if isinstance(module, kinds)]
+    if not layers:
+        raise DoesNotApply(f"{type(model).__name__}: there is no attention")
+    for layer in layers:
+        layer.fused = True
+        if isinstance(layer, Attention | ClsAttention):
+            _scale_queries(layer)
+    return fused
+
+
+def _scale_queries(layer: Attention | ClsAttention) -> None:
+    if isinstance(layer, Attention):
+        width = layer.heads * layer.dim_head
+        tensors = [part.data[:width] for part in (layer.qkv.weight, layer.qkv.bias) if part is not None]
+    elif isinstance(layer.query, Constant):
+        tensors = [layer.query.value]
+    else:
+        tensors = [part.data for part in layer.query.parameters()]
+    for tensor in tensors:
+        tensor *= layer.scale
+    layer.scale = 1.0

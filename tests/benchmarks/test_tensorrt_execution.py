@@ -1,0 +1,115 @@
+"""TensorRT through its own execution context, and what the floors of a network count."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks.contest.contestants import Options, call_sizes
+from benchmarks.contest.floors import floor_ms, moved_values
+from benchmarks.contest.tensorrt_execution import Execution
+from export.graph import rewrite
+from export.rewrites.fuse import fuse_attention
+from export.rewrites.pipeline import ALL
+from models.config import INPUT_NAME, OUTPUT_NAME, ModelConfig
+from models.registry import build
+
+STREAM = SimpleNamespace(cuda_stream=7)
+
+
+class Context:
+    """What is called, in order; the sum of all pixels is every logit."""
+
+    def __init__(self, refuses: str) -> None:
+        self.refuses, self.calls, self.shape = refuses, [], ()
+        self.addresses: dict[str, int] = {}
+
+    def _note(self, name: str, *arguments: object) -> bool:
+        self.calls.append((name, *arguments))
+        return name != self.refuses
+
+    def set_optimization_profile_async(self, profile: int, stream: int) -> bool:
+        return self._note("profile", profile, stream)
+
+    def set_input_shape(self, name: str, shape: tuple[int, ...]) -> bool:
+        self.shape = shape
+        return self._note("shape", name, shape)
+
+    def set_tensor_address(self, name: str, address: int) -> bool:
+        self.addresses[name] = address
+        return self._note("address", name)
+
+    def execute_async_v3(self, stream: int) -> bool:
+        import ctypes
+
+        images = np.ctypeslib.as_array(
+            (ctypes.c_uint8 * int(np.prod(self.shape))).from_address(self.addresses[INPUT_NAME])
+        )
+        logits = np.ctypeslib.as_array((ctypes.c_float * (3 * self.shape[0])).from_address(self.addresses[OUTPUT_NAME]))
+        logits.reshape(-1, 3)[:] = images.reshape(self.shape[0], -1).sum(1, dtype=np.float32)[:, None]
+        return self._note("execute", stream)
+
+
+class Engine:
+    def __init__(self, refuses: str = "", memory: bool = True) -> None:
+        self.refuses, self.memory, self.contexts = refuses, memory, []
+
+    def create_execution_context(self) -> Context | None:
+        self.contexts.append(Context(self.refuses))
+        return self.contexts[-1] if self.memory else None
+
+    def get_tensor_shape(self, name: str) -> tuple[int, ...]:
+        return (-1, 3)
+
+
+def images(count: int, seed: int = 0) -> torch.Tensor:
+    return torch.from_numpy(np.random.default_rng(seed).integers(0, 9, (count, 1, 2, 2), np.uint8))
+
+
+def test_a_call_sets_an_address_and_enqueues_and_nothing_else() -> None:
+    engine = Engine()
+    run = Execution(engine, (2, 5), STREAM)
+    for count, seed in ((5, 0), (5, 1), (2, 2)):
+        given = images(count, seed)
+        assert torch.equal(run(given), given.flatten(1).float().sum(1)[:, None].expand(-1, 3))
+    five, two = engine.contexts
+    assert five.calls == [
+        *[("profile", 1, 7), ("shape", INPUT_NAME, (5, 1, 2, 2)), ("address", OUTPUT_NAME)],
+        *[("address", INPUT_NAME), ("execute", 7)] * 2,
+    ]
+    assert two.calls[0] == ("profile", 0, 7)
+    with pytest.raises(KeyError):
+        run(images(3))
+
+
+@pytest.mark.parametrize("step", ["profile", "shape", "execute"])
+def test_what_tensorrt_refuses_is_an_error(step: str) -> None:
+    with pytest.raises(RuntimeError, match=r"TensorRT: expected it to take .*found a refusal"):
+        Execution(Engine(step), (2,), STREAM)(images(2))
+    with pytest.raises(RuntimeError, match="expected memory for an execution context"):
+        Execution(Engine(memory=False), (2,), STREAM)(images(2))
+
+
+@pytest.mark.parametrize(
+    ("batch", "micro_batch", "sizes"),
+    [(5000, None, {5000}), (5000, 64, {64, 8}), (40, 64, {40}), (40, "auto", {16, 32, 40, 8})],
+)
+def test_an_engine_has_a_profile_for_every_size_that_is_called(batch: int, micro_batch: Any, sizes: set[int]) -> None:
+    assert call_sizes(batch, Options("cuda", 1, 1, micro_batch)) == sizes
+
+
+def test_the_floor_counts_every_layer_once() -> None:
+    config = ModelConfig(model="vitbn", depth=1)
+    tokens, dim, inner, hidden = config.num_patches + 1, config.dim, config.heads * config.dim_head, config.mlp_dim
+    pixels = int(np.prod(config.input_shape))
+    plain = pixels + config.num_patches * dim + dim + config.num_classes  # embedding, head
+    plain += tokens * (dim + 3 * inner + inner + dim) + tokens * 4 * inner + 2 * tokens * (dim + hidden)
+    model = build(config).eval()
+    assert moved_values(model) == plain
+    served, _ = rewrite(model.double(), (*ALL, fuse_attention), ())
+    assert moved_values(served.model) < plain / 2
+    limits = {"gemm_gflops_per_s_by_precision": {"fp32": 1e3, "fp16": 1e9}, "copy_gb_per_s": 1e3}
+    assert floor_ms(10**6, 10**3, 500, "fp32", limits) == pytest.approx(1.0)  # 1 GFLOP
+    assert floor_ms(10**6, 10**6, 500, "fp16", limits) == pytest.approx(1.0)  # 1 GB

@@ -1,0 +1,123 @@
+"""What TensorRT's ONNX parser takes, as a check of a graph without TensorRT: its own parser is asked where it is there.
+
+Source: onnx-tensorrt, docs/operators.md of TensorRT 10.15; the operator pages of TensorRT 11 (Shape takes no uint8).
+"""
+
+from collections.abc import Iterator
+
+import onnx
+from onnx import TensorProto
+
+from export.engines.tensorrt_support import UnsupportedGraph, element_types, prepare
+
+OPSETS = range(9, 25)
+
+FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16})
+NUMBERS = FLOATS | {TensorProto.INT32, TensorProto.INT64}
+ANY = NUMBERS | {TensorProto.BOOL}
+
+# The operators that exports here hold, and the element types of all tensors that they read and write. uint8 is a type
+# of inputs and outputs of the whole graph alone, and only Cast reads or writes it.
+OPERATORS = {
+    "Add": NUMBERS,
+    "BatchNormalization": FLOATS,
+    "Cast": ANY | {TensorProto.UINT8},
+    "Clip": NUMBERS,
+    "Concat": ANY,
+    "Constant": ANY,
+    "Conv": FLOATS,
+    "Div": NUMBERS,
+    "Erf": FLOATS,
+    "Expand": ANY,
+    "Gather": ANY,
+    "Gelu": FLOATS,
+    "Gemm": FLOATS,
+    "LayerNormalization": FLOATS,
+    "MatMul": FLOATS,
+    "MaxPool": FLOATS,
+    "Mul": NUMBERS,
+    "Pad": NUMBERS,
+    "Pow": FLOATS,
+    "Reciprocal": FLOATS,
+    "ReduceMax": NUMBERS,
+    "ReduceMean": NUMBERS,
+    "ReduceMin": NUMBERS,
+    "Relu": NUMBERS,
+    "Reshape": ANY,
+    "Shape": ANY,
+    "Sigmoid": FLOATS,
+    "Slice": ANY,
+    "Softmax": FLOATS,
+    "Split": ANY,
+    "Sqrt": FLOATS,
+    "Sub": NUMBERS,
+    "Transpose": ANY,
+    "Unsqueeze": ANY,
+}
+# Inputs that have to be known when the engine is built.
+CONSTANT_INPUTS = {name: {1: "axes"} for name in ("ReduceMax", "ReduceMean", "ReduceMin")}
+# Operators of whose outputs only the first is taken: no indices, no mean and deviation.
+ONE_OUTPUT = ("LayerNormalization", "MaxPool")
+# Attributes that hold, where they are there, nothing but this.
+ATTRIBUTES = {"MaxPool": ("dilations", 1)}
+
+
+def prepared_and_checked(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """The graph as it goes to TensorRT; raises UnsupportedGraph."""
+    ready = prepare(proto)
+    check(ready)
+    return ready
+
+
+def check(proto: onnx.ModelProto) -> None:
+    """Raises UnsupportedGraph for the first thing in `proto` that TensorRT's parser does not take."""
+    for opset in proto.opset_import:
+        if opset.domain in ("", "ai.onnx") and opset.version not in OPSETS:
+            raise UnsupportedGraph(f"ONNX: expected opset {OPSETS[0]} to {OPSETS[-1]}, found {opset.version}")
+    for node in proto.graph.node:
+        if node.domain not in ("", "ai.onnx") or node.op_type not in OPERATORS:
+            found = f"{node.domain}.{node.op_type}".lstrip(".")
+            raise _unsupported(node, "an operator that TensorRT takes", found)
+        if node.op_type in ONE_OUTPUT and any(node.output[1:]):
+            raise _unsupported(node, "one output", ", ".join(node.output))
+        _check_attribute(node)
+    types = element_types(proto)
+    constants = {tensor.name for tensor in proto.graph.initializer}
+    constants |= {node.output[0] for node in proto.graph.node if node.op_type == "Constant"}
+    inputs, outputs = ({value.name for value in values} for values in (proto.graph.input, proto.graph.output))
+    for node in proto.graph.node:
+        for name, type_name in _of_other_types(node, types):
+            raise _unsupported(node, f"a type of {name} that TensorRT's {node.op_type} takes", type_name)
+        _check_uint8(node, types, inputs, outputs)
+        for index, role in CONSTANT_INPUTS.get(node.op_type, {}).items():
+            if len(node.input) > index and node.input[index] not in constants | {""}:
+                raise _unsupported(node, f"constant {role}", f"{node.input[index]}, which is computed")
+
+
+def _of_other_types(node: onnx.NodeProto, types: dict[str, int]) -> Iterator[tuple[str, str]]:
+    """Name and type of each tensor of `node` whose type its row does not hold; int64 are indices, shapes and axes."""
+    allowed = OPERATORS[node.op_type]
+    for name in filter(None, (*node.input, *node.output)):
+        found = types.get(name, TensorProto.UNDEFINED)
+        if found not in allowed:
+            yield name, TensorProto.DataType.Name(found)
+
+
+def _check_uint8(node: onnx.NodeProto, types: dict[str, int], inputs: set[str], outputs: set[str]) -> None:
+    for names, whole, what in ((node.input, inputs, "input"), (node.output, outputs, "output")):
+        for name in names:
+            if types.get(name) == TensorProto.UINT8 and name not in whole:
+                raise _unsupported(node, f"uint8 only as an {what} of the graph", f"{name}, which lies inside")
+
+
+def _check_attribute(node: onnx.NodeProto) -> None:
+    name, only = ATTRIBUTES.get(node.op_type, ("", 0))
+    for attribute in node.attribute:
+        if attribute.name == name and set(attribute.ints) - {only}:
+            raise _unsupported(node, f"{name} of {only}", str(list(attribute.ints)))
+
+
+def _unsupported(node: onnx.NodeProto, expected: str, found: str) -> UnsupportedGraph:
+    return UnsupportedGraph(
+        f"ONNX node {node.name or node.output[0]} ({node.op_type}): expected {expected}, found {found}"
+    )

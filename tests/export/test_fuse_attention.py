@@ -1,0 +1,84 @@
+"""Attention in the form that GPU kernels fuse: the same answers, the scale in the weights."""
+
+from dataclasses import replace
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from tensorrt_operators import prepared_and_checked
+from torch import nn
+
+from export.equivalence import ValuesDiffer, onnx_classifier, proof_images, prove, torch_classifier
+from export.graph import Served, rewrite, to_onnx
+from export.rewrites import fuse
+from export.rewrites.errors import DoesNotApply
+from export.rewrites.fuse import fuse_attention
+from export.rewrites.pipeline import ALL, FUSE, Rewrite
+from export.rewrites.prune import cls_only
+from models.config import ModelConfig
+from models.registry import build, randomise_norms
+
+SMALL = ModelConfig(model="vitbn", depth=2, dim=24, heads=2, dim_head=8, mlp_dim=40)
+ABSORBED = replace(SMALL, dim=8)  # cheap enough to absorb in every block
+BIASED = replace(SMALL, qkv_bias=True)
+
+
+def trained(config: ModelConfig) -> nn.Module:
+    torch.manual_seed(0)
+    model = build(config).eval().double()
+    randomise_norms(model)
+    return model
+
+
+def attention_of(proto: onnx.ModelProto) -> list[list[str]]:
+    """Operators that make the input of each Softmax out of the product before it, nearest first."""
+    made_by = {name: node for node in proto.graph.node for name in node.output}
+    chains = []
+    for softmax in (node for node in proto.graph.node if node.op_type == "Softmax"):
+        chain, node = [], made_by[softmax.input[0]]
+        while node.op_type != "MatMul":
+            chain.append(node.op_type)
+            node = made_by[node.input[0]]
+        chains.append(chain)
+    return chains
+
+
+@pytest.mark.parametrize("config", [SMALL, BIASED, ABSORBED, replace(SMALL, model="vit")], ids=lambda c: f"{c.model}")
+@pytest.mark.parametrize("rewrites", [(), (*FUSE, cls_only), ALL], ids=["plain", "folded, CLS row", "all"])
+def test_the_same_answers(config: ModelConfig, rewrites: tuple[Rewrite, ...]) -> None:
+    model = trained(config)
+    before, steps = rewrite(model, rewrites, ())
+    after, _ = rewrite(model, (*rewrites, fuse_attention), ())
+    images = proof_images(config)
+    prove("fused", torch_classifier(before), torch_classifier(after), images, 1e-10)
+    left = [step.rewrite for step in steps if step.left_out]
+    assert not [m for m in after.modules() if getattr(m, "fused", True) is False], left
+
+
+def test_a_scale_that_is_forgotten_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = trained(SMALL)
+    before, _ = rewrite(model, FUSE, ())
+    monkeypatch.setattr(fuse, "_scale_queries", lambda layer: setattr(layer, "scale", 1.0))
+    wrong, _ = rewrite(model, (*FUSE, fuse_attention), ())
+    with pytest.raises(ValuesDiffer):
+        prove("fused", torch_classifier(before), torch_classifier(wrong), proof_images(SMALL), 1e-10)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("config", "rewrites"), [(SMALL, FUSE), (ABSORBED, ALL)], ids=["folded", "all"])
+def test_the_graph_has_nothing_between_product_and_softmax(config: ModelConfig, rewrites: tuple[Rewrite, ...]) -> None:
+    served, _ = rewrite(trained(config), (*rewrites, fuse_attention), ())
+    proto = to_onnx(served.float(), config, 20)
+    assert attention_of(proto) == [[]] * config.depth
+    prepared_and_checked(proto)
+    ranks = {value.name: len(value.type.tensor_type.shape.dim) for value in proto.graph.value_info}
+    assert {ranks[node.input[0]] for node in proto.graph.node if node.op_type == "Softmax"} == {4}
+    images = proof_images(config)
+    found = onnx_classifier(proto.SerializeToString())(images)
+    assert np.allclose(found, torch_classifier(Served(served.model, served.scale_folded))(images), atol=1e-4)
+
+
+def test_a_cnn_has_no_attention() -> None:
+    with pytest.raises(DoesNotApply, match="CNN: there is no attention"):
+        fuse_attention(build(ModelConfig(model="cnn")))

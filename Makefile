@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: setup demo test check lint clean perf_analyzer bindings report benchmarks
+.PHONY: setup demo test check lint clean perf_analyzer bindings report benchmarks benchmarks-gpu
 
 setup: .venv/installed
 
@@ -91,6 +91,11 @@ benchmarks: setup perf_analyzer
 	rm -f $(RESULTS)/*.json $(RESULTS)/*.png $(RESULTS)/report.* $(RESULTS)/studies/frontier/frontier-measured*
 	cp -R $(NEW)/. $(RESULTS) && rm -rf $(NEW)
 	$(MAKE) report
+
+# All that is measured on a GPU, in at most 30 minutes; DRY_RUN=1 prints the commands and checks options and imports.
+# It runs in the Python that is on PATH: .venv holds the CPU's packages (docs/usage.md, Measure).
+benchmarks-gpu:
+	python benchmarks/gpu.py $(if $(DRY_RUN),--dry-run)
 
 clean:
 	rm -rf .venv .perf_analyzer .tensorrt checkpoints *.egg-info

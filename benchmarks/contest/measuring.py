@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
@@ -12,8 +12,11 @@ import numpy as np
 from benchmarks.contest.contestants import Contestant, Missing, Options, Ready, first_calls
 from benchmarks.contest.devices import free
 from benchmarks.contest.floors import floor_ms
+from benchmarks.measure.gpu_state import monitor
 from benchmarks.measure.timing import (
     MIN_ROUNDS,
+    ON_A_CPU,
+    ON_A_GPU,
     Durations,
     finished_rounds,
     is_stable,
@@ -22,6 +25,8 @@ from benchmarks.measure.timing import (
 )
 
 MIN_ROUNDS_ON_A_GPU = 15  # clocks and power vary from one moment to the next
+
+COPIES = " with copies"  # behind the name of a contestant
 
 Row = dict[str, Any]
 Limits = Mapping[str, Any]
@@ -42,6 +47,11 @@ def measure(
     """
     ready = {str(i): one for i, one in enumerate(first_calls(contestants, batch, options, title, missing))}
 
+    watch = monitor() if options.device == "cuda" else None
+    protocol = ON_A_GPU if options.device == "cuda" else ON_A_CPU
+    if watch:
+        protocol = replace(protocol, accept=watch.undisturbed)
+
     def baseline(name: str) -> str | None:
         config = ready[name].contestant.subject.config
         same = (i for i, one in ready.items() if one.contestant.subject.config == config)
@@ -60,13 +70,17 @@ def measure(
         return {}
 
     def interleaved() -> dict[str, Durations]:
+        calls = {name: partial(_call, name, one.call) for name, one in ready.items()}
+        if options.device == "cuda":
+            calls |= {f"{name}{COPIES}": partial(_call, name, one.call.with_copies) for name, one in ready.items()}
         return time_interleaved(
-            {name: partial(_call, name, one.call) for name, one in ready.items()},
+            calls,
             options.seconds,
             title,
             MIN_ROUNDS_ON_A_GPU if options.device == "cuda" else MIN_ROUNDS,
             enough=lambda so_far: all(stable(so_far, name) for name in ready),
             warm_up_ns={name: one.warm_ns for name, one in ready.items() if one.warm_ns},
+            protocol=protocol,
         )
 
     def rows(measured: Mapping[str, Durations]) -> list[Row]:
@@ -75,6 +89,10 @@ def measure(
             base = baseline(name)
             ratio = asdict(ratio_with_interval(measured[base], measured[name])) if base else None
             row = {"stable": stable(measured, name), "ratio_to_torch": ratio}
+            if watch:
+                row["gpu_state"] = watch.summary()
+            if copies := measured.get(f"{name}{COPIES}"):
+                row["copies_p50_ms"] = copies.percentile_ms(50)
             compared.append(_row(one, measured[name], batch, options, limits) | row)
         return compared
 

@@ -40,6 +40,28 @@ class Durations:
 
 
 @dataclass(frozen=True)
+class Protocol:
+    """How rounds are taken.
+
+    `settle_s` of sleep before a turn; with `refill` a quick contestant first gets an untimed call. All run for `load_s`
+    before the first round. A turn's sample is one call or, with `turn_s`, the median of calls back to back for so long.
+    `accept` is asked after each round; a round that it refuses does not count.
+    """
+
+    settle_s: float = SETTLE_S
+    refill: bool = True
+    load_s: float = 0.0
+    turn_s: float = 0.0
+    accept: Callable[[], bool] = lambda: True
+
+
+ON_A_CPU = Protocol()
+# Its clock rises under load and falls in a sleep.
+ON_A_GPU = Protocol(settle_s=0.0, refill=False, load_s=2.0, turn_s=0.2)
+MAX_REFUSED = 30  # rounds
+
+
+@dataclass(frozen=True)
 class Ratio:
     """The ratio of two medians, and its 95 % bootstrap interval."""
 
@@ -92,30 +114,44 @@ def time_interleaved(
     min_rounds: int = MIN_ROUNDS,
     enough: Callable[[Mapping[str, Durations]], bool] = lambda measured: False,
     warm_up_ns: Mapping[str, int] = MappingProxyType({}),
+    protocol: Protocol = ON_A_CPU,
 ) -> dict[str, Durations]:
     """Times A B C A B C … after one warm-up round: `min_rounds`, and more while the next round fits into `budget_s`.
 
     Stops early if the samples are `enough`; contestants in `warm_up_ns` are warm and took that long. Slow contestants
     evict the caches: a quick contestant gets an untimed call before each timed one. With a `title`, first announces the
-    duration. Raises Interrupted at Ctrl-C if a round was finished.
+    duration. Raises Interrupted at Ctrl-C if a round was finished, and ClickException if `protocol` refuses all rounds.
     """
     cold = {name: _time_ns(run) for name, run in contestants.items() if name not in warm_up_ns}
     warm_up = {**warm_up_ns, **cold}
-    quick = {name for name, took_ns in warm_up.items() if took_ns < QUICK_NS}
+    quick = {name for name, took_ns in warm_up.items() if took_ns < QUICK_NS and protocol.refill}
     min_rounds, max_rounds = _limited(min_rounds)
-    least_s = min_rounds * sum(took_ns / 1e9 * (1 + (name in quick)) + SETTLE_S for name, took_ns in warm_up.items())
+    least_s = min_rounds * sum(
+        max(took_ns / 1e9, protocol.turn_s) * (1 + (name in quick)) + protocol.settle_s
+        for name, took_ns in warm_up.items()
+    )
     if title:
         note(f"{title}: {announcement(len(contestants), min_rounds, least_s, budget_s)}")
     samples: dict[str, list[int]] = {name: [] for name in contestants}
-    start, rounds, next_question = time.perf_counter(), 0, min_rounds
+    _load(contestants, protocol.load_s)
+    start, rounds, next_question, refused = time.perf_counter(), 0, min_rounds, 0
     with share_bar(title) as show:
         try:
             while rounds < min_rounds or (rounds < max_rounds and _fits(time.perf_counter() - start, rounds, budget_s)):
+                taken = {}
                 for name, run in contestants.items():
-                    time.sleep(SETTLE_S)
+                    time.sleep(protocol.settle_s)
                     if name in quick:
                         run()
-                    samples[name].append(_time_ns(run))
+                    taken[name] = _turn_ns(run, protocol.turn_s)
+                if not protocol.accept():
+                    refused += 1
+                    if refused == MAX_REFUSED:
+                        note(f"{title}: {MAX_REFUSED} rounds refused, the device slows itself down")
+                        break
+                    continue
+                for name, sample_ns in taken.items():
+                    samples[name].append(sample_ns)
                 rounds += 1
                 show(min(1.0, max((time.perf_counter() - start) / max(budget_s, least_s), rounds / max_rounds)))
                 if rounds >= next_question:
@@ -126,6 +162,8 @@ def time_interleaved(
             if rounds:
                 raise Interrupted(_finished(samples, rounds)) from stop
             raise
+    if not rounds and contestants:
+        raise click.ClickException(f"{title}: expected rounds at full speed, found the device slowed down in all")
     return _finished(samples, rounds)
 
 
@@ -162,6 +200,22 @@ def _limited(min_rounds: int) -> tuple[int, float]:
 
 def _finished(samples: Mapping[str, list[int]], rounds: int) -> dict[str, Durations]:
     return {name: Durations(tuple(taken[:rounds])) for name, taken in samples.items()}
+
+
+def _load(contestants: Mapping[str, Callable[[], object]], seconds: float) -> None:
+    """Calls all in turn for so long."""
+    begin = time.perf_counter()
+    while contestants and time.perf_counter() < begin + seconds:
+        for run in contestants.values():
+            run()
+
+
+def _turn_ns(run: Callable[[], object], turn_s: float) -> int:
+    """Of one call, or the median of calls back to back for `turn_s`."""
+    samples = [_time_ns(run)]
+    while sum(samples) < 1e9 * turn_s:
+        samples.append(_time_ns(run))
+    return int(np.median(samples))
 
 
 def _time_ns(run: Callable[[], object]) -> int:

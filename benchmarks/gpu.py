@@ -1,0 +1,115 @@
+"""Command line: everything that is measured on a GPU, in at most 30 minutes, each step with a limit of its own."""
+
+from __future__ import annotations
+
+import importlib
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("torch", "onnx", "onnxruntime", "tensorrt", "polygraphy", "tritonclient.grpc", "matplotlib", "pooch")
+MODELS = ("vitbn", "vitbn-tiny", "vit", "cnn")
+
+
+@dataclass(frozen=True)
+class Step:
+    """A command of this project, its click object as MODULE:NAME, and the minutes that it may take."""
+
+    module: str
+    name: str
+    arguments: tuple[str, ...]
+    minutes: float
+
+    @property
+    def words(self) -> list[str]:
+        """As it is typed, from the repository's root."""
+        return ["python", f"{self.module.replace('.', '/')}.py", *self.arguments]
+
+
+def steps(output: Path) -> Iterator[Step]:
+    """All measurements, the most wanted first; a result is written as soon as it is there."""
+    latency = ("--device", "cuda", "--models", ",".join(MODELS), "--json")
+    yield Step(
+        "benchmarks.latency",
+        "latency",
+        ("--batch", "5000", "--batch", "64", "--batch", "1", "--seconds", "8", *latency, str(output / "latency.json")),
+        13,
+    )
+    for model, precision in (("vitbn", "fp16"), ("vitbn", "fp32"), ("cnn", "fp16"), ("cnn", "fp32")):
+        names = ("--model", model, "--precision", precision, "--name", f"{model}_{precision}_trt")
+        where = ("--repository", str(output / "triton_repo"), "--timing-cache", str(output / "timing.cache"))
+        yield Step("export.to_tensorrt", "tensorrt", (*names, *where), 2)
+    served = ("--sharing", "1x0", "--model", "vitbn", "--model", "cnn", "--in-flight", "1", "--in-flight", "8")
+    yield Step(
+        "benchmarks.throughput", "throughput", (*served, "--rounds", "3", "--json", str(output / "throughput.json")), 6
+    )
+    yield Step("benchmarks.report", "report", ("build", str(output), "--output", str(output)), 1)
+
+
+@click.command()
+@click.option("--dry-run", is_flag=True, help="Print every command; check its options and imports. Needs no GPU.")
+@click.option("--output", type=click.Path(file_okay=False, path_type=Path), default=Path("benchmarks/results/gpu"))
+def gpu(dry_run: bool, output: Path) -> None:
+    """Check the machine, then measure latency, engines and the server on its GPU, and write the report."""
+    from export.engines.gpu import require
+    from export.errors import ExportError
+
+    missing = list(_missing_packages())
+    try:
+        ready = str(require())
+    except ExportError as reason:
+        ready, missing = f"not ready: {reason}", [*missing, "a GPU with TensorRT"]
+    click.echo(f"GPU: {ready}")
+    planned = list(steps(output))
+    click.echo(f"{len(planned)} commands, at most {sum(step.minutes for step in planned):.0f} minutes")
+    for step in planned:
+        check(step)
+    if dry_run:
+        for step in planned:
+            click.echo(f"{step.minutes:4.0f} min  {shlex.join(step.words)}")
+        click.echo(f"Missing on this machine: {', '.join(missing) or 'nothing'}")
+        return
+    if missing:
+        raise click.ClickException(f"expected a machine to measure on, found no {', '.join(missing)}")
+    output.mkdir(parents=True, exist_ok=True)
+    if failed := [step for step in planned if not _run(step)]:
+        raise click.ClickException(f"{len(failed)} of {len(planned)} commands failed; the others' results stand")
+
+
+def check(step: Step) -> None:
+    """Imports the command and parses its options; raises ClickException for what it does not take."""
+    try:
+        command: click.Command = getattr(importlib.import_module(step.module), step.name)
+        command.make_context(step.name, [*step.arguments])
+    except (ImportError, AttributeError, click.ClickException) as error:
+        why = error.format_message() if isinstance(error, click.ClickException) else str(error)
+        raise click.ClickException(f"{shlex.join(step.words)}: {why}") from error
+
+
+def _missing_packages() -> Iterator[str]:
+    for package in PACKAGES:
+        try:
+            importlib.import_module(package)
+        except ImportError as error:
+            yield f"{package} ({' '.join(str(error).split())})"
+
+
+def _run(step: Step) -> bool:
+    """Whether the command ended well in its time; its output goes to the terminal."""
+    click.echo(f"\n$ {shlex.join(step.words)}")
+    try:
+        done = subprocess.run([sys.executable, *step.words[1:]], cwd=ROOT, timeout=60 * step.minutes)
+    except subprocess.TimeoutExpired:
+        click.echo(f"Stopped after {step.minutes:g} minutes; what it has written stands", err=True)
+        return False
+    return done.returncode == 0
+
+
+if __name__ == "__main__":
+    gpu()

@@ -1,0 +1,74 @@
+"""The whole GPU run without a GPU: every command of it exists and takes its options, and a failure costs its step."""
+
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from benchmarks import gpu as module
+from benchmarks.gpu import Step, check, gpu, steps
+from export.engines.gpu import Gpu
+from export.errors import Unavailable
+
+
+def absent() -> Gpu:
+    raise Unavailable("TensorRT: missing an NVIDIA GPU")
+
+
+def test_a_dry_run_prints_and_checks_every_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("export.engines.gpu.require", absent)
+    monkeypatch.setattr(module, "PACKAGES", ("numpy", "no_such_package"))
+    output = tmp_path / "results"
+    result = CliRunner().invoke(gpu, ["--dry-run", "--output", str(output)])
+    assert result.exit_code == 0, result.output
+    for step in steps(output):
+        assert " ".join(step.words) in result.output
+    assert "GPU: not ready: TensorRT: missing an NVIDIA GPU" in result.output
+    assert "Missing on this machine: no_such_package (No module named 'no_such_package'), a GPU" in result.output
+    assert not output.exists()
+
+
+def test_all_of_it_takes_half_an_hour_at_most() -> None:
+    assert sum(step.minutes for step in steps(Path())) <= 30
+
+
+@pytest.mark.parametrize(
+    ("step", "message"),
+    [
+        (Step("benchmarks.latency", "latency", ("--speed", "1"), 1), "No such option"),
+        (Step("benchmarks.latency", "latency", ("--runtimes", "cuda"), 1), "expected names out of"),
+        (Step("benchmarks.no_such", "latency", (), 1), "No module named"),
+        (Step("benchmarks.latency", "no_such", (), 1), "no_such"),
+    ],
+)
+def test_a_command_that_is_not_there_is_seen(step: Step, message: str) -> None:
+    with pytest.raises(click.ClickException, match=message):
+        check(step)
+
+
+def test_without_a_gpu_nothing_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("export.engines.gpu.require", absent)
+    monkeypatch.setattr(module, "PACKAGES", ())
+    result = CliRunner().invoke(gpu, ["--output", str(tmp_path / "results")])
+    assert result.exit_code == 1
+    assert "Error: expected a machine to measure on, found no a GPU with TensorRT" in result.output
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_step_that_fails_or_takes_too_long_costs_itself_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scripts = {"slow": "import time; time.sleep(60)", "bad": "raise SystemExit(3)", "good": "open('done', 'w')"}
+    for name, text in scripts.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    planned = [Step(name, name, (), 0.01 if name == "slow" else 1) for name in scripts]
+    monkeypatch.setattr("export.engines.gpu.require", lambda: Gpu("Stub GPU", "9.0"))
+    monkeypatch.setattr(module, "PACKAGES", ())
+    monkeypatch.setattr(module, "ROOT", tmp_path)
+    monkeypatch.setattr(module, "steps", lambda output: planned)
+    monkeypatch.setattr(module, "check", lambda step: None)
+    result = CliRunner().invoke(gpu, ["--output", str(tmp_path / "results")])
+    assert result.exit_code == 1
+    assert "2 of 3 commands failed; the others' results stand" in result.output
+    assert (tmp_path / "done").exists()

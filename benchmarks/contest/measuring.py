@@ -88,7 +88,7 @@ def measure(
         for name, one in ready.items():
             base = baseline(name)
             ratio = asdict(ratio_with_interval(measured[base], measured[name])) if base else None
-            row = {"stable": stable(measured, name), "ratio_to_torch": ratio}
+            row: Row = {"stable": stable(measured, name), "ratio_to_torch": ratio}
             if watch:
                 row["gpu_state"] = watch.summary()
             if copies := measured.get(f"{name}{COPIES}"):

@@ -31,13 +31,13 @@ from clients.server.served import ListedModel, ServedModel, choose, find, list_a
 class AsyncClassifier:
     """A connection to one model of one server; it belongs to the event loop that opened it.
 
-    url:           HOST:PORT, or several with commas: when one is away, the next is asked. Default: Triton's port here.
-    model:         a name. Default: the only ready model, or the transformer with the highest test accuracy.
-    timeout_s:     seconds for each request from its first try to its answer.
-    retry_s:       of these, seconds in which a request is tried again while the server is away or too busy.
-    batch_size:    images in a request, at most, as far as the model takes them.
-    concurrency:   requests at a time, at most.
-    shared_memory: images go to a server on this host through memory.
+    url:           HOST:PORT, or several with commas for failover. Default: Triton's port on this machine.
+    model:         name. Default: the only ready model, or the transformer with the highest test accuracy.
+    timeout_s:     seconds per request, retries included.
+    retry_s:       seconds of these for retries while the server is away or busy.
+    batch_size:    most images per request, within the model's own limit.
+    concurrency:   most requests at a time.
+    shared_memory: passes images to a server on this host through memory.
     tls, headers:  for guarded servers.
     open_retry_s:  like retry_s, while opening. Default: retry_s.
 

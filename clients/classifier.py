@@ -5,8 +5,8 @@
             print(prediction.label, prediction.probability)
 
 HTTP is the default: at batch 1 it is as fast as gRPC, with the same numbers. Threads may share a Classifier; its event
-loop runs in a thread of its own. In a forked child it raises RuntimeError. A program with its own event loop uses
-AsyncClassifier, which has the same methods.
+loop has its own thread. In a forked child it raises RuntimeError. Programs with an event loop use AsyncClassifier,
+which has the same methods.
 """
 
 import asyncio

@@ -1,11 +1,11 @@
-"""The command line: pictures in, the label and the probability of each out.
+"""The command line: pictures in, labels with probabilities out.
 
     python clients/infer.py digit.png
     digit.png: 3 (99.5 %)
 
-Answers come in the order of the images; memory does not grow with their number. Exit codes: 0 every image was answered;
+Answers keep the order of the images; memory does not grow with their number. Exit codes: 0 every image was answered;
 1 some images failed, each named on standard error; 2 usage; 3 the server failed; 4 some answers are rejected; 130
-interrupted; 141 the reader of the output went away. Heavy imports stand where they are used, so that --help is quick.
+interrupted; 141 the reader of the output closed it. Heavy imports are local, so that --help is quick.
 """
 
 import errno

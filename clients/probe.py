@@ -1,14 +1,12 @@
-"""Does every served version give the right answer? `python clients/probe.py --help`.
+"""Asks every served version a stored question and compares the answer. `python clients/probe.py --help`.
 
-In: a server's HTTP address. Out: one JSON object a probe and an exit code, after one inference of every served version.
-Triton's own readiness stays 200 when a model's process is dead; this asks the model. The sample image and the logits
-that each version must give stand in the parameter `probe` of config.pbtxt, so a container needs no repository and no
-package but click. A model without that parameter gets zeros and must only answer.
+In: a server's HTTP address. Out: one JSON object per probe and an exit code. Triton's own readiness stays 200 when a
+model's process is dead. The sample and each version's logits are in the parameter `probe` of config.pbtxt, so a
+container needs no repository and no package but click. A model without that parameter gets zeros and must only answer.
 
 A version that refuses or delays the sample passes as `busy` if it answers other requests meanwhile.
 
-With `--every` and `--listen` it also answers HTTP: 200 with the last verdict while it passes, else 503. A proxy asks
-that address whether the server may get requests.
+With `--every` and `--listen` it also answers a proxy's HTTP health checks: 200 while the last verdict passes, else 503.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The state dicts that the authors of the BatchNorm study published.
+"""The state dicts published by the authors of the BatchNorm study.
 
 In: their names and tensors. Out: our configuration, and the tensors under our names. Nothing is transposed: both
 flatten a patch (p1 p2 c) and order the query-key-value rows q, k, v, each head-major.
-Source: github.com/anindyahepth/BatchNorm_in_Transformers_CV; all its files have 64 features a head.
+Source: github.com/anindyahepth/BatchNorm_in_Transformers_CV; all its files have 64 features per head.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A transformer as it is served, for training: the same parameters and answers with less work.
+"""A transformer in its served form, for training: the same parameters and answers with less work.
 
-In: images float (B, C, H, W). Out: logits float (B, num_classes), in eval mode equal to those of the network itself to
-4e-7, with equal gradients. In training mode BatchNorms of the last FFN and the last norm take their statistics from the
-CLS rows, the only rows that reach the head.
+In: images float (B, C, H, W). Out: logits float (B, num_classes), in eval mode equal to the network's to 4e-7, with
+equal gradients. In training mode the BatchNorms of the last FFN and the last norm use the statistics of the CLS rows,
+the only rows that reach the head.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""State dicts as `torch.save` writes them (.pth), read without running code and without trusting their sizes.
+"""Reads state dicts of `torch.save` (.pth) without running code and without trusting their sizes.
 
 In: a zip archive of a pickle and of storages. Out: name -> tensor; or UnsafeFile. PyTorch reads the pickle with
-`weights_only=True`. The archive may not be compressed, and the tensors together may not be larger than the file: 3 MB
-of compressed zeros, and a tensor of stride 0, hold any number of values.
+`weights_only=True`. The archive must be uncompressed and the tensors together no larger than the file: 3 MB of
+compressed zeros, and a tensor of stride 0, hold any number of values.
 """
 
 from __future__ import annotations

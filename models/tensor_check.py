@@ -1,8 +1,8 @@
 """Checks a file's tensors against its configuration, by shapes, before anything of their size is allocated.
 
-In: a ModelConfig and, for each tensor in the file, its shape and kind of numbers. Out: nothing; or WrongTensors.
-The configuration is only a claim: a file of 1 kB may claim a depth of 10,000,000. So one block is built, on PyTorch's
-meta device, which allocates nothing, and stands for all blocks; with late CLS a second stands for the last.
+In: a ModelConfig, and shape and kind of numbers of each tensor in the file. Out: nothing; or WrongTensors.
+The configuration is only a claim: a file of 1 kB may claim a depth of 10,000,000. So one block, built on PyTorch's
+meta device without memory, stands for all blocks; with late CLS a second block stands for the last.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""`--track` of train.py, study.py and tune.py: epochs -> the same epochs, each sent to MLflow.
+"""`models/train.py --track`: sends each epoch to MLflow and passes it on.
 
-MLflow gets the content of the JSON beside the checkpoint: configuration and options as parameters, the series as
-metrics with the epoch as step; at the end the JSON and the checkpoint as artifacts. The address is
-$MLFLOW_TRACKING_URI, else ./mlruns, which MLflow 3 needs MLFLOW_ALLOW_FILE_STORE for. MLflow's own telemetry is off.
+MLflow gets the content of the checkpoint's JSON: configuration and options as parameters, the series as metrics with
+the epoch as step; at the end the JSON and the checkpoint as artifacts. The address is $MLFLOW_TRACKING_URI, else
+./mlruns, for which MLflow 3 needs MLFLOW_ALLOW_FILE_STORE. MLflow's telemetry is off.
 """
 
 from __future__ import annotations

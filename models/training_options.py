@@ -32,18 +32,18 @@ class TrainingOptions:
     """AdamW (Loshchilov and Hutter, 2019) on the cross-entropy.
 
     - `schedule`: `one-cycle` (Smith and Topin, 2019) warms up to `lr` and anneals to nearly 0 over all epochs.
-    - `clip`: bound of the gradient's norm.
+    - `clip`: largest norm of the gradient.
     - `precision`: `bf16` uses PyTorch's autocast; weights stay float32.
-    - `augment_test`: the published study distorted its test images, too.
-    - `hold_out`: training images that measure each epoch instead of the test images, which then wait for the end.
-    - `teacher`: checkpoint of a network; half of the target is its probabilities, half the label (distillation: Hinton
+    - `augment_test`: distorts the test images, as the published study did.
+    - `hold_out`: training images that measure each epoch; the test images are used only at the end.
+    - `teacher`: checkpoint whose probabilities are half of the target, the label the other half (distillation: Hinton
       et al., 2015; for transformers: Touvron et al., DeiT, 2021).
-    - `accumulate`: parts of a batch, one after the other: the same gradient with less memory, except that BatchNorm
-      normalises each part by itself.
-    - `form`: `served` computes only what the head reads (`models.served_form`); the statistics of the last block's
-      BatchNorms are then those of CLS rows.
-    - `skip_init`: where the factor of RepBN's identity starts (`models.norms.RepBN`).
-    - `ema`: decay of a moving average of the weights, which is measured and written instead of them.
+    - `accumulate`: parts of a batch: the same gradient with less memory, except that BatchNorm normalises each part by
+      itself.
+    - `form`: `served` computes only what the head reads (`models.served_form`); the last block's BatchNorms then use
+      statistics of CLS rows.
+    - `skip_init`: start of RepBN's identity factor (`models.norms.RepBN`).
+    - `ema`: decay of a moving average of the weights, which is measured and written instead.
     """
 
     epochs: int

@@ -1,7 +1,7 @@
 """Command line of the search: dataset -> parameters for models/train.py. `python models/tune.py --help`.
 
-Each trial trains on a part of the training images and is measured on held-out ones; no test image is looked at. The
-same command again continues the search, or shows its result.
+Trials train and are measured on parts of the training images; test images are not used. The same command continues the
+search or shows its result.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ def run_trial(search: Search, data: Dataset, device: str, parameters: Parameters
 def write_results(search: Search, trials: list[Trial], output: Path) -> Path:
     """Writes the plots and a file of the best parameters for `models/train.py --params`; returns its path.
 
-    The file has no epochs, which are few in a trial, and no accuracy, which is the best of many on the same images.
+    The file omits epochs (a trial has few) and accuracy (the best of many on the same images is too high).
     Raises SearchError if every trial failed.
     """
     from models.plots.search_plots import convergence, plane

@@ -1,8 +1,8 @@
-"""The console script `tritonserver`: turns its own process into the server.
+"""The console script `tritonserver`: replaces its own process by the server.
 
 In: Triton's arguments. Out: the running server. A native server (on PATH or in /opt/tritonserver) gets the arguments
 unchanged. Otherwise the server inside nvidia-pytriton starts with other defaults: loopback only, this project's
-backends, Python from this environment, and explicit mode, in which models can be published while it runs.
+backends, Python from this environment, and explicit mode, in which new versions can be published.
 """
 
 import ctypes

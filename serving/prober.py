@@ -1,7 +1,7 @@
-"""The probe of `clients/probe.py` as a child process that asks the server again and again.
+"""Runs the probe of `clients/probe.py` repeatedly in a child process.
 
-In: the server's address. Out: its verdicts, one after the other. A process of its own keeps serving/ free of clients/,
-and cannot hang with the server.
+In: the server's address. Out: a sequence of verdicts. The separate process keeps serving/ free of clients/ and cannot
+hang with the server.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Judges by the files which versions of a model are whole.
 
-In: a model's folder in the repository. Out: a `Plan`: the versions to serve, what is wrong with the others, and, where
-config.pbtxt would serve something else, a configuration for Triton's load call. Nothing is written. A model without
-any manifest.json was not published by this project; its plan leaves everything to Triton.
+In: a model's folder in the repository. Out: a `Plan`: the versions to serve, the faults of the others, and a
+configuration for Triton's load call if config.pbtxt would serve other versions. Writes nothing. A model without any
+manifest.json is not this project's; its plan leaves everything to Triton.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The command line: pictures by the hundred million in, Parquet out, without a server.
+"""The command line of bulk classification: pictures in, Parquet out, without a server.
 
     vitbn bulk s3://bucket/shards/ --output answers --model triton_repo/vitbn
 
-Exit codes: 0 every part has its file; 1 some parts failed, or an input is no input; 2 usage; 130 interrupted.
-The same command goes on where a run ended. Heavy imports stand where they are used, so that --help is quick.
+Exit codes: 0 every part has its file; 1 a part failed, or an input is invalid; 2 usage; 130 interrupted.
+The same command continues an interrupted run. Heavy imports are local, so that --help is quick.
 """
 
 from __future__ import annotations

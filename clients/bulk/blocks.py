@@ -1,7 +1,7 @@
 """A part in, blocks of rows out: ids, uint8 pixels for the network, and the error of each row without pixels.
 
-A bad picture is a row with an error. A damaged shard ends with such a row of its own. Storage that fails raises
-OSError: the part is then tried again.
+A bad picture is a row with an error. A damaged shard ends with such a row. Failing storage raises OSError: the part is
+tried again.
 """
 
 from __future__ import annotations

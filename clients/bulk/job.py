@@ -1,11 +1,11 @@
 """A run's plan: a `Job` with its list of `Part`s, fixed by the first run and stored in the output folder.
 
-    DIR/_job.json               the model, the inputs, how many parts
-    DIR/_parts-HASH.jsonl       one part a line; read line by line, so memory does not grow with the job
-    DIR/part-00000007.parquet   the answers of part 7, whole or absent
+    DIR/_job.json               the model, the inputs, the number of parts
+    DIR/_parts-HASH.jsonl       one part per line; read line by line, so memory does not grow with the job
+    DIR/part-00000007.parquet   the answers of part 7, complete or absent
 
-A part is deterministic, and its file appears by one rename. So a run that was killed goes on by doing the parts without
-a file, and two runs at once do no harm. Readers of Parquet skip names that start with an underscore.
+A part is deterministic and its file appears by one rename. So a killed run continues with the parts that have no file,
+and two runs at once do no harm. Readers of Parquet skip names that start with an underscore.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Pictures of drawings and writing to the images that models of ink read.
+"""Pictures of drawings and writing to images for models of ink.
 
 MNIST's recipe (LeCun, Cortes, Burges, http://yann.lecun.com/exdb/mnist/): the digit is scaled to a 20x20 box, with its
-aspect ratio and antialiasing; its centre of mass moves to pixel (14, 14) of a 28x28 field. A picture made so comes out
+aspect ratio and antialiasing; its centre of mass moves to pixel (14, 14) of a 28x28 field. MNIST's own images stay
 nearly unchanged.
 """
 

@@ -1,8 +1,8 @@
 """idx files of unsigned bytes, gzipped or not, read item by item.
 
-The format of MNIST (LeCun, http://yann.lecun.com/exdb/mnist/): two zero bytes, the type of the values, the number of
-dimensions, the size of each as a big-endian 32-bit integer, the values. Memory follows the bytes present, not the sizes
-that the header claims.
+MNIST's format (LeCun, http://yann.lecun.com/exdb/mnist/): two zero bytes, the type of the values, the number of
+dimensions, each size as a big-endian 32-bit integer, the values. Memory depends on the bytes present, not on the sizes
+in the header.
 """
 
 import gzip

@@ -1,7 +1,7 @@
-"""Paths in, file names out, one at a time and in the order of the paths.
+"""Paths in, file names out, one at a time, in the order of the paths.
 
-A path is a file, a folder, `-` for standard input, or a pattern such as `scans/*.png`, which may match folders. Of a
-folder come the image files in it and below it, by suffix, without hidden files, sorted up to SORTED names.
+A path is a file, a folder, `-` for standard input, or a pattern such as `scans/*.png`, which may match folders. A
+folder gives the image files in and below it, by suffix, without hidden files, sorted up to SORTED names.
 """
 
 import glob

@@ -1,7 +1,7 @@
 """Requests in, Triton's JSON and logits out, from one server or several with the same models.
 
-An inference changes nothing, so a request may be repeated: at the next server at once, then after a pause, until
-`retry_s`; at busy servers only within the retry budget.
+Inference changes nothing, so requests may be repeated: first at the next server, then after a pause, until `retry_s`;
+at busy servers only within the retry budget.
 """
 
 import asyncio

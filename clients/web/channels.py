@@ -1,7 +1,7 @@
-"""Connections to the page: deadlines for slow senders, a bounded number in all and for each address.
+"""Connections to the page: deadlines for slow senders, bounded numbers in total and per address.
 
-Beyond a bound the connection that has waited longest without a whole request makes room for the new one: slow
-connections keep nobody out, not even on their own address. If all requests are whole, the new connection is closed.
+At a bound, the connection that has waited longest without a complete request makes room: slow connections lock nobody
+out, not even on their own address. If all requests are complete, the new connection is closed.
 """
 
 import ipaddress

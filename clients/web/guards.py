@@ -1,7 +1,7 @@
-"""Protection of the page: its headers, the senders that it answers, and how often.
+"""Protects the page: its headers, the allowed senders, and their rate.
 
-Every web site can reach a page on loopback through its visitor's browser. It then sends its own Origin, or its own Host
-when its name points to this machine (DNS rebinding).
+Any web site can reach a page on loopback through its visitor's browser. It then sends its own Origin, or its own Host
+if its name resolves to this machine (DNS rebinding).
 """
 
 import ipaddress

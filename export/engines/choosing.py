@@ -1,7 +1,7 @@
-"""The engine, precision and sharing of the cores that serve a network best on this machine: measured, never assumed.
+"""Chooses engine, precision and sharing of the cores for a network on this machine, by measurement.
 
-In: the proven float32 file, its int8 form, and a labelled dataset. Out: a `Choice`: a row for every candidate, the best
-first, and those left out because an engine is missing or the accuracy falls by more than allowed.
+In: the proven float32 file, its int8 form, and a labelled dataset. Out: a `Choice`: a row per candidate, best first,
+and the candidates left out because an engine is missing or the accuracy falls too far.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """ONNX -> a TensorRT engine, through Polygraphy: built, read back, compared with ONNX Runtime, described.
 
-In: an ONNX source in the precision of the engine, which is strongly typed (TensorRT 11 knows no other). Out: the plan
-with its manifest and the proof; an error if the engine does not answer as the ONNX file does.
+In: an ONNX source in the engine's precision; the engine is strongly typed (TensorRT 11 knows no other). Out: the plan
+with manifest and proof; an error if the engine does not answer as the ONNX file does.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The files of a study: NAME.json, and NAME.md and plots made from that JSON alone.
+"""The files of a study: NAME.json; NAME.md and plots are made only from that JSON.
 
-The JSON has `study`, `question`, `command`, `quick`, `scope` (what was run; `reduced` says in words what was not),
-`timing`, `environment`, `runs` (config, options and the four series of each), `derived`, `tables` and `notes`.
+The JSON has `study`, `question`, `command`, `quick`, `scope` (what was run; `reduced` describes what was not),
+`timing`, `environment`, `runs` (config, options and four series each), `derived`, `tables` and `notes`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Test accuracy against multiply-accumulates: ViTBN by depth, and the CNN.
 
-Trained with the recipe of the shipped checkpoints, which are taken as they are unless the study runs on a part of the
-images. `benchmarks/frontier.py` measures the speed of the rewritten networks.
+Uses the shipped checkpoints, or trains with their recipe if the study runs on a part of the images.
+`benchmarks/frontier.py` measures the speed of the rewritten networks.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """One network with LayerNorm, BatchNorm, and norms between them.
 
-Same depth, images, epochs and seeds for all: at a usual learning rate, at a high one, which shows stability, and with
-a warm-up, a one-cycle schedule and clipped gradients.
-`benchmarks/norms.py` measures the speed of the rewritten networks.
+Equal depth, images, epochs and seeds: at a usual learning rate, at a high rate for stability, and with a warm-up, a
+one-cycle schedule and clipped gradients. `benchmarks/norms.py` measures the speed of the rewritten networks.
 """
 
 from __future__ import annotations

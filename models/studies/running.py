@@ -1,7 +1,7 @@
 """Trainings that take turns, one epoch each: a drift of the machine affects all equally.
 
-In: the runs of a study and a folder, whose runs continue. Out: their series, which do not depend on one another: each
-run has its own random numbers.
+In: the runs of a study and a folder with finished epochs, if any. Out: their series. Each run has its own random
+numbers, so turns do not change it.
 """
 
 from __future__ import annotations
@@ -77,12 +77,10 @@ def advance(
     on_epoch: OnEpoch,
     track: Track | None = None,
 ) -> list[Trained]:
-    """Trains all `runs` in `folder` to their last epoch: A1 B1 C1 A2 B2 …, where a number is an epoch.
+    """Trains all `runs` in `folder` to their last epoch: A1 B1 C1 A2 B2 … (numbers are epochs).
 
-    Other runs continue when one diverges. `track` gets each run that is not finished.
-
-    Raises StudyError for a folder with the runs of another study, or of this one with other options or more epochs;
-    TrainingError for a training that fails.
+    When a run diverges, the others continue. Raises StudyError for a folder of another study, or of this study with
+    other options or more epochs; TrainingError for a training that fails.
     """
     from models.training import Diverged, train
 

@@ -1,7 +1,7 @@
-"""Accuracy and time on digits of other people; nothing is trained.
+"""Accuracy and time on other people's digits; nothing is trained.
 
-In: checkpoints trained on MNIST. Out: accuracy and time of each on the test images of MNIST, on those of EMNIST's
-digits, if its files are there, and on all of scikit-learn's digits. Times are compared with the CNN's.
+In: checkpoints trained on MNIST. Out: accuracy and time of each on the test images of MNIST, of EMNIST's digits if
+available, and on all of scikit-learn's digits. Times are compared with the CNN's.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Command line: everything that is measured on a GPU, in at most 30 minutes, each step with a limit of its own."""
+"""Command line: all GPU measurements in at most 30 minutes, each step with its own limit."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MODELS = ("vitbn", "vitbn-tiny", "vit", "cnn")
 
 @dataclass(frozen=True)
 class Step:
-    """A command of this project, its click object as MODULE:NAME, and the minutes that it may take."""
+    """A command of this project, its click object as MODULE:NAME, and its limit in minutes."""
 
     module: str
     name: str
@@ -28,12 +28,12 @@ class Step:
 
     @property
     def words(self) -> list[str]:
-        """As it is typed, from the repository's root."""
+        """The command line, from the repository's root."""
         return ["python", f"{self.module.replace('.', '/')}.py", *self.arguments]
 
 
 def steps(output: Path) -> Iterator[Step]:
-    """All measurements, the most wanted first; a result is written as soon as it is there."""
+    """All measurements, the most wanted first; each writes its result at once."""
     latency = ("--device", "cuda", "--models", ",".join(MODELS), "--json")
     yield Step(
         "benchmarks.latency",
@@ -83,7 +83,7 @@ def gpu(dry_run: bool, output: Path) -> None:
 
 
 def check(step: Step) -> None:
-    """Imports the command and parses its options; raises ClickException for what it does not take."""
+    """Imports the command and parses its options; raises ClickException for wrong options."""
     try:
         command: click.Command = getattr(importlib.import_module(step.module), step.name)
         command.make_context(step.name, [*step.arguments])
@@ -101,7 +101,7 @@ def _missing_packages() -> Iterator[str]:
 
 
 def _run(step: Step) -> bool:
-    """Whether the command ended well in its time; its output goes to the terminal."""
+    """Runs the command; returns whether it succeeded in time. Its output goes to the terminal."""
     click.echo(f"\n$ {shlex.join(step.words)}")
     try:
         done = subprocess.run([sys.executable, *step.words[1:]], cwd=ROOT, timeout=60 * step.minutes)

@@ -140,7 +140,7 @@ def torch_classifier(model: nn.Module) -> Classifier:
 
 
 def onnx_classifier(data: bytes, threads: int = 0) -> Classifier:
-    """The ONNX file `data` in ONNX Runtime on the CPU, with 0 threads on all cores, as a function of numpy arrays."""
+    """The ONNX file `data` in ONNX Runtime on the CPU as a function of numpy arrays; 0 threads: all cores."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()

@@ -85,7 +85,7 @@ class ExportOptions:
 
     @property
     def required(self) -> list[Rewrite]:
-        """The rewrites asked for by name: the export fails where one of them does not apply."""
+        """The rewrites asked for by name. The export fails if one of these does not apply."""
         asked = {
             fold_batchnorm: self.fuse_bn,
             absorb_attention: self.absorb_attention,
@@ -155,7 +155,7 @@ def export_checkpoint(path: Path, options: ExportOptions | None = None) -> Publi
 
 @dataclass(frozen=True)
 class _Made:
-    """A proven file, how to serve it, and what was measured of it."""
+    """A proven file, how to serve it, and its measurements."""
 
     exported: Exported
     artifact: Artifact
@@ -169,7 +169,7 @@ Make = Callable[..., Exported]
 
 
 def _asked_for(make: Make, dataset: Dataset | None, options: ExportOptions) -> _Made:
-    """The precision and the engine of the options."""
+    """Makes the file in the precision and for the engine of the options."""
     engine = None if options.backend == "auto" else options.backend
     bfloat16 = engine == "openvino" and has_bfloat16()
     serving = Serving(engine, options.instances, options.threads, bfloat16)
@@ -186,7 +186,7 @@ def _asked_for(make: Make, dataset: Dataset | None, options: ExportOptions) -> _
 
 
 def _best(make: Make, dataset: Dataset, options: ExportOptions) -> _Made:
-    """The best of this machine; the manifest keeps the choice and its figures."""
+    """Chooses the best for this machine; the manifest keeps the choice and its figures."""
     files: dict[Numbers, Exported | ExportError] = {"fp32": make()}
     try:
         files["int8"] = make(lowering=Lowering("int8", dataset, options.max_accuracy_drop))
@@ -204,7 +204,7 @@ def _best(make: Make, dataset: Dataset, options: ExportOptions) -> _Made:
 
 
 def _with(artifact: Artifact, **fields: Any) -> Artifact:
-    """The artifact with more in its manifest."""
+    """The artifact with more entries in its manifest."""
     return replace(artifact, manifest=artifact.manifest | fields)
 
 

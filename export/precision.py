@@ -49,7 +49,7 @@ class Converted:
 
 @dataclass(frozen=True)
 class EngineAccuracy:
-    """The shares of test images that a graph classifies right in `engine`, in `precision`, and in ONNX Runtime."""
+    """The test accuracy of a graph in `engine`, in `precision`, and in ONNX Runtime."""
 
     engine: str
     precision: str
@@ -98,7 +98,7 @@ def engine_accuracy(
 ) -> EngineAccuracy:
     """The accuracy of `classify` on all test images, beside that of the ONNX file `data` in ONNX Runtime.
 
-    Raises AccuracyError where it is more than `max_drop_points` percentage points lower.
+    Raises AccuracyError if it is more than `max_drop_points` percentage points lower.
     """
     ours, theirs = accuracy(classify, dataset), accuracy(onnx_classifier(data), dataset)
     measured = EngineAccuracy(engine, precision, ours, theirs, len(dataset.test_labels))
@@ -119,7 +119,7 @@ def _to_fp16(proto: onnx.ModelProto, kept: Sequence[str] = KEPT_IN_FLOAT32) -> o
     from onnxruntime.transformers.onnx_model import OnnxModel
 
     model = OnnxModel(convert_float_to_float16(_copy(proto), keep_io_types=True, op_block_list=list(kept)))
-    model.topological_sort()  # the casts around what is kept are appended at the end
+    model.topological_sort()  # the converter appends its casts at the end
     converted: onnx.ModelProto = model.model
     # The converter casts a shared weight once for each node that stays in float32, under the same name.
     nodes = {node.output[0]: node for node in converted.graph.node}

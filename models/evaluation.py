@@ -31,7 +31,7 @@ def measure_accuracy(
 
 
 def accuracy_by_class(right: Tensor, labels: Tensor, classes: int) -> list[float | None]:
-    """The share of `right` answers bool (n,) of each class in `labels` (n,); None of a class without images."""
+    """The share of `right` answers bool (n,) per class in `labels` (n,); None for a class without images."""
     counts = labels.bincount(minlength=classes).tolist()
     hits = labels[right].bincount(minlength=classes).tolist()
     return [hit / count if count else None for hit, count in zip(hits, counts, strict=True)]

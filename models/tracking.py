@@ -74,7 +74,7 @@ class _Run:
 
 
 def class_metrics(labels: Sequence[str]) -> list[str]:
-    """The metrics' names of the accuracy by class; MLflow allows few characters in them."""
+    """MLflow's metric names for the accuracy by class; few characters are allowed."""
     return [f"class_accuracy/{i} {re.sub('[^A-Za-z0-9_. -]', '_', label)[:100]}" for i, label in enumerate(labels)]
 
 

@@ -12,7 +12,7 @@ import torch
 from models.config import Augmentation, ModelConfig
 from models.data import Dataset
 
-# Fields of ModelConfig that train.py has options for, beside model and depth.
+# Fields of ModelConfig with options in train.py, besides model and depth.
 ARCHITECTURE = (
     *("dim", "heads", "dim_head", "mlp_dim", "late_cls"),
     *("patch_size", "pool", "pos_emb", "dropout", "emb_dropout", "qkv_bias"),
@@ -106,7 +106,7 @@ def command_line(config: ModelConfig, dataset: Dataset, options: TrainingOptions
 
 
 def _option(name: str, value: object) -> str:
-    """An option as it is typed."""
+    """An option in the command line."""
     option = f"--{name.replace('_', '-')}"
     if value is True:
         return option

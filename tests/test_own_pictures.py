@@ -1,4 +1,4 @@
-"""A folder of somebody's own pictures: train, rewrite, publish, classify, with the names of the sub-folders."""
+"""A folder of a user's own pictures: train, rewrite, publish, classify, with the names of the sub-folders."""
 
 from pathlib import Path
 

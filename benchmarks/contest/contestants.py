@@ -49,7 +49,7 @@ class Contestant:
     setup: Setup
     run: Run
     macs: int
-    values: int = 0  # that its kernels read and write for an image, see floors.py
+    values: int = 0  # read and written by its kernels per image, see floors.py
 
     @property
     def weight_bytes(self) -> int:
@@ -116,7 +116,7 @@ def contestant(entry: Entry, of: Subject, options: Options, batches: Sequence[in
 
 
 def call_sizes(batch: int, options: Options) -> set[int]:
-    """Images a call, for a batch; an engine has a profile for each."""
+    """Images per call, for a batch; an engine has a profile for each."""
     if options.micro_batch == "auto":
         steps = {size for size in MICRO_BATCHES if size < batch} | {batch}
     else:

@@ -18,7 +18,7 @@ def choose(wanted: str) -> Device:
     from export.engines.gpu import find_gpu
 
     if torch.cuda.is_available():
-        torch.cuda.set_stream(torch.cuda.Stream())  # the default one synchronises with all others
+        torch.cuda.set_stream(torch.cuda.Stream())  # the default stream synchronises with all others
         return "cuda"
     if gpu := find_gpu():
         problem = f"expected PyTorch to start {gpu.name}, found {_why_not()}"
@@ -29,7 +29,7 @@ def choose(wanted: str) -> Device:
 
 
 def free() -> None:
-    """Gives the memory of networks that nobody holds any more back to the device."""
+    """Returns unused memory to the device."""
     import torch
 
     gc.collect()

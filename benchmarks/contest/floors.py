@@ -1,7 +1,7 @@
-"""The least time that a network takes on a device, from the operations and the values that it cannot avoid.
+"""The least time of a network on a device, from its unavoidable operations and values.
 
-In: a network. Out: the values that its layers read and write for an image if every product is one kernel, which takes
-bias, norm, GELU and residual along, and every attention another, which keeps its scores to itself.
+In: a network. Out: the values that its layers read and write for an image if every product is one kernel with its bias,
+norm, GELU and residual, and every attention another kernel, which keeps its scores to itself.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from models.layers import Attention
 from models.registry import Network
 
 PRODUCTS = (nn.Linear, nn.Conv2d)
-SHARED = (AbsorbedAttention, AbsorbedClsAttention)  # keys and values are the tokens themselves
+SHARED = (AbsorbedAttention, AbsorbedClsAttention)  # the tokens are keys and values
 ATTENTION = (Attention, ClsAttention, *SHARED)
 BYTES = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "int8": 1}
 
 
 def moved_values(model: nn.Module) -> int:
-    """Values that the kernels of one image read and write, the weights left out."""
+    """Values that the kernels of one image read and write, without the weights."""
     if not isinstance(model, Network):
         raise TypeError(f"{type(model).__name__}: expected a network of this project")
     count = 0
@@ -34,7 +34,7 @@ def moved_values(model: nn.Module) -> int:
         count += inputs[0].numel() + output.numel()
 
     def kernel(attention: nn.Module) -> Callable[..., None]:
-        """Reads what the projections wrote, or the tokens, and writes what the output projection reads."""
+        """Reads the projections or the tokens, and writes the input of the output projection."""
 
         def projected(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
             nonlocal count
@@ -64,7 +64,7 @@ def moved_values(model: nn.Module) -> int:
 
 
 def floor_ms(macs: int, values: int, batch: int, precision: str, limits: Any) -> float:
-    """Milliseconds below which no kernels for `batch` images come, at the measured rates `limits`."""
+    """The lower bound in milliseconds for `batch` images, at the measured rates `limits`."""
     rates = limits["gemm_gflops_per_s_by_precision"]
     products_ms = 2 * macs * batch / rates.get(precision, rates["fp32"]) / 1e6
     return float(max(products_ms, values * batch * BYTES[precision] / limits["copy_gb_per_s"] / 1e6))

@@ -26,7 +26,7 @@ from benchmarks.measure.timing import (
 
 MIN_ROUNDS_ON_A_GPU = 15  # clocks and power vary from one moment to the next
 
-COPIES = " with copies"  # behind the name of a contestant
+COPIES = " with copies"  # suffix of a contestant's name
 
 Row = dict[str, Any]
 Limits = Mapping[str, Any]
@@ -100,7 +100,7 @@ def measure(
 
 
 class _Failed(Exception):
-    """A call that failed while it was timed."""
+    """A call that failed during timing."""
 
     def __init__(self, name: str, reason: Exception) -> None:
         super().__init__(name)

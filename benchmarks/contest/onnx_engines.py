@@ -51,7 +51,7 @@ def _in_onnxruntime(data: bytes, setup: Setup) -> Run:
     elif cuda[0] not in onnxruntime.get_available_providers():
         raise Unavailable("ONNX Runtime's CUDAExecutionProvider is missing (install onnxruntime-gpu)")
     else:
-        onnxruntime.preload_dlls()  # of CUDA's wheels, unless PyTorch has loaded its own
+        onnxruntime.preload_dlls()  # from CUDA's wheels, unless PyTorch has loaded its own
     session = onnxruntime.InferenceSession(data, options, providers=[provider])
     if setup.device == "cpu":
         return lambda images: session.run([OUTPUT_NAME], {INPUT_NAME: images})[0]
@@ -98,7 +98,7 @@ def _in_openvino(data: bytes, setup: Setup) -> Run:
 
 
 def _in_tensorrt(data: bytes, setup: Setup) -> Run:
-    """An engine built on this GPU, with a profile of its own for each batch size."""
+    """An engine built on this GPU, with its own profile for each batch size."""
     import torch
 
     precision: Any = setup.precision

@@ -126,7 +126,7 @@ class Entry:
 class Setup:
     """Where a program runs; by default in PyTorch eager or, for a file, in ONNX Runtime.
 
-    `threads` are those of the CPU, 0 for all cores. TensorRT also needs the configuration and the images a call.
+    `threads` are those of the CPU, 0 for all cores. TensorRT also needs the configuration and the images per call.
     """
 
     engine: Engine | None = None

@@ -12,29 +12,29 @@ from typing import Any
 
 LIBRARY = "libnvidia-ml.so.1"
 SM_CLOCK, MEMORY_CLOCK, GPU_SENSOR = 1, 2, 0  # of nvml.h
-# Bits of nvml.h. A power cap is how a GPU runs under load, so it is recorded alone.
+# Bits of nvml.h. A power cap is normal under load, so it is only recorded.
 SLOWED_BY = {0x08: "hardware slowdown", 0x20: "software thermal", 0x40: "hardware thermal", 0x80: "power brake"}
 POWER_CAP = 0x04
 
 
 @dataclass(frozen=True)
 class Reading:
-    """One moment."""
+    """One reading."""
 
     sm_mhz: int
     memory_mhz: int
     power_w: float
     temperature_c: int
-    reasons: int  # for which clocks are below the maximum, as bits
+    reasons: int  # reasons for reduced clocks, as bits
 
     @property
     def slowed_by(self) -> list[str]:
-        """Why figures of this moment would be those of a slower GPU."""
+        """Why measurements at this moment would be too slow."""
         return [name for bit, name in SLOWED_BY.items() if self.reasons & bit]
 
 
 class Monitor:
-    """Reads the first GPU; raises OSError where NVML is missing or fails."""
+    """Reads the first GPU; raises OSError if NVML is missing or fails."""
 
     def __init__(self, library: str = LIBRARY) -> None:
         self.nvml = ctypes.CDLL(library)
@@ -53,7 +53,7 @@ class Monitor:
         return int(value.value)
 
     def undisturbed(self) -> bool:
-        """Takes a reading; whether the GPU runs as fast as its load and its power limit let it."""
+        """Takes a reading; returns whether the GPU runs as fast as load and power limit permit."""
         reading = Reading(
             self._value("nvmlDeviceGetClockInfo", SM_CLOCK),
             self._value("nvmlDeviceGetClockInfo", MEMORY_CLOCK),
@@ -65,7 +65,7 @@ class Monitor:
         return not reading.slowed_by
 
     def summary(self) -> dict[str, Any]:
-        """JSON-ready: least, median and most of each quantity, rejected rounds by reason, rounds at the power cap."""
+        """JSON-ready: minimum, median, maximum of each quantity, rejected rounds by reason, rounds at the power cap."""
         table = [asdict(reading) for reading in self.readings]
         ranges = {
             key: [fold(row[key] for row in table) for fold in (min, median, max)]
@@ -78,7 +78,7 @@ class Monitor:
 
 
 def monitor(library: str = LIBRARY) -> Monitor | None:
-    """A monitor, where the machine has NVML."""
+    """A monitor, if the machine has NVML."""
     try:
         return Monitor(library)
     except OSError:

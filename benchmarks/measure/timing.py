@@ -56,7 +56,7 @@ class Protocol:
 
 
 ON_A_CPU = Protocol()
-# Its clock rises under load and falls in a sleep.
+# A GPU's clock rises under load and falls in a sleep.
 ON_A_GPU = Protocol(settle_s=0.0, refill=False, load_s=2.0, turn_s=0.2)
 MAX_REFUSED = 30  # rounds
 
@@ -203,7 +203,7 @@ def _finished(samples: Mapping[str, list[int]], rounds: int) -> dict[str, Durati
 
 
 def _load(contestants: Mapping[str, Callable[[], object]], seconds: float) -> None:
-    """Calls all in turn for so long."""
+    """Calls all contestants in turn for this time."""
     begin = time.perf_counter()
     while contestants and time.perf_counter() < begin + seconds:
         for run in contestants.values():
@@ -211,7 +211,7 @@ def _load(contestants: Mapping[str, Callable[[], object]], seconds: float) -> No
 
 
 def _turn_ns(run: Callable[[], object], turn_s: float) -> int:
-    """Of one call, or the median of calls back to back for `turn_s`."""
+    """The time of one call, or the median of calls back to back for `turn_s`."""
     samples = [_time_ns(run)]
     while sum(samples) < 1e9 * turn_s:
         samples.append(_time_ns(run))

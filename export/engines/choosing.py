@@ -26,14 +26,14 @@ EngineName = Literal["onnxruntime", "openvino"]
 Numbers = Literal["fp32", "bf16", "int8"]
 
 IMAGES_A_CALL: Mapping[Goal, int] = {"latency": 1, "throughput": 64}
-CALLS = 16  # a sample: of one image one after the other, of many shared by the instances
+CALLS = 16  # per sample: of one image in sequence, of many shared by the instances
 LEAST_ROUNDS = 5
-SECONDS = 15.0  # at most, to time all candidates, unless that is less than the least rounds
+SECONDS = 15.0  # limit for all candidates, unless the least rounds take longer
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A way to serve. `threads` are those of an instance; 0: one a core."""
+    """A way to serve. `threads` per instance; 0: one per core."""
 
     engine: EngineName
     precision: Numbers
@@ -47,7 +47,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Row:
-    """What a candidate gave, or why it was left out; `accuracy` is a share of the test images."""
+    """A candidate's result, or why it was left out; `accuracy` is the test accuracy."""
 
     candidate: Candidate
     accuracy: float | None = None
@@ -56,13 +56,13 @@ class Row:
     left_out: str | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """One flat object."""
+        """The row as one flat object."""
         return asdict(self.candidate) | {name: value for name, value in vars(self).items() if name != "candidate"}
 
 
 @dataclass(frozen=True)
 class Choice:
-    """All rows, the best first, then those that were left out."""
+    """All rows, best first, then those left out."""
 
     goal: Goal
     max_drop_points: float
@@ -70,11 +70,11 @@ class Choice:
 
     @property
     def best(self) -> Row:
-        """The quickest candidate that is accurate enough."""
+        """The fastest candidate that is accurate enough."""
         return self.rows[0]
 
     def manifest(self) -> dict[str, Any]:
-        """What the manifest keeps of it."""
+        """The manifest's part of the choice."""
         rows = [row.as_json() for row in self.rows]
         return {"for": self.goal, "max_accuracy_drop": self.max_drop_points, "chosen": rows[0], "measured": rows}
 
@@ -89,7 +89,7 @@ def choose(
     base, rows = accuracy(_start(files, Candidate("onnxruntime", "fp32")), dataset), []
     for engine, precision in product(("onnxruntime", "openvino"), ("fp32", "bf16", "int8")):
         if engine == "onnxruntime" and precision == "bf16":
-            continue  # its kernels for CPUs have no bfloat16
+            continue  # no CPU kernels for bfloat16
         candidate = Candidate(engine, precision)  # type: ignore[arg-type]  # mypy widens the literals of a product
         try:
             share = accuracy(_start(files, candidate), dataset)
@@ -108,14 +108,14 @@ def choose(
 
 
 def _sharings(row: Row, goal: Goal) -> Iterator[Candidate]:
-    """One instance with all cores; one with one thread, or one instance a core for throughput."""
+    """One instance with all cores; one with one thread or, for throughput, one instance per core."""
     yield row.candidate
     if (cores := _cores()) > 1:
         yield replace(row.candidate, instances=1 if goal == "latency" else cores, threads=1)
 
 
 def _timed(files: Mapping[Numbers, bytes | ExportError], rows: Sequence[Row], images: Images, goal: Goal) -> list[Row]:
-    """The rows with their times: medians of interleaved rounds, so that a drift of the machine hits all alike."""
+    """The rows with medians of interleaved rounds: a drift of the machine affects all equally."""
     size = min(IMAGES_A_CALL[goal], len(images))
     batches = [images[start % (len(images) - size + 1) :][:size] for start in range(0, CALLS * size, size)]
     runs = [_runner([_start(files, row.candidate) for _ in range(row.candidate.instances)], batches) for row in rows]
@@ -151,7 +151,7 @@ def _runner(workers: Sequence[Classifier], batches: Sequence[Images]) -> Callabl
 
 
 def _start(files: Mapping[Numbers, bytes | ExportError], candidate: Candidate) -> Classifier:
-    """The candidate's file in its engine; raises Unavailable, or AccuracyError for an int8 file that was refused."""
+    """The candidate's file in its engine; raises Unavailable, or AccuracyError for a refused int8 file."""
     data = _bytes(files["int8" if candidate.precision == "int8" else "fp32"])
     threads = candidate.threads or _cores()
     if candidate.engine == "onnxruntime":

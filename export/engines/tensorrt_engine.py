@@ -28,8 +28,8 @@ from export.publishing.artifact import PLAN_FILE, Artifact
 from models.config import INPUT_NAME, OUTPUT_NAME, ModelConfig
 from models.data import Dataset
 
-# Of the largest logit. In float16 two orders of summation differ by about as much as either does from float32, at most
-# 0.001 on the shipped models, and TF32 keeps as many bits; ten times that leaves room for other kernels.
+# Relative to the largest logit. In float16, kernels that sum in another order differ by at most 0.001 on the shipped
+# models, as much as either differs from float32; TF32 has as many bits. Ten times that leaves room.
 TOLERANCES = {"fp32": 2e-5, "tf32": 0.01, "fp16": 0.01}
 REFERENCE_BATCH = 256
 ACCURACY_DROP = 0.1  # percentage points that an engine may lose against its ONNX file
@@ -58,7 +58,7 @@ class EngineOptions:
 
     @property
     def profiles(self) -> list[tuple[int, int, int]]:
-        """Smallest, best and largest batch size of each profile."""
+        """Minimum, optimum and maximum batch size of each profile."""
         return [(size, size, size) for size in self.fixed] or [(self.min_batch, self.opt_batch, self.max_batch)]
 
     @property
@@ -69,7 +69,7 @@ class EngineOptions:
 
 @dataclass(frozen=True)
 class Built:
-    """A proven engine; `layer_types` counts the layers that compute products by their types, where these are told."""
+    """A proven engine; `layer_types` counts the product layers by type, if the inspector reports types."""
 
     artifact: Artifact
     proof: Proof
@@ -202,7 +202,7 @@ def describe(source: OnnxSource, options: EngineOptions, gpu: Gpu) -> dict[str, 
 
 
 def in_parts(classify: Classifier, largest: int, smallest: int = 1) -> Classifier:
-    """`classify` for any number of images, in batches of `smallest` to `largest`; a short batch is filled up."""
+    """`classify` for any number of images, in batches of `smallest` to `largest`; short batches are padded."""
 
     def whole(images: Images) -> Any:
         parts = (images[i : i + largest] for i in range(0, len(images), largest))

@@ -20,7 +20,7 @@ from export.errors import ExportError
 
 PRODUCTS = ("MatMul", "Gemm", "Conv")
 COMPUTED_IN = {"fp32": {"float32"}, "tf32": {"float32", "tfloat32"}, "fp16": {"float16"}}
-# Words of the inspector, as in "Half", "Float" or "Row major linear FP16 format". Integers compute no logits.
+# The inspector's words, as in "Half" or "Row major linear FP16 format". Integers compute no logits.
 WORDS = {"Half": "float16", "FP16": "float16", "Float": "float32", "FP32": "float32", "TF32": "tfloat32"}
 WORDS |= {"BFloat16": "bfloat16", "BF16": "bfloat16", "FP8": "float8", "Int8": "int8"}
 ONNX_TYPES: dict[int, str] = {TensorProto.FLOAT: "float32", TensorProto.FLOAT16: "float16"}
@@ -41,7 +41,7 @@ def check_layers(information: str, proto: onnx.ModelProto, precision: str) -> di
     counted: Counter[str] = Counter()
     for layer in json.loads(information)["Layers"]:
         if not isinstance(layer, dict):
-            continue  # a name alone
+            continue  # only a name
         told = re.findall(r"\[ONNX Layer: ([^\]]+)\]", layer.get("Metadata", ""))
         origin = [nodes[name] for name in told or layer.get("Name", "").split(" + ") if name in nodes]
         tensors = {name for node in origin for name in (*node.input, *node.output)} if origin else types.keys()

@@ -13,7 +13,7 @@ from export.errors import ExportError
 
 
 class UnsupportedGraph(ExportError):
-    """A graph that TensorRT would not take; the message says what was expected and what was found."""
+    """A graph that TensorRT would refuse."""
 
 
 def prepare(proto: onnx.ModelProto) -> onnx.ModelProto:

@@ -15,11 +15,11 @@ LIBRARIES = ("usr/lib/*-linux-gnu", "usr/local/tensorrt/lib", "usr/local/tensorr
 
 
 class VersionMismatch(ExportError):
-    """The server could not load what this TensorRT builds; the message names both versions and the wheel."""
+    """The server could not load a plan of this TensorRT; the message names both versions and the wheel."""
 
 
 def server_version(root: Path = Path("/")) -> str | None:
-    """The version in the name of `libnvinfer` where a native Triton stands on this machine, such as 10.4.0."""
+    """The version in the name of `libnvinfer` of a native Triton on this machine, such as 10.4.0."""
     if not (root / BACKEND).is_dir():
         return None
     files = (path.name for folder in LIBRARIES for path in root.glob(f"{folder}/libnvinfer.so.*.*.*"))

@@ -76,7 +76,7 @@ def publish(repository: Path, name: str, artifact: Artifact, serving: Serving | 
         number, default = 1 + max(present, default=0), served_versions(message, present)[-1:]
         configure(message, serving)
         if engine_of(message) == "tensorrt":
-            # Before anything is written: engines without a common batch size cannot stand side by side.
+            # Before any write: engines without a common batch size cannot share a model.
             beside = (read_manifest(model_dir / str(each) / MANIFEST_FILE) for each in default)
             set_limits(message, [*beside, artifact.manifest])
         # The version first: Triton refuses a config that names a missing version.

@@ -32,7 +32,7 @@ QUEUE_TIMEOUT_S = 1
 # Of a stored logit, for a float32 model: 100 times the export's. An older float32 version may stand beside a newest one
 # that asks for TF32, which moves a logit of 10 by up to 0.005.
 PROBE_TOLERANCE = 0.01
-# A larger batch keeps a GPU busy without a CUDA graph.
+# Larger batches keep a GPU busy without a CUDA graph.
 LARGEST_GRAPH = 256
 # A new version and the version to fall back to.
 SERVED_VERSIONS = 2

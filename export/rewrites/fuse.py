@@ -1,4 +1,4 @@
-"""The form of attention that GPU kernels take: softmax(q k') v in rank 4, with nothing between product and softmax.
+"""Attention in the form that GPU kernels fuse: softmax(q k') v in rank 4, with nothing between product and softmax.
 
 In and out: see `export.rewrites`. TensorRT and PyTorch's kernels never write the scores to memory in that form.
 """

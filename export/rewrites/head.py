@@ -16,14 +16,14 @@ from models.vit import VisionTransformer
 
 
 def merge_head(model: nn.Module) -> nn.Module:
-    """Reads the logits from the hidden features of the last FFN at once, without its D features between.
+    """Computes the logits directly from the hidden features of the last FFN, without its D output features.
 
-    With r the CLS row behind the attention and g = gelu(W1 r + b1) the head, which has taken up the last norm, gives
+    With r the CLS row after the attention and g = gelu(W1 r + b1), the head, which contains the last norm, gives
 
         logits = Wh (r + W2 g + b2) + bh = Wh r + (Wh W2) g + (Wh b2 + bh)
 
-    The hidden features then meet num_classes columns in place of D. Raises DoesNotApply where the last block computes
-    other rows too, where a LayerNorm stands before the head, and for as many classes as features or more.
+    The hidden features then multiply num_classes columns instead of D. Raises DoesNotApply if the last block computes
+    other rows too, if a LayerNorm precedes the head, and if there are at least as many classes as features.
     """
     if not isinstance(model, VisionTransformer):
         raise DoesNotApply(f"{type(model).__name__}: there is no FFN")

@@ -1,4 +1,4 @@
-"""Sixth rewrite: a late CLS token stays apart from the patches, whose tokens are copied no more.
+"""Sixth rewrite: a late CLS token stays apart from the patches, so their tokens are no longer copied.
 
 In and out: see `export.rewrites`.
 """
@@ -19,7 +19,7 @@ from models.vit import VisionTransformer
 
 
 def keep_cls_apart(model: nn.Module) -> nn.Module:
-    """Replaces the late CLS token by what it adds: one score and one output a head, both constants.
+    """Replaces the late CLS token by its contribution: one score and one output per head, both constants.
 
     Row 0 of the last block is a constant c and so is its query q_h. With x_j the tokens of the patches and A the
     softmax over the scores of all rows
@@ -27,8 +27,8 @@ def keep_cls_apart(model: nn.Module) -> nn.Module:
         score_h0 = q_h' c,   score_hj = q_h' x_j
         row      = sum_h Wov_h sum_j>0 A_hj x_j + sum_h A_h0 (Wov_h c) + (c + the bias of the output)
 
-    so that c need not stand beside the x_j in memory. A norm before the attention looks at each row alone and comes
-    before this. Raises DoesNotApply for any other network than one with a late CLS token and absorbed attention.
+    so c need not be stored beside the x_j. A norm before the attention treats each row separately and stays first.
+    Raises DoesNotApply for any network without a late CLS token and absorbed attention.
     """
     if not isinstance(model, VisionTransformer):
         raise DoesNotApply(f"{type(model).__name__}: there is no CLS token")

@@ -37,7 +37,7 @@ ALL: tuple[Rewrite, ...] = (
     merge_head,
     cut_by_channel,
 )
-ORDER: tuple[Rewrite, ...] = (*ALL, fuse_attention)  # the last changes the form alone, which CPUs do not gain from
+ORDER: tuple[Rewrite, ...] = (*ALL, fuse_attention)  # the last only changes the form, without gain on CPUs
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Step:
 
 
 def apply(model: nn.Module, rewrites: Sequence[Rewrite], required: Sequence[Rewrite]) -> tuple[nn.Module, list[Step]]:
-    """Applies `rewrites` in the order of `ORDER`, and leaves out those that do not apply.
+    """Applies `rewrites` in the order of `ORDER`. Leaves out those that do not apply.
 
     Raises RewriteError for a rewrite that cannot be exact, DoesNotApply for a `required` one that does not apply.
     """

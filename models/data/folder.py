@@ -1,4 +1,4 @@
-"""A folder with one sub-folder of pictures a class, the layout of torchvision's ImageFolder.
+"""A folder with a sub-folder of pictures per class, the layout of torchvision's ImageFolder.
 
 In: the folder, and the size of the images. Out: a `Dataset` of grey or coloured images; or DataError. The names of the
 sub-folders, sorted, are the names of the classes. Pictures are prepared as the clients prepare photos.
@@ -19,7 +19,7 @@ from models.data.dataset import DataError, Dataset, hold_out
 
 SUFFIXES = frozenset((".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"))
 SIDE = 28  # pixels
-PATCHES = 4  # a side, as in the published networks
+PATCHES = 4  # per side, as in the published networks
 MAX_PIXELS = 1 << 26  # of a picture: a small file may claim any size
 GREY_MODES = frozenset(("1", "L", "LA"))
 COLOUR_MODES = frozenset(("P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "HSV"))
@@ -56,7 +56,7 @@ def load_folder(folder: Path, size: tuple[int, int] = (SIDE, SIDE), held_out: in
 
 
 def pictures(folder: Path) -> list[Path]:
-    """The pictures of a class, by name; raises DataError for none."""
+    """The pictures of a class, by name; raises DataError for an empty class."""
     paths = sorted(path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES)
     if not paths:
         raise DataError(f"{folder}: expected pictures ({', '.join(sorted(SUFFIXES))}), found none")
@@ -85,7 +85,7 @@ def _is_grey(path: Path) -> bool:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Image.Image]:
-    """A picture of a known mode; whatever fails while it is open raises DataError."""
+    """Opens a picture of a known mode; raises DataError for any failure."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)

@@ -103,7 +103,7 @@ def advance(
                 finished[run.label] = epoch.epoch
                 on_epoch(run, epoch)
                 if epoch.epoch == run.options.epochs:
-                    next(trainings[run.label], None)  # a tracker ends its run behind the last epoch
+                    next(trainings[run.label], None)  # a tracker ends its run after the last epoch
     return [_read(folder, run) for run in runs]
 
 

@@ -1,4 +1,4 @@
-"""The whole GPU run without a GPU: every command of it exists and takes its options, and a failure costs its step."""
+"""The GPU run without a GPU: every command exists and parses; a failure costs only its step."""
 
 from pathlib import Path
 

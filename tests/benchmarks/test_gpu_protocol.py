@@ -1,4 +1,4 @@
-"""How rounds are taken on a GPU, tried on the CPU; its state from a stub of NVML."""
+"""The GPU protocol on the CPU, with a stub of NVML for the GPU's state."""
 
 import os
 import shutil

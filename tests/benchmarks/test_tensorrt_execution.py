@@ -1,4 +1,4 @@
-"""TensorRT through its own execution context, and what the floors of a network count."""
+"""TensorRT's execution context, and the floors of a network."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +20,7 @@ STREAM = SimpleNamespace(cuda_stream=7)
 
 
 class Context:
-    """What is called, in order; the sum of all pixels is every logit."""
+    """Records calls in order; every logit is the sum of all pixels."""
 
     def __init__(self, refuses: str) -> None:
         self.refuses, self.calls, self.shape = refuses, [], ()

@@ -1,4 +1,4 @@
-"""What TensorRT's ONNX parser takes, as a check of a graph without TensorRT: its own parser is asked where it is there.
+"""Checks a graph against the documented operators of TensorRT's parser, without TensorRT.
 
 Source: onnx-tensorrt, docs/operators.md of TensorRT 10.15; the operator pages of TensorRT 11 (Shape takes no uint8).
 """
@@ -16,8 +16,8 @@ FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16
 NUMBERS = FLOATS | {TensorProto.INT32, TensorProto.INT64}
 ANY = NUMBERS | {TensorProto.BOOL}
 
-# The operators that exports here hold, and the element types of all tensors that they read and write. uint8 is a type
-# of inputs and outputs of the whole graph alone, and only Cast reads or writes it.
+# The operators of our exports and the element types of all their tensors. TensorRT accepts uint8 only as input or
+# output of the whole graph, read or written by Cast.
 OPERATORS = {
     "Add": NUMBERS,
     "BatchNormalization": FLOATS,
@@ -54,23 +54,23 @@ OPERATORS = {
     "Transpose": ANY,
     "Unsqueeze": ANY,
 }
-# Inputs that have to be known when the engine is built.
+# Inputs that must be constants.
 CONSTANT_INPUTS = {name: {1: "axes"} for name in ("ReduceMax", "ReduceMean", "ReduceMin")}
-# Operators of whose outputs only the first is taken: no indices, no mean and deviation.
+# Operators with one supported output: no indices, no mean and deviation.
 ONE_OUTPUT = ("LayerNormalization", "MaxPool")
-# Attributes that hold, where they are there, nothing but this.
+# Attributes with one supported value.
 ATTRIBUTES = {"MaxPool": ("dilations", 1)}
 
 
 def prepared_and_checked(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """The graph as it goes to TensorRT; raises UnsupportedGraph."""
+    """The graph for TensorRT; raises UnsupportedGraph."""
     ready = prepare(proto)
     check(ready)
     return ready
 
 
 def check(proto: onnx.ModelProto) -> None:
-    """Raises UnsupportedGraph for the first thing in `proto` that TensorRT's parser does not take."""
+    """Raises UnsupportedGraph for the first part of `proto` that TensorRT's parser refuses."""
     for opset in proto.opset_import:
         if opset.domain in ("", "ai.onnx") and opset.version not in OPSETS:
             raise UnsupportedGraph(f"ONNX: expected opset {OPSETS[0]} to {OPSETS[-1]}, found {opset.version}")
@@ -95,7 +95,7 @@ def check(proto: onnx.ModelProto) -> None:
 
 
 def _of_other_types(node: onnx.NodeProto, types: dict[str, int]) -> Iterator[tuple[str, str]]:
-    """Name and type of each tensor of `node` whose type its row does not hold; int64 are indices, shapes and axes."""
+    """Name and type of each tensor of `node` that the operator's row does not list; int64: indices, shapes, axes."""
     allowed = OPERATORS[node.op_type]
     for name in filter(None, (*node.input, *node.output)):
         found = types.get(name, TensorProto.UNDEFINED)

@@ -1,4 +1,4 @@
-"""Attention in the form that GPU kernels fuse: the same answers, the scale in the weights."""
+"""Attention for GPU kernels: the same answers, the scale in the weights."""
 
 from dataclasses import replace
 
@@ -32,7 +32,7 @@ def trained(config: ModelConfig) -> nn.Module:
 
 
 def attention_of(proto: onnx.ModelProto) -> list[list[str]]:
-    """Operators that make the input of each Softmax out of the product before it, nearest first."""
+    """The operators between each Softmax and the product before it, nearest first."""
     made_by = {name: node for node in proto.graph.node for name in node.output}
     chains = []
     for softmax in (node for node in proto.graph.node if node.op_type == "Softmax"):

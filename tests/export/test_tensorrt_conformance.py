@@ -40,7 +40,7 @@ def stubs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def stubs_of_10(stubs: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The same over the bindings of the oldest TensorRT that is supported."""
+    """The same with the bindings of the oldest supported TensorRT."""
     _there((BINDINGS_10 / "tensorrt_bindings").is_dir(), "TensorRT 10's bindings (make bindings)")
     return environment(tmp_path_factory.mktemp("libraries-of-10"), major=10)
 

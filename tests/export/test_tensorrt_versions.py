@@ -1,4 +1,4 @@
-"""A plan loads only in the TensorRT that built it: how the server's is found, and what is refused."""
+"""A plan loads only in its own TensorRT: detection of the server's version, and refusals."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A folder of pictures as a dataset: classes, sizes, colours, the split, refusals; trained, exported and asked."""
+"""A folder of pictures as a data set: classes, sizes, colours, split, refusals; training, export, inference."""
 
 import json
 

@@ -60,7 +60,7 @@ def test_parameters_of_others_are_ignored(backend: ModuleType) -> None:
 
 
 class Doubling:
-    """A session that doubles its rows, and keeps how many it got in each run."""
+    """A session that doubles its rows and records the rows of each run."""
 
     def __init__(self) -> None:
         self.rows: list[int] = []

@@ -2,6 +2,7 @@
 
 import ast
 import json
+import math
 import re
 import shlex
 import subprocess
@@ -249,6 +250,27 @@ def test_the_networks_to_choose_are_the_measured_ones() -> None:
     rows = table("README.md", "Which network to choose")
     assert len(rows) == 4
     assert {(row[2], row[3]) for row in rows} <= figures
+
+
+def test_the_machines_for_a_rate_follow_from_the_committed_throughput() -> None:
+    rows = json.loads((RESULTS / "throughput.json").read_text())["rows"]
+    expected = []
+    for model in ("vitbn", "vitbn-tiny", "cnn"):
+        for batch in (1, 64):
+            wanted = {"model": model, "batch": batch, "in_flight": 8, "instances": 1, "shared_memory": False}
+            rate = next(row["images_per_s"] for row in rows if wanted.items() <= row.items())
+            machines = math.ceil(100_000 / (16 * rate / 2 * 0.6)) + 1
+            expected.append([f"`{model}`", str(batch), f"{rate:,.0f}", f"{rate / 2:,.0f}", str(machines)])
+    assert table("docs/scale.md", "Cores for a rate") == expected
+
+
+def test_the_hours_for_a_billion_follow_from_the_frontier() -> None:
+    measured = json.loads((RESULTS / "studies/frontier/frontier-measured.json").read_text())["derived"]
+    rates = {Path(row["checkpoint"]).stem: row["images_per_s"] for row in measured}
+    rows = table("docs/scale.md", "A billion pictures")
+    expected = [[row[0], f"{(rate := rates[row[0].strip('`')]):,.0f}", f"{1e9 / rate / 3600:.1f}"] for row in rows]
+    assert rows == expected
+    assert len(rows) == 3
 
 
 def test_the_table_of_the_fourth_command_is_the_committed_run() -> None:

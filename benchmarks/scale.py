@@ -1,0 +1,55 @@
+"""How a fleet of servers would do under a day's load with failures: `python benchmarks/scale.py --help`.
+
+In: service times measured on two real servers now, or those of an earlier result. Out as JSON: the two servers measured
+and simulated side by side, then 10, 100 and 1,000 servers, simulated only.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+SERVERS = (10, 100, 1000)
+PEAKS = (0.5, 0.7, 0.9)  # of the fleet's capacity, at the busiest hour
+DAY_S = 86_400
+
+
+@click.command()
+@click.option("--measured", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="An earlier result.")
+@click.option("--seconds", type=click.FloatRange(1, 600), default=30.0, show_default=True, help="Of each measurement.")
+@click.option("--requests", type=click.IntRange(100), default=40_000, show_default=True, help="At the busiest hour.")
+@click.option("--json", "path", type=click.Path(dir_okay=False, path_type=Path), help="Write the result here.")
+def scale(measured: Path | None, seconds: float, requests: int, path: Path | None) -> None:
+    """Measure two servers, simulate them, and simulate 10, 100 and 1,000."""
+    from benchmarks.load.simulation import Fleet, simulate, simulate_day
+    from benchmarks.load.two_servers import measure
+    from benchmarks.measure.machine import cores
+    from benchmarks.measure.results import recording
+
+    with recording("scale", path, cores()) as record:
+        two = json.loads(measured.read_text())["two_servers"] if measured else measure(seconds)
+        service_ms = two["service_ms"]
+        for row in two["rows"]:
+            row["simulated"] = simulate(service_ms, Fleet(2), row["rate"], requests).row()
+            _print("two servers", row)
+        record.update({"two_servers": two})
+        rows = []
+        for servers in SERVERS:
+            capacity = servers * 1e3 * len(service_ms) / sum(service_ms)
+            fleet = Fleet(servers, between_failures_s=DAY_S)
+            for peak in PEAKS:
+                day = simulate_day(service_ms, fleet, peak * capacity, requests)
+                rows.append({"servers": servers, "peak": peak, "peak_rate": peak * capacity} | day.row())
+                _print("day", rows[-1])
+                record.update({"days": rows})
+
+
+def _print(title: str, row: dict[str, object]) -> None:
+    texts = [f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}" for key, value in row.items()]
+    click.echo(f"{title}: " + "  ".join(texts))
+
+
+if __name__ == "__main__":
+    scale()

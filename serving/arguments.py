@@ -95,6 +95,13 @@ def _keys(pairs: Iterable[tuple[str, str, tuple[str, ...]]], option: str) -> dic
     return {key: value for key, _, value in guards}
 
 
+def split(arguments: Sequence[str], names: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """The values of the options `names`, and the words of all other options."""
+    pairs = list(_pairs(arguments))
+    values = {name: value for name, value, _ in pairs if name in names}
+    return values, [word for name, _, words in pairs if name not in names for word in words]
+
+
 def _pairs(arguments: Sequence[str]) -> Iterator[tuple[str, str, tuple[str, ...]]]:
     """(option, value, the words that say so) of `--option=value`, `--option value` and flags."""
     words = list(arguments)

@@ -28,7 +28,7 @@ import psutil
 from serving.acts import Acts
 from serving.arguments import EXIT_TIMEOUT_S, ServerOptions, parse
 from serving.control import Control, ControlFailed
-from serving.launcher import PARENT_VARIABLE, end_with_parent
+from serving.launcher import PARENT_VARIABLE, LauncherError, end_with_parent
 from serving.prober import Prober, Verdict
 from serving.processes import Family, Stub
 from serving.whole import Plan, plan
@@ -361,7 +361,7 @@ def main(supervisor_port: int, health_port: int, arguments: tuple[str, ...]) -> 
     """Run tritonserver under supervision; port 0: no metrics of the supervisor."""
     try:
         sys.exit(supervise(arguments, supervisor_port or None, health_port or None))
-    except ValueError as error:
+    except (ValueError, LauncherError) as error:
         raise click.ClickException(str(error)) from error
 
 

@@ -1,11 +1,13 @@
 """Envoy as a child process.
 
-In: Settings. Out: a proxy that answers, for the length of a `with` block; while it runs `drain` changes its servers.
+In: Settings. Out: a proxy that answers, for the length of a `with` block; while it runs, a server can be drained.
 """
 
 from __future__ import annotations
 
+import os
 import subprocess
+import sys
 import tempfile
 import time
 import urllib.request
@@ -17,51 +19,64 @@ from pathlib import Path
 from serving.proxy.folder import ProxyError, envoy, write, write_endpoints
 from serving.proxy.settings import Settings
 
-DRAIN_S = 1.5  # until requests that a server has are answered
-START_S, STOP_S, POLL_S = 20.0, 3.0, 0.05
+DRAIN_S = 1.5  # until the requests that a server has are answered, measured
+START_S, FINISH_S, STOP_S, POLL_S = 20.0, 2.0, 3.0, 0.05
+RESTART_S = 1.0  # between two starts
 
 
 class Proxy:
-    """A started Envoy; `drain` and `fill` change which servers get new requests."""
+    """An Envoy with its configuration in `folder` and its log at `log_path`; raises ProxyError if Envoy refuses it."""
 
-    def __init__(self, settings: Settings, folder: Path, log: Path) -> None:
-        """Raises ProxyError."""
-        self.settings, self._folder, self.log_path = settings, folder, log
+    def __init__(self, settings: Settings, folder: Path, log_path: Path) -> None:
+        self.settings, self._folder, self.log_path = settings, folder, log_path
+        self._started_s = 0.0
+        self.process: subprocess.Popen[bytes] | None = None
         write(settings, folder)
-        self.start()
 
     def start(self) -> None:
-        command = [str(envoy()), "-c", str(self._folder / "envoy.json"), "--log-level", "warning"]
-        command += ["--use-dynamic-base-id", "--concurrency", "1"]  # a core forwards 10,000 requests a second
+        command = [sys.executable, "-m", "serving.proxy.child", str(os.getpid()), str(envoy())]
+        command += ["-c", str(self._folder / "envoy.json"), "--log-level", "warning", "--use-dynamic-base-id"]
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
             )
+        self._started_s = time.monotonic()
 
-    def ask(self, path: str, timeout_s: float = 5.0) -> str:
+    def revive(self) -> bool:
+        """Starts an Envoy that has ended, at most once a second; returns whether it had ended."""
+        if self.process is None or self.process.poll() is None or time.monotonic() - self._started_s < RESTART_S:
+            return False
+        self.start()
+        return True
+
+    def ask(self, path: str, body: bytes | None = None) -> str:
         """Envoy's answer at its administration port; raises OSError."""
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy must not see loopback
-        with opener.open(f"http://127.0.0.1:{self.settings.admin}/{path}", timeout=timeout_s) as answer:
+        with opener.open(f"http://127.0.0.1:{self.settings.admin}/{path}", body, timeout=5.0) as answer:
             return str(answer.read().decode())
 
-    def wait_until_ready(self, seconds: float = START_S) -> None:
+    def wait_until_ready(self) -> None:
         """Raises ProxyError if Envoy ends or is not ready in time."""
-        deadline = time.monotonic() + seconds
-        while self.process.poll() is None and time.monotonic() < deadline:
+        deadline = time.monotonic() + START_S
+        while self.process and self.process.poll() is None and time.monotonic() < deadline:
             with suppress(OSError):
-                if self.ask("ready", 1.0).startswith("LIVE"):
+                if self.ask("ready").startswith("LIVE"):
                     return
             time.sleep(POLL_S)
         lines = self.log_path.read_text(errors="replace").splitlines()
-        raise ProxyError(f"Envoy is not ready after {seconds:g} s: {' '.join(lines[-3:])}")
+        raise ProxyError(f"Envoy is not ready after {START_S:g} s: {' '.join(lines[-3:])}")
 
     def healthy(self) -> int:
         """Number of servers that get requests, by the protocol that has fewer; raises OSError."""
-        text = self.ask("stats?filter=^cluster\\.(http|grpc)\\.membership_healthy$")
-        return min(int(line.rpartition(":")[2]) for line in text.splitlines())
+        return min(self._numbers("^cluster\\.(http|grpc)\\.membership_healthy$"), default=0)
+
+    def in_flight(self, *ports: int) -> int:
+        """The requests that the servers at these ports are answering; raises OSError."""
+        lines = [line.split("::") for line in self.ask("clusters").splitlines() if "::rq_active::" in line]
+        return sum(int(value) for _, address, _, value in lines if int(address.rpartition(":")[2]) in ports)
 
     def set_draining(self, index: int, draining: bool) -> None:
-        """Whether the server `index` gets new requests; Envoy sees the change within milliseconds."""
+        """Whether the server `index` gets no new request; Envoy sees the change within milliseconds."""
         backends = [
             replace(each, draining=draining) if number == index else each
             for number, each in enumerate(self.settings.backends)
@@ -69,13 +84,27 @@ class Proxy:
         self.settings = replace(self.settings, backends=backends)
         write_endpoints(self.settings, self._folder)
 
+    def finish(self) -> None:
+        """Takes no new connection and waits up to FINISH_S for the requests that clients have sent."""
+        deadline = time.monotonic() + FINISH_S
+        with suppress(OSError):
+            self.ask("drain_listeners", b"")
+            while any(self._numbers("^http\\.clients\\.downstream_rq_active$")) and time.monotonic() < deadline:
+                time.sleep(POLL_S)
+
     def stop(self) -> None:
+        if self.process is None:
+            return
         self.process.terminate()
         try:
             self.process.wait(STOP_S)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
+
+    def _numbers(self, pattern: str) -> list[int]:
+        """The values of Envoy's statistics of these names."""
+        return [int(line.rpartition(":")[2]) for line in self.ask(f"stats?filter={pattern}").splitlines()]
 
 
 @contextmanager
@@ -84,6 +113,7 @@ def running_proxy(settings: Settings) -> Iterator[Proxy]:
     with tempfile.TemporaryDirectory(prefix="proxy-") as folder:
         proxy = Proxy(settings, Path(folder), Path(folder, "envoy.log"))
         try:
+            proxy.start()
             proxy.wait_until_ready()
             yield proxy
         finally:

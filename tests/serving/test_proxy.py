@@ -12,11 +12,11 @@ import psutil
 import pytest
 import tritonclient.grpc
 from damages import SAMPLE, published
-from proxy_requests import binary, send
 from tiny_models import expected_logits
 from tritonclient.utils import InferenceServerException
 from waiting import wait_until
 
+from benchmarks.load import hostile
 from clients.classifier import Classifier
 from clients.probe import probe_server
 from serving.proxy.process import Proxy, running_proxy
@@ -44,7 +44,7 @@ class Front:
     def ask(
         self, method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None
     ) -> tuple[int, bytes]:
-        return send(self.url, method, path, body, {"x-api-key": KEY, **(headers or {})})
+        return hostile.send(self.url, method, path, body, {"x-api-key": KEY, **(headers or {})})
 
 
 def backend(server: Server) -> Backend:
@@ -75,8 +75,8 @@ def test_answers_are_right_over_both_protocols(front: Front, protocol: str) -> N
 
 
 def test_without_the_key_nothing_is_answered(front: Front) -> None:
-    assert send(front.url, "GET", "/v2/health/live")[0] == 401
-    assert send(front.url, "GET", "/v2/health/live", headers={"x-api-key": KEY[:-1]})[0] == 401
+    assert hostile.send(front.url, "GET", "/v2/health/live")[0] == 401
+    assert hostile.send(front.url, "GET", "/v2/health/live", b"", {"x-api-key": KEY[:-1]})[0] == 401
     assert front.ask("GET", "/v2/health/live")[0] == 200
 
 
@@ -102,36 +102,9 @@ def test_clients_may_list_models_and_not_change_them(front: Front) -> None:
         assert client.get_model_repository_index(headers={"x-api-key": KEY}).models
 
 
-def hostile() -> dict[str, tuple[bytes, dict[str, str]]]:
-    """Name -> body and headers that Triton must not see."""
-    body, headers = binary(SAMPLE)
-    as_json = {"name": "image", "shape": [1, 1, 28, 28], "datatype": "UINT8", "data": [0] * 784}
-    huge = {**as_json, "shape": [2147483648, 1, 28, 28], "data": [0]}
-    good = body[: int(headers["Inference-Header-Content-Length"])].decode()
-    return {
-        "a huge shape with JSON data": (json.dumps({"inputs": [huge]}).encode(), {}),
-        "150,000 open brackets": (b"[" * 150_000, {}),
-        "the same with a header's length": (b"[" * 150_000, {"Inference-Header-Content-Length": "150000"}),
-        "a body of 2^63 bytes": (b"{}", {"Content-Length": str(2**63)}),
-        "JSON data": (json.dumps({"inputs": [as_json]}).encode(), {"Inference-Header-Content-Length": "2300"}),
-        "a huge shape": binary(SAMPLE, shape=[2147483648, 1, 28, 28]),
-        "a large product": binary(SAMPLE, shape=[65536, 65536, 1, 1]),
-        "a negative shape": binary(SAMPLE, shape=[-1, 1, 28, 28]),
-        "a fraction": binary(SAMPLE, good.replace("[1, 1, 28, 28]", "[1e9, 1, 28, 28]")),
-        "a hidden key": binary(SAMPLE, good.replace('"shape"', '"sh\\u0061pe"')),
-        "data besides the tensor": binary(SAMPLE, good.replace('"datatype"', '"data": [1], "datatype"')),
-        "more bytes than there are": binary(SAMPLE, good.replace("784", "784784784784784")),
-        "shared memory": binary(SAMPLE, parameters={"shared_memory_region": "x", "shared_memory_byte_size": 784}),
-        "compressed": (body, {**headers, "Content-Encoding": "gzip"}),
-        "a long header": binary(SAMPLE, good + " " * 5000),
-        "no binary part": (body, {"Inference-Header-Content-Length": "0"}),
-        "a header beyond the body": (b"{}", {"Inference-Header-Content-Length": "100"}),
-    }
-
-
-@pytest.mark.parametrize("name", hostile())
+@pytest.mark.parametrize("name", hostile.requests())
 def test_a_hostile_request_is_refused_and_the_servers_live(front: Front, name: str) -> None:
-    body, headers = hostile()[name]
+    body, headers = hostile.requests()[name]
     before = [psutil.Process(server.pid).children()[0] for server in front.servers]
     status, answer = front.ask("POST", INFER, body, headers)
     assert status in (400, 413, 415), answer
@@ -146,7 +119,7 @@ def test_good_requests_pass_the_guard(front: Front) -> None:
     rng = np.random.default_rng(3)
     for _ in range(GOOD):
         images = rng.integers(0, 256, (int(rng.integers(1, 9)), 1, 28, 28), dtype=np.uint8)
-        status, answer = front.ask("POST", INFER, *binary(images))
+        status, answer = front.ask("POST", INFER, *hostile.good(images))
         assert status == 200, answer
         logits = np.frombuffer(answer[-40 * len(images) :], np.float32).reshape(-1, 10)
         np.testing.assert_allclose(logits, expected_logits(images), atol=1e-3)
@@ -154,7 +127,7 @@ def test_good_requests_pass_the_guard(front: Front) -> None:
 
 def test_a_draining_server_gets_no_new_request(front: Front) -> None:
     def answered(server: Server) -> int:
-        (stats,) = json.loads(send(server.http_url, "GET", "/v2/models/linear/stats")[1])["model_stats"]
+        (stats,) = json.loads(hostile.send(server.http_url, "GET", "/v2/models/linear/stats")[1])["model_stats"]
         return int(stats["inference_stats"]["success"]["count"])
 
     first, second = front.servers
@@ -163,7 +136,7 @@ def test_a_draining_server_gets_no_new_request(front: Front) -> None:
     probes = answered(first)
     before = answered(second)
     for _ in range(40):
-        assert front.ask("POST", INFER, *binary(SAMPLE))[0] == 200
+        assert front.ask("POST", INFER, *hostile.good(SAMPLE))[0] == 200
     assert answered(second) - before >= 40
     assert answered(first) - probes < 20, "the probe alone, once a second"
     front.proxy.set_draining(0, False)

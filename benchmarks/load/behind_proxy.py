@@ -1,0 +1,223 @@
+"""The scenarios of benchmarks/proxy.py: two servers behind the proxy, a fault or an order, and requests all the while.
+
+In: a scenario's name. Out: its row. The clients do not try again by themselves, so that every failure counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import psutil
+from numpy.typing import NDArray
+
+from benchmarks.load import hostile
+from benchmarks.load.published import publish as export_and_publish
+from benchmarks.load.verdicts import Asker, Verdicts
+from clients.async_classifier import AsyncClassifier
+from clients.errors import ClientError
+from clients.probe import probe_server
+from export.publishing.artifact import read_version
+from export.publishing.live import LiveServer
+from export.publishing.publish import publish
+from serving.fleet.running import RunningFleet, running_fleet
+
+Row = dict[str, Any]
+MODEL = "vitbn-tiny"
+STEADY, BEFORE_S, AFTER_S, HEAL_S = 4, 1.0, 2.0, 120.0
+# A model that is slow enough for this machine's clients to send five times what the servers can answer.
+OVERLOAD_MODEL, OVERLOAD, OVERLOAD_BATCH, CAPACITY_S = "vitbn", 5.0, 64, 3.0
+TURNS, TURN = 10, 100  # of requests straight to a server and through the proxy
+GOOD = 400
+
+
+class BehindProxy:
+    """A fleet of two servers with the shipped network of one block, for the length of a `with` block."""
+
+    def __init__(self, requests: int, overload_s: float) -> None:
+        self._requests, self._overload_s = requests, overload_s
+        self._folder = tempfile.TemporaryDirectory(prefix="proxy-")
+        self._repository = Path(self._folder.name, "models")
+
+    def __enter__(self) -> BehindProxy:
+        export_and_publish(MODEL, self._repository, {MODEL: None})
+        self._images, self._logits = self._export(MODEL, 1)
+        self._running = running_fleet(self._repository)
+        self._fleet = self._running.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._running.__exit__(kind, error, trace)
+        self._folder.cleanup()
+
+    def _export(self, model: str, batch: int) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
+        """Publishes the shipped `model`; returns images (batch, 1, 28, 28) and their logits (batch, classes)."""
+        from export.equivalence import embedded_sample, onnx_classifier
+
+        published = export_and_publish(model, self._repository, {model: None})
+        images = embedded_sample(published.config).images[:batch]
+        return images, onnx_classifier(published.data)(images).astype(np.float32)
+
+    def run(self, name: str, protocol: str) -> Row:
+        """One scenario; its row begins with its name."""
+        events: dict[str, Callable[[RunningFleet], None]] = {
+            "server-killed": _kill_server,
+            "stub-killed": _kill_stub,
+            "restart": _restart,
+            "publish": self._publish,
+        }
+        others = {"hostile": self._hostile, "overload": self._overload, "added": self._added}
+        self._wait_until_right()
+        if name in events:
+            return {"scenario": name, "protocol": protocol, **self._during(events[name], protocol)}
+        return {"scenario": name, "protocol": "http", **others[name]()}
+
+    def _during(self, event: Callable[[RunningFleet], None], protocol: str) -> Row:
+        with self._traffic(protocol) as verdicts:
+            time.sleep(BEFORE_S)
+            started = time.perf_counter()
+            event(self._fleet)
+            self._wait_until_right()
+            seconds = time.perf_counter() - started
+            time.sleep(AFTER_S)
+        return {**verdicts.row(), "event_s": seconds}
+
+    @contextmanager
+    def _traffic(self, protocol: str) -> Iterator[Verdicts]:
+        """Requests in a thread until the block ends and all are sent; what they found is whole after it."""
+        stop, verdicts, sent = threading.Event(), Verdicts(), iter(range(10**9))
+
+        def until() -> bool:
+            return next(sent) >= self._requests + STEADY and stop.is_set()
+
+        def ask() -> None:
+            found = self._asker().closed_loop(STEADY, until) if protocol == "http" else self._over_grpc(until)
+            vars(verdicts).update(vars(found))
+
+        thread = threading.Thread(target=ask)
+        thread.start()
+        try:
+            yield verdicts
+        finally:
+            stop.set()
+            thread.join()
+
+    def _asker(self) -> Asker:
+        return Asker(self._fleet.http_url, MODEL, self._images, self._logits)
+
+    def _over_grpc(self, until: Callable[[], bool]) -> Verdicts:
+        verdicts, image = Verdicts(), self._images
+
+        async def client(classifier: AsyncClassifier) -> None:
+            while not until():
+                started = time.perf_counter()
+                try:
+                    logits = await classifier.logits(image)
+                except ClientError:
+                    verdicts.failed += 1
+                    continue
+                if np.abs(logits - self._logits).max() <= 1e-3:
+                    verdicts.right.append((started, time.perf_counter() - started))
+                else:
+                    verdicts.wrong += 1
+
+        async def work() -> None:
+            url = self._fleet.grpc_url
+            async with AsyncClassifier(url, MODEL, "grpc", retry_s=0, concurrency=STEADY) as classifier:
+                await asyncio.gather(*(client(classifier) for _ in range(STEADY)))
+
+        asyncio.run(work())
+        return verdicts
+
+    def _publish(self, fleet: RunningFleet) -> None:
+        publish(self._repository, MODEL, read_version(self._repository / MODEL / "1"))
+        LiveServer(fleet.own_url).load(MODEL)
+
+    def _hostile(self) -> Row:
+        before = [self._fleet.triton(index) for index in range(2)]
+        statuses = {name: self._status(*each) for name, each in hostile.requests().items()}
+        right = sum(self._status(*hostile.good(self._images)) == 200 for _ in range(GOOD))
+        alive = sum(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in before)
+        return {"statuses": statuses, "good_sent": GOOD, "good_right": right, "servers_alive": alive}
+
+    def _status(self, body: bytes, headers: dict[str, str]) -> int:
+        return hostile.send(self._fleet.http_url, "POST", f"/v2/models/{MODEL}/infer", body, headers)[0]
+
+    def _overload(self) -> Row:
+        images, logits = self._export(OVERLOAD_MODEL, OVERLOAD_BATCH)
+        LiveServer(self._fleet.own_url).load(OVERLOAD_MODEL)
+        asker, ends = Asker(self._fleet.http_url, OVERLOAD_MODEL, images, logits), time.monotonic() + CAPACITY_S
+        capacity = len(asker.closed_loop(8, lambda: time.monotonic() > ends).right) / CAPACITY_S
+        verdicts = asker.open_loop(OVERLOAD * capacity, self._overload_s)
+        return {"capacity_per_s": capacity, **verdicts.row()}
+
+    def _added(self) -> Row:
+        """p50 straight to a server and through the proxy, in turns, and the proxy's memory."""
+        through = self._asker()
+        straight = replace(through, url=self._fleet.server_url(0))
+        seconds: dict[str, list[float]] = {"straight": [], "through": []}
+        for _ in range(TURNS):
+            for name, asker in (("straight", straight), ("through", through)):
+                found = asker.closed_loop(1, partial(_used_up, iter(range(TURN))))
+                seconds[name] += [each for _, each in found.right]
+        p50 = {name: 1e3 * float(np.median(values)) for name, values in seconds.items()}
+        envoy = next(each for each in psutil.Process(self._fleet.process.pid).children() if each.name() == "envoy")
+        return {
+            "straight_p50_ms": p50["straight"],
+            "through_p50_ms": p50["through"],
+            "added_ms": p50["through"] - p50["straight"],
+            "proxy_memory_mb": envoy.memory_info().rss / 1e6,
+        }
+
+    def _wait_until_right(self) -> None:
+        """Both servers pass the probe and get requests; raises TimeoutError after HEAL_S."""
+        urls = [self._fleet.server_url(index) for index in range(2)]
+        deadline = time.monotonic() + HEAL_S
+        while not (all(probe_server(url, timeout_s=5).ok for url in urls) and self._full()):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"expected two servers that answer right within {HEAL_S:g} s")
+            time.sleep(0.1)
+
+    def _full(self) -> bool:
+        from urllib.request import ProxyHandler, build_opener
+
+        url = f"http://{self._fleet.admin_url}/stats?filter=membership_healthy&format=json"
+        with suppress(OSError), build_opener(ProxyHandler({})).open(url, timeout=5) as answer:
+            return all(each["value"] == 2 for each in json.loads(answer.read())["stats"])
+        return False
+
+
+def _used_up(left: Iterator[int]) -> bool:
+    return next(left, None) is None
+
+
+def _kill_server(fleet: RunningFleet) -> None:
+    fleet.triton(0).kill()
+    time.sleep(AFTER_S)  # until the probe has failed
+
+
+def _kill_stub(fleet: RunningFleet) -> None:
+    fleet.stub(0).kill()
+    time.sleep(AFTER_S)
+
+
+def _restart(fleet: RunningFleet) -> None:
+    before, deadline = fleet.restarts(), time.monotonic() + HEAL_S
+    fleet.restart()
+    while fleet.restarts() == before:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"expected a restart within {HEAL_S:g} s")
+        time.sleep(0.1)

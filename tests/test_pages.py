@@ -31,7 +31,7 @@ LISTED = subprocess.run(
 PAGES = [name for name in LISTED if (ROOT / name).is_file()]
 STUDIES = "benchmarks/results/studies/"  # pages of results; their commands leave out what belongs to a machine
 PROGRAMS = ("python ", "vitbn ", "tritonserver", "make ", "pip ", "pytest ")
-TOOLS = {"source", "curl", "cd", "docker", "torchrun", "envoy", "kill"}
+TOOLS = {"source", "curl", "cd", "docker", "torchrun", "envoy", "kill", "prometheus", "prometheus-alertmanager"}
 
 
 def prose(name: str) -> str:

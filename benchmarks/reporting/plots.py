@@ -6,11 +6,12 @@ import io
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from benchmarks.contest.foreign_contestants import OURS
 from benchmarks.contest.rewritten import BEST, EAGER, PLAIN
 from benchmarks.reporting.page import Picture
 from benchmarks.reporting.sources import Result, machine
 from models.plots import figures
-from models.plots.figures import NAMES, plain_ticks, row_of_panels, style
+from models.plots.figures import NAMES, legend, plain_ticks, row_of_panels, style
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -35,6 +36,28 @@ def picture(name: str, caption: str, figure: Figure) -> Picture:
     with matplotlib.rc_context({"svg.hashsalt": name}):
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
     return Picture(name, caption, figures.png(figure), buffer.getvalue())
+
+
+def foreign(result: Result) -> Picture:
+    """How many times as fast as its plain file each rewritten network is, at both batches."""
+    title, axis = "What the ONNX rewrites are worth on networks of others", "times as fast as the plain file"
+    rows = [row for row in result["rows"] if "left_out" not in row]
+    footnote = "One thread of ONNX Runtime, interleaved medians, 95 % bootstrap intervals."
+    figure, (axes,) = row_of_panels(title, footnote, [""], axis, "", (8.0, 1.6 + 0.4 * len(rows)))
+    for place, (marker, colour) in enumerate((("o", "#1f5f99"), ("s", "#b3541e"))):
+        for height, row in enumerate(rows):
+            measured = row["times"][place]
+            ours = next((time["times_as_fast"] for time in measured["rows"] if time["contestant"] == OURS), None)
+            if ours:
+                spread = [[ours["ratio"] - ours["low"]], [ours["high"] - ours["ratio"]]]
+                label = f"batch {measured['batch']}" if height == 0 else "_"
+                where = [ours["ratio"]], [height + 0.2 * place]
+                axes.errorbar(*where, xerr=spread, capsize=3, marker=marker, color=colour, label=label)
+    axes.axvline(1, color="#555555", linewidth=0.9)
+    axes.set_yticks(range(len(rows)), [row["title"].replace("`", "") for row in rows])
+    axes.invert_yaxis()
+    legend(figure, axes)
+    return picture("foreign", f"{title}: {axis}, with intervals", figure)
 
 
 def rewrites(result: Result) -> Picture:

@@ -17,6 +17,7 @@ Result = dict[str, Any]
 # Benchmark by its file name, and the command that writes the file.
 COMMANDS = {
     "rewrites": "python benchmarks/rewrites.py --json FILE",
+    "foreign": "python benchmarks/foreign.py --json FILE",
     "frontier-measured": "python benchmarks/frontier.py --output DIR",
     "latency": "python benchmarks/latency.py --json FILE",
     "sweep": "python benchmarks/latency.py --sweep --json FILE",

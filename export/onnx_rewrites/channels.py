@@ -124,6 +124,8 @@ def _reshape(shapes: Shapes, before: Channels, source: ir.Value, value: ir.Value
         wide_left = [axis for axis in left if not same(old[axis], 1)]
         wide_right = [axis for axis in right if not same(new[axis], 1)]
         if before.token_axis in left:
+            if same(old[before.token_axis], 1):  # one query
+                wide_left, wide_right = left, right
             if wide_left != [before.token_axis] or len(wide_right) != 1 or before.batch_axis in left:
                 raise _joins(value, "tokens", old, new)
             token_axis = wide_right[0]

@@ -6,6 +6,8 @@ once; `value.meta[EXACT]` keeps the double for later passes and the proof in dou
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
@@ -73,6 +75,18 @@ class Constants:
     def add_integers(self, numbers: list[int], base: str = "axes") -> ir.Value:
         """Adds a vector of int64."""
         return self.add(np.array(numbers, np.int64), base)
+
+    def add_to_bias(self, value: ir.Value, bias: NDArray[np.float64], kept: Container[ir.Node] = ()) -> bool:
+        """Adds a vector to the bias that alone reads `value`; false where no such Add is there, or it is `kept`."""
+        uses = list(value.uses())
+        if len(uses) != 1 or uses[0].node.op_type != "Add" or uses[0].node in kept or value.is_graph_output():
+            return False
+        add, position = uses[0].node, 1 - uses[0].idx
+        held = constant(add.inputs[position])
+        if held is None or held.ndim > 1 or held.size not in (1, bias.size):
+            return False
+        add.replace_input_with(position, self.add(held.astype(np.float64) + bias, f"{value.name}_bias", value.dtype))
+        return True
 
 
 def of_type(value: ir.Value, dtype: ir.DataType | None) -> ir.Value:

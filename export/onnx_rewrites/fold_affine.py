@@ -14,9 +14,9 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
-from export.onnx_rewrites.affine import Affine, Affines, Array
+from export.onnx_rewrites.affine import Affine, Affines
 from export.onnx_rewrites.attributes import reads_shape_alone
-from export.onnx_rewrites.constants import Constants, constant, of_type
+from export.onnx_rewrites.constants import Constants, is_constant, of_type
 from export.onnx_rewrites.errors import Refusal, Refused, Site
 from export.onnx_rewrites.neighbours import Change, after, before
 from export.onnx_rewrites.prepare import Prepare
@@ -77,18 +77,20 @@ class FoldAffine(ir.passes.InPlacePass):
             what = "BatchNormalization" if norms else folding.form.nodes[-1].op_type
             where = "before" if folding.upstream else "after"
             sites.append(Site(folding.value.name or "", what, f"folded into {layers} {where} it"))
+            refusals.pop(folding.value, None)
             self.rewrite(model, folding)
         if sites:
             drop_unread(model)
         return RewriteResult(model, bool(sites), tuple(sites), tuple(refusals.values()))
 
     def _next(self, shapes: Shapes, refusals: dict[ir.Value, Refusal]) -> Folding | None:
-        for value, form in ends(shapes):
-            if value not in refusals:
-                try:
-                    return self.check(shapes, value, form)
-                except Refused as refused:
-                    refusals[value] = refused.refusal
+        """The first map that folds; `refusals` are those of maps that did not, which are asked again last."""
+        asked = [*ends(shapes)]
+        for value, form in sorted(asked, key=lambda end: end[0] in refusals):
+            try:
+                return self.check(shapes, value, form)
+            except Refused as refused:
+                refusals[value] = refused.refusal
         return None
 
 
@@ -144,8 +146,9 @@ class Folder:
         """Sets weight and bias of a node; returns its output, or the sum with a new bias."""
         node, output = change.node, change.node.outputs[0]
         name, dtype = f"{output.name}_folded", output.dtype
-        node.replace_input_with(1, self.constants.add(change.weight, name, dtype))
-        if node.op_type != "MatMul":
+        place = next(k for k, given in enumerate(node.inputs) if is_constant(given)) if node.op_type == "Add" else 1
+        node.replace_input_with(place, self.constants.add(change.weight, name, dtype))
+        if node.op_type in ("Gemm", "Conv"):
             weight = change.weight.shape
             turned = node.op_type == "Gemm" and not node.attributes.get("transB")
             bias = np.broadcast_to(change.bias, (weight[1] if turned else weight[0],))
@@ -153,7 +156,7 @@ class Folder:
                 node.resize_inputs(3)
             node.replace_input_with(2, self.constants.add(np.array(bias), f"{output.name}_bias", dtype))
             return output
-        if not change.bias.any() or self._merged(output, change.bias):
+        if not change.bias.any() or self.constants.add_to_bias(output, change.bias, self.folding.form.nodes):
             return output
         uses = list(output.uses())
         added = ir.node("Add", [output, self.constants.add(np.array(change.bias), f"{output.name}_bias", dtype)])
@@ -169,19 +172,6 @@ class Folder:
         name, old.name = old.name, self.constants.name(f"{old.name}_mapped")
         new.name, new.type = name, old.type
         self.graph.outputs[[*self.graph.outputs].index(old)] = new
-
-    def _merged(self, output: ir.Value, bias: Array) -> bool:
-        """Adds the bias to a following Add of a constant, unless that Add is removed with the map."""
-        uses = list(output.uses())
-        if len(uses) != 1 or uses[0].node.op_type != "Add" or output.is_graph_output():
-            return False
-        add, position = uses[0].node, 1 - uses[0].idx
-        held = constant(add.inputs[position])
-        if add in self.folding.form.nodes or held is None or held.ndim > 1 or held.size not in (1, bias.size):
-            return False
-        total = held.astype(np.float64) + bias
-        add.replace_input_with(position, self.constants.add(total, f"{output.name}_bias", output.dtype))
-        return True
 
     def _insert(self, node: ir.Node, like: ir.Value, behind: ir.Value) -> ir.Value:
         node.outputs[0].name, node.outputs[0].shape = self.constants.name(f"{like.name}_{node.op_type}"), like.shape

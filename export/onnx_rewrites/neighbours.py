@@ -28,7 +28,7 @@ from export.onnx_rewrites.attributes import (
     reads_shape_alone,
 )
 from export.onnx_rewrites.boxes import WHOLE
-from export.onnx_rewrites.constants import constant
+from export.onnx_rewrites.constants import constant, is_constant
 from export.onnx_rewrites.errors import Refused
 from export.onnx_rewrites.moves import RESHAPES, demand_of
 from export.onnx_rewrites.shapes import Shapes, groups, same
@@ -36,7 +36,10 @@ from export.onnx_rewrites.shapes import Shapes, groups, same
 
 @dataclass(frozen=True)
 class Change:
-    """New weight of a node and the bias to add to its output; for Gemm and Conv `bias` is the whole new bias."""
+    """New weight of a node and the bias to add to its output; for Gemm and Conv `bias` is the whole new bias.
+
+    Of an Add the weight is its constant.
+    """
 
     node: ir.Node
     weight: Array
@@ -88,6 +91,8 @@ def before(shapes: Shapes, value: ir.Value, scale: Array, shift: Array, inside: 
         return [Change(node, weight * along, old_bias(node) * wide_scale + wide_shift)]
     if source is None or value.index():
         raise Refused(name, node.op_type, "is no linear layer")
+    if node.op_type == "Add":
+        return _bias_before(shapes, node, value, scale, shift)
     if node.op_type == "Transpose":
         back = np.argsort(permutation(node, rank))
         return before(shapes, source, scale.transpose(back), shift.transpose(back), {node})
@@ -95,6 +100,20 @@ def before(shapes: Shapes, value: ir.Value, scale: Array, shift: Array, inside: 
         scale, shift = (reshaped(shapes, array, value, source) for array in (scale, shift))
         return before(shapes, source, scale, shift, {node})
     raise Refused(name, node.op_type, "is no linear layer")
+
+
+def _bias_before(shapes: Shapes, node: ir.Node, value: ir.Value, scale: Array, shift: Array) -> list[Change]:
+    """scale * (x + b) + shift = scale * x + (scale * b + shift): the sum takes up the shift, what makes x the scale."""
+    number = next((given for given in node.inputs if is_constant(given)), None)
+    source = next((given for given in node.inputs if not is_constant(given)), None)
+    bias = constant(number)
+    if bias is None or source is None or not all(map(same, shapes.dims(source), shapes.dims(value))):
+        raise Refused(value.name or "", "Add", "is no linear layer")
+    rank = shapes.rank(value)
+    total = scale * bias.astype(np.float64).reshape((1,) * (rank - bias.ndim) + bias.shape) + shift
+    while total.ndim > 1 and total.shape[0] == 1:  # as exporters write a bias
+        total = total[0]
+    return [Change(node, total, np.zeros(1)), *before(shapes, source, scale, np.zeros_like(shift), {node})]
 
 
 def after(shapes: Shapes, value: ir.Value, scale: Array, shift: Array) -> list[Change]:

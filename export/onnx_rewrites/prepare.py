@@ -24,7 +24,8 @@ from export.onnx_rewrites.constants import Constants, constant, integers, is_con
 from export.onnx_rewrites.errors import NotSupported
 from export.onnx_rewrites.evaluate import UnknownOperator, evaluate_node
 from export.onnx_rewrites.known import decide_sizes
-from export.onnx_rewrites.shapes import infer
+from export.onnx_rewrites.moves import RESHAPES
+from export.onnx_rewrites.shapes import Shapes, infer, same
 
 OLDEST_OPSET, NEWEST_OPSET = 10, 26
 RANDOM = frozenset(
@@ -48,6 +49,8 @@ class Prepare(ir.passes.InPlacePass):
         infer(model)
         while _fold_constants(model.graph) or decide_sizes(model.graph):
             RemoveUnusedNodesPass()(model)
+            infer(model)
+        if _join_reshapes(model.graph):
             infer(model)
         RemoveUnusedNodesPass()(model)
         return ir.passes.PassResult(model, True)
@@ -111,6 +114,28 @@ def _name_free_dimensions(graph: ir.Graph) -> None:
             else:
                 dims.append(re.sub(r"\W", "_", f"{value.name}_{axis}"))
         value.shape = ir.Shape(dims)
+
+
+def _join_reshapes(graph: ir.Graph) -> bool:
+    """Leaves out reshapes that the next one undoes; whether there was one.
+
+    A norm between (B, N, D) and (B N, D) leaves such a pair behind, and no row of the middle is a row of an image.
+    """
+    shapes, joined = Shapes(graph), False
+    for node in graph:
+        value, start = (
+            (node.outputs[0], node.inputs[0]) if node.op_type in RESHAPES and not node.domain else (None, None)
+        )
+        if value is None or value.shape is None or value.is_graph_output():
+            continue
+        while start is not None and start.shape is not None:
+            if len(start.shape) == len(value.shape) and all(map(same, shapes.dims(start), shapes.dims(value))):
+                ir.convenience.replace_all_uses_with(value, start)
+                joined = True
+                break
+            maker = start.producer()
+            start = maker.inputs[0] if maker is not None and maker.op_type in RESHAPES and not maker.domain else None
+    return joined
 
 
 def _fold_constants(graph: ir.Graph) -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,12 +21,13 @@ from export.onnx_rewrites.prepare import Prepare
 from export.onnx_rewrites.proof import answers, session
 from export.onnx_rewrites.stage import Request, proof_inputs
 from export.publishing.artifact import MANIFEST_FILE, ONNX_FILE, SAMPLE_FILE, PublishError
-from export.publishing.publish import CONFIG_FILE, locked, read_config, versions
+from export.publishing.publish import CONFIG_FILE, add_version, check_name, locked, read_config, versions
 from export.publishing.triton_config import (
     MAX_BATCH_SIZE,
     Serving,
     configure,
     serve_versions,
+    served_versions,
     set_tf32,
     to_text,
 )
@@ -66,50 +66,36 @@ def publish_foreign(repository: Path, name: str, file: Path, serving: Serving) -
 
     Raises PublishError if the model has other inputs or outputs, ForeignError for a file that does not run.
     """
+    check_name(name)
     model, runner, sample = read_model(file), session(file), _sample(file)
-    outputs = answers(runner, sample)
-    message = config_of(name, runner, sample, serving)
+    outputs, model_dir = answers(runner, sample), repository / name
+
+    def write(version: Path) -> None:
+        for path in weight_files(model):
+            shutil.copyfile(path, version / path.name)
+        shutil.copyfile(file, version / ONNX_FILE)
+        write_sample(version / SAMPLE_FILE, sample, outputs)
+        write_atomically(version / MANIFEST_FILE, json.dumps(_manifest(file, version), indent=2).encode())
+
+    def describe(folder: Path, number: int) -> None:
+        message = config_of(name, runner, sample, serving, number)
+        for key, array in sample.items():
+            row = array[:1] if message.max_batch_size else array
+            write_atomically(folder / WARMUP / _file_name(key, number), np.ascontiguousarray(row).tobytes())
+        serve_versions(message, [*default, number], versions(folder))
+        write_atomically(folder / CONFIG_FILE, to_text(message).encode())
+
     with locked(repository):
-        model_dir = repository / name
-        present = versions(model_dir) if model_dir.is_dir() else []
-        number = 1 + max(present, default=0)
-        if present:
-            _same_contract(model_dir, message)
-        staging = Path(
-            tempfile.mkdtemp(prefix=f".publishing-{repository.absolute().name}-", dir=repository.absolute().parent)
-        )
-        try:
-            staging.chmod(0o755)
-            version = staging / str(number)
-            version.mkdir()
-            for path in weight_files(model):
-                shutil.copyfile(path, version / path.name)
-            shutil.copyfile(file, version / ONNX_FILE)
-            write_sample(version / SAMPLE_FILE, sample, outputs)
-            manifest = _manifest(file, version)
-            write_atomically(version / MANIFEST_FILE, json.dumps(manifest, indent=2).encode())
-            (staging / WARMUP).mkdir()
-            for key, array in sample.items():
-                row = array[:1] if message.max_batch_size else array
-                write_atomically(staging / WARMUP / _file_name(key), np.ascontiguousarray(row).tobytes())
-            serve_versions(message, [*present[-1:], number], [*present, number])
-            write_atomically(staging / CONFIG_FILE, to_text(message).encode())
-            _put(staging, model_dir, number, bool(present))
-        finally:
-            shutil.rmtree(staging, ignore_errors=True)
-    return model_dir / str(number)
+        default: list[int] = []
+        if model_dir.is_dir():
+            _same_contract(model_dir, config_of(name, runner, sample, serving))
+            default = served_versions(read_config(model_dir), versions(model_dir))[-1:]
+        return add_version(model_dir, write, describe)
 
 
-def _put(staging: Path, model_dir: Path, number: int, there: bool) -> None:
-    """Publishes a new model by one rename. For an existing model the version comes first, then the config."""
-    if not there:
-        staging.rename(model_dir)
-        return
-    (staging / str(number)).rename(model_dir / str(number))
-    (staging / CONFIG_FILE).replace(model_dir / CONFIG_FILE)
-
-
-def config_of(name: str, runner: ort.InferenceSession, sample: Feeds, serving: Serving) -> pb.ModelConfig:
+def config_of(
+    name: str, runner: ort.InferenceSession, sample: Feeds, serving: Serving, number: int = 1
+) -> pb.ModelConfig:
     """config.pbtxt: tensors from the graph, a warm-up with the sample, batches if all tensors share the first axis."""
     from tritonclient.grpc import model_config_pb2 as pb
 
@@ -139,8 +125,9 @@ def config_of(name: str, runner: ort.InferenceSession, sample: Feeds, serving: S
     warmup = message.model_warmup.add(name="sample", batch_size=1)
     for given in message.input:
         shape = sample[given.name].shape[1 if batched else 0 :]
+        data = _file_name(given.name, number)
         warmup.inputs[given.name].CopyFrom(
-            pb.ModelWarmup.Input(data_type=given.data_type, dims=shape, input_data_file=_file_name(given.name))
+            pb.ModelWarmup.Input(data_type=given.data_type, dims=shape, input_data_file=data)
         )
     asked = Serving(instances=serving.instances or 1, threads=serving.threads or 0)
     if batched:
@@ -151,8 +138,9 @@ def config_of(name: str, runner: ort.InferenceSession, sample: Feeds, serving: S
     return message
 
 
-def _file_name(tensor: str) -> str:
-    return "".join(letter if letter.isalnum() else "_" for letter in tensor)
+def _file_name(tensor: str, number: int) -> str:
+    """Of a tensor's warm-up; each version has its own, for its sample may have another shape."""
+    return f"{number}_" + "".join(letter if letter.isalnum() else "_" for letter in tensor)
 
 
 def _same_contract(model_dir: Path, message: pb.ModelConfig) -> None:

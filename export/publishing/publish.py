@@ -12,7 +12,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -64,7 +64,11 @@ def publish(repository: Path, name: str, artifact: Artifact, serving: Serving | 
     check_manifest(model_dir, artifact.manifest)
     with locked(repository):
         if not model_dir.is_dir():
-            return _publish_first(model_dir, artifact, serving)
+            message = new_config(name, artifact.config, serving)
+            _check_kind(model_dir, message, artifact)
+            if engine_of(message) == "tensorrt":
+                set_limits(message, [artifact.manifest])
+            return _add(model_dir, artifact, message, [])
         message = read_config(model_dir)
         check_same_contract(model_dir, message, artifact)
         if serving.engine and serving.engine != engine_of(message):
@@ -72,19 +76,47 @@ def publish(repository: Path, name: str, artifact: Artifact, serving: Serving | 
                 f"{model_dir}: expected a model for {serving.engine}, found one for {engine_of(message)}; "
                 "publish it under another --name"
             )
-        present = versions(model_dir)
-        number, default = 1 + max(present, default=0), served_versions(message, present)[-1:]
+        default = served_versions(message, versions(model_dir))[-1:]
         configure(message, serving)
         if engine_of(message) == "tensorrt":
             # Before any write: engines without a common batch size cannot share a model.
             beside = (read_manifest(model_dir / str(each) / MANIFEST_FILE) for each in default)
             set_limits(message, [*beside, artifact.manifest])
-        # The version first: Triton refuses a config that names a missing version.
-        with _staging(model_dir) as staging:
-            _write_version(staging, artifact, message)
-            _rename(staging, model_dir / str(number))
-        _write_config(model_dir, message, [*default, number])
-        return model_dir / str(number)
+        return _add(model_dir, artifact, message, default)
+
+
+def _add(model_dir: Path, artifact: Artifact, message: pb.ModelConfig, default: Sequence[int]) -> Path:
+    """Adds the artifact as a version, served beside `default`."""
+
+    def describe(folder: Path, number: int) -> None:
+        if number == 1:
+            labels = "".join(f"{label}\n" for label in artifact.config.labels)
+            write_atomically(folder / LABELS_FILE, labels.encode())
+        _write_config(folder, message, [*default, number])
+
+    return add_version(model_dir, lambda folder: _write_version(folder, artifact, message), describe)
+
+
+def add_version(model_dir: Path, write: Callable[[Path], None], describe: Callable[[Path, int], None]) -> Path:
+    """Adds the next version by one rename and returns its folder; call it with the repository locked.
+
+    `write` fills the version's folder. `describe` gets the model's folder and the version's number, and writes
+    config.pbtxt. A new model appears as a whole.
+    """
+    if not model_dir.is_dir():
+        with _staging_beside(model_dir.parent) as staging:
+            (staging / "1").mkdir()
+            write(staging / "1")
+            describe(staging, 1)
+            _rename(staging, model_dir)
+        return model_dir / "1"
+    number = 1 + max(versions(model_dir), default=0)
+    # The version first: Triton refuses a config that names a missing version.
+    with _staging(model_dir) as staging:
+        write(staging)
+        _rename(staging, model_dir / str(number))
+    describe(model_dir, number)
+    return model_dir / str(number)
 
 
 def check_name(name: str) -> None:
@@ -182,20 +214,6 @@ def _check_kind(model_dir: Path, message: pb.ModelConfig, artifact: Artifact) ->
     expected = PLAN_FILE if engine_of(message) == "tensorrt" else ONNX_FILE
     if artifact.file_name != expected:
         raise PublishError(f"{model_dir}: expected a {expected}, found a {artifact.file_name}")
-
-
-def _publish_first(model_dir: Path, artifact: Artifact, serving: Serving) -> Path:
-    message = new_config(model_dir.name, artifact.config, serving)
-    _check_kind(model_dir, message, artifact)
-    if engine_of(message) == "tensorrt":
-        set_limits(message, [artifact.manifest])
-    with _staging_beside(model_dir.parent) as staging:
-        labels = "".join(f"{label}\n" for label in artifact.config.labels)
-        write_atomically(staging / LABELS_FILE, labels.encode())
-        _write_version(staging / "1", artifact, message)
-        _write_config(staging, message, [1])
-        _rename(staging, model_dir)
-    return model_dir / "1"
 
 
 def _write_config(model_dir: Path, message: pb.ModelConfig, served: Sequence[int]) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.contest.foreign_contestants import OPENVINO_OURS, OURS
 from benchmarks.contest.rewritten import ALL, BEST, CONTESTANTS, EAGER, ONE_CALL, PLAIN
 
 Row = dict[str, Any]
@@ -177,7 +178,21 @@ def throughput(models: Sequence[str] = ("vitbn-tiny",)) -> Row:
     return result | {"rows": rows, "missing": missing, "saturation": [point]}
 
 
-EVERY = (rewrites, frontier, operators, latency, sweep, engines, accuracy, overhead, throughput)
+def foreign() -> Row:
+    """A text network that halves and is 1.8 times as fast, and one that could not be measured."""
+
+    def time(contestant: str, ms: float, base: str | None, faster: float) -> Row:
+        ratio = {"ratio": faster, "low": 0.95 * faster, "high": 1.05 * faster} if base else None
+        return timed(ms, contestant=contestant, base=base, times_as_fast=ratio)
+
+    rows = [time("plain", 9.0, None, 1), time(OURS, 5.0, "plain", 1.8), time(OPENVINO_OURS, 4.0, "OpenVINO", 1.5)]
+    text = {"network": "bert", "title": "BERT", "macs": 58_700_000, "macs_after": {"read-rows": 29_350_000}}
+    text |= {"norms": [25, 0], "times": [{"batch": batch, "rows": rows, "left_out": {}} for batch in (1, 8)]}
+    missing = {"network": "levit", "title": "LeViT", "left_out": "timm is not installed"}
+    return {"benchmark": "foreign", "rows": [text, missing]}
+
+
+EVERY = (foreign, rewrites, frontier, operators, latency, sweep, engines, accuracy, overhead, throughput)
 
 
 def write(path: Path, result: Row, **environment: object) -> Path:

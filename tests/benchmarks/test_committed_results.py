@@ -48,8 +48,8 @@ def _visible(axis: object) -> int:
 
 @pytest.mark.slow
 def test_every_axis_has_three_ticks(drawn: tuple[list[Block], dict[str, list[int]]]) -> None:
-    _, ticks = drawn
-    assert len(ticks) == 15
+    blocks, ticks = drawn
+    assert len(ticks) == sum(isinstance(block, Picture) for block in blocks) >= 15
     for name, counts in ticks.items():
         assert counts, name
         assert min(counts) >= 3, name

@@ -79,7 +79,7 @@ def test_every_question_is_answered(built: Path) -> None:
 
 def test_the_markdown_shows_pictures_that_are_there_in_both_formats(built: Path) -> None:
     pictures = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", (built / "report.md").read_text())
-    assert len(pictures) == len(set(pictures)) == 11
+    assert len(pictures) == len(set(pictures)) == 12
     for name in pictures:
         assert (built / name).read_bytes().startswith(b"\x89PNG")
         assert b"<svg" in (built / name).with_suffix(".svg").read_bytes()
@@ -90,7 +90,7 @@ def test_the_html_is_well_formed_and_asks_for_nothing(built: Path) -> None:
     assert not checked.tags & {"script", "link", "iframe"}
     inside = [one for one in checked.references if not one.startswith("data:image/svg+xml;base64,")]
     assert {one.removeprefix("#") for one in inside} <= checked.ids
-    assert len(checked.references) - len(inside) == 11
+    assert len(checked.references) - len(inside) == 12
 
 
 def test_the_same_results_give_the_same_page(built: Path, tmp_path: Path) -> None:

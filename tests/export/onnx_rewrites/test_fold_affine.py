@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from export.onnx_rewrites import FoldAffine
 from export.onnx_rewrites.evaluate import evaluate
+from export.onnx_rewrites.prepare import Prepare
 
 NORM = "BatchNormalization(x, g, b, m, v)"
 FOLDS = [
@@ -23,6 +24,8 @@ FOLDS = [
     "t = Transpose<perm = [0, 2, 1]>(a) x = Conv<pads = [1, 1]>(t, k) y = {norm}",
     "t = Transpose<perm = [0, 2, 1]>(a) x = Conv<group = 3>(t, d) y = {norm}",
     "r = ReduceMean<keepdims = 0>(a, one) x = Gemm(r, w) y = {norm}",
+    "t = MatMul(a, w) s = Add(g, t) x = Reshape(s, flat) n = {norm} y = Reshape(n, back)",
+    "x = Reshape(a, flat) n = {norm} t = Reshape(n, back) y = MatMul(t, w)",
     "x = Transpose<perm = [0, 2, 1]>(a) n = {norm} r = ReduceMean<keepdims = 0>(n, two) y = Gemm<transB = 1>(r, w)",
     "x = Transpose<perm = [0, 2, 1]>(a) n = {norm} r = Gather<axis = 2>(n, zero) y = Gemm(r, w)",
     "x = Transpose<perm = [0, 2, 1]>(a) n = {norm} s = Add(n, x) t = Transpose<perm = [0, 2, 1]>(s) y = MatMul(t, w)",
@@ -51,7 +54,10 @@ def network(nodes: str) -> ir.Model:
         d=drawn(6, 2, 1),
         one=np.array([1]),
         two=np.array([2]),
+        flat=np.array([-1, 6]),
+        back=np.array([-1, 5, 6]),
         zero=np.array(0),
+        half=np.array(0.5, np.float32),
     )
 
 
@@ -68,6 +74,12 @@ def test_a_norm_folds_into_the_layer_beside_it(nodes: str) -> None:
     before, after = evaluate(original, feeds)[0], evaluate(folded, feeds)[0]
     assert before.shape == after.shape
     assert np.abs(before - after).max() < 1e-13 * np.abs(before).max()
+
+
+def test_a_scale_folds_once_the_norm_behind_it_has() -> None:
+    model = network("s = Mul(a, half) x = Reshape(s, flat) n = {norm} t = Reshape(n, back) y = MatMul(t, w)")
+    assert [site.operator for site in FoldAffine()(model).sites] == ["BatchNormalization", "Mul"]
+    assert [node.op_type for node in Prepare()(model).model.graph] == ["MatMul", "Add"]
 
 
 @pytest.mark.parametrize(("nodes", "reason"), STAYS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ import tritonclient.http as http
 from click.testing import CliRunner
 from foreign_networks import Encoder, export
 
+from export.publishing.promote import served as live_versions
 from export.publishing.publish import read_config
 from export.repository import repository as command
 from export.rewrite import rewrite
@@ -66,3 +68,28 @@ def test_the_server_answers_as_the_original(published: tuple[Path, Path]) -> Non
                 given.set_data_from_numpy(array)
             answer = client.infer("reranker", inputs).as_numpy("y")
             np.testing.assert_allclose(answer, original.run(None, feeds)[0], rtol=1e-4, atol=1e-5)
+
+
+def test_a_second_version_is_served_and_rolled_back(published: tuple[Path, Path], tmp_path: Path) -> None:
+    original, models = published[0], tmp_path / "models"
+    shutil.copytree(published[1], models)
+    asked = ["--repository", str(models), "--server", "127.0.0.1:9"]
+    steps = ["publish", str(original), "--name", "reranker"], ["rollback", "reranker"], ["promote", "reranker", "2"]
+    served = []
+    for step in steps:
+        result = CliRunner().invoke(command, [*step, *asked])
+        assert result.exit_code == 0, result.output
+        served.append(live_versions(models / "reranker"))
+    assert served == [[1, 2], [1], [1, 2]]
+    message = read_config(models / "reranker")
+    for given in message.model_warmup[0].inputs.values():
+        size = (models / "reranker/warmup" / given.input_data_file).stat().st_size
+        assert size == 8 * np.prod(given.dims)  # of int64
+    assert sorted(path.name for path in models.iterdir() if not path.name.startswith(".")) == ["reranker"]
+    assert not list(models.rglob(".publishing-*"))
+    other = tmp_path / "other.onnx"
+    onnx.save(export(Encoder("hidden")), other)
+    result = CliRunner().invoke(command, ["publish", str(other), "--name", "reranker", *asked])
+    assert result.exit_code == 1
+    assert "publish it under another --name" in result.output
+    assert live_versions(models / "reranker") == [1, 2]

@@ -1,0 +1,86 @@
+"""The contestants of `benchmarks/foreign.py`: one call each, on one thread, on the same inputs.
+
+In: a network's file, plain and rewritten. Out: a callable a contestant; the answers of all were compared with the plain
+file's first. A contestant that cannot run the network, or answers otherwise, is left out with the reason.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+Outputs = Sequence[Array]
+Feeds = Mapping[str, Array]
+Call = Callable[[], Any]
+
+PLAIN, OPTIMISER, OURS = "plain", "ONNX Runtime's optimiser", "rewritten"
+OPENVINO, OPENVINO_OURS = "OpenVINO", "OpenVINO, rewritten"
+TOLERANCE = 1e-3  # of the outputs' size; fused kernels approximate Gelu
+
+BASES = {OPTIMISER: PLAIN, OURS: PLAIN, OPENVINO: PLAIN, OPENVINO_OURS: OPENVINO}
+"""Whom each contestant's speed is compared with."""
+
+
+def contestants(
+    files: Mapping[str, Path], read: Callable[[Outputs], Array], feeds: Feeds
+) -> tuple[dict[str, Call], dict[str, str]]:
+    """The calls by name, and the reasons of those left out; `read` picks of a plain file's outputs what is read."""
+    from export.onnx_rewrites.errors import ForeignError
+    from export.onnx_rewrites.proof import session
+
+    def in_onnx_runtime(path: Path) -> Call:
+        return partial(session(path).run, None, feeds)
+
+    makers: dict[str, Callable[[], Call]] = {name: partial(in_onnx_runtime, path) for name, path in files.items()}
+    makers |= {OPENVINO: partial(_openvino, files[PLAIN], feeds), OPENVINO_OURS: partial(_openvino, files[OURS], feeds)}
+    calls: dict[str, Call] = {}
+    left_out: dict[str, str] = {}
+    expected: Array | None = None
+    for name, make in makers.items():
+        try:
+            call = make()
+            outputs = call()
+        except (ForeignError, RuntimeError) as error:
+            left_out[name] = " ".join(str(error).split())[:200]
+            continue
+        answer = outputs[0] if OURS in name else read([outputs[k] for k in range(len(outputs))])
+        expected = answer if expected is None else expected
+        error_of_size = float(np.abs(expected - answer).max() / np.abs(expected).max())
+        if error_of_size <= TOLERANCE:  # so written, NaN is left out
+            calls[name] = call
+        else:
+            left_out[name] = f"its answers differ by {error_of_size:.1e} of their size"
+    return calls, left_out
+
+
+def optimise(plain: Path, family: str, folder: Path) -> Path:
+    """The file after ONNX Runtime's optimiser of transformers, which fuses attention, norms and Gelu."""
+    from onnxruntime.transformers import optimizer
+
+    path = folder / "optimised.onnx"
+    level = logging.root.manager.disable
+    logging.disable(logging.WARNING)  # of every fusion that it does not find
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            optimizer.optimize_model(str(plain), model_type=family).save_model_to_file(str(path))
+    finally:
+        logging.disable(level)
+    return path
+
+
+def _openvino(path: Path, feeds: Feeds) -> Call:
+    import openvino
+
+    core = openvino.Core()
+    settings = {"INFERENCE_NUM_THREADS": 1, "INFERENCE_PRECISION_HINT": "f32"}
+    compiled = core.compile_model(core.read_model(path), "CPU", settings)
+    return partial(compiled.create_infer_request().infer, dict(feeds))

@@ -1,0 +1,30 @@
+"""One algebra: our own networks, exported plain, reach through the ONNX passes what the torch route reaches."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+import pytest
+
+from export.graph import rewrite as rewrite_in_torch
+from export.graph import to_onnx
+from export.onnx_rewrites import rewrite
+from export.onnx_rewrites.inputs import draw
+from export.onnx_rewrites.proof import prove_double
+from export.rewrites import pipeline
+from export.rewrites.embedding import absorb_embedding
+from models.catalog import shipped
+from models.checkpoint import load
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("depth", [1, 2])
+def test_both_routes_end_with_the_same_multiplications(depth: int) -> None:
+    trained = load(shipped("vitbn"), depth)
+    plain, _ = rewrite_in_torch(trained.model, (), ())
+    original = ir.from_proto(to_onnx(plain, trained.config, 20))
+    rewritten = rewrite(original, sizes={"batch": 1})
+    torch_only = (absorb_embedding,) if depth == 1 else ()
+    _, steps = rewrite_in_torch(trained.model.double(), [each for each in pipeline.ALL if each not in torch_only], ())
+    assert rewritten.steps[-1].macs == steps[-1].macs < 0.55 * rewritten.macs
+    assert not any(node.op_type == "BatchNormalization" for node in rewritten.model.graph)
+    assert prove_double(original, rewritten.model, (), [draw(original.graph, {"batch": 2})]).error < 1e-13

@@ -181,7 +181,9 @@ def _answers(output: Path) -> list[Path]:
 
 
 def _workers(driver: int) -> list[psutil.Process]:
-    return [each for each in psutil.Process(driver).children() if "spawn_main" in " ".join(each.cmdline())]
+    """Its living processes that answer; multiprocessing's own helper is not among them."""
+    living = [each for each in psutil.Process(driver).children() if each.status() != psutil.STATUS_ZOMBIE]
+    return [each for each in living if "spawn_main" in " ".join(each.cmdline())]
 
 
 def _memory_mb(driver: int) -> float:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 Shape = tuple[int, int, int]
 
-_BLOCK_BYTES = 1 << 22  # of pixels
+_BLOCK_BYTES = 1 << 20  # of pixels; they stay in the cache between reading and the network
 _LARGEST_PICTURE = 1 << 27  # bytes of a picture's file, held in memory
 
 

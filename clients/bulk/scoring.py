@@ -42,13 +42,13 @@ def score_part(network: Network, reader: Reader, part: Part) -> pa.Table:
         rows = len(index)
         missing = np.zeros(rows, bool)
         missing[list(block.errors)] = True
-        texts = pa.array([block.errors.get(row) for row in range(rows)] if block.errors else [None] * rows, pa.string())
+        some = [block.errors.get(row) for row in range(rows)] if block.errors else None
         columns = {
             "id": pa.array(block.ids, pa.string()) if isinstance(block.ids, list) else block.ids,
             "label": labels.take(pa.array(index, mask=missing)),
             "probability": pa.array(probability, mask=missing),
             "model_version": version.take(pa.array(np.zeros(rows, np.int8))),
-            "error": texts,
+            "error": pa.array(some, pa.string()) if some else pa.nulls(rows, pa.string()),
         }
         batches.append(pa.RecordBatch.from_pydict(columns, schema=_schema(network.model)))
     return pa.Table.from_batches(batches, _schema(network.model))
@@ -63,7 +63,8 @@ def do_part(job: Job, line: str) -> Outcome:
     network, reader, output = _tools(job)
     table = score_part(network, reader, part)
     file = pa.BufferOutputStream()
-    pq.write_table(table, file, compression="zstd")
+    # ids differ from row to row: a dictionary of them would cost more than it saves
+    pq.write_table(table, file, compression="zstd", use_dictionary=["label", "model_version", "error"])
     output.write(part.file_name, file.getvalue().to_pybytes())
     return Outcome(part.number, len(table), len(table) - table["error"].null_count)
 

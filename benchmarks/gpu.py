@@ -45,7 +45,20 @@ def steps(output: Path) -> Iterator[Step]:
         names = ("--model", model, "--precision", precision, "--name", f"{model}_{precision}_trt")
         where = ("--repository", str(output / "triton_repo"), "--timing-cache", str(output / "timing.cache"))
         yield Step("export.to_tensorrt", "tensorrt", (*names, *where), 2)
-    served = ("--sharing", "1x0", "--model", "vitbn", "--model", "cnn", "--in-flight", "1", "--in-flight", "8")
+    served = (
+        "--sharing",
+        "1x0",
+        "--model",
+        "vitbn",
+        "--model",
+        "cnn",
+        "--in-flight",
+        "1",
+        "--in-flight",
+        "8",
+        "--device",
+        "cuda",
+    )
     yield Step(
         "benchmarks.throughput", "throughput", (*served, "--rounds", "3", "--json", str(output / "throughput.json")), 6
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Sequence
 from itertools import product
@@ -17,6 +18,7 @@ from benchmarks.measure.progress import note
 from models.catalog import SHIPPED
 
 if TYPE_CHECKING:
+    from benchmarks.contest.runtimes import Device
     from benchmarks.measure.results import Record
     from clients.server.endpoint import Protocol
 
@@ -64,6 +66,7 @@ def _sharings(context: click.Context, parameter: click.Parameter, values: tuple[
 @click.option("--seconds", type=FiniteRange(0.5), default=2, show_default=True, help="Per measurement.")
 @click.option("--rounds", type=click.IntRange(1), default=3, show_default=True)
 @click.option("--max-p99-ms", type=FiniteRange(0), default=100, show_default=True, help="p99 limit for a carried rate.")
+@click.option("--device", "wanted", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
 @json_option
 @click.option("--plot", "plot_path", type=Result(), help="Write FILE-MODEL.png and FILE-MODEL.svg.")
 def throughput(
@@ -78,6 +81,7 @@ def throughput(
     seconds: float,
     rounds: int,
     max_p99_ms: float,
+    wanted: str,
     json_path: Path | None,
     plot_path: Path | None,
 ) -> None:
@@ -92,10 +96,11 @@ def throughput(
     reached = product(dict.fromkeys(models), sharings, protocols, SHARED_MEMORY[shared_memory])
     targets = list(dict.fromkeys(Target(*each) for each in reached))
     try:
+        device = _device(wanted)
         about = {"generator": _generator(generator), "seconds": seconds, "rounds": rounds, "max_p99_ms": max_p99_ms}
-        with recording("throughput", json_path, cores(), extras=report.beside(plot_path)) as record:
+        with recording("throughput", json_path, cores(), device, report.beside(plot_path)) as record:
             record.content |= about
-            _measure(targets, loads, about, record)
+            _measure(targets, loads, about, device, record)
             click.echo(report.text(record.content))
     except (Failed, ServerFailed, OSError) as error:
         raise click.ClickException(str(error)) from error
@@ -127,7 +132,21 @@ def _generator(asked: str) -> str:
     return "perf_analyzer"
 
 
-def _measure(targets: Sequence[Target], loads: Sequence[Load], about: dict[str, Any], record: Record) -> None:
+def _device(wanted: str) -> Device:
+    """Where server and process compute: a GPU with a native server alone. Raises ClickException without it."""
+    from benchmarks.contest.devices import choose
+    from serving.launcher import native_server
+
+    if native_server(os.environ.get("PATH", os.defpath)):
+        return choose(wanted)
+    if wanted == "cuda":
+        raise click.ClickException("--device cuda: expected a native tritonserver, found the one of CPUs alone")
+    return "cpu"
+
+
+def _measure(
+    targets: Sequence[Target], loads: Sequence[Load], about: dict[str, Any], device: Device, record: Record
+) -> None:
     from benchmarks.load import turns
     from benchmarks.load.published import publish
     from benchmarks.reporting import throughput_report as report
@@ -141,7 +160,7 @@ def _measure(targets: Sequence[Target], loads: Sequence[Load], about: dict[str, 
         }
         published = {model: publish(model, repository, served) for model, served in names.items()}
         with running_server(repository) as server:
-            measures = turns.checked(targets, published, server, about["generator"], Path(folder))
+            measures = turns.checked(targets, published, server, about["generator"], Path(folder), device)
             order, seconds, rounds = turns.turns(targets, loads), about["seconds"], about["rounds"]
             took_s = len(order) * rounds * seconds
             note(f"{len(order)} loads, {rounds} rounds of {seconds:g} s each: about {took_s:.0f} s")

@@ -15,6 +15,7 @@ from benchmarks.load.terms import InProcess, LeftOut, Load, Measure, Sample, Tar
 from benchmarks.measure.progress import steps
 
 if TYPE_CHECKING:
+    from benchmarks.contest.runtimes import Device
     from export.equivalence import Images
     from serving.running import Server
 
@@ -30,7 +31,12 @@ class Outcome:
 
 
 def checked(
-    targets: Sequence[Target], published: Mapping[str, Published], server: Server, generator: str, folder: Path
+    targets: Sequence[Target],
+    published: Mapping[str, Published],
+    server: Server,
+    generator: str,
+    folder: Path,
+    device: Device = "cpu",
 ) -> dict[Target | InProcess, Measure]:
     """A measuring function for each target and its process, after comparing their answers; raises Failed."""
     from benchmarks.contest.engines import start
@@ -46,7 +52,7 @@ def checked(
             check(target, classifier, images, start(model.data)(images))
         measures[target] = _measurer(server, target, images, generator, folder)
         same = InProcess(target.model, target.sharing)
-        measures[same] = measures.get(same) or alone.measurer(model.data, images, target.sharing)
+        measures[same] = measures.get(same) or alone.measurer(model, images, target.sharing, device)
     return measures
 
 

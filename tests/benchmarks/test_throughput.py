@@ -2,18 +2,23 @@
 
 import json
 import os
+import time
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+import click
+import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
 from benchmarks import throughput
 from benchmarks.contest import engines
-from benchmarks.load import by_perf_analyzer, turns
+from benchmarks.load import by_perf_analyzer, in_process, turns
+from benchmarks.load.published import Published
 from benchmarks.load.terms import InProcess, LeftOut, Load, Sample, Sharing, Target
 from benchmarks.reporting.throughput_plot import by_model
+from models.config import ModelConfig
 
 PERCENTILES = ("p50_ms", "p90_ms", "p95_ms", "p99_ms")
 
@@ -157,3 +162,31 @@ def test_a_rate_that_sends_too_little() -> None:
     result = run("--rate", 10)
     assert result.exit_code == 2
     assert "--rate 10 with --batch 1: expected 40 requests or more in 2 s, found 20" in result.output
+
+
+def test_a_gpu_needs_a_native_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("serving.launcher.native_server", lambda path: None)
+    assert throughput._device("auto") == throughput._device("cpu") == "cpu"
+    with pytest.raises(click.ClickException, match="expected a native tritonserver, found the one of CPUs alone"):
+        throughput._device("cuda")
+    monkeypatch.setattr("serving.launcher.native_server", lambda path: Path("tritonserver"))
+    monkeypatch.setattr("benchmarks.contest.devices.choose", lambda wanted: f"as chosen for {wanted}")
+    assert throughput._device("auto") == "as chosen for auto"
+
+
+def test_the_same_process_works_all_the_time_in_batches_of_the_load() -> None:
+    images = np.zeros((4, 1, 28, 28), np.uint8)
+    sizes = []
+
+    def run(batch: Any) -> Any:
+        sizes.append(len(batch))
+        time.sleep(0.001)
+        return np.zeros((len(batch), 10), np.float32)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engines, "start", lambda data, setup: run)
+        measure = in_process.measurer(Published(b"", ModelConfig()), images, Sharing(2, 1))
+        taken = measure(Load(6, 2), 0.05)
+    assert set(sizes) == {6}
+    assert taken.images_per_s == pytest.approx(6 * len(sizes) / 0.05, rel=0.5)
+    assert taken.p50_ms >= 1

@@ -16,7 +16,7 @@ import click
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("torch", "onnx", "onnxruntime", "tensorrt", "polygraphy", "tritonclient.grpc", "matplotlib", "pooch")
 MODELS = ("vitbn", "cnn")
-# 15 rounds of 0.2 s, each with and without copies, for all of them at both batch sizes: about 6 minutes, and the builds.
+# 15 rounds of 0.2 s, each with and without copies, for all at both batch sizes: about 6 minutes, and the builds.
 RUNTIMES = (
     *("torch", "torch-sdpa-optimized", "torch-cudagraphs-optimized", "onnx-optimized"),
     *("tensorrt-plain", "tensorrt-folded", "tensorrt"),

@@ -90,7 +90,7 @@ def propose(search: Search, trials: Sequence[Trial]) -> Parameters:
     2023). A failed trial counts as the worst other trial.
     """
     worst = min((trial.accuracy for trial in trials if trial.accuracy is not None), default=0.0)
-    with _quiet():
+    with quiet():
         from ax.api.client import Client
 
         client = Client(random_seed=search.seed)
@@ -130,7 +130,7 @@ def _space(search: Search) -> list[RangeParameterConfig | ChoiceParameterConfig]
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Silences Ax's log and warnings; users cannot act on them."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -51,6 +51,13 @@ COLUMNS = {"lr": "learning rate", "batch_size": "batch size", "depth": "depth", 
 @click.option("--search-schedule", is_flag=True, help="Also try the one-cycle schedule.")
 @click.option("--augment", type=click.Choice(AUGMENTATIONS), default="none", show_default=True)
 @click.option("--track", is_flag=True, help="Record each trial with MLflow, as train.py does.")
+@click.option(
+    "--objective",
+    type=click.Choice(["accuracy", "frontier"]),
+    default="accuracy",
+    show_default=True,
+    help="frontier: accuracy and measured speed of a vitbn, over its geometry.",
+)
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda", "mps"]), default="auto", show_default=True)
 @click.option("--output", type=click.Path(path_type=Path), default=SEARCHES, show_default=True, help="Folder.")
@@ -66,16 +73,22 @@ def tune(
     search_schedule: bool,
     augment: Augmentation,
     track: bool,
+    objective: str,
     seed: int,
     device: str,
     output: Path,
 ) -> None:
-    """Search learning rate and batch size (Ctrl-C keeps all finished trials)."""
+    """Search learning rate and batch size, or the geometry (Ctrl-C keeps all finished trials)."""
     from models import training
 
     try:
         check_installed()
         data = part_of(load_dataset(dataset, data_dir), train_images)
+        if objective == "frontier":
+            if model != "vitbn" or search_depth or search_schedule or augment != "none" or track:
+                raise click.UsageError("expected --objective frontier with --model vitbn, its sizes and seed alone")
+            _run_frontier(data, epochs, seed, training.choose_device(device), count, output)
+            return
         search = Search(
             model=model,
             dataset=dataset,
@@ -90,6 +103,14 @@ def tune(
         _run(search, data, training.choose_device(device), count, output, track)
     except (ConfigError, DataError, SearchError, training.TrainingError, OSError) as error:
         raise click.ClickException(str(error)) from error
+
+
+def _run_frontier(data: Dataset, epochs: int, seed: int, device: str, count: int, output: Path) -> None:
+    from models.frontier_search import FrontierSearch
+    from models.tune_frontier import run
+
+    search = FrontierSearch(data.name, epochs, len(data.train_labels), len(data.test_labels), seed)
+    run(search, data, device, count, output)
 
 
 def _depths(model: ModelName, depths: tuple[int, int]) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Two plots of a search: the error by trial, and over the space.
+"""Plots of a search: the error by trial, over the space, and over the speed.
 
 In: the search and its trials. Out: the bytes of a PNG. The error, 100 % minus the accuracy, has a logarithmic scale.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from models.frontier_search import FrontierSearch, FrontierTrial, front
 from models.plots.figures import NAMES, png, row_of_panels, whole_numbers
 from models.search import BATCH_SIZES, FIRST_TRIALS, Search, Trial, best
 
@@ -57,6 +58,27 @@ def plane(search: Search, trials: Sequence[Trial]) -> bytes:
     margin = 0.05 * (BATCH_SIZES[1] - BATCH_SIZES[0])
     axes.set(xscale="log", xlim=(low / 1.4, high * 1.4), ylim=(BATCH_SIZES[0] - margin, BATCH_SIZES[1] + margin))
     _plain_ticks(figure.colorbar(colours, label=ERROR).ax.yaxis)
+    return _finished(figure, axes)
+
+
+def frontier(search: FrontierSearch, trials: Sequence[FrontierTrial]) -> bytes:
+    """Each trial's error over its speed, and the trials that no other beats in both."""
+    of = (
+        f"{search.train_images:,} training images of {search.dataset}, {search.held_out_images:,} held out; "
+        f"epochs a trial: {search.epochs}; seed {search.seed}"
+    )
+    title = "ViTBN by geometry: error and measured speed"
+    figure, (axes,) = row_of_panels(title, of, [""], "images a second, rewritten", ERROR, SIZE_INCHES)
+    kept = front(trials)
+    half_a_mistake = 0.5 / search.held_out_images
+    finished = [trial for trial in trials if trial.error is None]
+    for own, line, colour, label in ((finished, "none", TRIAL, "trial"), (kept, "-", BEST, "frontier")):
+        errors_percent = [100 * max(1 - (trial.accuracy or 0.0), half_a_mistake) for trial in own]
+        speeds = [trial.images_per_s or 0.0 for trial in own]
+        axes.plot(speeds, errors_percent, marker="o", linestyle=line, color=colour, label=label)
+    axes.set(xscale="log", yscale="log")
+    for axis in (axes.xaxis, axes.yaxis):
+        _plain_ticks(axis)
     return _finished(figure, axes)
 
 

@@ -103,7 +103,7 @@ CASES = {
     "arena": Case(
         parameter("enable_mem_arena", "maybe"), "parameter 'enable_mem_arena': expected true or false, found 'maybe'"
     ),
-    "inner batch": Case(parameter("inner_batch", "-1"), "expected at least 0, found -1"),
+    "inner_batch": Case(parameter("inner_batch", "-1"), "expected at least 0, found -1"),
     "pattern": Case(parameter("enable_mem_pattern", "no"), "expected true or false, found 'no'"),
     "shared": Case(parameter("share_session_between_instances", "2"), "expected true or false, found '2'"),
     "accelerator": Case(

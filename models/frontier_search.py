@@ -1,0 +1,162 @@
+"""Search for the frontier of accuracy and speed: the trials so far -> the geometry to try next, and their file.
+
+Two objectives, held-out accuracy and the logarithm of the measured images a second, by noisy expected hypervolume
+improvement (Daulton et al., "Parallel Bayesian Optimization of Multiple Noisy Objectives", 2021) through Ax. As in
+`models.search`, Ax's state is rebuilt from the trials each time, so a killed search continues exactly.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from models.config import ModelConfig
+from models.files import write_atomically
+from models.search import FIRST_TRIALS, SearchError, quiet
+
+if TYPE_CHECKING:
+    from ax.api.configs import ChoiceParameterConfig, RangeParameterConfig
+
+    from models.data import Dataset
+
+DEPTHS = (1, 4)
+HEADS_FEATURES = 16  # of a head; many narrow heads cost little once attention is absorbed
+CHOICES = {"dim": (32, 48, 64, 96, 128), "heads": (2, 4, 8), "last_heads": (4, 8, 16, 32), "mlp_dim": (64, 128, 256)}
+
+
+@dataclass(frozen=True)
+class FrontierSearch:
+    """How each trial is trained. Only trials of the same search can be compared."""
+
+    dataset: str
+    epochs: int  # of a trial
+    train_images: int
+    held_out_images: int
+    seed: int  # of proposals and trainings
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """A point of the space: a ViTBN whose CLS token comes late, with `last_heads` heads in its last block."""
+
+    depth: int
+    dim: int
+    heads: int  # of the blocks before the last
+    last_heads: int
+    mlp_dim: int
+
+    def config(self, data: Dataset) -> ModelConfig:
+        """The network for these images and classes."""
+        from dataclasses import replace
+
+        sizes = {"dim": self.dim, "heads": self.heads, "dim_head": HEADS_FEATURES, "mlp_dim": self.mlp_dim}
+        late = (self.last_heads, HEADS_FEATURES)
+        return replace(data.model_config("vitbn", self.depth), late_cls=late, **sizes)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class FrontierTrial:
+    """`accuracy` in [0, 1] on the held-out images; `images_per_s` of the rewritten file; or an `error`."""
+
+    geometry: Geometry
+    accuracy: float | None
+    images_per_s: float | None
+    duration_s: float
+    error: str | None = None
+
+
+def propose(search: FrontierSearch, trials: Sequence[FrontierTrial]) -> Geometry:
+    """What to try after `trials`: first points spread over the space, then where the frontier may grow most."""
+    with quiet():
+        from ax.api.client import Client
+        from botorch.acquisition.multi_objective import logei
+
+        # Else BoTorch compiles C++ for minutes, and waits for ever where an earlier compilation was killed.
+        logei._load_attempted = True
+        client = Client(random_seed=search.seed)
+        client.configure_experiment(parameters=_space())
+        client.configure_optimization(objective="accuracy, log_speed")
+        if len(trials) < FIRST_TRIALS:
+            client.configure_generation_strategy(
+                initialization_budget=FIRST_TRIALS, initialization_random_seed=search.seed
+            )
+        else:
+            client.configure_generation_strategy(initialization_budget=0, initialize_with_center=False)
+        for trial in trials:
+            index = client.attach_trial(parameters=asdict(trial.geometry))
+            if trial.accuracy is None or trial.images_per_s is None:
+                client.mark_trial_failed(index)
+                continue
+            figures = {"accuracy": trial.accuracy, "log_speed": math.log10(trial.images_per_s)}
+            client.complete_trial(index, raw_data=figures)
+        (proposed,) = client.get_next_trials(max_trials=1).values()
+    return Geometry(**{name: int(value) for name, value in proposed.items()})
+
+
+def front(trials: Sequence[FrontierTrial]) -> list[FrontierTrial]:
+    """The trials that no other beats in accuracy and in speed, the quickest first."""
+    finished = [trial for trial in trials if trial.error is None]
+    by_speed = sorted(finished, key=lambda trial: (trial.images_per_s or 0.0, trial.accuracy or 0.0), reverse=True)
+    best, kept = -1.0, []
+    for trial in by_speed:
+        if (trial.accuracy or 0.0) > best:
+            best = trial.accuracy or 0.0
+            kept.append(trial)
+    return kept
+
+
+def write(path: Path, search: FrontierSearch, trials: Sequence[FrontierTrial], environment: dict[str, Any]) -> None:
+    """Writes the search, its trials, their environment and the frontier as JSON."""
+    rows = [{"trial": number, **asdict(trial)} for number, trial in enumerate(trials, 1)]
+    numbers = [trials.index(trial) + 1 for trial in front(trials)]
+    content = {"search": _as_json(search), "environment": environment, "frontier": numbers, "trials": rows}
+    write_atomically(path, json.dumps(content, indent=2).encode())
+
+
+def read(path: Path, search: FrontierSearch) -> list[FrontierTrial]:
+    """The trials in a file of `write`, if there is one; raises SearchError for a damaged file or another search."""
+    if not path.exists():
+        return []
+    try:
+        saved = json.loads(path.read_bytes())
+        earlier, trials = dict(saved["search"]), [_trial(row) for row in saved["trials"]]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise SearchError(f"{path}: expected the trials of a search, found {error!r}") from error
+    for name, value in _as_json(search).items():
+        if earlier.get(name) != value:
+            raise SearchError(
+                f"{path}: expected a search with {name} {value}, found {earlier.get(name)}; name another --output"
+            )
+    return trials
+
+
+def _trial(row: dict[str, Any]) -> FrontierTrial:
+    """Raises ValueError, KeyError or TypeError for a row that `write` did not write."""
+    geometry = Geometry(**row["geometry"])
+    low, high = DEPTHS
+    allowed = {"depth": range(low, high + 1), **CHOICES}
+    for name, values in allowed.items():
+        if getattr(geometry, name) not in values:
+            raise ValueError(f"{name} {getattr(geometry, name)}")
+    trial = FrontierTrial(geometry, *(row[name] for name in ("accuracy", "images_per_s", "duration_s", "error")))
+    figures = (trial.accuracy, trial.images_per_s)
+    if (trial.error is None) != all(type(figure) is float and 0 <= figure < math.inf for figure in figures):
+        raise ValueError(f"accuracy and images_per_s {figures}, error {trial.error}")
+    return trial
+
+
+def _space() -> list[RangeParameterConfig | ChoiceParameterConfig]:
+    from ax.api.configs import ChoiceParameterConfig, RangeParameterConfig
+
+    ordered = [ChoiceParameterConfig(name, list(values), "int", is_ordered=True) for name, values in CHOICES.items()]
+    return [RangeParameterConfig("depth", DEPTHS, "int"), *ordered]
+
+
+def _as_json(search: FrontierSearch) -> dict[str, Any]:
+    """Fields and ranges, as JSON gives them back."""
+    ranges = {"depths": list(DEPTHS), **{name: list(values) for name, values in CHOICES.items()}}
+    return asdict(search) | ranges

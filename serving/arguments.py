@@ -9,6 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from serving.launcher import BY_PRIORITY
+
 REPOSITORIES = ("--model-repository", "--model-store")
 OWN = ("--model-control-mode", "--load-model", "--exit-on-error", "--exit-timeout-secs")  # the supervisor sets these
 FLAGS = ("--disable-auto-complete-config",)
@@ -37,6 +39,7 @@ class ServerOptions:
         `complete` configurations load in half the time: Triton need not start each model to ask for the rest.
         """
         own = ["--model-control-mode=explicit", "--exit-on-error=false", f"--exit-timeout-secs={EXIT_TIMEOUT_S}"]
+        own += [BY_PRIORITY]
         own += ["--disable-auto-complete-config"] if complete else []
         return [*own, *(f"--load-model={name}" for name in at_start), *self.rest]
 

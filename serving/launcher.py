@@ -28,6 +28,7 @@ ENGINES = ("onnxruntime", "openvino")
 REPOSITORY_OPTIONS = ("--model-repository", "--model-store")
 PARENT_VARIABLE = "VITBN_PARENT"  # the process without which the server is to end
 PR_SET_PDEATHSIG = 1
+BY_PRIORITY = "--rate-limit=execution_count"  # without it a standby instance gets every second request
 
 
 class LauncherError(RuntimeError):
@@ -193,7 +194,7 @@ def launch(arguments: Sequence[str]) -> NoReturn:
     backends = assemble_backends(files, cache_folder(os.environ))
     # Triton takes the last of two equal options, so the user's arguments prevail.
     defaults = [f"--{service}-address=127.0.0.1" for service in ("http", "grpc", "metrics")]
-    defaults += [f"--backend-directory={shell_safe(str(backends))}", *control_defaults(arguments)]
+    defaults += [f"--backend-directory={shell_safe(str(backends))}", BY_PRIORITY, *control_defaults(arguments)]
     server = pytriton / "tritonserver" / "bin" / "tritonserver"
     os.execve(server, [str(server), *defaults, *shell_safe_repositories(arguments)], environment)
 

@@ -14,6 +14,7 @@ import triton_python_backend_utils as pb_utils
 
 from serving.batching import Call, Engine, RunFailed, answer
 from serving.contract import Config, ModelRefused, check_features, check_tensors
+from serving.turns import turns
 
 
 class StandIn(ABC):
@@ -40,6 +41,7 @@ class StandIn(ABC):
         except ModelRefused as refusal:
             message = f"unable to load model '{args['model_name']}' ({path}): {refusal}"
             raise pb_utils.TritonModelException(message) from refusal
+        self.turns = turns(config, path)
         self.batched: bool = config["max_batch_size"] > 0
         self.outputs: list[str] = [entry["name"] for entry in config["output"]]
 
@@ -52,7 +54,9 @@ class StandIn(ABC):
             )
             for request in requests
         ]
-        return [_response(each) for each in answer(self.engine, self.outputs, calls, self.batched)]
+        with self.turns:
+            answers = answer(self.engine, self.outputs, calls, self.batched)
+        return [_response(each) for each in answers]
 
     def finalize(self) -> None:
         del self.engine

@@ -17,7 +17,6 @@ from tritonclient.grpc import InferenceServerClient, InferInput
 from export.publishing.artifact import read_version
 from export.publishing.promote import served
 from export.publishing.publish import publish, read_config, serve, versions
-from export.publishing.triton_config import Serving
 from export.publishing.verify import verify_version
 from export.repository import repository as command
 from serving.running import Server, running_server
@@ -390,11 +389,11 @@ def test_a_restricted_server_asks_for_its_key(folder: Path) -> None:
 @pytest.mark.live
 def test_an_overload_is_refused_not_queued(folder: Path, repository: Path) -> None:
     artifact = read_version(repository / "vitbn" / "1")
-    publish(folder, "bounded", artifact, Serving(instances=2, threads=1))
+    publish(folder, "bounded", artifact)
     path = folder / "bounded" / "config.pbtxt"
     text = path.read_text()
-    assert "max_queue_size: 64" in text
-    path.write_text(text.replace("max_queue_size: 64", "max_queue_size: 2"))
+    assert "max_queue_size: 32" in text
+    path.write_text(text.replace("max_queue_size: 32", "max_queue_size: 2"))
     image = InferInput("image", [256, 1, 28, 28], "UINT8")
     image.set_data_from_numpy(np.zeros((256, 1, 28, 28), np.uint8))
     answers: list[str] = []
@@ -406,6 +405,5 @@ def test_an_overload_is_refused_not_queued(folder: Path, repository: Path) -> No
             assert time.monotonic() < deadline, answers
             time.sleep(0.05)
     refused = [answer for answer in answers if "maximum queue size" in answer]
-    late = [answer for answer in answers if "timeout expired" in answer]  # on a busy machine
     assert refused
-    assert answers.count("answered") == 40 - len(refused) - len(late) > 0
+    assert answers.count("answered") == 40 - len(refused) > 0

@@ -61,9 +61,11 @@ def test_the_config_is_complete_and_parses_back(tmp_path: Path) -> None:
     assert [(o.name, o.data_type, list(o.dims)) for o in config.output] == [("logits", pb.TYPE_FP32, [10])]
     assert config.output[0].label_filename == "labels.txt"
     assert config.version_policy.latest.num_versions == 2
-    assert [(group.kind, group.count) for group in config.instance_group] == [(pb.ModelInstanceGroup.KIND_AUTO, 1)]
+    auto = pb.ModelInstanceGroup.KIND_AUTO
+    groups = [(group.kind, group.count, group.rate_limiter.priority) for group in config.instance_group]
+    assert groups == [(auto, 1, 1), (auto, 1, 1000)], "the instance and its standby"
     assert config.HasField("dynamic_batching")
-    assert not config.dynamic_batching.HasField("default_queue_policy")  # would stall some requests for 500 ms
+    assert config.dynamic_batching.default_queue_policy == pb.ModelQueuePolicy(max_queue_size=32)
     assert not config.response_cache.enable
     assert [(w.batch_size, list(w.inputs["image"].dims)) for w in config.model_warmup] == [
         (1, [1, 28, 28]),
@@ -98,8 +100,8 @@ def test_several_instances_bound_the_queue(tmp_path: Path) -> None:
     publish(tmp_path, "vitbn", ARTIFACT, Serving(instances=2, threads=1))
     config = read_config(tmp_path / "vitbn")
     policy = config.dynamic_batching.default_queue_policy
-    assert (policy.timeout_action, policy.max_queue_size) == (pb.ModelQueuePolicy.REJECT, 64)
-    assert policy.default_timeout_microseconds == 1_000_000
+    assert policy == pb.ModelQueuePolicy(max_queue_size=32)
+    assert len(config.instance_group) == 1
     assert (config.instance_group[0].count, config.parameters["intra_op_thread_count"].string_value) == (2, "1")
 
 
@@ -113,7 +115,7 @@ def test_what_the_operator_set_stays(tmp_path: Path) -> None:
     assert (config.instance_group[0].count, list(config.dynamic_batching.preferred_batch_size)) == (3, [32])
     assert config.parameters["checkpoint_sha256"].string_value == "1", "of the version that is served now"
     publish(tmp_path, "vitbn", ARTIFACT, Serving(instances=1))
-    assert not read_config(tmp_path / "vitbn").dynamic_batching.HasField("default_queue_policy")
+    assert [group.count for group in read_config(tmp_path / "vitbn").instance_group] == [1, 1]
     config.ClearField("instance_group")
     (tmp_path / "vitbn/config.pbtxt").write_text(text_format.MessageToString(config))
     publish(tmp_path, "vitbn", ARTIFACT, Serving(instances=2))

@@ -1,0 +1,42 @@
+"""Instances of one version that take turns, so that one computes at a time.
+
+In: the version's model file. Out: a context manager; the lock ends with its process. The second instance is a standby:
+it lets Triton bound the queue, and would only slow the first down if both computed on the same cores.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from types import TracebackType
+
+from serving.contract import Config
+
+
+class Turns:
+    """A lock that all processes with the same `path` share; raises OSError on file systems without locks."""
+
+    def __init__(self, path: Path) -> None:
+        self._descriptor = os.open(path, os.O_RDONLY)
+        with self:
+            pass
+
+    def __enter__(self) -> None:
+        fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+
+
+def turns(config: Config, path: Path) -> AbstractContextManager[None]:
+    """`Turns` for a model with a standby (a second instance group), else nothing."""
+    if len(config.get("instance_group", ())) < 2:
+        return nullcontext()
+    try:
+        return Turns(path)
+    except OSError:  # no locks there: both compute at once, which is right but slower
+        return nullcontext()

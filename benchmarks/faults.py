@@ -1,6 +1,6 @@
 """What a served model's clients see when something breaks: `python benchmarks/faults.py --help`.
 
-In: scenarios, each against a real, supervised server with the shipped ViTBN of one block. Out: a row for each as JSON:
+In: scenarios, each against a real, supervised server with a shipped ViTBN. Out: a row for each as JSON:
 requests sent, right, wrong, refused and failed; p50, p99 and worst latency of the right ones in ms; seconds until the
 answers were right again; memory in MB. All traffic stays on 127.0.0.1 and ends by itself.
 """
@@ -19,11 +19,14 @@ NAMES = (
     "stub-killed",
     "stub-stopped",
     "server-killed",
-    "bad-request",
+    "server-killed-retries",
+    "nested-json",
+    "huge-shape",
     "newest-broken",
     "sigterm",
     "overload",
     "publish",
+    "slow-connections",
 )
 
 

@@ -5,20 +5,24 @@ In: a scenario's name. Out: its row. The clients do not try again by themselves,
 
 from __future__ import annotations
 
+import json
 import shutil
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import numpy as np
 import psutil
+from numpy.typing import NDArray
 
-from benchmarks.load.verdicts import Asker, Verdicts
+from benchmarks.load.slow_connections import slow_connections
+from benchmarks.load.verdicts import TOLERANCE, Asker, Verdicts
 from clients.probe import probe_server
 from export.publishing.artifact import read_version
 from export.publishing.live import LiveServer
@@ -27,11 +31,13 @@ from serving.processes import Family
 from serving.running import Server, running_server
 
 Row = dict[str, Any]
-MODEL = "vitbn-tiny"
+MODEL, DEFAULT = "vitbn-tiny", "vitbn"
 STEADY = 3  # requests in flight around a fault
 BEFORE_S, AFTER_S, HEAL_S = 2.0, 2.0, 120.0
 OVERLOAD, OVERLOAD_BATCH, CAPACITY_S = 5.0, 64, 3.0
 SOAK_LOOK_S = 5.0
+RETRIED_S = 15.0  # of requests after the server's death
+REQUESTS = 500  # between two publications
 
 
 class Faults:
@@ -67,7 +73,8 @@ class Faults:
             "stub-killed": lambda server: _stubs(server)[0].kill(),
             "stub-stopped": lambda server: _stubs(server)[0].suspend(),
             "server-killed": lambda server: _triton(server).kill(),
-            "bad-request": _nested_json,
+            "nested-json": _nested_json,
+            "huge-shape": _huge_shape,
         }
         if name in healing:
             return {"scenario": name, **self._heal(healing[name])}
@@ -76,6 +83,8 @@ class Faults:
             "sigterm": self._sigterm,
             "overload": self._overload,
             "publish": self._publish,
+            "server-killed-retries": self._killed_under_clients,
+            "slow-connections": slow_connections,
         }
         return {"scenario": name, **others[name]()}
 
@@ -118,11 +127,11 @@ class Faults:
 
     @contextmanager
     def _traffic(self, server: Server) -> Iterator[Verdicts]:
-        """Steady requests in a thread; what they found is whole after the block."""
+        """Steady requests in a thread, counted while they run."""
         stop, verdicts = threading.Event(), Verdicts()
 
         def ask() -> None:
-            vars(verdicts).update(vars(self._asker(server).closed_loop(STEADY, stop.is_set)))
+            self._asker(server).closed_loop(STEADY, stop.is_set, verdicts)
 
         thread = threading.Thread(target=ask)
         thread.start()
@@ -173,14 +182,41 @@ class Faults:
         return {**verdicts.row(), "stopped_s": seconds, "orphans": sum(map(_lives, family))}
 
     def _overload(self) -> Row:
-        with self._server() as server:
-            asker, ends = self._asker(server, OVERLOAD_BATCH), time.monotonic() + CAPACITY_S
-            capacity = len(asker.closed_loop(4, lambda: time.monotonic() > ends).right) / CAPACITY_S
-            before_mb = _memory_mb(server)
-            verdicts = asker.open_loop(OVERLOAD * capacity, self._overload_seconds)
-            recovery_s = _wait_until(lambda: probe_server(server.http_url).ok)
-            grown_mb = _memory_mb(server) - before_mb
+        """Five times the capacity of the default model, whose requests cost the server more than this client."""
+        with tempfile.TemporaryDirectory(dir=self._folder.name) as folder:
+            logits = _publish_default(Path(folder, "models"), self._images)
+            with running_server(Path(folder, "models"), supervised=True, timeout_s=HEAL_S) as server:
+                _wait_until_right(server)
+                asker = Asker(server.http_url, DEFAULT, self._images, logits)
+                ends = time.monotonic() + CAPACITY_S
+                capacity = len(asker.closed_loop(4, lambda: time.monotonic() > ends).right) / CAPACITY_S
+                before_mb = _memory_mb(server)
+                verdicts = asker.open_loop(OVERLOAD * capacity, self._overload_seconds)
+                recovery_s = _wait_until(lambda: probe_server(server.http_url).ok)
+                grown_mb = _memory_mb(server) - before_mb
         return {"capacity_per_s": capacity, **verdicts.row(), "recovery_s": recovery_s, "memory_grown_mb": grown_mb}
+
+    def _killed_under_clients(self) -> Row:
+        """The server dies under a client with its default retries."""
+        from clients.classifier import Classifier
+        from clients.errors import ClientError
+
+        latencies, failed, wrong = list[float](), 0, 0
+        with self._server() as server, Classifier(server.http_url, MODEL) as classifier:
+            fault = threading.Timer(BEFORE_S, lambda: _triton(server).kill())
+            fault.start()
+            ends = time.monotonic() + BEFORE_S + RETRIED_S
+            while time.monotonic() < ends:
+                started = time.perf_counter()
+                try:
+                    logits = classifier.logits(self._images[:1])
+                    wrong += not np.allclose(logits, self._logits[:1], rtol=0, atol=TOLERANCE)
+                except ClientError:
+                    failed += 1
+                latencies.append(1e3 * (time.perf_counter() - started))
+            fault.join()
+        counts = {"sent": len(latencies), "right": len(latencies) - failed - wrong, "wrong": wrong, "failed": failed}
+        return {**counts, "p50_ms": float(np.median(latencies)), "worst_ms": max(latencies)}
 
     def _publish(self) -> Row:
         with self._server() as server:
@@ -190,10 +226,15 @@ class Faults:
             artifact = read_version(repository / MODEL / "1")
             live = LiveServer(server.http_url, grpc=server.grpc_url)
             with self._traffic(server) as verdicts:
-                for _ in range(self._publications):
+                for number in range(1, self._publications + 1):
                     publish(repository, MODEL, artifact)
                     live.load(MODEL)
+                    _wait_until(partial(_has_answers, verdicts, number * REQUESTS))
         return {"publications": self._publications, **verdicts.row()}
+
+
+def _has_answers(verdicts: Verdicts, count: int) -> bool:
+    return len(verdicts.right) >= count
 
 
 def _triton(server: Server) -> psutil.Process:
@@ -215,13 +256,37 @@ def _lives(process: psutil.Process) -> bool:
 
 def _nested_json(server: Server) -> None:
     """150,000 open brackets end Triton 2.51."""
+    _post(server, b"[" * 150_000)
+
+
+def _post(server: Server, body: bytes) -> None:
+    """A JSON request that may end the server."""
     import http.client
     from contextlib import closing, suppress
 
     gone = suppress(OSError, http.client.HTTPException)
     with closing(http.client.HTTPConnection(server.http_url, timeout=20)) as connection, gone:
-        connection.request("POST", f"/v2/models/{MODEL}/infer", b"[" * 150_000, {"Content-Type": "application/json"})
+        connection.request("POST", f"/v2/models/{MODEL}/infer", body, {"Content-Type": "application/json"})
         connection.getresponse()
+
+
+def _huge_shape(server: Server) -> None:
+    """Two thousand million images announced in JSON, one sent: ends Triton 2.51."""
+    tensor = {"name": "image", "shape": [2**31, 1, 28, 28], "datatype": "UINT8", "data": [0] * 784}
+    _post(server, json.dumps({"inputs": [tensor]}).encode())
+
+
+def _publish_default(repository: Path, images: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """Publishes the shipped default model; returns its logits for `images`."""
+    from export.equivalence import onnx_classifier
+    from export.graph import export
+    from export.rewrites.pipeline import ALL
+    from models.catalog import shipped
+    from models.checkpoint import load
+
+    exported = export(load(shipped(DEFAULT)), ALL)
+    publish(repository, DEFAULT, exported.artifact)
+    return onnx_classifier(exported.onnx)(images).astype(np.float32)
 
 
 def _wait_until_right(server: Server) -> None:

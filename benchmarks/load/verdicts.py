@@ -29,6 +29,7 @@ class Verdicts:
     refused: list[float] = field(default_factory=list)
     wrong: int = 0
     failed: int = 0
+    late: list[float] = field(default_factory=list)  # seconds by which an open loop sent after its time
 
     def row(self) -> dict[str, Any]:
         latencies = [1e3 * seconds for _, seconds in self.right]
@@ -40,7 +41,9 @@ class Verdicts:
             "p50_ms": _quantile(latencies, 0.5),
             "p99_ms": _quantile(latencies, 0.99),
             "worst_ms": _quantile(latencies, 1),
+            "refusal_p50_ms": _quantile([1e3 * seconds for seconds in self.refused], 0.5),
             "refusal_p99_ms": _quantile([1e3 * seconds for seconds in self.refused], 0.99),
+            "late_p99_ms": _quantile([1e3 * seconds for seconds in self.late], 0.99),
         }
 
 
@@ -57,8 +60,10 @@ class Asker:
     images: NDArray[np.uint8]
     logits: NDArray[np.float32]
 
-    def closed_loop(self, in_flight: int, until: Callable[[], bool]) -> Verdicts:
+    def closed_loop(self, in_flight: int, until: Callable[[], bool], verdicts: Verdicts | None = None) -> Verdicts:
         """`in_flight` clients, each waiting for its answer, until `until()`."""
+
+        verdicts = verdicts or Verdicts()
 
         async def work(ask: Callable[[], Awaitable[bool]]) -> None:
             async def client() -> None:
@@ -68,31 +73,38 @@ class Asker:
 
             await asyncio.gather(*(client() for _ in range(in_flight)))
 
-        return asyncio.run(self._session(work))
+        asyncio.run(self._session(work, verdicts))
+        return verdicts
 
     def open_loop(self, rate: float, seconds: float) -> Verdicts:
         """`rate` requests a second for `seconds`, at most MOST."""
+
+        verdicts = Verdicts()
 
         async def work(ask: Callable[[], Awaitable[bool]]) -> None:
             started, tasks = time.perf_counter(), set[asyncio.Task[bool]]()
             sent = 0
             while (elapsed := time.perf_counter() - started) < seconds and sent < MOST:
                 while sent < min(elapsed * rate, MOST):
+                    verdicts.late.append(elapsed - sent / rate)
                     tasks.add(asyncio.ensure_future(ask()))
                     sent += 1
                 await asyncio.sleep(0.002)
             await asyncio.gather(*tasks)
 
-        return asyncio.run(self._session(work))
+        asyncio.run(self._session(work, verdicts))
+        return verdicts
 
-    async def _session(self, work: Callable[[Callable[[], Awaitable[bool]]], Awaitable[None]]) -> Verdicts:
+    async def _session(
+        self, work: Callable[[Callable[[], Awaitable[bool]]], Awaitable[None]], verdicts: Verdicts
+    ) -> None:
         import aiohttp
         from tritonclient.http import InferenceServerClient, InferInput, InferRequestedOutput
 
         tensor = InferInput("image", list(self.images.shape), "UINT8")
         tensor.set_data_from_numpy(self.images)
         body, length = InferenceServerClient.generate_request_body([tensor], outputs=[InferRequestedOutput("logits")])
-        url, verdicts = f"http://{self.url}/v2/models/{self.model}/infer", Verdicts()
+        url = f"http://{self.url}/v2/models/{self.model}/infer"
         timeout, connector = aiohttp.ClientTimeout(ANSWER_S), aiohttp.TCPConnector(limit=0)
         async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
 
@@ -117,7 +129,6 @@ class Asker:
                 return answer.status == 200
 
             await work(ask)
-        return verdicts
 
     def _is_right(self, content: bytes, length: int) -> bool:
         shape = json.loads(content[:length])["outputs"][0]["shape"]

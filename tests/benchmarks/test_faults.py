@@ -22,9 +22,8 @@ def run(folder: Path, *words: str) -> dict[str, object]:
     return dict(row)
 
 
-@pytest.mark.parametrize("name", ["stub-killed", "server-killed"])
-def test_a_fault_ends_unattended_with_no_wrong_answer(tmp_path: Path, name: str) -> None:
-    row = run(tmp_path, "--scenario", name)
+def test_a_fault_ends_unattended_with_no_wrong_answer(tmp_path: Path) -> None:
+    row = run(tmp_path, "--scenario", "server-killed")
     assert row["wrong"] == 0
     assert int(str(row["failed"])) > 0, "the fault was real"
     assert float(str(row["recovery_s"])) < HEAL_S
@@ -37,6 +36,12 @@ def test_sigterm_leaves_no_orphan(tmp_path: Path) -> None:
 
 
 def test_publications_fail_nothing_and_hold_up_no_answer(tmp_path: Path) -> None:
-    row = run(tmp_path, "--scenario", "publish", "--publications", "3")
+    row = run(tmp_path, "--scenario", "publish", "--publications", "2")
     assert (row["wrong"], row["failed"], row["refused"]) == (0, 0, 0)
     assert int(str(row["right"])) > 100
+
+
+def test_slow_connections_to_the_page_keep_nobody_out(tmp_path: Path) -> None:
+    row = run(tmp_path, "--scenario", "slow-connections")
+    assert (row["connections"], row["failed"]) == (500, 0)
+    assert int(str(row["right"])) > 0

@@ -15,7 +15,7 @@ from benchmarks.load.hostile import good, send
 from serving.fleet.running import running_fleet
 
 ALERTS = re.findall(r"- alert: (\w+)", (ROOT / "prometheus/alerts.yml").read_text())
-DASHBOARD = json.loads((ROOT / "grafana/dashboard.json").read_text())
+DASHBOARD = json.loads((ROOT / "grafana/dashboards/vitbn.json").read_text())
 
 
 def promtool(folder: Path, *words: str) -> tuple[int, str]:

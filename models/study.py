@@ -16,7 +16,7 @@ from click.core import ParameterSource
 
 import vitbn  # noqa: F401  # says in one line that another `models` hides ours
 from models.catalog import PRETRAINED
-from models.studies import depths, dnn, frontier, learning_rates, norm_choice, optimised, shift
+from models.studies import adaptation, depths, dnn, frontier, learning_rates, norm_choice, optimised, shift
 from models.studies.protocol import Study
 from models.studies.running import StudyError
 
@@ -142,6 +142,21 @@ def run_shift(
         device = choose_device(device)
         rows = shift.measure(networks, sets, device, lambda name, number: click.echo(f"{name}: round {number}"))
         _say_written(write(output, shift.result(rows, quick, _command_line(), device), shift.plots))
+
+
+@study.command("adaptation")
+@click.option("--checkpoints", type=click.Path(path_type=Path), default=PRETRAINED, help="Default: the shipped ones.")
+@click.option("--output", type=click.Path(path_type=Path), required=True, help="A folder for this study alone.")
+@click.option("--data-dir", type=click.Path(path_type=Path), help="Folder with the images, else $MNIST_DIR.")
+def run_adaptation(checkpoints: Path, output: Path, data_dir: Path | None) -> None:
+    """The checkpoints on coarse digits, with BatchNorm's statistics from 200 unlabelled images and without."""
+    from models.data import load_dataset
+    from models.plots.results import write
+
+    with _one_line_errors():
+        networks, mnist = shift.checkpoints(checkpoints), load_dataset("mnist", data_dir)
+        rows = list(adaptation.measure(networks, (mnist.test_images, mnist.test_labels)))
+        _say_written(write(output, adaptation.result(rows, _command_line()), adaptation.plots))
 
 
 @study.command("claims")

@@ -29,6 +29,14 @@ def load_digits() -> Dataset:
     return Dataset("digits", images[train], targets[train], images[test], targets[test], DIGITS)
 
 
+def as_coarse(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """An image of MNIST (1, 28, 28) as coarse as these digits: 8x8 of 17 greys, then laid out as they are."""
+    from scipy.ndimage import zoom
+
+    small = zoom(image[0, 4:24, 4:24].astype(np.float64), 0.4, order=1, grid_mode=True, mode="nearest")  # (8, 8)
+    return _as_mnist(zoom((small * (16 / 255)).round(), 2.5, order=1, grid_mode=True, mode="nearest"))
+
+
 def _as_mnist(ink: NDArray[np.float64]) -> NDArray[np.uint8]:
     """Ink (20, 20), 0 to 16, on a (1, 28, 28) background with its centre of mass on pixel (14, 14): uint8, 0 to 255."""
     canvas = np.zeros((28, 28))

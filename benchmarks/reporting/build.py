@@ -9,6 +9,7 @@ from pathlib import Path
 from benchmarks.contest.rewritten import ALL, EAGER, PLAIN
 from benchmarks.measure.timing import Ratio
 from benchmarks.reporting.page import Block, Heading, Picture, Points, Table, Text, html, markdown
+from benchmarks.reporting.sections_faults import faults
 from benchmarks.reporting.sections_foreign import foreign
 from benchmarks.reporting.sections_machine import latency, limit, operators, precision
 from benchmarks.reporting.sections_models import batchnorm, equal_accuracy, equal_depth, rewrites, row_of
@@ -31,13 +32,15 @@ ANSWERS: tuple[tuple[Callable[[Sources], Section], tuple[str, ...]], ...] = (
     (precision, ("engines", "accuracy")),
     (server, ("overhead", "throughput")),
     (cheapest, ("frontier-measured", "throughput")),
+    (faults, ()),
 )
 VERSIONS = ("torch", "onnxruntime", "onnxruntime-gpu", "openvino", "tensorrt")
 HEADLINES = (("vitbn", "fold", PLAIN), ("vitbn", ALL, PLAIN), ("vitbn", ALL, EAGER), ("vit", ALL, PLAIN))
 
 
 def page(sources: Sources) -> list[Block]:
-    answers = [(answer(sources), needs) for answer, needs in ANSWERS]
+    found = [(answer(sources), needs) for answer, needs in ANSWERS]
+    answers = [(answer, needs) for answer, needs in found if needs or answer.blocks]
     blocks: list[Block] = [*_opening(sources), Heading("In short")]
     blocks.append(Points(tuple(line for answer, _ in answers for line in answer.short) or ("Nothing was measured.",)))
     for answer, needs in answers:

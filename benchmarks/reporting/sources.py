@@ -26,6 +26,7 @@ COMMANDS = {
     "accuracy": "python benchmarks/accuracy.py --json FILE",
     "overhead": "python benchmarks/overhead.py --json FILE",
     "throughput": "python benchmarks/throughput.py --json FILE",
+    "faults": "python benchmarks/faults.py --json FILE",
 }
 
 

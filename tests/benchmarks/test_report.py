@@ -104,7 +104,7 @@ def test_what_is_not_there_is_said_to_be_not_measured(make: object, tmp_path: Pa
     sample.write(tmp_path / "one.json", make())  # type: ignore[operator]
     found = find(tmp_path)
     text = markdown("One", page(found))
-    for name, command in COMMANDS.items():
+    for name, command in COMMANDS.items() - {("faults", COMMANDS["faults"])}:  # its section comes with its result
         assert (f"**Not measured**: none of the files is a result of `{command}`" in text) == (not found.all(name))
 
 

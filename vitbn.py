@@ -16,24 +16,25 @@ import click
 HERE = Path(__file__).resolve().parent
 PACKAGES = ("models", "export", "serving", "clients", "benchmarks")
 
+# Name -> module and what it does, so that `vitbn --help` imports none of them.
 COMMANDS = {
-    "models": "models.catalog",
-    "train": "models.train",
-    "calibrate": "models.calibrate",
-    "tune": "models.tune",
-    "study": "models.study",
-    "export": "export.to_onnx",
-    "rewrite": "export.rewrite",
-    "tensorrt": "export.to_tensorrt",
-    "repository": "export.repository",
-    "serve": "serving.launcher",
-    "proxy": "serving.proxy.command",
-    "infer": "clients.infer",
-    "bulk": "clients.bulk.app",
-    "probe": "clients.probe",
-    "web": "clients.web.app",
-    "latency": "benchmarks.latency",
-    "conditions": "benchmarks.conditions",
+    "models": ("models.catalog", "List the shipped checkpoints."),
+    "train": ("models.train", "Train a model."),
+    "calibrate": ("models.calibrate", "Fit the temperature of checkpoints."),
+    "tune": ("models.tune", "Search learning rate and batch size, or the geometry."),
+    "study": ("models.study", "Carry out a published study."),
+    "export": ("export.to_onnx", "Rewrite a checkpoint exactly and publish it."),
+    "rewrite": ("export.rewrite", "Rewrite any ONNX transformer exactly."),
+    "tensorrt": ("export.to_tensorrt", "Build and publish a TensorRT engine."),
+    "repository": ("export.repository", "Operate a Triton model repository."),
+    "serve": ("serving.launcher", "Run tritonserver."),
+    "proxy": ("serving.proxy.command", "Write Envoy's configuration for several servers."),
+    "infer": ("clients.infer", "Ask the server what pictures show."),
+    "bulk": ("clients.bulk.app", "Classify pictures without a server."),
+    "probe": ("clients.probe", "Ask every served version a stored image."),
+    "web": ("clients.web.app", "Serve a page to draw a digit on."),
+    "latency": ("benchmarks.latency", "Time calls before and after the rewrites."),
+    "conditions": ("benchmarks.conditions", "Measure the accuracy on pictures taken under other conditions."),
 }
 
 
@@ -46,10 +47,14 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        module = import_module(COMMANDS[cmd_name])
+        module = import_module(COMMANDS[cmd_name][0])
         if not isinstance(command := getattr(module, cmd_name, None), click.Command):
             raise ImportError(f"{module.__name__} has no command {cmd_name}", name=module.__name__)
         return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, purpose) for name, (_, purpose) in COMMANDS.items()])
 
 
 @click.group(cls=LazyGroup)

@@ -78,12 +78,12 @@ def test_the_published_checkpoint_served(depth: int, reference_dir: Path, mnist_
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_is_a_subcommand_of_vitbn(command: str) -> None:
     found = main.get_command(click.Context(main), command)
-    assert found is getattr(import_module(COMMANDS[command]), command)
+    assert found is getattr(import_module(COMMANDS[command][0]), command)
     assert isinstance(found, click.Command)
 
 
 # The help of `serve` is Triton's own.
-SCRIPTS = [f"{module.replace('.', '/')}.py" for module in COMMANDS.values() if module != "serving.launcher"]
+SCRIPTS = [f"{module.replace('.', '/')}.py" for module, _ in COMMANDS.values() if module != "serving.launcher"]
 
 
 @pytest.mark.parametrize("script", [*SCRIPTS, "vitbn.py"])

@@ -130,9 +130,11 @@ def throughput(result: Result) -> Iterator[Picture]:
     """Latency over throughput under load, a picture per model."""
     from benchmarks.reporting.throughput_plot import by_model
 
+    at_rates = all(row["rate"] for row in result["rows"])
+    name, load = ("throughput-rates", "load of fixed rates") if at_rates else ("throughput", "load")
     for model, figure in by_model(result["rows"], f"{machine(result)}; load by {result['generator']}.").items():
-        caption = f"{model} under load: latency of a request against images answered a second"
-        yield picture(f"throughput-{model}", caption, figure)
+        caption = f"{model} under {load}: latency of a request against images answered a second"
+        yield picture(f"{name}-{model}", caption, figure)
 
 
 def latency(result: Result) -> Iterator[Picture]:

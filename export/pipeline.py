@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from export.engines.choosing import Choice, Goal, Numbers, choose
-from export.engines.openvino_engine import check_accuracy, has_bfloat16
+from export.engines.openvino_engine import check_accuracy, has_bfloat16, openvino_module
 from export.equivalence import Proof, Sample, embedded_sample
 from export.errors import ExportError
 from export.graph import DEFAULT_OPSET, Exported, export
@@ -138,6 +138,8 @@ def export_checkpoint(path: Path, options: ExportOptions | None = None) -> Publi
     Warns with UntrainedBlockWarning for a block that never saw a batch.
     """
     options = options or ExportOptions()
+    if options.backend == "openvino":
+        openvino_module()
     loaded = load(path, options.depth)
     sample, note = _sample(loaded, options.data_dir)
     make = partial(export, loaded, options.rewrites, options.required, options.opset, sample=sample)

@@ -18,7 +18,7 @@ from models.data import Dataset
 
 def has_bfloat16() -> bool:
     """Whether this CPU computes in bfloat16 natively. Raises Unavailable without OpenVINO."""
-    return "BF16" in _openvino().Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    return "BF16" in openvino_module().Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
 
 
 def openvino_classifier(data: bytes, bfloat16: bool, threads: int = 0) -> Classifier:
@@ -29,7 +29,7 @@ def openvino_classifier(data: bytes, bfloat16: bool, threads: int = 0) -> Classi
     """
     if bfloat16 and not has_bfloat16():
         raise Unavailable("OpenVINO in bfloat16: expected a CPU with AVX-512 BF16 or AMX, found none")
-    core = _openvino().Core()
+    core = openvino_module().Core()
     precision = "bf16" if bfloat16 else "f32"
     core.set_property("CPU", {"INFERENCE_PRECISION_HINT": precision, "INFERENCE_NUM_THREADS": threads})
     request = core.compile_model(core.read_model(data), "CPU").create_infer_request()
@@ -47,7 +47,8 @@ def check_accuracy(data: bytes, dataset: Dataset, max_drop_points: float, bfloat
     return engine_accuracy("OpenVINO", precision, classify, data, dataset, max_drop_points)
 
 
-def _openvino() -> Any:
+def openvino_module() -> Any:
+    """Raises Unavailable without OpenVINO."""
     try:
         import openvino
     except ModuleNotFoundError as error:

@@ -67,7 +67,8 @@ class QueryBiasAttention(Attention):
 
     def __init__(self, attention: Attention, query_bias: Tensor) -> None:
         nn.Module.__init__(self)
-        self.heads, self.dim_head, self.fused = attention.heads, attention.dim_head, attention.fused
+        self.heads, self.dim_head = attention.heads, attention.dim_head
+        self.scale, self.fused = attention.scale, attention.fused
         self.norm, self.qkv, self.out = attention.norm, attention.qkv, attention.out
         self.attention_dropout, self.out_dropout = attention.attention_dropout, attention.out_dropout
         self.query_bias: Tensor

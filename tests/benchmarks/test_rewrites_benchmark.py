@@ -51,7 +51,12 @@ def test_the_names_of_the_contestants() -> None:
     assert rewrites_of(PLAIN) == ()
     assert rewrites_of("fold + absorb + CLS row") == (*pipeline.FUSE, absorb_attention, cls_only)
     left_out = set(pipeline.ALL) - set(rewrites_of("fold + absorb + CLS row"))
-    assert left_out == {pipeline.absorb_embedding, pipeline.cut_by_channel}
+    assert left_out == {
+        pipeline.absorb_embedding,
+        pipeline.keep_cls_apart,
+        pipeline.merge_head,
+        pipeline.cut_by_channel,
+    }
     assert rewrites_of(ALL) == rewrites_of(INT8) == pipeline.ALL
 
 

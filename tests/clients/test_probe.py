@@ -96,14 +96,15 @@ def test_without_a_stored_sample_a_version_must_only_answer(own: Path) -> None:
 def test_a_dead_or_stopped_model_fails_though_the_server_says_ready(own: Path, fault: signal.Signals) -> None:
     with running_server(own, COMPLETE) as server:
         assert probe_server(server.http_url, timeout_s=PATIENCE_S).ok
-        (stub,) = stubs(server)
-        os.kill(stub, fault)
+        of_model = stubs(server)
+        for stub in of_model:
+            os.kill(stub, fault)
         for path in ("health/ready", "models/vitbn/ready"):
             with urllib.request.urlopen(f"http://{server.http_url}/v2/{path}", timeout=PATIENCE_S) as answer:
                 assert answer.status == 200
         found = probe_server(server.http_url)
         assert (found.ok, states(found)) == (False, {"failed"})
-        for pid in (stub, server.pid):  # neither ends of itself now
+        for pid in (*of_model, server.pid):  # neither ends of itself now
             os.kill(pid, signal.SIGKILL)
 
 

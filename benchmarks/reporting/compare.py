@@ -16,7 +16,18 @@ from benchmarks.measure.timing import RESAMPLES, Ratio
 from benchmarks.reporting.sources import ReportError, Result, Row, benchmark, cell, read
 
 # Fields that identify a row; each benchmark has some of them.
-KEYS = ("name", "model", "checkpoint", "runtime", "precision", "rewrites", "transport", "protocol", "shared_memory")
+KEYS = (
+    "name",
+    "model",
+    "contestant",
+    "checkpoint",
+    "runtime",
+    "precision",
+    "rewrites",
+    "transport",
+    "protocol",
+    "shared_memory",
+)
 SIZES = ("depth", "dim", "batch", "micro_batch", "images_a_call", "instances", "threads", "in_flight", "rate", "device")
 MACHINE = ("cpu", "cores", "threads", "device", "system", "python")
 
@@ -91,7 +102,11 @@ def _rows(result: Result) -> Iterator[tuple[str, Row]]:
         yield from ((f"depth {measured['depth']}, ", row) for row in measured["rows"])
     for axis, rows in result.get("axes", {}).items():
         yield from ((f"{axis} sweep, ", row) for row in rows)
-    yield from (("", row) for row in (*result.get("rows", ()), *result.get("derived", ())))
+    for row in (*result.get("rows", ()), *result.get("derived", ())):
+        yield "", row
+        for measured in row.get("times", ()):  # of a foreign network, at each batch
+            place = f"{row['network']}, batch {measured['batch']}, "
+            yield from ((place, timed) for timed in measured["rows"])
 
 
 def _name(row: dict[str, Any]) -> str:

@@ -121,7 +121,7 @@ def test_a_norm_that_was_still_changing_is_refused_by_name_with_and_without_rewr
     model = network(replace(SMALL, model="vit-prepbn")).float()
     anneal(model, 0.25)
     for rewrites in ((), ALL):
-        with pytest.raises(RewriteError, match=r"patch_norm: expected no LayerNorm left .* found a share of 0\.5"):
+        with pytest.raises(RewriteError, match=r"patch_norm: expected no LayerNorm left .* found a share of 0\.688"):
             export(Checkpoint(Path("x"), model, model.config, "0"), rewrites)
 
 
@@ -317,9 +317,11 @@ def test_nodes_of_the_optimized_graph(model: str, depth: int) -> None:
     assert counts["Shape"] == counts["Concat"] == counts["Expand"] == counts["Constant"] == 0
 
 
-@pytest.mark.parametrize(("depth", "additions"), [(1, 3), (6, 24)])
+@pytest.mark.parametrize(("depth", "additions"), [(1, 3), (6, 25)])
 def test_additions_that_are_left_of_vitbn(depth: int, additions: int) -> None:
-    """Positions, then per block two residuals and two FFN biases; the last block has only its first."""
+    """Positions, then per block two residuals and two FFN biases; the last block has only its first, and the
+    merged head adds two products.
+    """
     graph = onnx.load_from_string(optimized(ModelConfig(depth=depth)).onnx).graph
     assert sum(node.op_type == "Add" for node in graph.node) == additions
 

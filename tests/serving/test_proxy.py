@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,9 +56,8 @@ def front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
     repository: Path = tmp_path_factory.mktemp("models")
     published(repository, versions=1)
     with ExitStack() as stack:
-        with ThreadPoolExecutor() as pool:
-            starts = [running_server(repository, supervised=True) for _ in range(2)]
-            servers = list(pool.map(stack.enter_context, starts))
+        # Not in threads: a server ends with the thread that started it.
+        servers = [stack.enter_context(running_server(repository, supervised=True)) for _ in range(2)]
         port, admin = free_ports(2)
         settings = Settings([backend(each) for each in servers], ports=(port,), admin=admin, keys={"test": KEY})
         proxy = stack.enter_context(running_proxy(settings))

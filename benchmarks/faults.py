@@ -41,6 +41,7 @@ def faults(
 ) -> None:
     """Break a real server in known ways and count what its clients see."""
     from benchmarks.load.scenarios import Faults
+    from benchmarks.load.verdicts import in_a_line
     from benchmarks.measure.machine import cores
     from benchmarks.measure.results import recording
 
@@ -48,17 +49,12 @@ def faults(
         rows: list[Row] = []
         for name in names or NAMES:
             rows.append(bench.run(name))
-            _print(rows[-1])
+            click.echo(in_a_line(rows[-1]))
             record.update({"rows": rows})
         if hours:
             rows.append(bench.soak(hours))
-            _print(rows[-1])
+            click.echo(in_a_line(rows[-1]))
             record.update({"rows": rows})
-
-
-def _print(row: Row) -> None:
-    texts = {name: f"{value:.1f}" if isinstance(value, float) else str(value) for name, value in row.items()}
-    click.echo("  ".join(f"{name} {text}" for name, text in texts.items()))
 
 
 if __name__ == "__main__":

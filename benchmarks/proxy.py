@@ -26,6 +26,7 @@ NAMES = (*FAULTS, "hostile", "overload", "added")
 def proxy(names: tuple[str, ...], requests: int, overload_seconds: float, path: Path | None) -> None:
     """Break or update one of two servers behind the proxy and count what its clients see."""
     from benchmarks.load.behind_proxy import BehindProxy
+    from benchmarks.load.verdicts import in_a_line
     from benchmarks.measure.machine import cores
     from benchmarks.measure.results import recording
 
@@ -34,13 +35,8 @@ def proxy(names: tuple[str, ...], requests: int, overload_seconds: float, path: 
         for name in names or NAMES:
             for protocol in ("http", "grpc") if name in FAULTS else ("http",):
                 rows.append(bench.run(name, protocol))
-                _print(rows[-1])
+                click.echo(in_a_line(rows[-1]))
                 record.update({"rows": rows})
-
-
-def _print(row: Row) -> None:
-    texts = {name: f"{value:.1f}" if isinstance(value, float) else str(value) for name, value in row.items()}
-    click.echo("  ".join(f"{name} {text}" for name, text in texts.items()))
 
 
 if __name__ == "__main__":

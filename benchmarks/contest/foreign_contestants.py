@@ -26,7 +26,7 @@ OPENVINO, OPENVINO_OURS = "OpenVINO", "OpenVINO, rewritten"
 TOLERANCE = 1e-3  # of the outputs' size; fused kernels approximate Gelu
 
 BASES = {OPTIMISER: PLAIN, OURS: PLAIN, OPENVINO: PLAIN, OPENVINO_OURS: OPENVINO}
-"""Whom each contestant's speed is compared with."""
+"""Contestant -> the contestant that its speed is relative to."""
 
 
 def contestants(

@@ -12,7 +12,7 @@ from models.config import INPUT_NAME, OUTPUT_NAME
 
 
 class Stream(Protocol):
-    """torch.cuda.Stream, of which the handle is used."""
+    """A torch.cuda.Stream; only its handle is used."""
 
     cuda_stream: int
 

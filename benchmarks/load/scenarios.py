@@ -115,7 +115,7 @@ class Faults:
 
     @contextmanager
     def _server(self) -> Iterator[Server]:
-        """A supervised server on a repository of its own that answers right."""
+        """A supervised server with a copy of the repository, once it answers right."""
         with tempfile.TemporaryDirectory(dir=self._folder.name) as folder:
             repository = Path(shutil.copytree(self._repository, Path(folder, "models")))
             with running_server(repository, supervised=True, timeout_s=HEAL_S) as server:

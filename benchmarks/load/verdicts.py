@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +19,12 @@ from numpy.typing import NDArray
 MOST = 100_000
 TOLERANCE = 1e-3
 ANSWER_S = 30.0
+
+
+def in_a_line(row: Mapping[str, Any]) -> str:
+    """A scenario's result for the terminal."""
+    texts = {name: f"{value:.1f}" if isinstance(value, float) else str(value) for name, value in row.items()}
+    return "  ".join(f"{name} {text}" for name, text in texts.items())
 
 
 @dataclass

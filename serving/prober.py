@@ -20,6 +20,7 @@ from typing import Any
 EVERY_S = 1.0
 TIMEOUT_S = 1.5
 SILENCE_S = 15.0  # after which the prober itself is started again
+WITHDRAW_S = 1.5  # a proxy checks twice within this time (serving/proxy/clusters.py)
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,7 @@ class Prober:
         self._command += ["--every", str(EVERY_S), "--timeout", str(TIMEOUT_S)]
         self._command += [f"--header={name}:{value}" for name, value in headers.items()]
         self._command += [f"--listen=127.0.0.1:{health_port}"] if health_port else []
+        self._withdraw_s = WITHDRAW_S if health_port else 0.0
         self._lines: queue.Queue[bytes] = queue.Queue()
         self._process: subprocess.Popen[bytes] | None = None
         self._heard_s = 0.0
@@ -73,6 +75,11 @@ class Prober:
         if time.monotonic() - self._heard_s > SILENCE_S:
             self.start()
         return None
+
+    def withdraw(self) -> float:
+        """Stops, health checks too; returns the seconds after which a proxy sends this server nothing."""
+        self.stop()
+        return self._withdraw_s
 
     def stop(self) -> None:
         if self._process is not None:

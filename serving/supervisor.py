@@ -256,6 +256,7 @@ class Supervisor:
             if stub.stopped:  # a stopped stub would hold up the unload, and end the server if it went on
                 _kill(stub)
         again = self._plan(model)
+        self._rest(self._prober.withdraw())  # Triton answers 400 for a model that is unloaded: no proxy asks again then
         try:
             self._call(lambda: self._control.unload(model, UNLOAD_S))
             self._wait_until_unloaded(model)
@@ -265,7 +266,7 @@ class Supervisor:
         for stub in stubs:  # where one process of several is dead, Triton 2.51 never ends the others
             _kill(stub)
         watch.replaced |= {*stubs}
-        self._prober.start()  # forget verdicts from before
+        self._prober.start()  # healthy again after a verdict on the new processes
         watch.failed.pop(model, None)
         watch.reloaded.add(model)
         self._acts.say(f"model {model} is loaded again")
@@ -298,10 +299,14 @@ class Supervisor:
         if process.poll() is not None:
             raise ServerLost("died", f"exit code {process.returncode}")
 
+    def _rest(self, seconds: float) -> None:
+        """Raises Stopping."""
+        if self._stop.wait(seconds):
+            raise Stopping
+
     def _sleep(self) -> None:
         """One tick; raises Stopping."""
-        if self._stop.wait(TICK_S):
-            raise Stopping
+        self._rest(TICK_S)
 
 
 def _works(watch: Watch, model: str, stubs: Sequence[Stub]) -> bool:

@@ -27,6 +27,7 @@ NAMES = (
     "overload",
     "publish",
     "slow-connections",
+    "lone-requests",
 )
 
 

@@ -21,6 +21,7 @@ import numpy as np
 import psutil
 from numpy.typing import NDArray
 
+from benchmarks.load.lone_requests import lone_requests
 from benchmarks.load.slow_connections import slow_connections
 from benchmarks.load.verdicts import TOLERANCE, Asker, Verdicts
 from clients.probe import probe_server
@@ -85,6 +86,7 @@ class Faults:
             "publish": self._publish,
             "server-killed-retries": self._killed_under_clients,
             "slow-connections": slow_connections,
+            "lone-requests": lone_requests,
         }
         return {"scenario": name, **others[name]()}
 

@@ -37,10 +37,13 @@ class Verdicts:
     failed: int = 0
     late: list[float] = field(default_factory=list)  # seconds by which an open loop sent after its time
 
+    @property
+    def sent(self) -> int:
+        return len(self.right) + len(self.refused) + self.wrong + self.failed
+
     def row(self) -> dict[str, Any]:
         latencies = [1e3 * seconds for _, seconds in self.right]
-        sent = len(self.right) + len(self.refused) + self.wrong + self.failed
-        counts = {"sent": sent, "right": len(self.right), "wrong": self.wrong, "refused": len(self.refused)}
+        counts = {"sent": self.sent, "right": len(self.right), "wrong": self.wrong, "refused": len(self.refused)}
         return {
             **counts,
             "failed": self.failed,

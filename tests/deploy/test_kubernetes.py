@@ -13,6 +13,7 @@ import kubernetes_validate
 import pytest
 from documents import KUBERNETES, documents, misspelt, overlay
 
+from serving.launcher import BY_PRIORITY
 from vitbn import main as vitbn
 
 VERSIONS = ("1.32", "1.37")
@@ -183,6 +184,7 @@ def test_the_parts_know_each_other() -> None:
     (claim,) = documents(KUBERNETES / "base/persistentvolumeclaim.yaml")
     assert pod["volumes"][0]["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
     server = pod["containers"][0]
+    assert BY_PRIORITY in server["args"], "a standby instance would take every second request"
     drain_s = server["lifecycle"]["preStop"]["sleep"]["seconds"]
     ends_s = next(int(each.partition("=")[2]) for each in server["args"] if each.startswith("--exit-timeout"))
     assert drain_s + ends_s < pod["terminationGracePeriodSeconds"]

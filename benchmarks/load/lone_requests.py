@@ -1,0 +1,58 @@
+"""Requests in sequence to a model with the default bound on its queue, and to the same model without a bound.
+
+In: nothing. Out: a row: counts, and for both models p50, p99 and worst latency in ms and the answers over LATE_MS.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.load.published import publish
+from benchmarks.load.verdicts import Asker, Verdicts
+from export.equivalence import embedded_sample, onnx_classifier
+from export.publishing.publish import read_config
+from export.publishing.triton_config import to_text
+from serving.running import running_server
+
+MODEL, UNBOUNDED = "vitbn-tiny", "unbounded"
+REQUESTS, TURN = 8_000, 500
+LATE_MS = 400.0  # a request that misses its wake-up sleeps for 500 ms
+
+
+def lone_requests() -> dict[str, Any]:
+    """The models take turns of TURN requests on the same server."""
+    with tempfile.TemporaryDirectory(prefix="lone-") as folder:
+        repository = Path(folder)
+        published = publish(MODEL, repository, {MODEL: None, UNBOUNDED: None})
+        _without_bound(repository / UNBOUNDED)
+        images = embedded_sample(published.config).images[:1]
+        logits = onnx_classifier(published.data)(images).astype(np.float32)
+        verdicts = {MODEL: Verdicts(), UNBOUNDED: Verdicts()}
+        with running_server(repository) as server:
+            for sent in range(TURN, REQUESTS + TURN, TURN):
+                for name, each in verdicts.items():
+                    asker = Asker(server.http_url, name, images, logits)
+                    asker.closed_loop(1, partial(_have_sent, each, sent), each)
+    rows = {name: {**each.row(), "late": _late(each)} for name, each in verdicts.items()}
+    kept = ("p50_ms", "p99_ms", "worst_ms", "late")
+    return {**rows[MODEL], **{f"{UNBOUNDED}_{name}": rows[UNBOUNDED][name] for name in kept}}
+
+
+def _without_bound(model_dir: Path) -> None:
+    message = read_config(model_dir)
+    message.dynamic_batching.ClearField("default_queue_policy")
+    del message.instance_group[1:]
+    (model_dir / "config.pbtxt").write_text(to_text(message))
+
+
+def _have_sent(verdicts: Verdicts, count: int) -> bool:
+    return verdicts.sent >= count
+
+
+def _late(verdicts: Verdicts) -> int:
+    return sum(1e3 * seconds > LATE_MS for _, seconds in verdicts.right)

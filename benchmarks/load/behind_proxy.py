@@ -210,14 +210,22 @@ def _kill_server(fleet: RunningFleet) -> None:
 
 
 def _kill_stub(fleet: RunningFleet) -> None:
-    fleet.stub(0).kill()
-    time.sleep(AFTER_S)
+    with _until_more(fleet.reloads, "a reload"):
+        fleet.stub(0).kill()
 
 
 def _restart(fleet: RunningFleet) -> None:
-    before, deadline = fleet.restarts(), time.monotonic() + HEAL_S
-    fleet.restart()
-    while fleet.restarts() == before:
+    with _until_more(fleet.restarts, "a restart"):
+        fleet.restart()
+
+
+@contextmanager
+def _until_more(count: Callable[[], int], what: str) -> Iterator[None]:
+    """Waits after the block until `count()` has grown; raises TimeoutError after HEAL_S."""
+    before = count()
+    yield
+    deadline = time.monotonic() + HEAL_S
+    while count() == before:
         if time.monotonic() > deadline:
-            raise TimeoutError(f"expected a restart within {HEAL_S:g} s")
+            raise TimeoutError(f"expected {what} within {HEAL_S:g} s")
         time.sleep(0.1)

@@ -26,8 +26,8 @@ LABELS_FILE = "labels.txt"
 MAX_BATCH_SIZE = 256
 # Of a transformer in the server's own ONNX Runtime: depth 6 takes 0.92 times as long as 256 images in one run.
 INNER_BATCH = 64
-# More requests are refused at once. Of 256 images each, the slowest shipped model answers 32 in a second.
-MAX_QUEUE_SIZE = 32
+# More requests are refused at once. Of 64 images each, 16 wait half a second for the slowest shipped model.
+MAX_QUEUE_SIZE = 16
 STANDBY_PRIORITY = 1000  # of the second instance, which works only while the first does; the first has 1
 # Of a stored logit, for a float32 model: 100 times the export's. An older float32 version may stand beside a newest one
 # that asks for TF32, which moves a logit of 10 by up to 0.005.

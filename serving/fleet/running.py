@@ -68,6 +68,10 @@ class RunningFleet:
     def restarts(self) -> int:
         return self.log().count("fleet: restart: done")
 
+    def reloads(self) -> int:
+        """How often a supervisor has replaced the processes of a model."""
+        return self.log().count("is loaded again")
+
 
 @contextmanager
 def running_fleet(repository: Path, count: int = 2, arguments: Sequence[str] = ()) -> Iterator[RunningFleet]:

@@ -392,8 +392,8 @@ def test_an_overload_is_refused_not_queued(folder: Path, repository: Path) -> No
     publish(folder, "bounded", artifact)
     path = folder / "bounded" / "config.pbtxt"
     text = path.read_text()
-    assert "max_queue_size: 32" in text
-    path.write_text(text.replace("max_queue_size: 32", "max_queue_size: 2"))
+    assert "max_queue_size: 16" in text
+    path.write_text(text.replace("max_queue_size: 16", "max_queue_size: 2"))
     image = InferInput("image", [256, 1, 28, 28], "UINT8")
     image.set_data_from_numpy(np.zeros((256, 1, 28, 28), np.uint8))
     answers: list[str] = []

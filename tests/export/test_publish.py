@@ -65,7 +65,7 @@ def test_the_config_is_complete_and_parses_back(tmp_path: Path) -> None:
     groups = [(group.kind, group.count, group.rate_limiter.priority) for group in config.instance_group]
     assert groups == [(auto, 1, 1), (auto, 1, 1000)], "the instance and its standby"
     assert config.HasField("dynamic_batching")
-    assert config.dynamic_batching.default_queue_policy == pb.ModelQueuePolicy(max_queue_size=32)
+    assert config.dynamic_batching.default_queue_policy == pb.ModelQueuePolicy(max_queue_size=16)
     assert not config.response_cache.enable
     assert [(w.batch_size, list(w.inputs["image"].dims)) for w in config.model_warmup] == [
         (1, [1, 28, 28]),
@@ -100,7 +100,7 @@ def test_several_instances_bound_the_queue(tmp_path: Path) -> None:
     publish(tmp_path, "vitbn", ARTIFACT, Serving(instances=2, threads=1))
     config = read_config(tmp_path / "vitbn")
     policy = config.dynamic_batching.default_queue_policy
-    assert policy == pb.ModelQueuePolicy(max_queue_size=32)
+    assert policy == pb.ModelQueuePolicy(max_queue_size=16)
     assert len(config.instance_group) == 1
     assert (config.instance_group[0].count, config.parameters["intra_op_thread_count"].string_value) == (2, "1")
 

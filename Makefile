@@ -84,6 +84,10 @@ benchmarks: setup perf_analyzer
 	python benchmarks/accuracy.py --json $(NEW)/accuracy.json
 	python benchmarks/engines.py --json $(NEW)/engines.json
 	python benchmarks/overhead.py --json $(NEW)/overhead.json
+	python benchmarks/foreign.py --json $(NEW)/foreign.json
+	python benchmarks/faults.py --json $(NEW)/faults.json
+	python benchmarks/proxy.py --json $(NEW)/proxy.json
+	python benchmarks/bulk.py --json $(NEW)/bulk.json
 	python benchmarks/throughput.py --model vitbn --model vitbn-tiny --model cnn --in-flight 1 --in-flight 8 \
 		--json $(NEW)/throughput.json
 	python benchmarks/throughput.py --sharing 1x0 --batch 1 --rate 500 --rate 1000 --rate 2000 \

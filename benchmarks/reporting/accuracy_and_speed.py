@@ -48,11 +48,17 @@ def plots(result: dict[str, Any]) -> Mapping[str, Figure]:
     from models.plots.figures import accuracy_over_cost
 
     measured = [
-        (row["model"], row["depth"], row["images_per_s"], 100 * row["test_accuracy"]) for row in result["derived"]
+        (row["model"], _label(row), row["images_per_s"], 100 * row["test_accuracy"]) for row in result["derived"]
     ]
     title = "What accuracy costs in speed"
     speed = "images a second, rewritten, on this machine"
     return {"accuracy-speed": accuracy_over_cost(title, footnote(result), measured, speed)}
+
+
+def _label(row: Mapping[str, Any]) -> str:
+    """What the checkpoint's name says beyond its model, else the depth."""
+    added = Path(row["checkpoint"]).stem.removeprefix(row["model"]).strip("-")
+    return added or (f"depth {row['depth']}" if row["depth"] else "")
 
 
 def beside(folder: Path) -> Extras:

@@ -8,7 +8,7 @@ from benchmarks.contest.foreign_contestants import OPENVINO_OURS, OPTIMISER, OUR
 from benchmarks.measure.timing import Ratio
 from benchmarks.reporting import plots
 from benchmarks.reporting.page import Block, Table, Text
-from benchmarks.reporting.sources import Result, Row, Section, Sources, cell, machine, said
+from benchmarks.reporting.sources import Result, Row, Section, Sources, cell, machine, number, said
 
 HEADER = ("network", "`--network`", "M MACs", "rewritten", "saved %", "BatchNorms")
 SPEEDS = (
@@ -38,15 +38,16 @@ def measured(result: Result) -> list[Row]:
     return [row for row in result["rows"] if "left_out" not in row]
 
 
-def table(result: Result) -> Table:
+def table(result: Result, intervals: bool = True) -> Table:
     """A row a network: what the rewrites save, and how many times as fast that makes it at batch 1 and 8."""
+    shown = cell if intervals else lambda ratio: number(ratio.ratio)
     cells = []
     for row in measured(result):
         ratios = [ratio_of(row, batch, contestant) for _, batch, contestant in SPEEDS]
         before, after = row["macs"], row["macs"] * (1 - saved(row))
         norms = f"{row['norms'][0]} to {row['norms'][1]}" if row["norms"][0] else "-"
         work = (f"{before / 1e6:,.1f}", f"{after / 1e6:,.1f}", f"{100 * saved(row):.1f}", norms)
-        speeds = (cell(ratio) if ratio else "-" for ratio in ratios)
+        speeds = (shown(ratio) if ratio else "-" for ratio in ratios)
         cells.append((row["title"], f"`{row['network']}`", *work, *speeds))
     return Table((*HEADER, *(title for title, _, _ in SPEEDS)), tuple(cells), names=2)
 

@@ -27,6 +27,8 @@ COMMANDS = {
     "overhead": "python benchmarks/overhead.py --json FILE",
     "throughput": "python benchmarks/throughput.py --json FILE",
     "faults": "python benchmarks/faults.py --json FILE",
+    "proxy": "python benchmarks/proxy.py --json FILE",
+    "bulk": "python benchmarks/bulk.py --json FILE",
 }
 
 

@@ -150,20 +150,20 @@ def _three_ticks(axis: Axis) -> None:
 
 
 def accuracy_over_cost(
-    title: str, footnote: str, points: Sequence[tuple[ModelName, int | None, float, float]], x: str
+    title: str, footnote: str, points: Sequence[tuple[ModelName, str, float, float]], x: str
 ) -> Figure:
-    """Plots networks (model, depth or None, work or speed, test accuracy in %); joins those of one model."""
+    """Plots networks (model, label, work or speed, test accuracy in %); joins and labels those of one model."""
     figure, (axes,) = row_of_panels(title, footnote, [""], x, "test images right (%)", (8.0, 4.8))
     for model in dict.fromkeys(point[0] for point in points):
         own = sorted((point for point in points if point[0] == model), key=lambda point: point[2])
-        _, depths, xs, ys = zip(*own, strict=True)
+        _, labels, xs, ys = zip(*own, strict=True)
+        look = {"label": NAMES[model]}
         if len(own) > 1:
-            look = {"label": f"{NAMES[model]}, by depth"}
             beside_the_line = (5, -13) if ys[-1] > ys[0] else (5, 6)
-            for depth, right, up in zip(depths, xs, ys, strict=True):
-                axes.annotate(str(depth), (right, up), beside_the_line, textcoords="offset points", fontsize=9)
+            for text, right, up in zip(labels, xs, ys, strict=True):
+                axes.annotate(text, (right, up), beside_the_line, textcoords="offset points", fontsize=9)
         else:
-            look = {"label": f"{NAMES[model]}{f', depth {depths[0]}' if depths[0] else ''}", "linestyle": "none"}
+            look = {"label": f"{NAMES[model]}{', ' if labels[0] else ''}{labels[0]}", "linestyle": "none"}
         axes.plot(xs, ys, **style(model) | {"markersize": 8} | look)
     axes.margins(0.14)
     plain_ticks(axes, horizontal=True)

@@ -120,7 +120,10 @@ def findings(pretrained: Path, trained: list[Trained], scope: Scope) -> dict[str
 
 
 def plots(result: Result) -> dict[str, Figure]:
-    points = [(row["model"], row["depth"], row["macs"] / 1e6, 100 * row["test_accuracy"]) for row in result["derived"]]
+    points = [
+        (row["model"], f"depth {row['depth']}" if row["depth"] else "", row["macs"] / 1e6, 100 * row["test_accuracy"])
+        for row in result["derived"]
+    ]
     title = "What accuracy costs in work"
     axis = "multiply-accumulates an image as trained (millions)"
     return {"accuracy-macs": accuracy_over_cost(title, footnote(result), points, axis)}

@@ -26,7 +26,7 @@ def cluster(settings: Settings, protocol: Protocol, folder: str) -> dict[str, An
     else:
         where = {"type": "STRICT_DNS", "dns_refresh_rate": "1s", "load_assignment": assignment(settings, protocol)}
     most = settings.in_flight * count
-    limits = {"max_connections": most, "max_pending_requests": most, "max_requests": most, "track_remaining": True}
+    limits = {"max_connections": most, "max_pending_requests": 2 * count, "max_requests": most, "track_remaining": True}
     # When a server fails, every request that it had must fit into the budget.
     budget = {"budget_percent": {"value": 100 / min(count, 2)}, "min_retry_concurrency": SPARE_RETRIES}
     http2: Mapping[str, Any] = {"http2_protocol_options": {}} if protocol == "grpc" else {"http_protocol_options": {}}

@@ -17,7 +17,7 @@ def test_the_page_shows_the_committed_result() -> None:
     if result is None:
         assert "No speed is published yet." in page
     else:
-        assert markdown("", [table(result)]).removeprefix("# \n\n") in page
+        assert markdown("", [table(result, intervals=False)]).removeprefix("# \n\n") in page
         assert "No speed is published yet." not in page
 
 

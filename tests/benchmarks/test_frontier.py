@@ -60,7 +60,7 @@ def test_a_short_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for cells in written["tables"][0]["rows"]:
         assert f"| {cells[0]} | {cells[1]} | 1 | {cells[3]:.2f} | {cells[4]:.2f} | {cells[5]:,.0f} |" in page
     (axes,) = plots(written)["accuracy-speed"].axes
-    assert {text.get_text() for text in axes.get_legend().get_texts()} == {"ViTBN, by depth", "ViT, depth 1"}
+    assert {text.get_text() for text in axes.get_legend().get_texts()} == {"ViTBN", "ViT, depth 1"}
     assert (tmp_path / "out/frontier-measured-accuracy-speed.png").stat().st_size > 10_000
 
 

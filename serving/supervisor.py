@@ -35,7 +35,7 @@ from serving.whole import Plan, plan
 
 TICK_S = 0.1
 LOOK_S = 0.5  # between looks at the server's processes
-LAME_S = 1.0  # for which a stub of a served version is dead or stopped, before its model is loaded again
+LAME_S = 0.5  # for which a stub of a served version is dead or stopped, before its model is loaded again
 START_S = 180.0  # for a start with every model
 LOAD_S = 120.0
 RELOAD_S = 20.0  # to load a model again while the others serve

@@ -1,7 +1,7 @@
-"""Compares one stage with the stage before it: names, dynamic axes, shapes, dtypes, values, argmax, in that order.
+"""Compares the logits of a stage with those of the stage before it: shapes, dtypes, values, argmax, in that order.
 
-In: two functions from images to logits, or an ONNX model and its config. Out: a `Proof` with measured error and
-tolerance, or an error that names the first difference.
+In: two functions from images to logits. Out: a `Proof` with measured error and tolerance, or an error that names the
+first difference. `graph.check_interface` compares names and axes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TIE = 1e-5  # closer logits are a tie in float32
 
 
 class EquivalenceError(ExportError):
-    """Two stages differ. The message says in what."""
+    """Two stages differ; the message says how."""
 
 
 class NamesDiffer(EquivalenceError):
@@ -39,7 +39,7 @@ class NamesDiffer(EquivalenceError):
 
 
 class AxesDiffer(EquivalenceError):
-    """A fixed batch dimension, or another dynamic one."""
+    """A fixed batch dimension."""
 
 
 class ShapesDiffer(EquivalenceError):
@@ -60,7 +60,7 @@ class ArgmaxDiffers(EquivalenceError):
 
 @dataclass(frozen=True)
 class Sample:
-    """Images uint8 (64, C, H, W) to compare stages on, and their source: a dataset's name, or noise."""
+    """Images uint8 (64, C, H, W) and their source: a dataset's name, or noise."""
 
     images: Images
     of: str
@@ -90,7 +90,7 @@ def prove(
     tolerance: float,
     batch_sizes: Sequence[int] = BATCH_SIZES,
 ) -> Proof:
-    """Compares logits of `found` with those of `expected` on `images` (n, C, H, W) at each of `batch_sizes`.
+    """Compares logits of `found` and `expected` on `images` (n, C, H, W) at each of `batch_sizes`.
 
     `tolerance` is absolute. Raises a subclass of EquivalenceError at the first difference.
     """
@@ -164,5 +164,5 @@ def proof_images(config: ModelConfig) -> Images:
 
 
 def reads_digits(config: ModelConfig) -> bool:
-    """Whether the embedded digits are images of the model's kind."""
+    """Whether the model reads images like the embedded digits."""
     return config.preprocessing == "ink" and config.input_shape == DIGIT_SHAPE

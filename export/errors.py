@@ -1,4 +1,4 @@
-"""Errors of the export stages. Their messages are meant for the user."""
+"""Errors of the export stages; their messages are for the user."""
 
 
 class ExportError(Exception):
@@ -6,4 +6,4 @@ class ExportError(Exception):
 
 
 class Unavailable(ExportError):
-    """This machine or model lacks what was asked for. The message says what is missing and how to get it."""
+    """This machine or model lacks something; the message says what, and how to get it."""

@@ -1,7 +1,7 @@
-"""A network -> a proven ONNX graph on the served tensors: uint8 images in, float32 logits out.
+"""A network -> a proven ONNX graph: uint8 images in, float32 logits out.
 
-In: a checkpoint and the wanted rewrites. Out: `Exported`, the bytes of the graph and its manifest; or an error if the
-graph does not answer as the checkpoint does.
+In: a checkpoint and rewrites. Out: `Exported`, the graph's bytes and manifest; or an error if graph and checkpoint
+answer differently.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ from models.config import INPUT_NAME, INPUT_SCALE, OUTPUT_NAME, ModelConfig
 from models.norms import ProgressiveRepBN
 
 DEFAULT_OPSET = 20  # has Gelu; ONNX Runtime 1.19, in Triton 24.10, refuses 22 and later
-CALIBRATION = ("temperature", "calibration_error")  # copied from a checkpoint's metrics; clients divide by the first
+CALIBRATION = ("temperature", "calibration_error")  # metrics for the manifest; clients divide logits by the first
 FLOAT64_TOLERANCE = 1e-10
 FLOAT32_TOLERANCE = 1e-4
 
 
 @dataclass(frozen=True)
 class Exported:
-    """A proven ONNX file, as bytes, and its manifest (JSON; the file's metadata holds it too)."""
+    """A proven ONNX file and its manifest (JSON), which the file's metadata holds too."""
 
     onnx: bytes
     config: ModelConfig
@@ -84,11 +84,11 @@ def export(
     lowering: Lowering | None = None,
     sample: Sample | None = None,
 ) -> Exported:
-    """Rewrites the network of `checkpoint`, exports it and proves both steps on `sample`, by default the embedded one.
+    """Rewrites and exports the network of `checkpoint`; proves both steps on `sample`, by default the embedded images.
 
-    Leaves out `rewrites` that do not apply, unless they are `required`. With `lowering` the proven graph is converted
-    to lower precision. Raises RewriteError, EquivalenceError or AccuracyError. The file's metadata_props hold the
-    manifest except `sample_logits`, the file's answer to the first embedded image.
+    Leaves out `rewrites` that do not apply, unless `required`. `lowering` converts the proven graph. Raises
+    RewriteError, EquivalenceError or AccuracyError. The file's metadata_props hold the manifest except `sample_logits`,
+    the file's answer to the first embedded image.
     """
     _check_trained(checkpoint.model)
     embedded = embedded_sample(checkpoint.config)
@@ -131,14 +131,14 @@ def export(
 
 
 def _check_trained(model: nn.Module) -> None:
-    """Raises RewriteError for a norm that training was still turning into another."""
+    """Raises RewriteError for a progressive RepBN that still contains LayerNorm."""
     for name, module in model.named_modules():
         if isinstance(module, ProgressiveRepBN):
             affine_of(name, module)
 
 
 def rewrite(model: nn.Module, rewrites: Sequence[Rewrite], required: Sequence[Rewrite]) -> tuple[Served, list[Step]]:
-    """`model` after `rewrites`, as it is served, in its own dtype; see `pipeline.apply`."""
+    """`model` after `rewrites`, as served, in its own dtype; see `pipeline.apply`."""
     rewritten, steps = apply(model, rewrites, required)
     scale_folded = any(step.rewrite == fold_input_scale.__name__ and not step.left_out for step in steps)
     return Served(rewritten, scale_folded), steps
@@ -146,7 +146,7 @@ def rewrite(model: nn.Module, rewrites: Sequence[Rewrite], required: Sequence[Re
 
 def to_onnx(model: nn.Module, config: ModelConfig, opset: int) -> onnx.ModelProto:
     """The graph of `model`, uint8 (batch, C, H, W) -> float32 (batch, num_classes), with a dynamic batch dimension."""
-    # The registry logs every torchvision operator that it lacks; this project uses no such operator.
+    # The registry logs every torchvision operator that it lacks; nothing here uses them.
     logging.getLogger("torch.onnx._internal.exporter._registration").setLevel(logging.ERROR)
     example = torch.zeros(2, *config.input_shape, dtype=torch.uint8)  # the exporter takes a batch of 1 for a constant
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
@@ -171,7 +171,7 @@ def to_onnx(model: nn.Module, config: ModelConfig, opset: int) -> onnx.ModelProt
 
 
 def check_interface(proto: onnx.ModelProto, config: ModelConfig) -> None:
-    """Compares the graph's input and output with the served tensors: names, then dynamic axes, shapes, dtypes."""
+    """Compares the graph's input and output with the served tensors: names, dynamic axes, shapes, dtypes."""
     wanted = (
         (INPUT_NAME, proto.graph.input, config.input_shape, onnx.TensorProto.UINT8),
         (OUTPUT_NAME, proto.graph.output, (config.num_classes,), onnx.TensorProto.FLOAT),

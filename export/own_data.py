@@ -1,6 +1,6 @@
-"""The dataset that a checkpoint was trained on; its export is proved, calibrated and measured on it.
+"""The dataset that a checkpoint was trained on, for proof, calibration and accuracy of its export.
 
-In: a checkpoint's config and metrics. Out: that dataset, or a sample of its test images; or DataError.
+In: a checkpoint's config and metrics. Out: the dataset, or a sample of its test images; or DataError.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from models.data import DataError, Dataset, load_dataset
 
 
 def own_dataset(config: ModelConfig, metrics: dict[str, Any], data_dir: Path | None, fetch: bool = True) -> Dataset:
-    """The dataset named in a checkpoint's `metrics`, by default MNIST; downloaded only with `fetch`.
+    """The dataset named in `metrics`, by default MNIST; downloaded only with `fetch`.
 
-    Raises DataError if it is not available, or if its images or classes differ from the model's.
+    Raises DataError if it is missing, or if its images or classes differ from the model's.
     """
     dataset = load_dataset(metrics.get("dataset", "mnist"), data_dir, fetch, config.image_size)
     expected = (config.input_shape, config.num_classes)
@@ -31,7 +31,7 @@ def own_dataset(config: ModelConfig, metrics: dict[str, Any], data_dir: Path | N
 
 
 def own_sample(config: ModelConfig, metrics: dict[str, Any], data_dir: Path | None) -> Sample:
-    """Test images of the checkpoint's own dataset; for digits the embedded ones.
+    """Test images of the checkpoint's dataset; for digits the embedded images.
 
     Downloads nothing: raises DataError if the dataset is not on this machine.
     """

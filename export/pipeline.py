@@ -1,7 +1,7 @@
-"""The export stage: checkpoint -> proven file -> version in a model repository. The commands parse and print.
+"""The export stage: checkpoint -> proven file -> version in a model repository.
 
-In: a checkpoint, or an ONNX file for TensorRT, and options. Out: `Published`. Nothing is written unless every proof and
-every accuracy gate held. Errors: CheckpointError, DataError, ExportError and OSError, one line each.
+In: a checkpoint, or an ONNX file for TensorRT, and options. Out: `Published`, written only if every proof and accuracy
+gate held. Errors: CheckpointError, DataError, ExportError and OSError, each in a line.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ Precision = Literal["fp32", "tf32", "fp16", "int8"]
 
 @dataclass(frozen=True)
 class Destination:
-    """Where an artifact goes: to the file `output`, else to the model `name` of `repository`, else nowhere.
+    """The file `output`, else the model `name` in `repository`, else nowhere.
 
-    Without a `name` the model is named after `model`, by default the network, plus the engine (see served_name).
+    The default name is `model`, else the network's, plus the engine (see served_name).
     """
 
     repository: Path | None = None
@@ -62,13 +62,13 @@ class Destination:
 
 @dataclass(frozen=True)
 class ExportOptions:
-    """What to rewrite, the precision and the engine. `optimize` asks for all rewrites that apply and save work.
+    """`optimize` asks for all rewrites that apply and save work.
 
-    The backend "auto" makes all rewrites and chooses engine, precision, instances and threads: the best for `goal`.
+    The backend "auto" does too; it chooses engine, precision, instances and threads for `goal`.
     """
 
     destination: Destination = Destination()
-    depth: int | None = None  # blocks of the checkpoint to read; all of them by default
+    depth: int | None = None  # blocks to read; all by default
     fuse_bn: bool = True
     absorb_attention: bool = False
     cls_only: bool = False
@@ -85,7 +85,7 @@ class ExportOptions:
 
     @property
     def required(self) -> list[Rewrite]:
-        """The rewrites asked for by name. The export fails if one of these does not apply."""
+        """The rewrites asked for by name; the export fails if any of them does not apply."""
         asked = {
             fold_batchnorm: self.fuse_bn,
             absorb_attention: self.absorb_attention,
@@ -104,8 +104,6 @@ class ExportOptions:
 
 @dataclass(frozen=True)
 class Published:
-    """The result of an export."""
-
     checkpoint: Checkpoint
     exported: Exported
     artifact: Artifact
@@ -133,7 +131,7 @@ class Published:
 
 
 def export_checkpoint(path: Path, options: ExportOptions | None = None) -> Published:
-    """Rewrites the network in `path` exactly, proves it on real images and writes it to the destination.
+    """Rewrites the network in `path`, proves it on images and writes it to the destination.
 
     Warns with UntrainedBlockWarning for a block that never saw a batch.
     """
@@ -157,8 +155,6 @@ def export_checkpoint(path: Path, options: ExportOptions | None = None) -> Publi
 
 @dataclass(frozen=True)
 class _Made:
-    """A proven file, how to serve it, and its measurements."""
-
     exported: Exported
     artifact: Artifact
     serving: Serving
@@ -167,11 +163,10 @@ class _Made:
 
 
 Make = Callable[..., Exported]
-"""Makes the proven file; `lowering` says in which other precision than float32."""
+"""Makes the proven file, in float32 unless `lowering` is given."""
 
 
 def _asked_for(make: Make, dataset: Dataset | None, options: ExportOptions) -> _Made:
-    """Makes the file in the precision and for the engine of the options."""
     engine = None if options.backend == "auto" else options.backend
     bfloat16 = engine == "openvino" and has_bfloat16()
     serving = Serving(engine, options.instances, options.threads, bfloat16)
@@ -188,7 +183,6 @@ def _asked_for(make: Make, dataset: Dataset | None, options: ExportOptions) -> _
 
 
 def _best(make: Make, dataset: Dataset, options: ExportOptions) -> _Made:
-    """Chooses the best for this machine; the manifest keeps the choice and its figures."""
     files: dict[Numbers, Exported | ExportError] = {"fp32": make()}
     try:
         files["int8"] = make(lowering=Lowering("int8", dataset, options.max_accuracy_drop))
@@ -206,17 +200,16 @@ def _best(make: Make, dataset: Dataset, options: ExportOptions) -> _Made:
 
 
 def _with(artifact: Artifact, **fields: Any) -> Artifact:
-    """The artifact with more entries in its manifest."""
     return replace(artifact, manifest=artifact.manifest | fields)
 
 
 def export_engine(
     source: OnnxSource, options: EngineOptions, gpu: Gpu, destination: Destination, data_dir: Path | None = None
 ) -> tuple[Built, Path | None]:
-    """Builds a TensorRT engine of `source` on `gpu`, proves it and writes it; returns the engine and its path.
+    """Builds a TensorRT engine of `source` on `gpu`, proves and writes it; returns the engine and its path.
 
-    An fp32 source of an fp16 engine is converted first, if that costs at most 0.1 percentage points on its test images.
-    Where they are at hand, the engine's own accuracy is measured on them and may be 0.1 points lower at most.
+    For an fp16 engine an fp32 `source` is converted first, at a loss of at most 0.1 percentage points of test accuracy.
+    With test images at hand the engine itself is measured, under the same limit.
     """
     from export.engines.onnx_source import in_precision
     from export.engines.tensorrt_engine import ACCURACY_DROP, make
@@ -237,12 +230,12 @@ def export_engine(
 
 
 def served_name(model: str, engine: str | None) -> str:
-    """The default name. Each engine other than ONNX Runtime has a model of its own."""
+    """The default name: each engine other than ONNX Runtime has a model of its own."""
     return model if engine in (None, "onnxruntime") else f"{model}_{engine}"
 
 
 def _sample(loaded: Checkpoint, data_dir: Path | None) -> tuple[Sample, str | None]:
-    """The images for the proof, and a note if these are not the model's own."""
+    """The images for the proof, with a note if they are not the model's own."""
     try:
         return own_sample(loaded.config, loaded.metrics, data_dir), None
     except DataError as missing:
@@ -251,7 +244,7 @@ def _sample(loaded: Checkpoint, data_dir: Path | None) -> tuple[Sample, str | No
 
 
 def _write(artifact: Artifact, destination: Destination, default_name: str, serving: Serving) -> Path | None:
-    """Returns the file or the version's folder, None if there is no destination."""
+    """Returns the file or the version's folder; None without a destination."""
     if output := destination.output:
         write_atomically(output, artifact.data)
         write_atomically(output.with_suffix(".json"), artifact.manifest_json())

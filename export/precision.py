@@ -1,7 +1,7 @@
 """Lower precision through an accuracy gate: an ONNX graph of float32 -> float16 or int8.
 
-In: a proven float32 graph and a labelled dataset. Out: the converted graph and both test accuracies; or AccuracyError,
-which holds the numbers. Inputs stay uint8 and outputs float32.
+In: a proven float32 graph and a labelled dataset. Out: the converted graph and both test accuracies; or AccuracyError.
+Inputs stay uint8 and outputs float32.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ KEPT_IN_FLOAT32 = ("Softmax", "LayerNormalization")
 
 
 class AccuracyError(ExportError):
-    """A conversion that costs too much accuracy. The message holds both accuracies and the limit."""
+    """A conversion costs too much accuracy; the message holds both accuracies and the limit."""
 
 
 @dataclass(frozen=True)
 class Converted:
-    """A graph in another precision, its test accuracy and that of the float32 graph."""
+    """A graph in another precision, its test accuracy and the float32 graph's."""
 
     proto: onnx.ModelProto
     accuracy: float
@@ -49,8 +49,6 @@ class Converted:
 
 @dataclass(frozen=True)
 class EngineAccuracy:
-    """The test accuracy of a graph in `engine`, in `precision`, and in ONNX Runtime."""
-
     engine: str
     precision: str
     accuracy: float
@@ -67,7 +65,7 @@ class EngineAccuracy:
 
 @dataclass(frozen=True)
 class Lowering:
-    """The precision wanted, the data to calibrate and to measure on, and how many percentage points it may cost.
+    """The target precision, the data to calibrate and measure on, and the largest accuracy drop in percentage points.
 
     With `half_softmax` a float16 graph computes its Softmax in float16 too.
     """
@@ -98,7 +96,7 @@ def engine_accuracy(
 ) -> EngineAccuracy:
     """The accuracy of `classify` on all test images, beside that of the ONNX file `data` in ONNX Runtime.
 
-    Raises AccuracyError if it is more than `max_drop_points` percentage points lower.
+    Raises AccuracyError if it is lower by more than `max_drop_points` percentage points.
     """
     ours, theirs = accuracy(classify, dataset), accuracy(onnx_classifier(data), dataset)
     measured = EngineAccuracy(engine, precision, ours, theirs, len(dataset.test_labels))
@@ -108,7 +106,7 @@ def engine_accuracy(
 
 
 def accuracy(classify: Classifier, dataset: Dataset) -> float:
-    """The share of the test images of `dataset` that `classify` gets right."""
+    """The share of the test images that `classify` gets right."""
     images, labels = dataset.test_images, dataset.test_labels
     found = [classify(images[i : i + TEST_BATCH]).argmax(axis=1) for i in range(0, len(images), TEST_BATCH)]
     return float(np.mean(np.concatenate(found) == labels))
@@ -121,7 +119,7 @@ def _to_fp16(proto: onnx.ModelProto, kept: Sequence[str] = KEPT_IN_FLOAT32) -> o
     model = OnnxModel(convert_float_to_float16(_copy(proto), keep_io_types=True, op_block_list=list(kept)))
     model.topological_sort()  # the converter appends its casts at the end
     converted: onnx.ModelProto = model.model
-    # The converter casts a shared weight once for each node that stays in float32, under the same name.
+    # The converter casts a shared weight once per node in float32, under the same name.
     nodes = {node.output[0]: node for node in converted.graph.node}
     del converted.graph.node[:]
     converted.graph.node.extend(nodes.values())
@@ -132,8 +130,7 @@ def _to_fp16(proto: onnx.ModelProto, kept: Sequence[str] = KEPT_IN_FLOAT32) -> o
 def _to_int8(proto: onnx.ModelProto, train_images: Images) -> onnx.ModelProto:
     """Static quantisation in QDQ form: weights per channel, activations by their range on training images.
 
-    Products of two activations, the patch embedding and the head stay in float32: they are little work and the most
-    sensitive.
+    Products of two activations, the patch embedding and the head stay in float32: little work, but sensitive.
     """
     from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
 
@@ -155,7 +152,7 @@ def _to_int8(proto: onnx.ModelProto, train_images: Images) -> onnx.ModelProto:
 
 @contextmanager
 def _without_warnings() -> Iterator[None]:
-    """Silences the quantiser's advice to infer shapes; the exporter has done that."""
+    """Silences the advice to infer shapes, which the exporter has done."""
     logging.disable(logging.WARNING)
     try:
         yield
@@ -164,7 +161,6 @@ def _without_warnings() -> Iterator[None]:
 
 
 def _kept_in_float32(graph: onnx.GraphProto) -> list[str]:
-    """Names of the products of two activations, and of the first and last layer with a weight."""
     constants = {tensor.name for tensor in graph.initializer}
     products = [node for node in graph.node if node.op_type in ("MatMul", "Gemm", "Conv")]
     weighted = [node for node in products if any(name in constants for name in node.input)]
@@ -173,14 +169,13 @@ def _kept_in_float32(graph: onnx.GraphProto) -> list[str]:
 
 
 class _Calibration:
-    """Feeds training images, drawn by a fixed seed, to ONNX Runtime's quantiser in batches."""
+    """Feeds training images, drawn by a fixed seed, to the quantiser in batches."""
 
     def __init__(self, train_images: Images) -> None:
         drawn = np.random.default_rng(CALIBRATION_SEED).permutation(len(train_images))[:CALIBRATION_IMAGES]
         self.batches: Iterator[Images] = iter(np.array_split(train_images[np.sort(drawn)], 8))
 
     def get_next(self) -> dict[str, Any] | None:
-        """The next batch as the graph's inputs, None at the end."""
         batch = next(self.batches, None)
         return None if batch is None else {INPUT_NAME: batch}
 

@@ -1,6 +1,6 @@
-"""Command line of the model repository: list, publish, promote, roll back, prune, verify.
+"""Command line of the model repository.
 
-A command changes the files, then has a running server load them. A change that the server cannot load is undone.
+Commands change the files, then make a running server load them. A change that it cannot load is undone.
 """
 
 from __future__ import annotations
@@ -35,14 +35,13 @@ repository_option = click.option(
 
 
 def server_options(command: Command) -> Command:
-    """Options for the running server that must load a change."""
     header = click.option("--header", multiple=True, metavar="NAME:VALUE", callback=_headers, help="For the server.")
     server = click.option("--server", default="127.0.0.1:8000", show_default=True, help="HOST:PORT of HTTP.")
     return repository_option(server(header(command)))
 
 
 def loading_options(command: Command) -> Command:
-    """`server_options` for a command that makes the server load a model."""
+    """`server_options` and the gRPC address, for commands that make the server load a model."""
     default = "8001 on its host if --server has port 8000, else HTTP, which holds up other requests"
     grpc = click.option("--grpc", metavar="HOST:PORT", help=f"Of gRPC, for the load.  [default: {default}]")
     return server_options(grpc(command))
@@ -174,11 +173,11 @@ def verify(model: str | None, repository: Path) -> None:
         raise click.ClickException(f"{repository}: expected every version as it was published, found {count} wrong")
 
 
-OPERATING = ".operating"  # lock file: held from the change of the files until the server has loaded or refused it
+OPERATING = ".operating"  # lock file, held until the server has loaded or refused the changed files
 
 
 def _list(model_dir: Path, loaded: dict[str, list[int]] | None) -> None:
-    """One row per version; `loaded` is the server's answer, None without a server."""
+    """`loaded` is the server's answer, None without a server."""
     from export.publishing.promote import served
     from export.publishing.publish import versions
 
@@ -192,7 +191,7 @@ def _list(model_dir: Path, loaded: dict[str, list[int]] | None) -> None:
 def _publication(
     file: Path, repository: Path, name: str | None, instances: int | None, threads: int | None
 ) -> tuple[Path, Callable[[], Path]]:
-    """The model's folder, and a function that publishes the checked `file` there as its next version."""
+    """The model's folder, and a function that publishes the checked `file` there."""
     from export.publishing.artifact import PublishError
     from export.publishing.foreign import is_foreign, publish_foreign
     from export.publishing.publish import publish
@@ -210,7 +209,7 @@ def _publication(
 
 
 def _published_file(file: Path, instances: int | None, threads: int | None) -> tuple[Artifact, str, Serving]:
-    """The checked artifact in `file`, its default name and how it is served."""
+    """The checked artifact in `file`, its default name and its `Serving`."""
     from export.publishing.artifact import ONNX_FILE, PLAN_FILE, read_artifact
     from export.publishing.triton_config import Serving
     from export.publishing.verify import check_answer
@@ -224,7 +223,6 @@ def _published_file(file: Path, instances: int | None, threads: int | None) -> t
 
 
 def _promote(repository: Path, model: str, choose: Callable[[Path], int], server: dict[str, Any]) -> None:
-    """Serves the version of `model` that `choose` returns, if it passes `verify`."""
     with _errors():
         from export.publishing import promote
         from export.publishing.artifact import PublishError
@@ -242,7 +240,7 @@ def _promote(repository: Path, model: str, choose: Callable[[Path], int], server
 
 
 def _server_of(model_dir: Path, server: str, header: dict[str, str], grpc: str | None) -> LiveServer | None:
-    """The running server if it has that model; otherwise says when the change takes effect."""
+    """The running server if it has that model; else prints when the change takes effect."""
     from export.publishing.live import connect
 
     live = connect(server, header, grpc)
@@ -254,7 +252,7 @@ def _server_of(model_dir: Path, server: str, header: dict[str, str], grpc: str |
 
 @contextmanager
 def _later(model_dir: Path) -> Iterator[None]:
-    """Reports a server without model control; the change stays on the files."""
+    """Reports a server without model control; the files keep the change."""
     from export.publishing.live import NotExplicit
 
     try:
@@ -282,7 +280,7 @@ def _model(repository: Path, name: str) -> Path:
 
 
 def _each(models: list[Path], action: Callable[[Path], None]) -> int:
-    """Runs `action` on every model and reports failures, without stopping. Returns their number."""
+    """Runs `action` on every model; reports failures and returns their number."""
     from export.publishing.artifact import PublishError
 
     failures = 0
@@ -319,7 +317,7 @@ def _worth(version_dir: Path) -> str:
 
 
 def _measured_error(manifest: dict[str, Any]) -> str:
-    """The error of the published file itself: `max_abs_error` belongs to the float32 graph that it was made from."""
+    """The published file's own error: `max_abs_error` is that of its float32 source."""
     if engine := manifest.get("engine"):
         return f"{engine['max_abs_error']:.1e}"
     return f"{manifest['max_abs_error']:.1e}" if manifest.get("precision", "fp32") == "fp32" else "-"

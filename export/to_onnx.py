@@ -1,4 +1,4 @@
-"""Command line of the exporter: checkpoint -> proven ONNX -> model repository. `python export/to_onnx.py --help`."""
+"""Command line of the exporter: checkpoint -> proven ONNX -> model repository."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def export(
 
 
 def _goal(options: dict[str, Any]) -> str:
-    """What --backend auto chooses by; raises UsageError for --for without it, or for options that it chooses."""
+    """The goal of --backend auto; raises UsageError for --for without it, or for an option that auto chooses."""
     auto = options["backend"] == "auto"
     if options["goal"] and not auto:
         raise click.UsageError("expected --for with --backend auto, found it alone")
@@ -71,7 +71,6 @@ def _goal(options: dict[str, Any]) -> str:
 
 
 def _export(path: Path, options: ExportOptions) -> Published:
-    """Runs the stage and prints its warnings, one line each."""
     from export.pipeline import export_checkpoint
     from models.checkpoint import UntrainedBlockWarning
 
@@ -102,7 +101,6 @@ def _print(published: Published) -> None:
 
 
 def _print_choice(choice: Choice) -> None:
-    """One row per candidate, the best first; then those left out, with the reason."""
     click.echo("  engine       precision  instances  threads  test accuracy %  images/s  ms a call")
     for row in choice.rows:
         candidate = row.candidate
@@ -117,7 +115,6 @@ def _print_choice(choice: Choice) -> None:
 
 
 def _print_steps(published: Published) -> None:
-    """One row per rewrite: its layers and the multiplications left, or why it is left out."""
     click.echo(f"  {'as trained':22}{published.macs:>12,} multiply-accumulates an image")
     for step in published.steps:
         if step.left_out:

@@ -1,4 +1,4 @@
-"""Command line of the TensorRT stage: ONNX -> engine -> model repository. `python export/to_tensorrt.py --help`."""
+"""Command line of the TensorRT stage: ONNX -> engine -> model repository."""
 
 from __future__ import annotations
 
@@ -84,7 +84,6 @@ def _check(onnx_file: Path | None, model: str | None, options: dict[str, Any]) -
 
 
 def _source(onnx_file: Path | None, model: str) -> OnnxSource:
-    """The ONNX file, else the shipped `model` with all rewrites."""
     from export.engines.onnx_source import from_export, read_source
     from export.pipeline import ExportOptions, export_checkpoint
 

@@ -1,7 +1,7 @@
-"""Chooses engine, precision and sharing of the cores for a network on this machine, by measurement.
+"""Chooses engine, precision and sharing of the cores for a network, by measurement on this machine.
 
-In: the proven float32 file, its int8 form, and a labelled dataset. Out: a `Choice`: a row per candidate, best first,
-and the candidates left out because an engine is missing or the accuracy falls too far.
+In: the proven float32 file, its int8 form, and a labelled dataset. Out: a `Choice`. Candidates are left out if their
+engine is missing or their accuracy falls too far.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ EngineName = Literal["onnxruntime", "openvino"]
 Numbers = Literal["fp32", "bf16", "int8"]
 
 IMAGES_A_CALL: Mapping[Goal, int] = {"latency": 1, "throughput": 64}
-CALLS = 16  # per sample: of one image in sequence, of many shared by the instances
+CALLS = 16  # per timed sample, shared by the instances
 LEAST_ROUNDS = 5
-SECONDS = 15.0  # limit for all candidates, unless the least rounds take longer
+SECONDS = 15.0  # for all candidates, unless LEAST_ROUNDS take longer
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,6 @@ class Row:
     left_out: str | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """The row as one flat object."""
         return asdict(self.candidate) | {name: value for name, value in vars(self).items() if name != "candidate"}
 
 
@@ -74,7 +73,6 @@ class Choice:
         return self.rows[0]
 
     def manifest(self) -> dict[str, Any]:
-        """The manifest's part of the choice."""
         rows = [row.as_json() for row in self.rows]
         return {"for": self.goal, "max_accuracy_drop": self.max_drop_points, "chosen": rows[0], "measured": rows}
 
@@ -82,7 +80,7 @@ class Choice:
 def choose(
     files: Mapping[Numbers, bytes | ExportError], dataset: Dataset, goal: Goal, max_drop_points: float
 ) -> Choice:
-    """Measures every candidate on test images; `files` holds the "fp32" file and that of "int8", or why there is none.
+    """Measures every candidate on test images; `files` holds the fp32 and int8 files, or why int8 was refused.
 
     Accuracy is compared with the float32 file in ONNX Runtime, which is never left out.
     """
@@ -108,14 +106,14 @@ def choose(
 
 
 def _sharings(row: Row, goal: Goal) -> Iterator[Candidate]:
-    """One instance with all cores; one with one thread or, for throughput, one instance per core."""
+    """An instance with all threads; then single-threaded instances: one or, for throughput, one per core."""
     yield row.candidate
     if (cores := _cores()) > 1:
         yield replace(row.candidate, instances=1 if goal == "latency" else cores, threads=1)
 
 
 def _timed(files: Mapping[Numbers, bytes | ExportError], rows: Sequence[Row], images: Images, goal: Goal) -> list[Row]:
-    """The rows with medians of interleaved rounds: a drift of the machine affects all equally."""
+    """The rows with medians of interleaved rounds, so that a drift of the machine affects all alike."""
     size = min(IMAGES_A_CALL[goal], len(images))
     batches = [images[start % (len(images) - size + 1) :][:size] for start in range(0, CALLS * size, size)]
     runs = [_runner([_start(files, row.candidate) for _ in range(row.candidate.instances)], batches) for row in rows]
@@ -137,7 +135,6 @@ def _timed(files: Mapping[Numbers, bytes | ExportError], rows: Sequence[Row], im
 
 
 def _runner(workers: Sequence[Classifier], batches: Sequence[Images]) -> Callable[[], None]:
-    """Classifies `batches`, each worker its share."""
     pool = ThreadPoolExecutor(len(workers))
 
     def share(worker: int) -> None:
@@ -168,5 +165,4 @@ def _bytes(file: bytes | ExportError) -> bytes:
 
 
 def _cores() -> int:
-    """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,7 +1,4 @@
-"""What an engine build needs of the machine: an NVIDIA GPU with its driver, TensorRT, Polygraphy, CUDA's runtime.
-
-Out: the GPU, or Unavailable in one line.
-"""
+"""Checks what an engine build needs: an NVIDIA GPU with its driver, TensorRT, Polygraphy, CUDA's runtime."""
 
 from __future__ import annotations
 
@@ -22,14 +19,14 @@ COMPUTE_CAPABILITY_MAJOR, COMPUTE_CAPABILITY_MINOR = 75, 76
 
 @dataclass(frozen=True)
 class Gpu:
-    """The first GPU that CUDA shows: its name and its compute capability, such as 9.0."""
+    """The first GPU that CUDA shows; its compute capability is such as 9.0."""
 
     name: str
     compute_capability: str
 
 
 def find_gpu() -> Gpu | None:
-    """The first GPU. Asks the driver itself (libcuda.so.1): no other package's build can spoil the answer."""
+    """The first GPU, from the driver itself (libcuda.so.1), so it does not depend on any package's build."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -47,9 +44,9 @@ def find_gpu() -> Gpu | None:
 
 
 def require(server_tensorrt: str | None = None, version_compatible: bool = False) -> Gpu:
-    """The GPU, where all that an engine needs is there.
+    """The GPU, if nothing that an engine needs is missing; else raises Unavailable.
 
-    Raises Unavailable, and VersionMismatch if the server, by default this machine's, has another TensorRT.
+    Raises VersionMismatch if the server, by default this machine's, has another TensorRT.
     """
     gpu = find_gpu()
     missing = [] if gpu else ["an NVIDIA GPU (a machine with its driver; in a container, --gpus all)"]
@@ -69,7 +66,7 @@ def require(server_tensorrt: str | None = None, version_compatible: bool = False
 
 
 def _tensorrt() -> str | None:
-    """Which TensorRT is missing, None if it is installed."""
+    """What is wrong with TensorRT; None if it is installed."""
     wanted = f"TensorRT {' or '.join(TENSORRT_MAJORS)}"
     try:
         import tensorrt
@@ -85,7 +82,7 @@ def _polygraphy() -> str | None:
 
 
 def _cuda_runtime() -> bool:
-    """Whether Polygraphy can load the runtime. It knows only the folders of CUDA 12's wheels: later ones are added."""
+    """Whether Polygraphy can load the runtime. It knows only the folders of CUDA 12's wheels; this adds later ones."""
     from polygraphy import cuda
     from polygraphy.exception import PolygraphyException
     from polygraphy.logger import G_LOGGER

@@ -1,4 +1,4 @@
-"""The ONNX graph and manifest that an engine is built from, in the wanted precision.
+"""The ONNX graph and manifest to build an engine from, in the wanted precision.
 
 In: a file that `to_onnx.py` wrote, or an export. Out: an `OnnxSource`, or SourceError.
 """
@@ -20,7 +20,7 @@ from export.graph import Exported
 from export.precision import Lowering, convert
 from models.config import ConfigError, ModelConfig
 
-# Fields of a manifest that are plain text; the others are JSON in the file's metadata.
+# Manifest fields that the file's metadata hold as plain text; the others are JSON.
 TEXTS = ("checkpoint", "checkpoint_sha256", "torch", "precision")
 NEEDED = ("model_config", "rewrites", "max_abs_error", "tolerance", "checkpoint_sha256", "metrics")
 
@@ -31,8 +31,6 @@ class SourceError(ExportError):
 
 @dataclass(frozen=True)
 class OnnxSource:
-    """An ONNX file, as bytes, and its manifest."""
-
     data: bytes
     manifest: dict[str, Any]
 
@@ -51,7 +49,6 @@ class OnnxSource:
 
 
 def from_export(exported: Exported) -> OnnxSource:
-    """The graph that `graph.export` proved."""
     return OnnxSource(exported.onnx, exported.manifest)
 
 
@@ -79,7 +76,7 @@ def read_source(path: Path) -> OnnxSource:
 def in_precision(source: OnnxSource, precision: str, lowering: Callable[[], Lowering]) -> OnnxSource:
     """`source` in `precision`, converted from fp32 if necessary. Raises AccuracyError if accuracy drops too far.
 
-    `lowering` loads the data for the conversion; it is called only for a conversion.
+    `lowering` loads the data; it is called only for a conversion.
     """
     if source.precision == precision:
         return source

@@ -1,7 +1,7 @@
 """A graph in OpenVINO, as Triton's backend `openvino` runs it, and an accuracy gate.
 
 In: the bytes of an ONNX file and a labelled dataset. Out: a classifier on this CPU, in bfloat16 or float32; its test
-accuracy beside ONNX Runtime's, or AccuracyError with both numbers.
+accuracy beside ONNX Runtime's, or AccuracyError.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ def has_bfloat16() -> bool:
 def openvino_classifier(data: bytes, bfloat16: bool, threads: int = 0) -> Classifier:
     """The ONNX file `data` in OpenVINO on the CPU: uint8 (n, C, H, W) -> float32 (n, K). 0 threads: all cores.
 
-    OpenVINO never chooses the precision itself. Raises Unavailable without OpenVINO, or if `bfloat16` is wanted on a
-    CPU that only emulates it.
+    Raises Unavailable without OpenVINO, or if `bfloat16` is wanted on a CPU that only emulates it.
     """
     if bfloat16 and not has_bfloat16():
         raise Unavailable("OpenVINO in bfloat16: expected a CPU with AVX-512 BF16 or AMX, found none")
@@ -38,10 +37,10 @@ def openvino_classifier(data: bytes, bfloat16: bool, threads: int = 0) -> Classi
 
 
 def check_accuracy(data: bytes, dataset: Dataset, max_drop_points: float, bfloat16: bool) -> EngineAccuracy:
-    """Runs the ONNX file `data` in OpenVINO and in ONNX Runtime on all test images of `dataset`.
+    """Test accuracy of the ONNX file `data` in OpenVINO, beside ONNX Runtime's.
 
-    Raises AccuracyError if OpenVINO's accuracy is more than `max_drop_points` percentage points lower, and
-    Unavailable as `openvino_classifier` does.
+    Raises AccuracyError if it is lower by more than `max_drop_points` percentage points, and Unavailable as
+    `openvino_classifier` does.
     """
     classify, precision = openvino_classifier(data, bfloat16), "bfloat16" if bfloat16 else "float32"
     return engine_accuracy("OpenVINO", precision, classify, data, dataset, max_drop_points)

@@ -1,4 +1,4 @@
-"""A version: a file that Triton loads and manifest.json, which records the file's origin.
+"""A version: a file that Triton loads, and manifest.json with its origin.
 
 In: bytes with their manifest, or the two files. Out: an `Artifact`; PublishError if file and manifest disagree.
 """
@@ -22,7 +22,7 @@ SAMPLE_FILE = "sample.npz"  # foreign models only: inputs and expected outputs
 
 
 class PublishError(ExportError):
-    """A fault of a repository. The message names the path."""
+    """A fault of a repository; the message names the path."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Artifact:
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """The manifest in the file `path`; raises PublishError if a field that this program reads is missing or wrong."""
+    """The manifest in `path`; raises PublishError if a field that is read here is missing or wrong."""
     try:
         manifest: dict[str, Any] = json.loads(path.read_text())
         check_manifest(path, manifest)
@@ -80,7 +80,7 @@ def _check_numbers(manifest: dict[str, Any]) -> None:
 
 
 def read_artifact(path: Path, manifest_path: Path) -> Artifact:
-    """The artifact in the file `path`; raises PublishError if its hash differs from the manifest's."""
+    """The artifact in `path`; raises PublishError if its hash differs from the manifest's."""
     manifest = read_manifest(manifest_path)
     try:
         data = path.read_bytes()

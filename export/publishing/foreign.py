@@ -1,8 +1,8 @@
 """Any ONNX file -> the next version of a model: names, dtypes and dims come from the graph.
 
-In: a file, preferably one of `vitbn rewrite` with its manifest and sample. Out: a version folder with model.onnx,
-its weights, manifest.json and sample.npz, which `verify` replays. Triton joins requests only if every input and output
-has the same free first axis.
+In: a file, preferably from `vitbn rewrite` with manifest and sample. Out: a version folder with model.onnx, its
+weights, manifest.json and sample.npz, which `verify` replays. Triton joins requests only if all inputs and outputs
+share a free first axis.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ TYPES = {
 
 
 def is_foreign(manifest_path: Path) -> bool:
-    """Whether the manifest is not from one of our own networks."""
+    """Whether the manifest is missing or that of a foreign network."""
     try:
         manifest = json.loads(manifest_path.read_text())
     except (OSError, ValueError):
@@ -139,12 +139,12 @@ def config_of(
 
 
 def _file_name(tensor: str, number: int) -> str:
-    """Of a tensor's warm-up; each version has its own, for its sample may have another shape."""
+    """File of a tensor's warm-up input, of each version: their samples may differ in shape."""
     return f"{number}_" + "".join(letter if letter.isalnum() else "_" for letter in tensor)
 
 
 def _same_contract(model_dir: Path, message: pb.ModelConfig) -> None:
-    """Raises PublishError if a client of the older versions could not call the new version."""
+    """Raises PublishError if clients of the older versions could not call the new version."""
     held = read_config(model_dir)
     for kind in ("input", "output"):
         old, new = ([(t.name, t.data_type, [*t.dims]) for t in getattr(each, kind)] for each in (held, message))
@@ -164,7 +164,7 @@ def _sample(file: Path) -> Feeds:
 
 
 def _manifest(file: Path, version: Path) -> dict[str, Any]:
-    """The manifest of the rewrite, if any, and the hash of the served files."""
+    """The manifest of the rewrite, if any, and the served files' hash."""
     beside = file.with_suffix(".json")
     about: dict[str, Any] = json.loads(beside.read_text()) if beside.exists() else {"rewrites": []}
     held = sorted(path for path in version.iterdir() if path.name not in (MANIFEST_FILE,))

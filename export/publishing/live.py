@@ -1,7 +1,7 @@
-"""Controls the models of a running Triton server through the model-control API.
+"""Lists and loads the models of a running Triton server through its model-control API.
 
-In: an address. Out: what the server serves, or that it has loaded a change; or an error with the reason. A load leaves
-no gap: the old version answers until the new version does, and stays if the new version fails.
+In: an address. Out: what the server serves, or a loaded change; or an error with the reason. A load leaves no gap:
+the old version answers until the new version does, and stays if that fails.
 Source: triton-inference-server/server, docs/protocol/extension_model_repository.md.
 """
 
@@ -27,7 +27,7 @@ class ServerUnreachable(ExportError):
 
 
 class ServerRefused(ExportError):
-    """The server refused. The message holds its reason."""
+    """The server refused; the message holds its reason."""
 
 
 class NotExplicit(ServerRefused):
@@ -36,9 +36,9 @@ class NotExplicit(ServerRefused):
 
 @dataclass(frozen=True)
 class LiveServer:
-    """A server by HOST:PORT of its HTTP endpoint; sends `headers` with every request.
+    """A server at HOST:PORT of HTTP, and `grpc` of gRPC; sends `headers` with every request.
 
-    `grpc` is HOST:PORT of its gRPC endpoint; None if unknown, but on Triton's default ports it is derived.
+    Without `grpc`, Triton's default port is tried if HTTP has its default port.
     """
 
     address: str
@@ -60,10 +60,9 @@ class LiveServer:
             self._post(f"v2/repository/models/{model}/load", {})
 
     def _load_over_grpc(self, model: str) -> bool:
-        """Whether gRPC was available for the load; raises ServerRefused if it failed there.
+        """Loads over gRPC; returns False if that is unavailable, raises ServerRefused if the load fails.
 
-        A load over HTTP blocks one of Triton's HTTP threads, with all connections of that thread, until the load ends
-        (measured: 7 s).
+        A load over HTTP blocks a Triton HTTP thread, with all its connections, until the load ends (measured: 7 s).
         """
         host, _, port = self.address.rpartition(":")
         grpc = self.grpc or (f"{host}:{DEFAULT_GRPC_PORT}" if port == DEFAULT_HTTP_PORT else None)
@@ -100,7 +99,7 @@ class LiveServer:
 
 
 def connect(address: str, headers: Mapping[str, str], grpc: str | None = None) -> LiveServer | None:
-    """The server at `address`, None if it does not answer. Raises ServerRefused if it refuses to list its models."""
+    """The server at `address`; None if it does not answer. Raises ServerRefused if it does not list its models."""
     server = LiveServer(address, headers, grpc)
     try:
         server.served()

@@ -1,4 +1,4 @@
-"""Changes the served versions of a published model: promote, fall back, prune.
+"""Changes the served versions of a published model.
 
 In: a model's folder and the running server, if any. Out: config.pbtxt with another version policy, loaded by that
 server. If the load fails, config.pbtxt is restored and the old version still answers.
@@ -21,7 +21,7 @@ def served(model_dir: Path) -> list[int]:
 
 
 def fall_back(model_dir: Path) -> int:
-    """The version before the served one, preferably a served version. Raises PublishError if there is none older."""
+    """The version before the default, preferably a served version; raises PublishError if no version is older."""
     now = served(model_dir)
     older = now[:-1] or [number for number in versions(model_dir) if number < min(now, default=0)]
     if not older:
@@ -30,9 +30,9 @@ def fall_back(model_dir: Path) -> int:
 
 
 def promote(model_dir: Path, number: int, server: LiveServer | None) -> list[int]:
-    """Serves version `number` and the version before it, but no newer version. Returns the versions served until now.
+    """Serves version `number` and the version before it, but no newer version; returns the versions served until now.
 
-    Raises PublishError if the version does not exist, and the errors of `activate`.
+    Raises PublishError for a missing version, and the errors of `activate`.
     """
     present, before = versions(model_dir), served(model_dir)
     if number not in present:
@@ -45,9 +45,8 @@ def promote(model_dir: Path, number: int, server: LiveServer | None) -> list[int
 def activate(model_dir: Path, before: Sequence[int], server: LiveServer | None) -> None:
     """Makes the running server load a changed model.
 
-    Raises ServerRefused if the load fails. Then `before` is served again. A new model (`before` is empty) is removed,
-    unless it has gained a version since. Raises NotExplicit if the server has no model control; the files then keep the
-    change, as without a server.
+    Raises ServerRefused if the load fails. Then `before` is served again; a new model (`before` is empty) is removed,
+    unless it has gained a version since. Raises NotExplicit for a server without model control; the change stays.
     """
     if server is None:
         return
@@ -66,7 +65,7 @@ def activate(model_dir: Path, before: Sequence[int], server: LiveServer | None) 
 
 
 def prune(model_dir: Path, keep: int, loaded: Collection[int]) -> list[int]:
-    """Removes all versions except the newest `keep`, the served ones and those `loaded` in a server; returns them."""
+    """Removes all versions except the newest `keep`, the served and the `loaded` versions; returns the removed."""
     with locked(model_dir.parent):
         present = versions(model_dir)
         kept = {*present[-keep:], *served(model_dir), *loaded}

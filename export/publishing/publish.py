@@ -1,7 +1,7 @@
 """The Triton model repository on disk: <model>/config.pbtxt, labels.txt, <version>/model.onnx and manifest.json.
 
-In: a proven artifact. Out: a new version, published by one rename: readers see all of it or nothing. A version never
-changes. Only config.pbtxt says which versions are served, so promoting and falling back are one atomic write.
+In: a proven artifact. Out: a new version, published by a rename: readers see all of it or nothing. A version never
+changes. config.pbtxt alone says which versions are served, so promoting and falling back are atomic writes.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ STAGING = ".publishing-"
 
 
 def publish(repository: Path, name: str, artifact: Artifact, serving: Serving | None = None) -> Path:
-    """Publishes `artifact` as the next version of the model `name` and returns the version's folder.
+    """Publishes `artifact` as the next version of the model `name`; returns the version's folder.
 
-    Servers that load the model from now on serve it, beside the newest version served so far. An existing config.pbtxt
-    keeps the operator's changes, except for the instances and threads that `serving` asks for; TF32 and the batch sizes
-    of TensorRT are those of the versions served. Raises PublishError for a bad name or label, and if the model has
-    another engine, other classes, another image shape or engines without a common batch size.
+    Later loads serve it beside the version that was the default. An existing config.pbtxt keeps the operator's changes,
+    except for the instances and threads in `serving`; TF32 and TensorRT's batch sizes follow the served versions.
+    Raises PublishError for a bad name or label, another engine, other classes, another image shape, and engines without
+    a common batch size.
     """
     check_name(name)
     model_dir, serving = repository / name, serving or Serving()
@@ -79,7 +79,7 @@ def publish(repository: Path, name: str, artifact: Artifact, serving: Serving | 
         default = served_versions(message, versions(model_dir))[-1:]
         configure(message, serving)
         if engine_of(message) == "tensorrt":
-            # Before any write: engines without a common batch size cannot share a model.
+            # Before any write: it may raise.
             beside = (read_manifest(model_dir / str(each) / MANIFEST_FILE) for each in default)
             set_limits(message, [*beside, artifact.manifest])
         return _add(model_dir, artifact, message, default)
@@ -98,7 +98,7 @@ def _add(model_dir: Path, artifact: Artifact, message: pb.ModelConfig, default: 
 
 
 def add_version(model_dir: Path, write: Callable[[Path], None], describe: Callable[[Path, int], None]) -> Path:
-    """Adds the next version by one rename and returns its folder; call it with the repository locked.
+    """Adds the next version by a rename and returns its folder; call it with the repository locked.
 
     `write` fills the version's folder. `describe` gets the model's folder and the version's number, and writes
     config.pbtxt. A new model appears as a whole.
@@ -126,7 +126,7 @@ def check_name(name: str) -> None:
 
 
 def serve(model_dir: Path, served: Sequence[int]) -> None:
-    """Serves exactly these versions, in one atomic write; the highest is the default."""
+    """Serves exactly these versions, by an atomic write; the highest is the default."""
     with locked(model_dir.parent):
         _write_config(model_dir, read_config(model_dir), served)
 
@@ -138,7 +138,7 @@ def versions(model_dir: Path) -> list[int]:
 
 
 def remove_version(model_dir: Path, number: int) -> None:
-    """Removes a version: renames it first, so that no server sees half of it. Of a symlink, only the link."""
+    """Removes a version, renamed first: no server sees half of it. Of a symlink, only the link."""
     if (model_dir / str(number)).is_symlink():
         (model_dir / str(number)).unlink()
         return
@@ -152,7 +152,7 @@ def remove_model(model_dir: Path) -> None:
 
 
 def sweep(repository: Path) -> list[Path]:
-    """Removes the leftovers of killed publishers and returns their paths."""
+    """Removes the leftovers of killed publishers; returns their paths."""
     with locked(repository):
         whole = repository.absolute()
         left = [*whole.parent.glob(f"{STAGING}{whole.name}-????????"), *whole.glob(f"*/{STAGING}*")]
@@ -164,7 +164,7 @@ def sweep(repository: Path) -> list[Path]:
 
 @contextmanager
 def locked(repository: Path, name: str = LOCK_FILE) -> Iterator[None]:
-    """Holds the publisher's lock, which ends with its process. Makes the repository if it is missing."""
+    """Holds the lock, which ends with its process; makes a missing repository."""
     repository.mkdir(parents=True, exist_ok=True)
     with (repository / name).open("wb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -217,7 +217,7 @@ def _check_kind(model_dir: Path, message: pb.ModelConfig, artifact: Artifact) ->
 
 
 def _write_config(model_dir: Path, message: pb.ModelConfig, served: Sequence[int]) -> None:
-    """Writes a config.pbtxt that serves `served` and describes the highest of these versions."""
+    """Writes a config.pbtxt that serves `served` and describes the highest of them."""
     serve_versions(message, served, versions(model_dir))
     if engine_of(message) == "tensorrt":
         set_limits(message, [read_manifest(model_dir / str(number) / MANIFEST_FILE) for number in served])
@@ -237,7 +237,7 @@ def _readable_manifests(model_dir: Path, served: Sequence[int]) -> dict[int, dic
 
 
 def _write_version(folder: Path, artifact: Artifact, message: pb.ModelConfig) -> None:
-    """Keeps the configuration too: a supervisor serves the version with it if the model's own is broken."""
+    """Keeps the config too: a supervisor serves the version with it if the model's own is broken."""
     write_atomically(folder / CONFIG_FILE, to_text(message).encode())
     write_atomically(folder / artifact.file_name, artifact.data)
     write_atomically(folder / MANIFEST_FILE, artifact.manifest_json())
@@ -247,7 +247,7 @@ def _write_version(folder: Path, artifact: Artifact, message: pb.ModelConfig) ->
 def _staging(parent: Path, prefix: str = STAGING) -> Iterator[Path]:
     """A folder on the repository's file system, removed afterwards unless renamed."""
     path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
-    path.chmod(0o755)  # mkdtemp makes it private, but the server may run as another user
+    path.chmod(0o755)  # mkdtemp makes it private; the server may be another user
     try:
         yield path
     finally:
@@ -255,12 +255,12 @@ def _staging(parent: Path, prefix: str = STAGING) -> Iterator[Path]:
 
 
 def _staging_beside(repository: Path) -> AbstractContextManager[Path]:
-    """For whole models: Triton takes every folder in the repository for a model, even hidden or empty ones."""
+    """For whole models: Triton takes every folder in the repository for a model, even hidden or empty."""
     return _staging(repository.absolute().parent, f"{STAGING}{repository.absolute().name}-")
 
 
 def _rename(source: Path, target: Path) -> None:
-    """Renames a folder and flushes the rename to disk; raises PublishError on failure."""
+    """Renames a folder and flushes that to disk; raises PublishError on failure."""
     try:
         source.rename(target)
     except OSError as error:

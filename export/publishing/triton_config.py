@@ -22,15 +22,16 @@ if TYPE_CHECKING:
 
 LABELS_FILE = "labels.txt"
 
-# On a CPU larger batches leave the cache: slower per image, more memory. Clients split them.
+# Larger batches leave a CPU's cache: slower per image, more memory. Clients split them.
 MAX_BATCH_SIZE = 256
-# Of a transformer in the server's own ONNX Runtime: depth 6 takes 0.92 times as long as 256 images in one run.
+# Images at once inside a transformer, in the project's ONNX Runtime backend: depth 6 takes 0.92 times as long as with
+# 256 images.
 INNER_BATCH = 64
-# More requests are refused at once. Of 64 images each, 16 wait half a second for the slowest shipped model.
+# The queue refuses more requests. Of 64 images each, 16 wait half a second for the slowest shipped model.
 MAX_QUEUE_SIZE = 16
-STANDBY_PRIORITY = 1000  # of the second instance, which works only while the first does; the first has 1
-# Of a stored logit, for a float32 model: 100 times the export's. An older float32 version may stand beside a newest one
-# that asks for TF32, which moves a logit of 10 by up to 0.005.
+STANDBY_PRIORITY = 1000  # of the second instance, which works only while the first, of priority 1, does
+# Of a stored float32 logit: 100 times the export's. A newer version may allow TF32 for older versions beside it, which
+# moves a logit of 10 by up to 0.005.
 PROBE_TOLERANCE = 0.01
 # Larger batches keep a GPU busy without a CUDA graph.
 LARGEST_GRAPH = 256
@@ -57,15 +58,12 @@ class Serving:
 
 
 def new_config(name: str, config: ModelConfig, serving: Serving) -> pb.ModelConfig:
-    """The config of a new model `name`.
-
-    `describe`, `set_limits` and `serve_versions` add what depends on its versions.
-    """
+    """The config of a new model; `describe`, `set_limits` and `serve_versions` add what depends on its versions."""
     from tritonclient.grpc import model_config_pb2 as pb
 
     engine = serving.engine or "onnxruntime"
     # OpenVINO's native backend fixes the batch to max_batch_size unless the dims leave it open. Open dims keep Triton
-    # from joining requests, and `max_images` tells clients the largest sensible batch.
+    # from joining requests; `max_images` tells clients the largest sensible batch.
     batch = [-1] if engine == "openvino" else []
     message = pb.ModelConfig(
         name=name,
@@ -83,10 +81,10 @@ def new_config(name: str, config: ModelConfig, serving: Serving) -> pb.ModelConf
         instance_group=[
             pb.ModelInstanceGroup(kind=pb.ModelInstanceGroup.KIND_CPU if batch else pb.ModelInstanceGroup.KIND_AUTO)
         ],
-        # Joins requests that queued up while all instances were busy. No delay: it cost every lone request 0.2 ms.
-        # No preferred sizes: a round batch is no better.
+        # Joins requests that queued up while all instances were busy. A delay cost every lone request 0.2 ms;
+        # preferred sizes gained nothing.
         dynamic_batching=pb.ModelDynamicBatching(),
-        # The same image rarely comes twice; every request would pay for the look-up.
+        # Images rarely repeat; every request would pay for the look-up.
         response_cache=pb.ModelResponseCache(enable=False),
         # Else the first requests pay for memory and, on a GPU, for kernels.
         model_warmup=[_warmup(size, config.input_shape, bool(batch)) for size in (1, MAX_BATCH_SIZE)],
@@ -129,7 +127,6 @@ def image_shape(message: pb.ModelConfig) -> tuple[int, ...]:
 
 
 def configure(message: pb.ModelConfig, serving: Serving) -> None:
-    """Writes the instances and threads of `serving` into `message`."""
     from tritonclient.grpc import model_config_pb2 as pb
 
     if serving.threads is not None and (parameter := THREADS.get(engine_of(message))):
@@ -145,8 +142,8 @@ def configure(message: pb.ModelConfig, serving: Serving) -> None:
     if serving.instances == 1 and engine_of(message) == "tensorrt":
         return  # a second engine costs GPU memory, and nobody has measured it
     if serving.instances == 1:
-        # With a bound and one instance, Triton prepares no batch while the instance works. A request that comes just as
-        # an answer leaves can miss its wake-up and sleeps for 500 ms (measured: 13 to 42 of 8,000 in sequence).
+        # With a bound and a single instance, Triton prepares no batch while it works. A request that comes just as an
+        # answer leaves can miss its wake-up and sleeps for 500 ms (measured: 13 to 42 of 8,000 in sequence).
         message.instance_group[0].rate_limiter.priority = 1
         standby = message.instance_group.add()
         standby.CopyFrom(group)
@@ -156,10 +153,10 @@ def configure(message: pb.ModelConfig, serving: Serving) -> None:
 
 
 def set_limits(message: pb.ModelConfig, manifests: Collection[dict[str, Any]]) -> None:
-    """Gives a TensorRT model the batch sizes that every engine in `manifests` takes; Triton loads no larger ones.
+    """Gives a TensorRT model the batch sizes that every engine in `manifests` takes; Triton refuses larger limits.
 
     Warm-ups and CUDA graphs follow: a batch runs in the graph of the next power of two. Raises PublishError for engines
-    without a common batch size, and for the manifest of another file.
+    without a common batch size, and for another file's manifest.
     """
     try:
         profiles = [manifest["engine"]["profile"] for manifest in manifests]
@@ -186,9 +183,9 @@ def set_limits(message: pb.ModelConfig, manifests: Collection[dict[str, Any]]) -
 
 
 def set_tf32(message: pb.ModelConfig, precision: str) -> None:
-    """Forbids TF32 to float32 models of ONNX Runtime, whose CUDA provider uses it by default; all others may.
+    """Forbids TF32 to float32 models of ONNX Runtime, whose CUDA provider uses it by default.
 
-    With `use_tf32` 0 the provider also keeps float16 convolutions off the tensor cores.
+    Others may: `use_tf32` 0 also keeps float16 convolutions off the tensor cores.
     """
     accelerators = message.optimization.execution_accelerators.gpu_execution_accelerator
     cuda = next((each for each in accelerators if each.name == "cuda"), None) or accelerators.add(name="cuda")
@@ -196,10 +193,7 @@ def set_tf32(message: pb.ModelConfig, precision: str) -> None:
 
 
 def describe(message: pb.ModelConfig, manifest: dict[str, Any]) -> None:
-    """Writes what clients and operators read: model, origin, accuracy, temperature of the logits.
-
-    Also whether the default version may use TF32.
-    """
+    """Writes what clients and operators read, and whether the default version may use TF32."""
     accuracy, temperature = accuracy_of(manifest), manifest.get("temperature")
     described = {
         "model_config": json.dumps(manifest["model_config"]),
@@ -221,7 +215,7 @@ def describe(message: pb.ModelConfig, manifest: dict[str, Any]) -> None:
 def store_probe(message: pb.ModelConfig, manifests: Mapping[int, dict[str, Any]]) -> None:
     """Writes the sample and each version's logits for it, for `clients/probe.py`.
 
-    Below float32 processors differ, so only the class counts: the tolerance is null.
+    Below float32 processors differ: only the class counts, and the tolerance is null.
     """
     answers = {}
     for number, manifest in manifests.items():
@@ -237,7 +231,7 @@ def store_probe(message: pb.ModelConfig, manifests: Mapping[int, dict[str, Any]]
 
 @cache
 def _packed_sample(model_config: str) -> str:
-    """The first embedded image, compressed, in base64. Cached: reading the digits takes longer than publishing."""
+    """The first embedded image, compressed, in base64. Cached: reading it takes longer than publishing."""
     image = embedded_sample(ModelConfig.from_json(model_config)).images[0]
     return base64.b64encode(zlib.compress(image.tobytes(), 9)).decode()
 
@@ -254,7 +248,7 @@ def served_versions(message: pb.ModelConfig, present: Sequence[int]) -> list[int
 
 
 def serve_versions(message: pb.ModelConfig, served: Sequence[int], present: Sequence[int]) -> None:
-    """Writes the policy that serves `served` out of the versions `present`; "latest" if that is equivalent."""
+    """Writes the policy that serves `served` of the versions `present`; "latest" if equivalent."""
     message.version_policy.Clear()
     if sorted(served) == sorted(present)[-SERVED_VERSIONS:]:
         message.version_policy.latest.num_versions = SERVED_VERSIONS

@@ -1,6 +1,6 @@
-"""Checks a published model against what was published: hashes, config, graph and answer. Changes nothing.
+"""Checks a published model: hashes, config, graph and answer. Changes nothing.
 
-In: a model's folder. Out: the first problem of every version, if any.
+In: a model's folder. Out: every version with its first problem, if any.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from export.publishing.triton_config import served_versions
 
 @dataclass(frozen=True)
 class Verified:
-    """One version; `problem` is the first fault, `left_out` a check that this machine cannot make."""
+    """`problem` is the version's first fault, `left_out` a check that this machine cannot make."""
 
     version: int
     problem: str | None = None
@@ -27,7 +27,7 @@ class Verified:
 
 
 def verify_model(model_dir: Path) -> Iterator[Verified]:
-    """Checks every version of a model. Raises PublishError if the whole model cannot be served."""
+    """Checks every version; raises PublishError if the whole model cannot be served."""
     message = read_config(model_dir)
     if message.name != model_dir.name:
         raise PublishError(f"{model_dir}: expected the name {model_dir.name} in config.pbtxt, found {message.name}")
@@ -41,7 +41,7 @@ def verify_model(model_dir: Path) -> Iterator[Verified]:
 
 
 def verify_version(model_dir: Path, number: int) -> Verified:
-    """Checks that a version is as published, fits config.pbtxt and answers as at its export."""
+    """Checks that a version is as published, fits config.pbtxt and answers as when exported."""
     folder = model_dir / str(number)
     if (folder / SAMPLE_FILE).exists() and is_foreign(folder / MANIFEST_FILE):
         return Verified(number, problem=verify_foreign(folder))
@@ -57,9 +57,9 @@ def verify_version(model_dir: Path, number: int) -> Verified:
 
 
 def check_answer(path: Path, artifact: Artifact) -> None:
-    """Raises PublishError if the ONNX file is invalid or answers the sample differently than at its export.
+    """Raises PublishError if the ONNX file is invalid or answers the sample differently than when exported.
 
-    Logits may differ by the export's tolerance. Below float32 processors differ, so only the class counts.
+    Logits may differ by the export's tolerance; below float32 processors differ, so only the class counts.
     """
     import onnx
 

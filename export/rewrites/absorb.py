@@ -1,6 +1,6 @@
 """Third rewrite: the query takes up the key's weights, the output projection the value's.
 
-In and out: see `export.rewrites`. We know no other ViT exporter that does this; `models.absorption` has the algebra.
+We know no other ViT exporter that does this.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def absorb_attention(model: nn.Module) -> nn.Module:
         out_i    = sum_h (Wo_h Wv_h)(A_h X)_i + (sum_h Wo_h bv_h + bo)
 
     The softmax over j ignores terms free of j. Its rows sum to one, so the value bias is a constant.
-    After `cls_only` the last block projects one row and is judged at the cost of that row.
+    After `cls_only` the last block is judged by the cost of its single row.
     Raises DoesNotApply for a network without attention, and if no block gets cheaper.
     """
     if not isinstance(model, VisionTransformer):
@@ -50,7 +50,7 @@ def absorb_attention(model: nn.Module) -> nn.Module:
 
 
 def _absorbed(name: str, attention: nn.Module, tokens: int) -> tuple[int, int, nn.Module]:
-    """Multiplications of an image before and after absorption, and the absorbed layer."""
+    """Multiplications per image before and after absorption, and the absorbed layer."""
     if isinstance(attention, Attention):
         dim, heads = attention.qkv.in_features, attention.heads
         before = attention_macs(tokens, dim, heads, attention.dim_head)
@@ -61,7 +61,7 @@ def _absorbed(name: str, attention: nn.Module, tokens: int) -> tuple[int, int, n
 
 
 def cls_attention_macs(attention: ClsAttention, tokens: int) -> tuple[int, int]:
-    """Multiplications of an image for row 0, before and after absorption; a constant query costs nothing."""
+    """Multiplications per image for row 0, before and after absorption; a constant query is free."""
     dim, heads = attention.key.in_features, attention.heads
     inner = heads * attention.dim_head
     query = 0 if isinstance(attention.query, Constant) else 1

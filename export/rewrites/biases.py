@@ -1,7 +1,7 @@
 """Fourth rewrite: constants travel along the residual stream to layers that add them at no cost.
 
-In and out: see `export.rewrites`. Folding gives every query a bias of heads times features. Adding it costs more than
-the BatchNorm over features that it replaces.
+Folding gives every query a bias of heads times features. Adding it costs more than the BatchNorm over features that it
+replaces.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Fifth rewrite: in a network of one block the patches serve as keys and values.
 
-In and out: see `export.rewrites`. The algebra of `absorb_attention`, one layer earlier.
+The algebra of `absorb_attention`, a layer earlier.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ def absorb_embedding(model: nn.Module) -> nn.Module:
         score_hj = q_h' x_j         = (W'q_h)' p_j + q_h' t_j
         row      = sum_h Wov_h (A_h x) + r = sum_h (Wov_h W) sum_j>0 A_hj p_j + sum_hj A_hj (Wov_h t_j + r / H)
 
-    with r the CLS row plus the output bias; the H rows of A sum to one. Products with W'q_h and Wov_h W remain, and a
-    table of scores and a table of outputs. Raises DoesNotApply for any other network, and if this costs more
-    multiplications, as with patches of many more pixels than a token has features.
+    with r the CLS row plus the output bias; the H rows of A sum to one. Products with W'q_h and Wov_h W remain, and
+    tables of scores and of outputs. Raises DoesNotApply for any other network, and if this costs more multiplications:
+    patches of many more pixels than a token has features.
     """
     if not isinstance(model, VisionTransformer):
         raise DoesNotApply(f"{type(model).__name__}: there are no patches")

@@ -1,7 +1,4 @@
-"""First rewrite: norms and the 1/255 of the pixels fold into the linear layers beside them.
-
-In and out: see `export.rewrites`.
-"""
+"""First rewrite: norms and the 1/255 of the pixels fold into the linear layers beside them."""
 
 from __future__ import annotations
 
@@ -28,7 +25,7 @@ BATCH_NORMS = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d
 
 @dataclass(frozen=True)
 class Fold:
-    """A norm, the linear layer that takes it up, and whether it stands before or after that layer."""
+    """`norm` stands on this `side` of the `linear` layer that takes it up."""
 
     norm: str
     linear: str

@@ -1,6 +1,6 @@
 """Attention in the form that GPU kernels fuse: softmax(q k') v in rank 4, with nothing between product and softmax.
 
-In and out: see `export.rewrites`. TensorRT and PyTorch's kernels never write the scores to memory in that form.
+TensorRT and PyTorch's kernels then never write the scores to memory.
 """
 
 from __future__ import annotations

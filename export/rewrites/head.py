@@ -1,7 +1,4 @@
-"""Seventh rewrite: the classifier takes up the second Linear of the last FFN.
-
-In and out: see `export.rewrites`.
-"""
+"""Seventh rewrite: the classifier takes up the second Linear of the last FFN."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from models.vit import VisionTransformer
 
 
 def merge_head(model: nn.Module) -> nn.Module:
-    """Computes the logits directly from the hidden features of the last FFN, without its D output features.
+    """Computes the logits from the hidden features of the last FFN, without its D output features.
 
     With r the CLS row after the attention and g = gelu(W1 r + b1), the head, which contains the last norm, gives
 

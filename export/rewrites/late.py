@@ -1,7 +1,4 @@
-"""Sixth rewrite: a late CLS token stays apart from the patches, so their tokens are no longer copied.
-
-In and out: see `export.rewrites`.
-"""
+"""Sixth rewrite: a late CLS token stays apart from the patches, so their tokens are no longer copied."""
 
 from __future__ import annotations
 

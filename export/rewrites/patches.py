@@ -1,8 +1,8 @@
 """Eighth rewrite: the order of the pixels in a patch. It saves no multiplication but a slow copy.
 
-In and out: see `export.rewrites`. Measured with ONNX Runtime 1.31, float32, medians of interleaved calls on two shared
-cores: a ViT of one block becomes 1.3 times as fast, a ViTBN 1.5 times. A convolution in place of copy and Linear gave
-1.4; at depth 2 it took 1.02 to 1.07 times as long as this order.
+Measured with ONNX Runtime 1.31, float32, medians of interleaved calls on two shared cores: a ViT of one block becomes
+1.3 times as fast, a ViTBN 1.5 times. A convolution in place of copy and Linear gave 1.4; at depth 2 it took 1.02 to
+1.07 times as long as this order.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ ROWS_FIRST, CHANNELS_FIRST = "(p1 p2 c)", "(c p1 p2)"
 def cut_by_channel(model: nn.Module) -> nn.Module:
     """Cuts the patches channel by channel, a row of pixels at a time; training cut pixel by pixel.
 
-    The columns of the patch embedding are reordered in the same way. A LayerNorm between ignores the order. Raises
-    DoesNotApply if another norm or no Linear follows the cut.
+    The columns of the patch embedding are reordered alike. A LayerNorm between ignores the order. Raises DoesNotApply
+    if another norm or no Linear follows the cut.
     """
     if not isinstance(model, VisionTransformer):
         raise DoesNotApply(f"{type(model).__name__}: there are no patches")

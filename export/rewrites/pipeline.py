@@ -1,7 +1,4 @@
-"""A sequence of rewrites, with the gain of each.
-
-In: a float64 network and the wanted rewrites. Out: the rewritten network and a `Step` for each rewrite.
-"""
+"""A sequence of rewrites: float64 network -> rewritten network and a `Step` for each rewrite."""
 
 from __future__ import annotations
 
@@ -37,7 +34,7 @@ ALL: tuple[Rewrite, ...] = (
     merge_head,
     cut_by_channel,
 )
-ORDER: tuple[Rewrite, ...] = (*ALL, fuse_attention)  # the last only changes the form, without gain on CPUs
+ORDER: tuple[Rewrite, ...] = (*ALL, fuse_attention)  # fuse_attention changes only the form; CPUs gain nothing
 
 
 @dataclass(frozen=True)
@@ -51,7 +48,7 @@ class Step:
 
 
 def apply(model: nn.Module, rewrites: Sequence[Rewrite], required: Sequence[Rewrite]) -> tuple[nn.Module, list[Step]]:
-    """Applies `rewrites` in the order of `ORDER`. Leaves out those that do not apply.
+    """Applies `rewrites` in the order of `ORDER`; leaves out those that do not apply.
 
     Raises RewriteError for a rewrite that cannot be exact, DoesNotApply for a `required` one that does not apply.
     """
@@ -71,7 +68,7 @@ def apply(model: nn.Module, rewrites: Sequence[Rewrite], required: Sequence[Rewr
 
 
 def changed_layers(before: nn.Module, after: nn.Module) -> Iterator[str]:
-    """The outermost layers whose type changed. If no type changed: the layers whose weights changed."""
+    """The outermost layers whose type changed; if no type did, the layers whose weights changed."""
     old = dict(before.named_modules())
     replaced: list[str] = []
     for name, module in after.named_modules():

@@ -1,7 +1,4 @@
-"""Second rewrite: the last block computes only the row that the head reads.
-
-In and out: see `export.rewrites`.
-"""
+"""Second rewrite: the last block computes only the row that the head reads."""
 
 from __future__ import annotations
 
@@ -55,7 +52,7 @@ def cls_only(model: nn.Module) -> nn.Module:
 class RowBlock(nn.Module):
     """A last block for row 0.
 
-    `residual` is what the FFN is added to: the row or, after `merge_head`, the logits that come from it.
+    The FFN's output is added to `residual` of the row: the row itself or, after `merge_head`, its logits.
     """
 
     def __init__(self, ffn: nn.Module) -> None:

@@ -1,12 +1,12 @@
 """Weights and cost of attention whose keys and values are the normalised tokens.
 
 In: rows of the query-key-value projection and the output projection, head-major. Out: tensors of the absorbed layer,
-through which gradients flow back. Shapes: H heads of size E, N tokens, D features; s = 1/sqrt(E).
+differentiable. Shapes: H heads of size E, N tokens, D features; s = 1/sqrt(E).
 
     score_ij = s (Wq x_i + bq)'(Wk x_j + bk) = (s Wk'Wq x_i + s Wk'bq)' x_j + (terms free of j)
     out_i    = sum_h (Wo_h Wv_h)(A_h X)_i + (sum_h Wo_h bv_h + bo)
 
-The softmax over j does not see terms free of j, and its rows sum to one, so the value bias is a constant.
+The softmax over j ignores terms free of j; its rows sum to one, so the value bias is a constant.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 
 def attention_macs(tokens: int, dim: int, heads: int, dim_head: int) -> int:
-    """Multiplications of one attention layer per image: projections, scores, weighted sum."""
+    """Multiplications of an attention layer per image: projections, scores, weighted sum."""
     inner = heads * dim_head
     output = 0 if heads == 1 and dim_head == dim else inner * dim
     return tokens * (3 * dim * inner + output) + 2 * tokens**2 * inner
@@ -28,7 +28,7 @@ def absorbed_attention_macs(tokens: int, dim: int, heads: int) -> int:
 
 
 def absorbed_query(query: Tensor, key: Tensor, heads: int) -> Tensor:
-    """s Wk' times `query` (H*E, X), which is a weight, or a bias or query as one column; key (H*E, D) -> (H*D, X)."""
+    """s Wk' times `query` (H*E, X), a weight, or a bias or query as a column; key (H*E, D) -> (H*D, X)."""
     queries, keys = query.unflatten(0, (heads, -1)), key.unflatten(0, (heads, -1))  # (H, E, X), (H, E, D)
     absorbed: Tensor = queries.shape[1] ** -0.5 * keys.transpose(1, 2) @ queries
     return absorbed.flatten(0, 1)
@@ -40,7 +40,7 @@ def absorbed_output(out: nn.Module, value: Tensor, bias: Tensor | None, heads: i
     constant: Tensor
     if isinstance(out, nn.Linear):
         output, constant = out.weight, out.bias  # (D, H*E), (D,)
-    else:  # no projection: one head as wide as the tokens
+    else:  # no projection: a single head as wide as the tokens
         output, constant = torch.eye(len(value)).to(value), torch.zeros(len(value)).to(value)
     if bias is not None:
         constant = constant + output @ bias

@@ -1,4 +1,4 @@
-"""BatchNorm's statistics from images of a new source, without labels: the weights stay.
+"""BatchNorm's statistics from unlabelled images of a new source; the weights stay.
 
 In: a network and uint8 images (n, C, H, W). Out: a copy of the network with the statistics of these images.
 Li et al., "Revisiting Batch Normalization For Practical Domain Adaptation", 2016 (AdaBN).
@@ -23,9 +23,9 @@ class AdaptationError(Exception):
 
 
 def adapt(model: nn.Module, images: Tensor, statistics: tuple[Statistic, ...] = BOTH) -> nn.Module:
-    """The copy in eval mode; each layer sees the images through layers that normalise with the batch already.
+    """The copy, in eval mode. All images are a single batch; `statistics` are taken from it.
 
-    `statistics` are those to take from the images. All images are one batch. Raises AdaptationError.
+    A layer sees the images through layers that already normalise with the batch. Raises AdaptationError.
     """
     adapted = copy.deepcopy(model).eval()
     norms = [module for module in adapted.modules() if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d)]

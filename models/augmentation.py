@@ -1,14 +1,13 @@
-"""Random distortions of training images, a new one at every sight: float (B, C, H, W) in [0, 1] -> the same.
+"""Random distortions of training images, new at every sight: float (B, C, H, W) in [0, 1] -> the same.
 
 `study` is the published study's: rotation by up to 20 degrees, translation by up to a fifth of the side, and with
-probability 0.2 a zoom-out by r, drawn from U(2, 3), to a place anywhere in the frame: a shift by up to (1 - 1/r) / 2 of
-the side. Rotation and translation are bilinear here, nearest in the publication (torchvision's default). The zoom-out
+probability 0.2 a zoom-out by r, drawn from U(2, 3), to anywhere in the frame: a shift by up to (1 - 1/r) / 2 of the
+side. Rotation and translation are bilinear here, nearest in the publication (torchvision's default). The zoom-out
 averages 9 bilinear samples a pixel; the publication's (Pillow's bilinear resize) weighs the pixels under it.
-`light` distorts no more than people do in writing. `elastic` is `light` with a smooth field of displacements on top, of
-up to 1.5 pixels (Simard et al., "Best Practices for Convolutional Neural Networks Applied to Visual Document Analysis",
-2003). `crop-flip` is for photos (He et al., "Deep Residual Learning", 2016, section 4.2): a window of the picture's
-size in the picture with 4 black pixels around it, mirrored half of the time. All draw from PyTorch's generator, which
-the training's seed sets.
+`light` distorts no more than handwriting varies. `elastic` adds a smooth field of displacements of up to 1.5 pixels
+(Simard et al., "Best Practices for Convolutional Neural Networks Applied to Visual Document Analysis", 2003).
+`crop-flip`, for photos (He et al., "Deep Residual Learning", 2016, section 4.2), cuts a window of the picture's size
+from the picture with 4 black pixels around it, and mirrors half of them. All draw from PyTorch's generator.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ SAMPLES = 3  # per side of a zoomed-out pixel
 
 
 def augmentation(name: Augmentation) -> Callable[[Tensor], Tensor]:
-    """The distortion of that name; handles a whole batch on the images' device."""
+    """The distortion of that name, for whole batches on the images' device."""
     if name == "none":
         return nn.Identity()
     if name == "crop-flip":
@@ -47,7 +46,7 @@ def augmentation(name: Augmentation) -> Callable[[Tensor], Tensor]:
 
 
 def _zoom_out(images: Tensor) -> Tensor:
-    """Shrinks a fifth of the images (B, C, H, W) to 1/r and places each somewhere in a black frame."""
+    """Shrinks a fifth of the images (B, C, H, W) to 1/r, each placed in a black frame."""
     chosen = images.new_empty(len(images)).uniform_() < ZOOM_OUT_SHARE
     if not chosen.any():
         return images
@@ -71,7 +70,7 @@ def _crop_flip(images: Tensor) -> Tensor:
 
 
 def _elastic(images: Tensor) -> Tensor:
-    """Rotation, shear, zoom, shift and displacement (B, C, H, W) in one bilinear look-up."""
+    """The affine map and the displacement of images (B, C, H, W) in a single bilinear look-up."""
     count, _, height, width = images.shape
     grid = F.affine_grid(_affine(images.new_empty(count, 5).uniform_(-1, 1)), list(images.shape), align_corners=False)
     field = _displacements(count, height, width).to(images) * images.new_tensor([2 / width, 2 / height])  # (B, H, W, 2)
@@ -89,7 +88,7 @@ def _affine(draws: Tensor) -> Tensor:
 
 
 def _displacements(count: int, height: int, width: int) -> Tensor:
-    """Smooth random fields (B, H, W, 2) in pixels; each field's maximum is drawn up to ELASTIC_PIXELS."""
+    """Smooth random fields (B, H, W, 2) in pixels, each with a maximum of up to ELASTIC_PIXELS."""
     noise = torch.randn(count, 2, height, width)
     smooth = _gaussian(height) @ noise @ _gaussian(width).T
     largest = smooth.abs().amax(dim=(1, 2, 3), keepdim=True)

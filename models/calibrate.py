@@ -1,6 +1,6 @@
-"""Command line: adds a temperature to a checkpoint that lacks it. `python models/calibrate.py --help`.
+"""Command line: adds a temperature to a checkpoint, fitted on the images that its training held out.
 
-The held-out images are those that its training held out. Only the metadata of the file change.
+Only the metadata of the file change.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-import vitbn  # noqa: F401  # says in one line that another `models` hides ours
+import vitbn  # noqa: F401  # reports another `models` that hides ours
 from models.data import DATA_DIR_HELP, DataError, load_dataset
 
 if TYPE_CHECKING:

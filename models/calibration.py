@@ -1,7 +1,7 @@
 """A temperature that makes confidence mean probability: of the answers with 90 % confidence, 90 % are right.
 
 In: logits float (n, C) and labels int64 (n,). Out: T > 0 for softmax(logits / T), fitted on held-out images, and the
-expected calibration error of other images. The answers stay the same: T does not change the largest logit.
+expected calibration error of other images. T leaves the largest logit, and so the answer, unchanged.
 Guo et al., "On Calibration of Modern Neural Networks", ICML 2017, sections 2 and 4.2.
 """
 
@@ -16,10 +16,9 @@ LIMITS = (0.05, 20.0)  # without mistakes on the held-out images the best T is 0
 
 
 def calibrate(held_out: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor]) -> dict[str, float]:
-    """Fits on the `held_out` logits and labels and measures on those of the test images.
+    """Fits on `held_out` logits and labels, measures on the test images'; the keys are metrics of a checkpoint.
 
-    The keys go into the checkpoint's metrics: `temperature`, and the error with and without it, `calibration_error` and
-    `calibration_error_before`.
+    `calibration_error_before` is the error without the temperature.
     """
     temperature = round(fit_temperature(*held_out), 4)
     return {

@@ -1,6 +1,6 @@
 """The shipped checkpoints, trained on MNIST: models/pretrained/NAME.safetensors.
 
-In: a name, or a configuration. Out: the file; its metrics say how it was trained and how accurate it is.
+In: a name, or a configuration. Out: the file; its metrics have the training and the accuracy.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ def shipped(name: str) -> Path:
 
 
 def relative(path: Path) -> Path:
-    """`path` relative to the current folder if it lies inside, for messages."""
+    """`path`, for messages relative to the current folder if it lies inside."""
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
 @cache
 def matching(config: ModelConfig) -> Path | None:
-    """The shipped checkpoint of exactly this configuration, or None."""
+    """The shipped checkpoint of exactly this configuration."""
     from models.checkpoint import read_config
 
     return next((path for path in map(shipped, SHIPPED) if read_config(path) == config), None)
@@ -56,6 +56,6 @@ def models() -> None:
 
 
 if __name__ == "__main__":
-    import vitbn  # noqa: F401  # says in one line that another `models` hides ours
+    import vitbn  # noqa: F401  # reports another `models` that hides ours
 
     models()

@@ -1,8 +1,7 @@
-"""Checkpoints: a network's tensors with its configuration and metrics in one safetensors file.
+"""Checkpoints: a network's tensors with its configuration and metrics in a safetensors file.
 
-In: a file, ours (safetensors) or a state dict of the published study (.pth); its bytes decide which. Out: the network
-in eval mode, configuration and metrics. A size that a file claims is checked against its tensors before anything of
-that size is allocated.
+In: a file, ours or a state dict of the published study (.pth); its bytes decide which. Out: the network in eval mode,
+configuration and metrics. A size that a file claims is checked against its tensors before allocation.
 """
 
 from __future__ import annotations
@@ -38,11 +37,11 @@ INTEGER = ("I64", "I32", "I16", "I8")
 
 
 class CheckpointError(Exception):
-    """A file that is no checkpoint; the message names the file."""
+    """No checkpoint; the message names the file."""
 
 
 class UntrainedBlockWarning(UserWarning):
-    """BatchNorms that never saw a batch: their statistics are those of initialisation."""
+    """BatchNorms never saw a batch: they have their initial statistics."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +56,7 @@ class Checkpoint:
 
 
 def save(path: Path, model: nn.Module, config: ModelConfig, metrics: Metrics) -> None:
-    """Writes the tensors of `model` under their names, `config` and `metrics`, all or nothing.
+    """Writes the tensors of `model`, `config` and `metrics`, all or nothing.
 
     Raises MetricsError for metrics that `load` would refuse.
     """
@@ -67,7 +66,7 @@ def save(path: Path, model: nn.Module, config: ModelConfig, metrics: Metrics) ->
 
 
 def add_metrics(path: Path, added: Metrics) -> None:
-    """Adds to the metrics of a safetensors checkpoint and keeps the rest; raises CheckpointError for another file."""
+    """Adds to the metrics of a safetensors checkpoint; raises CheckpointError for another file."""
     with _opened(path) as file:
         metadata = dict(file.metadata() or {})
         _, metrics = _described(path, metadata)
@@ -80,7 +79,7 @@ def load(path: Path, depth: int | None = None) -> Checkpoint:
     """The network in `path`; with `depth` only its first blocks.
 
     Raises CheckpointError for any other file, for tensors that do not fit the configuration, and for too few blocks.
-    Warns with UntrainedBlockWarning where a BatchNorm never saw a batch.
+    Warns with UntrainedBlockWarning.
     """
     _check_regular(path)
     config, tensors, metrics = _read_reference(path) if zipfile.is_zipfile(path) else _read_safetensors(path)
@@ -103,7 +102,7 @@ def load(path: Path, depth: int | None = None) -> Checkpoint:
 
 
 def read_config(path: Path) -> ModelConfig:
-    """The configuration in a checkpoint of ours, read without its tensors; raises CheckpointError for another file."""
+    """The configuration in a checkpoint of ours, without reading tensors; raises CheckpointError for another file."""
     with _opened(path) as file:
         return _described(path, file.metadata())[0]
 
@@ -142,14 +141,13 @@ def _read_safetensors(path: Path) -> tuple[ModelConfig, dict[str, Tensor], Metri
 
 
 def _form(part: Any) -> Form:
-    """The form of a tensor that is not loaded yet."""
+    """The form of a tensor that is not loaded."""
     kind = part.get_dtype()
     numbers = "floating-point" if kind in FLOATING else "integer" if kind in INTEGER else kind
     return Form(tuple(part.get_shape()), numbers)
 
 
 def _described(path: Path, metadata: dict[str, str] | None) -> tuple[ModelConfig, Metrics]:
-    """The configuration and the metrics in the metadata of a safetensors file."""
     described = metadata or {}
     try:
         config = ModelConfig.from_json(described["config"])

@@ -11,9 +11,9 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-INPUT_NAME = "image"  # uint8 (batch, channels, height, width); of drawings 0 = background, 255 = ink
+INPUT_NAME = "image"  # uint8 (batch, channels, height, width); in drawings 0 = background, 255 = ink
 OUTPUT_NAME = "logits"  # float32 (batch, num_classes)
-INPUT_SCALE = 1.0 / 255.0  # what the networks are trained on: pixels in [0, 1]
+INPUT_SCALE = 1.0 / 255.0  # the networks are trained on pixels in [0, 1]
 
 ModelName = Literal[
     "vit",
@@ -36,7 +36,7 @@ BatchNormFeatures = Literal["dim", "one"]
 Preprocessing = Literal["ink", "photo"]
 Augmentation = Literal["none", "light", "elastic", "study", "crop-flip"]  # see models.augmentation
 
-CNN_MIN_SIDE = 20  # pixels that its convolutions and poolings leave one of
+CNN_MIN_SIDE = 20  # pixels; convolutions and poolings reduce them to 1
 
 MODEL_NAMES: tuple[ModelName, ...] = get_args(ModelName)
 AUGMENTATIONS: tuple[Augmentation, ...] = get_args(Augmentation)
@@ -49,7 +49,7 @@ class ConfigError(ValueError):
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Architecture and classes of a model. The defaults are the published study's.
+    """Architecture and classes of a model; the defaults are the published study's.
 
     CNN and DNNs read only `channels`, `image_size`, `num_classes`, `labels` and `preprocessing`.
     """
@@ -71,7 +71,7 @@ class ModelConfig:
     bn_features: BatchNormFeatures = "dim"
     qkv_bias: bool = False
     labels: tuple[str, ...] = tuple("0123456789")
-    late_cls: tuple[int, int] | None = None  # heads and their width in the last block, which the CLS token joins
+    late_cls: tuple[int, int] | None = None  # heads and their width in the last block, where the CLS token joins
     preprocessing: Preprocessing = "ink"  # clients send the ink of a picture, or the picture as it is
 
     def __post_init__(self) -> None:
@@ -112,7 +112,7 @@ class ModelConfig:
     def _check_labels(self) -> None:
         _require(len(self.labels) == self.num_classes, "labels", f"{self.num_classes} names", len(self.labels))
         for label in self.labels:
-            # Triton counts the lines of a file of labels, and a terminal obeys control characters.
+            # Triton counts lines of the labels file, and terminals obey control characters.
             plain = isinstance(label, str) and label.strip() != "" and label.isprintable()
             _require(plain, "labels", "printable names that are not empty", label)
         twice = next((label for label, count in Counter(self.labels).items() if count > 1), None)
@@ -129,7 +129,6 @@ class ModelConfig:
         return dataclasses.replace(self, heads=self.late_cls[0], dim_head=self.late_cls[1])
 
     def tokens(self, index: int) -> int:
-        """Tokens in block `index`."""
         return self.num_patches + (self.late_cls is None or index == self.depth - 1)
 
     @property

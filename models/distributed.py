@@ -1,8 +1,8 @@
-"""Several processes, started by `torchrun`, train a network, each on its share of every batch.
+"""Processes started by `torchrun` train a network together, each on its share of every batch.
 
-They start from the same weights and average their gradients before each step, in one tensor: networks this small gain
-nothing from DistributedDataParallel's buckets. BatchNorm normalises each share by itself, and its running statistics
-are averaged. Without torchrun there is one process.
+They start from the same weights and average their gradients before each step, in a single tensor: networks this small
+gain nothing from DistributedDataParallel's buckets. BatchNorm normalises each share by itself; its running statistics
+are averaged.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ def processes() -> int:
 
 
 def rank() -> int:
-    """The number of this process, from 0; only process 0 writes and prints."""
+    """This process's number, from 0; only process 0 writes and prints."""
     return dist.get_rank() if dist.is_initialized() else 0
 
 
 def local_device(device: str) -> str:
-    """`cuda` -> this process's own GPU; other devices are shared."""
+    """`cuda` -> this process's GPU; other devices are shared."""
     return f"cuda:{os.environ['LOCAL_RANK']}" if device == "cuda" and "LOCAL_RANK" in os.environ else device
 
 
@@ -36,8 +36,8 @@ def local_device(device: str) -> str:
 def process_group(device: str) -> Iterator[None]:
     """Joins torchrun's processes for the length of a block: NCCL between GPUs, else gloo.
 
-    The functions of `torch.distributed.nn` keep the group that exists at its import, which an optimizer's first step
-    triggers. A group kept so long keeps gloo's threads, which sometimes abort the interpreter at its end.
+    Functions of `torch.distributed.nn` keep the group that exists when an optimizer's first step imports it; that keeps
+    gloo's threads, which sometimes abort the interpreter at its end. So this file imports it first.
     """
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         yield
@@ -60,7 +60,7 @@ def average_gradients(model: nn.Module) -> None:
 
 
 def average_buffers(model: nn.Module) -> None:
-    """Replaces each running statistic by its mean over the processes."""
+    """Replaces running statistics by their means over the processes."""
     if processes() > 1:
         for buffer in model.buffers():
             if buffer.is_floating_point():
@@ -69,7 +69,6 @@ def average_buffers(model: nn.Module) -> None:
 
 
 def sum_over_processes(value: Tensor) -> float:
-    """The sum of `value` over the processes."""
     if processes() > 1:
         dist.all_reduce(value)
     return float(value)

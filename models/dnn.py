@@ -1,4 +1,4 @@
-"""The fully connected networks on which BatchNorm was first shown to speed training up.
+"""The fully connected networks of the first BatchNorm paper.
 
 In: images float (B, C, H, W), pixels in [0, 1]. Out: logits float (B, num_classes).
 Ioffe and Szegedy, "Batch Normalization", 2015, section 4.1. Weights start as PyTorch's Linear draws them.
@@ -16,7 +16,7 @@ WIDTH = 100
 
 
 class DNN(nn.Module):
-    """Three hidden layers of 100 with sigmoids, and a Linear; `dnnbn` has BatchNorm before each sigmoid."""
+    """Three hidden layers of 100 with sigmoids, then a Linear; `dnnbn` has BatchNorm before each sigmoid."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()

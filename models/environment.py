@@ -1,4 +1,4 @@
-"""Hardware, versions and commit: a dictionary, stored with every result."""
+"""Hardware, versions and commit, stored with every result."""
 
 from __future__ import annotations
 
@@ -28,10 +28,7 @@ PACKAGES = (
 
 
 def describe(threads: int, device: str) -> dict[str, Any]:
-    """Machine, packages, commit, and the load of the last minute.
-
-    Clocks are those of this moment. Only the device cuda has `gpu`, which is null without nvidia-smi.
-    """
+    """Machine, packages, commit, load and clocks; `gpu`, for cuda only, is null without nvidia-smi."""
     import torch
 
     gpu = {"gpu": _gpu(), "cuda": torch.version.cuda} if device == "cuda" else {}

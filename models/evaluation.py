@@ -13,7 +13,7 @@ from models.config import INPUT_SCALE
 from models.data import Dataset, hold_out
 from models.training_options import Diverged
 
-TEST_BATCH = 100  # a larger batch leaves the cache: 1000 images at a time take twice as long
+TEST_BATCH = 100  # fits the cache: 1000 images at a time take twice as long
 
 
 def measure_accuracy(
@@ -23,7 +23,7 @@ def measure_accuracy(
     distort: Callable[[Tensor], Tensor] | None = None,
     batch_size: int = TEST_BATCH,
 ) -> float:
-    """The share of right answers for uint8 `images` (n, C, H, W) with int64 `labels` (n,).
+    """The share of right answers for uint8 `images` (n, C, H, W) and int64 `labels` (n,).
 
     `distort` sees the images (B, C, H, W) in [0, 1] first. Raises Diverged for logits that are not finite.
     """
@@ -57,7 +57,7 @@ def classify(
 
 
 def measure_calibration(model: nn.Module, dataset: Dataset, held_out: int) -> dict[str, float]:
-    """Temperature, fitted on the `held_out` training images, and calibration errors on the test images."""
+    """Temperature, fitted on `held_out` training images, and calibration errors on the test images."""
     device = str(next(model.parameters()).device)
     parts = []
     for part in (hold_out(dataset, held_out), dataset):

@@ -1,5 +1,3 @@
-"""Atomic file writes."""
-
 from __future__ import annotations
 
 import os

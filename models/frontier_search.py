@@ -1,8 +1,8 @@
-"""Search for the frontier of accuracy and speed: the trials so far -> the geometry to try next, and their file.
+"""Search for the frontier of accuracy and speed: the trials so far -> the next geometry, and their file.
 
-Two objectives, held-out accuracy and the logarithm of the measured images a second, by noisy expected hypervolume
-improvement (Daulton et al., "Parallel Bayesian Optimization of Multiple Noisy Objectives", 2021) through Ax. As in
-`models.search`, Ax's state is rebuilt from the trials each time, so a killed search continues exactly.
+Maximises held-out accuracy and the logarithm of measured images a second by noisy expected hypervolume improvement
+(Daulton et al., "Parallel Bayesian Optimization of Multiple Noisy Objectives", 2021) through Ax. As in `models.search`,
+Ax's state is rebuilt from the trials, so a killed search continues exactly.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from models.data import Dataset
 
 DEPTHS = (1, 4)
-HEADS_FEATURES = 16  # of a head; many narrow heads cost little once attention is absorbed
+HEADS_FEATURES = 16  # per head; many narrow heads cost little once attention is absorbed
 CHOICES = {"dim": (32, 48, 64, 96, 128), "heads": (2, 4, 8), "last_heads": (4, 8, 16, 32), "mlp_dim": (64, 128, 256)}
 
 
 @dataclass(frozen=True)
 class FrontierSearch:
-    """How each trial is trained. Only trials of the same search can be compared."""
+    """How trials are trained. Only trials of the same search can be compared."""
 
     dataset: str
     epochs: int  # of a trial
@@ -41,7 +41,7 @@ class FrontierSearch:
 
 @dataclass(frozen=True)
 class Geometry:
-    """A point of the space: a ViTBN whose CLS token comes late, with `last_heads` heads in its last block."""
+    """A ViTBN whose CLS token comes late, with `last_heads` heads in its last block."""
 
     depth: int
     dim: int
@@ -50,7 +50,6 @@ class Geometry:
     mlp_dim: int
 
     def config(self, data: Dataset) -> ModelConfig:
-        """The network for these images and classes."""
         from dataclasses import replace
 
         sizes = {"dim": self.dim, "heads": self.heads, "dim_head": HEADS_FEATURES, "mlp_dim": self.mlp_dim}
@@ -70,7 +69,7 @@ class FrontierTrial:
 
 
 def propose(search: FrontierSearch, trials: Sequence[FrontierTrial]) -> Geometry:
-    """What to try after `trials`: first points spread over the space, then where the frontier may grow most."""
+    """The next geometry: first points spread over the space, then where the frontier may grow most."""
     with quiet():
         from ax.api.client import Client
         from botorch.acquisition.multi_objective import logei
@@ -110,7 +109,7 @@ def front(trials: Sequence[FrontierTrial]) -> list[FrontierTrial]:
 
 
 def write(path: Path, search: FrontierSearch, trials: Sequence[FrontierTrial], environment: dict[str, Any]) -> None:
-    """Writes the search, its trials, their environment and the frontier as JSON."""
+    """Writes search, trials, environment and frontier as JSON."""
     rows = [{"trial": number, **asdict(trial)} for number, trial in enumerate(trials, 1)]
     numbers = [trials.index(trial) + 1 for trial in front(trials)]
     content = {"search": _as_json(search), "environment": environment, "frontier": numbers, "trials": rows}
@@ -118,7 +117,7 @@ def write(path: Path, search: FrontierSearch, trials: Sequence[FrontierTrial], e
 
 
 def read(path: Path, search: FrontierSearch) -> list[FrontierTrial]:
-    """The trials in a file of `write`, if there is one; raises SearchError for a damaged file or another search."""
+    """The trials in a file of `write`, if any; raises SearchError for a damaged file or another search."""
     if not path.exists():
         return []
     try:

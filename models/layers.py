@@ -1,4 +1,4 @@
-"""The layers of the transformers, each written once; the normalisation is injected (models/norms.py).
+"""The layers of the transformers; the normalisation is injected (models/norms.py).
 
 Shapes: B images, N tokens, D features, H heads of size E.
 """
@@ -104,8 +104,8 @@ class Attention(nn.Module):
 def fused_attention(q: Tensor, k: Tensor, v: Tensor, scale: float, dropout: float = 0.0) -> Tensor:
     """softmax(scale q k') v by PyTorch's fused kernel: (B, H, M, E), (B, H, N, E), (B, H, N, E) -> (B, H, M, E).
 
-    Written out in an export, whose own form of the kernel hides the products behind reshapes; the scale then comes
-    before the product.
+    An export gets it written out, with the scale before the product: the exporter's own form hides the products behind
+    reshapes.
     """
     if torch.compiler.is_exporting():
         scores = (q if scale == 1 else q * scale) @ k.transpose(-1, -2)  # (B, H, M, N)

@@ -1,5 +1,3 @@
-"""Multiply-accumulates per image."""
-
 from __future__ import annotations
 
 from typing import Any
@@ -12,7 +10,7 @@ from models.registry import Network
 
 
 def macs_per_image(model: nn.Module) -> int:
-    """Multiply-accumulates of all matrix products and convolutions, by PyTorch's count."""
+    """Multiply-accumulates per image of all matrix products and convolutions, by PyTorch's count."""
     if not isinstance(model, Network):
         raise TypeError(f"{type(model).__name__}: expected a network of this project")
     first = next(model.parameters())

@@ -1,4 +1,4 @@
-"""A checkpoint's training metrics: a JSON object, checked on writing and reading.
+"""A checkpoint's metrics: a JSON object, checked on writing and reading.
 
 `test_accuracy`, `held_out_accuracy`, `calibration_error` and `calibration_error_before` are shares in [0, 1],
 `temperature` divides the logits, `epochs` and `test_images` are counts, `dataset` is a name, `options` an object.
@@ -31,7 +31,7 @@ def to_json(metrics: Metrics) -> str:
 
 
 def from_json(text: str) -> Metrics:
-    """The inverse; raises MetricsError for another text."""
+    """Raises MetricsError for another text."""
     try:
         metrics = json.loads(text, parse_constant=_refuse)
     except (ValueError, RecursionError) as error:

@@ -1,7 +1,7 @@
-"""Normalisations of tokens that are affine maps in eval mode, and so fold into the linear layer beside them.
+"""Normalisations of tokens that are affine in eval mode, and so fold into the linear layer beside them.
 
-In and out: tokens (B, N, D). Statistics are over all B*N tokens, of each of D features or, with `features` = 1, of all
-values at once. gamma and beta (features,) are learned.
+In and out: tokens (B, N, D). Statistics are over all B*N tokens, per feature or, with `features` = 1, of all values
+at once. gamma and beta (features,) are learned.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ NormFactory = Callable[[int], nn.Module]
 MOMENTUM = 0.1  # share of the newest batch in a running statistic
 EPS = 1e-5
 WINDOW = 4  # batches whose second moments UnifiedNorm averages
-ANNEALED_AT = 0.8  # share of the training that ProgressiveRepBN's LayerNorm lives, as in the code of its authors
+ANNEALED_AT = 0.8  # share of the training in which ProgressiveRepBN has LayerNorm, as in its authors' code
 
 Affine = tuple[Tensor, Tensor]
 """Scale and shift, each (features,): x -> scale x + shift."""
 
 
 class NotAffine(Exception):
-    """A norm that is not affine in eval mode; the message gives the reason."""
+    """The norm is not affine in eval mode; the message says why."""
 
 
 class NeverAffine(NotAffine):
-    """A norm that is never affine, however it is trained."""
+    """The norm is never affine, however it is trained."""
 
 
 class TokenNorm(nn.Module, ABC):
@@ -42,7 +42,7 @@ class TokenNorm(nn.Module, ABC):
         """The map in eval mode; raises NotAffine."""
 
     def randomise(self, generator: torch.Generator) -> None:
-        """Draws its statistics and parameters; `randomise_norms` draws those of PyTorch's layers."""
+        """Draws statistics and parameters, except in PyTorch's layers: `randomise_norms` draws theirs."""
 
 
 class RowNorm(TokenNorm):
@@ -80,11 +80,11 @@ class TokenBatchNorm(RowNorm):
 
 
 class RepBN(RowNorm):
-    """BN(x) + a x with one learned number a: in eval mode the scale gamma / sqrt(var + eps) + a.
+    """BN(x) + a x with a learned number a: in eval mode the scale gamma / sqrt(var + eps) + a.
 
     Guo et al., "SLAB: Efficient Transformers with Simplified Linear Attention and Progressive Re-parameterized Batch
-    Normalization", ICML 2024, equation 5. Their code starts a at 1, as `start_skips` can. Here a starts at 0,
-    so that training begins at plain BatchNorm; `study.py norms` compares.
+    Normalization", ICML 2024, equation 5. Their code starts a at 1; here a starts at 0, plain BatchNorm, unless
+    `start_skips` sets it. `study.py norms` compares.
     """
 
     def __init__(self, features: int) -> None:
@@ -149,7 +149,7 @@ class UnifiedNorm(RowNorm):
     Accelerating and Stabilizing Transformers", ACM Multimedia 2022.
 
     In training v is the geometric mean over four batches, in eval mode its running mean. Gradients flow through the
-    newest batch's part of v. Simplified: without the paper's averaging of gradients and its filter of outliers.
+    newest batch's part of v. The paper's averaging of gradients and filter of outliers are missing.
     """
 
     def __init__(self, features: int) -> None:
@@ -168,7 +168,7 @@ class UnifiedNorm(RowNorm):
         return self.weight * rows * (square + EPS).rsqrt() + self.bias
 
     def _windowed_square(self, rows: Tensor) -> Tensor:
-        """The geometric mean (features,) of this batch's and earlier mean squares; remembers this batch."""
+        """The geometric mean (features,) of the window's mean squares; remembers this batch."""
         log_square = rows.to(self.running_square.dtype).square().mean(dim=0).clamp_min(EPS).log()  # (features,)
         before = self.log_squares[: min(int(self.num_batches_tracked), WINDOW - 1)]
         square = torch.cat((log_square[None], before)).mean(dim=0).exp()
@@ -214,7 +214,7 @@ class DynamicFeatureNorm(RowNorm):
         return y
 
     def _bounds(self, rows: Tensor) -> Affine:
-        """Minimum and maximum (features,) of the batch, in eval mode the running values."""
+        """Minimum and maximum (features,) of the batch; in eval mode the running values."""
         if not self.training:
             return self.running_min, self.running_max
         bounds = rows.amin(dim=0), rows.amax(dim=0)

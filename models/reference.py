@@ -1,7 +1,7 @@
 """The state dicts published by the authors of the BatchNorm study.
 
-In: their names and tensors. Out: our configuration, and the tensors under our names. Nothing is transposed: both
-flatten a patch (p1 p2 c) and order the query-key-value rows q, k, v, each head-major.
+In: names and tensors. Out: our configuration, and the tensors under our names. Nothing is transposed: both flatten a
+patch (p1 p2 c) and order the query-key-value rows q, k, v, each head-major.
 Source: github.com/anindyahepth/BatchNorm_in_Transformers_CV; all its files have 64 features per head.
 """
 
@@ -19,7 +19,7 @@ from models.tensor_check import shown
 DIM_HEAD = 64  # not visible in the shapes
 CNN_LAYERS = ("conv1", "norm1", "conv2", "norm2", "conv3", "norm3", "fc1", "normfc", "fc2")
 
-# Tensors whose shapes give the widths, by our names -> their dimensions.
+# Our names of tensors whose shapes give the widths -> their dimensions.
 MATRICES = {
     "patch_embedding.weight": 2,
     "embedding.pos_embedding": 3,

@@ -1,4 +1,4 @@
-"""Configuration -> network, and norms with drawn statistics for tests and proofs."""
+"""Configuration -> network, and randomised norms for tests and proofs."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ Network = VisionTransformer | CNN | DNN
 
 
 def build(config: ModelConfig) -> Network:
-    """The network that `config` describes, freshly initialised."""
+    """A freshly initialised network."""
     if config.is_transformer:
         return VisionTransformer(config)
     return CNN(config) if config.model == "cnn" else DNN(config)
 
 
 def randomise_norms(model: nn.Module, seed: int = 0) -> None:
-    """Draws statistics, gamma and beta of every norm: fresh norms are almost the identity and hide wrong folds."""
+    """Draws statistics, gamma and beta: fresh norms are almost the identity and hide wrong folds."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for module in model.modules():

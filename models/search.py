@@ -1,8 +1,8 @@
-"""Bayesian search for training parameters: the trials so far -> the parameters to try next, and their file.
+"""Bayesian search for training parameters: the trials so far -> the next parameters, and their file.
 
 A Gaussian process models accuracy; the next trial has the highest expected improvement (Snoek et al., "Practical
 Bayesian optimization of machine learning algorithms", 2012; BoTorch: Balandat et al., 2020). Ax's state is rebuilt from
-the trials each time, so a killed search continues exactly.
+the trials, so a killed search continues exactly.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ LEARNING_RATES: dict[ModelName, tuple[float, float]] = {
     name: (1e-5, 1e-3 if name in NARROW else 1e-2) for name in (*TRANSFORMER_NAMES, "cnn")
 }
 BATCH_SIZES = (20, 120)
-FIRST_TRIALS = 5  # spread over the space, for the Gaussian process to start with
+FIRST_TRIALS = 5  # spread over the space, before the Gaussian process
 
 
 class SearchError(Exception):
-    """A search that cannot start or continue."""
+    """The search cannot start or continue."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Search:
 
 @dataclass(frozen=True)
 class Parameters:
-    """A point of the space; its fields are options of models/train.py."""
+    """A point of the space, in options of models/train.py."""
 
     lr: float
     batch_size: int
@@ -72,10 +72,7 @@ class Parameters:
 
 @dataclass(frozen=True)
 class Trial:
-    """The result of a training: `accuracy` in [0, 1] on the held-out images after the last epoch.
-
-    A training that diverged has an `error` instead.
-    """
+    """`accuracy` in [0, 1] on the held-out images after the last epoch, or the `error` of a diverged training."""
 
     parameters: Parameters
     accuracy: float | None
@@ -84,7 +81,7 @@ class Trial:
 
 
 def propose(search: Search, trials: Sequence[Trial]) -> Parameters:
-    """The next trial after `trials`: the same for the same seed, up to rounding on another machine.
+    """The next trial: the same for the same seed, up to rounding on another machine.
 
     First the centre and points of Sobol's sequence, then the highest expected improvement under noise (Ament et al.,
     2023). A failed trial counts as the worst other trial.
@@ -131,7 +128,7 @@ def _space(search: Search) -> list[RangeParameterConfig | ChoiceParameterConfig]
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silences Ax's log and warnings; users cannot act on them."""
+    """Silences Ax's log and warnings, on which users cannot act."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from ax.utils.common.logger import set_stderr_log_level
@@ -141,7 +138,7 @@ def quiet() -> Iterator[None]:
 
 
 def check_installed() -> None:
-    """Raises SearchError, with the command to type, for a missing package."""
+    """Raises SearchError, with the command to install it, for a missing package."""
     for module, package in (("ax", "ax-platform"), ("matplotlib", "matplotlib")):
         if find_spec(module) is None:
             raise SearchError(
@@ -150,7 +147,7 @@ def check_installed() -> None:
 
 
 def best(trials: Sequence[Trial]) -> Trial:
-    """The first trial of the highest accuracy; raises SearchError if all failed."""
+    """The first trial of highest accuracy; raises SearchError if all failed."""
     finished = [trial for trial in trials if trial.accuracy is not None]
     if not finished:
         raise SearchError(f"expected a trial whose loss stays finite, found {len(trials)} that failed")
@@ -158,7 +155,7 @@ def best(trials: Sequence[Trial]) -> Trial:
 
 
 def write(path: Path, search: Search, trials: Sequence[Trial], environment: dict[str, Any]) -> None:
-    """Writes the search, its trials and their environment as JSON."""
+    """Writes search, trials and environment as JSON."""
     rows = [
         {"trial": number, "status": "completed" if trial.error is None else "failed", **asdict(trial)}
         for number, trial in enumerate(trials, start=1)

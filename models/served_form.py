@@ -1,8 +1,8 @@
 """A transformer in its served form, for training: the same parameters and answers with less work.
 
 In: images float (B, C, H, W). Out: logits float (B, num_classes), in eval mode equal to the network's to 4e-7, with
-equal gradients. In training mode the BatchNorms of the last FFN and the last norm use the statistics of the CLS rows,
-the only rows that reach the head.
+equal gradients. In training the BatchNorms of the last FFN and the last norm use the statistics of the CLS rows, which
+alone reach the head.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from models.vit import VisionTransformer
 
 
 def served_form(model: nn.Module) -> nn.Module:
-    """`model` in served form; `model` itself without tokens, or if its head or a norm reads other rows."""
+    """`model` in served form, but unchanged without tokens, or if its head or a norm reads other rows."""
     if not isinstance(model, VisionTransformer) or model.config.pool != "cls":
         return model
     mixes = any(module.mixes_tokens for module in model.modules() if isinstance(module, TokenNorm))
@@ -27,7 +27,7 @@ def served_form(model: nn.Module) -> nn.Module:
 
 
 class ServedForm(nn.Module):
-    """`model` that computes only the CLS row of the last block, with absorbed attention where that is cheaper."""
+    """Computes only the CLS row of the last block, with absorbed attention where that is cheaper."""
 
     def __init__(self, model: VisionTransformer) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ def attend(attention: Attention, x: Tensor) -> Tensor:
 
 
 def last_row(block: Block, x: Tensor, alike: bool) -> Tensor:
-    """Row 0 after `block` (B, 1, D), of tokens (B, N, D); `alike`: row 0 is the same in every image."""
+    """Row 0 after `block` (B, 1, D), of tokens (B, N, D); `alike`: all images have the same row 0."""
     row = x[:, :1] + attend_to_row(cast(Attention, block.attention), x, alike)  # (B, 1, D)
     y: Tensor = row + block.ffn(row)
     return y

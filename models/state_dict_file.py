@@ -1,8 +1,8 @@
 """Reads state dicts of `torch.save` (.pth) without running code and without trusting their sizes.
 
 In: a zip archive of a pickle and of storages. Out: name -> tensor; or UnsafeFile. PyTorch reads the pickle with
-`weights_only=True`. The archive must be uncompressed and the tensors together no larger than the file: 3 MB of
-compressed zeros, and a tensor of stride 0, hold any number of values.
+`weights_only=True`. The archive must be uncompressed and hold at least the tensors' bytes: 3 MB of compressed zeros, or
+a tensor of stride 0, hold any number of values.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from typing import BinaryIO
 import torch
 from torch import Tensor
 
-MAX_DIRECTORY_BYTES = 1 << 20  # of the list of members; Python holds ten times as much for it
+MAX_DIRECTORY_BYTES = 1 << 20  # of the member list; Python needs ten times as much for it
 MAX_PICKLE_BYTES = 1 << 19  # the pickle of a block has 3 kB
-END, END_64 = b"PK\x05\x06", b"PK\x06\x06"  # the records that name the size of the list
+END, END_64 = b"PK\x05\x06", b"PK\x06\x06"  # the records with the list's size
 EXPECTED = "expected a state dict of tensors alone"
 
 
 class UnsafeFile(ValueError):
-    """A file that is no state dict."""
+    """No state dict."""
 
 
 def read_state_dict(path: Path) -> dict[str, Tensor]:
-    """Raises UnsafeFile, before it allocates more than the file's size, for any other file."""
+    """Raises UnsafeFile for any other file, before it allocates more than the file's size."""
     _check_archive(path)
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
@@ -48,7 +48,7 @@ def read_state_dict(path: Path) -> dict[str, Tensor]:
 
 
 def unpickling_reason(error: Exception) -> str:
-    """The unexpected content of a pickle. PyTorch's own text advises loading it anyway."""
+    """The unexpected content of a pickle, without PyTorch's advice to load it anyway."""
     name = re.search(r"GLOBAL ([\w.]+)", str(error))
     return f"the name {name[1]}" if name else f"something else ({type(error).__name__})"
 

@@ -1,8 +1,8 @@
 """Checks a file's tensors against its configuration, by shapes, before anything of their size is allocated.
 
-In: a ModelConfig, and shape and kind of numbers of each tensor in the file. Out: nothing; or WrongTensors.
-The configuration is only a claim: a file of 1 kB may claim a depth of 10,000,000. So one block, built on PyTorch's
-meta device without memory, stands for all blocks; with late CLS a second block stands for the last.
+In: a ModelConfig, and each tensor's shape and kind of numbers. Out: nothing; or WrongTensors.
+The configuration is only a claim: a file of 1 kB may claim a depth of 10,000,000. So a single block, built on PyTorch's
+meta device without memory, stands for all; with late CLS a second block stands for the last.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ BLOCK = re.compile(r"blocks\.(0|[1-9]\d{0,8})\.(.+)", re.DOTALL)
 
 
 class WrongTensors(ValueError):
-    """A tensor that is missing, unknown, or of another shape or type; the message names it."""
+    """A tensor is missing, unknown, or of another shape or type; the message names it."""
 
 
 class Form(NamedTuple):
@@ -42,7 +42,7 @@ def form_of(tensor: Tensor) -> Form:
 
 
 def check_tensors(config: ModelConfig, found: Mapping[str, Form]) -> None:
-    """Raises WrongTensors unless `found` are exactly the tensors of the network that `config` describes."""
+    """Raises WrongTensors unless `found` are exactly the tensors of `config`'s network."""
     expected = _few_blocks(config)
     for name in sorted(found):
         form = expected.get(_stand_in(name, config))
@@ -51,19 +51,19 @@ def check_tensors(config: ModelConfig, found: Mapping[str, Form]) -> None:
             raise WrongTensors(f"tensor {shown(name)}: expected {shape}, found {found[name].shape}")
         if form.numbers != found[name].numbers:
             raise WrongTensors(f"tensor {name}: expected {form.numbers} numbers, found {found[name].numbers}")
-    for name in _names(expected, config):  # stops at the first missing tensor: a huge depth costs nothing
+    for name in _names(expected, config):  # stops at the first missing tensor: a huge depth is free
         if name not in found:
             shape = expected[_stand_in(name, config)].shape
             raise WrongTensors(f"tensor {name}: expected {shape}, found none")
 
 
 def _built(config: ModelConfig) -> int:
-    """Number of built blocks: the first, and the last if late CLS gives it other heads."""
+    """Number of built blocks: 2 if late CLS gives the last other heads."""
     return 1 if config.late_cls is None else min(2, config.depth)
 
 
 def _few_blocks(config: ModelConfig) -> dict[str, Form]:
-    """The network's tensors with only the first block and, with late CLS, the last."""
+    """The tensors of a network of only the built blocks."""
     try:
         with torch.device("meta"):
             network = build(replace(config, depth=_built(config)))

@@ -58,14 +58,14 @@ class TokenZScore(GainedTokenNorm):
 
 
 class DynamicTokenNorm(GainedTokenNorm):
-    """n(x) = (x - mu) / sqrt(s + eps); mean and variance mix those of the token and of its neighbours.
+    """n(x) = (x - mu) / sqrt(s + eps), where a token's mean and variance mix with its neighbours'.
 
     Shao et al., "Dynamic Token Normalization Improves Vision Transformers", ICLR 2022. For a head with features
     X (N, D/H), and learned shares l, l' in (0, 1):
 
         mu = l mean(token) + (1 - l) P X,    s = l' var(token) + (1 - l') (P X^2 - (P X)^2)
 
-    P = softmax(R a) by rows, with R_ij = (dx, dy, dx^2 + dy^2) between patches i and j and a (3,) learned by each head.
+    P = softmax(R a) by rows, with R_ij = (dx, dy, dx^2 + dy^2) between patches i and j and a learned a (3,) per head.
     The CLS token, which the paper's networks lack, has no place: it weighs all tokens alike, and no patch sees it.
     """
 
@@ -112,7 +112,7 @@ class DynamicTokenNorm(GainedTokenNorm):
 
 
 def first_gaze(heads: int) -> Tensor:
-    """(H, 3): head h attends to one patch (dx, dy) of a square around its own, as -(d - c)^2 = -d^2 + 2cd - c^2."""
+    """(H, 3): head h attends to a patch (dx, dy) of a square around its own, as -(d - c)^2 = -d^2 + 2cd - c^2."""
     side = math.isqrt(heads)
     head = torch.arange(side * side)
     dy, dx = head // side - (side - 1) // 2, head % side - (side - 1) // 2
@@ -121,8 +121,8 @@ def first_gaze(heads: int) -> Tensor:
 
 
 def neighbourhood(grid: tuple[int, int]) -> tuple[Tensor, Tensor]:
-    """Of N = height width + 1 tokens, CLS first: offsets (dx, dy, dx^2 + dy^2) float32 (N, N, 3), and whether token i
-    sees token j, bool (N, N).
+    """Of N = height width + 1 tokens, CLS first: offsets (dx, dy, dx^2 + dy^2) float32 (N, N, 3); bool (N, N), whether
+    token i sees token j.
     """
     height, width = grid
     y, x = (axis.flatten() for axis in torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij"))

@@ -1,8 +1,8 @@
 """`models/train.py --track`: sends each epoch to MLflow and passes it on.
 
-MLflow gets the content of the checkpoint's JSON: configuration and options as parameters, the series as metrics with
-the epoch as step; at the end the JSON and the checkpoint as artifacts. The address is $MLFLOW_TRACKING_URI, else
-./mlruns, for which MLflow 3 needs MLFLOW_ALLOW_FILE_STORE. MLflow's telemetry is off.
+MLflow gets the content of the checkpoint's JSON: configuration and options as parameters, the series as metrics by
+epoch; at the end JSON and checkpoint as artifacts. The address is $MLFLOW_TRACKING_URI, else ./mlruns, for which
+MLflow 3 needs MLFLOW_ALLOW_FILE_STORE. MLflow's telemetry is off.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 EXPERIMENT = "vitbn"
 LOCAL_STORE = Path("mlruns")
-# Default variables. MLflow would look for an absent server for minutes.
+# Else MLflow looks for an absent server for minutes.
 SETTINGS = {
     "MLFLOW_ALLOW_FILE_STORE": "true",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
@@ -74,15 +74,15 @@ class _Run:
 
 
 def class_metrics(labels: Sequence[str]) -> list[str]:
-    """MLflow's metric names for the accuracy by class; few characters are allowed."""
+    """MLflow's metric names for accuracy by class, in the characters that it allows."""
     return [f"class_accuracy/{i} {re.sub('[^A-Za-z0-9_. -]', '_', label)[:100]}" for i, label in enumerate(labels)]
 
 
 def track(epochs: Iterator[Epoch], checkpoint: Path, resume: bool, report: Callable[[str], None]) -> Iterator[Epoch]:
     """Yields each of the `epochs` once MLflow has it; raises TrackingError before the first.
 
-    `resume` continues the earlier run, or sends all its epochs to a new run. When MLflow stops answering, `report` gets
-    a line; the rest is sent at the end.
+    `resume` continues the earlier run, or sends all epochs to a new run. When MLflow stops answering, `report` gets a
+    line; the rest is sent at the end.
     """
     return _follow(epochs, _open(checkpoint, resume), report)
 
@@ -107,7 +107,7 @@ def _open(checkpoint: Path, resume: bool) -> _Run:
 
 
 def _run_id(client: MlflowClient, checkpoint: Path, resume: bool) -> str:
-    """The id of a new run, or with `resume` of the earlier run, from a file beside the checkpoint."""
+    """The id of a new run, or with `resume` of the earlier run, in a file beside the checkpoint."""
     from mlflow import MlflowException
 
     experiment = client.get_experiment_by_name(EXPERIMENT)

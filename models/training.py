@@ -1,7 +1,7 @@
 """The training loop: dataset -> checkpoint, with the four series of the study.
 
 In: `TrainingOptions` and a `Dataset`. Out: after every epoch the files of `models.training_files`. Times exclude data
-loading: the images are on the device beforehand.
+loading: the images are already on the device.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def train(
 ) -> Iterator[Epoch]:
     """Trains, and yields each epoch once its checkpoint is on disk.
 
-    `on_batch` gets the number of images and the loss of each batch. `resume` continues the run at `output` exactly as
-    if it had never stopped. Raises TrainingError without a run to resume, and Diverged.
+    `on_batch` gets each batch's number of images and loss. `resume` continues the run at `output` exactly. Raises
+    TrainingError without a run to resume, and Diverged.
     """
     if options.batch_size % distributed.processes():
         raise TrainingError(
@@ -130,7 +130,7 @@ def _load_teacher(path: Path, config: ModelConfig) -> nn.Module:
 def _batches(order: Tensor, batch_size: int) -> list[Tensor]:
     """The indices (n,) in batches that all processes share evenly.
 
-    A last batch of less than two images a process is dropped: BatchNorm has no variance of one image.
+    Drops a last batch of less than two images a process: BatchNorm has no variance of a single image.
     """
     share = distributed.processes()
     batches = [batch[: len(batch) // share * share] for batch in order.split(batch_size)]
@@ -145,7 +145,7 @@ def _train_epoch(
     distort: Callable[[Tensor], Tensor],
     on_batch: Callable[[int, float], None],
 ) -> float:
-    """One pass over all images in a new order; returns the mean loss of all processes."""
+    """A pass over all images in a new order; returns the mean loss of all processes."""
     state.model.train()
     torch.set_rng_state(state.random)  # other trainings use the same generator
     order = torch.randperm(len(images), generator=state.order).to(images.device)
@@ -167,9 +167,9 @@ def _train_epoch(
 
 
 def _step(state: State, pixels: Tensor, labels: Tensor, options: TrainingOptions) -> Tensor:
-    """Learns from one batch of pixels (B, C, H, W) and labels (B,); returns its loss."""
+    """Learns from a batch of pixels (B, C, H, W) and labels (B,); returns its loss."""
     state.optimizer.zero_grad(set_to_none=True)
-    parts = min(options.accumulate, len(labels) // 2)  # BatchNorm has no variance of one image
+    parts = min(options.accumulate, len(labels) // 2)  # BatchNorm has no variance of a single image
     total = torch.zeros((), device=pixels.device)
     try:
         for x, y in zip(pixels.tensor_split(parts), labels.tensor_split(parts), strict=True):
@@ -218,7 +218,7 @@ def _is_out_of_memory(error: RuntimeError) -> bool:
 
 
 def _distilled(teacher: nn.Module, pixels: Tensor, labels: Tensor) -> Tensor:
-    """Targets (B, num_classes) for pixels (B, C, H, W): half the labels (B,), half the teacher's probabilities."""
+    """Targets (B, num_classes) for pixels (B, C, H, W): half labels (B,), half the teacher's probabilities."""
     with torch.no_grad():
         probabilities: Tensor = teacher(pixels).softmax(1)
     return (F.one_hot(labels, probabilities.shape[1]) + probabilities) / 2

@@ -31,7 +31,7 @@ class State:
     optimizer: torch.optim.Optimizer
     schedule: torch.optim.lr_scheduler.LRScheduler
     order: torch.Generator  # draws the order of the images
-    random: Tensor  # state of PyTorch's own generator, for dropout and distortions
+    random: Tensor  # PyTorch's own generator, for dropout and distortions
     series: list[Epoch]
 
     @property
@@ -67,7 +67,7 @@ def write(
 
 
 def _metrics(state: State, config: ModelConfig, dataset: Dataset, options: TrainingOptions) -> Metrics:
-    """The checkpoint's metrics. With held-out images, only the last epoch looks at the test images."""
+    """With held-out images, only the last epoch looks at the test images."""
     last = state.series[-1]
     metrics: Metrics = {
         "dataset": dataset.name,
@@ -107,7 +107,7 @@ def restore(state: State, path: Path, config: ModelConfig, dataset: Dataset, opt
 
 
 def _run_key(config: ModelConfig, dataset: Dataset, options: TrainingOptions) -> str:
-    """Everything that must agree to resume: all but the device and, unless rate or norms depend on it, the epochs."""
+    """What must agree to resume: all but the device and, unless rate or norms depend on it, the epochs."""
     same = asdict(options) | {"processes": distributed.processes()}
     del same["device"]
     if options.schedule == "constant" and config.model != "vit-prepbn":

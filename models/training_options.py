@@ -20,11 +20,11 @@ ARCHITECTURE = (
 
 
 class TrainingError(Exception):
-    """Training that cannot start or go on."""
+    """Training cannot start or go on."""
 
 
 class Diverged(TrainingError):
-    """A loss or logits that are no longer finite; the last good checkpoint stays."""
+    """Loss or logits are no longer finite; the last good checkpoint stays."""
 
 
 @dataclass(frozen=True)
@@ -36,12 +36,10 @@ class TrainingOptions:
     - `precision`: `bf16` uses PyTorch's autocast; weights stay float32.
     - `augment_test`: distorts the test images, as the published study did.
     - `hold_out`: training images that measure each epoch; the test images are used only at the end.
-    - `teacher`: checkpoint whose probabilities are half of the target, the label the other half (distillation: Hinton
-      et al., 2015; for transformers: Touvron et al., DeiT, 2021).
-    - `accumulate`: parts of a batch: the same gradient with less memory, except that BatchNorm normalises each part by
-      itself.
-    - `form`: `served` computes only what the head reads (`models.served_form`); the last block's BatchNorms then use
-      statistics of CLS rows.
+    - `teacher`: checkpoint whose probabilities are half of the target (distillation: Hinton et al., 2015; for
+      transformers: Touvron et al., DeiT, 2021).
+    - `accumulate`: parts of a batch: the same gradient with less memory, but BatchNorm normalises each by itself.
+    - `form`: `served` computes only what the head reads (`models.served_form`).
     - `skip_init`: start of RepBN's identity factor (`models.norms.RepBN`).
     - `ema`: decay of a moving average of the weights, which is measured and written instead.
     """
@@ -70,8 +68,7 @@ class TrainingOptions:
 class Epoch:
     """The four series of the study: times in seconds, mean training loss, accuracy in [0, 1], in all and by class.
 
-    With held-out images, `test_accuracy`, `class_accuracy` and `test_time_s` are of these. A class without images has
-    None.
+    With held-out images, `test_` values and `class_accuracy` are of these. A class without images has None.
     """
 
     epoch: int
@@ -83,7 +80,7 @@ class Epoch:
 
 
 def choose_device(name: str) -> str:
-    """`auto` -> cuda, mps or cpu, whichever exists first. Raises TrainingError for `cuda` without a CUDA device."""
+    """`auto` -> the first of cuda, mps and cpu. Raises TrainingError for `cuda` without a CUDA device."""
     if name == "cuda" and not torch.cuda.is_available():
         raise TrainingError("device cuda: expected a CUDA device, found none")
     if name != "auto":
@@ -106,7 +103,6 @@ def command_line(config: ModelConfig, dataset: Dataset, options: TrainingOptions
 
 
 def _option(name: str, value: object) -> str:
-    """An option in the command line."""
     option = f"--{name.replace('_', '-')}"
     if value is True:
         return option

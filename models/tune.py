@@ -1,6 +1,6 @@
-"""Command line of the search: dataset -> parameters for models/train.py. `python models/tune.py --help`.
+"""Command line of the search: dataset -> parameters for models/train.py.
 
-Trials train and are measured on parts of the training images; test images are not used. The same command continues the
+Trials train and are measured on parts of the training images, never on test images. The same command continues the
 search or shows its result.
 """
 
@@ -16,7 +16,7 @@ from typing import Any
 
 import click
 
-import vitbn  # noqa: F401  # says in one line that another `models` hides ours
+import vitbn  # noqa: F401  # reports another `models` that hides ours
 from models.config import AUGMENTATIONS, Augmentation, ConfigError, ModelName
 from models.data import DATA_DIR_HELP, DATASETS, DataError, Dataset, hold_out, load_dataset
 from models.files import write_atomically
@@ -135,7 +135,7 @@ def part_of(data: Dataset, train_images: int | None) -> Dataset:
 
 
 def _run(search: Search, data: Dataset, device: str, count: int, output: Path, track: bool) -> None:
-    """Prints a row per trial and writes the result; Ctrl-C writes it, too, and exits with 130."""
+    """Prints a row per trial and writes the result, also at Ctrl-C, which exits with 130."""
     path = output / f"{search.model}.trials.json"
     trials = read(path, search)
     click.echo(
@@ -162,7 +162,7 @@ def _run(search: Search, data: Dataset, device: str, count: int, output: Path, t
 def run_trials(
     search: Search, data: Dataset, device: str, earlier: list[Trial], count: int, path: Path, track: bool = False
 ) -> Iterator[Trial]:
-    """Runs trials up to `count` in all; yields each after writing it to `path`."""
+    """Runs trials up to `count` in all; yields each once `path` has it."""
     import torch
 
     from models.environment import describe
@@ -175,7 +175,7 @@ def run_trials(
 
 
 def run_trial(search: Search, data: Dataset, device: str, parameters: Parameters, track: bool = False) -> Trial:
-    """Trains a network with `parameters` and forgets it; MLflow keeps it with `track`."""
+    """Trains a network and forgets it; with `track` MLflow keeps it."""
     from models.training import TrainingError, TrainingOptions, train
 
     config = data.model_config(search.model, parameters.depth)
@@ -207,7 +207,7 @@ def run_trial(search: Search, data: Dataset, device: str, parameters: Parameters
 def write_results(search: Search, trials: list[Trial], output: Path) -> Path:
     """Writes the plots and a file of the best parameters for `models/train.py --params`; returns its path.
 
-    The file omits epochs (a trial has few) and accuracy (the best of many on the same images is too high).
+    The file omits epochs (few in a trial) and accuracy (too high: the best of many on the same images).
     Raises SearchError if every trial failed.
     """
     from models.plots.search_plots import convergence, plane

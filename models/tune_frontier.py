@@ -1,6 +1,6 @@
 """A trial of the frontier: a geometry -> a trained checkpoint, its held-out accuracy and its measured speed.
 
-The speed is measured by benchmarks/frontier.py in a process of its own, where no thread of the training is left.
+benchmarks/frontier.py measures the speed in a process of its own, without threads of the training.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TRIALS, PLOT = "frontier.trials.json", "frontier.png"
 
 
 def run(search: FrontierSearch, data: Dataset, device: str, count: int, output: Path) -> None:
-    """Prints a row a trial and, at the end or at Ctrl-C, writes the plot."""
+    """Prints a row per trial; writes the plot at the end or at Ctrl-C."""
     from models.plots.search_plots import frontier
 
     trials = read(output / TRIALS, search)
@@ -54,7 +54,7 @@ def run(search: FrontierSearch, data: Dataset, device: str, count: int, output: 
 def run_trials(
     search: FrontierSearch, data: Dataset, device: str, earlier: list[FrontierTrial], count: int, output: Path
 ) -> Iterator[FrontierTrial]:
-    """Trials up to `count` in all, each yielded once the file in `output` has it."""
+    """Runs trials up to `count` in all; yields each once the file in `output` has it."""
     import torch
 
     from models.environment import describe
@@ -94,7 +94,7 @@ def run_trial(
 
 
 def images_per_s(checkpoint: Path) -> float:
-    """Of the rewritten file in its best way; raises SearchError if it cannot be measured."""
+    """The rewritten file's best speed; raises SearchError if it cannot be measured."""
     with tempfile.TemporaryDirectory() as folder:
         alone = Path(folder, "checkpoints", checkpoint.name)
         alone.parent.mkdir()

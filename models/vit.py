@@ -2,7 +2,7 @@
 
 In: images float (B, C, H, W), pixels in [0, 1]. Out: logits float (B, num_classes).
 Dosovitskiy et al., "An Image is Worth 16x16 Words", 2021, with a norm on both sides of the patch embedding (Kumar et
-al., "Dual PatchNorm", 2023), as in the study that replaces LayerNorm by BatchNorm.
+al., "Dual PatchNorm", 2023), as in the published study.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def layer_norm(config: ModelConfig, dim: int) -> nn.Module:
 
 
 def features(config: ModelConfig, dim: int) -> int:
-    """Number of features with their own statistics: all, or one for all values."""
+    """Number of separate statistics: each feature's, or a single for all values."""
     return dim if config.bn_features == "dim" else 1
 
 
@@ -41,7 +41,7 @@ def by_feature(norm: type[RowNorm]) -> Norm:
 
 
 class Norms(NamedTuple):
-    """The norms of one network: of the tokens, before the FFN, and between its first Linear and GELU."""
+    """Norms of the tokens, before the FFN, and between its first Linear and GELU."""
 
     tokens: Norm
     ffn: Norm
@@ -116,14 +116,11 @@ class VisionTransformer(nn.Module):
 
 
 Size = int | tuple[int, int]
-"""One side of a square, or (height, width)."""
+"""The side of a square, or (height, width)."""
 
 
 class _Published(VisionTransformer):
-    """The study's constructors, with its keywords and its defaults.
-
-    `optional` takes the other fields of ModelConfig: pool, dim_head, dropout, emb_dropout, pos_emb and so on.
-    """
+    """The study's constructors, with its keywords and defaults; `optional` takes other fields of ModelConfig."""
 
     model: ModelName
 
@@ -165,7 +162,7 @@ class ViT(_Published):
 
 
 class ViTBNFFN(_Published):
-    """BatchNorm in the feed-forward block, between its first Linear and GELU; LayerNorm elsewhere."""
+    """BatchNorm between the FFN's first Linear and GELU; LayerNorm elsewhere."""
 
     model = "vitbnffn"
 

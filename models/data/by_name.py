@@ -24,10 +24,9 @@ def load_dataset(
 ) -> Dataset:
     """Reads a dataset from `data_dir`, else from the folder in its environment variable, else from the cache.
 
-    Any other `name` is a folder of pictures (`models.data.folder`), which alone `image_size` and `held_out` are for.
-
     The variables are $MNIST_DIR, $EMNIST_DIR, $FASHION_MNIST_DIR and $CIFAR10_DIR; `digits` needs no folder. `fetch`
-    downloads what the cache lacks, except EMNIST. Raises DataError.
+    downloads what the cache lacks, except EMNIST. Any other `name` is a folder of pictures (`models.data.folder`); only
+    there `image_size` and `held_out` count. Raises DataError.
     """
     if name == "digits":
         return load_digits()

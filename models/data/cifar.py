@@ -2,7 +2,7 @@
 
 In: a folder with the six batches, binary or pickled, or a cache that a download fills. Out: a `Dataset`; or DataError.
 Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", 2009; the formats:
-https://www.cs.toronto.edu/~kriz/cifar.html. `models.data.cifar_pickle` reads the pickled batches safely.
+https://www.cs.toronto.edu/~kriz/cifar.html.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def find_cifar10(data_dir: Path | None, fetch: bool = True) -> Path:
 
 
 def unpack(archive: Path, folder: Path) -> None:
-    """Writes the six batches of `archive` into `folder`, without following any path in the archive.
+    """Writes the six batches of `archive` into `folder`; follows no path in the archive.
 
     Raises DataError for a batch that is missing, too large or no plain file.
     """
@@ -76,9 +76,9 @@ def unpack(archive: Path, folder: Path) -> None:
 
 
 def load_cifar10(folder: Path) -> Dataset:
-    """Reads the batches in `folder`, or in the subfolder that the archives make; binary ones before pickled ones.
+    """Reads the batches in `folder`, or in the subfolder that the archives make; prefers binary batches.
 
-    Raises DataError for a missing or damaged batch, and for batches of different sizes.
+    Raises DataError for missing or damaged batches, and for different sizes.
     """
     place, suffix, read = _find_batches(folder)
     parts = {name: read(place / f"{name}{suffix}") for name in BATCHES}
@@ -102,7 +102,7 @@ def _find_batches(folder: Path) -> tuple[Path, str, Callable[[Path], Part]]:
 
 
 def read_binary_batch(path: Path) -> Part:
-    """Images (n, 3, 32, 32) and labels (n,) of a binary batch."""
+    """Images (n, 3, 32, 32) and labels (n,)."""
     data = _read(path)
     if not data or len(data) % RECORD_BYTES:
         raise DataError(f"{path}: expected records of {RECORD_BYTES} bytes, found {len(data)} bytes in all")
@@ -111,7 +111,7 @@ def read_binary_batch(path: Path) -> Part:
 
 
 def read_python_batch(path: Path) -> Part:
-    """Images (n, 3, 32, 32) and labels (n,) of a pickled batch."""
+    """Images (n, 3, 32, 32) and labels (n,)."""
     return _checked(path, *read_pickled_batch(path, _read(path)))
 
 

@@ -1,8 +1,8 @@
 """The pickled batches of CIFAR-10, read without running the functions that they name.
 
-In: the bytes of a batch, a dictionary with a numpy array of pixels and a list of labels, pickled by Python 2.
-Out: pixels and labels; or DataError. A pickle is a program and may call anything it can import. Here it imports
-nothing: the three names of numpy in a batch become recorders, and any other name is refused.
+In: a batch, pickled by Python 2: a dictionary with a numpy array of pixels and a list of labels. Out: pixels and
+labels; or DataError. A pickle may call anything it can import. Here it imports nothing: recorders replace numpy's three
+names, and any other name is refused.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PIXELS = 3 * 32 * 32
 
 
 class _Recorded:
-    """Replaces a numpy array or dtype: only stores arguments and state."""
+    """Replaces a numpy array or dtype; only stores arguments and state."""
 
     def __init__(self, *arguments: Any) -> None:
         self.arguments = arguments
@@ -32,8 +32,6 @@ class _Recorded:
 
 
 class _Reader(pickle.Unpickler):
-    """An unpickler for arrays only."""
-
     def find_class(self, module: str, name: str) -> type[_Recorded]:
         # numpy 1 and 2 name the module differently.
         if f"{module}.{name}" in ("numpy.core.multiarray._reconstruct", "numpy._core.multiarray._reconstruct"):

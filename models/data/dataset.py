@@ -1,7 +1,4 @@
-"""A dataset, whatever files it comes from, and the model that fits it.
-
-In: arrays. Out: a `Dataset` with a training and a test part, and from it a `ModelConfig`.
-"""
+"""A dataset, and the configuration of a model that fits it."""
 
 from __future__ import annotations
 
@@ -25,8 +22,8 @@ class DataError(Exception):
 class Dataset:
     """Images uint8 (n, C, H, W) and labels int64 (n,) in two parts, with the names of the classes.
 
-    `preprocessing` turns a user's picture into such an image. `patch_size` is height and width in pixels. `reading`
-    holds the options of train.py that, with the name, repeat the reading.
+    `preprocessing` turns a user's picture into such an image; `patch_size` is height and width in pixels; `reading`
+    holds the options of train.py that read the dataset again.
     """
 
     name: str
@@ -55,7 +52,7 @@ class Dataset:
 
 
 def hold_out(dataset: Dataset, count: int) -> Dataset:
-    """Splits the training part: `count` images, always the same ones, become the test part.
+    """Splits the training part: `count` images, always the same, become the test part.
 
     Raises DataError unless two images stay to train on.
     """

@@ -1,4 +1,4 @@
-"""scikit-learn's 1,797 real digits, 8x8, laid out as MNIST's are: grey, 28x28. They need no files and no network.
+"""scikit-learn's 1,797 real digits, 8x8, laid out like MNIST's: grey, 28x28. They need no file and no network.
 
 Alpaydin and Kaynak, "Optical Recognition of Handwritten Digits", 1998.
 """
@@ -14,7 +14,7 @@ from models.data.dataset import DIGITS, Dataset
 def load_digits() -> Dataset:
     """The test part is a fifth of the digits, drawn with a fixed seed.
 
-    The writers are not known, and some stand in both parts: an accuracy here says less than an accuracy on MNIST.
+    The writers are unknown and some stand in both parts: an accuracy here says less than on MNIST.
     """
     from scipy.ndimage import zoom
     from sklearn.datasets import load_digits as load_bundled
@@ -30,7 +30,7 @@ def load_digits() -> Dataset:
 
 
 def as_coarse(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """An image of MNIST (1, 28, 28) as coarse as these digits: 8x8 of 17 greys, then laid out as they are."""
+    """An image of MNIST (1, 28, 28), as coarse as these digits: 8x8 of 17 greys, then laid out like them."""
     from scipy.ndimage import zoom
 
     small = zoom(image[0, 4:24, 4:24].astype(np.float64), 0.4, order=1, grid_mode=True, mode="nearest")  # (8, 8)

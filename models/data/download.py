@@ -18,7 +18,7 @@ def named_folder(data_dir: Path | None, variable: str) -> Path | None:
 
 
 def cache_folder(name: str) -> Path:
-    """The folder for downloads of the dataset `name`; it may not exist yet. Raises DataError without pooch."""
+    """The folder for downloads of `name`, which may not exist yet; raises DataError without pooch."""
     try:
         import pooch
     except ModuleNotFoundError as error:
@@ -28,14 +28,14 @@ def cache_folder(name: str) -> Path:
 
 
 def download(checksums: Mapping[str, str], mirrors: Sequence[str], folder: Path, otherwise: str) -> None:
-    """Fetches each missing file of `folder` from the first working mirror, with a progress bar and a checksum.
+    """Fetches missing files of `folder` from the first working mirror, with progress bar and checksum.
 
-    Raises DataError, ending in the advice `otherwise`, when no mirror gives a file with the right checksum.
+    Raises DataError, ending in the advice `otherwise`, if no mirror gives the right checksum.
     """
     import pooch
     import requests
 
-    pooch.get_logger().setLevel("ERROR")  # replaced by one line of ours
+    pooch.get_logger().setLevel("ERROR")  # our own errors say it
     for name, checksum in checksums.items():
         reasons = []
         for mirror in mirrors:

@@ -1,6 +1,6 @@
 """EMNIST's split "digits": 240,000 training and 40,000 test images, grey, 28x28.
 
-In: a folder with the four idx files. Out: a `Dataset`, or one part of it; or DataError.
+In: a folder with the four idx files. Out: a `Dataset`, or a part of it; or DataError.
 Cohen et al., "EMNIST: an extension of MNIST to handwritten letters", 2017.
 """
 
@@ -23,12 +23,12 @@ EMNIST_PARTS = {
 
 
 def load_emnist(folder: Path) -> Dataset:
-    """Reads both parts from the four idx files of `folder`; raises DataError for a missing or damaged file."""
+    """Both parts; raises DataError for a missing or damaged file."""
     return Dataset("emnist-digits", *load_emnist_part(folder, "train"), *load_emnist_part(folder, "test"), DIGITS)
 
 
 def load_emnist_part(folder: Path, part: Literal["train", "test"]) -> Part:
-    """Images (n, 1, H, W), turned upright, and labels (n,) of one part. The files hold each image transposed."""
+    """Images (n, 1, H, W) and labels (n,). The files hold each image transposed; it is turned upright."""
     images, labels = read_part(folder, EMNIST_PARTS, part)
     return np.ascontiguousarray(images.swapaxes(2, 3)), labels
 
@@ -36,7 +36,7 @@ def load_emnist_part(folder: Path, part: Literal["train", "test"]) -> Part:
 def find_emnist(data_dir: Path | None) -> Path:
     """The folder with EMNIST: `data_dir`, else $EMNIST_DIR; raises DataError without either.
 
-    Nothing downloads it: its archive has half a gigabyte, and the digits are a small part.
+    Nothing downloads it: the archive has half a gigabyte, mostly other characters.
     """
     folder = named_folder(data_dir, "EMNIST_DIR")
     if folder is None:

@@ -1,7 +1,7 @@
 """A folder with a sub-folder of pictures per class, the layout of torchvision's ImageFolder.
 
-In: the folder, and the size of the images. Out: a `Dataset` of grey or coloured images; or DataError. The names of the
-sub-folders, sorted, are the names of the classes. Pictures are prepared as the clients prepare photos.
+In: the folder and the images' size. Out: a `Dataset`, grey or RGB, prepared as clients prepare photos; or DataError.
+The sub-folders, sorted, name the classes.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ COLOUR_MODES = frozenset(("P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "HS
 def load_folder(folder: Path, size: tuple[int, int] = (SIDE, SIDE), held_out: int = 0) -> Dataset:
     """All pictures, resized to `size` (height, width); `held_out` of them, by default a fifth, are the test part.
 
-    Grey if all pictures are, else RGB. Raises DataError for fewer than two classes, an empty class, and a damaged
-    picture.
+    Grey if all pictures are, else RGB. Raises DataError for under two classes, an empty class or a damaged picture.
     """
     classes = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
     if len(classes) < 2:
@@ -66,7 +65,7 @@ def pictures(folder: Path) -> list[Path]:
 def read_picture(path: Path, channels: int, size: tuple[int, int]) -> NDArray[np.uint8]:
     """The middle of a picture in the aspect ratio of `size` (height, width), resized: uint8 (channels, H, W).
 
-    Upright; transparent pixels become white. Raises DataError.
+    Turned upright; transparent pixels become white. Raises DataError.
     """
     with _opened(path) as picture:
         upright = ImageOps.exif_transpose(picture)

@@ -1,4 +1,4 @@
-"""idx files, the format of MNIST: a header with the shape, then unsigned bytes; gzipped or not.
+"""idx files, MNIST's format: a header with the shape, then unsigned bytes; gzipped or not.
 
 In: a file, or a folder and file names. Out: the array, or images with their labels; or DataError.
 LeCun et al., "Gradient-based learning applied to document recognition", 1998.
@@ -22,7 +22,7 @@ MAX_IDX_BYTES = 1 << 30  # a gzip file may claim any size; MNIST's largest part 
 
 
 def read_part(folder: Path, names: Mapping[str, str], part: str) -> Part:
-    """Images (n, 1, H, W) and labels (n,) of one part, "train" or "test"."""
+    """Images (n, 1, H, W) and labels (n,) of `part`, "train" or "test"."""
     images, labels = (read_idx(_find(folder, names[f"{part} {kind}"])) for kind in ("images", "labels"))
     if images.ndim != 3 or labels.ndim != 1 or len(images) != len(labels) or len(images) == 0:
         raise DataError(
@@ -33,10 +33,7 @@ def read_part(folder: Path, names: Mapping[str, str], part: str) -> Part:
 
 
 def read_idx(path: Path) -> NDArray[np.uint8]:
-    """The array in an idx file of unsigned bytes, gzipped or not.
-
-    Raises DataError for a wrong magic number, a truncated file, or bytes left over.
-    """
+    """The array; raises DataError for a wrong magic number, a truncated file, or bytes left over."""
     try:
         with path.open("rb") as raw:
             zipped = raw.read(2) == b"\x1f\x8b"

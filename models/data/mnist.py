@@ -1,6 +1,6 @@
 """MNIST, and Fashion-MNIST in files of the same names: 60,000 training and 10,000 test images, grey, 28x28.
 
-In: a folder with the four idx files, or a cache into which they are downloaded. Out: a `Dataset`; or DataError.
+In: a folder with the four idx files, or a cache for downloads. Out: a `Dataset`; or DataError.
 LeCun et al., "Gradient-based learning applied to document recognition", 1998; Xiao et al., "Fashion-MNIST: a Novel
 Image Dataset for Benchmarking Machine Learning Algorithms", 2017.
 """
@@ -19,7 +19,7 @@ MNIST_PARTS = {
     "test images": "t10k-images-idx3-ubyte.gz",
     "test labels": "t10k-labels-idx1-ubyte.gz",
 }
-# The checksums of the files as first published; source: torchvision's datasets/mnist.py.
+# As first published; source: torchvision's datasets/mnist.py.
 MNIST_CHECKSUMS = {
     "train-images-idx3-ubyte.gz": "md5:f68b3c2dcbeaaa9fbdd348bbdeb94873",
     "train-labels-idx1-ubyte.gz": "md5:d53e105ee54ea40749a09fcbcd1e9432",
@@ -53,13 +53,13 @@ FASHION_MNIST_LABELS = (
 
 
 def load_mnist(folder: Path) -> Dataset:
-    """Reads the four idx files of `folder`, gzipped or not. Raises DataError for a missing or damaged file."""
+    """Raises DataError for a missing or damaged file."""
     train, test = (read_part(folder, MNIST_PARTS, part) for part in ("train", "test"))
     return Dataset("mnist", *train, *test, DIGITS)
 
 
 def load_fashion_mnist(folder: Path) -> Dataset:
-    """Reads Fashion-MNIST, light garments on black, as `load_mnist` does."""
+    """Light garments on black; raises DataError like `load_mnist`."""
     train, test = (read_part(folder, MNIST_PARTS, part) for part in ("train", "test"))
     return Dataset("fashion-mnist", *train, *test, FASHION_MNIST_LABELS, "photo")
 
@@ -78,7 +78,7 @@ def find_fashion_mnist(data_dir: Path | None, fetch: bool = True) -> Path:
 def _find(
     name: str, data_dir: Path | None, variable: str, checksums: dict[str, str], mirrors: tuple[str, ...], fetch: bool
 ) -> Path:
-    """The folder of one dataset. Without `fetch`, raises DataError for an incomplete cache."""
+    """Without `fetch`, raises DataError for an incomplete cache."""
     if folder := named_folder(data_dir, variable):
         return folder
     cache = cache_folder(name)

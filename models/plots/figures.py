@@ -1,6 +1,6 @@
-"""The style of plots: each model keeps its colour, dash and marker.
+"""The style of plots: a model keeps its colour (Okabe and Ito's, for the colour-blind), dash and marker.
 
-In: numbers. Out: a matplotlib figure, or the bytes of its PNG. The colour-blind tell Okabe and Ito's colours apart.
+In: numbers. Out: a matplotlib figure, or the bytes of its PNG.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ STYLES: dict[ModelName, tuple[str, Any, str]] = {
     "dnnbn": ("#D55E00", (0, (5, 2)), "s"),
 }
 
-# Percent, in order of preference; a plot shows as many as have room.
+# Percent, in order of preference; plots show those that have room.
 ACCURACY_TICKS = (99, 90, 99.9, 99.5, 95, 50, 98, 99.7, 80, 99.8, 97, 20, 70, 99.3, 10, 93, 30, 40, 60, 85, 98.5, 99.6)
 
 
 def style(model: ModelName) -> dict[str, Any]:
-    """`Axes.plot` keywords for a model's line."""
+    """`Axes.plot` keywords."""
     colour, dash, marker = STYLES[model]
     return {"color": colour, "linestyle": dash, "marker": marker, "markersize": 5, "linewidth": 1.6}
 
@@ -64,7 +64,7 @@ def style(model: ModelName) -> dict[str, Any]:
 def row_of_panels(
     title: str, footnote: str, titles: Sequence[str], x: str, y: str, size: tuple[float, float] | None = None
 ) -> tuple[Figure, list[Axes]]:
-    """One titled panel per title, with a shared vertical scale; the labels x and y include units."""
+    """A panel per title, with a shared vertical scale; the labels x and y include units."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=size or (max(8.0, 2.2 + 2.9 * len(titles)), 3.9), layout="constrained", dpi=DPI)
@@ -152,7 +152,7 @@ def _three_ticks(axis: Axis) -> None:
 def accuracy_over_cost(
     title: str, footnote: str, points: Sequence[tuple[ModelName, str, float, float]], x: str
 ) -> Figure:
-    """Plots networks (model, label, work or speed, test accuracy in %); joins and labels those of one model."""
+    """Plots networks (model, label, work or speed, test accuracy in %), joined by model."""
     figure, (axes,) = row_of_panels(title, footnote, [""], x, "test images right (%)", (8.0, 4.8))
     for model in dict.fromkeys(point[0] for point in points):
         own = sorted((point for point in points if point[0] == model), key=lambda point: point[2])

@@ -1,4 +1,4 @@
-"""The files of a study: NAME.json; NAME.md and plots are made only from that JSON.
+"""The files of a study: NAME.json, and NAME.md and plots made only from it.
 
 The JSON has `study`, `question`, `command`, `quick`, `scope` (what was run; `reduced` describes what was not),
 `timing`, `environment`, `runs` (config, options and four series each), `derived`, `tables` and `notes`.
@@ -37,7 +37,7 @@ class Column:
 
 
 def table(title: str, columns: Sequence[Column], rows: Sequence[Sequence[object]]) -> dict[str, Any]:
-    """A table of the JSON: unrounded numbers, None for an empty cell."""
+    """A table for the JSON: unrounded numbers, None for an empty cell."""
     return {"title": title, "columns": [asdict(column) for column in columns], "rows": [list(row) for row in rows]}
 
 
@@ -89,7 +89,7 @@ def cell(value: object, decimals: int | None) -> str:
 
 
 def write(folder: Path, result: Result, plots: Plots) -> list[Path]:
-    """Writes JSON, page and plots into `folder`, each whole or not at all; returns their paths, the JSON's first."""
+    """Writes JSON, page and plots into `folder`, each atomically; returns their paths, the JSON's first."""
     name = result["study"]
     pictures = {f"{name}-{plot}.png": png(figure) for plot, figure in plots(result).items()}
     contents = {

@@ -1,7 +1,4 @@
-"""Plots of a search: the error by trial, over the space, and over the speed.
-
-In: the search and its trials. Out: the bytes of a PNG. The error, 100 % minus the accuracy, has a logarithmic scale.
-"""
+"""Plots of a search: PNG bytes. The error, 100 % minus the accuracy, has a logarithmic scale."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ TRIAL, BEST, FAILED = "#0072B2", "#E69F00", "#D55E00"  # out of Okabe and Ito's 
 
 
 def convergence(search: Search, trials: Sequence[Trial]) -> bytes:
-    """Each trial's error and the lowest error so far; crosses at the top mark failed trials."""
+    """Each trial's error and the lowest so far; crosses at the top mark failed trials."""
     figure, axes = _figure(search, "error of each trial", "trial", ERROR)
     finished, errors_percent, failed = _sorted(search, trials)
     lowest = [min(errors_percent[: count + 1]) for count in range(len(errors_percent))]
@@ -94,7 +91,7 @@ def _figure(search: Search, shown: str, x: str, y: str) -> tuple[Figure, Axes]:
 
 
 def _finished(figure: Figure, axes: Axes) -> bytes:
-    """The PNG's bytes; the legend covers no trial."""
+    """The PNG; its legend covers no trial."""
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=4, frameon=False)
     return png(figure)
 

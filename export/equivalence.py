@@ -1,7 +1,7 @@
 """Compares the logits of a stage with those of the stage before it: shapes, dtypes, values, argmax, in that order.
 
-In: two functions from images to logits. Out: a `Proof` with measured error and tolerance, or an error that names the
-first difference. `graph.check_interface` compares names and axes.
+In: two functions from images to logits. Out: a `Proof`, or an error that names the first difference.
+`graph.check_interface` compares names and axes.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def torch_classifier(model: nn.Module) -> Classifier:
 
 
 def onnx_classifier(data: bytes, threads: int = 0) -> Classifier:
-    """The ONNX file `data` in ONNX Runtime on the CPU as a function of numpy arrays; 0 threads: all cores."""
+    """The ONNX file in ONNX Runtime on the CPU, as a function of numpy arrays; 0 threads: all cores."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()

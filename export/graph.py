@@ -1,7 +1,6 @@
 """A network -> a proven ONNX graph: uint8 images in, float32 logits out.
 
-In: a checkpoint and rewrites. Out: `Exported`, the graph's bytes and manifest; or an error if graph and checkpoint
-answer differently.
+In: a checkpoint and rewrites. Out: `Exported`; or an error if graph and checkpoint answer differently.
 """
 
 from __future__ import annotations
@@ -87,8 +86,8 @@ def export(
     """Rewrites and exports the network of `checkpoint`; proves both steps on `sample`, by default the embedded images.
 
     Leaves out `rewrites` that do not apply, unless `required`. `lowering` converts the proven graph. Raises
-    RewriteError, EquivalenceError or AccuracyError. The file's metadata_props hold the manifest except `sample_logits`,
-    the file's answer to the first embedded image.
+    RewriteError, EquivalenceError or AccuracyError. metadata_props hold the manifest except `sample_logits`, the file's
+    answer to the first embedded image.
     """
     _check_trained(checkpoint.model)
     embedded = embedded_sample(checkpoint.config)

@@ -1,4 +1,4 @@
-"""The dataset that a checkpoint was trained on, for proof, calibration and accuracy of its export.
+"""The dataset that a checkpoint was trained on, to prove, calibrate and measure its export.
 
 In: a checkpoint's config and metrics. Out: the dataset, or a sample of its test images; or DataError.
 """
@@ -33,7 +33,7 @@ def own_dataset(config: ModelConfig, metrics: dict[str, Any], data_dir: Path | N
 def own_sample(config: ModelConfig, metrics: dict[str, Any], data_dir: Path | None) -> Sample:
     """Test images of the checkpoint's dataset; for digits the embedded images.
 
-    Downloads nothing: raises DataError if the dataset is not on this machine.
+    Raises DataError for a missing dataset instead of downloading it.
     """
     if reads_digits(config) or "dataset" not in metrics:
         return embedded_sample(config)

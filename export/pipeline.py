@@ -1,7 +1,7 @@
 """The export stage: checkpoint -> proven file -> version in a model repository.
 
 In: a checkpoint, or an ONNX file for TensorRT, and options. Out: `Published`, written only if every proof and accuracy
-gate held. Errors: CheckpointError, DataError, ExportError and OSError, each in a line.
+gate held; or CheckpointError, DataError, ExportError or OSError.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class Published:
 def export_checkpoint(path: Path, options: ExportOptions | None = None) -> Published:
     """Rewrites the network in `path`, proves it on images and writes it to the destination.
 
-    Warns with UntrainedBlockWarning for a block that never saw a batch.
+    Warns with UntrainedBlockWarning.
     """
     options = options or ExportOptions()
     if options.backend == "openvino":

@@ -1,7 +1,7 @@
 """Lower precision through an accuracy gate: an ONNX graph of float32 -> float16 or int8.
 
-In: a proven float32 graph and a labelled dataset. Out: the converted graph and both test accuracies; or AccuracyError.
-Inputs stay uint8 and outputs float32.
+In: a proven float32 graph and a labelled dataset. Out: the converted graph, still from uint8 to float32, and both test
+accuracies; or AccuracyError.
 """
 
 from __future__ import annotations
@@ -94,9 +94,9 @@ def convert(proto: onnx.ModelProto, lowering: Lowering) -> Converted:
 def engine_accuracy(
     engine: str, precision: str, classify: Classifier, data: bytes, dataset: Dataset, max_drop_points: float
 ) -> EngineAccuracy:
-    """The accuracy of `classify` on all test images, beside that of the ONNX file `data` in ONNX Runtime.
+    """The test accuracy of `classify`, beside that of the ONNX file `data` in ONNX Runtime.
 
-    Raises AccuracyError if it is lower by more than `max_drop_points` percentage points.
+    Raises AccuracyError if it is more than `max_drop_points` percentage points lower.
     """
     ours, theirs = accuracy(classify, dataset), accuracy(onnx_classifier(data), dataset)
     measured = EngineAccuracy(engine, precision, ours, theirs, len(dataset.test_labels))

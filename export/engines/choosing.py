@@ -1,7 +1,7 @@
 """Chooses engine, precision and sharing of the cores for a network, by measurement on this machine.
 
-In: the proven float32 file, its int8 form, and a labelled dataset. Out: a `Choice`. Candidates are left out if their
-engine is missing or their accuracy falls too far.
+In: the proven float32 file, its int8 form, a labelled dataset. Out: a `Choice`, without candidates whose engine is
+missing or whose accuracy falls too far.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def choose(
 ) -> Choice:
     """Measures every candidate on test images; `files` holds the fp32 and int8 files, or why int8 was refused.
 
-    Accuracy is compared with the float32 file in ONNX Runtime, which is never left out.
+    The baseline of accuracy, float32 in ONNX Runtime, is never left out.
     """
     base, rows = accuracy(_start(files, Candidate("onnxruntime", "fp32")), dataset), []
     for engine, precision in product(("onnxruntime", "openvino"), ("fp32", "bf16", "int8")):
@@ -113,7 +113,7 @@ def _sharings(row: Row, goal: Goal) -> Iterator[Candidate]:
 
 
 def _timed(files: Mapping[Numbers, bytes | ExportError], rows: Sequence[Row], images: Images, goal: Goal) -> list[Row]:
-    """The rows with medians of interleaved rounds, so that a drift of the machine affects all alike."""
+    """The rows with medians of interleaved rounds: drift of the machine affects all alike."""
     size = min(IMAGES_A_CALL[goal], len(images))
     batches = [images[start % (len(images) - size + 1) :][:size] for start in range(0, CALLS * size, size)]
     runs = [_runner([_start(files, row.candidate) for _ in range(row.candidate.instances)], batches) for row in rows]

@@ -26,7 +26,7 @@ class Gpu:
 
 
 def find_gpu() -> Gpu | None:
-    """The first GPU, from the driver itself (libcuda.so.1), so it does not depend on any package's build."""
+    """Asks the driver itself (libcuda.so.1), so no package's build matters."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -44,9 +44,8 @@ def find_gpu() -> Gpu | None:
 
 
 def require(server_tensorrt: str | None = None, version_compatible: bool = False) -> Gpu:
-    """The GPU, if nothing that an engine needs is missing; else raises Unavailable.
-
-    Raises VersionMismatch if the server, by default this machine's, has another TensorRT.
+    """Raises Unavailable for anything missing, VersionMismatch if the server, by default this machine's, has another
+    TensorRT.
     """
     gpu = find_gpu()
     missing = [] if gpu else ["an NVIDIA GPU (a machine with its driver; in a container, --gpus all)"]
@@ -82,7 +81,7 @@ def _polygraphy() -> str | None:
 
 
 def _cuda_runtime() -> bool:
-    """Whether Polygraphy can load the runtime. It knows only the folders of CUDA 12's wheels; this adds later ones."""
+    """Whether Polygraphy can load the runtime, after adding the folders of wheels later than CUDA 12, unknown to it."""
     from polygraphy import cuda
     from polygraphy.exception import PolygraphyException
     from polygraphy.logger import G_LOGGER

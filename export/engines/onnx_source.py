@@ -53,7 +53,7 @@ def from_export(exported: Exported) -> OnnxSource:
 
 
 def read_source(path: Path) -> OnnxSource:
-    """The ONNX file `path`, with the manifest from its metadata or, failing that, from the .json beside it."""
+    """The ONNX file, with the manifest from its metadata, else from the .json beside it."""
     try:
         data = path.read_bytes()
         proto = onnx.load_from_string(data)
@@ -74,9 +74,9 @@ def read_source(path: Path) -> OnnxSource:
 
 
 def in_precision(source: OnnxSource, precision: str, lowering: Callable[[], Lowering]) -> OnnxSource:
-    """`source` in `precision`, converted from fp32 if necessary. Raises AccuracyError if accuracy drops too far.
+    """`source`, converted from fp32 if necessary; raises AccuracyError if accuracy drops too far.
 
-    `lowering` loads the data; it is called only for a conversion.
+    `lowering` loads the data and is called only then.
     """
     if source.precision == precision:
         return source

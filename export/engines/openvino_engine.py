@@ -22,7 +22,7 @@ def has_bfloat16() -> bool:
 
 
 def openvino_classifier(data: bytes, bfloat16: bool, threads: int = 0) -> Classifier:
-    """The ONNX file `data` in OpenVINO on the CPU: uint8 (n, C, H, W) -> float32 (n, K). 0 threads: all cores.
+    """The ONNX file in OpenVINO on the CPU: uint8 (n, C, H, W) -> float32 (n, K). 0 threads: all cores.
 
     Raises Unavailable without OpenVINO, or if `bfloat16` is wanted on a CPU that only emulates it.
     """
@@ -37,10 +37,10 @@ def openvino_classifier(data: bytes, bfloat16: bool, threads: int = 0) -> Classi
 
 
 def check_accuracy(data: bytes, dataset: Dataset, max_drop_points: float, bfloat16: bool) -> EngineAccuracy:
-    """Test accuracy of the ONNX file `data` in OpenVINO, beside ONNX Runtime's.
+    """Test accuracy of the ONNX file in OpenVINO, beside ONNX Runtime's.
 
-    Raises AccuracyError if it is lower by more than `max_drop_points` percentage points, and Unavailable as
-    `openvino_classifier` does.
+    Raises AccuracyError if it is more than `max_drop_points` percentage points lower, and Unavailable like
+    `openvino_classifier`.
     """
     classify, precision = openvino_classifier(data, bfloat16), "bfloat16" if bfloat16 else "float32"
     return engine_accuracy("OpenVINO", precision, classify, data, dataset, max_drop_points)

@@ -27,7 +27,7 @@ class PublishError(ExportError):
 
 @dataclass(frozen=True)
 class Artifact:
-    """The file, named as Triton expects it, and its manifest; `manifest_json` adds file name and hash."""
+    """A file, named as Triton expects it, and its manifest; `manifest_json` adds name and hash."""
 
     config: ModelConfig
     manifest: dict[str, Any]
@@ -52,7 +52,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
 
 def check_manifest(path: Path, manifest: dict[str, Any]) -> None:
-    """Raises PublishError, naming `path`, if a field that config.pbtxt or `list` shows is missing or wrong."""
+    """Raises PublishError, naming `path`, for a missing or wrong field that config.pbtxt or `list` shows."""
     try:
         ModelConfig.from_json(json.dumps(manifest["model_config"]))
         if missing := sorted({"rewrites", "max_abs_error", "metrics"} - manifest.keys()):

@@ -64,7 +64,7 @@ def is_foreign(manifest_path: Path) -> bool:
 def publish_foreign(repository: Path, name: str, file: Path, serving: Serving) -> Path:
     """Publishes `file` as the next version of the model `name`; returns the version's folder.
 
-    Raises PublishError if the model has other inputs or outputs, ForeignError for a file that does not run.
+    Raises PublishError if the model has other tensors, ForeignError for a file that does not run.
     """
     check_name(name)
     model, runner, sample = read_model(file), session(file), _sample(file)

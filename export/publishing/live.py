@@ -1,7 +1,7 @@
 """Lists and loads the models of a running Triton server through its model-control API.
 
-In: an address. Out: what the server serves, or a loaded change; or an error with the reason. A load leaves no gap:
-the old version answers until the new version does, and stays if that fails.
+In: an address. Out: the served versions, or a loaded change; or an error with the reason. A load leaves no gap: the
+old version answers until the new version does, and stays if that fails.
 Source: triton-inference-server/server, docs/protocol/extension_model_repository.md.
 """
 
@@ -99,7 +99,7 @@ class LiveServer:
 
 
 def connect(address: str, headers: Mapping[str, str], grpc: str | None = None) -> LiveServer | None:
-    """The server at `address`; None if it does not answer. Raises ServerRefused if it does not list its models."""
+    """The server, None if it does not answer; raises ServerRefused if it does not list its models."""
     server = LiveServer(address, headers, grpc)
     try:
         server.served()

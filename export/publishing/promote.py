@@ -1,7 +1,7 @@
 """Changes the served versions of a published model.
 
-In: a model's folder and the running server, if any. Out: config.pbtxt with another version policy, loaded by that
-server. If the load fails, config.pbtxt is restored and the old version still answers.
+In: a model's folder and the running server, if any. Out: config.pbtxt with another version policy, loaded. If the load
+fails, config.pbtxt is restored and the old version still answers.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def fall_back(model_dir: Path) -> int:
 
 
 def promote(model_dir: Path, number: int, server: LiveServer | None) -> list[int]:
-    """Serves version `number` and the version before it, but no newer version; returns the versions served until now.
+    """Serves version `number` and the version before it, no newer version; returns the versions served until now.
 
     Raises PublishError for a missing version, and the errors of `activate`.
     """

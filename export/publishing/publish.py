@@ -100,8 +100,8 @@ def _add(model_dir: Path, artifact: Artifact, message: pb.ModelConfig, default: 
 def add_version(model_dir: Path, write: Callable[[Path], None], describe: Callable[[Path, int], None]) -> Path:
     """Adds the next version by a rename and returns its folder; call it with the repository locked.
 
-    `write` fills the version's folder. `describe` gets the model's folder and the version's number, and writes
-    config.pbtxt. A new model appears as a whole.
+    `write` fills the version's folder; `describe` gets the model's folder and the number, and writes config.pbtxt. A
+    new model appears as a whole.
     """
     if not model_dir.is_dir():
         with _staging_beside(model_dir.parent) as staging:
@@ -187,10 +187,7 @@ def read_config(model_dir: Path) -> pb.ModelConfig:
 
 
 def check_same_contract(model_dir: Path, message: pb.ModelConfig, artifact: Artifact) -> None:
-    """Raises PublishError if `artifact` differs from the model in image shape, classes or kind of file.
-
-    Clients read these once for all versions.
-    """
+    """Raises PublishError for another image shape, other classes or another kind of file: clients read these once."""
     config, path = artifact.config, model_dir / LABELS_FILE
     try:
         labels = tuple(path.read_text().splitlines())
@@ -237,7 +234,7 @@ def _readable_manifests(model_dir: Path, served: Sequence[int]) -> dict[int, dic
 
 
 def _write_version(folder: Path, artifact: Artifact, message: pb.ModelConfig) -> None:
-    """Keeps the config too: a supervisor serves the version with it if the model's own is broken."""
+    """Keeps the config too, for a supervisor that finds the model's own broken."""
     write_atomically(folder / CONFIG_FILE, to_text(message).encode())
     write_atomically(folder / artifact.file_name, artifact.data)
     write_atomically(folder / MANIFEST_FILE, artifact.manifest_json())

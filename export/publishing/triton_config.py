@@ -1,4 +1,4 @@
-"""Model configuration -> Triton's config.pbtxt, through Triton's own ModelConfig protobuf.
+"""Model configuration -> config.pbtxt, through Triton's ModelConfig protobuf.
 
 Source: triton-inference-server/common, protobuf/model_config.proto.
 """
@@ -213,9 +213,9 @@ def describe(message: pb.ModelConfig, manifest: dict[str, Any]) -> None:
 
 
 def store_probe(message: pb.ModelConfig, manifests: Mapping[int, dict[str, Any]]) -> None:
-    """Writes the sample and each version's logits for it, for `clients/probe.py`.
+    """Writes the sample and each version's logits, for `clients/probe.py`.
 
-    Below float32 processors differ: only the class counts, and the tolerance is null.
+    Below float32 processors differ, so the tolerance is null: only the class counts.
     """
     answers = {}
     for number, manifest in manifests.items():

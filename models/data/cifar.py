@@ -78,7 +78,7 @@ def unpack(archive: Path, folder: Path) -> None:
 def load_cifar10(folder: Path) -> Dataset:
     """Reads the batches in `folder`, or in the subfolder that the archives make; prefers binary batches.
 
-    Raises DataError for missing or damaged batches, and for different sizes.
+    Raises DataError for missing or damaged batches, and for batches of different sizes.
     """
     place, suffix, read = _find_batches(folder)
     parts = {name: read(place / f"{name}{suffix}") for name in BATCHES}

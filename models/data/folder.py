@@ -28,7 +28,8 @@ COLOUR_MODES = frozenset(("P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "HS
 def load_folder(folder: Path, size: tuple[int, int] = (SIDE, SIDE), held_out: int = 0) -> Dataset:
     """All pictures, resized to `size` (height, width); `held_out` of them, by default a fifth, are the test part.
 
-    Grey if all pictures are, else RGB. Raises DataError for under two classes, an empty class or a damaged picture.
+    Grey if all pictures are, else RGB. Raises DataError for fewer than two classes, an empty class and a damaged
+    picture.
     """
     classes = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
     if len(classes) < 2:

@@ -106,7 +106,7 @@ def choose(
 
 
 def _sharings(row: Row, goal: Goal) -> Iterator[Candidate]:
-    """An instance with all threads; then single-threaded instances: one or, for throughput, one per core."""
+    """One instance with all threads; then single-threaded: one instance or, for throughput, an instance per core."""
     yield row.candidate
     if (cores := _cores()) > 1:
         yield replace(row.candidate, instances=1 if goal == "latency" else cores, threads=1)

@@ -77,7 +77,7 @@ def new_config(name: str, config: ModelConfig, serving: Serving) -> pb.ModelConf
                 label_filename=LABELS_FILE,
             )
         ],
-        # KIND_AUTO takes a GPU if the server has one; OpenVINO's backend knows only CPUs.
+        # KIND_AUTO takes the server's GPU, if any; OpenVINO's backend knows only CPUs.
         instance_group=[
             pb.ModelInstanceGroup(kind=pb.ModelInstanceGroup.KIND_CPU if batch else pb.ModelInstanceGroup.KIND_AUTO)
         ],

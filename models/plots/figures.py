@@ -152,7 +152,7 @@ def _three_ticks(axis: Axis) -> None:
 def accuracy_over_cost(
     title: str, footnote: str, points: Sequence[tuple[ModelName, str, float, float]], x: str
 ) -> Figure:
-    """Plots networks (model, label, work or speed, test accuracy in %), joined by model."""
+    """Plots networks (model, label, work or speed, test accuracy in %), joined and labelled by model."""
     figure, (axes,) = row_of_panels(title, footnote, [""], x, "test images right (%)", (8.0, 4.8))
     for model in dict.fromkeys(point[0] for point in points):
         own = sorted((point for point in points if point[0] == model), key=lambda point: point[2])

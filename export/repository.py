@@ -209,7 +209,6 @@ def _publication(
 
 
 def _published_file(file: Path, instances: int | None, threads: int | None) -> tuple[Artifact, str, Serving]:
-    """The checked artifact in `file`, its default name and its `Serving`."""
     from export.publishing.artifact import ONNX_FILE, PLAN_FILE, read_artifact
     from export.publishing.triton_config import Serving
     from export.publishing.verify import check_answer

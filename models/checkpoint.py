@@ -141,7 +141,6 @@ def _read_safetensors(path: Path) -> tuple[ModelConfig, dict[str, Tensor], Metri
 
 
 def _form(part: Any) -> Form:
-    """The form of a tensor that is not loaded."""
     kind = part.get_dtype()
     numbers = "floating-point" if kind in FLOATING else "integer" if kind in INTEGER else kind
     return Form(tuple(part.get_shape()), numbers)

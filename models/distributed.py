@@ -60,7 +60,6 @@ def average_gradients(model: nn.Module) -> None:
 
 
 def average_buffers(model: nn.Module) -> None:
-    """Replaces running statistics by their means over the processes."""
     if processes() > 1:
         for buffer in model.buffers():
             if buffer.is_floating_point():

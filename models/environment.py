@@ -53,7 +53,6 @@ def _cpu_model() -> str:
 
 
 def _cpu_mhz() -> list[float]:
-    """Clock per core, if the system reports it."""
     cpuinfo = Path("/proc/cpuinfo")
     clocks = re.findall(r"cpu MHz\s*: (.*)", cpuinfo.read_text()) if cpuinfo.is_file() else []
     return [float(mhz) for mhz in clocks]

@@ -109,7 +109,6 @@ def front(trials: Sequence[FrontierTrial]) -> list[FrontierTrial]:
 
 
 def write(path: Path, search: FrontierSearch, trials: Sequence[FrontierTrial], environment: dict[str, Any]) -> None:
-    """Writes search, trials, environment and frontier as JSON."""
     rows = [{"trial": number, **asdict(trial)} for number, trial in enumerate(trials, 1)]
     numbers = [trials.index(trial) + 1 for trial in front(trials)]
     content = {"search": _as_json(search), "environment": environment, "frontier": numbers, "trials": rows}

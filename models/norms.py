@@ -137,7 +137,6 @@ class ProgressiveRepBN(TokenNorm):
         return torch.tensor(self.layer_norm_share, dtype=torch.float64)
 
     def set_extra_state(self, state: Tensor) -> None:
-        """Takes w from a checkpoint."""
         self.layer_norm_share = float(state)
 
     def randomise(self, generator: torch.Generator) -> None:

@@ -15,7 +15,6 @@ Network = VisionTransformer | CNN | DNN
 
 
 def build(config: ModelConfig) -> Network:
-    """A freshly initialised network."""
     if config.is_transformer:
         return VisionTransformer(config)
     return CNN(config) if config.model == "cnn" else DNN(config)

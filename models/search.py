@@ -155,7 +155,6 @@ def best(trials: Sequence[Trial]) -> Trial:
 
 
 def write(path: Path, search: Search, trials: Sequence[Trial], environment: dict[str, Any]) -> None:
-    """Writes search, trials and environment as JSON."""
     rows = [
         {"trial": number, "status": "completed" if trial.error is None else "failed", **asdict(trial)}
         for number, trial in enumerate(trials, start=1)

@@ -65,7 +65,6 @@ class _Run:
                 self.client.log_batch(self.id, metrics=metrics)
 
     def close(self, status: str) -> None:
-        """Sends the rest, the JSON and the checkpoint; ends the run."""
         if self.record.exists():
             self.send()
             self.client.log_artifact(self.id, str(self.record))

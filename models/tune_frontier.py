@@ -70,7 +70,6 @@ def run_trials(
 def run_trial(
     search: FrontierSearch, data: Dataset, device: str, geometry: Geometry, checkpoint: Path
 ) -> FrontierTrial:
-    """Trains the network in served form, keeps its checkpoint and measures it."""
     from models.training import TrainingError, TrainingOptions, train
 
     options = TrainingOptions(

@@ -164,7 +164,6 @@ def _sample(file: Path) -> Feeds:
 
 
 def _manifest(file: Path, version: Path) -> dict[str, Any]:
-    """The manifest of the rewrite, if any, and the served files' hash."""
     beside = file.with_suffix(".json")
     about: dict[str, Any] = json.loads(beside.read_text()) if beside.exists() else {"rewrites": []}
     held = sorted(path for path in version.iterdir() if path.name not in (MANIFEST_FILE,))

@@ -109,7 +109,6 @@ def connect(address: str, headers: Mapping[str, str], grpc: str | None = None) -
 
 
 def _reason(error: urllib.error.HTTPError) -> str:
-    """Triton's reason from the body, else the HTTP status."""
     try:
         reason = " ".join(str(json.loads(error.read())["error"]).split())
     except (OSError, ValueError, KeyError, TypeError):

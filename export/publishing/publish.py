@@ -86,8 +86,6 @@ def publish(repository: Path, name: str, artifact: Artifact, serving: Serving | 
 
 
 def _add(model_dir: Path, artifact: Artifact, message: pb.ModelConfig, default: Sequence[int]) -> Path:
-    """Adds the artifact as a version, served beside `default`."""
-
     def describe(folder: Path, number: int) -> None:
         if number == 1:
             labels = "".join(f"{label}\n" for label in artifact.config.labels)

@@ -85,8 +85,6 @@ class FirstRow(nn.Module):
 
 
 class Constant(nn.Module):
-    """Returns the same tensor for any input."""
-
     def __init__(self, value: Tensor) -> None:
         super().__init__()
         self.value: Tensor

@@ -90,7 +90,6 @@ def load_cifar10(folder: Path) -> Dataset:
 
 
 def _find_batches(folder: Path) -> tuple[Path, str, Callable[[Path], Part]]:
-    """Folder, suffix of the names, and reader of a batch."""
     for sub, suffix, read in ((BINARY_FOLDER, ".bin", read_binary_batch), (PICKLED_FOLDER, "", read_python_batch)):
         for place in (folder, folder / sub):
             if any((place / f"{name}{suffix}").is_file() for name in BATCHES):

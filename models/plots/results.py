@@ -42,7 +42,6 @@ def table(title: str, columns: Sequence[Column], rows: Sequence[Sequence[object]
 
 
 def markdown(result: Result, plots: Sequence[str]) -> str:
-    """A page with question, extent, tables and plots."""
     lines = [f"# {result['study']}", "", result["question"], "", f"    {result['command']}", ""]
     lines += _paragraphs(result)
     for entry in result["tables"]:

@@ -1,1 +1,1 @@
-"""Clients of the server: preprocessing, typed clients, the command line, the page. No torch."""
+"""Clients of the server: preprocessing, typed clients, command line, page. No torch."""

@@ -22,15 +22,15 @@ FAILED, SERVER, REJECTED = 1, 3, 4
 
 
 class LabelsMismatch(Exception):
-    """The file of labels does not fit the images or the model; the message is one line."""
+    """The labels do not fit the images or the model."""
 
 
 def answer_paths(paths: tuple[str, ...], labels: str | None, server: dict[str, Any], printer: Printer) -> int:
-    """Print the answers for all pictures; returns the exit code. Connects only once there is a picture.
+    """Print the answers for all pictures; return the exit code. Connects only if there is a picture.
 
-    labels: an idx file with the label of each image of the one idx file in `paths`.
+    labels: idx file with the labels of the one idx file in `paths`.
     server: the keywords of Classifier.
-    Raises LabelsMismatch, ValueError for options of `server` that do not fit together, and OSError of standard output.
+    Raises LabelsMismatch, ValueError for contradictory options of `server`, and OSError of standard output.
     """
     try:
         with ExitStack() as stack:
@@ -48,7 +48,7 @@ def answer_paths(paths: tuple[str, ...], labels: str | None, server: dict[str, A
 
 
 def _read_labels(paths: tuple[str, ...], labels: str) -> IdxFile:
-    """Opens the file of labels, after checking that it fits the one idx file in `paths`."""
+    """Opens the labels after checking them against the one idx file in `paths`."""
     if len(paths) != 1 or not is_idx(paths[0]):
         raise LabelsMismatch("expected PATH to be one idx file of images")
     try:
@@ -63,7 +63,7 @@ def _read_labels(paths: tuple[str, ...], labels: str) -> IdxFile:
 
 @dataclass
 class Answering:
-    """Asks about pictures, prints each answer, and at the end the accuracy if labels are known."""
+    """Asks about pictures, prints each answer and, with labels, the accuracy."""
 
     classifier: Classifier
     truths: IdxFile | None
@@ -71,7 +71,7 @@ class Answering:
     printer: Printer
 
     def __post_init__(self) -> None:
-        self._waiting: deque[tuple[Item, int | None]] = deque()  # with the server, in the order of the answers
+        self._waiting: deque[tuple[Item, int | None]] = deque()  # sent, in the order of the answers
         self._labels = self.classifier.model.labels
         if self.truths is not None:
             self._check(self.truths)
@@ -98,7 +98,7 @@ class Answering:
                     )
 
     def _inputs(self, pictures: Iterator[Picture]) -> Iterator[NDArray[np.uint8]]:
-        """The images (1, 28, 28) for the model; reports pictures without any."""
+        """The model's images (1, 28, 28); reports pictures without an image."""
         model = self.classifier.model
         for picture, truth in zip(pictures, map(int, self.truths) if self.truths else repeat(None), strict=False):
             try:

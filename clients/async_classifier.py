@@ -1,11 +1,10 @@
-"""The client for asyncio programs; Classifier is made of it.
+"""The client for asyncio programs; Classifier wraps it.
 
     async with AsyncClassifier() as classifier:
         async for prediction in classifier.stream(images):
             print(prediction.label, prediction.probability)
 
-At most `concurrency` requests are with the server, and twice as many batches in memory. Answers come in the order of
-the images.
+At most `concurrency` requests are with the server, and twice as many batches in memory. Answers keep the images' order.
 """
 
 import asyncio
@@ -29,17 +28,17 @@ from clients.server.served import ListedModel, ServedModel, choose, find, list_a
 
 
 class AsyncClassifier:
-    """A connection to one model of one server; it belongs to the event loop that opened it.
+    """A connection to one model, bound to the event loop that opened it.
 
     url:           HOST:PORT, or several with commas for failover. Default: Triton's port on this machine.
     model:         name. Default: the only ready model, or the transformer with the highest test accuracy.
-    timeout_s:     seconds per request, retries included.
-    retry_s:       seconds of these for retries while the server is away or busy.
-    batch_size:    most images per request, within the model's own limit.
+    timeout_s:     per request, retries included.
+    retry_s:       of that, for retries while the server is away or busy.
+    batch_size:    most images per request, within the model's limit.
     concurrency:   most requests at a time.
     shared_memory: passes images to a server on this host through memory.
     tls, headers:  for guarded servers.
-    open_retry_s:  like retry_s, while opening. Default: retry_s.
+    open_retry_s:  retry_s while opening. Default: retry_s.
 
     Every call raises ServerUnavailable (or ServerBusy), DeadlineExceeded and ServerError; open() also ModelNotFound,
     ModelNotReady and ModelMismatch. Invalid options raise ValueError.
@@ -76,7 +75,7 @@ class AsyncClassifier:
         self._regions: RegionPool | None = None
 
     async def open(self) -> "AsyncClassifier":
-        """Connect and read the model's description; `async with` does it too."""
+        """Connect and read the model's description, as `async with` does."""
         self._connection = connection = Connection(self._endpoint, self.concurrency)
         try:
             if self._endpoint.open_retry_s is not None:
@@ -93,7 +92,7 @@ class AsyncClassifier:
         return self
 
     async def classify(self, images: Images) -> list[Prediction]:
-        """Images uint8 (n, 1, 28, 28) -> n predictions in their order."""
+        """Images uint8 (n, 1, 28, 28) -> n predictions in order."""
         answers = self._answers(split(images, self.model.image_shape, self.batch_size))
         return [prediction async for answer in answers for prediction in self.predictions(answer)]
 
@@ -104,7 +103,7 @@ class AsyncClassifier:
         return np.concatenate([empty, *[answer.logits async for answer in answers]])
 
     async def stream(self, images: Iterable[Images] | AsyncIterable[Images]) -> AsyncIterator[Prediction]:
-        """Images (1, 28, 28) and batches of any length (n, 1, 28, 28), mixed -> a prediction for each, in order.
+        """Images (1, 28, 28) and batches (n, 1, 28, 28), mixed -> a prediction for each, in order.
 
         An image waits until its batch is full or the images end.
         """
@@ -115,7 +114,7 @@ class AsyncClassifier:
                     yield prediction
 
     def predictions(self, answer: Answer) -> list[Prediction]:
-        """A prediction for each image of an answer, with calibrated probabilities."""
+        """A prediction per image, with calibrated probabilities."""
         return predictions(answer, self.model.labels, self.model.temperature)
 
     async def models(self) -> list[ListedModel]:
@@ -123,7 +122,7 @@ class AsyncClassifier:
         return await list_all(self._opened())
 
     async def answer(self, batch: Images) -> Answer:
-        """One request for images (b, 1, 28, 28), at most a batch, when it is its turn."""
+        """One request for at most a batch (b, 1, 28, 28), at its turn."""
         connection = self._opened()
         async with self._turns:
             start_ns = perf_counter_ns()
@@ -140,7 +139,7 @@ class AsyncClassifier:
         return Answer(logits, version, latency_ms)
 
     async def close(self) -> None:
-        """Cancel the requests under way, remove shared memory."""
+        """Cancel open requests, remove shared memory."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

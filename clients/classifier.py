@@ -4,9 +4,8 @@
         for prediction in classifier.classify(images):  # uint8 (n, 1, 28, 28), 0 = background, 255 = ink
             print(prediction.label, prediction.probability)
 
-HTTP is the default: at batch 1 it is as fast as gRPC, with the same numbers. Threads may share a Classifier; its event
-loop has its own thread. In a forked child it raises RuntimeError. Programs with an event loop use AsyncClassifier,
-which has the same methods.
+HTTP is the default: at batch 1 it is as fast as gRPC. Threads may share a Classifier; a forked child gets RuntimeError.
+Programs with an event loop use AsyncClassifier, which has the same methods.
 """
 
 import asyncio
@@ -59,10 +58,10 @@ __all__ = [
 
 
 class Classifier:
-    """A connection to one model, for any thread, to be closed or used as a context manager.
+    """A connection to one model, for any thread; close it or use it as a context manager.
 
-    Options and errors are those of AsyncClassifier; the constructor opens. `timeout_s` leaves out the wait for a turn,
-    `concurrency` counts the requests of all threads.
+    Options and errors are those of AsyncClassifier; the constructor opens. `timeout_s` excludes the wait for a turn;
+    `concurrency` counts all threads' requests.
     """
 
     def __init__(
@@ -95,7 +94,7 @@ class Classifier:
         return self._asking.model
 
     def classify(self, images: Images) -> list[Prediction]:
-        """Images uint8 (n, 1, 28, 28) -> n predictions in order; more than a batch takes several requests."""
+        """Images uint8 (n, 1, 28, 28) -> n predictions in order."""
         return self._thread.run(self._asking.classify(images))
 
     def logits(self, images: Images) -> NDArray[np.float32]:
@@ -103,10 +102,9 @@ class Classifier:
         return self._thread.run(self._asking.logits(images))
 
     def stream(self, images: Iterable[Images]) -> Iterator[Prediction]:
-        """Images (1, 28, 28) and batches of any length (n, 1, 28, 28), mixed -> a prediction for each, in order.
+        """Images (1, 28, 28) and batches (n, 1, 28, 28), mixed -> a prediction for each, in order.
 
-        An image waits until its batch is full or the images end. Images are read in the caller's thread, a few batches
-        ahead.
+        An image waits until its batch is full or the images end. The caller's thread reads images, a few batches ahead.
         """
         held: deque[Future[Answer]] = deque()
         try:
@@ -121,11 +119,11 @@ class Classifier:
                 future.cancel()
 
     def models(self) -> list[ListedModel]:
-        """Every model of the server, by name; read anew at each call."""
+        """Every model of the server, by name."""
         return self._thread.run(self._asking.models())
 
     def close(self) -> None:
-        """Cancel the requests under way, remove shared memory; later calls do nothing."""
+        """Cancel open requests, remove shared memory; later calls do nothing."""
         self._close()
 
     def __enter__(self) -> "Classifier":

@@ -1,8 +1,8 @@
-"""The errors of clients/; each text is one line with the file, address or model. Imports nothing of clients/."""
+"""The errors of clients/: one line each, with the file, address or model. Imports nothing of clients/."""
 
 
 class ClientError(Exception):
-    """The base of all errors of this package."""
+    """The base class."""
 
 
 class InvalidImage(ClientError):
@@ -18,8 +18,8 @@ class ServerUnavailable(ClientError):
 
     def __init__(self, message: str, may_pass: bool = False, retry_after_s: float = 0.0) -> None:
         super().__init__(message)
-        self.may_pass = may_pass  # whether to try again
-        self.retry_after_s = retry_after_s  # seconds that the server asks to wait
+        self.may_pass = may_pass  # a retry may help
+        self.retry_after_s = retry_after_s  # asked by the server
 
 
 class ServerBusy(ServerUnavailable):

@@ -5,7 +5,7 @@
 
 Answers keep the order of the images; memory does not grow with their number. Exit codes: 0 every image was answered;
 1 some images failed, each named on standard error; 2 usage; 3 the server failed; 4 some answers are rejected; 130
-interrupted; 141 the reader of the output closed it. Heavy imports are local, so that --help is quick.
+interrupted; 141 the output's reader closed it. Heavy imports are local, for a quick --help.
 """
 
 import errno
@@ -19,7 +19,7 @@ import click
 from clients.server.endpoint import BATCH_SIZE, CONCURRENCY, TIMEOUT_S, Tls, check_header, check_seconds
 
 INTERRUPTED, UNREAD = 130, 141
-OPEN_RETRY_S = 1.0  # a mistyped address is told soon; a server that has answered once is waited for longer
+OPEN_RETRY_S = 1.0  # reports a mistyped address soon; later requests retry longer
 
 
 def _seconds(context: click.Context, parameter: click.Parameter, value: float) -> float:
@@ -151,11 +151,11 @@ def _answer(
     split: bool,
     reject_below: float | None,
 ) -> int:
-    """Print the answers; the exit code."""
+    """Returns the exit code."""
     from clients.answering import LabelsMismatch, answer_paths
     from clients.printing import Printer
 
-    warnings.filterwarnings("ignore", module="PIL")  # what matters about a picture is an error
+    warnings.filterwarnings("ignore", module="PIL")  # serious faults are errors
     try:
         return answer_paths(paths, labels, server, Printer(form, top, split, reject_below))
     except LabelsMismatch as error:
@@ -171,7 +171,7 @@ def _answer(
 
 
 def _output() -> str:
-    """Standard output, with the path of the file behind it."""
+    """Standard output, with its file's path."""
     from clients.terminal import printable
 
     try:

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True)
 class Answer:
-    """What one request brought: float32 logits (b, classes), the model's version, and the request's duration."""
+    """One request's float32 logits (b, classes), model version and duration."""
 
     logits: NDArray[np.float32]
     version: str
@@ -17,24 +17,24 @@ class Answer:
 
 @dataclass(frozen=True)
 class Prediction:
-    """A model's verdict on one image; probabilities are in the order of the labels and sum to 1."""
+    """A verdict on one image; probabilities are in the order of the labels and sum to 1."""
 
     label: str
     probability: float
     index: int
     labels: tuple[str, ...]
     probabilities: tuple[float, ...]
-    version: str  # of the model that answered
+    version: str
     latency_ms: float = field(compare=False)  # of the image's request, retries included
 
     def top(self, k: int) -> list[tuple[str, float]]:
-        """The k most probable labels with their probabilities, the best first; at most all labels."""
+        """The k most probable labels with their probabilities, best first; at most all labels."""
         ranked = sorted(zip(self.labels, self.probabilities, strict=True), key=lambda pair: -pair[1])
         return ranked[:k]
 
 
 def predictions(answer: Answer, labels: tuple[str, ...], temperature: float) -> list[Prediction]:
-    """A prediction for each row of the logits. Probabilities are softmax(logits / temperature).
+    """A prediction per row. Probabilities are softmax(logits / temperature).
 
     A temperature fitted on held-out images makes confidence agree with accuracy (Guo, Pleiss, Sun, Weinberger, On
     Calibration of Modern Neural Networks, 2017). It changes no label.

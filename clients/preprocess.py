@@ -1,4 +1,4 @@
-"""The import for users who prepare pictures themselves: any picture in, the uint8 image that a model reads out.
+"""For users who prepare pictures themselves: any picture in, the uint8 image that a model reads out.
 
 read_image      file -> upright picture        decoding with bounded memory (clients.images.decode)
 to_model_input  picture -> uint8 (1, 28, 28)   a digit: grey, paper removed, scaled, centred (clients.images.drawing)

@@ -22,17 +22,17 @@ class Item:
     """One image and its place in its picture."""
 
     name: str  # of its picture
-    pixels: NDArray[np.uint8]  # (C, h, w), as the model sees it
-    shape: int  # number of the shape in the picture, from 1 on; 1 without --split
-    shapes: int  # separate shapes in the picture
+    pixels: NDArray[np.uint8]  # the model's input (C, h, w)
+    shape: int  # from 1; 1 without --split
+    shapes: int  # in the picture
 
 
 class Printer:
     """Prints answers in one of FORMS.
 
-    top:          the most probable labels to print.
-    split:        whether each answer is of one shape.
-    reject_below: less probable answers are marked; `rejected` counts them.
+    top:          number of most probable labels to print.
+    split:        each answer is of one shape.
+    reject_below: marks less probable answers; `rejected` counts them.
     """
 
     def __init__(self, form: str, top: int | None, split: bool, reject_below: float | None) -> None:
@@ -41,7 +41,7 @@ class Printer:
         self._form = form
         self._top = top
         self._reject_below = reject_below
-        self._line: list[str] = []  # of the shapes of one picture
+        self._line: list[str] = []  # labels of one picture's shapes
 
     def print_header(self, terminal: Terminal, labels: int) -> None:
         if self._form == "csv":
@@ -53,7 +53,7 @@ class Printer:
             terminal.print(_row(columns))
 
     def print_answer(self, terminal: Terminal, item: Item, prediction: Prediction, model: str) -> bool:
-        """Prints one answer; returns whether it is rejected."""
+        """Returns whether the answer is rejected."""
         rejected = self._reject_below is not None and prediction.probability < self._reject_below
         self.rejected += rejected
         if self._form == "json":
@@ -68,7 +68,7 @@ class Printer:
         return rejected
 
     def print_accuracy(self, terminal: Terminal, correct: int, answered: int, count: int) -> None:
-        """Prints the accuracy of the answers that are not rejected."""
+        """Of the answers that are not rejected."""
         text = f"accuracy: {100 * correct / max(1, answered):.2f} % ({correct} of {answered})"
         if self._reject_below is not None:
             text += f", rejected: {100 * self.rejected / count:.2f} % ({self.rejected} of {count})"
@@ -117,7 +117,7 @@ class Printer:
 
 
 def blocks(image: NDArray[np.uint8], colour: bool) -> list[str]:
-    """An image (1 or 3, h, w) as h / 2 lines of w blocks, in colour or with levels from 128 on."""
+    """An image (1 or 3, h, w) as h / 2 lines of w blocks; without colour, levels from 128 on are light."""
     padded = np.pad(image, ((0, 0), (0, image.shape[1] % 2), (0, 0)))  # (C, h, w), h even
     rows = zip(*(padded[:, first::2].transpose(1, 2, 0).tolist() for first in (0, 1)), strict=True)
     pairs = [list(zip(upper, lower, strict=True)) for upper, lower in rows]
@@ -127,14 +127,14 @@ def blocks(image: NDArray[np.uint8], colour: bool) -> list[str]:
 
 
 def _coloured(upper: list[int], lower: list[int]) -> str:
-    """A character with two colours, upper and lower half; terminals have 24 greys."""
+    """One character in two colours, upper and lower half; terminals have 24 greys."""
     if len(upper) == 1:
         return f"\x1b[38;5;{232 + upper[0] * 23 // 255};48;5;{232 + lower[0] * 23 // 255}m▀"
     return f"\x1b[38;2;{';'.join(map(str, upper))};48;2;{';'.join(map(str, lower))}m▀"
 
 
 def _is_light(levels: list[int]) -> bool:
-    """Of grey, or of red, green and blue with the weights of ITU-R BT.601."""
+    """Brightness by ITU-R BT.601."""
     weights = (1000,) if len(levels) == 1 else (299, 587, 114)
     return sum(weight * level for weight, level in zip(weights, levels, strict=True)) >= 128_000
 

@@ -1,12 +1,11 @@
 """Asks every served version a stored question and compares the answer. `python clients/probe.py --help`.
 
 In: a server's HTTP address. Out: one JSON object per probe and an exit code. Triton's own readiness stays 200 when a
-model's process is dead. The sample and each version's logits are in the parameter `probe` of config.pbtxt, so a
-container needs no repository and no package but click. A model without that parameter gets zeros and must only answer.
+model's process is dead. The parameter `probe` of config.pbtxt holds the sample and each version's logits, so a
+container needs only click. A model without it gets zeros and must only answer. A version that refuses or delays the
+sample passes as `busy` if it answers other requests meanwhile.
 
-A version that refuses or delays the sample passes as `busy` if it answers other requests meanwhile.
-
-With `--every` and `--listen` it also answers a proxy's HTTP health checks: 200 while the last verdict passes, else 503.
+With `--every` and `--listen` it answers a proxy's health checks: 200 while the last verdict passes, else 503.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from typing import Any, Literal
 import click
 
 TIMEOUT_S = 0.8  # leaves room for the start of Python within a second
-ASK_SHARE = 0.75  # of that time for the inferences, the rest to look for progress
+ASK_SHARE = 0.75  # of it for inferences, the rest to look for progress
 PROGRESS_S = 0.02
 MOST_VERSIONS_AT_ONCE = 8
 BYTES = {"BOOL": 1, "UINT8": 1, "INT8": 1, "UINT16": 2, "INT16": 2, "FP16": 2, "BF16": 2}
@@ -42,7 +41,7 @@ PASSING: tuple[State, ...] = ("right", "answers", "busy")
 
 
 class ProbeFailed(Exception):
-    """The server did not answer as expected. `passing`: it may only be too busy."""
+    """The server did not answer as expected. `passing`: it may just be busy."""
 
     def __init__(self, message: str, passing: bool = False) -> None:
         super().__init__(message)
@@ -51,7 +50,7 @@ class ProbeFailed(Exception):
 
 @dataclass(frozen=True)
 class VersionProbe:
-    """The verdict on one version; `max_abs_error` is of its logits, None if there was nothing to compare."""
+    """The verdict on one version; `max_abs_error` is of its logits, None without stored logits."""
 
     model: str
     version: str
@@ -63,7 +62,7 @@ class VersionProbe:
 
 @dataclass(frozen=True)
 class Probe:
-    """The verdict on a server: `ok` if something is served and every version passes."""
+    """The verdict on a server: `ok` if it serves something and every version passes."""
 
     url: str
     ok: bool
@@ -115,7 +114,7 @@ class Server:
 def probe_server(
     url: str, models: Sequence[str] = (), headers: Mapping[str, str] | None = None, timeout_s: float = TIMEOUT_S
 ) -> Probe:
-    """Asks every served version of `models` (default: all) within `timeout_s` seconds."""
+    """Asks every served version of `models` (default: all)."""
     started = time.monotonic()
     server = Server(url, headers or {}, started + timeout_s)
     try:
@@ -131,7 +130,7 @@ def probe_server(
 
 
 def served_versions(server: Server, models: Sequence[str]) -> list[tuple[str, str]]:
-    """(model, version) of every ready version; raises ProbeFailed if a wanted model has no ready version."""
+    """(model, version) of every ready version; raises ProbeFailed if a wanted model is not ready."""
     index = server.json("v2/repository/index", b"{}")
     try:
         ready = [(entry["name"], str(entry["version"])) for entry in index if entry.get("state") == "READY"]
@@ -146,7 +145,7 @@ def served_versions(server: Server, models: Sequence[str]) -> list[tuple[str, st
 
 
 def _successes(server: Server) -> dict[tuple[str, str], int]:
-    """Number of answered requests per version since the server started."""
+    """Answered requests per version since the server started."""
     stats = server.json("v2/models/stats")["model_stats"]
     return {(each["name"], each["version"]): each["inference_stats"]["success"]["count"] for each in stats}
 
@@ -168,7 +167,7 @@ def _verdict(
 
 
 def _progresses(server: Server, which: tuple[str, str], before: Mapping[tuple[str, str], int]) -> bool:
-    """Whether the version has answered other requests since `before`; checks until the deadline."""
+    """Whether the version answers other requests after `before`; checks until the deadline."""
     try:
         while _successes(server).get(which, 0) <= before.get(which, 0):
             time.sleep(PROGRESS_S)
@@ -178,7 +177,7 @@ def _progresses(server: Server, which: tuple[str, str], before: Mapping[tuple[st
 
 
 def _ask_sample(server: Server, model: str, version: str, until: float) -> tuple[State, float | None]:
-    """Sends the stored sample, else zeros, and compares the logits with stored logits, if any."""
+    """Sends the stored sample, else zeros; compares the logits with the stored logits, if any."""
     config = server.json(f"v2/models/{model}/versions/{version}/config")
     stored = json.loads(config.get("parameters", {}).get("probe", {}).get("string_value", "{}"))
     expected = stored.get("answers", {}).get(version)
@@ -217,9 +216,9 @@ def _request(config: Mapping[str, Any], image: bytes | None) -> tuple[bytes, byt
 
 
 class Health:
-    """The last verdict at `http://address/`: 200 while it passes and is not older than `stale_s`, else 503.
+    """The last verdict at `http://address/`: 200 while it passes and is at most `stale_s` old, else 503.
 
-    Raises OSError for an address that cannot be taken.
+    Raises OSError for an address that is taken.
     """
 
     def __init__(self, address: str, stale_s: float) -> None:

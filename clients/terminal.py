@@ -9,14 +9,14 @@ import click
 
 
 class Terminal:
-    """The output of the command line; `failures` counts the failures it printed.
+    """The command line's output; `failures` counts printed failures.
 
-    total: gives the number of pictures; called only where a bar is shown.
+    total: gives the number of pictures; called only to show a bar.
     """
 
     def __init__(self, total: Callable[[], int]) -> None:
         self.failures = 0
-        if isinstance(sys.stdout, io.TextIOWrapper):  # a file name may not be text in the terminal's encoding
+        if isinstance(sys.stdout, io.TextIOWrapper):  # file names may not fit the terminal's encoding
             sys.stdout.reconfigure(errors="backslashreplace")
         self._bar = None
         if sys.stderr.isatty():
@@ -55,5 +55,5 @@ class Terminal:
 
 
 def printable(text: str) -> str:
-    """Text on one line; characters that control a terminal are escaped as in Python's strings."""
+    """Text on one line; unprintable characters are escaped as in Python's strings."""
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)

@@ -1,1 +1,1 @@
-"""Pictures by the hundred million, without a server: a part in, a part out."""
+"""Classifies hundreds of millions of pictures without a server, part by part."""

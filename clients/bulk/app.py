@@ -3,7 +3,7 @@
     vitbn bulk s3://bucket/shards/ --output answers --model triton_repo/vitbn
 
 Exit codes: 0 every part has its file; 1 a part failed, or an input is invalid; 2 usage; 130 interrupted.
-The same command continues an interrupted run. Heavy imports are local, so that --help is quick.
+The same command continues an interrupted run. Heavy imports are local, for a quick --help.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def bulk(
 def _job(
     inputs: tuple[str, ...], output: str, model: Path, image_column: str, id_column: str, part_rows: int | None
 ) -> tuple[Job, Output]:
-    """The job of the output folder, planned if it is new."""
+    """The output folder's job, planned if new."""
     from clients.bulk.job import Output, Settings, absolute, open_job
     from clients.bulk.network import Network, find_model
     from clients.bulk.planning import Planner
@@ -100,7 +100,7 @@ def _job(
 
 
 def _run(job: Job, output: Output, engine: str, share: tuple[int, int], processes: int) -> int:
-    """Does the parts that are missing; the exit code."""
+    """Does the missing parts; returns the exit code."""
     from clients.bulk import by_processes, by_ray
     from clients.bulk.job import parts_to_do
     from clients.bulk.progress import Progress

@@ -1,6 +1,6 @@
 """A part in, blocks of rows out: ids, uint8 pixels for the network, and the error of each row without pixels.
 
-A bad picture is a row with an error. A damaged shard ends with such a row. Failing storage raises OSError: the part is
+A bad picture is a row with an error; a damaged shard ends with such a row. Failing storage raises OSError: the part is
 tried again.
 """
 
@@ -42,7 +42,7 @@ _LARGEST_PICTURE = 1 << 27  # bytes of a picture's file, held in memory
 
 @dataclass
 class Block:
-    """n rows: ids, uint8 pixels (n, C, H, W), and the errors of rows whose pixels do not count."""
+    """n rows: ids, uint8 pixels (n, C, H, W), and errors by row; pixels of such rows do not count."""
 
     ids: pa.Array | list[str]
     pixels: NDArray[np.uint8]
@@ -51,14 +51,14 @@ class Block:
 
 @dataclass(frozen=True)
 class Reader:
-    """Reads parts for a network of that shape and preprocessing."""
+    """Reads parts as a network's inputs."""
 
     shape: Shape
     preprocessing: Preprocessing
     settings: Settings
 
     def blocks(self, part: Part) -> Iterator[Block]:
-        """The rows of a part in their order; raises JobMismatch if its file is not the planned one."""
+        """A part's rows in order; raises JobMismatch if its file differs from the plan."""
         if part.kind == "pictures":
             yield from self._gathered((path, lambda path=path: _content(path)) for path in part.paths)
             return
@@ -170,7 +170,7 @@ class Reader:
 
 
 def _damage() -> tuple[type[Exception], ...]:
-    """The exceptions of readers for damaged bytes. A damaged page of Parquet is an OSError, like failing storage."""
+    """Readers' exceptions for damaged bytes. A damaged page of Parquet is an OSError, like failing storage."""
     import pyarrow as pa
 
     of_arrow = (pa.ArrowInvalid, pa.ArrowNotImplementedError)
@@ -198,7 +198,7 @@ def _bounded(content: bytes) -> bytes:
 
 
 def _members(path: str, raw: Any) -> Iterator[tuple[str, Any]]:
-    """The pictures of a tar shard, in one pass; skips other members, such as a webdataset's labels."""
+    """A tar shard's pictures, in one pass; skips other members, such as a webdataset's labels."""
     with tarfile.open(fileobj=raw, mode="r|*") as shard:
         for member in shard:
             if member.isfile() and has_image_suffix(member.name):
@@ -220,7 +220,7 @@ def _numbered(path: str, first: int, count: int) -> pa.Array:
 
 
 def _pixels(images: pa.Array, shape: Shape) -> tuple[NDArray[np.uint8], dict[int, str]]:
-    """A column of pixels to uint8 (n, C, H, W); rows of another length are errors."""
+    """A column of pixels -> uint8 (n, C, H, W); rows of another length are errors."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

@@ -1,6 +1,6 @@
 """Distributes parts to this machine's cores: one process per core, replaced when it dies.
 
-A process whose driver dies reads the end of its pipe after the part in hand, and ends.
+If the driver dies, its processes end after the part in hand.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ATTEMPTS = 3  # of a part; a picture that kills its process must not stop the ru
 
 
 def run(job: Job, parts: Iterator[Part], processes: int) -> Iterator[Outcome]:
-    """Does the parts; yields their outcomes as they end."""
+    """Yields the parts' outcomes as they end."""
     with ExitStack() as stack:
         workers = [stack.enter_context(_Worker(job)) for _ in range(processes)]
         again: deque[tuple[Part, int]] = deque()
@@ -60,7 +60,7 @@ class _Worker:
         self._process: Any = None
 
     def start(self, part: Part, attempt: int) -> None:
-        """Sends a part, to a new process if there is none."""
+        """Sends a part; starts a process if needed."""
         if self._process is None:
             context = multiprocessing.get_context("spawn")
             self.connection, far_end = context.Pipe()
@@ -68,11 +68,11 @@ class _Worker:
             self._process.start()
             far_end.close()  # else its death would not end the pipe
         self.part, self.attempt = part, attempt
-        with suppress(OSError):  # it died; the end of the pipe reports that
+        with suppress(OSError):  # it died; the pipe's end reports that
             self.connection.send(part.to_line())
 
     def outcome(self) -> Outcome:
-        """The outcome of its part; also of a dead process."""
+        """Its part's outcome; also of a dead process."""
         try:
             return cast(Outcome, self.connection.recv())
         except (EOFError, OSError):
@@ -92,7 +92,7 @@ class _Worker:
 
 
 def _serve(job: Job, connection: Connection) -> None:
-    """The process: parts from the pipe until it ends."""
+    """Does parts from the pipe until it ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the driver ends this process
     try:
         while True:

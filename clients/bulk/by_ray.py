@@ -1,4 +1,4 @@
-"""The same parts on a Ray cluster: the one of $RAY_ADDRESS, else one that Ray starts on this machine.
+"""The same parts on the Ray cluster of $RAY_ADDRESS, else on a new cluster on this machine.
 
 Every node must see the inputs, the model and the output under the same paths, and have this package.
 """
@@ -15,7 +15,7 @@ from clients.bulk.scoring import Outcome, do_part
 
 
 def run(job: Job, parts: Iterator[Part]) -> Iterator[Outcome]:
-    """Does the parts, one per core at a time, with as many waiting; yields their outcomes."""
+    """Keeps one part per core running and as many waiting; yields outcomes."""
     import ray
 
     ray.init(log_to_driver=False, include_dashboard=False)

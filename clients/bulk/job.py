@@ -1,11 +1,11 @@
-"""A run's plan: a `Job` with its list of `Part`s, fixed by the first run and stored in the output folder.
+"""A run's plan: a `Job` with its `Part`s, fixed by the first run and stored in the output folder.
 
     DIR/_job.json               the model, the inputs, the number of parts
-    DIR/_parts-HASH.jsonl       one part per line; read line by line, so memory does not grow with the job
+    DIR/_parts-HASH.jsonl       one part per line; streamed, so memory does not grow with the job
     DIR/part-00000007.parquet   the answers of part 7, complete or absent
 
-A part is deterministic and its file appears by one rename. So a killed run continues with the parts that have no file,
-and two runs at once do no harm. Readers of Parquet skip names that start with an underscore.
+A part is deterministic and its file appears by one rename, so a killed run continues with the missing parts, and two
+runs at once do no harm. Parquet readers skip names that start with an underscore.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ Kind = Literal["pictures", "tar", "parquet", "idx"]
 
 
 class JobMismatch(ClientError):
-    """The output folder belongs to another job, or an input is not what was planned."""
+    """The output folder belongs to another job, or an input differs from the plan."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """The input of one step: picture files, one tar, row groups of a Parquet file, or rows of an idx file."""
+    """The input of one step: picture files, a tar, row groups of a Parquet file, or rows of an idx file."""
 
     number: int
     kind: Kind
-    paths: tuple[str, ...]  # absolute, or with a protocol; one, except of pictures
+    paths: tuple[str, ...]  # absolute or with a protocol; several only of pictures
     start: int = 0  # first row group or row
     stop: int = 0  # exclusive
     first_row: int = 0  # of the Parquet file's rows
-    rows: int | None = None  # None: a tar says so at its end only
-    file_bytes: int | None = None  # of the file when it was planned
+    rows: int | None = None  # None for a tar, unknown until its end
+    file_bytes: int | None = None  # when planned
 
     @property
     def file_name(self) -> str:
@@ -62,7 +62,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings that must stay the same between two runs into one folder."""
+    """Must stay the same between two runs into one folder."""
 
     inputs: tuple[str, ...]  # absolute
     model_file: str
@@ -76,7 +76,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Job:
-    """The settings, and the totals of the parts; `rows` is None if a tar is among them."""
+    """The settings, and the parts' totals; `rows` is None with a tar among them."""
 
     settings: Settings
     output: str
@@ -86,13 +86,13 @@ class Job:
 
 
 def absolute(path: str) -> str:
-    """A path or URL, the same from every folder."""
+    """An absolute path or URL."""
     filesystem, inner = url_to_fs(path)
     return inner if isinstance(filesystem, LocalFileSystem) else str(filesystem.unstrip_protocol(inner))
 
 
 class Output:
-    """A folder or URL of fsspec into which files come whole or not at all."""
+    """A folder or fsspec URL; files appear whole or not at all."""
 
     def __init__(self, path: str) -> None:
         self.path = absolute(path)
@@ -100,7 +100,7 @@ class Output:
         self._filesystem.makedirs(self._inner, exist_ok=True)
 
     def write(self, name: str, data: bytes) -> None:
-        """Writes atomically: on disk a flushed file that is renamed, on object storage one upload."""
+        """Atomic: on disk a flushed file that is renamed, on object storage one upload."""
         if not isinstance(self._filesystem, LocalFileSystem):
             self._filesystem.pipe_file(f"{self._inner}/{name}", data)
             return
@@ -120,7 +120,7 @@ class Output:
         self._filesystem.put_file(str(file), f"{self._inner}/{name}")
 
     def read(self, name: str) -> bytes | None:
-        """The content of a file, None if it is absent."""
+        """A file's content, None if absent."""
         try:
             return bytes(self._filesystem.cat_file(f"{self._inner}/{name}"))
         except FileNotFoundError:
@@ -137,9 +137,9 @@ class Output:
 
 
 def open_job(output: Output, settings: Settings, plan: Iterable[Part]) -> Job:
-    """The job of the folder; a new folder gets the parts of `plan`, which is not read otherwise.
+    """The folder's job; a new folder gets the parts of `plan`, which is not read otherwise.
 
-    Raises JobMismatch if the folder has the job of other settings.
+    Raises JobMismatch if its settings differ.
     """
     if output.read(JOB_FILE) is None:
         _write_job(output, settings, plan)
@@ -175,7 +175,7 @@ def _write_job(output: Output, settings: Settings, plan: Iterable[Part]) -> None
 
 
 def parts_to_do(output: Output, job: Job, share: tuple[int, int]) -> Iterator[Part]:
-    """The parts of this share, (index, count), that have no file yet."""
+    """The parts of this share, (index, count), without a file."""
     done, (index, count) = output.done(), share
     with output.open(job.parts_file) as lines:
         for number, line in enumerate(lines):

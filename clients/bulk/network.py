@@ -1,7 +1,7 @@
-"""A classifier in this process: a published version, or a file of the exporter, run by ONNX Runtime on one core.
+"""A classifier in this process: a published version or exported file, run by ONNX Runtime on one core.
 
 In: `triton_repo/vitbn` (the served version), `triton_repo/vitbn/2`, or `FILE.onnx`. Out: labels and probabilities. The
-file itself holds its configuration and its temperature.
+file holds its configuration and temperature.
 """
 
 from __future__ import annotations
@@ -24,8 +24,6 @@ _INPUT, _OUTPUT = "image", "logits"
 
 @dataclass(frozen=True)
 class ModelFile:
-    """The model file with its name and version."""
-
     path: str
     name: str
     version: str
@@ -35,7 +33,7 @@ class ModelFile:
 def find_model(path: Path) -> ModelFile:
     """The file behind a model's folder, a version's folder or an ONNX file.
 
-    Raises ModelNotFound, and ModelMismatch for a version whose file has changed since it was published.
+    Raises ModelNotFound, and ModelMismatch for a version whose file has changed since publishing.
     """
     if path.is_file():
         digest = _digest(path)

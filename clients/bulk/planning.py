@@ -1,6 +1,6 @@
 """Inputs to parts: folders, patterns, picture files, tar shards, Parquet and idx files, local or on object storage.
 
-Names tell what a file is. Only headers are read: an idx file's, a Parquet file's last bytes.
+Names tell the kind of a file. Only headers are read: an idx file's, a Parquet file's last bytes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from clients.images.idx import IdxFile
 from clients.images.paths import has_image_suffix
 
 PART_ROWS = 100_000  # of pixels: under a second of a small network
-PART_PICTURES = 2_000  # files to decode take longer
+PART_PICTURES = 2_000  # decoding takes longer
 
 _TAR = re.compile(r"\.(tar|tar\.gz|tgz)$", re.IGNORECASE)
 _IDX = re.compile(r"(-ubyte|\.idx)(\.gz)?$", re.IGNORECASE)
@@ -31,7 +31,7 @@ _IDX = re.compile(r"(-ubyte|\.idx)(\.gz)?$", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Planner:
-    """Turns files into parts. shape: (C, H, W) of the network's images; part_rows: None for the two defaults."""
+    """Turns files into parts. shape: (C, H, W) of the network's images; part_rows: None for the defaults."""
 
     shape: tuple[int, int, int]
     image_column: str
@@ -39,9 +39,9 @@ class Planner:
     part_rows: int | None
 
     def plan(self, inputs: Sequence[str], noted: Callable[[str], None]) -> Iterator[Part]:
-        """The parts of absolute inputs, numbered; raises InvalidImage for an input that is no input.
+        """The numbered parts of absolute inputs; raises InvalidImage for an input of another kind or without files.
 
-        noted: called with a line about files that are left out.
+        noted: called with a line about files left out.
         """
         numbers = count()
         for part in self._parts(inputs, noted):
@@ -66,7 +66,7 @@ class Planner:
             yield Part(0, "pictures", tuple(pictures), rows=len(pictures))
 
     def _idx(self, path: str) -> Iterator[Part]:
-        """Ranges of rows; a zipped file is one part, because it cannot be read from the middle."""
+        """Ranges of rows; a zipped file is one part: it cannot be read from the middle."""
         size = size_of(path)
         with fsspec.open(path, "rb") as raw, IdxFile(path, dimensions=2, raw=raw) as images:
             total, zipped = images.count, images.is_zipped
@@ -79,7 +79,7 @@ class Planner:
             yield Part(0, "idx", (path,), start, stop, start, stop - start, size)
 
     def _parquet(self, path: str) -> Iterator[Part]:
-        """Row groups, joined up to the rows of a part."""
+        """Row groups, joined up to a part's rows."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -103,7 +103,7 @@ ImageForm = Literal["encoded", "bytes in a struct", "pixels"]
 
 
 def image_form(path: str, schema: Any, column: str, item_bytes: int) -> ImageForm:
-    """The form of a Parquet file's image column; raises InvalidImage for an unknown form.
+    """A Parquet file's form of the image column; raises InvalidImage for an unknown form.
 
     Pixels are fixed_size_binary, or a list of uint8, of (C, H, W); binary is a picture's file, alone or as `bytes` of a
     struct.
@@ -128,7 +128,7 @@ def image_form(path: str, schema: Any, column: str, item_bytes: int) -> ImageFor
 
 
 def kind_of(path: str) -> Kind | None:
-    """The kind of a file by its name; None if it is no input."""
+    """By the file's name; None for other files."""
     if has_image_suffix(path):
         return "pictures"
     if path.lower().endswith(".parquet"):
@@ -137,7 +137,7 @@ def kind_of(path: str) -> Kind | None:
 
 
 def size_of(path: str) -> int | None:
-    """The size of a file in bytes; None if its storage does not know."""
+    """In bytes; None if the storage does not know."""
     filesystem, inner = url_to_fs(path)
     size = filesystem.info(inner).get("size")
     return None if size is None else int(size)
@@ -172,14 +172,14 @@ def _files(inputs: Sequence[str], noted: Callable[[str], None]) -> Iterator[str]
 
 
 def _full_name(filesystem: Any) -> Callable[[str], str]:
-    """Turns a path of that file system into a path with protocol."""
+    """Adds the file system's protocol to a path."""
     if isinstance(filesystem, LocalFileSystem):
         return lambda path: path
     return lambda path: cast(str, filesystem.unstrip_protocol(path))
 
 
 def _below(filesystem: Any, folder: str) -> Iterator[str]:
-    """The files of a folder and below, sorted within each; hidden names are left out."""
+    """The files in and below a folder, sorted within each; leaves out hidden names."""
     local = isinstance(filesystem, LocalFileSystem)  # its own walk asks for the size of every file
     for current, folders, files in os.walk(folder) if local else filesystem.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith((".", "_")))

@@ -1,4 +1,4 @@
-"""A run's progress: a line on standard error every ten seconds, in a terminal one line that is updated."""
+"""A run's progress on standard error: a line every ten seconds, in a terminal one updated line."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _EVERY_S, _TERMINAL_EVERY_S = 10.0, 0.5
 
 @dataclass
 class Progress:
-    """Counts finished parts; `parts` and `rows` (None: unknown) are the totals of this run."""
+    """Counts finished parts; `parts` and `rows` (None: unknown) are the run's totals."""
 
     parts: int
     rows: int | None

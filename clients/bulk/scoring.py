@@ -1,4 +1,4 @@
-"""A part in, its answers out, as one Parquet file; the step that every engine runs."""
+"""A part in, its answers out as one Parquet file; the step of every engine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of a part; `failure` is the reason for a missing file, else empty."""
+    """`failure` is the reason for a missing file, else empty."""
 
     number: int
     rows: int = 0
@@ -28,7 +28,7 @@ class Outcome:
 
 
 def score_part(network: Network, reader: Reader, part: Part) -> pa.Table:
-    """The answers to a part: id, label, probability, model_version, error; an error's row has neither of the first two.
+    """A part's answers: id, label, probability, model_version, error; an error's row has no label and probability.
 
     Memory is that of one block and of the answers, about 60 bytes a row.
     """
@@ -55,7 +55,7 @@ def score_part(network: Network, reader: Reader, part: Part) -> pa.Table:
 
 
 def do_part(job: Job, line: str) -> Outcome:
-    """Scores the part of that line of the job's list and writes its file; raises OSError and ClientError."""
+    """Scores the part of a line of the job's list and writes its file; raises OSError and ClientError."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -63,7 +63,7 @@ def do_part(job: Job, line: str) -> Outcome:
     network, reader, output = _tools(job)
     table = score_part(network, reader, part)
     file = pa.BufferOutputStream()
-    # ids differ from row to row: a dictionary of them would cost more than it saves
+    # ids are unique: a dictionary would cost more than it saves
     pq.write_table(table, file, compression="zstd", use_dictionary=["label", "model_version", "error"])
     output.write(part.file_name, file.getvalue().to_pybytes())
     return Outcome(part.number, len(table), len(table) - table["error"].null_count)
@@ -71,11 +71,11 @@ def do_part(job: Job, line: str) -> Outcome:
 
 @cache
 def _tools(job: Job) -> tuple[Network, Reader, Output]:
-    """Cached per process, which then uses one core."""
+    """Cached per process; Arrow gets one core."""
     import pyarrow as pa
 
     pa.set_cpu_count(1)
-    warnings.filterwarnings("ignore", module="PIL")  # what matters about a picture is an error
+    warnings.filterwarnings("ignore", module="PIL")  # serious faults are errors
     settings = job.settings
     network = Network(ModelFile(settings.model_file, settings.model, settings.version, settings.sha256))
     return network, Reader(network.shape, network.preprocessing, settings), Output(job.output)

@@ -1,6 +1,6 @@
 """Files to pictures, with bounded memory and typed errors.
 
-In: a path or an open binary file, from anyone. Out: an upright picture of Pillow's, or InvalidImage in one line.
+In: a path or an open binary file, from anyone. Out: an upright Pillow picture, or InvalidImage.
 
 The limit is `PIL.Image.MAX_IMAGE_PIXELS`, 89 million pixels by default: 360 MB for PNG and TIFF in colour, 1.4 GB for
 WebP. A large JPEG is decoded at a half to an eighth of its size.
@@ -22,9 +22,9 @@ _DECODED_SIDE = 1024  # pixels; JPEG is decoded as small as this allows
 def read_image(source: str | os.PathLike[str] | BinaryIO) -> Image.Image:
     """Decode a picture from a path or an open binary file, in one of FORMATS.
 
-    Returns the first frame, decoded, and turned upright by its EXIF data.
-    Raises InvalidImage for a missing or empty file, another format, damaged data, too many pixels, and for a `source`
-    of another type.
+    Returns the first frame, upright by its EXIF data.
+    Raises InvalidImage for a missing or empty file, another format, damaged data, too many pixels, and another type of
+    `source`.
     """
     name = str(getattr(source, "name", "image")) if hasattr(source, "read") else _path(source)
     try:
@@ -51,7 +51,7 @@ def read_image(source: str | os.PathLike[str] | BinaryIO) -> Image.Image:
 
 
 def _path(source: object) -> str:
-    """Raises InvalidImage for a value that is no path, such as a file's content."""
+    """Raises InvalidImage for a value that is no path, such as file content."""
     if not isinstance(source, str | os.PathLike):
         raise InvalidImage(f"expected the path of an image or an open binary file, found {type(source).__name__}")
     return os.fsdecode(source)

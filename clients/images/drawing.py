@@ -24,7 +24,7 @@ def to_model_input(image: Image.Image, size: tuple[int, int] = (28, 28)) -> NDAr
     """A picture of one digit to an image as of MNIST.
 
     image: upright, any mode and size; dark on light, light on dark, or transparent.
-    size:  height and width of the field, in pixels.
+    size:  of the field (height, width), in pixels.
     Returns uint8 (1, height, width), 0 = background, 255 = ink.
     Raises BlankImage when there is no ink, InvalidImage when the colour space has no grey (Lab).
     """
@@ -37,7 +37,7 @@ def drawing_inputs(
 ) -> tuple[NDArray[np.uint8], int]:
     """The same for any number of digits in a line.
 
-    Returns uint8 (n, 1, height, width), with `split` each shape by itself, left to right, and the number of shapes.
+    Returns uint8 (n, 1, height, width), with `split` an image per shape, left to right; and the number of shapes.
     """
     try:
         ink = find_ink(to_grey(image))
@@ -70,7 +70,7 @@ def _stroke_width(ink: Pixels) -> float:
 
 
 def _widened(picture: Image.Image, missing: float, box: int) -> Image.Image:
-    """Mode "F" -> the same with strokes wider by `missing` of its pixels."""
+    """Mode "F" -> the same with strokes wider by `missing` pixels."""
     drawn = picture.resize(scaled_to(picture.size, _DRAWN_SIDE * box), Image.Resampling.BOX)
     reach = round(missing / 2 * max(drawn.size) / max(picture.size))
     wide = Image.new("F", (drawn.width + 2 * reach, drawn.height + 2 * reach))
@@ -79,7 +79,7 @@ def _widened(picture: Image.Image, missing: float, box: int) -> Image.Image:
 
 
 def _centre(ink: Pixels, size: tuple[int, int]) -> NDArray[np.uint8]:
-    """Ink (h, w) -> uint8 `size`, the centre of mass at its centre as far as all ink stays inside."""
+    """Ink (h, w) -> uint8 `size`, centre of mass at its centre as far as all ink stays inside."""
     field = np.zeros(size, dtype=np.uint8)
     corner = []
     for axis, (extent, inner) in enumerate(zip(size, ink.shape, strict=True)):

@@ -6,7 +6,7 @@ from PIL import Image
 from clients.errors import InvalidImage
 
 _SAMPLE_SIDE = 128  # pixels of the sample that chooses between colours
-_TELLING = 2.0  # a colour replaces brightness when its spread is more than this many times larger
+_TELLING = 2.0  # ratio of spreads above which a colour replaces brightness
 
 
 def to_grey(image: Image.Image) -> Image.Image:
@@ -23,7 +23,7 @@ def to_grey(image: Image.Image) -> Image.Image:
 
 
 def eight_bits(image: Image.Image) -> Image.Image:
-    """Mode "I;16", "I" or "F", of scanners and scientific cameras -> mode "L"; other modes are unchanged."""
+    """Mode "I;16", "I" or "F", of scanners and scientific cameras -> mode "L"; other modes stay."""
     if image.mode.startswith("I;16"):
         deep = np.asarray(image)
         spare_bits = max(0, int(deep.max()).bit_length() - 8)  # many devices use 10 to 14 of the 16 bits

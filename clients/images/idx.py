@@ -1,8 +1,8 @@
 """idx files of unsigned bytes, gzipped or not, read item by item.
 
 MNIST's format (LeCun, http://yann.lecun.com/exdb/mnist/): two zero bytes, the type of the values, the number of
-dimensions, each size as a big-endian 32-bit integer, the values. Memory depends on the bytes present, not on the sizes
-in the header.
+dimensions, each size as a big-endian 32-bit integer, the values. Memory depends on the bytes present, not on the
+header's sizes.
 """
 
 import gzip
@@ -39,11 +39,11 @@ def is_idx(path: str) -> bool:
 
 
 class IdxFile:
-    """An open idx file of images (`dimensions` 2) or labels (0); iterating gives the items, uint8.
+    """An open idx file of images (`dimensions` 2) or labels (0); iterating gives uint8 items.
 
-    raw:        the file, if it is open already; `path` is then its name in errors.
+    raw:        the open file, if any; `path` then names it in errors.
     count:      items that the header claims, of the shape `item_shape`.
-    Raises InvalidImage, at once or while iterating, for another format, missing bytes and bytes left over.
+    Raises InvalidImage, at once or while iterating, for another format, missing and extra bytes.
     """
 
     def __init__(self, path: str, dimensions: int, raw: BinaryIO | None = None) -> None:
@@ -73,7 +73,7 @@ class IdxFile:
 
     @property
     def is_zipped(self) -> bool:
-        """Whether rows can only be reached through all rows before them."""
+        """Whether a row can only be reached through all rows before it."""
         return isinstance(self._data, gzip.GzipFile)
 
     def __iter__(self) -> Iterator[NDArray[np.uint8]]:
@@ -83,9 +83,9 @@ class IdxFile:
             raise InvalidImage(f"{self.name}: expected {self._expected()}, found more bytes")
 
     def blocks(self, start: int, stop: int, most_bytes: int) -> Iterator[NDArray[np.uint8]]:
-        """The items from `start` to `stop`, exclusive, as arrays (n, ...) of at most that many bytes, or one item.
+        """The items from `start` to `stop`, exclusive, as arrays (n, ...) of at most `most_bytes`, or one item.
 
-        Once, and before any iteration: it reads on from the header.
+        Call it once, before any iteration: it reads on from the header.
         """
         item_bytes = math.prod(self.item_shape)
         at_once = max(1, most_bytes // item_bytes)

@@ -1,4 +1,4 @@
-"""Grey picture in, the ink of its drawing out, without paper, light, printed lines and specks.
+"""Grey picture in, its ink out, without paper, light, printed lines and specks.
 
 Arrays are float32 (height, width) in grey levels, 0 to 255.
 """
@@ -15,7 +15,7 @@ Box = tuple[int, int, int, int]  # left, top, right, bottom, the last two exclus
 
 LEAST_CONTRAST = 20.0  # grey levels
 FAINT = 0.1  # of the darkest ink; fainter is compression or shadow
-LEAST_PART = 0.05  # of the heaviest part's ink; a lighter part is a speck
+LEAST_PART = 0.05  # of the heaviest part's ink; lighter parts are specks
 
 _WORKING_SIDE = 512  # pixels of the view that is searched
 _BLURRED_FROM = 256  # pixels of a side; in smaller pictures it would erase strokes
@@ -29,7 +29,7 @@ _MARGIN = 0.5  # of the ink's longer side; the paper kept around it
 
 
 def find_ink(grey: Image.Image) -> Pixels:
-    """Mode "L" -> float32 (h, w), the bounding box of the ink, 0 = paper. Raises BlankImage.
+    """Mode "L" -> float32 (h, w), the ink's bounding box, 0 = paper. Raises BlankImage.
 
     The search repeats on the ink and its surroundings until they fill the view: a small digit on a large sheet keeps
     its detail.
@@ -50,10 +50,7 @@ def find_ink(grey: Image.Image) -> Pixels:
 
 
 def separate(pixels: Pixels) -> tuple[Pixels, Box]:
-    """Grey levels (h, w) -> ink (h, w), 0 on paper, and its bounding box.
-
-    Raises BlankImage.
-    """
+    """Grey levels (h, w) -> ink (h, w), 0 on paper, and its bounding box. Raises BlankImage."""
     away = pixels - estimate_paper(pixels)
     edge = np.concatenate([away[0], away[-1], away[:, 0], away[:, -1]])  # mostly paper, however large the digit
     away -= np.median(edge)
@@ -85,8 +82,7 @@ def _no_ink(contrast: float, noise: float) -> str:
 def estimate_paper(pixels: Pixels) -> Pixels:
     """The paper's grey level at every pixel (h, w).
 
-    A median over windows that are mostly paper ignores ink and keeps the edge of a shadow. Border pixels repeat beyond
-    the border.
+    A median over windows that are mostly paper ignores ink and keeps a shadow's edge. Border pixels repeat outwards.
     """
     height, width = pixels.shape
     picture = Image.fromarray(pixels)
@@ -99,7 +95,7 @@ def estimate_paper(pixels: Pixels) -> Pixels:
 
 
 def _strokes(ink: Pixels, visible: Mask, strong: float) -> Mask:
-    """Every visible part that contains strong ink. Faint lines that leave the picture are ruled lines or shadows."""
+    """The visible parts that contain strong ink. Faint lines that leave the picture are ruled lines or shadows."""
     core = ink > strong
     parts, count = label(visible & ~core)
     leaves = np.zeros(count + 1, dtype=bool)

@@ -12,7 +12,7 @@ Parts = NDArray[np.intp]
 
 
 def label(mask: Mask) -> tuple[Parts, int]:
-    """Connected parts of a mask (h, w), diagonal neighbours included: numbers from 1 on, 0 outside; and their count.
+    """Connected parts of a mask (h, w), diagonals included: numbers from 1, 0 outside; and their count.
 
     Runs of pixels in a row take the least number of the runs that touch them, until nothing changes (Shiloach and
     Vishkin, An O(log n) Parallel Connectivity Algorithm, 1982).

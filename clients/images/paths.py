@@ -16,11 +16,11 @@ SORTED = 50_000  # names; bounds memory, further names come unsorted
 _SUFFIXES = {".avif", ".bmp", ".gif", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 
 T = TypeVar("T")
-Report = Callable[[str, str], None]  # takes a path and a message
+Report = Callable[[str, str], None]  # path, message
 
 
 def expand(paths: Sequence[str], failed: Report, noted: Report) -> Iterator[str]:
-    """The files of the paths; a path that does not exist is passed on.
+    """The files of the paths; a missing path is passed on.
 
     failed: called for folders and patterns without image files.
     noted:  called for folders with other files.

@@ -1,7 +1,7 @@
 """Pictures to images for models of photos: the middle of the picture in the model's size, grey or in colour.
 
-Nothing is inverted or searched for. Fashion-MNIST's garments are light on black; a picture for its models must be too.
-A picture of the model's size comes out unchanged.
+Nothing is inverted or searched for. Fashion-MNIST's garments are light on black; pictures for its models must be too.
+A picture of the model's size stays unchanged.
 """
 
 import numpy as np
@@ -13,7 +13,7 @@ from clients.images.grey import eight_bits
 
 
 def photo_to_model_input(image: Image.Image, shape: tuple[int, int, int]) -> NDArray[np.uint8]:
-    """The middle of a picture, cut to the aspect ratio of the model's images and resized with antialiasing.
+    """The middle of a picture, cut to the model's aspect ratio and resized with antialiasing.
 
     image: upright, any mode and size; transparent pixels become white.
     shape: channels (1: grey, 3: red, green, blue), height and width, in pixels.

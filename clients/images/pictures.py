@@ -22,17 +22,17 @@ _LARGEST_STREAM = 1 << 27  # bytes of an image from a pipe, held in memory
 
 @dataclass(frozen=True)
 class Picture:
-    """A decoded image; the name is its path, with a number in brackets where the file has several."""
+    """A decoded image, named by its path; images of an idx file add [number]."""
 
     name: str
-    image: Image.Image | NDArray[np.uint8]  # the array is of an idx file, (height, width)
+    image: Image.Image | NDArray[np.uint8]  # array (height, width): of an idx file
 
     def as_inputs(
         self, shape: tuple[int, int, int], preprocessing: Preprocessing, split: bool
     ) -> tuple[NDArray[np.uint8], int]:
         """uint8 (n, C, H, W) and the number of separate shapes, as `prepare_shapes`. Raises InvalidImage.
 
-        An idx image of the model's shape is unchanged: models are trained on such images.
+        An idx image of the model's shape stays unchanged: models are trained on such images.
         """
         if not isinstance(self.image, np.ndarray):
             return prepare_shapes(self.image, shape, preprocessing, split)
@@ -43,7 +43,7 @@ class Picture:
 
 
 def read_pictures(paths: Sequence[str], failed: Report, noted: Report) -> Iterator[Picture]:
-    """The pictures of the paths, in their order; see `expand`. `failed` is also called for unreadable files."""
+    """The pictures of the paths, in order; see `expand`. `failed` is also called for unreadable files."""
     for name in expand(paths, failed, noted):
         try:
             yield from _read(name)
@@ -52,7 +52,7 @@ def read_pictures(paths: Sequence[str], failed: Report, noted: Report) -> Iterat
 
 
 def count_pictures(paths: Sequence[str]) -> int:
-    """The number of pictures, by file names and idx headers; no picture is decoded."""
+    """Counts by file names and idx headers; decodes nothing."""
     return sum(_claimed(name) for name in expand(paths, lambda path, what: None, lambda path, what: None))
 
 

@@ -15,7 +15,7 @@ Preprocessing = Literal["ink", "photo"]
 
 
 def prepare(image: Image.Image, shape: tuple[int, int, int], preprocessing: Preprocessing) -> NDArray[np.uint8]:
-    """A picture, upright and of any mode and size, to uint8 `shape` (C, H, W); raises InvalidImage."""
+    """An upright picture of any mode and size to uint8 `shape` (C, H, W); raises InvalidImage."""
     inputs, _ = prepare_shapes(image, shape, preprocessing, split=False)
     return np.asarray(inputs[0])
 
@@ -23,14 +23,14 @@ def prepare(image: Image.Image, shape: tuple[int, int, int], preprocessing: Prep
 def prepare_shapes(
     image: Image.Image, shape: tuple[int, int, int], preprocessing: Preprocessing, split: bool
 ) -> tuple[NDArray[np.uint8], int]:
-    """The same as uint8 (n, C, H, W), with the number of separate shapes as `drawing_inputs` counts; a photo is one."""
+    """The same as uint8 (n, C, H, W), with the number of shapes as `drawing_inputs` counts; 1 for a photo."""
     if preprocessing == "ink":
         return drawing_inputs(image, shape[1:], split)
     return photo_to_model_input(image, shape)[np.newaxis], 1
 
 
 def check_ready(pixels: NDArray[np.uint8], preprocessing: Preprocessing) -> None:
-    """Raises BlankImage for an image (C, H, W) that needs no preparation and has no ink."""
+    """Raises BlankImage for a ready drawing (C, H, W) without ink."""
     if preprocessing == "ink" and int(pixels.max()) <= LEAST_CONTRAST:
         raise BlankImage(
             f"no ink found: expected a level above {LEAST_CONTRAST:.0f} of 255 somewhere, found at most {pixels.max()}"

@@ -1,7 +1,6 @@
 """The ink of a picture in, its separate shapes out, left to right: the digits of one line.
 
-Ink above other ink belongs to the same shape, as the flag of a 5 does. Digits that touch or stand in two lines are not
-told apart.
+Ink above other ink belongs to the same shape, as the flag of a 5 does. Touching digits and lines of text are not split.
 """
 
 import numpy as np
@@ -14,7 +13,7 @@ _LEAST_HEIGHT = 0.4  # of the tallest shape; smaller are commas, dashes, loose e
 
 
 def shapes_of(ink: Pixels) -> list[Pixels]:
-    """Ink (h, w) -> the ink of each shape, cut out; the whole ink if it is one shape."""
+    """Ink (h, w) -> the ink of each shape, cut out; of one shape the whole ink."""
     parts, count = label(ink > FAINT * ink.max())
     weights = np.bincount(parts.ravel(), weights=ink.ravel(), minlength=count + 1)
     weights[0] = 0
@@ -27,7 +26,7 @@ def shapes_of(ink: Pixels) -> list[Pixels]:
 
 
 def _span(mask: Mask, axis: int) -> tuple[int, int]:
-    """The rows (axis 0) or columns (axis 1) of a mask: the first with a true pixel, and the last, exclusive."""
+    """A mask's rows (axis 0) or columns (axis 1): the first filled, and the last, exclusive."""
     filled = np.flatnonzero(mask.any(axis=1 - axis))
     return int(filled[0]), int(filled[-1]) + 1
 

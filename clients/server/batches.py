@@ -19,9 +19,9 @@ def split(images: Images, shape: tuple[int, ...], size: int) -> Iterator[Images]
 
 
 def gather(portions: Iterable[Images], shape: tuple[int, ...], size: int) -> Iterator[Images]:
-    """Single images (*shape) and batches of any length (n, *shape), mixed -> batches of `size`, the last shorter.
+    """Images (*shape) and batches (n, *shape), mixed -> batches of `size`, the last shorter.
 
-    Images are copied: the caller may reuse its array.
+    Copies, so the caller may reuse its array.
     """
     batcher = _Batcher(shape, size)
     for portion in portions:
@@ -32,7 +32,7 @@ def gather(portions: Iterable[Images], shape: tuple[int, ...], size: int) -> Ite
 async def gather_async(
     portions: Iterable[Images] | AsyncIterable[Images], shape: tuple[int, ...], size: int
 ) -> AsyncIterator[Images]:
-    """The same for iterables of either kind."""
+    """`gather` for iterables of either kind."""
     batcher = _Batcher(shape, size)
     async for portion in as_async(portions):
         for batch in batcher.add(portion):

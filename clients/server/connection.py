@@ -1,7 +1,7 @@
 """Requests in, Triton's JSON and logits out, from one server or several with the same models.
 
-Inference changes nothing, so requests may be repeated: first at the next server, then after a pause, until `retry_s`;
-at busy servers only within the retry budget.
+Inference changes nothing, so requests may be repeated: at the next server, then after a pause, until `retry_s`; at busy
+servers only within the retry budget.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ INPUT, OUTPUT = "image", "logits"
 
 
 class Connection:
-    """For one running event loop and at most `concurrency` inferences at a time.
+    """For the running event loop and at most `concurrency` inferences at a time.
 
     Raises ServerUnavailable for an invalid address and unreadable TLS files.
     """
@@ -43,7 +43,7 @@ class Connection:
         return self._servers[0].address
 
     async def models(self) -> list[dict[str, Any]]:
-        """Name, version, state and reason of every version of every model in the repository."""
+        """Name, version, state and reason of every version in the repository."""
         index = await self._ask("get_model_repository_index", **self._as_json)
         entries = index if self._is_http else index.get("models", [])
         if isinstance(entries, list) and all(
@@ -71,13 +71,13 @@ class Connection:
         await self._ask("register_system_shared_memory", region.name, region.key, region.size)
 
     async def unregister(self, region: Region) -> None:
-        """Makes the server forget a region; one try, without a deadline."""
+        """Makes the server forget a region; one try, no deadline."""
         await self._servers[0].call("unregister_system_shared_memory", region.name)
 
     async def infer(
         self, name: str, batch: NDArray[np.uint8], region: Region | None = None
     ) -> tuple[NDArray[np.float32], str]:
-        """Images (b, 1, 28, 28) -> logits (b, classes) and the version of the model that answered.
+        """Images (b, 1, 28, 28) -> logits (b, classes) and the version that answered.
 
         With a registered region both go through shared memory.
         """
@@ -129,7 +129,7 @@ class Connection:
                 return answer
 
     async def _ask_round(self, end_s: float, method: str, *arguments: Any, **options: Any) -> Any:
-        """Calls it at each server until one answers, which then becomes the first."""
+        """Asks each server until an answer comes; its server then becomes the first."""
         for left, server in zip(range(len(self._servers), 0, -1), [*self._servers], strict=True):
             patience_s = (end_s - asyncio.get_running_loop().time()) / left
             try:

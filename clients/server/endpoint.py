@@ -1,4 +1,4 @@
-"""A server's address, and the defaults of all clients. Light to import, for the command line."""
+"""A server's address, and all clients' defaults. Light to import, for the command line."""
 
 import re
 from collections.abc import Mapping
@@ -16,8 +16,8 @@ _DEFAULT_URLS: Mapping[Protocol, str] = {"http": "127.0.0.1:8000", "grpc": "127.
 class Tls:
     """PEM files for TLS; the server's certificate is always verified.
 
-    ca_file:          the authorities to trust; default: the system's.
-    certificate_file: the client's own certificate, with its private key in key_file.
+    ca_file:          trusted authorities; default: the system's.
+    certificate_file: the client's own, with its private key in key_file.
     """
 
     ca_file: str | None = None
@@ -33,8 +33,8 @@ class Tls:
 class Endpoint:
     """A server, or several with the same models.
 
-    The options are those of AsyncClassifier; over gRPC the names of headers become lower case. Raises ValueError for an
-    invalid time or header; addresses are checked on connecting.
+    Options are those of AsyncClassifier; gRPC sends header names in lower case. Raises ValueError for an invalid time
+    or header; connecting checks the addresses.
     """
 
     url: str | None = None
@@ -57,7 +57,7 @@ class Endpoint:
 
     @property
     def addresses(self) -> list[str]:
-        """The addresses in order of use."""
+        """In order of use."""
         return [each.strip() for each in (_DEFAULT_URLS[self.protocol] if self.url is None else self.url).split(",")]
 
 

@@ -1,4 +1,4 @@
-"""An event loop in a thread of its own, for programs that have none."""
+"""An event loop in its own thread, for programs without one."""
 
 import asyncio
 import concurrent.futures
@@ -22,7 +22,7 @@ class _Loop(asyncio.SelectorEventLoop):
 
 
 class LoopThread:
-    """Runs coroutines for any thread of the process, until it is stopped."""
+    """Runs coroutines for any thread of the process, until stopped."""
 
     def __init__(self, name: str) -> None:
         self._loop = _Loop()
@@ -53,7 +53,7 @@ class LoopThread:
                 return
             self._stopped = True
             asyncio.run_coroutine_threadsafe(_end(farewell), self._loop)
-        if threading.current_thread() is not self._thread:  # the garbage collector may call from it
+        if threading.current_thread() is not self._thread:  # the garbage collector may call here
             self._thread.join()
 
 

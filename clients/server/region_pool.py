@@ -1,4 +1,4 @@
-"""Requests through shared memory, in regions that are registered once and reused."""
+"""Requests through shared memory, in regions registered once and reused."""
 
 import asyncio
 
@@ -10,12 +10,12 @@ from clients.server.batches import Images
 from clients.server.connection import Connection
 from clients.server.regions import Region
 
-_RESTARTS = 2  # of the server that a request survives
+_RESTARTS = 2  # of the server, survived by a request
 _PATIENCE_S = 1.0  # for the server to forget a region
 
 
 class RegionPool:
-    """A pool of regions for `rows` images of `image_bytes`: one per concurrent request."""
+    """Regions for `rows` images of `image_bytes`: one per concurrent request."""
 
     def __init__(self, connection: Connection, rows: int, image_bytes: int, classes: int) -> None:
         self._connection = connection
@@ -24,7 +24,7 @@ class RegionPool:
         self._unwanted: list[Region] = []  # removed here, still in use by the server
 
     async def infer(self, name: str, batch: Images) -> tuple[NDArray[np.float32], str]:
-        """Like Connection.infer; raises ClientError also when shared memory is short."""
+        """Like Connection.infer; also raises ClientError if shared memory is short."""
         for _ in range(_RESTARTS):
             try:
                 return await self._infer_once(name, batch)
@@ -58,7 +58,7 @@ class RegionPool:
         return region
 
     async def close(self) -> None:
-        """Removes every free region on both sides; gives the server a moment for it."""
+        """Removes every free region on both sides, with a short wait for the server."""
         regions, self._free = self._free, []
         await self._discard(*regions)
         end_s = asyncio.get_running_loop().time() + _PATIENCE_S
@@ -67,7 +67,7 @@ class RegionPool:
             await self._discard()
 
     async def _discard(self, *regions: Region) -> None:
-        """Removes regions here; makes the server forget them and the regions that it still used before."""
+        """Removes regions here; makes the server forget them and regions that it still used before."""
         for region in regions:
             region.remove()
         unwanted, self._unwanted = [*self._unwanted, *regions], []
@@ -75,7 +75,7 @@ class RegionPool:
         self._unwanted += [region for region, done in zip(unwanted, forgotten, strict=True) if not done]
 
     async def _forget(self, region: Region) -> bool:
-        """Whether the server has forgotten the region; it keeps a region in use."""
+        """Whether the server has forgotten the region; it keeps regions in use."""
         try:
             await asyncio.wait_for(self._connection.unregister(region), _PATIENCE_S)
         except ServerError:

@@ -1,7 +1,7 @@
 """System shared memory between a client and a server on one host: pixels in, logits out.
 
-A region is a file in /dev/shm for one batch of images and then their logits. It is removed when closed, collected, and
-at the end of the process; after SIGKILL by Python's resource tracker.
+A region is a file in /dev/shm for a batch of images, then their logits. It is removed on closing, on collection and at
+the end of the process; after SIGKILL by Python's resource tracker.
 """
 
 import os

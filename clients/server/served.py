@@ -1,7 +1,7 @@
-"""The models of a server: found by name, the best chosen, all listed.
+"""A server's models: find by name, choose the best, list all.
 
-The exporter describes a model in the parameters `model_config`, `test_accuracy` and `temperature` of its configuration.
-Models without a description are listed, never chosen.
+The exporter describes a model in the parameters `model_config`, `test_accuracy` and `temperature`. Models without a
+description are listed, never chosen.
 """
 
 import asyncio
@@ -26,14 +26,14 @@ class ServedModel:
     image_shape: tuple[int, int, int]  # (channels, height, width)
     max_batch_size: int
     test_accuracy: float | None  # between 0 and 1
-    versions: tuple[str, ...] = ()  # the ready ones; the last answers
+    versions: tuple[str, ...] = ()  # ready; the last answers
     preprocessing: Preprocessing = "ink"
     temperature: float = 1.0  # logits are divided by it before softmax
 
 
 @dataclass(frozen=True)
 class ListedModel:
-    """A name in the repository, with the model if it is ready, else the reason."""
+    """A name in the repository, with the model if ready, else the reason."""
 
     name: str
     model: ServedModel | None
@@ -62,7 +62,7 @@ def best(models: Sequence[ServedModel]) -> ServedModel:
 
 
 async def find(connection: Connection, name: str) -> ServedModel:
-    if name and "/" not in name and await connection.ready(name):  # a slash would ask another of its paths
+    if name and "/" not in name and await connection.ready(name):  # a slash would change the URL's path
         return await _describe(connection, name)
     index = await connection.models()
     entries = [entry for entry in index if entry["name"] == name]
@@ -103,7 +103,7 @@ def _names(index: list[dict[str, Any]]) -> str:
 
 
 async def _describe(connection: Connection, name: str) -> ServedModel:
-    """Raises ModelMismatch for a model that does not take images and give logits."""
+    """Raises ModelMismatch unless the model takes images and gives logits."""
     metadata, config = await asyncio.gather(connection.metadata(name), connection.config(name))
     try:
         tensors = {
@@ -116,7 +116,7 @@ async def _describe(connection: Connection, name: str) -> ServedModel:
         family, labels = str(description["model"]), tuple(str(label) for label in description["labels"])
         height, width = (int(side) for side in description["image_size"])
         image_shape = (int(description["channels"]), height, width)
-        preprocessing = description.get("preprocessing", "ink")  # older models, without photos, lack it
+        preprocessing = description.get("preprocessing", "ink")  # older models lack it
         temperature = float(parameters.get("temperature", 1.0))
         accuracy = float(parameters["test_accuracy"]) if "test_accuracy" in parameters else None
         if not labels or min(image_shape) < 1:

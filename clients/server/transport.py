@@ -1,4 +1,4 @@
-"""tritonclient's asyncio clients with the errors of clients.errors. Proxy variables are not followed."""
+"""tritonclient's asyncio clients with the errors of clients.errors. Ignores proxy variables."""
 
 import os
 import re
@@ -49,7 +49,7 @@ class Transport:
 
     def _http_options(self, concurrency: int) -> dict[str, Any]:
         tls = self._endpoint.tls
-        options: dict[str, Any] = {"conn_limit": concurrency + 1, "conn_timeout": None}  # one for other questions
+        options: dict[str, Any] = {"conn_limit": concurrency + 1, "conn_timeout": None}  # 1 for other requests
         if tls is not None:
             context = ssl.create_default_context(cafile=tls.ca_file)
             if tls.certificate_file is not None:
@@ -128,7 +128,7 @@ Errors = tuple[type[Exception], ...]
 
 
 def _failures(is_http: bool) -> tuple[Errors, Errors]:
-    """The exceptions that tritonclient raises for broken connections, and for garbled answers."""
+    """tritonclient's exceptions for broken connections, and for garbled answers."""
     if not is_http:
         return (OSError,), (ValueError, TypeError, LookupError)
     import aiohttp

@@ -3,7 +3,7 @@
     python clients/web/app.py
     Draw at http://127.0.0.1:8080 (Ctrl-C ends)
 
-The page starts without a Triton server and continues when there is one. Heavy imports stand where they are used.
+The page starts without a Triton server and continues once there is one. Heavy imports are local.
 """
 
 import warnings
@@ -26,7 +26,7 @@ def web(host: str, port: int, model: str | None, url: str | None, protocol: Lite
     from clients.web.listening import address_of, open_server
     from clients.web.pages import create_app
 
-    warnings.filterwarnings("ignore", module="PIL")  # what matters about a picture is an error
+    warnings.filterwarnings("ignore", module="PIL")  # serious faults are errors
     try:
         server = open_server(create_app(Triton(url, protocol, model), RateLimit(), host), host, port)
     except CannotListen as error:

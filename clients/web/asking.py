@@ -1,6 +1,6 @@
-"""The page's questions to Triton: its models, and a model's answer for a picture.
+"""The page's requests to Triton: its models, and a model's answer for a picture.
 
-Each question opens its own connection, in a few milliseconds: no locks, no reconnecting, no stale models.
+Each request opens its own connection, in a few milliseconds: no locks, no reconnecting, no stale models.
 """
 
 import io
@@ -19,17 +19,17 @@ from clients.images.prepare import prepare_shapes
 from clients.server.endpoint import Protocol
 from clients.server.served import best
 
-TIMEOUT_S = 5.0  # for each request to Triton; the page gives up later
+TIMEOUT_S = 5.0  # per request; the page gives up later
 
 
 @dataclass(frozen=True)
 class Answer:
-    """A model's prediction for a picture, and its input."""
+    """A prediction for a picture, and the model's input."""
 
     prediction: Prediction
     model: str
     image: NDArray[np.uint8]  # (height, width), 0 = background, 255 = ink
-    shapes: int  # separate shapes in the picture
+    shapes: int  # in the picture
     preparation_ms: float  # from file to image
 
 
@@ -37,19 +37,19 @@ class Triton:
     """A Triton server, for any thread.
 
     url, protocol: as for Classifier.
-    preferred:     the default model; the best transformer if not given.
+    preferred:     the default model. Default: the best transformer.
     """
 
     def __init__(self, url: str | None, protocol: Protocol, preferred: str | None = None) -> None:
         self._url = url
         self._protocol = protocol
         self._preferred = preferred
-        self._decoding = threading.Lock()  # one at a time: a huge picture takes hundreds of megabytes
+        self._decoding = threading.Lock()  # a huge picture takes hundreds of megabytes
 
     def models(self) -> tuple[list[ServedModel], str]:
-        """The ready models of drawings, by name, and the name of the preferred one.
+        """The ready models of drawings, by name, and the preferred model's name.
 
-        Raises the errors of Classifier; ModelNotFound where no model, or not the preferred one, reads drawings.
+        Raises the errors of Classifier; ModelNotFound if the preferred model, or every model, is for photos.
         """
         with self._open(self._preferred) as classifier:
             ready = [each.model for each in classifier.models() if each.model is not None]
@@ -77,7 +77,7 @@ class Triton:
         return Answer(prediction, classifier.model.name, images[0, 0], shapes, preparation_ms)
 
     def _open(self, name: str | None) -> Classifier:
-        return Classifier(self._url, name, self._protocol, TIMEOUT_S, retry_s=0)  # the page itself asks again
+        return Classifier(self._url, name, self._protocol, TIMEOUT_S, retry_s=0)  # the page itself retries
 
 
 def _check_ink(model: ServedModel) -> None:

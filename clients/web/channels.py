@@ -1,4 +1,4 @@
-"""Connections to the page: deadlines for slow senders, bounded numbers in total and per address.
+"""Connections to the page: deadlines for slow senders, bounds in total and per address.
 
 At a bound, the connection that has waited longest without a complete request makes room: slow connections lock nobody
 out, not even on their own address. If all requests are complete, the new connection is closed.
@@ -24,7 +24,7 @@ BODY_S = 30.0  # from there to the end of its body; the page itself gives up aft
 
 
 class Refusal(ErrorTask):
-    """waitress's own refusals, in the form of the application's."""
+    """waitress's refusals in the application's form."""
 
     def execute(self) -> None:
         error = self.request.error
@@ -75,11 +75,11 @@ class Channel(HTTPChannel):
         in_body = before is not None and before.headers_finished
         result = bool(super().received(data))
         now_s = time.monotonic()
-        if self.request is None:  # waitress bounds how long it may idle
+        if self.request is None:  # waitress bounds idle time
             self.since_s, self._limit_s = now_s, None
         elif self.request.headers_finished and not (in_body and self.request is before):
             self.since_s, self._limit_s = now_s, BODY_S
-        elif self._limit_s is None:  # the first bytes of another request
+        elif self._limit_s is None:  # another request begins
             self.since_s, self._limit_s = now_s, HEADER_S
         return result
 
@@ -96,7 +96,7 @@ def sender_of(address: str) -> str:
 
 
 def _make_room(channels: list[Channel], sender: str) -> bool:
-    """Closes a waiting connection if a bound is reached; returns whether there is room for a new one."""
+    """Closes a waiting connection at a bound; returns whether there is room for a new connection."""
     counts = Counter(each.sender for each in channels if not each.will_close)
     if counts[sender] >= CONNECTIONS_OF_ADDRESS:
         crowd = sender

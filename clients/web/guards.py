@@ -1,4 +1,4 @@
-"""Protects the page: its headers, the allowed senders, and their rate.
+"""Protects the page: headers, allowed senders, rate.
 
 Any web site can reach a page on loopback through its visitor's browser. It then sends its own Origin, or its own Host
 if its name resolves to this machine (DNS rebinding).
@@ -26,9 +26,9 @@ HEADERS = {
 
 
 def foreign_host(host: str, name: str) -> str | None:
-    """The reason to refuse a request with this Host header, or None.
+    """The reason to refuse this Host header, or None.
 
-    Allowed are addresses, which cannot be rebound, localhost, and our own name, with any port.
+    Allowed are addresses, which cannot be rebound, localhost and our own name, with any port.
     """
     try:
         hostname = urlsplit(f"//{host}").hostname or ""
@@ -40,7 +40,7 @@ def foreign_host(host: str, name: str) -> str | None:
 
 
 def foreign_site(host: str, origin: str | None, fetch_site: str | None) -> str | None:
-    """The reason to refuse a request from another site, or None; only browsers send these headers."""
+    """The reason to refuse another site's request, or None; only browsers send these headers."""
     if fetch_site not in (None, "same-origin", "none"):
         return f"Sec-Fetch-Site: expected same-origin, found {fetch_site!r}"
     if origin is not None and origin not in (f"http://{host}", f"https://{host}"):

@@ -11,7 +11,7 @@ from clients.errors import CannotListen
 from clients.web.channels import CONNECTIONS, Channel
 from clients.web.pages import BODY_BYTES
 
-THREADS = 4  # that answer
+THREADS = 4
 IDLE_S = 30  # between two requests of a connection
 HEADER_BYTES = 32_768
 BACKLOG = 1024  # connections not yet accepted
@@ -51,7 +51,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def address_of(server: Any) -> str:
-    """HOST:PORT for a URL; loopback where the server listens on all addresses."""
+    """HOST:PORT for a URL; loopback if the server listens on all addresses."""
     host, port = server.effective_host, server.effective_port
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,4 +1,4 @@
-"""The application: the page's files and two questions; every failure is one line of JSON.
+"""The application: the page's files and two requests; every failure is one line of JSON.
 
 GET  /                         the page
 GET  /api/models               the models on the server, the preferred one, the accepted files
@@ -112,7 +112,7 @@ def _classify(triton: Triton) -> Response:
 
 
 def _failure(error: HTTPException) -> Response:
-    """An HTTP error as one line of JSON, with its headers; our own faults are 500."""
+    """An HTTP error as one line of JSON, with its headers; our faults are 500."""
     response = Response(status=error.code, headers=error.get_headers())
     response.data = jsonify(error=" ".join((error.description or error.name).split())).data
     response.content_type = "application/json"

@@ -1,1 +1,1 @@
-"""How the model repository is run: the server's launcher and its backends."""
+"""Runs the model repository: launcher and backends, supervisor, proxy, fleet."""

@@ -15,7 +15,7 @@ PREFIX = "vitbn_supervisor"
 
 
 class Acts:
-    """Log and metrics of one supervisor; `port` None: no metrics. Raises OSError for a taken port."""
+    """Log and metrics of one supervisor; without metrics if `port` is None. Raises OSError for a taken port."""
 
     def __init__(self, port: int | None) -> None:
         self._log = logging.getLogger(PREFIX)
@@ -49,7 +49,7 @@ class Acts:
             start_http_server(port, addr="127.0.0.1", registry=registry)
 
     def say(self, text: str) -> None:
-        """Logs a line without a metric."""
+        """A log line without a metric."""
         self._log.info("%s", text)
 
     def started(self, pid: int) -> None:
@@ -57,7 +57,7 @@ class Acts:
         self.say(f"started the server, process {pid}")
 
     def planned(self, model: str, versions: Iterable[int], problems: Iterable[Problem]) -> None:
-        """Logs a model's faults and its plan."""
+        """Logs a model's faults and plan."""
         serving = ", ".join(map(str, versions)) or "nothing"
         for problem in problems:
             version = "all" if problem.version is None else str(problem.version)
@@ -77,7 +77,7 @@ class Acts:
         self.say(f"model {model} {reason}: unloading and loading it")
 
     def ended(self, reason: str, detail: str) -> None:
-        """`reason` is one of few words, for the metric."""
+        """`reason` labels the metric: one of a few words."""
         self._ends.labels(reason).inc()
         self._healthy.set(0)
         self.say(f"the server {reason}: {detail}")

@@ -1,6 +1,6 @@
-"""Triton's arguments as the supervisor reads them: where the server listens, which repositories and models it serves.
+"""Triton's arguments for the supervisor: where the server listens, which repositories and models it serves.
 
-In: the arguments of `tritonserver`. Out: `ServerOptions`, or ValueError with one line for what cannot be supervised.
+In: the arguments of `tritonserver`. Out: `ServerOptions`, or ValueError in one line.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ REPOSITORIES = ("--model-repository", "--model-store")
 OWN = ("--model-control-mode", "--load-model", "--exit-on-error", "--exit-timeout-secs")  # the supervisor sets these
 FLAGS = ("--disable-auto-complete-config",)
 GRPC_KEY_PREFIX = "triton-grpc-protocol-"
-EXIT_TIMEOUT_S = 2  # for requests in flight; Triton's queue holds none longer than a second
+EXIT_TIMEOUT_S = 2  # for requests in flight; a request queues for at most a second
 
 
 @dataclass(frozen=True)
 class ServerOptions:
     """`http_url` and `grpc_url` are HOST:PORT, `grpc_url` None without gRPC; `models` None: all models.
 
-    `headers` open what --http-restricted-api guards, `grpc_headers` what --grpc-restricted-protocol guards.
+    `headers` open the calls behind --http-restricted-api, `grpc_headers` behind --grpc-restricted-protocol.
     """
 
     http_url: str
@@ -34,9 +34,9 @@ class ServerOptions:
     grpc_headers: dict[str, str] = field(default_factory=dict)
 
     def command(self, at_start: Sequence[str], complete: bool) -> list[str]:
-        """Arguments for a server that loads the models `at_start` and stays up when one is broken.
+        """Arguments for a server that loads the models `at_start` and survives a broken model.
 
-        `complete` configurations load in half the time: Triton need not start each model to ask for the rest.
+        With `complete` configurations loading takes half the time: Triton need not start each model to complete them.
         """
         own = ["--model-control-mode=explicit", "--exit-on-error=false", f"--exit-timeout-secs={EXIT_TIMEOUT_S}"]
         own += [BY_PRIORITY]
@@ -54,7 +54,7 @@ class ServerOptions:
 
 
 def parse(arguments: Sequence[str]) -> ServerOptions:
-    """Reads `arguments`; raises ValueError."""
+    """Raises ValueError."""
     pairs = list(_pairs(arguments))
     values = {name: value for name, value, _ in pairs}
     if values.get("--model-control-mode", "explicit") != "explicit":
@@ -86,27 +86,27 @@ def _allowed(values: Mapping[str, str], service: str) -> bool:
 
 
 def _url(values: Mapping[str, str], service: str, port: str) -> str:
-    """HOST:PORT to reach `service` from here."""
+    """HOST:PORT of `service`, seen from here."""
     address = values.get(f"--{service}-address", "127.0.0.1")
     address = "127.0.0.1" if address in ("0.0.0.0", "::") else address
     return f"{address}:{values.get(f'--{service}-port', port)}"
 
 
 def _keys(pairs: Iterable[tuple[str, str, tuple[str, ...]]], option: str) -> dict[str, str]:
-    """Header -> content that opens what `option` guards: its value is APIS:HEADER=CONTENT."""
+    """The headers in the values of `option`, each APIS:HEADER=CONTENT."""
     guards = (value.partition(":")[2].partition("=") for name, value, _ in pairs if name == option)
     return {key: value for key, _, value in guards}
 
 
 def split(arguments: Sequence[str], names: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """The values of the options `names`, and the words of all other options."""
+    """The values of the options `names`; the words of all other options."""
     pairs = list(_pairs(arguments))
     values = {name: value for name, value, _ in pairs if name in names}
     return values, [word for name, _, words in pairs if name not in names for word in words]
 
 
 def _pairs(arguments: Sequence[str]) -> Iterator[tuple[str, str, tuple[str, ...]]]:
-    """(option, value, the words that say so) of `--option=value`, `--option value` and flags."""
+    """(option, value, its words) of `--option=value`, `--option value` and flags."""
     words = list(arguments)
     while words:
         word = words.pop(0)

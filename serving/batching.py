@@ -1,7 +1,7 @@
 """Joins requests of equal shapes, for any engine.
 
-In: a loaded model and the requests of one call of Triton as `Call`s. Out: the outputs or the error of each request.
-When a joint run fails, its requests run alone.
+In: a loaded model and the requests of one call of Triton as `Call`s. Out: each request's outputs or error. After a
+failed joint run, its requests run alone.
 """
 
 from collections import defaultdict
@@ -19,27 +19,27 @@ Outputs = dict[str, Array]
 
 
 class RunFailed(Exception):
-    """The engine refused a run, or its outputs cannot be split; the message goes to the client."""
+    """The engine refused a run, or its outputs cannot be split; clients see the message."""
 
 
 class Engine(Protocol):
-    """A model loaded by an engine."""
+    """A loaded model."""
 
     @property
     def inputs(self) -> Mapping[str, Tensor]:
-        """Input tensors by name."""
+        """By name."""
 
     @property
     def outputs(self) -> Mapping[str, Tensor]:
-        """Output tensors by name."""
+        """By name."""
 
     def run(self, names: Sequence[str], feeds: Mapping[str, Array]) -> list[Array]:
-        """The outputs `names` for the inputs `feeds`; raises RunFailed."""
+        """The outputs `names`; raises RunFailed."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """One request: its tensors and the names of the wanted outputs."""
+    """One request: tensors and wanted outputs."""
 
     inputs: Mapping[str, Array]
     requested: frozenset[str]
@@ -51,12 +51,12 @@ class Call:
 
     @property
     def shapes(self) -> Hashable:
-        """The shape of each input without its first dimension."""
+        """Of each input, without the first dimension."""
         return tuple(sorted((name, value.shape[1:]) for name, value in self.inputs.items()))
 
 
 def answer(engine: Engine, outputs: Sequence[str], calls: Sequence[Call], batched: bool) -> list[Outputs | RunFailed]:
-    """The requested `outputs` of each call, in order; if `batched`, calls that differ only in rows run together."""
+    """The requested `outputs` of each call; if `batched`, calls that differ only in rows run together."""
     groups: dict[Hashable, list[int]] = defaultdict(list)
     for position, call in enumerate(calls):
         groups[call.shapes if batched else position].append(position)

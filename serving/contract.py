@@ -1,7 +1,7 @@
-"""Compares config.pbtxt with the loaded model, as strictly as Triton's native backends do.
+"""Compares config.pbtxt with the loaded model, as strictly as Triton's native backends.
 
 In: the model's configuration as Triton's JSON, and the engine's tensors. Out: nothing, or ModelRefused. A repository
-that loads here must load in a native server. Strings, scalars, ragged batches and sequences are refused here only.
+that loads here must load in a native server; strings, scalars, ragged batches and sequences are refused only here.
 """
 
 from collections.abc import Iterable, Mapping
@@ -19,7 +19,7 @@ class ModelRefused(ValueError):
 
 @dataclass(frozen=True)
 class Tensor:
-    """An input or output of a model: data type as in config.pbtxt (else the engine's name), whole shape, -1 = open."""
+    """Data type as in config.pbtxt (else the engine's name) and whole shape, -1 = open."""
 
     data_type: str
     shape: tuple[int, ...]
@@ -27,13 +27,13 @@ class Tensor:
 
 
 def parameter(config: Config, key: str) -> str | None:
-    """The text of a parameter, None if config.pbtxt lacks it."""
+    """A parameter's text, None if config.pbtxt lacks it."""
     text: str | None = config.get("parameters", {}).get(key, {}).get("string_value")
     return text
 
 
 def check_features(config: Config) -> None:
-    """Raise ModelRefused if `config` asks for a feature that only native backends have."""
+    """Raise ModelRefused for a feature of native backends only."""
     for feature in UNSUPPORTED:
         if config.get(feature):
             raise ModelRefused(f"config.pbtxt asks for {feature}, which this server's backend does not have")
@@ -61,7 +61,7 @@ def check_tensors(config: Config, inputs: Mapping[str, Tensor], outputs: Mapping
 
 
 def _check_tensor(kind: str, entry: Config, provided: Mapping[str, Tensor], batched: bool) -> None:
-    """Name, data type, batch dimension and shape of one input or output, in that order."""
+    """Name, data type, batch dimension and shape, in that order."""
     name = entry["name"]
     if name not in provided:
         raise ModelRefused(f"config.pbtxt has {kind} '{name}', the model has {_listed(provided)}")

@@ -1,6 +1,6 @@
-"""A running Triton server's model-control API, as the supervisor needs it.
+"""A running Triton server's model-control API.
 
-In: an address. Out: what is served, or that a model was loaded or unloaded; `ControlFailed` says why not.
+In: an address. Out: what is served, or that a model was loaded or unloaded; else `ControlFailed`.
 Source: triton-inference-server/server, docs/protocol/extension_model_repository.md.
 """
 
@@ -17,15 +17,15 @@ ANSWER_S = 2.0
 
 
 class ControlFailed(Exception):
-    """The server did not answer or refused; the message is one line."""
+    """The server did not answer or refused, in one line."""
 
 
 @dataclass(frozen=True)
 class Control:
     """The server at `url`, HOST:PORT of HTTP; `headers` go with every request.
 
-    Models are loaded over gRPC where `grpc_url` is known: over HTTP a load holds one of Triton's HTTP threads, and
-    every connection of that thread waits (measured: 7 s).
+    With `grpc_url`, models are loaded over gRPC: over HTTP a load holds a thread of Triton's, and every connection of
+    that thread waits (measured: 7 s).
     """
 
     url: str
@@ -43,13 +43,13 @@ class Control:
         return states
 
     def load(self, model: str, config: str | None, timeout_s: float) -> None:
-        """Loads a model, with `config` (JSON) in place of its config.pbtxt; raises ControlFailed."""
+        """`config` (JSON) replaces config.pbtxt; raises ControlFailed."""
         if not self._load_over_grpc(model, config, timeout_s):
             content = {} if config is None else {"parameters": {"config": config}}
             self._post(f"v2/repository/models/{model}/load", content, timeout_s)
 
     def _load_over_grpc(self, model: str, config: str | None, timeout_s: float) -> bool:
-        """Whether gRPC took the order; raises ControlFailed if the load failed."""
+        """Whether gRPC took the order; raises ControlFailed for a failed load."""
         if self.grpc_url is None:
             return False
         from tritonclient.grpc import InferenceServerClient

@@ -2,7 +2,7 @@
 
 In: Triton's arguments. Out: the running server. A native server (on PATH or in /opt/tritonserver) gets the arguments
 unchanged. Otherwise the server inside nvidia-pytriton starts with other defaults: loopback only, this project's
-backends, Python from this environment, and explicit mode, in which new versions can be published.
+backends, this environment's Python, and explicit mode, which allows publishing new versions.
 """
 
 import ctypes
@@ -26,17 +26,17 @@ CONTAINER_SERVER = Path("/opt/tritonserver/bin/tritonserver")
 PYTHON_VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 ENGINES = ("onnxruntime", "openvino")
 REPOSITORY_OPTIONS = ("--model-repository", "--model-store")
-PARENT_VARIABLE = "VITBN_PARENT"  # the process without which the server is to end
+PARENT_VARIABLE = "VITBN_PARENT"  # the server ends with this process
 PR_SET_PDEATHSIG = 1
-BY_PRIORITY = "--rate-limit=execution_count"  # without it a standby instance gets every second request
+BY_PRIORITY = "--rate-limit=execution_count"  # else a standby instance gets every second request
 
 
 class LauncherError(RuntimeError):
-    """No server can start here; the message is one line."""
+    """No server can start here."""
 
 
 def native_server(search_path: str) -> Path | None:
-    """The first native tritonserver on `search_path` (as in $PATH), else the container's, else None."""
+    """The first native tritonserver on `search_path` (as $PATH), else the container's."""
     candidates = [Path(folder, "tritonserver") for folder in search_path.split(os.pathsep)]
     for candidate in [*candidates, CONTAINER_SERVER]:
         if candidate.is_file() and os.access(candidate, os.X_OK) and not _is_launcher(candidate):
@@ -51,7 +51,7 @@ def _is_launcher(program: Path) -> bool:
 
 
 def pytriton_folder() -> Path:
-    """The folder of the package `pytriton`; raises LauncherError if it is missing or cannot work."""
+    """The folder of `pytriton`; raises LauncherError if it is missing or cannot work."""
     spec = importlib.util.find_spec("pytriton")
     if spec is None or spec.origin is None:
         raise LauncherError(
@@ -85,14 +85,14 @@ def backend_files(pytriton: Path, python_version: str = PYTHON_VERSION) -> dict[
 
 
 def cache_folder(environment: Mapping[str, str]) -> Path:
-    """The parent of assembled backend folders."""
+    """The parent of the assembled backend folders."""
     return Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vitbn"
 
 
 def assemble_backends(files: Mapping[str, Path], cache: Path) -> Path:
-    """A folder in `cache` for --backend-directory with these `files`; kept for the next start.
+    """A folder in `cache` with these `files` for --backend-directory; the next start reuses it.
 
-    One rename puts it in place, so two launchers never see half of it. Raises LauncherError if `cache` is not writable.
+    One rename completes it, so no launcher sees half of it. Raises LauncherError if `cache` is not writable.
     """
     contents = [f"{name} {source} {source.stat().st_mtime_ns}" for name, source in files.items() if source.is_file()]
     contents += [f"{name} {source}" for name, source in files.items() if source.is_dir()]
@@ -112,7 +112,7 @@ def assemble_backends(files: Mapping[str, Path], cache: Path) -> Path:
                     target.symlink_to(source)
             building.rename(folder)
     except OSError as error:
-        if not folder.is_dir():  # otherwise another launcher was faster
+        if not folder.is_dir():  # else another launcher was faster
             raise LauncherError(f"cannot assemble the backends in {cache}: {error}") from error
     return folder
 
@@ -129,7 +129,7 @@ def server_environment(pytriton: Path, inherited: Mapping[str, str]) -> dict[str
 
 
 def check_stub(stub: Path, environment: Mapping[str, str]) -> None:
-    """Raise LauncherError if the stub cannot run, as with a Python without libpython."""
+    """Raise LauncherError if the stub cannot run, as without libpython."""
     result = subprocess.run([stub], env=environment, capture_output=True, text=True)
     if result.returncode == 127:  # from the dynamic loader; a working stub returns 1
         reason = " ".join(result.stderr.split())
@@ -142,8 +142,8 @@ def check_stub(stub: Path, environment: Mapping[str, str]) -> None:
 def shell_safe(folder: str) -> str:
     """`folder`, or a /proc name for it if a shell would split or expand its own name.
 
-    Triton starts the stub with an unquoted `bash -c`: after a space in a path the stub never answers. The /proc name is
-    a descriptor of this process, which survives exec.
+    Triton starts the stub with an unquoted `bash -c`: with a space in a path the stub never answers. The /proc name is
+    a descriptor of this process and survives exec.
     """
     if shlex.quote(folder) == folder or not Path(folder).is_dir():
         return folder
@@ -153,7 +153,7 @@ def shell_safe(folder: str) -> str:
 
 
 def shell_safe_repositories(arguments: Sequence[str]) -> list[str]:
-    """`arguments` with a `shell_safe` name for every model repository."""
+    """`arguments` with `shell_safe` model repositories."""
     safe: list[str] = []
     for previous, argument in zip(["", *arguments], arguments, strict=False):
         option, _, value = argument.partition("=")
@@ -165,7 +165,7 @@ def shell_safe_repositories(arguments: Sequence[str]) -> list[str]:
 
 
 def control_defaults(arguments: Sequence[str]) -> list[str]:
-    """Explicit mode with every model loaded, unless `arguments` choose; Triton's default mode never loads again."""
+    """Explicit mode with every model loaded, unless `arguments` choose; Triton's default never loads again."""
     options = {argument.partition("=")[0] for argument in arguments}
     if "--model-control-mode" in options:
         return []
@@ -173,7 +173,7 @@ def control_defaults(arguments: Sequence[str]) -> list[str]:
 
 
 def end_with_parent(parent: str | None) -> None:
-    """Ask Linux for SIGTERM when the process `parent` dies; it survives exec."""
+    """Ask Linux for SIGTERM when `parent` dies; it survives exec."""
     if parent is None:
         return
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
@@ -207,7 +207,7 @@ def main() -> None:
 
 
 def _supervise(own: Mapping[str, Any], arguments: Sequence[str]) -> int:
-    """Runs one supervised server, or a fleet; `own` are the options of `serve`."""
+    """Runs a supervised server, or a fleet; `own` are the options of `serve`."""
     from serving.supervisor import METRICS_PORT, supervise
 
     port = METRICS_PORT if own["supervisor_port"] is None else own["supervisor_port"]

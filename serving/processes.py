@@ -1,6 +1,6 @@
-"""The processes of a server: itself, the Python stub of every model instance, and their shared memory.
+"""A server's processes: itself, a Python stub per model instance, and their shared memory.
 
-In: the server's process id. Out: what runs, what is stopped, and, when the server has died, nothing left of it.
+In: the server's process id. Out: its stubs, and whether they are stopped; after its death nothing is left of it.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import psutil
 
 SHARED_MEMORY = Path("/dev/shm")
 STUB = "triton_python_backend_stub"
-# What a stub is told: the model's file, its region, two sizes, the parent, a folder, an offset, and its instance.
+# A stub's arguments: model file, region, two sizes, parent, folder, offset, instance.
 FILE_WORD, INSTANCE_WORD = 1, 8
 KILL_S, POLL_S = 1.0, 0.02
 
 
 @dataclass(frozen=True)
 class Stub:
-    """The Python process of one instance of one version of a model."""
+    """The Python process of an instance of a model's version."""
 
     process: psutil.Process
     model: str
@@ -31,7 +31,7 @@ class Stub:
 
     @property
     def stopped(self) -> bool:
-        """Whether it can do nothing: stopped by a signal, or dead (a zombie: Triton does not notice)."""
+        """By a signal, or dead (a zombie: Triton does not notice)."""
         with suppress(psutil.NoSuchProcess):
             return self.process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE)
         return True
@@ -45,15 +45,15 @@ class Stub:
 
 @dataclass
 class Family:
-    """A server's processes; `look` records what `sweep` removes after the server's death."""
+    """A server's processes; `look` records what `sweep` removes after its death."""
 
     pid: int
     members: set[psutil.Process] = field(default_factory=set)
     regions: set[Path] = field(default_factory=set)
-    stubs: dict[psutil.Process, Stub] = field(default_factory=dict)  # a dead process no longer tells what it was
+    stubs: dict[psutil.Process, Stub] = field(default_factory=dict)  # a dead process no longer tells its arguments
 
     def look(self) -> list[Stub]:
-        """The stubs of the models that are loaded now, dead ones too."""
+        """The stubs of the models loaded now, dead stubs too."""
         children: list[psutil.Process] = []
         with suppress(psutil.NoSuchProcess):
             server = psutil.Process(self.pid)
@@ -67,7 +67,7 @@ class Family:
         return [*self.stubs.values()]
 
     def sweep(self) -> tuple[int, int]:
-        """Kills remaining members and removes their shared memory; returns processes and bytes."""
+        """Kills remaining members, removes their shared memory; returns processes and bytes."""
         left = [member for member in self.members if _lives(member)]
         for member in left:
             with suppress(psutil.NoSuchProcess):
@@ -88,7 +88,7 @@ def _lives(process: psutil.Process) -> bool:
 
 
 def _remove(regions: Iterable[Path]) -> int:
-    """Removes shared memory; returns the freed bytes."""
+    """Returns the freed bytes."""
     removed = 0
     for region in regions:
         with suppress(FileNotFoundError):
@@ -109,7 +109,7 @@ def _stub(process: psutil.Process) -> Iterable[Stub]:
 
 
 def _regions(process: psutil.Process) -> set[Path]:
-    """The shared memory of Triton's Python backends that a process has mapped."""
+    """The mapped shared memory of Triton's Python backends."""
     with suppress(psutil.NoSuchProcess, psutil.AccessDenied, OSError):
         maps = Path(f"/proc/{process.pid}/maps").read_text()
         return {Path(name) for name in re.findall(rf"{SHARED_MEMORY}/triton_\w*_shm_region_[\w-]+", maps)}

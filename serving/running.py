@@ -1,7 +1,7 @@
 """A Triton server for the length of a `with` block.
 
 In: a model repository. Out: this environment's `tritonserver` as a child process on free loopback ports. The end of the
-block removes its processes, shared memory and files; when this process dies before, the server ends too.
+block removes its processes, shared memory and files; the server also ends with this process.
 """
 
 import os
@@ -26,7 +26,7 @@ REASON_LINES = 6
 
 
 class ServerFailed(RuntimeError):
-    """The server stopped or did not become ready; the message ends with errors from its log."""
+    """The server stopped or did not become ready; the message ends with its log's errors."""
 
 
 @dataclass(frozen=True)
@@ -49,10 +49,10 @@ class Server:
 def running_server(
     repository: Path, arguments: Sequence[str] = (), timeout_s: float = 60, supervised: bool = False
 ) -> Iterator[Server]:
-    """Start `tritonserver` on `repository`, yield when it is ready, stop it at the end of the block.
+    """Start `tritonserver` on `repository`, yield when ready, stop it at the end of the block.
 
-    `arguments` are Triton's, except addresses and ports. Raises ServerFailed if the server stops or takes longer than
-    `timeout_s` seconds. `supervised` by serving/supervisor.py; `pid` is then the supervisor's.
+    `arguments` are Triton's, except addresses and ports. Raises ServerFailed if the server stops or is not ready in
+    time. `supervised`: by serving/supervisor.py; `pid` is then the supervisor's.
     """
     with tempfile.TemporaryDirectory(prefix="tritonserver-") as folder:
         log_path = Path(folder, "server.log")
@@ -62,7 +62,7 @@ def running_server(
                 if failure is None:
                     yield server
                     return
-            if "already in use" not in server.log():  # another process took a port before Triton did
+            if "already in use" not in server.log():  # another process took a port first
                 break
         raise ServerFailed(f"tritonserver on {repository} {failure}:\n{_reason(server.log())}")
 
@@ -71,7 +71,7 @@ def running_server(
 def _child(
     repository: Path, arguments: Sequence[str], log_path: Path, supervised: bool
 ) -> Iterator[tuple[subprocess.Popen[bytes], Server]]:
-    """The server's process, leader of its own session; stopped at the end of the block."""
+    """The server's process, leader of its own session; stopped at the end."""
     services = ["http", "grpc", "metrics", *(["supervisor", "health"] if supervised else [])]
     ports = dict(zip(services, free_ports(len(services)), strict=True))
     program = "serving.supervisor" if supervised else "serving.launcher"
@@ -103,7 +103,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def _wait_until_ready(process: subprocess.Popen[bytes], server: Server, timeout_s: float) -> str | None:
-    """None when the server is ready, else the failure."""
+    """None when ready, else the failure."""
     deadline = time.monotonic() + timeout_s
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy must not see loopback
     while process.poll() is None:
@@ -117,21 +117,21 @@ def _wait_until_ready(process: subprocess.Popen[bytes], server: Server, timeout_
 
 
 def _reason(log: str) -> str:
-    """The last error lines of Triton's log, else its last lines."""
+    """The last error lines of the log, else its last lines."""
     lines = [line for line in log.splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith(("E", "error"))]
     return "\n".join((errors or lines)[-REASON_LINES:])
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    """End the server and its Python stubs: SIGTERM, then SIGKILL after a grace."""
+    """Ends the server and its Python stubs: SIGTERM, then SIGKILL after a grace."""
     process.terminate()
     try:
         process.wait(STOP_GRACE_S)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-    # Stubs notice the death of their server and remove their shared memory; give them time before SIGKILL.
+    # Stubs of a dead server remove their shared memory; give them time before SIGKILL.
     deadline = time.monotonic() + STOP_GRACE_S
     with suppress(ProcessLookupError):  # no process is left in the group
         while time.monotonic() < deadline:

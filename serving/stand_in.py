@@ -1,7 +1,7 @@
 """A Triton backend in Python in place of a missing native backend.
 
 In: a model's configuration, its file, batches of requests. Out: one response a request. An engine adds its loader in
-`serving/backends/<engine>/model.py`, which Triton's stub imports. An incomplete configuration is refused.
+`serving/backends/<engine>/model.py`, which Triton's stub imports. Refuses an incomplete configuration.
 """
 
 import json
@@ -18,16 +18,16 @@ from serving.turns import turns
 
 
 class StandIn(ABC):
-    """One instance of one model; Triton's stub makes it and calls it from a single thread."""
+    """One instance of a model; Triton's stub makes it and calls it from one thread."""
 
-    default_file: ClassVar[str]  # the native backend's, unless default_model_filename is set
+    default_file: ClassVar[str]  # the native backend's
 
     @abstractmethod
     def load(self, path: Path, config: Config, args: Mapping[str, str]) -> Engine:
-        """The model at `path`, on the device in Triton's `args`; raises ModelRefused."""
+        """The model at `path`, on the device of Triton's `args`; raises ModelRefused."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Load and check the model; Triton shows the TritonModelException raised here as the reason of a refusal."""
+        """Load and check the model; raises TritonModelException, which Triton shows as the reason."""
         config = json.loads(args["model_config"])
         name = config.get("default_model_filename") or self.default_file
         # errors name the real folder, even if the launcher renamed the repository
@@ -46,7 +46,7 @@ class StandIn(ABC):
         self.outputs: list[str] = [entry["name"] for entry in config["output"]]
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
-        """One response for each request, in order; an error concerns only its own request."""
+        """A response for each request, in order; an error concerns only its own request."""
         calls = [
             Call(
                 {tensor.name(): tensor.as_numpy() for tensor in request.inputs()},

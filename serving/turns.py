@@ -1,7 +1,7 @@
-"""Instances of one version that take turns, so that one computes at a time.
+"""Lets instances of a version compute in turn.
 
-In: the version's model file. Out: a context manager; the lock ends with its process. The second instance is a standby:
-it lets Triton bound the queue, and would only slow the first down if both computed on the same cores.
+In: the version's model file. Out: a context manager; the lock ends with its process. The second instance is a standby
+that lets Triton bound the queue; computing on the same cores, it would only slow the first down.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from serving.contract import Config
 
 
 class Turns:
-    """A lock that all processes with the same `path` share; raises OSError on file systems without locks."""
+    """A lock shared by all processes with this `path`; raises OSError on file systems without locks."""
 
     def __init__(self, path: Path) -> None:
         self._descriptor = os.open(path, os.O_RDONLY)
@@ -38,5 +38,5 @@ def turns(config: Config, path: Path) -> AbstractContextManager[None]:
         return nullcontext()
     try:
         return Turns(path)
-    except OSError:  # no locks there: both compute at once, which is right but slower
+    except OSError:  # without locks both compute at once: right but slower
         return nullcontext()

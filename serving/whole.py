@@ -1,8 +1,8 @@
 """Judges by the files which versions of a model are whole.
 
 In: a model's folder in the repository. Out: a `Plan`: the versions to serve, the faults of the others, and a
-configuration for Triton's load call if config.pbtxt would serve other versions. Writes nothing. A model without any
-manifest.json is not this project's; its plan leaves everything to Triton.
+configuration for Triton's load call if config.pbtxt would serve other versions. Writes nothing. Models without any
+manifest.json are not this project's: Triton decides.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ CONFIG_FILE, LABELS_FILE, MANIFEST_FILE = "config.pbtxt", "labels.txt", "manifes
 
 
 class Broken(Exception):
-    """A file is not as it was published; the message names it."""
+    """A file is not as published."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """What is wrong with a version, or with the files that all versions share (version None)."""
+    """The fault of a version, or of the files that all versions share (version None)."""
 
     version: int | None
     text: str
@@ -46,7 +46,7 @@ class Plan:
 
 
 def plan(model_dir: Path, refused: Collection[int] = ()) -> Plan:
-    """The newest whole versions of a model, as many as its policy serves, without those `refused`."""
+    """The newest whole versions, as many as the policy serves, without those `refused`."""
     name, present = model_dir.name, _versions(model_dir)
     if not any((model_dir / str(number) / MANIFEST_FILE).exists() for number in present):
         return Plan(name, None)
@@ -80,13 +80,13 @@ def plan(model_dir: Path, refused: Collection[int] = ()) -> Plan:
 
 
 def _versions(model_dir: Path) -> list[int]:
-    """The version folders, ascending; like Triton, without other folders and leading zeros."""
+    """Ascending; like Triton, without other folders and leading zeros."""
     names = (path.name for path in model_dir.iterdir() if path.is_dir())
     return sorted(int(name) for name in names if name.isdecimal() and name.isascii() and not name.startswith("0"))
 
 
 def _read_config(path: Path, name: str) -> pb.ModelConfig:
-    """config.pbtxt; raises Broken."""
+    """Raises Broken."""
     from google.protobuf import text_format
     from tritonclient.grpc import model_config_pb2 as pb
 
@@ -101,7 +101,7 @@ def _read_config(path: Path, name: str) -> pb.ModelConfig:
 
 
 def _published_config(model_dir: Path, chosen: Sequence[int]) -> pb.ModelConfig | None:
-    """The newest stored configuration among the `chosen` versions."""
+    """The newest readable configuration of the `chosen` versions."""
     for number in reversed(chosen):
         try:
             return _read_config(model_dir / str(number) / CONFIG_FILE, model_dir.name)
@@ -122,7 +122,7 @@ def _served(message: pb.ModelConfig, present: Sequence[int]) -> list[int]:
 
 
 def _check_version(folder: Path) -> dict[str, Any]:
-    """The manifest of a version whose file has the manifest's hash; raises Broken."""
+    """The manifest of a version whose file has its hash; raises Broken."""
     path = folder / MANIFEST_FILE
     try:
         manifest: dict[str, Any] = json.loads(path.read_text())

@@ -1,6 +1,6 @@
 """The fleet's own port on loopback: Triton's calls to list and load models, for all servers; metrics; targets.
 
-`export/repository.py --server` speaks to it as to one server. Source of the calls: triton-inference-server/server,
+`export/repository.py --server` speaks to it as to a server. Source of the calls: triton-inference-server/server,
 docs/protocol/extension_model_repository.md.
 """
 
@@ -47,7 +47,7 @@ class Api:
         threading.Thread(target=server.serve_forever, daemon=True).start()
 
     def say(self, text: str) -> None:
-        """A line in the log."""
+        """Logs a line."""
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime())
         print(f"{stamp}Z fleet: {text}", file=sys.stderr, flush=True)
 
@@ -74,7 +74,7 @@ class Api:
         return _error(404, f"expected a model to load or {INDEX}, found {path[:100]}")
 
     def _index(self) -> list[dict[str, str]]:
-        """A version is READY if it is so on every server; raises ControlFailed if one does not answer."""
+        """A version is READY if every server has it READY; raises ControlFailed if a server does not answer."""
         indices = [member.control.index() for member in self._members]
         entries = []
         for model, versions in indices[0].items():

@@ -1,8 +1,8 @@
 """`vitbn serve --servers N`: N supervised servers behind one proxy on this machine.
 
 In: Triton's arguments; its addresses and ports become the proxy's. Out: the proxy answers until SIGTERM or SIGINT, then
-exit code 0. SIGHUP restarts the servers, and a load at the fleet's own port reaches them, one after the other: each is
-drained first, and gets requests again when its probe passes.
+exit code 0. SIGHUP restarts the servers in turn, and a load at the fleet's own port reaches them in turn: each server
+is drained first, and gets requests again when its probe passes.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from serving.proxy.settings import GRPC_PORT, HTTP_PORT, Settings, TlsFiles
 TICK_S = 0.1
 FIRST_PORT, OWN_PORT = 8100, 8003
 START_S, LOAD_S = 180.0, 120.0
-PLACES = ("--http-port", "--grpc-port", "--http-address")  # of the proxy; what else names a place is the fleet's own
+PLACES = ("--http-port", "--grpc-port", "--http-address")  # of the proxy; the other addresses are the fleet's own
 OWN = ("--grpc-address", "--metrics-port", "--metrics-address")
 
 
 class Stopping(Exception):
-    """SIGTERM or SIGINT came."""
+    """SIGTERM or SIGINT."""
 
 
 @dataclass(frozen=True)
 class Access:
-    """Who may ask the proxy, and whether encrypted, as in serving/proxy/settings.py."""
+    """Who may ask the proxy, and whether encrypted; see serving/proxy/settings.py."""
 
     keys: Mapping[str, str] = field(default_factory=dict)
     tls: TlsFiles | None = None
@@ -51,7 +51,7 @@ class Access:
 
 @dataclass(frozen=True)
 class Job:
-    """What is to be done to every server in turn; `done` gets None or the failure."""
+    """An act on every server in turn; `done` gets None or the failure."""
 
     name: str
     act: Callable[[Member], None]
@@ -84,16 +84,16 @@ class Fleet:
         self._api = Api(own_port, self._members, self.load, lambda: targets(self._members, own_port, settings.admin))
 
     def signalled(self, number: int, frame: FrameType | None) -> None:
-        """SIGHUP restarts all servers in turn, other signals end `run`."""
+        """SIGHUP restarts all servers in turn; other signals end `run`."""
         if number == signal.SIGHUP:
             self._jobs.put(Job("restart", self._restart, Future()))
         else:
             self._stop.set()
 
     def load(self, model: str) -> None:
-        """Has every server load `model`, in turn, from a thread; raises ControlFailed with the first refusal.
+        """Has every server load `model`, in turn; raises ControlFailed with the first refusal.
 
-        The servers after that keep what they serve.
+        Call it from another thread. The servers after a refusal keep what they serve.
         """
         job = Job("load", partial(self._load, model), Future())
         self._jobs.put(job)
@@ -121,7 +121,7 @@ class Fleet:
             self._end()
 
     def _do(self, job: Job) -> None:
-        """One job on every server in turn; others wait, so at most one server is drained."""
+        """On every server in turn; other jobs wait, so at most one server is drained."""
         self._api.say(f"{job.name}: begins")
         try:
             for member in self._members:
@@ -137,7 +137,7 @@ class Fleet:
             job.done.set_result(None)
 
     def _in_turn(self, member: Member, act: Callable[[], None]) -> None:
-        """Drains `member`, acts, and gives it requests again when it is right; raises ControlFailed."""
+        """Drains `member`, acts, and gives it requests again when its answers are right; raises ControlFailed."""
         count = len(self._members)
         self._wait(lambda: self._healthy() == count, START_S, f"{count} servers that answer right")
         self._proxy.set_draining(member.index, True)
@@ -180,7 +180,7 @@ class Fleet:
         return 0
 
     def _tick(self) -> None:
-        """A moment, in which what has ended is started again; raises Stopping."""
+        """Waits a moment and restarts what has ended; raises Stopping."""
         if self._stop.wait(TICK_S):
             raise Stopping
         for member in self._members:
@@ -203,7 +203,7 @@ class Fleet:
             self._tick()
 
     def _end(self) -> None:
-        """Lets the requests that the proxy has be answered, then ends everything."""
+        """Lets the proxy's open requests finish, then ends everything."""
         self._proxy.finish()
         for member in self._members:
             member.terminate()
@@ -219,7 +219,7 @@ def serve_fleet(
     own_port: int = OWN_PORT,
     access: Access | None = None,
 ) -> int:
-    """Runs a fleet; returns the exit code. Raises ValueError for bad arguments and ports, and without Envoy."""
+    """Returns the exit code. Raises ValueError for bad arguments and ports, and without Envoy."""
     with tempfile.TemporaryDirectory(prefix="fleet-") as folder:
         try:
             fleet = Fleet(count, arguments, first_port, own_port, access or Access(), Path(folder))

@@ -1,6 +1,6 @@
-"""One supervised server of a fleet: its ports, its process, what it is asked.
+"""One supervised server of a fleet: its ports and process.
 
-In: a number and Triton's arguments. Out: a supervisor (serving/supervisor.py) that runs until it is stopped.
+In: a number and Triton's arguments. Out: a supervisor (serving/supervisor.py) that runs until stopped.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ DEVICES = "CUDA_VISIBLE_DEVICES"
 
 
 class Member:
-    """Server `index` of a fleet whose ports begin at `first_port`; `devices`: the GPUs to spread over."""
+    """Server `index` of a fleet with ports from `first_port`; `devices`: the GPUs to spread over."""
 
     def __init__(
         self, index: int, first_port: int, arguments: Sequence[str], headers: Mapping[str, str], devices: Sequence[str]
@@ -47,7 +47,7 @@ class Member:
         return Backend("127.0.0.1", self.ports["http"], self.ports["grpc"], self.ports["health"])
 
     def start(self) -> None:
-        """In a session of its own: Ctrl-C is for the fleet, which drains first."""
+        """In its own session: Ctrl-C is for the fleet, which drains first."""
         environment = {**os.environ, PARENT_VARIABLE: str(os.getpid())}
         environment |= {} if self.devices is None else {DEVICES: self.devices}
         self.process = subprocess.Popen(
@@ -56,7 +56,7 @@ class Member:
         self.starts += 1
 
     def revive(self) -> bool:
-        """Starts a supervisor that has ended, at most once in 5 s; returns whether it had ended."""
+        """Restarts an ended supervisor, at most once in 5 s; returns whether it did."""
         if self.process is not None and self.process.poll() is None:
             return False
         if time.monotonic() < self._next_start_s:
@@ -66,7 +66,7 @@ class Member:
         return True
 
     def right(self) -> bool:
-        """Whether every served version answers right, by the supervisor's last probe."""
+        """Whether every served version answers right, by the last probe."""
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy must not see loopback
         with suppress(OSError), opener.open(f"http://127.0.0.1:{self.ports['health']}/", timeout=ASK_S):
             return True
@@ -78,7 +78,7 @@ class Member:
                 self.process.send_signal(signal.SIGTERM)
 
     def wait(self) -> None:
-        """Until it has ended; kills it after STOP_S."""
+        """Until its end; kills it after STOP_S."""
         if self.process is not None:
             try:
                 self.process.wait(STOP_S)
@@ -88,7 +88,7 @@ class Member:
 
 
 def targets(members: Sequence[Member], own_port: int, admin_port: int) -> str:
-    """What Prometheus reads at /targets (http_sd_config): every address with metrics, and its job."""
+    """What Prometheus reads at /targets (http_sd_config): addresses with metrics, by job."""
 
     def group(job: str, ports: Sequence[int], path: str = "/metrics") -> dict[str, object]:
         addresses = [f"127.0.0.1:{port}" for port in ports]

@@ -27,7 +27,7 @@ BLOCKS, ATTEMPTS = (10_000, 30_000), 50  # below the ports that Linux gives to c
 
 @dataclass(frozen=True)
 class RunningFleet:
-    """A fleet that answers; clients ask `http_url` or `grpc_url`, an operator `own_url` (HOST:PORT)."""
+    """A fleet that answers: clients ask `http_url` or `grpc_url`, an operator `own_url` (HOST:PORT)."""
 
     process: subprocess.Popen[bytes]
     first_port: int
@@ -48,7 +48,7 @@ class RunningFleet:
         """In the order of the servers."""
         members = []
         for child in psutil.Process(self.process.pid).children():
-            with suppress(psutil.NoSuchProcess):  # it has just ended
+            with suppress(psutil.NoSuchProcess):  # it just ended
                 words = child.cmdline()
                 members += [(words[-1], child)] if "serving.supervisor" in words else []
         return [child for _, child in sorted(members, key=lambda each: each[0])]
@@ -58,11 +58,11 @@ class RunningFleet:
         return next(child for child in children if Path(child.cmdline()[0]).name == "tritonserver")
 
     def stub(self, index: int) -> psutil.Process:
-        """A process of a model of that server."""
+        """A model's process on that server."""
         return Family(self.triton(index).pid).look()[0].process
 
     def restart(self) -> None:
-        """Returns at once; `restarts` counts the finished ones."""
+        """Returns at once; `restarts` counts finished restarts."""
         self.process.send_signal(signal.SIGHUP)
 
     def restarts(self) -> int:
@@ -75,7 +75,7 @@ class RunningFleet:
 
 @contextmanager
 def running_fleet(repository: Path, count: int = 2, arguments: Sequence[str] = ()) -> Iterator[RunningFleet]:
-    """Starts a fleet, yields it when every server answers right, stops it. Raises ServerFailed."""
+    """Starts a fleet, yields when every server answers right, stops it. Raises ServerFailed."""
     with tempfile.TemporaryDirectory(prefix="fleet-") as folder:
         first, (http, grpc) = _free_block(count), free_ports(2)
         own = first + PORTS_EACH * count

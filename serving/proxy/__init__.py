@@ -1,1 +1,1 @@
-"""Envoy in front of several servers: its configuration from a list of servers, and its process."""
+"""Envoy in front of several servers: its configuration and process."""

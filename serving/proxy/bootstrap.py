@@ -1,7 +1,7 @@
-"""Envoy's whole configuration. In: Settings. Out: JSON files for a folder: `envoy.json`, `http.json`, `grpc.json`.
+"""Envoy's whole configuration. In: Settings. Out: the JSON files `envoy.json`, `http.json`, `grpc.json`.
 
-Source: envoyproxy.io, API v3 and "Configuring Envoy as an edge proxy". Envoy watches `http.json` and `grpc.json` and
-takes up each change by itself; `envoy.json` is read at its start.
+Source: envoyproxy.io, API v3 and "Configuring Envoy as an edge proxy". Envoy watches `http.json` and `grpc.json`; it
+reads `envoy.json` at its start.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from serving.proxy.clusters import PROTOCOLS, TYPES, Protocol, assignment, clust
 from serving.proxy.routes import routes
 from serving.proxy.settings import Settings
 
-# Limits of one request. 16 MiB are 21,000 images of MNIST; Triton's own calls besides inference need no body.
+# Limits of one request. 16 MiB are 21,000 images of MNIST; Triton's other calls need no body.
 LIMITS = {"header": 4096, "body": 16 * 2**20, "question": 1024, "dimension": 65536}
 HEADERS_S, BODY_S, IDLE_S = 5.0, 15.0, 300.0
 CONNECTIONS, HEAP = 2048, 2**30
@@ -22,7 +22,7 @@ KEY_HEADER, CLIENT_HEADER = "x-api-key", "x-client"
 
 
 def contents(settings: Settings, folder: str) -> dict[str, str]:
-    """File name -> JSON text, for `folder`, the path under which Envoy will see these files."""
+    """File name -> JSON text; `folder` is the path under which Envoy sees the files."""
     texts = {"envoy.json": _bootstrap(settings, folder)}
     if settings.by_file:
         texts |= {f"{protocol}.json": _endpoints(settings, protocol) for protocol in PROTOCOLS}
@@ -47,7 +47,7 @@ def _bootstrap(settings: Settings, folder: str) -> dict[str, Any]:
 
 
 def _overload() -> dict[str, Any]:
-    """Connections and memory are bounded."""
+    """Bounds connections and memory."""
     connections = {
         "@type": f"{TYPES}.extensions.resource_monitors.downstream_connections.v3.DownstreamConnectionsConfig",
         "max_active_downstream_connections": CONNECTIONS,
@@ -138,6 +138,6 @@ def _filters(settings: Settings) -> list[dict[str, Any]]:
 
 
 def _filter(name: str, config: dict[str, Any], kind: str = "") -> dict[str, Any]:
-    """An Envoy filter; `kind` is its type below envoy.extensions.filters, unless `config` has it."""
+    """An Envoy filter; `kind`: its type below envoy.extensions.filters, unless in `config`."""
     typed = {"@type": f"{TYPES}.extensions.filters.{kind}"} if kind else {}
     return {"name": f"envoy.filters.{name}", "typed_config": {**typed, **config}}

@@ -1,4 +1,4 @@
-"""Envoy's view of the servers: a cluster for HTTP, a cluster for gRPC, endpoints, health checks and limits."""
+"""Envoy's view of the servers: clusters for HTTP and gRPC, endpoints, health checks, limits."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from serving.proxy.settings import Backend, Settings
 TYPES = "type.googleapis.com/envoy"
 Protocol = Literal["http", "grpc"]
 PROTOCOLS: tuple[Protocol, ...] = ("http", "grpc")
-CHECK_S = 0.5  # between health checks; the answer is the last verdict of the probe
+CHECK_S = 0.5  # between health checks; they read the probe's last verdict
 CONNECT_S = 0.5
 EJECT_S = 5.0
 FAILURES = 5  # in a row, before the probe has noticed
@@ -18,7 +18,7 @@ SPARE_RETRIES = 10
 
 
 def cluster(settings: Settings, protocol: Protocol, folder: str) -> dict[str, Any]:
-    """The cluster `protocol`; its endpoints stand in `folder` if the servers are IP addresses."""
+    """The endpoints stand in `folder` if the servers are IP addresses."""
     count = len(settings.backends)
     if settings.by_file:
         source = {"path_config_source": {"path": f"{folder}/{protocol}.json"}, "resource_api_version": "V3"}
@@ -27,7 +27,7 @@ def cluster(settings: Settings, protocol: Protocol, folder: str) -> dict[str, An
         where = {"type": "STRICT_DNS", "dns_refresh_rate": "1s", "load_assignment": assignment(settings, protocol)}
     most = settings.in_flight * count
     limits = {"max_connections": most, "max_pending_requests": 2 * count, "max_requests": most, "track_remaining": True}
-    # When a server fails, every request that it had must fit into the budget.
+    # A failed server's requests must all fit into the budget.
     budget = {"budget_percent": {"value": 100 / min(count, 2)}, "min_retry_concurrency": SPARE_RETRIES}
     http2: Mapping[str, Any] = {"http2_protocol_options": {}} if protocol == "grpc" else {"http_protocol_options": {}}
     options = {
@@ -39,7 +39,7 @@ def cluster(settings: Settings, protocol: Protocol, folder: str) -> dict[str, An
         **where,
         "connect_timeout": f"{CONNECT_S}s",
         "lb_policy": "LEAST_REQUEST",
-        # A server that answers wrong gets nothing, even if no other is left; changes count at once, not merged for 1 s.
+        # A server that answers wrong gets nothing, even as the last; changes count at once, not merged for 1 s.
         "common_lb_config": {"healthy_panic_threshold": {"value": 0}, "update_merge_window": "0s"},
         "typed_extension_protocol_options": {"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": options},
         "circuit_breakers": {"thresholds": [{**limits, "retry_budget": budget}]},
@@ -68,7 +68,7 @@ def _check() -> dict[str, Any]:
 
 
 def assignment(settings: Settings, protocol: Protocol) -> dict[str, Any]:
-    """The servers, and whether each gets new requests."""
+    """The servers, and whether each takes new requests."""
     endpoints = [_endpoint(each, protocol) for each in settings.backends]
     return {"cluster_name": protocol, "endpoints": [{"lb_endpoints": endpoints}]}
 

@@ -54,7 +54,7 @@ def proxy(
 
 
 def drained(backends: list[Backend], drain: list[Backend]) -> list[Backend]:
-    """`backends`, with those of the host and HTTP port of `drain` draining; raises ValueError for one not there."""
+    """`backends`, draining if `drain` has their host and HTTP port; raises ValueError for an unknown server."""
     places = {(each.host, each.http) for each in drain}
     if unknown := places - {(each.host, each.http) for each in backends}:
         host, port = min(unknown)

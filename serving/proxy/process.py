@@ -1,6 +1,6 @@
 """Envoy as a child process.
 
-In: Settings. Out: a proxy that answers, for the length of a `with` block; while it runs, a server can be drained.
+In: Settings. Out: a proxy for the length of a `with` block; meanwhile a server can be drained.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from pathlib import Path
 from serving.proxy.folder import ProxyError, envoy, write, write_endpoints
 from serving.proxy.settings import Settings
 
-DRAIN_S = 1.5  # until the requests that a server has are answered, measured
+DRAIN_S = 1.5  # until a server's open requests are answered, measured
 START_S, FINISH_S, STOP_S, POLL_S = 20.0, 2.0, 3.0, 0.05
 RESTART_S = 1.0  # between two starts
 
 
 class Proxy:
-    """An Envoy with its configuration in `folder` and its log at `log_path`; raises ProxyError if Envoy refuses it."""
+    """An Envoy with its configuration in `folder`; raises ProxyError if Envoy refuses it."""
 
     def __init__(self, settings: Settings, folder: Path, log_path: Path) -> None:
         self.settings, self._folder, self.log_path = settings, folder, log_path
@@ -43,7 +43,7 @@ class Proxy:
         self._started_s = time.monotonic()
 
     def revive(self) -> bool:
-        """Starts an Envoy that has ended, at most once a second; returns whether it had ended."""
+        """Restarts an ended Envoy, at most once a second; returns whether it did."""
         if self.process is None or self.process.poll() is None or time.monotonic() - self._started_s < RESTART_S:
             return False
         self.start()
@@ -67,16 +67,16 @@ class Proxy:
         raise ProxyError(f"Envoy is not ready after {START_S:g} s: {' '.join(lines[-3:])}")
 
     def healthy(self) -> int:
-        """Number of servers that get requests, by the protocol that has fewer; raises OSError."""
+        """Servers that get requests, by the protocol with fewer; raises OSError."""
         return min(self._numbers("^cluster\\.(http|grpc)\\.membership_healthy$"), default=0)
 
     def in_flight(self, *ports: int) -> int:
-        """The requests that the servers at these ports are answering; raises OSError."""
+        """Open requests of the servers at these ports; raises OSError."""
         lines = [line.split("::") for line in self.ask("clusters").splitlines() if "::rq_active::" in line]
         return sum(int(value) for _, address, _, value in lines if int(address.rpartition(":")[2]) in ports)
 
     def set_draining(self, index: int, draining: bool) -> None:
-        """Whether the server `index` gets no new request; Envoy sees the change within milliseconds."""
+        """Whether server `index` gets no new request; Envoy sees it within milliseconds."""
         backends = [
             replace(each, draining=draining) if number == index else each
             for number, each in enumerate(self.settings.backends)
@@ -85,7 +85,7 @@ class Proxy:
         write_endpoints(self.settings, self._folder)
 
     def finish(self) -> None:
-        """Takes no new connection and waits up to FINISH_S for the requests that clients have sent."""
+        """Takes no new connection; waits up to FINISH_S for requests already sent."""
         deadline = time.monotonic() + FINISH_S
         with suppress(OSError):
             self.ask("drain_listeners", b"")
@@ -103,13 +103,13 @@ class Proxy:
             self.process.wait()
 
     def _numbers(self, pattern: str) -> list[int]:
-        """The values of Envoy's statistics of these names."""
+        """The values of Envoy's statistics."""
         return [int(line.rpartition(":")[2]) for line in self.ask(f"stats?filter={pattern}").splitlines()]
 
 
 @contextmanager
 def running_proxy(settings: Settings) -> Iterator[Proxy]:
-    """Starts Envoy, yields it when it is ready, stops it at the end of the block. Raises ProxyError."""
+    """Starts Envoy, yields when ready, stops it at the end of the block. Raises ProxyError."""
     with tempfile.TemporaryDirectory(prefix="proxy-") as folder:
         proxy = Proxy(settings, Path(folder), Path(folder, "envoy.log"))
         try:

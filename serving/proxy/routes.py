@@ -1,7 +1,7 @@
-"""The calls that clients may make; every other call is answered with 403.
+"""The calls that clients may make; every other call gets 403.
 
-Triton's calls that change the server (load, unload, shared memory, trace, log) are not in the list. Source of the
-names: triton-inference-server/server docs/protocol, triton-inference-server/common grpc_service.proto.
+Calls that change the server (load, unload, shared memory, trace, log) are not in the list. Source of the names:
+triton-inference-server/server docs/protocol, triton-inference-server/common grpc_service.proto.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ GRPC_CALLS += ["ModelStatistics", "ModelInfer", "RepositoryIndex"]
 GRPC_HEALTH = "/grpc.health.v1.Health/Check"
 
 ANSWER_S, TRIES = 30.0, 3
-# A dead server has the fewest requests in flight, so of two it is chosen three times in four; 0.75^50 is 6e-7.
+# A dead server has the fewest requests: of two it is chosen three times in four; 0.75^50 is 6e-7.
 CHOICES = 50
 
 
@@ -50,7 +50,7 @@ def _route(path: dict[str, Any], method: str, cluster: str) -> dict[str, Any]:
 
 
 def _retries() -> dict[str, Any]:
-    """An inference changes nothing, so a failed one is asked again, elsewhere; a full proxy's refusal is not."""
+    """Inference changes nothing, so a failed request may go elsewhere; a full proxy's refusal is final."""
     conditions: Sequence[str] = ("5xx", "internal", "unavailable")  # 5xx: also resets and failed connections
     return {
         "retry_on": ",".join(conditions),

@@ -1,4 +1,4 @@
-"""What the proxy is told: its servers, its address, who may ask, how much at once."""
+"""The proxy's servers, address, clients and limits."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ IN_FLIGHT = 10  # requests at a server; fewer than its own queue holds, so the p
 
 @dataclass(frozen=True)
 class Backend:
-    """A Triton server and the port at which `vitbn probe --listen` tells its health."""
+    """A Triton server and the port where `vitbn probe --listen` tells its health."""
 
     host: str
     http: int = HTTP_PORT
@@ -24,7 +24,7 @@ class Backend:
 
     @property
     def is_address(self) -> bool:
-        """Whether `host` is an IP address, not a name."""
+        """Whether `host` is an IP address."""
         try:
             ipaddress.ip_address(self.host)
         except ValueError:
@@ -34,7 +34,7 @@ class Backend:
 
 @dataclass(frozen=True)
 class TlsFiles:
-    """PEM files with the certificate chain and the private key that the proxy shows to clients."""
+    """PEM files: the certificate chain shown to clients, and its private key."""
 
     certificate: Path
     key: Path
@@ -42,9 +42,9 @@ class TlsFiles:
 
 @dataclass(frozen=True)
 class Settings:
-    """A proxy on `host`: clients speak HTTP and gRPC at `ports`; its own statistics stand at 127.0.0.1:`admin`.
+    """A proxy on `host`: clients speak HTTP and gRPC at `ports`; statistics stand at 127.0.0.1:`admin`.
 
-    `keys` names clients -> their API keys; without keys everybody may ask. Raises ValueError.
+    `keys`: clients -> API keys; without keys everybody may ask. Raises ValueError.
     """
 
     backends: Sequence[Backend]
@@ -67,12 +67,12 @@ class Settings:
 
     @property
     def by_file(self) -> bool:
-        """Whether the servers stand in files that Envoy watches; names come from DNS instead."""
+        """Whether Envoy reads the servers from watched files; names come from DNS instead."""
         return self.backends[0].is_address
 
 
 def parse_backend(text: str) -> Backend:
-    """`HOST[:HTTP[:GRPC[:HEALTH]]]`; an IPv6 address stands in brackets. Raises ValueError."""
+    """`HOST[:HTTP[:GRPC[:HEALTH]]]`; IPv6 addresses stand in brackets. Raises ValueError."""
     match = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[\w.-]+)((?::\d{1,5}){0,3})", text)
     ports = [int(port) for port in match[2].split(":")[1:]] if match else []
     if not match or not all(0 < port <= 65535 for port in ports):
@@ -81,7 +81,7 @@ def parse_backend(text: str) -> Backend:
 
 
 def read_keys(path: Path) -> dict[str, str]:
-    """Client -> API key, from lines `CLIENT KEY`; empty lines and `#` lines are left out. Raises ValueError."""
+    """Client -> API key, from lines `CLIENT KEY`; skips empty and `#` lines. Raises ValueError."""
     keys: dict[str, str] = {}
     for number, line in enumerate(path.read_text().splitlines(), 1):
         words = line.split()

@@ -1,7 +1,7 @@
 """ONNX Runtime behind a stand-in for Triton's native backend `onnxruntime`.
 
-In: a model's configuration and its ONNX file. Out: a session with the same options as the native backend would set, or
-ModelRefused for a value that the native backend refuses.
+In: a model's configuration and ONNX file. Out: a session with the native backend's options, or ModelRefused for a value
+that the native backend refuses.
 """
 
 import re
@@ -38,7 +38,7 @@ DATA_TYPES = {
     "tensor(double)": "TYPE_FP64",
 }
 
-# optimization.graph.level as the native backend reads it; every other level enables all.
+# optimization.graph.level as the native backend reads it; other levels enable all.
 GRAPH_LEVELS = {
     -1: ort.GraphOptimizationLevel.ORT_ENABLE_BASIC,
     1: ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
@@ -48,14 +48,14 @@ BOOLEANS = {"true": True, "on": True, "1": True, "false": False, "off": False, "
 
 
 class OnnxRuntime:
-    """A session as an Engine.
+    """A session as an Engine; runs at most `inner_batch` rows at once, 0: all.
 
-    It runs at most `inner_batch` rows at once, 0: all. The activations of few rows stay in the cache.
+    The activations of few rows stay in the cache.
     """
 
     def __init__(self, session: ort.InferenceSession, inner_batch: int = 0) -> None:
         self.session, self.inner_batch = session, inner_batch
-        # A request may set an overridable initializer, though the model does not list it as an input.
+        # Requests may set overridable initializers, which the model does not list as inputs.
         self.inputs = _tensors(session.get_overridable_initializers(), optional=True) | _tensors(session.get_inputs())
         self.outputs = _tensors(session.get_outputs())
 
@@ -76,12 +76,12 @@ class OnnxRuntime:
 
 
 class TritonPythonModel(StandIn):
-    """One instance of one ONNX model; see StandIn."""
+    """See StandIn."""
 
     default_file = "model.onnx"
 
     def load(self, path: Path, config: Config, args: Mapping[str, str]) -> OnnxRuntime:
-        """The session; raises ModelRefused for a broken file or a bad option."""
+        """Raises ModelRefused for a broken file or a bad option."""
         providers: list[Any] = ["CPUExecutionProvider"]
         if args["model_instance_kind"] == "GPU":
             if "CUDAExecutionProvider" in ort.get_available_providers():
@@ -98,9 +98,9 @@ class TritonPythonModel(StandIn):
 
 
 def inner_batch(config: Config, kind: str) -> int:
-    """Rows of a run at most, 0: all. Needs a batch dimension, and a CPU: a GPU is quickest with all rows.
+    """Most rows of a run, 0: all. Needs a batch dimension and a CPU: a GPU is quickest with all rows.
 
-    The native backend does not know this parameter and ignores it. Raises ModelRefused for a bad value.
+    The native backend ignores this parameter. Raises ModelRefused for a bad value.
     """
     rows = _integer(config, "inner_batch")
     if rows < 0:
@@ -109,7 +109,7 @@ def inner_batch(config: Config, kind: str) -> int:
 
 
 def session_options(config: Config) -> ort.SessionOptions:
-    """The session options of `config`; raises ModelRefused."""
+    """Raises ModelRefused."""
     options = ort.SessionOptions()
     level = config.get("optimization", {}).get("graph", {}).get("level", 0)
     options.graph_optimization_level = GRAPH_LEVELS.get(int(level), ort.GraphOptimizationLevel.ORT_ENABLE_ALL)
@@ -122,13 +122,13 @@ def session_options(config: Config) -> ort.SessionOptions:
     options.inter_op_num_threads = max(0, _integer(config, "inter_op_thread_count"))
     options.enable_cpu_mem_arena = _boolean(config, "enable_mem_arena", default=True)
     options.enable_mem_pattern = _boolean(config, "enable_mem_pattern", default=True)
-    # Only checked: every instance is a process of its own here and cannot share a session.
+    # Only checked: here every instance is a process and cannot share a session.
     _boolean(config, "share_session_between_instances", default=False)
     return options
 
 
 def _integer(config: Config, key: str) -> int:
-    """A parameter as std::stoi reads it: leading blanks and anything after the digits are ignored."""
+    """A parameter as std::stoi reads it: ignores leading blanks and anything after the digits."""
     text = parameter(config, key)
     number = re.match(r"\s*[+-]?\d+", "0" if text is None else text)
     if number is None:
@@ -146,7 +146,7 @@ def _boolean(config: Config, key: str, default: bool) -> bool:
 
 
 def _tensors(arguments: Sequence[ort.NodeArg], optional: bool = False) -> dict[str, Tensor]:
-    """ONNX Runtime's arguments by name; a symbolic dimension is open."""
+    """Tensors by name; a symbolic dimension is open."""
     return {
         each.name: Tensor(
             DATA_TYPES.get(each.type, each.type),

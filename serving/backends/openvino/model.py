@@ -1,8 +1,8 @@
 """OpenVINO behind a stand-in for Triton's native backend `openvino`, on CPUs only.
 
-In: a model's configuration and its file. Out: a model compiled with the properties that the native backend would set,
-or ModelRefused. With max_batch_size above 0 the native backend (openvino_backend, src/openvino.cc) compiles for exactly
-that number of rows; this stand-in refuses that, extension libraries and RESHAPE_IO_LAYERS.
+In: a model's configuration and file. Out: a model compiled with the native backend's properties, or ModelRefused. With
+max_batch_size above 0 the native backend (openvino_backend, src/openvino.cc) compiles for exactly that number of rows;
+this stand-in refuses that, extension libraries and RESHAPE_IO_LAYERS.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ DATA_TYPES = {
     "f32": "TYPE_FP32",
 }
 NUMBER = "[0-9]+"
-# Parameters that become properties of the CPU, and their values in any case; an empty parameter is not set.
+# Parameters that become CPU properties, with their values in any case; empty means not set.
 PROPERTIES = {
     "INFERENCE_NUM_THREADS": NUMBER,
     "COMPILATION_NUM_THREADS": NUMBER,
@@ -64,12 +64,12 @@ class OpenVino:
 
 
 class TritonPythonModel(StandIn):
-    """One instance of one model; see StandIn."""
+    """See StandIn."""
 
     default_file = "model.xml"
 
     def load(self, path: Path, config: Config, args: Mapping[str, str]) -> OpenVino:
-        """The model compiled for the CPU; raises ModelRefused for a broken file or a bad parameter."""
+        """Compiled for the CPU; raises ModelRefused for a broken file or a bad parameter."""
         check_config(config, args["model_instance_kind"])
         try:
             core = _core()
@@ -83,7 +83,7 @@ class TritonPythonModel(StandIn):
 
 
 def check_config(config: Config, kind: str) -> None:
-    """Raise ModelRefused for settings that the native backend refuses or handles differently."""
+    """Raise ModelRefused for settings that the native backend refuses or reads differently."""
     if kind != "CPU":
         raise ModelRefused(f"instance_group: expected KIND_CPU, found KIND_{kind}")
     if config["max_batch_size"] > 0:
@@ -100,7 +100,7 @@ def check_config(config: Config, kind: str) -> None:
 def cpu_properties(config: Config, bfloat16: bool) -> dict[str, str]:
     """OpenVINO's properties for `config`; `bfloat16`: whether the CPU has it. Raises ModelRefused for a bad value.
 
-    float32 unless HINT_BF16 asks for bfloat16: OpenVINO's own default takes bfloat16 on every CPU that has it.
+    float32 unless HINT_BF16 asks for bfloat16; OpenVINO's default takes bfloat16 wherever the CPU has it.
     """
     properties = {"INFERENCE_PRECISION_HINT": "bf16" if wants_bfloat16(config) and bfloat16 else "f32"}
     for key, pattern in PROPERTIES.items():
@@ -114,7 +114,7 @@ def cpu_properties(config: Config, bfloat16: bool) -> dict[str, str]:
 
 
 def wants_bfloat16(config: Config) -> bool:
-    """Whether HINT_BF16 is YES; raises ModelRefused for any other value."""
+    """Whether HINT_BF16 is YES; raises ModelRefused for other values."""
     text = parameter(config, "HINT_BF16") or ""
     if text.upper() not in ("", "YES"):
         raise ModelRefused(f"parameter 'HINT_BF16': expected YES, found '{text}'")
@@ -122,7 +122,7 @@ def wants_bfloat16(config: Config) -> bool:
 
 
 def _core() -> ov.Core:
-    """OpenVINO, imported here so that its absence becomes a refusal."""
+    """Imported here, so that a missing OpenVINO becomes a refusal."""
     try:
         import openvino
     except ModuleNotFoundError as error:
@@ -131,7 +131,7 @@ def _core() -> ov.Core:
 
 
 def _tensor(port: ov.ConstOutput) -> Tensor:
-    """Data type and shape of a port; raises ModelRefused for a range."""
+    """Raises ModelRefused for a range of sizes."""
     shape = port.partial_shape
     if shape.rank.is_dynamic or any(each.is_dynamic and each.max_length != -1 for each in shape):
         raise ModelRefused(f"'{port.any_name}': its shape {shape} has a range, which is not supported")
@@ -140,5 +140,5 @@ def _tensor(port: ov.ConstOutput) -> Tensor:
 
 
 def _reason(error: RuntimeError) -> str:
-    """The last line of OpenVINO's message; the lines before it name source files."""
+    """The last line of OpenVINO's message; earlier lines name source files."""
     return str(error).strip().rpartition("\n")[2]

@@ -1,4 +1,4 @@
-"""Command line: test accuracy of every runtime and precision, to go with each row of speed."""
+"""Command line: test accuracy of every runtime and precision."""
 
 from __future__ import annotations
 

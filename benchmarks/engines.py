@@ -1,4 +1,4 @@
-"""Command line: one ONNX file in each CPU engine, and requests that a backend answers together or one by one.
+"""Command line: one ONNX file in each CPU engine, and a backend's requests answered together or one by one.
 
 The requests run through the server's backend code without the server.
 """

@@ -61,7 +61,7 @@ def frontier(folders: Sequence[Path], count: int, seconds: float, output: Path) 
 def comparable(folders: Sequence[Path]) -> list[Checkpoint]:
     """The first checkpoint of each architecture in `folders`.
 
-    Raises FrontierError for no checkpoints, one without a test accuracy, or one measured on other images.
+    Raises FrontierError for no checkpoints, a missing test accuracy, or accuracies on different images.
     """
     from models.checkpoint import load
 

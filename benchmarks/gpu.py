@@ -26,7 +26,7 @@ PRECISIONS = ("fp32", "fp16")
 
 @dataclass(frozen=True)
 class Step:
-    """A command of this project, its click object as MODULE:NAME, and its limit in minutes."""
+    """A click command of this project, and its limit."""
 
     module: str
     name: str
@@ -35,7 +35,7 @@ class Step:
 
     @property
     def words(self) -> list[str]:
-        """The command line, from the repository's root."""
+        """The command line, run from the repository's root."""
         return ["python", f"{self.module.replace('.', '/')}.py", *self.arguments]
 
 
@@ -103,7 +103,7 @@ def _missing_packages() -> Iterator[str]:
 
 
 def _run(step: Step) -> bool:
-    """Runs the command; returns whether it succeeded in time. Its output goes to the terminal."""
+    """Whether the command succeeded in time; its output goes to the terminal."""
     click.echo(f"\n$ {shlex.join(step.words)}")
     try:
         done = subprocess.run([sys.executable, *step.words[1:]], cwd=ROOT, timeout=60 * step.minutes)

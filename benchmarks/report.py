@@ -1,4 +1,4 @@
-"""Command line: the results as one page, and two results of one benchmark against each other."""
+"""Command line: makes a page of the results; compares two results of a benchmark."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """How a fleet of servers would do under a day's load with failures: `python benchmarks/scale.py --help`.
 
-In: service times measured on two real servers now, or those of an earlier result. Out as JSON: the two servers measured
-and simulated side by side, then 10, 100 and 1,000 servers, simulated only.
+In: service times of two real servers, measured now or earlier. Out as JSON: these two measured and simulated, then 10,
+100 and 1,000 servers, simulated only.
 """
 
 from __future__ import annotations

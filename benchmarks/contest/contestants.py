@@ -1,6 +1,6 @@
 """Contestants: a network in a runtime and a precision, built, called once and checked.
 
-A failure costs its contestant alone and is kept with its reason.
+A failure costs only its contestant and is kept with its reason.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Contestant:
-    """One row of a comparison; `run` maps tensors in device memory to tensors in device memory."""
+    """A row of a comparison; `run` maps tensors in device memory to tensors in device memory."""
 
     entry: Entry
     subject: Subject
@@ -49,11 +49,11 @@ class Contestant:
     setup: Setup
     run: Run
     macs: int
-    values: int = 0  # read and written by its kernels per image, see floors.py
+    values: int = 0  # moved by its kernels per image, see floors.py
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes that every call reads besides the images."""
+        """Bytes that every call reads besides images."""
         if isinstance(self.program, bytes):
             return len(self.program)
         return sum(tensor.nbytes for tensor in (*self.program.parameters(), *self.program.buffers()))
@@ -61,7 +61,7 @@ class Contestant:
 
 @dataclass(frozen=True)
 class Ready:
-    """A contestant that answered correctly; `warm_ns` is 0 if it needs one more call before timing."""
+    """Answered correctly; `warm_ns` is 0 if it needs another call before timing."""
 
     contestant: Contestant
     call: TimedCall
@@ -74,7 +74,7 @@ class Ready:
 
 @dataclass
 class Missing:
-    """Contestants without figures, each with its reason; `wrong` if a reason is a wrong answer."""
+    """Contestants without figures, and the reasons; `wrong` if a reason is a wrong answer."""
 
     rows: list[dict[str, str]] = field(default_factory=list)
     wrong: bool = False
@@ -106,7 +106,7 @@ def build(entries: Sequence[Entry], batches: Sequence[int], options: Options, mi
 
 
 def contestant(entry: Entry, of: Subject, options: Options, batches: Sequence[int]) -> Contestant:
-    """One contestant; raises Unavailable if this machine cannot run it."""
+    """Raises Unavailable if this machine cannot run it."""
     if reason := entry.why_not(options.device):
         raise Unavailable(reason)
     sizes = tuple(sorted({size for batch in batches for size in call_sizes(batch, options)}))
@@ -116,7 +116,7 @@ def contestant(entry: Entry, of: Subject, options: Options, batches: Sequence[in
 
 
 def call_sizes(batch: int, options: Options) -> set[int]:
-    """Images per call, for a batch; an engine has a profile for each."""
+    """Images per call for a batch; an engine has a profile for each."""
     if options.micro_batch == "auto":
         steps = {size for size in MICRO_BATCHES if size < batch} | {batch}
     else:
@@ -128,7 +128,7 @@ def call_sizes(batch: int, options: Options) -> set[int]:
 def first_calls(
     contestants: Sequence[Contestant], batch: int, options: Options, title: str, missing: Missing
 ) -> list[Ready]:
-    """Calls each for the first time with `batch` images; returns those that answered correctly."""
+    """Calls each for the first time with `batch` images; returns those with correct answers."""
     ready = []
     with count_bar(f"{title}: first calls", len(contestants), "contestants") as advance:
         for each in contestants:
@@ -168,7 +168,7 @@ def first_call(one: Contestant, batch: int, options: Options) -> Ready:
 
 
 def _device_memory(device: Device) -> int | None:
-    """PyTorch's GPU memory in bytes, and resets its peak; None on the CPU."""
+    """PyTorch's GPU memory in bytes, None on the CPU; resets its peak."""
     if device == "cpu":
         return None
     torch.cuda.reset_peak_memory_stats()

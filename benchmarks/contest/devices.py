@@ -1,4 +1,4 @@
-"""The device that is measured."""
+"""The measured device."""
 
 from __future__ import annotations
 

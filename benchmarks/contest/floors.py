@@ -1,7 +1,7 @@
-"""The least time of a network on a device, from its unavoidable operations and values.
+"""The least time of a network on a device.
 
-In: a network. Out: the values that its layers read and write for an image if every product is one kernel with its bias,
-norm, GELU and residual, and every attention another kernel, which keeps its scores to itself.
+In: a network. Out: the values that its kernels read and write for an image. Each product is one kernel with its bias,
+norm, GELU and residual; each attention is one kernel and keeps its scores to itself.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ BYTES = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "int8": 1}
 
 
 def moved_values(model: nn.Module) -> int:
-    """Values that the kernels of one image read and write, without the weights."""
+    """Values that an image's kernels read and write, without weights."""
     if not isinstance(model, Network):
         raise TypeError(f"{type(model).__name__}: expected a network of this project")
     count = 0
@@ -64,7 +64,7 @@ def moved_values(model: nn.Module) -> int:
 
 
 def floor_ms(macs: int, values: int, batch: int, precision: str, limits: Any) -> float:
-    """The lower bound in milliseconds for `batch` images, at the measured rates `limits`."""
+    """Lower bound in milliseconds for `batch` images, at the measured rates `limits`."""
     rates = limits["gemm_gflops_per_s_by_precision"]
     products_ms = 2 * macs * batch / rates.get(precision, rates["fp32"]) / 1e6
     return float(max(products_ms, values * batch * BYTES[precision] / limits["copy_gb_per_s"] / 1e6))

@@ -24,7 +24,7 @@ from benchmarks.measure.timing import (
     time_interleaved,
 )
 
-MIN_ROUNDS_ON_A_GPU = 15  # clocks and power vary from one moment to the next
+MIN_ROUNDS_ON_A_GPU = 15  # clocks and power vary
 
 COPIES = " with copies"  # suffix of a contestant's name
 
@@ -43,7 +43,7 @@ def measure(
 ) -> None:
     """Adds a JSON-ready row per contestant, all from one interleaved run, also at Ctrl-C.
 
-    A contestant that fails while it is timed goes to `missing`, and the others begin again.
+    A contestant that fails during timing goes to `missing`, and the others begin again.
     """
     ready = {str(i): one for i, one in enumerate(first_calls(contestants, batch, options, title, missing))}
 

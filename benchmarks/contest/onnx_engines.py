@@ -24,7 +24,7 @@ Run = Callable[[Any], Any]
 
 
 def in_onnx_engine(data: bytes, setup: Setup) -> Run:
-    """The file in its engine; raises Unavailable if a library or a device is missing."""
+    """Raises Unavailable if a library or a device is missing."""
     if setup.engine == "tensorrt":
         return _in_tensorrt(data, setup)
     if setup.engine == "openvino":
@@ -34,7 +34,7 @@ def in_onnx_engine(data: bytes, setup: Setup) -> Run:
 
 @cache
 def _share_memory() -> None:
-    """One CPU arena for all sessions; otherwise each session keeps 2 to 3 GB at batch 5000."""
+    """One CPU arena for all sessions; else each session keeps 2 to 3 GB at batch 5000."""
     kind, use = onnxruntime.OrtAllocatorType.ORT_ARENA_ALLOCATOR, onnxruntime.OrtMemType.DEFAULT
     onnxruntime.create_and_register_allocator(onnxruntime.OrtMemoryInfo("Cpu", kind, 0, use), None)
 
@@ -61,10 +61,10 @@ def _in_onnxruntime(data: bytes, setup: Setup) -> Run:
 
 
 def cuda_options(setup: Setup) -> dict[str, str]:
-    """Of ONNX Runtime's CUDA provider, on PyTorch's current stream.
+    """Options of ONNX Runtime's CUDA provider, on PyTorch's current stream.
 
-    TF32 by request alone in float32; in float16 without it the provider keeps convolutions off the tensor cores, which
-    also want their channels last.
+    TF32 in float32 only by request. float16 needs it: without it, convolutions stay off the tensor cores, which also
+    want channels last.
     """
     import torch
 

@@ -18,7 +18,7 @@ from export.equivalence import Images
 
 
 def profile_graph(data: bytes, images: Images, calls: int, threads: int) -> dict[str, Any]:
-    """JSON-ready: the call's median with and without the profiler, and its nodes, slowest first."""
+    """JSON-ready: a call's median with and without the profiler, and its nodes, slowest first."""
     with tempfile.TemporaryDirectory() as folder:
         profiled, alone = (_session(data, threads, prefix) for prefix in (Path(folder, "ort"), None))
         feeds = {"image": images}
@@ -47,7 +47,7 @@ def _session(data: bytes, threads: int, profile_prefix: Path | None) -> Any:
 
 
 def nodes_of(events: Sequence[dict[str, Any]], calls: int) -> Iterator[dict[str, Any]]:
-    """A row per node from the profiler's events: median in µs over the last `calls` calls, and operations."""
+    """A row per node: median in µs over the last `calls` calls, and operations."""
     taken: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for event in events:
         if event.get("cat") == "Node" and event["name"].endswith("_kernel_time"):
@@ -75,7 +75,7 @@ def _said(shape: Sequence[int]) -> str:
 def flops(operator: str, inputs: Sequence[Sequence[int]], output: Sequence[int]) -> int | None:
     """Floating-point operations of a product or convolution; None for other operators.
 
-    The profiler omits weights that were packed beforehand, so K comes from the left factor.
+    The profiler omits weights packed beforehand, so K comes from the left factor.
     """
     if operator in ("MatMul", "FusedMatMul", "Gemm", "FusedGemm"):
         inner = prod(inputs[0][-2:]) // output[-2]  # (…, M, K) or its transpose, over M of (…, M, N)
@@ -86,7 +86,7 @@ def flops(operator: str, inputs: Sequence[Sequence[int]], output: Sequence[int])
 
 
 def together(nodes: Sequence[dict[str, Any]], keys: Sequence[str]) -> list[dict[str, Any]]:
-    """A row per group of nodes with equal `keys`, slowest first."""
+    """A row per group with equal `keys`, slowest first."""
     total_us = sum(node["p50_us"] for node in nodes)
     groups: dict[tuple[str, ...], list[dict[str, Any]]] = defaultdict(list)
     for node in nodes:

@@ -1,4 +1,4 @@
-"""All runtimes. Imports no torch: the commands' help is built from this module."""
+"""All runtimes. Imports no torch: the commands' help needs this module."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ SUPPORTED: dict[tuple[Engine, Device], tuple[Precision, ...]] = {
 class Runtime:
     """An engine, the exact rewrites done before, and whether attention has the form that GPU kernels fuse.
 
-    `half_softmax`: in fp16 the Softmax too is computed in float16.
+    `half_softmax`: fp16 computes the Softmax in float16 too.
     """
 
     engine: Engine
@@ -105,11 +105,11 @@ class Entry:
 
     @property
     def is_baseline(self) -> bool:
-        """Whether the other entries of its network are compared with this one."""
+        """Whether other entries of its network are compared with it."""
         return self.runtime == BASELINE and self.precision == "fp32"
 
     def why_not(self, device: Device) -> str | None:
-        """Why it cannot run on any `device` of this kind; None if it can."""
+        """Why it cannot run on such a `device`; None if it can."""
         precisions = SUPPORTED.get((self.how.engine, device), ())
         if not precisions:
             return f"{ENGINES[self.how.engine]} needs another device than {device}"
@@ -126,7 +126,7 @@ class Entry:
 class Setup:
     """Where a program runs; by default in PyTorch eager or, for a file, in ONNX Runtime.
 
-    `threads` are those of the CPU, 0 for all cores. TensorRT also needs the configuration and the images per call.
+    `threads` of the CPU, 0 for all cores. TensorRT also needs the configuration and the images per call.
     """
 
     engine: Engine | None = None

@@ -51,7 +51,7 @@ class Subject:
 
 
 def subject(config: ModelConfig) -> Subject:
-    """The network of `config`. Time does not depend on weights, so random weights replace missing ones."""
+    """The network of `config`. Time does not depend on weights: without a checkpoint they are random."""
     if path := matching(config):
         model = load(path).model
     else:

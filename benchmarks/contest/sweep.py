@@ -1,4 +1,4 @@
-"""The same contestants at many batch sizes, depths and widths: growth of time with the work."""
+"""The same contestants at many batch sizes, depths and widths."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Swept:
     depth: int
 
     def entries(self, config: ModelConfig) -> list[Entry]:
-        """All entries in the geometry of `config`; networks without depth only in the published geometry."""
+        """In the geometry of `config`; networks without depth only in the published geometry."""
         published = config.dim == ModelConfig.dim and config.depth == self.depth
         configs = [replace(config, model=model) for model in self.models]
         return [
@@ -49,7 +49,7 @@ def run(
     missing: Missing,
     add: Callable[[Axis, list[Row]], None],
 ) -> None:
-    """Adds the rows of every point of the three axes, `options.seconds` for all points together."""
+    """Adds the rows of all points of the three axes; `options.seconds` is for all points together."""
     batches = batches or BATCHES
     share = replace(options, seconds=options.seconds / (len(batches) + len(DEPTHS) + len(DIMS)))
     middle = ModelConfig(depth=swept.depth)

@@ -18,14 +18,14 @@ from benchmarks.contest.runtimes import Engine, Setup
 from export.errors import Unavailable
 from export.graph import Served
 
-SHAPES = 64  # compiled forms of one network that PyTorch keeps: one per batch size, model and precision
+SHAPES = 64  # compiled forms that PyTorch keeps: one per batch size, model and precision
 CAPTURE_WARM_UPS = 3  # calls on a side stream before a capture, as torch.cuda.graph demands
 
 Forward = Callable[[Tensor], Tensor]
 
 
 def in_torch(network: Served, setup: Setup) -> Callable[[Any], Any]:
-    """A copy of `network` in one of PyTorch's engines; raises Unavailable if a compiler is missing."""
+    """A copy of `network` in a PyTorch engine; raises Unavailable without a compiler."""
     makers: dict[Engine, Callable[[Served], Forward]] = {"eager": _eager, "compiled": _compiled, "graphs": CudaGraphs}
     network = copy.deepcopy(network).to(setup.device)
     if setup.device == "cuda" and setup.config and not setup.config.is_transformer:
@@ -59,7 +59,7 @@ def _eager(network: Served) -> Forward:
 
 
 def _compiled(network: Served) -> Forward:
-    """Compiled as a whole at its first call with each batch size; a failure is Unavailable, not eager."""
+    """Compiled whole at its first call with each batch size; a failure is Unavailable, not eager."""
     on_cuda = next(network.parameters()).is_cuda
     if on_cuda and not importlib.util.find_spec("triton"):
         raise Unavailable("torch.compile on CUDA needs Triton's compiler (pip install triton)")

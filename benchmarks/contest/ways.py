@@ -1,4 +1,4 @@
-"""The best way to classify a set of images: images per call, and the sharing of the cores."""
+"""The best way to classify images: images per call, and the sharing of the cores."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SEARCH_ROUNDS = 3
 
 @dataclass(frozen=True)
 class Way:
-    """Images per call, and the number of workers that share the cores."""
+    """Images per call, and workers that share the cores."""
 
     micro_batch: int
     workers: int
@@ -42,9 +42,9 @@ def best_way(program: Program, images: Images) -> Way:
 
 
 def best_micro_batch(make: Callable[[Images, int], Callable[[], object]], images: Images) -> int:
-    """Images per call, up to all of them, with the least time per image.
+    """Images per call, up to all, with the least time per image.
 
-    `make(images, size)` gives a function that classifies those images in batches of that size.
+    `make(images, size)` gives a function that classifies the images in batches of that size.
     """
     from benchmarks.measure.timing import time_interleaved
 
@@ -55,7 +55,7 @@ def best_micro_batch(make: Callable[[Images, int], Callable[[], object]], images
 
 
 def runner(program: Program, way: Way, images: Images) -> Callable[[], None]:
-    """Classifies all `images`: one worker with all threads, or one worker per core with its share of the calls."""
+    """Classifies all `images`: one worker with all threads, or a worker per core with its share of the calls."""
     from benchmarks.contest.engines import start
 
     batches = [images[i : i + way.micro_batch] for i in range(0, len(images), way.micro_batch)]

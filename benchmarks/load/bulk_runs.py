@@ -1,6 +1,6 @@
 """The runs of benchmarks/bulk.py: ONNX Runtime alone, vitbn bulk undisturbed, and vitbn bulk killed twice.
 
-Rates are rows a second of wall time; those of `vitbn bulk` contain the start of its processes.
+Rates are rows a second of wall time; those of `vitbn bulk` include the start of its processes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ BLOCK = 4096  # images of the repeated digits
 
 
 class BulkBench:
-    """One input and one model in `folder`; the steps are to be taken in the order plain, undisturbed, killed."""
+    """An input and a model in `folder`; call plain, undisturbed and killed in this order."""
 
     def __init__(self, folder: Path, rows: int, model: str, form: str) -> None:
         from export.pipeline import Destination, ExportOptions, export_checkpoint
@@ -40,7 +40,7 @@ class BulkBench:
         self._input = _write_idx(folder, rows) if form == "idx" else _write_parquet(folder, rows)
 
     def plain(self) -> Row:
-        """ONNX Runtime in a loop over one batch: one process, then one process a core at the same time."""
+        """ONNX Runtime in a loop over one batch: in one process, then in a process per core at once."""
         ((alone, _),) = self._plain(1)
         together = self._plain(cores())
         self._plain_rate = sum(rate for rate, _ in together)
@@ -56,7 +56,7 @@ class BulkBench:
             return pool.map(_plain_rate, [str(self._model)] * processes, chunksize=1)
 
     def undisturbed(self) -> Row:
-        """The rate, and the memory of all processes after a fifth of the run and at its end."""
+        """The rate, and the peak memory of all processes in the second quarter and the second half of the run."""
         output, memory_mb = self._folder / "undisturbed", list[float]()
         started, before_s = time.monotonic(), _processor_s()
         driver = self._start(output)
@@ -79,7 +79,7 @@ class BulkBench:
         }
 
     def killed(self) -> Row:
-        """A worker killed after a quarter of the parts, the driver after half of them, then the same command again."""
+        """Kills a worker after a quarter of the parts and the driver after half, then repeats the command."""
         output, parts = self._folder / "killed", len(_answers(self._folder / "undisturbed"))
         driver = self._start(output)
         _wait_for_parts(output, max(1, parts // 4), driver)
@@ -94,7 +94,7 @@ class BulkBench:
         return {"parts": parts, "parts_at_the_kill": left, "exit_code": resumed.returncode}
 
     def verdict(self) -> Row:
-        """Every id once, and the killed run's files equal to the undisturbed run's, byte by byte."""
+        """Whether every id comes once, and both runs' files have the same bytes."""
         import pyarrow.parquet as pq
 
         whole, killed = (_answers(self._folder / name) for name in ("undisturbed", "killed"))
@@ -118,13 +118,13 @@ class BulkBench:
 
 
 def _processor_s() -> float:
-    """Of all processes below this one that have ended; unlike a rate it does not depend on what else runs."""
+    """Of all ended child processes; unlike a rate it does not depend on other load."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
 
 def _plain_rate(model: str) -> tuple[float, float]:
-    """Images a second, and microseconds of processor time an image."""
+    """Images a second, and microseconds of processor time per image."""
     import onnxruntime as ort
 
     from clients.bulk.network import BATCH_SIZE
@@ -181,13 +181,13 @@ def _answers(output: Path) -> list[Path]:
 
 
 def _workers(driver: int) -> list[psutil.Process]:
-    """Its living processes that answer; multiprocessing's own helper is not among them."""
+    """Living processes that do parts; multiprocessing's own helper is not among them."""
     living = [each for each in psutil.Process(driver).children() if each.status() != psutil.STATUS_ZOMBIE]
     return [each for each in living if "spawn_main" in " ".join(each.cmdline())]
 
 
 def _memory_mb(driver: int) -> float:
-    """Resident memory of the driver and its processes; 0 once it has ended."""
+    """Resident memory of the driver and its processes; 0 after its end."""
     try:
         process = psutil.Process(driver)
         return 1e-6 * sum(int(each.memory_info().rss) for each in [process, *process.children()])

@@ -1,8 +1,8 @@
-"""Load by this project's own client in asyncio, for machines without NVIDIA's perf_analyzer.
+"""Load by this project's client in asyncio, for machines without NVIDIA's perf_analyzer.
 
 Latency in an open loop counts from the moment that a request was *due*: a client that waits for answers would see a
 stall only once (coordinated omission). A request unanswered a second after the last due time is abandoned and counts
-with its waiting time. Python's client needs more of the cores than NVIDIA's; do not compare the two.
+with its wait. Python's client takes more of the cores than NVIDIA's; do not compare the two.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ class Answered:
 
 @dataclass(frozen=True)
 class ServerTimes:
-    """Triton's statistics of a model since its start: answered requests and the sums of their times."""
+    """Triton's statistics of a model since its start: answered requests and their summed times."""
 
     requests: int
     queue_ns: int
     compute_ns: int
 
     def mean_ms_since(self, before: ServerTimes) -> tuple[float, float]:
-        """Mean queue and compute time of a request in milliseconds; raises Failed if no request was answered since."""
+        """Mean queue and compute time per request in milliseconds; raises Failed without answered requests."""
         requests = self.requests - before.requests
         if not requests:
             raise Failed("the server's statistics: expected answered requests, found none")
@@ -104,7 +104,7 @@ async def _measure(server: Server, target: Target, images: Images, load: Load, s
 
 
 def server_times(http_url: str, name: str) -> ServerTimes:
-    """Triton's statistics of the model `name`."""
+    """Of the model `name`."""
     with urllib.request.urlopen(f"http://{http_url}/v2/models/{name}/stats") as answer:
         times: dict[str, dict[str, Any]] = json.load(answer)["model_stats"][0]["inference_stats"]
     compute_ns = sum(times[f"compute_{part}"]["ns"] for part in ("input", "infer", "output"))
@@ -112,7 +112,7 @@ def server_times(http_url: str, name: str) -> ServerTimes:
 
 
 async def closed_loop(ask: Ask, in_flight: int, seconds: float) -> Answered:
-    """Keeps `in_flight` requests at the server: each answer triggers the next request."""
+    """Keeps `in_flight` requests at the server."""
     import numpy as np
 
     latencies_s: list[float] = []
@@ -128,9 +128,9 @@ async def closed_loop(ask: Ask, in_flight: int, seconds: float) -> Answered:
 
 
 async def open_loop(ask: Ask, due_s: NDArray[np.float64], seconds: float) -> Answered:
-    """Sends a request at each of `due_s`, seconds from now within `seconds`, regardless of answers.
+    """Sends a request at each of `due_s`, in seconds from now, regardless of answers.
 
-    The rate counts until the last answer, less the shortest latency, which an idle server takes, too.
+    The rate counts until the last answer, less the shortest latency, which an idle server also takes.
     """
     import numpy as np
 

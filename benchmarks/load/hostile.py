@@ -1,7 +1,6 @@
-"""Inferences over HTTP that the proxy must refuse, for they end Triton or get around the guard, and good ones.
+"""HTTP inferences that the proxy must refuse, because they end Triton or evade the guard; and good inferences.
 
-A request is its body and its headers. Three of them end Triton 2.51 or are never answered: a huge shape with JSON
-data, deep nesting, and a body of 2^63 bytes.
+Three of them end Triton 2.51 or get no answer: a huge shape with JSON data, deep nesting, and a body of 2^63 bytes.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ TIMEOUT_S = 30.0
 def send(
     url: str, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None
 ) -> tuple[int, bytes]:
-    """Status and body, over a connection of its own; raises OSError and http.client.HTTPException."""
+    """Status and body, over a new connection; raises OSError and http.client.HTTPException."""
     with closing(http.client.HTTPConnection(url, timeout=TIMEOUT_S)) as connection:
         connection.request(method, path, body, dict(headers or {}))
         answer = connection.getresponse()
@@ -41,7 +40,7 @@ def good(images: NDArray[np.uint8], header: str | None = None, **more: Any) -> R
 
 
 def requests() -> dict[str, Request]:
-    """What it is -> a request that must be refused."""
+    """Description -> a request that must be refused."""
     image = np.zeros((1, 1, 28, 28), np.uint8)
     body, headers = good(image)
     text = body[: int(headers[LENGTH])].decode()

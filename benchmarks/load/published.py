@@ -20,14 +20,14 @@ TOLERANCE = 1e-4  # of a logit; the server batches differently
 
 @dataclass(frozen=True)
 class Published:
-    """An ONNX file that the server also has, and its network's configuration."""
+    """An ONNX file that the server has, and its network's configuration."""
 
     data: bytes
     config: ModelConfig
 
 
 def publish(model: str, repository: Path, names: Mapping[str, Sharing | None]) -> Published:
-    """Exports the shipped `model` with all rewrites and publishes it under each name, with its sharing."""
+    """Exports the shipped `model` with all rewrites; publishes it under each name, with its sharing."""
     from export.pipeline import ExportOptions, export_checkpoint
     from export.publishing.publish import publish as publish_artifact
     from export.publishing.triton_config import Serving
@@ -40,7 +40,7 @@ def publish(model: str, repository: Path, names: Mapping[str, Sharing | None]) -
 
 
 def check(who: object, classifier: Classifier, images: Images, expected: Logits) -> None:
-    """Raises Failed if the server's logits differ from those of the same file in this process."""
+    """Raises Failed if the server's logits differ from the same file's in this process."""
     import numpy as np
 
     error = float(np.abs(classifier.logits(images) - expected).max())

@@ -19,7 +19,7 @@ Row = dict[str, Any]
 
 
 def carried(row: Row, max_p99_ms: float) -> bool:
-    """Whether the server kept up with the rate of this row."""
+    """Whether the server kept up with this row's rate."""
     reached: bool = row["images_per_s"] >= (1 - SHORTFALL) * row["rate"]
     return reached and bool(row["p99_ms"] <= max_p99_ms)
 

@@ -1,6 +1,6 @@
 """The scenarios of benchmarks/faults.py: a supervised server each, a fault, and requests before, during and after.
 
-In: a scenario's name. Out: its row. The clients do not try again by themselves, so that every failure counts.
+In: a scenario's name. Out: its row. Clients do not retry, so every failure counts.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Faults:
         self._folder.cleanup()
 
     def run(self, name: str) -> Row:
-        """One scenario; its row begins with its name."""
+        """The scenario's row, its name first."""
         healing = {
             "stub-killed": lambda server: _stubs(server)[0].kill(),
             "stub-stopped": lambda server: _stubs(server)[0].suspend(),
@@ -91,7 +91,7 @@ class Faults:
         return {"scenario": name, **others[name]()}
 
     def soak(self, hours: float) -> Row:
-        """Steady requests; the slopes of memory and descriptors of the server and its stubs over the second half."""
+        """Steady requests; slopes of memory and descriptors of server and stubs over the second half."""
         with self._server() as server:
             looks: list[tuple[float, float, int]] = []
 
@@ -117,7 +117,7 @@ class Faults:
 
     @contextmanager
     def _server(self) -> Iterator[Server]:
-        """A supervised server with a copy of the repository, once it answers right."""
+        """A supervised server with a copy of the repository, once its answers are right."""
         with tempfile.TemporaryDirectory(dir=self._folder.name) as folder:
             repository = Path(shutil.copytree(self._repository, Path(folder, "models")))
             with running_server(repository, supervised=True, timeout_s=HEAL_S) as server:
@@ -129,7 +129,7 @@ class Faults:
 
     @contextmanager
     def _traffic(self, server: Server) -> Iterator[Verdicts]:
-        """Steady requests in a thread, counted while they run."""
+        """Steady requests in a thread, counted as they run."""
         stop, verdicts = threading.Event(), Verdicts()
 
         def ask() -> None:
@@ -184,7 +184,7 @@ class Faults:
         return {**verdicts.row(), "stopped_s": seconds, "orphans": sum(map(_lives, family))}
 
     def _overload(self) -> Row:
-        """Five times the capacity of the default model, whose requests cost the server more than this client."""
+        """Five times the capacity of the default model, whose requests cost the server more than the client."""
         with tempfile.TemporaryDirectory(dir=self._folder.name) as folder:
             logits = _publish_default(Path(folder, "models"), self._images)
             with running_server(Path(folder, "models"), supervised=True, timeout_s=HEAL_S) as server:
@@ -199,7 +199,7 @@ class Faults:
         return {"capacity_per_s": capacity, **verdicts.row(), "recovery_s": recovery_s, "memory_grown_mb": grown_mb}
 
     def _killed_under_clients(self) -> Row:
-        """The server dies under a client with its default retries."""
+        """The server dies under a client with default retries."""
         from clients.classifier import Classifier
         from clients.errors import ClientError
 
@@ -273,13 +273,13 @@ def _post(server: Server, body: bytes) -> None:
 
 
 def _huge_shape(server: Server) -> None:
-    """Two thousand million images announced in JSON, one sent: ends Triton 2.51."""
+    """JSON announces 2^31 images and holds one: ends Triton 2.51."""
     tensor = {"name": "image", "shape": [2**31, 1, 28, 28], "datatype": "UINT8", "data": [0] * 784}
     _post(server, json.dumps({"inputs": [tensor]}).encode())
 
 
 def _publish_default(repository: Path, images: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """Publishes the shipped default model; returns its logits for `images`."""
+    """Publishes the shipped default model; its logits for `images`."""
     from export.equivalence import onnx_classifier
     from export.graph import export
     from export.rewrites.pipeline import ALL

@@ -1,12 +1,12 @@
-"""Servers behind a proxy under a day's load with failures: a simulation of discrete events.
+"""Servers behind a proxy under a day's load with failures: a discrete-event simulation.
 
-In: measured service times, a fleet, a rate for each hour. Out: percentiles of the latency, and the shares that were
-refused, failed and asked again. The proxy is the one of `vitbn proxy`: a request goes to the less busy of two servers
-drawn at random, is refused when the fleet has its limit in flight, and is asked again at another server when its server
-is down. A server answers one request at a time, in order; that is a served model with one instance.
+In: measured service times, a fleet, a rate for each hour. Out: latency percentiles, and the shares of requests that
+were refused, failed or repeated. The proxy is that of `vitbn proxy`: a request goes to the less busy of two servers
+drawn at random, is refused when the fleet has its limit in flight, and is repeated elsewhere when its server is down. A
+server answers one request at a time, in order, as a served model with one instance does.
 
-A whole day of a large fleet has too many requests, so each hour is a window of `requests` requests. Which servers are
-down at its start is drawn from the shares of time; within it servers go down and come back.
+A large fleet's day has too many requests, so each hour is a window of `requests` requests. The servers that are down at
+its start are drawn from the shares of time; within it servers fail and come back.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from dataclasses import dataclass
 
 import numpy as np
 
-WARM = 0.2  # of a window's requests, which are not counted
-TRIES = 3  # a request is asked at most so often
+WARM = 0.2  # of a window's requests, not counted
+TRIES = 3  # of a request
 
 
 @dataclass(frozen=True)
 class Fleet:
-    """Servers and their faults; times in seconds. `in_flight` is the proxy's limit a server."""
+    """Servers and their faults; times in seconds. `in_flight` is the proxy's limit per server."""
 
     servers: int
     in_flight: int = 32
     between_failures_s: float = math.inf  # of one server
     repair_s: float = 30.0
-    detection_s: float = 0.5  # until the proxy sends it nothing more
+    detection_s: float = 0.5  # until the proxy stops using a dead server
 
 
 @dataclass
 class Tally:
-    """What the requests of a window, or of a day, met."""
+    """The outcomes of a window's or a day's requests."""
 
     latencies_ms: list[float]
     refused: int = 0
@@ -65,7 +65,7 @@ def day_rates(peak: float) -> list[float]:
 
 
 def simulate_day(service_ms: Sequence[float], fleet: Fleet, peak: float, requests: int, seed: int = 0) -> Tally:
-    """All hours of a day together, weighted by their load."""
+    """All hours of a day, weighted by their load."""
     rates = day_rates(peak)
     whole = Tally([])
     for hour, rate in enumerate(rates):
@@ -83,7 +83,7 @@ def simulate(service_ms: Sequence[float], fleet: Fleet, rate: float, requests: i
 
 
 class _Window:
-    """The state of the fleet; events are (time, order, kind, server, generation) with kinds end, fail, detect, back."""
+    """The fleet's state; events are (time, order, kind, server, generation) with kinds end, fail, detect, back."""
 
     def __init__(self, service_ms: Sequence[float], fleet: Fleet, rng: np.random.Generator) -> None:
         self._fleet, self._rng = fleet, rng
@@ -91,7 +91,7 @@ class _Window:
         self._queues: list[deque[tuple[float, int, bool]]] = [deque() for _ in range(fleet.servers)]
         self._up = [True] * fleet.servers
         self._seen_up = [True] * fleet.servers
-        self._generation = [0] * fleet.servers  # what a server was answering when it failed never ends
+        self._generation = [0] * fleet.servers  # a request under way at a failure never ends
         self._events: list[tuple[float, int, str, int, int]] = []
         self._order = self._in_flight = 0
         self._tally = Tally([])
@@ -107,7 +107,7 @@ class _Window:
             else:
                 self._in_flight += 1
                 self._ask(now, now, 1, counted)
-        # the faults have no end, the answers have
+        # faults never end, answers do
         while self._in_flight:
             self._advance(self._events[0][0])
         return self._tally
@@ -129,7 +129,7 @@ class _Window:
         heapq.heappush(self._events, (time_s, self._order, kind, server, self._generation[server]))
 
     def _advance(self, until_s: float) -> None:
-        """Everything that happens up to that time."""
+        """Handles all events up to that time."""
         while self._events and self._events[0][0] <= until_s:
             now, _, kind, server, generation = heapq.heappop(self._events)
             if kind == "end":
@@ -144,7 +144,7 @@ class _Window:
                 self._at(now + self._rng.exponential(self._fleet.between_failures_s), "fail", server)
 
     def _ask(self, now: float, arrived: float, attempt: int, counted: bool) -> None:
-        """Sends a request to a server; its place in the queue holds when it arrived and how often it was asked."""
+        """Sends a request to a server; its place in the queue holds its arrival and attempt."""
         server = self._choose()
         if server is None or not self._up[server]:
             self._again(now, arrived, attempt, counted, server is not None)
@@ -187,7 +187,7 @@ class _Window:
             self._start(now, server)
 
     def _fail(self, now: float, server: int) -> None:
-        """All its requests are asked elsewhere; until it is detected, new ones meet it too."""
+        """Repeats all its requests elsewhere; until the failure is detected, new requests meet it too."""
         lost, self._queues[server] = self._queues[server], deque()
         self._up[server] = False
         self._generation[server] += 1

@@ -1,4 +1,4 @@
-"""Terms that all load generators share.
+"""Terms of all load generators.
 
 A closed loop keeps a number of requests in flight; an open loop sends each request when it is due.
 """
@@ -33,7 +33,7 @@ class LeftOut(Exception):
 
 @dataclass(frozen=True)
 class Sharing:
-    """The sharing of the server's cores: copies of the model, threads per copy (0: one per core)."""
+    """How the server's cores are shared: copies of the model, threads per copy (0: one per core)."""
 
     instances: int
     threads: int
@@ -76,7 +76,7 @@ class Load:
     rate: float | None = None
 
     def requests(self, seconds: float) -> int:
-        """Number of requests of an open loop in that time."""
+        """Of an open loop in that time."""
         return round((self.rate or 0) * seconds / self.batch)
 
 
@@ -118,9 +118,9 @@ def sample(latencies_s: NDArray[np.float64], images_per_s: float, server_ms: tup
 
 
 def arrivals_s(load: Load, seconds: float) -> NDArray[np.float64]:
-    """Due times of the requests of an open loop, in seconds from its start: the same at each call.
+    """Due times of an open loop's requests, in seconds from its start: the same at each call.
 
-    A Poisson process with a fixed number of requests. A random number would let chance decide whether a low rate is
+    A Poisson process with a fixed number of requests: a random number would let chance decide whether a low rate is
     reached.
     """
     import numpy as np
@@ -129,6 +129,6 @@ def arrivals_s(load: Load, seconds: float) -> NDArray[np.float64]:
 
 
 def unmeasured(words: str) -> LeftOut | Failed:
-    """The error for a failure message: a long queue is the load's fault, anything else is not."""
+    """The error for a failure message: only a long queue is the load's fault."""
     reason = next((each for each in REFUSALS if each in words), None)
     return LeftOut(f"the server refused requests: {reason}") if reason else Failed(words)

@@ -52,7 +52,7 @@ def calls(
 
 
 def client_part_ns(classifiers: Mapping[str, Classifier], statistics_url: str, image: Images) -> dict[str, list[int]]:
-    """Nanoseconds of single requests that the server knows nothing of, by transport; the transports take turns."""
+    """Nanoseconds of single requests outside the server, by transport; the transports take turns."""
 
     def served() -> tuple[int, int]:
         with urllib.request.urlopen(statistics_url) as answer:
@@ -74,7 +74,7 @@ def client_part_ns(classifiers: Mapping[str, Classifier], statistics_url: str, i
 
 
 def stream(classifier: Classifier, images: Images, count: int) -> Iterator[dict[str, float]]:
-    """Streams `count` images; ten times it yields the number answered so far and the resident memory in MB."""
+    """Streams `count` images; yields ten times the number answered and the resident memory in MB."""
     answers = classifier.stream(images[i % len(images)] for i in range(count))
     with count_bar("Streaming", count, "images") as advance:
         for step in range(1, STREAM_STEPS + 1 if count else 1):
@@ -84,7 +84,7 @@ def stream(classifier: Classifier, images: Images, count: int) -> Iterator[dict[
 
 
 def rows(measured: Mapping[str, Durations], count: int) -> list[dict[str, Any]]:
-    """A row per transport, and one of this process, for calls of `count` images."""
+    """A row per transport and a row of this process, for calls of `count` images."""
     alone_ms = measured[IN_PROCESS].percentile_ms(50)
     return [
         {

@@ -1,7 +1,7 @@
-"""Two real servers, their service times one request at a time, and their latencies under Poisson arrivals.
+"""Two real servers: service times of single requests, and latencies under Poisson arrivals.
 
 A request holds BATCH images of the shipped ViTBN; each server has one instance of one thread. Client and servers share
-the machine, so the service times are taken with both servers busy.
+the machine, so both servers are busy while service times are taken.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LOADS = (0.3, 0.5, 0.7)  # of both servers' capacity
 
 
 def measure(seconds: float) -> dict[str, Any]:
-    """`service_ms`, and for each load the rate, p50 and p99 of the latency in ms."""
+    """`service_ms`, and for each load the rate, p50 and p99 in ms."""
     from export.pipeline import Destination, ExportOptions, export_checkpoint
     from models.catalog import shipped
     from serving.running import running_server
@@ -50,7 +50,7 @@ async def _measure(urls: Sequence[str], seconds: float) -> dict[str, Any]:
 async def _closed_loops(
     servers: Sequence[AsyncClassifier], images: np.ndarray[Any, np.dtype[np.uint8]], seconds: float
 ) -> list[float]:
-    """Durations in ms, each server with one request in flight."""
+    """Durations in ms, with one request in flight per server."""
     durations: list[float] = []
 
     async def client(server: AsyncClassifier) -> None:

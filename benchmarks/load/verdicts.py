@@ -1,6 +1,6 @@
 """Requests to one model over HTTP; every answer is compared with the expected logits.
 
-In: a server, an image, its logits. Out: `Verdicts`. An open loop keeps its rate whatever the answers, and ends after
+In: a server, an image, its logits. Out: `Verdicts`. An open loop keeps its rate regardless of answers, for at most
 `MOST` requests.
 """
 
@@ -29,13 +29,13 @@ def in_a_line(row: Mapping[str, Any]) -> str:
 
 @dataclass
 class Verdicts:
-    """(start, seconds) of right answers, seconds of refusals (HTTP 503), and counts of the others."""
+    """(start, seconds) of right answers, seconds of refusals (HTTP 503), counts of the others."""
 
     right: list[tuple[float, float]] = field(default_factory=list)
     refused: list[float] = field(default_factory=list)
     wrong: int = 0
     failed: int = 0
-    late: list[float] = field(default_factory=list)  # seconds by which an open loop sent after its time
+    late: list[float] = field(default_factory=list)  # seconds by which an open loop sent late
 
     @property
     def sent(self) -> int:

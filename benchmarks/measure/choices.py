@@ -1,4 +1,4 @@
-"""Command-line options shared by several benchmarks."""
+"""Options of several benchmarks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Command = TypeVar("Command", bound=Callable[..., object])
 
 
 class NameList(click.ParamType[list[str]]):
-    """Comma-separated, distinct names out of a fixed set; `all` means every name."""
+    """Comma-separated names out of a fixed set; `all` means every name."""
 
     name = "names"
 
@@ -55,7 +55,7 @@ class FiniteRange(click.FloatRange):
 
 
 class Result(click.Path):
-    """An output path, checked before anything is measured; missing folders are made later."""
+    """An output path, checked before the measurement; missing folders are made later."""
 
     def __init__(self, folder: bool = False) -> None:
         super().__init__(file_okay=not folder, dir_okay=folder, path_type=Path)
@@ -79,7 +79,7 @@ def json_option(command: Command) -> Command:
 
 
 def seconds_option(default: float, what: str) -> Callable[[Command], Command]:
-    """`--seconds`, with what it bounds."""
+    """`--seconds`; `what` says what it bounds."""
     option: Callable[[Command], Command] = click.option(
         "--seconds", type=FiniteRange(1), default=default, show_default=True, help=what
     )

@@ -1,6 +1,6 @@
-"""Clocks, power, temperature and throttling of a GPU while it is measured, from NVIDIA's management library (NVML).
+"""Clocks, power, temperature and throttling of a GPU under measurement, from NVIDIA's management library (NVML).
 
-In: the first GPU. Out: a reading after each round; a round in which the GPU slowed itself down does not count.
+In: the first GPU. Out: a reading after each round; a round with a slowed GPU does not count.
 """
 
 from __future__ import annotations
@@ -19,13 +19,11 @@ POWER_CAP = 0x04
 
 @dataclass(frozen=True)
 class Reading:
-    """One reading."""
-
     sm_mhz: int
     memory_mhz: int
     power_w: float
     temperature_c: int
-    reasons: int  # reasons for reduced clocks, as bits
+    reasons: int  # for reduced clocks, as bits
 
     @property
     def slowed_by(self) -> list[str]:
@@ -53,7 +51,7 @@ class Monitor:
         return int(value.value)
 
     def undisturbed(self) -> bool:
-        """Takes a reading; returns whether the GPU runs as fast as load and power limit permit."""
+        """Takes a reading; whether the GPU runs as fast as load and power limit permit."""
         reading = Reading(
             self._value("nvmlDeviceGetClockInfo", SM_CLOCK),
             self._value("nvmlDeviceGetClockInfo", MEMORY_CLOCK),
@@ -65,7 +63,7 @@ class Monitor:
         return not reading.slowed_by
 
     def summary(self) -> dict[str, Any]:
-        """JSON-ready: minimum, median, maximum of each quantity, rejected rounds by reason, rounds at the power cap."""
+        """JSON-ready: minimum, median, maximum of each quantity; rejected rounds by reason; rounds at the power cap."""
         table = [asdict(reading) for reading in self.readings]
         ranges = {
             key: [fold(row[key] for row in table) for fold in (min, median, max)]
@@ -78,7 +76,7 @@ class Monitor:
 
 
 def monitor(library: str = LIBRARY) -> Monitor | None:
-    """A monitor, if the machine has NVML."""
+    """None without NVML."""
     try:
         return Monitor(library)
     except OSError:

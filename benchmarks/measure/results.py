@@ -18,7 +18,7 @@ Extras = Callable[[Mapping[str, Any]], Mapping[Path, bytes]]
 
 
 class Record:
-    """The growing content of a result; `update` also writes the file if there is a path."""
+    """A result's growing content; `update` also writes the file, if it has a path."""
 
     def __init__(self, name: Mapping[str, str], path: Path | None, threads: int, device: str) -> None:
         self.path, self.threads, self.device = path, threads, device
@@ -29,7 +29,7 @@ class Record:
         return "environment" not in self.content
 
     def update(self, fields: Mapping[str, Any]) -> None:
-        """Adds fields and writes the file, so that an interrupted run leaves its measurements."""
+        """Adds fields and writes the file: an interrupted run keeps its measurements."""
         from models.environment import describe
         from models.files import write_atomically
 
@@ -47,7 +47,7 @@ def recording(
     extras: Extras = lambda content: {},
     kind: str = "benchmark",
 ) -> Iterator[Record]:
-    """A Record for one run; at its end writes the extras and names every file.
+    """A run's Record; at its end writes the extras and names every file.
 
     At Ctrl-C the measurements stay, marked `interrupted`; the exit code is 130.
     """
@@ -78,7 +78,7 @@ def _now() -> str:
 
 
 def command() -> str:
-    """The command without default options; FILE and DIR replace paths of this machine."""
+    """The command without default options; FILE and DIR replace local paths."""
     context = click.get_current_context()
     words = ["python", f"benchmarks/{context.command.name}.py"]
     for parameter in context.command.params:

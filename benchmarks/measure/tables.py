@@ -9,7 +9,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Aligned columns of formatted text: the first two to the left, numbers to the right."""
     import tabulate
 
-    tabulate.MIN_PADDING = 0  # the default of 2 makes the widest table too wide
+    tabulate.MIN_PADDING = 0  # 2, the default, makes the widest table too wide
     sides = ["left" if i < 2 else "right" for i in range(len(header))]
     text: str = tabulate.tabulate(rows, header, "simple", colalign=sides if rows else None, disable_numparse=True)
     return text

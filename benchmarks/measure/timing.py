@@ -1,4 +1,4 @@
-"""Times contestants in interleaved rounds: a drift of the machine affects all of them equally."""
+"""Times contestants in interleaved rounds: a drift of the machine affects all equally."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ ROUNDS_VARIABLE = "VITBN_BENCHMARK_ROUNDS"
 
 @dataclass(frozen=True)
 class Durations:
-    """Samples of one contestant in nanoseconds, in the order taken."""
+    """A contestant's samples in nanoseconds, in order."""
 
     samples_ns: tuple[int, ...]
 
     def percentile_ms(self, percent: float) -> float:
-        """The percentile of the samples in milliseconds, linearly interpolated."""
+        """In milliseconds, linearly interpolated."""
         return float(np.percentile(self.samples_ns, percent)) / 1e6
 
     def percentiles(self, *percents: int) -> dict[str, float]:
-        """`p50_ms` and so on, for a row."""
+        """`p50_ms` and so on."""
         return {f"p{percent}_ms": self.percentile_ms(percent) for percent in percents}
 
 
@@ -43,9 +43,9 @@ class Durations:
 class Protocol:
     """How rounds are taken.
 
-    `settle_s` of sleep before a turn; with `refill` a quick contestant first gets an untimed call. All run for `load_s`
-    before the first round. A turn's sample is one call or, with `turn_s`, the median of calls back to back for so long.
-    `accept` is asked after each round; a round that it refuses does not count.
+    Before a turn: `settle_s` of sleep and, with `refill`, an untimed call of a quick contestant. All run for `load_s`
+    before the first round. A sample is one call or, with `turn_s`, the median of calls back to back for so long. A
+    round that `accept` refuses does not count.
     """
 
     settle_s: float = SETTLE_S
@@ -63,7 +63,7 @@ MAX_REFUSED = 30  # rounds
 
 @dataclass(frozen=True)
 class Ratio:
-    """The ratio of two medians, and its 95 % bootstrap interval."""
+    """The ratio of two medians, with its 95 % bootstrap interval."""
 
     ratio: float
     low: float
@@ -79,7 +79,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 def ratio_with_interval(numerator: Durations, denominator: Durations) -> Ratio:
-    """The ratio of the two medians with its interval; both were taken in the same rounds.
+    """The ratio of the two medians with its interval, from samples of the same rounds.
 
     Resamples whole rounds, in runs of n^(1/3) neighbours: a slow round is slow for both contestants and for its
     neighbours. Seeded. Raises ValueError if the numbers of samples differ or are 0.
@@ -98,7 +98,7 @@ def ratio_with_interval(numerator: Durations, denominator: Durations) -> Ratio:
 
 
 def is_stable(durations: Durations, baseline: Durations) -> bool:
-    """Whether the interval of the ratio to `baseline` is narrow; for the baseline, the interval of its median."""
+    """Whether the ratio to `baseline` has a narrow interval; for the baseline, its median."""
     if len(durations.samples_ns) < STABLE_ROUNDS:
         return False
     if durations == baseline:
@@ -116,11 +116,11 @@ def time_interleaved(
     warm_up_ns: Mapping[str, int] = MappingProxyType({}),
     protocol: Protocol = ON_A_CPU,
 ) -> dict[str, Durations]:
-    """Times A B C A B C … after one warm-up round: `min_rounds`, and more while the next round fits into `budget_s`.
+    """Times A B C A B C … after a warm-up round: `min_rounds`, and more while the next round fits into `budget_s`.
 
     Stops early if the samples are `enough`; contestants in `warm_up_ns` are warm and took that long. Slow contestants
-    evict the caches: a quick contestant gets an untimed call before each timed one. With a `title`, first announces the
-    duration. Raises Interrupted at Ctrl-C if a round was finished, and ClickException if `protocol` refuses all rounds.
+    evict the caches: a quick contestant gets an untimed call before each timed call. With a `title`, announces the
+    duration. Raises Interrupted at Ctrl-C after a finished round, and ClickException if `protocol` refuses all rounds.
     """
     cold = {name: _time_ns(run) for name, run in contestants.items() if name not in warm_up_ns}
     warm_up = {**warm_up_ns, **cold}
@@ -168,7 +168,7 @@ def time_interleaved(
 
 
 def finished_rounds(measure: Callable[[], dict[str, Durations]], use: Callable[[dict[str, Durations]], object]) -> None:
-    """Passes the result of `measure` to `use`; at Ctrl-C the finished rounds, then re-raises KeyboardInterrupt."""
+    """Passes the measured rounds to `use`, at Ctrl-C the finished ones, and then re-raises KeyboardInterrupt."""
     try:
         measured = measure()
     except Interrupted as stop:
@@ -178,7 +178,7 @@ def finished_rounds(measure: Callable[[], dict[str, Durations]], use: Callable[[
 
 
 def announcement(contestants: int, rounds: int, least_s: float, budget_s: float) -> str:
-    """The expected duration, printed before a measurement."""
+    """The expected duration."""
     return (
         f"{contestants} contestants, {rounds} rounds take about {least_s:.1f} s; at most {max(least_s, budget_s):.0f} s"
     )
@@ -189,7 +189,7 @@ def _fits(elapsed_s: float, rounds: int, budget_s: float) -> bool:
 
 
 def _limited(min_rounds: int) -> tuple[int, float]:
-    """The minimum and maximum of rounds, from the environment variable."""
+    """The least and most rounds, by the environment variable."""
     text = os.environ.get(ROUNDS_VARIABLE)
     if text is None:
         return min_rounds, float("inf")
@@ -203,7 +203,7 @@ def _finished(samples: Mapping[str, list[int]], rounds: int) -> dict[str, Durati
 
 
 def _load(contestants: Mapping[str, Callable[[], object]], seconds: float) -> None:
-    """Calls all contestants in turn for this time."""
+    """Calls all contestants in turn."""
     begin = time.perf_counter()
     while contestants and time.perf_counter() < begin + seconds:
         for run in contestants.values():
@@ -211,7 +211,7 @@ def _load(contestants: Mapping[str, Callable[[], object]], seconds: float) -> No
 
 
 def _turn_ns(run: Callable[[], object], turn_s: float) -> int:
-    """The time of one call, or the median of calls back to back for `turn_s`."""
+    """One call, or the median of calls back to back for `turn_s`."""
     samples = [_time_ns(run)]
     while sum(samples) < 1e9 * turn_s:
         samples.append(_time_ns(run))

@@ -38,7 +38,7 @@ def inverted(ink: Ink, rng: Rng) -> Image.Image:
 
 
 def coloured(ink: Ink, rng: Rng) -> Image.Image:
-    """Ink and paper of random colours that differ by at least 80 in brightness."""
+    """Ink and paper of random colours, at least 80 apart in brightness."""
     while True:
         paper, pen = rng.uniform(0, 255, (2, 3))
         if abs((paper - pen) @ (0.299, 0.587, 0.114)) > 80:

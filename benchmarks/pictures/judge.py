@@ -33,7 +33,7 @@ class Judge:
         self._model = load(shipped("vitbn")).model.eval()
 
     def right(self, images: Array, labels: Array) -> Array:
-        """Which of uint8 (n, 1, 28, 28) it gets right, bool (n,); never an image without ink."""
+        """Right answers to uint8 (n, 1, 28, 28), bool (n,); an image without ink is never right."""
         with torch.inference_mode():
             logits = self._model(torch.tensor(images) * INPUT_SCALE)
         right: Array = (logits.argmax(1).numpy() == labels) & images.any(axis=(1, 2, 3))

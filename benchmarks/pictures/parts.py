@@ -1,4 +1,4 @@
-"""What pictures are made of: ink in its place, paper, light, noise.
+"""Parts of pictures: placed ink, paper, light, noise.
 
 `Ink` is uint8 (224, 224), 255 = ink; `Cover` is float (h, w), how much of each pixel is ink, 0 to 1.
 """
@@ -22,7 +22,7 @@ Cover = NDArray[np.float64]
 
 
 def tight(ink: Array) -> Array:
-    """Ink without the empty rows and columns around it."""
+    """Ink without empty rows and columns around it."""
     rows, columns = np.flatnonzero((ink > 25).any(axis=1)), np.flatnonzero((ink > 25).any(axis=0))
     return ink[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
 
@@ -30,9 +30,9 @@ def tight(ink: Array) -> Array:
 def place(
     ink: Array, rng: Rng, share: float, at: Array | tuple[float, float] | None = None, side: int = SHEET
 ) -> Cover:
-    """Ink on an empty square sheet, its longer side this share of it.
+    """Ink on an empty square sheet; its longer side takes this share of the sheet.
 
-    at: where in the room that is left, 0 to 1 from the left and from the top; by chance near the middle without it.
+    at: position in the remaining room, 0 to 1 from left and top; by default random, near the middle.
     """
     picture = Image.fromarray(tight(ink))
     scale = side * share / max(picture.size)
@@ -49,12 +49,12 @@ def middle(ink: Array, rng: Rng) -> Cover:
 
 
 def paint(cover: Cover, paper: Array | float, ink: Array | float, light: Array | float = 1.0) -> Array:
-    """Grey levels (h, w) of ink on paper; light is the share of it that falls on each pixel."""
+    """Grey levels (h, w) of ink on paper; `light` is each pixel's share of the light."""
     return (paper + cover * (ink - paper)) * light
 
 
 def developed(levels: Array) -> Image.Image:
-    """Grey levels (h, w) or colours (h, w, 3) as a picture of 8 bits."""
+    """Grey levels (h, w) or colours (h, w, 3) as an 8-bit picture."""
     return Image.fromarray(np.clip(np.rint(levels), 0, 255).astype(np.uint8))
 
 
@@ -67,7 +67,7 @@ def white(rng: Rng) -> float:
 
 
 def ramp(side: int, rng: Rng) -> Array:
-    """-1 to 1 across the sheet, in a direction by chance."""
+    """-1 to 1 across the sheet, in a random direction."""
     angle = rng.uniform(0, 2 * np.pi)
     y, x = np.mgrid[-1 : 1 : side * 1j, -1 : 1 : side * 1j]
     across = np.cos(angle) * x + np.sin(angle) * y
@@ -76,7 +76,7 @@ def ramp(side: int, rng: Rng) -> Array:
 
 
 def shade(side: int, rng: Rng) -> Array:
-    """The light beside a shadow with a soft edge, which lies somewhere across the sheet."""
+    """The light around a shadow with a soft edge, somewhere across the sheet."""
     edge, softness = rng.uniform(-0.4, 0.4), rng.uniform(0.03, 0.12)
     light: Array = 1 - rng.uniform(0.25, 0.5) / (1 + np.exp(-(ramp(side, rng) - edge) / softness))
     return light
@@ -96,7 +96,7 @@ def compressed(picture: Image.Image, quality: int) -> Image.Image:
 
 
 def lines(side: int, rng: Rng) -> Array:
-    """Where printed lines run, bool (side, side)."""
+    """Printed lines, bool (side, side)."""
     pitch, width, first = rng.integers(20, 45), rng.integers(1, 3), rng.integers(20)
     return np.broadcast_to((np.arange(side) + first)[:, None] % pitch < width, (side, side))
 
@@ -107,7 +107,7 @@ def skeleton(ink: Array) -> Array:
     while True:
         before = shape.sum()
         for step in (0, 1):
-            # The neighbours in turn from the one above, clockwise.
+            # Clockwise from the upper neighbour.
             ring = [(-1, 0), (-1, 1), (0, 1), (1, 1), (1, 0), (1, -1), (0, -1), (-1, -1)]
             n = [np.roll(shape, (-dy, -dx), (0, 1)) for dy, dx in ring]
             count = sum(each.astype(int) for each in n)
@@ -123,7 +123,7 @@ def skeleton(ink: Array) -> Array:
 
 
 def fine(ink: Array, rng: Rng) -> Cover:
-    """The digit drawn again with a line of one or two pixels."""
+    """The digit redrawn with a line of one or two pixels."""
     extent = round(SHEET * rng.uniform(0.4, 0.6))
     shape = Image.fromarray(tight(ink))
     scale = extent / max(shape.size)

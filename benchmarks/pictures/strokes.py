@@ -1,4 +1,4 @@
-"""Digits as a pen draws them, curves shaken by chance. Out: ink uint8 (224, 224), 255 = ink, and the digit."""
+"""Random digits as a pen draws them. Out: ink uint8 (224, 224), 255 = ink, and the digit."""
 
 import math
 from itertools import pairwise
@@ -12,8 +12,8 @@ from benchmarks.pictures.parts import Array
 SIDE = 224  # pixels; eight times the field of MNIST
 OVERSAMPLING = 2
 
-# Where the pen goes: x to the right and y down, the digit in a box 1 high. A tuple is drawn with straight lines, a list
-# as a curve through its points. Where people write a digit in several ways it stands here in several ways.
+# Pen positions: x to the right, y down, the digit 1 high. A tuple is drawn with straight lines, a list as a curve
+# through its points. A digit that people write in several ways has several forms.
 FORMS: dict[int, list[list[Any]]] = {
     0: [
         [[(0.30, 0), (0.06, 0.22), (0.0, 0.55), (0.12, 0.9), (0.35, 1), (0.58, 0.8), (0.64, 0.42),
@@ -104,7 +104,7 @@ def _draw(form: list[Any], rng: np.random.Generator) -> Array:
 
 
 def _along(stroke: list[Any] | tuple[Any, ...], rng: np.random.Generator, steps: int = 60) -> Array:
-    """Points (n, 2) of one stroke, close enough together to draw a line: a line or a Catmull-Rom curve (1974)."""
+    """Points (n, 2) of a stroke, close enough to draw: straight lines or a Catmull-Rom curve (1974)."""
     shaken = np.array(stroke) + rng.normal(0, 0.02, (len(stroke), 2))
     t = np.linspace(0, 1, steps)[:, None]
     if isinstance(stroke, tuple):

@@ -1,1 +1,1 @@
-"""The report: available results, an answer to each question, a page, and the comparison of two files."""
+"""The report: results, sections, page; and the comparison of two files."""

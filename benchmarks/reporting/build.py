@@ -89,7 +89,7 @@ def _agreement(sources: Sources) -> Iterator[Block]:
 
 
 def overlap(one: Ratio, other: Ratio) -> str:
-    """Whether a value can lie in both intervals."""
+    """Whether the intervals overlap."""
     return "yes" if max(one.low, other.low) <= min(one.high, other.high) else "**no**"
 
 
@@ -121,7 +121,7 @@ def _origin(sources: Sources) -> Iterator[Block]:
 
 
 def write(sources: Sources, folder: Path) -> list[Path]:
-    """Writes report.md, report.html and the pictures of both into `folder`; returns their paths."""
+    """Writes report.md, report.html and their pictures; returns the paths."""
     blocks = page(sources)
     contents = {"report.md": markdown(TITLE, blocks).encode(), "report.html": html(TITLE, blocks).encode()}
     for block in blocks:

@@ -35,7 +35,7 @@ HEADER = ("row", "what changed", "before ms", "after ms", "times as fast (95 %)"
 
 
 def changes(before: Path, after: Path) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Header and rows, in the order of the second file; raises ReportError for files that cannot be compared."""
+    """Header and rows, in the second file's order; raises ReportError for incomparable files."""
     old, new = _result(before), _result(after)
     if benchmark(old) != benchmark(new):
         raise ReportError(f"{after}: expected a result of {benchmark(old)} as {before} is, found {benchmark(new)}")
@@ -65,14 +65,14 @@ def differences(before: Path, after: Path) -> Iterator[str]:
 
 
 def verdict(ratio: Ratio) -> str:
-    """Whether the second run is faster than the first; the interval spans noise."""
+    """Of the second run; noise if the interval holds 1."""
     if ratio.low > 1:
         return "faster"
     return "slower" if ratio.high < 1 else "same within noise"
 
 
 def ratio_of_runs(before_ms: Sequence[float], after_ms: Sequence[float]) -> Ratio:
-    """Speed of the second run relative to the first. Separate runs, so each is resampled by itself. Seeded."""
+    """Speed of the second run relative to the first. Each run is resampled separately. Seeded."""
     generator = np.random.default_rng(0)
     medians = []
     for samples in (np.asarray(before_ms), np.asarray(after_ms)):

@@ -24,7 +24,7 @@ AXES = {"batch": "images a call", "depth": "depth (blocks)", "dim": "width of a 
 
 
 def beside(path: Path | None) -> Extras:
-    """The figures of a result as .png and .svg: `path`, for a sweep with the name of each figure added."""
+    """A result's figures as .png and .svg: `path`; for a sweep each figure's name is added."""
 
     def files(result: Mapping[str, Any]) -> dict[Path, bytes]:
         if not path:

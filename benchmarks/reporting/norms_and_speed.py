@@ -17,7 +17,7 @@ NAME = "norms-measured"
 
 
 def fields(rows: list[dict[str, Any]], studied: Mapping[str, dict[str, Any]], count: int) -> dict[str, Any]:
-    """The content of the JSON besides its header; `studied` are the study's rows by model."""
+    """The JSON besides its header; `studied` are the study's rows by model."""
     layer_norm_ms = next(row["p50_ms"] for row in rows if row["model"] == "vit")
     columns = [
         Column("model"),

@@ -25,7 +25,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Points:
-    """A list of such paragraphs."""
+    """A list of paragraphs."""
 
     texts: tuple[str, ...]
 

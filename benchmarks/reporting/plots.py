@@ -39,7 +39,7 @@ def picture(name: str, caption: str, figure: Figure) -> Picture:
 
 
 def foreign(result: Result) -> Picture:
-    """How many times as fast as its plain file each rewritten network is, at both batches."""
+    """Speed of each rewritten network relative to its plain file, at both batches."""
     title, axis = "What the ONNX rewrites are worth on networks of others", "times as fast as the plain file"
     rows = [row for row in result["rows"] if "left_out" not in row]
     footnote = "One thread of ONNX Runtime, interleaved medians, 95 % bootstrap intervals."
@@ -99,7 +99,7 @@ def frontier(result: Result) -> Picture:
 
 
 def operators(result: Result) -> Picture:
-    """Milliseconds of one call by operator, plain above rewritten."""
+    """Milliseconds of a call by operator, plain above rewritten."""
     title = f"Where the time of {result['model']} goes"
     footnote = f"Medians of {result['calls']} calls with {result['batch']} images under ONNX Runtime's profiler."
     figure, (axes,) = row_of_panels(title, footnote, [""], "milliseconds a call, in operators", "", (8.0, 3.4))

@@ -22,24 +22,24 @@ SPEEDS = (
 
 
 def ratio_of(row: Row, batch: int, contestant: str) -> Ratio | None:
-    """How many times as fast as its base a contestant is; None where it was left out."""
+    """Speed of a contestant relative to its base; None if left out."""
     times = (time for each in row["times"] if each["batch"] == batch for time in each["rows"])
     found = next((time["times_as_fast"] for time in times if time["contestant"] == contestant), None)
     return Ratio(**found) if found else None
 
 
 def saved(row: Row) -> float:
-    """The share of multiply-accumulates that the rewrites save."""
+    """The share of multiply-accumulates saved."""
     return 1 - float([*row["macs_after"].values()][-1]) / float(row["macs"])
 
 
 def measured(result: Result) -> list[Row]:
-    """The rows of the networks that were measured."""
+    """The measured networks."""
     return [row for row in result["rows"] if "left_out" not in row]
 
 
 def table(result: Result, intervals: bool = True) -> Table:
-    """A row a network: what the rewrites save, and how many times as fast that makes it at batch 1 and 8."""
+    """A row per network: the work that the rewrites save, and the gain in speed at batch 1 and 8."""
     shown = cell if intervals else lambda ratio: number(ratio.ratio)
     cells = []
     for row in measured(result):

@@ -143,7 +143,7 @@ def precision(sources: Sources) -> Section:
 
 
 def _reference(name: str) -> str:
-    """The reference row for one of `engines.py`: the first engine at that size, or requests one by one."""
+    """The reference for a row of `engines.py`: the first engine at that size, or requests one by one."""
     engine, _, size = name.rpartition(", ")
     return f"{ORT}, {size}" if engine else name.replace("together", "one by one")
 

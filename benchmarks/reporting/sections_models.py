@@ -16,7 +16,7 @@ FLOORS = (98.5, 99.0, 99.2, 99.3, 99.4, 99.5, 99.6)  # test accuracy, %
 
 
 def row_of(rows: Sequence[Row], model: str, contestant: str, kind: str = BEST) -> Row | None:
-    """The row of that contestant in a result of `rewrites.py`."""
+    """The contestant's row in a result of `rewrites.py`."""
     wanted = {"model": model, "contestant": contestant, "kind": kind}
     return next((row for row in rows if wanted.items() <= row.items()), None)
 

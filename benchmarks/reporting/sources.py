@@ -33,7 +33,7 @@ COMMANDS = {
 
 
 class ReportError(Exception):
-    """Files that give no report. The message names the file."""
+    """Files that give no report; the message names the file."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def benchmark(content: object) -> str | None:
 
 
 def read(path: Path) -> object:
-    """The content of a JSON file. Raises ReportError if it is not JSON."""
+    """A JSON file's content; raises ReportError for other files."""
     try:
         return json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
@@ -90,7 +90,7 @@ def read(path: Path) -> object:
 
 
 def find(folder: Path) -> Sources:
-    """The results in `folder` and below; ignores other JSON files. Raises ReportError for no result."""
+    """The results in `folder` and below; ignores other JSON. Raises ReportError without a result."""
     contents = ((path.relative_to(folder).as_posix(), read(path)) for path in sorted(folder.rglob("*.json")))
     files = tuple(File(name, content) for name, content in contents if isinstance(content, dict) and benchmark(content))
     if not files:

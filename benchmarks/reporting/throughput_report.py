@@ -105,7 +105,7 @@ def _saturated(point: Row, max_p99_ms: float) -> str:
 
 
 def beside(path: Path | None) -> Extras:
-    """A plot per model as PNG and SVG, the model's name added to `path`."""
+    """A plot per model as PNG and SVG; `path` gets the model's name."""
 
     def files(result: Mapping[str, Any]) -> dict[Path, bytes]:
         return dict(_pictures(result, path)) if path else {}

@@ -26,7 +26,7 @@ class LabelsMismatch(Exception):
 
 
 def answer_paths(paths: tuple[str, ...], labels: str | None, server: dict[str, Any], printer: Printer) -> int:
-    """Print the answers for all pictures; return the exit code. Connects only if there is a picture.
+    """Print the answers for all pictures; return the exit code.
 
     labels: idx file with the labels of the one idx file in `paths`.
     server: the keywords of Classifier.
@@ -48,7 +48,6 @@ def answer_paths(paths: tuple[str, ...], labels: str | None, server: dict[str, A
 
 
 def _read_labels(paths: tuple[str, ...], labels: str) -> IdxFile:
-    """Opens the labels after checking them against the one idx file in `paths`."""
     if len(paths) != 1 or not is_idx(paths[0]):
         raise LabelsMismatch("expected PATH to be one idx file of images")
     try:
@@ -63,7 +62,7 @@ def _read_labels(paths: tuple[str, ...], labels: str) -> IdxFile:
 
 @dataclass
 class Answering:
-    """Asks about pictures, prints each answer and, with labels, the accuracy."""
+    """Asks about pictures; prints each answer and, with labels, the accuracy."""
 
     classifier: Classifier
     truths: IdxFile | None
@@ -71,7 +70,7 @@ class Answering:
     printer: Printer
 
     def __post_init__(self) -> None:
-        self._waiting: deque[tuple[Item, int | None]] = deque()  # sent, in the order of the answers
+        self._waiting: deque[tuple[Item, int | None]] = deque()  # sent, not answered
         self._labels = self.classifier.model.labels
         if self.truths is not None:
             self._check(self.truths)

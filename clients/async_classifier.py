@@ -75,7 +75,7 @@ class AsyncClassifier:
         self._regions: RegionPool | None = None
 
     async def open(self) -> "AsyncClassifier":
-        """Connect and read the model's description, as `async with` does."""
+        """Connect and read the model's description."""
         self._connection = connection = Connection(self._endpoint, self.concurrency)
         try:
             if self._endpoint.open_retry_s is not None:
@@ -114,11 +114,11 @@ class AsyncClassifier:
                     yield prediction
 
     def predictions(self, answer: Answer) -> list[Prediction]:
-        """A prediction per image, with calibrated probabilities."""
+        """With calibrated probabilities."""
         return predictions(answer, self.model.labels, self.model.temperature)
 
     async def models(self) -> list[ListedModel]:
-        """Every model of the server, by name."""
+        """By name."""
         return await list_all(self._opened())
 
     async def answer(self, batch: Images) -> Answer:

@@ -151,7 +151,6 @@ def _answer(
     split: bool,
     reject_below: float | None,
 ) -> int:
-    """Returns the exit code."""
     from clients.answering import LabelsMismatch, answer_paths
     from clients.printing import Printer
 

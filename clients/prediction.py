@@ -28,7 +28,7 @@ class Prediction:
     latency_ms: float = field(compare=False)  # of the image's request, retries included
 
     def top(self, k: int) -> list[tuple[str, float]]:
-        """The k most probable labels with their probabilities, best first; at most all labels."""
+        """The k most probable labels, best first; at most all."""
         ranked = sorted(zip(self.labels, self.probabilities, strict=True), key=lambda pair: -pair[1])
         return ranked[:k]
 

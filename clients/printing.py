@@ -19,8 +19,6 @@ FORMS = ("text", "picture", "json", "csv")
 
 @dataclass(frozen=True)
 class Item:
-    """One image and its place in its picture."""
-
     name: str  # of its picture
     pixels: NDArray[np.uint8]  # the model's input (C, h, w)
     shape: int  # from 1; 1 without --split
@@ -134,7 +132,7 @@ def _coloured(upper: list[int], lower: list[int]) -> str:
 
 
 def _is_light(levels: list[int]) -> bool:
-    """Brightness by ITU-R BT.601."""
+    """By the brightness of ITU-R BT.601."""
     weights = (1000,) if len(levels) == 1 else (299, 587, 114)
     return sum(weight * level for weight, level in zip(weights, levels, strict=True)) >= 128_000
 

@@ -104,7 +104,7 @@ class Server:
             raise ProbeFailed(f"no answer: {error}", passing=late) from error
 
     def json(self, path: str, body: bytes | None = None) -> Any:
-        """The answer as JSON; raises ProbeFailed."""
+        """Raises ProbeFailed."""
         try:
             return json.loads(self.ask(path, body)[0])
         except ValueError as error:

@@ -85,7 +85,6 @@ def backend_files(pytriton: Path, python_version: str = PYTHON_VERSION) -> dict[
 
 
 def cache_folder(environment: Mapping[str, str]) -> Path:
-    """The parent of the assembled backend folders."""
     return Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vitbn"
 
 
@@ -207,7 +206,7 @@ def main() -> None:
 
 
 def _supervise(own: Mapping[str, Any], arguments: Sequence[str]) -> int:
-    """Runs a supervised server, or a fleet; `own` are the options of `serve`."""
+    """`own` are the options of `serve`."""
     from serving.supervisor import METRICS_PORT, supervise
 
     port = METRICS_PORT if own["supervisor_port"] is None else own["supervisor_port"]

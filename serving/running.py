@@ -31,7 +31,7 @@ class ServerFailed(RuntimeError):
 
 @dataclass(frozen=True)
 class Server:
-    """A ready server; the URLs are HOST:PORT."""
+    """URLs are HOST:PORT."""
 
     http_url: str
     grpc_url: str

@@ -111,7 +111,7 @@ def _published_config(model_dir: Path, chosen: Sequence[int]) -> pb.ModelConfig 
 
 
 def _served(message: pb.ModelConfig, present: Sequence[int]) -> list[int]:
-    """The versions that the version policy serves, ascending."""
+    """Ascending, by the version policy."""
     policy = message.version_policy
     kind = policy.WhichOneof("policy_choice")
     if kind == "all":

@@ -83,7 +83,7 @@ def bulk(
 def _job(
     inputs: tuple[str, ...], output: str, model: Path, image_column: str, id_column: str, part_rows: int | None
 ) -> tuple[Job, Output]:
-    """The output folder's job, planned if new."""
+    """Plans the job if the output folder is new."""
     from clients.bulk.job import Output, Settings, absolute, open_job
     from clients.bulk.network import Network, find_model
     from clients.bulk.planning import Planner
@@ -100,7 +100,7 @@ def _job(
 
 
 def _run(job: Job, output: Output, engine: str, share: tuple[int, int], processes: int) -> int:
-    """Does the missing parts; returns the exit code."""
+    """Returns the exit code."""
     from clients.bulk import by_processes, by_ray
     from clients.bulk.job import parts_to_do
     from clients.bulk.progress import Progress

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
 Shape = tuple[int, int, int]
 
-_BLOCK_BYTES = 1 << 20  # of pixels; they stay in the cache between reading and the network
-_LARGEST_PICTURE = 1 << 27  # bytes of a picture's file, held in memory
+_BLOCK_BYTES = 1 << 20  # of pixels; they stay in the cache
+_LARGEST_PICTURE = 1 << 27  # bytes, held in memory
 
 
 @dataclass
@@ -51,8 +51,6 @@ class Block:
 
 @dataclass(frozen=True)
 class Reader:
-    """Reads parts as a network's inputs."""
-
     shape: Shape
     preprocessing: Preprocessing
     settings: Settings
@@ -170,7 +168,7 @@ class Reader:
 
 
 def _damage() -> tuple[type[Exception], ...]:
-    """Readers' exceptions for damaged bytes. A damaged page of Parquet is an OSError, like failing storage."""
+    """Of readers, for damaged bytes. A damaged page of Parquet is an OSError, like failing storage."""
     import pyarrow as pa
 
     of_arrow = (pa.ArrowInvalid, pa.ArrowNotImplementedError)

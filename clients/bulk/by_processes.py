@@ -60,7 +60,6 @@ class _Worker:
         self._process: Any = None
 
     def start(self, part: Part, attempt: int) -> None:
-        """Sends a part; starts a process if needed."""
         if self._process is None:
             context = multiprocessing.get_context("spawn")
             self.connection, far_end = context.Pipe()
@@ -72,7 +71,7 @@ class _Worker:
             self.connection.send(part.to_line())
 
     def outcome(self) -> Outcome:
-        """Its part's outcome; also of a dead process."""
+        """Also of a dead process."""
         try:
             return cast(Outcome, self.connection.recv())
         except (EOFError, OSError):
@@ -92,7 +91,6 @@ class _Worker:
 
 
 def _serve(job: Job, connection: Connection) -> None:
-    """Does parts from the pipe until it ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the driver ends this process
     try:
         while True:

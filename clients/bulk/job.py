@@ -120,7 +120,6 @@ class Output:
         self._filesystem.put_file(str(file), f"{self._inner}/{name}")
 
     def read(self, name: str) -> bytes | None:
-        """A file's content, None if absent."""
         try:
             return bytes(self._filesystem.cat_file(f"{self._inner}/{name}"))
         except FileNotFoundError:
@@ -131,7 +130,7 @@ class Output:
         return file
 
     def done(self) -> set[int]:
-        """The numbers of the parts that have a file."""
+        """Numbers of the parts with a file."""
         names = (str(name).rpartition("/")[2] for name in self._filesystem.ls(self._inner, detail=False))
         return {int(match[1]) for name in names if (match := re.fullmatch(r"part-(\d+)\.parquet", name))}
 

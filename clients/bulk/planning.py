@@ -103,7 +103,7 @@ ImageForm = Literal["encoded", "bytes in a struct", "pixels"]
 
 
 def image_form(path: str, schema: Any, column: str, item_bytes: int) -> ImageForm:
-    """A Parquet file's form of the image column; raises InvalidImage for an unknown form.
+    """The form of a Parquet file's images; raises InvalidImage for an unknown form.
 
     Pixels are fixed_size_binary, or a list of uint8, of (C, H, W); binary is a picture's file, alone or as `bytes` of a
     struct.
@@ -144,7 +144,7 @@ def size_of(path: str) -> int | None:
 
 
 def _files(inputs: Sequence[str], noted: Callable[[str], None]) -> Iterator[str]:
-    """The files of all inputs in a fixed order; raises InvalidImage for an input without files."""
+    """In a fixed order; raises InvalidImage for an input without files."""
     for given in inputs:
         filesystem, inner = url_to_fs(given)
         full = _full_name(filesystem)
@@ -179,7 +179,7 @@ def _full_name(filesystem: Any) -> Callable[[str], str]:
 
 
 def _below(filesystem: Any, folder: str) -> Iterator[str]:
-    """The files in and below a folder, sorted within each; leaves out hidden names."""
+    """Files in and below a folder, sorted within each, without hidden names."""
     local = isinstance(filesystem, LocalFileSystem)  # its own walk asks for the size of every file
     for current, folders, files in os.walk(folder) if local else filesystem.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith((".", "_")))

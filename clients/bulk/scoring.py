@@ -55,7 +55,7 @@ def score_part(network: Network, reader: Reader, part: Part) -> pa.Table:
 
 
 def do_part(job: Job, line: str) -> Outcome:
-    """Scores the part of a line of the job's list and writes its file; raises OSError and ClientError."""
+    """Scores the part of a line of the job's list; raises OSError and ClientError."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -73,7 +73,7 @@ class IdxFile:
 
     @property
     def is_zipped(self) -> bool:
-        """Whether a row can only be reached through all rows before it."""
+        """Whether a row is only reached through all rows before it."""
         return isinstance(self._data, gzip.GzipFile)
 
     def __iter__(self) -> Iterator[NDArray[np.uint8]]:

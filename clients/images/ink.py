@@ -110,7 +110,7 @@ def _strokes(ink: Pixels, visible: Mask, strong: float) -> Mask:
 
 
 def _bounding_box(stroke: Mask) -> Box:
-    """The box around a mask's true pixels. Raises BlankImage if they are no digit."""
+    """Raises BlankImage if a mask's true pixels are no digit."""
     rows, columns = np.flatnonzero(stroke.any(axis=1)), np.flatnonzero(stroke.any(axis=0))
     left, top, right, bottom = int(columns[0]), int(rows[0]), int(columns[-1]) + 1, int(rows[-1]) + 1
     width, height = right - left, bottom - top
@@ -121,7 +121,7 @@ def _bounding_box(stroke: Mask) -> Box:
 
 
 def _surroundings(box: Box, scale: float, size: tuple[int, int]) -> Box:
-    """The box with its margin, times `scale`, inside a picture of this (width, height)."""
+    """The box with a margin, times `scale`, inside a picture of this (width, height)."""
     left, top, right, bottom = box
     margin = _MARGIN * max(right - left, bottom - top)
     return (
@@ -133,6 +133,6 @@ def _surroundings(box: Box, scale: float, size: tuple[int, int]) -> Box:
 
 
 def scaled_to(size: tuple[int, int], longer: int) -> tuple[int, int]:
-    """(width, height) with this longer side and the same aspect ratio."""
+    """(width, height) of the same aspect ratio."""
     width, height = (max(1, round(side * longer / max(size))) for side in size)
     return width, height

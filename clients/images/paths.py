@@ -47,7 +47,7 @@ def has_image_suffix(name: str) -> bool:
 
 
 def _folder(folder: str, failed: Report, noted: Report) -> Iterator[str]:
-    """The images of a folder, then of the folders below; links to folders are not followed."""
+    """The images of a folder, then of its folders; does not follow links."""
     waiting, taken, left_out = [folder], 0, 0
     while waiting:
         current = waiting.pop()

@@ -71,7 +71,7 @@ class Connection:
         await self._ask("register_system_shared_memory", region.name, region.key, region.size)
 
     async def unregister(self, region: Region) -> None:
-        """Makes the server forget a region; one try, no deadline."""
+        """One try, no deadline."""
         await self._servers[0].call("unregister_system_shared_memory", region.name)
 
     async def infer(

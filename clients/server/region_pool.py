@@ -67,7 +67,7 @@ class RegionPool:
             await self._discard()
 
     async def _discard(self, *regions: Region) -> None:
-        """Removes regions here; makes the server forget them and regions that it still used before."""
+        """Removes regions; makes the server forget them and regions that it still used before."""
         for region in regions:
             region.remove()
         unwanted, self._unwanted = [*self._unwanted, *regions], []
@@ -75,7 +75,7 @@ class RegionPool:
         self._unwanted += [region for region, done in zip(unwanted, forgotten, strict=True) if not done]
 
     async def _forget(self, region: Region) -> bool:
-        """Whether the server has forgotten the region; it keeps regions in use."""
+        """Whether the server has forgotten it; it keeps regions in use."""
         try:
             await asyncio.wait_for(self._connection.unregister(region), _PATIENCE_S)
         except ServerError:

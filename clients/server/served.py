@@ -18,8 +18,6 @@ from clients.server.connection import INPUT, OUTPUT, Connection
 
 @dataclass(frozen=True)
 class ServedModel:
-    """A model's configuration and metadata."""
-
     name: str
     family: str  # "vitbn", "vit", "vitbnffn" or "cnn"
     labels: tuple[str, ...]

@@ -83,7 +83,6 @@ class Transport:
         await self._client.close()
 
     def _refused(self, error: Any, heard: list[str]) -> ClientError:
-        """Turns tritonclient's error into ours."""
         words, status = _line(error.message() or ""), error.status()
         wait_s = _seconds(heard if self._is_http else _metadata(error))
         if self._is_http and error.debug_details() and status not in (*_PASSING, *_BUSY):  # not Triton's JSON
@@ -160,7 +159,7 @@ def _hear_retry_after(client: Any) -> None:
 
 
 def _metadata(error: Any) -> list[str]:
-    """The values of retry-after in a gRPC error."""
+    """Retry-after of a gRPC error."""
     call_error = error.__context__
     if not hasattr(call_error, "trailing_metadata"):
         return []

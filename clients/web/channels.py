@@ -96,7 +96,7 @@ def sender_of(address: str) -> str:
 
 
 def _make_room(channels: list[Channel], sender: str) -> bool:
-    """Closes a waiting connection at a bound; returns whether there is room for a new connection."""
+    """Closes a waiting connection at a bound; whether there is room for a new connection."""
     counts = Counter(each.sender for each in channels if not each.will_close)
     if counts[sender] >= CONNECTIONS_OF_ADDRESS:
         crowd = sender

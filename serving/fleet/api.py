@@ -47,7 +47,6 @@ class Api:
         threading.Thread(target=server.serve_forever, daemon=True).start()
 
     def say(self, text: str) -> None:
-        """Logs a line."""
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime())
         print(f"{stamp}Z fleet: {text}", file=sys.stderr, flush=True)
 

@@ -180,7 +180,7 @@ class Fleet:
         return 0
 
     def _tick(self) -> None:
-        """Waits a moment and restarts what has ended; raises Stopping."""
+        """Waits a moment; restarts what has ended; raises Stopping."""
         if self._stop.wait(TICK_S):
             raise Stopping
         for member in self._members:

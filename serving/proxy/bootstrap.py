@@ -47,7 +47,6 @@ def _bootstrap(settings: Settings, folder: str) -> dict[str, Any]:
 
 
 def _overload() -> dict[str, Any]:
-    """Bounds connections and memory."""
     connections = {
         "@type": f"{TYPES}.extensions.resource_monitors.downstream_connections.v3.DownstreamConnectionsConfig",
         "max_active_downstream_connections": CONNECTIONS,

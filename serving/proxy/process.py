@@ -103,7 +103,6 @@ class Proxy:
             self.process.wait()
 
     def _numbers(self, pattern: str) -> list[int]:
-        """The values of Envoy's statistics."""
         return [int(line.rpartition(":")[2]) for line in self.ask(f"stats?filter={pattern}").splitlines()]
 
 

@@ -24,7 +24,6 @@ CHOICES = 50
 
 
 def routes() -> list[dict[str, Any]]:
-    """Envoy's routes, in order."""
     calls = [*(GRPC + name for name in GRPC_CALLS), GRPC_HEALTH]
     http = [("GET", regex) for regex in READS] + [("POST", regex) for regex in ASKS]
     return [

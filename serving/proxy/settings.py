@@ -24,7 +24,6 @@ class Backend:
 
     @property
     def is_address(self) -> bool:
-        """Whether `host` is an IP address."""
         try:
             ipaddress.ip_address(self.host)
         except ValueError:

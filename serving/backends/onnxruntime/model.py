@@ -60,7 +60,7 @@ class OnnxRuntime:
         self.outputs = _tensors(session.get_outputs())
 
     def run(self, names: Sequence[str], feeds: Mapping[str, Array]) -> list[Array]:
-        """The outputs `names`; raises RunFailed."""
+        """Raises RunFailed."""
         rows = max(map(len, feeds.values())) if self.inner_batch else 0
         try:
             if rows <= self.inner_batch:

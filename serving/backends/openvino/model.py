@@ -55,7 +55,7 @@ class OpenVino:
         self.request = compiled.create_infer_request()
 
     def run(self, names: Sequence[str], feeds: Mapping[str, Array]) -> list[Array]:
-        """The outputs `names`; raises RunFailed."""
+        """Raises RunFailed."""
         try:
             values = self.request.infer(dict(feeds), share_inputs=True)
         except RuntimeError as error:

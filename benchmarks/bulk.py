@@ -1,8 +1,8 @@
 """A bulk run against plain ONNX Runtime, and its answers after kills: `python benchmarks/bulk.py --help`.
 
-In: the number of rows. Out as JSON: the rates of ONNX Runtime alone, on one core and with a process a core, and of
-`vitbn bulk` on the same cores, start included; its memory over time; whether every row came once after a worker and
-then the driver were killed. The rows are scikit-learn's digits, repeated, in an idx or a Parquet file.
+Out as JSON: the rates of ONNX Runtime alone, on one core and with a process per core, and of `vitbn bulk`, start
+included; its memory over time; whether every row came once after a worker and then the driver were killed. The rows are
+scikit-learn's digits, repeated.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
         async for prediction in classifier.stream(images):
             print(prediction.label, prediction.probability)
 
-At most `concurrency` requests are with the server, and twice as many batches in memory. Answers keep the images' order.
+At most `concurrency` requests are with the server, and twice as many batches in memory.
 """
 
 import asyncio

@@ -3,9 +3,8 @@
 In: a server's HTTP address. Out: one JSON object per probe and an exit code. Triton's own readiness stays 200 when a
 model's process is dead. The parameter `probe` of config.pbtxt holds the sample and each version's logits, so a
 container needs only click. A model without it gets zeros and must only answer. A version that refuses or delays the
-sample passes as `busy` if it answers other requests meanwhile.
-
-With `--every` and `--listen` it answers a proxy's health checks: 200 while the last verdict passes, else 503.
+sample passes as `busy` if it answers other requests meanwhile. `--every` with `--listen` answers a proxy's health
+checks.
 """
 
 from __future__ import annotations

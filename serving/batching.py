@@ -70,7 +70,7 @@ def answer(engine: Engine, outputs: Sequence[str], calls: Sequence[Call], batche
 def _answer_group(
     engine: Engine, outputs: Sequence[str], calls: Sequence[Call], batched: bool
 ) -> Sequence[Outputs | RunFailed]:
-    """Answers to calls of equal shapes; after a failed joint run, each call runs alone."""
+    """Answers to calls of equal shapes."""
     try:
         return _run(engine, outputs, calls, batched)
     except RunFailed as failure:

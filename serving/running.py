@@ -49,7 +49,7 @@ class Server:
 def running_server(
     repository: Path, arguments: Sequence[str] = (), timeout_s: float = 60, supervised: bool = False
 ) -> Iterator[Server]:
-    """Start `tritonserver` on `repository`, yield when ready, stop it at the end of the block.
+    """Yields when the server is ready.
 
     `arguments` are Triton's, except addresses and ports. Raises ServerFailed if the server stops or is not ready in
     time. `supervised`: by serving/supervisor.py; `pid` is then the supervisor's.

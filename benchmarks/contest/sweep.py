@@ -49,7 +49,7 @@ def run(
     missing: Missing,
     add: Callable[[Axis, list[Row]], None],
 ) -> None:
-    """Adds the rows of all points of the three axes; `options.seconds` is for all points together."""
+    """Adds the rows of all points of the three axes, which share `options.seconds`."""
     batches = batches or BATCHES
     share = replace(options, seconds=options.seconds / (len(batches) + len(DEPTHS) + len(DIMS)))
     middle = ModelConfig(depth=swept.depth)

@@ -2,8 +2,8 @@
 
 In: measured service times, a fleet, a rate for each hour. Out: latency percentiles, and the shares of requests that
 were refused, failed or repeated. The proxy is that of `vitbn proxy`: a request goes to the less busy of two servers
-drawn at random, is refused when the fleet has its limit in flight, and is repeated elsewhere when its server is down. A
-server answers one request at a time, in order, as a served model with one instance does.
+drawn at random, is refused when the fleet has its limit in flight, and is repeated elsewhere when its server is down.
+Like a served model with one instance, a server answers one request at a time, in order.
 
 A large fleet's day has too many requests, so each hour is a window of `requests` requests. The servers that are down at
 its start are drawn from the shares of time; within it servers fail and come back.

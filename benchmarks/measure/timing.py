@@ -168,7 +168,7 @@ def time_interleaved(
 
 
 def finished_rounds(measure: Callable[[], dict[str, Durations]], use: Callable[[dict[str, Durations]], object]) -> None:
-    """Passes the measured rounds to `use`, at Ctrl-C the finished ones, and then re-raises KeyboardInterrupt."""
+    """Passes the finished rounds to `use`, at Ctrl-C too, and then re-raises KeyboardInterrupt."""
     try:
         measured = measure()
     except Interrupted as stop:

@@ -1,4 +1,4 @@
-"""Pictures to images for models of photos: the middle of the picture in the model's size, grey or in colour.
+"""Pictures to images for models of photos.
 
 Nothing is inverted or searched for. Fashion-MNIST's garments are light on black; pictures for its models must be too.
 A picture of the model's size stays unchanged.

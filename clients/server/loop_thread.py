@@ -1,4 +1,4 @@
-"""An event loop in its own thread, for programs without one."""
+"""An event loop in its own thread, for programs without a loop."""
 
 import asyncio
 import concurrent.futures

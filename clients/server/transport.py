@@ -15,7 +15,7 @@ _BUSY = ("StatusCode.RESOURCE_EXHAUSTED", "429")
 _PASSING = ("StatusCode.UNAVAILABLE", "502", "503", "504")  # busy or starting, or a proxy says so
 _BUSY_WORDS = re.compile(r"maximum queue size|timeout expired|overload|overflow|too busy|too many", re.IGNORECASE)
 _NOT_FOUND = ("StatusCode.NOT_FOUND", "404")
-# gRPC reports an unreachable server with the status of a busy one.
+# gRPC gives an unreachable server the status of a busy server.
 _GRPC_UNCONNECTED = ("failed to connect", "errors resolving", "DNS resolution failed")
 _LONGEST_WORDS = 500  # characters of a server's message in an error
 # By default gRPC pauses up to two minutes before it dials again.

@@ -1,7 +1,7 @@
 """The application: the page's files and two requests; every failure is one line of JSON.
 
 GET  /                         the page
-GET  /api/models               the models on the server, the preferred one, the accepted files
+GET  /api/models               the models on the server, the preferred model, the accepted files
 POST /api/classify?model=NAME  an image file as the body -> the model's prediction, and the image it saw
 """
 

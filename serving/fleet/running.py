@@ -75,7 +75,7 @@ class RunningFleet:
 
 @contextmanager
 def running_fleet(repository: Path, count: int = 2, arguments: Sequence[str] = ()) -> Iterator[RunningFleet]:
-    """Starts a fleet, yields when every server answers right, stops it. Raises ServerFailed."""
+    """Yields when every server answers right. Raises ServerFailed."""
     with tempfile.TemporaryDirectory(prefix="fleet-") as folder:
         first, (http, grpc) = _free_block(count), free_ports(2)
         own = first + PORTS_EACH * count

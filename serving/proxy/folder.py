@@ -1,4 +1,4 @@
-"""The proxy's folder, written atomically and checked by the real Envoy; the path of that Envoy."""
+"""The proxy's folder, and its Envoy."""
 
 from __future__ import annotations
 

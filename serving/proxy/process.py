@@ -108,7 +108,7 @@ class Proxy:
 
 @contextmanager
 def running_proxy(settings: Settings) -> Iterator[Proxy]:
-    """Starts Envoy, yields when ready, stops it at the end of the block. Raises ProxyError."""
+    """Yields when Envoy is ready. Raises ProxyError."""
     with tempfile.TemporaryDirectory(prefix="proxy-") as folder:
         proxy = Proxy(settings, Path(folder), Path(folder, "envoy.log"))
         try:

@@ -1,4 +1,4 @@
-"""Small batches of CIFAR-10 in its two real formats: binary records, and dictionaries as Python 2 pickled them."""
+"""Small batches of CIFAR-10 in its two formats: binary records, and dictionaries pickled by Python 2."""
 
 import struct
 from pathlib import Path
@@ -18,7 +18,7 @@ def write_binary(folder: Path, batches: dict[str, tuple[np.ndarray, np.ndarray]]
 
 
 def write_pickled(folder: Path, batches: dict[str, tuple[np.ndarray, np.ndarray]]) -> Path:
-    """Each batch as a dictionary pickled with protocol 2, byte for byte as that Python version writes it."""
+    """Each batch as a dictionary, byte for byte as Python 2 pickles it (protocol 2)."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, (images, labels) in batches.items():
         (folder / name).write_bytes(pickled(images.reshape(len(images), -1), labels))

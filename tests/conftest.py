@@ -13,8 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 
-# A shell script starts what it sends to the background with SIGINT ignored, and children inherit that; some tests
-# interrupt theirs.
+# A shell script's background jobs ignore SIGINT, and so do their children; some tests interrupt children.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
@@ -27,7 +26,7 @@ def _there(path: Path, what: str) -> Path:
 
 @pytest.fixture(scope="session", autouse=True)
 def _one_registry() -> None:
-    """PyTorch's exporter compiles its table of operators in every call, a quarter of an export; here once a process."""
+    """PyTorch's exporter compiles its operator table in every call, a quarter of the time; here once a process."""
     from torch.onnx._internal.exporter._registration import ONNXRegistry
 
     ONNXRegistry.from_torchlib = staticmethod(functools.cache(ONNXRegistry.from_torchlib))  # type: ignore[method-assign]

@@ -29,7 +29,7 @@ LISTED = subprocess.run(
     check=True,
 ).stdout.split()
 PAGES = [name for name in LISTED if (ROOT / name).is_file()]
-STUDIES = "benchmarks/results/studies/"  # pages of results; their commands leave out what belongs to a machine
+STUDIES = "benchmarks/results/studies/"  # pages of results; their commands omit paths of a machine
 PROGRAMS = ("python ", "vitbn ", "tritonserver", "make ", "pip ", "pytest ")
 TOOLS = {"source", "curl", "cd", "docker", "torchrun", "envoy", "kill", "prometheus", "prometheus-alertmanager"}
 

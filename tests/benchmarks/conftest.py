@@ -12,5 +12,5 @@ def three_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def any_rounds(monkeypatch: pytest.MonkeyPatch, three_rounds: None) -> None:
-    """Durations with equal rounds, as users see them."""
+    """Without the tests' limit of rounds."""
     monkeypatch.delenv(ROUNDS_VARIABLE)

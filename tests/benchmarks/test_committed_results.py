@@ -25,7 +25,7 @@ def sources() -> Sources:
 
 @pytest.fixture(scope="module")
 def drawn(sources: Sources) -> tuple[list[Block], dict[str, list[int]]]:
-    """The page, and the number of ticks on each numeric axis of its plots."""
+    """The page, and the ticks on each numeric axis of its plots."""
     counted: dict[str, list[int]] = {}
     real = plots.picture
 

@@ -49,7 +49,7 @@ def test_every_row_of_every_benchmark_is_the_same_as_itself(make: object, tmp_pa
 
 
 def test_the_interval_is_that_of_runs_apart() -> None:
-    """With 2 % spread a change of 10 % is seen, 0.1 % is not; equal numbers give equal intervals."""
+    """With 2 % spread it sees a change of 10 %, not of 0.1 %; equal numbers give equal intervals."""
     samples = [ns / 1e6 for ns in sample.samples_ns(100.0, seed=1, rounds=15)]
     other = [ns / 1e6 for ns in sample.samples_ns(100.0, seed=2, rounds=15)]
     assert verdict(ratio_of_runs(samples, [1.1 * ms for ms in other])) == "slower"

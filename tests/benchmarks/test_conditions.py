@@ -14,11 +14,11 @@ from models.data import load_dataset
 
 IMAGES = 20  # of each source: twice every digit, for the strokes
 MNIST_IMAGES = 25  # a condition
-SLOW_S = 1200  # where other work holds the cores; half a minute on a free one
+SLOW_S = 1200  # on busy cores; half a minute on free cores
 MOST_LOST = 1.0  # percentage points, against the same images as in the file
 
-# Per cent of IMAGES digits, one or two below the value measured on 60. scikit-learn's digits have 8x8 pixels; the
-# fine pen follows their skeleton, which often shows no digit.
+# Per cent of IMAGES digits, slightly below the share measured on 60. scikit-learn's digits have 8x8 pixels; the fine
+# pen follows their skeleton, which often shows no digit.
 LEAST = {"strokes": 95, "scikit-learn": 70}
 LEAST_WITH_A_FINE_PEN = {"strokes": 95, "scikit-learn": 50}
 
@@ -35,7 +35,7 @@ def inks():
 
 @pytest.fixture(scope="module")
 def on_backgrounds(judge, mnist_dir):
-    """For every condition: correct images on the background, and correct images in the file."""
+    """For every condition: correct answers on the background, and for the images as in the file."""
     images, labels = sources.test_images(load_dataset("mnist", mnist_dir), MNIST_IMAGES * len(CONDITIONS))
     right = {}
     # Every condition has its own images, to make the total large.
@@ -67,7 +67,7 @@ def test_mnist_on_backgrounds_loses_at_most_a_point(on_backgrounds):
 @pytest.mark.slow
 @pytest.mark.timeout(SLOW_S)
 def test_no_condition_alone_loses_much(on_backgrounds):
-    """Each image is worth four points; three points would leave nothing to chance."""
+    """One image of 25 is four points, so chance may cost two."""
     lost = {condition: int(raw.sum() - kept.sum()) for condition, (kept, raw) in on_backgrounds.items()}
     assert {condition: count for condition, count in lost.items() if count > 2} == {}
 

@@ -48,7 +48,7 @@ def test_a_stall_is_in_the_latency_of_all_that_was_due_meanwhile() -> None:
 
     opened, closed = asyncio.run(both())
     assert len(opened.latencies_s) == 100
-    # About 30 of 100 requests were due during the stall; the first of them waited all of it, the others the rest.
+    # About 30 of 100 requests were due during the stall: the first waited for all of it, the others for the rest.
     assert 20 <= (opened.latencies_s > 0.02).sum() <= 60
     assert sample(opened.latencies_s, 0, None).p99_ms > 800 * STALL_S
     # A client that waits for answers sends one request in that time and sees the stall once.

@@ -29,7 +29,7 @@ def study(tmp_path: Path) -> Path:
         high = {"test_accuracy": None, "largest_fall": None}
         row = {"model": model, "folds": model == "vit-dfn", "high": high, "checkpoint": path.name}
         rows.append(row | {"usual": {"test_accuracy": accuracy}, "of_layer_norm": 1.5})
-    for model, accuracy in (("vit-repbn", 0.1), ("vit-un", None)):  # whose checkpoints, if any, nobody opens
+    for model, accuracy in (("vit-repbn", 0.1), ("vit-un", None)):  # their checkpoints are not opened
         rows.append({"model": model, "checkpoint": "none", "usual": {"test_accuracy": accuracy}})
     (tmp_path / "study/norms.json").write_text(json.dumps({"derived": rows}))
     return tmp_path / "study"

@@ -21,8 +21,8 @@ def event(name: str, operator: str, us: int, inputs: list[list[int]], output: li
     [
         ("MatMul", [[8, 17, 64]], [8, 17, 512], 2 * 8 * 17 * 512 * 64),
         ("MatMul", [[8, 17, 64], [64, 512]], [8, 17, 512], 2 * 8 * 17 * 512 * 64),
-        ("FusedMatMul", [[8, 64, 17], [8, 64, 32]], [8, 17, 32], 2 * 8 * 17 * 32 * 64),  # the left one transposed
-        ("MatMul", [[1, 8, 64], [32, 64, 17]], [32, 8, 17], 2 * 32 * 8 * 17 * 64),  # the left one for all images
+        ("FusedMatMul", [[8, 64, 17], [8, 64, 32]], [8, 17, 32], 2 * 8 * 17 * 32 * 64),  # left factor transposed
+        ("MatMul", [[1, 8, 64], [32, 64, 17]], [32, 8, 17], 2 * 32 * 8 * 17 * 64),  # left factor without a batch
         ("Gemm", [[8, 64], [10, 64], [10]], [8, 10], 2 * 8 * 10 * 64),
         ("Conv", [[8, 1, 28, 28], [64, 1, 7, 7], [64]], [8, 64, 4, 4], 2 * 8 * 64 * 16 * 49),
         ("Softmax", [[8, 17, 17]], [8, 17, 17], None),

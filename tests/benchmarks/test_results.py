@@ -177,7 +177,7 @@ def test_it_says_before_it_starts_how_long_it_takes(
 
 
 def test_at_most_is_kept_where_three_rounds_fit() -> None:
-    """No round starts that would end after the budget, judged by the durations, not the machine."""
+    """No round starts that would end after the budget, by the rounds' own durations."""
     measured = time_interleaved({"a": lambda: time.sleep(0.25)}, 1.2)
     taken_s = [ns / 1e9 for ns in measured["a"].samples_ns]
     assert len(taken_s) in (3, 4)

@@ -62,7 +62,7 @@ def scribbles(count: int = 200, seed: int = 0) -> list[Image.Image]:
 def rows_of_digits(
     images: np.ndarray, length: int = 3, count: int = 200, seed: int = 0
 ) -> list[tuple[Image.Image, list[int]]]:
-    """Pictures of digits side by side, and the numbers of their images in (n, 28, 28), ink 255."""
+    """Pictures of digits side by side, drawn from images (n, 28, 28), ink 255; and the digits' indices."""
     rng = np.random.default_rng(seed)
     rows = []
     for _ in range(count):

@@ -1,6 +1,6 @@
 """A server with Triton's two protocols that counts its requests and fails on demand.
 
-The logits of an image are simple functions of the sum of its pixels, so that every answer can be checked.
+An image's logits follow from the sum of its pixels, so every answer can be checked.
 """
 
 import json
@@ -28,12 +28,12 @@ def expected_logits(images: np.ndarray) -> np.ndarray:
 
 
 class StandIn:
-    """The model `net` on this machine; `urls` has the addresses that `serving` opened.
+    """The model `net` on this machine; `serving` adds its address to `urls`.
 
-    before:      is called in the server's thread before each inference with its number from 0 on, and may sleep; a true
-                 result is the message of a refusal because the server is unavailable.
+    before:      called in the server's thread with the number of each inference, from 0; may sleep; returns the message
+                 of a refusal, or nothing.
     retry_after: seconds that a refusal asks to wait.
-    parameters:  of the model's configuration, beside its description.
+    parameters:  of the model's configuration, besides its description.
     """
 
     def __init__(self, before: Callable[[int], str | None] = lambda number: None, max_batch_size: int = 4) -> None:
@@ -86,7 +86,7 @@ class Certificates:
 def _http(stand_in: StandIn, address: str, tls: Certificates | None) -> Iterator[int]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
-        wbufsize = -1  # head and body in one packet: a second one waits 40 ms
+        wbufsize = -1  # head and body in one packet: a second packet waits 40 ms
 
         def do_GET(self) -> None:
             if self.path.endswith("/ready"):

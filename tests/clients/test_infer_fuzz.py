@@ -26,7 +26,7 @@ def server():
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A folder with one good picture, one bad one, and an idx file."""
+    """A folder with a good picture, a bad picture and an idx file."""
     folder = tmp_path_factory.mktemp("fuzz")
     (folder / "good.png").write_bytes(PICTURE)
     (folder / "bad.png").write_bytes(PICTURE[:50])

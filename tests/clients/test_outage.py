@@ -105,7 +105,7 @@ def test_an_outage_loses_no_answer(repository, tmp_path):
         with tritonserver(repository, ports, tmp_path / "log"):
             assert [each.result(START_S) for each in waiting] == [expected * 2] * len(WAYS)
             for classifier in [*hasty, *patient]:
-                for _ in range(3):  # a connection may be an old one
+                for _ in range(3):  # a connection may be old
                     again = threads.submit(indices, classifier, IMAGES)
                     assert again.result(START_S) == expected
     for classifier in [*hasty, *patient]:

@@ -21,7 +21,7 @@ from clients.probe import Probe, probe_server
 from serving.running import Server, running_server
 
 pytestmark = pytest.mark.live
-PATIENCE_S = 5.0  # where the test is not about the second that a probe may take
+PATIENCE_S = 5.0  # in tests that are not about the probe's own second
 COMPLETE = ["--disable-auto-complete-config"]
 
 
@@ -104,7 +104,7 @@ def test_a_dead_or_stopped_model_fails_though_the_server_says_ready(own: Path, f
                 assert answer.status == 200
         found = probe_server(server.http_url)
         assert (found.ok, states(found)) == (False, {"failed"})
-        for pid in (*of_model, server.pid):  # neither ends of itself now
+        for pid in (*of_model, server.pid):  # the fault keeps them from ending
             os.kill(pid, signal.SIGKILL)
 
 

@@ -1,8 +1,8 @@
-"""What the calibrated confidence of the shipped ViTBN refuses when it refuses 1 % of MNIST's digits.
+"""What the shipped ViTBN's calibrated confidence refuses at a limit that refuses 1 % of MNIST's digits.
 
-Over all 10,000 test digits the limit is 0.940, and 99.86 % of the remaining answers are right. It refuses 34 % of the
-letters (43 % of those that look like no digit), 44 % of scribbles, 81 % of noise that is not refused as blank. Of rows
-of three digits the confidence refuses 31 %; all of them are reported as several shapes.
+Over all 10,000 test digits the limit is 0.940, and 99.86 % of the remaining answers are right. It refuses 34 % of
+letters (43 % of those unlike any digit), 44 % of scribbles, and 81 % of noise that is not refused as blank. It refuses
+31 % of rows of three digits; all of them are reported as several shapes.
 """
 
 import gzip

@@ -1,6 +1,6 @@
 """Parts for the tests and the screenshot of the page.
 
-All of them are real: tritonserver, `python clients/web/app.py` as a child process, Debian's Chromium.
+All are real: tritonserver, `python clients/web/app.py` as a child process, Debian's Chromium.
 """
 
 import shutil

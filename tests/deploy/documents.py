@@ -46,7 +46,7 @@ def overlay(name: str, instead: Mapping[Path, Any] = MappingProxyType({})) -> li
 
 
 def misspelt(document: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Some fields below the first level, each misspelt in turn, with its path; free keys are left alone."""
+    """Some fields below the first level, misspelt in turn, with their paths; free keys stay."""
     fields = list(_fields(document, ()))
     for path in fields[:: max(1, len(fields) // MOST)]:
         changed = deepcopy(document)

@@ -1,7 +1,7 @@
-"""The manifests fit the strict schemas of Kubernetes, KServe's own fit those written here; a misspelt field does not.
+"""The manifests fit Kubernetes' strict schemas, and KServe's kinds the schemas below; a misspelt field does not fit.
 
-Nothing here runs on a cluster. KServe publishes its schemas as large CRDs only, so `KSERVE` states the fields in use,
-from pkg/apis/serving/v1alpha1 and v1beta1 of kserve/kserve; their containers are checked as those of a pod.
+No cluster is needed. KServe publishes its schemas only as large CRDs, so `KSERVE` states the fields in use, from
+pkg/apis/serving/v1alpha1 and v1beta1 of kserve/kserve; their containers are checked as a pod's.
 """
 
 from pathlib import Path

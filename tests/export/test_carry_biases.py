@@ -71,7 +71,7 @@ def test_where_no_bias_costs_anything_none_is_carried() -> None:
     [
         *(("_of_equal_tokens", model) for model in ("vitbn", "vitbnffn", "vit")),
         *(("_shift_instead_of_bias", model) for model in ("vitbn", "vitbnffn", "vit")),
-        ("_shift_rows", "vitbn"),  # the residual streams of the others begin as they are
+        ("_shift_rows", "vitbn"),  # the other networks shift no rows at the start
     ],
 )
 def test_a_wrong_shift_is_seen(part: str, model: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,7 +38,7 @@ def zeros() -> Dataset:
 
 
 def engines(monkeypatch: pytest.MonkeyPatch, quick: Candidate, wrong: str | None = None) -> None:
-    """Every candidate sleeps but `quick`; the precision `wrong` finds the wrong class for a quarter of the images."""
+    """Every candidate but `quick` sleeps; the precision `wrong` gives a wrong class for a quarter of the images."""
 
     def start(files: object, candidate: Candidate) -> Classifier:
         def classify(images: np.ndarray) -> np.ndarray:

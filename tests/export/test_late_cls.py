@@ -62,7 +62,7 @@ def test_the_last_block_is_absorbed_with_its_own_heads() -> None:
     assert attention.heads == 32
     assert macs_per_image(before) == 559_936
     rewritten, _ = apply(network(CONFIGS[-1]), ALL, ())
-    token = 32 * 32  # a score, a share of the output and its projection; the projection of the share alone is left
+    token = 32 * 32  # score and share of the output, less the projected share
     assert macs_per_image(rewritten) == 559_936 - token - 128 * (32 - 10)
 
 

@@ -82,7 +82,7 @@ def test_wrong_engine_is_refused(graph: bytes, digits: Dataset, monkeypatch: pyt
 
 
 def test_missing_openvino_is_one_line(graph: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "openvino", None)  # an import of it fails, as where it is not installed
+    monkeypatch.setitem(sys.modules, "openvino", None)  # its import fails, as if it were not installed
     with pytest.raises(Unavailable, match="OpenVINO is not installed: pip install openvino"):
         openvino_classifier(graph, bfloat16=False)
 

@@ -355,7 +355,7 @@ def test_a_version_that_cannot_be_loaded_leaves_the_old_one_serving(folder: Path
         load.wait_for(5)
         assert served(folder / "vitbn") == [3, 5]
         assert not load.failures
-    with running_server(folder):  # which loads whatever config.pbtxt names, or stops
+    with running_server(folder):  # loads what config.pbtxt names, or stops
         pass
 
 

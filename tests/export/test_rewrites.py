@@ -31,7 +31,7 @@ from models.norms import TokenNorm, anneal
 NEVER_FOLD = ("vit-dtn", "vit-minmax", "vit-zscore")
 FOLD = [name for name in TRANSFORMER_NAMES if name not in NEVER_FOLD]
 NARROW = ModelConfig(depth=1, heads=32, dim_head=16, mlp_dim=256)
-LIKE_VITBN = [name for name in FOLD if name not in ("vit", "vitbnffn")]  # no norm is left of these
+LIKE_VITBN = [name for name in FOLD if name not in ("vit", "vitbnffn")]  # these keep no norm
 
 
 @st.composite

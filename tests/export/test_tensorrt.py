@@ -70,7 +70,7 @@ def test_an_engine_that_is_wrong_at_its_largest_batch_alone() -> None:
 
 def test_what_float16_cannot_tell_apart_is_left_out() -> None:
     def two_classes(first: float) -> Callable[[Images], Logits]:
-        # Every other image is decided, the others by less than float16 can tell.
+        # Every other image is clearly decided; the rest are closer than float16 can tell.
         return lambda images: np.where(images[:, :1, 0, 0] > 127, [[5.0, 0.0]], [[first, 1.0]]).astype(np.float32)
 
     images = IMAGES.copy()

@@ -1,7 +1,7 @@
-"""The real bindings of TensorRT 10 and 11: every name, member and keyword that the project and Polygraphy use is there.
+"""The real bindings of TensorRT 10 and 11 have every name, member and keyword that the project and Polygraphy use.
 
-TensorRT's own libraries are not, so the whole command is rehearsed over stubs of them, see rehearsal.py: what it asks
-of TensorRT is checked against the bindings, and what surrounds the engine is run.
+TensorRT's own libraries are missing, so the whole command runs over stubs of them (rehearsal.py), which check its calls
+against the bindings.
 """
 
 import importlib.util

@@ -20,7 +20,7 @@ from models.data import load_digits
 from models.registry import build, randomise_norms
 
 SMALL = ModelConfig(depth=2, dim=24, heads=2, dim_head=8, mlp_dim=40)
-FAMILIES = ("vit", "vitbnffn", "vitbn", "cnn", "dnnbn")  # once rewritten, the others that fold are as vitbn
+FAMILIES = ("vit", "vitbnffn", "vitbn", "cnn", "dnnbn")  # rewritten, the other folding networks equal vitbn
 VARIANT = replace(SMALL, pool="mean", pos_emb="pe1d", bn_features="one", qkv_bias=True)
 
 

@@ -64,7 +64,7 @@ def test_failed_batch_is_run_one_by_one(engine: Doubler, bad: int) -> None:
 
 def test_failure_in_one_group_leaves_the_other_together(engine: Doubler) -> None:
     assert answers(engine, [[1, 1]], [[-1]], [[2, 2]], [[3]]) == [[[2, 2]], "negative", [[4, 4]], [[6]]]
-    assert engine.runs == 4  # the pair of two, the pair of one, then each of the latter by itself
+    assert engine.runs == 4  # width 2 together; width 1 together, then each alone
 
 
 def test_without_batches_each_request_runs_alone(engine: Doubler) -> None:

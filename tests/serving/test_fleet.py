@@ -1,4 +1,4 @@
-"""`vitbn serve --servers 2`: what is killed, restarted or published behind the proxy, no client sees."""
+"""`vitbn serve --servers 2`: clients notice no kill, restart or publication behind the proxy."""
 
 import json
 import signal
@@ -40,7 +40,7 @@ def right(fleet: RunningFleet) -> bool:
 
 @contextmanager
 def traffic(fleet: RunningFleet) -> Iterator[Verdicts]:
-    """Two clients that do not try again; what they found is whole after the block."""
+    """Two clients without retries; the verdicts are complete after the block."""
     stop, verdicts = threading.Event(), Verdicts()
     asker = Asker(fleet.http_url, "linear", SAMPLE, expected_logits(SAMPLE))
     thread = threading.Thread(target=lambda: vars(verdicts).update(vars(asker.closed_loop(2, stop.is_set))))
@@ -107,7 +107,7 @@ def test_the_own_port_refuses_what_no_server_has(fleet: RunningFleet) -> None:
 @pytest.mark.live
 @pytest.mark.slow
 def test_it_ends_with_exit_code_0_and_leaves_nothing(fleet: RunningFleet) -> None:
-    """The last test of this fleet. Its children are in sessions of their own."""
+    """The last test of this fleet; its children have their own sessions."""
     family = psutil.Process(fleet.process.pid).children(recursive=True)
     fleet.process.send_signal(signal.SIGTERM)
     assert fleet.process.wait(30) == 0

@@ -108,7 +108,7 @@ def test_what_changes_nothing_is_taken(backend: ModuleType) -> None:
 
 
 def test_missing_openvino_is_one_line(backend: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setitem(sys.modules, "openvino", None)  # an import of it fails, as where it is not installed
+    monkeypatch.setitem(sys.modules, "openvino", None)  # its import fails, as if it were not installed
     with pytest.raises(ModelRefused) as refusal:
         backend.TritonPythonModel().load(tmp_path / "model.onnx", config(), {"model_instance_kind": "CPU"})
     assert str(refusal.value) == f"OpenVINO is not installed in {sys.prefix}: pip install openvino"

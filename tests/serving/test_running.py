@@ -97,7 +97,7 @@ def test_killed_server_leaves_nothing(tmp_path: Path) -> None:
         assert regions
         os.kill(server.pid, signal.SIGKILL)
     for folder in set(Path("/tmp").glob("python_env_*")) - before:
-        folder.rmdir()  # empty, and no server but the killed one could have told which is its own
+        folder.rmdir()  # empty; only the killed server knew whose it is
     assert not any(region.exists() for region in regions)
     with pytest.raises(ProcessLookupError):
         os.killpg(server.pid, 0)

@@ -85,7 +85,7 @@ def test_unloading_ends_the_stub_and_frees_its_memory(
     server: Server, client: http.InferenceServerClient, engine: str
 ) -> None:
     processes, memory = stubs(server), shared_memory(server)
-    for _ in range(2):  # and the same again: nothing that was left is in the way
+    for _ in range(2):  # twice: nothing left behind is in the way
         client.load_model(engine)
         check_answers(client, engine)
         stub = stubs(server) - processes

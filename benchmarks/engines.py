@@ -29,7 +29,7 @@ REQUESTS = (2, 8, 32)  # one-image requests in one call of the backend
 
 
 class LoadedModel:
-    """A classifier with the interface of a loaded model."""
+    """A classifier as the backend's loaded model."""
 
     inputs: Mapping[str, Tensor] = {}
     outputs: Mapping[str, Tensor] = {}
@@ -38,7 +38,7 @@ class LoadedModel:
         self.classify = classify
 
     def run(self, names: Sequence[str], feeds: Mapping[str, Array]) -> list[Array]:
-        """The logits of the images in `feeds`, its only tensor."""
+        """`feeds` holds one tensor: the images."""
         return [self.classify(images) for images in feeds.values()]
 
 

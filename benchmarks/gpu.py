@@ -85,7 +85,7 @@ def gpu(dry_run: bool, output: Path) -> None:
 
 
 def check(step: Step) -> None:
-    """Imports the command and parses its options; raises ClickException for wrong options."""
+    """Raises ClickException for a missing command or wrong options."""
     try:
         command: click.Command = getattr(importlib.import_module(step.module), step.name)
         command.make_context(step.name, [*step.arguments])

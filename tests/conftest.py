@@ -34,7 +34,7 @@ def _one_registry() -> None:
 
 @pytest.fixture
 def processor_time_s() -> Callable[[list[str]], float]:
-    """Runs a command that must succeed; returns its processor time in seconds, independent of the machine's load."""
+    """Runs a command that must succeed; its processor time in seconds, independent of the machine's load."""
 
     def run(command: list[str]) -> float:
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -66,7 +66,7 @@ def shared_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def trained(shared_dir: Path) -> Path:
-    """A ViTBN of depth 2 with over 95 % on scikit-learn's digits; one worker trains it, the others wait."""
+    """A ViTBN of depth 2 with over 95 % on scikit-learn's digits; one worker trains, the others wait."""
     from models.config import ModelConfig
     from models.data import load_digits
     from models.training import TrainingOptions, train

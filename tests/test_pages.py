@@ -35,12 +35,12 @@ TOOLS = {"source", "curl", "cd", "docker", "torchrun", "envoy", "kill", "prometh
 
 
 def prose(name: str) -> str:
-    """The page without its fenced blocks."""
+    """Without fenced blocks."""
     return re.sub(r"^```.*?^```", "", (ROOT / name).read_text(), flags=re.DOTALL | re.MULTILINE)
 
 
 def shell_lines(text: str) -> Iterator[str]:
-    """The command lines of fenced sh blocks, of indented blocks and in backticks, continued lines joined."""
+    """Command lines in fenced sh blocks, indented blocks and backticks; continued lines are joined."""
     for block in re.findall(r"^```sh\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
         yield from block.replace("\\\n", " ").splitlines()
     outside = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
@@ -50,7 +50,7 @@ def shell_lines(text: str) -> Iterator[str]:
 
 
 def is_command(text: str) -> bool:
-    """Whether it is a command line, not only a program's name."""
+    """Not only a program's name."""
     return text.startswith(PROGRAMS) and len(text.split()) > 1
 
 
@@ -69,7 +69,7 @@ def script(path: str) -> click.Command:
 
 
 def parse(command: click.Command, words: list[str], line: str) -> None:
-    """Fails unless click accepts the words; runs nothing, files need not exist."""
+    """Fails unless click accepts the words; files need not exist."""
     context = click.Context(command, info_name=command.name, **command.context_settings)
     options, left, _ = command.make_parser(context).parse_args(list(words))
     if isinstance(command, click.Group):
@@ -93,7 +93,7 @@ def parse(command: click.Command, words: list[str], line: str) -> None:
 
 
 def check(line: str) -> None:
-    """Fails if the command line names a missing program, target, extra or option."""
+    """Fails for a missing program, target, extra or option."""
     words = shlex.split(line, comments=True)
     if not words:
         return
@@ -138,7 +138,7 @@ def server_options() -> set[str]:
 
 
 def options_of(command: click.Command) -> set[str]:
-    """Every option of the command and of those below it."""
+    """With those of its subcommands."""
     own = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
     if not isinstance(command, click.Group):
         return own
@@ -149,7 +149,7 @@ def options_of(command: click.Command) -> set[str]:
 
 @cache
 def known_options() -> set[str]:
-    """The options of all commands and of the programs that pages mention."""
+    """Of all commands, and of the programs that pages mention."""
     folders = ("models", "export", "serving", "clients", "clients/web", "benchmarks")
     scripts = [path for folder in folders for path in sorted((ROOT / folder).glob("*.py"))]
     commands = [path.relative_to(ROOT).as_posix() for path in scripts if "\nif __name__ ==" in path.read_text()]
@@ -192,7 +192,7 @@ def test_a_wrong_command_line_is_noticed(line: str) -> None:
 
 
 def anchors(page: Path) -> set[str]:
-    """The anchors of the headings, as GitHub makes them."""
+    """As GitHub makes them from headings."""
     headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -220,7 +220,7 @@ def test_front_pages_stay_short() -> None:
 
 
 def table(name: str, heading: str) -> list[list[str]]:
-    """The cells of the first table under that heading, without its head."""
+    """Cells of the first table under that heading, without its head."""
     section = (ROOT / name).read_text().split(f"\n## {heading}\n")[1].split("\n## ")[0]
     rows = [line for line in section.splitlines() if line.startswith("|")]
     return [[cell.strip(" *") for cell in row.strip("|").split("|")] for row in rows[2:]]

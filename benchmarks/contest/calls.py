@@ -17,7 +17,7 @@ BUFFERS = 4
 
 
 class TimedCall:
-    """Classifies the next `batch` of `images` at each call and waits for the device."""
+    """Classifies the next `batch` of `images` and waits for the device."""
 
     def __init__(self, run: Run, images: Images, batch: int, micro_batch: int, device: Device) -> None:
         self.run, self.device = run, device
@@ -45,7 +45,7 @@ class TimedCall:
         return logits
 
     def with_copies(self) -> None:
-        """A call on CUDA with images from pinned memory and logits back into it."""
+        """On CUDA, with images from pinned memory and logits back into it."""
         import torch
 
         if self.pinned is None:
@@ -58,7 +58,7 @@ class TimedCall:
 
 
 def classify(run: Run, images: Images, micro_batch: int, device: Device) -> Logits:
-    """The logits of `images`, float32 (n, classes), in the host's memory."""
+    """Logits float32 (n, classes), in the host's memory."""
     parts = [_fetch(run(_place(part, device)), device) for part in _split(images, micro_batch)]
     logits: Logits = np.concatenate(parts)
     return logits

@@ -10,7 +10,7 @@ from benchmarks.contest.runtimes import Device
 
 
 def choose(wanted: str) -> Device:
-    """The device for `auto`, `cpu` or `cuda`; raises ClickException for a missing or failing GPU."""
+    """`wanted`: `auto`, `cpu` or `cuda`. Raises ClickException for a missing or failing GPU."""
     if wanted == "cpu":
         return "cpu"
     import torch

@@ -98,7 +98,7 @@ def _in_openvino(data: bytes, setup: Setup) -> Run:
 
 
 def _in_tensorrt(data: bytes, setup: Setup) -> Run:
-    """An engine built on this GPU, with its own profile for each batch size."""
+    """Built on this GPU, with a profile for each batch size."""
     import torch
 
     precision: Any = setup.precision

@@ -1,4 +1,4 @@
-"""Networks before and after the exact rewrites, alone and together, each as one call and in its best way."""
+"""Networks before and after the exact rewrites, as one call and in their best way."""
 
 from __future__ import annotations
 
@@ -119,6 +119,6 @@ def timed_rows(rows: Sequence[Row], measured: Mapping[str, Durations]) -> list[R
 
 
 def pairs_of(rows: Sequence[Row]) -> list[tuple[Row, Row]]:
-    """The two rows of each contestant: one call, and best."""
+    """(one call, best) of each contestant."""
     contestants = [row for row in rows if "model" in row]
     return list(zip(contestants[::2], contestants[1::2], strict=True))

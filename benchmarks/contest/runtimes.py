@@ -89,8 +89,6 @@ DEFAULT_PRECISIONS: dict[Device, tuple[Precision, ...]] = {"cpu": ("fp32",), "cu
 
 @dataclass(frozen=True)
 class Entry:
-    """A network in a runtime and a precision."""
-
     config: ModelConfig
     runtime: str
     precision: Precision = "fp32"

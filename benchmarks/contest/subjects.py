@@ -63,5 +63,5 @@ def subject(config: ModelConfig) -> Subject:
 
 
 def example_images(config: ModelConfig, count: int) -> Images:
-    """uint8 (count, C, H, W): the images of the exporter's proof, repeated."""
+    """uint8 (count, C, H, W): the exporter's proof images, repeated."""
     return np.resize(proof_images(config), (count, *config.input_shape))

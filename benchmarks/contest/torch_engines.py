@@ -48,7 +48,7 @@ def in_torch(network: Served, setup: Setup) -> Callable[[Any], Any]:
 
 
 def channels_last(network: Served) -> Served:
-    """The same network with convolutions in the layout of tensor cores."""
+    """Convolutions in the layout of tensor cores."""
     module: Any = network  # Module.to has no type for a layout alone
     laid_out: Served = module.to(memory_format=torch.channels_last)
     return laid_out

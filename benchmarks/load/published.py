@@ -20,7 +20,7 @@ TOLERANCE = 1e-4  # of a logit; the server batches differently
 
 @dataclass(frozen=True)
 class Published:
-    """An ONNX file that the server has, and its network's configuration."""
+    """An ONNX file on the server, and its network's configuration."""
 
     data: bytes
     config: ModelConfig

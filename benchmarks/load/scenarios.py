@@ -42,7 +42,7 @@ REQUESTS = 500  # between two publications
 
 
 class Faults:
-    """The repository that every scenario copies, for the length of a `with` block."""
+    """The scenarios' common repository, for the length of a `with` block."""
 
     def __init__(self, publications: int, overload_seconds: float) -> None:
         self._publications, self._overload_seconds = publications, overload_seconds
@@ -279,7 +279,7 @@ def _huge_shape(server: Server) -> None:
 
 
 def _publish_default(repository: Path, images: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """Publishes the shipped default model; its logits for `images`."""
+    """Returns the shipped model's logits for `images`."""
     from export.equivalence import onnx_classifier
     from export.graph import export
     from export.rewrites.pipeline import ALL

@@ -110,7 +110,7 @@ def in_process(target: Target, load: Load) -> Turn:
 
 
 def sample(latencies_s: NDArray[np.float64], images_per_s: float, server_ms: tuple[float, float] | None) -> Sample:
-    """The Sample of these latencies; `server_ms` are the server's two times."""
+    """`server_ms`: queue and compute time."""
     import numpy as np
 
     p50, p90, p95, p99 = (1000 * float(value) for value in np.percentile(latencies_s, (50, 90, 95, 99)))

@@ -24,7 +24,7 @@ IMAGES = 64  # real images; larger batches repeat them
 
 @dataclass(frozen=True)
 class Outcome:
-    """Samples of the measured turns, and reasons of the turns left out."""
+    """Samples of measured turns, reasons of turns left out."""
 
     samples: dict[Turn, list[Sample]]
     left_out: dict[Turn, str]

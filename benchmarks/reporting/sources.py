@@ -38,7 +38,7 @@ class ReportError(Exception):
 
 @dataclass(frozen=True)
 class File:
-    """One result: its path inside the folder, and its content."""
+    """A result: its path inside the folder, and its content."""
 
     name: str
     content: Result

@@ -48,7 +48,7 @@ def error(folder: Path, *arguments: str, server: str = NOWHERE) -> str:
 
 @pytest.fixture
 def folder(repository: Path, tmp_path: Path) -> Path:
-    """A repository with versions 1, 2 and 3 of `vitbn`; 2 and 3 are served."""
+    """Versions 1, 2 and 3 of `vitbn`; 2 and 3 are served."""
     for _ in range(3):
         publish(tmp_path / "repository", "vitbn", read_version(repository / "vitbn" / "1"))
     return tmp_path / "repository"
@@ -136,7 +136,7 @@ def test_prune_keeps_what_is_served_and_the_newest(folder: Path, repository: Pat
 
 @pytest.fixture
 def crowded(folder: Path, tmp_path: Path) -> Path:
-    """The repository with foreign entries: a folder, a symlink to a folder, and a version that is a symlink."""
+    """With foreign entries: a folder, a symlink to a folder, and a version that is a symlink."""
     (tmp_path / "notes").mkdir()
     (folder / "a_folder").mkdir()
     (folder / "b_link").symlink_to(tmp_path / "notes")
@@ -264,7 +264,7 @@ def test_publish_of_a_tensorrt_plan(folder: Path, exported: Path) -> None:
 
 
 class Load:
-    """Sends requests in sequence until the end of a block, without retries; records versions and failures."""
+    """Sends requests in sequence during a block, without retries; records versions and failures."""
 
     def __init__(self, server: Server) -> None:
         self.url = server.grpc_url

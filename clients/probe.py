@@ -49,7 +49,7 @@ class ProbeFailed(Exception):
 
 @dataclass(frozen=True)
 class VersionProbe:
-    """The verdict on one version; `max_abs_error` is of its logits, None without stored logits."""
+    """`max_abs_error` is of the logits, None without stored logits."""
 
     model: str
     version: str
@@ -61,7 +61,7 @@ class VersionProbe:
 
 @dataclass(frozen=True)
 class Probe:
-    """The verdict on a server: `ok` if it serves something and every version passes."""
+    """`ok` if the server serves something and every version passes."""
 
     url: str
     ok: bool
@@ -75,7 +75,7 @@ class Probe:
 
 @dataclass
 class Server:
-    """HTTP requests to one Triton server before `deadline`, in seconds of time.monotonic()."""
+    """HTTP requests before `deadline`, in seconds of time.monotonic()."""
 
     url: str
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -129,7 +129,7 @@ def probe_server(
 
 
 def served_versions(server: Server, models: Sequence[str]) -> list[tuple[str, str]]:
-    """(model, version) of every ready version; raises ProbeFailed if a wanted model is not ready."""
+    """(model, version) if ready; raises ProbeFailed if a wanted model is not ready."""
     index = server.json("v2/repository/index", b"{}")
     try:
         ready = [(entry["name"], str(entry["version"])) for entry in index if entry.get("state") == "READY"]
@@ -176,7 +176,7 @@ def _progresses(server: Server, which: tuple[str, str], before: Mapping[tuple[st
 
 
 def _ask_sample(server: Server, model: str, version: str, until: float) -> tuple[State, float | None]:
-    """Sends the stored sample, else zeros; compares the logits with the stored logits, if any."""
+    """Sends the stored sample, else zeros; compares with stored logits, if any."""
     config = server.json(f"v2/models/{model}/versions/{version}/config")
     stored = json.loads(config.get("parameters", {}).get("probe", {}).get("string_value", "{}"))
     expected = stored.get("answers", {}).get(version)
@@ -199,7 +199,7 @@ def _ask_sample(server: Server, model: str, version: str, until: float) -> tuple
 
 
 def _request(config: Mapping[str, Any], image: bytes | None) -> tuple[bytes, bytes]:
-    """JSON and binary part of a request for one row: `image`, else zeros for every input."""
+    """JSON and binary part for one row: `image`, else zeros for every input."""
     inputs, contents = [], []
     for each in config["input"]:
         sizes = [max(1, int(size)) for size in each["dims"]]

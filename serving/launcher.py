@@ -45,7 +45,7 @@ def native_server(search_path: str) -> Path | None:
 
 
 def _is_launcher(program: Path) -> bool:
-    """Whether `program` is this module's console script, in any environment."""
+    """Whether it is this module's console script, in any environment."""
     with program.open("rb") as script:
         return b"serving.launcher" in script.read(4096)
 
@@ -181,7 +181,7 @@ def end_with_parent(parent: str | None) -> None:
 
 
 def launch(arguments: Sequence[str]) -> NoReturn:
-    """Replace this process by Triton; raises LauncherError if no server can start."""
+    """Raises LauncherError if no server can start."""
     end_with_parent(os.environ.pop(PARENT_VARIABLE, None))
     native = native_server(os.environ.get("PATH", os.defpath))
     if native is not None:

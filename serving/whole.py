@@ -34,7 +34,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Plan:
-    """How to serve a model: `versions` ascending, empty if nothing can be served, None if Triton decides.
+    """`versions` to serve: ascending, empty if nothing can be served, None if Triton decides.
 
     `config` is the JSON for Triton's load call, None if config.pbtxt says the same.
     """

@@ -1,6 +1,6 @@
-"""The scenarios of benchmarks/proxy.py: two servers behind the proxy, a fault or an order, and requests all the while.
+"""The scenarios of benchmarks/proxy.py: two servers behind the proxy, a fault or an order, and requests meanwhile.
 
-In: a scenario's name. Out: its row. The clients do not try again by themselves, so that every failure counts.
+In: a scenario's name. Out: its row. Clients do not retry, so every failure counts.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ GOOD = 400
 
 
 class BehindProxy:
-    """A fleet of two servers with the shipped network of one block, for the length of a `with` block."""
+    """Two servers with the shipped network of one block, for the length of a `with` block."""
 
     def __init__(self, requests: int, overload_s: float) -> None:
         self._requests, self._overload_s = requests, overload_s
@@ -64,7 +64,7 @@ class BehindProxy:
         self._folder.cleanup()
 
     def _export(self, model: str, batch: int) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
-        """Publishes the shipped `model`; returns images (batch, 1, 28, 28) and their logits (batch, classes)."""
+        """Publishes the shipped `model`; images (batch, 1, 28, 28) and their logits (batch, classes)."""
         from export.equivalence import embedded_sample, onnx_classifier
 
         published = export_and_publish(model, self._repository, {model: None})
@@ -72,7 +72,7 @@ class BehindProxy:
         return images, onnx_classifier(published.data)(images).astype(np.float32)
 
     def run(self, name: str, protocol: str) -> Row:
-        """One scenario; its row begins with its name."""
+        """The scenario's row, its name first."""
         events: dict[str, Callable[[RunningFleet], None]] = {
             "server-killed": _kill_server,
             "stub-killed": _kill_stub,
@@ -97,7 +97,7 @@ class BehindProxy:
 
     @contextmanager
     def _traffic(self, protocol: str) -> Iterator[Verdicts]:
-        """Requests in a thread until the block ends and all are sent; what they found is whole after it."""
+        """Requests in a thread until the block ends and all are sent; the verdicts are complete after it."""
         stop, verdicts, sent = threading.Event(), Verdicts(), iter(range(10**9))
 
         def until() -> bool:

@@ -82,10 +82,7 @@ class Load:
 
 @dataclass(frozen=True)
 class Sample:
-    """Images answered a second, and percentiles of request latency in milliseconds.
-
-    The server's times are means per request in milliseconds, None in process.
-    """
+    """Answered images a second, and percentiles of request latency; the server's times are means, None in process."""
 
     images_per_s: float
     p50_ms: float

@@ -31,7 +31,7 @@ _IDX = re.compile(r"(-ubyte|\.idx)(\.gz)?$", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Planner:
-    """Turns files into parts. shape: (C, H, W) of the network's images; part_rows: None for the defaults."""
+    """shape: (C, H, W) of the network's images; part_rows: None for the defaults."""
 
     shape: tuple[int, int, int]
     image_column: str

@@ -64,6 +64,5 @@ def _is_empty(source: str | os.PathLike[str] | BinaryIO) -> bool:
 
 
 def _decodable() -> list[str]:
-    """FORMATS that this Pillow supports."""
     Image.init()  # registers all decoders
     return [name for name in FORMATS if name in Image.OPEN]

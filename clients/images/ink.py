@@ -95,7 +95,7 @@ def estimate_paper(pixels: Pixels) -> Pixels:
 
 
 def _strokes(ink: Pixels, visible: Mask, strong: float) -> Mask:
-    """The visible parts that contain strong ink. Faint lines that leave the picture are ruled lines or shadows."""
+    """Visible parts with strong ink. Faint lines that leave the picture are ruled lines or shadows."""
     core = ink > strong
     parts, count = label(visible & ~core)
     leaves = np.zeros(count + 1, dtype=bool)

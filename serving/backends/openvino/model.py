@@ -98,7 +98,7 @@ def check_config(config: Config, kind: str) -> None:
 
 
 def cpu_properties(config: Config, bfloat16: bool) -> dict[str, str]:
-    """OpenVINO's properties for `config`; `bfloat16`: whether the CPU has it. Raises ModelRefused for a bad value.
+    """`bfloat16`: whether the CPU has it. Raises ModelRefused for a bad value.
 
     float32 unless HINT_BF16 asks for bfloat16; OpenVINO's default takes bfloat16 wherever the CPU has it.
     """

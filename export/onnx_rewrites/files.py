@@ -41,6 +41,11 @@ def weight_files(model: ir.Model) -> list[Path]:
     return sorted({Path(tensor.path) for tensor in tensors if isinstance(tensor, ir.ExternalTensor)})
 
 
+def data_file(path: Path) -> Path:
+    """The file beside a written model with its weights, if they are not inside."""
+    return path.with_name(f"{path.name}.data")
+
+
 def sha256(paths: list[Path]) -> str:
     """The hash of the concatenated files."""
     digest = hashlib.sha256()
@@ -75,11 +80,11 @@ def read_inputs(path: Path, graph: ir.Graph) -> Feeds:
 def written(model: ir.Model, output: Path) -> Iterator[Path]:
     """Writes the model beside `output`, yields that path, and renames it to `output` if the block succeeds.
 
-    Weights go to `output`.data if they are large or were in a separate file before.
+    Weights go to `data_file(output)` if they are large or were in a separate file before.
     """
     output.parent.mkdir(parents=True, exist_ok=True)
     size = sum(value.const_value.nbytes for value in model.graph.initializers.values() if value.const_value is not None)
-    outside = f"{output.name}.data" if size > LARGEST_INSIDE or weight_files(model) else None
+    outside = data_file(output).name if size > LARGEST_INSIDE or weight_files(model) else None
     folder = Path(tempfile.mkdtemp(prefix=f".{output.name}.", dir=output.parent))
     try:
         staged = folder / output.name

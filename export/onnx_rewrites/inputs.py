@@ -35,9 +35,9 @@ PASSING = frozenset(
     }
 )
 
-# Sizes of first axes and of other axes per round; networks of images need larger sizes.
+# Sizes of first axes and of other axes per round; networks of images need larger sizes, some of them 224 alone.
 FIRST = (2, 3, 1)
-OTHERS = ((5, 7, 11), (32, 48, 64), (64, 96, 160), (224, 256, 288))
+OTHERS = ((5, 7, 11), (32, 48, 64), (64, 96, 160), (224, 256, 288), (224, 224, 224))
 
 
 def free_dimensions(graph: ir.Graph) -> list[str]:
@@ -53,24 +53,42 @@ def first_dimensions(graph: ir.Graph) -> set[str]:
     return {str(dim.value) for dim in dims if isinstance(dim, ir.SymbolicDim)}
 
 
-def size_rounds(graph: ir.Graph, fixed: Mapping[str, int] | None = None) -> Iterator[list[dict[str, int]]]:
-    """Families of sizes to try. A family has one size of every free dimension per round, all different.
+def channels(graph: ir.Graph) -> dict[str, int]:
+    """The symbols that are channels of a Conv, with its number of channels: optimum declares them free."""
+    known = {}
+    for value in graph.inputs:
+        for use in value.uses():
+            weight = use.node.inputs[1] if use.node.op_type == "Conv" and use.idx == 0 else None
+            own = value.shape.dims[1] if value.shape is not None and value.shape.rank() > 1 else None
+            each = weight.shape.dims[1] if weight is not None and weight.shape is not None else None
+            if isinstance(own, ir.SymbolicDim) and isinstance(each, int):
+                known[str(own.value)] = each * attribute_int(use.node, "group", 1)
+    return known
 
-    First every dimension varies. Then those in `fixed` keep their size, except first axes; at last these too.
+
+def size_rounds(graph: ir.Graph, fixed: Mapping[str, int] | None = None) -> Iterator[list[dict[str, int]]]:
+    """Families of sizes to try. A family has one size of every free dimension per round.
+
+    First every dimension varies, all but first axes apart, then together: inputs of one length may name it differently.
+    Then those in `fixed` keep their size, except first axes; at last these too.
     """
-    symbols, first = free_dimensions(graph), first_dimensions(graph)
+    symbols, first, known = free_dimensions(graph), first_dimensions(graph), channels(graph)
     kept = {symbol: size for symbol, size in (fixed or {}).items() if symbol not in first}
-    for held in [{}, *([kept] if kept else []), *([{**fixed}] if fixed else [])]:
+    for held in [known, *([known | kept] if kept else []), *([known | {**fixed}] if fixed else [])]:
+        free = set(symbols) - first - held.keys()
         for others in OTHERS:
-            yield [
-                {
-                    symbol: FIRST[number] if symbol in first else others[(number + symbols.index(symbol)) % len(others)]
-                    for symbol in symbols
-                }
-                | held
-                for number in range(len(FIRST))
-            ]
-            if set(symbols) <= first | held.keys():
+            for apart in (1, 0) if len(free) > 1 and len(set(others)) > 1 else (1,):
+                yield [
+                    {
+                        symbol: FIRST[number]
+                        if symbol in first
+                        else others[(number + apart * symbols.index(symbol)) % len(others)]
+                        for symbol in symbols
+                    }
+                    | held
+                    for number in range(len(FIRST))
+                ]
+            if not free:
                 break
 
 

@@ -1,32 +1,58 @@
 """Checks that the proof in double fits into memory.
 
-The evaluator holds one weight in double at a time. Weights computed by passes stay in double until the end.
+The evaluator holds one weight in double at a time, and beside it the values that a later node reads.
 """
 
 from __future__ import annotations
 
+import math
 import os
+from collections.abc import Mapping
+from pathlib import Path
 
-import numpy as np
 import onnx_ir as ir
 
-from export.onnx_rewrites.constants import EXACT
 from export.onnx_rewrites.errors import NotSupported
+from export.onnx_rewrites.shapes import Shapes
 
-SHARE = 0.5  # of free memory
+SHARE = 0.5  # of the free memory
 DOUBLE = 8  # bytes
+WEIGHTS, VALUES = 2, 4  # copies of the largest weight and of the largest value that live at a time
+
+MACHINE = Path("/proc/meminfo")
+CONTAINER = Path("/sys/fs/cgroup")
 
 
-def check_memory(model: ir.Model, limit: int | None = None) -> None:
-    """Raises NotSupported if the proof in double needs more than `limit` bytes, by default half of the free memory."""
-    weights = [value for value in model.graph.initializers.values() if value.const_value is not None]
-    computed = sum(array.nbytes for value in weights if isinstance(array := value.meta.get(EXACT), np.ndarray))
-    largest = max((value.const_value.size for value in weights if value.const_value is not None), default=0)
-    needed = computed + 2 * DOUBLE * largest
-    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    limit = int(SHARE * free) if limit is None else limit
+def check_memory(graph: ir.Graph, sizes: Mapping[str, int]) -> None:
+    """Raises NotSupported if the proof in double at these sizes needs more than SHARE of the free memory.
+
+    The graph has shapes.
+    """
+    shapes = Shapes(graph, sizes)
+    weights = [value.const_value.size for value in graph.initializers.values() if value.const_value is not None]
+    values = [shapes.dims(value) for node in graph for value in node.outputs if value.shape is not None]
+    sizes_of_values = [math.prod(map(shapes.nominal, dims)) for dims in values]
+    elements = WEIGHTS * max(weights, default=0) + VALUES * max(sizes_of_values, default=0)
+    needed, limit = DOUBLE * elements, SHARE * free_memory()
     if needed > limit:
         raise NotSupported(
             f"proof in double: expected to need at most {limit / 1e9:.1f} GB, found {needed / 1e9:.1f} GB; "
             "--proof float32 compares the files alone"
         )
+
+
+def free_memory() -> int:
+    """Bytes that the process can still take, of the machine and of its container (control groups v2)."""
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if MACHINE.exists():  # with the cache of files, which the kernel gives back
+        free = 1024 * _entry(MACHINE, "MemAvailable:", free // 1024)
+    limit = CONTAINER / "memory.max"
+    if limit.exists() and (text := limit.read_text().strip()).isdigit():
+        free = min(free, int(text) - _entry(CONTAINER / "memory.stat", "anon", 0))
+    return free
+
+
+def _entry(path: Path, key: str, default: int) -> int:
+    """The number behind `key` in a file of the kernel."""
+    lines = (line.split() for line in path.read_text().splitlines())
+    return next((int(words[1]) for words in lines if words[0] == key), default)

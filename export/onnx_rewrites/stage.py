@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,16 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from export.onnx_rewrites.errors import BadRequest, ForeignError, NothingToRewrite, NotSupported
-from export.onnx_rewrites.files import read_inputs, read_model, sha256, weight_files, write_sample, written
-from export.onnx_rewrites.inputs import Feeds, draw, first_dimensions, free_dimensions, size_rounds
+from export.onnx_rewrites.files import (
+    data_file,
+    read_inputs,
+    read_model,
+    sha256,
+    weight_files,
+    write_sample,
+    written,
+)
+from export.onnx_rewrites.inputs import Feeds, channels, draw, first_dimensions, free_dimensions, size_rounds
 from export.onnx_rewrites.memory import check_memory
 from export.onnx_rewrites.pipeline import PASSES, Rewritten, rewrite
 from export.onnx_rewrites.prepare import Prepare
@@ -29,6 +38,7 @@ from export.onnx_rewrites.proof import (
     check_finite,
     double_answers,
     finite_answers,
+    picked,
     prove_double,
     prove_file,
     session,
@@ -79,25 +89,28 @@ def rewrite_file(path: Path, output: Path, request: Request) -> Written:
 
 def _rewrite(original: ir.Model, path: Path, output: Path, request: Request) -> Written:
     reads = [parse_read(text) for text in request.reads]
+    if data_file(output).resolve() in [held.resolve() for held in weight_files(original)]:
+        raise BadRequest(f"{output}: expected another file than the weights that are read, found {data_file(output)}")
+    dtype = dtype_of(original)
     Prepare()(prepared := original.clone())
     sizes = cost_sizes(prepared.graph, request.dims)
-    rewritten = rewrite(original, reads, request.only, sizes)
+    rewritten = rewrite(prepared, reads, request.only, sizes)
     missing = [name for name in request.require if not any(s.sites for s in rewritten.steps if s.name == name)]
     if missing:
         refusals = [str(refusal) for step in rewritten.steps if step.name in missing for refusal in step.refusals]
         raise NothingToRewrite(f"{missing[0]}: expected a place to rewrite, found none: {'; '.join(refusals[-3:])}")
     plain, proofs = without_functions(original), []
-    if request.proof == "float64":
-        check_memory(rewritten.model)
     inputs = proof_inputs(plain, prepared.graph, path, request)
-    rounds = inputs.rounds
+    rounds, names = inputs.rounds, [str(value.name) for value in original.graph.outputs]
+    read, exact = ([picked(names, each, reads) for each in given] for given in (inputs.answers, inputs.doubles))
     if request.proof == "float64":
         proofs.append(prove_double(plain, rewritten.model, reads, rounds, inputs.doubles))
     with written(clean(rewritten.model, original, reads), output) as staged:
-        proofs.append(prove_file(path, staged, reads, rounds, dtype_of(original)))
+        runner, sample = session(staged), rounds[-1]
+        proofs.append(prove_file(runner, rounds, read, exact, dtype))
+        write_sample(output.with_suffix(".npz"), sample, answers(runner, sample))
+        del runner  # holds all weights
         timed = time_both(path, staged, prepared.graph, sizes) if request.time else ()
-        sample = rounds[-1]
-        write_sample(output.with_suffix(".npz"), sample, answers(session(staged), sample))
         hashes = sha256([path, *weight_files(original)]), sha256(sorted(staged.parent.iterdir()))
     manifest = describe(path, output, hashes, original, rewritten, proofs, request, sizes, inputs.source)
     write_atomically(output.with_suffix(".json"), json.dumps(manifest, indent=2).encode())
@@ -110,14 +123,16 @@ def cost_sizes(graph: ir.Graph, dims: Mapping[str, int]) -> dict[str, int]:
     unknown = sorted(dims.keys() - set(symbols))
     if unknown:
         raise BadRequest(f"dims: expected one of {', '.join(symbols) or 'none'}, found {unknown[0]!r}")
-    return {symbol: dims.get(symbol, 1 if symbol in first else USUAL_LENGTH) for symbol in symbols}
+    usual = {symbol: 1 if symbol in first else USUAL_LENGTH for symbol in symbols}
+    return usual | channels(graph) | {**dims}
 
 
 @dataclass(frozen=True)
 class ProofInputs:
-    """Inputs, the original's answers in double (if requested), and a description of the source."""
+    """Inputs, the original's answers, those in double (if requested), and a description of the source."""
 
     rounds: list[Feeds]
+    answers: list[list[NDArray[np.generic]]]
     doubles: list[list[NDArray[np.generic]]]
     source: str
 
@@ -125,30 +140,29 @@ class ProofInputs:
 def proof_inputs(original: ir.Model, graph: ir.Graph, path: Path, request: Request) -> ProofInputs:
     """Inputs on which the original runs and gives finite answers.
 
-    Tries sizes from small to large, then with --dims fixed. Raises BadRequest if nothing runs.
+    Tries sizes from small to large, then with --dims fixed. Raises BadRequest if nothing runs, NotSupported if the
+    proof in double would take too much memory.
     """
     runner, reason = session(path), ""
     given = [read_inputs(request.inputs, graph)] if request.inputs else []
     for feeds in given:
         finite_answers(runner, feeds)
-    families = [
-        ([draw(graph, chosen, seed) for seed, chosen in enumerate(family)], family)
-        for family in size_rounds(graph, request.dims)
-    ]
-    for drawn, family in [*families, *([([], [])] if given else [])]:
+    for family in chain(size_rounds(graph, request.dims), [[]] if given else []):
+        drawn = [draw(graph, chosen, seed) for seed, chosen in enumerate(family)]
+        if request.proof == "float64":
+            check_memory(graph, {symbol: max(sizes[symbol] for sizes in family) for symbol in (family or [{}])[0]})
         try:
-            for feeds in drawn:
-                finite_answers(runner, feeds)
             rounds = [*drawn, *given]
-            doubles = double_answers(original, rounds) if request.proof == "float64" else []
-            for outputs in doubles:
-                check_finite(outputs)
+            found = [list(finite_answers(runner, feeds).values()) for feeds in rounds]
         except ForeignError as error:
             reason = reason or str(error)
             continue
+        doubles = double_answers(original, rounds) if request.proof == "float64" else []
+        for outputs in doubles:
+            check_finite(outputs)
         sizes = [", ".join(f"{name}={size}" for name, size in chosen.items()) or "fixed" for chosen in family]
         sources = ([f"drawn at {'; '.join(sizes)}"] if family else []) + ([str(request.inputs)] if given else [])
-        return ProofInputs(rounds, doubles, "; ".join(sources))
+        return ProofInputs(rounds, found, doubles, "; ".join(sources))
     raise BadRequest(f"{path}: expected it to run on drawn inputs, give --inputs or --dims: {reason}")
 
 
@@ -164,12 +178,11 @@ def without_functions(model: ir.Model) -> ir.Model:
 
 
 def dtype_of(model: ir.Model) -> str:
-    """The narrowest float type of the weights; it selects the tolerance."""
+    """The narrowest float type of the weights, which selects the tolerance; raises NotSupported for bfloat16."""
     held = {value.const_value.dtype for value in model.graph.initializers.values() if value.const_value is not None}
-    for dtype, name in ((ir.DataType.BFLOAT16, "bfloat16"), (ir.DataType.FLOAT16, "float16")):
-        if dtype in held:
-            return name
-    return "float32"
+    if ir.DataType.BFLOAT16 in held:
+        raise NotSupported("weights: expected float32 or float16, found bfloat16, which ONNX Runtime runs on no CPU")
+    return "float16" if ir.DataType.FLOAT16 in held else "float32"
 
 
 def clean(model: ir.Model, original: ir.Model, reads: Sequence[Read]) -> ir.Model:

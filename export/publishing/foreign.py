@@ -18,8 +18,8 @@ from export.onnx_rewrites.errors import ForeignError
 from export.onnx_rewrites.files import read_model, sha256, weight_files, write_sample
 from export.onnx_rewrites.inputs import Feeds
 from export.onnx_rewrites.prepare import Prepare
-from export.onnx_rewrites.proof import answers, session
-from export.onnx_rewrites.stage import Request, proof_inputs
+from export.onnx_rewrites.proof import TOLERANCES, answers, session
+from export.onnx_rewrites.stage import Request, dtype_of, proof_inputs
 from export.publishing.artifact import MANIFEST_FILE, ONNX_FILE, SAMPLE_FILE, PublishError
 from export.publishing.publish import CONFIG_FILE, add_version, check_name, locked, read_config, versions
 from export.publishing.triton_config import (
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from tritonclient.grpc import model_config_pb2 as pb
 
 KIND, WARMUP = "foreign", "warmup"
-TOLERANCE = 1e-4  # relative to the outputs' size: other processors and batch sizes round differently
+TOLERANCE = 1e-4  # of float32, relative to the outputs' size: other processors and batch sizes round differently
 
 TYPES = {
     "tensor(bool)": "TYPE_BOOL",
@@ -168,7 +168,8 @@ def _manifest(file: Path, version: Path) -> dict[str, Any]:
     about: dict[str, Any] = json.loads(beside.read_text()) if beside.exists() else {"rewrites": []}
     held = sorted(path for path in version.iterdir() if path.name not in (MANIFEST_FILE,))
     names = [path.name for path in held]
-    return about | {"kind": KIND, "file": ONNX_FILE, "files": names, "sha256": sha256(held), "tolerance": TOLERANCE}
+    tolerance = max(TOLERANCE, TOLERANCES[dtype_of(read_model(file))])
+    return about | {"kind": KIND, "file": ONNX_FILE, "files": names, "sha256": sha256(held), "tolerance": tolerance}
 
 
 def verify_foreign(folder: Path) -> str | None:
@@ -184,8 +185,8 @@ def verify_foreign(folder: Path) -> str | None:
         for name, array in answers(session(folder / ONNX_FILE), given).items():
             expected = sample[f"out:{name}"].astype(np.float64)
             error = float(np.abs(expected - array).max()) / (float(np.abs(expected).max()) or 1.0)
-            if not error <= TOLERANCE:
-                return f"{folder}: {name}: expected an error of at most {TOLERANCE:.0e}, found {error:.1e}"
+            if not error <= manifest["tolerance"]:
+                return f"{folder}: {name}: expected an error of at most {manifest['tolerance']:.0e}, found {error:.1e}"
     except (OSError, ValueError, KeyError, TypeError, ForeignError) as error:
         return f"{folder}: expected a published version, found {error}"
     return None

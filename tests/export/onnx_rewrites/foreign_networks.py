@@ -14,7 +14,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 VOCABULARY, DIM, HEADS, CLASSES = 50, 16, 2, 3
-MASKED = torch.finfo(torch.float32).min
 
 
 class Block(nn.Module):
@@ -59,7 +58,7 @@ class Encoder(nn.Module):
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         n = input_ids.shape[1]
         x = self.words(input_ids) + self.places(torch.arange(n))
-        mask = (1.0 - attention_mask[:, None, None, :].to(x.dtype)) * MASKED
+        mask = (1.0 - attention_mask[:, None, None, :].to(x.dtype)) * torch.finfo(x.dtype).min
         for block in self.blocks:
             x = block(x, mask)
         match self.pool:

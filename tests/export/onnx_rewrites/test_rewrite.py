@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -11,10 +12,10 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 from click.testing import CliRunner, Result
-from foreign_networks import Encoder, export
+from foreign_networks import DIM, Encoder, export
+from torch import nn
 
-from export.onnx_rewrites.errors import NotSupported
-from export.onnx_rewrites.memory import check_memory
+from export.onnx_rewrites import pipeline
 from export.rewrite import rewrite
 
 
@@ -120,6 +121,50 @@ def test_a_failed_proof_writes_nothing(encoder: Path, tmp_path: Path, monkeypatc
     assert "expected an error of at most 0e+00" in result.output
 
 
-def test_a_proof_that_needs_too_much_memory_is_refused_with_the_way_out(encoder: Path) -> None:
-    with pytest.raises(NotSupported, match="--proof float32"):
-        check_memory(ir.load(encoder), limit=1000)
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """26 MB, almost all in a table of words, in a file beside the model."""
+    network = Encoder()
+    network.words = nn.Embedding(400_000, DIM)
+    path = tmp_path_factory.mktemp("large") / "large.onnx"
+    onnx.save(export(network), path, save_as_external_data=True, location="large.onnx_data", size_threshold=0)
+    return path
+
+
+def test_only_weights_that_change_are_read(large: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = []
+    for name in ("numpy", "tobytes", "__array__"):
+        called = getattr(ir.ExternalTensor, name)
+
+        def recorded(self: ir.ExternalTensor, *given: Any, called: Any = called) -> Any:
+            read.append(self)
+            return called(self, *given)
+
+        monkeypatch.setattr(ir.ExternalTensor, name, recorded)
+    rewritten = pipeline.rewrite(ir.load(large)).model
+    table = rewritten.graph.initializers["words.weight"].const_value
+    assert isinstance(table, ir.ExternalTensor)
+    assert table.name not in {tensor.name for tensor in read}
+    assert 0 < sum(tensor.nbytes for tensor in {tensor.name: tensor for tensor in read}.values()) < 100_000
+
+
+def test_a_proof_without_memory_is_refused_with_the_way_out(
+    large: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("export.onnx_rewrites.memory.SHARE", 1e-6)
+    out = tmp_path / "out.onnx"
+    refused = run(large, "-o", out)
+    assert (refused.exit_code, list(tmp_path.iterdir())) == (4, [])
+    assert "proof in double: expected to need at most 0.0 GB, found 0.1 GB; --proof float32" in refused.output
+    result = run(large, "-o", out, "--proof", "float32", "--json")
+    assert [proof["precision"] for proof in json.loads(result.output)["proofs"]] == ["float32"]
+    assert out.with_name("out.onnx.data").stat().st_size > 4 * 400_000 * DIM
+
+
+def test_the_weights_that_are_read_are_not_overwritten(encoder: Path, tmp_path: Path) -> None:
+    weights = tmp_path / "out.onnx.data"
+    onnx.save(onnx.load(encoder), tmp_path / "in.onnx", save_as_external_data=True, location=weights.name)
+    before = weights.read_bytes()
+    result = run(tmp_path / "in.onnx", "-o", tmp_path / "out.onnx")
+    assert (result.exit_code, weights.read_bytes()) == (2, before)
+    assert "expected another file than the weights that are read" in result.output

@@ -1,0 +1,75 @@
+"""float16 files, by a converter and by PyTorch: rewritten and proved beside float64, or refused in one line."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime as ort
+import pytest
+from click.testing import CliRunner
+from foreign_networks import Encoder, export
+
+from export.onnx_rewrites.errors import NotSupported, ProofFailed
+from export.onnx_rewrites.proof import prove_file, session
+from export.rewrite import rewrite
+
+FEEDS = {"input_ids": np.arange(28).reshape(4, 7), "attention_mask": np.ones((4, 7), np.int64)}
+
+
+def converted() -> onnx.ModelProto:
+    """float32 outside, float16 inside, with Casts between."""
+    from onnxruntime.transformers.float16 import convert_float_to_float16
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of weights cut to what float16 holds
+        proto: onnx.ModelProto = convert_float_to_float16(export(Encoder()), keep_io_types=True)
+    return proto
+
+
+def halved() -> onnx.ModelProto:
+    """float16 outside and inside."""
+    return export(Encoder().half())
+
+
+@pytest.mark.parametrize("make", [converted, halved])
+def test_a_float16_file_is_proved_beside_float64(make: Callable[[], onnx.ModelProto], tmp_path: Path) -> None:
+    path, out = tmp_path / "in.onnx", tmp_path / "out.onnx"
+    onnx.save(make(), path)
+    result = CliRunner().invoke(rewrite, [str(path), "-o", str(out), "--json"])
+    assert result.exit_code == 0, result.output
+    manifest = json.loads(result.output)
+    double, half = manifest["proofs"]
+    assert (double["precision"], double["tolerance"]) == ("float64", 1e-10)
+    assert (half["precision"], half["tolerance"], half["beside"]) == ("float16", 5e-3, "the original in float64")
+    assert manifest["rewrites"] == ["read-rows"]
+    weights = [value.const_value for value in ir.load(out).graph.initializers.values()]
+    assert not any(weight is not None and weight.dtype == ir.DataType.FLOAT and weight.size > 1 for weight in weights)
+    before, after = (ort.InferenceSession(file).run(None, FEEDS)[0].astype(np.float64) for file in (path, out))
+    assert np.abs(before - after).max() <= 1e-2 * np.abs(before).max()
+
+
+def test_another_row_fails_the_proof_in_float16(tmp_path: Path) -> None:
+    onnx.save(halved(), tmp_path / "in.onnx")
+    runner = session(tmp_path / "in.onnx")
+    answer = runner.run(None, FEEDS)[0]
+    exact = [[answer.astype(np.float64)]]
+    assert prove_file(runner, [FEEDS], [[answer]], exact, "float16").error == 0
+    with pytest.raises(ProofFailed, match="float16: output 0: expected an error of at most 5e-03"):
+        prove_file(runner, [{**FEEDS, "input_ids": FEEDS["input_ids"] + 1}], [[answer]], exact, "float16")
+    with pytest.raises(NotSupported, match="the file's own answers beside those in float64"):
+        prove_file(runner, [FEEDS], [[answer]], [[1.1 * exact[0][0]]], "float16")
+
+
+def test_bfloat16_is_refused_in_one_line(tmp_path: Path) -> None:
+    path, out = tmp_path / "in.onnx", tmp_path / "out.onnx"
+    onnx.save(export(Encoder().bfloat16()), path)
+    result = CliRunner().invoke(rewrite, [str(path), "-o", str(out)])
+    assert (result.exit_code, list(tmp_path.iterdir())) == (4, [path])
+    reason = "weights: expected float32 or float16, found bfloat16, which ONNX Runtime runs on no CPU"
+    assert result.output == f"Error: {path}: {reason}; nothing written\n"

@@ -1,25 +1,58 @@
 """BatchNorm's statistics from unlabelled images of a new source; the weights stay.
 
-In: a network and uint8 images (n, C, H, W). Out: a copy of the network with the statistics of these images.
-Li et al., "Revisiting Batch Normalization For Practical Domain Adaptation", 2016 (AdaBN).
+In: a network and uint8 images (n, C, H, W), or a checkpoint and a folder of pictures. Out: a copy with the statistics
+of these images. Li et al., "Revisiting Batch Normalization For Practical Domain Adaptation", 2016 (AdaBN).
 """
 
 from __future__ import annotations
 
 import copy
+import shlex
+from pathlib import Path
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
+from models import checkpoint
 from models.config import INPUT_SCALE
+from models.data.folder import load_unlabelled
 
 Statistic = Literal["mean", "variance"]
 BOTH: tuple[Statistic, ...] = ("mean", "variance")
+FEWEST, MOST = 50, 500  # pictures: fewer give poor statistics, and all are in memory at once
 
 
 class AdaptationError(Exception):
-    """A network without BatchNorm; the message says so."""
+    """A network without BatchNorm, or an output that would replace it; the message says so."""
+
+
+def adapt_checkpoint(path: Path, folder: Path, output: Path) -> int:
+    """Writes the network at `path` with the statistics of the pictures in `folder`; returns their number.
+
+    The metrics keep the dataset and say where the network and the pictures come from. Accuracy and temperature are left
+    out: they are those of other statistics. Raises AdaptationError, CheckpointError and DataError.
+    """
+    if output.resolve() == path.resolve():
+        raise AdaptationError(f"{output}: expected another file than the checkpoint, found the same")
+    source = checkpoint.load(path)
+    images = torch.from_numpy(load_unlabelled(folder, source.config, FEWEST, MOST))
+    try:
+        adapted = adapt(source.model, images)
+    except AdaptationError as error:
+        raise AdaptationError(f"{path}: {error}") from error
+    metrics = {name: source.metrics[name] for name in ("dataset",) if name in source.metrics}
+    metrics |= {
+        "command": shlex.join(["python", "models/train.py", "--checkpoint", str(path), "--adapt-to", str(folder)]),
+        "adapted": {
+            "checkpoint": path.name,
+            "sha256": source.sha256,
+            "training_command": source.metrics.get("command"),
+            "pictures": len(images),
+        },
+    }
+    checkpoint.save(output, adapted, source.config, metrics)
+    return len(images)
 
 
 def adapt(model: nn.Module, images: Tensor, statistics: tuple[Statistic, ...] = BOTH) -> nn.Module:

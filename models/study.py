@@ -16,6 +16,7 @@ from click.core import ParameterSource
 
 import vitbn  # noqa: F401  # says in one line that another `models` hides ours
 from models.catalog import PRETRAINED
+from models.config import ModelName
 from models.studies import adaptation, depths, dnn, frontier, learning_rates, norm_choice, optimised, shift
 from models.studies.protocol import Study
 from models.studies.running import StudyError
@@ -98,12 +99,15 @@ def run_frontier(checkpoints: Path, **options: Any) -> None:
 
 
 @study.command("norms")
+@click.option("--norm", type=click.Choice(norm_choice.NORMS), multiple=True, help="Only this, repeatable.")
+@click.option("--way", type=click.Choice(list(norm_choice.WAYS)), multiple=True, help="Only this way of training.")
 @_seeds
 @click.option("--dataset", type=click.Choice(norm_choice.DATASETS), default="mnist", show_default=True)
 @_shrinkable
-def run_norms(**options: Any) -> None:
+def run_norms(norm: tuple[ModelName, ...], way: tuple[str, ...], **options: Any) -> None:
     """LayerNorm, BatchNorm and seven others at a usual and a high learning rate and with a recipe, 10 epochs."""
-    _train(norm_choice.STUDY, **options)
+    ways = tuple(each for each in norm_choice.WAYS if not way or each in way)
+    _train(norm_choice.study(ways, tuple(each for each in norm_choice.NORMS if not norm or each in norm)), **options)
 
 
 @study.command("optimised")

@@ -60,8 +60,9 @@ class TokenZScore(GainedTokenNorm):
 class DynamicTokenNorm(GainedTokenNorm):
     """n(x) = (x - mu) / sqrt(s + eps), where a token's mean and variance mix with its neighbours'.
 
-    Shao et al., "Dynamic Token Normalization Improves Vision Transformers", ICLR 2022. For a head with features
-    X (N, D/H), and learned shares l, l' in (0, 1):
+    Shao et al., "Dynamic Token Normalization Improves Vision Transformers", ICLR 2022. First each head of each token is
+    divided by its root mean square, as in the authors' code. Then, for a head with features X (N, D/H), and learned
+    shares l, l' in (0, 1):
 
         mu = l mean(token) + (1 - l) P X,    s = l' var(token) + (1 - l') (P X^2 - (P X)^2)
 
@@ -87,7 +88,10 @@ class DynamicTokenNorm(GainedTokenNorm):
 
     def normalise(self, x: Tensor) -> Tensor:
         images, tokens, dim = x.shape
-        heads = x.reshape(images, tokens, self.heads, -1).transpose(1, 2)  # (B, H, N, D/H)
+        heads = x.reshape(images, tokens, self.heads, -1)  # (B, N, H, D/H)
+        heads = heads * (heads.square().mean(dim=-1, keepdim=True) + EPS).rsqrt()
+        x = heads.flatten(2)  # (B, N, D)
+        heads = heads.transpose(1, 2)  # (B, H, N, D/H)
         weights = self._weights(with_cls=tokens > self.patches)  # (H, N, N)
         near_mean = weights @ heads  # (B, H, N, D/H)
         near_var = (weights @ heads.square() - near_mean.square()).clamp_min(0)
@@ -112,10 +116,13 @@ class DynamicTokenNorm(GainedTokenNorm):
 
 
 def first_gaze(heads: int) -> Tensor:
-    """(H, 3): head h attends to a patch (dx, dy) of a square around its own, as -(d - c)^2 = -d^2 + 2cd - c^2."""
+    """(H, 3): head h attends to the place (dx, dy) of a square around its own, as -(d - c)^2 = -d^2 + 2cd - c^2.
+
+    The sides of the square have isqrt(H) places; an even number puts them between the patches, as in the authors' code.
+    """
     side = math.isqrt(heads)
     head = torch.arange(side * side)
-    dy, dx = head // side - (side - 1) // 2, head % side - (side - 1) // 2
+    dy, dx = head // side - (side - 1) / 2, head % side - (side - 1) / 2
     gaze = torch.stack((2.0 * dx, 2.0 * dy, -torch.ones(side * side)), dim=1)
     return nn.functional.pad(gaze, (0, 0, 0, heads - side * side))
 

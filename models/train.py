@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 import click
+from click.core import ParameterSource
 
 import vitbn  # noqa: F401  # says in one line that another `models` hides ours
 from models.config import AUGMENTATIONS, MODEL_NAMES, ConfigError, ModelConfig, ModelName, Pool, PositionEncoding
@@ -42,7 +43,8 @@ def _read_params(ctx: click.Context, param: click.Parameter, path: Path | None) 
         values = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise click.BadParameter(f"{path}: expected a JSON object of options, found {error}") from error
-    known = {option.name for option in ctx.command.params} - {"params", "output", "resume", "track", "data_dir"}
+    not_options = {"params", "output", "resume", "track", "data_dir", "adapt_to", "checkpoint"}
+    known = {option.name for option in ctx.command.params} - not_options
     unknown = sorted(values.keys() - known) if isinstance(values, dict) else [type(values).__name__]
     if unknown:
         raise click.BadParameter(f"{path}: expected options out of {', '.join(sorted(known))}, found {unknown[0]}")
@@ -121,6 +123,13 @@ def _check_model(ctx: click.Context, param: click.Parameter, model: str) -> str:
 @click.option("--output", type=click.Path(path_type=Path), help="Default: checkpoints/<model>-<dataset>.safetensors")
 @click.option("--resume", is_flag=True, help="Continue the run at --output.")
 @click.option("--track", is_flag=True, help="Record the run with MLflow: $MLFLOW_TRACKING_URI, else ./mlruns.")
+@click.option(
+    "--adapt-to",
+    type=click.Path(path_type=Path),
+    metavar="FOLDER",
+    help="Train nothing: give --checkpoint the BatchNorm statistics of these pictures, which need no labels.",
+)
+@click.option("--checkpoint", type=click.Path(path_type=Path), help="The network for --adapt-to; it stays as it is.")
 def train(
     model: ModelName,
     dataset: str,
@@ -132,9 +141,14 @@ def train(
     output: Path | None,
     resume: bool,
     track: bool,
+    adapt_to: Path | None,
+    checkpoint: Path | None,
     **others: Any,
 ) -> None:
     """Train a model and write its checkpoint after every epoch (Ctrl-C keeps the last finished one)."""
+    if adapt_to or checkpoint:
+        _adapt(adapt_to, checkpoint, output)
+        return
     from models import distributed, training
 
     try:
@@ -153,6 +167,24 @@ def train(
         raise click.ClickException(str(error)) from error
     if last is None:
         raise click.ClickException(f"{output}: expected fewer than {options.epochs} finished epochs, found them all")
+
+
+def _adapt(folder: Path | None, path: Path | None, output: Path | None) -> None:
+    """Writes the adapted checkpoint; refuses options of a training."""
+    context = click.get_current_context()
+    given = {name for name in context.params if context.get_parameter_source(name) is not ParameterSource.DEFAULT}
+    if folder is None or path is None or given - {"adapt_to", "checkpoint", "output"}:
+        raise click.UsageError("expected --adapt-to and --checkpoint together, with --output alone")
+    from models.adaptation import AdaptationError, adapt_checkpoint
+    from models.checkpoint import CheckpointError
+
+    output = output or CHECKPOINTS / f"{path.stem}-{folder.resolve().name}.safetensors"
+    try:
+        count = adapt_checkpoint(path, folder, output)
+    except (AdaptationError, CheckpointError, DataError, OSError) as error:
+        raise click.ClickException(str(error)) from error
+    click.echo(f"Wrote {output}: {path} with the BatchNorm statistics of {count} pictures in {folder}")
+    click.echo(f"Export it: python export/to_onnx.py --checkpoint {output}")
 
 
 def _run(

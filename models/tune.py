@@ -175,7 +175,11 @@ def run_trials(
 
 
 def run_trial(search: Search, data: Dataset, device: str, parameters: Parameters, track: bool = False) -> Trial:
-    """Trains a network and forgets it; with `track` MLflow keeps it."""
+    """Trains a network and forgets it; with `track` MLflow keeps it.
+
+    A training that diverged is a failed trial. Raises TrackingError if MLflow does not answer.
+    """
+    from models import tracking
     from models.training import TrainingError, TrainingOptions, train
 
     config = data.model_config(search.model, parameters.depth)
@@ -195,10 +199,10 @@ def run_trial(search: Search, data: Dataset, device: str, parameters: Parameters
         try:
             epochs = train(config, data, options, path, False, lambda images, loss: None)
             if track:
-                from models import tracking
-
                 epochs = tracking.track(epochs, path, False, click.echo)
             *_, last = epochs
+        except tracking.TrackingError:
+            raise
         except TrainingError as error:
             return Trial(parameters, None, time.perf_counter() - start, str(error))
     return Trial(parameters, last.test_accuracy, time.perf_counter() - start)

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
+from models.config import ModelConfig
 from models.data.dataset import DataError, Dataset, hold_out
 
 SUFFIXES = frozenset((".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"))
@@ -55,8 +56,31 @@ def load_folder(folder: Path, size: tuple[int, int] = (SIDE, SIDE), held_out: in
     return hold_out(whole, held_out or max(1, len(files) // 5))
 
 
+def load_unlabelled(folder: Path, config: ModelConfig, fewest: int, most: int) -> NDArray[np.uint8]:
+    """The pictures in `folder` as images of a model, uint8 (n, C, H, W); of more than `most` an even part by name.
+
+    A model of photos gets the middle of a picture, as in training. A model of ink gets pictures of its own size, light
+    on black, as they are. Raises DataError for fewer than `fewest`, for a damaged picture, and for ink of another size.
+    """
+    paths = pictures(folder)
+    if len(paths) < fewest:
+        raise DataError(f"{folder}: expected at least {fewest} pictures, found {len(paths)}")
+    chosen = paths[:: -(-len(paths) // most)]
+    if config.preprocessing == "ink":
+        for path in chosen:
+            _check_size(path, config.image_size)
+    return np.stack([read_picture(path, config.channels, config.image_size) for path in chosen])
+
+
+def _check_size(path: Path, size: tuple[int, int]) -> None:
+    with _opened(path) as picture:
+        if picture.size != (size[1], size[0]):
+            found = f"{picture.width} x {picture.height}"
+            raise DataError(f"{path}: expected the model's {size[1]} x {size[0]} pixels, light on black, found {found}")
+
+
 def pictures(folder: Path) -> list[Path]:
-    """The pictures of a class, by name; raises DataError for an empty class."""
+    """The pictures of a folder, by name; raises DataError for none."""
     paths = sorted(path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES)
     if not paths:
         raise DataError(f"{folder}: expected pictures ({', '.join(sorted(SUFFIXES))}), found none")

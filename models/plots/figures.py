@@ -25,7 +25,7 @@ NAMES: dict[ModelName, str] = {
     "vitbn": "ViTBN",
     "vit-repbn": "RepBN",
     "vit-prepbn": "progressive RepBN",
-    "vit-un": "unified norm",
+    "vit-un": "unified norm, simplified",
     "vit-dfn": "dynamic feature norm",
     "vit-dtn": "dynamic token norm",
     "vit-minmax": "min-max of a token",

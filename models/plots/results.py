@@ -55,9 +55,15 @@ def _paragraphs(result: Result) -> Iterator[str]:
     if result["scope"]["reduced"]:
         yield f"**Not the whole study, {result['scope']['reduced']}.**"
         yield ""
-    yield f"{machine(result)}. {result['timing']}"
+    form = " and ".join(forms_of(result))
+    yield f"{machine(result)}. {result['timing']}{f' Trained and timed in the {form} form.' if form else ''}"
     for note in result["notes"]:
         yield from ("", note)
+
+
+def forms_of(result: Mapping[str, Any]) -> list[str]:
+    """The forms in which the runs trained and were timed, "served" or "plain"; older runs have only the latter."""
+    return sorted({run["options"].get("form", "plain") for run in result.get("runs", [])})
 
 
 def machine(result: Result) -> str:

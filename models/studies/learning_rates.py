@@ -16,7 +16,7 @@ from models.plots.results import Column, Result, footnote, table
 from models.studies.protocol import Extent, Scope, Study
 from models.studies.ratios import compare, gain
 from models.studies.running import Run, Trained, seeded
-from models.studies.series import ACCURACY, LOSS, TEST_TIME, TRAINING_TIME, by_epoch, runs_table, spread_tables
+from models.studies.series import BY_EPOCH, by_epoch, runs_table, spread_tables
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -92,15 +92,9 @@ def plots(result: Result) -> dict[str, Figure]:
         ]
         for lr in sorted({run["options"]["lr"] for run in result["runs"]})
     }
-    quantities = {
-        "training-loss": LOSS,
-        "test-accuracy": ACCURACY,
-        "training-time": TRAINING_TIME,
-        "test-time": TEST_TIME,
-    }
     figures = {
         name: by_epoch(result, quantity, f"{quantity.title} at equal depth {DEPTH}", by_rate)
-        for name, quantity in quantities.items()
+        for name, quantity in BY_EPOCH.items()
     }
     return figures | {"gains": _gains(result)}
 

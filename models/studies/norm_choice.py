@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from statistics import mean
 from typing import TYPE_CHECKING, Any
 
@@ -32,35 +33,50 @@ WAYS: dict[str, dict[str, Any]] = {
 TITLES = {"usual": f"at {USUAL}", "high": f"at {HIGH}", "recipe": "with warm-up, one-cycle, clipping"}
 FOLDING: tuple[ModelName, ...] = ("vitbn", "vit-repbn", "vit-prepbn", "vit-un", "vit-dfn")
 BY_TOKEN: tuple[ModelName, ...] = ("vit", "vit-dtn", "vit-minmax", "vit-zscore")  # statistics of each image
+NORMS: tuple[ModelName, ...] = (*BY_TOKEN, *FOLDING)
 DATASETS = ("mnist", "fashion-mnist", "cifar10")
 
 
-def runs(scope: Scope) -> list[Run]:
+def runs(scope: Scope, ways: Sequence[str], norms: Sequence[ModelName]) -> list[Run]:
     return [
         Run(
             seeded(f"{model}-{way}", seed),
             scope.dataset.model_config(model, DEPTH),
             scope.options(seed=seed, **WAYS[way]),
         )
-        for way in WAYS
+        for way in ways
         for seed in range(scope.seeds)
-        for model in (*BY_TOKEN, *FOLDING)
+        for model in norms
     ]
 
 
 def findings(trained: list[Trained], scope: Scope) -> dict[str, Any]:
+    """A row per norm: accuracy and largest fall of each way, and the time of an epoch against LayerNorm's."""
     by_model: dict[str, dict[str, list[Trained]]] = {}
     for training in trained:
-        ways = by_model.setdefault(training.run.config.model, {way: [] for way in WAYS})
-        ways[way_of(asdict(training.run.options))].append(training)
-    layer_norm_s = by_model["vit"]["usual"][0].training_time_s
-    derived = [_row(model, ways, layer_norm_s) for model, ways in by_model.items()]
-    several = scope.seeds > 1
+        ways = by_model.setdefault(training.run.config.model, {})
+        ways.setdefault(way_of(asdict(training.run.options)), []).append(training)
+    derived = [_row(model, ways) for model, ways in by_model.items()]
+    layer_norm_s = next((row["training_time_s"] for row in derived if row["model"] == "vit"), None)
+    for row in derived:
+        time_s = row["training_time_s"]
+        row["of_layer_norm"] = time_s / layer_norm_s if time_s and layer_norm_s else None
+    shown = [way for way in WAYS if way in derived[0]]
+    diverged = [training.run.label for training in trained if training.diverged]
+    notes = [f"The loss of {', '.join(diverged)} was no longer finite: stopped."] if diverged else []
+    notes += [line for way in shown if (line := _against_batch_norm(derived, way))]
+    missing = [NAMES[model] for model in NORMS if model not in by_model]
+    notes += [f"Not run: {', '.join(missing)}."] if missing else []
+    return {"derived": derived, "tables": [_table(derived, shown, scope.seeds)], "notes": notes}
+
+
+def _table(derived: Sequence[dict[str, Any]], ways: Sequence[str], seeds: int) -> dict[str, Any]:
+    several = seeds > 1
     columns = [
         Column("model"),
         Column("folds"),
-        *(Column(f"test accuracy % {title}", None if several else 2) for title in TITLES.values()),
-        *(Column(f"largest fall {title}, points", 2) for title in TITLES.values()),
+        *(Column(f"test accuracy % {TITLES[way]}", None if several else 2) for way in ways),
+        *(Column(f"largest fall {TITLES[way]}, points", 2) for way in ways),
         Column("training s an epoch", 2),
         Column("of ViT's", 2),
     ]
@@ -68,18 +84,23 @@ def findings(trained: list[Trained], scope: Scope) -> dict[str, Any]:
         [
             row["model"],
             "yes" if row["folds"] else "no",
-            *(_with_range(row[way]) if several else _percent(row[way]["test_accuracy"]) for way in WAYS),
-            *(_percent(row[way]["largest_fall"]) for way in WAYS),
+            *(_with_range(row[way]) if several else _percent(row[way]["test_accuracy"]) for way in ways),
+            *(_percent(row[way]["largest_fall"]) for way in ways),
             row["training_time_s"],
             row["of_layer_norm"],
         ]
         for row in derived
     ]
-    seeds = f"{scope.seeds} seeds: mean, lowest to highest accuracy, largest fall of all" if several else "seed 0"
-    title = f"Depth {DEPTH}, {seeds}; the largest fall is from the best epoch before"
-    diverged = [training.run.label for training in trained if training.diverged]
-    notes = [f"The loss of {', '.join(diverged)} was no longer finite: stopped."] if diverged else []
-    return {"derived": derived, "tables": [table(title, columns, rows)], "notes": notes}
+    over = f"{seeds} seeds: mean, lowest to highest accuracy, largest fall of all" if several else "seed 0"
+    return table(f"Depth {DEPTH}, {over}; the largest fall is from the best epoch before", columns, rows)
+
+
+def _against_batch_norm(derived: Sequence[dict[str, Any]], way: str) -> str | None:
+    """How far the other norms that fold are from BatchNorm; None without BatchNorm or another to compare."""
+    ends = {row["model"]: row[way]["test_accuracy"] for row in derived if row["folds"]}
+    ours = ends.pop("vitbn", None)
+    said = [f"{NAMES[model]} {100 * (end - ours):+.2f}" for model, end in ends.items() if None not in (end, ours)]
+    return f"Accuracy {TITLES[way]} against ViTBN's, points: {', '.join(said)}." if said else None
 
 
 def way_of(options: dict[str, Any]) -> str:
@@ -87,17 +108,15 @@ def way_of(options: dict[str, Any]) -> str:
     return next(way for way, own in reversed(WAYS.items()) if own.items() <= options.items())
 
 
-def _row(model: str, ways: dict[str, list[Trained]], layer_norm_s: float) -> dict[str, Any]:
-    first = ways["usual"][0]
-    times = first.training_time_s if first.series else None
+def _row(model: str, ways: dict[str, list[Trained]]) -> dict[str, Any]:
+    """Time and checkpoint are of the first way."""
+    first = next(iter(ways.values()))[0]
     return {
         "model": model,
         "folds": model in FOLDING,
         **{way: _stability(runs) for way, runs in ways.items()},
-        "training_time_s": times,
-        "of_layer_norm": times / layer_norm_s if times else None,
+        "training_time_s": first.training_time_s if first.series else None,
         "checkpoint": first.checkpoint.name,
-        "recipe_checkpoint": ways["recipe"][0].checkpoint.name,
     }
 
 
@@ -135,7 +154,8 @@ def plots(result: Result) -> dict[str, Figure]:
         TITLES[way]: runs for way in WAYS if (runs := [run for run in result["runs"] if way_of(run["options"]) == way])
     }
     title = f"Test accuracy by norm, depth {DEPTH}"
-    return {"test-accuracy": by_epoch(result, ACCURACY, title, panels), "training-time": _times(result)}
+    times = {"training-time": _times(result)} if any(row["of_layer_norm"] for row in result["derived"]) else {}
+    return {"test-accuracy": by_epoch(result, ACCURACY, title, panels), **times}
 
 
 def _times(result: Result) -> Figure:
@@ -154,13 +174,15 @@ def _times(result: Result) -> Figure:
     return figure
 
 
-STUDY = Study(
-    name="norms",
-    question="Which normalisation trains well, stays stable at a high learning rate, and costs nothing once folded?",
-    epochs=10,
-    test_batch=100,
-    quick=Extent(epochs=2, train_images=1000, test_images=500),
-    runs=runs,
-    findings=findings,
-    plots=plots,
-)
+def study(ways: Sequence[str], norms: Sequence[ModelName]) -> Study:
+    """The study of these ways and norms; WAYS and NORMS are all of it, and a part of WAYS has a name of its own."""
+    return Study(
+        name="-".join(["norms", *(way for way in ways if tuple(ways) != tuple(WAYS))]),
+        question="Which norm trains well, stays stable at a high learning rate, and costs nothing once folded?",
+        epochs=10,
+        test_batch=100,
+        quick=Extent(epochs=2, train_images=1000, test_images=500),
+        runs=partial(runs, ways=ways, norms=norms),
+        findings=findings,
+        plots=plots,
+    )

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from models.config import ConfigError, ModelConfig
-from models.plots.results import Result
+from models.plots.results import Column, Result, table
 from models.studies.protocol import Extent, Scope, Study
+from models.studies.ratios import compare
 from models.studies.running import Run, StudyError, Trained
-from models.studies.series import ACCURACY, by_epoch, runs_table
+from models.studies.series import BY_EPOCH, by_epoch, runs_table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -65,9 +66,23 @@ def read(path: Path, scope: Scope) -> Run:
 
 
 def findings(trained: list[Trained], scope: Scope) -> dict[str, Any]:
-    return {"derived": [], "tables": [runs_table(trained)], "notes": []}
+    """Ratios of times and gains against ViT, if it is there, and where each run ended."""
+    vits = [training for training in trained if training.run.config.model == "vit"]
+    others = [training for training in trained if training.run.config.model != "vit"]
+    derived = [{"model": other.run.config.model, **compare(vits, [other])} for other in others] if vits else []
+    gains = [_gains_table(derived)] if derived else []
+    return {"derived": derived, "tables": [*gains, runs_table(trained)], "notes": []}
+
+
+def _gains_table(derived: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    columns = [Column("model"), *(Column(name, 2) for name in ("r_t", "r_v")), *(Column(f"g_{s} %", 1) for s in "tv")]
+    rows = [[row["model"], row["r_t"], row["r_v"], 100 * row["g_t"], 100 * row["g_v"]] for row in derived]
+    title = "Time of ViT over time of the model, each at its own batch size: r_t training, r_v test, g = 1 - 1/r"
+    return table(title, columns, rows)
 
 
 def plots(result: Result) -> dict[str, Figure]:
-    title = "Test accuracy, each at its best"
-    return {"test-accuracy": by_epoch(result, ACCURACY, title, {"": result["runs"]})}
+    return {
+        name: by_epoch(result, quantity, f"{quantity.title}, each at its best", {"": result["runs"]})
+        for name, quantity in BY_EPOCH.items()
+    }

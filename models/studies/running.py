@@ -79,8 +79,9 @@ def advance(
 ) -> list[Trained]:
     """Trains all `runs` in `folder` to their last epoch: A1 B1 C1 A2 B2 … (numbers are epochs).
 
-    When a run diverges, the others continue. Raises StudyError for a folder of another study, or of this study with
-    other options or more epochs; TrainingError for a training that fails.
+    When a run diverges, the others continue. Further runs may join those in the folder. Raises StudyError for a folder
+    of another study, or of this study with other options, more runs or more epochs; TrainingError for a training that
+    fails.
     """
     from models.training import Diverged, train
 
@@ -127,18 +128,22 @@ def _plan(study: str, runs: Sequence[Run], dataset: Dataset, test_batch: int) ->
 
 
 def _check_plan(path: Path, plan: dict[str, Any]) -> None:
-    """Writes the plan into a new folder; raises StudyError for a folder with another plan."""
-    if not path.exists():
-        write_atomically(path, json.dumps(plan, indent=2).encode())
-        return
-    try:
-        earlier = dict(json.loads(path.read_bytes()))
-    except (OSError, ValueError, TypeError) as error:
-        raise StudyError(f"{path}: expected the plan of a study, found {error}") from error
-    wanted, there = (dict(_leaves(values)) for values in (plan, earlier))
-    for name in [*wanted, *there]:
-        if (expected := wanted.get(name, "none")) != (had := there.get(name, "none")):
-            raise StudyError(f"{path}: expected {name} {expected}, found {had}; name another --output")
+    """Writes the plan into a new folder or beside the folder's runs; raises StudyError for a folder with another plan.
+
+    A plan with fewer runs than the folder is another plan: its result would replace the larger one.
+    """
+    if path.exists():
+        try:
+            earlier = dict(json.loads(path.read_bytes()))
+        except (OSError, ValueError, TypeError) as error:
+            raise StudyError(f"{path}: expected the plan of a study, found {error}") from error
+        joining = {name for name, value in plan.items() if isinstance(value, dict) and name not in earlier}
+        wanted = dict(_leaves({name: value for name, value in plan.items() if name not in joining}))
+        there = dict(_leaves(earlier))
+        for name in [*wanted, *there]:
+            if (expected := wanted.get(name, "none")) != (had := there.get(name, "none")):
+                raise StudyError(f"{path}: expected {name} {expected}, found {had}; name another --output")
+    write_atomically(path, json.dumps(plan, indent=2).encode())
 
 
 def _leaves(plan: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -43,6 +43,13 @@ LOSS = Quantity("training_loss", "Training loss", "cross-entropy (nats)", 1, pla
 ACCURACY = Quantity("test_accuracy", "Test accuracy", "test images right (%)", 100, accuracy_axis)
 TRAINING_TIME = Quantity("training_time_s", "Time to train one epoch", "time (s)", 1, from_zero)
 TEST_TIME = Quantity("test_time_s", "Time to classify the test images", "time (s)", 1, from_zero)
+BY_EPOCH = {
+    "training-loss": LOSS,
+    "test-accuracy": ACCURACY,
+    "training-time": TRAINING_TIME,
+    "test-time": TEST_TIME,
+}
+"""The study's four plots: name in the file and quantity."""
 
 
 def by_epoch(result: Result, quantity: Quantity, title: str, panels: Mapping[str, Sequence[dict[str, Any]]]) -> Figure:

@@ -1,7 +1,8 @@
 """Accuracy and time on other people's digits; nothing is trained.
 
 In: checkpoints trained on MNIST. Out: accuracy and time of each on the test images of MNIST, of EMNIST's digits if
-available, and on all of scikit-learn's digits. Times are compared with the CNN's.
+available, and on all of scikit-learn's digits. Times are compared with the CNN's. Networks that learned from a teacher
+stand apart: they compare with each other alone.
 """
 
 from __future__ import annotations
@@ -94,6 +95,7 @@ def measure(
             "name": network.path.stem,
             "model": network.config.model,
             "depth": network.config.depth if network.config.is_transformer else None,
+            "teacher": network.metrics.get("options", {}).get("teacher"),
             "sets": {},
         }
         for network in networks
@@ -134,12 +136,20 @@ def result(rows: list[dict[str, Any]], quick: bool, command: str, device: str) -
         "environment": describe(torch.get_num_threads(), device),
         "runs": [],
         "derived": rows,
-        "tables": [_table(rows)],
+        "tables": [
+            _table(rows, alike, how)
+            for how, alike in (
+                ("trained without a teacher", [row for row in rows if not row["teacher"]]),
+                ("that learned from a teacher", [row for row in rows if row["teacher"]]),
+            )
+            if alike
+        ],
         "notes": [f"{SETS[name]}: not measured: no EMNIST files in --emnist-dir or EMNIST_DIR." for name in missing],
     }
 
 
-def _table(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _table(rows: Sequence[dict[str, Any]], alike: Sequence[dict[str, Any]], how: str) -> dict[str, Any]:
+    """The networks `alike` of all `rows`, trained in the same way: `how`."""
     timed = "emnist-digits" if "emnist-digits" in rows[0]["sets"] else "mnist"
     cnn_ms = next((_ms_per_1000(row, timed) for row in rows if row["model"] == "cnn"), None)
     columns = [
@@ -159,9 +169,10 @@ def _table(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
             _ms_per_1000(row, timed),
             _ms_per_1000(row, timed) / cnn_ms if cnn_ms else None,
         ]
-        for row in rows
+        for row in alike
     ]
-    return table("Accuracy of networks trained on MNIST, and time as trained, before any rewrite", columns, cells)
+    title = f"Networks {how}: accuracy after MNIST, and time in the plain form, before any rewrite"
+    return table(title, columns, cells)
 
 
 def _ms_per_1000(row: dict[str, Any], name: str) -> float:
@@ -171,8 +182,8 @@ def _ms_per_1000(row: dict[str, Any], name: str) -> float:
 
 
 def plots(result: Result) -> dict[str, Figure]:
-    """A row per network, a mark per set."""
-    rows = result["derived"]
+    """A row per network, a mark per set; networks that learned from a teacher come last."""
+    rows = sorted(result["derived"], key=lambda row: bool(row.get("teacher")))
     figure, (axes,) = row_of_panels(
         "Trained on MNIST, asked about other people's digits",
         footnote(result),
@@ -189,7 +200,8 @@ def plots(result: Result) -> dict[str, Figure]:
             axes.plot(accuracies, range(len(rows)), marker, color="#000000", mfc=face, ms=8, ls="none", label=label)
     ends = [sorted(100 * measured["accuracy"] for measured in row["sets"].values()) for row in rows]
     axes.hlines(range(len(rows)), [low for low, *_ in ends], [high for *_, high in ends], color="#bbbbbb", zorder=1)
-    axes.set_yticks(range(len(rows)), [row["name"] for row in rows])
+    taught = [f"{row['name']}{', teacher' if row.get('teacher') else ''}" for row in rows]
+    axes.set_yticks(range(len(rows)), taught)
     axes.invert_yaxis()
     accuracy_axis(axes, horizontal=True)
     axes.margins(x=0.08, y=0.12)

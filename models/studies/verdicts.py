@@ -5,8 +5,9 @@ In: the JSON content of a study. Out: our figure in words and the verdict; the d
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import mean
 from typing import Any, Literal
 
 Result = Mapping[str, Any]
@@ -24,18 +25,34 @@ class Finding:
     verdict: Verdict
 
 
-def _series(result: Result, model: str, depth: int, lr: float) -> list[Mapping[str, float]]:
-    return next(
+def _all_series(result: Result, model: str, depth: int, lr: float) -> list[list[Mapping[str, float]]]:
+    """The series of all seeds; raises KeyError for none."""
+    key = (model, depth, lr)
+    runs = [
         list(run["series"])
         for run in result["runs"]
-        if (run["config"]["model"], run["config"]["depth"], run["options"]["lr"]) == (model, depth, lr)
-    )
+        if (run["config"]["model"], run["config"]["depth"], run["options"]["lr"]) == key
+    ]
+    if not runs:
+        raise KeyError(f"{model}, depth {depth}, rate {lr}")
+    return runs
 
 
-def _last_percent(result: Result, model: str, depth: int, lr: float) -> float:
-    """Test accuracy after the last epoch; 10 % where the loss was no longer finite before the first."""
-    series = _series(result, model, depth, lr)
-    return 100 * series[-1]["test_accuracy"] if series else 10.0
+def _series(result: Result, model: str, depth: int, lr: float) -> list[Mapping[str, float]]:
+    """The series of the first seed."""
+    return _all_series(result, model, depth, lr)[0]
+
+
+def _last_percent(result: Result, model: str, depth: int, lr: float) -> list[float]:
+    """Test accuracy after the last epoch by seed; 10 % where the loss was no longer finite before the first."""
+    every = _all_series(result, model, depth, lr)
+    return [100 * series[-1]["test_accuracy"] if series else 10.0 for series in every]
+
+
+def _with_range(percents: Sequence[float]) -> str:
+    """The mean, and the range of several."""
+    several = f" ({min(percents):.1f} to {max(percents):.1f})" if len(percents) > 1 else ""
+    return f"{mean(percents):.1f} %{several}"
 
 
 def _derived(result: Result, model: str, configuration: str) -> Mapping[str, Any]:
@@ -72,11 +89,16 @@ def training_ratio(model: str) -> Callable[[Result], Finding]:
 
 def high_rate(result: Result) -> Finding:
     """Holds if both BatchNorm models pass 97 % and ViT ends 10 points below; in part if both end above ViT by
-    POINTS.
+    POINTS. Means over the seeds.
     """
-    vit, *others = (_last_percent(result, model, 6, 0.01) for model in NAMES)
-    ours = ", ".join(f"{name} {_last_percent(result, model, 6, 0.01):.1f} %" for model, name in NAMES.items())
-    one_block = ", ".join(f"{NAMES[m]} {_last_percent(result, m, 1, 0.01):.1f} %" for m in ("vitbnffn", "vitbn"))
+    vit, *others = (mean(_last_percent(result, model, 6, 0.01)) for model in NAMES)
+    ours = ", ".join(f"{name} {_with_range(_last_percent(result, model, 6, 0.01))}" for model, name in NAMES.items())
+    shallow = [run["config"]["model"] for run in result["runs"] if run["config"]["depth"] == 1]
+    one_block = ", ".join(
+        f"{name} {_with_range(_last_percent(result, model, 1, 0.01))}"
+        for model, name in NAMES.items()
+        if model in shallow
+    )
     if min(others) > 97 and vit < min(others) - 10:
         verdict: Verdict = "holds"
     else:
@@ -91,7 +113,7 @@ def low_rate(result: Result) -> Finding:
         for model in NAMES
         if (series := _series(result, model, 6, 0.0005))
     }
-    ours = ", ".join(f"{NAMES[model]} {mean:.1f} %" for model, mean in means.items())
+    ours = ", ".join(f"{NAMES[model]} {percent:.1f} %" for model, percent in means.items())
     ahead = sum(means["vit"] > means[model] + POINTS for model in means if model != "vit")
     return Finding(
         f"mean test accuracy over the epochs, 6 blocks each: {ours}",
@@ -119,16 +141,18 @@ def time_by_rate(result: Result) -> Finding:
 
 
 def _pairs(result: Result, lr: float) -> list[tuple[int, float, float]]:
-    """Depth, and test accuracy % of ViT and of ViTBNFFN."""
+    """Depth, and accuracy % of ViT and of ViTBNFFN on distorted test images."""
+    key = "distorted_test_accuracy"
     return [
-        (row["depth"], 100 * row["vit"]["test_accuracy"], 100 * row["vitbnffn"]["test_accuracy"])
+        (row["depth"], 100 * row["vit"][key], 100 * row["vitbnffn"][key])
         for row in result["derived"]
         if row["lr"] == lr
     ]
 
 
 def _in_words(pairs: list[tuple[int, float, float]]) -> str:
-    return "; ".join(f"depth {depth}: ViT {vit:.1f} %, ViTBNFFN {other:.1f} %" for depth, vit, other in pairs)
+    ours = "; ".join(f"depth {depth}: ViT {vit:.1f} %, ViTBNFFN {other:.1f} %" for depth, vit, other in pairs)
+    return f"distorted test images, {ours}"
 
 
 def critical_depth(result: Result) -> Finding:
@@ -141,7 +165,7 @@ def critical_depth(result: Result) -> Finding:
         verdict: Verdict = "holds"
     else:
         verdict = "holds in part" if falls[1] < falls[0] else "does not hold"
-    return Finding(f"both fall: {_in_words(pairs)}" if min(falls) >= 5 else _in_words(pairs), verdict)
+    return Finding(f"{_in_words(pairs)}{'; both fall' if min(falls) >= 5 else ''}", verdict)
 
 
 def deep_at_0003(result: Result) -> Finding:
@@ -158,13 +182,17 @@ def stable_when_deep(result: Result) -> Finding:
     pairs = [pair for lr in (0.005, 0.003) for pair in _pairs(result, lr)]
     ahead = sum(other > vit + POINTS for _, vit, other in pairs)
     return Finding(
-        f"{POINTS:g} point or more above ViT at {ahead} of {len(pairs)} pairs of depth and rate",
+        f"distorted test images, {POINTS:g} point or more above ViT at {ahead} of {len(pairs)} pairs of depth and rate",
         "holds" if ahead == len(pairs) else "holds in part" if 2 * ahead > len(pairs) else "does not hold",
     )
 
 
 def faster_when_deep(result: Result) -> Finding:
-    """Holds if ViTBNFFN's mean accuracy over the epochs is POINTS above ViT's at depths 5 to 7; in part at one."""
+    """Holds if ViTBNFFN's mean accuracy over the epochs is POINTS above ViT's at depths 5 to 7; in part at one.
+
+    The epochs were measured on distorted test images if the runs have `augment_test`.
+    """
+    distorted = all(run["options"]["augment_test"] for run in result["runs"])
     leads = {}
     for depth in (5, 6, 7):
         vit, other = (_series(result, model, depth, 0.003) for model in ("vit", "vitbnffn"))
@@ -173,7 +201,7 @@ def faster_when_deep(result: Result) -> Finding:
     ours = ", ".join(f"depth {depth}: {lead:+.1f} points" for depth, lead in leads.items())
     ahead = sum(lead > POINTS for lead in leads.values())
     return Finding(
-        f"mean over the epochs against ViT, rate 0.003: {ours}",
+        f"{'distorted' if distorted else 'plain'} test images, mean over the epochs against ViT, rate 0.003: {ours}",
         "holds" if ahead == len(leads) else "holds in part" if ahead else "does not hold",
     )
 
@@ -182,7 +210,9 @@ def sigmoids(result: Result) -> Finding:
     """Holds if it is ahead by POINTS after the first epoch at 0.01, and by 10 at the end at 0.1; in part at one."""
     series = {(run["config"]["model"], run["options"]["lr"]): run["series"] for run in result["runs"]}
     first, last = ({key: 100 * epochs[place]["test_accuracy"] for key, epochs in series.items()} for place in (0, -1))
+    distorted = all(run["options"]["augment_test"] for run in result["runs"])
     ours = (
+        f"{'distorted' if distorted else 'plain'} test images, "
         f"rate 0.01, first epoch: {first['dnnbn', 0.01]:.1f} % with, {first['dnn', 0.01]:.1f} % without; "
         f"rate 0.1, last epoch: {last['dnnbn', 0.1]:.1f} % with, {last['dnn', 0.1]:.1f} % without"
     )
@@ -192,8 +222,9 @@ def sigmoids(result: Result) -> Finding:
 
 def emnist(result: Result) -> Finding:
     """Only measured where EMNIST's files are."""
-    measured = [row for row in result["tables"][0]["rows"] if row[4] is not None]
-    if not measured:
+    measured = {row["name"]: row["sets"].get("emnist-digits") for row in result["derived"]}
+    percents = {name: 100 * its["accuracy"] for name, its in measured.items() if its}
+    if not percents:
         return Finding("EMNIST's files were not at hand", "not tested here")
-    accuracies = ", ".join(f"{row[0]} {row[4]:.1f} %" for row in measured)
-    return Finding(accuracies, "holds" if min(row[4] for row in measured) > 90 else "holds in part")
+    accuracies = ", ".join(f"{name} {percent:.1f} %" for name, percent in percents.items())
+    return Finding(accuracies, "holds" if min(percents.values()) > 90 else "holds in part")

@@ -1,13 +1,23 @@
 """Statistics of a new source: those of the images, and nothing else changes."""
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
+from PIL import Image
 
+from models import adaptation
 from models.adaptation import AdaptationError, adapt
+from models.checkpoint import load, save
 from models.config import ModelConfig
 from models.data import load_digits
 from models.data.digits import as_coarse
+from models.evaluation import measure_accuracy
 from models.registry import build, randomise_norms
+from models.train import train as command
+from models.training import TrainingOptions, train
 
 TINY = ModelConfig(dim=16, depth=1, heads=2, dim_head=8, mlp_dim=16)
 
@@ -57,3 +67,125 @@ def test_coarse_images_have_the_layout_of_the_digits():
     coarse = as_coarse(digits.test_images[0])
     assert (coarse.shape, coarse.dtype) == ((1, 28, 28), digits.test_images.dtype)
     assert abs(int(coarse.astype(int).sum()) / int(digits.test_images[0].astype(int).sum()) - 1) < 0.1
+
+
+def run(*arguments):
+    return CliRunner().invoke(command, [str(argument) for argument in arguments])
+
+
+def failure(*arguments):
+    """The single line of a refusal."""
+    result = run(*arguments)
+    assert result.exit_code in (1, 2), result.output
+    return result.output.splitlines()[-1]
+
+
+def written_pictures(folder, images):
+    """PNG files of images (n, C, H, W); their names say nothing about their classes."""
+    folder.mkdir()
+    for number, image in enumerate(images):
+        Image.fromarray(image[0] if len(image) == 1 else image.transpose(1, 2, 0)).save(folder / f"{number:03d}.png")
+    return folder
+
+
+def faint(images):
+    """Less contrast, more light."""
+    return (images * 0.3 + 100).astype(np.uint8)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A ViTBN trained on digits."""
+    path = tmp_path_factory.mktemp("trained") / "digits.safetensors"
+    options = TrainingOptions(epochs=6, batch_size=50, lr=0.01, seed=0, device="cpu")
+    list(train(replace(TINY, dim=32), load_digits(), options, path, False, lambda images, loss: None))
+    return path
+
+
+def test_pictures_of_the_new_source_give_the_accuracy_back(trained, tmp_path):
+    digits, out = load_digits(), tmp_path / "adapted.safetensors"
+    folder = written_pictures(tmp_path / "faint", faint(digits.test_images[:60]))
+    (folder / "notes.txt").write_text("no picture")
+    result = run("--checkpoint", trained, "--adapt-to", folder, "--output", out)
+    assert result.exit_code == 0, result.output
+    assert f"{trained} with the BatchNorm statistics of 60 pictures in {folder}" in result.output
+    labels = torch.tensor(digits.test_labels[60:])
+    sets = [torch.tensor(each[60:]) for each in (digits.test_images, faint(digits.test_images))]
+    usual, shifted, adapted = (
+        measure_accuracy(load(path).model, images, labels)
+        for path, images in ((trained, sets[0]), (trained, sets[1]), (out, sets[1]))
+    )
+    assert usual > 0.85
+    assert shifted < 0.5
+    assert adapted > usual - 0.1
+
+
+def test_the_checkpoint_says_where_it_comes_from(trained, tmp_path):
+    folder = written_pictures(tmp_path / "new", load_digits().test_images[:50])
+    before = trained.read_bytes()
+    out = tmp_path / "adapted.safetensors"
+    assert run("--checkpoint", trained, "--adapt-to", folder, "--output", out).exit_code == 0
+    source, adapted = load(trained), load(out)
+    assert (trained.read_bytes(), adapted.config) == (before, source.config)
+    assert adapted.metrics == {
+        "dataset": "digits",
+        "command": f"python models/train.py --checkpoint {trained} --adapt-to {folder}",
+        "adapted": {
+            "checkpoint": "digits.safetensors",
+            "sha256": source.sha256,
+            "training_command": source.metrics["command"],
+            "pictures": 50,
+        },
+    }
+
+
+def test_many_pictures_are_taken_evenly(trained, tmp_path, monkeypatch):
+    monkeypatch.setattr(adaptation, "MOST", 50)
+    images = load_digits().test_images[:120]
+    folder = written_pictures(tmp_path / "new", images)
+    out = tmp_path / "adapted.safetensors"
+    assert run("--checkpoint", trained, "--adapt-to", folder, "--output", out).exit_code == 0
+    expected = adapt(load(trained).model, torch.tensor(images[::3]))
+    assert load(out).metrics["adapted"]["pictures"] == 40
+    torch.testing.assert_close(load(out).model.state_dict(), expected.state_dict(), rtol=0, atol=0)
+
+
+def test_photos_are_cut_as_in_training(tmp_path):
+    config = replace(TINY, channels=3, image_size=(16, 16), patch_size=(8, 8), preprocessing="photo")
+    save(tmp_path / "photos.safetensors", build(config), config, {})
+    noise = np.random.default_rng(0).integers(0, 256, (50, 3, 30, 44), np.uint8)
+    folder = written_pictures(tmp_path / "new", noise)
+    out = tmp_path / "adapted.safetensors"
+    assert run("--checkpoint", tmp_path / "photos.safetensors", "--adapt-to", folder, "--output", out).exit_code == 0
+    mean = load(out).model.patch_norm.norm.running_mean
+    assert abs(mean.mean() - 0.5) < 0.02
+
+
+def test_refusals_are_a_line_and_write_nothing(trained, tmp_path):
+    images, out = load_digits().test_images[:50], tmp_path / "adapted.safetensors"
+    folder = written_pictures(tmp_path / "new", images)
+
+    def refusal(path=trained, pictures=folder, output=out):
+        said = failure("--checkpoint", path, "--adapt-to", pictures, "--output", output)
+        assert not out.exists()
+        return said
+
+    vit = tmp_path / "vit.safetensors"
+    save(vit, build(replace(TINY, model="vit")), replace(TINY, model="vit"), {})
+    assert refusal(vit) == f"Error: {vit}: expected a network with BatchNorm, found VisionTransformer without"
+    few = written_pictures(tmp_path / "few", images[:49])
+    assert refusal(pictures=few) == f"Error: {few}: expected at least 50 pictures, found 49"
+    large = written_pictures(tmp_path / "large", np.pad(images, ((0, 0), (0, 0), (2, 2), (2, 2))))
+    said = "000.png: expected the model's 28 x 28 pixels, light on black, found 32 x 32"
+    assert refusal(pictures=large) == f"Error: {large / said}"
+    (folder / "007.png").write_bytes(b"no picture")
+    assert refusal().startswith(f"Error: {folder / '007.png'}: expected a picture, found ")
+    assert refusal(output=trained).startswith(f"Error: {trained}: expected another file than the checkpoint")
+    assert "No such file" in refusal(pictures=tmp_path / "none")
+
+
+@pytest.mark.parametrize("given", [["--checkpoint", "x"], ["--adapt-to", "x"], ["--checkpoint", "x", "--epochs", "3"]])
+def test_options_of_a_training_are_refused(given, tmp_path):
+    others = ["--adapt-to", tmp_path] if "--epochs" in given else []
+    said = "Error: expected --adapt-to and --checkpoint together, with --output alone"
+    assert failure(*given, *others) == said

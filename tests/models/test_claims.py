@@ -2,12 +2,13 @@
 
 import copy
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
-from models.studies.claims import CLAIMS, ORDER, page
+from models.studies.claims import CLAIMS, ORDER, Size, _hours, page
 from models.studies.running import StudyError
 from models.study import study
 
@@ -70,6 +71,39 @@ def test_the_accuracy_at_a_high_rate_decides(vit, others, expected):
     assert verdict("At a learning rate of 0.01", with_last(load("learning-rates"), known)) == expected
 
 
+@pytest.fixture
+def with_seeds(tmp_path):
+    """The committed results, and learning-rates-0.01 of three seeds: 80, 90 and 85 % of depth 6."""
+    shutil.copytree(RESULTS, tmp_path / "studies", ignore=shutil.ignore_patterns("runs", "learning-rates-*"))
+    result = load("learning-rates")
+    runs = [run for run in result["runs"] if run["options"]["lr"] == 0.01]
+    result["runs"] = [
+        run
+        for accuracy in (0.8, 0.9, 0.85)
+        for run in with_last({"runs": runs}, {(model, 6, 0.01): accuracy for model in ("vit", "vitbn", "vitbnffn")})[
+            "runs"
+        ]
+    ]
+    result["scope"] |= {"seeds": 3, "form": "served"}
+    (tmp_path / "studies/learning-rates-0.01").mkdir()
+    (tmp_path / "studies/learning-rates-0.01/learning-rates-0.01.json").write_text(json.dumps(result))
+    return tmp_path / "studies"
+
+
+def test_more_seeds_are_judged_where_they_are(with_seeds):
+    (row,) = (line for line in page(with_seeds).splitlines() if "At a learning rate of 0.01" in line)
+    assert "ViT 85.0 % (80.0 to 90.0), ViTBNFFN 85.0 % (80.0 to 90.0)" in row
+    assert "[learning-rates-0.01](" in row
+    (size,) = (line for line in page(with_seeds).splitlines() if line.startswith("| learning-rates-0.01 |"))
+    assert "| 5 epochs, 10,000 images | 3 |" in size
+
+
+def test_hours_at_the_published_size():
+    epochs = [{"training_time_s": train_s, "test_time_s": 5.0} for train_s in (9.0, 10.0, 30.0)]
+    runs = [{"series": epochs}, {"series": []}]
+    assert _hours(runs, Size(3, 1000), Size(36, 2000)) == pytest.approx(36 * (2 * 10 + 5) / 3600)
+
+
 @pytest.mark.parametrize(
     ("vit", "expected"), [(0.99, "holds"), (0.94, "holds in part"), (0.9, "does not hold"), (0.905, "does not hold")]
 )
@@ -86,11 +120,16 @@ def test_the_time_of_an_epoch_decides():
     assert verdict("The time of an epoch", result) == "holds"
 
 
+def accuracies(distorted):
+    """Those of plain test images are the same for all and decide nothing."""
+    return {"distorted_test_accuracy": distorted, "test_accuracy": 0.97}
+
+
 def with_pairs(pairs, rate):
     """The depths study with these accuracies of (ViT, ViTBNFFN) by depth."""
     result = load("depths")
     result["derived"] = [
-        {"depth": depth, "lr": rate, "vit": {"test_accuracy": vit}, "vitbnffn": {"test_accuracy": other}}
+        {"depth": depth, "lr": rate, "vit": accuracies(vit), "vitbnffn": accuracies(other)}
         for depth, (vit, other) in pairs.items()
     ]
     return result
@@ -140,8 +179,8 @@ def test_sigmoids(without, expected):
 def test_emnist_is_judged_where_it_was_measured():
     result = load("shift")
     assert verdict("Networks trained on MNIST", result) == "not tested here"
-    for row in result["tables"][0]["rows"]:
-        row[4] = 95.0
+    for row in result["derived"]:
+        row["sets"]["emnist-digits"] = {"accuracy": 0.95}
     assert verdict("Networks trained on MNIST", result) == "holds"
 
 

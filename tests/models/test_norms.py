@@ -188,8 +188,10 @@ def test_dynamic_token_norm(with_cls, training):
     places = [None] * with_cls + [(i // 3, i % 3) for i in range(6)]
     expected = np.empty(x.shape)
     mean_shares, var_shares = (1 / (1 + np.exp(-n[name])) for name in ("mean_share", "var_share"))
+    by_head = x.numpy().reshape(*x.shape[:2], heads, 3)
+    x_normed = (by_head / np.sqrt((by_head**2).mean(-1, keepdims=True) + EPS)).reshape(x.shape)
     for image, i, head in np.ndindex(len(x), len(places), heads):
-        own, part = x[image, i].numpy(), x[image, :, 3 * head : 3 * head + 3].numpy()
+        own, part = x_normed[image, i], x_normed[image, :, 3 * head : 3 * head + 3]
         scores = np.full(len(places), 0.0 if places[i] is None else -np.inf)
         for j, place in enumerate(places):
             if places[i] is not None and place is not None:
@@ -205,10 +207,19 @@ def test_dynamic_token_norm(with_cls, training):
 
 
 def test_each_head_first_looks_at_one_neighbour():
-    norm = DynamicTokenNorm(16, 4, (3, 3))
+    norm = DynamicTokenNorm(18, 9, (3, 3))
     with torch.no_grad():
         looks_at = norm._weights(with_cls=False)[:, 4].argmax(dim=-1)  # of the patch in the middle
-    assert looks_at.tolist() == [4, 5, 7, 8]
+    assert looks_at.tolist() == list(range(9))
+
+
+def test_an_even_number_of_heads_a_side_first_looks_between_patches():
+    norm = DynamicTokenNorm(16, 4, (3, 3))
+    with torch.no_grad():
+        weights = norm._weights(with_cls=False)[0, 4]
+    nearest = weights[[0, 1, 3, 4]]  # the patches around the corner above on the left
+    torch.testing.assert_close(nearest, nearest[:1].expand(4))
+    assert nearest.sum() > 0.5
 
 
 @pytest.mark.parametrize("make", AFFINE)

@@ -122,8 +122,33 @@ def test_norms(small_mnist, tmp_path, monkeypatch):
     assert rows["vit"]["of_layer_norm"] == 1
     assert all(0 <= row["usual"]["test_accuracy"] <= 1 for row in rows.values())
     assert rows["vit-un"]["high"] == {"test_accuracy": None, "range": None, "largest_fall": None}
-    (note,) = written["notes"]
-    assert "vit-un-high" in note
+    diverged, *against = written["notes"]
+    assert "vit-un-high" in diverged
+    ends = [rows[model]["recipe"]["test_accuracy"] for model in ("vit-repbn", "vitbn")]
+    assert f"RepBN {100 * (ends[0] - ends[1]):+.2f}, progressive" in against[-1]
+
+
+def test_norms_of_one_way_grow_by_seeds_and_norms(small_mnist, tmp_path, monkeypatch):
+    monkeypatch.setattr(norm_choice, "DEPTH", 1)
+    sizes = ("--epochs", 1, "--train-images", 20, "--way", "recipe", "--norm", "vit-repbn", "--norm", "vitbn")
+    name = "norms-recipe"
+    carried_out("norms", small_mnist, tmp_path, *sizes, name=name)
+    written = carried_out("norms", small_mnist, tmp_path, *sizes, "--norm", "vit", "--seeds", 2, name=name)
+    typed = "--epochs 1 --train-images 20 --way recipe --norm vit-repbn --norm vitbn --norm vit --seeds 2 --output DIR"
+    assert written["command"] == f"python models/study.py norms {typed}"
+    assert [one["label"] for one in written["runs"]] == [
+        *("vit-recipe", "vitbn-recipe", "vit-repbn-recipe"),
+        *("vit-recipe-seed-1", "vitbn-recipe-seed-1", "vit-repbn-recipe-seed-1"),
+    ]
+    last = {one["label"]: one["series"][-1]["test_accuracy"] for one in written["runs"]}
+    (vit, vitbn, _) = written["derived"]
+    assert vitbn["recipe"]["test_accuracy"] == (last["vitbn-recipe"] + last["vitbn-recipe-seed-1"]) / 2
+    assert (vit["of_layer_norm"], "usual" in vit) == (1, False)
+    assert written["notes"][-1].startswith("Not run: dynamic token norm, min-max of a token,")
+    page = (tmp_path / f"{name}.md").read_text()
+    assert "Trained and timed in the served form." in page
+    message, _ = failure("norms", "--data-dir", small_mnist, "--output", tmp_path, *sizes)
+    assert message.endswith("; name another --output")
 
 
 def test_depths(small_mnist, tmp_path, monkeypatch):
@@ -225,12 +250,18 @@ def test_optimised_with_files_and_folders(small_mnist, tmp_path):
     folder = tmp_path / "searches"
     folder.mkdir()
     best(folder, "cnn", depth=None)
-    arguments = ["--params", best(tmp_path), "--params", folder, "--epochs", 1, "--train-images", 60]
-    written = carried_out("optimised", small_mnist, tmp_path / "out", *arguments)
+    arguments = ["--params", best(tmp_path), "--params", best(tmp_path, "vit"), "--params", folder, "--epochs", 1]
+    written = carried_out("optimised", small_mnist, tmp_path / "out", *arguments, "--train-images", 60)
     found = [(one["label"], one["config"]["depth"], one["options"]["batch_size"]) for one in written["runs"]]
-    assert found == [("vitbn", 1, 30), ("cnn", 6, 30)]
-    assert [row[:4] for row in written["tables"][0]["rows"]] == [["vitbn", 1, 0.01, 30], ["cnn", None, 0.01, 30]]
+    assert found == [("vitbn", 1, 30), ("vit", 1, 30), ("cnn", 6, 30)]
+    gains, last = written["tables"]
+    assert [row[:3] for row in last["rows"]] == [["vitbn", 1, 0.01], ["vit", 1, 0.01], ["cnn", None, 0.01]]
     assert "--params" not in written["command"]
+    times_s = {one["label"]: one["series"][0]["training_time_s"] for one in written["runs"]}
+    assert [row["model"] for row in written["derived"]] == ["vitbn", "cnn"]
+    assert written["derived"][0]["r_t"] == pytest.approx(times_s["vit"] / times_s["vitbn"])
+    assert gains["rows"][0][3] == pytest.approx(100 * (1 - times_s["vitbn"] / times_s["vit"]))
+    assert len(list((tmp_path / "out").glob("*.png"))) == 4
 
 
 @pytest.mark.parametrize(
@@ -281,6 +312,16 @@ def test_shift_without_emnist_says_so(small_mnist, checkpoints, tmp_path, monkey
     assert relative["cnn"] == 1.0
     times = {model: statistics.median(row["sets"]["mnist"]["times_s"]) for model, row in by_model.items()}
     assert relative["vitbn"] == pytest.approx(times["vitbn"] / times["cnn"])
+
+
+def test_shift_sets_networks_with_a_teacher_apart(small_mnist, tmp_path, monkeypatch):
+    monkeypatch.setattr(shift, "QUICK_IMAGES", 20)
+    folder = shipped(tmp_path / "shipped", ModelConfig(depth=1))
+    taught = shipped(tmp_path / "taught", ModelConfig(model="cnn"), options={"teacher": "a network"})
+    (taught / "cnn.safetensors").rename(folder / "cnn.safetensors")
+    written = carried_out("shift", small_mnist, tmp_path / "out", "--checkpoints", folder, "--quick")
+    assert [[row[1] for row in entry["rows"]] for entry in written["tables"]] == [["vitbn"], ["cnn"]]
+    assert ["without a teacher" in entry["title"] for entry in written["tables"]] == [True, False]
 
 
 def test_shift_on_emnist_reads_it_upright(small_mnist, small_emnist, checkpoints, tmp_path, monkeypatch):

@@ -138,7 +138,7 @@ def test_folder_of_another_study(whole, digits):
         (replace(RUNS[0], options=replace(OPTIONS, lr=0.02)), "expected a options lr 0.02, found 0.01"),
         (replace(RUNS[0], options=replace(OPTIONS, batch_size=25)), "expected a options batch_size 25, found 50"),
         (replace(RUNS[0], config=replace(TINY, mlp_dim=32)), "expected a config mlp_dim 32, found 24"),
-        (replace(RUNS[0], label="c"), "expected c config model vit, found none"),
+        (replace(RUNS[0], label="c"), "expected a config model none, found vit"),
     ],
     ids=["lr", "batch size", "config", "label"],
 )
@@ -149,6 +149,15 @@ def test_folder_of_other_options(whole, digits, run, said):
 def test_folder_of_other_images(whole, digits):
     fewer = cut(digits, Extent(3, 99, 30))
     assert "expected train images 99, found 100" in refusal(whole[0], fewer)
+
+
+def test_further_runs_join_those_of_a_folder(whole, digits, tmp_path):
+    first, _ = carry_on(tmp_path, digits, RUNS[:1])
+    second, result = carry_on(tmp_path, digits)
+    assert seen(first) == [report for report in seen(whole[1]) if report[0] == "a"]
+    assert seen(second) == [report for report in seen(whole[1]) if report[0] == "b"]
+    assert [one.run.label for one in result] == ["a", "b"]
+    assert "expected b config model none, found vitbn" in refusal(tmp_path, digits, RUNS[:1])
 
 
 def test_folder_with_more_runs(whole, digits):

@@ -15,9 +15,12 @@ from mlflow import MlflowClient, MlflowException
 
 from models.config import ModelConfig
 from models.data import load_digits
-from models.tracking import SETTINGS, track
+from models.search import Parameters, Search
+from models.study import study
+from models.tracking import SETTINGS, TrackingError, track
 from models.train import train as command
 from models.training import TrainingOptions, train
+from models.tune import part_of, run_trial
 
 TINY = ModelConfig(dim=16, depth=1, heads=2, dim_head=8, mlp_dim=24)
 OPTIONS = TrainingOptions(epochs=2, batch_size=50, lr=0.003, seed=0, device="cpu")
@@ -255,6 +258,52 @@ def test_command_tracks_in_the_local_store(store):
     assert result.exit_code == 0, result.output
     (found,) = runs(store)
     assert sent_series(store, found.info.run_id) == written_series(Path("run.safetensors"))
+
+
+def studied(mnist, *arguments):
+    """The JSON of a tracked study of four networks."""
+    common = ["--data-dir", mnist, "--output", "out", "--device", "cpu", "--train-images", 20, "--track"]
+    result = CliRunner().invoke(study, ["dnn", *map(str, (*common, *arguments))])
+    assert result.exit_code == 0, result.output
+    return json.loads(Path("out/dnn.json").read_text())
+
+
+def test_all_runs_of_a_study_are_tracked_and_go_on(store, small_mnist):
+    for epochs in (1, 2, 2):  # the last trains nothing
+        written = studied(small_mnist, "--epochs", epochs)
+        found = runs(store)
+        assert {run.info.run_name for run in found} == {one["label"] for one in written["runs"]}
+        assert [run.info.status for run in found] == ["FINISHED"] * 4
+        by_label = {one["label"]: one["series"] for one in written["runs"]}
+        assert all(sent_series(store, run.info.run_id) == by_label[run.info.run_name] for run in found)
+
+
+def test_a_study_without_mlflow_says_so(small_mnist, monkeypatch):
+    monkeypatch.setitem(sys.modules, "mlflow", None)
+    common = ["dnn", "--data-dir", str(small_mnist), "--output", "out", "--device", "cpu", "--track"]
+    result = CliRunner().invoke(study, common)
+    assert result.exit_code == 1
+    assert result.output.splitlines()[-1].startswith("Error: --track: expected mlflow-skinny, found none")
+
+
+TRIAL = Search("vitbn", "digits", (1, 1), ("constant",), 1, 120, 287, 0)
+
+
+@pytest.mark.parametrize(("lr", "status"), [(0.003, "FINISHED"), (1e30, "FAILED")])
+def test_a_trial_of_a_search_is_tracked(store, lr, status):
+    data = part_of(load_digits(), TRIAL.train_images)
+    trial = run_trial(TRIAL, data, "cpu", Parameters(lr, 40, 1, "constant"), track=True)
+    (found,) = runs(store)
+    assert (found.info.status, found.info.run_name, trial.error is None) == (status, "vitbn-trial", lr < 1)
+    assert found.data.metrics.get("test_accuracy") == trial.accuracy
+    assert lr > 1 or found.data.params["lr"] == "0.003"
+
+
+def test_a_search_without_mlflow_is_no_failed_trial(monkeypatch):
+    monkeypatch.setitem(sys.modules, "mlflow", None)
+    data = part_of(load_digits(), TRIAL.train_images)
+    with pytest.raises(TrackingError, match="expected mlflow-skinny, found none"):
+        run_trial(TRIAL, data, "cpu", Parameters(0.003, 40, 1, "constant"), track=True)
 
 
 def test_nothing_is_tracked_unless_asked_for(store, monkeypatch):

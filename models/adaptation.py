@@ -17,8 +17,11 @@ from torch import Tensor, nn
 from models import checkpoint
 from models.config import INPUT_SCALE
 from models.data.folder import load_unlabelled
+from models.metrics import Metrics
+from models.served_form import served_form
 
 Statistic = Literal["mean", "variance"]
+Form = Literal["served", "plain"]
 BOTH: tuple[Statistic, ...] = ("mean", "variance")
 FEWEST, MOST = 50, 500  # pictures: fewer give poor statistics, and all are in memory at once
 
@@ -38,7 +41,7 @@ def adapt_checkpoint(path: Path, folder: Path, output: Path) -> int:
     source = checkpoint.load(path)
     images = torch.from_numpy(load_unlabelled(folder, source.config, FEWEST, MOST))
     try:
-        adapted = adapt(source.model, images)
+        adapted = adapt(source.model, images, form=form_of_training(source.metrics))
     except AdaptationError as error:
         raise AdaptationError(f"{path}: {error}") from error
     metrics = {name: source.metrics[name] for name in ("dataset",) if name in source.metrics}
@@ -48,6 +51,7 @@ def adapt_checkpoint(path: Path, folder: Path, output: Path) -> int:
             "checkpoint": path.name,
             "sha256": source.sha256,
             "training_command": source.metrics.get("command"),
+            "form": form_of_training(source.metrics),
             "pictures": len(images),
         },
     }
@@ -55,10 +59,19 @@ def adapt_checkpoint(path: Path, folder: Path, output: Path) -> int:
     return len(images)
 
 
-def adapt(model: nn.Module, images: Tensor, statistics: tuple[Statistic, ...] = BOTH) -> nn.Module:
+def form_of_training(metrics: Metrics) -> Form:
+    """The form in a checkpoint's metrics; older checkpoints were trained in the plain form."""
+    described = metrics.get("options") or metrics.get("adapted") or {}
+    return "served" if described.get("form") == "served" else "plain"
+
+
+def adapt(
+    model: nn.Module, images: Tensor, statistics: tuple[Statistic, ...] = BOTH, form: Form = "plain"
+) -> nn.Module:
     """The copy, in eval mode. All images are a single batch; `statistics` are taken from it.
 
-    A layer sees the images through layers that already normalise with the batch. Raises AdaptationError.
+    A layer sees the images through layers that already normalise with the batch. `form` is that of the training: in the
+    served form the last BatchNorms have statistics of CLS rows. Raises AdaptationError.
     """
     adapted = copy.deepcopy(model).eval()
     norms = [module for module in adapted.modules() if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d)]
@@ -70,7 +83,7 @@ def adapt(model: nn.Module, images: Tensor, statistics: tuple[Statistic, ...] = 
         norm.train()
         norm.momentum = 1.0  # the batch's statistics alone
     with torch.no_grad():
-        adapted(images * INPUT_SCALE)
+        (served_form(adapted) if form == "served" else adapted)(images * INPUT_SCALE)
     for norm, (mean, variance), momentum in zip(norms, before, momenta, strict=True):
         norm.momentum = momentum
         if "mean" not in statistics:

@@ -94,16 +94,21 @@ def faint(images):
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    """A ViTBN trained on digits."""
-    path = tmp_path_factory.mktemp("trained") / "digits.safetensors"
-    options = TrainingOptions(epochs=6, batch_size=50, lr=0.01, seed=0, device="cpu")
-    list(train(replace(TINY, dim=32), load_digits(), options, path, False, lambda images, loss: None))
+def saved(tmp_path_factory):
+    """The checkpoint of a ViTBN with drawn weights, as if trained in the served form."""
+    path = tmp_path_factory.mktemp("saved") / "digits.safetensors"
+    network = build(TINY)
+    randomise_norms(network)
+    save(path, network, TINY, {"dataset": "digits", "command": "none", "options": {"form": "served"}, "epochs": 3})
     return path
 
 
-def test_pictures_of_the_new_source_give_the_accuracy_back(trained, tmp_path):
-    digits, out = load_digits(), tmp_path / "adapted.safetensors"
+@pytest.mark.slow
+def test_pictures_of_the_new_source_give_the_accuracy_back(tmp_path):
+    """Trained in the served form: statistics of the plain form would give a third of it."""
+    digits, out, trained = load_digits(), tmp_path / "adapted.safetensors", tmp_path / "digits.safetensors"
+    options = TrainingOptions(epochs=5, batch_size=50, lr=0.01, seed=0, device="cpu")
+    list(train(replace(TINY, dim=32), digits, options, trained, False, lambda images, loss: None))
     folder = written_pictures(tmp_path / "faint", faint(digits.test_images[:60]))
     (folder / "notes.txt").write_text("no picture")
     result = run("--checkpoint", trained, "--adapt-to", folder, "--output", out)
@@ -115,44 +120,47 @@ def test_pictures_of_the_new_source_give_the_accuracy_back(trained, tmp_path):
         measure_accuracy(load(path).model, images, labels)
         for path, images in ((trained, sets[0]), (trained, sets[1]), (out, sets[1]))
     )
-    assert usual > 0.85
+    assert usual > 0.8
     assert shifted < 0.5
     assert adapted > usual - 0.1
 
 
-def test_the_checkpoint_says_where_it_comes_from(trained, tmp_path):
+def test_the_checkpoint_says_where_it_comes_from(saved, tmp_path):
     folder = written_pictures(tmp_path / "new", load_digits().test_images[:50])
-    before = trained.read_bytes()
+    before = saved.read_bytes()
     out = tmp_path / "adapted.safetensors"
-    assert run("--checkpoint", trained, "--adapt-to", folder, "--output", out).exit_code == 0
-    source, adapted = load(trained), load(out)
-    assert (trained.read_bytes(), adapted.config) == (before, source.config)
+    assert run("--checkpoint", saved, "--adapt-to", folder, "--output", out).exit_code == 0
+    source, adapted = load(saved), load(out)
+    assert (saved.read_bytes(), adapted.config) == (before, source.config)
     assert adapted.metrics == {
         "dataset": "digits",
-        "command": f"python models/train.py --checkpoint {trained} --adapt-to {folder}",
+        "command": f"python models/train.py --checkpoint {saved} --adapt-to {folder}",
         "adapted": {
             "checkpoint": "digits.safetensors",
             "sha256": source.sha256,
             "training_command": source.metrics["command"],
+            "form": "served",
             "pictures": 50,
         },
     }
 
 
-def test_many_pictures_are_taken_evenly(trained, tmp_path, monkeypatch):
+def test_many_pictures_are_taken_evenly(saved, tmp_path, monkeypatch):
     monkeypatch.setattr(adaptation, "MOST", 50)
     images = load_digits().test_images[:120]
     folder = written_pictures(tmp_path / "new", images)
     out = tmp_path / "adapted.safetensors"
-    assert run("--checkpoint", trained, "--adapt-to", folder, "--output", out).exit_code == 0
-    expected = adapt(load(trained).model, torch.tensor(images[::3]))
+    assert run("--checkpoint", saved, "--adapt-to", folder, "--output", out).exit_code == 0
+    expected = adapt(load(saved).model, torch.tensor(images[::3]), form="served")
     assert load(out).metrics["adapted"]["pictures"] == 40
     torch.testing.assert_close(load(out).model.state_dict(), expected.state_dict(), rtol=0, atol=0)
 
 
 def test_photos_are_cut_as_in_training(tmp_path):
     config = replace(TINY, channels=3, image_size=(16, 16), patch_size=(8, 8), preprocessing="photo")
-    save(tmp_path / "photos.safetensors", build(config), config, {})
+    network = build(config)
+    randomise_norms(network)
+    save(tmp_path / "photos.safetensors", network, config, {})
     noise = np.random.default_rng(0).integers(0, 256, (50, 3, 30, 44), np.uint8)
     folder = written_pictures(tmp_path / "new", noise)
     out = tmp_path / "adapted.safetensors"
@@ -161,11 +169,11 @@ def test_photos_are_cut_as_in_training(tmp_path):
     assert abs(mean.mean() - 0.5) < 0.02
 
 
-def test_refusals_are_a_line_and_write_nothing(trained, tmp_path):
+def test_refusals_are_a_line_and_write_nothing(saved, tmp_path):
     images, out = load_digits().test_images[:50], tmp_path / "adapted.safetensors"
     folder = written_pictures(tmp_path / "new", images)
 
-    def refusal(path=trained, pictures=folder, output=out):
+    def refusal(path=saved, pictures=folder, output=out):
         said = failure("--checkpoint", path, "--adapt-to", pictures, "--output", output)
         assert not out.exists()
         return said
@@ -180,7 +188,7 @@ def test_refusals_are_a_line_and_write_nothing(trained, tmp_path):
     assert refusal(pictures=large) == f"Error: {large / said}"
     (folder / "007.png").write_bytes(b"no picture")
     assert refusal().startswith(f"Error: {folder / '007.png'}: expected a picture, found ")
-    assert refusal(output=trained).startswith(f"Error: {trained}: expected another file than the checkpoint")
+    assert refusal(output=saved).startswith(f"Error: {saved}: expected another file than the checkpoint")
     assert "No such file" in refusal(pictures=tmp_path / "none")
 
 

@@ -273,6 +273,17 @@ def test_the_hours_for_a_billion_follow_from_the_frontier() -> None:
     assert len(rows) == 3
 
 
+def test_what_faults_cost_is_what_was_measured() -> None:
+    measured = json.loads((RESULTS / "faults.json").read_text())["rows"]
+    shown = [row for row in measured if row["scenario"] not in ("overload", "lone-requests")]
+    expected = [
+        [f"{row['sent']:,}", str(row["failed"]), str(row["wrong"]), f"{row['worst_ms']:,.0f}"]
+        + [f"{row['recovery_s']:.1f}" if row.get("recovery_s") else "-"]
+        for row in shown
+    ]
+    assert [row[1:] for row in table("docs/results.md", "When something breaks")] == expected
+
+
 def test_the_table_of_the_fourth_command_is_the_committed_run() -> None:
     from benchmarks.reporting.latency_table import batch_table
 

@@ -36,7 +36,7 @@ MODEL, DEFAULT = "vitbn-tiny", "vitbn"
 STEADY = 3  # requests in flight around a fault
 BEFORE_S, AFTER_S, HEAL_S = 2.0, 2.0, 120.0
 OVERLOAD, OVERLOAD_BATCH, CAPACITY_S = 5.0, 64, 3.0
-SOAK_LOOK_S = 5.0
+SOAK_LOOK_S, SOAK_PAUSE_S = 5.0, 0.05
 RETRIED_S = 15.0  # of requests after the server's death
 REQUESTS = 500  # between two publications
 
@@ -100,7 +100,7 @@ class Faults:
                 memory_mb = sum(each.memory_info().rss for each in family) / 1e6
                 looks.append((time.monotonic() / 3600, memory_mb, sum(each.num_fds() for each in family)))
 
-            with self._traffic(server) as verdicts:
+            with self._traffic(server, SOAK_PAUSE_S) as verdicts:
                 ends = time.monotonic() + 3600 * hours
                 while time.monotonic() < ends:
                     look()
@@ -128,12 +128,12 @@ class Faults:
         return Asker(server.http_url, MODEL, self._images[:batch], self._logits[:batch])
 
     @contextmanager
-    def _traffic(self, server: Server) -> Iterator[Verdicts]:
+    def _traffic(self, server: Server, pause_s: float = 0) -> Iterator[Verdicts]:
         """Steady requests in a thread, counted as they run."""
         stop, verdicts = threading.Event(), Verdicts()
 
         def ask() -> None:
-            self._asker(server).closed_loop(STEADY, stop.is_set, verdicts)
+            self._asker(server).closed_loop(STEADY, stop.is_set, verdicts, pause_s)
 
         thread = threading.Thread(target=ask)
         thread.start()

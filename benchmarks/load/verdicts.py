@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 MOST = 100_000
 TOLERANCE = 1e-3
-ANSWER_S = 30.0
+ANSWER_S, RETRY_S = 30.0, 0.05
 
 
 def in_a_line(row: Mapping[str, Any]) -> str:
@@ -69,16 +69,18 @@ class Asker:
     images: NDArray[np.uint8]
     logits: NDArray[np.float32]
 
-    def closed_loop(self, in_flight: int, until: Callable[[], bool], verdicts: Verdicts | None = None) -> Verdicts:
-        """`in_flight` clients, each waiting for its answer, until `until()`."""
+    def closed_loop(
+        self, in_flight: int, until: Callable[[], bool], verdicts: Verdicts | None = None, pause_s: float = 0
+    ) -> Verdicts:
+        """`in_flight` clients, each waiting for its answer and then for `pause_s`, until `until()`."""
 
         verdicts = verdicts or Verdicts()
 
         async def work(ask: Callable[[], Awaitable[bool]]) -> None:
             async def client() -> None:
                 while not until():
-                    if not await ask():
-                        await asyncio.sleep(0.05)  # as a client pauses before a retry
+                    right = await ask()
+                    await asyncio.sleep(pause_s if right else RETRY_S)
 
             await asyncio.gather(*(client() for _ in range(in_flight)))
 

@@ -61,8 +61,10 @@ def _opening(sources: Sources) -> Iterator[Block]:
         f"Measured on {'; '.join(places)}. `make benchmarks` measures all of it again and writes this page. A ratio is "
         "one of medians of the same interleaved run; in brackets stands its 95 % bootstrap interval."
     )
-    if len(places) > 1:
-        yield Text(f"**{len(places)} kinds of machines**: compare numbers within a table, not between tables.")
+    environments = [file.content["environment"] for file in sources.files]
+    kinds = {(each["cpu"], each["cores"], each["device"]) for each in environments}
+    if len(kinds) > 1:
+        yield Text(f"**{len(kinds)} kinds of machines**: compare numbers within a table, not between tables.")
 
 
 def _agreement(sources: Sources) -> Iterator[Block]:

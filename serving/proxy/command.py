@@ -27,6 +27,9 @@ from serving.proxy.settings import ADMIN_PORT, IN_FLIGHT, Backend, Settings, Tls
     help="For HTTP and gRPC alike; repeatable.",
 )
 @click.option("--admin-port", type=click.IntRange(1, 65535), default=ADMIN_PORT, show_default=True)
+@click.option(
+    "--metrics-port", type=click.IntRange(1, 65535), help="At --host, for a Prometheus on another machine.  [none]"
+)
 @click.option("--in-flight", type=click.IntRange(1, 10_000), default=IN_FLIGHT, show_default=True, help="A server.")
 @click.option("--tls", type=click.Path(path_type=Path), nargs=2, metavar="CERTIFICATE KEY", help="PEM files.")
 @click.option("--keys", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Lines CLIENT KEY.")
@@ -38,6 +41,7 @@ def proxy(
     host: str,
     ports: tuple[int, ...],
     admin_port: int,
+    metrics_port: int | None,
     in_flight: int,
     tls: tuple[Path, Path] | None,
     keys: Path | None,
@@ -47,7 +51,8 @@ def proxy(
         backends = drained([parse_backend(each) for each in servers], [parse_backend(each) for each in drain])
         clients = read_keys(keys) if keys else {}
         files = TlsFiles(*tls) if tls else None
-        write(Settings(backends, host, ports, admin_port, in_flight, files, clients), output, seen_as)
+        settings = Settings(backends, host, ports, admin_port, in_flight, files, clients, metrics_port)
+        write(settings, output, seen_as)
     except (ValueError, OSError, ProxyError) as error:
         raise click.ClickException(str(error)) from error
     click.echo(f"Wrote {output / 'envoy.json'}")

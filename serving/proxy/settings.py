@@ -41,9 +41,10 @@ class TlsFiles:
 
 @dataclass(frozen=True)
 class Settings:
-    """A proxy on `host`: clients speak HTTP and gRPC at `ports`; statistics stand at 127.0.0.1:`admin`.
+    """A proxy on `host`: clients speak HTTP and gRPC at `ports`; administration stands at 127.0.0.1:`admin`.
 
-    `keys`: clients -> API keys; without keys everybody may ask. Raises ValueError.
+    `keys`: clients -> API keys; without keys everybody may ask. `metrics`: a port on `host` that shows the statistics
+    to Prometheus and nothing else. Raises ValueError.
     """
 
     backends: Sequence[Backend]
@@ -53,6 +54,7 @@ class Settings:
     in_flight: int = IN_FLIGHT
     tls: TlsFiles | None = None
     keys: Mapping[str, str] = field(default_factory=dict)
+    metrics: int | None = None
 
     def __post_init__(self) -> None:
         if not self.backends:

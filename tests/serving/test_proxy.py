@@ -162,10 +162,16 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> TlsFiles:
 def test_clients_that_trust_its_certificate_are_answered_and_plain_text_is_not(
     front: Front, certificate: TlsFiles
 ) -> None:
-    port, admin = free_ports(2)
-    settings = Settings([backend(each) for each in front.servers], ports=(port,), admin=admin, tls=certificate)
+    port, admin, metrics = free_ports(3)
+    backends = [backend(each) for each in front.servers]
+    settings = Settings(backends, ports=(port,), admin=admin, tls=certificate, metrics=metrics)
     with running_proxy(settings) as proxy:
         wait_until(lambda: proxy.healthy() == 2, "two servers pass their probes")
+        status, statistics = hostile.send(f"127.0.0.1:{metrics}", "GET", "/stats/prometheus")
+        assert status == 200
+        assert b"envoy_cluster_upstream_rq" in statistics
+        for method, path in (("POST", "/quitquitquit"), ("GET", "/config_dump"), ("POST", "/stats/prometheus")):
+            assert hostile.send(f"127.0.0.1:{metrics}", method, path)[0] == 404, path
         url, trusting = f"127.0.0.1:{port}", Tls(str(certificate.certificate))
         for protocol in ("http", "grpc"):
             with Classifier(url, "linear", protocol, retry_s=0, tls=trusting) as classifier:

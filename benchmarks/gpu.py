@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import os
 import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import product
 from pathlib import Path
 
 import click
@@ -19,8 +19,9 @@ MODELS = ("vitbn", "cnn")
 # 15 rounds of 0.2 s, each with and without copies, for all at both batch sizes: about 6 minutes, and the builds.
 RUNTIMES = (
     *("torch", "torch-sdpa-optimized", "torch-cudagraphs-optimized", "onnx-optimized"),
-    *("tensorrt-plain", "tensorrt-folded", "tensorrt"),
+    *("tensorrt-plain", "tensorrt-folded", "tensorrt", "tensorrt-cudagraph"),
 )
+SERVED = ("--engine", "onnxruntime,tensorrt", "--device", "cuda", "--sharing", "1x0", "--rounds", "2")
 PRECISIONS = ("fp32", "fp16")
 
 
@@ -43,15 +44,29 @@ def steps(output: Path) -> Iterator[Step]:
     """All measurements, the most wanted first; each writes its result at once."""
     names = ("--models", ",".join(MODELS), "--runtimes", ",".join(RUNTIMES), "--precision", ",".join(PRECISIONS))
     sizes = ("--batch", "5000", "--batch", "1", "--seconds", "8", "--device", "cuda")
-    yield Step("benchmarks.latency", "latency", (*sizes, *names, "--json", str(output / "latency.json")), 15)
-    for model, precision in product(MODELS, reversed(PRECISIONS)):
-        what = ("--model", model, "--precision", precision, "--name", f"{model}_{precision}_trt")
+    yield Step("benchmarks.latency", "latency", (*sizes, *names, "--json", str(output / "latency.json")), 14)
+    for model in MODELS:
         where = ("--repository", str(output / "triton_repo"), "--timing-cache", str(output / "timing.cache"))
-        yield Step("export.to_tensorrt", "tensorrt", (*what, *where), 2)
-    models = tuple(word for model in MODELS for word in ("--model", model))
-    load = ("--device", "cuda", "--sharing", "1x0", "--in-flight", "1", "--in-flight", "8", "--rounds", "3")
-    yield Step("benchmarks.throughput", "throughput", (*models, *load, "--json", str(output / "throughput.json")), 5)
+        yield Step("export.to_tensorrt", "tensorrt", ("--model", model, "--precision", "fp16", *where), 2)
+    # All test images at once, and few a request.
+    many = ("--precision", "fp16", "--batch", "5000", *_each("--in-flight", "1", "2"))
+    memories = _each("--shared-memory", "none", "system", "cuda")
+    few = ("--precision", ",".join(PRECISIONS), *_each("--batch", "1", "64"), *_each("--in-flight", "1", "16"))
+    for name, load, minutes in (
+        ("throughput-5000", (*_each("--model", *MODELS), *many, *memories), 5),
+        ("throughput", (*_each("--model", "vitbn"), *few), 4),
+    ):
+        written = ("--json", str(output / f"{name}.json"))
+        yield Step("benchmarks.throughput", "throughput", (*load, *SERVED, *written), minutes)
+    alone = ("--engine", "tensorrt", "--precision", "fp16", "--batch", "5000", "--device", "cuda", "--seconds", "10")
+    written = ("--streamed", "0", "--json", str(output / "overhead.json"))
+    yield Step("benchmarks.overhead", "overhead", (*alone, *written), 2)
     yield Step("benchmarks.report", "report", ("build", str(output), "--output", str(output)), 1)
+
+
+def _each(option: str, *values: str) -> tuple[str, ...]:
+    """The option once for every value."""
+    return tuple(word for value in values for word in (option, value))
 
 
 @click.command()
@@ -59,12 +74,12 @@ def steps(output: Path) -> Iterator[Step]:
 @click.option("--output", type=click.Path(file_okay=False, path_type=Path), default=Path("benchmarks/results/gpu"))
 def gpu(dry_run: bool, output: Path) -> None:
     """Check the machine, then measure latency, engines and the server on its GPU, and write the report."""
-    from export.engines.gpu import require
+    from export.engines.gpu import require_for_server
     from export.errors import ExportError
 
-    missing = list(_missing_packages())
+    missing = [*_missing_packages(), *_missing_server_and_images(fetch=not dry_run)]
     try:
-        ready = str(require())
+        ready = str(require_for_server())
     except ExportError as reason:
         ready, missing = f"not ready: {reason}", [*missing, "a GPU with TensorRT"]
     click.echo(f"GPU: {ready}")
@@ -100,6 +115,19 @@ def _missing_packages() -> Iterator[str]:
             importlib.import_module(package)
         except ImportError as error:
             yield f"{package} ({' '.join(str(error).split())})"
+
+
+def _missing_server_and_images(fetch: bool) -> Iterator[str]:
+    """Without these the last steps would fail, after a quarter of an hour. `fetch` downloads the images."""
+    from models.data import DataError, find_mnist
+    from serving.launcher import native_server
+
+    if not native_server(os.environ.get("PATH", os.defpath)):
+        yield "native tritonserver (a release container has one)"
+    try:
+        find_mnist(None, fetch)
+    except DataError as error:
+        yield f"MNIST ({error})"
 
 
 def _run(step: Step) -> bool:

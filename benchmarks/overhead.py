@@ -7,10 +7,12 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from benchmarks.contest.runtimes import PRECISIONS, SERVED_ENGINES, why_not
+from benchmarks.load.terms import LARGEST_BATCH, Failed, Form, InProcess, Sharing
 from benchmarks.measure.choices import dataset_options, json_option, seconds_option
 from benchmarks.measure.machine import cores
 from clients.server.endpoint import BATCH_SIZE
@@ -18,6 +20,7 @@ from models.catalog import SHIPPED
 from models.data import DataError, load_dataset
 
 if TYPE_CHECKING:
+    from benchmarks.contest.runtimes import Device
     from benchmarks.measure.results import Record
     from export.equivalence import Images
 
@@ -26,53 +29,78 @@ CHECKED = 1000  # images whose logits are compared
 
 @click.command()
 @click.option("--model", type=click.Choice(SHIPPED), default="vitbn", show_default=True)
+@click.option("--engine", type=click.Choice(SERVED_ENGINES), default="onnxruntime", show_default=True)
+@click.option("--precision", type=click.Choice(PRECISIONS), default="fp32", show_default=True)
+@click.option(
+    "--batch", type=click.IntRange(1, LARGEST_BATCH), default=BATCH_SIZE, show_default=True, help="Images per request."
+)
+@click.option("--device", "wanted", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
 @dataset_options
 @seconds_option(30, "At most, for each of two tables; three rounds in any case.")
 @click.option("--streamed", type=click.IntRange(0), default=1_000_000, show_default=True, help="Images, for memory.")
 @json_option
 def overhead(
-    model: str, dataset: str, data_dir: Path | None, seconds: float, streamed: int, json_path: Path | None
+    model: str,
+    engine: Any,
+    precision: Any,
+    batch: int,
+    wanted: str,
+    dataset: str,
+    data_dir: Path | None,
+    seconds: float,
+    streamed: int,
+    json_path: Path | None,
 ) -> None:
-    """Time all test images in one `classify` call, and single images, against the same ONNX file in process."""
-    from benchmarks.load.terms import Failed
+    """Time all test images in one `classify` call, and single images, against the same file in process."""
+    from benchmarks.load.published import device_of_server
     from benchmarks.measure.results import recording
     from benchmarks.reporting.overhead_table import text
+    from clients.errors import ClientError
+    from export.errors import ExportError
     from serving.running import ServerFailed
 
     try:
-        images = load_dataset(dataset, data_dir).test_images
-        with recording("overhead", json_path, cores()) as record:
-            record.content |= {"model": model, "dataset": dataset, "batch_size": BATCH_SIZE}
-            _measure(model, images, seconds, streamed, record)
-    except (DataError, ServerFailed, Failed, OSError) as error:
+        device, images = device_of_server(wanted), load_dataset(dataset, data_dir).test_images
+        if reason := why_not(engine, precision, device):
+            raise Failed(reason)
+        with recording("overhead", json_path, cores(), device) as record:
+            about = {"model": model, "engine": engine, "precision": precision}
+            record.content |= about | {"dataset": dataset, "batch_size": batch}
+            _measure(Form(model, engine, precision), batch, device, images, seconds, streamed, record)
+    except (ClientError, DataError, ExportError, ServerFailed, Failed, OSError) as error:
         raise click.ClickException(str(error)) from error
     click.echo(text(record.content["rows"], record.content["streamed"]))
 
 
-def _measure(model: str, images: Images, seconds: float, streamed: int, record: Record) -> None:
+def _measure(
+    form: Form, batch: int, device: Device, images: Images, seconds: float, streamed: int, record: Record
+) -> None:
     from benchmarks.contest.engines import start
-    from benchmarks.load import transports
-    from benchmarks.load.published import check, publish
+    from benchmarks.load import in_process, transports
+    from benchmarks.load.published import check, publish, server_arguments
     from benchmarks.measure.timing import Durations, finished_rounds, time_interleaved
     from serving.running import running_server
 
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        run = start(publish(model, Path(folder), {model: None}).data)
-        server = stack.enter_context(running_server(Path(folder)))
-        classifiers = {name: stack.enter_context(transports.connect(server, name)) for name in transports.TRANSPORTS}
-        expected = run(images[:CHECKED])
+        published = publish(form, Path(folder), {form.model: None}, device, batch)
+        (alone,) = in_process.instances(published, InProcess(form, Sharing(1, 0)), device)
+        server = stack.enter_context(running_server(Path(folder), server_arguments()))
+        connected = {name: transports.connect(server, name, batch) for name in transports.TRANSPORTS}
+        classifiers = {name: stack.enter_context(each) for name, each in connected.items()}
+        expected = start(published.data)(images[:CHECKED])
+        check("in process", alone.logits(images[:CHECKED], batch), expected, form.precision)
         for name, classifier in classifiers.items():
-            check(name, classifier, images[:CHECKED], expected)
+            check(name, classifier.logits(images[:CHECKED]), expected, form.precision)
         rows = []
         for count in (len(images), 1):
-            contestants = transports.calls(classifiers, run, images[:count])
+            contestants = transports.calls(classifiers, partial(alone.logits, images[:count], batch), images[:count])
 
             def add(measured: dict[str, Durations], count: int = count) -> None:
                 rows.extend(transports.rows(measured, count))
                 record.update({"rows": rows})
 
             finished_rounds(partial(time_interleaved, contestants, seconds, f"{count} images a call"), add)
-        statistics_url = f"http://{server.http_url}/v2/models/{model}/stats"
+        statistics_url = f"http://{server.http_url}/v2/models/{form.model}/stats"
         for name, samples in transports.client_part_ns(classifiers, statistics_url, images[:1]).items():
             row = next(row for row in rows if (row["transport"], row["images_a_call"]) == (name, 1))
             row |= {"client_ms": median(samples) / 1e6, "client_samples_ns": samples}

@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from benchmarks.load.terms import MIN_REQUESTS, Failed, Load, Sharing, Target
-from benchmarks.measure.choices import FiniteRange, Result, json_option
+from benchmarks.contest.runtimes import PRECISIONS, SERVED_ENGINES
+from benchmarks.load.terms import LARGEST_BATCH, MIN_REQUESTS, Failed, Form, Load, Sharing, Target
+from benchmarks.measure.choices import FiniteRange, NameList, Result, json_option
 from benchmarks.measure.machine import cores
 from benchmarks.measure.progress import note
 from models.catalog import SHIPPED
 
-if TYPE_CHECKING:
-    from benchmarks.contest.runtimes import Device
-    from benchmarks.measure.results import Record
-    from clients.server.endpoint import Protocol
-
 IN_FLIGHT = (1, 2, 8)
-SHARED_MEMORY = {"no": (False,), "yes": (True,), "both": (False, True)}
 
 
 def _sharings(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> list[Sharing]:
@@ -45,7 +38,18 @@ def _sharings(context: click.Context, parameter: click.Parameter, values: tuple[
     callback=_sharings,
     help="INSTANCESxTHREADS of the model on the server; 0 threads: one per core.",
 )
-@click.option("--batch", "batches", type=click.IntRange(1, 256), multiple=True, default=(1, 64), show_default=True)
+@click.option(
+    "--engine",
+    "engines",
+    type=NameList(SERVED_ENGINES),
+    default="onnxruntime",
+    show_default=True,
+    help="Of the server.",
+)
+@click.option("--precision", "precisions", type=NameList(PRECISIONS), default="fp32", show_default=True)
+@click.option(
+    "--batch", "batches", type=click.IntRange(1, LARGEST_BATCH), multiple=True, default=(1, 64), show_default=True
+)
 @click.option(
     "--in-flight",
     type=click.IntRange(1),
@@ -61,7 +65,15 @@ def _sharings(context: click.Context, parameter: click.Parameter, values: tuple[
     default=("grpc",),
     show_default=True,
 )
-@click.option("--shared-memory", type=click.Choice(list(SHARED_MEMORY)), default="no", show_default=True)
+@click.option(
+    "--shared-memory",
+    "memories",
+    type=click.Choice(["none", "system", "cuda"]),
+    multiple=True,
+    default=("none",),
+    show_default=True,
+    help="cuda needs --device cuda and perf_analyzer.",
+)
 @click.option("--generator", type=click.Choice(["auto", "perf_analyzer", "asyncio"]), default="auto", show_default=True)
 @click.option("--seconds", type=FiniteRange(0.5), default=2, show_default=True, help="Per measurement.")
 @click.option("--rounds", type=click.IntRange(1), default=3, show_default=True)
@@ -69,14 +81,12 @@ def _sharings(context: click.Context, parameter: click.Parameter, values: tuple[
 @click.option("--device", "wanted", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
 @json_option
 @click.option("--plot", "plot_path", type=Result(), help="Write FILE-MODEL.png and FILE-MODEL.svg.")
+@click.pass_context
 def throughput(
-    models: tuple[str, ...],
-    sharings: list[Sharing],
+    context: click.Context,
     batches: tuple[int, ...],
     in_flight: tuple[int, ...],
     rates: tuple[float, ...],
-    protocols: tuple[Protocol, ...],
-    shared_memory: str,
     generator: str,
     seconds: float,
     rounds: int,
@@ -84,26 +94,44 @@ def throughput(
     wanted: str,
     json_path: Path | None,
     plot_path: Path | None,
+    **targets: Any,
 ) -> None:
     """Load the server with requests of --batch images, at a number in flight or at a rate, and compare with this
     process.
+
+    --engine and --precision are those of both. What this machine cannot run is named and left out.
     """
+    from benchmarks.load.published import device_of_server
+    from benchmarks.load.turns import Plan, run
     from benchmarks.measure.results import recording
     from benchmarks.reporting import throughput_report as report
     from serving.running import ServerFailed
 
-    loads = _loads(batches, in_flight or (() if rates else IN_FLIGHT), rates, seconds)
-    reached = product(dict.fromkeys(models), sharings, protocols, SHARED_MEMORY[shared_memory])
-    targets = list(dict.fromkeys(Target(*each) for each in reached))
+    loads, wrong = _loads(batches, in_flight or (() if rates else IN_FLIGHT), rates, seconds), False
     try:
-        device = _device(wanted)
-        about = {"generator": _generator(generator), "seconds": seconds, "rounds": rounds, "max_p99_ms": max_p99_ms}
-        with recording("throughput", json_path, cores(), device, report.beside(plot_path)) as record:
+        plan = Plan(_targets(**targets), loads, _generator(generator), seconds, rounds, device_of_server(wanted))
+        about = {"generator": plan.generator, "seconds": seconds, "rounds": rounds, "max_p99_ms": max_p99_ms}
+        with recording("throughput", json_path, cores(), plan.device, report.beside(plot_path)) as record:
             record.content |= about
-            _measure(targets, loads, about, device, record)
+            for outcome in run(plan):
+                record.update(report.fields(outcome, max_p99_ms))
+                wrong = outcome.wrong
             click.echo(report.text(record.content))
     except (Failed, ServerFailed, OSError) as error:
         raise click.ClickException(str(error)) from error
+    context.exit(1 if wrong else 0)
+
+
+def _targets(
+    models: Sequence[str],
+    engines: Sequence[Any],
+    precisions: Sequence[Any],
+    sharings: Sequence[Sharing],
+    protocols: Sequence[Any],
+    memories: Sequence[Any],
+) -> list[Target]:
+    forms = [Form(*each) for each in product(models, engines, precisions)]
+    return list(dict.fromkeys(Target(*each) for each in product(forms, sharings, protocols, memories)))
 
 
 def _loads(batches: Sequence[int], in_flight: Sequence[int], rates: Sequence[float], seconds: float) -> list[Load]:
@@ -130,42 +158,6 @@ def _generator(asked: str) -> str:
         note(f"Load by asyncio: {missing}")
         return "asyncio"
     return "perf_analyzer"
-
-
-def _device(wanted: str) -> Device:
-    """Where server and process compute: a GPU with a native server alone. Raises ClickException without it."""
-    from benchmarks.contest.devices import choose
-    from serving.launcher import native_server
-
-    if native_server(os.environ.get("PATH", os.defpath)):
-        return choose(wanted)
-    if wanted == "cuda":
-        raise click.ClickException("--device cuda: expected a native tritonserver, found the one of CPUs alone")
-    return "cpu"
-
-
-def _measure(
-    targets: Sequence[Target], loads: Sequence[Load], about: dict[str, Any], device: Device, record: Record
-) -> None:
-    from benchmarks.load import turns
-    from benchmarks.load.published import publish
-    from benchmarks.reporting import throughput_report as report
-    from serving.running import running_server
-
-    with tempfile.TemporaryDirectory() as folder:
-        repository = Path(folder, "repository")
-        names = {
-            model: {target.served_name: target.sharing for target in targets if target.model == model}
-            for model in dict.fromkeys(target.model for target in targets)
-        }
-        published = {model: publish(model, repository, served) for model, served in names.items()}
-        with running_server(repository) as server:
-            measures = turns.checked(targets, published, server, about["generator"], Path(folder), device)
-            order, seconds, rounds = turns.turns(targets, loads), about["seconds"], about["rounds"]
-            took_s = len(order) * rounds * seconds
-            note(f"{len(order)} loads, {rounds} rounds of {seconds:g} s each: about {took_s:.0f} s")
-            for outcome in turns.take(measures, order, seconds, rounds):
-                record.update(report.fields(outcome, about["max_p99_ms"]))
 
 
 if __name__ == "__main__":

@@ -54,12 +54,12 @@ def tensorrt(
 ) -> None:
     """Build a TensorRT engine, compare it with ONNX Runtime on real digits and publish it as <model>_trt."""
     _check(onnx_file, model, options)
-    from export.engines.gpu import require
+    from export.engines.gpu import require_for_server
     from export.errors import ExportError
     from models.data import DataError
 
     try:
-        gpu = require(server_tensorrt, options["version_compatible"])
+        gpu = require_for_server(server_tensorrt, options["version_compatible"])
         from export.engines.tensorrt_engine import EngineOptions
         from export.pipeline import Destination, export_engine, served_name
 
@@ -94,9 +94,9 @@ def _source(onnx_file: Path | None, model: str) -> OnnxSource:
 
 def _print(built: Built, version_compatible: bool) -> None:
     facts = built.artifact.manifest["engine"]
-    layers = ", ".join(f"{count} in {types}" for types, count in built.layer_types.items()) or "types that it hides"
+    layers = ", ".join(f"{count} in {types}" for types, count in facts["layer_types"].items()) or "types that it hides"
     click.echo(f"Built in {facts['build_s']:.1f} s by TensorRT {facts['tensorrt']}; products of {layers}")
-    if not built.layer_types:
+    if not facts["layer_types"]:
         click.echo("Warning: TensorRT's inspector named no type of a product: the precision is not verified", err=True)
     click.echo(f"Proved {built.proof}")
     click.echo(f"Measured {built.accuracy}" if built.accuracy else "Accuracy: not measured, no test images at hand")

@@ -21,15 +21,15 @@ class TimedCall:
 
     def __init__(self, run: Run, images: Images, batch: int, micro_batch: int, device: Device) -> None:
         self.run, self.device = run, device
-        self.batches = cycle(
-            [
-                [_place(part, device) for part in _split(images[start : start + batch], micro_batch)]
-                for start in range(0, len(images), batch)
-            ]
-        )
+        self.buffers = [
+            [_place(part, device) for part in _split(images[start : start + batch], micro_batch)]
+            for start in range(0, len(images), batch)
+        ]
+        self.batches = cycle(self.buffers)
         self.pinned: Any = None
         self.device_ms: list[float] = []
         """On CUDA, between two events around each call; the host's clock also sees the launches and the wait."""
+        self.counted = 0
 
     def __call__(self) -> list[Any]:
         if self.device == "cpu":
@@ -44,17 +44,25 @@ class TimedCall:
         self.device_ms.append(begin.elapsed_time(end))
         return logits
 
+    def end_round(self, counts: bool) -> None:
+        """Forgets the device's times of the round unless it counts."""
+        if not counts:
+            del self.device_ms[self.counted :]
+        self.counted = len(self.device_ms)
+
     def with_copies(self) -> None:
-        """On CUDA, with images from pinned memory and logits back into it."""
+        """On CUDA, with the next images from pinned memory and logits back into it."""
         import torch
 
         if self.pinned is None:
-            parts = [part.cpu().pin_memory() for part in next(self.batches)]
-            logits = [self.run(part.to(self.device)).cpu().pin_memory() for part in parts]
-            self.pinned = list(zip(parts, logits, strict=True))
-        for images, logits in self.pinned:
+            self.pinned = cycle([[self._pinned(part) for part in parts] for parts in self.buffers])
+        for images, logits in next(self.pinned):
             logits.copy_(self.run(images.to(self.device, non_blocking=True)), non_blocking=True)
-        torch.cuda.synchronize()
+        torch.cuda.current_stream().synchronize()
+
+    def _pinned(self, part: Any) -> tuple[Any, Any]:
+        """Images, and room for their logits."""
+        return part.cpu().pin_memory(), self.run(part).cpu().pin_memory()
 
 
 def classify(run: Run, images: Images, micro_batch: int, device: Device) -> Logits:

@@ -21,7 +21,7 @@ from benchmarks.contest.runtimes import TORCH_ENGINES, Device, Entry, Setup
 from benchmarks.contest.subjects import Subject, subject
 from benchmarks.contest.ways import MICRO_BATCHES, SEARCH_IMAGES, best_micro_batch
 from benchmarks.measure.memory import peak_memory_mb
-from benchmarks.measure.progress import count_bar, note
+from benchmarks.measure.progress import count_bar, note, one_line
 from export.equivalence import EquivalenceError, Images, Logits
 from export.errors import Unavailable
 
@@ -81,15 +81,11 @@ class Missing:
 
     def add(self, entry: Entry, reason: Exception) -> None:
         self.wrong |= isinstance(reason, EquivalenceError)
-        words = str(reason) if isinstance(reason, Unavailable | EquivalenceError) else _first_line(reason)
+        words = one_line(reason)
         row = {"model": entry.config.model, "runtime": entry.runtime, "precision": entry.precision, "reason": words}
         if row not in self.rows:
             self.rows.append(row)
             note(f"Not measured: {entry.config.model}, {entry.how.label}, {entry.precision}: {words}")
-
-
-def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {next(iter(str(error).splitlines()), 'no reason given')}"
 
 
 def build(entries: Sequence[Entry], batches: Sequence[int], options: Options, missing: Missing) -> list[Contestant]:
@@ -110,8 +106,9 @@ def contestant(entry: Entry, of: Subject, options: Options, batches: Sequence[in
     if reason := entry.why_not(options.device):
         raise Unavailable(reason)
     sizes = tuple(sorted({size for batch in batches for size in call_sizes(batch, options)}))
-    setup = Setup(entry.how.engine, entry.precision, options.device, options.threads, entry.config, sizes)
-    program, macs, values = programs.for_runtime(of, entry.how, entry.precision)
+    how, threads = entry.how, options.threads
+    setup = Setup(how.engine, entry.precision, options.device, threads, entry.config, sizes, how.graph)
+    program, macs, values = programs.for_runtime(of, how, entry.precision)
     return Contestant(entry, of, program, setup, start(program, setup), macs, values)
 
 

@@ -18,6 +18,7 @@ from benchmarks.measure.timing import (
     ON_A_CPU,
     ON_A_GPU,
     Durations,
+    Slowed,
     finished_rounds,
     is_stable,
     ratio_with_interval,
@@ -43,12 +44,17 @@ def measure(
 ) -> None:
     """Adds a JSON-ready row per contestant, all from one interleaved run, also at Ctrl-C.
 
-    A contestant that fails during timing goes to `missing`, and the others begin again.
+    A contestant that fails during timing goes to `missing`, and the others begin again; all go there if the device
+    slows itself down in every round.
     """
     ready = {str(i): one for i, one in enumerate(first_calls(contestants, batch, options, title, missing))}
 
+    def end_round(counts: bool) -> None:
+        for one in ready.values():
+            one.call.end_round(counts)
+
     watch = monitor() if options.device == "cuda" else None
-    protocol = ON_A_GPU if options.device == "cuda" else ON_A_CPU
+    protocol = replace(ON_A_GPU if options.device == "cuda" else ON_A_CPU, ended=end_round)
     if watch:
         protocol = replace(protocol, accept=watch.undisturbed)
 
@@ -67,6 +73,10 @@ def measure(
             except _Failed as failed:
                 missing.add(ready.pop(failed.name).contestant.entry, failed.reason)
                 free()
+            except Slowed as reason:
+                for one in ready.values():
+                    missing.add(one.contestant.entry, reason)
+                ready.clear()
         return {}
 
     def interleaved() -> dict[str, Durations]:
@@ -117,7 +127,8 @@ def _call(name: str, call: Callable[[], object]) -> object:
 def _row(one: Ready, durations: Durations, batch: int, options: Options, limits: Limits) -> Row:
     """Percentiles in milliseconds, samples in nanoseconds.
 
-    `bandwidth_share` counts the minimum of reads and writes: weights, images and logits, each once.
+    `bandwidth_share` counts the minimum of reads and writes: weights, images and logits, each once. `fallback`: why the
+    row is no CUDA graph though its runtime is named so.
     """
     contestant, entry = one.contestant, one.contestant.entry
     config, p50_ms = entry.config, durations.percentile_ms(50)
@@ -146,6 +157,7 @@ def _row(one: Ready, durations: Durations, batch: int, options: Options, limits:
         "bandwidth_share": moved / p50_ms / 1e6 / limits["copy_gb_per_s"],
         "peak_memory_mb": one.peak_memory_mb,
         "max_abs_error": one.max_abs_error,
+        "fallback": getattr(contestant.run, "fallback", None),
         "samples_ns": list(durations.samples_ns),
     }
 

@@ -14,9 +14,8 @@ from benchmarks.contest.runtimes import Setup
 from benchmarks.contest.tensorrt_execution import Execution
 from export.engines.gpu import require
 from export.engines.openvino_engine import openvino_classifier
-from export.engines.tensorrt_engine import EngineError, EngineOptions, build, load
-from export.engines.tensorrt_support import UnsupportedGraph, prepare
-from export.engines.tensorrt_versions import VersionMismatch
+from export.engines.tensorrt_engine import EngineOptions, build, load
+from export.engines.tensorrt_support import prepare
 from export.errors import Unavailable
 from models.config import INPUT_NAME, OUTPUT_NAME, ModelConfig
 
@@ -24,7 +23,7 @@ Run = Callable[[Any], Any]
 
 
 def in_onnx_engine(data: bytes, setup: Setup) -> Run:
-    """Raises Unavailable if a library or a device is missing."""
+    """The file in its engine; raises Unavailable if a library or a device is missing, EngineError without an engine."""
     if setup.engine == "tensorrt":
         return _in_tensorrt(data, setup)
     if setup.engine == "openvino":
@@ -98,15 +97,17 @@ def _in_openvino(data: bytes, setup: Setup) -> Run:
 
 
 def _in_tensorrt(data: bytes, setup: Setup) -> Run:
-    """Built on this GPU, with a profile for each batch size."""
-    import torch
-
+    """An engine built on this GPU, with its own profile for each batch size."""
+    require()
     precision: Any = setup.precision
     options = EngineOptions(precision, opt_batch=1, max_batch=max(setup.batches), fixed=setup.batches)
-    try:
-        require()
-        plan = build(prepare(onnx.load_from_string(data)), setup.config or ModelConfig(), options)
-        with load(plan) as engine:
-            return Execution(engine, setup.batches, torch.cuda.current_stream())
-    except (UnsupportedGraph, EngineError, VersionMismatch) as error:
-        raise Unavailable(str(error)) from error
+    plan = build(prepare(onnx.load_from_string(data)), setup.config or ModelConfig(), options)
+    return execution(plan, setup.batches.index, setup.graph)
+
+
+def execution(plan: bytes, profile_of: Callable[[int], int], graph: bool = False) -> Execution:
+    """The engine in `plan` on PyTorch's current stream; raises EngineError."""
+    import torch
+
+    with load(plan) as engine:
+        return Execution(engine, profile_of, torch.cuda.current_stream(), graph)

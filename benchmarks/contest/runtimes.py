@@ -25,6 +25,7 @@ ENGINES: dict[Engine, str] = {
 }
 ORT = f"{ENGINES['onnxruntime']}, float32"
 TORCH_ENGINES: tuple[Engine, ...] = ("eager", "compiled", "graphs")
+SERVED_ENGINES: tuple[Engine, ...] = ("onnxruntime", "openvino", "tensorrt")  # Triton has a backend for each
 
 # float16 is for GPUs only: on CPUs ONNX Runtime casts around every operator, and PyTorch's kernels gain nothing.
 SUPPORTED: dict[tuple[Engine, Device], tuple[Precision, ...]] = {
@@ -44,7 +45,7 @@ SUPPORTED: dict[tuple[Engine, Device], tuple[Precision, ...]] = {
 class Runtime:
     """An engine, the exact rewrites done before, and whether attention has the form that GPU kernels fuse.
 
-    `half_softmax`: fp16 computes the Softmax in float16 too.
+    `half_softmax`: in fp16 the Softmax too is computed in float16. `graph`: TensorRT's kernels as one CUDA graph.
     """
 
     engine: Engine
@@ -52,6 +53,7 @@ class Runtime:
     rewrites: Rewrites = "none"
     fused: bool = False
     half_softmax: bool = False
+    graph: bool = False
 
     @property
     def label(self) -> str:
@@ -74,6 +76,7 @@ RUNTIMES: dict[str, Runtime] = {
     "tensorrt-plain": Runtime("tensorrt", "plain export"),
     "tensorrt-folded": Runtime("tensorrt", "norms folded", "folded", fused=True),
     "tensorrt": Runtime("tensorrt", "all rewrites", "all", fused=True),
+    "tensorrt-cudagraph": Runtime("tensorrt", "all rewrites, CUDA graph", "all", fused=True, graph=True),
     "tensorrt-half-softmax": Runtime("tensorrt", "all rewrites, fp16 softmax", "all", fused=True, half_softmax=True),
 }
 BASELINE = "torch"
@@ -81,10 +84,21 @@ DEFAULT_RUNTIMES: dict[Device, tuple[str, ...]] = {
     "cpu": ("torch", "onnx-folded", "onnx-optimized"),  # of all models at batch 5000 in about two minutes
     "cuda": (
         *("torch", "torch-sdpa", "torch-sdpa-optimized", "torch-compile", "torch-cudagraphs-optimized"),
-        *("onnx-folded", "onnx-optimized", "tensorrt-plain", "tensorrt-folded", "tensorrt", "tensorrt-half-softmax"),
+        *("onnx-folded", "onnx-optimized", "tensorrt-plain", "tensorrt-folded", "tensorrt", "tensorrt-cudagraph"),
+        "tensorrt-half-softmax",
     ),
 }
 DEFAULT_PRECISIONS: dict[Device, tuple[Precision, ...]] = {"cpu": ("fp32",), "cuda": ("fp32", "tf32", "fp16")}
+
+
+def why_not(engine: Engine, precision: Precision, device: Device) -> str | None:
+    """Why no `device` of this kind runs that engine in that precision; None if it does."""
+    precisions = SUPPORTED.get((engine, device), ())
+    if not precisions:
+        return f"{ENGINES[engine]} needs another device than {device}"
+    if precision not in precisions:
+        return f"{ENGINES[engine]} on {device} is measured in {', '.join(precisions)} alone"
+    return None
 
 
 @dataclass(frozen=True)
@@ -108,11 +122,8 @@ class Entry:
 
     def why_not(self, device: Device) -> str | None:
         """Why it cannot run on such a `device`; None if it can."""
-        precisions = SUPPORTED.get((self.how.engine, device), ())
-        if not precisions:
-            return f"{ENGINES[self.how.engine]} needs another device than {device}"
-        if self.precision not in precisions:
-            return f"{ENGINES[self.how.engine]} on {device} is measured in {', '.join(precisions)} alone"
+        if reason := why_not(self.how.engine, self.precision, device):
+            return reason
         if self.how.fused and self.how.engine == "eager" and not self.config.is_transformer:
             return "there is no attention in it"
         if self.how.half_softmax and not (self.precision == "fp16" and self.config.is_transformer):
@@ -124,7 +135,8 @@ class Entry:
 class Setup:
     """Where a program runs; by default in PyTorch eager or, for a file, in ONNX Runtime.
 
-    `threads` of the CPU, 0 for all cores. TensorRT also needs the configuration and the images per call.
+    `threads` are those of the CPU, 0 for all cores. TensorRT also needs the configuration and the images per call;
+    `graph` asks it for a CUDA graph.
     """
 
     engine: Engine | None = None
@@ -133,3 +145,4 @@ class Setup:
     threads: int = 0
     config: ModelConfig | None = None
     batches: tuple[int, ...] = (1,)
+    graph: bool = False

@@ -1,55 +1,97 @@
 """A TensorRT engine through its own execution context, as a server runs it.
 
-In: an engine with a profile for each batch size, and a CUDA stream. Out: a function of images on the device. Memory is
-allocated once for a batch size; a call only sets addresses and enqueues.
+In: an engine, the profile for each batch size, and a CUDA stream. Out: a function of images on the device. Memory is
+allocated once for a batch size; a call only sets an address and enqueues, or replays a CUDA graph.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
+from benchmarks.measure.progress import one_line
 from models.config import INPUT_NAME, OUTPUT_NAME
+
+Call = Callable[[Any], Any]
 
 
 class Stream(Protocol):
-    """A torch.cuda.Stream; only its handle is used."""
+    """A torch.cuda.Stream, not the default one."""
 
     cuda_stream: int
+
+    def synchronize(self) -> None: ...
 
 
 class Execution:
     """uint8 images (B, C, H, W) -> float32 logits (B, classes), both on the device; the next call overwrites them.
 
-    It returns before the device is done. Raises KeyError for a batch size without a profile, and RuntimeError where
-    TensorRT refuses.
+    It returns before the device is done. `profile_of` gives the number of the profile for a batch size. Raises
+    RuntimeError where TensorRT refuses. With `graph` each batch size becomes a CUDA graph; `fallback` says why one was
+    not, and its calls are enqueued then.
     """
 
-    def __init__(self, engine: Any, batches: tuple[int, ...], stream: Stream) -> None:
-        self.engine, self.stream = engine, stream
-        self.profiles = {batch: number for number, batch in enumerate(batches)}
-        self.prepared: dict[int, tuple[Any, Any]] = {}
+    def __init__(self, engine: Any, profile_of: Callable[[int], int], stream: Stream, graph: bool = False) -> None:
+        self.engine, self.profile_of, self.stream, self.graph = engine, profile_of, stream, graph
+        self.prepared: dict[int, Call] = {}
+        self.fallback: str | None = None
 
     def __call__(self, images: Any) -> Any:
         if len(images) not in self.prepared:
             self.prepared[len(images)] = self._prepare(images)
-        context, logits = self.prepared[len(images)]
-        context.set_tensor_address(INPUT_NAME, images.data_ptr())
-        _demand(context.execute_async_v3(self.stream.cuda_stream), "to enqueue the engine")
-        return logits
+        return self.prepared[len(images)](images)
 
-    def _prepare(self, images: Any) -> tuple[Any, Any]:
+    def _prepare(self, images: Any) -> Call:
+        enqueue = self._enqueuer(images)
+        if not self.graph:
+            return enqueue
+        enqueue(images)  # TensorRT allocates in its first call, which must not happen in a capture
+        try:
+            return captured(enqueue, images, self.stream)
+        except RuntimeError as reason:
+            self.fallback = f"no CUDA graph for {len(images)} images: {one_line(reason)}"
+            return enqueue
+
+    def _enqueuer(self, images: Any) -> Call:
         import torch
 
         context = self.engine.create_execution_context()
         if context is None:
             raise RuntimeError("TensorRT: expected memory for an execution context, found none")
-        profile = self.profiles[len(images)]
+        profile = self.profile_of(len(images))
         _demand(context.set_optimization_profile_async(profile, self.stream.cuda_stream), f"profile {profile}")
         _demand(context.set_input_shape(INPUT_NAME, tuple(images.shape)), f"images {tuple(images.shape)}")
         classes = tuple(self.engine.get_tensor_shape(OUTPUT_NAME))[-1]
         logits = torch.empty(len(images), classes, device=images.device)
         _demand(context.set_tensor_address(OUTPUT_NAME, logits.data_ptr()), "an address for the logits")
-        return context, logits
+
+        def enqueue(images: Any) -> Any:
+            context.set_tensor_address(INPUT_NAME, images.data_ptr())
+            _demand(context.execute_async_v3(self.stream.cuda_stream), "to enqueue the engine")
+            return logits
+
+        return enqueue
+
+
+def captured(enqueue: Call, images: Any, stream: Stream) -> Call:
+    """`enqueue` as a CUDA graph over a copy of the images; raises RuntimeError where CUDA or TensorRT refuses."""
+    import torch
+
+    static, graph = images.clone(), torch.cuda.CUDAGraph()
+    stream.synchronize()
+    with torch.cuda.stream(stream):
+        graph.capture_begin(capture_error_mode="thread_local")  # other threads may go on
+        try:
+            logits = enqueue(static)
+        finally:
+            graph.capture_end()
+
+    def replay(images: Any) -> Any:
+        static.copy_(images)
+        graph.replay()
+        return logits
+
+    return replay
 
 
 def _demand(accepted: bool, what: str) -> None:

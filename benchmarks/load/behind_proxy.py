@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from benchmarks.load import hostile
 from benchmarks.load.published import publish as export_and_publish
+from benchmarks.load.terms import Form
 from benchmarks.load.verdicts import Asker, Verdicts
 from clients.async_classifier import AsyncClassifier
 from clients.errors import ClientError
@@ -51,7 +52,7 @@ class BehindProxy:
         self._repository = Path(self._folder.name, "models")
 
     def __enter__(self) -> BehindProxy:
-        export_and_publish(MODEL, self._repository, {MODEL: None})
+        export_and_publish(Form(MODEL), self._repository, {MODEL: None})
         self._images, self._logits = self._export(MODEL, 1)
         self._running = running_fleet(self._repository)
         self._fleet = self._running.__enter__()
@@ -67,7 +68,7 @@ class BehindProxy:
         """Publishes the shipped `model`; images (batch, 1, 28, 28) and their logits (batch, classes)."""
         from export.equivalence import embedded_sample, onnx_classifier
 
-        published = export_and_publish(model, self._repository, {model: None})
+        published = export_and_publish(Form(model), self._repository, {model: None})
         images = embedded_sample(published.config).images[:batch]
         return images, onnx_classifier(published.data)(images).astype(np.float32)
 

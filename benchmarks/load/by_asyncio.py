@@ -87,7 +87,7 @@ async def _measure(server: Server, target: Target, images: Images, load: Load, s
         retry_s=0,
         batch_size=load.batch,
         concurrency=load.in_flight or MAX_IN_FLIGHT,
-        shared_memory=target.shared_memory,
+        shared_memory=target.shared_memory == "system",
     )
     try:
         async with classifier:

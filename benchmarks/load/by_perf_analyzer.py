@@ -10,7 +10,9 @@ import base64
 import csv
 import json
 import os
+import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from serving.running import Server
 
 TOOL = Path(__file__).parents[2] / ".perf_analyzer"
+LARGEST_LOGITS = 4000  # bytes of an image's answer, 1,000 classes
 WINDOWS = 3  # the minimum for a report
 UNSTABLE = "Failed to obtain stable measurement"  # the spread has no limit here: the window is empty
 LONGEST_WORDS = 400  # characters of its output that an error quotes
@@ -28,25 +31,40 @@ COMPUTE = ("Server Compute Input", "Server Compute Infer", "Server Compute Outpu
 
 
 def program() -> Path:
-    """Raises Failed if the program is missing."""
+    """The fetched program, else the one on PATH, as in NVIDIA's SDK container; raises Failed if it is missing."""
     path = TOOL / "bin" / "perf_analyzer"
-    if not path.is_file():
-        raise Failed(f"{path}: expected NVIDIA's perf_analyzer, found no such file; make perf_analyzer fetches it")
-    return path
+    if path.is_file():
+        return path
+    if elsewhere := shutil.which("perf_analyzer"):
+        return Path(elsewhere)
+    raise Failed(f"{path}: expected NVIDIA's perf_analyzer, found no such file; make perf_analyzer fetches it")
 
 
-def write_images(path: Path, images: Images) -> None:
-    """The request file of perf_analyzer; images are uint8 (n, C, H, W)."""
-    data = [{"image": {"b64": base64.b64encode(image.tobytes()).decode()}} for image in images]
+def write_requests(path: Path, requests: Images, shape: Sequence[int] = ()) -> None:
+    """The request file of perf_analyzer; requests are uint8, each of that shape if the model leaves it open."""
+    about = {"shape": list(shape)} if shape else {}
+    data = [{"image": {"b64": base64.b64encode(each.tobytes()).decode()} | about} for each in requests]
     path.write_text(json.dumps({"data": data}))
 
 
-def measurer(server: Server, target: Target, images_path: Path) -> Measure:
-    """Measures `target` with the images of that file; writes intervals and reports beside it."""
+def measurer(server: Server, target: Target, images: Images, folder: Path) -> Measure:
+    """Measures `target` with uint8 images (n, C, H, W); writes requests, intervals and reports to `folder`."""
+    import numpy as np
+
     url = server.grpc_url if target.protocol == "grpc" else server.http_url
     command = [str(program()), "-m", target.served_name, "-u", url, "-i", target.protocol]
-    command += ["--input-data", str(images_path), *(["--shared-memory", "system"] if target.shared_memory else [])]
-    report, intervals = images_path.with_suffix(".csv"), images_path.with_suffix(".intervals")
+    command += ["--shared-memory", target.shared_memory]
+    requests, report, intervals = (folder / f"{target.served_name}.{kind}" for kind in ("json", "csv", "intervals"))
+    whole = target.form.engine == "openvino"  # its dims include the batch
+
+    def batches(load: Load) -> list[str]:
+        if not whole:
+            write_requests(requests, images)
+            return ["-b", str(load.batch)]
+        shape = (load.batch, *images.shape[1:])
+        write_requests(requests, np.resize(images, (1, *shape)), shape)
+        room = LARGEST_LOGITS * load.batch
+        return ["--shape", f"image:{','.join(map(str, shape))}", "--output-shared-memory-size", str(room)]
 
     def measure(load: Load, seconds: float) -> Sample:
         if load.rate is None:
@@ -57,8 +75,8 @@ def measurer(server: Server, target: Target, images_path: Path) -> Measure:
             what = ["--request-intervals", str(intervals), "--max-threads", str(threads)]
         # Average the windows whatever their spread: the spread between rounds says more.
         how = ["-p", str(int(1000 * seconds / WINDOWS)), "-r", str(WINDOWS), "-s", "999"]
-        _run([*command, "-b", str(load.batch), *what, *how], report)
-        return _read(report)
+        _run([*command, "--input-data", str(requests), *batches(load), *what, *how], report)
+        return _read(report, load.batch if whole else 1)
 
     return measure
 
@@ -73,7 +91,8 @@ def _write_intervals(path: Path, load: Load, seconds: float) -> None:
 
 def _run(command: list[str], report: Path) -> None:
     """Writes the report; raises LeftOut or Failed on failure."""
-    environment = os.environ | {"LD_LIBRARY_PATH": str(TOOL / "lib")}
+    inherited = [folder] if (folder := os.environ.get("LD_LIBRARY_PATH")) else []  # the driver's, in a container
+    environment = os.environ | {"LD_LIBRARY_PATH": os.pathsep.join([str(TOOL / "lib"), *inherited])}
     report.unlink(missing_ok=True)
     command = [*command, "-f", str(report), "--verbose-csv"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
@@ -84,10 +103,10 @@ def _run(command: list[str], report: Path) -> None:
         raise unmeasured(f"perf_analyzer stopped with exit code {done.returncode}: {words[-LONGEST_WORDS:]}")
 
 
-def _read(report: Path) -> Sample:
-    """The row of its CSV file; times are in microseconds."""
+def _read(report: Path, images: int) -> Sample:
+    """The row of its CSV file, whose inferences are of that many images each; times are in microseconds."""
     with report.open(newline="") as file:
         row = next(csv.DictReader(file))
     p50, p90, p95, p99 = (float(row[f"p{percent} latency"]) / 1000 for percent in (50, 90, 95, 99))
     queue_ms, compute_ms = float(row["Server Queue"]) / 1000, sum(float(row[name]) for name in COMPUTE) / 1000
-    return Sample(float(row["Inferences/Second"]), p50, p90, p95, p99, queue_ms, compute_ms)
+    return Sample(images * float(row["Inferences/Second"]), p50, p90, p95, p99, queue_ms, compute_ms)

@@ -1,66 +1,99 @@
-"""The same ONNX file in this process, on the server's device: the upper limit for a server."""
+"""The server's file in this process, on the server's device: the upper limit for a server."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING
 
 from benchmarks.contest.runtimes import Device, Setup
-from benchmarks.load.terms import Load, Measure, Sample, Sharing, sample
+from benchmarks.load.terms import InProcess, Load, Measure, Sample, sample
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from benchmarks.contest.engines import Run
     from benchmarks.load.published import Published
-    from export.equivalence import Images
-
-    Instance = tuple[Run, Callable[[], AbstractContextManager[object]]]
+    from export.equivalence import Images, Logits
 
 
-def measurer(published: Published, images: Images, sharing: Sharing, device: Device = "cpu") -> Measure:
-    """One session per instance, each in its own thread; images are uint8 (n, C, H, W).
+@dataclass(frozen=True)
+class Instance:
+    """A copy of the model; on a GPU it has a stream of its own, which its calls need."""
 
-    On a GPU each has a stream of its own, and a call counts with the copies to and from the device, as the server's.
-    """
-    import numpy as np
+    run: Run
+    in_stream: Callable[[], AbstractContextManager[object]]
+    device: Device
 
-    from benchmarks.contest.calls import classify
+    def logits(self, images: Images, batch: int) -> Logits:
+        """The logits of uint8 images (n, C, H, W) in the host's memory, `batch` images a call."""
+        from benchmarks.contest.calls import classify
 
-    instances = [_instance(published, sharing, device) for _ in range(sharing.instances)]
+        with self.in_stream():
+            return classify(self.run, images, batch, self.device)
 
-    def measure(load: Load, seconds: float) -> Sample:
-        batch = np.resize(images, (load.batch, *images.shape[1:]))
-        begin = perf_counter()
+    def call(self, images: Images) -> Callable[[], object]:
+        """A call with all images; on a GPU with the copies to and from the device, as the server's."""
+        from benchmarks.contest.calls import TimedCall
 
-        def work(instance: Instance) -> list[float]:
-            run, in_stream = instance
-            took_s = []
-            with in_stream():
-                while (sent := perf_counter()) < begin + seconds:
-                    classify(run, batch, load.batch, device)
-                    took_s.append(perf_counter() - sent)
-            return took_s
-
-        busy = instances[: load.in_flight]
-        with ThreadPoolExecutor(len(busy)) as pool:
-            latencies_s = np.concatenate(list(pool.map(work, busy)))
-        return sample(latencies_s, len(latencies_s) * load.batch / (perf_counter() - begin), None)
-
-    return measure
+        call = TimedCall(self.run, images, len(images), len(images), self.device)
+        if self.device == "cpu":
+            return call
+        call.with_copies()  # pins memory
+        return call.with_copies
 
 
-def _instance(published: Published, sharing: Sharing, device: Device) -> Instance:
-    from benchmarks.contest.engines import start
+def instances(published: Published, who: InProcess, device: Device = "cpu") -> list[Instance]:
+    """The instances of the sharing, ready to run."""
+    threads = who.sharing.threads
+    setup = Setup(who.form.engine, who.form.precision, device, threads, published.config)
+    return [_instance(published, setup) for _ in range(who.sharing.instances)]
 
-    setup = Setup(device=device, threads=sharing.threads, config=published.config)
-    if device == "cpu":
-        return start(published.data, setup), nullcontext
+
+def _instance(published: Published, setup: Setup) -> Instance:
+    if setup.device == "cpu":
+        return Instance(_start(published, setup), nullcontext, setup.device)
     import torch
 
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):  # threads know no stream of the thread that made them
-        run = start(published.data, setup)
-    return run, lambda: torch.cuda.stream(stream)
+        run = _start(published, setup)
+    return Instance(run, lambda: torch.cuda.stream(stream), setup.device)
+
+
+def _start(published: Published, setup: Setup) -> Run:
+    from benchmarks.contest.engines import start
+    from benchmarks.contest.onnx_engines import execution
+
+    if published.plan is not None:
+        return execution(published.plan, lambda batch: 0)  # its only profile
+    return start(published.data, setup)
+
+
+def measurer(copies: Sequence[Instance], images: Images) -> Measure:
+    """Every instance works in its own thread; images are uint8 (n, C, H, W)."""
+    import numpy as np
+
+    def measure(load: Load, seconds: float) -> Sample:
+        batch = np.resize(images, (load.batch, *images.shape[1:]))
+        busy = copies[: load.in_flight]
+        calls = []
+        for each in busy:
+            with each.in_stream():
+                calls.append(each.call(batch))
+        begin = perf_counter()
+
+        def work(instance: Instance, call: Callable[[], object]) -> list[float]:
+            took_s = []
+            with instance.in_stream():
+                while (sent := perf_counter()) < begin + seconds:
+                    call()
+                    took_s.append(perf_counter() - sent)
+            return took_s
+
+        with ThreadPoolExecutor(len(busy)) as pool:
+            latencies_s = np.concatenate(list(pool.map(work, busy, calls)))
+        return sample(latencies_s, len(latencies_s) * load.batch / (perf_counter() - begin), None)
+
+    return measure

@@ -1,48 +1,101 @@
-"""Shipped networks on the server."""
+"""Shipped networks on the server, and the server itself."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from benchmarks.load.terms import Failed, Sharing
+import click
+
+from benchmarks.load.terms import Form, Sharing, WrongAnswer
 from models.catalog import shipped
 
 if TYPE_CHECKING:
-    from clients.classifier import Classifier
-    from export.equivalence import Images, Logits
+    from benchmarks.contest.runtimes import Device, Precision
+    from export.equivalence import Logits
+    from export.publishing.artifact import Artifact
     from models.config import ModelConfig
 
-TOLERANCE = 1e-4  # of a logit; the server batches differently
+IMAGES = 64  # real images for the comparison of answers, which every engine takes; larger batches repeat them
 
 
 @dataclass(frozen=True)
 class Published:
-    """An ONNX file on the server, and its network's configuration."""
+    """An ONNX file, its network's configuration and, of TensorRT, the plan that the server has in its place."""
 
     data: bytes
     config: ModelConfig
+    plan: bytes | None = None
 
 
-def publish(model: str, repository: Path, names: Mapping[str, Sharing | None]) -> Published:
-    """Exports the shipped `model` with all rewrites; publishes it under each name, with its sharing."""
+def device_of_server(wanted: str) -> Device:
+    """Where server and process compute: a GPU with a native server alone. Raises ClickException without it."""
+    from benchmarks.contest.devices import choose
+    from serving.launcher import native_server
+
+    if native_server(os.environ.get("PATH", os.defpath)):
+        return choose(wanted)
+    if wanted == "cuda":
+        raise click.ClickException("--device cuda: expected a native tritonserver, found the one of CPUs alone")
+    return "cpu"
+
+
+def server_arguments() -> list[str]:
+    """Triton's arguments: a model that does not load costs itself alone, and clients may share memory."""
+    from serving.launcher import BY_PRIORITY, shared_memory_arguments
+
+    alone = ["--exit-on-error=false", "--strict-readiness=false"]
+    return [*alone, BY_PRIORITY, *shared_memory_arguments(os.environ.get("PATH", os.defpath))]
+
+
+def publish(
+    form: Form, repository: Path, names: Mapping[str, Sharing | None], device: Device = "cpu", largest: int = 1
+) -> Published:
+    """Exports the network with all rewrites and publishes it under each name, with its sharing.
+
+    The server takes requests of up to `largest` images. Raises ExportError, or DataError without the test images that a
+    lower precision is checked on.
+    """
     from export.pipeline import ExportOptions, export_checkpoint
     from export.publishing.publish import publish as publish_artifact
-    from export.publishing.triton_config import Serving
+    from export.publishing.triton_config import MAX_BATCH_SIZE, Serving
 
-    exported = export_checkpoint(shipped(model), ExportOptions(optimize=True))
+    engine: Any = form.engine
+    precision: Any = "fp32" if form.precision == "bf16" else form.precision  # OpenVINO rounds a float32 file itself
+    if engine == "tensorrt":
+        exported = export_checkpoint(shipped(form.model), ExportOptions(optimize=True, fuse_attention=True))
+        artifact = _engine(exported.exported, precision, largest)
+    else:
+        exported = export_checkpoint(shipped(form.model), ExportOptions(optimize=True, precision=precision))
+        artifact = exported.artifact
     for name, sharing in names.items():
-        serving = [Serving(instances=sharing.instances, threads=sharing.threads)] if sharing else []
-        publish_artifact(repository, name, exported.artifact, *serving)
-    return Published(exported.onnx, exported.artifact.config)
+        instances, threads = (sharing.instances, sharing.threads) if sharing else (None, None)
+        bfloat16, most = form.precision == "bf16", max(largest, MAX_BATCH_SIZE)
+        publish_artifact(repository, name, artifact, Serving(engine, instances, threads, bfloat16, most, device))
+    return Published(exported.onnx, artifact.config, artifact.data if engine == "tensorrt" else None)
 
 
-def check(who: object, classifier: Classifier, images: Images, expected: Logits) -> None:
-    """Raises Failed if the server's logits differ from the same file's in this process."""
+def _engine(exported: Any, precision: Any, largest: int) -> Artifact:
+    """A proven engine, at its best with the largest requests."""
+    from export.engines.gpu import require_for_server
+    from export.engines.onnx_source import from_export
+    from export.engines.tensorrt_engine import EngineOptions
+    from export.pipeline import Destination, export_engine
+
+    gpu = require_for_server()
+    options = EngineOptions(precision, opt_batch=largest, max_batch=max(largest, IMAGES))
+    return export_engine(from_export(exported), options, gpu, Destination())[0].artifact
+
+
+def check(who: object, found: Logits, expected: Logits, precision: Precision = "fp32") -> None:
+    """Raises WrongAnswer if the logits differ from those of the ONNX file in this process."""
     import numpy as np
 
-    error = float(np.abs(classifier.logits(images) - expected).max())
-    if not error <= TOLERANCE:
-        raise Failed(f"{who}: expected logits within {TOLERANCE:.0e} of those in process, found {error:.1e}")
+    from benchmarks.contest.subjects import TOLERANCES
+
+    error, limit = float(np.abs(found - expected).max()), TOLERANCES[precision] * float(np.abs(expected).max())
+    if not error <= limit:
+        raise WrongAnswer(f"{who}: expected logits within {limit:.0e} of those in process, found {error:.1e}")

@@ -13,7 +13,7 @@ from itertools import groupby
 from typing import Any
 
 SHORTFALL = 0.05
-ALIKE = ("model", "protocol", "shared_memory", "instances", "threads", "batch")
+ALIKE = ("model", "engine", "precision", "protocol", "shared_memory", "instances", "threads", "batch")
 
 Row = dict[str, Any]
 

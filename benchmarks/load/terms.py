@@ -5,15 +5,21 @@ A closed loop keeps a number of requests in flight; an open loop sends each requ
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
+from benchmarks.contest.runtimes import Engine, Precision
 from clients.server.endpoint import Protocol
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+Memory = Literal["none", "system", "cuda"]
+"""Memory that client and server share, for images and logits."""
+
+LARGEST_BATCH = 5000  # images of a request
 
 # Open loop only.
 MIN_REQUESTS = 40  # one request more or less at the end changes the rate by 2.5 %
@@ -25,6 +31,10 @@ REFUSALS = ("Exceeds maximum queue size", "Request timeout expired")
 
 class Failed(Exception):
     """A load that could not be measured, or a server that answers wrongly."""
+
+
+class WrongAnswer(Failed):
+    """Logits too far from those of ONNX Runtime."""
 
 
 class LeftOut(Exception):
@@ -43,28 +53,49 @@ class Sharing:
 
 
 @dataclass(frozen=True)
+class Form:
+    """A shipped network as a file for an engine."""
+
+    model: str
+    engine: Engine = "onnxruntime"
+    precision: Precision = "fp32"
+
+    def __str__(self) -> str:
+        return f"{self.model}-{self.engine}-{self.precision}"
+
+
+@dataclass(frozen=True)
 class Target:
     """A model on the server, and the transport for its images."""
 
-    model: str
+    form: Form
     sharing: Sharing
     protocol: Protocol
-    shared_memory: bool
+    shared_memory: Memory
 
     @property
     def served_name(self) -> str:
-        return f"{self.model}-{self.sharing}"
+        return f"{self.form}-{self.sharing}"
 
     def __str__(self) -> str:
-        return f"{self.served_name}, {self.protocol}{', shared memory' if self.shared_memory else ''}"
+        return f"{self.served_name}, {wire(vars(self))}"
 
 
 @dataclass(frozen=True)
 class InProcess:
     """A model in this process with the same sharing of cores."""
 
-    model: str
+    form: Form
     sharing: Sharing
+
+    def __str__(self) -> str:
+        return f"{self.form}-{self.sharing}, in process"
+
+
+def wire(row: Mapping[str, Any]) -> str:
+    """Protocol and shared memory of a target or row. In older results True stands for the system's memory."""
+    named = {True: ", shared memory", "system": ", shared memory", "cuda": ", CUDA shared memory"}
+    return f"{row['protocol']}{named.get(row['shared_memory'], '')}"
 
 
 @dataclass(frozen=True)
@@ -103,7 +134,7 @@ Turn = tuple[Target | InProcess, Load]
 def in_process(target: Target, load: Load) -> Turn:
     """The in-process load to compare with; more requests than instances would only wait."""
     in_flight = min(load.in_flight or 1, target.sharing.instances)
-    return InProcess(target.model, target.sharing), replace(load, in_flight=in_flight)
+    return InProcess(target.form, target.sharing), replace(load, in_flight=in_flight)
 
 
 def sample(latencies_s: NDArray[np.float64], images_per_s: float, server_ms: tuple[float, float] | None) -> Sample:

@@ -16,12 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.measure.progress import count_bar
-from clients.server.endpoint import BATCH_SIZE
 
 if TYPE_CHECKING:
     from benchmarks.measure.timing import Durations
     from clients.classifier import Classifier
-    from export.equivalence import Images, Logits
+    from export.equivalence import Images
     from serving.running import Server
 
 IN_PROCESS = "in process"
@@ -35,19 +34,20 @@ STREAM_STEPS = 10
 CLIENT_CALLS = 300
 
 
-def connect(server: Server, transport: str) -> Classifier:
+def connect(server: Server, transport: str, batch: int) -> Classifier:
+    """A client that sends `batch` images a request."""
     from clients.classifier import Classifier
 
     options = TRANSPORTS[transport]
-    return Classifier(server.grpc_url if options["protocol"] == "grpc" else server.http_url, **options)
+    url = server.grpc_url if options["protocol"] == "grpc" else server.http_url
+    return Classifier(url, batch_size=batch, **options)
 
 
 def calls(
-    classifiers: Mapping[str, Classifier], run: Callable[[Images], Logits], images: Images
+    classifiers: Mapping[str, Classifier], in_process: Callable[[], object], images: Images
 ) -> dict[str, Callable[[], object]]:
     """A call with all `images` in process, and over each transport."""
-    batches = [images[i : i + BATCH_SIZE] for i in range(0, len(images), BATCH_SIZE)]
-    alone: dict[str, Callable[[], object]] = {IN_PROCESS: lambda: [run(batch) for batch in batches]}
+    alone: dict[str, Callable[[], object]] = {IN_PROCESS: in_process}
     return alone | {name: partial(classifier.classify, images) for name, classifier in classifiers.items()}
 
 

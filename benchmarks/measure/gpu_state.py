@@ -1,6 +1,6 @@
 """Clocks, power, temperature and throttling of a GPU under measurement, from NVIDIA's management library (NVML).
 
-In: the first GPU. Out: a reading after each round; a round with a slowed GPU does not count.
+In: the first GPU. Out: a reading after each turn; a round in which the GPU slowed itself down does not count.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Monitor:
         return not reading.slowed_by
 
     def summary(self) -> dict[str, Any]:
-        """JSON-ready: minimum, median, maximum of each quantity; rejected rounds by reason; rounds at the power cap."""
+        """JSON-ready: minimum, median, maximum of each quantity, slowed turns by reason, turns at the power cap."""
         table = [asdict(reading) for reading in self.readings]
         ranges = {
             key: [fold(row[key] for row in table) for fold in (min, median, max)]
@@ -76,8 +76,11 @@ class Monitor:
 
 
 def monitor(library: str = LIBRARY) -> Monitor | None:
-    """None without NVML."""
+    """A monitor, if the machine has NVML and its GPU tells all; virtual GPUs may not."""
     try:
-        return Monitor(library)
-    except OSError:
+        watch = Monitor(library)
+        watch.undisturbed()
+    except (OSError, AttributeError):  # the latter for a function that this NVML lacks
         return None
+    watch.readings.clear()
+    return watch

@@ -9,10 +9,17 @@ from typing import TypeVar
 import click
 
 T = TypeVar("T")
+OURS = ("models", "export", "serving", "clients", "benchmarks")
 
 
 def note(line: str) -> None:
     click.echo(line, err=True)
+
+
+def one_line(error: Exception) -> str:
+    """Why something was not measured: this project's messages as they are, others with their type."""
+    first = next(iter(str(error).splitlines()), "no reason given")
+    return first if type(error).__module__.partition(".")[0] in OURS else f"{type(error).__name__}: {first}"
 
 
 def steps(items: Sequence[T], title: str) -> Iterable[T]:

@@ -44,8 +44,8 @@ class Protocol:
     """How rounds are taken.
 
     Before a turn: `settle_s` of sleep and, with `refill`, an untimed call of a quick contestant. All run for `load_s`
-    before the first round. A sample is one call or, with `turn_s`, the median of calls back to back for so long. A
-    round that `accept` refuses does not count.
+    before the first round. A sample is one call or, with `turn_s`, the median of calls back to back for so long.
+    `accept` is asked after each turn; a round with a refused turn does not count. `ended` is told so after each round.
     """
 
     settle_s: float = SETTLE_S
@@ -53,6 +53,7 @@ class Protocol:
     load_s: float = 0.0
     turn_s: float = 0.0
     accept: Callable[[], bool] = lambda: True
+    ended: Callable[[bool], None] = lambda counts: None
 
 
 ON_A_CPU = Protocol()
@@ -68,6 +69,10 @@ class Ratio:
     ratio: float
     low: float
     high: float
+
+
+class Slowed(click.ClickException):
+    """The device slowed itself down in every round."""
 
 
 class Interrupted(KeyboardInterrupt):
@@ -120,7 +125,7 @@ def time_interleaved(
 
     Stops early if the samples are `enough`; contestants in `warm_up_ns` are warm and took that long. Slow contestants
     evict the caches: a quick contestant gets an untimed call before each timed call. With a `title`, announces the
-    duration. Raises Interrupted at Ctrl-C after a finished round, and ClickException if `protocol` refuses all rounds.
+    duration. Raises Interrupted at Ctrl-C after a finished round, and Slowed if `protocol` refuses all rounds.
     """
     cold = {name: _time_ns(run) for name, run in contestants.items() if name not in warm_up_ns}
     warm_up = {**warm_up_ns, **cold}
@@ -138,13 +143,15 @@ def time_interleaved(
     with share_bar(title) as show:
         try:
             while rounds < min_rounds or (rounds < max_rounds and _fits(time.perf_counter() - start, rounds, budget_s)):
-                taken = {}
+                taken, counts = {}, True
                 for name, run in contestants.items():
                     time.sleep(protocol.settle_s)
                     if name in quick:
                         run()
                     taken[name] = _turn_ns(run, protocol.turn_s)
-                if not protocol.accept():
+                    counts = protocol.accept() and counts
+                protocol.ended(counts)
+                if not counts:
                     refused += 1
                     if refused == MAX_REFUSED:
                         note(f"{title}: {MAX_REFUSED} rounds refused, the device slows itself down")
@@ -163,7 +170,7 @@ def time_interleaved(
                 raise Interrupted(_finished(samples, rounds)) from stop
             raise
     if not rounds and contestants:
-        raise click.ClickException(f"{title}: expected rounds at full speed, found the device slowed down in all")
+        raise Slowed(f"{title}: expected rounds at full speed, found the device slowed down in all")
     return _finished(samples, rounds)
 
 

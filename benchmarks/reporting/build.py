@@ -14,7 +14,7 @@ from benchmarks.reporting.sections_foreign import foreign
 from benchmarks.reporting.sections_machine import latency, limit, operators, precision
 from benchmarks.reporting.sections_models import batchnorm, equal_accuracy, equal_depth, rewrites, row_of
 from benchmarks.reporting.sections_serving import cheapest, server
-from benchmarks.reporting.sources import COMMANDS, Section, Sources, cell, machine
+from benchmarks.reporting.sources import COMMANDS, Section, Sources, cell, is_cpu, machine
 from models.files import write_atomically
 
 TITLE = "What the networks, their rewrites and the server are worth"
@@ -61,6 +61,8 @@ def _opening(sources: Sources) -> Iterator[Block]:
         f"Measured on {'; '.join(places)}. `make benchmarks` measures all of it again and writes this page. A ratio is "
         "one of medians of the same interleaved run; in brackets stands its 95 % bootstrap interval."
     )
+    if all(is_cpu(file.content) for file in sources.files):
+        yield Text("**No GPU figure exists yet**: every file is of a CPU.")
     environments = [file.content["environment"] for file in sources.files]
     kinds = {(each["cpu"], each["cores"], each["device"]) for each in environments}
     if len(kinds) > 1:
@@ -97,11 +99,10 @@ def overlap(one: Ratio, other: Ratio) -> str:
 
 def _gaps(sources: Sources) -> Iterator[Block]:
     lines = [not_measured(name) for name in COMMANDS if not sources.all(name)]
-    devices = {file.content["environment"]["device"] for file in sources.files}
-    if devices == {"cpu"}:
+    if all(is_cpu(file.content) for file in sources.files):
         lines.append(
             "**GPU**, CUDA graphs and ONNX Runtime on CUDA: not measured, every file is of a CPU. "
-            "`python benchmarks/latency.py --device cuda --runtimes all --json FILE` measures them where there is one."
+            "`make benchmarks-gpu` measures them where there is one."
         )
     runtimes = {row["runtime"] for result in sources.all("latency") for row in result["rows"]}
     if "tensorrt" not in runtimes:

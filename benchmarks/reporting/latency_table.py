@@ -64,6 +64,9 @@ def closing_lines(rows: Rows, missing: Rows, limits: Mapping[str, Any], caveat: 
     yield f"Limits measured first: GEMM {gemm}, copy {limits['copy_gb_per_s']:.1f} GB/s"
     if any(row["device"] == "cuda" for row in rows):
         yield "floor: no kernels are quicker at these limits, each product and each attention being one"
+    for row in rows:
+        if row.get("fallback"):
+            yield f"{row['model']}, {row['label']}, {row['precision']}: {row['fallback']}"
     used = {row["runtime"] for row in (*rows, *missing)}
     if others := [name for name in RUNTIMES if name not in used]:
         yield f"Other runtimes: --runtimes all, or some of {', '.join(others)}"

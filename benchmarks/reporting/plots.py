@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from benchmarks.contest.foreign_contestants import OURS
 from benchmarks.contest.rewritten import BEST, EAGER, PLAIN
 from benchmarks.reporting.page import Picture
-from benchmarks.reporting.sources import Result, machine
+from benchmarks.reporting.sources import Result, is_cpu, machine
 from models.plots import figures
 from models.plots.figures import NAMES, legend, plain_ticks, row_of_panels, style
 
@@ -132,6 +132,8 @@ def throughput(result: Result) -> Iterator[Picture]:
 
     at_rates = all(row["rate"] for row in result["rows"])
     name, load = ("throughput-rates", "load of fixed rates") if at_rates else ("throughput", "load")
+    if not is_cpu(result):  # several such runs may exist
+        name = "-".join([name, "cuda", *map(str, dict.fromkeys(row["batch"] for row in result["rows"]))])
     for model, figure in by_model(result["rows"], f"{machine(result)}; load by {result['generator']}.").items():
         caption = f"{model} under {load}: latency of a request against images answered a second"
         yield picture(f"{name}-{model}", caption, figure)

@@ -11,6 +11,7 @@ from benchmarks.reporting.sources import Result, Row, Section, Sources, cell, ma
 from models.plots.figures import NAMES
 
 GROUPS = 8  # of equal nodes, in the table of a graph
+GPU_STATE = {"sm_mhz": "clock MHz", "power_w": "power W", "temperature_c": "temperature °C"}
 COUNTED = 0.01  # share of the time; operators below it are combined
 
 
@@ -91,12 +92,33 @@ def latency(sources: Sources) -> Section:
         peak = f"{limits['gemm_gflops_per_s']:,.0f} GFLOP/s ({limits['gemm_library']})"
         what = f"{machine(result)}; limits measured first: {peak}, {limits['copy_gb_per_s']:,.1f} GB/s of a copy."
         blocks.append(Text(f"`{result['command']}`: {what} {result['caveat'] or ''}".strip()))
-        blocks += [*plots.latency(result), _latency_table(result["rows"])]
+        blocks += [*plots.latency(result), _latency_table(result["rows"]), *_gpu_rows(result["rows"])]
         if result["missing"]:
             blocks += [Text("Not measured in that run:"), _missing(result["missing"])]
     for result in sources.all("sweep"):
         blocks += [Text(f"`{result['command']}`: {machine(result)}."), *plots.latency(result)]
     return Section("How long does one call take, in every runtime?", (), tuple(blocks))
+
+
+def _gpu_rows(rows: list[Row]) -> list[Block]:
+    """The three times of a call on a GPU beside its floor, and the GPU's state in those rounds."""
+    cells = []
+    for row in (row for row in rows if row.get("device_p50_ms") is not None):
+        times = (f"{row[key]:,.3f}" for key in ("device_p50_ms", "p50_ms", "copies_p50_ms", "floor_ms"))
+        names = (NAMES[row["model"]], row["label"], row["precision"], f"{row['batch']:,}")
+        cells.append((*names, *times, *_gpu_state(row.get("gpu_state"))))
+    header = ("model", "runtime", "precision", "batch", "on the device ms", "synchronised ms", "with copies ms")
+    state = ("floor ms", *GPU_STATE.values(), "slowed turns, rejected")
+    fallbacks = [f"{row['label']}, {row['precision']}: {row['fallback']}" for row in rows if row.get("fallback")]
+    table: list[Block] = [Table((*header, *state), tuple(cells), 3)] if cells else []
+    return [*table, *([Points(tuple(fallbacks))] if fallbacks else [])]
+
+
+def _gpu_state(state: Row | None) -> tuple[str, ...]:
+    if not state:  # a machine without NVML
+        return ("-",) * (len(GPU_STATE) + 1)
+    spans = (f"{low:,.0f} to {high:,.0f}" for low, _, high in (state[key] for key in GPU_STATE))
+    return (*spans, str(sum(state["rejected"].values())))
 
 
 def _missing(rows: list[Row]) -> Points:

@@ -6,10 +6,23 @@ from collections.abc import Mapping, Sequence
 from math import ceil
 from pathlib import PurePath
 
+from benchmarks.load.terms import wire
 from benchmarks.load.transports import IN_PROCESS
 from benchmarks.reporting import plots
 from benchmarks.reporting.page import Block, Points, Table, Text
-from benchmarks.reporting.sources import Result, Row, Section, Sources, cell, machine, number, said, times_faster
+from benchmarks.reporting.sources import (
+    Result,
+    Row,
+    Section,
+    Sources,
+    cell,
+    is_cpu,
+    machine,
+    number,
+    said,
+    times_faster,
+)
+from benchmarks.reporting.throughput_report import how, sharing
 
 WANTED = (1_000, 100_000)  # images a second
 
@@ -18,12 +31,12 @@ def server(sources: Sources) -> Section:
     """Cost of client and server: one call of many images, single images, and load."""
     short: list[str] = []
     blocks: list[Block] = []
-    if result := sources.first("overhead"):
-        short += _overhead_in_short(result)
+    for result in sorted(sources.all("overhead"), key=is_cpu, reverse=True):
+        short += [] if short else _overhead_in_short(result)
         blocks += _overhead(result)
     for result in sources.all("throughput"):
         blocks += [Text(f"**Under load**, {result['generator']}, {machine(result)}: `{result['command']}`.")]
-        blocks += [*plots.throughput(result), _throughput(result["rows"]), *_saturation(result)]
+        blocks += [*plots.throughput(result), _throughput(result), *_saturation(result)]
         blocks += [Points(tuple(map(_refused, result["missing"])))] if result["missing"] else []
     return Section("What does Triton cost over in-process?", tuple(short), tuple(blocks))
 
@@ -46,7 +59,8 @@ def _overhead(result: Result) -> list[Block]:
         "added ms",
         "client's part ms",
     )
-    what = f"`{result['model']}` with all rewrites, client, server and the same file in process, {machine(result)}."
+    form = f"`{result['model']}` with all rewrites, {how(result)}"
+    what = f"{form}client, server and the same file in process, {machine(result)}."
     return [Text(what), Table(header, tuple(cells))]
 
 
@@ -67,21 +81,21 @@ def _overhead_in_short(result: Result) -> list[str]:
     ]
 
 
-def _throughput(rows: Sequence[Row]) -> Table:
+def _throughput(result: Result) -> Table:
+    unit, count = ("core", result["environment"]["threads"]) if is_cpu(result) else ("GPU", 1)
     cells = []
-    for row in rows:
-        wire = f"{row['protocol']}{', shared memory' if row['shared_memory'] else ''}"
+    for row in result["rows"]:
         times = (row[f"p{percent}_ms"] for percent in (50, 90, 95, 99))
         inside = (row["server_queue_ms"], row["server_compute_ms"])
         alone = row["in_process_images_per_s"]
         ratio = f"{row['images_per_s'] / alone:.2f} ({_ratio_range(row)})" if alone else "-"
-        way = f"{row['instances']} x {row['threads'] or 'all'}"
-        speed = f"{row['images_per_s']:,.0f}"
-        cells.append(
-            (row["model"], wire, way, _asked(row), str(row["batch"]), speed, *map(_ms, (*times, *inside)), ratio)
-        )
-    header = ("model", "protocol", "instances x threads", "load", "images a request", "images/s", "p50 ms", "p90 ms")
-    return Table((*header, "p95 ms", "p99 ms", "server: queue ms", "compute ms", "in process = 1"), tuple(cells), 4)
+        names = (row["model"], wire(row), f"{how(row)}{sharing(row)}", _asked(row), str(row["batch"]))
+        speed, cost = f"{row['images_per_s']:,.0f}", number(count * 1e6 / row["images_per_s"])
+        cells.append((*names, speed, cost, *map(_ms, (*times, *inside)), ratio))
+    header = ("model", "protocol", "instances x threads", "load", "images a request", "images/s")
+    costs = f"{unit}-seconds a million images"
+    latencies = ("p50 ms", "p90 ms", "p95 ms", "p99 ms", "server: queue ms", "compute ms")
+    return Table((*header, costs, *latencies, "in process = 1"), tuple(cells), 4)
 
 
 def _asked(row: Row) -> str:
@@ -89,7 +103,8 @@ def _asked(row: Row) -> str:
 
 
 def _refused(row: Row) -> str:
-    return f"{row['model']}, {row['batch']} a request, {_asked(row)}: not measured, {row['reason']}"
+    what = f"{row['model']}, {how(row)}{wire(row)}, {row['batch']} a request, {_asked(row)}"
+    return f"{what}: not measured, {row['reason']}"
 
 
 def _ratio_range(row: Row) -> str:
@@ -128,9 +143,8 @@ def cheapest(sources: Sources) -> Section:
         return Section(question, (), ())
     networks = frontier["derived"]
     cores = frontier["environment"]["threads"]
-    served = [
-        row for result in sources.all("throughput") for row in result["rows"] if row["p99_ms"] <= result["max_p99_ms"]
-    ]
+    on_cpus = [result for result in sources.all("throughput") if is_cpu(result)]  # a GPU is no number of cores
+    served = [row for result in on_cpus for row in result["rows"] if row["p99_ms"] <= result["max_p99_ms"]]
     ways = {
         "in process, batches": {row["checkpoint"]: row for row in networks},
         "Triton, batches": _best_served(networks, served, lone=False),
@@ -159,6 +173,7 @@ def _best_served(networks: Sequence[Row], served: Sequence[Row], lone: bool) -> 
         path = PurePath(network["checkpoint"])
         own = [row for row in served if row["model"] == path.stem and path.parent.name == "pretrained"]
         own = [row for row in own if not lone or row["batch"] == 1]
+        own = [row for row in own if row.get("precision", "fp32") == "fp32"]  # the accuracy is that of float32
         if own:
             best[network["checkpoint"]] = max(own, key=lambda row: float(row["images_per_s"]))
     return best

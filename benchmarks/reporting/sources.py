@@ -119,7 +119,11 @@ def number(value: float) -> str:
     return f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 100 else f"{value:,.0f}"
 
 
+def is_cpu(result: Result) -> bool:
+    return bool(result["environment"]["device"] == "cpu")
+
+
 def machine(result: Result) -> str:
     environment = result["environment"]
-    on = "" if environment["device"] == "cpu" else f", {environment['device']}"
+    on = "" if is_cpu(result) else f", {environment['device']}"
     return f"{environment['threads']} of {environment['cores']} cores of {environment['cpu']}{on}"

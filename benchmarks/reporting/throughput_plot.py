@@ -9,6 +9,9 @@ from collections.abc import Sequence
 from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.load.terms import wire
+from benchmarks.reporting.throughput_report import how, sharing
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -77,8 +80,7 @@ def _line(axes: Axes, points: Sequence[Row], asked: str, target: str, look: tupl
 
 
 def _name(row: Row) -> str:
-    memory = ", shared memory" if row["shared_memory"] else ""
-    return f"{row['instances']} x {row['threads'] or 'all'}, {row['protocol']}{memory}"
+    return f"{how(row)}{sharing(row)}, {wire(row)}"
 
 
 def _each(rows: Sequence[Row], name: str) -> list[Any]:

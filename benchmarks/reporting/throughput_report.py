@@ -10,13 +10,15 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmarks.contest.runtimes import ENGINES
 from benchmarks.load.saturation import saturation
-from benchmarks.load.terms import Load, Sample, Target, in_process
-from benchmarks.load.turns import Outcome
+from benchmarks.load.terms import Load, Sample, Target, in_process, wire
+from benchmarks.load.turns import Outcome, Who
 from benchmarks.measure.results import Extras
 from benchmarks.measure.tables import table
 
 Row = dict[str, Any]
+ALONE = {"protocol": "in process", "shared_memory": "none"}
 HEADER = (
     *("model", "instances x threads", "images a request", "asked", "images/s", "in process"),
     *("p50 ms", "p90 ms", "p95 ms", "p99 ms", "queue ms", "compute ms"),
@@ -26,9 +28,7 @@ HEADER = (
 def fields(outcome: Outcome, max_p99_ms: float) -> Row:
     """Rows with medians over the rounds, loads left out, and saturation points."""
     rows = list(_rows(outcome))
-    missing = [
-        _named(who, load) | {"reason": why} for (who, load), why in outcome.left_out.items() if isinstance(who, Target)
-    ]
+    missing = [_named(who, load) | {"reason": why} for (who, load), why in outcome.left_out.items()]
     return {"rows": rows, "missing": missing, "saturation": saturation(rows, missing, max_p99_ms)}
 
 
@@ -36,7 +36,7 @@ def _rows(outcome: Outcome) -> Iterator[Row]:
     for (who, load), taken in outcome.samples.items():
         if isinstance(who, Target):
             served = {field.name: _middle(taken, field.name) for field in fields_of(Sample)}
-            alone = outcome.samples[in_process(who, load)] if load.in_flight else []
+            alone = outcome.samples.get(in_process(who, load), []) if load.in_flight else []
             yield {
                 **_named(who, load),
                 **served,
@@ -45,9 +45,9 @@ def _rows(outcome: Outcome) -> Iterator[Row]:
             }
 
 
-def _named(who: Target, load: Load) -> Row:
-    reached = {"model": who.model, "protocol": who.protocol, "shared_memory": who.shared_memory}
-    return {**reached, **asdict(who.sharing), **asdict(load)}
+def _named(who: Who, load: Load) -> Row:
+    reached = {"protocol": who.protocol, "shared_memory": who.shared_memory} if isinstance(who, Target) else ALONE
+    return {**asdict(who.form), **reached, **asdict(who.sharing), **asdict(load)}
 
 
 def _compared(served: Row, alone: Sequence[Sample]) -> Row:
@@ -81,14 +81,23 @@ def text(measured: Mapping[str, Any]) -> str:
 def _cells(row: Row) -> list[str]:
     alone = row["in_process_images_per_s"]
     times = ("p50_ms", "p90_ms", "p95_ms", "p99_ms", "server_queue_ms", "server_compute_ms")
-    where = _target(row).removeprefix(f"{row['model']} ")
+    where = f"{how(row)}{sharing(row)}, {wire(row)}"
     counts = [str(row["batch"]), _asked(row), f"{row['images_per_s']:,.0f}", f"{alone:,.0f}" if alone else "-"]
     return [row["model"], where, *counts, *(f"{row[name]:.2f}" for name in times)]
 
 
 def _target(row: Row) -> str:
-    memory = ", shared memory" if row["shared_memory"] else ""
-    return f"{row['model']} {row['instances']} x {row['threads'] or 'all'}, {row['protocol']}{memory}"
+    return f"{row['model']} {how(row)}{sharing(row)}, {wire(row)}"
+
+
+def how(row: Row) -> str:
+    """Engine and precision, unless they are the usual ones; older results have no other."""
+    engine, precision = row.get("engine", "onnxruntime"), row.get("precision", "fp32")
+    return "" if (engine, precision) == ("onnxruntime", "fp32") else f"{ENGINES[engine]} {precision}, "
+
+
+def sharing(row: Row) -> str:
+    return f"{row['instances']} x {row['threads'] or 'all'}"
 
 
 def _asked(row: Row) -> str:
@@ -117,7 +126,8 @@ def _pictures(result: Mapping[str, Any], path: Path) -> Iterator[tuple[Path, byt
     from benchmarks.reporting.throughput_plot import by_model
 
     environment = result["environment"]
-    machine = f"{environment['cpu']}, {environment['threads']} cores"
+    device = "" if environment["device"] == "cpu" else f"{environment['device']}, "
+    machine = f"{device}{environment['cpu']}, {environment['threads']} cores"
     footnote = f"{machine}; {result['generator']}, {result['rounds']} rounds of {result['seconds']:g} s"
     for name, figure in by_model(result["rows"], footnote).items():
         for kind in ("png", "svg"):

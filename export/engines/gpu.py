@@ -43,10 +43,8 @@ def find_gpu() -> Gpu | None:
     return None if failed else Gpu(name.value.decode(), f"{major.value}.{minor.value}")
 
 
-def require(server_tensorrt: str | None = None, version_compatible: bool = False) -> Gpu:
-    """Raises Unavailable for anything missing, VersionMismatch if the server, by default this machine's, has another
-    TensorRT.
-    """
+def require() -> Gpu:
+    """The GPU, where all that an engine needs is there; raises Unavailable."""
     gpu = find_gpu()
     missing = [] if gpu else ["an NVIDIA GPU (a machine with its driver; in a container, --gpus all)"]
     wanted = [what for what in (_tensorrt(), _polygraphy()) if what]
@@ -57,7 +55,13 @@ def require(server_tensorrt: str | None = None, version_compatible: bool = False
     if missing or not gpu:
         instead = "; export/to_onnx.py serves on this GPU without TensorRT" if gpu else ""
         raise Unavailable(f"TensorRT: missing {', and '.join(missing)}{instead}")
-    if server := server_tensorrt or server_version():
+    return gpu
+
+
+def require_for_server(version: str | None = None, version_compatible: bool = False) -> Gpu:
+    """As `require`; raises VersionMismatch if the server, by default this machine's, has another TensorRT."""
+    gpu = require()
+    if server := version or server_version():
         import tensorrt
 
         check_server(tensorrt.__version__, server, version_compatible)

@@ -61,19 +61,13 @@ class EngineOptions:
         """Minimum, optimum and maximum batch size of each profile."""
         return [(size, size, size) for size in self.fixed] or [(self.min_batch, self.opt_batch, self.max_batch)]
 
-    @property
-    def batches(self) -> tuple[int, ...]:
-        """The batch sizes of the profile, ascending, without repeats."""
-        return tuple(sorted({self.min_batch, self.opt_batch, self.max_batch}))
-
 
 @dataclass(frozen=True)
 class Built:
-    """A proven engine; `layer_types` counts the product layers by type, if the inspector reports types."""
+    """A proven engine; its manifest holds the facts under `engine`."""
 
     artifact: Artifact
     proof: Proof
-    layer_types: dict[str, int]
     accuracy: EngineAccuracy | None = None
 
 
@@ -105,7 +99,7 @@ def make(source: OnnxSource, options: EngineOptions, gpu: Gpu, dataset: Dataset 
     manifest = source.manifest | {"sample_logits": sample, "precision": options.precision, "engine": engine_facts}
     if measured:
         manifest["test_accuracy"] = measured.accuracy
-    return Built(Artifact(config, manifest, PLAN_FILE, plan), proof, layer_types, measured)
+    return Built(Artifact(config, manifest, PLAN_FILE, plan), proof, measured)
 
 
 def build(proto: onnx.ModelProto, config: ModelConfig, options: EngineOptions) -> bytes:
@@ -176,7 +170,8 @@ def compare(expected: Classifier, found: Classifier, images: Images, options: En
     tolerance = TOLERANCES[options.precision] * float(np.abs(logits).max())
     if options.precision != "fp32":
         images = images[logits[:, -1] - logits[:, -2] > 2 * tolerance]
-    sizes = {size for size in BATCH_SIZES if options.min_batch <= size <= options.max_batch} | {*options.batches}
+    sizes = {size for size in BATCH_SIZES if options.min_batch <= size <= options.max_batch}
+    sizes |= {options.min_batch, options.opt_batch, options.max_batch}
     repeated = np.resize(images, (max(sizes) if len(images) else 0, *images.shape[1:]))
     stages = f"TensorRT, {options.precision}"
     return prove(stages, in_parts(expected, REFERENCE_BATCH), found, repeated, tolerance, sorted(sizes))

@@ -9,7 +9,7 @@ import base64
 import json
 import zlib
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -48,13 +48,16 @@ class Serving:
     """How a model is served. None keeps the value in config.pbtxt; a new model gets the default.
 
     `instances`: copies of the model per device (default 1). `threads`: per copy on a CPU (default 0: one per core).
-    `bfloat16`: OpenVINO only.
+    `bfloat16`: OpenVINO only. `max_batch`: images of the largest request (default 256; TensorRT: the engine's).
+    `device`: where the server computes (default: on its GPUs, if it has any).
     """
 
     engine: Engine | None = None
     instances: int | None = None
     threads: int | None = None
     bfloat16: bool = False
+    max_batch: int | None = None
+    device: Literal["cpu", "cuda"] | None = None
 
 
 def new_config(name: str, config: ModelConfig, serving: Serving) -> pb.ModelConfig:
@@ -67,7 +70,6 @@ def new_config(name: str, config: ModelConfig, serving: Serving) -> pb.ModelConf
     batch = [-1] if engine == "openvino" else []
     message = pb.ModelConfig(
         name=name,
-        max_batch_size=0 if batch else MAX_BATCH_SIZE,
         input=[pb.ModelInput(name=INPUT_NAME, data_type=pb.TYPE_UINT8, dims=[*batch, *config.input_shape])],
         output=[
             pb.ModelOutput(
@@ -86,8 +88,6 @@ def new_config(name: str, config: ModelConfig, serving: Serving) -> pb.ModelConf
         dynamic_batching=pb.ModelDynamicBatching(),
         # Images rarely repeat; every request would pay for the look-up.
         response_cache=pb.ModelResponseCache(enable=False),
-        # Else the first requests pay for memory and, on a GPU, for kernels.
-        model_warmup=[_warmup(size, config.input_shape, bool(batch)) for size in (1, MAX_BATCH_SIZE)],
     )
     if engine == "tensorrt":
         message.platform = "tensorrt_plan"
@@ -100,20 +100,31 @@ def new_config(name: str, config: ModelConfig, serving: Serving) -> pb.ModelConf
         message.parameters["inner_batch"].string_value = str(INNER_BATCH)
     if engine == "openvino":
         message.default_model_filename = ONNX_FILE  # the backend's default name differs
-        message.parameters["max_images"].string_value = str(MAX_BATCH_SIZE)
         if serving.bfloat16:
             message.parameters["HINT_BF16"].string_value = "YES"
-    configure(message, Serving(instances=serving.instances or 1, threads=serving.threads or 0))
+    defaults = Serving(instances=1, threads=0, max_batch=MAX_BATCH_SIZE)
+    asked = {name: value for name, value in vars(serving).items() if value is not None}
+    configure(message, replace(defaults, **asked))
     return message
 
 
-def _warmup(size: int, shape: Sequence[int], whole: bool = False) -> pb.ModelWarmup:
-    """A first request of `size` empty images; `whole` if the model's dims include the batch."""
+def _take_batches(message: pb.ModelConfig, smallest: int, largest: int) -> None:
+    """Takes requests of up to `largest` images, and answers two empty ones before all others.
+
+    Else the first requests pay for memory and, on a GPU, for kernels.
+    """
     from tritonclient.grpc import model_config_pb2 as pb
 
-    dims = [size, *shape] if whole else shape
-    image = pb.ModelWarmup.Input(data_type=pb.TYPE_UINT8, dims=dims, zero_data=True)
-    return pb.ModelWarmup(name=f"batch {size}", batch_size=1 if whole else size, inputs={INPUT_NAME: image})
+    shape, whole = image_shape(message), engine_of(message) == "openvino"  # its dims include the batch
+    if whole:
+        message.parameters["max_images"].string_value = str(largest)
+    else:
+        message.max_batch_size = largest
+    message.ClearField("model_warmup")
+    for size in sorted({smallest, largest}):
+        dims = [size, *shape] if whole else shape
+        image = pb.ModelWarmup.Input(data_type=pb.TYPE_UINT8, dims=dims, zero_data=True)
+        message.model_warmup.add(name=f"batch {size}", batch_size=1 if whole else size, inputs={INPUT_NAME: image})
 
 
 def engine_of(message: pb.ModelConfig) -> str:
@@ -127,8 +138,13 @@ def image_shape(message: pb.ModelConfig) -> tuple[int, ...]:
 
 
 def configure(message: pb.ModelConfig, serving: Serving) -> None:
+    """Writes instances, threads, largest request and device of `serving` into `message`."""
     from tritonclient.grpc import model_config_pb2 as pb
 
+    if serving.max_batch is not None:
+        _take_batches(message, 1, serving.max_batch)
+    for each in message.instance_group if serving.device else ():
+        each.kind = pb.ModelInstanceGroup.KIND_GPU if serving.device == "cuda" else pb.ModelInstanceGroup.KIND_CPU
     if serving.threads is not None and (parameter := THREADS.get(engine_of(message))):
         message.parameters[parameter].string_value = str(serving.threads)
     if serving.instances is None:
@@ -170,9 +186,7 @@ def set_limits(message: pb.ModelConfig, manifests: Collection[dict[str, Any]]) -
         raise PublishError(
             f"{message.name}: expected engines that share a batch size, found {ranges}; publish under another --name"
         )
-    message.max_batch_size = largest
-    message.ClearField("model_warmup")
-    message.model_warmup.extend(_warmup(size, image_shape(message)) for size in sorted({smallest, largest}))
+    _take_batches(message, smallest, largest)
     cuda = message.optimization.cuda
     cuda.Clear()
     for size in (2**power for power in range(LARGEST_GRAPH.bit_length())):

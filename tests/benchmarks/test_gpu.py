@@ -10,14 +10,31 @@ from benchmarks import gpu as module
 from benchmarks.gpu import Step, check, gpu, steps
 from export.engines.gpu import Gpu
 from export.errors import Unavailable
+from models.data import DataError
 
 
 def absent() -> Gpu:
     raise Unavailable("TensorRT: missing an NVIDIA GPU")
 
 
+def no_images(folder: None, fetch: bool) -> Path:
+    assert not fetch, "a dry run downloads nothing"
+    raise DataError("no folder")
+
+
+@pytest.fixture
+def all_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """But for the GPU."""
+    monkeypatch.setattr("export.engines.gpu.require_for_server", absent)
+    monkeypatch.setattr("serving.launcher.native_server", lambda path: Path("tritonserver"))
+    monkeypatch.setattr("models.data.find_mnist", lambda folder, fetch: Path("mnist"))
+    monkeypatch.setattr(module, "PACKAGES", ())
+
+
 def test_a_dry_run_prints_and_checks_every_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("export.engines.gpu.require", absent)
+    monkeypatch.setattr("export.engines.gpu.require_for_server", absent)
+    monkeypatch.setattr("serving.launcher.native_server", lambda path: None)
+    monkeypatch.setattr("models.data.find_mnist", no_images)
     monkeypatch.setattr(module, "PACKAGES", ("numpy", "no_such_package"))
     output = tmp_path / "results"
     result = CliRunner().invoke(gpu, ["--dry-run", "--output", str(output)])
@@ -25,8 +42,18 @@ def test_a_dry_run_prints_and_checks_every_command(tmp_path: Path, monkeypatch: 
     for step in steps(output):
         assert " ".join(step.words) in result.output
     assert "GPU: not ready: TensorRT: missing an NVIDIA GPU" in result.output
-    assert "Missing on this machine: no_such_package (No module named 'no_such_package'), a GPU" in result.output
+    missing = "no_such_package (No module named 'no_such_package'), native tritonserver (a release container has one), "
+    assert f"Missing on this machine: {missing}MNIST (no folder), a GPU with TensorRT" in result.output
     assert not output.exists()
+
+
+def test_the_server_is_measured_with_tensorrt_and_in_every_memory() -> None:
+    words = [" ".join(step.words) for step in steps(Path("out"))]
+    (many,) = (line for line in words if "throughput-5000.json" in line)
+    assert "--batch 5000" in many
+    assert "--shared-memory none --shared-memory system --shared-memory cuda" in many
+    assert sum("--engine onnxruntime,tensorrt" in line for line in words) == 2
+    assert any("overhead.py --engine tensorrt" in line for line in words)
 
 
 def test_all_of_it_takes_half_an_hour_at_most() -> None:
@@ -47,15 +74,15 @@ def test_a_command_that_is_not_there_is_seen(step: Step, message: str) -> None:
         check(step)
 
 
-def test_without_a_gpu_nothing_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("export.engines.gpu.require", absent)
-    monkeypatch.setattr(module, "PACKAGES", ())
+@pytest.mark.usefixtures("all_there")
+def test_without_a_gpu_nothing_runs(tmp_path: Path) -> None:
     result = CliRunner().invoke(gpu, ["--output", str(tmp_path / "results")])
     assert result.exit_code == 1
     assert "Error: expected a machine to measure on, found no a GPU with TensorRT" in result.output
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.usefixtures("all_there")
 def test_a_step_that_fails_or_takes_too_long_costs_itself_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -63,8 +90,7 @@ def test_a_step_that_fails_or_takes_too_long_costs_itself_alone(
     for name, text in scripts.items():
         (tmp_path / f"{name}.py").write_text(text)
     planned = [Step(name, name, (), 0.01 if name == "slow" else 1) for name in scripts]
-    monkeypatch.setattr("export.engines.gpu.require", lambda: Gpu("Stub GPU", "9.0"))
-    monkeypatch.setattr(module, "PACKAGES", ())
+    monkeypatch.setattr("export.engines.gpu.require_for_server", lambda: Gpu("Stub GPU", "9.0"))
     monkeypatch.setattr(module, "ROOT", tmp_path)
     monkeypatch.setattr(module, "steps", lambda output: planned)
     monkeypatch.setattr(module, "check", lambda step: None)

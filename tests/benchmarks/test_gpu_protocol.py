@@ -7,11 +7,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import click
 import pytest
 
 from benchmarks.measure.gpu_state import Monitor, monitor
-from benchmarks.measure.timing import MAX_REFUSED, Protocol, time_interleaved
+from benchmarks.measure.timing import MAX_REFUSED, Protocol, Slowed, time_interleaved
 
 TURN = Protocol(settle_s=0.0, refill=False, load_s=0.02, turn_s=0.01)
 
@@ -40,14 +39,26 @@ def test_a_round_in_which_the_device_slowed_down_does_not_count() -> None:
         order.append(len(order))
         return next(answers)
 
-    measured = time_interleaved({"it": lambda: None}, 0.0, min_rounds=3, protocol=Protocol(accept=accept))
+    told: list[bool] = []
+    protocol = Protocol(accept=accept, ended=told.append)
+    measured = time_interleaved({"it": lambda: None}, 0.0, min_rounds=3, protocol=protocol)
     assert len(measured["it"].samples_ns) == 3
     assert len(order) == 5
+    assert told == [True, False, False, True, True]
+
+
+def test_one_slow_turn_refuses_its_round() -> None:
+    answers: Iterator[bool] = iter([False, True, True, True])
+    told: list[bool] = []
+    protocol = Protocol(settle_s=0.0, accept=lambda: next(answers), ended=told.append)
+    measured = time_interleaved(dict.fromkeys("ab", lambda: None), 0.0, min_rounds=1, protocol=protocol)
+    assert told == [False, True]
+    assert [len(each.samples_ns) for each in measured.values()] == [1, 1]
 
 
 def test_a_device_that_is_slow_in_all_rounds_gives_no_figure() -> None:
     asked: list[int] = []
-    with pytest.raises(click.ClickException, match="expected rounds at full speed"):
+    with pytest.raises(Slowed, match="expected rounds at full speed"):
         time_interleaved(
             {"it": lambda: None}, 0.0, min_rounds=3, protocol=Protocol(0.0, accept=lambda: bool(asked.append(1)))
         )
@@ -63,7 +74,7 @@ int nvmlDeviceGetClockInfo(void *device, int kind, unsigned *mhz) {
     *mhz = kind == 1 ? 1700 + 100 * reads : 2600;
     return known(device);
 }
-int nvmlDeviceGetPowerUsage(void *device, unsigned *mw) { *mw = 350500; return known(device); }
+int nvmlDeviceGetPowerUsage(void *device, unsigned *mw) { *mw = 350500; return known(device) + NO_POWER; }
 int nvmlDeviceGetTemperature(void *device, int sensor, unsigned *celsius) {
     *celsius = 60 + reads; return known(device); }
 int nvmlDeviceGetCurrentClocksThrottleReasons(void *device, unsigned long long *reasons) {
@@ -74,12 +85,13 @@ int nvmlDeviceGetCurrentClocksThrottleReasons(void *device, unsigned long long *
 """
 
 
-def library(folder: Path, fails: int = 0) -> str:
+def library(folder: Path, fails: int = 0, no_power: int = 0, code: str = NVML) -> str:
     if not shutil.which("cc"):
         (pytest.fail if os.environ.get("CI") else pytest.skip)("a C compiler is not installed")
-    path = folder / f"libstub-{fails}.so"
-    command = ["cc", "-shared", "-fPIC", f"-DFAILS={fails}", "-x", "c", "-", "-o", str(path)]
-    subprocess.run(command, input=NVML, text=True, check=True)
+    path = folder / f"libstub-{fails}-{no_power}-{len(code)}.so"
+    defined = [f"-DFAILS={fails}", f"-DNO_POWER={no_power}"]
+    command = ["cc", "-shared", "-fPIC", *defined, "-x", "c", "-", "-o", str(path)]
+    subprocess.run(command, input=code, text=True, check=True)
     return str(path)
 
 
@@ -100,3 +112,8 @@ def test_clocks_power_temperature_and_why_a_round_was_refused(tmp_path: Path) ->
 def test_without_nvml_nothing_is_watched(tmp_path: Path) -> None:
     assert monitor("libno-such-nvml.so.1") is None
     assert monitor(library(tmp_path, fails=9)) is None
+    assert monitor(library(tmp_path, no_power=3)) is None
+    assert monitor(library(tmp_path, code=NVML.replace("GetTemperature", "GetWarmth"))) is None
+    watch = monitor(library(tmp_path))
+    assert watch is not None
+    assert watch.readings == [], "the first reading only asks what the GPU tells"

@@ -3,6 +3,7 @@
 import copy
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,14 +11,15 @@ import pytest
 import torch
 from click.testing import CliRunner, Result
 
-from benchmarks.contest import devices, programs
+from benchmarks.contest import devices, measuring, programs
 from benchmarks.contest.calls import BUFFERS, TimedCall
 from benchmarks.contest.contestants import Contestant, Options, first_call
 from benchmarks.contest.runtimes import COMPARED, DEFAULT_RUNTIMES, PRECISIONS, RUNTIMES, SUPPORTED, Entry, Setup
 from benchmarks.contest.subjects import subject
 from benchmarks.contest.torch_engines import channels_last
 from benchmarks.latency import latency
-from benchmarks.measure.timing import MIN_ROUNDS
+from benchmarks.measure.timing import MIN_ROUNDS, Protocol
+from benchmarks.reporting.latency_table import closing_lines
 from export.engines.gpu import Gpu
 from export.equivalence import EquivalenceError
 from export.graph import Served
@@ -34,7 +36,7 @@ LIMITS = {
 FIELDS = {
     *("model", "depth", "dim", "runtime", "label", "precision", "batch", "micro_batch", "threads", "device", "rounds"),
     *("stable", "p50_ms", "p90_ms", "p99_ms", "device_p50_ms", "images_per_s", "ratio_to_torch", "first_call_ms"),
-    *("macs", "floor_ms", "gemm_share", "bandwidth_share", "peak_memory_mb", "max_abs_error", "samples_ns"),
+    *("macs", "floor_ms", "gemm_share", "bandwidth_share", "peak_memory_mb", "max_abs_error", "fallback", "samples_ns"),
 }
 
 
@@ -163,6 +165,57 @@ def test_a_contestant_that_fails_while_it_is_timed_costs_its_row(
     assert [row["runtime"] for row in written["rows"]] == ["torch-optimized"]
     assert written["rows"][0]["ratio_to_torch"] is None
     assert written["missing"][0]["reason"] == "RuntimeError: CUDA error: out of memory"
+
+
+def test_a_device_that_is_slow_in_all_rounds_costs_the_batch_size(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(measuring, "ON_A_CPU", Protocol(settle_s=0.0, accept=lambda: False))
+    path = tmp_path / "latency.json"
+    _, written = run(path, "--models", "cnn", "--runtimes", "torch,torch-optimized", "--batch", "2")
+    assert written["rows"] == []
+    assert {row["reason"] for row in written["missing"]} == {
+        f"batch {batch}: expected rounds at full speed, found the device slowed down in all" for batch in (2, 3)
+    }
+
+
+def test_rows_say_why_they_are_no_cuda_graph() -> None:
+    row = {"model": "vitbn", "runtime": "tensorrt-cudagraph", "label": "TensorRT", "precision": "fp16", "batch": 1}
+    row |= {"device": "cuda", "stable": True, "fallback": "no CUDA graph for 1 images: RuntimeError: refused"}
+    lines = list(closing_lines([row], [], LIMITS, None))
+    assert "vitbn, TensorRT, fp16: no CUDA graph for 1 images: RuntimeError: refused" in lines
+
+
+def test_other_images_at_every_call_with_copies_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the CPU in the device's place; events and streams are stubs."""
+
+    class Event:
+        record = elapsed_time = lambda self, *others: 1.5
+
+    monkeypatch.setattr(torch.cuda, "Event", lambda enable_timing: Event())
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(synchronize=lambda: None))
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: self)
+    monkeypatch.setattr(torch.Tensor, "to", lambda self, device, **how: self)
+    seen: list[int] = []
+
+    def classify(images: Any) -> Any:
+        seen.append(int(images[0, 0]))
+        return images.float()
+
+    images = np.arange(4 * 3, dtype=np.uint8).reshape(12, 1)
+    call = TimedCall(classify, images, 3, 3, "cuda")
+    for ask in (call, call.with_copies):
+        ask()
+        seen.clear()
+        for _ in range(BUFFERS):
+            ask()
+        assert sorted(seen) == [0, 3, 6, 9], "every buffer once"
+    assert call.device_ms == [1.5] * (1 + BUFFERS), "calls with copies have no events"
+    call.end_round(True)
+    call()
+    call.end_round(False)
+    assert len(call.device_ms) == 1 + BUFFERS, "a round that does not count leaves no time"
 
 
 def test_shipped_networks_have_their_own_depth(tmp_path: Path) -> None:

@@ -10,7 +10,18 @@ import pytest
 from benchmarks.load import by_asyncio
 from benchmarks.load.by_asyncio import ServerTimes, closed_loop, open_loop
 from benchmarks.load.saturation import saturation
-from benchmarks.load.terms import Failed, LeftOut, Load, Sharing, Target, arrivals_s, in_process, sample, unmeasured
+from benchmarks.load.terms import (
+    Failed,
+    Form,
+    LeftOut,
+    Load,
+    Sharing,
+    Target,
+    arrivals_s,
+    in_process,
+    sample,
+    unmeasured,
+)
 
 SERVICE_S, STALL_S, SECONDS = 0.002, 0.3, 1.0
 RATE = Load(batch=1, rate=100)
@@ -114,12 +125,13 @@ def test_server_times_are_means_of_the_requests_since() -> None:
 
 
 def test_in_process_no_more_are_in_flight_than_answer() -> None:
-    target = Target("vit", Sharing(2, 1), "grpc", False)
+    target = Target(Form("vit"), Sharing(2, 1), "grpc", "none")
     assert [in_process(target, Load(64, count))[1].in_flight for count in (1, 2, 8)] == [1, 2, 2]
 
 
 def row(images_per_s: float | None, p99_ms: float = 10, **load: Any) -> dict[str, Any]:
-    target = {"model": "vit", "protocol": "grpc", "shared_memory": False, "instances": 1, "threads": 0, "batch": 1}
+    target = {"model": "vit", "engine": "onnxruntime", "precision": "fp32", "protocol": "grpc", "shared_memory": "none"}
+    target |= {"instances": 1, "threads": 0, "batch": 1}
     figures = {} if images_per_s is None else {"images_per_s": images_per_s, "p99_ms": p99_ms}
     return {**target, "in_flight": None, "rate": None, **load, **figures}
 

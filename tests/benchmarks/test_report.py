@@ -129,6 +129,39 @@ def test_two_machines_are_said(tmp_path: Path) -> None:
     assert "**2 kinds of machines**" in markdown("Two", page(find(tmp_path)))
 
 
+def test_a_gpu_is_never_counted_as_cores(built: Path, tmp_path: Path) -> None:
+    faster = sample.throughput()
+    for row in faster["rows"]:
+        row |= {"images_per_s": 1000 * row["images_per_s"], "engine": "tensorrt", "precision": "fp16"}
+        row |= {"shared_memory": "cuda"}
+    for make in (sample.frontier, sample.throughput, sample.overhead):
+        sample.write(tmp_path / f"{make.__name__}.json", make())
+    sample.write(tmp_path / "gpu/throughput.json", faster, device="NVIDIA H200")
+    sample.write(tmp_path / "gpu/overhead.json", sample.overhead(), device="NVIDIA H200")
+    text = markdown("Both", page(find(tmp_path)))
+    assert "No GPU figure" not in text
+    assert "No GPU figure exists yet" in (built / "report.md").read_text().split("##")[0]
+    assert "| vitbn-tiny, 1 a request | 98.73 | 500 | 4.0 | 4.00 | 2 | 400 | 200 |" in text
+    costs = {line.split(" | ")[6] for line in text.splitlines() if "-seconds a million images" in line}
+    assert costs == {"core-seconds a million images", "GPU-seconds a million images"}
+    assert "| grpc | 1 x all | 8 in flight | 64 | 4,000 | 500 |" in text, "two cores for 250 s"
+    assert "| grpc, CUDA shared memory | TensorRT fp16, 1 x all | 8 in flight | 64 | 4,000,000 | 0.25 |" in text
+    assert "A CPU, NVIDIA H200" in text
+
+
+def test_a_call_on_a_gpu_has_three_times_and_a_floor(tmp_path: Path) -> None:
+    result = sample.latency()
+    state = {"sm_mhz": [1900, 1950, 1980], "power_w": [400.0, 500.0, 600.0], "temperature_c": [50, 55, 60]}
+    result["rows"][0] |= {"device_p50_ms": 0.6, "copies_p50_ms": 0.9, "floor_ms": 0.57, "p50_ms": 0.7}
+    result["rows"][0] |= {"gpu_state": state | {"rejected": {"hardware thermal": 2}}, "fallback": "no CUDA graph"}
+    sample.write(tmp_path / "latency.json", result, device="NVIDIA H200")
+    text = markdown("One", page(find(tmp_path)))
+    times = "0.600 | 0.700 | 0.900 | 0.570 | 1,900 to 1,980 | 400 to 600 | 50 to 60 | 2 |"
+    assert f"| ViTBN | label of torch | fp32 | 5,000 | {times}" in text
+    assert "- label of torch, fp32: no CUDA graph" in text
+    assert text.count("label of onnx-optimized") == 1, "a row without the device's times is in the first table alone"
+
+
 def test_text_cannot_break_the_page() -> None:
     blocks = (Heading("<b> & c?"), Text("`a < b` **bold**"), Points(("<i>",)), Table(("a|b",), (("<td>",),)))
     assert "<code>a &lt; b</code> <strong>bold</strong>" in html("<title>", blocks)

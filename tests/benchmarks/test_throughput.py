@@ -2,7 +2,9 @@
 
 import json
 import os
+import re
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -11,14 +13,17 @@ import click
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
+from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2 as pb
 
 from benchmarks import throughput
 from benchmarks.contest import engines
-from benchmarks.load import by_perf_analyzer, in_process, turns
+from benchmarks.load import by_perf_analyzer, in_process, published, turns
 from benchmarks.load.published import Published
-from benchmarks.load.terms import InProcess, LeftOut, Load, Sample, Sharing, Target
+from benchmarks.load.terms import Failed, Form, InProcess, LeftOut, Load, Sample, Sharing, Target, WrongAnswer
 from benchmarks.reporting.throughput_plot import by_model
 from models.config import ModelConfig
+from models.data import DataError
 
 PERCENTILES = ("p50_ms", "p90_ms", "p95_ms", "p99_ms")
 
@@ -34,13 +39,13 @@ def run(*arguments: object) -> Result:
     return CliRunner().invoke(throughput.throughput, [str(option) for option in options])
 
 
-def rows_of(path: Path, result: Result) -> list[dict[str, Any]]:
-    """The rows of the file, after checks common to all."""
+def rows_of(path: Path, result: Result, *reasons: str) -> list[dict[str, Any]]:
+    """The rows of the file, after checks common to all; loads are missing for these reasons alone."""
     assert result.exit_code == 0, result.output
     written = json.loads(path.read_text())
     assert written["benchmark"] == "throughput"
     assert written["environment"]["packages"]["onnxruntime"]
-    assert written["missing"] == []
+    assert {row["reason"] for row in written["missing"]} == set(reasons)
     for row in written["rows"]:
         for name in ("images_per_s", *PERCENTILES, "server_queue_ms", "server_compute_ms"):
             assert row[name] == median(sample[name] for sample in row["samples"]) > 0
@@ -64,7 +69,7 @@ def rows_of(path: Path, result: Result) -> list[dict[str, Any]]:
 def test_a_short_run(tmp_path: Path) -> None:
     path = tmp_path / "throughput.json"
     loads = ("--batch", 16, "--in-flight", 4, "--rate", 800)
-    reached = ("--way", "2x1", "--protocol", "grpc", "--protocol", "http", "--shared-memory", "yes")
+    reached = ("--way", "2x1", "--protocol", "grpc", "--protocol", "http", "--shared-memory", "system")
     result = run(*loads, *reached, "--json", path, "--plot", tmp_path / "plot.png")
     rows = rows_of(path, result)
     assert [(row["protocol"], row["in_flight"], row["rate"]) for row in rows] == [
@@ -74,17 +79,42 @@ def test_a_short_run(tmp_path: Path) -> None:
         ("http", None, 800),
     ]
     for row in rows:
-        assert (row["model"], row["shared_memory"], row["instances"], row["threads"]) == ("vitbn-tiny", True, 2, 1)
+        assert (row["model"], row["shared_memory"], row["instances"], row["threads"]) == ("vitbn-tiny", "system", 2, 1)
     written = json.loads(path.read_text())
     assert written["generator"] == "perf_analyzer"
     assert written["command"].endswith(
-        "--protocol grpc --protocol http --shared-memory yes --seconds 2 --rounds 1 --json FILE --plot FILE"
+        "--protocol grpc --protocol http --shared-memory system --seconds 2 --rounds 1 --json FILE --plot FILE"
     )
     assert {(point["protocol"], point["by"]) for point in written["saturation"]} == {
         (protocol, by) for protocol in ("grpc", "http") for by in ("rate", "in_flight")
     }
     assert (tmp_path / "plot-vitbn-tiny.png").read_bytes().startswith(b"\x89PNG")
     assert b"<svg" in (tmp_path / "plot-vitbn-tiny.svg").read_bytes()
+
+
+@pytest.mark.live
+@pytest.mark.slow
+@pytest.mark.usefixtures("perf_analyzer")
+def test_engines_beside_one_another_with_large_requests(tmp_path: Path) -> None:
+    path = tmp_path / "throughput.json"
+    asked = ("--engine", "onnxruntime,openvino,tensorrt", "--batch", 300, "--in-flight", 2, "--device", "cpu")
+    memories = ("--shared-memory", "system", "--shared-memory", "cuda")
+    result = run(*asked, *memories, "--sharing", "1x1", "--seconds", 1, "--json", path)
+    rows = rows_of(
+        path,
+        result,
+        "TensorRT needs another device than cpu",
+        "CUDA shared memory: expected a GPU and perf_analyzer, found cpu and perf_analyzer",
+    )
+    assert [(row["engine"], row["precision"], row["shared_memory"], row["batch"]) for row in rows] == [
+        (engine, "fp32", "system", 300) for engine in ("onnxruntime", "openvino")
+    ]
+    assert "OpenVINO fp32, 1 x 1, grpc, shared memory" in result.output
+    missing = json.loads(path.read_text())["missing"]
+    assert {(row["engine"], row["protocol"], row["shared_memory"]) for row in missing} == {
+        *((engine, "grpc", "cuda") for engine in ("onnxruntime", "openvino", "tensorrt")),
+        *(("tensorrt", "grpc", "system"), ("tensorrt", "in process", "none")),
+    }
 
 
 @pytest.mark.live
@@ -101,6 +131,7 @@ def test_without_perf_analyzer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def test_perf_analyzer_asked_for_and_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(by_perf_analyzer, "TOOL", tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
     result = run("--generator", "perf_analyzer")
     assert result.exit_code == 1
     assert "expected NVIDIA's perf_analyzer, found no such file; make perf_analyzer fetches it" in result.output
@@ -109,16 +140,19 @@ def test_perf_analyzer_asked_for_and_not_there(tmp_path: Path, monkeypatch: pyte
 @pytest.mark.live
 def test_a_server_that_answers_otherwise_is_not_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = engines.start
-    monkeypatch.setattr(engines, "start", lambda data: lambda images: real(data)(images) + 2e-4)
+    monkeypatch.setattr(engines, "start", lambda data, *setup: lambda images: real(data, *setup)(images) + 2e-3)
     result = run("--way", "1x0", "--generator", "asyncio", "--json", tmp_path / "throughput.json")
     assert result.exit_code == 1
-    assert "vitbn-tiny-1x0, grpc: expected logits within 1e-04 of those in process, found 2" in result.output
+    expected = (
+        r"Error: vitbn-tiny-onnxruntime-fp32-1x0, grpc: expected logits within \de-04 of those in process, found 2"
+    )
+    assert re.search(expected, result.output)
     assert not list(tmp_path.iterdir())
 
 
 def test_turns_share_what_they_are_compared_with() -> None:
-    one, two = (Target("vit", Sharing(1, 0), protocol, False) for protocol in ("http", "grpc"))
-    alone = (InProcess("vit", Sharing(1, 0)), Load(1, 1))
+    one, two = (Target(Form("vit"), Sharing(1, 0), protocol, "none") for protocol in ("http", "grpc"))
+    alone = (InProcess(Form("vit"), Sharing(1, 0)), Load(1, 1))
     loads = [Load(1, 1), Load(1, 8), Load(1, rate=50)]
     assert turns.turns([one, two], loads) == [
         alone,
@@ -127,25 +161,115 @@ def test_turns_share_what_they_are_compared_with() -> None:
 
 
 def test_a_refused_load_is_left_out_with_its_reason() -> None:
-    figures, order = Sample(1, 2, 3, 4, 5), [(InProcess("vit", Sharing(1, 0)), Load(1, count)) for count in (1, 8)]
+    figures, who = Sample(1, 2, 3, 4, 5), InProcess(Form("vit"), Sharing(1, 0))
+    order = [(who, Load(1, count)) for count in (1, 8)]
 
     def measure(load: Load, seconds: float) -> Sample:
         if load.in_flight == 8:
             raise LeftOut("the server refused requests: Exceeds maximum queue size")
         return figures
 
-    *_, outcome = turns.take({order[0][0]: measure}, order, 1, 3)
+    *_, outcome = turns.take({who: measure}, order, 1, 3)
     assert outcome.samples == {order[0]: [figures] * 3}
     assert outcome.left_out == {order[1]: "the server refused requests: Exceeds maximum queue size"}
 
 
+def test_what_fails_costs_its_own_figures_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    forms = [Form("vit", engine) for engine in ("onnxruntime", "tensorrt", "openvino")]
+    good, wrong, bad = (Target(form, Sharing(1, 0), "grpc", "none") for form in forms)
+    figures, calls = Sample(1, 2, 3, 4, 5), []
+
+    def out_of_memory(load: Load, seconds: float) -> Sample:
+        calls.append(load)
+        raise MemoryError("5 GB are too many\nand more lines")
+
+    order = [(who, Load(1, 1)) for who in (good, wrong, bad)]
+    measures = {good: lambda load, seconds: figures, bad: out_of_memory}
+    *_, outcome = turns.take(measures, order, 1, 2, {wrong: WrongAnswer("other logits")})
+    assert outcome.samples == {order[0]: [figures] * 2}
+    assert outcome.left_out == {order[1]: "other logits", order[2]: "MemoryError: 5 GB are too many"}
+    assert outcome.wrong
+    assert len(calls) == 1
+    assert "Not measured: vit-tensorrt-fp32-1x0, grpc: other logits" in capsys.readouterr().err
+
+
+def plan(*forms: Form, device: str = "cpu", batch: int = 1) -> turns.Plan:
+    targets = [Target(form, Sharing(1, 0), "grpc", "none") for form in forms]
+    return turns.Plan(targets, [Load(batch, 1)], "asyncio", 1, 1, device)
+
+
+def test_a_form_that_cannot_be_made_costs_itself_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def make(form: Form, *more: Any) -> Published:
+        if form.precision == "fp16":
+            raise DataError("mnist: expected its four idx files")
+        return Published(b"", ModelConfig())
+
+    monkeypatch.setattr(turns, "publish", make)
+    forms = [Form("vit", "onnxruntime", precision) for precision in ("fp32", "fp16", "bf16")]
+    made, lost = turns._published(plan(*forms, device="cuda"), tmp_path)
+    assert list(made) == forms[:1]
+    assert [str(error) for error in lost.values()] == [
+        "mnist: expected its four idx files",
+        "ONNX Runtime on cuda is measured in fp32, tf32, fp16 alone",
+    ]
+    with pytest.raises(Failed, match="TensorRT needs another device than cpu"):
+        next(turns.run(plan(Form("vit", "tensorrt"))))
+
+
+@pytest.mark.parametrize(("device", "kind"), [("cpu", "KIND_CPU"), ("cuda", "KIND_GPU")])
+def test_the_server_takes_large_requests_on_that_device(device: Any, kind: str, tmp_path: Path) -> None:
+    form, sharing = Form("vitbn-tiny", "onnxruntime", "tf32"), Sharing(2, 1)
+    made = published.publish(form, tmp_path, {"it": sharing}, device, 5000)
+    config = text_format.Parse((tmp_path / "it" / "config.pbtxt").read_text(), pb.ModelConfig())
+    assert (config.max_batch_size, made.plan) == (5000, None)
+    assert [warmup.batch_size for warmup in config.model_warmup] == [1, 5000]
+    assert {pb.ModelInstanceGroup.Kind.Name(group.kind) for group in config.instance_group} == {kind}
+    assert sum(group.count for group in config.instance_group) == 2
+    (cuda,) = config.optimization.execution_accelerators.gpu_execution_accelerator
+    assert cuda.parameters["use_tf32"] == "1"
+
+
+def test_a_plan_is_executed_in_process_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not the ONNX file that it was built from."""
+    asked = []
+
+    def execution(plan: bytes, profile_of: Any) -> str:
+        asked.append((plan, profile_of(1), profile_of(5000)))
+        return "the plan"
+
+    monkeypatch.setattr("benchmarks.contest.onnx_engines.execution", execution)
+    who = InProcess(Form("vit", "tensorrt"), Sharing(2, 0))
+    copies = in_process.instances(Published(b"onnx", ModelConfig(), b"plan"), who)
+    assert [copy.run for copy in copies] == ["the plan"] * 2
+    assert asked == [(b"plan", 0, 0)] * 2
+
+
+@pytest.mark.parametrize(
+    ("precision", "error", "right"), [("fp32", 1e-4, True), ("fp32", 4e-4, False), ("fp16", 0.05, True)]
+)
+def test_answers_are_compared_relative_to_the_largest_logit(precision: Any, error: float, right: bool) -> None:
+    expected = np.array([[10.0, -3.0]])
+    with nullcontext() if right else pytest.raises(WrongAnswer, match="it: expected logits within 2e-04"):
+        published.check("it", expected + error, expected, precision)
+    with pytest.raises(WrongAnswer):
+        published.check("it", expected * np.nan, expected, precision)
+
+
 def test_the_plot_shows_each_way_filled_and_hollow() -> None:
     row = {"model": "vit", "protocol": "grpc", "shared_memory": False, "instances": 1, "threads": 0, "batch": 1}
+    cuda = {"engine": "tensorrt", "precision": "fp16", "shared_memory": "cuda"}
     load = {"in_flight": 2, "rate": None, "images_per_s": 100, "p50_ms": 2, "p99_ms": 6}
-    rows = [row | load, row | load | {"in_flight": None, "rate": 100}, row | load | {"batch": 64, "instances": 2}]
+    rows = [
+        row | load,
+        row | load | {"in_flight": None, "rate": 100},
+        row | load | {"batch": 64, "instances": 2} | cuda,
+    ]
     figure = by_model(rows, "somewhere")["vit"]
     assert [axes.get_title() for axes in figure.axes] == ["1 image a request", "64 images a request"]
-    assert {text.get_text() for text in figure.legends[0].get_texts()} == {"1 x all, grpc", "2 x all, grpc"}
+    assert {text.get_text() for text in figure.legends[0].get_texts()} == {
+        "1 x all, grpc",
+        "TensorRT fp16, 2 x all, grpc, CUDA shared memory",
+    }
     fills = [container[0].get_markerfacecolor() for container in figure.axes[0].containers]
     assert len(fills) == 2
     assert fills[1] == "white" != fills[0]
@@ -166,12 +290,12 @@ def test_a_rate_that_sends_too_little() -> None:
 
 def test_a_gpu_needs_a_native_server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("serving.launcher.native_server", lambda path: None)
-    assert throughput._device("auto") == throughput._device("cpu") == "cpu"
+    assert published.device_of_server("auto") == published.device_of_server("cpu") == "cpu"
     with pytest.raises(click.ClickException, match="expected a native tritonserver, found the one of CPUs alone"):
-        throughput._device("cuda")
+        published.device_of_server("cuda")
     monkeypatch.setattr("serving.launcher.native_server", lambda path: Path("tritonserver"))
     monkeypatch.setattr("benchmarks.contest.devices.choose", lambda wanted: f"as chosen for {wanted}")
-    assert throughput._device("auto") == "as chosen for auto"
+    assert published.device_of_server("auto") == "as chosen for auto"
 
 
 def test_the_same_process_works_all_the_time_in_batches_of_the_load() -> None:
@@ -185,8 +309,8 @@ def test_the_same_process_works_all_the_time_in_batches_of_the_load() -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engines, "start", lambda data, setup: run)
-        measure = in_process.measurer(Published(b"", ModelConfig()), images, Sharing(2, 1))
-        taken = measure(Load(6, 2), 0.05)
+        copies = in_process.instances(Published(b"", ModelConfig()), InProcess(Form("vit"), Sharing(2, 1)))
+        taken = in_process.measurer(copies, images)(Load(6, 2), 0.05)
     assert set(sizes) == {6}
     assert taken.images_per_s == pytest.approx(6 * len(sizes) / 0.05, rel=0.5)
     assert taken.p50_ms >= 1

@@ -1,5 +1,7 @@
 """The command `to_tensorrt` on a machine without TensorRT's runtime: `python rehearsal.py LOG PLANTED ARGUMENTS…`.
 
+With the arguments `served FOLDER` instead what the benchmarks do with an engine, for a server and in their own process.
+
 The real bindings of TensorRT are there, over libraries that do nothing, so no object of theirs can be made. Where one
 would be stands a `Conformant`: it has the attributes of the real class and no others, and takes the arguments of the
 real signature, as its docstring gives it, and no others. ONNX Runtime computes in the engine's place. So it is shown
@@ -11,8 +13,10 @@ import json
 import re
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -159,13 +163,21 @@ def reference() -> Any:
 def execute(context: Conformant, stream: int) -> bool:
     state = context.__dict__["state"]
     shape = state["shape"]
-    images = np.ctypeslib.as_array((ctypes.c_uint8 * int(np.prod(shape))).from_address(state["address"]))
+    images = np.ctypeslib.as_array((ctypes.c_uint8 * int(np.prod(shape))).from_address(state[INPUT_NAME]))
     logits = reference()(images.reshape(shape)).copy()
     if PLANTED == "wrong answer":
         logits[0, 0] += 1
+    if OUTPUT_NAME in state:  # a fixed address, as the benchmarks'
+        ctypes.memmove(state[OUTPUT_NAME], logits.ctypes.data, logits.nbytes)
+        return True
     target = state["allocator"].reallocate_output_async(OUTPUT_NAME, 0, logits.nbytes, 256, stream)
     ctypes.memmove(target, logits.ctypes.data, logits.nbytes)
     state["allocator"].notify_shape(OUTPUT_NAME, trt.Dims(logits.shape))
+    return True
+
+
+def address(context: Conformant, name: str, value: int) -> bool:
+    context.__dict__["state"][name] = value
     return True
 
 
@@ -201,11 +213,35 @@ ANSWERS: dict[tuple[str, str], Any] = {
     ("IExecutionContext", "get_tensor_address"): 0,
     ("IExecutionContext", "get_tensor_shape"): (),
     ("IExecutionContext", "set_input_shape"): keep("shape"),
-    ("IExecutionContext", "set_tensor_address"): keep("address"),
+    ("IExecutionContext", "set_tensor_address"): address,
     ("IExecutionContext", "set_output_allocator"): keep("allocator"),
     ("IExecutionContext", "execute_async_v3"): execute,
     ("EngineInspector", "get_engine_information"): inspect,
 }
+
+
+def served(folder: Path) -> None:
+    """An engine published as benchmarks/throughput.py does, and executed as it and benchmarks/latency.py do."""
+    import torch
+
+    from benchmarks.contest.engines import start
+    from benchmarks.contest.runtimes import Setup
+    from benchmarks.contest.subjects import example_images
+    from benchmarks.load.in_process import instances
+    from benchmarks.load.published import check, publish
+    from benchmarks.load.terms import Form, InProcess, Sharing
+
+    form = Form("vitbn-tiny", "tensorrt")
+    published = publish(form, folder, {"it": Sharing(1, 0)}, "cuda", 64)
+    images = example_images(published.config, 9)
+    expected = start(published.data)(images)
+    torch.cuda.Stream = torch.cuda.current_stream = lambda: SimpleNamespace(cuda_stream=7)  # the host is the device
+    torch.cuda.stream, torch.Tensor.to = lambda stream: nullcontext(), lambda self, device: self
+    (copy,) = instances(published, InProcess(form, Sharing(1, 0)), "cuda")
+    check("for the server", copy.logits(images, 5), expected)
+    run = start(published.data, Setup("tensorrt", "fp32", "cuda", 0, published.config, (4, 9)))
+    check("in latency.py", run(torch.from_numpy(images)).numpy(), expected)
+
 
 if __name__ == "__main__":
     LOG, PLANTED = Path(sys.argv[1]), sys.argv[2]
@@ -214,6 +250,6 @@ if __name__ == "__main__":
     if PLANTED == "another version":  # a class without a method that is used
         del trt.IBuilderConfig.set_memory_pool_limit
     try:
-        command(sys.argv[3:])
+        served(Path(sys.argv[4])) if sys.argv[3] == "served" else command(sys.argv[3:])
     finally:
         LOG.write_text(json.dumps(USED))

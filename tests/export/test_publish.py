@@ -166,6 +166,25 @@ def test_engines_side_by_side_get_the_batch_sizes_that_all_of_them_take(tmp_path
     assert not (tmp_path / "vitbn_other").exists()
 
 
+def test_the_largest_request_and_the_device_are_kept_until_others_are_asked_for(tmp_path: Path) -> None:
+    def facts() -> tuple[int, list[int], set[int]]:
+        config = read_config(tmp_path / "vitbn")
+        kinds = {group.kind for group in config.instance_group}
+        return config.max_batch_size, [warmup.batch_size for warmup in config.model_warmup], kinds
+
+    kind = pb.ModelInstanceGroup
+    publish(tmp_path, "vitbn", ARTIFACT)
+    assert facts() == (256, [1, 256], {kind.KIND_AUTO})
+    publish(tmp_path, "vitbn", ARTIFACT, Serving(max_batch=5000, device="cuda"))
+    assert facts() == (5000, [1, 5000], {kind.KIND_GPU})
+    publish(tmp_path, "vitbn", ARTIFACT, Serving(instances=2))
+    assert facts() == (5000, [1, 5000], {kind.KIND_GPU})
+    publish(tmp_path, "openvino", ARTIFACT, Serving("openvino", max_batch=5000))
+    config = read_config(tmp_path / "openvino")
+    assert (config.max_batch_size, config.parameters["max_images"].string_value) == (0, "5000")
+    assert list(config.model_warmup[1].inputs["image"].dims) == [5000, 1, 28, 28]
+
+
 def test_float32_means_float32_on_a_gpu_unless_tf32_is_asked_for(tmp_path: Path) -> None:
     def use_tf32() -> str:
         (cuda,) = read_config(tmp_path / "vitbn").optimization.execution_accelerators.gpu_execution_accelerator

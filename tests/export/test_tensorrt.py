@@ -11,13 +11,15 @@ import pytest
 from click.testing import CliRunner, Result
 from onnx import TensorProto, helper, numpy_helper
 
+from export import to_tensorrt
 from export.engines.gpu import find_gpu, require
 from export.engines.onnx_source import OnnxSource, SourceError, in_precision, read_source
-from export.engines.tensorrt_engine import EngineOptions, compare, in_parts
+from export.engines.tensorrt_engine import Built, EngineOptions, compare, in_parts
 from export.engines.tensorrt_layers import LayerTypesDiffer, check_layers
 from export.equivalence import Images, Logits, ShapesDiffer, ValuesDiffer, onnx_classifier, proof_images, prove
 from export.errors import Unavailable
 from export.pipeline import ExportOptions, export_checkpoint
+from export.publishing.artifact import Artifact
 from export.to_tensorrt import tensorrt
 from models.catalog import shipped
 from models.config import INPUT_NAME, OUTPUT_NAME, ModelConfig
@@ -173,6 +175,18 @@ def test_engines_in_the_precision_asked_for(precision: str, given: list[object],
 def test_a_planted_layer_in_another_precision(precision: str, given: list[object], message: str) -> None:
     with pytest.raises(LayerTypesDiffer, match=re.escape(message)):
         check_layers(layers(*given), attention(precision == "fp16"), precision)
+
+
+@pytest.mark.parametrize(("counted", "warned"), [({"float16": 7}, False), ({}, True)])
+def test_an_inspector_that_says_nothing_only_warns(
+    counted: dict[str, int], warned: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    facts = {"build_s": 1.0, "tensorrt": "11.4.0", "layer_types": counted}
+    proof = compare(right, right, IMAGES, FP32)
+    to_tensorrt._print(Built(Artifact(ModelConfig(), {"engine": facts}, "model.plan", b""), proof), False)
+    printed = capsys.readouterr()
+    assert ("the precision is not verified" in printed.err) == warned
+    assert ("products of 7 in float16" in printed.out) != warned
 
 
 MANIFEST = {

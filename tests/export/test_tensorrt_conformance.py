@@ -170,6 +170,42 @@ def test_a_server_with_another_tensorrt_is_refused_before_anything_is_built(
     assert [path.name for path in tmp_path.iterdir()] == ["log"]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("libraries", ["stubs", "stubs_of_10"])
+def test_the_benchmarks_serve_and_execute_an_engine(
+    libraries: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    done, used = rehearse(
+        request.getfixturevalue(libraries), tmp_path / "log", "nothing", "served", tmp_path / "models"
+    )
+    assert done.returncode == 0, done.stderr
+    config = text_format.Parse((tmp_path / "models/it/config.pbtxt").read_text(), pb.ModelConfig())
+    assert (config.platform, config.max_batch_size) == ("tensorrt_plan", 64)
+    assert [group.kind for group in config.instance_group] == [pb.ModelInstanceGroup.KIND_GPU]
+    assert ["IOptimizationProfile", "set_shape", "image, (1, 1, 28, 28), (64, 1, 28, 28), (64, 1, 28, 28)"] in used
+    executed = [call for call in used if call[0] == "IExecutionContext"]
+    for asked in (
+        ["set_optimization_profile_async", "0, 7"],  # the server's only profile, at 5 and at 4 images
+        ["set_optimization_profile_async", "1, 7"],  # that of 9 images of two
+        *(["set_input_shape", f"image, ({count}, 1, 28, 28)"] for count in (5, 4, 9)),
+        ["execute_async_v3", "7"],
+    ):
+        assert ["IExecutionContext", *asked] in executed
+
+
+@pytest.mark.slow
+def test_a_dry_run_of_all_gpu_measurements(stubs: dict[str, str], tmp_path: Path) -> None:
+    server = tmp_path / "tritonserver"
+    server.write_text("#!/bin/sh\n")
+    server.chmod(0o755)
+    there = stubs | {"PATH": f"{tmp_path}{os.pathsep}{stubs['PATH']}", "MNIST_DIR": str(tmp_path)}
+    done = python(there, REHEARSAL.parents[2] / "benchmarks" / "gpu.py", "--dry-run", "--output", tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    first, *_, last = done.stdout.splitlines()
+    assert first == "GPU: Gpu(name='Stub GPU', compute_capability='9.0')"
+    assert last == "Missing on this machine: nothing"
+
+
 ABSENT = {
     "Conformant(trt.Builder).create_network(flag=1)": "TypeError: create_network",
     "Conformant(trt.Builder).create_network('1')": "TypeError: create_network",

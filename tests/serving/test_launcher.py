@@ -45,6 +45,19 @@ def test_native_server_is_found_behind_our_own_scripts(native: Path) -> None:
     assert launcher.native_server(str(Path(sys.executable).parent)) is None
 
 
+@pytest.mark.parametrize(
+    ("told", "expected"),
+    [("  --allow-client-shm <boolean>\n\tLets clients", ["--allow-client-shm=true"]), ("  --allow-grpc <boolean>", [])],
+    ids=["26.05 and later", "before"],
+)
+def test_clients_may_share_memory_where_the_server_has_a_flag_for_it(
+    told: str, expected: list[str], tmp_path: Path
+) -> None:
+    server = write_program(tmp_path / "native/tritonserver", f"#!/bin/sh\necho '{told}' >&2\nexit 1\n")
+    assert launcher.shared_memory_arguments(str(server.parent)) == expected
+    assert launcher.shared_memory_arguments(str(tmp_path)) == []
+
+
 def test_numpy_2_is_refused() -> None:
     launcher.check_numpy("1.26.4")
     with pytest.raises(LauncherError, match=r"needs numpy below 2, found numpy 2\.3\.1: pip install"):

@@ -69,7 +69,7 @@ def overhead(
             _measure(Form(model, engine, precision), batch, device, images, seconds, streamed, record)
     except (ClientError, DataError, ExportError, ServerFailed, Failed, OSError) as error:
         raise click.ClickException(str(error)) from error
-    click.echo(text(record.content["rows"], record.content["streamed"]))
+    click.echo(text(record.content))
 
 
 def _measure(

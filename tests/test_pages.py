@@ -257,8 +257,9 @@ def test_the_machines_for_a_rate_follow_from_the_committed_throughput() -> None:
     expected = []
     for model in ("vitbn", "vitbn-tiny", "cnn"):
         for batch in (1, 64):
-            wanted = {"model": model, "batch": batch, "in_flight": 8, "instances": 1, "shared_memory": False}
-            rate = next(row["images_per_s"] for row in rows if wanted.items() <= row.items())
+            wanted = {"model": model, "batch": batch, "in_flight": 8, "instances": 1}
+            same = (row for row in rows if wanted.items() <= row.items() and row["shared_memory"] in (False, "none"))
+            rate = next(same)["images_per_s"]
             machines = math.ceil(100_000 / (16 * rate / 2 * 0.6)) + 1
             expected.append([f"`{model}`", str(batch), f"{rate:,.0f}", f"{rate / 2:,.0f}", str(machines)])
     assert table("docs/scale.md", "Cores for a rate") == expected

@@ -22,12 +22,14 @@ KEYS = (
     "contestant",
     "checkpoint",
     "runtime",
+    "engine",
     "precision",
     "rewrites",
     "transport",
     "protocol",
     "shared_memory",
 )
+USUAL = {"engine": "onnxruntime", "precision": "fp32", "shared_memory": "none"}  # older results do not name these
 SIZES = ("depth", "dim", "batch", "micro_batch", "images_a_call", "instances", "threads", "in_flight", "rate", "device")
 MACHINE = ("cpu", "cores", "threads", "device", "system", "python")
 
@@ -112,6 +114,6 @@ def _rows(result: Result) -> Iterator[tuple[str, Row]]:
 def _name(row: dict[str, Any]) -> str:
     if name := row.get("name") or row.get("checkpoint"):
         return str(name)
-    words = [str(row[key]) for key in KEYS if isinstance(row.get(key), str)]
+    words = [str(row[key]) for key in KEYS if isinstance(row.get(key), str) and row[key] != USUAL.get(key)]
     words += [f"{key} {json.dumps(row[key])}" for key in SIZES if row.get(key) is not None]
     return ", ".join(words)

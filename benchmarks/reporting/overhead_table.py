@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from benchmarks.contest.runtimes import ENGINES
 from benchmarks.measure.tables import table
 
 HEADER = ("images a call", "transport", "p50 ms", "p99 ms", "images/s", "of in process", "added ms", "client ms")
 
 
-def text(rows: Sequence[Mapping[str, Any]], memory: Sequence[Mapping[str, float]]) -> str:
-    """The table, and the memory of the client before and after streaming."""
+def text(result: Mapping[str, Any]) -> str:
+    """What was measured, the table, and the memory of the client before and after streaming."""
+    rows: Sequence[Mapping[str, Any]] = result["rows"]
+    memory: Sequence[Mapping[str, float]] = result["streamed"]
     cells = [
         (
             f"{row['images_a_call']:,}",
@@ -25,7 +28,9 @@ def text(rows: Sequence[Mapping[str, Any]], memory: Sequence[Mapping[str, float]
         )
         for row in rows
     ]
-    lines = [table(HEADER, cells)]
+    form = f"{result['model']}, {ENGINES[result['engine']]} {result['precision']}"
+    lines = [f"{form}, {result['batch_size']} images a request, device: {result['environment']['device']}"]
+    lines.append(table(HEADER, cells))
     if memory:
         before, after = (f"{step['images']:,} streamed images {step['resident_mb']:.1f} MB" for step in memory[::9])
         lines.append(f"Resident memory after {before}, after {after}")

@@ -71,6 +71,7 @@ def text(measured: Mapping[str, Any]) -> str:
     """The table, the loads left out, and the saturation points."""
     lines = [table(HEADER, [_cells(row) for row in measured["rows"]])]
     lines.append("Queue and compute: what the server's statistics say, means of a request.")
+    lines.append(f"Server and process compute on: {measured['environment']['device']}")
     for row in measured["missing"]:
         lines.append(f"{_target(row)}, {row['batch']} a request, {_asked(row)}: not measured, {row['reason']}")
     for point in measured["saturation"]:

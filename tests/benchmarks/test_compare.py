@@ -48,6 +48,16 @@ def test_every_row_of_every_benchmark_is_the_same_as_itself(make: object, tmp_pa
     assert len({row.split("same within")[0] for row in rows}) == len(rows)
 
 
+def test_results_that_name_no_engine_are_compared_with_those_that_do(tmp_path: Path) -> None:
+    old, new, other = (sample.throughput() for _ in range(3))
+    for result, engine in ((new, "onnxruntime"), (other, "tensorrt")):
+        for row in result["rows"]:
+            row |= {"engine": engine, "precision": "fp32", "shared_memory": "none"}
+    paths = [sample.write(tmp_path / f"{i}.json", result) for i, result in enumerate((old, new, other))]
+    assert all("same within noise" in row for row in run(*paths[:2])[1].splitlines()[2:])
+    assert "expected rows with samples that are also in" in run(paths[0], paths[2])[1]
+
+
 def test_the_interval_is_that_of_runs_apart() -> None:
     """With 2 % spread it sees a change of 10 %, not of 0.1 %; equal numbers give equal intervals."""
     samples = [ns / 1e6 for ns in sample.samples_ns(100.0, seed=1, rounds=15)]

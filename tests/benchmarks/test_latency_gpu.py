@@ -7,6 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from benchmarks.contest.contestants import Options, contestant
+from benchmarks.contest.devices import choose
 from benchmarks.contest.runtimes import Entry
 from benchmarks.contest.subjects import subject
 from benchmarks.latency import latency
@@ -48,7 +49,22 @@ def test_a_graph_answers_new_images_at_every_batch_size() -> None:
 
     config = ModelConfig(depth=1)
     of = subject(config)
-    graph = contestant(Entry(config, "torch-cudagraphs-optimized"), of, Options("cuda", 1, 1), 64)
+    graph = contestant(Entry(config, "torch-cudagraphs-optimized"), of, Options("cuda", 1, 1), [64, 7])
     for order in (slice(None), slice(None, None, -1), slice(7)):
         logits = graph.run(torch.from_numpy(of.proof[order].copy()).cuda()).cpu().numpy()
         assert abs(logits - of.logits[order]).max() < 1e-4
+
+
+@pytest.mark.parametrize("runtime", ["tensorrt", "tensorrt-cudagraph"])
+def test_tensorrt_in_its_own_execution_context(runtime: str) -> None:
+    import torch
+
+    pytest.importorskip("tensorrt")
+    assert choose("cuda") == "cuda"  # a capture needs another stream than the default one
+    config = ModelConfig(depth=1)
+    of = subject(config)
+    engine = contestant(Entry(config, runtime, "fp16"), of, Options("cuda", 1, 1), [64, 7])
+    for order in (slice(None), slice(None, None, -1), slice(7)):
+        logits = engine.run(torch.from_numpy(of.proof[order].copy()).cuda()).cpu().numpy()
+        assert abs(logits - of.logits[order]).max() < 0.01 * abs(of.logits).max()
+    assert engine.run.fallback is None

@@ -44,6 +44,7 @@ def test_a_short_run(tmp_path):
         assert f"{row['images_per_s']:,.0f}" in result.output
     assert [step["images"] for step in written["streamed"]] == list(range(500, 5001, 500))
     assert "after 5,000" in result.output
+    assert "vitbn-tiny, ONNX Runtime fp32, 300 images a request, device: cpu" in result.output
 
 
 @pytest.mark.live

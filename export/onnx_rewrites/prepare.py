@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes.common import (
     IdentityEliminationPass,
@@ -44,6 +45,7 @@ class Prepare(ir.passes.InPlacePass):
         RemoveInitializersFromInputsPass()(model)
         LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
         _drop_dropout(model.graph)
+        _expand_fills(model.graph)
         IdentityEliminationPass()(model)
         _name_free_dimensions(model.graph)
         infer(model)
@@ -97,6 +99,18 @@ def _drop_dropout(graph: ir.Graph) -> None:
             new = ir.node("Identity", node.inputs[:1])
             graph.insert_before(node, new)
             ir.convenience.replace_nodes_and_values(graph, node, [node], [new], node.outputs[:1], new.outputs)
+
+
+def _expand_fills(graph: ir.Graph) -> None:
+    """Writes ConstantOfShape as Expand of a number: symbolic inference follows no other."""
+    constants = Constants(graph)
+    for node in list(graph):
+        if node.op_type == "ConstantOfShape" and not node.domain:
+            held = node.attributes.get("value")
+            fill = held.as_tensor().numpy() if held is not None else np.zeros(1, np.float32)
+            new = ir.node("Expand", [constants.add(fill.reshape(()), "fill"), node.inputs[0]])
+            graph.insert_before(node, new)
+            ir.convenience.replace_nodes_and_values(graph, node, [node], [new], node.outputs, new.outputs)
 
 
 def _name_free_dimensions(graph: ir.Graph) -> None:

@@ -71,11 +71,19 @@ class ReadRows(ir.passes.InPlacePass):
         Prepare()(model)
         plan = self.check(model)
         if not plan.sites:
-            output = model.graph.outputs[0]
-            reason = "no multiplying operator computes more than the outputs read"
-            return RewriteResult(model, False, (), (Refusal(output.name or "", "graph output", reason),))
+            return RewriteResult(model, False, (), (_obstacle(model.graph),))
         self.rewrite(model, plan)
         return RewriteResult(model, True, plan.sites, ())
+
+
+def _obstacle(graph: ir.Graph) -> Refusal:
+    """The first value of unknown shape, through which no rule reads; else the output, which reads everything."""
+    for node in graph:
+        for value in node.outputs:
+            if value.shape is None:
+                return Refusal(value.name or "", node.op_type, "its shape does not follow from the graph")
+    reason = "no multiplying operator computes more than the outputs read"
+    return Refusal(graph.outputs[0].name or "", "graph output", reason)
 
 
 def _words(part: Box) -> str:

@@ -163,7 +163,9 @@ def proof_inputs(original: ir.Model, graph: ir.Graph, path: Path, request: Reque
         sizes = [", ".join(f"{name}={size}" for name, size in chosen.items()) or "fixed" for chosen in family]
         sources = ([f"drawn at {'; '.join(sizes)}"] if family else []) + ([str(request.inputs)] if given else [])
         return ProofInputs(rounds, found, doubles, "; ".join(sources))
-    raise BadRequest(f"{path}: expected it to run on drawn inputs, give --inputs or --dims: {reason}")
+    dims = ",".join(f"{symbol}=SIZE" for symbol in free_dimensions(graph))
+    what = "--inputs" + (f" or --dims {dims}" if dims else "")
+    raise BadRequest(f"expected the file to run on drawn inputs, give {what}: {reason}")
 
 
 def without_functions(model: ir.Model) -> ir.Model:

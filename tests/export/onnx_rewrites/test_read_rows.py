@@ -145,3 +145,30 @@ def test_a_part_of_each_operator_is_that_part_of_the_whole(
     for before, after in zip(expected, evaluate(original, feeds), strict=True):
         assert before.shape == after.shape
         np.testing.assert_allclose(after, before, rtol=1e-13, atol=1e-13)
+
+
+def test_sizes_pass_through_filled_tensors() -> None:
+    """The older exporter makes absent token_type_ids so: zeros of the ids' shape."""
+    original = parse(
+        """<ir_version: 8, opset_import: ["": 17]> g (int64[batch, seq] ids) => (float[batch, 4] y) {
+            sizes = Shape(ids)
+            zeros = ConstantOfShape<value = int64[1] {0}>(sizes)
+            kinds = Gather(table, zeros)
+            words = Gather(table, ids)
+            tokens = Add(words, kinds)
+            made = MatMul(tokens, weight)
+            first = Constant<value_int = 0>()
+            y = Gather<axis = 1>(made, first) }""",
+        table=np.random.default_rng(0).standard_normal((9, 4)).astype(np.float32),
+        weight=np.random.default_rng(1).standard_normal((4, 4)).astype(np.float32),
+    )
+    rewritten = rewrite(original, sizes=SIZES)
+    assert rewritten.steps[-1].macs * SIZES["seq"] == rewritten.macs
+    assert proved(original, rewritten).error < 1e-13
+
+
+def test_a_value_of_unknown_shape_is_named() -> None:
+    nodes = "made = MatMul(a, weight) y = Reshape(made, shape)"
+    text = f'<ir_version: 8, opset_import: ["": 17]> g (float[n, 4] a, int64[k] shape) => (float y) {{ {nodes} }}'
+    with pytest.raises(NothingToRewrite, match=r"read-rows: y \(Reshape\): its shape does not follow from the graph"):
+        rewrite(parse(text, weight=np.ones((4, 4), np.float32)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -84,12 +84,18 @@ def _contestants(checkpoint: Checkpoint, data: Dataset) -> dict[str, Callable[[]
 
         return contestant(Entry(checkpoint.config, runtime), of, Options("cpu", cores(), 0), [BATCH]).run
 
+    @cache
+    def optimized() -> bytes:
+        from export.pipeline import ExportOptions, export_checkpoint
+
+        return export_checkpoint(checkpoint.path, ExportOptions(optimize=True)).onnx
+
     makers: dict[str, Callable[[], Classifier]] = {RUNTIMES[name].label: partial(exact, name) for name in EXACT}
     for precision in ("fp16", "int8"):
         makers[f"ONNX Runtime, all rewrites, {precision}"] = partial(_lowered, checkpoint, data, precision)
     for bfloat16 in (False, True):
         name = f"OpenVINO, all rewrites{', bfloat16' if bfloat16 else ''}"
-        makers[name] = partial(_in_openvino, checkpoint, bfloat16)
+        makers[name] = partial(_in_openvino, optimized, bfloat16)
     return makers
 
 
@@ -103,11 +109,10 @@ def _lowered(checkpoint: Checkpoint, data: Dataset, precision: Any) -> Classifie
     return start(export(checkpoint, ALL, lowering=lowering).onnx)
 
 
-def _in_openvino(checkpoint: Checkpoint, bfloat16: bool) -> Classifier:
+def _in_openvino(optimized: Callable[[], bytes], bfloat16: bool) -> Classifier:
     from export.engines.openvino_engine import openvino_classifier
-    from export.pipeline import ExportOptions, export_checkpoint
 
-    return openvino_classifier(export_checkpoint(checkpoint.path, ExportOptions(optimize=True)).onnx, bfloat16)
+    return openvino_classifier(optimized(), bfloat16)
 
 
 def _classify(classify: Classifier, images: Images) -> Logits:

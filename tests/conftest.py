@@ -10,11 +10,25 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 ROOT = Path(__file__).parents[1]
 
 # A shell script's background jobs ignore SIGINT, and so do their children; some tests interrupt children.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+# Every run draws other examples; a search for faults draws more: --hypothesis-profile=thorough.
+settings.register_profile("quick", max_examples=40, deadline=None)
+settings.register_profile("thorough", max_examples=1000, deadline=None)
+settings.load_profile("quick")
+
+# Files of a minute and more. They come first: the processes of a run share the files, and all should end together.
+LONG = ("test_readme.py", "test_fleet.py", "test_tune.py")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: LONG.index(item.path.name) if item.path.name in LONG else len(LONG))
 
 
 def _there(path: Path, what: str) -> Path:

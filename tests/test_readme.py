@@ -18,13 +18,17 @@ READY_S = 60
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """A copy of the tree, as `git clone` would make it."""
+    """A copy of the tree, as `git clone` would make it; its latency.py times networks of one block, to be quick."""
     copy = tmp_path / "a clone"
     listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
     for name in subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines():
         if (ROOT / name).is_file():
             (copy / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, copy / name)
+    latency = copy / "benchmarks" / "latency.py"
+    text = latency.read_text()
+    assert text.count("DEFAULT_DEPTH = 5000, 6\n") == 1
+    latency.write_text(text.replace("DEFAULT_DEPTH = 5000, 6\n", "DEFAULT_DEPTH = 5000, 1\n"))
     return copy
 
 
@@ -42,7 +46,7 @@ def wait_until_ready(server: "subprocess.Popen[bytes]") -> None:
 
 @pytest.mark.live
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(600)
 def test_the_shell_blocks_run_word_for_word(checkout: Path) -> None:
     blocks = re.findall(r"```sh\n(.*?)```", README, re.DOTALL)
     assert "tritonserver --model-repository triton_repo\n" in "".join(blocks)

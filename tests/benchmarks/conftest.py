@@ -1,8 +1,10 @@
-"""Short benchmark runs of three rounds."""
+"""Short benchmark runs of three rounds, and pages without drawing."""
 
 import pytest
 
 from benchmarks.measure.timing import MIN_ROUNDS, ROUNDS_VARIABLE
+from benchmarks.reporting import plots
+from benchmarks.reporting.page import Picture
 
 
 @pytest.fixture(autouse=True)
@@ -14,3 +16,9 @@ def three_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
 def any_rounds(monkeypatch: pytest.MonkeyPatch, three_rounds: None) -> None:
     """Without the tests' limit of rounds."""
     monkeypatch.delenv(ROUNDS_VARIABLE)
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plots are made but not drawn, which takes most of a page's time."""
+    monkeypatch.setattr(plots, "picture", lambda name, caption, figure: Picture(name, caption, b"", b""))

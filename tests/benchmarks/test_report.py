@@ -99,6 +99,7 @@ def test_the_same_results_give_the_same_page(built: Path, tmp_path: Path) -> Non
     assert (tmp_path / "report.html").read_bytes() == (built / "report.html").read_bytes()
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("make", sample.EVERY)
 def test_what_is_not_there_is_said_to_be_not_measured(make: object, tmp_path: Path) -> None:
     sample.write(tmp_path / "one.json", make())  # type: ignore[operator]
@@ -123,6 +124,7 @@ def test_a_damaged_file(tmp_path: Path) -> None:
     assert "half.json: expected a JSON file" in result.output
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_two_machines_are_said(tmp_path: Path) -> None:
     sample.write(tmp_path / "a.json", sample.rewrites())
     sample.write(tmp_path / "b.json", sample.frontier(), cpu="Another CPU")

@@ -128,7 +128,7 @@ def test_floats_of_any_range(digit, levels):
         assert to_model_input(Image.fromarray(values)).max() == 255
 
 
-@settings(max_examples=300, deadline=2000)
+@settings(deadline=2000)
 @given(st.sampled_from(SAMPLES), st.data())
 def test_damaged_files_raise_nothing_else(sample, data):
     damaged = bytearray(sample[: data.draw(st.integers(0, len(sample)), label="length")])
@@ -138,7 +138,7 @@ def test_damaged_files_raise_nothing_else(sample, data):
     answer_or_refuse(bytes(damaged))
 
 
-@settings(max_examples=150, deadline=2000)
+@settings(deadline=2000)
 @given(
     st.sampled_from([b"", b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF89a", b"BM", b"II*\0", b"P5 ", b"RIFF"]),
     st.binary(),
@@ -147,7 +147,7 @@ def test_hostile_bytes_raise_nothing_else(magic, rest):
     answer_or_refuse(magic + rest)
 
 
-@settings(max_examples=150, deadline=2000)
+@settings(deadline=2000)
 @given(st.integers(1, 40), st.integers(1, 40), st.sampled_from(["1", "L", "LA", "RGBA", "I", "F", "I;16"]), st.data())
 def test_any_pixels_give_an_image_or_a_refusal(width, height, mode, data):
     length = len(Image.new(mode, (width, height)).tobytes())

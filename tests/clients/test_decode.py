@@ -75,7 +75,7 @@ def test_rare_formats_are_not_tried(form):
     assert "no format" in refusal(encoded(form, mode))
 
 
-@settings(max_examples=200, deadline=2000)
+@settings(deadline=2000)
 @given(st.sampled_from(sorted(WHOLE)), st.floats(0, 1))
 @example("PNG", 0.0)
 def test_truncated_at_any_byte(name, share):
@@ -85,7 +85,7 @@ def test_truncated_at_any_byte(name, share):
     assert refusal(cut) is not None
 
 
-@settings(max_examples=300, deadline=2000)
+@settings(deadline=2000)
 @given(st.sampled_from(sorted(WHOLE)), st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(1, 255))))
 def test_flipped_anywhere(name, changes):
     damaged = bytearray(WHOLE[name])
@@ -94,7 +94,7 @@ def test_flipped_anywhere(name, changes):
     refusal(bytes(damaged))
 
 
-@settings(max_examples=200, deadline=2000)
+@settings(deadline=2000)
 @given(
     st.integers(0, 2**31 - 1),
     st.integers(0, 2**31 - 1),

@@ -6,7 +6,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from clients.images import idx as module
@@ -120,7 +120,6 @@ def test_claims_cost_no_memory(path, pack):
     assert unpacked < 3e6
 
 
-@settings(max_examples=300, deadline=None)
 @given(st.data())
 def test_damaged_files_give_items_or_an_error(path, data):
     content = bytearray(data.draw(st.sampled_from([WHOLE, gzip.compress(WHOLE), encoded(IMAGES[0, 0]), b""])))

@@ -142,7 +142,7 @@ ASK = f"""
 from clients.classifier import Classifier, ServerUnavailable
 for protocol in ("http", "grpc"):
     try:
-        Classifier({NOBODY!r}, protocol=protocol)
+        Classifier({NOBODY!r}, protocol=protocol, retry_s=0)
     except ServerUnavailable:
         continue
     raise SystemExit("expected ServerUnavailable")

@@ -14,7 +14,7 @@ from stand_in import StandIn
 
 from clients.infer import infer
 
-TIMES = settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+TIMES = settings(suppress_health_check=[HealthCheck.too_slow])
 NOBODY = "127.0.0.1:1"
 
 

@@ -25,7 +25,7 @@ def difference(levels, digit):
     return np.abs(to_model_input(picture)[0].astype(int) - digit).mean()
 
 
-@settings(max_examples=200, deadline=1000)
+@settings(deadline=1000)
 @given(st.integers(1, 40), st.integers(1, 40), st.floats(0, 1), st.integers(0, 1000))
 def test_label_finds_the_parts_that_scipy_finds(height, width, share, seed):
     mask = np.random.default_rng(seed).random((height, width)) < share

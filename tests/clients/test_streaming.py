@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from stand_in import StandIn, expected_logits
 
@@ -37,7 +37,6 @@ def connect(server, kind=Classifier, **options):
     return kind(server.urls[server.protocol], protocol=server.protocol, **{"batch_size": 3, **options})
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(0, 9), max_size=12), st.integers(1, 7), st.randoms())
 def test_any_portions_become_batches_of_one_size(lengths, size, chance):
     images = IMAGES[: sum(lengths)]

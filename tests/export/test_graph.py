@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,7 @@ from export.equivalence import (
     onnx_classifier,
     proof_images,
 )
-from export.graph import Exported, Served, check_interface, export, to_onnx
+from export.graph import Exported, Served, check_interface, export
 from export.rewrites.pipeline import FUSE, Step
 from models.checkpoint import Checkpoint, load
 from models.config import INPUT_NAME, OUTPUT_NAME, ModelConfig
@@ -34,6 +35,11 @@ def checkpoint(config: ModelConfig) -> Checkpoint:
     return Checkpoint(Path("random.safetensors"), model, config, "0" * 64)
 
 
+@cache
+def folded(config: ModelConfig) -> Exported:
+    return export(checkpoint(config), FUSE)
+
+
 def node_types(exported: Exported) -> Counter[str]:
     return Counter(node.op_type for node in onnx.load_from_string(exported.onnx).graph.node)
 
@@ -41,14 +47,14 @@ def node_types(exported: Exported) -> Counter[str]:
 @pytest.mark.parametrize("model", ["vit", "vitbnffn", "vitbn", "vit-dfn", "cnn", "dnn", "dnnbn"])
 def test_folded_graphs_hold_no_batchnorm(model: str) -> None:
     config = ModelConfig(model=model, depth=1)
-    counts = node_types(export(checkpoint(config), FUSE))
+    counts = node_types(folded(config))
     assert counts["BatchNormalization"] == 0
     assert counts["Cast"] == 1
     assert counts["LayerNormalization"] == {"vit": 5, "vitbnffn": 4}.get(model, 0)
 
 
 def test_no_folder_of_this_machine_is_in_the_file() -> None:
-    assert str(Path(graph.__file__).parent).encode() not in export(checkpoint(ModelConfig(depth=1)), FUSE).onnx
+    assert str(Path(graph.__file__).parent).encode() not in folded(ModelConfig(depth=1)).onnx
 
 
 def test_a_plain_graph_holds_them_all() -> None:
@@ -63,7 +69,7 @@ def test_opsets(opset: int) -> None:
 
 def test_the_batch_is_dynamic_and_every_image_is_answered_alone() -> None:
     config = ModelConfig(depth=1)
-    classify = onnx_classifier(export(checkpoint(config), FUSE).onnx)
+    classify = onnx_classifier(folded(config).onnx)
     images = proof_images(config)
     together = classify(images[:13])
     alone = np.concatenate([classify(images[i : i + 1]) for i in range(13)])
@@ -79,7 +85,7 @@ def test_other_images_than_digits() -> None:
 
 
 def test_the_metadata_tells_the_story() -> None:
-    exported = export(checkpoint(ModelConfig(depth=1)), FUSE)
+    exported = folded(ModelConfig(depth=1))
     metadata = {entry.key: entry.value for entry in onnx.load_from_string(exported.onnx).metadata_props}
     assert ModelConfig.from_json(metadata["model_config"]) == ModelConfig(depth=1)
     assert json.loads(metadata["rewrites"]) == ["fold_batchnorm", "carry_biases", "fold_input_scale"]
@@ -137,4 +143,4 @@ def test_a_wrong_interface_is_named(proto: onnx.ModelProto, error: type[Exceptio
 
 def test_the_right_interface_passes() -> None:
     config = ModelConfig(depth=1)
-    check_interface(to_onnx(Served(build(config), False), config, 20), config)
+    check_interface(onnx.load_from_string(folded(config).onnx), config)

@@ -3,6 +3,7 @@
 import copy
 from collections import Counter
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import onnx
@@ -64,7 +65,7 @@ def geometries(draw: st.DrawFn) -> ModelConfig:
     )
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+@settings(suppress_health_check=[HealthCheck.too_slow], derandomize=True)
 @given(st.data(), st.integers(0, 1000))
 def test_any_geometry_after_each_rewrite_and_after_all(data: st.DataObject, seed: int) -> None:
     config = data.draw(geometries())
@@ -296,13 +297,14 @@ def test_a_wrong_row_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     assert error(network(SMALL), cls_only(network(SMALL)), SMALL) > 1e-6
 
 
+@cache
 def optimized(config: ModelConfig) -> Exported:
     model = network(config).float()
     return export(Checkpoint(Path("random.safetensors"), model, config, "0" * 64), ALL)
 
 
 @pytest.mark.parametrize(
-    ("model", "depth"), [*((model, 1) for model in FOLD), ("vit", 3), ("vitbnffn", 3), ("vitbn", 3)]
+    ("model", "depth"), [*((model, 1) for model in FOLD), ("vit", 2), ("vitbnffn", 2), ("vitbn", 2)]
 )
 def test_nodes_of_the_optimized_graph(model: str, depth: int) -> None:
     graph = onnx.load_from_string(optimized(ModelConfig(model=model, depth=depth)).onnx).graph
@@ -317,7 +319,7 @@ def test_nodes_of_the_optimized_graph(model: str, depth: int) -> None:
     assert counts["Shape"] == counts["Concat"] == counts["Expand"] == counts["Constant"] == 0
 
 
-@pytest.mark.parametrize(("depth", "additions"), [(1, 3), (6, 25)])
+@pytest.mark.parametrize(("depth", "additions"), [(1, 3), (2, 9)])
 def test_additions_that_are_left_of_vitbn(depth: int, additions: int) -> None:
     """Positions, then per block two residuals and two FFN biases; the last block has only its first, and the
     merged head adds two products.

@@ -11,6 +11,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+from models import distributed
 from models.augmentation import ELASTIC_PIXELS, _affine, _displacements, _zoom_out, augmentation
 from models.checkpoint import load
 from models.config import ModelConfig
@@ -325,14 +326,10 @@ def test_parameters_that_are_not_there(tmp_path):
     assert (result.exit_code, f"{tmp_path / 'none.json'}: expected" in result.stderr) == (2, True)
 
 
-def torchrun(count, *script):
-    """The script, as `count` processes."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count)]
+def torchrun(*script):
+    """The script, as two processes."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     return subprocess.run([*command, *map(str, script)], capture_output=True, text=True, check=False)
-
-
-def train_in_processes(count, output, *arguments):
-    return torchrun(count, ROOT / "models/train.py", "--depth", 1, "--device", "cpu", "--output", output, *arguments)
 
 
 def test_gradients_are_averaged_and_nothing_outlives_the_group(tmp_path):
@@ -352,17 +349,19 @@ with distributed.process_group("cpu"):
 left = [task.read_text().strip() for task in Path("/proc/self/task").glob("*/comm")]
 assert not any("gloo" in name for name in left), left  # such a thread may abort the interpreter as it ends
 """)
-    child = torchrun(2, script)
+    child = torchrun(script)
     assert child.returncode == 0, child.stderr
 
 
 def test_two_processes_train_one_network(tmp_path):
     outputs = [tmp_path / "one.safetensors", tmp_path / "two.safetensors"]
-    for count, output in enumerate(outputs, start=1):
-        # Plain form: BatchNorm over CLS rows has few rows in half a batch.
-        child = train_in_processes(count, output, "--epochs", "2", "--clip", "1", "--form", "plain")
-        assert child.returncode == 0, child.stderr
-        assert child.stdout.count("Wrote ") == 1
+    # Plain form: BatchNorm over CLS rows has few rows in half a batch.
+    options = ("--depth", 1, "--device", "cpu", "--epochs", 2, "--clip", 1, "--form", "plain", "--output")
+    alone = invoke(*options, outputs[0])
+    assert alone.exit_code == 0, alone.output
+    child = torchrun(ROOT / "models/train.py", *options, outputs[1])
+    assert child.returncode == 0, child.stderr
+    assert alone.stdout.count("Wrote ") == child.stdout.count("Wrote ") == 1
     one, two = (json.loads(output.with_suffix(".json").read_text()) for output in outputs)
     assert two["epochs"] == 2
     for first, second in zip(one["series"], two["series"], strict=True):
@@ -372,8 +371,9 @@ def test_two_processes_train_one_network(tmp_path):
     assert not differs, "weights and statistics are those of both halves"
 
 
-def test_a_batch_that_two_processes_cannot_share(tmp_path):
-    child = train_in_processes(2, tmp_path / "run.safetensors", "--batch-size", "25")
-    assert child.returncode != 0
-    assert "batch size: expected a multiple of the 2 processes, found 25" in child.stderr
+def test_a_batch_that_two_processes_cannot_share(tmp_path, monkeypatch):
+    monkeypatch.setattr(distributed, "processes", lambda: 2)
+    result = invoke("--depth", 1, "--batch-size", 25, "--output", tmp_path / "run.safetensors")
+    assert result.exit_code == 1
+    assert "batch size: expected a multiple of the 2 processes, found 25" in result.stderr
     assert list(tmp_path.iterdir()) == []

@@ -10,7 +10,7 @@ from web_http import DIGIT, PNG, ask, check_raw, check_refusal, send_raw
 
 pytestmark = pytest.mark.live
 
-FUZZ = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FUZZ = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 METHODS = ["GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH", "TRACE", "CONNECT", "get", "Ä"]
 TARGETS = ["#", "//evil.example", "http://[::", "/api//models", "/static/..%2f..%2fapp.py", "*", "/?model=\x00"]
 NAMES = ["Content-Type", "Content-Length", "Host", "Origin", "Sec-Fetch-Site", "Range", "If-None-Match", "Cookie"]

@@ -48,14 +48,15 @@ bindings: .tensorrt/tensorrt_bindings
 		--target .tensorrt tensorrt_cu12_bindings==10.0.1
 	@touch $@
 
-# Two files at a time; one thread of PyTorch each, for threads that share a core wait for one another.
-PYTEST := OMP_NUM_THREADS=1 python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+# Two files at a time; one thread of PyTorch each, for threads that share a core wait for one another. Bytecode is kept
+# even where the environment says otherwise: the tests start hundreds of interpreters.
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 # A failed test runs once more: on a shared machine a server or a browser can miss its time. The summary lists reruns.
 test: lint perf_analyzer bindings
 	$(PYTEST) --reruns 1
 
-# The daily loop: no server, and no test that takes over a second.
+# The daily loop: no server, no trained network, no export, and no test that takes over a second.
 check: lint
 	$(PYTEST) -q -m "not slow and not live"
 

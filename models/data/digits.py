@@ -5,6 +5,8 @@ Alpaydin and Kaynak, "Optical Recognition of Handwritten Digits", 1998.
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -16,17 +18,21 @@ def load_digits() -> Dataset:
 
     The writers are unknown and some stand in both parts: an accuracy here says less than on MNIST.
     """
+    images, targets = _enlarged()
+    order = np.random.default_rng(0).permutation(len(images))
+    test, train = np.split(order, [len(images) // 5])
+    return Dataset("digits", images[train], targets[train], images[test], targets[test], DIGITS)  # copies
+
+
+@cache
+def _enlarged() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Images (1797, 1, 28, 28) and labels. Every export asks for them twice, and they take half a second."""
     from scipy.ndimage import zoom
     from sklearn.datasets import load_digits as load_bundled
 
     bundled = load_bundled()
-    images = np.stack(
-        [_as_mnist(zoom(image, 2.5, order=1, grid_mode=True, mode="nearest")) for image in bundled.images]
-    )
-    order = np.random.default_rng(0).permutation(len(images))
-    test, train = np.split(order, [len(images) // 5])
-    targets = bundled.target.astype(np.int64)
-    return Dataset("digits", images[train], targets[train], images[test], targets[test], DIGITS)
+    images = [_as_mnist(zoom(image, 2.5, order=1, grid_mode=True, mode="nearest")) for image in bundled.images]
+    return np.stack(images), bundled.target.astype(np.int64)
 
 
 def as_coarse(image: NDArray[np.uint8]) -> NDArray[np.uint8]:

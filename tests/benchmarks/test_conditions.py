@@ -12,6 +12,8 @@ from benchmarks.pictures.conditions import CONDITIONS, pictures
 from benchmarks.pictures.judge import Judge, seen
 from models.data import load_dataset
 
+pytestmark = pytest.mark.slow
+
 IMAGES = 20  # of each source: twice every digit, for the strokes
 MNIST_IMAGES = 25  # a condition
 SLOW_S = 1200  # on busy cores; half a minute on free cores
@@ -55,7 +57,6 @@ def test_accuracy_of_each_condition(judge, inks, condition, source):
     assert 100 * right.mean() >= least[source]
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(SLOW_S)
 def test_mnist_on_backgrounds_loses_at_most_a_point(on_backgrounds):
     kept, raw = (np.concatenate(part) for part in zip(*on_backgrounds.values(), strict=True))
@@ -64,7 +65,6 @@ def test_mnist_on_backgrounds_loses_at_most_a_point(on_backgrounds):
     assert 100 * (raw.mean() - kept.mean()) <= MOST_LOST
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(SLOW_S)
 def test_no_condition_alone_loses_much(on_backgrounds):
     """One image of 25 is four points, so chance may cost two."""

@@ -80,6 +80,7 @@ def test_every_model_at_equal_depth(tmp_path: Path) -> None:
     assert b"<svg" in (tmp_path / "latency.svg").read_bytes()
 
 
+@pytest.mark.slow
 def test_what_is_missing_is_named_with_its_reason(tmp_path: Path) -> None:
     runtimes = ("torch", "torch-sdpa", "torch-cudagraphs", "openvino", "tensorrt")
     options = ("--models", "cnn", "--runtimes", ",".join(runtimes), "--precision", "fp32,bf16")
@@ -108,6 +109,7 @@ def test_lower_precision_micro_batches_and_memory(tmp_path: Path) -> None:
     assert all(row["peak_memory_mb"] > 50 for row in written["rows"])
 
 
+@pytest.mark.slow
 def test_the_published_configuration_comes_with_its_caveat(tmp_path: Path) -> None:
     path = tmp_path / "latency.json"
     arguments = ["--batch", "2", "--seconds", "1", "--models", "vit,vitbn", "--runtimes", "torch", "--json", str(path)]
@@ -120,6 +122,7 @@ def test_the_published_configuration_comes_with_its_caveat(tmp_path: Path) -> No
     assert "vitbn of depth 1 is " in result.output
 
 
+@pytest.mark.slow
 def test_a_wrong_runtime_costs_its_row_and_the_exit_code(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     real = programs.rewrite
 
@@ -138,6 +141,7 @@ def test_a_wrong_runtime_costs_its_row_and_the_exit_code(monkeypatch: pytest.Mon
     assert [row["runtime"] for row in written["missing"]] == ["onnx-folded"]
 
 
+@pytest.mark.slow
 def test_an_engine_that_fails_costs_its_row(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def out_of_memory(*arguments: object) -> None:
         raise MemoryError("3 GB are too many\nand more lines")
@@ -148,6 +152,7 @@ def test_an_engine_that_fails_costs_its_row(monkeypatch: pytest.MonkeyPatch, tmp
     assert written["missing"][0]["reason"] == "MemoryError: 3 GB are too many"
 
 
+@pytest.mark.slow
 def test_a_contestant_that_fails_while_it_is_timed_costs_its_row(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -218,6 +223,7 @@ def test_other_images_at_every_call_with_copies_too(monkeypatch: pytest.MonkeyPa
     assert len(call.device_ms) == 1 + BUFFERS, "a round that does not count leaves no time"
 
 
+@pytest.mark.slow
 def test_shipped_networks_have_their_own_depth(tmp_path: Path) -> None:
     arguments = ["--batch", "2", "--seconds", "1", "--device", "cpu", "--runtimes", "torch", "--json"]
     result = CliRunner().invoke(latency, [*arguments, str(tmp_path / "a.json"), "--models", "vitbn-tiny,vitbn-medium"])

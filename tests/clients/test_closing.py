@@ -106,6 +106,7 @@ if len(sys.argv) > 3:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
 def test_a_process_may_end_without_closing(protocol):
     with StandIn().serving(protocol) as stand_in:
@@ -133,6 +134,7 @@ with Classifier(sys.argv[1]) as classifier:
 """
 
 
+@pytest.mark.slow
 def test_a_forked_child_is_told(server):
     server.go_on.set()
     done = run(FORK, server.urls["http"], options=())  # Python 3.12 warns of any fork beside a thread

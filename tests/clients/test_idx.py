@@ -101,6 +101,7 @@ def test_other_formats_are_not_taken_for_idx(path, head):
     assert not is_idx(str(path))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["plain", "gzip"])
 def test_claims_cost_no_memory(path, pack):
     """A header that claims 4 billion images of 64 MiB, and a file that unpacks to 100 MB."""

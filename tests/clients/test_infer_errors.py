@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -53,6 +52,7 @@ def test_not_an_image():
     assert (exit_code, f"{__file__}: expected an image, found no format" in message) == (1, True)
 
 
+@pytest.mark.slow
 def test_a_picture_with_too_many_pixels(tmp_path):
     """In its own process: Pillow warns too."""
     Image.new("1", (10_000, 10_000)).save(tmp_path / "bomb.png")
@@ -97,14 +97,9 @@ def test_usage(arguments):
     assert "Error: " in result.stderr
 
 
-def test_a_usage_error_comes_at_once():
+def test_a_usage_error_comes_at_once(processor_time_s):
     command = [sys.executable, ROOT / "clients/infer.py", DIGIT, "--header", "Key"]
-    taken_s = []
-    for _ in range(3):
-        start = time.perf_counter()
-        assert subprocess.run(command, capture_output=True, timeout=60, check=False).returncode == 2
-        taken_s.append(time.perf_counter() - start)
-    assert sorted(taken_s)[0] < 0.5
+    assert any(processor_time_s(command, code=2) < 0.5 for _ in range(3))
 
 
 def test_several_failures_are_named_before_a_server_is_needed(tmp_path):
@@ -114,6 +109,7 @@ def test_several_failures_are_named_before_a_server_is_needed(tmp_path):
     assert [line.split(": ")[1] for line in result.stderr.splitlines()] == ["missing.png", str(tmp_path / "bad.png")]
 
 
+@pytest.mark.slow
 def test_script_fails_without_a_traceback():
     command = [sys.executable, ROOT / "clients/infer.py", DIGIT, "--url", NOBODY]
     child = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -157,6 +153,7 @@ except SystemExit as end:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("absent", "program"),
     [

@@ -79,6 +79,7 @@ pieces = st.one_of(
 )
 
 
+@pytest.mark.slow
 @TIMES
 @given(st.lists(pieces, max_size=6), st.booleans())
 def test_any_arguments(server, folder, arguments, url_first):
@@ -93,6 +94,7 @@ def test_any_arguments(server, folder, arguments, url_first):
 STARTS = [PICTURE, IDX, gzip.compress(IDX), b"\0\0\x08\3", b"\x1f\x8b\x08\0", b"GIF89a", b"P5 9 9 255\n", b""]
 
 
+@pytest.mark.slow
 @TIMES
 @given(st.data())
 def test_any_content(server, folder, data):

@@ -23,6 +23,7 @@ from stand_in import StandIn
 from clients.infer import infer
 from clients.preprocess import to_model_input
 from clients.printing import blocks
+from clients.server import retrying
 from clients.terminal import printable
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -127,7 +128,8 @@ def test_options_reach_the_server(server, images):
     assert {headers["x-key"] for headers in server.headers} == {"a:b"}
 
 
-def test_a_server_that_fails_on_the_way(server, images):
+def test_a_server_that_fails_on_the_way(server, images, monkeypatch):
+    monkeypatch.setattr(retrying, "_LONGEST_PAUSE_S", 0.05)  # ten retries take 15 s otherwise
     server.before = lambda number: "too busy" if number >= 2 else None
     code, lines, errors = run(server, images(30), "--batch-size", 4, "--concurrency", 1)
     assert (code, len(lines), len(errors)) == (3, 8, 1)
@@ -141,6 +143,7 @@ def test_the_time_limit(server, images):
     assert "did not answer within 0.3 s" in errors[0]
 
 
+@pytest.mark.slow
 def test_an_interrupt_ends_it_at_once(server, images):
     reached, go_on = threading.Event(), threading.Event()
 
@@ -162,6 +165,7 @@ def test_an_interrupt_ends_it_at_once(server, images):
     assert (process.returncode, errors) == (130, b"")
 
 
+@pytest.mark.slow
 def test_a_reader_that_goes_away_is_no_error(server, images):
     process = start(server, images(20_000))
     process.stdout.readline()
@@ -171,6 +175,7 @@ def test_a_reader_that_goes_away_is_no_error(server, images):
     assert process.wait(WITHIN_S) == 141
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="/dev/full is missing")
 def test_a_full_disk_is_one_line(server):
     with Path("/dev/full").open("wb") as full:
@@ -179,6 +184,7 @@ def test_a_full_disk_is_one_line(server):
     assert (process.returncode, errors) == (1, b"Error: standard output (/dev/full): No space left on device\n")
 
 
+@pytest.mark.slow
 def test_a_bar_is_shown_in_a_terminal_alone(server, images):
     server.before = lambda number: time.sleep(0.05)
     arguments = [images(40), "missing.png", "--batch-size", "1", "--concurrency", "1"]
@@ -221,6 +227,7 @@ except SystemExit as end:
 """
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_images(server, images):
     """25,000 images are 20 MB."""
     server.max_batch_size = 128

@@ -34,6 +34,7 @@ def difference(image, expected):
     return np.abs(found[0].astype(int) - expected).mean()
 
 
+@pytest.mark.slow
 def test_mnist_images_pass_nearly_unchanged(mnist):
     differences = np.array([difference(Image.fromarray(image), image) for image in mnist])
     assert np.median(differences) == 0
@@ -44,6 +45,7 @@ def test_what_came_out_goes_through_unchanged(digit):
     assert difference(Image.fromarray(digit), digit) == 0
 
 
+@pytest.mark.slow
 def test_scikit_learn_digits_pass_nearly_unchanged():
     from sklearn.datasets import load_digits
 
@@ -154,6 +156,7 @@ sys.stdout.buffer.write(image.tobytes())
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak of memory is read from /proc")
 @pytest.mark.parametrize(
     ("mode", "suffix", "most_s"),

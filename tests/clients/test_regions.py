@@ -68,6 +68,7 @@ def test_no_two_have_the_same_name():
         region.remove()
 
 
+@pytest.mark.slow
 def test_a_region_that_is_forgotten_or_was_removed_by_another_is_gone():
     name = Region(1, 784, 10).name
     gc.collect()
@@ -105,6 +106,7 @@ if end == "kill":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("end", "exit_code"), [("exit", 0), ("exception", 1), ("fork", 0), ("kill", -9)])
 def test_a_process_leaves_none_however_it_ends(end, exit_code):
     # Standard error ends with Python's resource tracker.

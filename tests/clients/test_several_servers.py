@@ -150,6 +150,7 @@ def test_answers_earn_retries():
     assert [budget.spend() for _ in range(2)] == [True, False]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_by_default_a_restart_of_three_seconds_costs_no_answer(protocol):
     first = StandIn()

@@ -67,11 +67,13 @@ def test_a_page_of_text_is_bounded():
     assert inputs.shape[0] == count < 512
 
 
+@pytest.mark.slow
 def test_mnist_digits_are_one_shape(mnist):
     counts = [len(shapes_of(find_ink(Image.fromarray(image)))) for image in mnist]
     assert counts.count(1) >= len(mnist) - 1
 
 
+@pytest.mark.slow
 def test_rows_of_mnist_digits_are_cut_apart(mnist):
     right = 0
     for picture, numbers in rows_of_digits(mnist, length=4, count=50):

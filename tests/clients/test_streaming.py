@@ -153,6 +153,7 @@ def rss_bytes():
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_memory_is_flat_over_many_images(protocol):
     """25,000 images are 20 MB."""

@@ -44,6 +44,7 @@ def node_types(exported: Exported) -> Counter[str]:
     return Counter(node.op_type for node in onnx.load_from_string(exported.onnx).graph.node)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["vit", "vitbnffn", "vitbn", "vit-dfn", "cnn", "dnn", "dnnbn"])
 def test_folded_graphs_hold_no_batchnorm(model: str) -> None:
     config = ModelConfig(model=model, depth=1)
@@ -53,20 +54,24 @@ def test_folded_graphs_hold_no_batchnorm(model: str) -> None:
     assert counts["LayerNormalization"] == {"vit": 5, "vitbnffn": 4}.get(model, 0)
 
 
+@pytest.mark.slow
 def test_no_folder_of_this_machine_is_in_the_file() -> None:
     assert str(Path(graph.__file__).parent).encode() not in folded(ModelConfig(depth=1)).onnx
 
 
+@pytest.mark.slow
 def test_a_plain_graph_holds_them_all() -> None:
     assert node_types(export(checkpoint(ModelConfig(depth=1)), ()))["BatchNormalization"] == 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("opset", [18, 20, 21])
 def test_opsets(opset: int) -> None:
     exported = export(checkpoint(ModelConfig(depth=1)), FUSE, opset=opset)
     assert onnx.load_from_string(exported.onnx).opset_import[0].version == opset
 
 
+@pytest.mark.slow
 def test_the_batch_is_dynamic_and_every_image_is_answered_alone() -> None:
     config = ModelConfig(depth=1)
     classify = onnx_classifier(folded(config).onnx)
@@ -76,6 +81,7 @@ def test_the_batch_is_dynamic_and_every_image_is_answered_alone() -> None:
     assert np.abs(together - alone).max() < 1e-5
 
 
+@pytest.mark.slow
 def test_other_images_than_digits() -> None:
     config = ModelConfig(
         depth=1, channels=3, image_size=(16, 24), patch_size=(8, 8), num_classes=3, labels=("a", "b", "c")
@@ -84,6 +90,7 @@ def test_other_images_than_digits() -> None:
     assert onnx_classifier(exported.onnx)(proof_images(config)).shape == (64, 3)
 
 
+@pytest.mark.slow
 def test_the_metadata_tells_the_story() -> None:
     exported = folded(ModelConfig(depth=1))
     metadata = {entry.key: entry.value for entry in onnx.load_from_string(exported.onnx).metadata_props}
@@ -94,6 +101,7 @@ def test_the_metadata_tells_the_story() -> None:
     assert exported.manifest["max_abs_error"] == float(metadata["max_abs_error"])
 
 
+@pytest.mark.slow
 def test_the_published_checkpoint_folds(reference_dir: Path) -> None:
     exported = export(load(reference_dir / "vitbn.pth", depth=1), FUSE)
     assert node_types(exported)["BatchNormalization"] == 0
@@ -112,6 +120,7 @@ def test_a_wrong_rewrite_is_not_handed_on(monkeypatch: pytest.MonkeyPatch) -> No
         export(checkpoint(ModelConfig(depth=1)), FUSE)
 
 
+@pytest.mark.slow
 def test_a_wrong_graph_is_not_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
     real = graph.to_onnx
     monkeypatch.setattr(graph, "to_onnx", lambda model, config, opset: real(Served(model.model, False), config, opset))
@@ -141,6 +150,7 @@ def test_a_wrong_interface_is_named(proto: onnx.ModelProto, error: type[Exceptio
         check_interface(proto, ModelConfig())
 
 
+@pytest.mark.slow
 def test_the_right_interface_passes() -> None:
     config = ModelConfig(depth=1)
     check_interface(onnx.load_from_string(folded(config).onnx), config)

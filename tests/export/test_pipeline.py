@@ -16,6 +16,7 @@ from models.catalog import shipped
 TINY = shipped("vitbn-tiny")
 
 
+@pytest.mark.slow
 def test_without_a_destination_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     published = export_checkpoint(TINY, ExportOptions(optimize=True))
@@ -27,12 +28,14 @@ def test_without_a_destination_nothing_is_written(tmp_path: Path, monkeypatch: p
     assert published.note is None
 
 
+@pytest.mark.slow
 def test_it_publishes_under_the_name_asked_for(tmp_path: Path) -> None:
     published = export_checkpoint(TINY, ExportOptions(Destination(tmp_path, "tiny")))
     assert published.path == tmp_path / "tiny" / "1"
     assert read_version(published.path).data == published.onnx
 
 
+@pytest.mark.slow
 def test_output_comes_with_its_manifest(tmp_path: Path) -> None:
     output = tmp_path / "tiny.onnx"
     published = export_checkpoint(TINY, ExportOptions(Destination(tmp_path / "repository", output=output)))

@@ -65,6 +65,7 @@ def geometries(draw: st.DrawFn) -> ModelConfig:
     )
 
 
+@pytest.mark.slow
 @settings(suppress_health_check=[HealthCheck.too_slow], derandomize=True)
 @given(st.data(), st.integers(0, 1000))
 def test_any_geometry_after_each_rewrite_and_after_all(data: st.DataObject, seed: int) -> None:
@@ -303,6 +304,7 @@ def optimized(config: ModelConfig) -> Exported:
     return export(Checkpoint(Path("random.safetensors"), model, config, "0" * 64), ALL)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "depth"), [*((model, 1) for model in FOLD), ("vit", 2), ("vitbnffn", 2), ("vitbn", 2)]
 )
@@ -319,6 +321,7 @@ def test_nodes_of_the_optimized_graph(model: str, depth: int) -> None:
     assert counts["Shape"] == counts["Concat"] == counts["Expand"] == counts["Constant"] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("depth", "additions"), [(1, 3), (2, 9)])
 def test_additions_that_are_left_of_vitbn(depth: int, additions: int) -> None:
     """Positions, then per block two residuals and two FFN biases; the last block has only its first, and the
@@ -328,6 +331,7 @@ def test_additions_that_are_left_of_vitbn(depth: int, additions: int) -> None:
     assert sum(node.op_type == "Add" for node in graph.node) == additions
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["vit", "vitbnffn", "vitbn"])
 @pytest.mark.parametrize("bias", [False, True])
 def test_fused_graphs_of_a_model_with_and_without_bias(model: str, bias: bool) -> None:
@@ -336,6 +340,7 @@ def test_fused_graphs_of_a_model_with_and_without_bias(model: str, bias: bool) -
     assert "carry_biases" in exported.manifest["rewrites"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("depth", [1, 6])
 def test_the_published_checkpoint_survives_all_rewrites(reference_dir: Path, depth: int) -> None:
     if depth == 6:

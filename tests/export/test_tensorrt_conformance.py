@@ -228,6 +228,7 @@ for call in {list(ABSENT)}:
 """
 
 
+@pytest.mark.slow
 def test_what_tensorrt_11_does_not_have_is_seen(stubs: dict[str, str]) -> None:
     done = python(stubs, "-c", TRY_EACH)
     found = done.stdout.splitlines()
@@ -244,6 +245,7 @@ except Unavailable as missing: print(missing)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("left_out", "version", "expected"),
     [
@@ -274,6 +276,7 @@ def test_what_is_missing_and_how_to_get_it(
     assert len(done.stdout.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_the_runtime_of_cuda_may_be_broken_or_in_a_wheel_of_cuda_13(tmp_path: Path) -> None:
     _there(shutil.which("cc"), "a C compiler, which makes the stub libraries,")
     _there(importlib.util.find_spec("polygraphy"), "polygraphy")

@@ -32,6 +32,7 @@ def exported(config: ModelConfig, rewrites: Sequence[Rewrite], opset: int = 20) 
     return to_onnx(served.float(), config, opset)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "rewrites"), [*((model, ()) for model in MODEL_NAMES), *((model, ALL) for model in FAMILIES)]
 )
@@ -45,12 +46,14 @@ def test_every_exported_graph_is_taken(model: str, rewrites: Sequence[Rewrite]) 
     assert np.array_equal(expected(images), found(images))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("opset", [18, 21])
 @pytest.mark.parametrize("rewrites", [FUSE, ALL], ids=["folded", "all rewrites"])
 def test_of_every_opset_and_option(opset: int, rewrites: Sequence[Rewrite]) -> None:
     prepared_and_checked(exported(VARIANT, rewrites, opset))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", FAMILIES)
 def test_and_in_float16(model: str) -> None:
     lowered = _to_fp16(exported(replace(SMALL, model=model), ALL))
@@ -59,6 +62,7 @@ def test_and_in_float16(model: str) -> None:
     assert [(node.op_type, node.attribute[0].i) for node in casts] == [("Cast", TensorProto.FLOAT16)]
 
 
+@pytest.mark.slow
 def test_int8_is_refused() -> None:
     lowered = _to_int8(exported(ModelConfig(model="cnn"), ALL), load_digits().train_images)
     with pytest.raises(UnsupportedGraph, match=r"expected an operator that TensorRT takes, found DequantizeLinear"):

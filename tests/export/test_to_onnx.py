@@ -44,6 +44,7 @@ def test_output_writes_only_the_file_and_its_manifest(trained: Path, tmp_path: P
     assert any(node.op_type == "BatchNormalization" for node in onnx.load(tmp_path / "plain.onnx").graph.node)
 
 
+@pytest.mark.slow
 def test_depth_reads_the_first_blocks_of_the_published_checkpoint(reference_dir: Path, tmp_path: Path) -> None:
     result = run("--checkpoint", reference_dir / "vitbn.pth", "--depth", 1, "--repository", tmp_path)
     assert result.exit_code == 0, result.output
@@ -51,6 +52,7 @@ def test_depth_reads_the_first_blocks_of_the_published_checkpoint(reference_dir:
     assert "never saw a batch" not in result.output
 
 
+@pytest.mark.slow
 def test_untrained_blocks_are_named(reference_dir: Path, tmp_path: Path) -> None:
     result = run("--checkpoint", reference_dir / "vitbn.pth", "--output", tmp_path / "m.onnx")
     assert result.exit_code == 0, result.output
@@ -58,6 +60,7 @@ def test_untrained_blocks_are_named(reference_dir: Path, tmp_path: Path) -> None
     assert "blocks.1, blocks.2, blocks.3, blocks.4, blocks.5 never saw a batch" in result.output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["dnn", "dnnbn"])
 def test_networks_without_anything_to_rewrite_but_norms(model: str, tmp_path: Path) -> None:
     network = build(ModelConfig(model=model)).eval()
@@ -102,6 +105,7 @@ def test_paths_are_shown_from_the_current_folder(tmp_path: Path, monkeypatch: py
     assert relative(Path("x.safetensors")) == Path("x.safetensors")
 
 
+@pytest.mark.slow
 def test_a_shipped_checkpoint_by_name(tmp_path: Path) -> None:
     result = run("--model", "vitbn-tiny", "--optimize", "--repository", tmp_path / "repository")
     assert result.exit_code == 0, result.output

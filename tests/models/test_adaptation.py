@@ -35,6 +35,7 @@ def network():
     return built
 
 
+@pytest.mark.slow
 def test_the_copy_answers_as_batch_statistics_do(network, images):
     adapted = adapt(network, images)
     state, other = network.state_dict(), adapted.state_dict()

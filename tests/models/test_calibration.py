@@ -84,6 +84,7 @@ def test_training_stores_temperature_and_errors(trained, digits):
     assert LIMITS[0] <= metrics["temperature"] <= LIMITS[1]
 
 
+@pytest.mark.slow
 def test_training_without_held_out_images_stores_none(tmp_path, digits):
     path = tmp_path / "tiny.safetensors"
     *_, _ = train(TINY, digits, replace(OPTIONS, epochs=1, hold_out=0), path, False, lambda images, loss: None)

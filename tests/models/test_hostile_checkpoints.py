@@ -57,6 +57,7 @@ def measured(tmp_path_factory):
     return folder, json.loads(done.stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FILES)
 def test_a_hostile_file_costs_little(measured, name):
     folder, results = measured

@@ -43,6 +43,7 @@ def assert_identical(first, second):
     torch.testing.assert_close(load(first).model.state_dict(), load(second).model.state_dict(), rtol=0, atol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -65,6 +66,7 @@ def test_resumed_is_uninterrupted(tmp_path, some_digits, options):
     assert_identical(tmp_path / "half.safetensors", tmp_path / "whole.safetensors")
 
 
+@pytest.mark.slow
 def test_two_runs_in_turn_are_two_runs(tmp_path, some_digits):
     alone = [run(tmp_path / f"{seed}.safetensors", some_digits, replace(RECIPE, seed=seed)) for seed in (0, 1)]
     runs = [
@@ -112,6 +114,7 @@ def teacher(tmp_path_factory, some_digits):
     return path
 
 
+@pytest.mark.slow
 def test_a_teacher_tells_half(tmp_path, some_digits, teacher):
     path, options = tmp_path / "run.safetensors", replace(PLAIN, epochs=25)
     last = run(path, some_digits, replace(options, teacher=str(teacher)))[-1]
@@ -332,6 +335,7 @@ def torchrun(*script):
     return subprocess.run([*command, *map(str, script)], capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_gradients_are_averaged_and_nothing_outlives_the_group(tmp_path):
     script = tmp_path / "script.py"
     script.write_text("""
@@ -353,10 +357,27 @@ assert not any("gloo" in name for name in left), left  # such a thread may abort
     assert child.returncode == 0, child.stderr
 
 
+@pytest.mark.slow
 def test_two_processes_train_one_network(tmp_path):
     outputs = [tmp_path / "one.safetensors", tmp_path / "two.safetensors"]
     # Plain form: BatchNorm over CLS rows has few rows in half a batch.
-    options = ("--depth", 1, "--device", "cpu", "--epochs", 2, "--clip", 1, "--form", "plain", "--output")
+    options = (
+        "--depth",
+        1,
+        "--dim",
+        32,
+        "--heads",
+        2,
+        "--device",
+        "cpu",
+        "--epochs",
+        2,
+        "--clip",
+        1,
+        "--form",
+        "plain",
+    )
+    options += ("--output",)
     alone = invoke(*options, outputs[0])
     assert alone.exit_code == 0, alone.output
     child = torchrun(ROOT / "models/train.py", *options, outputs[1])

@@ -1,7 +1,6 @@
 """The command of the studies on a few digits, and its refusals."""
 
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -71,6 +70,7 @@ def shipped(folder, *configs, **metrics):
     return folder
 
 
+@pytest.mark.slow
 def test_learning_rates(small_mnist, tmp_path):
     sizes = ("--epochs", 2, "--train-images", 20)
     name = "learning-rates-0.005"
@@ -107,6 +107,7 @@ def test_learning_rates(small_mnist, tmp_path):
     }
 
 
+@pytest.mark.slow
 def test_norms(small_mnist, tmp_path, monkeypatch):
     monkeypatch.setattr(norm_choice, "DEPTH", 1)
     monkeypatch.setitem(norm_choice.WAYS, "high", {"lr": 1e30})
@@ -128,6 +129,7 @@ def test_norms(small_mnist, tmp_path, monkeypatch):
     assert f"RepBN {100 * (ends[0] - ends[1]):+.2f}, progressive" in against[-1]
 
 
+@pytest.mark.slow
 def test_norms_of_one_way_grow_by_seeds_and_norms(small_mnist, tmp_path, monkeypatch):
     monkeypatch.setattr(norm_choice, "DEPTH", 1)
     sizes = ("--epochs", 1, "--train-images", 20, "--way", "recipe", "--norm", "vit-repbn", "--norm", "vitbn")
@@ -151,6 +153,7 @@ def test_norms_of_one_way_grow_by_seeds_and_norms(small_mnist, tmp_path, monkeyp
     assert message.endswith("; name another --output")
 
 
+@pytest.mark.slow
 def test_depths(small_mnist, tmp_path, monkeypatch):
     monkeypatch.setattr(depths, "DEPTHS", (1, 2))
     written = carried_out("depths", small_mnist, tmp_path, "--epochs", 1, "--train-images", 10, "--seeds", 2)
@@ -166,6 +169,7 @@ def test_depths(small_mnist, tmp_path, monkeypatch):
             assert 0 <= row[model]["distorted_test_accuracy"] <= 1
 
 
+@pytest.mark.slow
 def test_dnn_resumes_after_ctrl_c(small_mnist, tmp_path, monkeypatch):
     carried_out("dnn", small_mnist, tmp_path / "whole", "--epochs", 2)
     printed = []
@@ -188,12 +192,14 @@ def test_dnn_resumes_after_ctrl_c(small_mnist, tmp_path, monkeypatch):
     assert runs[0] == runs[1]
 
 
+@pytest.mark.slow
 def test_quick_is_marked(small_mnist, tmp_path):
     written = carried_out("dnn", small_mnist, tmp_path, "--quick", "--epochs", 1)
     assert written["quick"]
     assert written["command"] == "python models/study.py dnn --quick --epochs 1 --output DIR"
 
 
+@pytest.mark.slow
 def test_frontier_takes_what_is_shipped(small_mnist, tmp_path):
     folder = shipped(tmp_path / "shipped", *frontier.NETWORKS[1:])
     written = carried_out("frontier", small_mnist, tmp_path / "out", "--checkpoints", folder, "--epochs", 1)
@@ -324,6 +330,7 @@ def test_shift_sets_networks_with_a_teacher_apart(small_mnist, tmp_path, monkeyp
     assert ["without a teacher" in entry["title"] for entry in written["tables"]] == [True, False]
 
 
+@pytest.mark.slow
 def test_shift_on_emnist_reads_it_upright(small_mnist, small_emnist, checkpoints, tmp_path, monkeypatch):
     monkeypatch.setattr(shift, "QUICK_IMAGES", 50)
     arguments = ["--checkpoints", checkpoints, "--quick", "--emnist-dir", small_emnist]
@@ -407,6 +414,7 @@ def test_damaged_mnist(small_mnist, tmp_path, change, said):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_folder_of_another_study(small_mnist, tmp_path):
     carried_out("dnn", small_mnist, tmp_path / "out", "--epochs", 1)
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
@@ -441,17 +449,6 @@ def test_output_that_is_a_file(small_mnist, tmp_path):
 
 def test_shipped_folder_is_the_default():
     assert module.PRETRAINED == catalog.PRETRAINED
-
-
-def test_help_is_quick():
-    """Processor time: independent of the machine's load."""
-    times_s = []
-    for _ in range(3):
-        before = os.times()
-        subprocess.run([sys.executable, str(ROOT / "models/study.py"), "--help"], capture_output=True, check=True)
-        after = os.times()
-        times_s.append(after.children_user + after.children_system - before.children_user - before.children_system)
-    assert statistics.median(times_s) < 0.5
 
 
 def test_help_needs_no_torch():

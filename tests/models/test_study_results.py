@@ -205,6 +205,7 @@ def pixels_of(png, model):
     return int((pixels == colour).all(axis=2).sum())
 
 
+@pytest.mark.slow
 def test_written_files(tmp_path, result):
     paths = results.write(tmp_path, result, learning_rates.plots)
     assert {path.name for path in paths} == {path.name for path in tmp_path.iterdir()}

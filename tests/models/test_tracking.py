@@ -314,6 +314,7 @@ def test_nothing_is_tracked_unless_asked_for(store, monkeypatch):
     assert sorted(path.name for path in Path().iterdir()) == ["run.json", "run.resume.pt", "run.safetensors"]
 
 
+@pytest.mark.slow
 def test_mlflow_sends_no_telemetry():
     """MLflow switches telemetry off under pytest and in CI, so both are hidden from it."""
     said = "print(mlflow.telemetry.get_telemetry_client() is None)"

@@ -186,6 +186,7 @@ def test_a_network_that_diverged_in_its_last_step_is_not_kept(tmp_path, some_dig
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parts", [2, 3, 100])
 def test_accumulated_gradients_are_those_of_the_whole_batch(tmp_path, some_digits, parts):
     """With LayerNorm, because BatchNorm normalises parts; 100 parts of 50 images are too many."""
@@ -212,6 +213,7 @@ def test_a_part_takes_a_part_of_the_memory(some_digits, tmp_path):
         assert max(kept) == most
 
 
+@pytest.mark.slow
 def test_out_of_memory_names_the_knob(tmp_path):
     """In a child with 200 MB beside its libraries, where the real allocator fails."""
     limited = f"""
@@ -301,12 +303,14 @@ def test_every_model_trains(tmp_path, some_digits, model):
     assert epochs[-1].training_loss < epochs[0].training_loss
 
 
+@pytest.mark.slow
 def test_vitbn_learns_the_digits(tmp_path, digits):
     options = TrainingOptions(epochs=4, batch_size=50, lr=0.003, seed=0, device="cpu")
     epochs = run(tmp_path / "run.safetensors", digits, options, ModelConfig(depth=1))
     assert max(epoch.test_accuracy for epoch in epochs) > 0.9
 
 
+@pytest.mark.slow
 def test_command_writes_prints_and_resumes(tmp_path):
     output = tmp_path / "new folder" / "vitbn.safetensors"
     arguments = ["--depth", "1", "--batch-size", "200", "--device", "cpu", "--output", str(output)]
@@ -366,6 +370,7 @@ def test_command_with_a_value_that_is_none(tmp_path, option, value):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_script_fails_without_a_traceback(tmp_path):
     arguments = ["--dataset", "mnist", "--data-dir", str(tmp_path)]
     child = subprocess.run([*SCRIPT, *arguments], capture_output=True, text=True, check=False)
@@ -374,6 +379,7 @@ def test_script_fails_without_a_traceback(tmp_path):
     assert child.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_rows_appear_as_epochs_finish_and_ctrl_c_keeps_them(tmp_path):
     output = tmp_path / "run.safetensors"
     arguments = [*SCRIPT, "--depth", "1", "--epochs", "500", "--device", "cpu", "--output", str(output)]

@@ -35,6 +35,8 @@ from models.search import (
 from models.train import train as train_command
 from models.tune import part_of, tune
 
+pytestmark = pytest.mark.slow  # Ax alone takes some seconds to import
+
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = [sys.executable, str(ROOT / "models/tune.py")]
 QUICK = ["--depth", "1", "--epochs", "1", "--train-images", "120", "--device", "cpu"]

@@ -39,6 +39,7 @@ def test_usage(arguments: list[str]) -> None:
     assert CliRunner().invoke(web, arguments).exit_code == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("host", ["127.0.0.1", "no.such.host.invalid", "192.0.2.1", "", "x" * 300])
 def test_an_address_to_listen_on_that_cannot_be_had(host: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -67,6 +68,7 @@ def _heed_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("host", "shown"), [("127.0.0.1", "127.0.0.1"), ("localhost", ""), ("0.0.0.0", "127.0.0.1")])
 def test_it_listens_until_it_is_interrupted(host: str, shown: str) -> None:
     with started("--host", host) as (process, url):
@@ -78,6 +80,7 @@ def test_it_listens_until_it_is_interrupted(host: str, shown: str) -> None:
         assert process.stderr.read() == ""
 
 
+@pytest.mark.slow
 def test_loopback_alone_by_default() -> None:
     with started() as (_, url):
         port = int(url.rpartition(":")[2])

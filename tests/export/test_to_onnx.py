@@ -1,6 +1,7 @@
 """The exporter's command line: its output; on failure one line and no file."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -54,10 +55,10 @@ def test_depth_reads_the_first_blocks_of_the_published_checkpoint(reference_dir:
 
 @pytest.mark.slow
 def test_untrained_blocks_are_named(reference_dir: Path, tmp_path: Path) -> None:
-    result = run("--checkpoint", reference_dir / "vitbn.pth", "--output", tmp_path / "m.onnx")
+    result = run("--checkpoint", reference_dir / "vitbn.pth", "--depth", 3, "--output", tmp_path / "m.onnx")
     assert result.exit_code == 0, result.output
     assert "Warning:" in result.output
-    assert "blocks.1, blocks.2, blocks.3, blocks.4, blocks.5 never saw a batch" in result.output
+    assert "blocks.1, blocks.2 never saw a batch" in result.output
 
 
 @pytest.mark.slow
@@ -118,9 +119,11 @@ def test_one_checkpoint_at_a_time(trained: Path, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_openvino_passes_the_gate_and_is_served_as_a_model_of_its_own(trained: Path, tmp_path: Path) -> None:
+def test_openvino_passes_the_gate_and_is_served_as_a_model_of_its_own(
+    trained: Path, repository: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(repository, tmp_path, dirs_exist_ok=True)
     options = ("--optimize", "--checkpoint", trained, "--repository", tmp_path)
-    assert run(*options).exit_code == 0
     result = run(*options, "--backend", "openvino", "--threads", 1)
     assert result.exit_code == 0, result.output
     assert "in ONNX Runtime, 359 images" in result.output
@@ -148,8 +151,8 @@ def test_openvino_that_costs_too_much_is_not_published(
     assert not (tmp_path / "repo").exists()
 
 
-def test_one_engine_a_model(trained: Path, tmp_path: Path) -> None:
-    assert run("--checkpoint", trained, "--repository", tmp_path).exit_code == 0
+def test_one_engine_a_model(trained: Path, repository: Path, tmp_path: Path) -> None:
+    shutil.copytree(repository, tmp_path, dirs_exist_ok=True)
     result = run("--checkpoint", trained, "--repository", tmp_path, "--backend", "openvino", "--name", "vitbn")
     assert result.exit_code == 1
     assert "expected a model for openvino, found one for onnxruntime; publish it under another --name" in result.output

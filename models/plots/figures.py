@@ -6,6 +6,7 @@ In: numbers. Out: a matplotlib figure, or the bytes of its PNG.
 from __future__ import annotations
 
 import io
+import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 DPI = 150
+LETTERS_PER_INCH = 18  # of a footnote
 
 NAMES: dict[ModelName, str] = {
     "vit": "ViT",
@@ -25,7 +27,7 @@ NAMES: dict[ModelName, str] = {
     "vitbn": "ViTBN",
     "vit-repbn": "RepBN",
     "vit-prepbn": "progressive RepBN",
-    "vit-un": "unified norm, simplified",
+    "vit-un": "simplified unified norm",
     "vit-dfn": "dynamic feature norm",
     "vit-dtn": "dynamic token norm",
     "vit-minmax": "min-max of a token",
@@ -70,6 +72,8 @@ def row_of_panels(
     figure = Figure(figsize=size or (max(8.0, 2.2 + 2.9 * len(titles)), 3.9), layout="constrained", dpi=DPI)
     row = figure.subplots(1, len(titles), sharey=True, squeeze=False)[0]
     figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold")
+    letters = int(LETTERS_PER_INCH * figure.get_figwidth())
+    footnote = "\n".join(textwrap.fill(line, letters) for line in footnote.splitlines())
     figure.supxlabel(footnote, x=0.01, ha="left", fontsize=7.5, color="#555555")
     for axes, name in zip(row, titles, strict=True):
         axes.set_title(name, fontsize=10)

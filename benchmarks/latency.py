@@ -100,16 +100,8 @@ def latency(
     kinds = precisions or DEFAULT_PRECISIONS[device]
     with recording("sweep" if sweep else "latency", json_path, options.threads, device, beside(plot_path)) as record:
         if sweep:
-            _sweep(
-                cast("list[ModelName]", models),
-                runtimes or SWEPT_RUNTIMES,
-                kinds,
-                batches,
-                depth or DEFAULT_DEPTH,
-                options,
-                missing,
-                record,
-            )
+            names = cast("list[ModelName]", models)
+            _sweep(names, runtimes or SWEPT_RUNTIMES, kinds, batches, depth or DEFAULT_DEPTH, options, missing, record)
         else:
             configs = [_config(name, depth, published) for name in models]
             which = runtimes or DEFAULT_RUNTIMES[device]

@@ -47,66 +47,79 @@ def measure(
     A contestant that fails during timing goes to `missing`, and the others begin again; all go there if the device
     slows itself down in every round.
     """
-    ready = {str(i): one for i, one in enumerate(first_calls(contestants, batch, options, title, missing))}
+    ready = {str(i): each for i, each in enumerate(first_calls(contestants, batch, options, title, missing))}
+    run = _Run(ready, batch, options, limits, title, missing)
+    finished_rounds(run.timed, lambda measured: add(run.rows(measured)))
 
-    def end_round(counts: bool) -> None:
-        for one in ready.values():
-            one.call.end_round(counts)
 
-    watch = monitor() if options.device == "cuda" else None
-    protocol = replace(ON_A_GPU if options.device == "cuda" else ON_A_CPU, ended=end_round)
-    if watch:
-        protocol = replace(protocol, accept=watch.undisturbed)
+class _Run:
+    """Contestants after their first calls, by a number that names them in the interleaved run."""
 
-    def baseline(name: str) -> str | None:
-        config = ready[name].contestant.subject.config
-        same = (i for i, one in ready.items() if one.contestant.subject.config == config)
-        return next((i for i in same if ready[i].contestant.entry.is_baseline), None)
+    def __init__(
+        self, ready: dict[str, Ready], batch: int, options: Options, limits: Limits, title: str, missing: Missing
+    ) -> None:
+        self._ready, self._batch, self._options, self._limits = ready, batch, options, limits
+        self._title, self._missing = title, missing
+        on_a_gpu = options.device == "cuda"
+        self._watch = monitor() if on_a_gpu else None
+        self._protocol = replace(ON_A_GPU if on_a_gpu else ON_A_CPU, ended=self._end_round)
+        if self._watch:
+            self._protocol = replace(self._protocol, accept=self._watch.undisturbed)
 
-    def stable(measured: Mapping[str, Durations], name: str) -> bool:
-        return is_stable(measured[name], measured[baseline(name) or name])
-
-    def timed() -> dict[str, Durations]:
-        while ready:
+    def timed(self) -> dict[str, Durations]:
+        while self._ready:
             try:
-                return interleaved()
+                return self._interleaved()
             except _Failed as failed:
-                missing.add(ready.pop(failed.name).contestant.entry, failed.reason)
+                self._missing.add(self._ready.pop(failed.name).contestant.entry, failed.reason)
                 free()
             except Slowed as reason:
-                for one in ready.values():
-                    missing.add(one.contestant.entry, reason)
-                ready.clear()
+                for each in self._ready.values():
+                    self._missing.add(each.contestant.entry, reason)
+                self._ready.clear()
         return {}
 
-    def interleaved() -> dict[str, Durations]:
-        calls = {name: partial(_call, name, one.call) for name, one in ready.items()}
-        if options.device == "cuda":
-            calls |= {f"{name}{COPIES}": partial(_call, name, one.call.with_copies) for name, one in ready.items()}
-        return time_interleaved(
-            calls,
-            options.seconds,
-            title,
-            MIN_ROUNDS_ON_A_GPU if options.device == "cuda" else MIN_ROUNDS,
-            enough=lambda so_far: all(stable(so_far, name) for name in ready),
-            warm_up_ns={name: one.warm_ns for name, one in ready.items() if one.warm_ns},
-            protocol=protocol,
-        )
-
-    def rows(measured: Mapping[str, Durations]) -> list[Row]:
+    def rows(self, measured: Mapping[str, Durations]) -> list[Row]:
         compared = []
-        for name, one in ready.items():
-            base = baseline(name)
+        for name, each in self._ready.items():
+            base = self._baseline(name)
             ratio = asdict(ratio_with_interval(measured[base], measured[name])) if base else None
-            row: Row = {"stable": stable(measured, name), "ratio_to_torch": ratio}
-            if watch:
-                row["gpu_state"] = watch.summary()
+            row: Row = {"stable": self._stable(measured, name), "ratio_to_torch": ratio}
+            if self._watch:
+                row["gpu_state"] = self._watch.summary()
             if copies := measured.get(f"{name}{COPIES}"):
                 row["copies_p50_ms"] = copies.percentile_ms(50)
-            compared.append(_row(one, measured[name], batch, options, limits) | row)
+            compared.append(_row(each, measured[name], self._batch, self._options, self._limits) | row)
         return compared
 
-    finished_rounds(timed, lambda measured: add(rows(measured)))
+    def _interleaved(self) -> dict[str, Durations]:
+        on_a_gpu = self._options.device == "cuda"
+        calls = {name: partial(_call, name, each.call) for name, each in self._ready.items()}
+        if on_a_gpu:
+            with_copies = {name: each.call.with_copies for name, each in self._ready.items()}
+            calls |= {f"{name}{COPIES}": partial(_call, name, call) for name, call in with_copies.items()}
+        return time_interleaved(
+            calls,
+            self._options.seconds,
+            self._title,
+            MIN_ROUNDS_ON_A_GPU if on_a_gpu else MIN_ROUNDS,
+            enough=lambda so_far: all(self._stable(so_far, name) for name in self._ready),
+            warm_up_ns={name: each.warm_ns for name, each in self._ready.items() if each.warm_ns},
+            protocol=self._protocol,
+        )
+
+    def _baseline(self, name: str) -> str | None:
+        """The PyTorch eager of the same network."""
+        config = self._ready[name].contestant.subject.config
+        same = (i for i, each in self._ready.items() if each.contestant.subject.config == config)
+        return next((i for i in same if self._ready[i].contestant.entry.is_baseline), None)
+
+    def _stable(self, measured: Mapping[str, Durations], name: str) -> bool:
+        return is_stable(measured[name], measured[self._baseline(name) or name])
+
+    def _end_round(self, counts: bool) -> None:
+        for each in self._ready.values():
+            each.call.end_round(counts)
 
 
 class _Failed(Exception):

@@ -2,6 +2,7 @@
 
 import fcntl
 import functools
+import gc
 import os
 import resource
 import signal
@@ -33,6 +34,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if "trained" in item.fixturenames:  # or its repository, or its server
             item.add_marker(pytest.mark.slow)
     items.sort(key=lambda item: LONG.index(item.path.name) if item.path.name in LONG else len(LONG))
+
+
+def pytest_collection_finish() -> None:
+    """Modules and tests are no garbage: a collection, which many tests ask for, need not look at them."""
+    gc.freeze()
 
 
 def _there(path: Path, what: str) -> Path:

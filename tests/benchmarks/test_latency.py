@@ -172,6 +172,7 @@ def test_a_contestant_that_fails_while_it_is_timed_costs_its_row(
     assert written["missing"][0]["reason"] == "RuntimeError: CUDA error: out of memory"
 
 
+@pytest.mark.slow
 def test_a_device_that_is_slow_in_all_rounds_costs_the_batch_size(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

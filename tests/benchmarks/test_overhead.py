@@ -62,6 +62,7 @@ def test_a_server_that_answers_otherwise_is_not_timed(monkeypatch, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "message"),
     [

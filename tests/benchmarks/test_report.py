@@ -63,6 +63,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "out"
 
 
+@pytest.mark.slow
 def test_every_question_is_answered(built: Path) -> None:
     text = (built / "report.md").read_text()
     measured, gaps = text.split("## What was not measured")
@@ -77,6 +78,7 @@ def test_every_question_is_answered(built: Path) -> None:
     assert "searches.json" not in text
 
 
+@pytest.mark.slow
 def test_the_markdown_shows_pictures_that_are_there_in_both_formats(built: Path) -> None:
     pictures = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", (built / "report.md").read_text())
     assert len(pictures) == len(set(pictures)) == 12
@@ -85,6 +87,7 @@ def test_the_markdown_shows_pictures_that_are_there_in_both_formats(built: Path)
         assert b"<svg" in (built / name).with_suffix(".svg").read_bytes()
 
 
+@pytest.mark.slow
 def test_the_html_is_well_formed_and_asks_for_nothing(built: Path) -> None:
     checked = parsed((built / "report.html").read_text())
     assert not checked.tags & {"script", "link", "iframe"}
@@ -93,6 +96,7 @@ def test_the_html_is_well_formed_and_asks_for_nothing(built: Path) -> None:
     assert len(checked.references) - len(inside) == 12
 
 
+@pytest.mark.slow
 def test_the_same_results_give_the_same_page(built: Path, tmp_path: Path) -> None:
     arguments = ["build", str(built.parent / "results"), "--output", str(tmp_path)]
     assert CliRunner().invoke(report, arguments).exit_code == 0
@@ -131,6 +135,8 @@ def test_two_machines_are_said(tmp_path: Path) -> None:
     assert "**2 kinds of machines**" in markdown("Two", page(find(tmp_path)))
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("undrawn")
 def test_a_gpu_is_never_counted_as_cores(built: Path, tmp_path: Path) -> None:
     faster = sample.throughput()
     for row in faster["rows"]:
@@ -151,6 +157,7 @@ def test_a_gpu_is_never_counted_as_cores(built: Path, tmp_path: Path) -> None:
     assert "A CPU, NVIDIA H200" in text
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_call_on_a_gpu_has_three_times_and_a_floor(tmp_path: Path) -> None:
     result = sample.latency()
     state = {"sm_mhz": [1900, 1950, 1980], "power_w": [400.0, 500.0, 600.0], "temperature_c": [50, 55, 60]}
@@ -200,6 +207,7 @@ def test_machines(wanted: float, rate: float, expected: int) -> None:
     assert machines(wanted, rate) == expected
 
 
+@pytest.mark.slow
 def test_cores_for_a_rate(built: Path) -> None:
     """500 single images a second on two cores: 1,000 need four cores."""
     text = (built / "report.md").read_text()

@@ -37,6 +37,7 @@ def halved() -> onnx.ModelProto:
     return export(Encoder().half())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [converted, halved])
 def test_a_float16_file_is_proved_beside_float64(make: Callable[[], onnx.ModelProto], tmp_path: Path) -> None:
     path, out = tmp_path / "in.onnx", tmp_path / "out.onnx"

@@ -86,6 +86,7 @@ def write(folder: Path, network: Bert, opset: int) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("opset", "mask", "classify"),
     [(11, "where", True), (14, "product", False), (17, "where", False)],

@@ -61,6 +61,7 @@ def ignore_the_mask(graph: ir.Graph) -> None:
     softmax.replace_input_with(0, add.inputs[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", [None, drop_bias, read_another_row, move_a_weight, ignore_the_mask])
 def test_every_planted_fault_fails_the_proof(fault: Callable[[ir.Graph], None] | None) -> None:
     original = model(export(Encoder()))

@@ -22,12 +22,7 @@ from export.onnx_rewrites.reads import parse_read
 from export.onnx_rewrites.shapes import Shapes
 
 SIZES = {"batch": 1, "seq": 24}
-EXPORTERS = [
-    ("old", 17),
-    pytest.param("new", 18, marks=pytest.mark.slow),
-    pytest.param("new", 20, marks=pytest.mark.slow),
-    pytest.param("new", 23, marks=pytest.mark.slow),
-]
+EXPORTERS = [("old", 17), ("new", 18), ("new", 20), ("new", 23)]
 
 
 def proved(original: ir.Model, rewritten: Rewritten, reads: Sequence[str] = ()) -> Proof:
@@ -37,6 +32,7 @@ def proved(original: ir.Model, rewritten: Rewritten, reads: Sequence[str] = ()) 
     return prove_double(original, rewritten.model, [parse_read(read) for read in reads], rounds)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("exporter", "opset"), EXPORTERS)
 def test_an_encoder_of_two_layers_keeps_half_of_its_work(exporter: str, opset: int) -> None:
     original = model(export(Encoder(), exporter, opset))
@@ -47,6 +43,7 @@ def test_an_encoder_of_two_layers_keeps_half_of_its_work(exporter: str, opset: i
     assert proved(original, rewritten).error < 1e-13
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("exporter", "opset"), [("old", 17), ("new", 20)])
 @pytest.mark.parametrize("rows", [1, 2])
 def test_a_vit_whose_heads_read_one_or_two_rows(rows: int, exporter: str, opset: int) -> None:

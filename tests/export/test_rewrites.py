@@ -86,6 +86,7 @@ def test_any_geometry_after_each_rewrite_and_after_all(data: st.DataObject, seed
     assert macs_per_image(rewritten) <= macs_per_image(model)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", FOLD)
 @pytest.mark.parametrize(("depth", "before", "after"), [(6, 16_866_944, 8_586_112), (1, 2_853_504, 56_448)])
 def test_the_work_that_is_left(model: str, depth: int, before: int, after: int) -> None:

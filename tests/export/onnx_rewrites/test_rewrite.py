@@ -37,6 +37,7 @@ def hidden(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_file_is_written_with_its_manifest_and_a_sample(encoder: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.onnx"
     result = run(encoder, "-o", out, "--dims", "batch=1,seq=24", "--require", "read-rows,absorb-queries", "--time")
@@ -52,6 +53,7 @@ def test_a_file_is_written_with_its_manifest_and_a_sample(encoder: Path, tmp_pat
     np.testing.assert_allclose(ort.InferenceSession(out).run(None, feeds)[0], sample["out:y"], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_read_halves_a_file_of_embeddings(hidden: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.onnx"
     assert run(hidden, "-o", out).exit_code == 3
@@ -61,6 +63,7 @@ def test_a_read_halves_a_file_of_embeddings(hidden: Path, tmp_path: Path) -> Non
     assert json.loads(result.output)["reads"] == ["y[:,0]"]
 
 
+@pytest.mark.slow
 def test_inputs_may_be_given(encoder: Path, tmp_path: Path) -> None:
     given = tmp_path / "given.npz"
     ids = np.arange(12).reshape(2, 6)
@@ -74,6 +77,7 @@ def test_inputs_may_be_given(encoder: Path, tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_weights_beside_the_file_stay_beside_it(encoder: Path, tmp_path: Path) -> None:
     onnx.save(
         onnx.load(encoder), tmp_path / "in.onnx", save_as_external_data=True, location="in.data", size_threshold=0
@@ -114,6 +118,7 @@ def test_a_file_that_is_no_model_is_named(tmp_path: Path) -> None:
         assert f"{broken}: expected an ONNX model" in result.output
 
 
+@pytest.mark.slow
 def test_a_failed_proof_writes_nothing(encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("export.onnx_rewrites.proof.FLOAT64_TOLERANCE", 0.0)
     result = run(encoder, "-o", tmp_path / "out.onnx")
@@ -131,6 +136,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_only_weights_that_change_are_read(large: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read = []
     for name in ("numpy", "tobytes", "__array__"):
@@ -148,6 +154,7 @@ def test_only_weights_that_change_are_read(large: Path, monkeypatch: pytest.Monk
     assert 0 < sum(tensor.nbytes for tensor in {tensor.name: tensor for tensor in read}.values()) < 100_000
 
 
+@pytest.mark.slow
 def test_a_proof_without_memory_is_refused_with_the_way_out(
     large: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

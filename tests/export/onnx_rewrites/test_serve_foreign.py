@@ -34,6 +34,7 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return folder / "in.onnx", models
 
 
+@pytest.mark.slow
 def test_the_config_comes_from_the_graph(published: tuple[Path, Path]) -> None:
     message = read_config(published[1] / "reranker")
     assert [(given.name, list(given.dims)) for given in message.input] == [
@@ -43,6 +44,7 @@ def test_the_config_comes_from_the_graph(published: tuple[Path, Path]) -> None:
     assert message.max_batch_size in (0, 256)
 
 
+@pytest.mark.slow
 def test_verify_asks_again(published: tuple[Path, Path]) -> None:
     version = published[1] / "reranker" / "1"
     verified = CliRunner().invoke(command, ["verify", "--repository", str(published[1])])
@@ -55,6 +57,7 @@ def test_verify_asks_again(published: tuple[Path, Path]) -> None:
     assert "expected the SHA-256" in verified.output
 
 
+@pytest.mark.slow
 @pytest.mark.live
 def test_the_server_answers_as_the_original(published: tuple[Path, Path]) -> None:
     original = ort.InferenceSession(published[0])
@@ -70,6 +73,7 @@ def test_the_server_answers_as_the_original(published: tuple[Path, Path]) -> Non
             np.testing.assert_allclose(answer, original.run(None, feeds)[0], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_second_version_is_served_and_rolled_back(published: tuple[Path, Path], tmp_path: Path) -> None:
     original, models = published[0], tmp_path / "models"
     shutil.copytree(published[1], models)

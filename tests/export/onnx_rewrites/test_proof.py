@@ -96,6 +96,24 @@ def test_inputs_fit_the_graph() -> None:
     assert len({round_["seq"] for round_ in sizes}) == len({round_["batch"] for round_ in sizes}) == 3
 
 
+def test_sizes_are_tried_apart_then_together() -> None:
+    inputs = "int64[batch_1, seq_1] ids, int64[batch_2, seq_2] mask"
+    graph = parse(f'<ir_version: 8, opset_import: ["": 17]> g ({inputs}) => (int64 y) {{ y = Mul(ids, mask) }}').graph
+    apart, together, *_ = size_rounds(graph)
+    assert all(sizes["seq_1"] != sizes["seq_2"] for sizes in apart)
+    assert all(sizes["seq_1"] == sizes["seq_2"] for sizes in together)
+    assert all(sizes["batch_1"] == sizes["batch_2"] for sizes in (*apart, *together))
+
+
+def test_free_channels_are_those_of_the_filters() -> None:
+    image = "float[batch, channels, height, width] image"
+    text = f'<ir_version: 8, opset_import: ["": 17]> g ({image}) => (float y) {{ y = Conv(image, w) }}'
+    graph = parse(text, w=np.ones((4, 3, 8, 8), np.float32)).graph
+    families = list(size_rounds(graph))
+    assert {sizes["channels"] for family in families for sizes in family} == {3}
+    assert any({sizes["height"] for sizes in family} == {224} for family in families)
+
+
 HEADER = '<ir_version: 8, opset_import: ["": {opset}{more}]> g (float[n, 4] a) => (float[n, 4] y) {{ {nodes} }}'
 BODY = "(float[n, 4] b) { b = Relu(a) }"
 QUANTISED = "s = Constant<value_float = 0.1>() z = Constant<value = int8 {0}>() b = QuantizeLinear(a, s, z)"

@@ -84,6 +84,7 @@ def _sharings(context: click.Context, parameter: click.Parameter, values: tuple[
 @click.pass_context
 def throughput(
     context: click.Context,
+    /,
     batches: tuple[int, ...],
     in_flight: tuple[int, ...],
     rates: tuple[float, ...],

@@ -1,26 +1,21 @@
 """A TensorRT engine through its own execution context, as a server runs it.
 
-In: an engine, the profile for each batch size, and a CUDA stream. Out: a function of images on the device. Memory is
-allocated once for a batch size; a call only sets an address and enqueues, or replays a CUDA graph.
+In: an engine, the profile for each batch size, and a CUDA stream, not the default one. Out: a function of images on the
+device. Memory is allocated once for a batch size; a call only sets an address and enqueues, or replays a CUDA graph.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.measure.progress import one_line
 from models.config import INPUT_NAME, OUTPUT_NAME
 
+if TYPE_CHECKING:
+    import torch
+
 Call = Callable[[Any], Any]
-
-
-class Stream(Protocol):
-    """A torch.cuda.Stream, not the default one."""
-
-    cuda_stream: int
-
-    def synchronize(self) -> None: ...
 
 
 class Execution:
@@ -31,7 +26,9 @@ class Execution:
     not, and its calls are enqueued then.
     """
 
-    def __init__(self, engine: Any, profile_of: Callable[[int], int], stream: Stream, graph: bool = False) -> None:
+    def __init__(
+        self, engine: Any, profile_of: Callable[[int], int], stream: torch.cuda.Stream, graph: bool = False
+    ) -> None:
         self.engine, self.profile_of, self.stream, self.graph = engine, profile_of, stream, graph
         self.prepared: dict[int, Call] = {}
         self.fallback: str | None = None
@@ -73,7 +70,7 @@ class Execution:
         return enqueue
 
 
-def captured(enqueue: Call, images: Any, stream: Stream) -> Call:
+def captured(enqueue: Call, images: Any, stream: torch.cuda.Stream) -> Call:
     """`enqueue` as a CUDA graph over a copy of the images; raises RuntimeError where CUDA or TensorRT refuses."""
     import torch
 

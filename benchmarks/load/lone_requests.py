@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.load.published import publish
+from benchmarks.load.terms import Form
 from benchmarks.load.verdicts import Asker, Verdicts
 from export.equivalence import embedded_sample, onnx_classifier
 from export.publishing.publish import read_config
@@ -28,7 +29,7 @@ def lone_requests() -> dict[str, Any]:
     """The models take turns of TURN requests on the same server."""
     with tempfile.TemporaryDirectory(prefix="lone-") as folder:
         repository = Path(folder)
-        published = publish(MODEL, repository, {MODEL: None, UNBOUNDED: None})
+        published = publish(Form(MODEL), repository, {MODEL: None, UNBOUNDED: None})
         _without_bound(repository / UNBOUNDED)
         images = embedded_sample(published.config).images[:1]
         logits = onnx_classifier(published.data)(images).astype(np.float32)

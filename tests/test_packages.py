@@ -36,6 +36,7 @@ def test_a_script_says_that_it_is_hidden(tmp_path, form):
     assert (done.returncode, done.stdout, done.stderr) == (1, "", line)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_every_script_of_models_does(tmp_path, script):
     hide(tmp_path, "models", "config", "catalog", "data")

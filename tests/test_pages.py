@@ -154,7 +154,9 @@ def known_options() -> set[str]:
     scripts = [path for folder in folders for path in sorted((ROOT / folder).glob("*.py"))]
     commands = [path.relative_to(ROOT).as_posix() for path in scripts if "\nif __name__ ==" in path.read_text()]
     ours = set[str]().union(*(options_of(script(path)) for path in commands if path != "serving/launcher.py"))
-    return ours | options_of(vitbn) | server_options() | {"--async"}  # perf_analyzer's
+    return (
+        ours | options_of(vitbn) | server_options() | {"--async", "--hypothesis-profile"}
+    )  # perf_analyzer's, pytest's
 
 
 @pytest.mark.parametrize("name", [name for name in PAGES if not name.startswith(STUDIES)])
@@ -291,6 +293,7 @@ def test_the_table_of_the_fourth_command_is_the_committed_run() -> None:
     assert batch_table(result["rows"]) in (ROOT / "README.md").read_text()
 
 
+@pytest.mark.slow
 def test_the_work_after_each_rewrite_is_what_the_rewrites_leave() -> None:
     from export.rewrites.pipeline import ALL, apply
     from models.catalog import shipped

@@ -1,6 +1,7 @@
 """The writer of results: header, Ctrl-C, and unwritable places, which are refused before the run."""
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -173,7 +174,9 @@ def test_it_says_before_it_starts_how_long_it_takes(
 ) -> None:
     monkeypatch.setenv(ROUNDS_VARIABLE, "3")
     time_interleaved({"slow": lambda: time.sleep(0.25)}, 9, "it")  # too slow for an untimed call before each timed call
-    assert "it: 1 contestants, 3 rounds take about 0.8 s; at most 9 s" in capsys.readouterr().err
+    said = re.search(r"it: 1 contestants, 3 rounds take about ([\d.]+) s; at most 9 s", capsys.readouterr().err)
+    assert said
+    assert 0.8 <= float(said[1]) < 4, "three times the call of warm-up, which a busy machine prolongs"
 
 
 def test_at_most_is_kept_where_three_rounds_fit() -> None:

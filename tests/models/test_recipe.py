@@ -128,6 +128,7 @@ def test_a_teacher_tells_half(tmp_path, some_digits, teacher):
     assert f"--teacher {teacher}" in load(path).metrics["command"]
 
 
+@pytest.mark.slow
 def test_resumed_with_its_teacher_is_uninterrupted(tmp_path, some_digits, teacher):
     options = replace(PLAIN, teacher=str(teacher))
     run(tmp_path / "whole.safetensors", some_digits, options)

@@ -252,6 +252,7 @@ def best(folder, name="vitbn", **changes):
     return path
 
 
+@pytest.mark.slow
 def test_optimised_with_files_and_folders(small_mnist, tmp_path):
     folder = tmp_path / "searches"
     folder.mkdir()

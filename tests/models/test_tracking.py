@@ -218,6 +218,7 @@ def refusal(*arguments):
     return result.stderr
 
 
+@pytest.mark.slow
 def test_command_without_a_server(monkeypatch):
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
@@ -268,6 +269,7 @@ def studied(mnist, *arguments):
     return json.loads(Path("out/dnn.json").read_text())
 
 
+@pytest.mark.slow
 def test_all_runs_of_a_study_are_tracked_and_go_on(store, small_mnist):
     for epochs in (1, 2):
         written = studied(small_mnist, "--epochs", epochs)

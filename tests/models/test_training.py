@@ -296,6 +296,7 @@ def test_checkpoint_says_how_it_was_trained(tmp_path, some_digits):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", [*(name for name in TRANSFORMER_NAMES if name not in CHANGING), "cnn"])
 def test_every_model_trains(tmp_path, some_digits, model):
     config = ModelConfig(model="cnn") if model == "cnn" else replace(TINY, model=model)

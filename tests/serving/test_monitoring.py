@@ -23,6 +23,7 @@ def promtool(folder: Path, *words: str) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 @needs("promtool")
 def test_promtool_accepts_the_configuration_and_every_case() -> None:
     folder = ROOT / "prometheus"
@@ -35,6 +36,7 @@ def test_promtool_accepts_the_configuration_and_every_case() -> None:
     }
 
 
+@pytest.mark.slow
 @needs("promtool")
 @pytest.mark.parametrize("wrong", ["vector(1) < 0", "vector(1)"])
 def test_alerts_that_never_or_always_fire_are_noticed(tmp_path: Path, wrong: str) -> None:

@@ -4,7 +4,7 @@ import hashlib
 import http.client
 import json
 import os
-import shutil
+import shlex
 import signal
 import subprocess
 import sys
@@ -186,8 +186,9 @@ def test_a_native_server_gets_the_same_care(tmp_path: Path) -> None:
     published(tmp_path / "models", versions=1)
     native = tmp_path / "native" / "tritonserver"
     native.parent.mkdir()
-    launcher = shutil.which("tritonserver", path=str(Path(sys.executable).parent))
-    native.write_text(f'#!/bin/sh\nPATH={Path(sys.executable).parent}:/usr/bin:/bin exec {launcher} "$@"\n')
+    launcher = str(Path(sys.executable).with_name("tritonserver"))
+    programs = shlex.quote(f"{Path(sys.executable).parent}:/usr/bin:/bin")
+    native.write_text(f'#!/bin/sh\nPATH={programs} exec {shlex.quote(launcher)} "$@"\n')
     native.chmod(0o755)
     path = os.pathsep.join([str(native.parent), os.environ["PATH"]])
     with pytest.MonkeyPatch.context() as patch:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
@@ -15,6 +16,7 @@ from export.onnx_rewrites.inputs import draw, size_rounds, table_rows
 from export.onnx_rewrites.prepare import Prepare
 from export.onnx_rewrites.proof import compare, prove_double
 from export.onnx_rewrites.reads import parse_read
+from export.onnx_rewrites.stage import Request, rewrite_file
 
 
 def changed(value: ir.Value, change: Callable[[np.ndarray], np.ndarray]) -> None:
@@ -145,3 +147,17 @@ def test_a_read_that_does_not_fit_is_named(read: str) -> None:
 def test_a_read_keeps_its_text() -> None:
     for text in ("y", "y[0]", "y[:,0]", "y[1:3,-1]"):
         assert str(parse_read(text)) == text
+
+
+def test_sizes_too_small_for_a_window_give_way_to_larger_ones(tmp_path: Path) -> None:
+    """ONNX Runtime answers with nothing where a window is larger than the image; PyTorch, in double, refuses."""
+    network = parse(
+        """<ir_version: 8, opset_import: ["": 18]> g (float[n, 2, h, w] a) => (float[n, 2, p, q] y) {
+            x = Conv(a, k) b = BatchNormalization(x, s, s, s, s)
+            y = AveragePool<kernel_shape = [12, 12], strides = [12, 12]>(b) }""",
+        k=np.full((2, 2, 1, 1), 0.5, np.float32),
+        s=np.array([0.5, 1.5], np.float32),
+    )
+    ir.save(network, tmp_path / "plain.onnx")
+    written = rewrite_file(tmp_path / "plain.onnx", tmp_path / "folded.onnx", Request())
+    assert [step.name for step in written.rewritten.steps if step.sites] == ["fold-affine"]

@@ -94,9 +94,9 @@ def convert(proto: onnx.ModelProto, lowering: Lowering) -> Converted:
 def engine_accuracy(
     engine: str, precision: str, classify: Classifier, data: bytes, dataset: Dataset, max_drop_points: float
 ) -> EngineAccuracy:
-    """The test accuracy of `classify`, beside that of the ONNX file `data` in ONNX Runtime.
+    """The test accuracies of `classify` and of the ONNX file `data` in ONNX Runtime.
 
-    Raises AccuracyError if it is more than `max_drop_points` percentage points lower.
+    Raises AccuracyError if the first is more than `max_drop_points` percentage points lower.
     """
     ours, theirs = accuracy(classify, dataset), accuracy(onnx_classifier(data), dataset)
     measured = EngineAccuracy(engine, precision, ours, theirs, len(dataset.test_labels))

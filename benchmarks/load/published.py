@@ -39,7 +39,7 @@ def device_of_server(wanted: str) -> Device:
     if native_server(os.environ.get("PATH", os.defpath)):
         return choose(wanted)
     if wanted == "cuda":
-        raise click.ClickException("--device cuda: expected a native tritonserver, found the one of CPUs alone")
+        raise click.ClickException("--device cuda: expected a native tritonserver, found nvidia-pytriton's for CPUs")
     return "cpu"
 
 

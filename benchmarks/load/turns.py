@@ -37,7 +37,7 @@ Who = Target | InProcess
 
 @dataclass(frozen=True)
 class Plan:
-    """What is measured: every target under every load, for `rounds` of so many seconds each."""
+    """Every target is measured under every load, in `rounds` of `seconds` each."""
 
     targets: Sequence[Target]
     loads: Sequence[Load]

@@ -102,7 +102,7 @@ def _gaps(sources: Sources) -> Iterator[Block]:
     if all(is_cpu(file.content) for file in sources.files):
         lines.append(
             "**GPU**, CUDA graphs and ONNX Runtime on CUDA: not measured, every file is of a CPU. "
-            "`make benchmarks-gpu` measures them where there is one."
+            "`make benchmarks-gpu` measures them on a machine with a GPU."
         )
     runtimes = {row["runtime"] for result in sources.all("latency") for row in result["rows"]}
     if "tensorrt" not in runtimes:

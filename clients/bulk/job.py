@@ -76,7 +76,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Job:
-    """The settings, and the parts' totals; `rows` is None with a tar among them."""
+    """The settings, and the parts' totals; `rows` is None if a part is a tar."""
 
     settings: Settings
     output: str

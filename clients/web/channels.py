@@ -79,7 +79,7 @@ class Channel(HTTPChannel):
             self.since_s, self._limit_s = now_s, None
         elif self.request.headers_finished and not (in_body and self.request is before):
             self.since_s, self._limit_s = now_s, BODY_S
-        elif self._limit_s is None:  # another request begins
+        elif self._limit_s is None:  # a new request begins
             self.since_s, self._limit_s = now_s, HEADER_S
         return result
 

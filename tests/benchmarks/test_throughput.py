@@ -290,7 +290,7 @@ def test_a_rate_that_sends_too_little() -> None:
 def test_a_gpu_needs_a_native_server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("serving.launcher.native_server", lambda path: None)
     assert published.device_of_server("auto") == published.device_of_server("cpu") == "cpu"
-    with pytest.raises(click.ClickException, match="expected a native tritonserver, found the one of CPUs alone"):
+    with pytest.raises(click.ClickException, match="expected a native tritonserver, found nvidia-pytriton's for CPUs"):
         published.device_of_server("cuda")
     monkeypatch.setattr("serving.launcher.native_server", lambda path: Path("tritonserver"))
     monkeypatch.setattr("benchmarks.contest.devices.choose", lambda wanted: f"as chosen for {wanted}")

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 
 def attention_macs(tokens: int, dim: int, heads: int, dim_head: int) -> int:
-    """Multiplications of an attention layer per image: projections, scores, weighted sum."""
+    """Multiplications per image: projections, scores, weighted sum."""
     inner = heads * dim_head
     output = 0 if heads == 1 and dim_head == dim else inner * dim
     return tokens * (3 * dim * inner + output) + 2 * tokens**2 * inner

@@ -27,14 +27,14 @@ FEWEST, MOST = 50, 500  # pictures: fewer give poor statistics, and all are in m
 
 
 class AdaptationError(Exception):
-    """A network without BatchNorm, or an output that would replace it; the message says so."""
+    """A network without BatchNorm, or an output that would replace it."""
 
 
 def adapt_checkpoint(path: Path, folder: Path, output: Path) -> int:
     """Writes the network at `path` with the statistics of the pictures in `folder`; returns their number.
 
-    The metrics keep the dataset and say where the network and the pictures come from. Accuracy and temperature are left
-    out: they are those of other statistics. Raises AdaptationError, CheckpointError and DataError.
+    The metrics omit accuracy and temperature: they are those of other statistics. Raises AdaptationError,
+    CheckpointError and DataError.
     """
     if output.resolve() == path.resolve():
         raise AdaptationError(f"{output}: expected another file than the checkpoint, found the same")
@@ -60,7 +60,7 @@ def adapt_checkpoint(path: Path, folder: Path, output: Path) -> int:
 
 
 def form_of_training(metrics: Metrics) -> Form:
-    """The form in a checkpoint's metrics; older checkpoints were trained in the plain form."""
+    """Older checkpoints were trained in the plain form."""
     described = metrics.get("options") or metrics.get("adapted") or {}
     return "served" if described.get("form") == "served" else "plain"
 
@@ -68,7 +68,7 @@ def form_of_training(metrics: Metrics) -> Form:
 def adapt(
     model: nn.Module, images: Tensor, statistics: tuple[Statistic, ...] = BOTH, form: Form = "plain"
 ) -> nn.Module:
-    """The copy, in eval mode. All images are a single batch; `statistics` are taken from it.
+    """The copy, in eval mode. `statistics` are those of all images as a single batch.
 
     A layer sees the images through layers that already normalise with the batch. `form` is that of the training: in the
     served form the last BatchNorms have statistics of CLS rows. Raises AdaptationError.

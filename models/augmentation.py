@@ -4,10 +4,10 @@
 probability 0.2 a zoom-out by r, drawn from U(2, 3), to anywhere in the frame: a shift by up to (1 - 1/r) / 2 of the
 side. Rotation and translation are bilinear here, nearest in the publication (torchvision's default). The zoom-out
 averages 9 bilinear samples a pixel; the publication's (Pillow's bilinear resize) weighs the pixels under it.
-`light` distorts no more than handwriting varies. `elastic` adds a smooth field of displacements of up to 1.5 pixels
-(Simard et al., "Best Practices for Convolutional Neural Networks Applied to Visual Document Analysis", 2003).
-`crop-flip`, for photos (He et al., "Deep Residual Learning", 2016, section 4.2), cuts a window of the picture's size
-from the picture with 4 black pixels around it, and mirrors half of them. All draw from PyTorch's generator.
+`elastic` adds a smooth field of displacements of up to 1.5 pixels (Simard et al., "Best Practices for Convolutional
+Neural Networks Applied to Visual Document Analysis", 2003). `crop-flip`, for photos (He et al., "Deep Residual
+Learning", 2016, section 4.2), cuts a window of the picture's size from the picture with 4 black pixels around it, and
+mirrors half of them. All draw from PyTorch's generator.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from models.config import Augmentation
 
 ELASTIC_SIGMA = 4.0  # pixels, of the Gaussian that smooths the displacements
-ELASTIC_PIXELS = 1.5  # the largest displacement
+ELASTIC_PIXELS = 1.5
 ZOOM_OUT_SHARE = 0.2  # of the images
 SAMPLES = 3  # per side of a zoomed-out pixel
 
@@ -46,7 +46,7 @@ def augmentation(name: Augmentation) -> Callable[[Tensor], Tensor]:
 
 
 def _zoom_out(images: Tensor) -> Tensor:
-    """Shrinks a fifth of the images (B, C, H, W) to 1/r, each placed in a black frame."""
+    """Images (B, C, H, W) -> the same."""
     chosen = images.new_empty(len(images)).uniform_() < ZOOM_OUT_SHARE
     if not chosen.any():
         return images
@@ -70,7 +70,7 @@ def _crop_flip(images: Tensor) -> Tensor:
 
 
 def _elastic(images: Tensor) -> Tensor:
-    """The affine map and the displacement of images (B, C, H, W) in a single bilinear look-up."""
+    """Images (B, C, H, W) -> the same, in a single bilinear look-up."""
     count, _, height, width = images.shape
     grid = F.affine_grid(_affine(images.new_empty(count, 5).uniform_(-1, 1)), list(images.shape), align_corners=False)
     field = _displacements(count, height, width).to(images) * images.new_tensor([2 / width, 2 / height])  # (B, H, W, 2)
@@ -88,7 +88,7 @@ def _affine(draws: Tensor) -> Tensor:
 
 
 def _displacements(count: int, height: int, width: int) -> Tensor:
-    """Smooth random fields (B, H, W, 2) in pixels, each with a maximum of up to ELASTIC_PIXELS."""
+    """Random fields (B, H, W, 2) in pixels, each with a maximum of up to ELASTIC_PIXELS."""
     noise = torch.randn(count, 2, height, width)
     smooth = _gaussian(height) @ noise @ _gaussian(width).T
     largest = smooth.abs().amax(dim=(1, 2, 3), keepdim=True)

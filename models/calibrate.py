@@ -1,4 +1,4 @@
-"""Command line: adds a temperature to a checkpoint, fitted on the images that its training held out.
+"""Command line: adds a temperature to a checkpoint.
 
 Only the metadata of the file change.
 """
@@ -37,7 +37,7 @@ def calibrate(checkpoints: tuple[Path, ...], data_dir: Path | None) -> None:
 
 
 def measure(checkpoint: Checkpoint, data_dir: Path | None) -> dict[str, float]:
-    """Temperature and calibration errors; raises CheckpointError if the training held no image out."""
+    """Raises CheckpointError if the training held no image out."""
     from models.checkpoint import CheckpointError
     from models.training import measure_calibration
 

@@ -16,10 +16,7 @@ LIMITS = (0.05, 20.0)  # without mistakes on the held-out images the best T is 0
 
 
 def calibrate(held_out: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor]) -> dict[str, float]:
-    """Fits on `held_out` logits and labels, measures on the test images'; the keys are metrics of a checkpoint.
-
-    `calibration_error_before` is the error without the temperature.
-    """
+    """Fits on `held_out` logits and labels; the keys are metrics of a checkpoint."""
     temperature = round(fit_temperature(*held_out), 4)
     return {
         "temperature": temperature,

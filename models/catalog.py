@@ -23,13 +23,12 @@ def shipped(name: str) -> Path:
 
 
 def relative(path: Path) -> Path:
-    """`path`, for messages relative to the current folder if it lies inside."""
+    """`path` relative to the current folder if it lies inside."""
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
 @cache
 def matching(config: ModelConfig) -> Path | None:
-    """The shipped checkpoint of exactly this configuration."""
     from models.checkpoint import read_config
 
     return next((path for path in map(shipped, SHIPPED) if read_config(path) == config), None)

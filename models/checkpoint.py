@@ -37,7 +37,7 @@ INTEGER = ("I64", "I32", "I16", "I8")
 
 
 class CheckpointError(Exception):
-    """No checkpoint; the message names the file."""
+    """The message names the file."""
 
 
 class UntrainedBlockWarning(UserWarning):
@@ -56,7 +56,7 @@ class Checkpoint:
 
 
 def save(path: Path, model: nn.Module, config: ModelConfig, metrics: Metrics) -> None:
-    """Writes the tensors of `model`, `config` and `metrics`, all or nothing.
+    """Writes all or nothing.
 
     Raises MetricsError for metrics that `load` would refuse.
     """
@@ -66,7 +66,7 @@ def save(path: Path, model: nn.Module, config: ModelConfig, metrics: Metrics) ->
 
 
 def add_metrics(path: Path, added: Metrics) -> None:
-    """Adds to the metrics of a safetensors checkpoint; raises CheckpointError for another file."""
+    """Raises CheckpointError unless `path` is a safetensors checkpoint."""
     with _opened(path) as file:
         metadata = dict(file.metadata() or {})
         _, metrics = _described(path, metadata)
@@ -78,8 +78,7 @@ def add_metrics(path: Path, added: Metrics) -> None:
 def load(path: Path, depth: int | None = None) -> Checkpoint:
     """The network in `path`; with `depth` only its first blocks.
 
-    Raises CheckpointError for any other file, for tensors that do not fit the configuration, and for too few blocks.
-    Warns with UntrainedBlockWarning.
+    Raises CheckpointError for another file, for tensors that do not fit the configuration, and for too few blocks.
     """
     _check_regular(path)
     config, tensors, metrics = _read_reference(path) if zipfile.is_zipfile(path) else _read_safetensors(path)
@@ -102,7 +101,7 @@ def load(path: Path, depth: int | None = None) -> Checkpoint:
 
 
 def read_config(path: Path) -> ModelConfig:
-    """The configuration in a checkpoint of ours, without reading tensors; raises CheckpointError for another file."""
+    """Reads no tensors; raises CheckpointError for another file."""
     with _opened(path) as file:
         return _described(path, file.metadata())[0]
 

@@ -12,8 +12,6 @@ from models.config import ModelConfig
 
 
 class CNN(nn.Module):
-    """Three 5x5 convolutions and two Linears, each but the last with BatchNorm and ReLU."""
-
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config

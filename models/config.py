@@ -44,7 +44,7 @@ TRANSFORMER_NAMES: tuple[ModelName, ...] = tuple(name for name in MODEL_NAMES if
 
 
 class ConfigError(ValueError):
-    """A wrong configuration; the message names the field."""
+    """The message names the field."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,6 @@ class ModelConfig:
         return self.model in TRANSFORMER_NAMES
 
     def block(self, index: int) -> ModelConfig:
-        """The config with the heads of block `index`."""
         if self.late_cls is None or index < self.depth - 1:
             return self
         return dataclasses.replace(self, heads=self.late_cls[0], dim_head=self.late_cls[1])
@@ -145,7 +144,7 @@ class ModelConfig:
 
     @property
     def input_shape(self) -> tuple[int, int, int]:
-        """Channels, height, width of an image."""
+        """Channels, height, width."""
         return (self.channels, *self.image_size)
 
     def to_json(self) -> str:

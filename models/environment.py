@@ -28,7 +28,7 @@ PACKAGES = (
 
 
 def describe(threads: int, device: str) -> dict[str, Any]:
-    """Machine, packages, commit, load and clocks; `gpu`, for cuda only, is null without nvidia-smi."""
+    """`gpu`, for cuda only, is null without nvidia-smi."""
     import torch
 
     gpu = {"gpu": _gpu(), "cuda": torch.version.cuda} if device == "cuda" else {}
@@ -59,7 +59,7 @@ def _cpu_mhz() -> list[float]:
 
 
 def _gpu() -> dict[str, str] | None:
-    """Driver and clocks of the first GPU, with nvidia-smi's units."""
+    """The first GPU, in nvidia-smi's units."""
     fields = ("driver_version", "clocks.sm", "clocks.max.sm", "clocks.mem", "power.limit")
     command = ["nvidia-smi", "--id=0", f"--query-gpu={','.join(fields)}", "--format=csv,noheader"]
     try:

@@ -30,13 +30,13 @@ CHOICES = {"dim": (32, 48, 64, 96, 128), "heads": (2, 4, 8), "last_heads": (4, 8
 
 @dataclass(frozen=True)
 class FrontierSearch:
-    """How trials are trained. Only trials of the same search can be compared."""
+    """Only trials of the same search can be compared."""
 
     dataset: str
-    epochs: int  # of a trial
+    epochs: int
     train_images: int
     held_out_images: int
-    seed: int  # of proposals and trainings
+    seed: int
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Geometry:
 
     depth: int
     dim: int
-    heads: int  # of the blocks before the last
+    heads: int
     last_heads: int
     mlp_dim: int
 
@@ -116,7 +116,7 @@ def write(path: Path, search: FrontierSearch, trials: Sequence[FrontierTrial], e
 
 
 def read(path: Path, search: FrontierSearch) -> list[FrontierTrial]:
-    """The trials in a file of `write`, if any; raises SearchError for a damaged file or another search."""
+    """Raises SearchError for a damaged file or another search."""
     if not path.exists():
         return []
     try:
@@ -133,7 +133,6 @@ def read(path: Path, search: FrontierSearch) -> list[FrontierTrial]:
 
 
 def _trial(row: dict[str, Any]) -> FrontierTrial:
-    """Raises ValueError, KeyError or TypeError for a row that `write` did not write."""
     geometry = Geometry(**row["geometry"])
     low, high = DEPTHS
     allowed = {"depth": range(low, high + 1), **CHOICES}
@@ -155,6 +154,6 @@ def _space() -> list[RangeParameterConfig | ChoiceParameterConfig]:
 
 
 def _as_json(search: FrontierSearch) -> dict[str, Any]:
-    """Fields and ranges, as JSON gives them back."""
+    """Tuples as lists, as JSON gives them back."""
     ranges = {"depths": list(DEPTHS), **{name: list(values) for name, values in CHOICES.items()}}
     return asdict(search) | ranges

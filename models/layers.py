@@ -116,8 +116,7 @@ def fused_attention(q: Tensor, k: Tensor, v: Tensor, scale: float, dropout: floa
 class FeedForward(nn.Module):
     """Two Linears with an exact GELU between: (B, N, D) -> (B, N, D), without the residual.
 
-    `norm` stands before the first Linear, `hidden_norm` between it and the GELU (Yao et al., "Leveraging Batch
-    Normalization for Vision Transformers", 2021).
+    `hidden_norm`: Yao et al., "Leveraging Batch Normalization for Vision Transformers", 2021.
     """
 
     def __init__(self, config: ModelConfig, norm: NormFactory, hidden_norm: NormFactory) -> None:
@@ -136,8 +135,6 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention, then feed-forward, each added to its input."""
-
     def __init__(self, attention: nn.Module, ffn: nn.Module) -> None:
         super().__init__()
         self.attention = attention

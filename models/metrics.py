@@ -18,7 +18,7 @@ HIGHEST_TEMPERATURE = 1000.0
 
 
 class MetricsError(ValueError):
-    """Metrics of the wrong form; the message names the entry."""
+    """The message names the entry."""
 
 
 def to_json(metrics: Metrics) -> str:
@@ -31,7 +31,7 @@ def to_json(metrics: Metrics) -> str:
 
 
 def from_json(text: str) -> Metrics:
-    """Raises MetricsError for another text."""
+    """Raises MetricsError."""
     try:
         metrics = json.loads(text, parse_constant=_refuse)
     except (ValueError, RecursionError) as error:

@@ -25,7 +25,7 @@ Affine = tuple[Tensor, Tensor]
 
 
 class NotAffine(Exception):
-    """The norm is not affine in eval mode; the message says why."""
+    """The message says why."""
 
 
 class NeverAffine(NotAffine):
@@ -39,7 +39,7 @@ class TokenNorm(nn.Module, ABC):
 
     @abstractmethod
     def eval_affine(self) -> Affine:
-        """The map in eval mode; raises NotAffine."""
+        """Raises NotAffine."""
 
     def randomise(self, generator: torch.Generator) -> None:
         """Draws statistics and parameters, except in PyTorch's layers: `randomise_norms` draws theirs."""
@@ -238,7 +238,7 @@ class DynamicFeatureNorm(RowNorm):
 
 
 def batch_norm_affine(norm: nn.modules.batchnorm._BatchNorm) -> Affine:
-    """D and c of BN(x) = Dx + c in eval mode; raises NotAffine without running statistics."""
+    """D and c of BN(x) = Dx + c; raises NotAffine without running statistics."""
     if norm.running_mean is None or norm.running_var is None:
         raise NotAffine("expected running statistics, found none (track_running_stats=False)")
     scale = (norm.running_var + norm.eps).rsqrt()
@@ -250,7 +250,7 @@ def batch_norm_affine(norm: nn.modules.batchnorm._BatchNorm) -> Affine:
 
 @torch.no_grad()
 def start_skips(model: nn.Module, value: float) -> None:
-    """Sets a in every RepBN of a fresh network."""
+    """Sets a in every RepBN."""
     for module in model.modules():
         if isinstance(module, RepBN):
             module.skip.fill_(value)

@@ -48,11 +48,11 @@ RENAMES = (
 
 
 class UnknownLayoutError(ValueError):
-    """Unknown names or shapes; the message says which."""
+    """The message names them."""
 
 
 def from_reference(state: Mapping[str, Tensor]) -> tuple[ModelConfig, dict[str, Tensor]]:
-    """Configuration and renamed tensors of a published state dict; raises UnknownLayoutError for any other."""
+    """Raises UnknownLayoutError for another state dict."""
     try:
         if set(CNN_LAYERS) == {name.split(".")[0] for name in state}:
             _check_dimensions(state, {"conv1.weight": 4})
@@ -83,7 +83,7 @@ def _rename(name: str) -> str:
 
 
 def _config(tensors: Mapping[str, Tensor]) -> ModelConfig:
-    """Derives the widths from the shapes; published images and patches are square and grey."""
+    """Published images and patches are square and grey."""
     model: ModelName = "vit" if "blocks.0.ffn.norm.weight" in tensors else "vitbnffn"
     if "norm.norm.weight" in tensors:
         model = "vitbn"

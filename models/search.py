@@ -40,7 +40,7 @@ class SearchError(Exception):
 
 @dataclass(frozen=True)
 class Search:
-    """The search space and the training of a trial. Only trials of the same search are comparable.
+    """Only trials of the same search are comparable.
 
     Learning rate and batch size are always searched, depths and schedules if several are given.
     """
@@ -49,10 +49,10 @@ class Search:
     dataset: str
     depths: tuple[int, int]  # the lowest and the highest
     schedules: tuple[Schedule, ...]
-    epochs: int  # of a trial
+    epochs: int
     train_images: int
     held_out_images: int
-    seed: int  # of proposals and trainings
+    seed: int
     augment: Augmentation = "none"  # of training and held-out images, as in the published study
 
     @property
@@ -62,7 +62,7 @@ class Search:
 
 @dataclass(frozen=True)
 class Parameters:
-    """A point of the space, in options of models/train.py."""
+    """In options of models/train.py."""
 
     lr: float
     batch_size: int
@@ -72,7 +72,7 @@ class Parameters:
 
 @dataclass(frozen=True)
 class Trial:
-    """`accuracy` in [0, 1] on the held-out images after the last epoch, or the `error` of a diverged training."""
+    """`accuracy` in [0, 1] on held-out images after the last epoch, or the `error` of a diverged training."""
 
     parameters: Parameters
     accuracy: float | None
@@ -138,7 +138,7 @@ def quiet() -> Iterator[None]:
 
 
 def check_installed() -> None:
-    """Raises SearchError, with the command to install it, for a missing package."""
+    """The error names the command that installs the package."""
     for module, package in (("ax", "ax-platform"), ("matplotlib", "matplotlib")):
         if find_spec(module) is None:
             raise SearchError(
@@ -147,7 +147,7 @@ def check_installed() -> None:
 
 
 def best(trials: Sequence[Trial]) -> Trial:
-    """The first trial of highest accuracy; raises SearchError if all failed."""
+    """Raises SearchError if all failed."""
     finished = [trial for trial in trials if trial.accuracy is not None]
     if not finished:
         raise SearchError(f"expected a trial whose loss stays finite, found {len(trials)} that failed")
@@ -164,7 +164,7 @@ def write(path: Path, search: Search, trials: Sequence[Trial], environment: dict
 
 
 def read(path: Path, search: Search) -> list[Trial]:
-    """The trials in a file of `write`, if any; raises SearchError for a damaged file or another search."""
+    """Raises SearchError for a damaged file or another search."""
     if not path.exists():
         return []
     try:
@@ -184,7 +184,7 @@ def read(path: Path, search: Search) -> list[Trial]:
 
 
 def _as_json(search: Search) -> dict[str, Any]:
-    """Fields and ranges, as JSON gives them back."""
+    """Tuples as lists, as JSON gives them back."""
     values = asdict(search) | {"learning_rates": search.learning_rates, "batch_sizes": BATCH_SIZES}
     return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
@@ -195,7 +195,6 @@ def _trial(row: dict[str, Any]) -> Trial:
 
 
 def _check(where: str, search: Search, trial: Trial) -> None:
-    """Raises SearchError for a value outside the search."""
     parameters = trial.parameters
     expected: list[tuple[str, Any, type[int] | type[float], tuple[float, float]]] = [
         ("lr", parameters.lr, float, search.learning_rates),

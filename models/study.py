@@ -189,7 +189,6 @@ def _train(
     dataset: str = "mnist",
     seeds: int = 1,
 ) -> None:
-    """Carries out a study that trains; prints a row per epoch."""
     from models.data import load_dataset
     from models.studies.protocol import carry_out
     from models.training import choose_device
@@ -239,7 +238,6 @@ def _command_line() -> str:
 
 @contextmanager
 def _one_line_errors() -> Iterator[None]:
-    """Turns errors that a user can fix into one line."""
     from models.checkpoint import CheckpointError
     from models.config import ConfigError
     from models.data import DataError

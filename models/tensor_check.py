@@ -23,7 +23,7 @@ BLOCK = re.compile(r"blocks\.(0|[1-9]\d{0,8})\.(.+)", re.DOTALL)
 
 
 class WrongTensors(ValueError):
-    """A tensor is missing, unknown, or of another shape or type; the message names it."""
+    """The message names the tensor."""
 
 
 class Form(NamedTuple):
@@ -42,7 +42,7 @@ def form_of(tensor: Tensor) -> Form:
 
 
 def check_tensors(config: ModelConfig, found: Mapping[str, Form]) -> None:
-    """Raises WrongTensors unless `found` are exactly the tensors of `config`'s network."""
+    """Raises WrongTensors."""
     expected = _few_blocks(config)
     for name in sorted(found):
         form = expected.get(_stand_in(name, config))
@@ -63,7 +63,6 @@ def _built(config: ModelConfig) -> int:
 
 
 def _few_blocks(config: ModelConfig) -> dict[str, Form]:
-    """The tensors of a network of only the built blocks."""
     try:
         with torch.device("meta"):
             network = build(replace(config, depth=_built(config)))
@@ -81,7 +80,6 @@ def _few_blocks(config: ModelConfig) -> dict[str, Form]:
 
 
 def _stand_in(name: str, config: ModelConfig) -> str:
-    """The tensor's name in the block that is built."""
     block = BLOCK.fullmatch(name)
     if not block or int(block[1]) >= config.depth:
         return name

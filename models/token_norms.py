@@ -15,7 +15,7 @@ from models.norms import EPS, Affine, NeverAffine, TokenNorm
 
 
 class GainedTokenNorm(TokenNorm):
-    """gamma n(x) + beta; a subclass computes n."""
+    """gamma n(x) + beta."""
 
     reason = "its statistics are those of each token"
 

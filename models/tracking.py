@@ -73,7 +73,7 @@ class _Run:
 
 
 def class_metrics(labels: Sequence[str]) -> list[str]:
-    """MLflow's metric names for accuracy by class, in the characters that it allows."""
+    """In the characters that MLflow allows."""
     return [f"class_accuracy/{i} {re.sub('[^A-Za-z0-9_. -]', '_', label)[:100]}" for i, label in enumerate(labels)]
 
 
@@ -106,7 +106,7 @@ def _open(checkpoint: Path, resume: bool) -> _Run:
 
 
 def _run_id(client: MlflowClient, checkpoint: Path, resume: bool) -> str:
-    """The id of a new run, or with `resume` of the earlier run, in a file beside the checkpoint."""
+    """With `resume` the id of the earlier run, in a file beside the checkpoint."""
     from mlflow import MlflowException
 
     experiment = client.get_experiment_by_name(EXPERIMENT)
@@ -142,7 +142,7 @@ def _follow(epochs: Iterator[Epoch], run: _Run, report: Callable[[str], None]) -
 
 
 def _tried(action: Callable[[], None], run: _Run, report: Callable[[str], None]) -> bool:
-    """Whether MLflow answered; reports failures."""
+    """Whether MLflow answered."""
     from mlflow import MlflowException
 
     try:

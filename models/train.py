@@ -36,7 +36,6 @@ def _finite(ctx: click.Context, param: click.Parameter, value: float) -> float:
 
 
 def _read_params(ctx: click.Context, param: click.Parameter, path: Path | None) -> None:
-    """The file's values become the defaults of its options."""
     if path is None:
         return
     try:
@@ -52,7 +51,6 @@ def _read_params(ctx: click.Context, param: click.Parameter, path: Path | None) 
 
 
 def _check_model(ctx: click.Context, param: click.Parameter, model: str) -> str:
-    """Refuses parameters of another model."""
     meant = (ctx.default_map or {}).get("model", model)
     if meant != model:
         raise click.BadParameter(f"expected the model that --params is for, {meant}, found {model}")
@@ -170,7 +168,7 @@ def train(
 
 
 def _adapt(folder: Path | None, path: Path | None, output: Path | None) -> None:
-    """Writes the adapted checkpoint; refuses options of a training."""
+    """Refuses options of a training."""
     context = click.get_current_context()
     given = {name for name in context.params if context.get_parameter_source(name) is not ParameterSource.DEFAULT}
     if folder is None or path is None or given - {"adapt_to", "checkpoint", "output"}:
@@ -190,7 +188,7 @@ def _adapt(folder: Path | None, path: Path | None, output: Path | None) -> None:
 def _run(
     config: ModelConfig, data: Dataset, options: TrainingOptions, output: Path, resume: bool, track: bool
 ) -> Epoch | None:
-    """Trains; process 0 prints. Returns the last epoch, or None if all were finished."""
+    """Returns the last epoch, or None if all were finished."""
     from models import distributed, training
 
     images, first = len(data.train_labels) - options.hold_out, distributed.rank() == 0
@@ -226,7 +224,7 @@ def _progress(images: int, shown: bool) -> Iterator[Callable[[int, float], None]
 
 
 def _print_epochs(epochs: Iterator[Epoch], measured: str) -> Epoch | None:
-    """Prints a row per epoch and returns the last; Ctrl-C names what is kept and exits with 130."""
+    """Returns the last epoch; Ctrl-C names what is kept and exits with 130."""
     last = None
     _print_above_the_bar(f"epoch  training s  test s  training loss  {measured}")
     try:

@@ -57,7 +57,7 @@ def train(
     on_batch: Callable[[int, float], None],
     test_batch: int = TEST_BATCH,
 ) -> Iterator[Epoch]:
-    """Trains, and yields each epoch once its checkpoint is on disk.
+    """Yields each epoch once its checkpoint is on disk.
 
     `on_batch` gets each batch's number of images and loss. `resume` continues the run at `output` exactly. Raises
     TrainingError without a run to resume, and Diverged.
@@ -91,7 +91,7 @@ def train(
 
 
 def _start(config: ModelConfig, options: TrainingOptions, images: int) -> State:
-    """The network initialised by the seed, the same in every process."""
+    """The same network in every process."""
     torch.manual_seed(options.seed)
     model = build(config).to(options.device)
     start_skips(model, options.skip_init)
@@ -145,7 +145,7 @@ def _train_epoch(
     distort: Callable[[Tensor], Tensor],
     on_batch: Callable[[int, float], None],
 ) -> float:
-    """A pass over all images in a new order; returns the mean loss of all processes."""
+    """Returns the mean loss of all processes."""
     state.model.train()
     torch.set_rng_state(state.random)  # other trainings use the same generator
     order = torch.randperm(len(images), generator=state.order).to(images.device)
@@ -167,7 +167,7 @@ def _train_epoch(
 
 
 def _step(state: State, pixels: Tensor, labels: Tensor, options: TrainingOptions) -> Tensor:
-    """Learns from a batch of pixels (B, C, H, W) and labels (B,); returns its loss."""
+    """Pixels (B, C, H, W), labels (B,) -> the loss."""
     state.optimizer.zero_grad(set_to_none=True)
     parts = min(options.accumulate, len(labels) // 2)  # BatchNorm has no variance of a single image
     total = torch.zeros((), device=pixels.device)
@@ -206,7 +206,7 @@ def _follow(average: nn.Module, model: nn.Module, share: float) -> None:
 
 
 def _loss(state: State, pixels: Tensor, labels: Tensor, options: TrainingOptions) -> Tensor:
-    """The mean loss over pixels (B, C, H, W) with labels (B,)."""
+    """Pixels (B, C, H, W), labels (B,) -> the mean loss."""
     with torch.autocast(pixels.device.type, torch.bfloat16, enabled=options.precision == "bf16"):
         target = labels if state.teacher is None else _distilled(state.teacher, pixels, labels)
         return F.cross_entropy(state.trained(pixels), target, label_smoothing=options.label_smoothing)
@@ -218,7 +218,7 @@ def _is_out_of_memory(error: RuntimeError) -> bool:
 
 
 def _distilled(teacher: nn.Module, pixels: Tensor, labels: Tensor) -> Tensor:
-    """Targets (B, num_classes) for pixels (B, C, H, W): half labels (B,), half the teacher's probabilities."""
+    """Targets (B, num_classes): half labels (B,), half the teacher's probabilities."""
     with torch.no_grad():
         probabilities: Tensor = teacher(pixels).softmax(1)
     return (F.one_hot(labels, probabilities.shape[1]) + probabilities) / 2

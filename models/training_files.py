@@ -22,8 +22,6 @@ from models.training_options import Epoch, TrainingError, TrainingOptions, comma
 
 @dataclass
 class State:
-    """A training between two epochs."""
-
     model: nn.Module
     trained: nn.Module  # `model` or its served form
     average: nn.Module | None
@@ -36,7 +34,6 @@ class State:
 
     @property
     def kept(self) -> nn.Module:
-        """The network to measure and write."""
         return self.average or self.model
 
 

@@ -1,5 +1,3 @@
-"""Training options, the measurements of an epoch, and the command that repeats a training."""
-
 from __future__ import annotations
 
 import shlex

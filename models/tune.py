@@ -1,7 +1,7 @@
 """Command line of the search: dataset -> parameters for models/train.py.
 
 Trials train and are measured on parts of the training images, never on test images. The same command continues the
-search or shows its result.
+search.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def part_of(data: Dataset, train_images: int | None) -> Dataset:
 
 
 def _run(search: Search, data: Dataset, device: str, count: int, output: Path, track: bool) -> None:
-    """Prints a row per trial and writes the result, also at Ctrl-C, which exits with 130."""
+    """Writes the result also at Ctrl-C, which exits with 130."""
     path = output / f"{search.model}.trials.json"
     trials = read(path, search)
     click.echo(
@@ -162,7 +162,7 @@ def _run(search: Search, data: Dataset, device: str, count: int, output: Path, t
 def run_trials(
     search: Search, data: Dataset, device: str, earlier: list[Trial], count: int, path: Path, track: bool = False
 ) -> Iterator[Trial]:
-    """Runs trials up to `count` in all; yields each once `path` has it."""
+    """`count` includes the earlier trials; yields each once `path` has it."""
     import torch
 
     from models.environment import describe
@@ -175,7 +175,7 @@ def run_trials(
 
 
 def run_trial(search: Search, data: Dataset, device: str, parameters: Parameters, track: bool = False) -> Trial:
-    """Trains a network and forgets it; with `track` MLflow keeps it.
+    """With `track` MLflow keeps the network.
 
     A training that diverged is a failed trial. Raises TrackingError if MLflow does not answer.
     """
@@ -209,7 +209,7 @@ def run_trial(search: Search, data: Dataset, device: str, parameters: Parameters
 
 
 def write_results(search: Search, trials: list[Trial], output: Path) -> Path:
-    """Writes the plots and a file of the best parameters for `models/train.py --params`; returns its path.
+    """Returns the path of the best parameters, for `models/train.py --params`.
 
     The file omits epochs (few in a trial) and accuracy (too high: the best of many on the same images).
     Raises SearchError if every trial failed.

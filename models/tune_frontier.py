@@ -26,7 +26,7 @@ TRIALS, PLOT = "frontier.trials.json", "frontier.png"
 
 
 def run(search: FrontierSearch, data: Dataset, device: str, count: int, output: Path) -> None:
-    """Prints a row per trial; writes the plot at the end or at Ctrl-C."""
+    """Writes the plot at the end or at Ctrl-C."""
     from models.plots.search_plots import frontier
 
     trials = read(output / TRIALS, search)
@@ -54,7 +54,7 @@ def run(search: FrontierSearch, data: Dataset, device: str, count: int, output: 
 def run_trials(
     search: FrontierSearch, data: Dataset, device: str, earlier: list[FrontierTrial], count: int, output: Path
 ) -> Iterator[FrontierTrial]:
-    """Runs trials up to `count` in all; yields each once the file in `output` has it."""
+    """`count` includes the earlier trials; yields each once the file in `output` has it."""
     import torch
 
     from models.environment import describe
@@ -93,7 +93,7 @@ def run_trial(
 
 
 def images_per_s(checkpoint: Path) -> float:
-    """The rewritten file's best speed; raises SearchError if it cannot be measured."""
+    """Raises SearchError if the speed cannot be measured."""
     with tempfile.TemporaryDirectory() as folder:
         alone = Path(folder, "checkpoints", checkpoint.name)
         alone.parent.mkdir()

@@ -41,8 +41,6 @@ def by_feature(norm: type[RowNorm]) -> Norm:
 
 
 class Norms(NamedTuple):
-    """Norms of the tokens, before the FFN, and between its first Linear and GELU."""
-
     tokens: Norm
     ffn: Norm
     hidden: Norm = no_norm
@@ -70,7 +68,7 @@ NORMS: dict[ModelName, Norms] = {
 
 
 class VisionTransformer(nn.Module):
-    """The network of `config`; NORMS lists its norms."""
+    """NORMS lists the norms."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -156,7 +154,7 @@ class _Published(VisionTransformer):
 
 
 class ViT(_Published):
-    """LayerNorm everywhere: the usual network."""
+    """LayerNorm everywhere."""
 
     model = "vit"
 

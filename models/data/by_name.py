@@ -1,5 +1,3 @@
-"""A dataset's name -> the dataset."""
-
 from __future__ import annotations
 
 from pathlib import Path

@@ -1,8 +1,7 @@
 """CIFAR-10: 50,000 training and 10,000 test pictures of ten classes, RGB, 32x32.
 
-In: a folder with the six batches, binary or pickled, or a cache that a download fills. Out: a `Dataset`; or DataError.
-Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", 2009; the formats:
-https://www.cs.toronto.edu/~kriz/cifar.html.
+In: a folder with the six batches, binary or pickled. Out: a `Dataset`; or DataError. Krizhevsky, "Learning Multiple
+Layers of Features from Tiny Images", 2009; the formats: https://www.cs.toronto.edu/~kriz/cifar.html.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ MAX_BATCH_BYTES = 1 << 26  # an archive may claim any size; a real batch has 31 
 
 
 def find_cifar10(data_dir: Path | None, fetch: bool = True) -> Path:
-    """The folder with CIFAR-10: `data_dir`, else $CIFAR10_DIR, else the cache, which `fetch` fills.
+    """`data_dir`, else $CIFAR10_DIR, else the cache, which `fetch` fills.
 
     Without `fetch`, raises DataError for an incomplete cache.
     """
@@ -58,7 +57,7 @@ def find_cifar10(data_dir: Path | None, fetch: bool = True) -> Path:
 
 
 def unpack(archive: Path, folder: Path) -> None:
-    """Writes the six batches of `archive` into `folder`; follows no path in the archive.
+    """Follows no path in the archive.
 
     Raises DataError for a batch that is missing, too large or no plain file.
     """
@@ -76,7 +75,7 @@ def unpack(archive: Path, folder: Path) -> None:
 
 
 def load_cifar10(folder: Path) -> Dataset:
-    """Reads the batches in `folder`, or in the subfolder that the archives make; prefers binary batches.
+    """`folder`, or the subfolder that the archives make; prefers binary batches.
 
     Raises DataError for missing or damaged batches, and for batches of different sizes.
     """
@@ -123,7 +122,7 @@ def _read(path: Path) -> bytes:
 
 
 def _checked(path: Path, pixels: NDArray[np.uint8], labels: NDArray[Any]) -> Part:
-    """Pixels uint8 (n, 3072) -> images; raises DataError for a label beyond the ten classes."""
+    """Pixels uint8 (n, 3072) -> images."""
     if labels.max() >= len(LABELS):
         raise DataError(f"{path}: expected labels from 0 to {len(LABELS) - 1}, found {labels.max()}")
     return pixels.reshape(-1, *SHAPE), labels.astype(np.int64)

@@ -21,8 +21,6 @@ PIXELS = 3 * 32 * 32
 
 
 class _Recorded:
-    """Replaces a numpy array or dtype; only stores arguments and state."""
-
     def __init__(self, *arguments: Any) -> None:
         self.arguments = arguments
         self.state: Any = ()
@@ -42,7 +40,7 @@ class _Reader(pickle.Unpickler):
 
 
 def read_pickled_batch(path: Path, data: bytes) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Pixels uint8 (n, 3072) and labels int64 (n,) in `data`; errors name `path`."""
+    """Pixels uint8 (n, 3072) and labels int64 (n,)."""
     try:
         batch = _Reader(io.BytesIO(data), encoding="bytes").load()
         pixels, labels = _pixels(_entry(batch, "data")), _labels(_entry(batch, "labels"))
@@ -55,7 +53,7 @@ def read_pickled_batch(path: Path, data: bytes) -> tuple[NDArray[np.uint8], NDAr
 
 
 def _entry(batch: Any, key: str) -> Any:
-    """The value of `key`, which Python 2 wrote as bytes."""
+    """Python 2 wrote the keys as bytes."""
     if not isinstance(batch, dict):
         raise TypeError(f"a {type(batch).__name__}")
     value = batch.get(key.encode(), batch.get(key))

@@ -1,5 +1,3 @@
-"""A dataset, and the configuration of a model that fits it."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
@@ -15,7 +13,7 @@ Part = tuple[NDArray[np.uint8], NDArray[np.int64]]  # images (n, C, H, W) and la
 
 
 class DataError(Exception):
-    """Missing or unreadable data; the message names the file."""
+    """The message names the file."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +35,7 @@ class Dataset:
     reading: str = ""
 
     def model_config(self, model: ModelName, depth: int) -> ModelConfig:
-        """The configuration of `model` for these images and classes; raises ConfigError."""
+        """Raises ConfigError."""
         channels, height, width = self.train_images.shape[1:]
         return ModelConfig(
             model=model,
@@ -52,7 +50,7 @@ class Dataset:
 
 
 def hold_out(dataset: Dataset, count: int) -> Dataset:
-    """Splits the training part: `count` images, always the same, become the test part.
+    """`count` training images, always the same, become the test part.
 
     Raises DataError unless two images stay to train on.
     """

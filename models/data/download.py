@@ -1,7 +1,4 @@
-"""The folder with a dataset's files: the user's, or a cache that a checked download fills.
-
-In: a `--data-dir`, an environment variable, checksums and mirrors. Out: the folder; or DataError, with what to do.
-"""
+"""The folder with a dataset's files: the user's, or a cache that a checked download fills."""
 
 from __future__ import annotations
 
@@ -13,12 +10,11 @@ from models.data.dataset import DataError
 
 
 def named_folder(data_dir: Path | None, variable: str) -> Path | None:
-    """`data_dir`, else the folder in the environment variable, else None."""
     return data_dir or (Path(os.environ[variable]) if os.environ.get(variable) else None)
 
 
 def cache_folder(name: str) -> Path:
-    """The folder for downloads of `name`, which may not exist yet; raises DataError without pooch."""
+    """The folder may not exist yet; raises DataError without pooch."""
     try:
         import pooch
     except ModuleNotFoundError as error:
@@ -35,7 +31,7 @@ def download(checksums: Mapping[str, str], mirrors: Sequence[str], folder: Path,
     import pooch
     import requests
 
-    pooch.get_logger().setLevel("ERROR")  # our own errors say it
+    pooch.get_logger().setLevel("ERROR")
     for name, checksum in checksums.items():
         reasons = []
         for mirror in mirrors:

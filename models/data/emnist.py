@@ -23,18 +23,18 @@ EMNIST_PARTS = {
 
 
 def load_emnist(folder: Path) -> Dataset:
-    """Both parts; raises DataError for a missing or damaged file."""
+    """Raises DataError for a missing or damaged file."""
     return Dataset("emnist-digits", *load_emnist_part(folder, "train"), *load_emnist_part(folder, "test"), DIGITS)
 
 
 def load_emnist_part(folder: Path, part: Literal["train", "test"]) -> Part:
-    """Images (n, 1, H, W) and labels (n,). The files hold each image transposed; it is turned upright."""
+    """Images (n, 1, H, W) and labels (n,); the files hold each image transposed."""
     images, labels = read_part(folder, EMNIST_PARTS, part)
     return np.ascontiguousarray(images.swapaxes(2, 3)), labels
 
 
 def find_emnist(data_dir: Path | None) -> Path:
-    """The folder with EMNIST: `data_dir`, else $EMNIST_DIR; raises DataError without either.
+    """`data_dir`, else $EMNIST_DIR; raises DataError without either.
 
     Nothing downloads it: the archive has half a gigabyte, mostly other characters.
     """

@@ -27,7 +27,7 @@ COLOUR_MODES = frozenset(("P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "HS
 
 
 def load_folder(folder: Path, size: tuple[int, int] = (SIDE, SIDE), held_out: int = 0) -> Dataset:
-    """All pictures, resized to `size` (height, width); `held_out` of them, by default a fifth, are the test part.
+    """`size` is height and width; `held_out` pictures, by default a fifth, are the test part.
 
     Grey if all pictures are, else RGB. Raises DataError for fewer than two classes, an empty class and a damaged
     picture.
@@ -80,7 +80,7 @@ def _check_size(path: Path, size: tuple[int, int]) -> None:
 
 
 def pictures(folder: Path) -> list[Path]:
-    """The pictures of a folder, by name; raises DataError for none."""
+    """Sorted by name; raises DataError for an empty folder."""
     paths = sorted(path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES)
     if not paths:
         raise DataError(f"{folder}: expected pictures ({', '.join(sorted(SUFFIXES))}), found none")
@@ -109,7 +109,7 @@ def _is_grey(path: Path) -> bool:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Image.Image]:
-    """Opens a picture of a known mode; raises DataError for any failure."""
+    """Raises DataError for any failure."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)

@@ -1,6 +1,6 @@
 """MNIST, and Fashion-MNIST in files of the same names: 60,000 training and 10,000 test images, grey, 28x28.
 
-In: a folder with the four idx files, or a cache for downloads. Out: a `Dataset`; or DataError.
+In: a folder with the four idx files. Out: a `Dataset`; or DataError.
 LeCun et al., "Gradient-based learning applied to document recognition", 1998; Xiao et al., "Fashion-MNIST: a Novel
 Image Dataset for Benchmarking Machine Learning Algorithms", 2017.
 """
@@ -65,12 +65,12 @@ def load_fashion_mnist(folder: Path) -> Dataset:
 
 
 def find_mnist(data_dir: Path | None, fetch: bool = True) -> Path:
-    """The folder with MNIST: `data_dir`, else $MNIST_DIR, else the cache, which `fetch` fills."""
+    """`data_dir`, else $MNIST_DIR, else the cache, which `fetch` fills."""
     return _find("mnist", data_dir, "MNIST_DIR", MNIST_CHECKSUMS, MNIST_MIRRORS, fetch)
 
 
 def find_fashion_mnist(data_dir: Path | None, fetch: bool = True) -> Path:
-    """The folder with Fashion-MNIST: `data_dir`, else $FASHION_MNIST_DIR, else the cache, which `fetch` fills."""
+    """`data_dir`, else $FASHION_MNIST_DIR, else the cache, which `fetch` fills."""
     checksums, mirrors = FASHION_MNIST_CHECKSUMS, FASHION_MNIST_MIRRORS
     return _find("fashion-mnist", data_dir, "FASHION_MNIST_DIR", checksums, mirrors, fetch)
 

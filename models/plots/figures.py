@@ -1,7 +1,4 @@
-"""The style of plots: a model keeps its colour (Okabe and Ito's, for the colour-blind), dash and marker.
-
-In: numbers. Out: a matplotlib figure, or the bytes of its PNG.
-"""
+"""The style of plots: a model keeps its colour (Okabe and Ito's, for the colour-blind), dash and marker."""
 
 from __future__ import annotations
 
@@ -53,12 +50,11 @@ STYLES: dict[ModelName, tuple[str, Any, str]] = {
     "dnnbn": ("#D55E00", (0, (5, 2)), "s"),
 }
 
-# Percent, in order of preference; plots show those that have room.
+# Percent, in order of preference.
 ACCURACY_TICKS = (99, 90, 99.9, 99.5, 95, 50, 98, 99.7, 80, 99.8, 97, 20, 70, 99.3, 10, 93, 30, 40, 60, 85, 98.5, 99.6)
 
 
 def style(model: ModelName) -> dict[str, Any]:
-    """`Axes.plot` keywords."""
     colour, dash, marker = STYLES[model]
     return {"color": colour, "linestyle": dash, "marker": marker, "markersize": 5, "linewidth": 1.6}
 
@@ -66,7 +62,7 @@ def style(model: ModelName) -> dict[str, Any]:
 def row_of_panels(
     title: str, footnote: str, titles: Sequence[str], x: str, y: str, size: tuple[float, float] | None = None
 ) -> tuple[Figure, list[Axes]]:
-    """A panel per title, with a shared vertical scale; the labels x and y include units."""
+    """The panels share a vertical scale; the labels x and y include units."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=size or (max(8.0, 2.2 + 2.9 * len(titles)), 3.9), layout="constrained", dpi=DPI)
@@ -86,7 +82,7 @@ def row_of_panels(
 
 
 def legend(figure: Figure, axes: Axes) -> None:
-    """The legend of `axes`, above the panels or, if long, beside them."""
+    """Above the panels or, if long, beside them."""
     handles, labels = axes.get_legend_handles_labels()
     if len(labels) <= 4:
         figure.legend(handles, labels, loc="outside upper right", ncols=4, frameon=False)
@@ -132,7 +128,6 @@ def from_zero(axes: Axes) -> None:
 
 
 def plain_ticks(axes: Axes, horizontal: bool = False) -> None:
-    """Labels a logarithmic axis 0.5, 2 and 30,000 instead of powers of ten."""
     from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
     (axes.set_xscale if horizontal else axes.set_yscale)("log")
@@ -144,7 +139,7 @@ def plain_ticks(axes: Axes, horizontal: bool = False) -> None:
 
 
 def _three_ticks(axis: Axis) -> None:
-    """Replaces the ticks by evenly spaced ones if fewer than three fit."""
+    """Evenly spaced, if fewer than three fit."""
     from matplotlib.ticker import FixedLocator, MaxNLocator
 
     low, high = sorted(axis.get_view_interval())
@@ -156,7 +151,7 @@ def _three_ticks(axis: Axis) -> None:
 def accuracy_over_cost(
     title: str, footnote: str, points: Sequence[tuple[ModelName, str, float, float]], x: str
 ) -> Figure:
-    """Plots networks (model, label, work or speed, test accuracy in %), joined and labelled by model."""
+    """`points`: model, label, work or speed, test accuracy in %."""
     figure, (axes,) = row_of_panels(title, footnote, [""], x, "test images right (%)", (8.0, 4.8))
     for model in dict.fromkeys(point[0] for point in points):
         own = sorted((point for point in points if point[0] == model), key=lambda point: point[2])

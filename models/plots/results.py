@@ -30,14 +30,14 @@ Plots = Callable[[Result], Mapping[str, "Figure"]]
 
 @dataclass(frozen=True)
 class Column:
-    """Header with unit, and decimals of the numbers (None: unchanged)."""
+    """Decimals None: unchanged."""
 
     name: str
     decimals: int | None = None
 
 
 def table(title: str, columns: Sequence[Column], rows: Sequence[Sequence[object]]) -> dict[str, Any]:
-    """A table for the JSON: unrounded numbers, None for an empty cell."""
+    """Unrounded numbers, None for an empty cell."""
     return {"title": title, "columns": [asdict(column) for column in columns], "rows": [list(row) for row in rows]}
 
 
@@ -62,7 +62,7 @@ def _paragraphs(result: Result) -> Iterator[str]:
 
 
 def forms_of(result: Mapping[str, Any]) -> list[str]:
-    """The forms in which the runs trained and were timed, "served" or "plain"; older runs have only the latter."""
+    """Older runs have only "plain"."""
     return sorted({run["options"].get("form", "plain") for run in result.get("runs", [])})
 
 
@@ -94,7 +94,7 @@ def cell(value: object, decimals: int | None) -> str:
 
 
 def write(folder: Path, result: Result, plots: Plots) -> list[Path]:
-    """Writes JSON, page and plots into `folder`, each atomically; returns their paths, the JSON's first."""
+    """Each file atomically; returns the JSON's path first."""
     name = result["study"]
     pictures = {f"{name}-{plot}.png": png(figure) for plot, figure in plots(result).items()}
     contents = {

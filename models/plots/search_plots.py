@@ -20,7 +20,7 @@ TRIAL, BEST, FAILED = "#0072B2", "#E69F00", "#D55E00"  # out of Okabe and Ito's 
 
 
 def convergence(search: Search, trials: Sequence[Trial]) -> bytes:
-    """Each trial's error and the lowest so far; crosses at the top mark failed trials."""
+    """Crosses at the top mark failed trials."""
     figure, axes = _figure(search, "error of each trial", "trial", ERROR)
     finished, errors_percent, failed = _sorted(search, trials)
     lowest = [min(errors_percent[: count + 1]) for count in range(len(errors_percent))]
@@ -40,7 +40,6 @@ def convergence(search: Search, trials: Sequence[Trial]) -> bytes:
 
 
 def plane(search: Search, trials: Sequence[Trial]) -> bytes:
-    """Each trial at its learning rate and batch size, coloured by its error."""
     figure, axes = _figure(search, "where the error is low", "learning rate", "batch size (images)")
     finished, errors_percent, failed = _sorted(search, trials)
     points = [(trial.parameters.lr, trial.parameters.batch_size) for trial in trials]
@@ -59,7 +58,6 @@ def plane(search: Search, trials: Sequence[Trial]) -> bytes:
 
 
 def frontier(search: FrontierSearch, trials: Sequence[FrontierTrial]) -> bytes:
-    """Each trial's error over its speed, and the trials that no other beats in both."""
     of = (
         f"{search.train_images:,} training images of {search.dataset}, {search.held_out_images:,} held out; "
         f"epochs a trial: {search.epochs}; seed {search.seed}"
@@ -91,7 +89,7 @@ def _figure(search: Search, shown: str, x: str, y: str) -> tuple[Figure, Axes]:
 
 
 def _finished(figure: Figure, axes: Axes) -> bytes:
-    """The PNG; its legend covers no trial."""
+    """The legend covers no trial."""
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=4, frameon=False)
     return png(figure)
 
@@ -108,7 +106,6 @@ def _sorted(search: Search, trials: Sequence[Trial]) -> tuple[list[int], list[fl
 
 
 def _plain_ticks(axis: Axis) -> None:
-    """Labels 0.5, 2 and 10 instead of powers of ten."""
     from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
     axis.set_major_locator(LogLocator(subs=(1, 2, 5)))

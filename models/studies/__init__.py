@@ -1,4 +1,4 @@
 """The literature's studies: each a list of trainings, derived figures, a table and plots.
 
-In: a dataset and how much of a study to run. Out: one JSON file, from which alone the table and the plots are made.
+Table and plots are made from the JSON file alone.
 """

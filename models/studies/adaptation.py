@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 NAME = "adaptation"
 QUESTION = "Why do coarse digits cost a BatchNorm network more, and what do statistics of the new source give back?"
-UNLABELLED = 200  # images of the new source
+UNLABELLED = 200
 MNIST_IMAGES = 2000
 COLUMNS = {
     "mnist": "MNIST %",
@@ -68,13 +68,12 @@ def measure(
                 try:
                     adapted = adapt(network.model, pixels[:UNLABELLED], statistics, form_of_training(network.metrics))
                 except AdaptationError:
-                    continue  # nothing to adapt
+                    continue
                 row[f"{name}_{way}"] = measure_accuracy(adapted, pixels[UNLABELLED:], targets[UNLABELLED:])
         yield row
 
 
 def result(rows: list[dict[str, Any]], command: str) -> Result:
-    """The content of the JSON file."""
     import torch
 
     from models.environment import describe

@@ -30,8 +30,6 @@ MEANINGS: dict[Verdict, str] = {
 
 @dataclass(frozen=True)
 class Size:
-    """Epochs and training images."""
-
     epochs: int
     images: int
 
@@ -56,7 +54,7 @@ class Claim:
 
 
 def page(folder: Path) -> str:
-    """The page as Markdown; `folder` holds NAME/NAME.json of each study. Raises StudyError for an unreadable file."""
+    """Markdown; `folder` holds NAME/NAME.json of each study. Raises StudyError for an unreadable file."""
     there = [_best(claim, folder) for claim in CLAIMS]
     results = {name: _read(folder / name / f"{name}.json") for name in sorted({claim.study for claim in there})}
     judged = [(claim, _judge(claim, results[claim.study])) for claim in there]
@@ -66,7 +64,6 @@ def page(folder: Path) -> str:
 
 
 def _best(claim: Claim, folder: Path) -> Claim:
-    """The claim with the study to judge it by."""
     return replace(claim, study=claim.better) if claim.better and (folder / claim.better).is_dir() else claim
 
 

@@ -43,7 +43,7 @@ def runs(scope: Scope, rates: Sequence[float], depths: Sequence[int]) -> list[Ru
 
 
 def findings(trained: list[Trained], scope: Scope) -> dict[str, Any]:
-    """A row per depth and learning rate: accuracies of both networks, means over the seeds, and ratios of times."""
+    """A row per depth and learning rate, means over the seeds."""
     pairs = list(zip(trained[::2], trained[1::2], strict=True))
     groups = [pairs[first : first + scope.seeds] for first in range(0, len(pairs), scope.seeds)]
     derived = [_pair([vit for vit, _ in group], [other for _, other in group], scope) for group in groups]
@@ -71,7 +71,6 @@ def findings(trained: list[Trained], scope: Scope) -> dict[str, Any]:
 
 
 def _pair(vits: Sequence[Trained], others: Sequence[Trained], scope: Scope) -> dict[str, Any]:
-    """Both networks at one depth and learning rate, with all seeds."""
     row: dict[str, Any] = {"depth": vits[0].run.config.depth, "lr": vits[0].run.options.lr}
     for trained in (vits, others):
         row[trained[0].run.config.model] = {
@@ -101,7 +100,6 @@ def plots(result: Result) -> dict[str, Figure]:
 
 
 def _over_depth(result: Result, quantity: Quantity, title: str) -> Figure:
-    """A panel per learning rate, a line per model."""
     rates = list(dict.fromkeys(derived["lr"] for derived in result["derived"]))
     titles = [f"learning rate {lr}" for lr in rates]
     figure, row = row_of_panels(title, footnote(result), titles, "depth (blocks)", quantity.label)
@@ -117,7 +115,7 @@ def _over_depth(result: Result, quantity: Quantity, title: str) -> Figure:
 
 
 def study(rates: Sequence[float], depths: Sequence[int]) -> Study:
-    """The study at these learning rates and depths; RATES and DEPTHS are all of it."""
+    """RATES and DEPTHS are all of it."""
     return Study(
         name="depths",
         question="On distorted digits, how deep can a network be trained with and without BatchNorm in its FFN?",

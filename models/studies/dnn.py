@@ -35,8 +35,6 @@ def runs(scope: Scope) -> list[Run]:
 
 
 def findings(trained: list[Trained], scope: Scope) -> dict[str, Any]:
-    """BatchNorm's cost in time, and the last epochs."""
-
     def of(model: ModelName, lr: float) -> list[Trained]:
         return [training for training in trained if (training.run.config.model, training.run.options.lr) == (model, lr)]
 

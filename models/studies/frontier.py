@@ -29,11 +29,10 @@ RECIPE = "recipe.json"
 
 
 def study(pretrained: Path) -> Study:
-    """The study with the recipe and checkpoints in the folder `pretrained`."""
     return Study(
         name="frontier",
         question="Which network for which work? ViTBN by depth, and the CNN.",
-        epochs=36,  # like most shipped checkpoints
+        epochs=36,  # as most shipped checkpoints
         test_batch=100,
         quick=Extent(epochs=6, train_images=3000, test_images=1000),
         runs=partial(runs, pretrained),
@@ -43,7 +42,6 @@ def study(pretrained: Path) -> Study:
 
 
 def runs(pretrained: Path, scope: Scope) -> list[Run]:
-    """A run per network that is not shipped."""
     there, options = shipped(pretrained, scope), recipe(pretrained / RECIPE, scope)
     return [Run(label(config), config, options) for config in NETWORKS if config not in there]
 
@@ -53,7 +51,7 @@ def label(config: ModelConfig) -> str:
 
 
 def recipe(path: Path, scope: Scope) -> TrainingOptions:
-    """The options in the file; a part of the images holds out fewer.
+    """A part of the images holds out fewer.
 
     Raises StudyError for a file that holds none, or those for another dataset.
     """
@@ -70,7 +68,7 @@ def recipe(path: Path, scope: Scope) -> TrainingOptions:
 
 
 def shipped(pretrained: Path, scope: Scope) -> dict[ModelConfig, Checkpoint]:
-    """The finished checkpoints in the folder, by configuration; none if a part of the images is used."""
+    """Empty if a part of the images is used."""
     from models.checkpoint import load
 
     if scope.quick or not scope.all_images:

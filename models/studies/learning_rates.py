@@ -38,7 +38,7 @@ COMPARED: tuple[tuple[str, ModelName, int], ...] = (
 
 
 def runs(scope: Scope, rates: Sequence[float]) -> list[Run]:
-    """Every network at every learning rate; those that are compared stand beside each other."""
+    """Compared runs stand beside each other."""
     return [
         Run(
             seeded(f"{model}-depth-{depth}-lr-{lr}", seed),
@@ -52,8 +52,6 @@ def runs(scope: Scope, rates: Sequence[float]) -> list[Run]:
 
 
 def findings(trained: list[Trained], scope: Scope) -> dict[str, Any]:
-    """Ratios and gains in both configurations, and where each run ended."""
-
     def of(model: ModelName, depth: int) -> list[Trained]:
         return [one for one in trained if (one.run.config.model, one.run.config.depth) == (model, depth)]
 
@@ -100,7 +98,7 @@ def plots(result: Result) -> dict[str, Figure]:
 
 
 def _gains(result: Result) -> Figure:
-    """A row per model and configuration: the share of ViT's time that it saves, with the range over learning rates."""
+    """The share of ViT's time that a model saves, with the range over learning rates."""
     figure, (axes,) = row_of_panels(
         "Time saved against ViT, at equal depth and as published",
         footnote(result) + "\nRanges: the learning rates.",
@@ -140,7 +138,7 @@ def _gains(result: Result) -> Figure:
 
 
 def study(rates: Sequence[float]) -> Study:
-    """The study at these learning rates; RATES are all of it, and others have a name of their own."""
+    """RATES are all of it; others have a name of their own."""
     return Study(
         name="-".join(["learning-rates", *(str(rate) for rate in rates if tuple(rates) != RATES)]),
         question="Does BatchNorm let a Vision Transformer train faster, and at higher learning rates, than LayerNorm?",

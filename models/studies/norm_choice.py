@@ -51,7 +51,6 @@ def runs(scope: Scope, ways: Sequence[str], norms: Sequence[ModelName]) -> list[
 
 
 def findings(trained: list[Trained], scope: Scope) -> dict[str, Any]:
-    """A row per norm: accuracy and largest fall of each way, and the time of an epoch against LayerNorm's."""
     by_model: dict[str, dict[str, list[Trained]]] = {}
     for training in trained:
         ways = by_model.setdefault(training.run.config.model, {})
@@ -96,7 +95,7 @@ def _table(derived: Sequence[dict[str, Any]], ways: Sequence[str], seeds: int) -
 
 
 def _against_batch_norm(derived: Sequence[dict[str, Any]], way: str) -> str | None:
-    """How far the other norms that fold are from BatchNorm; None without BatchNorm or another to compare."""
+    """None without BatchNorm or another norm that folds."""
     ends = {row["model"]: row[way]["test_accuracy"] for row in derived if row["folds"]}
     ours = ends.pop("vitbn", None)
     said = [f"{NAMES[model]} {100 * (end - ours):+.2f}" for model, end in ends.items() if None not in (end, ours)]
@@ -104,7 +103,6 @@ def _against_batch_norm(derived: Sequence[dict[str, Any]], way: str) -> str | No
 
 
 def way_of(options: dict[str, Any]) -> str:
-    """The way in which a run was trained."""
     return next(way for way, own in reversed(WAYS.items()) if own.items() <= options.items())
 
 
@@ -175,7 +173,7 @@ def _times(result: Result) -> Figure:
 
 
 def study(ways: Sequence[str], norms: Sequence[ModelName]) -> Study:
-    """The study of these ways and norms; WAYS and NORMS are all of it, and a part of WAYS has a name of its own."""
+    """WAYS and NORMS are all of it; a part of WAYS has a name of its own."""
     return Study(
         name="-".join(["norms", *(way for way in ways if tuple(ways) != tuple(WAYS))]),
         question="Which norm trains well, stays stable at a high learning rate, and costs nothing once folded?",

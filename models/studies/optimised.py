@@ -25,7 +25,7 @@ SUFFIX = ".best.json"
 
 
 def study(params: Sequence[Path]) -> Study:
-    """The study with the parameters in these files, or in the files of these folders."""
+    """`params`: files, or folders of files."""
     return Study(
         name="optimised",
         question="How do the models compare when each is trained at its own searched learning rate and batch size?",
@@ -39,7 +39,7 @@ def study(params: Sequence[Path]) -> Study:
 
 
 def runs(params: Sequence[Path], scope: Scope) -> list[Run]:
-    """A run per file. Raises StudyError for a folder without files, and for two files of one model."""
+    """Raises StudyError for a folder without files, and for two files of one model."""
     files = [file for path in params for file in (sorted(path.glob(f"*{SUFFIX}")) if path.is_dir() else [path])]
     listed = [read(file, scope) for file in files]
     for number, run in enumerate(listed):
@@ -66,7 +66,6 @@ def read(path: Path, scope: Scope) -> Run:
 
 
 def findings(trained: list[Trained], scope: Scope) -> dict[str, Any]:
-    """Ratios of times and gains against ViT, if it is there, and where each run ended."""
     vits = [training for training in trained if training.run.config.model == "vit"]
     others = [training for training in trained if training.run.config.model != "vit"]
     derived = [{"model": other.run.config.model, **compare(vits, [other])} for other in others] if vits else []

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Extent:
-    """Epochs and numbers of images."""
-
     epochs: int
     train_images: int
     test_images: int
@@ -29,7 +27,7 @@ class Extent:
 
 @dataclass(frozen=True)
 class Scope:
-    """What to run, and where: `dataset` is cut to it, `reduced` describes what is missing."""
+    """`dataset` is cut to it, `reduced` describes what is missing."""
 
     dataset: Dataset
     epochs: int
@@ -42,7 +40,7 @@ class Scope:
     seeds: int = 1
 
     def options(self, lr: float, seed: int = 0, **others: Any) -> TrainingOptions:
-        """The published study's batch size, and of `TrainingOptions` what `others` names."""
+        """The published study's batch size; `others` are further fields."""
         from models.training import TrainingOptions
 
         given: dict[str, Any] = {"batch_size": 100, "form": self.form, **others}
@@ -63,7 +61,7 @@ class Scope:
 
 @dataclass(frozen=True)
 class Study:
-    """Runs and their evaluation: `findings` returns `derived`, `tables` and `notes` of the JSON."""
+    """`findings` returns `derived`, `tables` and `notes` of the JSON."""
 
     name: str
     question: str
@@ -121,7 +119,7 @@ def cut(dataset: Dataset, extent: Extent) -> Dataset:
 
 
 def in_words(extent: Extent, whole: Extent) -> str:
-    """Describes a shortened study; empty for a whole study."""
+    """Empty for a whole study."""
     counts = (
         (extent.epochs, whole.epochs, "epochs"),
         (extent.train_images, whole.train_images, "training images"),
@@ -133,7 +131,7 @@ def in_words(extent: Extent, whole: Extent) -> str:
 def carry_out(
     study: Study, scope: Scope, command: str, output: Path, on_epoch: OnEpoch, track: Track | None = None
 ) -> list[Path]:
-    """Trains the remaining epochs, derives and writes; returns the paths of JSON, page and plots."""
+    """Returns the paths of JSON, page and plots."""
     import torch
 
     runs = study.runs(scope)

@@ -24,7 +24,7 @@ def gain(r: float) -> float:
 
 
 def compare(vits: Sequence[Trained], others: Sequence[Trained]) -> dict[str, Any]:
-    """r and g of training (t) and test (v) over all epochs of pairs `vits`, `others`; the range of r by pair."""
+    """r and g over all epochs of the pairs; the range of r by pair."""
     compared: dict[str, Any] = {}
     for suffix, field in (("t", "training_time_s"), ("v", "test_time_s")):
         pairs = [

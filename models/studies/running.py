@@ -1,7 +1,6 @@
 """Trainings that take turns, one epoch each: a drift of the machine affects all equally.
 
-In: the runs of a study and a folder with finished epochs, if any. Out: their series. Each run has its own random
-numbers, so turns do not change it.
+Each run has its own random numbers, so turns do not change it.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ class StudyError(Exception):
 
 @dataclass(frozen=True)
 class Run:
-    """A training; the label names its files."""
+    """The label names its files."""
 
     label: str
     config: ModelConfig
@@ -38,7 +37,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Trained:
-    """A finished run: checkpoint, metrics and epochs. A diverged run has fewer epochs, perhaps none."""
+    """A diverged run has fewer epochs, perhaps 0."""
 
     run: Run
     checkpoint: Path
@@ -59,7 +58,7 @@ class Trained:
 
 
 def seeded(label: str, seed: int) -> str:
-    """The label of a run with this seed; seed 0 gives `label`."""
+    """Seed 0 gives `label`."""
     return f"{label}-seed-{seed}" if seed else label
 
 
@@ -128,7 +127,7 @@ def _plan(study: str, runs: Sequence[Run], dataset: Dataset, test_batch: int) ->
 
 
 def _check_plan(path: Path, plan: dict[str, Any]) -> None:
-    """Writes the plan into a new folder or beside the folder's runs; raises StudyError for a folder with another plan.
+    """Writes the plan; raises StudyError for a folder with another plan.
 
     A plan with fewer runs than the folder is another plan: its result would replace the larger one.
     """
@@ -156,7 +155,7 @@ def _leaves(plan: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]
 
 
 def _finished(folder: Path, run: Run) -> int:
-    """The number of finished epochs; raises StudyError for more than the run has."""
+    """Raises StudyError for more epochs than the run has."""
     if not (folder / f"{run.label}.resume.pt").is_file():
         return 0
     count = len(_read(folder, run).series)

@@ -1,7 +1,4 @@
-"""The four series by epoch, and a table of last epochs.
-
-In: the runs, as trained or as in the JSON. Out: a figure or a table.
-"""
+"""The four series by epoch, and a table of last epochs."""
 
 from __future__ import annotations
 
@@ -30,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Quantity:
-    """A series: its key in the JSON, title, label with unit, and scale."""
+    """The label includes the unit."""
 
     key: str
     title: str

@@ -31,12 +31,12 @@ Images = tuple["NDArray[np.uint8]", "NDArray[np.int64]"]
 
 SETS = {"mnist": "MNIST", "emnist-digits": "EMNIST digits", "digits": "scikit-learn digits"}
 ROUNDS = 3
-QUICK_IMAGES = 1000  # of each set
+QUICK_IMAGES = 1000
 BATCH = 100
 
 
 def checkpoints(folder: Path) -> list[Checkpoint]:
-    """The folder's checkpoints; raises StudyError for none, and for one trained on other images than MNIST."""
+    """Raises StudyError for an empty folder, and for a checkpoint trained on other images than MNIST."""
     from models.checkpoint import load
 
     loaded = [load(path) for path in sorted(folder.glob("*.safetensors"))]
@@ -49,7 +49,7 @@ def checkpoints(folder: Path) -> list[Checkpoint]:
 
 
 def emnist_images(folder: Path | None) -> Images | None:
-    """The test part in the folder or $EMNIST_DIR, if any.
+    """The test part, if available.
 
     Raises DataError for a damaged file, StudyError for a missing folder.
     """

@@ -19,14 +19,12 @@ NAMES = {"vit": "ViT", "vitbnffn": "ViTBNFFN", "vitbn": "ViTBN"}
 
 @dataclass(frozen=True)
 class Finding:
-    """Our figure in words, and the verdict."""
-
     ours: str
     verdict: Verdict
 
 
 def _all_series(result: Result, model: str, depth: int, lr: float) -> list[list[Mapping[str, float]]]:
-    """The series of all seeds; raises KeyError for none."""
+    """Of all seeds; raises KeyError without runs."""
     key = (model, depth, lr)
     runs = [
         list(run["series"])
@@ -39,7 +37,6 @@ def _all_series(result: Result, model: str, depth: int, lr: float) -> list[list[
 
 
 def _series(result: Result, model: str, depth: int, lr: float) -> list[Mapping[str, float]]:
-    """The series of the first seed."""
     return _all_series(result, model, depth, lr)[0]
 
 
@@ -50,7 +47,6 @@ def _last_percent(result: Result, model: str, depth: int, lr: float) -> list[flo
 
 
 def _with_range(percents: Sequence[float]) -> str:
-    """The mean, and the range of several."""
     several = f" ({min(percents):.1f} to {max(percents):.1f})" if len(percents) > 1 else ""
     return f"{mean(percents):.1f} %{several}"
 

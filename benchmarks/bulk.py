@@ -1,8 +1,7 @@
 """A bulk run against plain ONNX Runtime, and its answers after kills: `python benchmarks/bulk.py --help`.
 
-Out as JSON: the rates of ONNX Runtime alone, on one core and with a process per core, and of `vitbn bulk`, start
-included; its memory over time; whether every row came once after a worker and then the driver were killed. The rows are
-scikit-learn's digits, repeated.
+Out as JSON: rates, the start of `vitbn bulk` included; its memory over time; whether every row came once after a worker
+and then the driver were killed.
 """
 
 from __future__ import annotations

@@ -29,8 +29,6 @@ REQUESTS = (2, 8, 32)  # one-image requests in one call of the backend
 
 
 class LoadedModel:
-    """A classifier as the backend's loaded model."""
-
     inputs: Mapping[str, Tensor] = {}
     outputs: Mapping[str, Tensor] = {}
 

@@ -27,8 +27,6 @@ PRECISIONS = ("fp32", "fp16")
 
 @dataclass(frozen=True)
 class Step:
-    """A click command of this project, and its limit."""
-
     module: str
     name: str
     arguments: tuple[str, ...]
@@ -36,7 +34,6 @@ class Step:
 
     @property
     def words(self) -> list[str]:
-        """The command line, run from the repository's root."""
         return ["python", f"{self.module.replace('.', '/')}.py", *self.arguments]
 
 
@@ -65,7 +62,6 @@ def steps(output: Path) -> Iterator[Step]:
 
 
 def _each(option: str, *values: str) -> tuple[str, ...]:
-    """The option once for every value."""
     return tuple(word for value in values for word in (option, value))
 
 
@@ -131,7 +127,7 @@ def _missing_server_and_images(fetch: bool) -> Iterator[str]:
 
 
 def _run(step: Step) -> bool:
-    """Whether the command succeeded in time; its output goes to the terminal."""
+    """Whether the command succeeded in time."""
     click.echo(f"\n$ {shlex.join(step.words)}")
     try:
         done = subprocess.run([sys.executable, *step.words[1:]], cwd=ROOT, timeout=60 * step.minutes)

@@ -26,7 +26,7 @@ class LabelsMismatch(Exception):
 
 
 def answer_paths(paths: tuple[str, ...], labels: str | None, server: dict[str, Any], printer: Printer) -> int:
-    """Print the answers for all pictures; return the exit code.
+    """Returns the exit code.
 
     labels: idx file with the labels of the one idx file in `paths`.
     server: the keywords of Classifier.

@@ -58,7 +58,7 @@ __all__ = [
 
 
 class Classifier:
-    """A connection to one model, for any thread; close it or use it as a context manager.
+    """For any thread; close it or use it as a context manager.
 
     Options and errors are those of AsyncClassifier; the constructor opens. `timeout_s` excludes the wait for a turn;
     `concurrency` counts all threads' requests.

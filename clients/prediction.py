@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True)
 class Answer:
-    """One request's float32 logits (b, classes), model version and duration."""
+    """Logits float32 (b, classes) of one request."""
 
     logits: NDArray[np.float32]
     version: str
@@ -17,7 +17,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Prediction:
-    """A verdict on one image; probabilities are in the order of the labels and sum to 1."""
+    """Probabilities are in the order of the labels and sum to 1."""
 
     label: str
     probability: float
@@ -28,7 +28,7 @@ class Prediction:
     latency_ms: float = field(compare=False)  # of the image's request, retries included
 
     def top(self, k: int) -> list[tuple[str, float]]:
-        """The k most probable labels, best first; at most all."""
+        """Best first."""
         ranked = sorted(zip(self.labels, self.probabilities, strict=True), key=lambda pair: -pair[1])
         return ranked[:k]
 

@@ -166,7 +166,7 @@ def _verdict(
 
 
 def _progresses(server: Server, which: tuple[str, str], before: Mapping[tuple[str, str], int]) -> bool:
-    """Whether the version answers other requests after `before`; checks until the deadline."""
+    """Whether the version answers other requests; checks until the deadline."""
     try:
         while _successes(server).get(which, 0) <= before.get(which, 0):
             time.sleep(PROGRESS_S)
@@ -247,7 +247,6 @@ class Health:
         self._last = (time.monotonic(), probe.ok, probe.to_json())
 
     def answer(self) -> tuple[int, bytes]:
-        """The HTTP status and body."""
         heard_s, ok, text = self._last
         return (200 if ok and time.monotonic() - heard_s <= self._stale_s else 503), text.encode()
 

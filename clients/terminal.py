@@ -9,7 +9,7 @@ import click
 
 
 class Terminal:
-    """The command line's output; `failures` counts printed failures.
+    """`failures` counts printed failures.
 
     total: gives the number of pictures; called only to show a bar.
     """
@@ -55,5 +55,5 @@ class Terminal:
 
 
 def printable(text: str) -> str:
-    """Text on one line; unprintable characters are escaped as in Python's strings."""
+    """On one line; unprintable characters are escaped as in Python's strings."""
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)

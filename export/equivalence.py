@@ -31,7 +31,7 @@ TIE = 1e-5  # closer logits are a tie in float32
 
 
 class EquivalenceError(ExportError):
-    """Two stages differ; the message says how."""
+    """The message says how two stages differ."""
 
 
 class NamesDiffer(EquivalenceError):
@@ -90,7 +90,7 @@ def prove(
     tolerance: float,
     batch_sizes: Sequence[int] = BATCH_SIZES,
 ) -> Proof:
-    """Compares logits of `found` and `expected` on `images` (n, C, H, W) at each of `batch_sizes`.
+    """Images (n, C, H, W), at each of `batch_sizes`.
 
     `tolerance` is absolute. Raises a subclass of EquivalenceError at the first difference.
     """
@@ -126,7 +126,7 @@ def _compare_argmax(stages: str, want: Logits, have: Logits) -> None:
 
 
 def torch_classifier(model: nn.Module) -> Classifier:
-    """`model` in eval mode, as a function of numpy arrays."""
+    """In eval mode."""
     import torch
 
     model.eval()
@@ -140,7 +140,7 @@ def torch_classifier(model: nn.Module) -> Classifier:
 
 
 def onnx_classifier(data: bytes, threads: int = 0) -> Classifier:
-    """The ONNX file in ONNX Runtime on the CPU, as a function of numpy arrays; 0 threads: all cores."""
+    """In ONNX Runtime on the CPU; 0 threads: all cores."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -159,10 +159,9 @@ def embedded_sample(config: ModelConfig) -> Sample:
 
 
 def proof_images(config: ModelConfig) -> Images:
-    """The images of `embedded_sample`, uint8 (64, C, H, W)."""
+    """Of `embedded_sample`, uint8 (64, C, H, W)."""
     return embedded_sample(config).images
 
 
 def reads_digits(config: ModelConfig) -> bool:
-    """Whether the model reads images like the embedded digits."""
     return config.preprocessing == "ink" and config.input_shape == DIGIT_SHAPE

@@ -2,7 +2,7 @@
 
 
 class ExportError(Exception):
-    """Nothing was written; the message says why in one line."""
+    """Nothing was written; one line says why."""
 
 
 class Unavailable(ExportError):

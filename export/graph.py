@@ -1,7 +1,4 @@
-"""A network -> a proven ONNX graph: uint8 images in, float32 logits out.
-
-In: a checkpoint and rewrites. Out: `Exported`; or an error if graph and checkpoint answer differently.
-"""
+"""A network -> a proven ONNX graph: uint8 images in, float32 logits out."""
 
 from __future__ import annotations
 
@@ -62,7 +59,7 @@ class Exported:
 
 
 class Served(nn.Module):
-    """The served network: casts uint8 pixels and, unless the scale is folded, multiplies them by 1/255."""
+    """Casts uint8 pixels and, unless the scale is folded, multiplies them by 1/255."""
 
     def __init__(self, model: nn.Module, scale_folded: bool) -> None:
         super().__init__()
@@ -83,7 +80,7 @@ def export(
     lowering: Lowering | None = None,
     sample: Sample | None = None,
 ) -> Exported:
-    """Rewrites and exports the network of `checkpoint`; proves both steps on `sample`, by default the embedded images.
+    """Proves rewrite and export on `sample`, by default the embedded images.
 
     Leaves out `rewrites` that do not apply, unless `required`. `lowering` converts the proven graph. Raises
     RewriteError, EquivalenceError or AccuracyError. metadata_props hold the manifest except `sample_logits`, the file's
@@ -137,14 +134,14 @@ def _check_trained(model: nn.Module) -> None:
 
 
 def rewrite(model: nn.Module, rewrites: Sequence[Rewrite], required: Sequence[Rewrite]) -> tuple[Served, list[Step]]:
-    """`model` after `rewrites`, as served, in its own dtype; see `pipeline.apply`."""
+    """As served, in the model's dtype; see `pipeline.apply`."""
     rewritten, steps = apply(model, rewrites, required)
     scale_folded = any(step.rewrite == fold_input_scale.__name__ and not step.left_out for step in steps)
     return Served(rewritten, scale_folded), steps
 
 
 def to_onnx(model: nn.Module, config: ModelConfig, opset: int) -> onnx.ModelProto:
-    """The graph of `model`, uint8 (batch, C, H, W) -> float32 (batch, num_classes), with a dynamic batch dimension."""
+    """uint8 (batch, C, H, W) -> float32 (batch, num_classes), with a dynamic batch dimension."""
     # The registry logs every torchvision operator that it lacks; nothing here uses them.
     logging.getLogger("torch.onnx._internal.exporter._registration").setLevel(logging.ERROR)
     example = torch.zeros(2, *config.input_shape, dtype=torch.uint8)  # the exporter takes a batch of 1 for a constant
@@ -170,7 +167,7 @@ def to_onnx(model: nn.Module, config: ModelConfig, opset: int) -> onnx.ModelProt
 
 
 def check_interface(proto: onnx.ModelProto, config: ModelConfig) -> None:
-    """Compares the graph's input and output with the served tensors: names, dynamic axes, shapes, dtypes."""
+    """Of the served tensors: names, dynamic axes, shapes, dtypes."""
     wanted = (
         (INPUT_NAME, proto.graph.input, config.input_shape, onnx.TensorProto.UINT8),
         (OUTPUT_NAME, proto.graph.output, (config.num_classes,), onnx.TensorProto.FLOAT),

@@ -1,7 +1,4 @@
-"""The dataset that a checkpoint was trained on, to prove, calibrate and measure its export.
-
-In: a checkpoint's config and metrics. Out: the dataset, or a sample of its test images; or DataError.
-"""
+"""The dataset that a checkpoint was trained on, to prove, calibrate and measure its export."""
 
 from __future__ import annotations
 
@@ -31,7 +28,7 @@ def own_dataset(config: ModelConfig, metrics: dict[str, Any], data_dir: Path | N
 
 
 def own_sample(config: ModelConfig, metrics: dict[str, Any], data_dir: Path | None) -> Sample:
-    """Test images of the checkpoint's dataset; for digits the embedded images.
+    """For digits the embedded images.
 
     Raises DataError for a missing dataset instead of downloading it.
     """

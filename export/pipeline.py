@@ -1,7 +1,6 @@
 """The export stage: checkpoint -> proven file -> version in a model repository.
 
-In: a checkpoint, or an ONNX file for TensorRT, and options. Out: `Published`, written only if every proof and accuracy
-gate held; or CheckpointError, DataError, ExportError or OSError.
+Writes only if every proof and accuracy gate held. Raises CheckpointError, DataError, ExportError or OSError.
 """
 
 from __future__ import annotations
@@ -85,7 +84,7 @@ class ExportOptions:
 
     @property
     def required(self) -> list[Rewrite]:
-        """The rewrites asked for by name; the export fails if any of them does not apply."""
+        """The export fails if any of these does not apply."""
         asked = {
             fold_batchnorm: self.fuse_bn,
             absorb_attention: self.absorb_attention,
@@ -206,7 +205,7 @@ def _with(artifact: Artifact, **fields: Any) -> Artifact:
 def export_engine(
     source: OnnxSource, options: EngineOptions, gpu: Gpu, destination: Destination, data_dir: Path | None = None
 ) -> tuple[Built, Path | None]:
-    """Builds a TensorRT engine of `source` on `gpu`, proves and writes it; returns the engine and its path.
+    """Returns the proven engine and its path.
 
     For an fp16 engine an fp32 `source` is converted first, at a loss of at most 0.1 percentage points of test accuracy.
     With test images at hand the engine itself is measured, under the same limit.
@@ -235,7 +234,7 @@ def served_name(model: str, engine: str | None) -> str:
 
 
 def _sample(loaded: Checkpoint, data_dir: Path | None) -> tuple[Sample, str | None]:
-    """The images for the proof, with a note if they are not the model's own."""
+    """With a note if the images are not the model's own."""
     try:
         return own_sample(loaded.config, loaded.metrics, data_dir), None
     except DataError as missing:

@@ -30,12 +30,12 @@ KEPT_IN_FLOAT32 = ("Softmax", "LayerNormalization")
 
 
 class AccuracyError(ExportError):
-    """A conversion costs too much accuracy; the message holds both accuracies and the limit."""
+    """The message holds both accuracies and the limit."""
 
 
 @dataclass(frozen=True)
 class Converted:
-    """A graph in another precision, its test accuracy and the float32 graph's."""
+    """With the float32 graph's test accuracy."""
 
     proto: onnx.ModelProto
     accuracy: float
@@ -65,9 +65,7 @@ class EngineAccuracy:
 
 @dataclass(frozen=True)
 class Lowering:
-    """The target precision, the data to calibrate and measure on, and the largest accuracy drop in percentage points.
-
-    With `half_softmax` a float16 graph computes its Softmax in float16 too.
+    """With `half_softmax` a float16 graph computes its Softmax in float16 too.
     """
 
     precision: Literal["fp16", "int8"]
@@ -77,7 +75,7 @@ class Lowering:
 
 
 def convert(proto: onnx.ModelProto, lowering: Lowering) -> Converted:
-    """Converts the float32 `proto`; raises AccuracyError if the test accuracy drops too far."""
+    """From float32; raises AccuracyError if the test accuracy drops too far."""
     dataset = lowering.dataset
     kept = [kind for kind in KEPT_IN_FLOAT32 if not (lowering.half_softmax and kind == "Softmax")]
     lowered = _to_fp16(proto, kept) if lowering.precision == "fp16" else _to_int8(proto, dataset.train_images)
@@ -94,7 +92,7 @@ def convert(proto: onnx.ModelProto, lowering: Lowering) -> Converted:
 def engine_accuracy(
     engine: str, precision: str, classify: Classifier, data: bytes, dataset: Dataset, max_drop_points: float
 ) -> EngineAccuracy:
-    """The test accuracies of `classify` and of the ONNX file `data` in ONNX Runtime.
+    """Beside the ONNX file `data` in ONNX Runtime.
 
     Raises AccuracyError if the first is more than `max_drop_points` percentage points lower.
     """
@@ -106,7 +104,6 @@ def engine_accuracy(
 
 
 def accuracy(classify: Classifier, dataset: Dataset) -> float:
-    """The share of the test images that `classify` gets right."""
     images, labels = dataset.test_images, dataset.test_labels
     found = [classify(images[i : i + TEST_BATCH]).argmax(axis=1) for i in range(0, len(images), TEST_BATCH)]
     return float(np.mean(np.concatenate(found) == labels))
@@ -169,7 +166,7 @@ def _kept_in_float32(graph: onnx.GraphProto) -> list[str]:
 
 
 class _Calibration:
-    """Feeds training images, drawn by a fixed seed, to the quantiser in batches."""
+    """Training images, drawn by a fixed seed, in batches."""
 
     def __init__(self, train_images: Images) -> None:
         drawn = np.random.default_rng(CALIBRATION_SEED).permutation(len(train_images))[:CALIBRATION_IMAGES]

@@ -41,7 +41,7 @@ def server_options(command: Command) -> Command:
 
 
 def loading_options(command: Command) -> Command:
-    """`server_options` and the gRPC address, for commands that make the server load a model."""
+    """For commands that make the server load a model."""
     default = "8001 on its host if --server has port 8000, else HTTP, which holds up other requests"
     grpc = click.option("--grpc", metavar="HOST:PORT", help=f"Of gRPC, for the load.  [default: {default}]")
     return server_options(grpc(command))
@@ -191,7 +191,7 @@ def _list(model_dir: Path, loaded: dict[str, list[int]] | None) -> None:
 def _publication(
     file: Path, repository: Path, name: str | None, instances: int | None, threads: int | None
 ) -> tuple[Path, Callable[[], Path]]:
-    """The model's folder, and a function that publishes the checked `file` there."""
+    """The model's folder, and a function that publishes `file` there."""
     from export.publishing.artifact import PublishError
     from export.publishing.foreign import is_foreign, publish_foreign
     from export.publishing.publish import publish
@@ -239,7 +239,7 @@ def _promote(repository: Path, model: str, choose: Callable[[Path], int], server
 
 
 def _server_of(model_dir: Path, server: str, header: dict[str, str], grpc: str | None) -> LiveServer | None:
-    """The running server if it has that model; else prints when the change takes effect."""
+    """None without a server that has the model; then prints when the change takes effect."""
     from export.publishing.live import connect
 
     live = connect(server, header, grpc)
@@ -279,7 +279,7 @@ def _model(repository: Path, name: str) -> Path:
 
 
 def _each(models: list[Path], action: Callable[[Path], None]) -> int:
-    """Runs `action` on every model; reports failures and returns their number."""
+    """Reports failures and returns their number."""
     from export.publishing.artifact import PublishError
 
     failures = 0

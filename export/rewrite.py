@@ -74,7 +74,7 @@ def rewrite(
 
 
 def _print(file: Path, output: Path, written: Written) -> None:
-    """One row per pass: the multiplications left and where it rewrote, or why it did not; then proofs and times."""
+    """A row per pass, then proofs and times."""
     at = ", ".join(f"{name}={size}" for name, size in written.sizes.items())
     click.echo(f"Read {file}")
     click.echo(f"  {'as it was':16}{written.rewritten.macs:>16,} multiply-accumulates{f' at {at}' if at else ''}")

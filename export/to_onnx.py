@@ -61,7 +61,7 @@ def export(
 
 
 def _goal(options: dict[str, Any]) -> str:
-    """The goal of --backend auto; raises UsageError for --for without it, or for an option that auto chooses."""
+    """Raises UsageError for --for without it, or for an option that auto chooses."""
     auto = options["backend"] == "auto"
     if options["goal"] and not auto:
         raise click.UsageError("expected --for with --backend auto, found it alone")

@@ -15,7 +15,7 @@ PREFIX = "vitbn_supervisor"
 
 
 class Acts:
-    """Log and metrics of one supervisor; without metrics if `port` is None. Raises OSError for a taken port."""
+    """Without metrics if `port` is None. Raises OSError for a taken port."""
 
     def __init__(self, port: int | None) -> None:
         self._log = logging.getLogger(PREFIX)
@@ -57,7 +57,6 @@ class Acts:
         self.say(f"started the server, process {pid}")
 
     def planned(self, model: str, versions: Iterable[int], problems: Iterable[Problem]) -> None:
-        """Logs a model's faults and plan."""
         serving = ", ".join(map(str, versions)) or "nothing"
         for problem in problems:
             version = "all" if problem.version is None else str(problem.version)

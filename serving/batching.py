@@ -1,7 +1,6 @@
 """Joins requests of equal shapes, for any engine.
 
-In: a loaded model and the requests of one call of Triton as `Call`s. Out: each request's outputs or error. After a
-failed joint run, its requests run alone.
+After a failed joint run, its requests run alone.
 """
 
 from collections import defaultdict
@@ -23,8 +22,6 @@ class RunFailed(Exception):
 
 
 class Engine(Protocol):
-    """A loaded model."""
-
     @property
     def inputs(self) -> Mapping[str, Tensor]:
         """By name."""
@@ -39,8 +36,6 @@ class Engine(Protocol):
 
 @dataclass(frozen=True)
 class Call:
-    """One request: tensors and wanted outputs."""
-
     inputs: Mapping[str, Array]
     requested: frozenset[str]
 
@@ -70,7 +65,6 @@ def answer(engine: Engine, outputs: Sequence[str], calls: Sequence[Call], batche
 def _answer_group(
     engine: Engine, outputs: Sequence[str], calls: Sequence[Call], batched: bool
 ) -> Sequence[Outputs | RunFailed]:
-    """Answers to calls of equal shapes."""
     try:
         return _run(engine, outputs, calls, batched)
     except RunFailed as failure:
@@ -80,7 +74,7 @@ def _answer_group(
 
 
 def _run(engine: Engine, outputs: Sequence[str], calls: Sequence[Call], batched: bool) -> list[Outputs]:
-    """One run for all calls; raises RunFailed."""
+    """Raises RunFailed."""
     names = [name for name in outputs if any(name in call.requested for call in calls)]
     feeds = calls[0].inputs
     if len(calls) > 1:

@@ -27,7 +27,7 @@ class Tensor:
 
 
 def parameter(config: Config, key: str) -> str | None:
-    """A parameter's text, None if config.pbtxt lacks it."""
+    """None if config.pbtxt lacks it."""
     text: str | None = config.get("parameters", {}).get(key, {}).get("string_value")
     return text
 
@@ -61,7 +61,6 @@ def check_tensors(config: Config, inputs: Mapping[str, Tensor], outputs: Mapping
 
 
 def _check_tensor(kind: str, entry: Config, provided: Mapping[str, Tensor], batched: bool) -> None:
-    """Name, data type, batch dimension and shape, in that order."""
     name = entry["name"]
     if name not in provided:
         raise ModelRefused(f"config.pbtxt has {kind} '{name}', the model has {_listed(provided)}")

@@ -1,6 +1,5 @@
 """A running Triton server's model-control API.
 
-In: an address. Out: what is served, or that a model was loaded or unloaded; else `ControlFailed`.
 Source: triton-inference-server/server, docs/protocol/extension_model_repository.md.
 """
 
@@ -22,7 +21,7 @@ class ControlFailed(Exception):
 
 @dataclass(frozen=True)
 class Control:
-    """The server at `url`, HOST:PORT of HTTP; `headers` go with every request.
+    """`url` is HOST:PORT of HTTP; `headers` go with every request.
 
     With `grpc_url`, models are loaded over gRPC: over HTTP a load holds a thread of Triton's, and every connection of
     that thread waits (measured: 7 s).

@@ -56,13 +56,13 @@ def shared_memory_arguments(search_path: str) -> list[str]:
 
 
 def _is_launcher(program: Path) -> bool:
-    """Whether it is this module's console script, in any environment."""
+    """In any environment."""
     with program.open("rb") as script:
         return b"serving.launcher" in script.read(4096)
 
 
 def pytriton_folder() -> Path:
-    """The folder of `pytriton`; raises LauncherError if it is missing or cannot work."""
+    """Raises LauncherError if pytriton is missing or cannot work."""
     spec = importlib.util.find_spec("pytriton")
     if spec is None or spec.origin is None:
         raise LauncherError(
@@ -79,7 +79,7 @@ def check_numpy(version: str) -> None:
 
 
 def backend_files(pytriton: Path, python_version: str = PYTHON_VERSION) -> dict[str, Path]:
-    """Names in the backend folder -> source files; raises LauncherError if this Python has no stub."""
+    """Name in the backend folder -> source; raises LauncherError if this Python has no stub."""
     stubs = pytriton / "tritonserver" / "python_backend_stubs"
     stub = stubs / python_version / "triton_python_backend_stub"
     if not stub.is_file():

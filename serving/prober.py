@@ -38,7 +38,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Verdict:
-    """One probe; without versions `reason` explains the failure."""
+    """Without versions `reason` explains the failure."""
 
     ok: bool
     failures: tuple[Failure, ...]
@@ -67,7 +67,7 @@ class Prober:
         threading.Thread(target=_read, args=(self._process, self._lines), daemon=True).start()
 
     def verdict(self) -> Verdict | None:
-        """The next verdict, None if there is none yet; restarts a silent prober."""
+        """The next verdict, if any; restarts a silent prober."""
         with suppress(queue.Empty):
             line = self._lines.get_nowait()
             self._heard_s = time.monotonic()
@@ -89,7 +89,6 @@ class Prober:
 
 
 def parse(probe: Mapping[str, Any]) -> Verdict:
-    """Parses a line of the probe."""
     versions = probe["versions"]
     failures = tuple(
         Failure(each["model"], int(each["version"]), each["reason"])

@@ -23,8 +23,6 @@ KILL_S, POLL_S = 1.0, 0.02
 
 @dataclass(frozen=True)
 class Stub:
-    """The Python process of an instance of a model's version."""
-
     process: psutil.Process
     model: str
     version: int

@@ -124,7 +124,7 @@ def _reason(log: str) -> str:
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    """Ends the server and its Python stubs: SIGTERM, then SIGKILL after a grace."""
+    """The stubs too: SIGTERM, then SIGKILL after a grace."""
     process.terminate()
     try:
         process.wait(STOP_GRACE_S)

@@ -1,6 +1,6 @@
 """`vitbn serve`: a server as it is, a supervised server, or several behind the proxy.
 
-In: its own options and Triton's arguments. Out: runs until a signal; the exit code is that of what was started.
+Runs until a signal; the exit code is the server's.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from serving.launcher import LauncherError, launch
 
 
 def _supervise(own: Mapping[str, Any], arguments: Sequence[str]) -> int:
-    """`own` are the options of `serve`."""
     from serving.supervisor import METRICS_PORT, supervise
 
     port = METRICS_PORT if own["supervisor_port"] is None else own["supervisor_port"]

@@ -1,7 +1,7 @@
 """A Triton backend in Python in place of a missing native backend.
 
-In: a model's configuration, its file, batches of requests. Out: one response a request. An engine adds its loader in
-`serving/backends/<engine>/model.py`, which Triton's stub imports. Refuses an incomplete configuration.
+An engine adds its loader in `serving/backends/<engine>/model.py`, which Triton's stub imports. Refuses an incomplete
+configuration.
 """
 
 import json
@@ -46,7 +46,7 @@ class StandIn(ABC):
         self.outputs: list[str] = [entry["name"] for entry in config["output"]]
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
-        """A response for each request, in order; an error concerns only its own request."""
+        """In order; an error concerns only its own request."""
         calls = [
             Call(
                 {tensor.name(): tensor.as_numpy() for tensor in request.inputs()},

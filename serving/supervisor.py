@@ -66,8 +66,6 @@ class ServerLost(Exception):
 
 @dataclass
 class Watch:
-    """The probe's results during one run of the server."""
-
     failed: dict[str, deque[bool]] = field(default_factory=dict)  # model -> whether each of its last probes failed
     reloaded: set[str] = field(default_factory=set)  # models loaded again, and not right since
     silent: int = 0
@@ -77,8 +75,6 @@ class Watch:
 
 
 class Supervisor:
-    """Supervises one server."""
-
     def __init__(self, options: ServerOptions, acts: Acts, health_port: int | None = None) -> None:
         self._options, self._acts = options, acts
         self._control = Control(options.http_url, options.headers, options.grpc_url, options.grpc_headers)
@@ -88,11 +84,11 @@ class Supervisor:
         self._refused: dict[str, set[int]] = {}  # model -> whole versions that the server does not load
 
     def stop(self, number: int, frame: FrameType | None) -> None:
-        """A signal handler: ends `run`."""
+        """A signal handler."""
         self._stop.set()
 
     def run(self) -> int:
-        """Serves until a signal; returns the exit code."""
+        """Returns the exit code."""
         while True:
             try:
                 self._serve()
@@ -181,7 +177,6 @@ class Supervisor:
                 self._acts.planned(name, current.versions or (), current.problems)
 
     def _wait_for_index(self, process: subprocess.Popen[bytes]) -> dict[str, dict[int, str]]:
-        """The repository index, once the server answers."""
         deadline = time.monotonic() + START_S
         while time.monotonic() < deadline:
             self._check(process)
@@ -191,7 +186,7 @@ class Supervisor:
         raise ServerLost("hung", f"no answer within {START_S:g} s of its start")
 
     def _watch(self, process: subprocess.Popen[bytes], family: Family) -> None:
-        """Reads the prober and acts, until the server is lost or a signal arrives."""
+        """Ends with ServerLost or Stopping."""
         watch, looked_s, stubs, healthy = Watch(), 0.0, [], False
         while True:
             self._check(process)
@@ -345,7 +340,7 @@ def _end(process: subprocess.Popen[bytes], grace_s: float) -> int:
 
 
 def supervise(arguments: Sequence[str], metrics_port: int | None = METRICS_PORT, health_port: int | None = None) -> int:
-    """Supervises a server with Triton's `arguments`; returns the exit code. Raises ValueError for bad arguments."""
+    """Returns the exit code. Raises ValueError for bad arguments."""
     end_with_parent(os.environ.pop(PARENT_VARIABLE, None))
     options = parse(arguments)
     try:

@@ -1,8 +1,6 @@
 """Judges by the files which versions of a model are whole.
 
-In: a model's folder in the repository. Out: a `Plan`: the versions to serve, the faults of the others, and a
-configuration for Triton's load call if config.pbtxt would serve other versions. Writes nothing. Models without any
-manifest.json are not this project's: Triton decides.
+Writes nothing. Models without any manifest.json are not this project's: Triton decides.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ class Broken(Exception):
 
 @dataclass(frozen=True)
 class Problem:
-    """The fault of a version, or of the files that all versions share (version None)."""
+    """Version None: a fault of the files that all versions share."""
 
     version: int | None
     text: str

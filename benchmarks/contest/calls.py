@@ -61,12 +61,11 @@ class TimedCall:
         torch.cuda.current_stream().synchronize()
 
     def _pinned(self, part: Any) -> tuple[Any, Any]:
-        """Images, and room for their logits."""
         return part.cpu().pin_memory(), self.run(part).cpu().pin_memory()
 
 
 def classify(run: Run, images: Images, micro_batch: int, device: Device) -> Logits:
-    """Logits float32 (n, classes), in the host's memory."""
+    """Float32 (n, classes), in the host's memory."""
     parts = [_fetch(run(_place(part, device)), device) for part in _split(images, micro_batch)]
     logits: Logits = np.concatenate(parts)
     return logits

@@ -30,7 +30,7 @@ CHECKED = 512  # images for PyTorch eager's first call; all 5,000 would take a m
 
 @dataclass(frozen=True)
 class Options:
-    """Settings for all contestants: `seconds` per batch size; without `micro_batch` whole batches."""
+    """`seconds` per batch size; without `micro_batch` whole batches."""
 
     device: Device
     threads: int
@@ -41,7 +41,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Contestant:
-    """A row of a comparison; `run` maps tensors in device memory to tensors in device memory."""
+    """`run` maps tensors in device memory to tensors in device memory."""
 
     entry: Entry
     subject: Subject
@@ -74,7 +74,7 @@ class Ready:
 
 @dataclass
 class Missing:
-    """Contestants without figures, and the reasons; `wrong` if a reason is a wrong answer."""
+    """`wrong` if a reason is a wrong answer."""
 
     rows: list[dict[str, str]] = field(default_factory=list)
     wrong: bool = False
@@ -102,7 +102,7 @@ def build(entries: Sequence[Entry], batches: Sequence[int], options: Options, mi
 
 
 def contestant(entry: Entry, of: Subject, options: Options, batches: Sequence[int]) -> Contestant:
-    """Raises Unavailable if this machine cannot run it."""
+    """Raises Unavailable."""
     if reason := entry.why_not(options.device):
         raise Unavailable(reason)
     sizes = tuple(sorted({size for batch in batches for size in call_sizes(batch, options)}))
@@ -125,7 +125,7 @@ def call_sizes(batch: int, options: Options) -> set[int]:
 def first_calls(
     contestants: Sequence[Contestant], batch: int, options: Options, title: str, missing: Missing
 ) -> list[Ready]:
-    """Calls each for the first time with `batch` images; returns those with correct answers."""
+    """Returns the contestants with correct answers."""
     ready = []
     with count_bar(f"{title}: first calls", len(contestants), "contestants") as advance:
         for each in contestants:
@@ -138,7 +138,7 @@ def first_calls(
 
 
 def first_call(one: Contestant, batch: int, options: Options) -> Ready:
-    """Calls `one` for the first time, compilation included, and checks its logits; raises EquivalenceError.
+    """Compilation included; checks the logits. Raises EquivalenceError.
 
     PyTorch eager on the CPU prepares nothing for a batch and gets at most `CHECKED` images.
     """

@@ -29,7 +29,6 @@ def choose(wanted: str) -> Device:
 
 
 def free() -> None:
-    """Returns unused memory to the device."""
     import torch
 
     gc.collect()

@@ -22,6 +22,6 @@ ON_ALL_CORES = Setup()
 
 
 def start(program: Program, setup: Setup = ON_ALL_CORES) -> Run:
-    """Raises Unavailable if a library or a device is missing."""
+    """Raises Unavailable without the library or the device."""
     setup = replace(setup, threads=setup.threads or cores())
     return in_onnx_engine(program, setup) if isinstance(program, bytes) else in_torch(program, setup)

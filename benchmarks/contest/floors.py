@@ -1,7 +1,7 @@
 """The least time of a network on a device.
 
-In: a network. Out: the values that its kernels read and write for an image. Each product is one kernel with its bias,
-norm, GELU and residual; each attention is one kernel and keeps its scores to itself.
+Each product is one kernel with its bias, norm, GELU and residual; each attention is one kernel and keeps its scores to
+itself.
 """
 
 from __future__ import annotations

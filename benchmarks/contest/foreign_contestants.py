@@ -1,7 +1,7 @@
 """The contestants of `benchmarks/foreign.py`: one call each, on one thread, on the same inputs.
 
 In: a network's file, plain and rewritten. Out: a callable a contestant; the answers of all were compared with the plain
-file's first. A contestant that cannot run the network, or answers otherwise, is left out with the reason.
+file's first. A contestant that fails or answers otherwise is left out with the reason.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ BASES = {OPTIMISER: PLAIN, OURS: PLAIN, OPENVINO: PLAIN, OPENVINO_OURS: OPENVINO
 def contestants(
     files: Mapping[str, Path], read: Callable[[Outputs], Array], feeds: Feeds
 ) -> tuple[dict[str, Call], dict[str, str]]:
-    """The calls by name, and the reasons of those left out; `read` picks of a plain file's outputs what is read."""
+    """The calls by name, and the reasons of those left out; `read` picks the read part of a plain file's outputs."""
     from export.onnx_rewrites.errors import ForeignError
     from export.onnx_rewrites.proof import session
 
@@ -64,7 +64,7 @@ def contestants(
 
 
 def optimise(network: Foreign, plain: Path, folder: Path) -> tuple[Path, dict[str, int]]:
-    """The file after ONNX Runtime's optimiser of transformers, and how many nodes of each kind it fused."""
+    """The file, and the number of fused nodes by kind."""
     from onnxruntime.transformers import optimizer
 
     path = folder / "optimised.onnx"

@@ -38,8 +38,6 @@ class Foreign:
 
 
 def in_wheel(distribution: str, ending: str) -> Callable[[Path], Path]:
-    """A file inside a PyPI wheel."""
-
     def find(folder: Path) -> Path:
         for path in files(distribution) or []:
             if str(path).endswith(ending):
@@ -112,8 +110,6 @@ def _export(
     import torch
 
     class FirstOutput(torch.nn.Module):
-        """Returns only the logits of a network with several outputs."""
-
         def __init__(self) -> None:
             super().__init__()
             self.network = network
@@ -148,12 +144,10 @@ def library(name: str) -> Any:
 
 
 def timm_network(name: str, **options: Any) -> Callable[[], Any]:
-    """A network from timm."""
     return lambda: library("timm").create_model(name, pretrained=False, **options)
 
 
 def hugging_face(config: str, network: str, **sizes: Any) -> Callable[[], Any]:
-    """A network from transformers."""
     return lambda: getattr(library("transformers"), network)(getattr(library("transformers"), config)(**sizes))
 
 

@@ -44,8 +44,8 @@ def measure(
 ) -> None:
     """Adds a JSON-ready row per contestant, all from one interleaved run, also at Ctrl-C.
 
-    A contestant that fails during timing goes to `missing`, and the others begin again; all go there if the device
-    slows itself down in every round.
+    A contestant that fails during timing goes to `missing`, and the others begin again. All go to `missing` if the
+    device slows itself down in every round.
     """
     ready = {str(i): each for i, each in enumerate(first_calls(contestants, batch, options, title, missing))}
     run = _Run(ready, batch, options, limits, title, missing)
@@ -109,7 +109,6 @@ class _Run:
         )
 
     def _baseline(self, name: str) -> str | None:
-        """The PyTorch eager of the same network."""
         config = self._ready[name].contestant.subject.config
         same = (i for i, each in self._ready.items() if each.contestant.subject.config == config)
         return next((i for i in same if self._ready[i].contestant.entry.is_baseline), None)
@@ -123,8 +122,6 @@ class _Run:
 
 
 class _Failed(Exception):
-    """A call that failed during timing."""
-
     def __init__(self, name: str, reason: Exception) -> None:
         super().__init__(name)
         self.name, self.reason = name, reason

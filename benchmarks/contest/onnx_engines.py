@@ -23,7 +23,7 @@ Run = Callable[[Any], Any]
 
 
 def in_onnx_engine(data: bytes, setup: Setup) -> Run:
-    """The file in its engine; raises Unavailable if a library or a device is missing, EngineError without an engine."""
+    """Raises Unavailable without the library or the device, EngineError without an engine."""
     if setup.engine == "tensorrt":
         return _in_tensorrt(data, setup)
     if setup.engine == "openvino":

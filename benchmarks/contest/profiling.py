@@ -86,7 +86,7 @@ def flops(operator: str, inputs: Sequence[Sequence[int]], output: Sequence[int])
 
 
 def together(nodes: Sequence[dict[str, Any]], keys: Sequence[str]) -> list[dict[str, Any]]:
-    """A row per group with equal `keys`, slowest first."""
+    """A row per group, slowest first."""
     total_us = sum(node["p50_us"] for node in nodes)
     groups: dict[tuple[str, ...], list[dict[str, Any]]] = defaultdict(list)
     for node in nodes:

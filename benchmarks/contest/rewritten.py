@@ -39,7 +39,7 @@ Row = dict[str, Any]
 
 
 def measure(depth: int, count: int, seconds: float, add: Callable[[list[Row]], None]) -> None:
-    """Adds the JSON-ready rows of one interleaved run, also at Ctrl-C; raises EquivalenceError."""
+    """Adds JSON-ready rows, also at Ctrl-C; raises EquivalenceError."""
     from benchmarks.contest.roofline import gemms
     from benchmarks.contest.subjects import subject
     from benchmarks.measure.progress import steps

@@ -92,7 +92,7 @@ DEFAULT_PRECISIONS: dict[Device, tuple[Precision, ...]] = {"cpu": ("fp32",), "cu
 
 
 def why_not(engine: Engine, precision: Precision, device: Device) -> str | None:
-    """Why no `device` of this kind runs that engine in that precision; None if it does."""
+    """None if the engine runs in that precision on the device."""
     precisions = SUPPORTED.get((engine, device), ())
     if not precisions:
         return f"{ENGINES[engine]} needs another device than {device}"
@@ -117,11 +117,9 @@ class Entry:
 
     @property
     def is_baseline(self) -> bool:
-        """Whether other entries of its network are compared with it."""
         return self.runtime == BASELINE and self.precision == "fp32"
 
     def why_not(self, device: Device) -> str | None:
-        """Why it cannot run on such a `device`; None if it can."""
         if reason := why_not(self.how.engine, self.precision, device):
             return reason
         if self.how.fused and self.how.engine == "eager" and not self.config.is_transformer:

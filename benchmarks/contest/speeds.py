@@ -16,7 +16,7 @@ Row = dict[str, Any]
 
 
 def measure(checkpoints: Sequence[Checkpoint], count: int, seconds: float, add: Callable[[list[Row]], None]) -> None:
-    """Adds a row per checkpoint, slowest first, also at Ctrl-C. Raises EquivalenceError or RewriteError."""
+    """Slowest first, also at Ctrl-C. Raises EquivalenceError or RewriteError."""
     rows: list[Row] = []
     runs: dict[str, Callable[[], object]] = {}
     for loaded in steps(checkpoints, "searching the best way"):

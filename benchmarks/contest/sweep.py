@@ -21,7 +21,7 @@ Axis = Literal["batch", "depth", "dim"]
 
 @dataclass(frozen=True)
 class Swept:
-    """What to sweep; the axes of batch and width use `depth`."""
+    """The axes of batch and width use `depth`."""
 
     models: tuple[ModelName, ...]
     runtimes: tuple[str, ...]

@@ -25,7 +25,7 @@ Forward = Callable[[Tensor], Tensor]
 
 
 def in_torch(network: Served, setup: Setup) -> Callable[[Any], Any]:
-    """A copy of `network` in a PyTorch engine; raises Unavailable without a compiler."""
+    """A copy of `network`; raises Unavailable without a compiler."""
     makers: dict[Engine, Callable[[Served], Forward]] = {"eager": _eager, "compiled": _compiled, "graphs": CudaGraphs}
     network = copy.deepcopy(network).to(setup.device)
     if setup.device == "cuda" and setup.config and not setup.config.is_transformer:
@@ -48,7 +48,6 @@ def in_torch(network: Served, setup: Setup) -> Callable[[Any], Any]:
 
 
 def channels_last(network: Served) -> Served:
-    """Convolutions in the layout of tensor cores."""
     module: Any = network  # Module.to has no type for a layout alone
     laid_out: Served = module.to(memory_format=torch.channels_last)
     return laid_out
@@ -82,7 +81,7 @@ def _compiled(network: Served) -> Forward:
 
 
 class CudaGraphs:
-    """A network as CUDA graphs, one per batch size; the next call overwrites the logits."""
+    """A graph per batch size; the next call overwrites the logits."""
 
     def __init__(self, network: Served) -> None:
         self.network = network

@@ -21,8 +21,6 @@ SEARCH_ROUNDS = 3
 
 @dataclass(frozen=True)
 class Way:
-    """Images per call, and workers that share the cores."""
-
     micro_batch: int
     workers: int
 
@@ -31,7 +29,7 @@ class Way:
 
 
 def best_way(program: Program, images: Images) -> Way:
-    """By the lowest median on a part of the images."""
+    """By the lowest median, on a part of the images."""
     from benchmarks.measure.timing import time_interleaved
 
     ways = [Way(size, workers) for size in MICRO_BATCHES for workers in sorted({1, cores()})]
@@ -55,7 +53,7 @@ def best_micro_batch(make: Callable[[Images, int], Callable[[], object]], images
 
 
 def runner(program: Program, way: Way, images: Images) -> Callable[[], None]:
-    """Classifies all `images`: one worker with all threads, or a worker per core with its share of the calls."""
+    """One worker with all threads, or a worker per core with its share of the calls."""
     from benchmarks.contest.engines import start
 
     batches = [images[i : i + way.micro_batch] for i in range(0, len(images), way.micro_batch)]

@@ -73,7 +73,6 @@ class BehindProxy:
         return images, onnx_classifier(published.data)(images).astype(np.float32)
 
     def run(self, name: str, protocol: str) -> Row:
-        """The scenario's row, its name first."""
         events: dict[str, Callable[[RunningFleet], None]] = {
             "server-killed": _kill_server,
             "stub-killed": _kill_stub,
@@ -98,7 +97,7 @@ class BehindProxy:
 
     @contextmanager
     def _traffic(self, protocol: str) -> Iterator[Verdicts]:
-        """Requests in a thread until the block ends and all are sent; the verdicts are complete after it."""
+        """The verdicts are complete after the block."""
         stop, verdicts, sent = threading.Event(), Verdicts(), iter(range(10**9))
 
         def until() -> bool:
@@ -184,7 +183,7 @@ class BehindProxy:
         }
 
     def _wait_until_right(self) -> None:
-        """Both servers pass the probe and get requests; raises TimeoutError after HEAL_S."""
+        """Raises TimeoutError after HEAL_S."""
         urls = [self._fleet.server_url(index) for index in range(2)]
         deadline = time.monotonic() + HEAL_S
         while not (all(probe_server(url, timeout_s=5).ok for url in urls) and self._full()):
@@ -222,7 +221,7 @@ def _restart(fleet: RunningFleet) -> None:
 
 @contextmanager
 def _until_more(count: Callable[[], int], what: str) -> Iterator[None]:
-    """Waits after the block until `count()` has grown; raises TimeoutError after HEAL_S."""
+    """Raises TimeoutError after HEAL_S."""
     before = count()
     yield
     deadline = time.monotonic() + HEAL_S

@@ -40,7 +40,7 @@ class BulkBench:
         self._input = _write_idx(folder, rows) if form == "idx" else _write_parquet(folder, rows)
 
     def plain(self) -> Row:
-        """ONNX Runtime in a loop over one batch: in one process, then in a process per core at once."""
+        """In one process, then in a process per core at once."""
         ((alone, _),) = self._plain(1)
         together = self._plain(cores())
         self._plain_rate = sum(rate for rate, _ in together)
@@ -124,7 +124,7 @@ def _processor_s() -> float:
 
 
 def _plain_rate(model: str) -> tuple[float, float]:
-    """Images a second, and microseconds of processor time per image."""
+    """Images/s, and µs of processor time per image."""
     import onnxruntime as ort
 
     from clients.bulk.network import BATCH_SIZE
@@ -181,13 +181,13 @@ def _answers(output: Path) -> list[Path]:
 
 
 def _workers(driver: int) -> list[psutil.Process]:
-    """Living processes that do parts; multiprocessing's own helper is not among them."""
+    """Without multiprocessing's own helper."""
     living = [each for each in psutil.Process(driver).children() if each.status() != psutil.STATUS_ZOMBIE]
     return [each for each in living if "spawn_main" in " ".join(each.cmdline())]
 
 
 def _memory_mb(driver: int) -> float:
-    """Resident memory of the driver and its processes; 0 after its end."""
+    """Resident, of the driver and its processes; 0 after its end."""
     try:
         process = psutil.Process(driver)
         return 1e-6 * sum(int(each.memory_info().rss) for each in [process, *process.children()])

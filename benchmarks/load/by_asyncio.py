@@ -53,14 +53,14 @@ class Answered:
 
 @dataclass(frozen=True)
 class ServerTimes:
-    """Triton's statistics of a model since its start: answered requests and their summed times."""
+    """Since the model's start."""
 
     requests: int
     queue_ns: int
     compute_ns: int
 
     def mean_ms_since(self, before: ServerTimes) -> tuple[float, float]:
-        """Mean queue and compute time per request in milliseconds; raises Failed without answered requests."""
+        """Queue and compute time per request; raises Failed without answered requests."""
         requests = self.requests - before.requests
         if not requests:
             raise Failed("the server's statistics: expected answered requests, found none")
@@ -71,7 +71,7 @@ class ServerTimes:
 
 
 def measurer(server: Server, target: Target, images: Images) -> Measure:
-    """Measures `target` with uint8 images (n, C, H, W)."""
+    """Images uint8 (n, C, H, W)."""
     return lambda load, seconds: asyncio.run(_measure(server, target, images, load, seconds))
 
 
@@ -104,7 +104,6 @@ async def _measure(server: Server, target: Target, images: Images, load: Load, s
 
 
 def server_times(http_url: str, name: str) -> ServerTimes:
-    """Of the model `name`."""
     with urllib.request.urlopen(f"http://{http_url}/v2/models/{name}/stats") as answer:
         times: dict[str, dict[str, Any]] = json.load(answer)["model_stats"][0]["inference_stats"]
     compute_ns = sum(times[f"compute_{part}"]["ns"] for part in ("input", "infer", "output"))
@@ -112,7 +111,6 @@ def server_times(http_url: str, name: str) -> ServerTimes:
 
 
 async def closed_loop(ask: Ask, in_flight: int, seconds: float) -> Answered:
-    """Keeps `in_flight` requests at the server."""
     import numpy as np
 
     latencies_s: list[float] = []
@@ -128,7 +126,7 @@ async def closed_loop(ask: Ask, in_flight: int, seconds: float) -> Answered:
 
 
 async def open_loop(ask: Ask, due_s: NDArray[np.float64], seconds: float) -> Answered:
-    """Sends a request at each of `due_s`, in seconds from now, regardless of answers.
+    """`due_s` are seconds from now.
 
     The rate counts until the last answer, less the shortest latency, which an idle server also takes.
     """

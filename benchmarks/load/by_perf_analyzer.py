@@ -31,7 +31,7 @@ COMPUTE = ("Server Compute Input", "Server Compute Infer", "Server Compute Outpu
 
 
 def program() -> Path:
-    """The fetched program, else the one on PATH, as in NVIDIA's SDK container; raises Failed if it is missing."""
+    """The fetched program, else that on PATH; raises Failed without a program."""
     path = TOOL / "bin" / "perf_analyzer"
     if path.is_file():
         return path
@@ -41,14 +41,14 @@ def program() -> Path:
 
 
 def write_requests(path: Path, requests: Images, shape: Sequence[int] = ()) -> None:
-    """The request file of perf_analyzer; requests are uint8, each of that shape if the model leaves it open."""
+    """Requests are uint8, each of that shape if the model leaves it open."""
     about = {"shape": list(shape)} if shape else {}
     data = [{"image": {"b64": base64.b64encode(each.tobytes()).decode()} | about} for each in requests]
     path.write_text(json.dumps({"data": data}))
 
 
 def measurer(server: Server, target: Target, images: Images, folder: Path) -> Measure:
-    """Measures `target` with uint8 images (n, C, H, W); writes requests, intervals and reports to `folder`."""
+    """Images uint8 (n, C, H, W); writes requests, intervals and reports to `folder`."""
     import numpy as np
 
     url = server.grpc_url if target.protocol == "grpc" else server.http_url
@@ -90,7 +90,7 @@ def _write_intervals(path: Path, load: Load, seconds: float) -> None:
 
 
 def _run(command: list[str], report: Path) -> None:
-    """Writes the report; raises LeftOut or Failed on failure."""
+    """Raises LeftOut or Failed."""
     inherited = [folder] if (folder := os.environ.get("LD_LIBRARY_PATH")) else []  # the driver's, in a container
     environment = os.environ | {"LD_LIBRARY_PATH": os.pathsep.join([str(TOOL / "lib"), *inherited])}
     report.unlink(missing_ok=True)

@@ -22,7 +22,7 @@ TIMEOUT_S = 30.0
 def send(
     url: str, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None
 ) -> tuple[int, bytes]:
-    """Status and body, over a new connection; raises OSError and http.client.HTTPException."""
+    """Over a new connection; raises OSError and http.client.HTTPException."""
     with closing(http.client.HTTPConnection(url, timeout=TIMEOUT_S)) as connection:
         connection.request(method, path, body, dict(headers or {}))
         answer = connection.getresponse()

@@ -27,7 +27,7 @@ class Instance:
     device: Device
 
     def logits(self, images: Images, batch: int) -> Logits:
-        """The logits of uint8 images (n, C, H, W) in the host's memory, `batch` images a call."""
+        """Images uint8 (n, C, H, W) in the host's memory, `batch` a call."""
         from benchmarks.contest.calls import classify
 
         with self.in_stream():
@@ -45,7 +45,6 @@ class Instance:
 
 
 def instances(published: Published, who: InProcess, device: Device = "cpu") -> list[Instance]:
-    """The instances of the sharing, ready to run."""
     threads = who.sharing.threads
     setup = Setup(who.form.engine, who.form.precision, device, threads, published.config)
     return [_instance(published, setup) for _ in range(who.sharing.instances)]

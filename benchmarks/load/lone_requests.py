@@ -1,6 +1,6 @@
 """Requests in sequence to a model with the default bound on its queue, and to the same model without a bound.
 
-In: nothing. Out: a row: counts, and for both models p50, p99 and worst latency in ms and the answers over LATE_MS.
+Out: a row: counts, and for both models p50, p99 and worst latency in ms and the answers over LATE_MS.
 """
 
 from __future__ import annotations

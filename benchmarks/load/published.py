@@ -79,7 +79,6 @@ def publish(
 
 
 def _engine(exported: Any, precision: Any, largest: int) -> Artifact:
-    """A proven engine, at its best with the largest requests."""
     from export.engines.gpu import require_for_server
     from export.engines.onnx_source import from_export
     from export.engines.tensorrt_engine import EngineOptions

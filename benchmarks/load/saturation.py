@@ -19,13 +19,12 @@ Row = dict[str, Any]
 
 
 def carried(row: Row, max_p99_ms: float) -> bool:
-    """Whether the server kept up with this row's rate."""
     reached: bool = row["images_per_s"] >= (1 - SHORTFALL) * row["rate"]
     return reached and bool(row["p99_ms"] <= max_p99_ms)
 
 
 def saturation(rows: Sequence[Row], missing: Sequence[Row], max_p99_ms: float) -> list[Row]:
-    """The saturation points, with rate None if no rate was carried; `missing` are loads left out."""
+    """Rate None if no rate was carried; `missing` are loads left out."""
     points = []
     for alike, group in _grouped([*rows, *missing]):
         measured = [row for row in group if "images_per_s" in row]

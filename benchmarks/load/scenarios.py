@@ -69,7 +69,6 @@ class Faults:
         self._folder.cleanup()
 
     def run(self, name: str) -> Row:
-        """The scenario's row, its name first."""
         healing = {
             "stub-killed": lambda server: _stubs(server)[0].kill(),
             "stub-stopped": lambda server: _stubs(server)[0].suspend(),
@@ -279,7 +278,6 @@ def _huge_shape(server: Server) -> None:
 
 
 def _publish_default(repository: Path, images: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """Returns the shipped model's logits for `images`."""
     from export.equivalence import onnx_classifier
     from export.graph import export
     from export.rewrites.pipeline import ALL

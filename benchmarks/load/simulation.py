@@ -36,8 +36,6 @@ class Fleet:
 
 @dataclass
 class Tally:
-    """The outcomes of a window's or a day's requests."""
-
     latencies_ms: list[float]
     refused: int = 0
     failed: int = 0
@@ -65,7 +63,6 @@ def day_rates(peak: float) -> list[float]:
 
 
 def simulate_day(service_ms: Sequence[float], fleet: Fleet, peak: float, requests: int, seed: int = 0) -> Tally:
-    """All hours of a day, weighted by their load."""
     rates = day_rates(peak)
     whole = Tally([])
     for hour, rate in enumerate(rates):
@@ -129,7 +126,6 @@ class _Window:
         heapq.heappush(self._events, (time_s, self._order, kind, server, self._generation[server]))
 
     def _advance(self, until_s: float) -> None:
-        """Handles all events up to that time."""
         while self._events and self._events[0][0] <= until_s:
             now, _, kind, server, generation = heapq.heappop(self._events)
             if kind == "end":

@@ -1,6 +1,6 @@
 """Slow connections to the page, and a person who wants in.
 
-In: nothing; starts the page itself, without a Triton server. Out: a row: connections, and the person's waits in ms.
+Starts the page itself, without a Triton server. Out: a row: connections, and the person's waits in ms.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ class LeftOut(Exception):
 
 @dataclass(frozen=True)
 class Sharing:
-    """How the server's cores are shared: copies of the model, threads per copy (0: one per core)."""
+    """Copies of the model, threads per copy (0: one per core)."""
 
     instances: int
     threads: int
@@ -54,8 +54,6 @@ class Sharing:
 
 @dataclass(frozen=True)
 class Form:
-    """A shipped network as a file for an engine."""
-
     model: str
     engine: Engine = "onnxruntime"
     precision: Precision = "fp32"
@@ -66,8 +64,6 @@ class Form:
 
 @dataclass(frozen=True)
 class Target:
-    """A model on the server, and the transport for its images."""
-
     form: Form
     sharing: Sharing
     protocol: Protocol
@@ -83,8 +79,6 @@ class Target:
 
 @dataclass(frozen=True)
 class InProcess:
-    """A model in this process with the same sharing of cores."""
-
     form: Form
     sharing: Sharing
 
@@ -113,7 +107,7 @@ class Load:
 
 @dataclass(frozen=True)
 class Sample:
-    """Answered images a second, and percentiles of request latency; the server's times are means, None in process."""
+    """The server's times are means, None in process."""
 
     images_per_s: float
     p50_ms: float

@@ -49,7 +49,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Samples of the measured turns, and reasons of the turns left out; `wrong` if a reason is a wrong answer."""
+    """`wrong` if a reason is a wrong answer."""
 
     samples: dict[Turn, list[Sample]]
     left_out: dict[Turn, str]
@@ -57,7 +57,7 @@ class Outcome:
 
 
 def run(plan: Plan) -> Iterator[Outcome]:
-    """The outcome after each round, from one server with all targets; raises Failed if none can be measured."""
+    """After each round, from one server with all targets; raises Failed if none can be measured."""
     from serving.running import running_server
 
     with tempfile.TemporaryDirectory() as folder:
@@ -79,7 +79,7 @@ def run(plan: Plan) -> Iterator[Outcome]:
 
 
 def _published(plan: Plan, repository: Path) -> tuple[dict[Form, Published], dict[Form, Exception]]:
-    """The networks in all forms that this machine can make, and why it cannot make the others."""
+    """The networks, and the reasons of the forms that this machine cannot make."""
     published: dict[Form, Published] = {}
     lost: dict[Form, Exception] = {}
     for form in dict.fromkeys(target.form for target in plan.targets):
@@ -96,7 +96,7 @@ def _published(plan: Plan, repository: Path) -> tuple[dict[Form, Published], dic
 def checked(
     plan: Plan, published: Mapping[Form, Published], server: Server, folder: Path
 ) -> tuple[dict[Who, Measure], dict[Who, Exception]]:
-    """A measuring function for each target and its process, after comparing their answers; and errors of the others."""
+    """Compares the answers first."""
     measures: dict[Who, Measure] = {}
     lost: dict[Who, Exception] = {}
     there = [target for target in plan.targets if target.form in published]
@@ -140,7 +140,6 @@ def _images(model: Published) -> Images:
 
 
 def _expected(model: Published, images: Images) -> Logits:
-    """The logits of the ONNX file in ONNX Runtime on the CPU."""
     from benchmarks.contest.engines import start
 
     logits: Logits = start(model.data)(images)
@@ -162,7 +161,7 @@ def take(
     rounds: int,
     lost: Mapping[Who, Exception] = MappingProxyType({}),
 ) -> Iterator[Outcome]:
-    """Measures every turn once a round; yields all samples after each round. Those in `lost` get no turn."""
+    """Yields all samples after each round. Those in `lost` get no turn."""
     wrong = any(isinstance(error, WrongAnswer) for error in lost.values())
     outcome = Outcome({turn: [] for turn in order if turn[0] not in lost}, {}, wrong)
     for who, error in lost.items():

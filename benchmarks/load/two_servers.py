@@ -50,7 +50,6 @@ async def _measure(urls: Sequence[str], seconds: float) -> dict[str, Any]:
 async def _closed_loops(
     servers: Sequence[AsyncClassifier], images: np.ndarray[Any, np.dtype[np.uint8]], seconds: float
 ) -> list[float]:
-    """Durations in ms, with one request in flight per server."""
     durations: list[float] = []
 
     async def client(server: AsyncClassifier) -> None:

@@ -88,8 +88,6 @@ class Asker:
         return verdicts
 
     def open_loop(self, rate: float, seconds: float) -> Verdicts:
-        """`rate` requests a second for `seconds`, at most MOST."""
-
         verdicts = Verdicts()
 
         async def work(ask: Callable[[], Awaitable[bool]]) -> None:

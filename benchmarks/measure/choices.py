@@ -32,8 +32,6 @@ class NameList(click.ParamType[list[str]]):
 
 
 class MicroBatch(click.ParamType[int | Literal["auto"]]):
-    """`auto`, or a number of images."""
-
     name = "auto|images"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | Literal["auto"]:
@@ -55,7 +53,7 @@ class FiniteRange(click.FloatRange):
 
 
 class Result(click.Path):
-    """An output path, checked before the measurement; missing folders are made later."""
+    """Checked before the measurement; missing folders are made later."""
 
     def __init__(self, folder: bool = False) -> None:
         super().__init__(file_okay=not folder, dir_okay=folder, path_type=Path)
@@ -72,14 +70,13 @@ class Result(click.Path):
 
 
 def json_option(command: Command) -> Command:
-    """`--json FILE`."""
     what = "Write every sample and the environment."
     option: Callable[[Command], Command] = click.option("--json", "json_path", type=Result(), help=what)
     return option(command)
 
 
 def seconds_option(default: float, what: str) -> Callable[[Command], Command]:
-    """`--seconds`; `what` says what it bounds."""
+    """`what` says what it bounds."""
     option: Callable[[Command], Command] = click.option(
         "--seconds", type=FiniteRange(1), default=default, show_default=True, help=what
     )

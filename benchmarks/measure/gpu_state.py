@@ -1,6 +1,6 @@
 """Clocks, power, temperature and throttling of a GPU under measurement, from NVIDIA's management library (NVML).
 
-In: the first GPU. Out: a reading after each turn; a round in which the GPU slowed itself down does not count.
+A round in which the GPU slowed itself down does not count.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Reading:
 
 
 class Monitor:
-    """Reads the first GPU; raises OSError if NVML is missing or fails."""
+    """The first GPU; raises OSError without NVML."""
 
     def __init__(self, library: str = LIBRARY) -> None:
         self.nvml = ctypes.CDLL(library)
@@ -63,7 +63,7 @@ class Monitor:
         return not reading.slowed_by
 
     def summary(self) -> dict[str, Any]:
-        """JSON-ready: minimum, median, maximum of each quantity, slowed turns by reason, turns at the power cap."""
+        """Minimum, median, maximum of each quantity, slowed turns by reason, turns at the power cap."""
         table = [asdict(reading) for reading in self.readings]
         ranges = {
             key: [fold(row[key] for row in table) for fold in (min, median, max)]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def peak_memory_mb(work: Callable[[], object]) -> float:
-    """Of a new process that runs `work` once; `work` must pickle."""
+    """`work` must pickle."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         return pool.submit(_work_and_report_mb, work).result()
 

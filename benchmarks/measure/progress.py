@@ -23,7 +23,6 @@ def one_line(error: Exception) -> str:
 
 
 def steps(items: Sequence[T], title: str) -> Iterable[T]:
-    """`items` with a progress bar."""
     from tqdm import tqdm
 
     bar: Iterable[T] = tqdm(items, desc=title, leave=False, disable=None)
@@ -32,7 +31,7 @@ def steps(items: Sequence[T], title: str) -> Iterable[T]:
 
 @contextmanager
 def count_bar(title: str, total: int, unit: str) -> Iterator[Callable[[int], object]]:
-    """A bar of `total` units; the yielded function adds units."""
+    """The yielded function adds units."""
     from tqdm import tqdm
 
     with tqdm(total=total, unit=f" {unit}", unit_scale=True, desc=title, leave=False, disable=None) as bar:
@@ -41,7 +40,7 @@ def count_bar(title: str, total: int, unit: str) -> Iterator[Callable[[int], obj
 
 @contextmanager
 def share_bar(title: str) -> Iterator[Callable[[float], object]]:
-    """A bar from 0 to 100 %; the yielded function sets the share. No bar without a title."""
+    """The yielded function sets the share, 0 to 1. No bar without a title."""
     from tqdm import tqdm
 
     with tqdm(total=100, unit="%", desc=title, leave=False, disable=None if title else True) as bar:

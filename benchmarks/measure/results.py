@@ -18,7 +18,7 @@ Extras = Callable[[Mapping[str, Any]], Mapping[Path, bytes]]
 
 
 class Record:
-    """A result's growing content; `update` also writes the file, if it has a path."""
+    """Without a path nothing is written."""
 
     def __init__(self, name: Mapping[str, str], path: Path | None, threads: int, device: str) -> None:
         self.path, self.threads, self.device = path, threads, device
@@ -29,7 +29,7 @@ class Record:
         return "environment" not in self.content
 
     def update(self, fields: Mapping[str, Any]) -> None:
-        """Adds fields and writes the file: an interrupted run keeps its measurements."""
+        """Writes the file: an interrupted run keeps its measurements."""
         from models.environment import describe
         from models.files import write_atomically
 
@@ -47,7 +47,7 @@ def recording(
     extras: Extras = lambda content: {},
     kind: str = "benchmark",
 ) -> Iterator[Record]:
-    """A run's Record; at its end writes the extras and names every file.
+    """Writes the extras at the end and names every file.
 
     At Ctrl-C the measurements stay, marked `interrupted`; the exit code is 130.
     """

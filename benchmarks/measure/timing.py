@@ -31,7 +31,7 @@ class Durations:
     samples_ns: tuple[int, ...]
 
     def percentile_ms(self, percent: float) -> float:
-        """In milliseconds, linearly interpolated."""
+        """Linearly interpolated."""
         return float(np.percentile(self.samples_ns, percent)) / 1e6
 
     def percentiles(self, *percents: int) -> dict[str, float]:
@@ -64,7 +64,7 @@ MAX_REFUSED = 30  # rounds
 
 @dataclass(frozen=True)
 class Ratio:
-    """The ratio of two medians, with its 95 % bootstrap interval."""
+    """Of two medians, with the 95 % bootstrap interval."""
 
     ratio: float
     low: float
@@ -185,7 +185,6 @@ def finished_rounds(measure: Callable[[], dict[str, Durations]], use: Callable[[
 
 
 def announcement(contestants: int, rounds: int, least_s: float, budget_s: float) -> str:
-    """The expected duration."""
     return (
         f"{contestants} contestants, {rounds} rounds take about {least_s:.1f} s; at most {max(least_s, budget_s):.0f} s"
     )
@@ -210,7 +209,6 @@ def _finished(samples: Mapping[str, list[int]], rounds: int) -> dict[str, Durati
 
 
 def _load(contestants: Mapping[str, Callable[[], object]], seconds: float) -> None:
-    """Calls all contestants in turn."""
     begin = time.perf_counter()
     while contestants and time.perf_counter() < begin + seconds:
         for run in contestants.values():

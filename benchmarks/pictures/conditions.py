@@ -182,6 +182,6 @@ CONDITIONS: dict[str, Condition] = {
 
 
 def pictures(condition: str, inks: Sequence[Ink] | Array, seed: int = 0) -> list[Image.Image]:
-    """Every ink under this condition; the same pictures at every call, independent of other conditions."""
+    """The same pictures at every call, independent of other conditions."""
     rng = np.random.default_rng([seed, *condition.encode()])
     return [CONDITIONS[condition](ink, rng) for ink in inks]

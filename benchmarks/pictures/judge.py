@@ -27,8 +27,6 @@ def seen(pictures: Sequence[Image.Image]) -> Array:
 
 
 class Judge:
-    """The shipped `vitbn`."""
-
     def __init__(self) -> None:
         self._model = load(shipped("vitbn")).model.eval()
 

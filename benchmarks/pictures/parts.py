@@ -22,7 +22,6 @@ Cover = NDArray[np.float64]
 
 
 def tight(ink: Array) -> Array:
-    """Ink without empty rows and columns around it."""
     rows, columns = np.flatnonzero((ink > 25).any(axis=1)), np.flatnonzero((ink > 25).any(axis=0))
     return ink[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
 
@@ -44,7 +43,6 @@ def place(
 
 
 def middle(ink: Array, rng: Rng) -> Cover:
-    """A digit that fills about half of the sheet."""
     return place(ink, rng, rng.uniform(0.4, 0.6))
 
 

@@ -51,7 +51,6 @@ def page(sources: Sources) -> list[Block]:
 
 
 def not_measured(name: str) -> str:
-    """The line in place of a missing result."""
     return f"**Not measured**: none of the files is a result of `{COMMANDS[name]}`."
 
 
@@ -93,7 +92,6 @@ def _agreement(sources: Sources) -> Iterator[Block]:
 
 
 def overlap(one: Ratio, other: Ratio) -> str:
-    """Whether the intervals overlap."""
     return "yes" if max(one.low, other.low) <= min(one.high, other.high) else "**no**"
 
 
@@ -124,7 +122,7 @@ def _origin(sources: Sources) -> Iterator[Block]:
 
 
 def write(sources: Sources, folder: Path) -> list[Path]:
-    """Writes report.md, report.html and their pictures; returns the paths."""
+    """Returns the paths."""
     blocks = page(sources)
     contents = {"report.md": markdown(TITLE, blocks).encode(), "report.html": html(TITLE, blocks).encode()}
     for block in blocks:

@@ -39,7 +39,7 @@ def beside(path: Path | None) -> Extras:
 
 
 def figures(result: Mapping[str, Any]) -> dict[str, Figure]:
-    """File suffix -> figure: one for a comparison, several for a sweep."""
+    """File suffix -> figure; a sweep has several."""
     return _of_sweep(result) if result["benchmark"] == "sweep" else {"": _of_latency(result)}
 
 

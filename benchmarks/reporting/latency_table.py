@@ -18,7 +18,7 @@ Rows = Sequence[Mapping[str, Any]]
 
 
 def batch_table(rows: Rows, with_dim: bool = False) -> str:
-    """The rows of one batch size; a star marks an unstable median."""
+    """A star marks an unstable median."""
     if not rows:
         return "nothing measured"
     optional = {
@@ -59,7 +59,6 @@ def _number(value: float | None, decimals: int) -> str:
 
 
 def closing_lines(rows: Rows, missing: Rows, limits: Mapping[str, Any], caveat: str | None) -> Iterator[str]:
-    """The lines below the tables: limits, other runtimes, the caveat, a warning."""
     gemm = f"{limits['gemm_gflops_per_s']:,.0f} GFLOP/s ({limits['gemm_library']})"
     yield f"Limits measured first: GEMM {gemm}, copy {limits['copy_gb_per_s']:.1f} GB/s"
     if any(row["device"] == "cuda" for row in rows):

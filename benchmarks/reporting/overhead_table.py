@@ -12,7 +12,6 @@ HEADER = ("images a call", "transport", "p50 ms", "p99 ms", "images/s", "of in p
 
 
 def text(result: Mapping[str, Any]) -> str:
-    """What was measured, the table, and the memory of the client before and after streaming."""
     rows: Sequence[Mapping[str, Any]] = result["rows"]
     memory: Sequence[Mapping[str, float]] = result["streamed"]
     cells = [

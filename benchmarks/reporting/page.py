@@ -11,8 +11,6 @@ from html import escape
 
 @dataclass(frozen=True)
 class Heading:
-    """The question that the following blocks answer."""
-
     text: str
 
 
@@ -25,8 +23,6 @@ class Text:
 
 @dataclass(frozen=True)
 class Points:
-    """A list of paragraphs."""
-
     texts: tuple[str, ...]
 
 
@@ -53,7 +49,7 @@ Block = Heading | Text | Points | Table | Picture
 
 
 def markdown(title: str, blocks: Iterable[Block]) -> str:
-    """The page as Markdown; pictures are PNG files beside it."""
+    """Pictures are PNG files beside the page."""
     return "\n\n".join((f"# {title}", *map(_markdown, blocks))) + "\n"
 
 
@@ -104,7 +100,7 @@ figcaption { color: #555555; font-size: .85rem }
 
 
 def html(title: str, blocks: Sequence[Block]) -> str:
-    """The page as one HTML file, pictures included as SVG."""
+    """One file, pictures included as SVG."""
     headings = [block.text for block in blocks if isinstance(block, Heading)]
     links = "".join(f'<a href="#{_anchor(text)}">{escape(text)}</a>\n' for text in headings)
     return (

@@ -12,7 +12,6 @@ HEADER = ("model", "contestant", "M MACs", "one call ms", "best ms", "best way",
 
 
 def text(depth: int, rows: Sequence[dict[str, Any]]) -> str:
-    """A row per contestant: time as one call and at best, and speed relative to others."""
     rate, product = max((row["gflops_per_s"], row["name"]) for row in rows if "model" not in row)
     cells = []
     for one_call, best in pairs_of(rows):

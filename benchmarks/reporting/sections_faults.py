@@ -30,7 +30,6 @@ BULK = {
 
 
 def faults(sources: Sources) -> Section:
-    """A row per scenario."""
     blocks: list[Block] = []
     for result in sources.all("faults"):
         blocks += [_told(result, "A supervised server"), _table(result["rows"], COLUMNS)]
@@ -43,7 +42,6 @@ def faults(sources: Sources) -> Section:
 
 
 def bulk(sources: Sources) -> Section:
-    """A row per run: its rate beside ONNX Runtime alone, and its memory."""
     blocks: list[Block] = []
     for result in sources.all("bulk"):
         same = all((result["verdict"]["rows_once"], result["verdict"]["same_bytes"]))

@@ -22,24 +22,21 @@ SPEEDS = (
 
 
 def ratio_of(row: Row, batch: int, contestant: str) -> Ratio | None:
-    """Speed of a contestant relative to its base; None if left out."""
+    """None if left out."""
     times = (time for each in row["times"] if each["batch"] == batch for time in each["rows"])
     found = next((time["times_as_fast"] for time in times if time["contestant"] == contestant), None)
     return Ratio(**found) if found else None
 
 
 def saved(row: Row) -> float:
-    """The share of multiply-accumulates saved."""
     return 1 - float([*row["macs_after"].values()][-1]) / float(row["macs"])
 
 
 def measured(result: Result) -> list[Row]:
-    """The measured networks."""
     return [row for row in result["rows"] if "left_out" not in row]
 
 
 def table(result: Result, intervals: bool = True) -> Table:
-    """A row per network: the work that the rewrites save, and the gain in speed at batch 1 and 8."""
     shown = cell if intervals else lambda ratio: number(ratio.ratio)
     cells = []
     for row in measured(result):
@@ -53,7 +50,6 @@ def table(result: Result, intervals: bool = True) -> Table:
 
 
 def foreign(sources: Sources) -> Section:
-    """What the ONNX rewrites save on networks that others published."""
     result = sources.first("foreign")
     question = "What do the rewrites bring networks of others?"
     if not result or not measured(result):

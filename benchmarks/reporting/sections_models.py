@@ -16,13 +16,11 @@ FLOORS = (98.5, 99.0, 99.2, 99.3, 99.4, 99.5, 99.6)  # test accuracy, %
 
 
 def row_of(rows: Sequence[Row], model: str, contestant: str, kind: str = BEST) -> Row | None:
-    """The contestant's row in a result of `rewrites.py`."""
     wanted = {"model": model, "contestant": contestant, "kind": kind}
     return next((row for row in rows if wanted.items() <= row.items()), None)
 
 
 def rewrites(sources: Sources) -> Section:
-    """Each rewrite alone and all together, per model and depth."""
     result = sources.first("rewrites")
     short, blocks = [], []
     for measured in result["results"] if result else ():
@@ -101,7 +99,6 @@ def equal_depth(sources: Sources) -> Section:
 
 
 def batchnorm(sources: Sources) -> Section:
-    """Gain of BatchNorm unfolded, folded, and with the rewrites that it permits."""
     result = sources.first("rewrites")
     question = "What does BatchNorm itself bring once folded?"
     if not result:
@@ -132,7 +129,6 @@ def batchnorm(sources: Sources) -> Section:
 
 
 def equal_accuracy(sources: Sources) -> Section:
-    """Accuracy against images a second, and the fastest of each model above several accuracies."""
     result = sources.first("frontier-measured")
     question = "How do they compare at equal accuracy?"
     if not result:
@@ -162,7 +158,6 @@ def equal_accuracy(sources: Sources) -> Section:
 
 
 def fastest(rows: Sequence[Row], floor: float, models: Sequence[str] | None = None) -> Row | None:
-    """The fastest network with at least `floor` % accuracy."""
     able = [row for row in rows if 100 * row["test_accuracy"] >= floor and (not models or row["model"] in models)]
     return max(able, key=lambda row: float(row["images_per_s"]), default=None)
 

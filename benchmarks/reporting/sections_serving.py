@@ -28,7 +28,6 @@ WANTED = (1_000, 100_000)  # images a second
 
 
 def server(sources: Sources) -> Section:
-    """Cost of client and server: one call of many images, single images, and load."""
     short: list[str] = []
     blocks: list[Block] = []
     for result in sorted(sources.all("overhead"), key=is_cpu, reverse=True):
@@ -136,7 +135,6 @@ def _plain(value: object) -> str:
 
 
 def cheapest(sources: Sources) -> Section:
-    """Machines of this class for each wanted rate, by required accuracy, in process and served."""
     frontier = sources.first("frontier-measured")
     question = f"What is the cheapest way to serve {' and '.join(f'{rate:,}' for rate in WANTED)} images a second?"
     if not frontier:
@@ -191,7 +189,6 @@ def undominated(networks: Sequence[Row], rates: Mapping[str, Row]) -> list[tuple
 
 
 def machines(wanted: float, rate: float) -> int:
-    """Number of machines for `wanted` images a second at `rate` per machine."""
     return ceil(wanted / rate)
 
 

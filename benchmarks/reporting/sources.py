@@ -50,8 +50,6 @@ class File:
 
 @dataclass(frozen=True)
 class Sources:
-    """The results of a folder, by name."""
-
     files: tuple[File, ...]
 
     def all(self, name: str) -> list[Result]:
@@ -63,7 +61,7 @@ class Sources:
 
 @dataclass(frozen=True)
 class Section:
-    """A question of the report, its answer in a sentence (optional), and the evidence."""
+    """A question, its answer in a sentence (optional), and the evidence."""
 
     question: str
     short: tuple[str, ...]
@@ -82,7 +80,7 @@ def benchmark(content: object) -> str | None:
 
 
 def read(path: Path) -> object:
-    """A JSON file's content; raises ReportError for other files."""
+    """Raises ReportError unless the file is JSON."""
     try:
         return json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
@@ -90,7 +88,7 @@ def read(path: Path) -> object:
 
 
 def find(folder: Path) -> Sources:
-    """The results in `folder` and below; ignores other JSON. Raises ReportError without a result."""
+    """In `folder` and below; ignores other JSON. Raises ReportError without a result."""
     contents = ((path.relative_to(folder).as_posix(), read(path)) for path in sorted(folder.rglob("*.json")))
     files = tuple(File(name, content) for name, content in contents if isinstance(content, dict) and benchmark(content))
     if not files:

@@ -22,7 +22,6 @@ Row = dict[str, Any]
 
 
 def by_model(rows: Sequence[Row], footnote: str) -> dict[str, Figure]:
-    """A figure per model in `rows`."""
     return {
         name: _figure(name, [row for row in rows if row["model"] == name], footnote) for name in _each(rows, "model")
     }

@@ -26,7 +26,7 @@ HEADER = (
 
 
 def fields(outcome: Outcome, max_p99_ms: float) -> Row:
-    """Rows with medians over the rounds, loads left out, and saturation points."""
+    """Medians over the rounds."""
     rows = list(_rows(outcome))
     missing = [_named(who, load) | {"reason": why} for (who, load), why in outcome.left_out.items()]
     return {"rows": rows, "missing": missing, "saturation": saturation(rows, missing, max_p99_ms)}
@@ -51,7 +51,7 @@ def _named(who: Who, load: Load) -> Row:
 
 
 def _compared(served: Row, alone: Sequence[Sample]) -> Row:
-    """The in-process figures, the share of that throughput, and the server's added latency."""
+    """With the in-process figures and the server's added latency."""
     images_per_s, p50_ms = _middle(alone, "images_per_s"), _middle(alone, "p50_ms")
     return {
         "in_process_images_per_s": images_per_s,
@@ -68,7 +68,6 @@ def _middle(samples: Sequence[Sample], name: str) -> float | None:
 
 
 def text(measured: Mapping[str, Any]) -> str:
-    """The table, the loads left out, and the saturation points."""
     lines = [table(HEADER, [_cells(row) for row in measured["rows"]])]
     lines.append("Queue and compute: what the server's statistics say, means of a request.")
     lines.append(f"Server and process compute on: {measured['environment']['device']}")
@@ -115,7 +114,7 @@ def _saturated(point: Row, max_p99_ms: float) -> str:
 
 
 def beside(path: Path | None) -> Extras:
-    """A plot per model as PNG and SVG; `path` gets the model's name."""
+    """`path` gets the model's name."""
 
     def files(result: Mapping[str, Any]) -> dict[Path, bytes]:
         return dict(_pictures(result, path)) if path else {}

@@ -30,7 +30,6 @@ STEPS: tuple[Step, ...] = (
 
 
 def worth(result: Result) -> Figure:
-    """The steps at every depth of `result`."""
     depths = result["results"]
     title = f"What the exact rewrites of ViTBN are worth: {result['images']:,} images, {machine(result)}"
     footnote = (

@@ -83,7 +83,6 @@ def bulk(
 def _job(
     inputs: tuple[str, ...], output: str, model: Path, image_column: str, id_column: str, part_rows: int | None
 ) -> tuple[Job, Output]:
-    """Plans the job if the output folder is new."""
     from clients.bulk.job import Output, Settings, absolute, open_job
     from clients.bulk.network import Network, find_model
     from clients.bulk.planning import Planner

@@ -56,7 +56,7 @@ class Reader:
     settings: Settings
 
     def blocks(self, part: Part) -> Iterator[Block]:
-        """A part's rows in order; raises JobMismatch if its file differs from the plan."""
+        """In order; raises JobMismatch if its file differs from the plan."""
         if part.kind == "pictures":
             yield from self._gathered((path, lambda path=path: _content(path)) for path in part.paths)
             return
@@ -180,7 +180,7 @@ def _reason(error: InvalidImage) -> str:
 
 
 def _content(path: str) -> bytes:
-    """A picture's file; raises InvalidImage if it is gone or too large."""
+    """Raises InvalidImage if the file is gone or too large."""
     try:
         with fsspec.open(path, "rb") as file:
             content: bytes = file.read(_LARGEST_PICTURE + 1)

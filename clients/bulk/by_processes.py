@@ -20,7 +20,7 @@ ATTEMPTS = 3  # of a part; a picture that kills its process must not stop the ru
 
 
 def run(job: Job, parts: Iterator[Part], processes: int) -> Iterator[Outcome]:
-    """Yields the parts' outcomes as they end."""
+    """In the order of their end."""
     with ExitStack() as stack:
         workers = [stack.enter_context(_Worker(job)) for _ in range(processes)]
         again: deque[tuple[Part, int]] = deque()
@@ -50,8 +50,6 @@ def _next(again: deque[tuple[Part, int]], parts: Iterator[Part]) -> tuple[Part, 
 
 
 class _Worker:
-    """A process with at most one part in hand."""
-
     part: Part
     attempt: int
 
@@ -71,7 +69,6 @@ class _Worker:
             self.connection.send(part.to_line())
 
     def outcome(self) -> Outcome:
-        """Also of a dead process."""
         try:
             return cast(Outcome, self.connection.recv())
         except (EOFError, OSError):

@@ -31,12 +31,12 @@ Kind = Literal["pictures", "tar", "parquet", "idx"]
 
 
 class JobMismatch(ClientError):
-    """The output folder belongs to another job, or an input differs from the plan."""
+    """The message says what differs."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """The input of one step: picture files, a tar, row groups of a Parquet file, or rows of an idx file."""
+    """Picture files, a tar, row groups of a Parquet file, or rows of an idx file."""
 
     number: int
     kind: Kind
@@ -62,7 +62,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Settings:
-    """Must stay the same between two runs into one folder."""
+    """Must be the same in two runs into one folder."""
 
     inputs: tuple[str, ...]  # absolute
     model_file: str
@@ -76,7 +76,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Job:
-    """The settings, and the parts' totals; `rows` is None if a part is a tar."""
+    """`rows` is None if a part is a tar."""
 
     settings: Settings
     output: str
@@ -130,7 +130,6 @@ class Output:
         return file
 
     def done(self) -> set[int]:
-        """Numbers of the parts with a file."""
         names = (str(name).rpartition("/")[2] for name in self._filesystem.ls(self._inner, detail=False))
         return {int(match[1]) for name in names if (match := re.fullmatch(r"part-(\d+)\.parquet", name))}
 

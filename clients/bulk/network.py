@@ -57,7 +57,7 @@ def _digest(path: Path) -> str:
 
 
 def _served_version(folder: Path) -> int:
-    """The default version: the highest that config.pbtxt serves."""
+    """The highest that config.pbtxt serves."""
     from google.protobuf import text_format
     from tritonclient.grpc import model_config_pb2 as pb
 
@@ -75,7 +75,7 @@ def _served_version(folder: Path) -> int:
 
 
 class Network:
-    """An ONNX classifier on one thread; raises ModelMismatch for another kind of model."""
+    """On one thread; raises ModelMismatch for another kind of model."""
 
     def __init__(self, model: ModelFile) -> None:
         import onnxruntime as ort

@@ -128,7 +128,7 @@ def image_form(path: str, schema: Any, column: str, item_bytes: int) -> ImageFor
 
 
 def kind_of(path: str) -> Kind | None:
-    """By the file's name; None for other files."""
+    """By name; None for other files."""
     if has_image_suffix(path):
         return "pictures"
     if path.lower().endswith(".parquet"):
@@ -172,7 +172,6 @@ def _files(inputs: Sequence[str], noted: Callable[[str], None]) -> Iterator[str]
 
 
 def _full_name(filesystem: Any) -> Callable[[str], str]:
-    """Adds the file system's protocol to a path."""
     if isinstance(filesystem, LocalFileSystem):
         return lambda path: path
     return lambda path: cast(str, filesystem.unstrip_protocol(path))

@@ -15,7 +15,7 @@ _EVERY_S, _TERMINAL_EVERY_S = 10.0, 0.5
 
 @dataclass
 class Progress:
-    """Counts finished parts; `parts` and `rows` (None: unknown) are the run's totals."""
+    """`parts` and `rows` (None: unknown) are the run's totals."""
 
     parts: int
     rows: int | None
@@ -40,7 +40,6 @@ class Progress:
             click.echo(f"\r\033[K{self.line()}" if terminal else self.line(), err=True, nl=not terminal)
 
     def line(self) -> str:
-        """Parts, rows, rate, and the time left at that rate."""
         seconds = max(time.monotonic() - self._started_s, 1e-9)
         share = self.rows_done / self.rows if self.rows else self.done / max(1, self.parts)
         left = f"{_clock(seconds * (1 - share) / share)} left" if 0 < share < 1 else f"{_clock(seconds)} taken"

@@ -28,7 +28,7 @@ class Outcome:
 
 
 def score_part(network: Network, reader: Reader, part: Part) -> pa.Table:
-    """A part's answers: id, label, probability, model_version, error; an error's row has no label and probability.
+    """Columns id, label, probability, model_version, error; an error's row has no label and probability.
 
     Memory is that of one block and of the answers, about 60 bytes a row.
     """
@@ -55,7 +55,7 @@ def score_part(network: Network, reader: Reader, part: Part) -> pa.Table:
 
 
 def do_part(job: Job, line: str) -> Outcome:
-    """Scores the part of a line of the job's list; raises OSError and ClientError."""
+    """`line` is of the job's list; raises OSError and ClientError."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -51,7 +51,7 @@ def read_image(source: str | os.PathLike[str] | BinaryIO) -> Image.Image:
 
 
 def _path(source: object) -> str:
-    """Raises InvalidImage for a value that is no path, such as file content."""
+    """Raises InvalidImage for file content and other values."""
     if not isinstance(source, str | os.PathLike):
         raise InvalidImage(f"expected the path of an image or an open binary file, found {type(source).__name__}")
     return os.fsdecode(source)

@@ -110,7 +110,7 @@ def _strokes(ink: Pixels, visible: Mask, strong: float) -> Mask:
 
 
 def _bounding_box(stroke: Mask) -> Box:
-    """Raises BlankImage if a mask's true pixels are no digit."""
+    """Raises BlankImage if the mask is no digit."""
     rows, columns = np.flatnonzero(stroke.any(axis=1)), np.flatnonzero(stroke.any(axis=0))
     left, top, right, bottom = int(columns[0]), int(rows[0]), int(columns[-1]) + 1, int(rows[-1]) + 1
     width, height = right - left, bottom - top

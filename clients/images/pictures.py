@@ -43,7 +43,7 @@ class Picture:
 
 
 def read_pictures(paths: Sequence[str], failed: Report, noted: Report) -> Iterator[Picture]:
-    """The pictures of the paths, in order; see `expand`. `failed` is also called for unreadable files."""
+    """In order; see `expand`. `failed` is also called for unreadable files."""
     for name in expand(paths, failed, noted):
         try:
             yield from _read(name)
@@ -52,7 +52,7 @@ def read_pictures(paths: Sequence[str], failed: Report, noted: Report) -> Iterat
 
 
 def count_pictures(paths: Sequence[str]) -> int:
-    """Counts by file names and idx headers; decodes nothing."""
+    """By file names and idx headers; decodes nothing."""
     return sum(_claimed(name) for name in expand(paths, lambda path, what: None, lambda path, what: None))
 
 

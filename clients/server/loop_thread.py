@@ -22,7 +22,7 @@ class _Loop(asyncio.SelectorEventLoop):
 
 
 class LoopThread:
-    """Runs coroutines for any thread of the process, until stopped."""
+    """For any thread of the process."""
 
     def __init__(self, name: str) -> None:
         self._loop = _Loop()
@@ -32,7 +32,7 @@ class LoopThread:
         self._thread.start()
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> "concurrent.futures.Future[T]":
-        """Start a coroutine; raises RuntimeError after the end and in a forked child."""
+        """Raises RuntimeError after the end and in a forked child."""
         if not self._loop.is_closed():  # first: a forked child may inherit a held lock
             with self._order:
                 if not self._stopped:

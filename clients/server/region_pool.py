@@ -58,7 +58,7 @@ class RegionPool:
         return region
 
     async def close(self) -> None:
-        """Removes every free region on both sides, with a short wait for the server."""
+        """On both sides, with a short wait for the server."""
         regions, self._free = self._free, []
         await self._discard(*regions)
         end_s = asyncio.get_running_loop().time() + _PATIENCE_S
@@ -75,7 +75,7 @@ class RegionPool:
         self._unwanted += [region for region, done in zip(unwanted, forgotten, strict=True) if not done]
 
     async def _forget(self, region: Region) -> bool:
-        """Whether the server has forgotten it; it keeps regions in use."""
+        """Returns False for a region in use."""
         try:
             await asyncio.wait_for(self._connection.unregister(region), _PATIENCE_S)
         except ServerError:

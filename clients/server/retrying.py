@@ -18,7 +18,6 @@ class RetryBudget:
         self._saved = min(_MOST, self._saved + _SHARE)
 
     def spend(self) -> bool:
-        """Takes a retry if any is left."""
         allowed = self._saved >= 1
         self._saved -= allowed
         return allowed

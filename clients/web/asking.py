@@ -24,8 +24,6 @@ TIMEOUT_S = 5.0  # per request; the page gives up later
 
 @dataclass(frozen=True)
 class Answer:
-    """A prediction for a picture, and the model's input."""
-
     prediction: Prediction
     model: str
     image: NDArray[np.uint8]  # (height, width), 0 = background, 255 = ink
@@ -60,7 +58,7 @@ class Triton:
         return of_ink, (preferred if preferred.preprocessing == "ink" else best(of_ink)).name
 
     def ask(self, content: bytes, name: str | None) -> Answer:
-        """The named or preferred model's answer for an image file's content.
+        """`content` is an image file's; without `name` the preferred model answers.
 
         Raises InvalidImage, the errors of Classifier, and ModelNotFound for a model of photos.
         """

@@ -29,7 +29,7 @@ TYPES = ("image/png", "image/jpeg", "image/webp", "image/gif", "image/bmp", "ima
 
 
 def create_app(triton: Triton, rate: RateLimit, host: str = "127.0.0.1") -> Flask:
-    """The WSGI application that asks `triton`; requests must name `host`, localhost or an address."""
+    """Requests must name `host`, localhost or an address."""
     app = Flask("clients.web", static_folder=Path(__file__).with_name("static"), static_url_path="/static")
     app.config["MAX_CONTENT_LENGTH"] = BODY_BYTES
     app.url_map.merge_slashes = False  # it would answer with a redirect
@@ -112,7 +112,7 @@ def _classify(triton: Triton) -> Response:
 
 
 def _failure(error: HTTPException) -> Response:
-    """An HTTP error as one line of JSON, with its headers; our faults are 500."""
+    """One line of JSON, with the error's headers; our faults are 500."""
     response = Response(status=error.code, headers=error.get_headers())
     response.data = jsonify(error=" ".join((error.description or error.name).split())).data
     response.content_type = "application/json"

@@ -33,7 +33,7 @@ SECONDS = 15.0  # for all candidates, unless LEAST_ROUNDS take longer
 
 @dataclass(frozen=True)
 class Candidate:
-    """A way to serve. `threads` per instance; 0: one per core."""
+    """`threads` per instance; 0: as many as cores."""
 
     engine: EngineName
     precision: Numbers
@@ -47,7 +47,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Row:
-    """A candidate's result, or why it was left out; `accuracy` is the test accuracy."""
+    """`accuracy` is the test accuracy."""
 
     candidate: Candidate
     accuracy: float | None = None
@@ -69,7 +69,6 @@ class Choice:
 
     @property
     def best(self) -> Row:
-        """The fastest candidate that is accurate enough."""
         return self.rows[0]
 
     def manifest(self) -> dict[str, Any]:
@@ -80,7 +79,7 @@ class Choice:
 def choose(
     files: Mapping[Numbers, bytes | ExportError], dataset: Dataset, goal: Goal, max_drop_points: float
 ) -> Choice:
-    """Measures every candidate on test images; `files` holds the fp32 and int8 files, or why int8 was refused.
+    """`files` holds the fp32 and int8 files, or why int8 was refused.
 
     The baseline of accuracy, float32 in ONNX Runtime, is never left out.
     """
@@ -106,14 +105,14 @@ def choose(
 
 
 def _sharings(row: Row, goal: Goal) -> Iterator[Candidate]:
-    """One instance with all threads; then single-threaded: one instance or, for throughput, an instance per core."""
+    """One instance with all threads, then single-threaded instances: one or, for throughput, one per core."""
     yield row.candidate
     if (cores := _cores()) > 1:
         yield replace(row.candidate, instances=1 if goal == "latency" else cores, threads=1)
 
 
 def _timed(files: Mapping[Numbers, bytes | ExportError], rows: Sequence[Row], images: Images, goal: Goal) -> list[Row]:
-    """The rows with medians of interleaved rounds: drift of the machine affects all alike."""
+    """Medians of interleaved rounds: drift of the machine affects all alike."""
     size = min(IMAGES_A_CALL[goal], len(images))
     batches = [images[start % (len(images) - size + 1) :][:size] for start in range(0, CALLS * size, size)]
     runs = [_runner([_start(files, row.candidate) for _ in range(row.candidate.instances)], batches) for row in rows]

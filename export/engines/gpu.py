@@ -19,7 +19,7 @@ COMPUTE_CAPABILITY_MAJOR, COMPUTE_CAPABILITY_MINOR = 75, 76
 
 @dataclass(frozen=True)
 class Gpu:
-    """The first GPU that CUDA shows; its compute capability is such as 9.0."""
+    """`compute_capability`: 9.0 for example."""
 
     name: str
     compute_capability: str
@@ -44,7 +44,7 @@ def find_gpu() -> Gpu | None:
 
 
 def require() -> Gpu:
-    """The GPU, where all that an engine needs is there; raises Unavailable."""
+    """Raises Unavailable."""
     gpu = find_gpu()
     missing = [] if gpu else ["an NVIDIA GPU (a machine with its driver; in a container, --gpus all)"]
     wanted = [what for what in (_tensorrt(), _polygraphy()) if what]
@@ -69,12 +69,12 @@ def require_for_server(version: str | None = None, version_compatible: bool = Fa
 
 
 def _tensorrt() -> str | None:
-    """What is wrong with TensorRT; None if it is installed."""
+    """The fault; None if TensorRT is installed."""
     wanted = f"TensorRT {' or '.join(TENSORRT_MAJORS)}"
     try:
         import tensorrt
     except ImportError as error:
-        broken = importlib.util.find_spec("tensorrt")  # installed, but a library that it needs is missing
+        broken = importlib.util.find_spec("tensorrt")  # installed, but a library is missing
         return f"{wanted}, found {' '.join(str(error).split())}," if broken else wanted
     version: str = tensorrt.__version__
     return None if version.split(".")[0] in TENSORRT_MAJORS else f"{wanted}, found {version},"

@@ -53,7 +53,7 @@ def from_export(exported: Exported) -> OnnxSource:
 
 
 def read_source(path: Path) -> OnnxSource:
-    """The ONNX file, with the manifest from its metadata, else from the .json beside it."""
+    """The manifest comes from the file's metadata, else from the .json beside it."""
     try:
         data = path.read_bytes()
         proto = onnx.load_from_string(data)
@@ -74,7 +74,7 @@ def read_source(path: Path) -> OnnxSource:
 
 
 def in_precision(source: OnnxSource, precision: str, lowering: Callable[[], Lowering]) -> OnnxSource:
-    """`source`, converted from fp32 if necessary; raises AccuracyError if accuracy drops too far.
+    """Raises AccuracyError if accuracy drops too far.
 
     `lowering` loads the data and is called only then.
     """

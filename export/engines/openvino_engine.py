@@ -17,12 +17,12 @@ from models.data import Dataset
 
 
 def has_bfloat16() -> bool:
-    """Whether this CPU computes in bfloat16 natively. Raises Unavailable without OpenVINO."""
+    """Natively, not emulated. Raises Unavailable without OpenVINO."""
     return "BF16" in openvino_module().Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
 
 
 def openvino_classifier(data: bytes, bfloat16: bool, threads: int = 0) -> Classifier:
-    """The ONNX file in OpenVINO on the CPU: uint8 (n, C, H, W) -> float32 (n, K). 0 threads: all cores.
+    """In OpenVINO on the CPU: uint8 (n, C, H, W) -> float32 (n, K). 0 threads: all cores.
 
     Raises Unavailable without OpenVINO, or if `bfloat16` is wanted on a CPU that only emulates it.
     """
@@ -37,7 +37,7 @@ def openvino_classifier(data: bytes, bfloat16: bool, threads: int = 0) -> Classi
 
 
 def check_accuracy(data: bytes, dataset: Dataset, max_drop_points: float, bfloat16: bool) -> EngineAccuracy:
-    """Test accuracy of the ONNX file in OpenVINO, beside ONNX Runtime's.
+    """Beside ONNX Runtime's.
 
     Raises AccuracyError if it is more than `max_drop_points` percentage points lower, and Unavailable like
     `openvino_classifier`.

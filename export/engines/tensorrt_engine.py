@@ -41,10 +41,7 @@ class EngineError(ExportError):
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """What is built: the precision, the batch sizes of its optimisation profile, how portable it is.
-
-    `fixed` batch sizes get a profile each instead, in which the engine takes no other size.
-    """
+    """`fixed` batch sizes get a profile each instead, in which the engine takes no other size."""
 
     precision: Literal["fp32", "tf32", "fp16"]
     min_batch: int = 1
@@ -64,7 +61,7 @@ class EngineOptions:
 
 @dataclass(frozen=True)
 class Built:
-    """A proven engine; its manifest holds the facts under `engine`."""
+    """The manifest holds the facts under `engine`."""
 
     artifact: Artifact
     proof: Proof
@@ -72,7 +69,7 @@ class Built:
 
 
 def make(source: OnnxSource, options: EngineOptions, gpu: Gpu, dataset: Dataset | None = None) -> Built:
-    """Builds, reads back and compares the engine of `source`; with a `dataset` its accuracy is measured too.
+    """With a `dataset` the engine's accuracy is measured too.
 
     Raises UnsupportedGraph, EngineError, LayerTypesDiffer, EquivalenceError or AccuracyError.
     """
@@ -103,7 +100,7 @@ def make(source: OnnxSource, options: EngineOptions, gpu: Gpu, dataset: Dataset 
 
 
 def build(proto: onnx.ModelProto, config: ModelConfig, options: EngineOptions) -> bytes:
-    """The serialised engine of `proto`; raises EngineError."""
+    """Serialised. Raises EngineError."""
     import tensorrt as trt
     from polygraphy.backend.trt import CreateConfig, Profile, engine_bytes_from_network, network_from_onnx_path
 
@@ -132,7 +129,7 @@ def build(proto: onnx.ModelProto, config: ModelConfig, options: EngineOptions) -
 
 @contextmanager
 def load(plan: bytes) -> Iterator[Any]:
-    """The engine in `plan`, a tensorrt.ICudaEngine. Raises EngineError, also for a failure while it is in use."""
+    """A tensorrt.ICudaEngine. Raises EngineError, also for a failure while it is in use."""
     from polygraphy.backend.trt import engine_from_bytes
 
     with _engine_errors():
@@ -140,7 +137,7 @@ def load(plan: bytes) -> Iterator[Any]:
 
 
 def inspect(engine: Any, config: ModelConfig, options: EngineOptions) -> str:
-    """TensorRT's report on every layer, as JSON, at the optimal batch size."""
+    """TensorRT's report, as JSON, at the optimal batch size."""
     import tensorrt as trt
 
     context = engine.create_execution_context()
@@ -152,7 +149,7 @@ def inspect(engine: Any, config: ModelConfig, options: EngineOptions) -> str:
 
 @contextmanager
 def engine_classifier(engine: Any) -> Iterator[Classifier]:
-    """The engine as a function of numpy arrays, valid while the context lasts."""
+    """Valid while the context lasts."""
     from polygraphy.backend.trt import TrtRunner
 
     with TrtRunner(engine) as runner:
@@ -161,7 +158,7 @@ def engine_classifier(engine: Any) -> Iterator[Classifier]:
 
 
 def compare(expected: Classifier, found: Classifier, images: Images, options: EngineOptions) -> Proof:
-    """Compares `found` with `expected` at the batch sizes of the profile and at those of BATCH_SIZES that it covers.
+    """At the batch sizes of the profile and at those of BATCH_SIZES that it covers.
 
     `images` are repeated to fill the largest. Below float32 those are left out whose two best logits lie so close that
     rounding alone decides between them. Raises a subclass of EquivalenceError.
@@ -178,7 +175,7 @@ def compare(expected: Classifier, found: Classifier, images: Images, options: En
 
 
 def describe(source: OnnxSource, options: EngineOptions, gpu: Gpu) -> dict[str, Any]:
-    """Facts about engine and machine; an engine loads only on that TensorRT version and architecture."""
+    """An engine loads only on this TensorRT version and architecture."""
     import polygraphy
     import tensorrt as trt
 

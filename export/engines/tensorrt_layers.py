@@ -27,7 +27,7 @@ ONNX_TYPES: dict[int, str] = {TensorProto.FLOAT: "float32", TensorProto.FLOAT16:
 
 
 class LayerTypesDiffer(ExportError):
-    """A layer in another precision than the wanted one. The message names the layer."""
+    """The message names the layer."""
 
 
 def check_layers(information: str, proto: onnx.ModelProto, precision: str) -> dict[str, int]:
@@ -61,7 +61,7 @@ def check_layers(information: str, proto: onnx.ModelProto, precision: str) -> di
 
 
 def _layer_types(layer: dict[str, Any]) -> set[str]:
-    """Types of a layer's inputs, outputs and weights; with a dynamic batch the inspector does not tell all."""
+    """With a dynamic batch the inspector does not tell all."""
     tensors = [*layer.get("Inputs", ()), *layer.get("Outputs", ())]
     texts = [tensor.get("Datatype") or tensor.get("Format/Datatype") or "" for tensor in tensors]
     if isinstance(layer.get("Weights"), dict):

@@ -15,7 +15,7 @@ LIBRARIES = ("usr/lib/*-linux-gnu", "usr/local/tensorrt/lib", "usr/local/tensorr
 
 
 class VersionMismatch(ExportError):
-    """The server could not load a plan of this TensorRT; the message names both versions and the wheel."""
+    """The message names both versions and the wheel."""
 
 
 def server_version(root: Path = Path("/")) -> str | None:

@@ -35,7 +35,7 @@ from export.onnx_rewrites.unread import drop_unread
 
 
 class AbsorbQueries(ir.passes.InPlacePass):
-    """Absorbs key and value projections if that saves multiplications; `sizes` gives the free dimensions."""
+    """`sizes` gives the free dimensions."""
 
     name = "absorb-queries"
 
@@ -44,7 +44,7 @@ class AbsorbQueries(ir.passes.InPlacePass):
         self.sizes = dict(sizes or {})
 
     def check(self, shapes: Shapes, node: ir.Node) -> FewQueries:
-        """How the attention of a Softmax or an Attention is absorbed; raises Refused if it would cost more."""
+        """`node` is a Softmax or an Attention; raises Refused if absorption would cost more."""
         site = plan(shapes, _parts_of_operator(shapes, node) if node.op_type == "Attention" else _parts(shapes, node))
         if site.after >= site.before:
             reason = f"absorbed it would cost {site.after:,} MACs, not {site.before:,}"
@@ -56,7 +56,6 @@ class AbsorbQueries(ir.passes.InPlacePass):
         drop_unread(model)
 
     def call(self, model: ir.Model) -> RewriteResult:
-        """Rewrites every attention that gets cheaper and reports the refusals."""
         Prepare()(model)
         sites: list[Site] = []
         refusals: list[Refusal] = []
@@ -88,7 +87,6 @@ class AbsorbQueries(ir.passes.InPlacePass):
 
 
 def _parts(shapes: Shapes, softmax: ir.Node) -> Parts:
-    """The attention around a Softmax."""
     dims, name = shapes.dims(softmax.outputs[0]), softmax.outputs[0].name or ""
     if len(dims) != 4 or attribute_int(softmax, "axis", -1) not in (-1, 3):
         raise Refused(name, "Softmax", "expected scores (batch, heads, queries, tokens)")
@@ -107,8 +105,6 @@ def _parts_of_operator(shapes: Shapes, node: ir.Node) -> Parts:
 
 
 class Absorber:
-    """Carries out one absorption."""
-
     def __init__(self, graph: ir.Graph, site: FewQueries) -> None:
         self.graph, self.site, self.parts, self.constants = graph, site, site.parts, Constants(graph)
         self.tokens = site.keys.tokens

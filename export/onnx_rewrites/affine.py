@@ -39,13 +39,10 @@ class Affine:
 
     @property
     def scales(self) -> bool:
-        """Whether the map does more than shift and transpose."""
         return any(node.op_type in SCALING for node in self.nodes)
 
 
 class Affines:
-    """The affine form of every value, computed once."""
-
     def __init__(self, shapes: Shapes) -> None:
         self.shapes = shapes
         self._known: dict[ir.Value, Affine] = {}
@@ -124,7 +121,7 @@ class Affines:
 
 
 def axis_of(scale: Array, shift: Array) -> int | None:
-    """The axis along which a map varies, None if it is a scalar. Raises Refused for more axes."""
+    """None for a scalar. Raises Refused for more axes."""
     shape = np.broadcast_shapes(scale.shape, shift.shape)
     varying = [axis for axis, size in enumerate(shape) if size > 1]
     if len(varying) > 1:

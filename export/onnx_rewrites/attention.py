@@ -21,7 +21,7 @@ FLOOR = -1e30  # every softmax treats a lower masked score as minus infinity
 
 
 def given(node: ir.Node, position: int) -> ir.Value:
-    """A required input; raises Refused without it."""
+    """Raises Refused without the input."""
     value = node.inputs[position] if position < len(node.inputs) else None
     if value is None:
         raise Refused(node.outputs[0].name or "", node.op_type, f"expected an input {position}, found none")
@@ -114,7 +114,7 @@ def pooled_of(weights: ir.Value) -> tuple[ir.Node, ir.Value, bool]:
 
 
 def takes_apart(shapes: Shapes, node: ir.Node) -> tuple[int, int, Dim]:
-    """Heads, queries and tokens of an Attention that `take_apart` supports; raises Refused for others."""
+    """Heads, queries and tokens; raises Refused for an Attention that `take_apart` does not support."""
     name, dims = node.outputs[0].name or "", shapes.dims(node.outputs[0])
     used = any(value.uses() or value.is_graph_output() for value in node.outputs[1:])
     if len(dims) != 4 or used or any(value is not None for value in node.inputs[4:]):

@@ -24,7 +24,7 @@ def attribute_ints(node: ir.Node, name: str) -> list[int] | None:
 
 
 def axes_of(node: ir.Node) -> list[int] | None:
-    """The axes of a reduction, from the attribute or the second input; None if absent or unknown."""
+    """None if absent or unknown."""
     given = attribute_ints(node, "axes")
     if given is not None:
         return given
@@ -32,17 +32,14 @@ def axes_of(node: ir.Node) -> list[int] | None:
 
 
 def permutation(node: ir.Node, rank: int) -> list[int]:
-    """The `perm` of a Transpose."""
     return attribute_ints(node, "perm") or list(range(rank))[::-1]
 
 
 def reads_shape_alone(node: ir.Node) -> bool:
-    """Whether the node reads only the shape of its input."""
     return node.domain == "" and node.op_type in ("Shape", "Size")
 
 
 def opset(node: ir.Node) -> int:
-    """The opset version of the node's graph."""
     graph = node.graph
     return graph.opset_imports.get("", 1) if graph is not None else 1
 

@@ -19,24 +19,21 @@ def box(indices: Mapping[int, Sequence[int]]) -> Box:
 
 
 def ascending(demand: Box) -> Box:
-    """The same part with sorted, unique indices."""
     return tuple((axis, tuple(sorted(set(chosen)))) for axis, chosen in demand)
 
 
 def covers(outer: Box, inner: Box) -> bool:
-    """Whether `outer` contains `inner`."""
     chosen = dict(inner)
     return all(axis in chosen and set(chosen[axis]) <= set(indices) for axis, indices in outer)
 
 
 def hull(left: Box, right: Box) -> Box:
-    """The smallest box that contains both."""
     first, second = dict(left), dict(right)
     return box({axis: sorted({*first[axis], *second[axis]}) for axis in first.keys() & second.keys()})
 
 
 def merge(boxes: Iterable[Box], share: Callable[[Box], float], clean: Callable[[Box], Box]) -> list[Box]:
-    """Fewer boxes that cover all given boxes; `share` is the fraction of the value that a box covers.
+    """`share` is the fraction of the value that a box covers.
 
     Two boxes become their hull if the hull is no larger than both together. Boxes that add up to the whole value become
     the whole value.

@@ -42,11 +42,9 @@ class Channels:
     path: tuple[ir.Node, ...]
 
     def arrange(self, columns: Array, scale: Array, shift: Array, token_axis: int, batch_axis: int) -> Channels:
-        """The same value in another layout."""
         return replace(self, columns=columns, scale=scale, shift=shift, token_axis=token_axis, batch_axis=batch_axis)
 
     def through(self, node: ir.Node) -> Channels:
-        """The same value with one more node on the path."""
         return replace(self, path=(*self.path, node))
 
 
@@ -149,7 +147,7 @@ def _reshape(shapes: Shapes, before: Channels, source: ir.Value, value: ir.Value
 
 
 def quotient(dim: Dim, divisor: Dim) -> int | None:
-    """`dim` / `divisor` if that is the same integer for every size, else None."""
+    """None unless it is the same integer for every size."""
     if isinstance(divisor, int):
         return dim // divisor if isinstance(dim, int) and dim % divisor == 0 else None
     if isinstance(dim, int):

@@ -22,7 +22,7 @@ def is_constant(value: ir.Value | None) -> bool:
 
 
 def constant(value: ir.Value | None) -> NDArray[np.generic] | None:
-    """The elements of a constant, floats as float64; None if the value is no constant."""
+    """Floats as float64; None if the value is no constant."""
     if value is None or value.const_value is None:
         return None
     exact = value.meta.get(EXACT)
@@ -33,27 +33,24 @@ def constant(value: ir.Value | None) -> NDArray[np.generic] | None:
 
 
 def integers(value: ir.Value | None) -> list[int] | None:
-    """The elements of an integer constant as a flat list; None if the value is no constant."""
+    """None if the value is no constant."""
     array = constant(value)
     return None if array is None else [int(number) for number in np.atleast_1d(array).ravel()]
 
 
 def number(value: ir.Value) -> float | None:
-    """The element of a one-element constant; None for any other value."""
+    """None unless the value is a constant of one element."""
     array = constant(value)
     return float(array.reshape(-1)[0]) if array is not None and array.size == 1 else None
 
 
 class Constants:
-    """Adds initialisers to a graph under unused names."""
-
     def __init__(self, graph: ir.Graph) -> None:
         self.graph = graph
         self._names = {value.name for node in graph for value in node.outputs} | set(graph.initializers)
         self._names |= {value.name for value in graph.inputs}
 
     def name(self, base: str) -> str:
-        """An unused name."""
         name, count = base, 0
         while name in self._names:
             count += 1
@@ -62,7 +59,7 @@ class Constants:
         return name
 
     def add(self, array: NDArray[np.generic], base: str, dtype: ir.DataType | None = None) -> ir.Value:
-        """Adds the initialiser `array`, cast once to `dtype` (default: its own)."""
+        """Casts once to `dtype` (default: the array's)."""
         array = np.asarray(array, order="C")  # np.ascontiguousarray would add an axis to a scalar
         name = self.name(base)
         tensor = ir.tensor(array if dtype is None else array.astype(dtype.numpy()), name=name)
@@ -73,11 +70,11 @@ class Constants:
         return value
 
     def add_integers(self, numbers: list[int], base: str = "axes") -> ir.Value:
-        """Adds a vector of int64."""
+        """As int64."""
         return self.add(np.array(numbers, np.int64), base)
 
     def add_to_bias(self, value: ir.Value, bias: NDArray[np.float64], kept: Container[ir.Node] = ()) -> bool:
-        """Adds a vector to the bias that alone reads `value`; false where no such Add is there, or it is `kept`."""
+        """Adds a vector to the bias that alone reads `value`; false without such an Add, or if it is `kept`."""
         uses = list(value.uses())
         if len(uses) != 1 or uses[0].node.op_type != "Add" or uses[0].node in kept or value.is_graph_output():
             return False
@@ -90,7 +87,6 @@ class Constants:
 
 
 def of_type(value: ir.Value, dtype: ir.DataType | None) -> ir.Value:
-    """The same value, with its dtype set if known."""
     if dtype is not None:
         value.dtype = dtype
     return value

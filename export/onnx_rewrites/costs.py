@@ -18,12 +18,11 @@ MULTIPLYING = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum", "A
 
 
 def graph_macs(shapes: Shapes) -> int:
-    """Multiply-accumulates of one run of the graph."""
     return sum(node_macs(shapes, node) for node in shapes.graph)
 
 
 def node_macs(shapes: Shapes, node: ir.Node) -> int:
-    """Multiply-accumulates of one node; 0 if its shapes are unknown."""
+    """0 if the shapes are unknown."""
     if node.domain or node.op_type not in MULTIPLYING:
         return 0
     try:

@@ -43,7 +43,6 @@ def analyse(shapes: Shapes) -> Demands:
 
 
 def _settle(shapes: Shapes, node: ir.Node, index: int, boxes: list[Box]) -> list[Box]:
-    """Merges boxes until the node can compute each of them."""
     value = node.outputs[index]
     while True:
         merged = _merge(shapes, value, [demand_of(shapes, node, index, wanted).produced for wanted in boxes])
@@ -64,7 +63,6 @@ def _merge(shapes: Shapes, value: ir.Value, boxes: list[Box]) -> list[Box]:
 
 
 def shape_range(node: ir.Node, rank: int) -> range:
-    """The axes whose sizes a Shape returns."""
     end = attribute_int(node, "end", rank)
     return range(rank)[slice(attribute_int(node, "start", 0), end)]
 
@@ -85,5 +83,5 @@ def _known(shapes: Shapes, node: ir.Node, value: ir.Value) -> bool:
 
 
 def known_size(shapes: Shapes, dim: Dim) -> bool:
-    """Whether the graph can compute the dimension from its inputs."""
+    """Whether the inputs give the dimension."""
     return isinstance(dim, int) or shapes.source(dim) is not None

@@ -28,7 +28,7 @@ class ProofFailed(ForeignError):
 
 
 class Refused(Exception):
-    """A pass cannot rewrite a site exactly; it records the reason and leaves the site as it is."""
+    """The pass records the reason and leaves the site as it is."""
 
     def __init__(self, value: str, operator: str, reason: str) -> None:
         super().__init__(f"{value} ({operator}): {reason}")
@@ -37,8 +37,6 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Refusal:
-    """A site that a pass left alone: the value, its operator and the reason."""
-
     value: str
     operator: str
     reason: str
@@ -49,8 +47,6 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Site:
-    """A site that a pass rewrote: the value, its former operator and the change."""
-
     value: str
     operator: str
     change: str

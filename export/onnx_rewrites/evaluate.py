@@ -27,7 +27,7 @@ class UnknownOperator(Exception):
 
 
 def evaluate(model: ir.Model, feeds: Mapping[str, Array]) -> list[Array]:
-    """The outputs of the model in double, in the order of the graph.
+    """The outputs in double, in the order of the graph.
 
     Raises UnknownOperator for a node that neither onnx's reference nor our kernels run.
     """
@@ -48,7 +48,6 @@ def evaluate(model: ir.Model, feeds: Mapping[str, Array]) -> list[Array]:
 
 
 def evaluate_node(node: ir.Node, values: Mapping[ir.Value, Array]) -> dict[ir.Value, Array]:
-    """The outputs of one node, from `values` and constants."""
     if node.op_type == "Cast" and node.domain == "" and ir.DataType(node.attributes["to"].as_int()) in FLOATS:
         source = node.inputs[0]
         array = values[source] if source is not None and source in values else _known(source)
@@ -83,7 +82,6 @@ def _runner(node: ir.Node, proto: onnx.NodeProto, inputs: list[str]) -> Referenc
 
 
 def _widen(proto: onnx.NodeProto) -> None:
-    """Converts the tensors in a node's attributes to double."""
     narrow = {onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16}
     for attribute in proto.attribute:
         if attribute.type == onnx.AttributeProto.TENSOR and attribute.t.data_type in narrow:

@@ -73,12 +73,11 @@ class FewQueries:
 
     @property
     def features(self) -> int:
-        """Of a token."""
         return int(self.keys.weight.shape[0])
 
 
 def plan(shapes: Shapes, parts: Parts) -> FewQueries:
-    """How the attention would be absorbed; raises Refused where its keys or values cannot be."""
+    """Raises Refused if the keys or values cannot be absorbed."""
     heads, queries, length = parts.heads, parts.queries, shapes.nominal(parts.tokens)
     keys, values = trace(shapes, parts.key), trace(shapes, parts.value)
     check_layout(keys, heads, parts.key_axis)
@@ -123,7 +122,7 @@ def check_layout(channels: Channels, heads: int, token_axis: int) -> None:
 
 
 def check_tokens(keys: Channels, values: Channels) -> None:
-    """Raises Refused where keys and values are made from other tokens, or from tokens of a dtype of few digits."""
+    """Raises Refused if keys and values come from different tokens, or from tokens of a dtype of few digits."""
     if keys.tokens.dtype not in (ir.DataType.FLOAT, ir.DataType.DOUBLE):
         raise Refused(keys.tokens.name or "", "MatMul", f"new weights of {keys.tokens.dtype} would be rounded again")
     if keys.tokens is not values.tokens:
@@ -131,7 +130,7 @@ def check_tokens(keys: Channels, values: Channels) -> None:
 
 
 def check_alone(traced: Sequence[Channels], readers: Iterable[ir.Node]) -> None:
-    """Raises Refused where something else reads what the channels are made of."""
+    """Raises Refused if another node reads the source of the channels."""
     inside = {*readers, *(node for channels in traced for node in channels.path)}
     for node in {node for channels in traced for node in channels.path[_first_selection(channels) :]}:
         for value in node.outputs:
@@ -192,14 +191,14 @@ def _output(shapes: Shapes, parts: Parts, values: Channels) -> ir.Node | None:
 
 
 def _reader(value: ir.Value) -> ir.Node | None:
-    """The only node that reads the elements of a value, as its first input."""
+    """The only node that reads the elements, as its first input."""
     uses = [use for use in value.uses() if not reads_shape_alone(use.node)]
     alone = len(uses) == 1 and uses[0].idx == 0 and not uses[0].node.domain and not value.is_graph_output()
     return uses[0].node if alone else None
 
 
 def weight_of(product: ir.Node) -> Array:
-    """The constant matrix of a MatMul, in double."""
+    """In double."""
     weight = constant(product.inputs[1])
     if weight is None:
         raise Refused(product.outputs[0].name or "", "MatMul", "expected a constant weight")

@@ -25,7 +25,7 @@ LARGEST_INSIDE = 1_500_000_000  # bytes of weights; protobuf's limit is 2 GB
 
 
 def read_model(path: Path) -> ir.Model:
-    """The model in a file; raises BadRequest if the file is no model."""
+    """Raises BadRequest if the file is no model."""
     try:
         model = ir.load(path)
         next(iter(model.graph.outputs))
@@ -36,7 +36,6 @@ def read_model(path: Path) -> ir.Model:
 
 
 def weight_files(model: ir.Model) -> list[Path]:
-    """The files beside the model with its weights."""
     tensors = [value.const_value for value in model.graph.initializers.values()]
     return sorted({Path(tensor.path) for tensor in tensors if isinstance(tensor, ir.ExternalTensor)})
 
@@ -47,7 +46,7 @@ def data_file(path: Path) -> Path:
 
 
 def sha256(paths: list[Path]) -> str:
-    """The hash of the concatenated files."""
+    """Of the concatenated files."""
     digest = hashlib.sha256()
     for path in paths:
         with path.open("rb") as file:
@@ -57,7 +56,7 @@ def sha256(paths: list[Path]) -> str:
 
 
 def read_inputs(path: Path, graph: ir.Graph) -> Feeds:
-    """The arrays of an .npz file by the names of the graph's inputs; raises BadRequest if they do not fit."""
+    """An .npz file by the names of the graph's inputs; raises BadRequest if they do not fit."""
     names = [str(value.name) for value in graph.inputs]
     try:
         with np.load(path, allow_pickle=False) as held:
@@ -105,7 +104,7 @@ def _flush(path: Path) -> None:
 
 
 def write_sample(path: Path, inputs: Feeds, outputs: Feeds) -> None:
-    """Writes inputs of a proof and the model's answers as .npz: `in:NAME` and `out:NAME`."""
+    """An .npz file: `in:NAME` and `out:NAME`."""
     arrays = {f"in:{name}": array for name, array in inputs.items()}
     arrays |= {f"out:{name}": array for name, array in outputs.items()}
     with tempfile.TemporaryFile() as file:

@@ -36,7 +36,7 @@ class Folding:
 
 
 class FoldAffine(ir.passes.InPlacePass):
-    """Folds affine maps; `sizes` gives the free dimensions, for costs that other passes count."""
+    """`sizes` gives the free dimensions, for costs that other passes count."""
 
     name = "fold-affine"
 
@@ -45,7 +45,7 @@ class FoldAffine(ir.passes.InPlacePass):
         self.sizes = dict(sizes or {})
 
     def check(self, shapes: Shapes, value: ir.Value, form: Affine) -> Folding:
-        """How to fold the map that ends in `value`; raises Refused if neither side takes it up."""
+        """Raises Refused if neither side takes up the map."""
         if form.root.dtype not in (ir.DataType.FLOAT, ir.DataType.DOUBLE):
             raise Refused(value.name or "", "scale", f"new weights of {form.root.dtype} would be rounded again")
         try:
@@ -62,12 +62,11 @@ class FoldAffine(ir.passes.InPlacePass):
         return Folding(value, form, tuple(changes), True)
 
     def rewrite(self, model: ir.Model, folding: Folding) -> None:
-        """Gives the linear layers their new weights and removes the map."""
         Folder(model.graph, folding).run()
         RemoveUnusedNodesPass()(model)
 
     def call(self, model: ir.Model) -> RewriteResult:
-        """Folds one map after the other until no map folds."""
+        """Folds map after map until no map folds."""
         Prepare()(model)
         sites: list[Site] = []
         refusals: dict[ir.Value, Refusal] = {}
@@ -84,7 +83,7 @@ class FoldAffine(ir.passes.InPlacePass):
         return RewriteResult(model, bool(sites), tuple(sites), tuple(refusals.values()))
 
     def _next(self, shapes: Shapes, refusals: dict[ir.Value, Refusal]) -> Folding | None:
-        """The first map that folds; `refusals` are those of maps that did not, which are asked again last."""
+        """Asks the maps of `refusals` last."""
         asked = [*ends(shapes)]
         for value, form in sorted(asked, key=lambda end: end[0] in refusals):
             try:
@@ -123,8 +122,6 @@ def _only_inside(value: ir.Value, form: Affine) -> None:
 
 
 class Folder:
-    """Carries out one folding."""
-
     def __init__(self, graph: ir.Graph, folding: Folding) -> None:
         self.graph, self.folding, self.constants = graph, folding, Constants(graph)
 

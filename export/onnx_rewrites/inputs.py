@@ -41,14 +41,13 @@ OTHERS = ((5, 7, 11), (32, 48, 64), (64, 96, 160), (224, 256, 288), (224, 224, 2
 
 
 def free_dimensions(graph: ir.Graph) -> list[str]:
-    """The symbols of the inputs in order, those of first axes first."""
+    """Those of first axes first."""
     shapes = [list(value.shape.dims) for value in graph.inputs if value.shape is not None]
     dims = [dims[0] for dims in shapes if dims] + [dim for dims in shapes for dim in dims[1:]]
     return list(dict.fromkeys(str(dim.value) for dim in dims if isinstance(dim, ir.SymbolicDim)))
 
 
 def first_dimensions(graph: ir.Graph) -> set[str]:
-    """The symbols of the inputs' first axes."""
     dims = [value.shape.dims[0] for value in graph.inputs if value.shape is not None and value.shape.rank()]
     return {str(dim.value) for dim in dims if isinstance(dim, ir.SymbolicDim)}
 
@@ -93,7 +92,7 @@ def size_rounds(graph: ir.Graph, fixed: Mapping[str, int] | None = None) -> Iter
 
 
 def draw(graph: ir.Graph, sizes: Mapping[str, int], seed: int = 0) -> Feeds:
-    """One array per input; raises NotSupported for an input that is not numeric."""
+    """Raises NotSupported for an input that is not numeric."""
     rng = np.random.default_rng(seed)
     feeds: Feeds = {}
     for value in graph.inputs:
@@ -114,7 +113,7 @@ def draw(graph: ir.Graph, sizes: Mapping[str, int], seed: int = 0) -> Feeds:
 
 
 def _mask(shape: tuple[int, ...], rng: np.random.Generator) -> NDArray[np.int64]:
-    """Ones with a tail of zeros in every second row."""
+    """Every second row ends in zeros."""
     mask = np.ones(shape, np.int64)
     if len(shape) > 1 and shape[-1] > 1:
         rows = mask.reshape(-1, shape[-1])

@@ -23,7 +23,7 @@ def _tensor(array: Array) -> torch.Tensor:
 
 
 class Conv(OpRun):
-    """Convolution over one, two or three axes, padded differently on each side if wanted."""
+    """Over one, two or three axes; the sides may be padded differently."""
 
     op_domain = ""
 
@@ -120,8 +120,6 @@ class BatchNormalization(OpRun):
 
 
 class Erf(OpRun):
-    """The error function."""
-
     op_domain = ""
 
     def _run(self, x: Array) -> tuple[Array]:

@@ -16,7 +16,7 @@ from export.onnx_rewrites.constants import Constants, constant, integers, is_con
 
 
 def decide_sizes(graph: ir.Graph) -> bool:
-    """Replaces comparisons of sizes, and choices by them, whose answer is known. Returns whether it changed any."""
+    """Returns whether it changed the graph."""
     constants, changed = Constants(graph), False
     for node in list(graph):
         output = node.outputs[0] if node.outputs else None

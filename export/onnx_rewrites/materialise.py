@@ -21,7 +21,7 @@ from export.onnx_rewrites.shapes import Dim, Shapes
 
 
 class Materialiser:
-    """Rewrites one graph; call `run` once."""
+    """Call `run` once."""
 
     def __init__(self, shapes: Shapes, demands: Demands) -> None:
         self.shapes, self.graph, self.demands = shapes, shapes.graph, demands
@@ -57,7 +57,6 @@ class Materialiser:
         return value is not None and not is_constant(value) and self.demands[value] != WHOLE_VALUE
 
     def part(self, value: ir.Value, wanted: Box) -> ir.Value:
-        """The indices `wanted` of a value, in that order."""
         boxes = [WHOLE] if is_constant(value) else self.demands[value]
         if boxes == WHOLE_VALUE:
             return self._select(self._whole.get(value, value), wanted)
@@ -81,7 +80,6 @@ class Materialiser:
         return self._built[value, held]
 
     def _select(self, value: ir.Value, wanted: Box) -> ir.Value:
-        """The indices `wanted` of a computed value."""
         if wanted == WHOLE:
             return value
         if (value, wanted) not in self._selected:

@@ -42,7 +42,7 @@ def check_memory(graph: ir.Graph, sizes: Mapping[str, int]) -> None:
 
 
 def free_memory() -> int:
-    """Bytes that the process can still take, of the machine and of its container (control groups v2)."""
+    """Bytes, of the machine and of its container (control groups v2)."""
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if MACHINE.exists():  # with the cache of files, which the kernel gives back
         free = 1024 * _entry(MACHINE, "MemAvailable:", free // 1024)
@@ -53,6 +53,5 @@ def free_memory() -> int:
 
 
 def _entry(path: Path, key: str, default: int) -> int:
-    """The number behind `key` in a file of the kernel."""
     lines = (line.split() for line in path.read_text().splitlines())
     return next((int(words[1]) for words in lines if words[0] == key), default)

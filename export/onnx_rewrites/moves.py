@@ -23,7 +23,6 @@ LARGEST_RUN = 1 << 22  # elements in a run of axes whose indices are followed on
 
 
 def demand_of(shapes: Shapes, node: ir.Node, index: int, wanted: Box) -> Demand:
-    """The demand of any node for the box `wanted` of its output `index`."""
     if reads_shape_alone(node):
         return Demand(WHOLE, {})
     rule = RULES.get(node.op_type) if node.domain == "" else None
@@ -120,7 +119,7 @@ def _gather(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
 
 
 def gathered(shapes: Shapes, node: ir.Node) -> list[int] | None:
-    """The indices of a Gather, at least 0; None if unknown, of two axes, or counted from the end of a free axis."""
+    """At least 0; None if unknown, of two axes, or counted from the end of a free axis."""
     value, indices = node.inputs[0], node.inputs[1]
     known = integers(indices)
     if value is None or indices is None or known is None or shapes.rank(indices) > 1:
@@ -131,7 +130,7 @@ def gathered(shapes: Shapes, node: ir.Node) -> list[int] | None:
 
 
 def slices(shapes: Shapes, node: ir.Node) -> dict[int, tuple[int, int, int]] | None:
-    """Axis -> (start, end, step) of a Slice; None if unknown."""
+    """Axis -> (start, end, step); None if unknown."""
     value, inputs = node.inputs[0], [*node.inputs[1:], None, None]
     starts, ends = integers(inputs[0]), integers(inputs[1])
     if value is None or starts is None or ends is None:

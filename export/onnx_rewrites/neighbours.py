@@ -47,7 +47,7 @@ class Change:
 
 
 def linear_weight(node: ir.Node) -> Array | None:
-    """The weight of a MatMul, Gemm or Conv by a constant; None for any other node."""
+    """None unless a MatMul, Gemm or Conv by a constant."""
     if node.domain or node.op_type not in ("MatMul", "Gemm", "Conv") or len(node.inputs) < 2:
         return None
     weight = constant(node.inputs[1])
@@ -58,7 +58,7 @@ def linear_weight(node: ir.Node) -> Array | None:
 
 
 def old_bias(node: ir.Node) -> Array:
-    """The bias of a Gemm or Conv, 0 if absent; raises Refused if it is no constant vector."""
+    """0 if absent; raises Refused if it is no constant vector."""
     if len(node.inputs) < 3 or node.inputs[2] is None:
         return np.zeros(1)
     bias = constant(node.inputs[2])

@@ -30,8 +30,6 @@ PASSES: Mapping[str, Callable[[Mapping[str, int]], ir.passes.InPlacePass]] = {
 
 @dataclass(frozen=True)
 class Step:
-    """A pass, the multiply-accumulates after it, its rewritten sites and its refusals."""
-
     name: str
     macs: int
     sites: tuple[Site, ...]
@@ -40,8 +38,6 @@ class Step:
 
 @dataclass(frozen=True)
 class Rewritten:
-    """The rewritten model, the multiply-accumulates of the original, and the steps."""
-
     model: ir.Model
     macs: int
     steps: tuple[Step, ...]
@@ -53,7 +49,7 @@ def rewrite(
     passes: Sequence[str] = tuple(PASSES),
     sizes: Mapping[str, int] | None = None,
 ) -> Rewritten:
-    """Rewrites a copy of the model; costs are counted at `sizes` of the free dimensions.
+    """Costs are counted at `sizes` of the free dimensions.
 
     Raises NotSupported for a graph that the passes do not support, BadRequest for an unknown output, and
     NothingToRewrite if no multiplication is saved and no BatchNormalization goes.
@@ -76,7 +72,6 @@ def rewrite(
 
 
 def _outcome(step: Step) -> str:
-    """Why a step saved nothing."""
     if step.sites:
         return f"{len(step.sites)} scales folded, which saves no multiplication of a matrix"
     return str(step.refusals[-1]) if step.refusals else "nothing of its kind"

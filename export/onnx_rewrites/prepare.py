@@ -59,7 +59,7 @@ class Prepare(ir.passes.InPlacePass):
 
 
 def check_supported(model: ir.Model) -> None:
-    """Inlines functions; raises NotSupported, naming the first unsupported node."""
+    """Inlines functions; NotSupported names the first unsupported node."""
     InlinePass()(model)
     version = model.graph.opset_imports.get("", 0)
     if not OLDEST_OPSET <= version <= NEWEST_OPSET:
@@ -90,7 +90,7 @@ def _unsupported(node: ir.Node, version: int) -> Iterator[str]:
 
 
 def _drop_dropout(graph: ir.Graph) -> None:
-    """Removes Dropout in inference; a Dropout whose mask is read stays."""
+    """A Dropout whose mask is read stays."""
     for node in list(graph):
         if node.op_type == "Dropout" and not any(value.uses() for value in node.outputs[1:]):
             training = node.inputs[2] if len(node.inputs) > 2 else None
@@ -153,7 +153,7 @@ def _join_reshapes(graph: ir.Graph) -> bool:
 
 
 def _fold_constants(graph: ir.Graph) -> bool:
-    """Computes nodes whose inputs are all constants. Returns whether it changed any."""
+    """Returns whether it changed the graph."""
     constants, folded = Constants(graph), False
     for node in list(graph):
         outputs = [value for value in node.outputs if value.uses() or value.is_graph_output()]

@@ -51,7 +51,7 @@ def prove_double(
     inputs: Sequence[Feeds],
     expected: Sequence[Sequence[Array]] | None = None,
 ) -> Proof:
-    """Compares both in float64; `expected` are the original's outputs if already computed.
+    """`expected`: the original's outputs, if already computed.
 
     Raises ProofFailed, and NotSupported if an operator has no kernel in double.
     """
@@ -64,7 +64,7 @@ def prove_double(
 
 
 def double_answers(model: ir.Model, inputs: Sequence[Feeds]) -> list[list[Array]]:
-    """The outputs in float64 for each of the inputs; raises NotSupported if an operator has no such kernel."""
+    """In float64; raises NotSupported if an operator has no such kernel."""
     try:
         with warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore", RuntimeWarning)  # numpy's; non-finite values are reported below
@@ -80,7 +80,7 @@ def prove_file(
     exact: Sequence[Sequence[Array]],
     dtype: str,
 ) -> Proof:
-    """Compares the rewritten file's answers, in its own dtype, with `exact`, the original in double.
+    """In the file's dtype; `exact` is the original in double.
 
     The tolerance is that of the dtype, or twice the original's own error if that is larger. Without `exact` the right
     answers are the original's. Raises ProofFailed, and NotSupported if the original is off by over WORST tolerances.
@@ -102,7 +102,7 @@ def _worst(right: Sequence[Sequence[Array]], found: Sequence[Sequence[Array]], d
 
 
 def session(path: Path) -> ort.InferenceSession:
-    """An ONNX Runtime session on one thread; raises NotSupported if ONNX Runtime refuses the file."""
+    """On one thread; raises NotSupported if ONNX Runtime refuses the file."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.log_severity_level = 4  # the error reports failures
@@ -113,7 +113,7 @@ def session(path: Path) -> ort.InferenceSession:
 
 
 def answers(runner: ort.InferenceSession, feeds: Feeds) -> dict[str, Array]:
-    """The outputs by name; raises NotSupported if the file does not run on these inputs."""
+    """By name; raises NotSupported if the file does not run on these inputs."""
     names = [output.name for output in runner.get_outputs()]
     try:
         return dict(zip(names, runner.run(names, feeds), strict=True))
@@ -136,7 +136,7 @@ def check_finite(outputs: Sequence[Array]) -> None:
 
 
 def picked(names: Sequence[str], values: Sequence[Array], reads: Sequence[Read]) -> list[Array]:
-    """The parts that are read; all outputs without reads."""
+    """All outputs without reads."""
     return [read.of(values[names.index(read.output)]) for read in reads] if reads else list(values)
 
 

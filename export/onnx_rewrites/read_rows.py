@@ -30,15 +30,13 @@ from export.onnx_rewrites.shapes import Shapes
 
 @dataclass(frozen=True)
 class RowsPlan:
-    """The demand on every value, and the multiplying nodes that are read in part."""
-
     shapes: Shapes
     demands: Demands
     sites: tuple[Site, ...]
 
 
 class ReadRows(ir.passes.InPlacePass):
-    """Computes only what is read; `sizes` gives the free dimensions, for costs."""
+    """`sizes` gives the free dimensions, for costs."""
 
     name = "read-rows"
 
@@ -47,7 +45,7 @@ class ReadRows(ir.passes.InPlacePass):
         self.sizes = dict(sizes or {})
 
     def check(self, model: ir.Model) -> RowsPlan:
-        """What would be rewritten in a prepared graph."""
+        """`model` is prepared."""
         shapes = Shapes(model.graph, self.sizes)
         demands = analyse(shapes)
         sites = []
@@ -67,7 +65,6 @@ class ReadRows(ir.passes.InPlacePass):
         model.graph.sort()
 
     def call(self, model: ir.Model) -> RewriteResult:
-        """Rewrites the graph if that saves multiplications."""
         Prepare()(model)
         plan = self.check(model)
         if not plan.sites:

@@ -22,13 +22,12 @@ Index = int | slice
 
 @dataclass(frozen=True)
 class Read:
-    """A part of an output, or all of it without indices."""
+    """Without indices: the whole output."""
 
     output: str
     indices: tuple[Index, ...] = ()
 
     def of(self, array: NDArray[np.generic]) -> NDArray[np.generic]:
-        """The same part of an array."""
         return np.asarray(array[self.indices])
 
     def __str__(self) -> str:
@@ -36,7 +35,7 @@ class Read:
 
 
 def parse_read(text: str) -> Read:
-    """Parses NAME or NAME[INDEX, ...], each index a number or START:END; raises BadRequest."""
+    """NAME or NAME[INDEX, ...], each index a number or START:END; raises BadRequest."""
     match = re.fullmatch(r"(.+?)(?:\[([^\[\]]*)\])?", text.strip())
     if match is None:
         raise BadRequest(f"read: expected NAME or NAME[INDEX,...], found {text!r}")
@@ -61,7 +60,7 @@ def _text(index: Index) -> str:
 
 
 def apply_reads(graph: ir.Graph, reads: Sequence[Read]) -> None:
-    """Replaces the graph's outputs by these parts, under the same names; raises BadRequest for unknown outputs."""
+    """The names stay; raises BadRequest for unknown outputs."""
     if not reads:
         return
     outputs = {value.name: value for value in graph.outputs}
@@ -79,7 +78,7 @@ def apply_reads(graph: ir.Graph, reads: Sequence[Read]) -> None:
 
 
 def _part(graph: ir.Graph, value: ir.Value, read: Read, constants: Constants) -> ir.Value:
-    """The part of a value, made by Slice and Gather from the last axis to the first."""
+    """Slices and Gathers, from the last axis to the first."""
     rank = value.shape.rank() if value.shape is not None else len(read.indices)
     if len(read.indices) > rank:
         raise BadRequest(f"read: expected at most {rank} indices of {read.output!r}, found {len(read.indices)}")

@@ -11,7 +11,5 @@ from export.onnx_rewrites.errors import Refusal, Site
 
 @dataclass
 class RewriteResult(ir.passes.PassResult):
-    """The model, whether it changed, the rewritten sites and the refusals."""
-
     sites: tuple[Site, ...] = ()
     refusals: tuple[Refusal, ...] = ()

@@ -46,12 +46,10 @@ BROADCASTING = frozenset(MORE_INPUTS.split())
 
 
 def everything(node: ir.Node) -> Demand:
-    """All of the output from all of every input."""
     return Demand(WHOLE, {position: WHOLE for position, value in enumerate(node.inputs) if value is not None})
 
 
 def clean(shapes: Shapes, value: ir.Value, demand: Box) -> Box:
-    """The same box without axes that are read completely."""
     kept = {}
     for axis, chosen in demand:
         size = shapes.static(value, axis)

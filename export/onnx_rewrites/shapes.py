@@ -39,7 +39,6 @@ def infer(model: ir.Model) -> None:
 
 
 def same(left: Dim, right: Dim) -> bool:
-    """Whether two dimensions are equal for all values of the symbols."""
     left, right = _number(left), _number(right)
     if isinstance(left, int) or isinstance(right, int):
         return isinstance(left, int) and isinstance(right, int) and left == right
@@ -57,7 +56,6 @@ def _equal(left: str, right: str) -> bool:
 
 
 def _number(dim: Dim) -> Dim:
-    """Turns an expression without symbols into a number."""
     return int(dim.value) if isinstance(dim, ir.SymbolicDim) and dim.value and dim.value.isdigit() else dim
 
 
@@ -86,7 +84,7 @@ class Shapes:
     sizes: Mapping[str, int] = field(default_factory=dict)
 
     def dims(self, value: ir.Value) -> tuple[Dim, ...]:
-        """The dimensions of a value; raises Refused if its rank is unknown."""
+        """Raises Refused if its rank is unknown."""
         if value.shape is None:
             raise Refused(value.name or "", operator(value), "its shape does not follow from the graph")
         return tuple(_number(dim) for dim in value.shape.dims)
@@ -95,7 +93,7 @@ class Shapes:
         return len(self.dims(value))
 
     def static(self, value: ir.Value, axis: int) -> int | None:
-        """The size of an axis, None if it is not a number."""
+        """None if the size is not a number."""
         dim = self.dims(value)[axis]
         return dim if isinstance(dim, int) else None
 
@@ -104,7 +102,7 @@ class Shapes:
         return dim if isinstance(dim, int) else _evaluate(dim, tuple(sorted(self.sizes.items())), NOMINAL)
 
     def source(self, dim: Dim) -> tuple[ir.Value, int] | None:
-        """A graph input and its axis of size `dim`; None if no input has one."""
+        """A graph input and its axis of this size; None without such an axis."""
         for value in self.graph.inputs:
             for axis, size in enumerate(value.shape.dims if value.shape is not None else ()):
                 if not isinstance(size, int) and same(size, dim):
@@ -113,7 +111,6 @@ class Shapes:
 
 
 def operator(value: ir.Value) -> str:
-    """The kind of node that makes a value."""
     producer = value.producer()
     return producer.op_type if producer is not None else "constant" if value.const_value is not None else "graph input"
 

@@ -52,8 +52,6 @@ USUAL_LENGTH = 128  # for costs: size of a free dimension that is not the first
 
 @dataclass(frozen=True)
 class Request:
-    """The options of the command."""
-
     reads: Sequence[str] = ()
     only: Sequence[str] = tuple(PASSES)
     require: Sequence[str] = ()
@@ -65,7 +63,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Written:
-    """Steps, proofs, times (if requested) and the manifest."""
+    """Times only if requested."""
 
     rewritten: Rewritten
     proofs: tuple[Proof, ...]
@@ -75,7 +73,7 @@ class Written:
 
 
 def rewrite_file(path: Path, output: Path, request: Request) -> Written:
-    """Rewrites `path` into `output`, with `output`.json and `output`.npz beside it. Raises ForeignError."""
+    """Also writes `output`.json and `output`.npz. Raises ForeignError."""
     original = read_model(path)
     try:
         return _rewrite(original, path, output, request)
@@ -118,7 +116,7 @@ def _rewrite(original: ir.Model, path: Path, output: Path, request: Request) -> 
 
 
 def cost_sizes(graph: ir.Graph, dims: Mapping[str, int]) -> dict[str, int]:
-    """The size of every free dimension for costs and times; raises BadRequest for unknown names in `dims`."""
+    """For costs and times; raises BadRequest for unknown names in `dims`."""
     symbols, first = free_dimensions(graph), first_dimensions(graph)
     unknown = sorted(dims.keys() - set(symbols))
     if unknown:
@@ -129,8 +127,6 @@ def cost_sizes(graph: ir.Graph, dims: Mapping[str, int]) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class ProofInputs:
-    """Inputs, the original's answers, those in double (if requested), and a description of the source."""
-
     rounds: list[Feeds]
     answers: list[list[NDArray[np.generic]]]
     doubles: list[list[NDArray[np.generic]]]
@@ -175,7 +171,7 @@ def proof_inputs(original: ir.Model, graph: ir.Graph, path: Path, request: Reque
 
 
 def without_functions(model: ir.Model) -> ir.Model:
-    """A copy with inlined functions and constants as initialisers, for the evaluator."""
+    """Constants become initialisers too; for the evaluator."""
     from onnx_ir.passes.common import InlinePass, LiftConstantsToInitializersPass, RemoveInitializersFromInputsPass
 
     copy = model.clone()
@@ -221,7 +217,6 @@ def describe(
     sizes: Mapping[str, int],
     source: str,
 ) -> dict[str, Any]:
-    """The manifest: source, versions and proofs."""
     libraries = ("vitbn", "onnx", "onnx-ir", "onnx-shape-inference", "onnxruntime", "numpy")
     return {
         "kind": "rewritten",

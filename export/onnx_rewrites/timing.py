@@ -1,7 +1,6 @@
 """Times two ONNX files side by side.
 
-In: two paths and sizes. Out: the median of each in milliseconds, on one thread of ONNX Runtime with all
-optimisations. Calls alternate, so a drift of the machine hits both.
+On one thread of ONNX Runtime with all optimisations. Calls alternate, so a drift of the machine hits both.
 """
 
 from __future__ import annotations
@@ -24,8 +23,6 @@ LEAST, MOST = 7, 200  # calls per file
 
 @dataclass(frozen=True)
 class Timed:
-    """Medians in milliseconds for one size of the inputs."""
-
     sizes: Mapping[str, int]
     before_ms: float
     after_ms: float
@@ -38,7 +35,7 @@ class Timed:
 
 
 def time_both(before: Path, after: Path, graph: ir.Graph, sizes: Mapping[str, int]) -> tuple[Timed, ...]:
-    """The two files at `sizes`; a free first axis is set to 1 and 8."""
+    """A free first axis is set to 1 and 8."""
     first = first_dimensions(graph)
     asked = [{**sizes, **dict.fromkeys(first, batch)} for batch in BATCHES] if first else [dict(sizes)]
     runners = session(before), session(after)

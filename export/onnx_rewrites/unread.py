@@ -1,7 +1,6 @@
 """Removes what no output reads, including values that only a Shape reads.
 
-In: a graph in which a pass has replaced values. Out: the graph without the old values. A Shape reads no element, so it
-does not keep its value alive: it is rebuilt from the graph's inputs.
+A Shape reads no element, so it does not keep its value alive: it is rebuilt from the graph's inputs.
 """
 
 from __future__ import annotations

@@ -22,12 +22,12 @@ SAMPLE_FILE = "sample.npz"  # foreign models only: inputs and expected outputs
 
 
 class PublishError(ExportError):
-    """A fault of a repository; the message names the path."""
+    """The message names the path."""
 
 
 @dataclass(frozen=True)
 class Artifact:
-    """A file, named as Triton expects it, and its manifest; `manifest_json` adds name and hash."""
+    """`manifest_json` adds name and hash."""
 
     config: ModelConfig
     manifest: dict[str, Any]
@@ -40,7 +40,7 @@ class Artifact:
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """The manifest in `path`; raises PublishError if a field that is read here is missing or wrong."""
+    """Raises PublishError if a field that is read here is missing or wrong."""
     try:
         manifest: dict[str, Any] = json.loads(path.read_text())
         check_manifest(path, manifest)
@@ -69,7 +69,7 @@ def accuracy_of(manifest: dict[str, Any]) -> float | None:
 
 
 def _check_numbers(manifest: dict[str, Any]) -> None:
-    """Raises ValueError, TypeError or AttributeError for a number out of range."""
+    """Raises ValueError, TypeError or AttributeError."""
     accuracy, temperature = accuracy_of(manifest), manifest.get("temperature")
     if not 0 <= manifest["max_abs_error"] < math.inf:  # NaN fails too
         raise ValueError(f"max_abs_error {manifest['max_abs_error']}")
@@ -80,7 +80,7 @@ def _check_numbers(manifest: dict[str, Any]) -> None:
 
 
 def read_artifact(path: Path, manifest_path: Path) -> Artifact:
-    """The artifact in `path`; raises PublishError if its hash differs from the manifest's."""
+    """Raises PublishError if its hash differs from the manifest's."""
     manifest = read_manifest(manifest_path)
     try:
         data = path.read_bytes()
@@ -93,6 +93,6 @@ def read_artifact(path: Path, manifest_path: Path) -> Artifact:
 
 
 def read_version(folder: Path) -> Artifact:
-    """The published version in `folder`; raises PublishError if it has changed since."""
+    """Raises PublishError if it has changed since."""
     manifest_path = folder / MANIFEST_FILE
     return read_artifact(folder / Path(read_manifest(manifest_path)["file"]).name, manifest_path)

@@ -62,7 +62,7 @@ def is_foreign(manifest_path: Path) -> bool:
 
 
 def publish_foreign(repository: Path, name: str, file: Path, serving: Serving) -> Path:
-    """Publishes `file` as the next version of the model `name`; returns the version's folder.
+    """Returns the version's folder.
 
     Raises PublishError if the model has other tensors, ForeignError for a file that does not run.
     """
@@ -96,7 +96,7 @@ def publish_foreign(repository: Path, name: str, file: Path, serving: Serving) -
 def config_of(
     name: str, runner: ort.InferenceSession, sample: Feeds, serving: Serving, number: int = 1
 ) -> pb.ModelConfig:
-    """config.pbtxt: tensors from the graph, a warm-up with the sample, batches if all tensors share the first axis."""
+    """Warms up with the sample; batches if all tensors share the first axis."""
     from tritonclient.grpc import model_config_pb2 as pb
 
     tensors = [*runner.get_inputs(), *runner.get_outputs()]
@@ -153,7 +153,6 @@ def _same_contract(model_dir: Path, message: pb.ModelConfig) -> None:
 
 
 def _sample(file: Path) -> Feeds:
-    """The proof inputs beside the file, else drawn inputs."""
     beside = file.with_suffix(".npz")
     if beside.exists():
         with np.load(beside, allow_pickle=False) as held:
@@ -173,7 +172,7 @@ def _manifest(file: Path, version: Path) -> dict[str, Any]:
 
 
 def verify_foreign(folder: Path) -> str | None:
-    """The problem of a foreign version; None if it is unchanged and answers as published."""
+    """The problem; None if the version is unchanged and answers as published."""
     try:
         manifest = json.loads((folder / MANIFEST_FILE).read_text())
         found = sha256([folder / name for name in manifest["files"]])

@@ -1,6 +1,6 @@
 """Lists and loads the models of a running Triton server through its model-control API.
 
-In: an address. Out: the served versions, or a loaded change; or an error with the reason. A load leaves no gap: the
+A load leaves no gap: the
 old version answers until the new version does, and stays if that fails.
 Source: triton-inference-server/server, docs/protocol/extension_model_repository.md.
 """
@@ -27,7 +27,7 @@ class ServerUnreachable(ExportError):
 
 
 class ServerRefused(ExportError):
-    """The server refused; the message holds its reason."""
+    """The message holds the server's reason."""
 
 
 class NotExplicit(ServerRefused):
@@ -36,7 +36,7 @@ class NotExplicit(ServerRefused):
 
 @dataclass(frozen=True)
 class LiveServer:
-    """A server at HOST:PORT of HTTP, and `grpc` of gRPC; sends `headers` with every request.
+    """`address` and `grpc` are HOST:PORT; sends `headers` with every request.
 
     Without `grpc`, Triton's default port is tried if HTTP has its default port.
     """
@@ -46,7 +46,7 @@ class LiveServer:
     grpc: str | None = None
 
     def served(self) -> dict[str, list[int]]:
-        """Every model in the server's repository -> its ready versions, ascending."""
+        """Model -> its ready versions, ascending."""
         models: dict[str, list[int]] = {}
         for entry in self._post("v2/repository/index", {}):
             versions = models.setdefault(entry["name"], [])
@@ -60,7 +60,7 @@ class LiveServer:
             self._post(f"v2/repository/models/{model}/load", {})
 
     def _load_over_grpc(self, model: str) -> bool:
-        """Loads over gRPC; returns False if that is unavailable, raises ServerRefused if the load fails.
+        """Returns False if that is unavailable, raises ServerRefused if the load fails.
 
         A load over HTTP blocks a Triton HTTP thread, with all its connections, until the load ends (measured: 7 s).
         """
@@ -99,7 +99,7 @@ class LiveServer:
 
 
 def connect(address: str, headers: Mapping[str, str], grpc: str | None = None) -> LiveServer | None:
-    """The server, None if it does not answer; raises ServerRefused if it does not list its models."""
+    """None if the server does not answer; raises ServerRefused if it does not list its models."""
     server = LiveServer(address, headers, grpc)
     try:
         server.served()

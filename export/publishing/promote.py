@@ -21,7 +21,7 @@ def served(model_dir: Path) -> list[int]:
 
 
 def fall_back(model_dir: Path) -> int:
-    """The version before the default, preferably a served version; raises PublishError if no version is older."""
+    """Preferably a served version; raises PublishError if no version is older."""
     now = served(model_dir)
     older = now[:-1] or [number for number in versions(model_dir) if number < min(now, default=0)]
     if not older:
@@ -65,7 +65,7 @@ def activate(model_dir: Path, before: Sequence[int], server: LiveServer | None) 
 
 
 def prune(model_dir: Path, keep: int, loaded: Collection[int]) -> list[int]:
-    """Removes all versions except the newest `keep`, the served and the `loaded` versions; returns the removed."""
+    """Keeps the newest `keep`, the served and the `loaded` versions; returns the removed."""
     with locked(model_dir.parent):
         present = versions(model_dir)
         kept = {*present[-keep:], *served(model_dir), *loaded}

@@ -52,7 +52,7 @@ STAGING = ".publishing-"
 
 
 def publish(repository: Path, name: str, artifact: Artifact, serving: Serving | None = None) -> Path:
-    """Publishes `artifact` as the next version of the model `name`; returns the version's folder.
+    """Returns the version's folder.
 
     Later loads serve it beside the version that was the default. An existing config.pbtxt keeps the operator's changes,
     except for the instances and threads in `serving`; TF32 and TensorRT's batch sizes follow the served versions.
@@ -79,7 +79,6 @@ def publish(repository: Path, name: str, artifact: Artifact, serving: Serving | 
         default = served_versions(message, versions(model_dir))[-1:]
         configure(message, serving)
         if engine_of(message) == "tensorrt":
-            # Before any write: it may raise.
             beside = (read_manifest(model_dir / str(each) / MANIFEST_FILE) for each in default)
             set_limits(message, [*beside, artifact.manifest])
         return _add(model_dir, artifact, message, default)
@@ -130,13 +129,13 @@ def serve(model_dir: Path, served: Sequence[int]) -> None:
 
 
 def versions(model_dir: Path) -> list[int]:
-    """The versions in `model_dir`, ascending. Ignores other folders and leading zeros, as Triton does."""
+    """Ascending. Ignores other folders and leading zeros, as Triton does."""
     names = (path.name for path in model_dir.iterdir() if path.is_dir())
     return sorted(int(name) for name in names if re.fullmatch("[1-9][0-9]*", name))
 
 
 def remove_version(model_dir: Path, number: int) -> None:
-    """Removes a version, renamed first: no server sees half of it. Of a symlink, only the link."""
+    """Renames the version first: no server sees half of it. Of a symlink, only the link."""
     if (model_dir / str(number)).is_symlink():
         (model_dir / str(number)).unlink()
         return
@@ -162,7 +161,7 @@ def sweep(repository: Path) -> list[Path]:
 
 @contextmanager
 def locked(repository: Path, name: str = LOCK_FILE) -> Iterator[None]:
-    """Holds the lock, which ends with its process; makes a missing repository."""
+    """The lock ends with its process. Makes a missing repository."""
     repository.mkdir(parents=True, exist_ok=True)
     with (repository / name).open("wb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -170,7 +169,7 @@ def locked(repository: Path, name: str = LOCK_FILE) -> Iterator[None]:
 
 
 def read_config(model_dir: Path) -> pb.ModelConfig:
-    """The config.pbtxt of a published model; raises PublishError for anything else."""
+    """Raises PublishError unless `model_dir` is a published model."""
     from google.protobuf import text_format
     from tritonclient.grpc import model_config_pb2 as pb
 
@@ -201,7 +200,7 @@ def check_same_contract(model_dir: Path, message: pb.ModelConfig, artifact: Arti
 
 
 def _shown(labels: Sequence[str]) -> str:
-    """Labels for a terminal, with control characters escaped."""
+    """Control characters escaped."""
     return ", ".join(label if label.isprintable() else ascii(label) for label in labels)
 
 
@@ -212,7 +211,6 @@ def _check_kind(model_dir: Path, message: pb.ModelConfig, artifact: Artifact) ->
 
 
 def _write_config(model_dir: Path, message: pb.ModelConfig, served: Sequence[int]) -> None:
-    """Writes a config.pbtxt that serves `served` and describes the highest of them."""
     serve_versions(message, served, versions(model_dir))
     if engine_of(message) == "tensorrt":
         set_limits(message, [read_manifest(model_dir / str(number) / MANIFEST_FILE) for number in served])
@@ -255,7 +253,7 @@ def _staging_beside(repository: Path) -> AbstractContextManager[Path]:
 
 
 def _rename(source: Path, target: Path) -> None:
-    """Renames a folder and flushes that to disk; raises PublishError on failure."""
+    """Flushes to disk; raises PublishError."""
     try:
         source.rename(target)
     except OSError as error:

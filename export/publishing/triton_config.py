@@ -109,9 +109,9 @@ def new_config(name: str, config: ModelConfig, serving: Serving) -> pb.ModelConf
 
 
 def _take_batches(message: pb.ModelConfig, smallest: int, largest: int) -> None:
-    """Takes requests of up to `largest` images, and answers two empty ones before all others.
+    """Answers two empty requests before all others.
 
-    Else the first requests pay for memory and, on a GPU, for kernels.
+    Else the users' first requests pay for memory and, on a GPU, for kernels.
     """
     from tritonclient.grpc import model_config_pb2 as pb
 
@@ -128,17 +128,17 @@ def _take_batches(message: pb.ModelConfig, smallest: int, largest: int) -> None:
 
 
 def engine_of(message: pb.ModelConfig) -> str:
-    """The model's engine, named as in `Serving`."""
+    """Named as in `Serving`."""
     return "tensorrt" if message.platform == "tensorrt_plan" else str(message.backend)
 
 
 def image_shape(message: pb.ModelConfig) -> tuple[int, ...]:
-    """(C, H, W) of the model's images."""
+    """(C, H, W)."""
     return tuple(message.input[0].dims)[-3:]
 
 
 def configure(message: pb.ModelConfig, serving: Serving) -> None:
-    """Writes instances, threads, largest request and device of `serving` into `message`."""
+    """Writes `serving` into `message`."""
     from tritonclient.grpc import model_config_pb2 as pb
 
     if serving.max_batch is not None:
@@ -251,7 +251,7 @@ def _packed_sample(model_config: str) -> str:
 
 
 def served_versions(message: pb.ModelConfig, present: Sequence[int]) -> list[int]:
-    """The versions of `present` that the version policy serves, ascending."""
+    """Ascending."""
     policy, ascending = message.version_policy, sorted(present)
     kind = policy.WhichOneof("policy_choice")
     if kind == "all":
@@ -262,7 +262,7 @@ def served_versions(message: pb.ModelConfig, present: Sequence[int]) -> list[int
 
 
 def serve_versions(message: pb.ModelConfig, served: Sequence[int], present: Sequence[int]) -> None:
-    """Writes the policy that serves `served` of the versions `present`; "latest" if equivalent."""
+    """Writes "latest" if equivalent."""
     message.version_policy.Clear()
     if sorted(served) == sorted(present)[-SERVED_VERSIONS:]:
         message.version_policy.latest.num_versions = SERVED_VERSIONS

@@ -1,7 +1,4 @@
-"""Checks a published model: hashes, config, graph and answer. Changes nothing.
-
-In: a model's folder. Out: every version with its first problem, if any.
-"""
+"""Checks a published model: hashes, config, graph and answer. Changes nothing."""
 
 from __future__ import annotations
 
@@ -27,7 +24,7 @@ class Verified:
 
 
 def verify_model(model_dir: Path) -> Iterator[Verified]:
-    """Checks every version; raises PublishError if the whole model cannot be served."""
+    """Raises PublishError if the whole model cannot be served."""
     message = read_config(model_dir)
     if message.name != model_dir.name:
         raise PublishError(f"{model_dir}: expected the name {model_dir.name} in config.pbtxt, found {message.name}")
@@ -41,7 +38,7 @@ def verify_model(model_dir: Path) -> Iterator[Verified]:
 
 
 def verify_version(model_dir: Path, number: int) -> Verified:
-    """Checks that a version is as published, fits config.pbtxt and answers as when exported."""
+    """The version must be as published, fit config.pbtxt and answer as when exported."""
     folder = model_dir / str(number)
     if (folder / SAMPLE_FILE).exists() and is_foreign(folder / MANIFEST_FILE):
         return Verified(number, problem=verify_foreign(folder))
@@ -57,7 +54,7 @@ def verify_version(model_dir: Path, number: int) -> Verified:
 
 
 def check_answer(path: Path, artifact: Artifact) -> None:
-    """Raises PublishError if the ONNX file is invalid or answers the sample differently than when exported.
+    """Raises PublishError for an invalid file, and for another answer to the sample than at the export.
 
     Logits may differ by the export's tolerance; below float32 processors differ, so only the class counts.
     """

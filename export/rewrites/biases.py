@@ -63,7 +63,7 @@ def carry_biases(model: nn.Module) -> nn.Module:
 
 
 class QueryBiasAttention(Attention):
-    """`attention` with a bias for the queries only; takes over its layers."""
+    """`attention` with a bias for the queries only."""
 
     def __init__(self, attention: Attention, query_bias: Tensor) -> None:
         nn.Module.__init__(self)
@@ -95,7 +95,7 @@ def _movable(block: nn.Module) -> bool:
 
 
 def _carry_through_attention(block: nn.Module, shift: Tensor, tokens: int) -> Tensor:
-    """Removes the biases of the attention. In: shift at its input. Out: shift after the residual."""
+    """In: shift at its input. Out: shift after the residual."""
     if not _movable(block):
         return shift
     attention = block.get_submodule("attention")
@@ -157,7 +157,6 @@ def _of_equal_tokens(attention: nn.Module, token: Tensor, tokens: int) -> Tensor
 
 
 def _without_biases(attention: nn.Module, query_bias: Tensor | None) -> nn.Module:
-    """`attention` without biases, except `query_bias` if given."""
     if isinstance(attention.out, nn.Linear):
         attention.out.register_parameter("bias", None)
     if isinstance(attention, Attention):

@@ -143,7 +143,7 @@ def _apply(model: nn.Module, fold: Fold) -> None:
 
 
 def affine_of(name: str, norm: nn.Module) -> tuple[Tensor, Tensor]:
-    """Scale and shift of a norm, each (features,) or (1,). Raises RewriteError if the norm is not affine."""
+    """Scale and shift, each (features,) or (1,). Raises RewriteError if the norm is not affine."""
     if isinstance(norm, nn.LayerNorm):
         return norm.weight.data, norm.bias.data
     if not isinstance(norm, TokenNorm | BATCH_NORMS):
@@ -187,7 +187,7 @@ def _check_numbers(model: nn.Module) -> None:
 
 
 def linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
-    """A Linear of this weight (out, in) and bias (out,), in their dtype."""
+    """Weight (out, in), bias (out,); the Linear has their dtype."""
     layer = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, dtype=weight.dtype)
     layer.weight.data = weight.contiguous()
     if bias is not None:

@@ -38,12 +38,12 @@ OWN = ("--grpc-address", "--metrics-port", "--metrics-address")
 
 
 class Stopping(Exception):
-    """SIGTERM or SIGINT."""
+    """SIGTERM or SIGINT came."""
 
 
 @dataclass(frozen=True)
 class Access:
-    """Who may ask the proxy, and whether encrypted; see serving/proxy/settings.py."""
+    """See serving/proxy/settings.py."""
 
     keys: Mapping[str, str] = field(default_factory=dict)
     tls: TlsFiles | None = None
@@ -51,7 +51,7 @@ class Access:
 
 @dataclass(frozen=True)
 class Job:
-    """An act on every server in turn; `done` gets None or the failure."""
+    """`done` gets None or the failure."""
 
     name: str
     act: Callable[[Member], None]
@@ -59,8 +59,6 @@ class Job:
 
 
 class Fleet:
-    """`count` servers with Triton's `arguments`, the proxy, and the fleet's own port."""
-
     def __init__(
         self, count: int, arguments: Sequence[str], first_port: int, own_port: int, access: Access, folder: Path
     ) -> None:
@@ -91,7 +89,7 @@ class Fleet:
             self._stop.set()
 
     def load(self, model: str) -> None:
-        """Has every server load `model`, in turn; raises ControlFailed with the first refusal.
+        """Loads on every server in turn; raises ControlFailed with the first refusal.
 
         Call it from another thread. The servers after a refusal keep what they serve.
         """
@@ -100,7 +98,7 @@ class Fleet:
         job.done.result()
 
     def run(self) -> int:
-        """Serves until a signal; returns the exit code."""
+        """Returns the exit code."""
         try:
             for member in self._members:
                 member.start()
@@ -137,7 +135,7 @@ class Fleet:
             job.done.set_result(None)
 
     def _in_turn(self, member: Member, act: Callable[[], None]) -> None:
-        """Drains `member`, acts, and gives it requests again when its answers are right; raises ControlFailed."""
+        """Drains `member` first; waits until its answers are right again. Raises ControlFailed."""
         count = len(self._members)
         self._wait(lambda: self._healthy() == count, START_S, f"{count} servers that answer right")
         self._proxy.set_draining(member.index, True)
@@ -180,7 +178,7 @@ class Fleet:
         return 0
 
     def _tick(self) -> None:
-        """Waits a moment; restarts what has ended; raises Stopping."""
+        """Restarts what has ended; raises Stopping."""
         if self._stop.wait(TICK_S):
             raise Stopping
         for member in self._members:

@@ -1,7 +1,4 @@
-"""One supervised server of a fleet: its ports and process.
-
-In: a number and Triton's arguments. Out: a supervisor (serving/supervisor.py) that runs until stopped.
-"""
+"""One supervised server of a fleet: its ports and process."""
 
 from __future__ import annotations
 
@@ -27,7 +24,7 @@ DEVICES = "CUDA_VISIBLE_DEVICES"
 
 
 class Member:
-    """Server `index` of a fleet with ports from `first_port`; `devices`: the GPUs to spread over."""
+    """Ports count from `first_port`; `devices`: the GPUs to spread over."""
 
     def __init__(
         self, index: int, first_port: int, arguments: Sequence[str], headers: Mapping[str, str], devices: Sequence[str]
@@ -56,7 +53,7 @@ class Member:
         self.starts += 1
 
     def revive(self) -> bool:
-        """Restarts an ended supervisor, at most once in 5 s; returns whether it did."""
+        """At most once in 5 s; returns whether it restarted."""
         if self.process is not None and self.process.poll() is None:
             return False
         if time.monotonic() < self._next_start_s:
@@ -78,7 +75,7 @@ class Member:
                 self.process.send_signal(signal.SIGTERM)
 
     def wait(self) -> None:
-        """Until its end; kills it after STOP_S."""
+        """Kills after STOP_S."""
         if self.process is not None:
             try:
                 self.process.wait(STOP_S)

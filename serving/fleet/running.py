@@ -41,7 +41,7 @@ class RunningFleet:
         return self.log_path.read_text(errors="replace")
 
     def server_url(self, index: int, service: str = "http") -> str:
-        """HOST:PORT of a server behind the proxy."""
+        """HOST:PORT."""
         return f"127.0.0.1:{self.first_port + PORTS_EACH * index + SERVICES.index(service)}"
 
     def supervisors(self) -> list[psutil.Process]:

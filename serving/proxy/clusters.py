@@ -68,7 +68,6 @@ def _check() -> dict[str, Any]:
 
 
 def assignment(settings: Settings, protocol: Protocol) -> dict[str, Any]:
-    """The servers, and whether each takes new requests."""
     endpoints = [_endpoint(each, protocol) for each in settings.backends]
     return {"cluster_name": protocol, "endpoints": [{"lb_endpoints": endpoints}]}
 

@@ -30,7 +30,7 @@ def envoy() -> Path:
 
 
 def write(settings: Settings, folder: Path, seen_as: str | None = None) -> None:
-    """Writes the configuration into `folder`, which Envoy sees as `seen_as` (default: its own path).
+    """Envoy sees `folder` as `seen_as` (default: the same path).
 
     A rename replaces each file, so a running Envoy sees the old or the new file. Only the owner can read them, for API
     keys. Raises ProxyError, and writes nothing, for a configuration that Envoy refuses.
@@ -44,7 +44,6 @@ def write(settings: Settings, folder: Path, seen_as: str | None = None) -> None:
 
 
 def write_endpoints(settings: Settings, folder: Path) -> None:
-    """Replaces a running proxy's servers and draining states."""
     for name, text in contents(settings, str(folder)).items():
         if name != "envoy.json":
             _replace(folder / name, text)

@@ -43,14 +43,14 @@ class Proxy:
         self._started_s = time.monotonic()
 
     def revive(self) -> bool:
-        """Restarts an ended Envoy, at most once a second; returns whether it did."""
+        """At most once a second; returns whether it restarted."""
         if self.process is None or self.process.poll() is None or time.monotonic() - self._started_s < RESTART_S:
             return False
         self.start()
         return True
 
     def ask(self, path: str, body: bytes | None = None) -> str:
-        """Envoy's answer at its administration port; raises OSError."""
+        """At the administration port; raises OSError."""
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy must not see loopback
         with opener.open(f"http://127.0.0.1:{self.settings.admin}/{path}", body, timeout=5.0) as answer:
             return str(answer.read().decode())
@@ -76,7 +76,7 @@ class Proxy:
         return sum(int(value) for _, address, _, value in lines if int(address.rpartition(":")[2]) in ports)
 
     def set_draining(self, index: int, draining: bool) -> None:
-        """Whether server `index` gets no new request; Envoy sees it within milliseconds."""
+        """Envoy sees it within milliseconds."""
         backends = [
             replace(each, draining=draining) if number == index else each
             for number, each in enumerate(self.settings.backends)

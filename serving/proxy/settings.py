@@ -68,7 +68,7 @@ class Settings:
 
     @property
     def by_file(self) -> bool:
-        """Whether Envoy reads the servers from watched files; names come from DNS instead."""
+        """Names come from DNS instead."""
         return self.backends[0].is_address
 
 

@@ -76,8 +76,6 @@ class OnnxRuntime:
 
 
 class TritonPythonModel(StandIn):
-    """See StandIn."""
-
     default_file = "model.onnx"
 
     def load(self, path: Path, config: Config, args: Mapping[str, str]) -> OnnxRuntime:
@@ -146,7 +144,7 @@ def _boolean(config: Config, key: str, default: bool) -> bool:
 
 
 def _tensors(arguments: Sequence[ort.NodeArg], optional: bool = False) -> dict[str, Tensor]:
-    """Tensors by name; a symbolic dimension is open."""
+    """By name; a symbolic dimension is open."""
     return {
         each.name: Tensor(
             DATA_TYPES.get(each.type, each.type),

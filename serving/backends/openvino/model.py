@@ -47,8 +47,6 @@ PROPERTIES = {
 
 
 class OpenVino:
-    """A compiled model as an Engine."""
-
     def __init__(self, compiled: ov.CompiledModel) -> None:
         self.inputs = {port.any_name: _tensor(port) for port in compiled.inputs}
         self.outputs = {port.any_name: _tensor(port) for port in compiled.outputs}
@@ -64,8 +62,6 @@ class OpenVino:
 
 
 class TritonPythonModel(StandIn):
-    """See StandIn."""
-
     default_file = "model.xml"
 
     def load(self, path: Path, config: Config, args: Mapping[str, str]) -> OpenVino:
@@ -114,7 +110,7 @@ def cpu_properties(config: Config, bfloat16: bool) -> dict[str, str]:
 
 
 def wants_bfloat16(config: Config) -> bool:
-    """Whether HINT_BF16 is YES; raises ModelRefused for other values."""
+    """Raises ModelRefused for other values."""
     text = parameter(config, "HINT_BF16") or ""
     if text.upper() not in ("", "YES"):
         raise ModelRefused(f"parameter 'HINT_BF16': expected YES, found '{text}'")

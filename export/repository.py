@@ -74,7 +74,7 @@ def list_(repository: Path, server: str, header: dict[str, str]) -> None:
 @click.argument("version", type=click.IntRange(1), required=False)
 @repository_option
 def show(model: str, version: int | None, repository: Path) -> None:
-    """Print the manifest of a version, by default the served one."""
+    """Print the manifest of a version, by default the served version."""
     with _errors():
         from export.publishing.artifact import read_version
         from export.publishing.promote import served

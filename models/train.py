@@ -143,7 +143,7 @@ def train(
     checkpoint: Path | None,
     **others: Any,
 ) -> None:
-    """Train a model and write its checkpoint after every epoch (Ctrl-C keeps the last finished one)."""
+    """Train a model and write its checkpoint after every epoch (Ctrl-C keeps the last finished epoch)."""
     if adapt_to or checkpoint:
         _adapt(adapt_to, checkpoint, output)
         return

@@ -137,31 +137,31 @@ def first_calls(
     return ready
 
 
-def first_call(one: Contestant, batch: int, options: Options) -> Ready:
+def first_call(who: Contestant, batch: int, options: Options) -> Ready:
     """Compilation included; checks the logits. Raises EquivalenceError.
 
     PyTorch eager on the CPU prepares nothing for a batch and gets at most `CHECKED` images.
     """
-    engine, device = one.entry.how.engine, one.setup.device
-    images = one.subject.images(BUFFERS * batch)
+    engine, device = who.entry.how.engine, who.setup.device
+    images = who.subject.images(BUFFERS * batch)
     eager = engine == "eager" and device == "cpu"
     part = images[: min(batch, CHECKED) if eager else batch]
     micro_batch = min(batch, options.micro_batch) if isinstance(options.micro_batch, int) else batch
     before = _device_memory(device)
     start_ns = time.perf_counter_ns()
-    logits = classify(one.run, part, micro_batch, device)
+    logits = classify(who.run, part, micro_batch, device)
     first_call_ns = time.perf_counter_ns() - start_ns
     # PyTorch's engines only: the others have their own allocators.
     known = before is not None and engine in TORCH_ENGINES
     peak_mb = (torch.cuda.max_memory_allocated() - (before or 0)) / 1e6 if known else None
-    error = one.subject.check(one.entry.name, one.entry.precision, len(part), logits)
+    error = who.subject.check(who.entry.name, who.entry.precision, len(part), logits)
     if options.micro_batch == "auto":
-        micro_batch = best_micro_batch(partial(_in_batches_of, one), images[:batch])
+        micro_batch = best_micro_batch(partial(_in_batches_of, who), images[:batch])
     if options.memory and device == "cpu":
-        peak_mb = peak_memory_mb(partial(_classify_anew, one.program, one.setup, images[:batch], micro_batch))
-    call = TimedCall(one.run, images, batch, micro_batch, device)
+        peak_mb = peak_memory_mb(partial(_classify_anew, who.program, who.setup, images[:batch], micro_batch))
+    call = TimedCall(who.run, images, batch, micro_batch, device)
     warm_ns = first_call_ns * batch // len(part) if eager else 0
-    return Ready(one, call, micro_batch, first_call_ns, warm_ns, error, peak_mb)
+    return Ready(who, call, micro_batch, first_call_ns, warm_ns, error, peak_mb)
 
 
 def _device_memory(device: Device) -> int | None:
@@ -172,8 +172,8 @@ def _device_memory(device: Device) -> int | None:
     return int(torch.cuda.memory_allocated())
 
 
-def _in_batches_of(one: Contestant, images: Images, micro_batch: int) -> Callable[[], object]:
-    return TimedCall(one.run, images, len(images), micro_batch, one.setup.device)
+def _in_batches_of(who: Contestant, images: Images, micro_batch: int) -> Callable[[], object]:
+    return TimedCall(who.run, images, len(images), micro_batch, who.setup.device)
 
 
 def _classify_anew(program: Program, setup: Setup, images: Images, micro_batch: int) -> Logits:

@@ -134,13 +134,13 @@ def _call(name: str, call: Callable[[], object]) -> object:
         raise _Failed(name, reason) from reason
 
 
-def _row(one: Ready, durations: Durations, batch: int, options: Options, limits: Limits) -> Row:
+def _row(ready: Ready, durations: Durations, batch: int, options: Options, limits: Limits) -> Row:
     """Percentiles in milliseconds, samples in nanoseconds.
 
     `bandwidth_share` counts the minimum of reads and writes: weights, images and logits, each once. `fallback`: why the
     row is no CUDA graph though its runtime is named so.
     """
-    contestant, entry = one.contestant, one.contestant.entry
+    contestant, entry = ready.contestant, ready.contestant.entry
     config, p50_ms = entry.config, durations.percentile_ms(50)
     rates = limits["gemm_gflops_per_s_by_precision"]
     gflops_per_s = 2 * contestant.macs * batch / p50_ms / 1e6
@@ -153,25 +153,25 @@ def _row(one: Ready, durations: Durations, batch: int, options: Options, limits:
         "label": entry.how.label,
         "precision": entry.precision,
         "batch": batch,
-        "micro_batch": one.micro_batch,
+        "micro_batch": ready.micro_batch,
         "threads": options.threads,
         "device": options.device,
         "rounds": len(durations.samples_ns),
         **durations.percentiles(50, 90, 99),
-        "device_p50_ms": _by_events(one),
+        "device_p50_ms": _by_events(ready),
         "images_per_s": 1000 * batch / p50_ms,
-        "first_call_ms": one.first_call_ns / 1e6,
+        "first_call_ms": ready.first_call_ns / 1e6,
         "macs": contestant.macs,
         "floor_ms": floor_ms(contestant.macs, contestant.values, batch, entry.precision, limits),
         "gemm_share": gflops_per_s / rates.get(entry.precision, rates["fp32"]),
         "bandwidth_share": moved / p50_ms / 1e6 / limits["copy_gb_per_s"],
-        "peak_memory_mb": one.peak_memory_mb,
-        "max_abs_error": one.max_abs_error,
+        "peak_memory_mb": ready.peak_memory_mb,
+        "max_abs_error": ready.max_abs_error,
         "fallback": getattr(contestant.run, "fallback", None),
         "samples_ns": list(durations.samples_ns),
     }
 
 
-def _by_events(one: Ready) -> float | None:
+def _by_events(ready: Ready) -> float | None:
     """The median of all calls by CUDA events; every engine runs in their stream."""
-    return float(np.median(one.call.device_ms)) if one.call.device_ms else None
+    return float(np.median(ready.call.device_ms)) if ready.call.device_ms else None

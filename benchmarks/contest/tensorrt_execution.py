@@ -1,6 +1,6 @@
 """A TensorRT engine through its own execution context, as a server runs it.
 
-In: an engine, the profile for each batch size, and a CUDA stream, not the default one. Out: a function of images on the
+In: an engine, the profile for each batch size, and a CUDA stream, not the default stream. Out: a function of images on the
 device. Memory is allocated once for a batch size; a call only sets an address and enqueues, or replays a CUDA graph.
 """
 

@@ -73,9 +73,9 @@ def _agreement(sources: Sources) -> Iterator[Block]:
     runs = [file.content for file in sources.files if file.benchmark == "rewrites"]
     twice = [
         (first, second)
-        for one, other in combinations(runs, 2)
-        for first, second in product(one["results"], other["results"])
-        if machine(one) == machine(other) and first["depth"] == second["depth"]
+        for left, right in combinations(runs, 2)
+        for first, second in product(left["results"], right["results"])
+        if machine(left) == machine(right) and first["depth"] == second["depth"]
     ]
     cells = []
     for measured, (model, who, than) in product(twice, HEADLINES):
@@ -91,8 +91,8 @@ def _agreement(sources: Sources) -> Iterator[Block]:
         yield Text("**Not measured**: that takes two results of `benchmarks/rewrites.py` on the same machine.")
 
 
-def overlap(one: Ratio, other: Ratio) -> str:
-    return "yes" if max(one.low, other.low) <= min(one.high, other.high) else "**no**"
+def overlap(left: Ratio, right: Ratio) -> str:
+    return "yes" if max(left.low, right.low) <= min(left.high, right.high) else "**no**"
 
 
 def _gaps(sources: Sources) -> Iterator[Block]:

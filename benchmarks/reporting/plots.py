@@ -69,11 +69,11 @@ def rewrites(result: Result) -> Picture:
     figure, row = row_of_panels(title, footnote, titles, axis, "", (max(8.0, 4.2 * len(titles)), 5.2))
     names: list[str] = []
     for axes, measured in zip(row, result["results"], strict=True):
-        best = [one for one in measured["rows"] if one.get("kind") == BEST and PLAIN in one["ratios"]]
-        names = [f"{NAMES[one['model']]}, {one['contestant']}" for one in best]
-        for height, one in enumerate(best):
-            ratio, look = one["ratios"][PLAIN], style(one["model"]) | {"linestyle": "none"}
-            hollow = {} if one["contestant"] not in (PLAIN, EAGER) else {"markerfacecolor": "white"}
+        best = [row for row in measured["rows"] if row.get("kind") == BEST and PLAIN in row["ratios"]]
+        names = [f"{NAMES[row['model']]}, {row['contestant']}" for row in best]
+        for height, row in enumerate(best):
+            ratio, look = row["ratios"][PLAIN], style(row["model"]) | {"linestyle": "none"}
+            hollow = {} if row["contestant"] not in (PLAIN, EAGER) else {"markerfacecolor": "white"}
             spread = [[ratio["ratio"] - ratio["low"]], [ratio["high"] - ratio["ratio"]]]
             axes.errorbar([ratio["ratio"]], [height], xerr=spread, capsize=3, **look | {"markersize": 7} | hollow)
         axes.axvline(1, color="#555555", linewidth=0.9)

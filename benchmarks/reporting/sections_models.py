@@ -70,10 +70,10 @@ Pair = tuple[str, str]
 def _pairs(result: Result, pairs: Sequence[tuple[str, Pair, Pair]]) -> Table:
     cells = []
     for measured in result["results"]:
-        for label, one, other in pairs:
+        for label, left, right in pairs:
             ratios = []
             for kind in (BEST, ONE_CALL):
-                row, than = (row_of(measured["rows"], *pair, kind) for pair in (one, other))
+                row, than = (row_of(measured["rows"], *pair, kind) for pair in (left, right))
                 ratios.append(cell(times_faster(row, than)) if row and than else "not measured")
             cells.append((label, str(measured["depth"]), *ratios))
     return Table(("times as fast", "depth", "each at its best", "one call"), tuple(cells), names=1)

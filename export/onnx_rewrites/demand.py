@@ -21,7 +21,7 @@ WHOLE_VALUE = [WHOLE]
 
 
 def analyse(shapes: Shapes) -> Demands:
-    """The boxes of every value that the graph's outputs read. Each box is one that its node can compute."""
+    """The boxes of every value that the graph's outputs read. A node can compute each of its boxes."""
     demands: Demands = {output: [WHOLE] for output in shapes.graph.outputs}
     for node in reversed(shapes.graph):
         if reads_shape_alone(node):

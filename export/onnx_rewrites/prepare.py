@@ -131,7 +131,7 @@ def _name_free_dimensions(graph: ir.Graph) -> None:
 
 
 def _join_reshapes(graph: ir.Graph) -> bool:
-    """Leaves out reshapes that the next one undoes; whether there was one.
+    """Leaves out reshapes that the next reshape undoes; returns whether there were any.
 
     A norm between (B, N, D) and (B N, D) leaves such a pair behind, and no row of the middle is a row of an image.
     """

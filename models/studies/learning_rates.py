@@ -53,7 +53,7 @@ def runs(scope: Scope, rates: Sequence[float]) -> list[Run]:
 
 def findings(trained: list[Trained], scope: Scope) -> dict[str, Any]:
     def of(model: ModelName, depth: int) -> list[Trained]:
-        return [one for one in trained if (one.run.config.model, one.run.config.depth) == (model, depth)]
+        return [each for each in trained if (each.run.config.model, each.run.config.depth) == (model, depth)]
 
     derived = [
         {"configuration": name, "model": model, "depth": depth, **compare(of("vit", DEPTH), of(model, depth))}

@@ -103,7 +103,7 @@ def high_rate(result: Result) -> Finding:
 
 
 def low_rate(result: Result) -> Finding:
-    """Holds if ViT's accuracy, the mean over all epochs, is POINTS above both others; in part above one of them."""
+    """Holds if ViT's accuracy, the mean over all epochs, is POINTS above both others; in part above one of the two."""
     means = {
         model: 100 * sum(epoch["test_accuracy"] for epoch in series) / len(series)
         for model in NAMES

@@ -119,7 +119,7 @@ def _missing_server_and_images(fetch: bool) -> Iterator[str]:
     from serving.launcher import native_server
 
     if not native_server(os.environ.get("PATH", os.defpath)):
-        yield "native tritonserver (as in a release container)"
+        yield "native tritonserver (a release container has one)"
     try:
         find_mnist(None, fetch)
     except DataError as error:

@@ -65,8 +65,7 @@ class EngineAccuracy:
 
 @dataclass(frozen=True)
 class Lowering:
-    """With `half_softmax` a float16 graph computes its Softmax in float16 too.
-    """
+    """With `half_softmax` a float16 graph computes its Softmax in float16 too."""
 
     precision: Literal["fp16", "int8"]
     dataset: Dataset

@@ -1,7 +1,7 @@
 """A TensorRT engine through its own execution context, as a server runs it.
 
 In: an engine, the profile for each batch size, and a CUDA stream other than the default. Out: a function of images on
-the device. Memory is allocated once for a batch size; a call only sets an address and enqueues, or replays a CUDA graph.
+the device. Memory is allocated once for a batch size; a call sets an address and enqueues, or replays a CUDA graph.
 """
 
 from __future__ import annotations

@@ -122,10 +122,19 @@ def _gpu_state(state: Row | None) -> tuple[str, ...]:
 
 
 def _missing(rows: list[Row]) -> Points:
-    by_reason: dict[str, list[str]] = {}
+    by_reason: dict[str, list[Row]] = {}
     for row in rows:
-        by_reason.setdefault(row["reason"], []).append(f"{row['model']} {row['runtime']} {row['precision']}")
-    return Points(tuple(f"{reason}: {', '.join(which)}" for reason, which in by_reason.items()))
+        by_reason.setdefault(row["reason"], []).append(row)
+    return Points(tuple(f"{reason}: {_names(group)}" for reason, group in by_reason.items()))
+
+
+def _names(rows: list[Row]) -> str:
+    """Models, runtimes and precisions if the rows are all their combinations, else row by row."""
+    keys = ("model", "runtime", "precision")
+    models, runtimes, precisions = (tuple(dict.fromkeys(row[key] for row in rows)) for key in keys)
+    if len(models) * len(runtimes) * len(precisions) == len(rows):
+        return f"{', '.join(models)} in {', '.join(runtimes)}; {', '.join(precisions)}"
+    return ", ".join(" ".join(row[key] for key in keys) for row in rows)
 
 
 def _latency_table(rows: list[Row]) -> Table:

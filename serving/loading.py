@@ -1,0 +1,83 @@
+"""Loads the models of a supervised server: at its start, an older version if necessary, and again."""
+
+import subprocess
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import partial
+
+from serving.acts import Acts
+from serving.arguments import ServerOptions
+from serving.control import Control, ControlFailed
+from serving.waits import ServerLost, Waits
+from serving.whole import Plan, plan
+
+START_S = 180.0  # for a start with every model
+LOAD_S = 120.0
+RELOAD_S = 20.0  # to load a model again while the others serve
+UNLOAD_S = 3.0
+
+
+class Loading:
+    """Remembers over all runs of the server what it does not load."""
+
+    def __init__(self, options: ServerOptions, acts: Acts, waits: Waits) -> None:
+        self._options, self._acts, self._waits = options, acts, waits
+        self._control = Control(options.http_url, options.headers, options.grpc_url, options.grpc_headers)
+        self._refused: dict[str, set[int]] = {}  # model -> whole versions that the server does not load
+
+    def plans(self) -> dict[str, Plan]:
+        """By model."""
+        return {name: self.plan(name) for name in self._options.model_dirs()}
+
+    def plan(self, name: str) -> Plan:
+        """Without the versions that the server has refused."""
+        return plan(self._options.model_dirs()[name], self._refused.get(name, ()))
+
+    def load_all(self, process: subprocess.Popen[bytes], plans: Mapping[str, Plan]) -> None:
+        """Waits for the server, then loads models that it could not load itself; raises ServerLost."""
+        index = self._wait_for_index(process)
+        for name, first in plans.items():
+            self._acts.planned(name, first.versions or (), first.problems)
+            ready = {number for number, state in index.get(name, {}).items() if state == "READY"}
+            if not first.versions or ready >= {*first.versions}:
+                continue
+            if first.config is None:  # after a failed load at its start Triton says "not ready" for ever
+                self._refused.setdefault(name, set()).add(first.versions[-1])
+                raise ServerLost("refused", f"model {name}, version {first.versions[-1]} does not load")
+            self._load_newest(name, first)
+
+    def _load_newest(self, name: str, current: Plan) -> None:
+        """Loads `current`; if the server refuses it, a plan without its newest version."""
+        while current.versions:
+            try:
+                self._waits.call(partial(self._control.load, name, current.config, LOAD_S))
+                return
+            except ControlFailed as error:
+                self._refused.setdefault(name, set()).add(current.versions[-1])
+                self._acts.say(f"model {name}: {error}")
+                current = self.plan(name)
+                self._acts.planned(name, current.versions or (), current.problems)
+
+    def _wait_for_index(self, process: subprocess.Popen[bytes]) -> dict[str, dict[int, str]]:
+        deadline = time.monotonic() + START_S
+        while time.monotonic() < deadline:
+            self._waits.check(process)
+            with suppress(ControlFailed):
+                return self._control.index()
+            self._waits.tick()
+        raise ServerLost("hung", f"no answer within {START_S:g} s of its start")
+
+    def load_again(self, name: str, current: Plan) -> None:
+        """Unloads the model first; raises ControlFailed."""
+        self._waits.call(lambda: self._control.unload(name, UNLOAD_S))
+        deadline = time.monotonic() + UNLOAD_S
+        while "READY" in self._control.index().get(name, {}).values() and time.monotonic() < deadline:
+            self._waits.tick()
+        self._waits.call(lambda: self._control.load(name, current.config, RELOAD_S))
+
+    def is_ready(self, name: str, version: int) -> bool:
+        """False without an answer."""
+        with suppress(ControlFailed):
+            return self._control.index().get(name, {}).get(version) == "READY"
+        return False

@@ -1,0 +1,59 @@
+"""The supervisor's waits: a signal ends all of them, and the server's death some."""
+
+import subprocess
+import threading
+from collections.abc import Callable
+
+from serving.control import ControlFailed
+
+TICK_S = 0.1
+
+
+class Stopping(Exception):
+    """SIGTERM or SIGINT came."""
+
+
+class ServerLost(Exception):
+    """The server must be restarted; `reason` is a short word for the metric."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(detail)
+        self.reason = reason
+
+
+class Waits:
+    """Every wait raises Stopping once `stopped` is set."""
+
+    def __init__(self) -> None:
+        self.stopped = threading.Event()
+
+    def rest(self, seconds: float) -> None:
+        if self.stopped.wait(seconds):
+            raise Stopping
+
+    def tick(self) -> None:
+        self.rest(TICK_S)
+
+    def check(self, process: subprocess.Popen[bytes]) -> None:
+        """Raises ServerLost if the server has died."""
+        if self.stopped.is_set():
+            raise Stopping
+        if process.poll() is not None:
+            raise ServerLost("died", f"exit code {process.returncode}")
+
+    def call(self, function: Callable[[], None]) -> None:
+        """Runs `function` in a thread, so that a signal need not wait for it; raises its ControlFailed."""
+        failures: list[ControlFailed] = []
+
+        def run() -> None:
+            try:
+                function()
+            except ControlFailed as error:
+                failures.append(error)
+
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        while thread.is_alive():
+            self.tick()
+        if failures:
+            raise failures[0]

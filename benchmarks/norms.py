@@ -45,7 +45,7 @@ def norms(study: Path, count: int, seconds: float, output: Path) -> None:
 
 
 def study_rows(study: Path) -> dict[str, dict[str, Any]]:
-    """By model; raises NormsError without a study."""
+    """Rows by model; raises NormsError without a study."""
     path = study / "norms.json"
     try:
         return {row["model"]: row for row in json.loads(path.read_bytes())["derived"]}

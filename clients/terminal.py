@@ -55,5 +55,5 @@ class Terminal:
 
 
 def printable(text: str) -> str:
-    """On one line; unprintable characters are escaped as in Python's strings."""
+    """Puts text on one line; unprintable characters are escaped as in Python's strings."""
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)

@@ -90,7 +90,7 @@ def prove(
     tolerance: float,
     batch_sizes: Sequence[int] = BATCH_SIZES,
 ) -> Proof:
-    """Images (n, C, H, W), at each of `batch_sizes`.
+    """Compares at each of `batch_sizes`; images are (n, C, H, W).
 
     `tolerance` is absolute. Raises a subclass of EquivalenceError at the first difference.
     """
@@ -126,7 +126,7 @@ def _compare_argmax(stages: str, want: Logits, have: Logits) -> None:
 
 
 def torch_classifier(model: nn.Module) -> Classifier:
-    """In eval mode."""
+    """The network runs in eval mode."""
     import torch
 
     model.eval()
@@ -140,7 +140,7 @@ def torch_classifier(model: nn.Module) -> Classifier:
 
 
 def onnx_classifier(data: bytes, threads: int = 0) -> Classifier:
-    """In ONNX Runtime on the CPU; 0 threads: all cores."""
+    """The file runs on the CPU; 0 threads: all cores."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -159,7 +159,7 @@ def embedded_sample(config: ModelConfig) -> Sample:
 
 
 def proof_images(config: ModelConfig) -> Images:
-    """Of `embedded_sample`, uint8 (64, C, H, W)."""
+    """From `embedded_sample`, uint8 (64, C, H, W)."""
     return embedded_sample(config).images
 
 

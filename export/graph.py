@@ -134,7 +134,7 @@ def _check_trained(model: nn.Module) -> None:
 
 
 def rewrite(model: nn.Module, rewrites: Sequence[Rewrite], required: Sequence[Rewrite]) -> tuple[Served, list[Step]]:
-    """As served, in the model's dtype; see `pipeline.apply`."""
+    """Keeps the dtype; see `pipeline.apply`."""
     rewritten, steps = apply(model, rewrites, required)
     scale_folded = any(step.rewrite == fold_input_scale.__name__ and not step.left_out for step in steps)
     return Served(rewritten, scale_folded), steps
@@ -167,7 +167,7 @@ def to_onnx(model: nn.Module, config: ModelConfig, opset: int) -> onnx.ModelProt
 
 
 def check_interface(proto: onnx.ModelProto, config: ModelConfig) -> None:
-    """Of the served tensors: names, dynamic axes, shapes, dtypes."""
+    """Checks names, dynamic axes, shapes and dtypes of the served tensors."""
     wanted = (
         (INPUT_NAME, proto.graph.input, config.input_shape, onnx.TensorProto.UINT8),
         (OUTPUT_NAME, proto.graph.output, (config.num_classes,), onnx.TensorProto.FLOAT),

@@ -28,7 +28,7 @@ def own_dataset(config: ModelConfig, metrics: dict[str, Any], data_dir: Path | N
 
 
 def own_sample(config: ModelConfig, metrics: dict[str, Any], data_dir: Path | None) -> Sample:
-    """For digits the embedded images.
+    """Digits get the embedded images.
 
     Raises DataError for a missing dataset instead of downloading it.
     """

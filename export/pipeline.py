@@ -234,7 +234,7 @@ def served_name(model: str, engine: str | None) -> str:
 
 
 def _sample(loaded: Checkpoint, data_dir: Path | None) -> tuple[Sample, str | None]:
-    """With a note if the images are not the model's own."""
+    """Adds a note if the images are not the model's own."""
     try:
         return own_sample(loaded.config, loaded.metrics, data_dir), None
     except DataError as missing:

@@ -35,8 +35,6 @@ class AccuracyError(ExportError):
 
 @dataclass(frozen=True)
 class Converted:
-    """With the float32 graph's test accuracy."""
-
     proto: onnx.ModelProto
     accuracy: float
     float32_accuracy: float
@@ -74,7 +72,7 @@ class Lowering:
 
 
 def convert(proto: onnx.ModelProto, lowering: Lowering) -> Converted:
-    """From float32; raises AccuracyError if the test accuracy drops too far."""
+    """Raises AccuracyError if the test accuracy drops too far."""
     dataset = lowering.dataset
     kept = [kind for kind in KEPT_IN_FLOAT32 if not (lowering.half_softmax and kind == "Softmax")]
     lowered = _to_fp16(proto, kept) if lowering.precision == "fp16" else _to_int8(proto, dataset.train_images)
@@ -91,7 +89,7 @@ def convert(proto: onnx.ModelProto, lowering: Lowering) -> Converted:
 def engine_accuracy(
     engine: str, precision: str, classify: Classifier, data: bytes, dataset: Dataset, max_drop_points: float
 ) -> EngineAccuracy:
-    """Beside the ONNX file `data` in ONNX Runtime.
+    """Measures `classify` and, in ONNX Runtime, the ONNX file `data`.
 
     Raises AccuracyError if the first is more than `max_drop_points` percentage points lower.
     """
@@ -165,7 +163,7 @@ def _kept_in_float32(graph: onnx.GraphProto) -> list[str]:
 
 
 class _Calibration:
-    """Training images, drawn by a fixed seed, in batches."""
+    """Draws training images by a fixed seed, in batches."""
 
     def __init__(self, train_images: Images) -> None:
         drawn = np.random.default_rng(CALIBRATION_SEED).permutation(len(train_images))[:CALIBRATION_IMAGES]

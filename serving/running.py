@@ -124,7 +124,7 @@ def _reason(log: str) -> str:
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    """The stubs too: SIGTERM, then SIGKILL after a grace."""
+    """Also ends the stubs: SIGTERM, then SIGKILL after a grace."""
     process.terminate()
     try:
         process.wait(STOP_GRACE_S)

@@ -46,7 +46,7 @@ class StandIn(ABC):
         self.outputs: list[str] = [entry["name"] for entry in config["output"]]
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
-        """In order; an error concerns only its own request."""
+        """Answers in order; an error concerns only its own request."""
         calls = [
             Call(
                 {tensor.name(): tensor.as_numpy() for tensor in request.inputs()},

@@ -65,7 +65,7 @@ class TimedCall:
 
 
 def classify(run: Run, images: Images, micro_batch: int, device: Device) -> Logits:
-    """Float32 (n, classes), in the host's memory."""
+    """Returns float32 (n, classes), in the host's memory."""
     parts = [_fetch(run(_place(part, device)), device) for part in _split(images, micro_batch)]
     logits: Logits = np.concatenate(parts)
     return logits

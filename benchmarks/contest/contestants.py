@@ -138,7 +138,7 @@ def first_calls(
 
 
 def first_call(who: Contestant, batch: int, options: Options) -> Ready:
-    """Compilation included; checks the logits. Raises EquivalenceError.
+    """Includes compilation; checks the logits. Raises EquivalenceError.
 
     PyTorch eager on the CPU prepares nothing for a batch and gets at most `CHECKED` images.
     """

@@ -22,7 +22,7 @@ Matrix = NDArray[np.float32]
 
 
 def gemms(threads: int) -> dict[str, tuple[Callable[[], object], int]]:
-    """2048³, float32, on the CPU in both libraries; with the operations."""
+    """A 2048³ float32 product on the CPU in both libraries, and its operations."""
     side = SIDE["cpu"]
     left, right = np.random.default_rng(0).standard_normal((2, side, side), np.float32)
     flops = 2 * side**3

@@ -16,7 +16,7 @@ Row = dict[str, Any]
 
 
 def measure(checkpoints: Sequence[Checkpoint], count: int, seconds: float, add: Callable[[list[Row]], None]) -> None:
-    """Slowest first, also at Ctrl-C. Raises EquivalenceError or RewriteError."""
+    """Adds rows, slowest first, also at Ctrl-C. Raises EquivalenceError or RewriteError."""
     rows: list[Row] = []
     runs: dict[str, Callable[[], object]] = {}
     for loaded in steps(checkpoints, "searching the best way"):

@@ -24,7 +24,7 @@ TOLERANCES: dict[Precision, float] = {"fp32": 2e-5, "tf32": 0.01, "fp16": 0.01, 
 
 @dataclass(frozen=True)
 class Subject:
-    """With PyTorch's float32 logits (n, classes) of the `proof` images."""
+    """An unchanged network, and PyTorch's float32 logits (n, classes) of the `proof` images."""
 
     config: ModelConfig
     network: Served

@@ -181,13 +181,13 @@ def _answers(output: Path) -> list[Path]:
 
 
 def _workers(driver: int) -> list[psutil.Process]:
-    """Without multiprocessing's own helper."""
+    """Leaves out multiprocessing's own helper."""
     living = [each for each in psutil.Process(driver).children() if each.status() != psutil.STATUS_ZOMBIE]
     return [each for each in living if "spawn_main" in " ".join(each.cmdline())]
 
 
 def _memory_mb(driver: int) -> float:
-    """Resident, of the driver and its processes; 0 after its end."""
+    """Resident memory of the driver and its processes; 0 after its end."""
     try:
         process = psutil.Process(driver)
         return 1e-6 * sum(int(each.memory_info().rss) for each in [process, *process.children()])

@@ -53,7 +53,7 @@ class Answered:
 
 @dataclass(frozen=True)
 class ServerTimes:
-    """Since the model's start."""
+    """Sums since the model's start."""
 
     requests: int
     queue_ns: int

@@ -57,7 +57,7 @@ class Outcome:
 
 
 def run(plan: Plan) -> Iterator[Outcome]:
-    """After each round, from one server with all targets; raises Failed if none can be measured."""
+    """Yields after each round, from a server with all targets; raises Failed if no target can be measured."""
     from serving.running import running_server
 
     with tempfile.TemporaryDirectory() as folder:

@@ -32,7 +32,7 @@ class Reading:
 
 
 class Monitor:
-    """The first GPU; raises OSError without NVML."""
+    """Reads the first GPU; raises OSError without NVML."""
 
     def __init__(self, library: str = LIBRARY) -> None:
         self.nvml = ctypes.CDLL(library)

@@ -64,7 +64,7 @@ MAX_REFUSED = 30  # rounds
 
 @dataclass(frozen=True)
 class Ratio:
-    """Of two medians, with the 95 % bootstrap interval."""
+    """The ratio of two medians, with its 95 % bootstrap interval."""
 
     ratio: float
     low: float

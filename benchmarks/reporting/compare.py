@@ -56,7 +56,7 @@ def changes(before: Path, after: Path) -> tuple[tuple[str, ...], list[tuple[str,
 
 
 def differences(before: Path, after: Path) -> Iterator[str]:
-    """In machine and versions, a line each."""
+    """Differences in machine and versions, a line each."""
     old, new = (_result(path)["environment"] for path in (before, after))
     pairs = [(name, old.get(name), new.get(name)) for name in MACHINE]
     names = dict.fromkeys((*old["packages"], *new["packages"]))

@@ -26,7 +26,7 @@ HEADER = (
 
 
 def fields(outcome: Outcome, max_p99_ms: float) -> Row:
-    """Medians over the rounds."""
+    """Takes medians over the rounds."""
     rows = list(_rows(outcome))
     missing = [_named(who, load) | {"reason": why} for (who, load), why in outcome.left_out.items()]
     return {"rows": rows, "missing": missing, "saturation": saturation(rows, missing, max_p99_ms)}
@@ -51,7 +51,7 @@ def _named(who: Who, load: Load) -> Row:
 
 
 def _compared(served: Row, alone: Sequence[Sample]) -> Row:
-    """With the in-process figures and the server's added latency."""
+    """Adds the in-process figures and the server's added latency."""
     images_per_s, p50_ms = _middle(alone, "images_per_s"), _middle(alone, "p50_ms")
     return {
         "in_process_images_per_s": images_per_s,

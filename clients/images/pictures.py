@@ -52,7 +52,7 @@ def read_pictures(paths: Sequence[str], failed: Report, noted: Report) -> Iterat
 
 
 def count_pictures(paths: Sequence[str]) -> int:
-    """By file names and idx headers; decodes nothing."""
+    """Counts by file names and idx headers; decodes nothing."""
     return sum(_claimed(name) for name in expand(paths, lambda path, what: None, lambda path, what: None))
 
 

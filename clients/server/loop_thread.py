@@ -22,7 +22,7 @@ class _Loop(asyncio.SelectorEventLoop):
 
 
 class LoopThread:
-    """For any thread of the process."""
+    """Runs coroutines for any thread of the process."""
 
     def __init__(self, name: str) -> None:
         self._loop = _Loop()

@@ -58,7 +58,7 @@ class RegionPool:
         return region
 
     async def close(self) -> None:
-        """On both sides, with a short wait for the server."""
+        """Removes regions on both sides, with a short wait for the server."""
         regions, self._free = self._free, []
         await self._discard(*regions)
         end_s = asyncio.get_running_loop().time() + _PATIENCE_S

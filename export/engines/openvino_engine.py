@@ -37,7 +37,7 @@ def openvino_classifier(data: bytes, bfloat16: bool, threads: int = 0) -> Classi
 
 
 def check_accuracy(data: bytes, dataset: Dataset, max_drop_points: float, bfloat16: bool) -> EngineAccuracy:
-    """Beside ONNX Runtime's.
+    """Measures in OpenVINO and in ONNX Runtime.
 
     Raises AccuracyError if it is more than `max_drop_points` percentage points lower, and Unavailable like
     `openvino_classifier`.

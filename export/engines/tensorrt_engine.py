@@ -100,7 +100,7 @@ def make(source: OnnxSource, options: EngineOptions, gpu: Gpu, dataset: Dataset 
 
 
 def build(proto: onnx.ModelProto, config: ModelConfig, options: EngineOptions) -> bytes:
-    """Serialised. Raises EngineError."""
+    """Returns the serialised engine; raises EngineError."""
     import tensorrt as trt
     from polygraphy.backend.trt import CreateConfig, Profile, engine_bytes_from_network, network_from_onnx_path
 
@@ -129,7 +129,7 @@ def build(proto: onnx.ModelProto, config: ModelConfig, options: EngineOptions) -
 
 @contextmanager
 def load(plan: bytes) -> Iterator[Any]:
-    """A tensorrt.ICudaEngine. Raises EngineError, also for a failure while it is in use."""
+    """Yields a tensorrt.ICudaEngine. Raises EngineError, also for a failure while it is in use."""
     from polygraphy.backend.trt import engine_from_bytes
 
     with _engine_errors():
@@ -149,7 +149,7 @@ def inspect(engine: Any, config: ModelConfig, options: EngineOptions) -> str:
 
 @contextmanager
 def engine_classifier(engine: Any) -> Iterator[Classifier]:
-    """Valid while the context lasts."""
+    """The classifier is valid while the context lasts."""
     from polygraphy.backend.trt import TrtRunner
 
     with TrtRunner(engine) as runner:
@@ -158,7 +158,7 @@ def engine_classifier(engine: Any) -> Iterator[Classifier]:
 
 
 def compare(expected: Classifier, found: Classifier, images: Images, options: EngineOptions) -> Proof:
-    """At the batch sizes of the profile and at those of BATCH_SIZES that it covers.
+    """Compares at the batch sizes of the profile and at those of BATCH_SIZES that it covers.
 
     `images` are repeated to fill the largest. Below float32 those are left out whose two best logits lie so close that
     rounding alone decides between them. Raises a subclass of EquivalenceError.

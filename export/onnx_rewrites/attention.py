@@ -21,7 +21,7 @@ FLOOR = -1e30  # every softmax treats a lower masked score as minus infinity
 
 
 def given(node: ir.Node, position: int) -> ir.Value:
-    """Raises Refused without the input."""
+    """Raises Refused if the input is missing."""
     value = node.inputs[position] if position < len(node.inputs) else None
     if value is None:
         raise Refused(node.outputs[0].name or "", node.op_type, f"expected an input {position}, found none")

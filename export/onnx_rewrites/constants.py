@@ -70,7 +70,6 @@ class Constants:
         return value
 
     def add_integers(self, numbers: list[int], base: str = "axes") -> ir.Value:
-        """As int64."""
         return self.add(np.array(numbers, np.int64), base)
 
     def add_to_bias(self, value: ir.Value, bias: NDArray[np.float64], kept: Container[ir.Node] = ()) -> bool:

@@ -56,7 +56,7 @@ def sha256(paths: list[Path]) -> str:
 
 
 def read_inputs(path: Path, graph: ir.Graph) -> Feeds:
-    """An .npz file by the names of the graph's inputs; raises BadRequest if they do not fit."""
+    """Reads an .npz file by the names of the graph's inputs; raises BadRequest if they do not fit."""
     names = [str(value.name) for value in graph.inputs]
     try:
         with np.load(path, allow_pickle=False) as held:
@@ -104,7 +104,7 @@ def _flush(path: Path) -> None:
 
 
 def write_sample(path: Path, inputs: Feeds, outputs: Feeds) -> None:
-    """An .npz file: `in:NAME` and `out:NAME`."""
+    """Writes an .npz file: `in:NAME` and `out:NAME`."""
     arrays = {f"in:{name}": array for name, array in inputs.items()}
     arrays |= {f"out:{name}": array for name, array in outputs.items()}
     with tempfile.TemporaryFile() as file:

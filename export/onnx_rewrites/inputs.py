@@ -41,7 +41,7 @@ OTHERS = ((5, 7, 11), (32, 48, 64), (64, 96, 160), (224, 256, 288), (224, 224, 2
 
 
 def free_dimensions(graph: ir.Graph) -> list[str]:
-    """Those of first axes first."""
+    """Symbols of first axes come first."""
     shapes = [list(value.shape.dims) for value in graph.inputs if value.shape is not None]
     dims = [dims[0] for dims in shapes if dims] + [dim for dims in shapes for dim in dims[1:]]
     return list(dict.fromkeys(str(dim.value) for dim in dims if isinstance(dim, ir.SymbolicDim)))

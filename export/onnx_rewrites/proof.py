@@ -80,7 +80,7 @@ def prove_file(
     exact: Sequence[Sequence[Array]],
     dtype: str,
 ) -> Proof:
-    """In the file's dtype; `exact` is the original in double.
+    """Compares in the file's dtype; `exact` is the original in double.
 
     The tolerance is that of the dtype, or twice the original's own error if that is larger. Without `exact` the right
     answers are the original's. Raises ProofFailed, and NotSupported if the original is off by over WORST tolerances.
@@ -113,7 +113,7 @@ def session(path: Path) -> ort.InferenceSession:
 
 
 def answers(runner: ort.InferenceSession, feeds: Feeds) -> dict[str, Array]:
-    """By name; raises NotSupported if the file does not run on these inputs."""
+    """Outputs by name; raises NotSupported if the file does not run on these inputs."""
     names = [output.name for output in runner.get_outputs()]
     try:
         return dict(zip(names, runner.run(names, feeds), strict=True))
@@ -136,7 +136,7 @@ def check_finite(outputs: Sequence[Array]) -> None:
 
 
 def picked(names: Sequence[str], values: Sequence[Array], reads: Sequence[Read]) -> list[Array]:
-    """All outputs without reads."""
+    """Returns all outputs without reads."""
     return [read.of(values[names.index(read.output)]) for read in reads] if reads else list(values)
 
 

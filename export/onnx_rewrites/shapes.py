@@ -84,7 +84,7 @@ class Shapes:
     sizes: Mapping[str, int] = field(default_factory=dict)
 
     def dims(self, value: ir.Value) -> tuple[Dim, ...]:
-        """Raises Refused if its rank is unknown."""
+        """Raises Refused if the rank is unknown."""
         if value.shape is None:
             raise Refused(value.name or "", operator(value), "its shape does not follow from the graph")
         return tuple(_number(dim) for dim in value.shape.dims)

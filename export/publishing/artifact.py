@@ -80,7 +80,7 @@ def _check_numbers(manifest: dict[str, Any]) -> None:
 
 
 def read_artifact(path: Path, manifest_path: Path) -> Artifact:
-    """Raises PublishError if its hash differs from the manifest's."""
+    """Raises PublishError if the file's hash differs from the manifest's."""
     manifest = read_manifest(manifest_path)
     try:
         data = path.read_bytes()
@@ -93,6 +93,6 @@ def read_artifact(path: Path, manifest_path: Path) -> Artifact:
 
 
 def read_version(folder: Path) -> Artifact:
-    """Raises PublishError if it has changed since."""
+    """Raises PublishError if the version has changed since."""
     manifest_path = folder / MANIFEST_FILE
     return read_artifact(folder / Path(read_manifest(manifest_path)["file"]).name, manifest_path)

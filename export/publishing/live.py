@@ -60,7 +60,7 @@ class LiveServer:
             self._post(f"v2/repository/models/{model}/load", {})
 
     def _load_over_grpc(self, model: str) -> bool:
-        """Returns False if that is unavailable, raises ServerRefused if the load fails.
+        """Returns False without gRPC, raises ServerRefused if the load fails.
 
         A load over HTTP blocks a Triton HTTP thread, with all its connections, until the load ends (measured: 7 s).
         """

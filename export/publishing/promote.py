@@ -21,7 +21,7 @@ def served(model_dir: Path) -> list[int]:
 
 
 def fall_back(model_dir: Path) -> int:
-    """Preferably a served version; raises PublishError if no version is older."""
+    """Prefers a served version; raises PublishError if no version is older."""
     now = served(model_dir)
     older = now[:-1] or [number for number in versions(model_dir) if number < min(now, default=0)]
     if not older:

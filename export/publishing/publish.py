@@ -200,7 +200,7 @@ def check_same_contract(model_dir: Path, message: pb.ModelConfig, artifact: Arti
 
 
 def _shown(labels: Sequence[str]) -> str:
-    """Control characters escaped."""
+    """Escapes control characters."""
     return ", ".join(label if label.isprintable() else ascii(label) for label in labels)
 
 

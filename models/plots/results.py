@@ -94,7 +94,7 @@ def cell(value: object, decimals: int | None) -> str:
 
 
 def write(folder: Path, result: Result, plots: Plots) -> list[Path]:
-    """Each file atomically; returns the JSON's path first."""
+    """Writes each file atomically; returns the JSON's path first."""
     name = result["study"]
     pictures = {f"{name}-{plot}.png": png(figure) for plot, figure in plots(result).items()}
     contents = {

@@ -119,7 +119,7 @@ class Fleet:
             self._end()
 
     def _do(self, job: Job) -> None:
-        """On every server in turn; other jobs wait, so at most one server is drained."""
+        """Acts on every server in turn; other jobs wait, so at most one server is drained."""
         self._api.say(f"{job.name}: begins")
         try:
             for member in self._members:

@@ -53,7 +53,7 @@ class Member:
         self.starts += 1
 
     def revive(self) -> bool:
-        """At most once in 5 s; returns whether it restarted."""
+        """Restarts at most once in 5 s; returns whether it restarted."""
         if self.process is not None and self.process.poll() is None:
             return False
         if time.monotonic() < self._next_start_s:

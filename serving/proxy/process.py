@@ -43,14 +43,14 @@ class Proxy:
         self._started_s = time.monotonic()
 
     def revive(self) -> bool:
-        """At most once a second; returns whether it restarted."""
+        """Restarts at most once a second; returns whether it restarted."""
         if self.process is None or self.process.poll() is None or time.monotonic() - self._started_s < RESTART_S:
             return False
         self.start()
         return True
 
     def ask(self, path: str, body: bytes | None = None) -> str:
-        """At the administration port; raises OSError."""
+        """Asks the administration port; raises OSError."""
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy must not see loopback
         with opener.open(f"http://127.0.0.1:{self.settings.admin}/{path}", body, timeout=5.0) as answer:
             return str(answer.read().decode())

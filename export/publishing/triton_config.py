@@ -158,8 +158,7 @@ def configure(message: pb.ModelConfig, serving: Serving) -> None:
     if serving.instances == 1 and engine_of(message) == "tensorrt":
         return  # a second engine costs GPU memory, and nobody has measured it
     if serving.instances == 1:
-        # With a bound and a single instance, Triton prepares no batch while it works. A request that comes just as an
-        # answer leaves can miss its wake-up and sleeps for 500 ms (measured: 13 to 42 of 8,000 in sequence).
+        # With a bound and a single instance, a request can miss its wake-up: docs/decisions.md, Serving.
         message.instance_group[0].rate_limiter.priority = 1
         standby = message.instance_group.add()
         standby.CopyFrom(group)

@@ -5,7 +5,7 @@
 
 Answers keep the order of the images; memory does not grow with their number. Exit codes: 0 every image was answered;
 1 some images failed, each named on standard error; 2 usage; 3 the server failed; 4 some answers are rejected; 130
-interrupted; 141 the output's reader closed it. Heavy imports are local, for a quick --help.
+interrupted; 141 the output's reader closed it.
 """
 
 import errno

@@ -1,10 +1,9 @@
 """Asks every served version a stored question and compares the answer. `python clients/probe.py --help`.
 
-In: a server's HTTP address. Out: one JSON object per probe and an exit code. Triton's own readiness stays 200 when a
-model's process is dead. The parameter `probe` of config.pbtxt holds the sample and each version's logits, so a
-container needs only click. A model without it gets zeros and must only answer. A version that refuses or delays the
-sample passes as `busy` if it answers other requests meanwhile. `--every` with `--listen` answers a proxy's health
-checks.
+In: a server's HTTP address. Out: one JSON object per probe and an exit code. The parameter `probe` of config.pbtxt
+holds the sample and each version's logits, so a container needs only click. A model without it gets zeros and must only
+answer. A version that refuses or delays the sample passes as `busy` if it answers other requests meanwhile. `--every`
+with `--listen` answers a proxy's health checks.
 """
 
 from __future__ import annotations

@@ -27,7 +27,8 @@ def operators(sources: Sources) -> Section:
             f"{first['operator']} ({100 * first['share']:.0f} %) and {second['operator']} "
             f"({100 * second['share']:.0f} %); products and convolutions together take {100 * products:.0f} %."
         )
-    return Section("Where does the time go?", tuple(short), tuple(blocks))
+    what = "Shares are of the time in operators. Weights that the library packs beforehand show no shape."
+    return Section("Where does the time go?", tuple(short), (Text(what), *blocks) if blocks else ())
 
 
 def _operators_of(result: Result) -> list[Block]:
@@ -38,7 +39,7 @@ def _operators_of(result: Result) -> list[Block]:
             Text(
                 f"**{title}, rewrites: {graph['rewrites']}.** {graph['p50_ms']:.2f} ms a call, "
                 f"{graph['profiled_p50_ms']:.2f} under the profiler, {graph['nodes_p50_ms']:.2f} in operators "
-                "(medians). Shares are of the latter. Weights that the library packs beforehand show no shape."
+                "(medians)."
             )
         )
         alike = [row for row in graph["groups"] if row["share"] >= COUNTED][:GROUPS]

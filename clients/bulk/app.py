@@ -3,7 +3,6 @@
     vitbn bulk s3://bucket/shards/ --output answers --model triton_repo/vitbn
 
 Exit codes: 0 every part has its file; 1 a part failed, or an input is invalid; 2 usage; 130 interrupted.
-Heavy imports are local, for a quick --help.
 """
 
 from __future__ import annotations

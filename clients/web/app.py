@@ -3,7 +3,7 @@
     python clients/web/app.py
     Draw at http://127.0.0.1:8080 (Ctrl-C ends)
 
-The page starts without a Triton server and finds it later. Heavy imports are local.
+The page starts without a Triton server and finds it later.
 """
 
 import warnings

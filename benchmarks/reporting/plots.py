@@ -66,9 +66,9 @@ def rewrites(result: Result) -> Picture:
     title, axis = "What the exact rewrites are worth", "times as fast as the plain export"
     rounds = len(result["results"][0]["rows"][0]["samples_ns"])
     footnote = f"Medians of {rounds} rounds or more, 95 % bootstrap intervals; each contestant at its best."
-    figure, row = row_of_panels(title, footnote, titles, axis, "", (max(8.0, 4.2 * len(titles)), 5.2))
+    figure, panels = row_of_panels(title, footnote, titles, axis, "", (max(8.0, 4.2 * len(titles)), 5.2))
     names: list[str] = []
-    for axes, measured in zip(row, result["results"], strict=True):
+    for axes, measured in zip(panels, result["results"], strict=True):
         best = [row for row in measured["rows"] if row.get("kind") == BEST and PLAIN in row["ratios"]]
         names = [f"{NAMES[row['model']]}, {row['contestant']}" for row in best]
         for height, row in enumerate(best):
@@ -79,8 +79,8 @@ def rewrites(result: Result) -> Picture:
         axes.axvline(1, color="#555555", linewidth=0.9)
         plain_ticks(axes, horizontal=True)
         axes.tick_params(axis="x", labelsize=8)
-    row[0].set_yticks(range(len(names)), names)
-    row[0].invert_yaxis()
+    panels[0].set_yticks(range(len(names)), names)
+    panels[0].invert_yaxis()
     return picture("rewrites", f"{title}: {axis}, with intervals; ViTBN at {', '.join(titles)}", figure)
 
 

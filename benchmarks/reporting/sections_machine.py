@@ -134,7 +134,7 @@ def _names(rows: list[Row]) -> str:
     keys = ("model", "runtime", "precision")
     models, runtimes, precisions = (tuple(dict.fromkeys(row[key] for row in rows)) for key in keys)
     if len(models) * len(runtimes) * len(precisions) == len(rows):
-        return f"{', '.join(models)} in {', '.join(runtimes)}; {', '.join(precisions)}"
+        return f"{', '.join(models)} with {', '.join(runtimes)} in {', '.join(precisions)}"
     return ", ".join(" ".join(row[key] for key in keys) for row in rows)
 
 

@@ -133,7 +133,7 @@ def _names(rows: list[Row]) -> str:
     """Models, runtimes and precisions if the rows are all their combinations, else row by row."""
     keys = ("model", "runtime", "precision")
     models, runtimes, precisions = (tuple(dict.fromkeys(row[key] for row in rows)) for key in keys)
-    if len(models) * len(runtimes) * len(precisions) == len(rows):
+    if 1 < len(rows) == len(models) * len(runtimes) * len(precisions):
         return f"{', '.join(models)} with {', '.join(runtimes)} in {', '.join(precisions)}"
     return ", ".join(" ".join(row[key] for key in keys) for row in rows)
 

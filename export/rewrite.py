@@ -65,7 +65,8 @@ def rewrite(
         written = rewrite_file(file, output, request)
     except tuple(codes) as error:
         code = next(number for kind, number in codes.items() if isinstance(error, kind))
-        click.echo(f"Error: {file}: {error}; nothing written", err=True)
+        reason = str(error).removeprefix(f"{file}: ")
+        click.echo(f"Error: {file}: {reason}; nothing written", err=True)
         click.get_current_context().exit(code)
     if as_json:
         click.echo(json.dumps(written.manifest | {"timed": [vars(timed) for timed in written.timed]}, indent=2))

@@ -17,7 +17,7 @@ import numpy as np
 import onnx_ir as ir
 from google.protobuf.message import DecodeError
 
-from export.onnx_rewrites.errors import BadRequest
+from export.onnx_rewrites.errors import BadRequest, NotSupported
 from export.onnx_rewrites.inputs import Feeds
 from models.files import write_atomically
 
@@ -25,14 +25,32 @@ LARGEST_INSIDE = 1_500_000_000  # bytes of weights; protobuf's limit is 2 GB
 
 
 def read_model(path: Path) -> ir.Model:
-    """Raises BadRequest if the file is no model."""
+    """Raises BadRequest if the file is no model or lacks weights, NotSupported for links elsewhere."""
     try:
         model = ir.load(path)
         next(iter(model.graph.outputs))
-        return model
     except (OSError, ValueError, KeyError, TypeError, DecodeError, StopIteration, RuntimeError) as error:
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise BadRequest(f"{path}: expected an ONNX model, found {reason}") from error
+    _follow_links(model, path.resolve().parent)
+    if missing := [each for each in weight_files(model) if not each.exists()]:
+        raise BadRequest(f"{path}: expected its weights in {missing[0]}, found no such file")
+    return model
+
+
+def _follow_links(model: ir.Model, folder: Path) -> None:
+    """Reads weights behind a link from `folder`, that of the model's own file, as in Hugging Face's cache.
+
+    Raises NotSupported for a link that leads elsewhere: a strange model must not read any file.
+    """
+    for value in model.graph.initializers.values():
+        tensor = value.const_value
+        if isinstance(tensor, ir.ExternalTensor) and Path(tensor.path).is_symlink():
+            file = Path(tensor.path).resolve()
+            if file.parent != folder:
+                raise NotSupported(f"{tensor.path}: expected a link into {folder}, found one to {file}")
+            place = file.name, tensor.offset, tensor.length, tensor.dtype
+            value.const_value = ir.ExternalTensor(*place, shape=tensor.shape, name=str(tensor.name), base_dir=folder)
 
 
 def weight_files(model: ir.Model) -> list[Path]:

@@ -89,6 +89,45 @@ def test_weights_beside_the_file_stay_beside_it(encoder: Path, tmp_path: Path) -
     assert ort.InferenceSession(out).get_outputs()[0].name == "y"
 
 
+@pytest.fixture
+def cached(encoder: Path, tmp_path: Path) -> Path:
+    """A file and its weights as in Hugging Face's cache: links in a snapshot, contents in `blobs`."""
+    blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshots" / "main"
+    for folder in (blobs, snapshot):
+        folder.mkdir(parents=True)
+    onnx.save(onnx.load(encoder), blobs / "model", save_as_external_data=True, location="weights", size_threshold=0)
+    linked = onnx.load(blobs / "model", load_external_data=False)
+    for tensor in linked.graph.initializer:
+        next(entry for entry in tensor.external_data if entry.key == "location").value = "in.data"
+    (blobs / "model").write_bytes(linked.SerializeToString())
+    (snapshot / "in.onnx").symlink_to("../../blobs/model")
+    (snapshot / "in.data").symlink_to("../../blobs/weights")
+    return snapshot / "in.onnx"
+
+
+@pytest.mark.slow
+def test_links_of_a_cache_are_followed(cached: Path, tmp_path: Path) -> None:
+    result = run(cached, "-o", tmp_path / "out.onnx")
+    assert result.exit_code == 0, result.output
+    assert ort.InferenceSession(tmp_path / "out.onnx").get_outputs()[0].name == "y"
+
+
+def test_a_link_that_leads_elsewhere_is_refused(cached: Path, tmp_path: Path) -> None:
+    (tmp_path / "blobs" / "weights").rename(tmp_path / "secret")
+    cached.with_name("in.data").unlink()
+    cached.with_name("in.data").symlink_to("../../secret")
+    result = run(cached, "-o", tmp_path / "out.onnx")
+    assert (result.exit_code, (tmp_path / "out.onnx").exists()) == (4, False)
+    assert f"in.data: expected a link into {tmp_path / 'blobs'}, found one to {tmp_path / 'secret'}" in result.output
+
+
+def test_missing_weights_are_named(cached: Path, tmp_path: Path) -> None:
+    (weights := tmp_path / "blobs" / "weights").unlink()
+    result = run(cached, "-o", tmp_path / "out.onnx")
+    assert result.exit_code == 2
+    assert result.output == f"Error: {cached}: expected its weights in {weights}, found no such file; nothing written\n"
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
@@ -115,7 +154,7 @@ def test_a_file_that_is_no_model_is_named(tmp_path: Path) -> None:
         broken.write_bytes(content)
         result = run(broken, "-o", tmp_path / "out.onnx")
         assert result.exit_code == 2
-        assert f"{broken}: expected an ONNX model" in result.output
+        assert result.output.startswith(f"Error: {broken}: expected an ONNX model")
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ import os
 import resource
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -49,11 +50,19 @@ def _there(path: Path, what: str) -> Path:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _one_registry() -> None:
-    """PyTorch's exporter compiles its operator table in every call, a quarter of the time; here once a process."""
+def _quick_exports(shared_dir: Path) -> None:
+    """PyTorch's exporter compiles its operator table in every call, a quarter of the time; here once a process.
+
+    And each network is exported once a run.
+    """
+    if "torch" not in sys.modules:  # no test of this run has it
+        return
+    import torch
+    from exports_once import once
     from torch.onnx._internal.exporter._registration import ONNXRegistry
 
     ONNXRegistry.from_torchlib = staticmethod(functools.cache(ONNXRegistry.from_torchlib))  # type: ignore[method-assign]
+    torch.onnx.export = once(torch.onnx.export, shared_dir / "exports")
 
 
 @pytest.fixture
@@ -122,5 +131,5 @@ def live_server(repository: Path) -> Iterator[object]:
     """The real tritonserver on that repository; has `http_url` and `grpc_url`."""
     from serving.running import running_server
 
-    with running_server(repository) as server:
+    with running_server(repository, ["--disable-auto-complete-config"]) as server:  # saves a start of the model
         yield server

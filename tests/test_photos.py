@@ -78,7 +78,7 @@ def server(exported: tuple[Path, str]) -> Iterator[Server]:
     """The real server with `photos` and a shipped model of digits."""
     repository = exported[0]
     run(export, "--model", "vitbn-tiny", "--repository", repository, "--name", "digits")
-    with running_server(repository) as started:
+    with running_server(repository, ["--disable-auto-complete-config"]) as started:  # saves a start of each model
         yield started
 
 

@@ -19,6 +19,15 @@ def any_rounds(monkeypatch: pytest.MonkeyPatch, three_rounds: None) -> None:
 
 
 @pytest.fixture
+def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine's limits from small matrices and arrays; the real sizes take seconds."""
+    from benchmarks.contest import roofline
+
+    monkeypatch.setattr(roofline, "SIDE", {"cpu": 128})
+    monkeypatch.setattr(roofline, "STREAM_FLOATS", 1 << 16)
+
+
+@pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plots are made but not drawn, which takes most of a page's time."""
     monkeypatch.setattr(plots, "picture", lambda name, caption, figure: Picture(name, caption, b"", b""))

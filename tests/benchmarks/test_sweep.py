@@ -11,10 +11,10 @@ from benchmarks.latency import latency
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("small_limits")
 def test_every_axis_has_its_points_and_every_idea_its_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, points in (("DEPTHS", (1, 2)), ("DIMS", (32, 64)), ("AXIS_BATCH", 2)):
         monkeypatch.setattr(sweep, name, points)
-    monkeypatch.setattr(roofline, "STREAM_FLOATS", 1 << 16)
     options = [
         "--sweep",
         "--batch",
@@ -50,9 +50,8 @@ def test_every_axis_has_its_points_and_every_idea_its_figure(tmp_path: Path, mon
     assert pictures == {f"sweep-{idea}.{kind}" for idea in {"work", *against} for kind in ("png", "svg")}
 
 
-def test_limits_are_rates(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(roofline, "STREAM_FLOATS", 1 << 16)
-    monkeypatch.setattr(roofline, "SIDE", {"cpu": 128})
+@pytest.mark.usefixtures("small_limits")
+def test_limits_are_rates() -> None:
     found = roofline.limits("cpu", 1, ("fp32", "bf16", "int8"))
     assert found["gemm_gflops_per_s_by_precision"].keys() == {"fp32", "bf16"}
     assert found["gemm_gflops_per_s"] == found["gemm_gflops_per_s_by_precision"]["fp32"] > 0

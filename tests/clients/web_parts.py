@@ -47,7 +47,8 @@ class Triton:
 
     def start(self) -> None:
         with mock.patch.object(running, "free_ports", return_value=self._ports):
-            self._running.enter_context(running.running_server(self._repository))
+            complete = ["--disable-auto-complete-config"]  # saves a start of every version
+            self._running.enter_context(running.running_server(self._repository, complete))
 
     def stop(self) -> None:
         self._running.close()

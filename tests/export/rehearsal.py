@@ -1,6 +1,9 @@
-"""The command `to_tensorrt` on a machine without TensorRT's runtime: `python rehearsal.py LOG PLANTED ARGUMENTS…`.
+"""The command `to_tensorrt` on a machine without TensorRT's runtime: `python rehearsal.py EXPORTS`.
 
-With the arguments `served FOLDER` instead what the benchmarks do with an engine, for a server and in their own process.
+In: lines of standard input, each a JSON list of a folder, a file, a planted fault and the command's arguments. Out: a
+line with the exit code for each; `stdout` and `stderr` in the folder; in the file what was used of TensorRT. Every line
+is run by a child of its own, which saves the imports. With the arguments `served FOLDER` it does instead what the
+benchmarks do with an engine, for a server and in their own process.
 
 The real bindings of TensorRT are there, over libraries that do nothing, so no object of theirs can be made. Where one
 would be stands a `Conformant`: it has the attributes of the real class and no others, and takes the arguments of the
@@ -10,6 +13,7 @@ that TensorRT has every name, member and keyword that the project and Polygraphy
 
 import ctypes
 import json
+import os
 import re
 import sys
 from collections.abc import Iterator
@@ -243,13 +247,40 @@ def served(folder: Path) -> None:
     check("in latency.py", run(torch.from_numpy(images)).numpy(), expected)
 
 
-if __name__ == "__main__":
-    LOG, PLANTED = Path(sys.argv[1]), sys.argv[2]
+def rehearse(log: Path, arguments: list[str]) -> None:
     for name in ("Builder", "OnnxParser", "Runtime"):
         setattr(trt, name, constructor(getattr(trt, name)))
     if PLANTED == "another version":  # a class without a method that is used
         del trt.IBuilderConfig.set_memory_pool_limit
     try:
-        served(Path(sys.argv[4])) if sys.argv[3] == "served" else command(sys.argv[3:])
+        served(Path(arguments[1])) if arguments[0] == "served" else command(arguments)
     finally:
-        LOG.write_text(json.dumps(USED))
+        log.write_text(json.dumps(USED))
+
+
+def warm_up(exports: Path) -> None:
+    """Imports what the children need; they find the graphs of this test run in `exports`."""
+    import onnxscript  # noqa: F401
+    import polygraphy.backend.trt  # noqa: F401
+    import sklearn.datasets  # noqa: F401
+    import torch
+
+    import export.pipeline  # noqa: F401
+
+    sys.path.append(str(Path(__file__).parents[1]))
+    from exports_once import once
+
+    torch.onnx.export = once(torch.onnx.export, exports)
+
+
+if __name__ == "__main__":
+    warm_up(Path(sys.argv[1]))
+    for line in sys.stdin:
+        output, log, PLANTED, *arguments = json.loads(line)
+        if child := os.fork():
+            print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+            continue
+        for number, name in ((1, "stdout"), (2, "stderr")):
+            os.dup2(os.open(Path(output, name), os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+        rehearse(Path(log), arguments)
+        sys.exit()

@@ -23,6 +23,7 @@ from serving.running import Server, running_server
 
 EXPLICIT = ("--model-control-mode=explicit", "--load-model=*", "--disable-auto-complete-config")
 NOWHERE = "127.0.0.1:1"
+PAUSE_S = 0.01
 
 
 def operate(folder: Path, *arguments: str, server: str = NOWHERE) -> Result:
@@ -264,7 +265,10 @@ def test_publish_of_a_tensorrt_plan(folder: Path, exported: Path) -> None:
 
 
 class Load:
-    """Sends requests in sequence during a block, without retries; records versions and failures."""
+    """Sends requests in sequence during a block, without retries; records versions and failures.
+
+    The pauses leave the server time to load.
+    """
 
     def __init__(self, server: Server) -> None:
         self.url = server.grpc_url
@@ -281,6 +285,7 @@ class Load:
                     self.answered[client.infer("vitbn", [image]).get_response().model_version] += 1
                 except Exception as failure:
                     self.failures.append(str(failure))
+                time.sleep(PAUSE_S)
 
     @contextmanager
     def running(self, count: int = 3) -> Iterator["Load"]:
@@ -361,7 +366,7 @@ def test_a_version_that_cannot_be_loaded_leaves_the_old_one_serving(folder: Path
 
 @pytest.mark.live
 def test_a_server_in_another_mode_leaves_the_change_to_the_next_start(folder: Path, exported: Path) -> None:
-    with running_server(folder, ["--model-control-mode=none"]) as server:
+    with running_server(folder, ["--model-control-mode=none", "--disable-auto-complete-config"]) as server:
         output = ok(folder, "publish", str(exported), server=server.http_url)
         assert "start it with --model-control-mode=explicit --load-model=*" in output
         assert served(folder / "vitbn") == [3, 4]

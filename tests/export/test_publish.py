@@ -3,16 +3,17 @@
 import base64
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
 import zlib
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import onnx
+import psutil
 import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
@@ -275,29 +276,62 @@ def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monke
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
-PUBLISH = """
-import sys
+PUBLISHERS = """
+import os, signal, sys
 from pathlib import Path
 from export.publishing.artifact import read_version
 from export.publishing.publish import publish
-repository, count = Path(sys.argv[1]), int(sys.argv[3])
-artifact = read_version(Path(sys.argv[2]))
-publish(repository / "elsewhere", "vitbn", artifact)  # so that the imports are done
-print("ready", flush=True)
-for _ in range(count):
-    print(publish(repository / "repository", "vitbn", artifact).name, flush=True)
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no child is left as a zombie
+folder, artifact = Path(sys.argv[1]), read_version(Path(sys.argv[2]))
+publish(folder / "elsewhere", "vitbn", artifact)  # so that the imports are done
+for count in sys.stdin:
+    if child := os.fork():
+        print(child, flush=True)
+        continue
+    with open(folder / f"{os.getpid()}.published", "w") as file:
+        for _ in range(int(count)):
+            print(publish(folder / "repository", "vitbn", artifact).name, file=file, flush=True)
+    os._exit(0)
 """
+PATIENCE_S = 60
 
 
-def publisher(folder: Path, version: Path, count: int) -> subprocess.Popen[str]:
-    """A process that publishes `count` times after it reports ready."""
-    command = [sys.executable, "-c", PUBLISH, str(folder), str(version), str(count)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+class Publishers:
+    """Processes that publish, children of one process: the imports take two seconds."""
+
+    def __init__(self, folder: Path, version: Path) -> None:
+        command = [sys.executable, "-c", PUBLISHERS, str(folder), str(version)]
+        self._parent = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._folder = folder
+
+    def start(self, count: int) -> int:
+        """The id of a process that publishes `count` times."""
+        print(count, file=self._parent.stdin, flush=True)
+        assert self._parent.stdout
+        return int(self._parent.stdout.readline())
+
+    def published(self, pid: int) -> list[int]:
+        """The versions that it has published so far."""
+        file = self._folder / f"{pid}.published"
+        return [int(line) for line in file.read_text().split()] if file.is_file() else []
+
+    def end(self) -> None:
+        """Returns when all have ended."""
+        self._parent.communicate(timeout=PATIENCE_S)
 
 
-def test_many_publishers_lose_nothing(tmp_path: Path, repository: Path) -> None:
-    processes = [publisher(tmp_path, repository / "vitbn" / "1", 10) for _ in range(3)]
-    numbers = [int(word) for process in processes for word in process.communicate()[0].split()[1:]]
+@pytest.fixture
+def publishers(tmp_path: Path, repository: Path) -> Iterator[Publishers]:
+    """They publish to `tmp_path / "repository"`."""
+    processes = Publishers(tmp_path, repository / "vitbn" / "1")
+    yield processes
+    processes.end()
+
+
+def test_many_publishers_lose_nothing(publishers: Publishers, tmp_path: Path) -> None:
+    pids = [publishers.start(10) for _ in range(3)]
+    publishers.end()
+    numbers = [number for pid in pids for number in publishers.published(pid)]
     assert sorted(numbers) == list(range(1, 31))
     model_dir = tmp_path / "repository" / "vitbn"
     assert versions(model_dir) == list(range(1, 31))
@@ -306,16 +340,20 @@ def test_many_publishers_lose_nothing(tmp_path: Path, repository: Path) -> None:
 
 
 @pytest.mark.live
-def test_a_publisher_killed_at_any_moment_leaves_a_repository_that_serves(tmp_path: Path, repository: Path) -> None:
+def test_a_publisher_killed_at_any_moment_leaves_a_repository_that_serves(
+    publishers: Publishers, tmp_path: Path
+) -> None:
     model_dir, seen = tmp_path / "repository" / "vitbn", 0
     for delay_s in (0.0, 0.003, 0.012, 0.03, 0.1, None):
-        with publisher(tmp_path, repository / "vitbn" / "1", 1_000_000) as process:
-            assert process.stdout
-            process.stdout.readline()
-            time.sleep(delay_s or 0)
-            if delay_s is None:
-                process.stdout.readline()  # published, however slow the machine
-            os.kill(process.pid, signal.SIGKILL)
+        pid = publishers.start(1_000_000)
+        time.sleep(delay_s or 0)
+        deadline = time.monotonic() + PATIENCE_S
+        while delay_s is None and not publishers.published(pid):  # however slow the machine
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        process = psutil.Process(pid)
+        process.kill()
+        process.wait(PATIENCE_S)
         assert [path.name for path in (tmp_path / "repository").glob("[!.]*")] in ([], ["vitbn"])
         if not model_dir.is_dir():
             continue
@@ -328,7 +366,7 @@ def test_a_publisher_killed_at_any_moment_leaves_a_repository_that_serves(tmp_pa
     assert seen
     sweep(tmp_path / "repository")
     assert not [path for path in tmp_path.rglob(".*") if path.name != ".lock"]
-    with running_server(tmp_path / "repository") as server:
+    with running_server(tmp_path / "repository", ["--disable-auto-complete-config"]) as server:
         assert "READY" in server.log()
 
 

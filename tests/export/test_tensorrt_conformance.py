@@ -9,6 +9,10 @@ import json
 import os
 import shutil
 import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -58,18 +62,46 @@ def onnx_files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return files
 
 
-def rehearse(
-    stubs: dict[str, str], log: Path, planted: str, *arguments: object
-) -> tuple[subprocess.CompletedProcess[str], list[list[str]]]:
-    """Runs the command and records its use of TensorRT: class, attribute, arguments."""
-    done = python(stubs, REHEARSAL, log, planted, *arguments)
-    return done, json.loads(log.read_text()) if log.exists() else []
+Rehearse = Callable[..., tuple[subprocess.CompletedProcess[str], list[list[str]]]]
+
+
+@pytest.fixture(scope="module")
+def rehearse(tmp_path_factory: pytest.TempPathFactory, shared_dir: Path) -> Iterator[Rehearse]:
+    """Runs the command with libraries, log, planted fault and arguments; returns its end and its use of TensorRT.
+
+    The use is class, attribute and arguments of each call.
+    """
+    output = tmp_path_factory.mktemp("output")
+    with ExitStack() as running:
+
+        @cache
+        def process(libraries: frozenset[tuple[str, str]]) -> "subprocess.Popen[str]":
+            command = [sys.executable, str(REHEARSAL), str(shared_dir / "exports")]
+            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+            return running.enter_context(subprocess.Popen(command, **pipes, text=True, env=dict(libraries)))
+
+        def run(
+            stubs: dict[str, str], log: Path, planted: str, *arguments: object
+        ) -> tuple[subprocess.CompletedProcess[str], list[list[str]]]:
+            asked = process(frozenset(stubs.items()))
+            print(json.dumps([str(each) for each in (output, log, planted, *arguments)]), file=asked.stdin, flush=True)
+            code = int(asked.stdout.readline())
+            said = [(output / name).read_text() for name in ("stdout", "stderr")]
+            done = subprocess.CompletedProcess(arguments, code, *said)
+            return done, json.loads(log.read_text()) if log.exists() else []
+
+        yield run
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("version", "strongly_typed"), [("10.0.1", "2"), ("11.4.0", "1")])
 def test_every_option_is_one_of_both_generations(
-    version: str, strongly_typed: str, onnx_files: dict[str, Path], tmp_path: Path, request: pytest.FixtureRequest
+    version: str,
+    strongly_typed: str,
+    rehearse: Rehearse,
+    onnx_files: dict[str, Path],
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
 ) -> None:
     libraries = request.getfixturevalue("stubs" if version.startswith("11") else "stubs_of_10")
     plan, cache = tmp_path / "a.plan", tmp_path / "caches" / "timing"
@@ -116,7 +148,7 @@ def from_export_sha256(path: Path) -> str:
 
 @pytest.mark.slow
 def test_a_float16_engine_is_published_for_triton(
-    stubs: dict[str, str], onnx_files: dict[str, Path], tmp_path: Path
+    rehearse: Rehearse, stubs: dict[str, str], onnx_files: dict[str, Path], tmp_path: Path
 ) -> None:
     repository = tmp_path / "repository"
     arguments = ["--onnx", onnx_files["fp16"], "--precision", "fp16", "--max-batch", 300]
@@ -145,7 +177,12 @@ def test_a_float16_engine_is_published_for_triton(
     ],
 )
 def test_what_must_not_be_handed_on(
-    planted: str, message: str, stubs: dict[str, str], onnx_files: dict[str, Path], tmp_path: Path
+    planted: str,
+    message: str,
+    rehearse: Rehearse,
+    stubs: dict[str, str],
+    onnx_files: dict[str, Path],
+    tmp_path: Path,
 ) -> None:
     plan = tmp_path / "a.plan"
     arguments = ["--onnx", onnx_files["fp32"], "--max-batch", 64, "--workspace", 512, "--output", plan]
@@ -158,7 +195,7 @@ def test_what_must_not_be_handed_on(
 
 @pytest.mark.slow
 def test_a_server_with_another_tensorrt_is_refused_before_anything_is_built(
-    stubs: dict[str, str], onnx_files: dict[str, Path], tmp_path: Path
+    rehearse: Rehearse, stubs: dict[str, str], onnx_files: dict[str, Path], tmp_path: Path
 ) -> None:
     arguments = ["--onnx", onnx_files["fp32"], "--server-tensorrt", "10.4.0", "--output", tmp_path / "a.plan"]
     done, used = rehearse(stubs, tmp_path / "log", "nothing", *arguments)
@@ -173,7 +210,7 @@ def test_a_server_with_another_tensorrt_is_refused_before_anything_is_built(
 @pytest.mark.slow
 @pytest.mark.parametrize("libraries", ["stubs", "stubs_of_10"])
 def test_the_benchmarks_serve_and_execute_an_engine(
-    libraries: str, tmp_path: Path, request: pytest.FixtureRequest
+    libraries: str, rehearse: Rehearse, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     done, used = rehearse(
         request.getfixturevalue(libraries), tmp_path / "log", "nothing", "served", tmp_path / "models"

@@ -119,20 +119,38 @@ def test_each_act_has_a_line_in_the_log_and_a_metric(supervised: Server) -> None
     assert deaths <= metrics().count('server_ends_total{reason="died"}') == 1
 
 
+def damaged_model(name: str) -> str:
+    """The model with that damage."""
+    return name.replace(" ", "_")
+
+
+@pytest.fixture(scope="module")
+def over_damaged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server over a model of three versions for each damage."""
+    repository: Path = tmp_path_factory.mktemp("damaged")
+    for name, (damage, _, _) in DAMAGES.items():
+        damage(published(repository, versions=3, name=damaged_model(name)))
+    files = {path: path.read_bytes() for path in repository.rglob("*") if path.is_file()}
+    with running_server(repository, supervised=True) as server:
+        wait_until(
+            lambda: (found := right(server)) and len({each.model for each in found.versions}) == len(DAMAGES), "right"
+        )
+        yield server
+    assert files == {path: path.read_bytes() for path in repository.rglob("*") if path.is_file()}, "nothing is written"
+
+
 @pytest.mark.parametrize("name", DAMAGES)
-def test_the_start_serves_the_newest_whole_version(tmp_path: Path, name: str) -> None:
-    damage, version, expected = DAMAGES[name]
-    damage(published(tmp_path, versions=3))
-    files = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    with running_server(tmp_path, supervised=True) as server:
-        wait_until(lambda: right(server), "right")
-        assert served(server) == ({"1", "2"} if version else {"2", "3"})
-        assert f"model linear, version {version or 'all'} is bad" in server.log()
-        assert expected in server.log()
-        with urllib.request.urlopen(f"http://{server.supervisor_url}/metrics", timeout=20) as answer:
-            metric = f'vitbn_supervisor_bad_version{{model="linear",version="{version or "all"}"}} 1.0'
-            assert metric in answer.read().decode()
-    assert files == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}, "nothing is written"
+def test_the_start_serves_the_newest_whole_version(over_damaged: Server, name: str) -> None:
+    model, (_, version, expected) = damaged_model(name), DAMAGES[name]
+    found = probe_server(over_damaged.http_url, [model], timeout_s=5)
+    assert found.ok
+    assert {each.version for each in found.versions if each.model == model} == ({"1", "2"} if version else {"2", "3"})
+    (line,) = (line for line in over_damaged.log().splitlines() if f"model {model}, version " in line)
+    assert f"version {version or 'all'} is bad" in line
+    assert expected.replace("'linear'", f"'{model}'") in line
+    with urllib.request.urlopen(f"http://{over_damaged.supervisor_url}/metrics", timeout=20) as answer:
+        metric = f'vitbn_supervisor_bad_version{{model="{model}",version="{version or "all"}"}} 1.0'
+        assert metric in answer.read().decode()
 
 
 def test_a_whole_version_that_the_server_refuses_is_left_out(tmp_path: Path) -> None:

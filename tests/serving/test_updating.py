@@ -1,15 +1,14 @@
 """The plain start command gives a server that `repository` can update."""
 
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import tritonclient.http as http
+from click.testing import CliRunner
 
+from export.repository import repository as command
 from serving import launcher
 from serving.running import Server, running_server
 
@@ -32,10 +31,8 @@ def test_the_user_chooses_mode_and_models(arguments: list[str], expected: list[s
 def operate(repository: Path, server: Server, *arguments: str) -> str:
     """The output of a successful `repository` command."""
     name, *rest = arguments
-    command = ["export/repository.py", name, "--repository", str(repository), "--server", server.http_url, *rest]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, env=environment, timeout=120)
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = CliRunner().invoke(command, [name, "--repository", str(repository), "--server", server.http_url, *rest])
+    assert done.exit_code == 0, done.output
     return done.stdout
 
 

@@ -1,0 +1,92 @@
+"""The memory of exports: the same network is exported once, any other network anew."""
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import onnx
+import pytest
+import torch
+from exports_once import once
+
+from export.graph import Served
+from models.config import ModelConfig
+from models.registry import build
+
+EXAMPLE = (torch.zeros(2, 1, 28, 28, dtype=torch.uint8),)
+
+
+def network(scale_folded: bool = False) -> Served:
+    torch.manual_seed(0)
+    return Served(build(ModelConfig(model="cnn")).eval(), scale_folded)
+
+
+def other_weight(model: Served) -> None:
+    next(model.parameters()).data.flatten()[0] += 1
+
+
+def other_statistic(model: Served) -> None:
+    next(model.buffers()).flatten()[0] += 1
+
+
+def other_attribute(model: Served) -> None:
+    model.scale_folded = True
+
+
+@pytest.fixture
+def calls() -> list[object]:
+    return []
+
+
+@pytest.fixture
+def export(calls: list[object], tmp_path: Path) -> Callable[..., Any]:
+    """The memory over an exporter that names its graphs by number."""
+
+    def numbered(*arguments: object, **options: object) -> SimpleNamespace:
+        calls.append(arguments)
+        graph = onnx.helper.make_graph([], str(len(calls)), [], [])
+        return SimpleNamespace(model_proto=onnx.helper.make_model(graph))
+
+    return once(numbered, tmp_path / "exports")
+
+
+def test_the_same_network_is_exported_once(export: Callable[..., Any], calls: list[object]) -> None:
+    names = [export(network(), EXAMPLE, opset_version=20).model_proto.graph.name for _ in range(2)]
+    assert (names, len(calls)) == (["1", "1"], 1)
+
+
+@pytest.mark.parametrize("change", [other_weight, other_statistic, other_attribute])
+def test_a_network_that_differs_is_exported_anew(
+    change: Callable[[Served], None], export: Callable[..., Any], calls: list[object]
+) -> None:
+    export(network(), EXAMPLE, opset_version=20)
+    changed = network()
+    change(changed)
+    export(changed, EXAMPLE, opset_version=20)
+    assert len(calls) == 2
+
+
+def test_other_options_another_example_and_other_code_are_exported_anew(
+    export: Callable[..., Any], calls: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for example, opset in ((EXAMPLE, 20), (EXAMPLE, 21), ((EXAMPLE[0][:1],), 20)):
+        export(network(), example, opset_version=opset)
+    monkeypatch.setattr(torch.nn.BatchNorm2d, "forward", lambda self, x: x)
+    export(network(), EXAMPLE, opset_version=20)
+    assert len(calls) == 4
+
+
+def test_a_failed_export_leaves_nothing(tmp_path: Path) -> None:
+    def fails(*arguments: object, **options: object) -> None:
+        raise MemoryError
+
+    with pytest.raises(MemoryError):
+        once(fails, tmp_path)(network(), EXAMPLE)
+    assert not list(tmp_path.glob("*.onnx"))
+
+
+def test_networks_of_others_are_not_remembered(export: Callable[..., Any], calls: list[object]) -> None:
+    for _ in range(2):
+        export(torch.nn.Linear(2, 2), (torch.zeros(1, 2),))
+    assert len(calls) == 2

@@ -19,6 +19,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from serving.proxy.settings import IN_FLIGHT
+
 WARM = 0.2  # of a window's requests, not counted
 TRIES = 3  # of a request
 
@@ -28,7 +30,7 @@ class Fleet:
     """Servers and their faults; times in seconds. `in_flight` is the proxy's limit per server."""
 
     servers: int
-    in_flight: int = 32
+    in_flight: int = IN_FLIGHT
     between_failures_s: float = math.inf  # of one server
     repair_s: float = 30.0
     detection_s: float = 0.5  # until the proxy stops using a dead server
@@ -159,7 +161,7 @@ class _Window:
             self._tally.failed += counted
 
     def _choose(self) -> int | None:
-        """The less busy of two servers that the proxy believes to be up."""
+        """The less busy of two draws, which may be the same server, among those that the proxy believes to be up."""
         several = self._fleet.servers
         picked = [int(each) for each in self._rng.integers(0, several, 2)] if several > 1 else [0]
         seen = [each for each in picked if self._seen_up[each]]

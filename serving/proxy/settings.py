@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 HTTP_PORT, GRPC_PORT, HEALTH_PORT, ADMIN_PORT = 8000, 8001, 8004, 9901
-IN_FLIGHT = 10  # requests at a server; fewer than its own queue holds, so the proxy refuses first, in milliseconds
+IN_FLIGHT = 8  # requests at a server; fewer than its own queue holds, so the proxy refuses first, in milliseconds
 
 
 @dataclass(frozen=True)

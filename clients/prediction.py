@@ -51,3 +51,12 @@ def probabilities(logits: NDArray[np.float32], temperature: float) -> NDArray[np
     scaled = (logits / temperature).astype(np.float64)
     powers = np.exp(scaled - scaled.max(axis=1, keepdims=True))
     return np.asarray(powers / powers.sum(axis=1, keepdims=True))
+
+
+def top_probabilities(logits: NDArray[np.float32], temperature: float) -> NDArray[np.float32]:
+    """(n, classes) -> the largest of each row's `probabilities` (n,), in float32 and about four times as fast.
+
+    Its power is exp(0), so it is one over the sum. Columns are contiguous: rows of ten are too short for vectors.
+    """
+    columns = np.ascontiguousarray(logits.T)
+    return np.asarray(1 / np.exp((columns - columns.max(axis=0)) / np.float32(temperature)).sum(axis=0))

@@ -1,12 +1,12 @@
-"""The runs of benchmarks/bulk.py: ONNX Runtime alone, vitbn bulk undisturbed, and vitbn bulk killed twice.
+"""The runs of benchmarks/bulk.py: ONNX Runtime alone and vitbn bulk in turns, and vitbn bulk killed twice.
 
-Rates are rows a second of wall time; those of `vitbn bulk` include the start of its processes.
+Rates are rows a second of wall time.
 """
 
 from __future__ import annotations
 
 import multiprocessing
-import resource
+import os
 import signal
 import struct
 import subprocess
@@ -22,13 +22,14 @@ from benchmarks.measure.machine import cores
 
 Row = dict[str, Any]
 
+ROUNDS = 5
 PLAIN_S = 5.0  # of ONNX Runtime alone, after a second of warm-up
 LOOK_S = 0.2  # between looks at the memory
 BLOCK = 4096  # images of the repeated digits
 
 
 class BulkBench:
-    """An input and a model in `folder`; call plain, undisturbed and killed in this order."""
+    """An input and a model in `folder`; call compared, then killed."""
 
     def __init__(self, folder: Path, rows: int, model: str, form: str) -> None:
         from export.pipeline import Destination, ExportOptions, export_checkpoint
@@ -38,45 +39,47 @@ class BulkBench:
         self._model = folder / "model.onnx"
         export_checkpoint(shipped(model), ExportOptions(Destination(output=self._model), optimize=True))
         self._input = _write_idx(folder, rows) if form == "idx" else _write_parquet(folder, rows)
+        os.sync()  # else the runs wait while the input is written back
 
-    def plain(self) -> Row:
-        """In one process, then in a process per core at once."""
-        ((alone, _),) = self._plain(1)
-        together = self._plain(cores())
-        self._plain_rate = sum(rate for rate, _ in together)
-        self._plain_processor_us = float(np.mean([each for _, each in together]))
+    def compared(self) -> Row:
+        """Rounds in turns: ONNX Runtime in a loop over one batch in a process per core, then vitbn bulk.
+
+        Medians of the rounds: the rates of the whole run and of the parts after each process's first, and their shares
+        of ONNX Runtime's in the same round, with the lowest and the highest. Memory is the peak of all processes in the
+        second quarter and in the second half of a run, the highest of all runs.
+        """
+        rounds = [self._round(number) for number in range(ROUNDS)]
+        plain, whole, later, quarters, halves = (np.array(each) for each in zip(*rounds, strict=True))
+        shares = {"share_of_plain": later / plain, "whole_share": whole / plain}
         return {
-            "one_core_images_per_s": round(alone),
-            "all_cores_images_per_s": round(self._plain_rate),
-            "processor_us_per_image": round(self._plain_processor_us, 3),
+            "seconds": round(self._rows / float(np.median(whole)), 2),
+            "plain_images_per_s": round(float(np.median(plain))),
+            "images_per_s": round(float(np.median(later))),
+            "whole_images_per_s": round(float(np.median(whole))),
+            **{name: round(float(np.median(each)), 3) for name, each in shares.items()},
+            **{
+                f"{name}_range": [round(float(end), 3) for end in (each.min(), each.max())]
+                for name, each in shares.items()
+            },
+            "second_quarter_peak_mb": round(max(quarters)),
+            "second_half_peak_mb": round(max(halves)),
         }
 
-    def _plain(self, processes: int) -> list[tuple[float, float]]:
-        with multiprocessing.get_context("spawn").Pool(processes) as pool:
-            return pool.map(_plain_rate, [str(self._model)] * processes, chunksize=1)
-
-    def undisturbed(self) -> Row:
-        """The rate, and the peak memory of all processes in the second quarter and the second half of the run."""
-        output, memory_mb = self._folder / "undisturbed", list[float]()
-        started, before_s = time.monotonic(), _processor_s()
+    def _round(self, number: int) -> tuple[float, float, float, float, float]:
+        """Plain rate, rates of the whole run and after its start, memory in the second quarter and second half."""
+        with multiprocessing.get_context("spawn").Pool(cores()) as pool:
+            plain = sum(pool.map(_plain_rate, [str(self._model)] * cores(), chunksize=1))
+        memory_mb, started = list[float](), time.monotonic()
+        output = self._folder / ("undisturbed" if number == 0 else f"again-{number}")
         driver = self._start(output)
         while driver.poll() is None:
             memory_mb.append(_memory_mb(driver.pid))
             time.sleep(LOOK_S)
-        seconds = time.monotonic() - started
+        whole = self._rows / (time.monotonic() - started)
         _check_ended(driver)
-        rate, processor_us = self._rows / seconds, 1e6 * (_processor_s() - before_s) / self._rows
         half = memory_mb[len(memory_mb) // 2 : -1] or memory_mb
         early = memory_mb[len(memory_mb) // 4 : len(memory_mb) // 2] or memory_mb
-        return {
-            "seconds": round(seconds, 2),
-            "images_per_s": round(rate),
-            "share_of_plain": round(rate / self._plain_rate, 3),
-            "processor_us_per_image": round(processor_us, 3),
-            "share_of_plain_by_processor_time": round(self._plain_processor_us / processor_us, 3),
-            "second_quarter_peak_mb": round(max(early)),
-            "second_half_peak_mb": round(max(half)),
-        }
+        return plain, whole, _rate_after_start(output), max(early), max(half)
 
     def killed(self) -> Row:
         """Kills a worker after a quarter of the parts and the driver after half, then repeats the command."""
@@ -117,14 +120,8 @@ class BulkBench:
         return subprocess.Popen(command, stderr=subprocess.DEVNULL, start_new_session=True)
 
 
-def _processor_s() -> float:
-    """Of all ended child processes; unlike a rate it does not depend on other load."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
-
-
-def _plain_rate(model: str) -> tuple[float, float]:
-    """Images/s, and µs of processor time per image."""
+def _plain_rate(model: str) -> float:
+    """Images a second."""
     import onnxruntime as ort
 
     from clients.bulk.network import BATCH_SIZE
@@ -136,12 +133,11 @@ def _plain_rate(model: str) -> tuple[float, float]:
     end = time.perf_counter() + 1
     while time.perf_counter() < end:
         session.run(["logits"], batch)
-    started, calls, before_s = time.perf_counter(), 0, time.process_time()
+    started, calls = time.perf_counter(), 0
     while (now := time.perf_counter()) < started + PLAIN_S:
         session.run(["logits"], batch)
         calls += 1
-    images = calls * BATCH_SIZE
-    return images / (now - started), 1e6 * (time.process_time() - before_s) / images
+    return calls * BATCH_SIZE / (now - started)
 
 
 def _digits() -> np.ndarray[Any, np.dtype[np.uint8]]:
@@ -180,17 +176,30 @@ def _answers(output: Path) -> list[Path]:
     return sorted(output.glob("part-*.parquet"))
 
 
+def _rate_after_start(output: Path) -> float:
+    """Rows a second of the parts after each process's first, from the times at which the files appeared."""
+    ends = sorted((path.stat().st_mtime, path) for path in _answers(output))
+    rows = sum(_rows(path) for _, path in ends[cores() :])
+    return rows / (ends[-1][0] - ends[cores() - 1][0])
+
+
+def _rows(path: Path) -> int:
+    import pyarrow.parquet as pq
+
+    return int(pq.read_metadata(path).num_rows)
+
+
 def _workers(driver: int) -> list[psutil.Process]:
-    """Leaves out multiprocessing's own helper."""
-    living = [each for each in psutil.Process(driver).children() if each.status() != psutil.STATUS_ZOMBIE]
-    return [each for each in living if "spawn_main" in " ".join(each.cmdline())]
+    """Living processes that do parts: the driver's grandchildren, for a child forks them."""
+    grandchildren = [each for child in psutil.Process(driver).children() for each in child.children()]
+    return [each for each in grandchildren if each.status() != psutil.STATUS_ZOMBIE]
 
 
 def _memory_mb(driver: int) -> float:
-    """Resident memory of the driver and its processes; 0 after its end."""
+    """Resident memory of the driver and its processes, shared pages counted in each; 0 after its end."""
     try:
         process = psutil.Process(driver)
-        return 1e-6 * sum(int(each.memory_info().rss) for each in [process, *process.children()])
+        return 1e-6 * sum(int(each.memory_info().rss) for each in [process, *process.children(recursive=True)])
     except psutil.NoSuchProcess:
         return 0.0
 

@@ -66,8 +66,11 @@ def bulk(
     pixels, or an idx file; a path or a URL of fsspec (s3://, gs://). A picture that cannot be read is a row with an
     error. A killed run goes on with the same command and gives the same files.
     """
+    from clients.bulk import forking
     from clients.errors import ClientError
 
+    if engine == "processes":
+        forking.start()
     try:
         job, target = _job(inputs, output, model, image_column, id_column, part_rows)
         code = _run(job, target, engine, share, processes or len(os.sched_getaffinity(0)))

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 Shape = tuple[int, int, int]
 
-_BLOCK_BYTES = 1 << 20  # of pixels; they stay in the cache
+_BLOCK_BYTES = 1 << 22  # of pixels; the columns of a smaller block cost more than the cache saves
 _LARGEST_PICTURE = 1 << 27  # bytes, held in memory
 
 
@@ -75,7 +75,8 @@ class Reader:
     def _idx(self, path: str, raw: Any, part: Part) -> Iterator[Block]:
         with IdxFile(path, dimensions=2, raw=raw) as images:
             row = part.start
-            for block in images.blocks(part.start, part.stop, _BLOCK_BYTES):
+            item_bytes = math.prod(images.item_shape)
+            for block in images.blocks(part.start, part.stop, _block_rows(item_bytes) * item_bytes):
                 if (1, *images.item_shape) == self.shape:
                     yield self._ready(_numbered(path, row, len(block)), block[:, np.newaxis])
                 else:
@@ -91,7 +92,7 @@ class Reader:
         file = pq.ParquetFile(raw)
         form = image_form(path, file.schema_arrow, image_column, item_bytes)
         columns = [name for name in (image_column, id_column) if name in file.schema_arrow.names]
-        rows = max(1, _BLOCK_BYTES // item_bytes) if form == "pixels" else BATCH_SIZE
+        rows = _block_rows(item_bytes) if form == "pixels" else BATCH_SIZE
         groups = range(part.start, part.stop)
         row = part.first_row
         for batch in file.iter_batches(rows, row_groups=groups, columns=columns, use_threads=False):
@@ -165,6 +166,12 @@ class Reader:
 
     def _empty(self, name: str, reason: str) -> Block:
         return Block([name], np.zeros((1, *self.shape), np.uint8), {0: reason})
+
+
+def _block_rows(item_bytes: int) -> int:
+    """Whole batches, if a block holds several."""
+    rows = max(1, _BLOCK_BYTES // item_bytes)
+    return rows - rows % BATCH_SIZE or rows
 
 
 def _damage() -> tuple[type[Exception], ...]:

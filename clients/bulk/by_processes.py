@@ -5,7 +5,6 @@ If the driver dies, its processes end after the part in hand.
 
 from __future__ import annotations
 
-import multiprocessing
 import signal
 from collections import deque
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from contextlib import ExitStack, suppress
 from multiprocessing.connection import Connection, wait
 from typing import Any, cast
 
+from clients.bulk.forking import CONTEXT
 from clients.bulk.job import Job, Part
 from clients.bulk.scoring import Outcome, do_part
 
@@ -59,9 +59,8 @@ class _Worker:
 
     def start(self, part: Part, attempt: int) -> None:
         if self._process is None:
-            context = multiprocessing.get_context("spawn")
-            self.connection, far_end = context.Pipe()
-            self._process = context.Process(target=_serve, args=(self._job, far_end), daemon=True)
+            self.connection, far_end = CONTEXT.Pipe()
+            self._process = CONTEXT.Process(target=_serve, args=(self._job, far_end), daemon=True)
             self._process.start()
             far_end.close()  # else its death would not end the pipe
         self.part, self.attempt = part, attempt

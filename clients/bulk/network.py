@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from clients.errors import ModelMismatch, ModelNotFound
 from clients.images.prepare import Preprocessing
-from clients.prediction import probabilities
+from clients.prediction import top_probabilities
 
 BATCH_SIZE = 256  # images per call; on a CPU larger batches leave the cache
 _INPUT, _OUTPUT = "image", "logits"
@@ -109,6 +109,4 @@ class Network:
         for start in range(0, len(pixels), BATCH_SIZE):
             batch = pixels[start : start + BATCH_SIZE]
             logits[start : start + len(batch)] = self._session.run([_OUTPUT], {_INPUT: batch})[0]
-        index = logits.argmax(axis=1)
-        shares = probabilities(logits, self.temperature)
-        return index, shares[np.arange(len(index)), index].astype(np.float32)
+        return logits.argmax(axis=1), top_probabilities(logits, self.temperature)

@@ -35,19 +35,17 @@ def score_part(network: Network, reader: Reader, part: Part) -> pa.Table:
     import pyarrow as pa
 
     labels = pa.array(network.labels, pa.string())
-    version = pa.array([network.model.version], pa.string())
     batches = []
     for block in reader.blocks(part):
         index, probability = network.classify(block.pixels)
         rows = len(index)
-        missing = np.zeros(rows, bool)
-        missing[list(block.errors)] = True
+        missing = np.isin(np.arange(rows), list(block.errors)) if block.errors else None
         some = [block.errors.get(row) for row in range(rows)] if block.errors else None
         columns = {
             "id": pa.array(block.ids, pa.string()) if isinstance(block.ids, list) else block.ids,
             "label": labels.take(pa.array(index, mask=missing)),
             "probability": pa.array(probability, mask=missing),
-            "model_version": version.take(pa.array(np.zeros(rows, np.int8))),
+            "model_version": pa.repeat(pa.scalar(network.model.version), rows),
             "error": pa.array(some, pa.string()) if some else pa.nulls(rows, pa.string()),
         }
         batches.append(pa.RecordBatch.from_pydict(columns, schema=_schema(network.model)))

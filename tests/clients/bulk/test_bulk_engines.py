@@ -59,7 +59,7 @@ def test_killed_worker_and_killed_driver(tmp_path, rows, network, undisturbed):
     output = tmp_path / "out"
     driver = subprocess.Popen(command(rows, output, network), stderr=subprocess.PIPE, start_new_session=True)
     wait_for_parts(output, 1)
-    workers = [each for each in psutil.Process(driver.pid).children() if "spawn_main" in " ".join(each.cmdline())]
+    workers = [worker for child in psutil.Process(driver.pid).children() for worker in child.children()]
     workers[0].kill()
     wait_for_parts(output, len(list(output.glob("part-*"))) + 5)
     os.kill(driver.pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""The sections about faults and about bulk runs. Empty without results."""
+"""The sections about faults, bulk runs and fleets. Empty without results."""
 
 from __future__ import annotations
 
@@ -22,11 +22,14 @@ BEHIND_PROXY = {"scenario": "scenario", "protocol": "protocol", **COUNTS, **TIME
 BULK = {
     "rows": "rows",
     "seconds": "s",
-    "images_per_s": "images/s",
+    "images_per_s": "images/s after the start",
     "share_of_plain": "share of plain",
+    "whole_images_per_s": "images/s, whole run",
+    "whole_share": "its share",
     "second_quarter_peak_mb": "MB, 2nd quarter",
     "second_half_peak_mb": "MB, 2nd half",
 }
+DAY = {"servers": "servers", "peak": "peak load", "peak_rate": "requests/s", "p50_ms": "p50 ms", "p99_ms": "p99 ms"}
 
 
 def faults(sources: Sources) -> Section:
@@ -48,11 +51,33 @@ def bulk(sources: Sources) -> Section:
         once = "Every row came once, byte by byte the same" if same else "**Rows were lost or doubled**"
         blocks += [
             _told(result, f"`vitbn bulk` with {result['model']}"),
-            Text("The rate includes the start of the processes; plain is ONNX Runtime with pixels in memory."),
+            Text("Plain is ONNX Runtime with pixels in memory, in turns; medians of rounds."),
             _table([{"rows": result["rows"], **result["undisturbed"]}], BULK),
             Text(f"{once}, after a worker and then the driver were killed and the command was given again."),
         ]
     return Section("What does a bulk run cost?", (), tuple(blocks))
+
+
+def scale(sources: Sources) -> Section:
+    """Two servers, measured and simulated; then fleets, simulated only."""
+    blocks: list[Block] = []
+    for result in sources.all("scale"):
+        pairs = [
+            {"load": row["load"]} | {f"{name}, {who}": times[f"{name}_ms"] for name, who, times in _pairs(row)}
+            for row in result["two_servers"]["rows"]
+        ]
+        blocks += [
+            _told(result, "Two servers under Poisson arrivals, in ms"),
+            _table(pairs, {name: name for name in pairs[0]}),
+            Text("Simulated only: a day with failures."),
+            _table(result["days"], DAY),
+        ]
+    return Section("What would a fleet do?", (), tuple(blocks))
+
+
+def _pairs(row: Row) -> Iterator[tuple[str, str, Row]]:
+    for name in ("p50", "p99"):
+        yield from ((name, "measured", row), (name, "simulated", row["simulated"]))
 
 
 def _told(result: Result, what: str) -> Text:

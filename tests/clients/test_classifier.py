@@ -14,6 +14,7 @@ from clients.classifier import (
     ModelNotReady,
     ServerError,
 )
+from clients.prediction import probabilities, top_probabilities
 
 IMAGES = np.arange(7 * 784, dtype=np.uint32).reshape(7, 1, 28, 28).astype(np.uint8)
 
@@ -186,3 +187,12 @@ def test_logits_that_are_no_numbers_or_too_few_are_refused(connect):
     repository.infer = answering(np.zeros((1, 3), dtype=np.float32))
     with pytest.raises(ServerError, match=r"expected finite logits \(3, 3\), found \(1, 3\)"):
         connect(repository).logits(IMAGES)
+
+
+def test_the_largest_probability_alone_is_the_same() -> None:
+    logits = np.random.default_rng(0).normal(0, 30, (500, 10)).astype(np.float32)
+    logits[0] = 1e30
+    for temperature in (0.7, 1.0, 4.0):
+        expected = probabilities(logits, temperature).max(axis=1)
+        assert np.abs(top_probabilities(logits, temperature) - expected).max() < 3e-7
+    assert np.abs(top_probabilities(logits, 1.01) - expected).max() > 1e-3

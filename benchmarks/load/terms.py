@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from benchmarks.contest.runtimes import Engine, Precision
+from benchmarks.contest.runtimes import ENGINES, Engine, Precision
 from clients.server.endpoint import Protocol
 
 if TYPE_CHECKING:
@@ -90,6 +90,16 @@ def wire(row: Mapping[str, Any]) -> str:
     """Protocol and shared memory of a target or row. In older results True stands for the system's memory."""
     named = {True: ", shared memory", "system": ", shared memory", "cuda": ", CUDA shared memory"}
     return f"{row['protocol']}{named.get(row['shared_memory'], '')}"
+
+
+def engine(row: Mapping[str, Any]) -> str:
+    """With the precision, unless they are the usual ones; older results have no other."""
+    name, precision = row.get("engine", "onnxruntime"), row.get("precision", "fp32")
+    return "" if (name, precision) == ("onnxruntime", "fp32") else f"{ENGINES[name]} {precision}, "
+
+
+def engine_and_sharing(row: Mapping[str, Any]) -> str:
+    return f"{engine(row)}{row['instances']} x {row['threads'] or 'all'}"
 
 
 @dataclass(frozen=True)

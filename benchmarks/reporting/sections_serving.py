@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from math import ceil
 from pathlib import PurePath
 
-from benchmarks.load.terms import wire
+from benchmarks.load.terms import engine, engine_and_sharing, wire
 from benchmarks.load.transports import IN_PROCESS
 from benchmarks.reporting import plots
 from benchmarks.reporting.page import Block, Points, Table, Text
@@ -22,7 +22,6 @@ from benchmarks.reporting.sources import (
     said,
     times_faster,
 )
-from benchmarks.reporting.throughput_report import how, sharing
 
 WANTED = (1_000, 100_000)  # images a second
 
@@ -58,7 +57,7 @@ def _overhead(result: Result) -> list[Block]:
         "added ms",
         "client's part ms",
     )
-    form = f"`{result['model']}` with all rewrites, {how(result)}"
+    form = f"`{result['model']}` with all rewrites, {engine(result)}"
     what = f"{form}client, server and the same file in process, {machine(result)}."
     return [Text(what), Table(header, tuple(cells))]
 
@@ -88,7 +87,7 @@ def _throughput(result: Result) -> Table:
         inside = (row["server_queue_ms"], row["server_compute_ms"])
         alone = row["in_process_images_per_s"]
         ratio = f"{row['images_per_s'] / alone:.2f} ({_ratio_range(row)})" if alone else "-"
-        names = (row["model"], wire(row), f"{how(row)}{sharing(row)}", _asked(row), str(row["batch"]))
+        names = (row["model"], wire(row), engine_and_sharing(row), _asked(row), str(row["batch"]))
         speed, cost = f"{row['images_per_s']:,.0f}", number(count * 1e6 / row["images_per_s"])
         cells.append((*names, speed, cost, *map(_ms, (*times, *inside)), ratio))
     header = ("model", "protocol", "instances x threads", "load", "images a request", "images/s")
@@ -102,7 +101,7 @@ def _asked(row: Row) -> str:
 
 
 def _refused(row: Row) -> str:
-    what = f"{row['model']}, {how(row)}{wire(row)}, {row['batch']} a request, {_asked(row)}"
+    what = f"{row['model']}, {engine(row)}{wire(row)}, {row['batch']} a request, {_asked(row)}"
     return f"{what}: not measured, {row['reason']}"
 
 

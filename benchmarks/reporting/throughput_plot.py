@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.load.terms import wire
-from benchmarks.reporting.throughput_report import how, sharing
+from benchmarks.load.terms import engine_and_sharing, wire
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -79,7 +78,7 @@ def _line(axes: Axes, points: Sequence[Row], asked: str, target: str, look: tupl
 
 
 def _name(row: Row) -> str:
-    return f"{how(row)}{sharing(row)}, {wire(row)}"
+    return f"{engine_and_sharing(row)}, {wire(row)}"
 
 
 def _each(rows: Sequence[Row], name: str) -> list[Any]:

@@ -10,9 +10,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.contest.runtimes import ENGINES
 from benchmarks.load.saturation import saturation
-from benchmarks.load.terms import Load, Sample, Target, in_process, wire
+from benchmarks.load.terms import Load, Sample, Target, engine_and_sharing, in_process, wire
 from benchmarks.load.turns import Outcome, Who
 from benchmarks.measure.results import Extras
 from benchmarks.measure.tables import table
@@ -81,23 +80,13 @@ def text(measured: Mapping[str, Any]) -> str:
 def _cells(row: Row) -> list[str]:
     alone = row["in_process_images_per_s"]
     times = ("p50_ms", "p90_ms", "p95_ms", "p99_ms", "server_queue_ms", "server_compute_ms")
-    where = f"{how(row)}{sharing(row)}, {wire(row)}"
+    where = f"{engine_and_sharing(row)}, {wire(row)}"
     counts = [str(row["batch"]), _asked(row), f"{row['images_per_s']:,.0f}", f"{alone:,.0f}" if alone else "-"]
     return [row["model"], where, *counts, *(f"{row[name]:.2f}" for name in times)]
 
 
 def _target(row: Row) -> str:
-    return f"{row['model']} {how(row)}{sharing(row)}, {wire(row)}"
-
-
-def how(row: Row) -> str:
-    """Engine and precision, unless they are the usual ones; older results have no other."""
-    engine, precision = row.get("engine", "onnxruntime"), row.get("precision", "fp32")
-    return "" if (engine, precision) == ("onnxruntime", "fp32") else f"{ENGINES[engine]} {precision}, "
-
-
-def sharing(row: Row) -> str:
-    return f"{row['instances']} x {row['threads'] or 'all'}"
+    return f"{row['model']} {engine_and_sharing(row)}, {wire(row)}"
 
 
 def _asked(row: Row) -> str:

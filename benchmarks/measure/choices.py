@@ -76,7 +76,7 @@ def json_option(command: Command) -> Command:
 
 
 def seconds_option(default: float, what: str) -> Callable[[Command], Command]:
-    """`what` says what it bounds."""
+    """`what`: the work that the option bounds."""
     option: Callable[[Command], Command] = click.option(
         "--seconds", type=FiniteRange(1), default=default, show_default=True, help=what
     )

@@ -56,7 +56,7 @@ class Reader:
     settings: Settings
 
     def blocks(self, part: Part) -> Iterator[Block]:
-        """In order; raises JobMismatch if its file differs from the plan."""
+        """In order; raises JobMismatch if the part's file differs from the plan."""
         if part.kind == "pictures":
             yield from self._gathered((path, lambda path=path: _content(path)) for path in part.paths)
             return

@@ -160,8 +160,8 @@ def engine_classifier(engine: Any) -> Iterator[Classifier]:
 def compare(expected: Classifier, found: Classifier, images: Images, options: EngineOptions) -> Proof:
     """Compares at the batch sizes of the profile and at those of BATCH_SIZES that it covers.
 
-    `images` are repeated to fill the largest. Below float32 those are left out whose two best logits lie so close that
-    rounding alone decides between them. Raises a subclass of EquivalenceError.
+    `images` are repeated to fill the largest. Below float32, images are left out whose two best logits lie so close
+    that rounding alone decides. Raises a subclass of EquivalenceError.
     """
     logits = np.sort(expected(images), axis=1)
     tolerance = TOLERANCES[options.precision] * float(np.abs(logits).max())

@@ -147,7 +147,7 @@ def _reshape(shapes: Shapes, before: Channels, source: ir.Value, value: ir.Value
 
 
 def quotient(dim: Dim, divisor: Dim) -> int | None:
-    """None unless it is the same integer for every size."""
+    """None unless the quotient is the same integer for every size."""
     if isinstance(divisor, int):
         return dim // divisor if isinstance(dim, int) and dim % divisor == 0 else None
     if isinstance(dim, int):

@@ -208,7 +208,7 @@ def weight_of(product: ir.Node) -> Array:
 def alike(shapes: Shapes, value: ir.Value | None, wanted: Box = WHOLE) -> Array | None:
     """The part `wanted` of a value where it is the same for every image, with a first axis of size 1; else None.
 
-    Such is the row of a class token before the first attention, which is asked for behind Expand, Concat and Add.
+    For example the row of a class token before the first attention, behind Expand, Concat and Add.
     """
     array: Array | None = constant(value)
     if array is not None:

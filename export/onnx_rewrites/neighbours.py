@@ -58,7 +58,7 @@ def linear_weight(node: ir.Node) -> Array | None:
 
 
 def old_bias(node: ir.Node) -> Array:
-    """0 if absent; raises Refused if it is no constant vector."""
+    """0 without a bias; raises Refused for a bias that is no constant vector."""
     if len(node.inputs) < 3 or node.inputs[2] is None:
         return np.zeros(1)
     bias = constant(node.inputs[2])

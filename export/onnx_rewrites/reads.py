@@ -1,7 +1,7 @@
 """The part of a graph's outputs that its user reads: `last_hidden_state[:,0]`.
 
 In: a name and indices as in numpy's basic indexing. Out: a graph with only that output part, and the same part of an
-array, for the proof. The graph cannot know: a file of embeddings outputs all rows, its user reads one.
+array, for the proof. The graph cannot know: a file of embeddings outputs all rows, its user reads a single row.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Lists and loads the models of a running Triton server through its model-control API.
 
-A load leaves no gap: the
-old version answers until the new version does, and stays if that fails.
+A load leaves no gap: the old version answers until the new version does, and stays if that fails.
 Source: triton-inference-server/server, docs/protocol/extension_model_repository.md.
 """
 

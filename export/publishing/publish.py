@@ -52,7 +52,7 @@ STAGING = ".publishing-"
 
 
 def publish(repository: Path, name: str, artifact: Artifact, serving: Serving | None = None) -> Path:
-    """Returns the version's folder.
+    """Publishes the next version; returns its folder.
 
     Later loads serve it beside the version that was the default. An existing config.pbtxt keeps the operator's changes,
     except for the instances and threads in `serving`; TF32 and TensorRT's batch sizes follow the served versions.

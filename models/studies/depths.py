@@ -115,7 +115,7 @@ def _over_depth(result: Result, quantity: Quantity, title: str) -> Figure:
 
 
 def study(rates: Sequence[float], depths: Sequence[int]) -> Study:
-    """RATES and DEPTHS are all of it."""
+    """RATES and DEPTHS are the whole study."""
     return Study(
         name="depths",
         question="On distorted digits, how deep can a network be trained with and without BatchNorm in its FFN?",

@@ -138,7 +138,7 @@ def _gains(result: Result) -> Figure:
 
 
 def study(rates: Sequence[float]) -> Study:
-    """RATES are all of it; others have a name of their own."""
+    """RATES are the whole study; other rates get a name of their own."""
     return Study(
         name="-".join(["learning-rates", *(str(rate) for rate in rates if tuple(rates) != RATES)]),
         question="Does BatchNorm let a Vision Transformer train faster, and at higher learning rates, than LayerNorm?",

@@ -27,7 +27,7 @@ class Extent:
 
 @dataclass(frozen=True)
 class Scope:
-    """`dataset` is cut to it, `reduced` describes what is missing."""
+    """`dataset` has only the images in use, `reduced` describes what is missing."""
 
     dataset: Dataset
     epochs: int

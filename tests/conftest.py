@@ -25,8 +25,18 @@ settings.register_profile("quick", max_examples=40, deadline=None)
 settings.register_profile("thorough", max_examples=1000, deadline=None)
 settings.load_profile("quick")
 
-# Files of a minute and more. They come first: the processes of a run share the files, and all should end together.
-LONG = ("test_readme.py", "test_fleet.py", "test_tune.py")
+# The longest files. They come first: the processes of a run share the files, and all should end together.
+LONG = (
+    *("test_readme.py", "test_conditions.py", "test_pretrained.py", "test_fleet.py", "test_tensorrt_conformance.py"),
+    *(
+        "test_tensorrt_support.py",
+        "test_latency.py",
+        "test_supervisor.py",
+        "test_operate_live.py",
+        "test_throughput.py",
+    ),
+    *("test_faults.py", "test_tune.py", "test_study.py", "test_outage.py", "test_web_recovery.py", "test_read_rows.py"),
+)
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m selects
@@ -63,6 +73,13 @@ def _quick_exports(shared_dir: Path) -> None:
 
     ONNXRegistry.from_torchlib = staticmethod(functools.cache(ONNXRegistry.from_torchlib))  # type: ignore[method-assign]
     torch.onnx.export = once(torch.onnx.export, shared_dir / "exports")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    """Of ONNX Runtime, as the Makefile's of PyTorch: its threads wait busily for one another."""
+    if "export.equivalence" in sys.modules:
+        sys.modules["export.equivalence"].onnx_classifier.__defaults__ = (1,)
 
 
 @pytest.fixture
@@ -122,7 +139,7 @@ def repository(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     from export.pipeline import Destination, ExportOptions, export_checkpoint
 
     path = tmp_path_factory.mktemp("repository with a space")
-    export_checkpoint(trained, ExportOptions(Destination(path)))
+    export_checkpoint(trained, ExportOptions(Destination(path), threads=1))
     return path
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import io
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +18,8 @@ import torch
 from torch import nn
 
 from export.graph import Served
+
+OF_TORCH = vars(nn.Module()).keys()
 
 
 def once(export: Callable[..., Any], folder: Path) -> Callable[..., Any]:
@@ -41,9 +42,12 @@ def once(export: Callable[..., Any], folder: Path) -> Callable[..., Any]:
 
 
 def key(model: nn.Module, example: tuple[torch.Tensor, ...], options: dict[str, Any]) -> str:
-    """Of all that decides the graph: classes, attributes, tensors and code of the network, the example, the options."""
-    content = io.BytesIO()
-    torch.save(model, content)
-    code = [type(module).forward.__code__.co_code for module in model.modules()]  # tests may replace a forward
-    tensors = [(tensor.shape, tensor.dtype) for tensor in example]
-    return hashlib.sha256(content.getvalue() + repr((code, tensors, options)).encode()).hexdigest()
+    """Of all that decides the graph: classes, code, attributes and tensors of the network, the example, the options."""
+    digest = hashlib.sha256(repr(([(each.shape, each.dtype) for each in example], options)).encode())
+    for name, module in model.named_modules():
+        kind, own = type(module), {key: value for key, value in vars(module).items() if key not in OF_TORCH}
+        code = kind.forward.__code__.co_code  # tests may replace a forward
+        digest.update(repr((name, kind.__module__, kind.__qualname__, code, own)).encode())
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        digest.update(repr((name, tensor.shape, tensor.dtype)).encode() + tensor.detach().numpy().tobytes())
+    return digest.hexdigest()

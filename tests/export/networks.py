@@ -3,9 +3,11 @@
 import torch
 from torch import nn
 
-from models.config import ModelConfig
+from models.config import TRANSFORMER_NAMES, ModelConfig
 from models.registry import build, randomise_norms
 
+NEVER_FOLD = ("vit-dtn", "vit-minmax", "vit-zscore")
+FOLD = [name for name in TRANSFORMER_NAMES if name not in NEVER_FOLD]
 SMALL = ModelConfig(depth=2, dim=16, heads=4, dim_head=16, mlp_dim=24)
 
 

@@ -1,89 +1,30 @@
-"""All rewrites, separately and together: exact to 1e-10 in any geometry, less work, refusals, planted faults."""
+"""All rewrites, separately and together: less work, refusals, reports."""
 
 import copy
-from collections import Counter
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 
-import onnx
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-from networks import SMALL, answer, error, network, pixels
-from torch import Tensor, nn
+from networks import FOLD, NEVER_FOLD, SMALL, answer, error, network, pixels
+from torch import nn
 
-from export.graph import Exported, Served, export
-from export.rewrites import absorb
+from export.graph import Served, export
 from export.rewrites.absorb import AbsorbedAttention, absorb_attention, cls_attention_macs
 from export.rewrites.biases import carry_biases
 from export.rewrites.errors import DoesNotApply, RewriteError
-from export.rewrites.fold import fold_batchnorm, fold_input_scale
+from export.rewrites.fold import fold_batchnorm
 from export.rewrites.patches import cut_by_channel
-from export.rewrites.pipeline import ALL, FUSE, Step, apply
+from export.rewrites.pipeline import ALL, Step, apply
 from export.rewrites.prune import ClsBlock, Constant, cls_only
-from models.absorption import absorbed_attention_macs, absorbed_output, absorbed_query, attention_macs
-from models.checkpoint import Checkpoint, load
-from models.config import TRANSFORMER_NAMES, ModelConfig
+from models.absorption import absorbed_attention_macs, attention_macs
+from models.checkpoint import Checkpoint
+from models.config import ModelConfig
 from models.macs import macs_per_image
 from models.norms import TokenNorm, anneal
 
-NEVER_FOLD = ("vit-dtn", "vit-minmax", "vit-zscore")
-FOLD = [name for name in TRANSFORMER_NAMES if name not in NEVER_FOLD]
 NARROW = ModelConfig(depth=1, heads=32, dim_head=16, mlp_dim=256)
 LIKE_VITBN = [name for name in FOLD if name not in ("vit", "vitbnffn")]  # these keep no norm
-
-
-@st.composite
-def geometries(draw: st.DrawFn) -> ModelConfig:
-    patch = draw(st.tuples(st.integers(1, 4), st.integers(1, 4)))
-    grid = draw(st.tuples(st.integers(1, 4), st.integers(1, 4)))
-    heads = draw(st.integers(1, 4))
-    dim = 2 * draw(st.integers(1, 12))
-    classes = draw(st.integers(1, 12))
-    model = draw(st.sampled_from(TRANSFORMER_NAMES))
-    pool = draw(st.sampled_from(["cls", "mean"]))
-    late = st.tuples(st.integers(1, 5), st.sampled_from([1, 4, dim])) if pool == "cls" and model != "vit-dtn" else None
-    return ModelConfig(
-        model=model,
-        image_size=(patch[0] * grid[0], patch[1] * grid[1]),
-        patch_size=patch,
-        channels=draw(st.integers(1, 3)),
-        num_classes=classes,
-        dim=dim,
-        depth=draw(st.sampled_from([1, 1, 2, 3, 12])),
-        heads=heads,
-        dim_head=draw(st.sampled_from([dim, 4, 9, 32])),
-        mlp_dim=draw(st.integers(1, 40)),
-        pool=pool,
-        pos_emb=draw(st.sampled_from(["learn", "pe1d"])),
-        bn_features=draw(st.sampled_from(["dim", "one"])),
-        qkv_bias=draw(st.booleans()),
-        labels=tuple(map(str, range(classes))),
-        late_cls=None if late is None else draw(st.none() | late),
-    )
-
-
-@pytest.mark.slow
-@settings(suppress_health_check=[HealthCheck.too_slow], derandomize=True)
-@given(st.data(), st.integers(0, 1000))
-def test_any_geometry_after_each_rewrite_and_after_all(data: st.DataObject, seed: int) -> None:
-    config = data.draw(geometries())
-    model = network(config, seed)
-    x = pixels(config)
-    expected = answer(model, x / 255)
-    bound = 1e-10 * max(1.0, float(expected.abs().max()))
-    rewritten, scaled = model, False
-    for rewrite in ALL:
-        try:
-            rewritten = rewrite(rewritten)
-        except DoesNotApply:
-            continue
-        scaled = scaled or rewrite is fold_input_scale
-        assert (answer(rewritten, x if scaled else x / 255) - expected).abs().max() <= bound, rewrite.__name__
-    assert scaled == (config.model in FOLD)
-    assert macs_per_image(rewritten) <= macs_per_image(model)
 
 
 @pytest.mark.slow
@@ -240,118 +181,6 @@ def test_bad_numbers_are_refused_by_name(tensor: str, value: float, found: str) 
     model.state_dict()[tensor].flatten()[0] = value
     with pytest.raises(RewriteError, match=f"{tensor}: {found}"):
         fold_batchnorm(model)
-
-
-def without_scale(query: Tensor, key: Tensor, heads: int) -> Tensor:
-    return absorbed_query(query, key, heads) * (len(key) / heads) ** 0.5
-
-
-def transposed(query: Tensor, key: Tensor, heads: int) -> Tensor:
-    absorbed = absorbed_query(query, key, heads)
-    if absorbed.shape[1] == 1:
-        return absorbed
-    return absorbed.unflatten(0, (heads, -1)).transpose(1, 2).flatten(0, 1).contiguous()
-
-
-def without_bias(query: Tensor, key: Tensor, heads: int) -> Tensor:
-    absorbed = absorbed_query(query, key, heads)
-    return absorbed * 0 if absorbed.shape[1] == 1 else absorbed
-
-
-def heads_reversed(query: Tensor, key: Tensor, heads: int) -> Tensor:
-    return absorbed_query(query, key, heads).unflatten(0, (heads, -1)).flip(0).flatten(0, 1)
-
-
-Output = tuple[Tensor, Tensor]
-
-
-def output_without_value_bias(out: nn.Module, value: Tensor, bias: Tensor | None, heads: int) -> Output:
-    return absorbed_output(out, value, None, heads)
-
-
-def output_heads_reversed(out: nn.Module, value: Tensor, bias: Tensor | None, heads: int) -> Output:
-    weight, constant = absorbed_output(out, value, bias, heads)
-    return weight.unflatten(1, (heads, -1)).flip(1).flatten(1), constant
-
-
-@pytest.mark.parametrize("wrong", [without_scale, transposed, without_bias, heads_reversed], ids=lambda f: f.__name__)
-@pytest.mark.parametrize("last", [False, True])
-def test_a_wrong_absorbed_query_is_seen(wrong: object, last: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(absorb, "absorbed_query", wrong)
-    folded = fold_batchnorm(network(SMALL))
-    if last:
-        folded = cls_only(folded)
-    assert error(folded, absorb_attention(folded), SMALL) > 1e-6
-
-
-@pytest.mark.parametrize("wrong", [output_without_value_bias, output_heads_reversed], ids=lambda f: f.__name__)
-@pytest.mark.parametrize("last", [False, True])
-def test_a_wrong_absorbed_output_is_seen(wrong: object, last: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(absorb, "absorbed_output", wrong)
-    folded = fold_batchnorm(network(SMALL))
-    if last:
-        folded = cls_only(folded)
-    assert error(folded, absorb_attention(folded), SMALL) > 1e-6
-
-
-def test_a_wrong_row_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("export.rewrites.prune.FirstRow.forward", lambda self, x: x[:, 1:2])
-    assert error(network(SMALL), cls_only(network(SMALL)), SMALL) > 1e-6
-
-
-@cache
-def optimized(config: ModelConfig) -> Exported:
-    model = network(config).float()
-    return export(Checkpoint(Path("random.safetensors"), model, config, "0" * 64), ALL)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("model", "depth"), [*((model, 1) for model in FOLD), ("vit", 2), ("vitbnffn", 2), ("vitbn", 2)]
-)
-def test_nodes_of_the_optimized_graph(model: str, depth: int) -> None:
-    graph = onnx.load_from_string(optimized(ModelConfig(model=model, depth=depth)).onnx).graph
-    counts = Counter(node.op_type for node in graph.node)
-    assert counts["BatchNormalization"] == counts["Split"] == counts["Einsum"] == 0
-    assert counts["Transpose"] == 1 + depth  # the patches, and the tokens of each block
-    assert counts["Cast"] == 1
-    # Around the patch embedding, before attention and FFN, at the end; ViTBNFFN has none before its FFN.
-    assert counts["LayerNormalization"] == {"vit": 3 + 2 * depth, "vitbnffn": 3 + depth}.get(model, 0)
-    constants = {tensor.name for tensor in graph.initializer}
-    assert not [node.op_type for node in graph.node if set(node.input) <= constants]
-    assert counts["Shape"] == counts["Concat"] == counts["Expand"] == counts["Constant"] == 0
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("depth", "additions"), [(1, 3), (2, 9)])
-def test_additions_that_are_left_of_vitbn(depth: int, additions: int) -> None:
-    """Positions, then per block two residuals and two FFN biases; the last block has only its first, and the
-    merged head adds two products.
-    """
-    graph = onnx.load_from_string(optimized(ModelConfig(depth=depth)).onnx).graph
-    assert sum(node.op_type == "Add" for node in graph.node) == additions
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("model", ["vit", "vitbnffn", "vitbn"])
-@pytest.mark.parametrize("bias", [False, True])
-def test_fused_graphs_of_a_model_with_and_without_bias(model: str, bias: bool) -> None:
-    config = ModelConfig(model=model, depth=1, qkv_bias=bias)
-    exported = export(Checkpoint(Path("x"), network(config).float(), config, "0"), FUSE)
-    assert "carry_biases" in exported.manifest["rewrites"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("depth", [1, 6])
-def test_the_published_checkpoint_survives_all_rewrites(reference_dir: Path, depth: int) -> None:
-    if depth == 6:
-        with pytest.warns(UserWarning, match="never saw a batch"):
-            checkpoint = load(reference_dir / "vitbn.pth", depth)
-    else:
-        checkpoint = load(reference_dir / "vitbn.pth", depth)
-    exported = export(checkpoint, ALL)
-    assert exported.proofs[0].max_abs_error < 1e-10
-    assert exported.proofs[1].max_abs_error < 1e-4
 
 
 def test_a_step_tells_where_and_how_much() -> None:

@@ -44,9 +44,8 @@ def serialized(config: ModelConfig, rewrites: tuple[Rewrite, ...], opset: int) -
     ("model", "rewrites"), [*((model, ()) for model in MODEL_NAMES), *((model, ALL) for model in FAMILIES)]
 )
 def test_every_exported_graph_is_taken(model: str, rewrites: Sequence[Rewrite]) -> None:
-    config = replace(
-        OF_TWO_BLOCKS, model=model, depth=2 if rewrites else 1
-    )  # a rewritten last block differs from the others
+    depth = 2 if rewrites else 1  # a rewritten last block differs from the others
+    config = replace(OF_TWO_BLOCKS, model=model, depth=depth)
     proto = exported(config, rewrites)
     prepared = prepared_and_checked(proto)
     assert [node.op_type for node in prepared.graph.node if "image" in node.input] == ["Cast"]

@@ -7,15 +7,27 @@ from contextlib import ExitStack
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+
+if TYPE_CHECKING:
+    from models.data import Dataset
 
 
 def write_idx(path: Path, array: np.ndarray) -> None:
     """An idx file of unsigned bytes."""
     header = b"\x00\x00\x08" + struct.pack(f">B{array.ndim}I", array.ndim, *array.shape)
     path.write_bytes(header + array.astype(np.uint8).tobytes())
+
+
+@pytest.fixture(scope="session")
+def digits() -> "Dataset":
+    """Scikit-learn's digits."""
+    from models.data import load_digits
+
+    return load_digits()
 
 
 @pytest.fixture(scope="session")
@@ -44,6 +56,17 @@ def small_emnist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_idx(folder / EMNIST_PARTS["test images"].removesuffix(".gz"), digits.test_images[:40, 0].swapaxes(1, 2))
     write_idx(folder / EMNIST_PARTS["test labels"].removesuffix(".gz"), digits.test_labels[:40])
     return folder
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    """A checkpoint of ours, of three blocks."""
+    from checkpoints import TINY, network
+
+    from models.checkpoint import save
+
+    save(tmp_path / "tiny.safetensors", network(TINY), TINY, {"test_accuracy": 0.5})
+    return tmp_path / "tiny.safetensors"
 
 
 class Mirror(BaseHTTPRequestHandler):

@@ -1,33 +1,22 @@
-"""Options of a training: schedule, decay, clipping, bfloat16, distortions, held-out images, a file."""
+"""Options of a training: schedule, decay, clipping, bfloat16, a teacher, held-out images, a file."""
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
 
-from models import distributed
-from models.augmentation import ELASTIC_PIXELS, _affine, _displacements, _zoom_out, augmentation
 from models.checkpoint import load
 from models.config import ModelConfig
-from models.data import DataError, hold_out, load_digits
+from models.data import DataError, hold_out
 from models.train import train as command
 from models.training import TrainingError, TrainingOptions, measure_accuracy, train
 
-ROOT = Path(__file__).resolve().parents[2]
 TINY = ModelConfig(dim=16, depth=1, heads=2, dim_head=8, mlp_dim=24)
 PLAIN = TrainingOptions(epochs=3, batch_size=50, lr=0.003, seed=0, device="cpu")
 RECIPE = replace(PLAIN, schedule="one-cycle", weight_decay=0.05, label_smoothing=0.05, clip=1.0, augment="light")
-
-
-@pytest.fixture(scope="module")
-def digits():
-    return load_digits()
 
 
 @pytest.fixture(scope="module")
@@ -188,57 +177,6 @@ def test_test_images_are_looked_at_after_the_last_epoch_alone(tmp_path, some_dig
     assert read.metrics["test_accuracy"] == measure_accuracy(read.model, *test)
 
 
-@pytest.mark.parametrize("name", ["light", "elastic", "study"])
-def test_distortions(digits, name):
-    torch.manual_seed(0)
-    images = torch.tensor(digits.train_images[:200]) / 255
-    distorted = augmentation(name)(images)
-    assert distorted.shape == images.shape
-    assert distorted.dtype == torch.float32
-    assert 0 <= distorted.min() < distorted.max() <= 1
-    changed = (distorted != images).flatten(1).any(dim=1).float().mean()
-    assert changed == 1, "every image, each in its own way"
-    ink = distorted.sum((1, 2, 3)) / images.sum((1, 2, 3))
-    assert 0.9 < ink.median() < 1.1
-    shrunk = (ink < 0.4).float().mean()  # zoomed out to at most a half, the ink covers at most a quarter
-    assert (0.1 < shrunk < 0.3) if name == "study" else shrunk == 0
-
-
-def test_zoomed_out_pictures_are_whole_and_anywhere_in_the_frame():
-    torch.manual_seed(0)
-    zoomed = _zoom_out(torch.ones(3000, 1, 28, 28))
-    share = zoomed.mean((1, 2, 3))
-    small = share < 0.5
-    assert 0.17 < small.float().mean() < 0.23
-    assert share[~small].min() == 1
-    by = share[small].rsqrt()  # a picture that left the frame would look smaller
-    assert (2.0 - 1e-3) < by.min() < 2.05
-    assert 2.95 < by.max() < (3.0 + 1e-3)
-    edge = (torch.arange(28) + 0.5 - 14) / 14
-    centre = (zoomed[small].sum((1, 2)) * edge).sum(1) / zoomed[small].sum((1, 2, 3))  # in halves of the side
-    assert (centre.abs() <= 1 - 1 / by + 1e-3).all()
-    assert (centre.abs() / (1 - 1 / by)).max() > 0.97
-
-
-@pytest.mark.parametrize("side", [28, 32])
-def test_displacements_are_smooth_and_small(side):
-    torch.manual_seed(0)
-    fields = _displacements(100, side, side - 4)
-    assert fields.shape == (100, side, side - 4, 2)
-    largest = fields.abs().amax(dim=(1, 2, 3))
-    assert 1.4 < largest.max() <= ELASTIC_PIXELS
-    assert largest.min() < 0.1, "some images are left nearly as they are"
-    step = fields.diff(dim=1).abs().amax(dim=(1, 2, 3)) / largest
-    assert step.max() < 0.5, "neighbours move together"
-
-
-def test_the_identity_displaces_nothing(digits):
-    images = torch.tensor(digits.train_images[:5]) / 255
-    grid = torch.nn.functional.affine_grid(_affine(torch.zeros(5, 5)), list(images.shape), align_corners=False)
-    same = torch.nn.functional.grid_sample(images, grid, align_corners=False)
-    torch.testing.assert_close(same, images, rtol=0, atol=1e-5)
-
-
 def test_the_average_of_the_weights_is_what_is_measured_and_written(tmp_path, some_digits):
     path, decay = tmp_path / "run.safetensors", 0.9
     epochs = train(TINY, some_digits, replace(PLAIN, ema=decay, batch_size=200), path, False, lambda images, loss: None)
@@ -255,24 +193,6 @@ def test_the_average_of_the_weights_is_what_is_measured_and_written(tmp_path, so
     assert not torch.equal(weights[-1], average)
     assert written.model.state_dict()["norm.norm.num_batches_tracked"] == 3
     assert f"--ema {decay}" in written.metrics["command"]
-
-
-def test_crop_and_flip_cut_a_window_and_mirror_half():
-    torch.manual_seed(0)
-    images = torch.rand(100, 3, 8, 8) + 0.1
-    found = augmentation("crop-flip")(images)
-    padded = torch.nn.functional.pad(images, (4, 4, 4, 4))
-    windows = padded.unfold(2, 8, 1).unfold(3, 8, 1).permute(0, 2, 3, 1, 4, 5).flatten(1, 2)  # (100, 81, 3, 8, 8)
-    plain = (windows == found[:, None]).flatten(2).all(2)  # (100, 81)
-    mirrored = (windows.flip(-1) == found[:, None]).flatten(2).all(2)
-    assert (plain | mirrored).any(1).all()
-    assert 30 < mirrored.any(1).sum() < 70
-    assert (plain | mirrored).any(0).sum() > 50, "of the 81 windows"
-
-
-def test_no_distortion(digits):
-    images = torch.tensor(digits.train_images[:5]) / 255
-    assert augmentation("none")(images) is images
 
 
 def invoke(*arguments):
@@ -328,74 +248,3 @@ def test_parameters_that_are_none(tmp_path, content, expected):
 def test_parameters_that_are_not_there(tmp_path):
     result = invoke("--params", tmp_path / "none.json")
     assert (result.exit_code, f"{tmp_path / 'none.json'}: expected" in result.stderr) == (2, True)
-
-
-def torchrun(*script):
-    """The script, as two processes."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    return subprocess.run([*command, *map(str, script)], capture_output=True, text=True, check=False)
-
-
-@pytest.mark.slow
-def test_gradients_are_averaged_and_nothing_outlives_the_group(tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text("""
-from pathlib import Path
-import torch
-from models import distributed
-
-with distributed.process_group("cpu"):
-    linear = torch.nn.Linear(3, 2)
-    optimizer = torch.optim.AdamW(linear.parameters())  # imports much of torch, some of which may hold the group
-    linear(torch.full((1, 3), 1.0 + distributed.rank())).sum().backward()
-    distributed.average_gradients(linear)
-    assert linear.weight.grad.eq(1.5).all() and linear.bias.grad.eq(1).all(), linear.weight.grad
-    optimizer.step()
-left = [task.read_text().strip() for task in Path("/proc/self/task").glob("*/comm")]
-assert not any("gloo" in name for name in left), left  # such a thread may abort the interpreter as it ends
-""")
-    child = torchrun(script)
-    assert child.returncode == 0, child.stderr
-
-
-@pytest.mark.slow
-def test_two_processes_train_one_network(tmp_path):
-    outputs = [tmp_path / "one.safetensors", tmp_path / "two.safetensors"]
-    # Plain form: BatchNorm over CLS rows has few rows in half a batch.
-    options = (
-        "--depth",
-        1,
-        "--dim",
-        32,
-        "--heads",
-        2,
-        "--device",
-        "cpu",
-        "--epochs",
-        2,
-        "--clip",
-        1,
-        "--form",
-        "plain",
-    )
-    options += ("--output",)
-    alone = invoke(*options, outputs[0])
-    assert alone.exit_code == 0, alone.output
-    child = torchrun(ROOT / "models/train.py", *options, outputs[1])
-    assert child.returncode == 0, child.stderr
-    assert alone.stdout.count("Wrote ") == child.stdout.count("Wrote ") == 1
-    one, two = (json.loads(output.with_suffix(".json").read_text()) for output in outputs)
-    assert two["epochs"] == 2
-    for first, second in zip(one["series"], two["series"], strict=True):
-        assert second["training_loss"] == pytest.approx(first["training_loss"], rel=0.05)
-    tensors = [load(output).model.state_dict() for output in outputs]
-    differs = [name for name in tensors[0] if (tensors[0][name] - tensors[1][name]).abs().max() > 0.1]
-    assert not differs, "weights and statistics are those of both halves"
-
-
-def test_a_batch_that_two_processes_cannot_share(tmp_path, monkeypatch):
-    monkeypatch.setattr(distributed, "processes", lambda: 2)
-    result = invoke("--depth", 1, "--batch-size", 25, "--output", tmp_path / "run.safetensors")
-    assert result.exit_code == 1
-    assert "batch size: expected a multiple of the 2 processes, found 25" in result.stderr
-    assert list(tmp_path.iterdir()) == []

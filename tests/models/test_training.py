@@ -2,11 +2,8 @@
 
 import json
 import os
-import re
-import signal
 import subprocess
 import sys
-import time
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -14,25 +11,15 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from click.testing import CliRunner
 
 from models.checkpoint import load
 from models.config import TRANSFORMER_NAMES, ModelConfig
-from models.data import load_digits
-from models.train import train as command
 from models.training import TrainingError, TrainingOptions, measure_accuracy, train
 
 ROOT = Path(__file__).resolve().parents[2]
-SCRIPT = [sys.executable, str(ROOT / "models/train.py")]
 TINY = ModelConfig(dim=16, depth=1, heads=2, dim_head=8, mlp_dim=24, dropout=0.1, emb_dropout=0.1)
 OPTIONS = TrainingOptions(epochs=3, batch_size=50, lr=0.003, seed=0, device="cpu")
 CHANGING = ("vitbn", "vit-prepbn")  # the second changes during training
-ROW = re.compile(r"^ +(\d+) +[\d.]+ +[\d.]+ +[\d.]+ +([\d.]+)$", re.MULTILINE)
-
-
-@pytest.fixture(scope="module")
-def digits():
-    return load_digits()
 
 
 @pytest.fixture(scope="module")
@@ -61,16 +48,6 @@ def assert_identical(first, second):
 def series(epochs):
     """Losses and accuracies, without times."""
     return [(epoch.epoch, epoch.training_loss, epoch.test_accuracy) for epoch in epochs]
-
-
-def failure(*arguments):
-    """Exit code and single line of a failed command."""
-    result = CliRunner().invoke(command, [str(argument) for argument in arguments])
-    assert isinstance(result.exception, SystemExit), result.exception
-    errors = [line for line in result.stderr.splitlines() if line.startswith("Error: ")]
-    assert len(errors) == 1
-    assert result.stderr.endswith(errors[0] + "\n")
-    return errors[0], result.exit_code
 
 
 def test_the_seed_decides(tmp_path, some_digits):
@@ -309,107 +286,3 @@ def test_vitbn_learns_the_digits(tmp_path, digits):
     options = TrainingOptions(epochs=4, batch_size=50, lr=0.003, seed=0, device="cpu")
     epochs = run(tmp_path / "run.safetensors", digits, options, ModelConfig(depth=1))
     assert max(epoch.test_accuracy for epoch in epochs) > 0.9
-
-
-@pytest.mark.slow
-def test_command_writes_prints_and_resumes(tmp_path):
-    output = tmp_path / "new folder" / "vitbn.safetensors"
-    arguments = ["--depth", "1", "--batch-size", "200", "--device", "cpu", "--output", str(output)]
-    result = CliRunner().invoke(command, [*arguments, "--epochs", "1"])
-    assert result.exit_code == 0, result.output
-    result = CliRunner().invoke(command, [*arguments, "--epochs", "2", "--resume"])
-    assert result.exit_code == 0, result.output
-    assert "epoch  training s  test s  training loss  test accuracy %" in result.output
-    accuracy = load(output).metrics["test_accuracy"]
-    assert ROW.findall(result.output) == [("2", f"{100 * accuracy:.2f}")]
-    assert f"Wrote {output} and {output.with_suffix('.json')}" in result.output
-    message, exit_code = failure(*arguments, "--epochs", "2", "--resume")
-    assert (exit_code, "expected fewer than 2 finished epochs, found them all" in message) == (1, True)
-
-
-def test_command_on_a_folder_that_is_not_there(tmp_path):
-    message, exit_code = failure("--dataset", "mnist", "--data-dir", tmp_path / "none")
-    assert (exit_code, f"{tmp_path / 'none'}: expected train-images" in message) == (1, True)
-
-
-def test_command_with_nothing_to_resume(tmp_path):
-    message, exit_code = failure("--resume", "--output", tmp_path / "run.safetensors")
-    assert (exit_code, "found no such file" in message) == (1, True)
-
-
-def test_command_with_an_output_that_cannot_be_written(tmp_path):
-    (tmp_path / "file").write_bytes(b"")
-    message, exit_code = failure("--depth", "1", "--epochs", "1", "--output", tmp_path / "file" / "run.safetensors")
-    assert (exit_code, str(tmp_path / "file") in message) == (1, True)
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA")
-def test_command_on_a_device_that_is_not_there(tmp_path):
-    message, exit_code = failure("--device", "cuda", "--output", tmp_path / "run.safetensors")
-    assert (exit_code, "cuda" in message) == (1, True)
-
-
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [
-        ("--lr", "0"),
-        ("--lr", "nan"),
-        ("--lr", "inf"),
-        ("--batch-size", "0"),
-        ("--batch-size", "1"),
-        ("--depth", "0"),
-        ("--epochs", "0"),
-        ("--seed", "-1"),
-        ("--model", "resnet"),
-        ("--device", "abacus"),
-    ],
-)
-def test_command_with_a_value_that_is_none(tmp_path, option, value):
-    quick = ["--depth", "1", "--epochs", "1", "--output", tmp_path / "run.safetensors"]
-    message, exit_code = failure(*quick, option, value)
-    assert (exit_code, option in message) == (2, True)
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.slow
-def test_script_fails_without_a_traceback(tmp_path):
-    arguments = ["--dataset", "mnist", "--data-dir", str(tmp_path)]
-    child = subprocess.run([*SCRIPT, *arguments], capture_output=True, text=True, check=False)
-    assert child.returncode == 1
-    assert child.stderr.startswith("Error: ")
-    assert child.stderr.count("\n") == 1
-
-
-@pytest.mark.slow
-def test_rows_appear_as_epochs_finish_and_ctrl_c_keeps_them(tmp_path):
-    output = tmp_path / "run.safetensors"
-    arguments = [*SCRIPT, "--depth", "1", "--epochs", "500", "--device", "cpu", "--output", str(output)]
-    with subprocess.Popen(
-        arguments,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # ignored, if this is a background job
-    ) as child:
-        arrivals_s = []
-        while len(arrivals_s) < 3 and (line := child.stdout.readline()):
-            arrivals_s += [time.perf_counter()] if ROW.match(line) else []
-        child.send_signal(signal.SIGINT)
-        rest, errors = child.communicate(timeout=60)
-    assert child.returncode == 130, errors
-    assert arrivals_s[-1] - arrivals_s[0] > 0.1, "not all at once"
-    assert "Traceback" not in errors
-    kept = int(re.search(r"Interrupted: kept epoch (\d+)$", rest, re.MULTILINE)[1])
-    assert load(output).metrics["epochs"] in (kept, kept + 1)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["run.json", "run.resume.pt", "run.safetensors"]
-
-
-@pytest.mark.slow
-def test_one_epoch_of_mnist(mnist_dir, tmp_path):
-    arguments = ["--depth", "1", "--dim", "32", "--heads", "4", "--dataset", "mnist", "--data-dir", str(mnist_dir)]
-    output = tmp_path / "run.safetensors"
-    arguments += ["--lr", "0.005", "--epochs", "1", "--device", "cpu", "--output", str(output)]
-    result = CliRunner().invoke(command, arguments)
-    assert result.exit_code == 0, result.output
-    assert load(output).metrics["test_accuracy"] > 0.9

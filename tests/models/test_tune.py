@@ -1,84 +1,27 @@
-"""The search: ranges, a known peak, resumption, output files."""
+"""The command that searches: trials, resumption, files, refusals."""
 
-import io
 import json
-import math
 import os
 import re
 import signal
 import subprocess
 import sys
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from PIL import Image
+from searching import QUICK, failure, outcomes, pixels, run
 
 from models import training
 from models.data import load_digits
-from models.plots.search_plots import convergence, plane
-from models.search import (
-    BATCH_SIZES,
-    FIRST_TRIALS,
-    LEARNING_RATES,
-    Parameters,
-    Search,
-    SearchError,
-    Trial,
-    best,
-    propose,
-    read,
-    write,
-)
 from models.train import train as train_command
 from models.tune import part_of, tune
 
 pytestmark = pytest.mark.slow  # Ax alone takes some seconds to import
-
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = [sys.executable, str(ROOT / "models/tune.py")]
-QUICK = ["--depth", "1", "--epochs", "1", "--train-images", "120", "--device", "cpu"]
-SEARCH = Search("vitbn", "digits", (1, 1), ("constant",), 1, 120, 287, 0)
-BLUE, ORANGE, RED = (0, 114, 178), (230, 159, 0), (213, 94, 0)  # trial, best so far, failure
-
-
-def peak(parameters):
-    """Maximum 0.95 at a learning rate of 1e-3 and a batch of 60."""
-    return 0.95 - 0.05 * (math.log10(parameters.lr) + 3) ** 2 - 0.0002 * abs(parameters.batch_size - 60)
-
-
-def searched(search, count, accuracy=peak):
-    """The first `count` trials, with a formula instead of trainings."""
-    trials = []
-    for _ in range(count):
-        parameters = propose(search, trials)
-        trials.append(Trial(parameters, accuracy(parameters), 1.0))
-    return trials
-
-
-def run(folder, *arguments):
-    """The output of a successful search on 120 digits."""
-    result = CliRunner().invoke(tune, [*QUICK, "--output", str(folder), *map(str, arguments)])
-    assert result.exit_code == 0, result.output
-    return result.stdout
-
-
-def failure(folder, *arguments):
-    """Exit code and single line of a failed search."""
-    result = CliRunner().invoke(tune, [*QUICK, "--output", str(folder), *map(str, arguments)])
-    assert isinstance(result.exception, SystemExit), result.exception
-    errors = [line for line in result.stderr.splitlines() if line.startswith("Error: ")]
-    assert len(errors) == 1
-    assert result.stderr.endswith(errors[0] + "\n")
-    return errors[0], result.exit_code
-
-
-def outcomes(folder):
-    """The trials in a folder, without times."""
-    rows = json.loads((folder / "vitbn.trials.json").read_text())["trials"]
-    return [(row["trial"], row["status"], row["parameters"], row["accuracy"], row["error"]) for row in rows]
 
 
 @pytest.fixture(scope="module")
@@ -87,61 +30,6 @@ def uninterrupted(tmp_path_factory):
     folder = tmp_path_factory.mktemp("uninterrupted")
     run(folder, "--trials", 7)
     return folder
-
-
-def test_the_ranges():
-    batch_statistics = ["vitbnffn", "vitbn", "vit-repbn", "vit-prepbn", "vit-un", "vit-dfn", "cnn"]
-    expected = dict.fromkeys(["vit", "vit-dtn", "vit-minmax", "vit-zscore"], (1e-5, 1e-3))
-    assert expected | dict.fromkeys(batch_statistics, (1e-5, 1e-2)) == LEARNING_RATES
-    assert BATCH_SIZES == (20, 120)
-
-
-@pytest.mark.parametrize("model", ["vit", "vitbn"])
-def test_proposals_stay_in_the_ranges_on_a_logarithmic_scale(model):
-    low, high = LEARNING_RATES[model]
-    trials = searched(replace(SEARCH, model=model), FIRST_TRIALS + 2)
-    for trial in trials:
-        assert low <= trial.parameters.lr <= high
-        assert type(trial.parameters.batch_size) is int
-        assert 20 <= trial.parameters.batch_size <= 120
-        assert (trial.parameters.depth, trial.parameters.schedule) == (1, "constant")
-    assert trials[0].parameters.lr == pytest.approx(math.sqrt(low * high)), "the centre of a logarithmic scale"
-    assert trials[0].parameters.batch_size == 70
-
-
-def test_depth_and_schedule_are_searched_where_that_is_asked_for():
-    trials = searched(replace(SEARCH, depths=(2, 4), schedules=("constant", "one-cycle")), FIRST_TRIALS + 1)
-    depths = {trial.parameters.depth for trial in trials}
-    assert len(depths) > 1
-    assert depths <= {2, 3, 4}
-    assert {trial.parameters.schedule for trial in trials} == {"constant", "one-cycle"}
-
-
-def test_the_search_climbs():
-    trials = searched(SEARCH, FIRST_TRIALS + 6)
-    assert best(trials[FIRST_TRIALS:]).accuracy > best(trials[:FIRST_TRIALS]).accuracy
-    assert 5e-4 < best(trials).parameters.lr < 2e-3
-
-
-def test_another_seed_proposes_otherwise():
-    assert searched(SEARCH, 2) != searched(replace(SEARCH, seed=1), 2)
-
-
-def test_the_search_leaves_where_trials_fail():
-    def fails_above(parameters):
-        return None if parameters.lr > 3e-4 else 0.5
-
-    trials = searched(SEARCH, FIRST_TRIALS + 3, fails_above)
-    failed = [trial.parameters for trial in trials if trial.accuracy is None]
-    assert failed
-    assert len({parameters.lr for parameters in failed}) == len(failed), "none is tried a second time"
-
-
-def test_a_search_of_failed_trials_goes_on():
-    trials = searched(SEARCH, FIRST_TRIALS + 2, lambda parameters: None)
-    assert len({trial.parameters for trial in trials}) == len(trials)
-    with pytest.raises(SearchError, match="expected a trial whose loss stays finite, found 7 that failed"):
-        best(trials)
 
 
 def test_a_stopped_search_ends_like_one_that_was_not(uninterrupted, tmp_path):
@@ -300,49 +188,9 @@ def test_no_test_image_is_looked_at():
     assert not trained_on & measured_on
 
 
-def pixels(png):
-    with Image.open(io.BytesIO(png)) as image:
-        return np.asarray(image.convert("RGB")).reshape(-1, 3)
-
-
-def amount(png, colour):
-    """Number of pixels close to that colour."""
-    return int((np.abs(pixels(png).astype(int) - colour).max(axis=1) < 12).sum())
-
-
-def trials_for_plots(accuracies):
-    return [
-        Trial(Parameters(10 ** (-2 - i / 2), 20 + 15 * i, 1, "constant"), accuracy, 1.0, None if accuracy else "nan")
-        for i, accuracy in enumerate(accuracies)
-    ]
-
-
-def test_the_convergence_plot_shows_trials_the_best_and_failures():
-    finished = convergence(SEARCH, trials_for_plots([0.2, 0.8, 0.7, 0.9, 0.95, 0.94]))
-    one_failed = convergence(SEARCH, trials_for_plots([0.2, None, 0.7, 0.9, 0.95, 0.94]))
-    assert min(amount(finished, BLUE), amount(finished, ORANGE)) > 500
-    assert len(np.unique(pixels(finished), axis=0)) > 20
-    assert amount(finished, RED) == 0
-    assert amount(one_failed, RED) > 20
-
-
-def test_the_plane_shows_the_best_where_it_is():
-    first = plane(SEARCH, trials_for_plots([0.95, 0.2, 0.3]))
-    last = plane(SEARCH, trials_for_plots([0.2, 0.3, 0.95]))
-    for png in (first, last):
-        assert amount(png, RED) > 100
-    red = [np.flatnonzero(np.abs(pixels(png).astype(int) - RED).max(axis=1) < 12) for png in (first, last)]
-    assert not np.array_equal(*red)
-
-
 def test_plots_are_written(uninterrupted):
     for name in ("convergence", "plane"):
         assert len(np.unique(pixels((uninterrupted / f"vitbn.{name}.png").read_bytes()), axis=0)) > 20
-
-
-def test_a_search_without_a_mistake_can_be_drawn():
-    convergence(SEARCH, trials_for_plots([1.0]))
-    plane(SEARCH, trials_for_plots([1.0]))
 
 
 @pytest.mark.parametrize(
@@ -366,58 +214,6 @@ def test_input_that_is_none(tmp_path, arguments, expected):
     assert list(tmp_path.iterdir()) == []
 
 
-def stored(tmp_path):
-    """The file of trials, to be spoilt."""
-    path = tmp_path / "vitbn.trials.json"
-    write(path, SEARCH, [Trial(Parameters(1e-3, 50, 1, "constant"), 0.9, 1.0)], {})
-    assert read(path, SEARCH) == [Trial(Parameters(1e-3, 50, 1, "constant"), 0.9, 1.0)]
-    return path, json.loads(path.read_text())
-
-
-@pytest.mark.parametrize("content", [b"", b"not JSON", b"\xff", b"[]", b"{}", b'{"search": {}, "trials": 3}'])
-def test_a_file_of_trials_that_is_none(tmp_path, content):
-    path = tmp_path / "vitbn.trials.json"
-    path.write_bytes(content)
-    message, exit_code = failure(tmp_path, "--trials", 1)
-    assert (exit_code, f"{path}: expected " in message) == (1, True)
-    assert path.read_bytes() == content
-
-
-@pytest.mark.parametrize(
-    ("where", "name", "value"),
-    [
-        ("parameters", "lr", 0.011),
-        ("parameters", "lr", "0.001"),
-        ("parameters", "batch_size", 50.5),
-        ("parameters", "batch_size", 121),
-        ("parameters", "depth", 2),
-        ("parameters", "schedule", "two-cycle"),
-        (None, "accuracy", 1.1),
-        (None, "accuracy", math.nan),
-        (None, "accuracy", None),
-        (None, "duration_s", -1.0),
-        (None, "error", "an accuracy and an error"),
-    ],
-)
-def test_a_trial_that_this_search_cannot_have_made(tmp_path, where, name, value):
-    path, content = stored(tmp_path)
-    trial = content["trials"][0]
-    (trial[where] if where else trial)[name] = value
-    path.write_text(json.dumps(content))
-    with pytest.raises(SearchError, match=r"vitbn\.trials\.json: trial 1: expected "):
-        read(path, SEARCH)
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("dataset", "mnist"), ("seed", 1), ("epochs", 2), ("train_images", 121), ("depths", (1, 2))],
-)
-def test_the_file_of_another_search(tmp_path, name, value):
-    path, _ = stored(tmp_path)
-    with pytest.raises(SearchError, match=f"expected a search with {name} .*; name another --output"):
-        read(path, replace(SEARCH, **{name: value}))
-
-
 def test_a_search_in_the_folder_of_another(uninterrupted):
     before = outcomes(uninterrupted)
     message, exit_code = failure(uninterrupted, "--seed", 1)
@@ -436,14 +232,3 @@ def test_a_package_that_is_missing(tmp_path, monkeypatch, module, package):
     monkeypatch.setitem(sys.modules, module, None)
     message, exit_code = failure(tmp_path)
     assert (exit_code, f"expected {package}, found none; install it: pip install" in message) == (1, True)
-
-
-def test_trials_survive_the_file(tmp_path):
-    trials = [
-        Trial(Parameters(1e-5, BATCH_SIZES[0], 1, "constant"), 0.123456789, 1.5),
-        Trial(Parameters(1e-2, BATCH_SIZES[1], 1, "constant"), None, 0.5, "training loss: found nan"),
-    ]
-    write(tmp_path / "trials.json", SEARCH, trials, {"cpu": "one"})
-    assert read(tmp_path / "trials.json", SEARCH) == trials
-    rows = json.loads((tmp_path / "trials.json").read_text())["trials"]
-    assert rows[1] == {"trial": 2, "status": "failed", **asdict(trials[1])}

@@ -1,0 +1,171 @@
+"""Operating the repository of the real server, under load."""
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from operating import error, ok, states
+from tritonclient.grpc import InferenceServerClient, InferInput
+
+from export.publishing.artifact import read_version
+from export.publishing.promote import served
+from export.publishing.publish import publish
+from serving.running import Server, running_server
+
+EXPLICIT = ("--model-control-mode=explicit", "--load-model=*", "--disable-auto-complete-config")
+PAUSE_S = 0.01
+
+
+class Load:
+    """Sends requests in sequence during a block, without retries; records versions and failures.
+
+    The pauses leave the server time to load.
+    """
+
+    def __init__(self, server: Server) -> None:
+        self.url = server.grpc_url
+        self.answered: Counter[str] = Counter()
+        self.failures: list[str] = []
+        self._stop = threading.Event()
+
+    def _ask(self) -> None:
+        image = InferInput("image", [1, 1, 28, 28], "UINT8")
+        image.set_data_from_numpy(np.zeros((1, 1, 28, 28), np.uint8))
+        with InferenceServerClient(self.url) as client:
+            while not self._stop.is_set():
+                try:
+                    self.answered[client.infer("vitbn", [image]).get_response().model_version] += 1
+                except Exception as failure:
+                    self.failures.append(str(failure))
+                time.sleep(PAUSE_S)
+
+    @contextmanager
+    def running(self, count: int = 3) -> Iterator["Load"]:
+        threads = [threading.Thread(target=self._ask) for _ in range(count)]
+        for thread in threads:
+            thread.start()
+        try:
+            yield self
+        finally:
+            self._stop.set()
+            for thread in threads:
+                thread.join()
+
+    def wait_for(self, version: int, timeout_s: float = 60) -> None:
+        """Waits until `version` answers."""
+        before, deadline = self.answered[str(version)], time.monotonic() + timeout_s
+        while self.answered[str(version)] <= before:
+            assert time.monotonic() < deadline, f"version {version} never answered: {self.answered}, {self.failures}"
+            time.sleep(0.01)
+
+
+@pytest.mark.live
+def test_versions_change_under_load_without_a_failure(folder: Path, exported: Path) -> None:
+    with running_server(folder, EXPLICIT) as server, Load(server).running() as load:
+        url = server.http_url
+        load.wait_for(3)
+        ok(folder, "publish", str(exported), server=url)
+        load.wait_for(4)
+        ok(folder, "rollback", "vitbn", server=url)
+        load.wait_for(3)
+        assert states(ok(folder, "list", server=url))[-2:] == [("vitbn", "3", "default"), ("vitbn", "4", "-")]
+        ok(folder, "promote", "vitbn", "2", server=url)
+        load.wait_for(2)
+        ok(folder, "promote", "vitbn", "4", server=url)
+        load.wait_for(4)
+        assert sum(load.answered.values()) > 20
+        assert not load.failures
+
+
+@contextmanager
+def damaged_as_it_appears(version: Path) -> Iterator[None]:
+    """Damages a version between publication and load, as a failing disk would."""
+    done = threading.Event()
+
+    def damage() -> None:
+        while not done.is_set():
+            if (version / "manifest.json").is_file():
+                (version / "model.onnx").write_bytes(b"no graph")
+                return
+
+    thread = threading.Thread(target=damage)
+    thread.start()
+    yield
+    done.set()
+    thread.join()
+
+
+@pytest.mark.live
+def test_a_version_that_cannot_be_loaded_leaves_the_old_one_serving(folder: Path, exported: Path) -> None:
+    with running_server(folder, EXPLICIT) as server, Load(server).running() as load:
+        url = server.http_url
+        load.wait_for(3)
+        with damaged_as_it_appears(folder / "vitbn" / "4"):
+            assert "unable to load model 'vitbn'" in error(folder, "publish", str(exported), server=url)
+        load.wait_for(3)
+        assert served(folder / "vitbn") == [2, 3]
+        assert states(ok(folder, "list", server=url))[-2][2] == "default"
+        with damaged_as_it_appears(folder / "fresh" / "1"):
+            assert "unable to load" in error(folder, "publish", str(exported), "--name", "fresh", server=url)
+        assert not (folder / "fresh").exists()
+        ok(folder, "publish", str(exported), server=url)
+        load.wait_for(5)
+        assert served(folder / "vitbn") == [3, 5]
+        assert not load.failures
+    with running_server(folder):  # loads what config.pbtxt names, or stops
+        pass
+
+
+@pytest.mark.live
+def test_a_server_in_another_mode_leaves_the_change_to_the_next_start(folder: Path, exported: Path) -> None:
+    with running_server(folder, ["--model-control-mode=none", "--disable-auto-complete-config"]) as server:
+        output = ok(folder, "publish", str(exported), server=server.http_url)
+        assert "start it with --model-control-mode=explicit --load-model=*" in output
+        assert served(folder / "vitbn") == [3, 4]
+        assert "loads no models on request" in ok(folder, "rollback", "vitbn", server=server.http_url)
+        assert served(folder / "vitbn") == [2, 3], "the version that was served before 4 is the default again"
+        ok(folder, "promote", "vitbn", "4", server=server.http_url)
+        assert states(ok(folder, "list", server=server.http_url))[2:] == [
+            ("vitbn", "3", "default"),
+            ("vitbn", "4", "-"),
+        ]
+    with running_server(folder, EXPLICIT) as server:
+        assert states(ok(folder, "list", server=server.http_url))[-1] == ("vitbn", "4", "default")
+
+
+@pytest.mark.live
+def test_a_restricted_server_asks_for_its_key(folder: Path) -> None:
+    restricted = [*EXPLICIT, "--http-restricted-api=model-repository:key=secret"]
+    with running_server(folder, restricted) as server:
+        assert "--header NAME:VALUE" in error(folder, "rollback", "vitbn", server=server.http_url)
+        assert served(folder / "vitbn") == [2, 3]
+        ok(folder, "rollback", "vitbn", "--header", "key: secret", server=server.http_url)
+        assert served(folder / "vitbn") == [1, 2]
+
+
+@pytest.mark.live
+def test_an_overload_is_refused_not_queued(folder: Path, repository: Path) -> None:
+    artifact = read_version(repository / "vitbn" / "1")
+    publish(folder, "bounded", artifact)
+    path = folder / "bounded" / "config.pbtxt"
+    text = path.read_text()
+    assert "max_queue_size: 16" in text
+    path.write_text(text.replace("max_queue_size: 16", "max_queue_size: 2"))
+    image = InferInput("image", [256, 1, 28, 28], "UINT8")
+    image.set_data_from_numpy(np.zeros((256, 1, 28, 28), np.uint8))
+    answers: list[str] = []
+    with running_server(folder) as server, InferenceServerClient(server.grpc_url) as client:
+        for _ in range(40):
+            client.async_infer("bounded", [image], lambda result, error: answers.append(str(error or "answered")))
+        deadline = time.monotonic() + 60
+        while len(answers) < 40:
+            assert time.monotonic() < deadline, answers
+            time.sleep(0.05)
+    refused = [answer for answer in answers if "maximum queue size" in answer]
+    assert refused
+    assert answers.count("answered") == 40 - len(refused) > 0

@@ -1,0 +1,42 @@
+"""Runs of the command `tune`, its outcomes and the pixels of its plots."""
+
+import io
+import json
+
+import numpy as np
+from click.testing import CliRunner
+from PIL import Image
+
+from models.search import Search
+from models.tune import tune
+
+QUICK = ["--depth", "1", "--epochs", "1", "--train-images", "120", "--device", "cpu"]
+SEARCH = Search("vitbn", "digits", (1, 1), ("constant",), 1, 120, 287, 0)
+
+
+def run(folder, *arguments):
+    """The output of a successful search on 120 digits."""
+    result = CliRunner().invoke(tune, [*QUICK, "--output", str(folder), *map(str, arguments)])
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def failure(folder, *arguments):
+    """Exit code and single line of a failed search."""
+    result = CliRunner().invoke(tune, [*QUICK, "--output", str(folder), *map(str, arguments)])
+    assert isinstance(result.exception, SystemExit), result.exception
+    errors = [line for line in result.stderr.splitlines() if line.startswith("Error: ")]
+    assert len(errors) == 1
+    assert result.stderr.endswith(errors[0] + "\n")
+    return errors[0], result.exit_code
+
+
+def outcomes(folder):
+    """The trials in a folder, without times."""
+    rows = json.loads((folder / "vitbn.trials.json").read_text())["trials"]
+    return [(row["trial"], row["status"], row["parameters"], row["accuracy"], row["error"]) for row in rows]
+
+
+def pixels(png):
+    with Image.open(io.BytesIO(png)) as image:
+        return np.asarray(image.convert("RGB")).reshape(-1, 3)

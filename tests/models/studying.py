@@ -1,0 +1,58 @@
+"""Runs of the command `study`, and checkpoints to study."""
+
+import json
+
+from click.testing import CliRunner
+
+from models.checkpoint import save
+from models.registry import build, randomise_norms
+from models.studies import frontier
+from models.study import study
+
+RECIPE = {"dataset": "mnist", "batch_size": 50, "lr": 0.01, "schedule": "one-cycle", "hold_out": 5000}
+
+
+def run(*arguments):
+    return CliRunner().invoke(study, [str(argument) for argument in arguments])
+
+
+def carried_out(command, mnist, output, *arguments, name=None):
+    """The JSON of a successful study, after common checks; named after the command."""
+    name = name or command
+    result = run(command, "--data-dir", mnist, "--output", output, "--device", "cpu", *arguments)
+    assert result.exit_code == 0, result.output
+    written = json.loads((output / f"{name}.json").read_text())
+    assert written["study"] == name
+    assert written["question"]
+    assert written["timing"].startswith("Times exclude data loading: the images are on the device beforehand.")
+    assert written["environment"]["packages"]["torch"]
+    assert str(output) not in json.dumps(written)
+    assert str(mnist) not in json.dumps(written)
+    page = (output / f"{name}.md").read_text()
+    pictures = sorted(path.name for path in output.glob("*.png"))
+    assert pictures
+    assert all(f"![{picture}]({picture})" in page for picture in pictures)
+    assert written["command"] in page
+    return written
+
+
+def failure(*arguments):
+    """Exit code and single line of a failed command."""
+    result = run(*arguments)
+    assert isinstance(result.exception, SystemExit), result.exception
+    (line,) = [line for line in result.output.splitlines() if line.startswith("Error: ")]
+    assert result.output.endswith(line + "\n")
+    return line, result.exit_code
+
+
+def shipped(folder, *configs, **metrics):
+    """A recipe and a checkpoint of each architecture."""
+    folder.mkdir()
+    (folder / "recipe.json").write_text(json.dumps(RECIPE))
+    for config in configs:
+        described = {"dataset": "mnist", "test_accuracy": 0.5, "test_images": 40, "epochs": 7, "command": "none"}
+        path = folder / f"{frontier.label(config)}.safetensors"
+        model = build(config).eval()
+        randomise_norms(model)
+        save(path, model, config, described | metrics)
+    return folder

@@ -1,0 +1,75 @@
+"""Distortions of training images."""
+
+import pytest
+import torch
+
+from models.augmentation import ELASTIC_PIXELS, _affine, _displacements, _zoom_out, augmentation
+
+
+@pytest.mark.parametrize("name", ["light", "elastic", "study"])
+def test_distortions(digits, name):
+    torch.manual_seed(0)
+    images = torch.tensor(digits.train_images[:200]) / 255
+    distorted = augmentation(name)(images)
+    assert distorted.shape == images.shape
+    assert distorted.dtype == torch.float32
+    assert 0 <= distorted.min() < distorted.max() <= 1
+    changed = (distorted != images).flatten(1).any(dim=1).float().mean()
+    assert changed == 1, "every image, each in its own way"
+    ink = distorted.sum((1, 2, 3)) / images.sum((1, 2, 3))
+    assert 0.9 < ink.median() < 1.1
+    shrunk = (ink < 0.4).float().mean()  # zoomed out to at most a half, the ink covers at most a quarter
+    assert (0.1 < shrunk < 0.3) if name == "study" else shrunk == 0
+
+
+def test_zoomed_out_pictures_are_whole_and_anywhere_in_the_frame():
+    torch.manual_seed(0)
+    zoomed = _zoom_out(torch.ones(3000, 1, 28, 28))
+    share = zoomed.mean((1, 2, 3))
+    small = share < 0.5
+    assert 0.17 < small.float().mean() < 0.23
+    assert share[~small].min() == 1
+    by = share[small].rsqrt()  # a picture that left the frame would look smaller
+    assert (2.0 - 1e-3) < by.min() < 2.05
+    assert 2.95 < by.max() < (3.0 + 1e-3)
+    edge = (torch.arange(28) + 0.5 - 14) / 14
+    centre = (zoomed[small].sum((1, 2)) * edge).sum(1) / zoomed[small].sum((1, 2, 3))  # in halves of the side
+    assert (centre.abs() <= 1 - 1 / by + 1e-3).all()
+    assert (centre.abs() / (1 - 1 / by)).max() > 0.97
+
+
+@pytest.mark.parametrize("side", [28, 32])
+def test_displacements_are_smooth_and_small(side):
+    torch.manual_seed(0)
+    fields = _displacements(100, side, side - 4)
+    assert fields.shape == (100, side, side - 4, 2)
+    largest = fields.abs().amax(dim=(1, 2, 3))
+    assert 1.4 < largest.max() <= ELASTIC_PIXELS
+    assert largest.min() < 0.1, "some images are left nearly as they are"
+    step = fields.diff(dim=1).abs().amax(dim=(1, 2, 3)) / largest
+    assert step.max() < 0.5, "neighbours move together"
+
+
+def test_the_identity_displaces_nothing(digits):
+    images = torch.tensor(digits.train_images[:5]) / 255
+    grid = torch.nn.functional.affine_grid(_affine(torch.zeros(5, 5)), list(images.shape), align_corners=False)
+    same = torch.nn.functional.grid_sample(images, grid, align_corners=False)
+    torch.testing.assert_close(same, images, rtol=0, atol=1e-5)
+
+
+def test_crop_and_flip_cut_a_window_and_mirror_half():
+    torch.manual_seed(0)
+    images = torch.rand(100, 3, 8, 8) + 0.1
+    found = augmentation("crop-flip")(images)
+    padded = torch.nn.functional.pad(images, (4, 4, 4, 4))
+    windows = padded.unfold(2, 8, 1).unfold(3, 8, 1).permute(0, 2, 3, 1, 4, 5).flatten(1, 2)  # (100, 81, 3, 8, 8)
+    plain = (windows == found[:, None]).flatten(2).all(2)  # (100, 81)
+    mirrored = (windows.flip(-1) == found[:, None]).flatten(2).all(2)
+    assert (plain | mirrored).any(1).all()
+    assert 30 < mirrored.any(1).sum() < 70
+    assert (plain | mirrored).any(0).sum() > 50, "of the 81 windows"
+
+
+def test_no_distortion(digits):
+    images = torch.tensor(digits.train_images[:5]) / 255
+    assert augmentation("none")(images) is images

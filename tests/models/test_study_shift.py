@@ -1,0 +1,96 @@
+"""The study of other digits: sets, EMNIST, refusals."""
+
+import json
+import statistics
+
+import numpy as np
+import pytest
+from studying import carried_out, failure, shipped
+
+from models.config import ModelConfig
+from models.data import load_emnist_part
+from models.studies import shift
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory):
+    """A ViTBN of depth 1 and a CNN, untrained."""
+    folder = tmp_path_factory.mktemp("checkpoints") / "shipped"
+    return shipped(folder, ModelConfig(depth=1), ModelConfig(model="cnn"))
+
+
+def test_shift_without_emnist_says_so(small_mnist, checkpoints, tmp_path, monkeypatch):
+    monkeypatch.delenv("EMNIST_DIR", raising=False)
+    monkeypatch.setattr(shift, "QUICK_IMAGES", 50)
+    written = carried_out("shift", small_mnist, tmp_path / "out", "--checkpoints", checkpoints, "--quick")
+    assert written["scope"]["images"] == {"mnist": 40, "digits": 50}
+    assert written["notes"] == ["EMNIST digits: not measured: no EMNIST files in --emnist-dir or EMNIST_DIR."]
+    by_model = {row["model"]: row for row in written["derived"]}
+    assert all(len(row["sets"]["mnist"]["times_s"]) == 3 for row in written["derived"])
+    columns = [column["name"] for column in written["tables"][0]["columns"]]
+    assert "ms per 1,000 images of MNIST" in columns
+    relative = {row[1]: row[-1] for row in written["tables"][0]["rows"]}
+    assert relative["cnn"] == 1.0
+    times = {model: statistics.median(row["sets"]["mnist"]["times_s"]) for model, row in by_model.items()}
+    assert relative["vitbn"] == pytest.approx(times["vitbn"] / times["cnn"])
+
+
+def test_shift_sets_networks_with_a_teacher_apart(small_mnist, tmp_path, monkeypatch):
+    monkeypatch.setattr(shift, "QUICK_IMAGES", 20)
+    folder = shipped(tmp_path / "shipped", ModelConfig(depth=1))
+    taught = shipped(tmp_path / "taught", ModelConfig(model="cnn"), options={"teacher": "a network"})
+    (taught / "cnn.safetensors").rename(folder / "cnn.safetensors")
+    written = carried_out("shift", small_mnist, tmp_path / "out", "--checkpoints", folder, "--quick")
+    assert [[row[1] for row in entry["rows"]] for entry in written["tables"]] == [["vitbn"], ["cnn"]]
+    assert ["without a teacher" in entry["title"] for entry in written["tables"]] == [True, False]
+
+
+@pytest.mark.slow
+def test_shift_on_emnist_reads_it_upright(small_mnist, small_emnist, checkpoints, tmp_path, monkeypatch):
+    monkeypatch.setattr(shift, "QUICK_IMAGES", 50)
+    arguments = ["--checkpoints", checkpoints, "--quick", "--emnist-dir", small_emnist]
+    written = carried_out("shift", small_mnist, tmp_path / "out", *arguments)
+    assert written["notes"] == []
+    assert str(small_emnist) not in json.dumps(written)
+    for row in written["derived"]:  # the same images, once turned
+        assert row["sets"]["emnist-digits"]["accuracy"] == row["sets"]["mnist"]["accuracy"]
+    page = (tmp_path / "out/shift.md").read_text()
+    assert "ms per 1,000 images of EMNIST digits" in page
+
+
+def test_small_emnist_would_show_a_missing_turn(small_emnist):
+    images, _ = load_emnist_part(small_emnist, "test")
+    assert np.mean(images != images.swapaxes(2, 3)) > 0.1
+
+
+def test_all_of_the_digits_are_asked_about():
+    mnist = (np.zeros((2, 1, 28, 28), np.uint8), np.zeros(2, np.int64))
+    sets = shift.image_sets(mnist, None, quick=False)
+    assert {name: len(labels) for name, (_, labels) in sets.items()} == {"mnist": 2, "digits": 1797}
+
+
+@pytest.mark.parametrize("damage", ["truncated", "magic"])
+def test_shift_with_damaged_emnist(small_mnist, small_emnist, checkpoints, tmp_path, damage):
+    for path in small_emnist.iterdir():
+        content = path.read_bytes()
+        if "images" in path.name:
+            content = content[:-1] if damage == "truncated" else b"\x00\x00\x0d" + content[3:]
+        (tmp_path / path.name).write_bytes(content)
+    common = ["--data-dir", small_mnist, "--output", tmp_path / "out", "--checkpoints", checkpoints]
+    message, exit_code = failure("shift", *common, "--emnist-dir", tmp_path)
+    assert (exit_code, "emnist-digits-test-images-idx3-ubyte: expected" in message) == (1, True)
+    assert not (tmp_path / "out").exists()
+
+
+def test_shift_with_a_folder_that_is_not_there(small_mnist, checkpoints, tmp_path):
+    common = ["--data-dir", small_mnist, "--output", tmp_path / "out"]
+    message, _ = failure("shift", *common, "--checkpoints", checkpoints, "--emnist-dir", tmp_path / "none")
+    assert f"{tmp_path / 'none'}: expected a folder with the idx files of EMNIST's digits, found none" in message
+    message, _ = failure("shift", *common, "--checkpoints", tmp_path / "none")
+    assert f"{tmp_path / 'none'}: expected checkpoints, found none" in message
+
+
+def test_shift_of_a_checkpoint_of_other_images(small_mnist, tmp_path):
+    folder = shipped(tmp_path / "shipped", ModelConfig(depth=1), dataset="digits")
+    common = ["--data-dir", small_mnist, "--output", tmp_path / "out", "--checkpoints", folder]
+    assert "expected a checkpoint trained on mnist, found digits" in failure("shift", *common)[0]

@@ -1,0 +1,90 @@
+"""Two processes train one network."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from models import distributed
+from models.checkpoint import load
+from models.train import train as command
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(command, [str(argument) for argument in arguments])
+
+
+def torchrun(*script):
+    """The script, as two processes."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    return subprocess.run([*command, *map(str, script)], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.slow
+def test_gradients_are_averaged_and_nothing_outlives_the_group(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("""
+from pathlib import Path
+import torch
+from models import distributed
+
+with distributed.process_group("cpu"):
+    linear = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.AdamW(linear.parameters())  # imports much of torch, some of which may hold the group
+    linear(torch.full((1, 3), 1.0 + distributed.rank())).sum().backward()
+    distributed.average_gradients(linear)
+    assert linear.weight.grad.eq(1.5).all() and linear.bias.grad.eq(1).all(), linear.weight.grad
+    optimizer.step()
+left = [task.read_text().strip() for task in Path("/proc/self/task").glob("*/comm")]
+assert not any("gloo" in name for name in left), left  # such a thread may abort the interpreter as it ends
+""")
+    child = torchrun(script)
+    assert child.returncode == 0, child.stderr
+
+
+@pytest.mark.slow
+def test_two_processes_train_one_network(tmp_path):
+    outputs = [tmp_path / "one.safetensors", tmp_path / "two.safetensors"]
+    # Plain form: BatchNorm over CLS rows has few rows in half a batch.
+    options = (
+        "--depth",
+        1,
+        "--dim",
+        32,
+        "--heads",
+        2,
+        "--device",
+        "cpu",
+        "--epochs",
+        2,
+        "--clip",
+        1,
+        "--form",
+        "plain",
+    )
+    options += ("--output",)
+    alone = invoke(*options, outputs[0])
+    assert alone.exit_code == 0, alone.output
+    child = torchrun(ROOT / "models/train.py", *options, outputs[1])
+    assert child.returncode == 0, child.stderr
+    assert alone.stdout.count("Wrote ") == child.stdout.count("Wrote ") == 1
+    one, two = (json.loads(output.with_suffix(".json").read_text()) for output in outputs)
+    assert two["epochs"] == 2
+    for first, second in zip(one["series"], two["series"], strict=True):
+        assert second["training_loss"] == pytest.approx(first["training_loss"], rel=0.05)
+    tensors = [load(output).model.state_dict() for output in outputs]
+    differs = [name for name in tensors[0] if (tensors[0][name] - tensors[1][name]).abs().max() > 0.1]
+    assert not differs, "weights and statistics are those of both halves"
+
+
+def test_a_batch_that_two_processes_cannot_share(tmp_path, monkeypatch):
+    monkeypatch.setattr(distributed, "processes", lambda: 2)
+    result = invoke("--depth", 1, "--batch-size", 25, "--output", tmp_path / "run.safetensors")
+    assert result.exit_code == 1
+    assert "batch size: expected a multiple of the 2 processes, found 25" in result.stderr
+    assert list(tmp_path.iterdir()) == []

@@ -56,9 +56,6 @@ def cluster(settings: Settings, protocol: Protocol, folder: str) -> dict[str, An
         "ignore_health_on_host_removal": True,
         "outlier_detection": {
             "consecutive_5xx": FAILURES,
-            # A dead server has the fewest requests, so every retry would go there again: a broken connection ejects it.
-            "split_external_local_origin_errors": True,
-            "consecutive_local_origin_failure": 1,
             "interval": "1s",
             "base_ejection_time": f"{EJECT_S}s",
             "max_ejection_percent": 100 * (count - 1) // count,

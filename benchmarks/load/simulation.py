@@ -1,8 +1,8 @@
 """Servers behind a proxy under a day's load with failures: a discrete-event simulation.
 
 In: measured service times, a fleet, a rate for each hour. Out: latency percentiles, and the shares of requests that
-were refused, failed or repeated. The proxy is that of `vitbn proxy`: a request goes to the least busy server,
-is refused when the fleet has its limit in flight, and is repeated elsewhere when its server is down.
+were refused, failed or repeated. The proxy is that of `vitbn proxy`: a request goes to the less busy of two servers
+drawn at random, is refused when the fleet has its limit in flight, and is repeated elsewhere when its server is down.
 Like a served model with one instance, a server answers one request at a time, in order.
 
 A large fleet's day has too many requests, so each hour is a window of `requests` requests. The servers that are down at
@@ -89,8 +89,7 @@ class _Window:
         self._service_s = np.asarray(service_ms, dtype=float) / 1e3
         self._queues: list[deque[tuple[float, int, bool]]] = [deque() for _ in range(fleet.servers)]
         self._up = [True] * fleet.servers
-        self._seen_up = np.ones(fleet.servers, bool)
-        self._waiting = np.zeros(fleet.servers, int)  # the lengths of the queues
+        self._seen_up = [True] * fleet.servers
         self._generation = [0] * fleet.servers  # a request under way at a failure never ends
         self._events: list[tuple[float, int, str, int, int]] = []
         self._order = self._in_flight = 0
@@ -150,7 +149,6 @@ class _Window:
             return
         queue = self._queues[server]
         queue.append((arrived, attempt, counted))
-        self._waiting[server] += 1
         if len(queue) == 1:
             self._start(now, server)
 
@@ -163,12 +161,16 @@ class _Window:
             self._tally.failed += counted
 
     def _choose(self) -> int | None:
-        """The least busy of all servers that the proxy believes to be up; among equals a random one."""
-        if not self._seen_up.any():
-            return None
-        fewest = self._waiting[self._seen_up].min()
-        equals = np.flatnonzero(self._seen_up & (self._waiting == fewest))
-        return int(equals[int(self._rng.integers(0, len(equals)))])
+        """The less busy of two draws, which may be the same server, among those that the proxy believes to be up."""
+        several = self._fleet.servers
+        picked = [int(each) for each in self._rng.integers(0, several, 2)] if several > 1 else [0]
+        seen = [each for each in picked if self._seen_up[each]]
+        if not seen:
+            seen = [each for each in range(several) if self._seen_up[each]]
+            if not seen:
+                return None
+            seen = [seen[int(self._rng.integers(0, len(seen)))]]
+        return min(seen, key=lambda each: len(self._queues[each]))
 
     def _start(self, now: float, server: int) -> None:
         self._at(now + float(self._service_s[self._rng.integers(0, len(self._service_s))]), "end", server)
@@ -176,7 +178,6 @@ class _Window:
     def _end(self, now: float, server: int) -> None:
         queue = self._queues[server]
         arrived, _, counted = queue.popleft()
-        self._waiting[server] -= 1
         self._in_flight -= 1
         if counted:
             self._tally.latencies_ms.append(1e3 * (now - arrived))
@@ -186,7 +187,6 @@ class _Window:
     def _fail(self, now: float, server: int) -> None:
         """Repeats all its requests elsewhere; until the failure is detected, new requests meet it too."""
         lost, self._queues[server] = self._queues[server], deque()
-        self._waiting[server] = 0
         self._up[server] = False
         self._generation[server] += 1
         self._at(now + self._fleet.detection_s, "detect", server)

@@ -15,14 +15,6 @@ CONNECT_S = 0.5
 EJECT_S = 5.0
 FAILURES = 5  # in a row, before the probe has noticed
 SPARE_RETRIES = 10
-# The least busy of all; of two draws both can be the same server, which then queues while others are idle.
-LEAST_BUSY = {
-    "name": "least_request",
-    "typed_config": {
-        "@type": f"{TYPES}.extensions.load_balancing_policies.least_request.v3.LeastRequest",
-        "selection_method": "FULL_SCAN",
-    },
-}
 
 
 def cluster(settings: Settings, protocol: Protocol, folder: str) -> dict[str, Any]:
@@ -46,7 +38,8 @@ def cluster(settings: Settings, protocol: Protocol, folder: str) -> dict[str, An
         "name": protocol,
         **where,
         "connect_timeout": f"{CONNECT_S}s",
-        "load_balancing_policy": {"policies": [{"typed_extension_config": LEAST_BUSY}]},
+        # Of two draws: of all, the least busy would be the dead one, for every retry too.
+        "lb_policy": "LEAST_REQUEST",
         # A server that answers wrong gets nothing, even as the last; changes count at once, not merged for 1 s.
         "common_lb_config": {"healthy_panic_threshold": {"value": 0}, "update_merge_window": "0s"},
         "typed_extension_protocol_options": {"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": options},

@@ -19,6 +19,9 @@ ROOT = Path(__file__).parents[1]
 # A shell script's background jobs ignore SIGINT, and so do their children; some tests interrupt children.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# As in the Makefile; before torch is imported, and for children too. On busy cores more threads take ten times as long.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 
 # Every run draws other examples; a search for faults draws more: --hypothesis-profile=thorough.
 settings.register_profile("quick", max_examples=40, deadline=None)

@@ -26,7 +26,7 @@ Array = NDArray[np.generic]
 
 FLOAT64_TOLERANCE = 1e-10
 TOLERANCES = {"float32": 1e-5, "float16": 5e-3}  # relative to the outputs' size
-WORST = 10  # tolerances that the original itself may be off
+WORST = {"float32": 1, "float16": 10}  # tolerances that the original itself may be off
 
 
 @dataclass(frozen=True)
@@ -83,11 +83,11 @@ def prove_file(
     """Compares in the file's dtype; `exact` is the original in double.
 
     The tolerance is that of the dtype, or twice the original's own error if that is larger. Without `exact` the right
-    answers are the original's. Raises ProofFailed, and NotSupported if the original is off by over WORST tolerances.
+    answers are the original's. Raises ProofFailed, and NotSupported if the original is off by more than WORST.
     """
     tolerance, right = TOLERANCES[dtype], exact or original
     try:
-        own = _worst(right, original, dtype, WORST * tolerance)
+        own = _worst(right, original, dtype, WORST[dtype] * tolerance)
     except ProofFailed as failed:
         raise NotSupported(f"the file itself, beside its answers in float64: {failed}") from failed
     beside = "the original in float64" if exact else "the original"

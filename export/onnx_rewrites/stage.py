@@ -163,9 +163,11 @@ def proof_inputs(original: ir.Model, graph: ir.Graph, path: Path, request: Reque
         sizes = [", ".join(f"{name}={size}" for name, size in chosen.items()) or "fixed" for chosen in family]
         sources = ([f"drawn at {'; '.join(sizes)}"] if family else []) + ([str(request.inputs)] if given else [])
         return ProofInputs(rounds, found, doubles, "; ".join(sources))
+    dims = ",".join(f"{symbol}=SIZE" for symbol in free_dimensions(graph))
+    if unsupported and dims:
+        raise type(unsupported)(f"{unsupported}; --dims {dims} sets other sizes") from unsupported
     if unsupported:
         raise unsupported
-    dims = ",".join(f"{symbol}=SIZE" for symbol in free_dimensions(graph))
     what = "--inputs" + (f" or --dims {dims}" if dims else "")
     raise BadRequest(f"expected the file to run on drawn inputs, give {what}: {reason}")
 

@@ -71,6 +71,17 @@ def test_another_row_fails_the_proof_in_float16(tmp_path: Path) -> None:
         prove_file(runner, [FEEDS], [[answer]], far, "float16")
 
 
+def test_an_original_that_is_too_coarse_in_float32_is_refused(tmp_path: Path) -> None:
+    onnx.save(export(Encoder()), tmp_path / "in.onnx")
+    runner = session(tmp_path / "in.onnx")
+    answer = runner.run(None, FEEDS)[0]
+    for off, allowed in ((1e-6, 1e-5), (2e-5, 4e-5)):
+        exact = [[(1 + off) * answer.astype(np.float64)]]
+        assert prove_file(runner, [FEEDS], [[answer]], exact, "float32").tolerance == pytest.approx(allowed, rel=0.1)
+    with pytest.raises(NotSupported, match="the file itself, beside its answers in float64"):
+        prove_file(runner, [FEEDS], [[answer]], [[1.0001 * answer.astype(np.float64)]], "float32")
+
+
 def test_bfloat16_is_refused_in_one_line(tmp_path: Path) -> None:
     path, out = tmp_path / "in.onnx", tmp_path / "out.onnx"
     onnx.save(export(Encoder().bfloat16()), path)

@@ -17,7 +17,7 @@ from click.core import ParameterSource
 import vitbn  # noqa: F401  # says in one line that another `models` hides ours
 from models.catalog import PRETRAINED
 from models.config import ModelName
-from models.studies import adaptation, depths, dnn, frontier, learning_rates, norm_choice, optimised, shift
+from models.studies import adaptation, depths, designed, dnn, frontier, learning_rates, norm_choice, optimised, shift
 from models.studies.protocol import Study
 from models.studies.running import StudyError
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from models.training import Epoch
 
 # Facts of a machine, not of a study.
-UNSAID = {"output", "data_dir", "emnist_dir", "checkpoints", "params", "device", "track"}
+UNSAID = {"output", "reinforced", "data_dir", "emnist_dir", "checkpoints", "params", "device", "track"}
 
 
 def _common(command: Callable[..., None]) -> Callable[..., None]:
@@ -96,6 +96,16 @@ def run_dnn(**options: Any) -> None:
 def run_frontier(checkpoints: Path, **options: Any) -> None:
     """ViTBN of depth 1, 2, 3, 4 and 6 and the CNN: accuracy against work; shipped checkpoints are taken as they are."""
     _train(frontier.study(checkpoints), **options)
+
+
+@study.command("designed")
+@click.option("--network", type=click.Choice(list(designed.NETWORKS)), multiple=True, help="Only this, repeatable.")
+@click.option("--reinforced", type=str, metavar="FOLDER", help="As in train.py: saves the teacher's time.")
+@_seeds
+@_shrinkable
+def run_designed(network: tuple[str, ...], reinforced: str | None, **options: Any) -> None:
+    """ViTBNs designed for their cost after the rewrites, taught by the CNN, 40 epochs."""
+    _train(designed.study(network or tuple(designed.NETWORKS), reinforced), **options)
 
 
 @study.command("norms")

@@ -102,6 +102,12 @@ def _check_model(ctx: click.Context, param: click.Parameter, model: str) -> str:
 @click.option("--hold-out", type=click.IntRange(0), default=0, show_default=True, help=HOLD_OUT_HELP)
 @click.option("--teacher", type=click.Path(path_type=str), help="Checkpoint of a network to distil from.")
 @click.option(
+    "--reinforced",
+    type=click.Path(path_type=str),
+    metavar="FOLDER",
+    help="Keep each epoch's images and the teacher's answers here for further trainings.",
+)
+@click.option(
     "--form",
     type=click.Choice(["served", "plain"]),
     default="served",

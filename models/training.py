@@ -10,13 +10,14 @@ import copy
 import math
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models import checkpoint, distributed
+from models import distributed
 from models.augmentation import augmentation
 from models.config import INPUT_SCALE, ModelConfig
 from models.data import Dataset, hold_out
@@ -30,7 +31,9 @@ from models.evaluation import (
 )
 from models.norms import anneal, start_skips
 from models.registry import build
+from models.reinforced import open_folder
 from models.served_form import served_form
+from models.teacher import load_teacher, targets
 from models.training_files import State, restore, write
 from models.training_options import ARCHITECTURE, Diverged, Epoch, TrainingError, TrainingOptions, choose_device
 
@@ -74,9 +77,14 @@ def train(
     images, labels = on_device(part.train_images, part.train_labels, options.device)
     test_images, test_labels = on_device(part.test_images, part.test_labels, options.device)
     distort = augmentation(options.augment)
+    draw = partial(_draw, images, labels, distort)
+    folder = open_folder(Path(options.reinforced), part, images, config, options) if options.reinforced else None
     for number in range(len(state.series) + 1, options.epochs + 1):
         start = time.perf_counter()
-        loss = _train_epoch(state, images, labels, options, distort, on_batch)
+        if folder:
+            seen, probabilities = folder.epoch(number)
+            draw = partial(_draw, seen, targets(probabilities, labels), nn.Identity())
+        loss = _train_epoch(state, draw, len(labels), options, on_batch)
         training_time_s = time.perf_counter() - start
         start = time.perf_counter()
         distorted = distort if options.augment_test else None
@@ -97,7 +105,9 @@ def _start(config: ModelConfig, options: TrainingOptions, images: int) -> State:
     start_skips(model, options.skip_init)
     trained = served_form(model) if options.form == "served" else model
     average = copy.deepcopy(model) if options.ema is not None else None
-    teacher = _load_teacher(Path(options.teacher), config).to(options.device) if options.teacher else None
+    teacher = None
+    if options.teacher and not options.reinforced:
+        teacher = load_teacher(Path(options.teacher), config).model.to(options.device)
     distributed.manual_seed(options.seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=options.lr, weight_decay=options.weight_decay, fused=True)
     schedule: torch.optim.lr_scheduler.LRScheduler
@@ -112,21 +122,6 @@ def _start(config: ModelConfig, options: TrainingOptions, images: int) -> State:
     return State(model, trained, average, teacher, optimizer, schedule, order, torch.get_rng_state(), [])
 
 
-def _load_teacher(path: Path, config: ModelConfig) -> nn.Module:
-    """Raises TrainingError for a network of other images or other classes."""
-    try:
-        teacher = checkpoint.load(path)
-    except checkpoint.CheckpointError as error:
-        raise TrainingError(f"teacher {error}") from error
-    for name in ("channels", "image_size", "num_classes"):
-        if (expected := getattr(config, name)) != (found := getattr(teacher.config, name)):
-            raise TrainingError(f"teacher {path}: expected {name} {expected}, found {found}")
-    for parameter in teacher.model.parameters():
-        if parameter.ndim == 4:  # halves the time of a convolution
-            parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
-    return teacher.model
-
-
 def _batches(order: Tensor, batch_size: int) -> list[Tensor]:
     """The indices (n,) in batches that all processes share evenly.
 
@@ -139,23 +134,22 @@ def _batches(order: Tensor, batch_size: int) -> list[Tensor]:
 
 def _train_epoch(
     state: State,
-    images: Tensor,
-    labels: Tensor,
+    draw: Callable[[Tensor], tuple[Tensor, Tensor]],
+    images: int,
     options: TrainingOptions,
-    distort: Callable[[Tensor], Tensor],
     on_batch: Callable[[int, float], None],
 ) -> float:
-    """Returns the mean loss of all processes."""
+    """Returns the mean loss of all processes. `draw` gives the pixels and the targets of indices."""
     state.model.train()
     torch.set_rng_state(state.random)  # other trainings use the same generator
-    order = torch.randperm(len(images), generator=state.order).to(images.device)
-    total, trained_on = torch.zeros((), device=images.device), 0
+    order = torch.randperm(images, generator=state.order).to(options.device)
+    total, trained_on = torch.zeros((), device=options.device), 0
     batches = _batches(order, options.batch_size)
     for number, batch in enumerate(batches):
         for network in filter(None, (state.model, state.average)):
             anneal(network, (len(state.series) + number / len(batches)) / options.epochs)
         share = batch[distributed.rank() :: distributed.processes()]
-        loss = _step(state, distort(images[share] * INPUT_SCALE), labels[share], options)
+        loss = _step(state, *draw(share), options)
         if not math.isfinite(value := loss.item()):
             raise Diverged(f"training loss: expected a finite number, found {value}; try a lower --lr")
         total += loss * len(batch)
@@ -166,8 +160,15 @@ def _train_epoch(
     return distributed.sum_over_processes(total) / distributed.processes() / trained_on
 
 
+def _draw(
+    images: Tensor, target: Tensor, distort: Callable[[Tensor], Tensor], chosen: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Images uint8 (n, C, H, W), targets (n, ...), indices (b,) -> pixels in [0, 1] and targets, b of each."""
+    return distort(images[chosen] * INPUT_SCALE), target[chosen]
+
+
 def _step(state: State, pixels: Tensor, labels: Tensor, options: TrainingOptions) -> Tensor:
-    """Pixels (B, C, H, W), labels (B,) -> the loss."""
+    """Pixels (B, C, H, W), labels (B,) or probabilities (B, num_classes) -> the loss."""
     state.optimizer.zero_grad(set_to_none=True)
     parts = min(options.accumulate, len(labels) // 2)  # BatchNorm has no variance of a single image
     total = torch.zeros((), device=pixels.device)
@@ -206,19 +207,14 @@ def _follow(average: nn.Module, model: nn.Module, share: float) -> None:
 
 
 def _loss(state: State, pixels: Tensor, labels: Tensor, options: TrainingOptions) -> Tensor:
-    """Pixels (B, C, H, W), labels (B,) -> the mean loss."""
+    """Pixels (B, C, H, W), labels (B,) or probabilities (B, num_classes) -> the mean loss."""
     with torch.autocast(pixels.device.type, torch.bfloat16, enabled=options.precision == "bf16"):
-        target = labels if state.teacher is None else _distilled(state.teacher, pixels, labels)
-        return F.cross_entropy(state.trained(pixels), target, label_smoothing=options.label_smoothing)
+        if state.teacher is not None:
+            with torch.no_grad():
+                labels = targets(state.teacher(pixels).softmax(1), labels)
+        return F.cross_entropy(state.trained(pixels), labels, label_smoothing=options.label_smoothing)
 
 
 def _is_out_of_memory(error: RuntimeError) -> bool:
     """The CPU's allocator raises a plain RuntimeError."""
     return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
-
-
-def _distilled(teacher: nn.Module, pixels: Tensor, labels: Tensor) -> Tensor:
-    """Targets (B, num_classes): half labels (B,), half the teacher's probabilities."""
-    with torch.no_grad():
-        probabilities: Tensor = teacher(pixels).softmax(1)
-    return (F.one_hot(labels, probabilities.shape[1]) + probabilities) / 2

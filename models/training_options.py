@@ -36,6 +36,7 @@ class TrainingOptions:
     - `hold_out`: training images that measure each epoch; the test images are used only at the end.
     - `teacher`: checkpoint whose probabilities are half of the target (distillation: Hinton et al., 2015; for
       transformers: Touvron et al., DeiT, 2021).
+    - `reinforced`: folder that keeps each epoch's images and the teacher's answers (`models.reinforced`).
     - `accumulate`: parts of a batch: the same gradient with less memory, but BatchNorm normalises each by itself.
     - `form`: `served` computes only what the head reads (`models.served_form`).
     - `skip_init`: start of RepBN's identity factor (`models.norms.RepBN`).
@@ -56,6 +57,7 @@ class TrainingOptions:
     augment_test: bool = False
     hold_out: int = 0
     teacher: str | None = None
+    reinforced: str | None = None
     accumulate: int = 1
     form: Literal["served", "plain"] = "served"
     ema: float | None = None

@@ -1,6 +1,7 @@
 """The command of the studies on a few digits."""
 
 import json
+from statistics import mean, stdev
 
 import pytest
 from studying import carried_out, failure, run, shipped
@@ -139,6 +140,21 @@ def test_quick_is_marked(small_mnist, tmp_path):
     written = carried_out("dnn", small_mnist, tmp_path, "--quick", "--epochs", 1)
     assert written["quick"]
     assert written["command"] == "python models/study.py dnn --quick --epochs 1 --output DIR"
+
+
+@pytest.mark.slow
+def test_designed_networks_share_their_epochs(small_mnist, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    arguments = ["--network", "wide", "--network", "late", "--seeds", 2, "--epochs", 2, "--reinforced", "epochs"]
+    written = carried_out("designed", small_mnist, tmp_path / "out", *arguments)
+    assert len(list((tmp_path / "epochs").glob("epoch-*"))) == 2
+    assert [run["label"] for run in written["runs"]] == ["wide", "wide-seed-1", "late", "late-seed-1"]
+    wide, late = written["tables"][0]["rows"]
+    ends = [100 * row["test_accuracy"] for row in written["derived"][:2]]
+    assert wide == ["wide", 2, 2, wide[3], ", ".join(f"{end:.2f}" for end in ends), mean(ends), stdev(ends)]
+    assert late[0] == "late"
+    assert all(run["config"]["late_cls"] == [32, 16] for run in written["runs"][2:])
+
 
 
 @pytest.mark.slow

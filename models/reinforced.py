@@ -1,0 +1,115 @@
+"""A folder of epochs, distorted and labelled by a teacher once, for any number of trainings.
+
+In: training images uint8 (n, C, H, W), a distortion and a teacher. Out: for each epoch a file with images uint8
+(n, C, H, W) and the teacher's probabilities float16 (n, num_classes). The teacher and the distortions take longer than
+a small student, and only the first training of a folder pays for them (Faghri et al., "Reinforce Data, Multiply
+Impact", 2023). All trainings see the same distortions, each in its own order.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+from torch import Tensor, nn
+
+from models.augmentation import augmentation
+from models.config import INPUT_SCALE, ModelConfig
+from models.data import Dataset
+from models.evaluation import TEST_BATCH
+from models.files import write_atomically
+from models.teacher import load_teacher
+from models.training_options import TrainingError, TrainingOptions
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What the epochs of a folder were made from."""
+
+    dataset: str
+    hold_out: int
+    images_sha256: str
+    augment: str
+    teacher_sha256: str
+
+
+@dataclass(frozen=True)
+class Reinforced:
+    folder: Path
+    images: Tensor
+    distort: Callable[[Tensor], Tensor]
+    teacher: nn.Module
+    classes: int
+
+    def epoch(self, number: int) -> tuple[Tensor, Tensor]:
+        """Images uint8 (n, C, H, W) and probabilities float32 (n, classes); computed if the folder lacks them.
+
+        Raises TrainingError for a damaged file.
+        """
+        path = self.folder / f"epoch-{number:04d}.safetensors"
+        if not path.exists():
+            write_atomically(path, save(self._compute(number)))
+        return self._read(path)
+
+    @torch.no_grad()
+    def _compute(self, number: int) -> dict[str, Tensor]:
+        images, probabilities = [], []
+        with torch.random.fork_rng():
+            torch.manual_seed(number)
+            for batch in self.images.split(TEST_BATCH):
+                images.append((self.distort(batch * INPUT_SCALE) / INPUT_SCALE).round().byte())
+                probabilities.append(self.teacher(images[-1] * INPUT_SCALE).softmax(1).half())
+        return {"images": torch.cat(images).cpu(), "probabilities": torch.cat(probabilities).cpu()}
+
+    def _read(self, path: Path) -> tuple[Tensor, Tensor]:
+        try:
+            stored = load_file(path, device=str(self.images.device))
+        except (SafetensorError, OSError) as error:
+            raise TrainingError(f"{path}: expected an epoch of images, found {error}") from error
+        found = {name: (str(tensor.dtype), tuple(tensor.shape)) for name, tensor in stored.items()}
+        expected = {
+            "images": ("torch.uint8", tuple(self.images.shape)),
+            "probabilities": ("torch.float16", (len(self.images), self.classes)),
+        }
+        if found != expected:
+            raise TrainingError(f"{path}: expected {expected}, found {found}")
+        return stored["images"], stored["probabilities"].float()
+
+
+def open_folder(
+    folder: Path, part: Dataset, images: Tensor, config: ModelConfig, options: TrainingOptions
+) -> Reinforced:
+    """Opens or creates `folder` for the training images of `part`, on the device as `images`.
+
+    Raises TrainingError if its epochs were made from something else.
+    """
+    if options.teacher is None:
+        raise TrainingError(f"reinforced {folder}: expected a teacher, found none")
+    teacher = load_teacher(Path(options.teacher), config)
+    digest = hashlib.sha256(part.train_images.tobytes()).hexdigest()
+    expected = Origin(part.name, options.hold_out, digest, options.augment, teacher.sha256)
+    path = folder / "origin.json"
+    if not path.exists():
+        write_atomically(path, json.dumps(asdict(expected), indent=2).encode())
+    found = _read_origin(path)
+    for name, value in asdict(expected).items():
+        if found.get(name) != value:
+            raise TrainingError(f"{path}: expected {name} {value}, found {found.get(name)}")
+    model = teacher.model.to(options.device)
+    return Reinforced(folder, images, augmentation(options.augment), model, config.num_classes)
+
+
+def _read_origin(path: Path) -> dict[str, object]:
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise TrainingError(f"{path}: expected a JSON object, found {error}") from error
+    if not isinstance(found, dict):
+        raise TrainingError(f"{path}: expected a JSON object, found {type(found).__name__}")
+    return found

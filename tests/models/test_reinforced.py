@@ -1,0 +1,138 @@
+"""Trainings that share a folder of epochs: same network as with the teacher beside it, foreign folders refused."""
+
+import json
+import os
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from models.augmentation import augmentation
+from models.checkpoint import load, save
+from models.config import INPUT_SCALE, ModelConfig
+from models.registry import build, randomise_norms
+from models.training import TrainingError, TrainingOptions, train
+
+TINY = ModelConfig(dim=16, depth=1, heads=2, dim_head=8, mlp_dim=24, dropout=0.1)
+SHORT = TrainingOptions(epochs=2, batch_size=50, lr=0.003, seed=0, device="cpu")
+
+
+@pytest.fixture(scope="module")
+def some_digits(digits):
+    return replace(digits, train_images=digits.train_images[:101], train_labels=digits.train_labels[:101])
+
+
+def run(path, dataset, options):
+    return list(train(TINY, dataset, options, path, False, lambda images, loss: None))
+
+
+def losses(epochs):
+    return [epoch.training_loss for epoch in epochs]
+
+
+def network(path, seed):
+    """An untrained CNN."""
+    torch.manual_seed(seed)
+    config = ModelConfig(model="cnn")
+    model = build(config)
+    randomise_norms(model)
+    save(path, model, config, {})
+    return path
+
+
+@pytest.fixture
+def taught(tmp_path):
+    """Options with a teacher."""
+    return replace(SHORT, teacher=str(network(tmp_path / "teacher.safetensors", seed=3)))
+
+
+def test_a_folder_gives_the_network_that_the_teacher_gives(tmp_path, some_digits, taught):
+    usual = run(tmp_path / "usual.safetensors", some_digits, taught)
+    shared = run(tmp_path / "shared.safetensors", some_digits, replace(taught, reinforced=str(tmp_path / "epochs")))
+    for one, other in zip(usual, shared, strict=True):
+        assert other.training_loss == pytest.approx(one.training_loss, rel=1e-4), "the folder rounds to float16"
+    alone = run(tmp_path / "alone.safetensors", some_digits, SHORT)
+    assert alone[-1].training_loss != pytest.approx(usual[-1].training_loss, rel=1e-2), "the teacher changes the loss"
+
+
+def test_a_second_training_reads_what_the_first_wrote(tmp_path, some_digits, taught):
+    options = replace(taught, augment="elastic", reinforced=str(tmp_path / "epochs"))
+    first = run(tmp_path / "first.safetensors", some_digits, options)
+    files = sorted((tmp_path / "epochs").glob("epoch-*"))
+    written = [path.stat().st_mtime_ns for path in files]
+    second = run(tmp_path / "second.safetensors", some_digits, options)
+    assert losses(first) == losses(second)
+    assert [path.stat().st_mtime_ns for path in files] == written
+    before = files[1].read_bytes()
+    assert files[0].read_bytes() != before, "each epoch has its own distortions"
+    files[1].unlink()
+    run(tmp_path / "third.safetensors", some_digits, options)
+    assert files[1].read_bytes() == before
+
+
+def test_another_seed_sees_the_same_images_in_another_order(tmp_path, some_digits, taught):
+    options = replace(taught, augment="elastic", reinforced=str(tmp_path / "epochs"))
+    first = run(tmp_path / "first.safetensors", some_digits, options)
+    second = run(tmp_path / "second.safetensors", some_digits, replace(options, seed=1))
+    assert len(list((tmp_path / "epochs").glob("epoch-*"))) == 2
+    assert losses(first) != losses(second)
+
+
+def test_stored_images_are_distorted_and_answered_as_stored(tmp_path, some_digits, taught):
+    run(tmp_path / "run.safetensors", some_digits, replace(taught, augment="elastic", reinforced=str(tmp_path / "e")))
+    stored = load_file(tmp_path / "e/epoch-0001.safetensors")
+    torch.manual_seed(1)
+    distorted = augmentation("elastic")(torch.from_numpy(some_digits.train_images[:100]) * INPUT_SCALE)
+    assert (stored["images"][:100] * INPUT_SCALE - distorted).abs().max() <= 0.51 / 255
+    with torch.no_grad():
+        answers = load(tmp_path / "teacher.safetensors").model(stored["images"] * INPUT_SCALE).softmax(1)
+    assert (stored["probabilities"].float() - answers).abs().max() < 1e-3
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"augment": "light"}, "origin.json: expected augment light, found elastic"),
+        ({"hold_out": 20}, "origin.json: expected hold_out 20, found 0"),
+        ({"teacher": "other"}, "origin.json: expected teacher_sha256 "),
+        ({"teacher": None}, "expected a teacher, found none"),
+    ],
+    ids=["distortion", "held out", "teacher", "no teacher"],
+)
+def test_a_folder_of_another_origin(tmp_path, some_digits, taught, change, message):
+    options = replace(taught, augment="elastic", reinforced=str(tmp_path / "epochs"))
+    run(tmp_path / "first.safetensors", some_digits, options)
+    if change.get("teacher"):
+        change = {"teacher": str(network(tmp_path / "other.safetensors", seed=4))}
+    with pytest.raises(TrainingError, match=message):
+        run(tmp_path / "second.safetensors", some_digits, replace(options, **change))
+    assert not (tmp_path / "second.safetensors").exists()
+
+
+def test_a_folder_of_other_images(tmp_path, some_digits, taught):
+    options = replace(taught, reinforced=str(tmp_path / "epochs"))
+    run(tmp_path / "first.safetensors", some_digits, options)
+    turned = replace(some_digits, train_images=some_digits.train_images[::-1].copy())
+    with pytest.raises(TrainingError, match=r"origin\.json: expected images_sha256 "):
+        run(tmp_path / "second.safetensors", turned, options)
+
+
+def test_damaged_files(tmp_path, some_digits, taught):
+    options = replace(taught, reinforced=str(tmp_path / "epochs"))
+    run(tmp_path / "first.safetensors", some_digits, options)
+    second = tmp_path / "epochs/epoch-0002.safetensors"
+    os.truncate(second, 1000)
+    with pytest.raises(TrainingError, match=r"epoch-0002\.safetensors: expected an epoch of images, found "):
+        run(tmp_path / "second.safetensors", some_digits, options)
+    cut = replace(some_digits, train_images=some_digits.train_images[:50], train_labels=some_digits.train_labels[:50])
+    run(tmp_path / "short.safetensors", cut, replace(options, reinforced=str(tmp_path / "short"), epochs=1))
+    second.write_bytes((tmp_path / "short/epoch-0001.safetensors").read_bytes())
+    with pytest.raises(TrainingError, match=r"epoch-0002\.safetensors: expected .*\(101, 1, 28, 28\).*found .*\(50, "):
+        run(tmp_path / "second.safetensors", some_digits, options)
+    (tmp_path / "epochs/origin.json").write_text("[")
+    with pytest.raises(TrainingError, match=r"origin\.json: expected a JSON object"):
+        run(tmp_path / "third.safetensors", some_digits, options)
+    (tmp_path / "epochs/origin.json").write_text(json.dumps([]))
+    with pytest.raises(TrainingError, match=r"origin\.json: expected a JSON object, found list"):
+        run(tmp_path / "third.safetensors", some_digits, options)

@@ -160,9 +160,7 @@ def _train_epoch(
     return distributed.sum_over_processes(total) / distributed.processes() / trained_on
 
 
-def _draw(
-    images: Tensor, target: Tensor, distort: Callable[[Tensor], Tensor], chosen: Tensor
-) -> tuple[Tensor, Tensor]:
+def _draw(images: Tensor, target: Tensor, distort: Callable[[Tensor], Tensor], chosen: Tensor) -> tuple[Tensor, Tensor]:
     """Images uint8 (n, C, H, W), targets (n, ...), indices (b,) -> pixels in [0, 1] and targets, b of each."""
     return distort(images[chosen] * INPUT_SCALE), target[chosen]
 

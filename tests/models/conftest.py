@@ -61,7 +61,7 @@ def small_emnist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
     """A checkpoint of ours, of three blocks."""
-    from checkpoints import TINY, network
+    from saved_networks import TINY, network
 
     from models.checkpoint import save
 

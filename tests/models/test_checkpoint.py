@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from checkpoints import (
+from saved_networks import (
     TINY,
     image_batch,
     network,

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from checkpoints import NAMES, PUBLISHED_SHAPE, VITBN_NAMES, image_batch, network, published, write_pth
+from saved_networks import NAMES, PUBLISHED_SHAPE, VITBN_NAMES, image_batch, network, published, write_pth
 
 from models.checkpoint import UntrainedBlockWarning, load
 from models.config import INPUT_SCALE, ModelConfig

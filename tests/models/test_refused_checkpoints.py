@@ -5,7 +5,7 @@ import zipfile
 
 import pytest
 import torch
-from checkpoints import (
+from saved_networks import (
     PUBLISHED_SHAPE,
     TINY,
     VITBN_NAMES,

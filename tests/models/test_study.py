@@ -156,7 +156,6 @@ def test_designed_networks_share_their_epochs(small_mnist, tmp_path, monkeypatch
     assert all(run["config"]["late_cls"] == [32, 16] for run in written["runs"][2:])
 
 
-
 @pytest.mark.slow
 def test_frontier_takes_what_is_shipped(small_mnist, tmp_path):
     folder = shipped(tmp_path / "shipped", *frontier.NETWORKS[1:])

@@ -76,9 +76,7 @@ benchmarks: setup perf_analyzer
 	python benchmarks/latency.py --batch 5000 --models vitbn --runtimes torch,onnx,onnx-optimized \
 		--precision fp32,int8 --memory --seconds 20 --json $(NEW)/latency-5000.json
 	python benchmarks/latency.py --sweep --json $(NEW)/sweep.json
-	python benchmarks/rewrites.py --json $(NEW)/rewrites-run-1.json
-	python benchmarks/rewrites.py --depth 1 --seconds 30 --json $(NEW)/rewrites-run-2.json
-	python benchmarks/rewrites.py --depth 6 --images 2560 --seconds 20 --json $(NEW)/rewrites-run-3.json
+	python benchmarks/rewrites.py --json $(NEW)/rewrites.json
 	python benchmarks/frontier.py --output $(NEW)/studies/frontier
 	python benchmarks/operators.py --model vitbn --json $(NEW)/operators-vitbn.json
 	python benchmarks/operators.py --model vitbn-tiny --json $(NEW)/operators-vitbn-tiny.json

@@ -233,7 +233,7 @@ def milliseconds(value: float) -> str:
 
 
 def test_the_speeds_of_the_readme_are_the_committed_ones() -> None:
-    results = json.loads((RESULTS / "rewrites-run-1.json").read_text())["results"]
+    results = json.loads((RESULTS / "rewrites.json").read_text())["results"]
     measured = {each["depth"]: each["rows"] for each in results}
 
     def p50_ms(depth: int, model: str, contestant: str, kind: str) -> str:

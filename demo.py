@@ -1,7 +1,7 @@
 """`make demo`: rewrites and publishes the shipped ViTBN, serves it, asks it about digit.png and times it.
 
-Each step is the command that its line shows; what differs from a user's is that the server is on free ports and is
-stopped at the end. The model repository, triton_repo/, stays.
+Each line shows its step's command; here the server has free ports and is stopped at the end. The model repository,
+triton_repo/, stays.
 """
 
 from __future__ import annotations
@@ -14,14 +14,13 @@ from serving.running import running_server
 
 
 def step(number: int, title: str, *command: str) -> None:
-    """Prints what comes and runs it; ends the demonstration where it fails."""
+    """Ends the demonstration if the command fails."""
     print(f"\n[{number}/4] {title}\n      $ python {' '.join(command)}", flush=True)
     if code := subprocess.run([sys.executable, *command]).returncode:
         sys.exit(code)
 
 
 def main() -> None:
-    """Runs the four steps from the repository's root."""
     step(1, "Rewrite the ViTBN trained on MNIST, export, prove and publish it", "export/to_onnx.py", "--optimize")
     print("\n[2/4] Start the server\n      $ vitbn serve --supervised --model-repository triton_repo", flush=True)
     with running_server(Path("triton_repo"), supervised=True) as server:

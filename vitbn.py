@@ -16,7 +16,7 @@ import click
 HERE = Path(__file__).resolve().parent
 PACKAGES = ("models", "export", "serving", "clients", "benchmarks")
 
-# Name -> module and what it does, so that `vitbn --help` imports none of them.
+# Name -> module and help, so that `vitbn --help` imports no command.
 COMMANDS = {
     "models": ("models.catalog", "List the shipped checkpoints."),
     "train": ("models.train", "Train a model."),
@@ -70,7 +70,7 @@ def foreign_package(error: BaseException) -> str | None:
     if not places or Path(places[0]).resolve().parent == HERE:
         return None
     folder = Path(places[0]).parent
-    return f"Error: expected the package {package} of {HERE}, found another in {folder}: take that off PYTHONPATH"
+    return f"Error: expected the package {package} of {HERE}, found another in {folder}: remove it from PYTHONPATH"
 
 
 def _excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

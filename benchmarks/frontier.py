@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class FrontierError(Exception):
-    """Checkpoints that cannot be compared."""
+    pass
 
 
 @click.command()

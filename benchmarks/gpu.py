@@ -45,7 +45,7 @@ def steps(output: Path) -> Iterator[Step]:
     for model in MODELS:
         where = ("--repository", str(output / "triton_repo"), "--timing-cache", str(output / "timing.cache"))
         yield Step("export.to_tensorrt", "tensorrt", ("--model", model, "--precision", "fp16", *where), 2)
-    # All test images at once, and few a request.
+    # All test images at once, and few per request.
     many = ("--precision", "fp16", "--batch", "5000", *_each("--in-flight", "1", "2"))
     memories = _each("--shared-memory", "none", "system", "cuda")
     few = ("--precision", ",".join(PRECISIONS), *_each("--batch", "1", "64"), *_each("--in-flight", "1", "16"))
@@ -114,7 +114,7 @@ def _missing_packages() -> Iterator[str]:
 
 
 def _missing_server_and_images(fetch: bool) -> Iterator[str]:
-    """Without these the last steps would fail, after a quarter of an hour. `fetch` downloads the images."""
+    """`fetch` downloads the images. Without these the last steps would fail after a quarter of an hour."""
     from models.data import DataError, find_mnist
     from serving.launcher import native_server
 
@@ -127,7 +127,6 @@ def _missing_server_and_images(fetch: bool) -> Iterator[str]:
 
 
 def _run(step: Step) -> bool:
-    """Whether the command succeeded in time."""
     click.echo(f"\n$ {shlex.join(step.words)}")
     try:
         done = subprocess.run([sys.executable, *step.words[1:]], cwd=ROOT, timeout=60 * step.minutes)

@@ -170,7 +170,7 @@ def _compare(
         free()
     if not built:
         raise click.ClickException("nothing to measure: expected one of --runtimes on this machine, found none")
-    record.update({"missing": missing.rows})  # those of a network without any contestant too
+    record.update({"missing": missing.rows})  # also of a network without contestants
     for line in closing_lines(rows, missing.rows, reachable, caveat):
         click.echo(line)
 

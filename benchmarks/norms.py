@@ -12,11 +12,11 @@ from benchmarks.contest.ways import SEARCH_IMAGES
 from benchmarks.measure.choices import Result, seconds_option
 from benchmarks.measure.machine import cores
 
-LEARNED = 0.5  # test accuracy; networks below it failed to learn, and their logits may be too large for the proof
+LEARNED = 0.5  # networks below it failed to learn; their logits may be too large for the proof
 
 
 class NormsError(Exception):
-    """A folder without the study."""
+    pass
 
 
 @click.command()

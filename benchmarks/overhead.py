@@ -36,7 +36,7 @@ CHECKED = 1000  # images whose logits are compared
 )
 @click.option("--device", "wanted", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
 @dataset_options
-@seconds_option(30, "At most, for each of two tables; three rounds in any case.")
+@seconds_option(30, "At most, per table; three rounds in any case.")
 @click.option("--streamed", type=click.IntRange(0), default=1_000_000, show_default=True, help="Images, for memory.")
 @json_option
 def overhead(

@@ -100,7 +100,7 @@ def throughput(
     """Load the server with requests of --batch images, at a number in flight or at a rate, and compare with this
     process.
 
-    --engine and --precision are those of both. What this machine cannot run is named and left out.
+    --engine and --precision apply to both. Whatever this machine cannot run is named and left out.
     """
     from benchmarks.load.published import device_of_server
     from benchmarks.load.turns import Plan, run

@@ -28,7 +28,7 @@ class LabelsMismatch(Exception):
 def answer_paths(paths: tuple[str, ...], labels: str | None, server: dict[str, Any], printer: Printer) -> int:
     """Returns the exit code.
 
-    labels: idx file with the labels of the one idx file in `paths`.
+    labels: idx file with the labels of the only idx file in `paths`.
     server: the keywords of Classifier.
     Raises LabelsMismatch, ValueError for contradictory options of `server`, and OSError of standard output.
     """
@@ -62,7 +62,7 @@ def _read_labels(paths: tuple[str, ...], labels: str) -> IdxFile:
 
 @dataclass
 class Answering:
-    """Asks about pictures; prints each answer and, with labels, the accuracy."""
+    """Prints each answer and, with labels, the accuracy."""
 
     classifier: Classifier
     truths: IdxFile | None

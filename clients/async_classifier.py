@@ -33,7 +33,7 @@ class AsyncClassifier:
     url:           HOST:PORT, or several with commas for failover. Default: Triton's port on this machine.
     model:         name. Default: the only ready model, or the transformer with the highest test accuracy.
     timeout_s:     per request, retries included.
-    retry_s:       of that, for retries while the server is away or busy.
+    retry_s:       of timeout_s, for retries while the server is away or busy.
     batch_size:    most images per request, within the model's limit.
     concurrency:   most requests at a time.
     shared_memory: passes images to a server on this host through memory.
@@ -114,7 +114,6 @@ class AsyncClassifier:
                     yield prediction
 
     def predictions(self, answer: Answer) -> list[Prediction]:
-        """With calibrated probabilities."""
         return predictions(answer, self.model.labels, self.model.temperature)
 
     async def models(self) -> list[ListedModel]:
@@ -122,7 +121,7 @@ class AsyncClassifier:
         return await list_all(self._opened())
 
     async def answer(self, batch: Images) -> Answer:
-        """One request for at most a batch (b, 1, 28, 28), at its turn."""
+        """At most a batch (b, 1, 28, 28), at its turn."""
         connection = self._opened()
         async with self._turns:
             start_ns = perf_counter_ns()
@@ -159,7 +158,7 @@ class AsyncClassifier:
 
     def _opened(self) -> Connection:
         if self._connection is None:
-            raise RuntimeError("expected an open classifier, found one that is closed or not opened")
+            raise RuntimeError("expected an open classifier, found it closed or not opened")
         return self._connection
 
     async def _answers(self, batches: Iterable[Images] | AsyncIterable[Images]) -> AsyncGenerator[Answer, None]:

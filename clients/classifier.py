@@ -60,7 +60,7 @@ __all__ = [
 class Classifier:
     """For any thread; close it or use it as a context manager.
 
-    Options and errors are those of AsyncClassifier; the constructor opens. `timeout_s` excludes the wait for a turn;
+    Options and errors as in AsyncClassifier; the constructor opens. `timeout_s` excludes the wait for a turn;
     `concurrency` counts all threads' requests.
     """
 

@@ -2,7 +2,7 @@
 
 
 class ClientError(Exception):
-    """The base class."""
+    pass
 
 
 class InvalidImage(ClientError):
@@ -27,7 +27,7 @@ class ServerBusy(ServerUnavailable):
 
 
 class ModelNotFound(ClientError):
-    """The server has no model of this name, or no model."""
+    """No model of this name, or no model at all."""
 
 
 class ModelNotReady(ClientError):
@@ -39,7 +39,7 @@ class ModelMismatch(ClientError):
 
 
 class DeadlineExceeded(ClientError):
-    """The server did not answer in time."""
+    pass
 
 
 class ServerError(ClientError):

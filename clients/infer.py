@@ -59,12 +59,12 @@ _FILE = click.Path(exists=True, dir_okay=False)
 @click.option(
     "--url",
     metavar="HOST:PORT",
-    help="The server's address, or several with commas: the next is asked when one is away."
+    help="The server's address; further addresses, after commas, replace an absent server."
     "  [default: 127.0.0.1, Triton's port]",
 )
 @click.option("--protocol", type=click.Choice(["http", "grpc"]), default="http", show_default=True)
 @click.option("--top", type=click.IntRange(1), metavar="K", help="Also print the K most probable labels.")
-@click.option("--split", is_flag=True, help="Read each separate shape of a picture by itself, left to right.")
+@click.option("--split", is_flag=True, help="Read each separate shape, left to right.")
 @click.option(
     "--reject-below", type=float, metavar="P", callback=_share, help="Reject answers with a probability below P."
 )
@@ -111,9 +111,9 @@ def infer(
 ) -> None:
     """Ask the server what PATH... shows: drawings, scans or photos of a digit, or what else its model classifies.
 
-    A digit may be dark on light or light on dark. A model of photos sees the middle of a picture.
-    A PATH is an image, a folder of images, a quoted pattern, an idx file as of MNIST, or - for standard input.
-    Probabilities are calibrated where the model has a temperature. --reject-below makes the exit code 4 for rejections.
+    A digit may be dark on light or light on dark. A model of photos sees the middle of a picture. A PATH is an image, a
+    folder of images, a quoted pattern, an idx file as of MNIST, or - for standard input. Probabilities are calibrated
+    if the model has a temperature. --reject-below makes the exit code 4 for rejections.
     """
     if as_json + as_csv + show > 1:
         raise click.UsageError("expected at most one of --json, --csv and --show")
@@ -170,7 +170,7 @@ def _answer(
 
 
 def _output() -> str:
-    """Standard output, with its file's path."""
+    """With its file's path."""
     from clients.terminal import printable
 
     try:

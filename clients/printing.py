@@ -66,7 +66,7 @@ class Printer:
         return rejected
 
     def print_accuracy(self, terminal: Terminal, correct: int, answered: int, count: int) -> None:
-        """Of the answers that are not rejected."""
+        """Without rejected answers."""
         text = f"accuracy: {100 * correct / max(1, answered):.2f} % ({correct} of {answered})"
         if self._reject_below is not None:
             text += f", rejected: {100 * self.rejected / count:.2f} % ({self.rejected} of {count})"
@@ -125,7 +125,7 @@ def blocks(image: NDArray[np.uint8], colour: bool) -> list[str]:
 
 
 def _coloured(upper: list[int], lower: list[int]) -> str:
-    """One character in two colours, upper and lower half; terminals have 24 greys."""
+    """Upper and lower half in one character; terminals have 24 greys."""
     if len(upper) == 1:
         return f"\x1b[38;5;{232 + upper[0] * 23 // 255};48;5;{232 + lower[0] * 23 // 255}m▀"
     return f"\x1b[38;2;{';'.join(map(str, upper))};48;2;{';'.join(map(str, lower))}m▀"

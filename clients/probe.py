@@ -1,9 +1,9 @@
 """Asks every served version a stored question and compares the answer. `python clients/probe.py --help`.
 
 In: a server's HTTP address. Out: one JSON object per probe and an exit code. The parameter `probe` of config.pbtxt
-holds the sample and each version's logits, so a container needs only click. A model without it gets zeros and must only
-answer. A version that refuses or delays the sample passes as `busy` if it answers other requests meanwhile. `--every`
-with `--listen` answers a proxy's health checks.
+holds the sample and each version's logits, so a container needs only click. A model without `probe` gets zeros and must
+only answer. A version that refuses or delays the sample passes as `busy` if it answers other requests meanwhile.
+`--every` with `--listen` answers a proxy's health checks.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ PASSING: tuple[State, ...] = ("right", "answers", "busy")
 
 
 class ProbeFailed(Exception):
-    """The server did not answer as expected. `passing`: it may just be busy."""
+    """`passing`: the server may just be busy."""
 
     def __init__(self, message: str, passing: bool = False) -> None:
         super().__init__(message)
@@ -165,7 +165,7 @@ def _verdict(
 
 
 def _progresses(server: Server, which: tuple[str, str], before: Mapping[tuple[str, str], int]) -> bool:
-    """Whether the version answers other requests; checks until the deadline."""
+    """Checks until the deadline."""
     try:
         while _successes(server).get(which, 0) <= before.get(which, 0):
             time.sleep(PROGRESS_S)
@@ -216,7 +216,7 @@ def _request(config: Mapping[str, Any], image: bytes | None) -> tuple[bytes, byt
 class Health:
     """The last verdict at `http://address/`: 200 while it passes and is at most `stale_s` old, else 503.
 
-    Raises OSError for an address that is taken.
+    Raises OSError for a taken address.
     """
 
     def __init__(self, address: str, stale_s: float) -> None:

@@ -11,7 +11,7 @@ import click
 class Terminal:
     """`failures` counts printed failures.
 
-    total: gives the number of pictures; called only to show a bar.
+    total: gives the number of pictures; called only for a bar.
     """
 
     def __init__(self, total: Callable[[], int]) -> None:
@@ -55,5 +55,5 @@ class Terminal:
 
 
 def printable(text: str) -> str:
-    """Puts text on one line; unprintable characters are escaped as in Python's strings."""
+    """One line; unprintable characters are escaped as in Python's strings."""
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)

@@ -31,31 +31,31 @@ TIE = 1e-5  # closer logits are a tie in float32
 
 
 class EquivalenceError(ExportError):
-    """The message says how two stages differ."""
+    pass
 
 
 class NamesDiffer(EquivalenceError):
-    """Input or output names."""
+    pass
 
 
 class AxesDiffer(EquivalenceError):
-    """A fixed batch dimension."""
+    pass
 
 
 class ShapesDiffer(EquivalenceError):
-    """Shapes, or nothing to compare."""
+    pass
 
 
 class DtypesDiffer(EquivalenceError):
-    """Element types."""
+    pass
 
 
 class ValuesDiffer(EquivalenceError):
-    """Logits further apart than the tolerance, or not finite."""
+    """Also for logits that are not finite."""
 
 
 class ArgmaxDiffers(EquivalenceError):
-    """Another class, although the two best logits are no tie."""
+    """The two best logits are no tie."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Proof:
-    """A comparison that held: the largest absolute difference of two logits on `images` images."""
+    """`max_abs_error`: the largest difference of two logits."""
 
     stages: str
     max_abs_error: float
@@ -92,7 +92,7 @@ def prove(
 ) -> Proof:
     """Compares at each of `batch_sizes`; images are (n, C, H, W).
 
-    `tolerance` is absolute. Raises a subclass of EquivalenceError at the first difference.
+    `tolerance` is absolute. Raises a subclass of EquivalenceError.
     """
     worst, compared = 0.0, 0
     for size in batch_sizes:
@@ -126,7 +126,7 @@ def _compare_argmax(stages: str, want: Logits, have: Logits) -> None:
 
 
 def torch_classifier(model: nn.Module) -> Classifier:
-    """The network runs in eval mode."""
+    """In eval mode."""
     import torch
 
     model.eval()
@@ -140,7 +140,7 @@ def torch_classifier(model: nn.Module) -> Classifier:
 
 
 def onnx_classifier(data: bytes, threads: int = 0) -> Classifier:
-    """The file runs on the CPU; 0 threads: all cores."""
+    """On the CPU; 0 threads: all cores."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -151,7 +151,7 @@ def onnx_classifier(data: bytes, threads: int = 0) -> Classifier:
 
 
 def embedded_sample(config: ModelConfig) -> Sample:
-    """Real test digits if their shape fits the model, else uniform noise from a fixed seed."""
+    """Real test digits if their shape fits the model, else noise from a fixed seed."""
     if config.input_shape == DIGIT_SHAPE:
         return Sample(load_digits().test_images[:PROOF_IMAGES], "digits")
     noise = np.random.default_rng(0).integers(0, 256, (PROOF_IMAGES, *config.input_shape), np.uint8)
@@ -159,7 +159,7 @@ def embedded_sample(config: ModelConfig) -> Sample:
 
 
 def proof_images(config: ModelConfig) -> Images:
-    """From `embedded_sample`, uint8 (64, C, H, W)."""
+    """uint8 (64, C, H, W)."""
     return embedded_sample(config).images
 
 

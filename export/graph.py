@@ -44,7 +44,7 @@ FLOAT32_TOLERANCE = 1e-4
 
 @dataclass(frozen=True)
 class Exported:
-    """A proven ONNX file and its manifest (JSON), which the file's metadata holds too."""
+    """A proven ONNX file and its manifest (JSON), which the file's metadata repeats."""
 
     onnx: bytes
     config: ModelConfig
@@ -82,9 +82,9 @@ def export(
 ) -> Exported:
     """Proves rewrite and export on `sample`, by default the embedded images.
 
-    Leaves out `rewrites` that do not apply, unless `required`. `lowering` converts the proven graph. Raises
-    RewriteError, EquivalenceError or AccuracyError. metadata_props hold the manifest except `sample_logits`, the file's
-    answer to the first embedded image.
+    Leaves out `rewrites` that do not apply, unless `required`. `lowering` converts the proven graph. metadata_props
+    hold the manifest except `sample_logits`, the file's answer to the first embedded image. Raises RewriteError,
+    EquivalenceError or AccuracyError.
     """
     _check_trained(checkpoint.model)
     embedded = embedded_sample(checkpoint.config)
@@ -142,11 +142,11 @@ def rewrite(model: nn.Module, rewrites: Sequence[Rewrite], required: Sequence[Re
 
 def to_onnx(model: nn.Module, config: ModelConfig, opset: int) -> onnx.ModelProto:
     """uint8 (batch, C, H, W) -> float32 (batch, num_classes), with a dynamic batch dimension."""
-    # The registry logs every torchvision operator that it lacks; nothing here uses them.
+    # The registry logs every torchvision operator that it lacks.
     logging.getLogger("torch.onnx._internal.exporter._registration").setLevel(logging.ERROR)
     example = torch.zeros(2, *config.input_shape, dtype=torch.uint8)  # the exporter takes a batch of 1 for a constant
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-        warnings.simplefilter("ignore")  # deprecations inside the exporter
+        warnings.simplefilter("ignore")  # from inside the exporter
         program = torch.onnx.export(
             model.eval(),
             (example,),
@@ -167,7 +167,6 @@ def to_onnx(model: nn.Module, config: ModelConfig, opset: int) -> onnx.ModelProt
 
 
 def check_interface(proto: onnx.ModelProto, config: ModelConfig) -> None:
-    """Checks names, dynamic axes, shapes and dtypes of the served tensors."""
     wanted = (
         (INPUT_NAME, proto.graph.input, config.input_shape, onnx.TensorProto.UINT8),
         (OUTPUT_NAME, proto.graph.output, (config.num_classes,), onnx.TensorProto.FLOAT),

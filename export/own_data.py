@@ -1,4 +1,4 @@
-"""The dataset that a checkpoint was trained on, to prove, calibrate and measure its export."""
+"""The dataset of a checkpoint, to prove, calibrate and measure its export."""
 
 from __future__ import annotations
 
@@ -28,10 +28,7 @@ def own_dataset(config: ModelConfig, metrics: dict[str, Any], data_dir: Path | N
 
 
 def own_sample(config: ModelConfig, metrics: dict[str, Any], data_dir: Path | None) -> Sample:
-    """Digits get the embedded images.
-
-    Raises DataError for a missing dataset instead of downloading it.
-    """
+    """Digits get the embedded images. Raises DataError for a missing dataset; downloads nothing."""
     if reads_digits(config) or "dataset" not in metrics:
         return embedded_sample(config)
     dataset = own_dataset(config, metrics, data_dir, fetch=False)

@@ -43,10 +43,7 @@ Precision = Literal["fp32", "tf32", "fp16", "int8"]
 
 @dataclass(frozen=True)
 class Destination:
-    """The file `output`, else the model `name` in `repository`, else nowhere.
-
-    The default name is `model`, else the network's, plus the engine (see served_name).
-    """
+    """The file `output`, else the model `name` in `repository`, else nowhere."""
 
     repository: Path | None = None
     name: str | None = None
@@ -63,7 +60,7 @@ class Destination:
 class ExportOptions:
     """`optimize` asks for all rewrites that apply and save work.
 
-    The backend "auto" does too; it chooses engine, precision, instances and threads for `goal`.
+    So does the backend "auto", which chooses engine, precision, instances and threads for `goal`.
     """
 
     destination: Destination = Destination()
@@ -84,7 +81,6 @@ class ExportOptions:
 
     @property
     def required(self) -> list[Rewrite]:
-        """The export fails if any of these does not apply."""
         asked = {
             fold_batchnorm: self.fuse_bn,
             absorb_attention: self.absorb_attention,
@@ -130,7 +126,7 @@ class Published:
 
 
 def export_checkpoint(path: Path, options: ExportOptions | None = None) -> Published:
-    """Rewrites the network in `path`, proves it on images and writes it to the destination.
+    """Reads the network in `path`, proves it on images and writes it to the destination.
 
     Warns with UntrainedBlockWarning.
     """
@@ -207,8 +203,8 @@ def export_engine(
 ) -> tuple[Built, Path | None]:
     """Returns the proven engine and its path.
 
-    For an fp16 engine an fp32 `source` is converted first, at a loss of at most 0.1 percentage points of test accuracy.
-    With test images at hand the engine itself is measured, under the same limit.
+    For an fp16 engine an fp32 `source` is converted first. The conversion, and with test images the engine, may lose at
+    most 0.1 percentage points of test accuracy.
     """
     from export.engines.onnx_source import in_precision
     from export.engines.tensorrt_engine import ACCURACY_DROP, make
@@ -229,7 +225,6 @@ def export_engine(
 
 
 def served_name(model: str, engine: str | None) -> str:
-    """The default name: each engine other than ONNX Runtime has a model of its own."""
     return model if engine in (None, "onnxruntime") else f"{model}_{engine}"
 
 
@@ -243,7 +238,6 @@ def _sample(loaded: Checkpoint, data_dir: Path | None) -> tuple[Sample, str | No
 
 
 def _write(artifact: Artifact, destination: Destination, default_name: str, serving: Serving) -> Path | None:
-    """Returns the file or the version's folder; None without a destination."""
     if output := destination.output:
         write_atomically(output, artifact.data)
         write_atomically(output.with_suffix(".json"), artifact.manifest_json())

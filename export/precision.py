@@ -63,7 +63,7 @@ class EngineAccuracy:
 
 @dataclass(frozen=True)
 class Lowering:
-    """With `half_softmax` a float16 graph computes its Softmax in float16 too."""
+    """With `half_softmax` a float16 graph keeps no Softmax in float32."""
 
     precision: Literal["fp16", "int8"]
     dataset: Dataset
@@ -89,10 +89,7 @@ def convert(proto: onnx.ModelProto, lowering: Lowering) -> Converted:
 def engine_accuracy(
     engine: str, precision: str, classify: Classifier, data: bytes, dataset: Dataset, max_drop_points: float
 ) -> EngineAccuracy:
-    """Measures `classify` and, in ONNX Runtime, the ONNX file `data`.
-
-    Raises AccuracyError if the first is more than `max_drop_points` percentage points lower.
-    """
+    """Raises AccuracyError if `classify` is more than `max_drop_points` percentage points below ONNX Runtime."""
     ours, theirs = accuracy(classify, dataset), accuracy(onnx_classifier(data), dataset)
     measured = EngineAccuracy(engine, precision, ours, theirs, len(dataset.test_labels))
     if 100 * (theirs - ours) > max_drop_points:
@@ -113,7 +110,7 @@ def _to_fp16(proto: onnx.ModelProto, kept: Sequence[str] = KEPT_IN_FLOAT32) -> o
     model = OnnxModel(convert_float_to_float16(_copy(proto), keep_io_types=True, op_block_list=list(kept)))
     model.topological_sort()  # the converter appends its casts at the end
     converted: onnx.ModelProto = model.model
-    # The converter casts a shared weight once per node in float32, under the same name.
+    # The converter casts a shared weight once per float32 node, under the same name.
     nodes = {node.output[0]: node for node in converted.graph.node}
     del converted.graph.node[:]
     converted.graph.node.extend(nodes.values())
@@ -146,7 +143,7 @@ def _to_int8(proto: onnx.ModelProto, train_images: Images) -> onnx.ModelProto:
 
 @contextmanager
 def _without_warnings() -> Iterator[None]:
-    """Silences the advice to infer shapes, which the exporter has done."""
+    """Silences the advice to infer shapes; the exporter has done it."""
     logging.disable(logging.WARNING)
     try:
         yield
@@ -163,7 +160,7 @@ def _kept_in_float32(graph: onnx.GraphProto) -> list[str]:
 
 
 class _Calibration:
-    """Draws training images by a fixed seed, in batches."""
+    """Batches of training images, drawn with a fixed seed."""
 
     def __init__(self, train_images: Images) -> None:
         drawn = np.random.default_rng(CALIBRATION_SEED).permutation(len(train_images))[:CALIBRATION_IMAGES]

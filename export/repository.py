@@ -55,7 +55,7 @@ def repository() -> None:
 @repository.command("list")
 @server_options
 def list_(repository: Path, server: str, header: dict[str, str]) -> None:
-    """List the versions of every model, which of them are served, and what they are worth."""
+    """List the versions of every model, served or not, with accuracy, error and size."""
     with _errors():
         from export.publishing.live import connect
 
@@ -86,7 +86,7 @@ def show(model: str, version: int | None, repository: Path) -> None:
 
 @repository.command()
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--name", help="Model name.  [default: that of its network]")
+@click.option("--name", help="Model name.  [default: its network's]")
 @click.option("--instances", type=click.IntRange(1, 64), help="Copies of the model.")
 @click.option("--threads", type=click.IntRange(0, 256), help="Per copy on a CPU; 0: one per core.")
 @loading_options
@@ -170,7 +170,7 @@ def verify(model: str | None, repository: Path) -> None:
         problems = _each([_model(repository, model)] if model else _models(repository), verify_one)
     if problems or wrong:
         count = problems + len(wrong)
-        raise click.ClickException(f"{repository}: expected every version as it was published, found {count} wrong")
+        raise click.ClickException(f"{repository}: expected every version as published, found {count} wrong")
 
 
 OPERATING = ".operating"  # lock file, held until the server has loaded or refused the changed files
@@ -316,7 +316,7 @@ def _worth(version_dir: Path) -> str:
 
 
 def _measured_error(manifest: dict[str, Any]) -> str:
-    """The published file's own error: `max_abs_error` is that of its float32 source."""
+    """The published file's own error; `max_abs_error` belongs to its float32 source."""
     if engine := manifest.get("engine"):
         return f"{engine['max_abs_error']:.1e}"
     return f"{manifest['max_abs_error']:.1e}" if manifest.get("precision", "fp32") == "fp32" else "-"

@@ -1,4 +1,4 @@
-"""Command line for rewriting foreign graphs: any ONNX in, proved ONNX out. `python export/rewrite.py --help`."""
+"""Rewrites foreign graphs: any ONNX in, proved ONNX out."""
 
 from __future__ import annotations
 
@@ -75,7 +75,6 @@ def rewrite(
 
 
 def _print(file: Path, output: Path, written: Written) -> None:
-    """A row per pass, then proofs and times."""
     at = ", ".join(f"{name}={size}" for name, size in written.sizes.items())
     click.echo(f"Read {file}")
     click.echo(f"  {'as it was':16}{written.rewritten.macs:>16,} multiply-accumulates{f' at {at}' if at else ''}")

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 @click.option("--data-dir", type=click.Path(path_type=Path), help="The model's dataset, for proof and measurement.")
 @click.option("--opset", type=click.IntRange(18, 21), default=20, show_default=True, help="ONNX operator set.")
 @click.option("--repository", type=click.Path(path_type=Path), default=Path("triton_repo"), show_default=True)
-@click.option("--name", help="Model name.  [default: that of --model]")
+@click.option("--name", help="Model name.  [default: --model]")
 @click.option("--backend", type=click.Choice(["onnxruntime", "openvino", "auto"]), help="[default: onnxruntime]")
 @click.option("--for", "goal", type=click.Choice(["latency", "throughput"]), help="What auto chooses by: throughput.")
 @click.option("--instances", type=click.IntRange(1, 64), help="Copies of the model in the server.")
@@ -44,9 +44,9 @@ def export(
     if model and checkpoint:
         raise click.UsageError("expected --model or --checkpoint, found both")
     if output and (options["backend"] or options["instances"] or options["threads"]):
-        raise click.UsageError("expected --output alone, found what belongs to a repository")
+        raise click.UsageError("expected --output alone, found options of a repository")
     if options["precision"] == "tf32" and options["backend"] in ("openvino", "auto"):
-        raise click.UsageError("expected --backend onnxruntime for tf32, which NVIDIA GPUs alone compute in")
+        raise click.UsageError("expected --backend onnxruntime for tf32, which only NVIDIA GPUs have")
     options["goal"] = _goal(options)
     from export.errors import ExportError
     from export.pipeline import Destination, ExportOptions
@@ -64,7 +64,7 @@ def _goal(options: dict[str, Any]) -> str:
     """Raises UsageError for --for without it, or for an option that auto chooses."""
     auto = options["backend"] == "auto"
     if options["goal"] and not auto:
-        raise click.UsageError("expected --for with --backend auto, found it alone")
+        raise click.UsageError("expected --backend auto with --for, found --for alone")
     if auto and (options["precision"] != "fp32" or options["instances"] or options["threads"] is not None):
         raise click.UsageError("expected --backend auto alone, found --precision, --instances or --threads")
     return options["goal"] or "throughput"

@@ -23,7 +23,7 @@ def attention_macs(tokens: int, dim: int, heads: int, dim_head: int) -> int:
 
 
 def absorbed_attention_macs(tokens: int, dim: int, heads: int) -> int:
-    """The same after absorption: two projections with D in place of E, and D-wide products."""
+    """The same after absorption."""
     return 2 * tokens * heads * dim**2 + 2 * tokens**2 * heads * dim
 
 
@@ -40,7 +40,7 @@ def absorbed_output(out: nn.Module, value: Tensor, bias: Tensor | None, heads: i
     constant: Tensor
     if isinstance(out, nn.Linear):
         output, constant = out.weight, out.bias  # (D, H*E), (D,)
-    else:  # no projection: a single head as wide as the tokens
+    else:  # a single head as wide as the tokens
         output, constant = torch.eye(len(value)).to(value), torch.zeros(len(value)).to(value)
     if bias is not None:
         constant = constant + output @ bias

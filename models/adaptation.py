@@ -33,8 +33,8 @@ class AdaptationError(Exception):
 def adapt_checkpoint(path: Path, folder: Path, output: Path) -> int:
     """Writes the network at `path` with the statistics of the pictures in `folder`; returns their number.
 
-    The metrics omit accuracy and temperature: they are those of other statistics. Raises AdaptationError,
-    CheckpointError and DataError.
+    The metrics omit accuracy and temperature, which the old statistics gave. Raises AdaptationError, CheckpointError
+    and DataError.
     """
     if output.resolve() == path.resolve():
         raise AdaptationError(f"{output}: expected another file than the checkpoint, found the same")
@@ -60,7 +60,6 @@ def adapt_checkpoint(path: Path, folder: Path, output: Path) -> int:
 
 
 def form_of_training(metrics: Metrics) -> Form:
-    """Older checkpoints were trained in the plain form."""
     described = metrics.get("options") or metrics.get("adapted") or {}
     return "served" if described.get("form") == "served" else "plain"
 
@@ -68,10 +67,10 @@ def form_of_training(metrics: Metrics) -> Form:
 def adapt(
     model: nn.Module, images: Tensor, statistics: tuple[Statistic, ...] = BOTH, form: Form = "plain"
 ) -> nn.Module:
-    """The copy, in eval mode. `statistics` are those of all images as a single batch.
+    """The copy, in eval mode, with statistics of all images as a single batch.
 
-    A layer sees the images through layers that already normalise with the batch. `form` is that of the training: in the
-    served form the last BatchNorms have statistics of CLS rows. Raises AdaptationError.
+    A layer sees the images through layers that already normalise with the batch. `form` of the training: in the served
+    form the last BatchNorms have statistics of CLS rows. Raises AdaptationError.
     """
     adapted = copy.deepcopy(model).eval()
     norms = [module for module in adapted.modules() if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d)]

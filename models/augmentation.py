@@ -1,13 +1,13 @@
-"""Random distortions of training images, new at every sight: float (B, C, H, W) in [0, 1] -> the same.
+"""Random distortions of training images, new each time: float (B, C, H, W) in [0, 1] -> the same.
 
-`study` is the published study's: rotation by up to 20 degrees, translation by up to a fifth of the side, and with
-probability 0.2 a zoom-out by r, drawn from U(2, 3), to anywhere in the frame: a shift by up to (1 - 1/r) / 2 of the
-side. Rotation and translation are bilinear here, nearest in the publication (torchvision's default). The zoom-out
-averages 9 bilinear samples a pixel; the publication's (Pillow's bilinear resize) weighs the pixels under it.
-`elastic` adds a smooth field of displacements of up to 1.5 pixels (Simard et al., "Best Practices for Convolutional
-Neural Networks Applied to Visual Document Analysis", 2003). `crop-flip`, for photos (He et al., "Deep Residual
-Learning", 2016, section 4.2), cuts a window of the picture's size from the picture with 4 black pixels around it, and
-mirrors half of them. All draw from PyTorch's generator.
+`study`, as published: rotation by up to 20 degrees, translation by up to a fifth of the side, and with probability 0.2
+a zoom-out by r, drawn from U(2, 3), to anywhere in the frame: a shift by up to (1 - 1/r) / 2 of the side. Rotation and
+translation are bilinear here, nearest in the publication (torchvision's default). The zoom-out averages 9 bilinear
+samples a pixel; the publication's (Pillow's bilinear resize) weighs the pixels under it. `elastic` adds a smooth field
+of displacements of up to 1.5 pixels (Simard et al., "Best Practices for Convolutional Neural Networks Applied to Visual
+Document Analysis", 2003). `crop-flip`, for photos (He et al., "Deep Residual Learning", 2016, section 4.2), adds 4
+black pixels around a picture, cuts a window of the picture's size from it, and mirrors half of the pictures. All draw
+from PyTorch's generator.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SAMPLES = 3  # per side of a zoomed-out pixel
 
 
 def augmentation(name: Augmentation) -> Callable[[Tensor], Tensor]:
-    """The distortion of that name, for whole batches on the images' device."""
+    """For whole batches, on the images' device."""
     if name == "none":
         return nn.Identity()
     if name == "crop-flip":
@@ -46,7 +46,6 @@ def augmentation(name: Augmentation) -> Callable[[Tensor], Tensor]:
 
 
 def _zoom_out(images: Tensor) -> Tensor:
-    """Images (B, C, H, W) -> the same."""
     chosen = images.new_empty(len(images)).uniform_() < ZOOM_OUT_SHARE
     if not chosen.any():
         return images
@@ -70,7 +69,7 @@ def _crop_flip(images: Tensor) -> Tensor:
 
 
 def _elastic(images: Tensor) -> Tensor:
-    """Images (B, C, H, W) -> the same, in a single bilinear look-up."""
+    """In a single bilinear look-up."""
     count, _, height, width = images.shape
     grid = F.affine_grid(_affine(images.new_empty(count, 5).uniform_(-1, 1)), list(images.shape), align_corners=False)
     field = _displacements(count, height, width).to(images) * images.new_tensor([2 / width, 2 / height])  # (B, H, W, 2)

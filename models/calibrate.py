@@ -1,7 +1,4 @@
-"""Command line: adds a temperature to a checkpoint.
-
-Only the metadata of the file change.
-"""
+"""Command line: adds a temperature to a checkpoint's metadata."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A temperature that makes confidence mean probability: of the answers with 90 % confidence, 90 % are right.
 
 In: logits float (n, C) and labels int64 (n,). Out: T > 0 for softmax(logits / T), fitted on held-out images, and the
-expected calibration error of other images. T leaves the largest logit, and so the answer, unchanged.
+expected calibration error of other images. T leaves the answer unchanged.
 Guo et al., "On Calibration of Modern Neural Networks", ICML 2017, sections 2 and 4.2.
 """
 
@@ -16,7 +16,7 @@ LIMITS = (0.05, 20.0)  # without mistakes on the held-out images the best T is 0
 
 
 def calibrate(held_out: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor]) -> dict[str, float]:
-    """Fits on `held_out` logits and labels; the keys are metrics of a checkpoint."""
+    """The keys are metrics of a checkpoint."""
     temperature = round(fit_temperature(*held_out), 4)
     return {
         "temperature": temperature,

@@ -1,7 +1,4 @@
-"""The shipped checkpoints, trained on MNIST: models/pretrained/NAME.safetensors.
-
-In: a name, or a configuration. Out: the file; its metrics have the training and the accuracy.
-"""
+"""The shipped checkpoints, trained on MNIST: models/pretrained/NAME.safetensors."""
 
 from __future__ import annotations
 

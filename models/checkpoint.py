@@ -41,7 +41,7 @@ class CheckpointError(Exception):
 
 
 class UntrainedBlockWarning(UserWarning):
-    """BatchNorms never saw a batch: they have their initial statistics."""
+    """BatchNorms with their initial statistics: they never saw a batch."""
 
 
 @dataclass(frozen=True)
@@ -56,10 +56,7 @@ class Checkpoint:
 
 
 def save(path: Path, model: nn.Module, config: ModelConfig, metrics: Metrics) -> None:
-    """Writes all or nothing.
-
-    Raises MetricsError for metrics that `load` would refuse.
-    """
+    """Writes all or nothing; raises MetricsError for metrics that `load` would refuse."""
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
     metadata = {"config": config.to_json(), "metrics": metrics_json.to_json(metrics)}
     write_atomically(path, to_safetensors(tensors, metadata))
@@ -93,7 +90,7 @@ def load(path: Path, depth: int | None = None) -> Checkpoint:
             config, tensors = replace(config, depth=depth), _first_blocks(tensors, depth)
             metrics = {
                 name: value for name, value in metrics.items() if name == "dataset"
-            }  # the other entries describe another network
+            }  # other entries describe another network
     model = build(config)
     model.load_state_dict(tensors)
     _warn_of_untrained(path, model)

@@ -72,7 +72,7 @@ class ModelConfig:
     qkv_bias: bool = False
     labels: tuple[str, ...] = tuple("0123456789")
     late_cls: tuple[int, int] | None = None  # heads and their width in the last block, where the CLS token joins
-    preprocessing: Preprocessing = "ink"  # clients send the ink of a picture, or the picture as it is
+    preprocessing: Preprocessing = "ink"  # ink of a picture, or the picture as it is
 
     def __post_init__(self) -> None:
         for field, allowed in (
@@ -152,7 +152,7 @@ class ModelConfig:
 
     @classmethod
     def from_json(cls, text: str) -> ModelConfig:
-        """The inverse of `to_json`; raises ConfigError for any other text."""
+        """Inverse of `to_json`; raises ConfigError for any other text."""
         try:
             return cls(**_arguments(text))
         except (TypeError, AttributeError) as error:

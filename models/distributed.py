@@ -1,4 +1,4 @@
-"""Processes started by `torchrun` train a network together, each on its share of every batch.
+"""Processes of `torchrun` train a network together, each on its share of every batch.
 
 They start from the same weights and average their gradients before each step, in a single tensor: networks this small
 gain nothing from DistributedDataParallel's buckets. BatchNorm normalises each share by itself; its running statistics
@@ -23,7 +23,7 @@ def processes() -> int:
 
 
 def rank() -> int:
-    """This process's number, from 0; only process 0 writes and prints."""
+    """From 0; only process 0 writes and prints."""
     return dist.get_rank() if dist.is_initialized() else 0
 
 
@@ -34,7 +34,7 @@ def local_device(device: str) -> str:
 
 @contextmanager
 def process_group(device: str) -> Iterator[None]:
-    """Joins torchrun's processes for the length of a block: NCCL between GPUs, else gloo.
+    """Joins torchrun's processes: NCCL between GPUs, else gloo.
 
     Functions of `torch.distributed.nn` keep the group that exists when an optimizer's first step imports it; that keeps
     gloo's threads, which sometimes abort the interpreter at its end. So this file imports it first.
@@ -83,5 +83,4 @@ def gather(value: Any) -> list[Any]:
 
 
 def manual_seed(seed: int) -> None:
-    """Seeds each process differently."""
     torch.manual_seed(seed + rank())

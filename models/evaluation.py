@@ -25,7 +25,7 @@ def measure_accuracy(
 ) -> float:
     """The share of right answers for uint8 `images` (n, C, H, W) and int64 `labels` (n,).
 
-    `distort` sees the images (B, C, H, W) in [0, 1] first. Raises Diverged for logits that are not finite.
+    `distort` changes the images (B, C, H, W) in [0, 1] first. Raises Diverged for logits that are not finite.
     """
     return int((classify(model, images, distort, batch_size).argmax(1) == labels).sum()) / len(labels)
 

@@ -1,8 +1,8 @@
 """Search for the frontier of accuracy and speed: the trials so far -> the next geometry, and their file.
 
 Maximises held-out accuracy and the logarithm of measured images a second by noisy expected hypervolume improvement
-(Daulton et al., "Parallel Bayesian Optimization of Multiple Noisy Objectives", 2021) through Ax. As in `models.search`,
-Ax's state is rebuilt from the trials, so a killed search continues exactly.
+(Daulton et al., "Parallel Bayesian Optimization of Multiple Noisy Objectives", 2021) through Ax. Ax's state is rebuilt
+from the trials, so a killed search continues exactly.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def propose(search: FrontierSearch, trials: Sequence[FrontierTrial]) -> Geometry
         from ax.api.client import Client
         from botorch.acquisition.multi_objective import logei
 
-        # Else BoTorch compiles C++ for minutes, and waits for ever where an earlier compilation was killed.
+        # Else BoTorch compiles C++ for minutes, or waits for ever after a killed compilation.
         logei._load_attempted = True
         client = Client(random_seed=search.seed)
         client.configure_experiment(parameters=_space())
@@ -97,7 +97,7 @@ def propose(search: FrontierSearch, trials: Sequence[FrontierTrial]) -> Geometry
 
 
 def front(trials: Sequence[FrontierTrial]) -> list[FrontierTrial]:
-    """The trials that no other beats in accuracy and in speed, the quickest first."""
+    """The trials that no other beats in accuracy and in speed, fastest first."""
     finished = [trial for trial in trials if trial.error is None]
     by_speed = sorted(finished, key=lambda trial: (trial.images_per_s or 0.0, trial.accuracy or 0.0), reverse=True)
     best, kept = -1.0, []

@@ -16,7 +16,7 @@ from models.norms import NormFactory
 class TokenEmbedding(nn.Module):
     """Puts the CLS token first and adds positions: (B, N-1, D) -> (B, N, D).
 
-    With `config.late_cls` the CLS token comes by `join`, and the patches stay alone: (B, N-1, D) -> (B, N-1, D).
+    With `config.late_cls` the CLS token comes by `join`: (B, N-1, D) -> (B, N-1, D).
     """
 
     def __init__(self, config: ModelConfig) -> None:

@@ -18,24 +18,24 @@ NormFactory = Callable[[int], nn.Module]
 MOMENTUM = 0.1  # share of the newest batch in a running statistic
 EPS = 1e-5
 WINDOW = 4  # batches whose second moments UnifiedNorm averages
-ANNEALED_AT = 0.8  # share of the training in which ProgressiveRepBN has LayerNorm, as in its authors' code
+ANNEALED_AT = 0.8  # share of the training with LayerNorm, as in its authors' code
 
 Affine = tuple[Tensor, Tensor]
 """Scale and shift, each (features,): x -> scale x + shift."""
 
 
 class NotAffine(Exception):
-    """The message says why."""
+    pass
 
 
 class NeverAffine(NotAffine):
-    """The norm is never affine, however it is trained."""
+    """However the norm is trained."""
 
 
 class TokenNorm(nn.Module, ABC):
     """A norm of tokens with a known map in eval mode."""
 
-    mixes_tokens = False  # whether one token's result depends on another token
+    mixes_tokens = False  # whether a token's result depends on another token
 
     @abstractmethod
     def eval_affine(self) -> Affine:
@@ -84,7 +84,7 @@ class RepBN(RowNorm):
 
     Guo et al., "SLAB: Efficient Transformers with Simplified Linear Attention and Progressive Re-parameterized Batch
     Normalization", ICML 2024, equation 5. Their code starts a at 1; here a starts at 0, plain BatchNorm, unless
-    `start_skips` sets it. `study.py norms` compares.
+    `start_skips` sets it.
     """
 
     def __init__(self, features: int) -> None:

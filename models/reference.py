@@ -19,7 +19,7 @@ from models.tensor_check import shown
 DIM_HEAD = 64  # not visible in the shapes
 CNN_LAYERS = ("conv1", "norm1", "conv2", "norm2", "conv3", "norm3", "fc1", "normfc", "fc2")
 
-# Our names of tensors whose shapes give the widths -> their dimensions.
+# Tensors whose shapes give the widths -> their dimensions.
 MATRICES = {
     "patch_embedding.weight": 2,
     "embedding.pos_embedding": 3,
@@ -83,7 +83,6 @@ def _rename(name: str) -> str:
 
 
 def _config(tensors: Mapping[str, Tensor]) -> ModelConfig:
-    """Published images and patches are square and grey."""
     model: ModelName = "vit" if "blocks.0.ffn.norm.weight" in tensors else "vitbnffn"
     if "norm.norm.weight" in tensors:
         model = "vitbn"

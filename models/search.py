@@ -35,7 +35,7 @@ FIRST_TRIALS = 5  # spread over the space, before the Gaussian process
 
 
 class SearchError(Exception):
-    """The search cannot start or continue."""
+    pass
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ def _space(search: Search) -> list[RangeParameterConfig | ChoiceParameterConfig]
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silences Ax's log and warnings, on which users cannot act."""
+    """Silences Ax's log and warnings: users cannot act on them."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from ax.utils.common.logger import set_stderr_log_level
@@ -150,7 +150,7 @@ def best(trials: Sequence[Trial]) -> Trial:
     """Raises SearchError if all failed."""
     finished = [trial for trial in trials if trial.accuracy is not None]
     if not finished:
-        raise SearchError(f"expected a trial whose loss stays finite, found {len(trials)} that failed")
+        raise SearchError(f"expected a trial whose loss stays finite, found {len(trials)} failures")
     return max(finished, key=lambda trial: trial.accuracy or 0.0)
 
 

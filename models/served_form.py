@@ -1,8 +1,8 @@
 """A transformer in its served form, for training: the same parameters and answers with less work.
 
 In: images float (B, C, H, W). Out: logits float (B, num_classes), in eval mode equal to the network's to 4e-7, with
-equal gradients. In training the BatchNorms of the last FFN and the last norm use the statistics of the CLS rows, which
-alone reach the head.
+equal gradients. In training the BatchNorms of the last FFN and the last norm use the statistics of the CLS rows: only
+these reach the head.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from models.vit import VisionTransformer
 
 
 def served_form(model: nn.Module) -> nn.Module:
-    """`model` in served form, but unchanged without tokens, or if its head or a norm reads other rows."""
+    """Returns `model` unchanged without tokens, or if its head or a norm reads other rows."""
     if not isinstance(model, VisionTransformer) or model.config.pool != "cls":
         return model
     mixes = any(module.mixes_tokens for module in model.modules() if isinstance(module, TokenNorm))

@@ -20,11 +20,11 @@ from torch import Tensor
 MAX_DIRECTORY_BYTES = 1 << 20  # of the member list; Python needs ten times as much for it
 MAX_PICKLE_BYTES = 1 << 19  # the pickle of a block has 3 kB
 END, END_64 = b"PK\x05\x06", b"PK\x06\x06"  # the records with the list's size
-EXPECTED = "expected a state dict of tensors alone"
+EXPECTED = "expected a state dict of only tensors"
 
 
 class UnsafeFile(ValueError):
-    """No state dict."""
+    pass
 
 
 def read_state_dict(path: Path) -> dict[str, Tensor]:

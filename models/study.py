@@ -1,6 +1,6 @@
 """Command line of the studies: dataset -> tables and plots. `python models/study.py --help`.
 
-The trainings of a study take turns, an epoch each. The same command continues a study that was stopped.
+The trainings of a study take turns, an epoch each.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def run_dnn(**options: Any) -> None:
 @click.option("--checkpoints", type=click.Path(path_type=Path), default=PRETRAINED, help="Default: the shipped ones.")
 @_shrinkable
 def run_frontier(checkpoints: Path, **options: Any) -> None:
-    """ViTBN of depth 1, 2, 3, 4 and 6 and the CNN: accuracy against work; shipped checkpoints are taken as they are."""
+    """ViTBN of depth 1, 2, 3, 4 and 6 and the CNN: accuracy against work. Uses shipped checkpoints."""
     _train(frontier.study(checkpoints), **options)
 
 
@@ -235,7 +235,6 @@ def _say_written(paths: list[Path]) -> None:
 
 
 def _command_line() -> str:
-    """The command without machine-specific options."""
     context = click.get_current_context()
     words = ["python models/study.py", str(context.info_name)]
     for name, value in context.params.items():

@@ -1,6 +1,5 @@
 """Checks a file's tensors against its configuration, by shapes, before anything of their size is allocated.
 
-In: a ModelConfig, and each tensor's shape and kind of numbers. Out: nothing; or WrongTensors.
 The configuration is only a claim: a file of 1 kB may claim a depth of 10,000,000. So a single block, built on PyTorch's
 meta device without memory, stands for all; with late CLS a second block stands for the last.
 """
@@ -58,7 +57,7 @@ def check_tensors(config: ModelConfig, found: Mapping[str, Form]) -> None:
 
 
 def _built(config: ModelConfig) -> int:
-    """Number of built blocks: 2 if late CLS gives the last other heads."""
+    """2 if late CLS gives the last block other heads."""
     return 1 if config.late_cls is None else min(2, config.depth)
 
 

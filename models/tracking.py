@@ -1,8 +1,8 @@
 """`models/train.py --track`: sends each epoch to MLflow and passes it on.
 
-MLflow gets the content of the checkpoint's JSON: configuration and options as parameters, the series as metrics by
-epoch; at the end JSON and checkpoint as artifacts. The address is $MLFLOW_TRACKING_URI, else ./mlruns, for which
-MLflow 3 needs MLFLOW_ALLOW_FILE_STORE. MLflow's telemetry is off.
+MLflow gets the checkpoint's JSON: configuration and options as parameters, the series as metrics by epoch; at the end
+JSON and checkpoint as artifacts. The address is $MLFLOW_TRACKING_URI, else ./mlruns, for which MLflow 3 needs
+MLFLOW_ALLOW_FILE_STORE. MLflow's telemetry is off.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SETTINGS = {
 
 
 class TrackingError(TrainingError):
-    """MLflow is missing or does not answer at the start."""
+    pass
 
 
 @dataclass(frozen=True)

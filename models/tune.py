@@ -86,7 +86,7 @@ def tune(
         data = part_of(load_dataset(dataset, data_dir), train_images)
         if objective == "frontier":
             if model != "vitbn" or search_depth or search_schedule or augment != "none" or track:
-                raise click.UsageError("expected --objective frontier with --model vitbn, its sizes and seed alone")
+                raise click.UsageError("expected --objective frontier with only --model vitbn, its sizes and seed")
             _run_frontier(data, epochs, seed, training.choose_device(device), count, output)
             return
         search = Search(
@@ -211,8 +211,8 @@ def run_trial(search: Search, data: Dataset, device: str, parameters: Parameters
 def write_results(search: Search, trials: list[Trial], output: Path) -> Path:
     """Returns the path of the best parameters, for `models/train.py --params`.
 
-    The file omits epochs (few in a trial) and accuracy (too high: the best of many on the same images).
-    Raises SearchError if every trial failed.
+    The file omits epochs (few in a trial) and accuracy (too high: the best of many on the same images). Raises
+    SearchError if every trial failed.
     """
     from models.plots.search_plots import convergence, plane
 

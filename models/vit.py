@@ -1,8 +1,8 @@
 """The Vision Transformer; ViT, ViTBNFFN, ViTBN and the others differ only in their norms.
 
-In: images float (B, C, H, W), pixels in [0, 1]. Out: logits float (B, num_classes).
-Dosovitskiy et al., "An Image is Worth 16x16 Words", 2021, with a norm on both sides of the patch embedding (Kumar et
-al., "Dual PatchNorm", 2023), as in the published study.
+In: images float (B, C, H, W), pixels in [0, 1]. Out: logits float (B, num_classes). Dosovitskiy et al., "An Image is
+Worth 16x16 Words", 2021, with a norm on both sides of the patch embedding (Kumar et al., "Dual PatchNorm", 2023), as in
+the published study.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def layer_norm(config: ModelConfig, dim: int) -> nn.Module:
 
 
 def features(config: ModelConfig, dim: int) -> int:
-    """Number of separate statistics: each feature's, or a single for all values."""
+    """Of separate statistics: each feature's, or a single for all values."""
     return dim if config.bn_features == "dim" else 1
 
 
@@ -68,8 +68,6 @@ NORMS: dict[ModelName, Norms] = {
 
 
 class VisionTransformer(nn.Module):
-    """NORMS lists the norms."""
-
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config

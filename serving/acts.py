@@ -36,7 +36,7 @@ class Acts:
 
         self._starts = counter("server_starts", "Starts of the server")
         self._ends = counter("server_ends", "Ends of the server that nobody asked for", ["reason"])
-        self._reloads = counter("model_reloads", "Unloads and loads of a model that failed", ["model"])
+        self._reloads = counter("model_reloads", "Unloads and loads of a failed model", ["model"])
         self._probes = counter("probes", "Probes of the server", ["result"])
         self._swept = counter("swept_processes", "Processes of dead servers that were killed")
         self._swept_bytes = counter("swept_shared_memory_bytes", "Shared memory of dead servers that was removed")
@@ -49,7 +49,6 @@ class Acts:
             start_http_server(port, addr="127.0.0.1", registry=registry)
 
     def say(self, text: str) -> None:
-        """A log line without a metric."""
         self._log.info("%s", text)
 
     def started(self, pid: int) -> None:

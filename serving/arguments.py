@@ -34,9 +34,9 @@ class ServerOptions:
     grpc_headers: dict[str, str] = field(default_factory=dict)
 
     def command(self, at_start: Sequence[str], complete: bool) -> list[str]:
-        """Arguments for a server that loads the models `at_start` and survives a broken model.
+        """For a server that loads the models `at_start` and survives a broken model.
 
-        With `complete` configurations loading takes half the time: Triton need not start each model to complete them.
+        With `complete` configurations Triton need not start each model to complete them: loading takes half the time.
         """
         own = ["--model-control-mode=explicit", "--exit-on-error=false", f"--exit-timeout-secs={EXIT_TIMEOUT_S}"]
         own += [BY_PRIORITY]

@@ -18,7 +18,7 @@ Outputs = dict[str, Array]
 
 
 class RunFailed(Exception):
-    """The engine refused a run, or its outputs cannot be split; clients see the message."""
+    """Clients see the message."""
 
 
 class Engine(Protocol):

@@ -16,15 +16,15 @@ ANSWER_S = 2.0
 
 
 class ControlFailed(Exception):
-    """The server did not answer or refused, in one line."""
+    pass
 
 
 @dataclass(frozen=True)
 class Control:
     """`url` is HOST:PORT of HTTP; `headers` go with every request.
 
-    With `grpc_url`, models are loaded over gRPC: over HTTP a load holds a thread of Triton's, and every connection of
-    that thread waits (measured: 7 s).
+    With `grpc_url`, models are loaded over gRPC: a load over HTTP holds a thread of Triton with all its connections
+    (measured: 7 s).
     """
 
     url: str
@@ -48,7 +48,7 @@ class Control:
             self._post(f"v2/repository/models/{model}/load", content, timeout_s)
 
     def _load_over_grpc(self, model: str, config: str | None, timeout_s: float) -> bool:
-        """Whether gRPC took the order; raises ControlFailed for a failed load."""
+        """False if gRPC did not take the order; raises ControlFailed for a failed load."""
         if self.grpc_url is None:
             return False
         from tritonclient.grpc import InferenceServerClient

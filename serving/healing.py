@@ -19,16 +19,14 @@ from serving.processes import Family, Stub
 from serving.waits import ServerLost, Waits
 
 LOOK_S = 0.5  # between looks at the server's processes
-LAME_S = 0.5  # for which a stub of a served version is dead or stopped, before its model is loaded again
-FAILURES, RECENT = 2, 4  # failures among the last probes of a model: of two instances one may be dead
+LAME_S = 0.5  # a stub of a served version stays dead or stopped so long before its model is loaded again
+FAILURES, RECENT = 2, 4  # failures among a model's last probes: of two instances one may be dead
 SILENCES = 3  # of the server, before it is started again
 BUSY_SHARE = 0.2  # of a core; a stub that works this much is slow, not stuck
 BUSY_S = 30.0  # a stub silent for longer is stuck after all
 
 
 class Healing:
-    """Of one run of the server."""
-
     def __init__(self, loading: Loading, prober: Prober, acts: Acts, waits: Waits) -> None:
         self._loading, self._prober, self._acts, self._waits = loading, prober, acts, waits
         self._silent = 0

@@ -1,8 +1,8 @@
 """The console script `tritonserver`: replaces its own process by the server.
 
-In: Triton's arguments. Out: the running server. A native server (on PATH or in /opt/tritonserver) gets the arguments
-unchanged. Otherwise the server inside nvidia-pytriton starts with other defaults: loopback only, this project's
-backends, this environment's Python, and explicit mode, which allows publishing new versions.
+A native server (on PATH or in /opt/tritonserver) gets the arguments unchanged. Otherwise the server inside
+nvidia-pytriton starts with other defaults: loopback only, this project's backends, this environment's Python, and
+explicit mode, which allows publishing new versions.
 """
 
 import ctypes
@@ -31,7 +31,7 @@ BY_PRIORITY = "--rate-limit=execution_count"  # else a standby instance gets eve
 
 
 class LauncherError(RuntimeError):
-    """No server can start here."""
+    pass
 
 
 def native_server(search_path: str) -> Path | None:
@@ -44,7 +44,7 @@ def native_server(search_path: str) -> Path | None:
 
 
 def shared_memory_arguments(search_path: str) -> list[str]:
-    """The argument that lets clients share memory, if the native server on `search_path` has it (Triton 26.05 on).
+    """Lets clients share memory, if the native server on `search_path` has such an argument (Triton 26.05 on).
 
     Older servers, nvidia-pytriton's too, always let them.
     """
@@ -56,7 +56,7 @@ def shared_memory_arguments(search_path: str) -> list[str]:
 
 
 def _is_launcher(program: Path) -> bool:
-    """Whether it is this module's console script, in any environment."""
+    """In any environment."""
     with program.open("rb") as script:
         return b"serving.launcher" in script.read(4096)
 

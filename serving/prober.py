@@ -1,7 +1,7 @@
 """Runs the probe of `clients/probe.py` repeatedly in a child process.
 
-In: the server's address. Out: a sequence of verdicts. The separate process keeps serving/ free of clients/ and cannot
-hang with the server.
+In: the server's address. Out: a sequence of verdicts. The process keeps serving/ free of clients/ and cannot hang with
+the server.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ WITHDRAW_S = 1.5  # a proxy checks twice within this time (serving/proxy/cluster
 
 @dataclass(frozen=True)
 class Failure:
-    """A version that failed the probe; `silent`: it did not answer at all."""
+    """`silent`: the version did not answer at all."""
 
     model: str
     version: int
@@ -47,7 +47,7 @@ class Verdict:
 
 
 class Prober:
-    """Probes from `start` to `stop`; answers health checks at `health_port` of loopback, unless that is None."""
+    """Probes from `start` to `stop`; answers health checks at `health_port` of loopback, unless None."""
 
     def __init__(self, url: str, headers: Mapping[str, str], health_port: int | None = None) -> None:
         self._command = [sys.executable, "-m", "clients.probe", "--url", url]

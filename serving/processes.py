@@ -1,7 +1,4 @@
-"""A server's processes: itself, a Python stub per model instance, and their shared memory.
-
-In: the server's process id. Out: its stubs, and whether they are stopped; after its death nothing is left of it.
-"""
+"""A server's processes: itself, a Python stub per model instance, and their shared memory."""
 
 from __future__ import annotations
 
@@ -43,7 +40,7 @@ class Stub:
 
 @dataclass
 class Family:
-    """A server's processes; `look` records what `sweep` removes after its death."""
+    """`look` records what `sweep` removes after the server's death."""
 
     pid: int
     members: set[psutil.Process] = field(default_factory=set)

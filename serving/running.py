@@ -1,4 +1,4 @@
-"""A Triton server for the length of a `with` block.
+"""A Triton server for a `with` block.
 
 In: a model repository. Out: this environment's `tritonserver` as a child process on free loopback ports. The end of the
 block removes its processes, shared memory and files; the server also ends with this process.
@@ -26,7 +26,7 @@ REASON_LINES = 6
 
 
 class ServerFailed(RuntimeError):
-    """The server stopped or did not become ready; the message ends with its log's errors."""
+    """The message ends with the log's errors."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-    # Stubs of a dead server remove their shared memory; give them time before SIGKILL.
+    # Stubs of a dead server remove their shared memory first.
     deadline = time.monotonic() + STOP_GRACE_S
     with suppress(ProcessLookupError):  # no process is left in the group
         while time.monotonic() < deadline:

@@ -1,4 +1,4 @@
-"""`vitbn serve`: a server as it is, a supervised server, or several behind the proxy.
+"""`vitbn serve`: a plain server, a supervised server, or several behind the proxy.
 
 Runs until a signal; the exit code is the server's.
 """

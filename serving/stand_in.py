@@ -1,4 +1,4 @@
-"""A Triton backend in Python in place of a missing native backend.
+"""A Triton backend in Python for a missing native backend.
 
 An engine adds its loader in `serving/backends/<engine>/model.py`, which Triton's stub imports. Refuses an incomplete
 configuration.

@@ -45,7 +45,6 @@ class Supervisor:
         self._restarts: deque[float] = deque()
 
     def stop(self, number: int, frame: FrameType | None) -> None:
-        """A signal handler."""
         self._waits.stopped.set()
 
     def run(self) -> int:
@@ -111,7 +110,7 @@ class Supervisor:
 
 
 def _cause(process: subprocess.Popen[bytes], lost: ServerLost) -> tuple[str, str]:
-    """Reason and detail: a server that dies during a load looks at first as if only the load had failed."""
+    """A server that dies during a load looks at first as if only the load had failed."""
     try:
         return "died", f"exit code {process.wait(DEATH_S)}"
     except subprocess.TimeoutExpired:

@@ -10,11 +10,11 @@ TICK_S = 0.1
 
 
 class Stopping(Exception):
-    """SIGTERM or SIGINT came."""
+    pass
 
 
 class ServerLost(Exception):
-    """The server must be restarted; `reason` is a short word for the metric."""
+    """`reason` is a short word for the metric."""
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(detail)
@@ -42,7 +42,7 @@ class Waits:
             raise ServerLost("died", f"exit code {process.returncode}")
 
     def call(self, function: Callable[[], None]) -> None:
-        """Runs `function` in a thread, so that a signal need not wait for it; raises its ControlFailed."""
+        """A thread, so that a signal need not wait; raises `function`'s ControlFailed."""
         failures: list[ControlFailed] = []
 
         def run() -> None:

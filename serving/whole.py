@@ -19,7 +19,7 @@ CONFIG_FILE, LABELS_FILE, MANIFEST_FILE = "config.pbtxt", "labels.txt", "manifes
 
 
 class Broken(Exception):
-    """A file is not as published."""
+    pass
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from models.data.cifar import BATCHES
 
 
 def write_binary(folder: Path, batches: dict[str, tuple[np.ndarray, np.ndarray]], suffix: str = ".bin") -> Path:
-    """Each batch, images (n, 3, 32, 32) and labels (n,), as records: a label, then the red, green and blue plane."""
+    """Images (n, 3, 32, 32) and labels (n,) as records: a label, then the red, green and blue plane."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, (images, labels) in batches.items():
         records = np.concatenate([labels[:, None].astype(np.uint8), images.reshape(len(images), -1)], axis=1)
@@ -18,7 +18,7 @@ def write_binary(folder: Path, batches: dict[str, tuple[np.ndarray, np.ndarray]]
 
 
 def write_pickled(folder: Path, batches: dict[str, tuple[np.ndarray, np.ndarray]]) -> Path:
-    """Each batch as a dictionary, byte for byte as Python 2 pickles it (protocol 2)."""
+    """Byte for byte as Python 2 pickles (protocol 2)."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, (images, labels) in batches.items():
         (folder / name).write_bytes(pickled(images.reshape(len(images), -1), labels))
@@ -26,7 +26,7 @@ def write_pickled(folder: Path, batches: dict[str, tuple[np.ndarray, np.ndarray]
 
 
 def pickled(pixels: np.ndarray, labels: np.ndarray) -> bytes:
-    """The pickle of {"batch_label", "labels", "data", "filenames"}; strings are bytes, as in Python 2."""
+    """Of {"batch_label", "labels", "data", "filenames"}; strings are bytes, as in Python 2."""
     entries = text(b"batch_label") + text(b"training batch 1 of 5")
     entries += text(b"labels") + b"](" + b"".join(b"K" + bytes([label]) for label in labels) + b"e"
     entries += text(b"data") + array(pixels)
@@ -35,7 +35,7 @@ def pickled(pixels: np.ndarray, labels: np.ndarray) -> bytes:
 
 
 def array(pixels: np.ndarray) -> bytes:
-    """The opcodes of numpy 1 for an array of unsigned bytes."""
+    """The opcodes of numpy 1 for unsigned bytes."""
     empty = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\0\x85U\x01b\x87R"
     shape = b"".join(b"J" + struct.pack("<i", side) for side in pixels.shape) + b"\x86"
     dtype = b"cnumpy\ndtype\nU\x02u1K\0K\x01\x87R(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\0tb"

@@ -1,5 +1,3 @@
-"""Fixtures for several folders: optional data, a model trained once, a server started once."""
-
 import fcntl
 import functools
 import gc
@@ -16,7 +14,7 @@ from hypothesis import settings
 
 ROOT = Path(__file__).parents[1]
 
-# A shell script's background jobs ignore SIGINT, and so do their children; some tests interrupt children.
+# A shell script's background jobs and their children ignore SIGINT; some tests interrupt children.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # As in the Makefile; before torch is imported, and for children too. On busy cores more threads take ten times as long.
@@ -51,7 +49,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Modules and tests are no garbage: a collection, which many tests ask for, need not look at them."""
+    """Modules and tests are no garbage: the collections that many tests ask for skip them."""
     gc.freeze()
 
 
@@ -66,7 +64,7 @@ def _there(path: Path, what: str) -> Path:
 def _quick_exports(shared_dir: Path) -> None:
     """PyTorch's exporter compiles its operator table in every call, a quarter of the time; here once a process.
 
-    And each network is exported once a run.
+    Each network is exported once a run.
     """
     if "torch" not in sys.modules:  # no test of this run has it
         return
@@ -87,7 +85,7 @@ def _one_thread() -> None:
 
 @pytest.fixture
 def processor_time_s() -> Callable[..., float]:
-    """Runs a command that ends with `code`; its processor time in seconds, independent of the machine's load."""
+    """In seconds, independent of the machine's load; the command must end with `code`."""
 
     def run(command: list[str], code: int = 0) -> float:
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -100,19 +98,17 @@ def processor_time_s() -> Callable[..., float]:
 
 @pytest.fixture(scope="session")
 def mnist_dir() -> Path:
-    """The folder with the four idx files of MNIST."""
     return _there(Path(os.environ.get("MNIST_DIR", ROOT.parent / "shared/data/MNIST/raw")), "MNIST")
 
 
 @pytest.fixture(scope="session")
 def reference_dir() -> Path:
-    """The folder with the published checkpoint and its logits."""
     return _there(ROOT.parent / "shared/reference", "the published checkpoint")
 
 
 @pytest.fixture(scope="session")
 def shared_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder shared by all worker processes of this run."""
+    """Shared by all worker processes of this run."""
     folder = tmp_path_factory.getbasetemp()
     return folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
 
@@ -138,7 +134,7 @@ def trained(shared_dir: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def repository(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model repository with that network, folded, as version 1 of `vitbn`."""
+    """Holds that network, folded, as version 1 of `vitbn`."""
     from export.pipeline import Destination, ExportOptions, export_checkpoint
 
     path = tmp_path_factory.mktemp("repository with a space")
@@ -148,7 +144,7 @@ def repository(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def live_server(repository: Path) -> Iterator[object]:
-    """The real tritonserver on that repository; has `http_url` and `grpc_url`."""
+    """Has `http_url` and `grpc_url`."""
     from serving.running import running_server
 
     with running_server(repository, ["--disable-auto-complete-config"]) as server:  # saves a start of the model

@@ -1,7 +1,6 @@
-"""PyTorch's exporter, run once for each network.
+"""PyTorch's exporter, run once for each network: tests export the same networks again, at a second or more each.
 
-In: a folder that all processes of a test run share. Out: a `torch.onnx.export` that keeps the graphs of our networks
-there. The tests export the same networks again and again, at a second or more each.
+In: a folder that all processes of a test run share. Out: a `torch.onnx.export` that keeps our networks' graphs there.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ OF_TORCH = vars(nn.Module()).keys()
 
 
 def once(export: Callable[..., Any], folder: Path) -> Callable[..., Any]:
-    """`export` with a memory; other networks than `Served` are exported every time."""
+    """Networks other than `Served` are exported every time."""
     folder.mkdir(exist_ok=True)
 
     def remembered(model: nn.Module, *arguments: Any, **options: Any) -> Any:

@@ -1,5 +1,3 @@
-"""From a checkpoint to an answer of the real tritonserver, over both protocols."""
-
 import json
 import subprocess
 import sys

@@ -1,5 +1,3 @@
-"""A folder of a user's own pictures: train, rewrite, publish, classify, with the names of the sub-folders."""
-
 from pathlib import Path
 
 import numpy as np

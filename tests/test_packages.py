@@ -1,5 +1,3 @@
-"""A foreign package of our name first on the path gives one line instead of a traceback."""
-
 import os
 import subprocess
 import sys
@@ -32,7 +30,7 @@ def test_a_script_says_that_it_is_hidden(tmp_path, form):
     else:
         (tmp_path / "models.py").write_text("")
     done = run([sys.executable, str(ROOT / "models/train.py"), "--help"], tmp_path)
-    line = f"Error: expected the package models of {ROOT}, found another in {tmp_path}: take that off PYTHONPATH\n"
+    line = f"Error: expected the package models of {ROOT}, found another in {tmp_path}: remove it from PYTHONPATH\n"
     assert (done.returncode, done.stdout, done.stderr) == (1, "", line)
 
 

@@ -35,7 +35,6 @@ TOOLS = {"source", "curl", "cd", "docker", "torchrun", "envoy", "kill", "prometh
 
 
 def prose(name: str) -> str:
-    """Without fenced blocks."""
     return re.sub(r"^```.*?^```", "", (ROOT / name).read_text(), flags=re.DOTALL | re.MULTILINE)
 
 
@@ -128,7 +127,6 @@ def check_server(words: list[str], line: str) -> None:
 
 @cache
 def server_options() -> set[str]:
-    """The options of this environment's tritonserver."""
     done = subprocess.run(
         [sys.executable, "-m", "serving.launcher", "--help"], cwd=ROOT, capture_output=True, text=True
     )

@@ -1,5 +1,3 @@
-"""Colour photos in CIFAR-10's format: train, rewrite, serve, ask."""
-
 import colorsys
 import json
 from collections.abc import Iterator
@@ -67,7 +65,6 @@ def checkpoint(cifar: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def exported(checkpoint: Path, cifar: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """The model repository with all rewrites, and the exporter's output."""
     repository = tmp_path_factory.mktemp("photos") / "repository"
     options = ("--optimize", "--repository", repository, "--name", "photos", "--data-dir", cifar)
     return repository, run(export, "--checkpoint", checkpoint, *options).output
@@ -75,7 +72,7 @@ def exported(checkpoint: Path, cifar: Path, tmp_path_factory: pytest.TempPathFac
 
 @pytest.fixture(scope="module")
 def server(exported: tuple[Path, str]) -> Iterator[Server]:
-    """The real server with `photos` and a shipped model of digits."""
+    """With `photos` and a shipped model of digits."""
     repository = exported[0]
     run(export, "--model", "vitbn-tiny", "--repository", repository, "--name", "digits")
     with running_server(repository, ["--disable-auto-complete-config"]) as started:  # saves a start of each model

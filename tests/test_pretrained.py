@@ -1,5 +1,3 @@
-"""The shipped checkpoints have their stated accuracy, before and after export."""
-
 import hashlib
 
 import numpy as np

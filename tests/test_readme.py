@@ -18,7 +18,7 @@ READY_S = 60
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """A copy of the tree, as `git clone` would make it; its latency.py times one ViTBN of one block, to be quick.
+    """A clone of the tree; its latency.py times one ViTBN of one block, to be quick.
 
     test_latency.py runs all networks.
     """
@@ -89,7 +89,6 @@ def test_the_shell_blocks_run_word_for_word(checkout: Path) -> None:
 
 
 def shown(line: str) -> str:
-    """The command's output according to the README."""
     (block,) = re.findall(r"```text\n(.*?)```", README, re.DOTALL)
     outputs = dict(part.split("\n", 1) for part in f"\n{block}".split("\n$ ")[1:])
     return str(outputs[line])

@@ -1,1 +1,1 @@
-"""Contestants: models in a runtime and a precision, checked and then timed together."""
+"""Models in a runtime and a precision, checked and then timed together."""

@@ -51,7 +51,7 @@ class TimedCall:
         self.counted = len(self.device_ms)
 
     def with_copies(self) -> None:
-        """On CUDA, with the next images from pinned memory and logits back into it."""
+        """On CUDA, also copies the images from pinned memory and the logits back into it."""
         import torch
 
         if self.pinned is None:

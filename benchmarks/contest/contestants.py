@@ -25,7 +25,7 @@ from benchmarks.measure.progress import count_bar, note, one_line
 from export.equivalence import EquivalenceError, Images, Logits
 from export.errors import Unavailable
 
-CHECKED = 512  # images for PyTorch eager's first call; all 5,000 would take a minute per model
+CHECKED = 512  # all 5,000 would take PyTorch eager a minute per model
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,6 @@ class Contestant:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes that every call reads besides images."""
         if isinstance(self.program, bytes):
             return len(self.program)
         return sum(tensor.nbytes for tensor in (*self.program.parameters(), *self.program.buffers()))
@@ -61,7 +60,7 @@ class Contestant:
 
 @dataclass(frozen=True)
 class Ready:
-    """Answered correctly; `warm_ns` is 0 if it needs another call before timing."""
+    """`warm_ns` is 0 if it needs another call before timing."""
 
     contestant: Contestant
     call: TimedCall
@@ -151,7 +150,7 @@ def first_call(who: Contestant, batch: int, options: Options) -> Ready:
     start_ns = time.perf_counter_ns()
     logits = classify(who.run, part, micro_batch, device)
     first_call_ns = time.perf_counter_ns() - start_ns
-    # PyTorch's engines only: the others have their own allocators.
+    # The other engines have their own allocators.
     known = before is not None and engine in TORCH_ENGINES
     peak_mb = (torch.cuda.max_memory_allocated() - (before or 0)) / 1e6 if known else None
     error = who.subject.check(who.entry.name, who.entry.precision, len(part), logits)

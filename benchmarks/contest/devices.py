@@ -1,5 +1,3 @@
-"""The measured device."""
-
 from __future__ import annotations
 
 import gc

@@ -1,4 +1,4 @@
-"""Turns programs into functions from images to logits, in any engine."""
+"""Turns programs into functions from images to logits."""
 
 from __future__ import annotations
 

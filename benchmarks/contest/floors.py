@@ -1,7 +1,6 @@
 """The least time of a network on a device.
 
-Each product is one kernel with its bias, norm, GELU and residual; each attention is one kernel and keeps its scores to
-itself.
+Each product is one kernel with its bias, norm, GELU and residual; each attention is one kernel that writes no scores.
 """
 
 from __future__ import annotations

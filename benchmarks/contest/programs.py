@@ -25,7 +25,7 @@ Program = Served | bytes
 
 
 def for_runtime(subject: Subject, how: Runtime, precision: Precision) -> tuple[Program, int, int]:
-    """The program for that runtime, an image's multiply-accumulates in it, and the values that these move."""
+    """The program, an image's multiply-accumulates in it, and the values that these move."""
     network = _rewritten(subject, REWRITES[how.rewrites])
     macs, values = macs_per_image(network.model), moved_values(network.model)
     if how.fused and subject.config.is_transformer:

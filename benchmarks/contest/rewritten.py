@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from export.rewrites.pipeline import Rewrite
 
 SEARCHED = 1280  # images for the search of the best way
-ROUNDS = 7  # at least; an interval from fewer rounds says little
+ROUNDS = 7  # an interval from fewer rounds says little
 
 EAGER, PLAIN, ALL = "PyTorch eager", "plain", "all"
 INT8 = f"{ALL}, int8"
@@ -96,7 +96,7 @@ def rewrites_of(contestant: str) -> tuple[Rewrite, ...]:
 
 
 def timed_rows(rows: Sequence[Row], measured: Mapping[str, Durations]) -> list[Row]:
-    """The rows with their figures; "best" is the faster of the best way and one call."""
+    """Adds the figures; "best" is the faster of the best way and one call."""
     from benchmarks.measure.timing import ratio_with_interval
 
     rows, durations = [dict(row) for row in rows], dict(measured)

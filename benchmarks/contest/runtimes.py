@@ -27,7 +27,7 @@ ORT = f"{ENGINES['onnxruntime']}, float32"
 TORCH_ENGINES: tuple[Engine, ...] = ("eager", "compiled", "graphs")
 SERVED_ENGINES: tuple[Engine, ...] = ("onnxruntime", "openvino", "tensorrt")  # Triton has a backend for each
 
-# float16 is for GPUs only: on CPUs ONNX Runtime casts around every operator, and PyTorch's kernels gain nothing.
+# On CPUs ONNX Runtime casts around every float16 operator, and PyTorch's kernels gain nothing.
 SUPPORTED: dict[tuple[Engine, Device], tuple[Precision, ...]] = {
     ("eager", "cpu"): ("fp32", "bf16"),
     ("eager", "cuda"): ("fp32", "tf32", "fp16", "bf16"),
@@ -81,7 +81,7 @@ RUNTIMES: dict[str, Runtime] = {
 }
 BASELINE = "torch"
 DEFAULT_RUNTIMES: dict[Device, tuple[str, ...]] = {
-    "cpu": ("torch", "onnx-folded", "onnx-optimized"),  # of all models at batch 5000 in about two minutes
+    "cpu": ("torch", "onnx-folded", "onnx-optimized"),  # all models at batch 5000 in about two minutes
     "cuda": (
         *("torch", "torch-sdpa", "torch-sdpa-optimized", "torch-compile", "torch-cudagraphs-optimized"),
         *("onnx-folded", "onnx-optimized", "tensorrt-plain", "tensorrt-folded", "tensorrt", "tensorrt-cudagraph"),
@@ -97,7 +97,7 @@ def why_not(engine: Engine, precision: Precision, device: Device) -> str | None:
     if not precisions:
         return f"{ENGINES[engine]} needs another device than {device}"
     if precision not in precisions:
-        return f"{ENGINES[engine]} on {device} is measured in {', '.join(precisions)} alone"
+        return f"{ENGINES[engine]} on {device} is measured only in {', '.join(precisions)}"
     return None
 
 
@@ -133,8 +133,8 @@ class Entry:
 class Setup:
     """Where a program runs; by default in PyTorch eager or, for a file, in ONNX Runtime.
 
-    `threads` are those of the CPU, 0 for all cores. TensorRT also needs the configuration and the images per call;
-    `graph` asks it for a CUDA graph.
+    `threads` of the CPU, 0 for all cores. TensorRT also needs the configuration and the images per call; `graph` asks
+    it for a CUDA graph.
     """
 
     engine: Engine | None = None

@@ -16,9 +16,9 @@ from models.config import ModelConfig
 from models.registry import build, randomise_norms
 
 # Relative to the largest logit. The check detects broken networks; benchmarks/accuracy.py measures the cost of
-# rounding. Measured on vit, vitbnffn, vitbn (depth 1 or 6) and cnn, as far as the CPU can: fp16 0.0008 (TF32 has as
-# many bits), bf16 0.012, int8 0.045. Without the 1/255, vitbn and cnn are off by more than 38, vit and vitbnffn only by
-# 0.013 to 0.021, because their first LayerNorm removes a scale: bf16 and int8 miss that.
+# rounding. Measured on vit, vitbnffn, vitbn (depth 1 or 6) and cnn: fp16 0.0008 (TF32 has as many bits), bf16 0.012,
+# int8 0.045. Without the 1/255, vitbn and cnn are off by more than 38, vit and vitbnffn only by 0.013 to 0.021 (their
+# first LayerNorm removes a scale): bf16 and int8 miss that.
 TOLERANCES: dict[Precision, float] = {"fp32": 2e-5, "tf32": 0.01, "fp16": 0.01, "bf16": 0.05, "int8": 0.15}
 
 
@@ -36,7 +36,7 @@ class Subject:
         return np.resize(self.proof, (count, *self.proof.shape[1:]))
 
     def check(self, name: str, precision: Precision, count: int, logits: Logits) -> float:
-        """The largest absolute error of logits of the first `count` images; raises EquivalenceError."""
+        """The largest absolute error of the first `count` images' logits; raises EquivalenceError."""
         expected = np.resize(self.logits, (count, self.logits.shape[1]))
         largest = float(np.abs(expected).max())
         if precision == "fp32":
@@ -52,7 +52,7 @@ class Subject:
 
 
 def subject(config: ModelConfig) -> Subject:
-    """The network of `config`. Time does not depend on weights: without a checkpoint they are random."""
+    """Time does not depend on weights: without a checkpoint they are random."""
     if path := matching(config):
         model = load(path).model
     else:

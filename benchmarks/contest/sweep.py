@@ -56,7 +56,7 @@ def run(
     contestants = build(swept.entries(middle), batches, options, missing)
     for batch in batches:
         measure(contestants, batch, share, limits, f"batch {batch}", missing, lambda rows: add("batch", rows))
-    del contestants  # their memory is that of the largest batch
+    del contestants  # it holds the memory of the largest batch
     for depth in DEPTHS:
         contestants = build(swept.entries(replace(middle, depth=depth)), [AXIS_BATCH], options, missing)
         title = f"depth {depth}"

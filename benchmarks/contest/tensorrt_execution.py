@@ -1,7 +1,7 @@
 """A TensorRT engine through its own execution context, as a server runs it.
 
 In: an engine, the profile for each batch size, and a CUDA stream other than the default. Out: a function of images on
-the device. Memory is allocated once for a batch size; a call sets an address and enqueues, or replays a CUDA graph.
+the device. Memory is allocated once per batch size; a call sets an address and enqueues, or replays a CUDA graph.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ Call = Callable[[Any], Any]
 class Execution:
     """uint8 images (B, C, H, W) -> float32 logits (B, classes), both on the device; the next call overwrites them.
 
-    It returns before the device is done. `profile_of` gives the number of the profile for a batch size. Raises
-    RuntimeError where TensorRT refuses. With `graph` each batch size becomes a CUDA graph; `fallback` says why one was
-    not, and its calls are enqueued then.
+    Returns before the device is done. `profile_of` gives the profile's number for a batch size. Raises RuntimeError if
+    TensorRT refuses. With `graph` each batch size becomes a CUDA graph; else `fallback` says why, and its calls are
+    enqueued.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Execution:
         enqueue = self._enqueuer(images)
         if not self.graph:
             return enqueue
-        enqueue(images)  # TensorRT allocates in its first call, which must not happen in a capture
+        enqueue(images)  # the first call allocates, which a capture forbids
         try:
             return captured(enqueue, images, self.stream)
         except RuntimeError as reason:
@@ -71,7 +71,7 @@ class Execution:
 
 
 def captured(enqueue: Call, images: Any, stream: torch.cuda.Stream) -> Call:
-    """`enqueue` as a CUDA graph over a copy of the images; raises RuntimeError where CUDA or TensorRT refuses."""
+    """A CUDA graph over a copy of the images; raises RuntimeError if CUDA or TensorRT refuses."""
     import torch
 
     static, graph = images.clone(), torch.cuda.CUDAGraph()

@@ -58,7 +58,7 @@ def _eager(network: Served) -> Forward:
 
 
 def _compiled(network: Served) -> Forward:
-    """Compiled whole at its first call with each batch size; a failure is Unavailable, not eager."""
+    """Compiled at its first call with each batch size; a failure is Unavailable, not eager."""
     on_cuda = next(network.parameters()).is_cuda
     if on_cuda and not importlib.util.find_spec("triton"):
         raise Unavailable("torch.compile on CUDA needs Triton's compiler (pip install triton)")

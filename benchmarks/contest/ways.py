@@ -53,7 +53,7 @@ def best_micro_batch(make: Callable[[Images, int], Callable[[], object]], images
 
 
 def runner(program: Program, way: Way, images: Images) -> Callable[[], None]:
-    """One worker with all threads, or a worker per core with its share of the calls."""
+    """One worker with all threads, or a worker per core."""
     from benchmarks.contest.engines import start
 
     batches = [images[i : i + way.micro_batch] for i in range(0, len(images), way.micro_batch)]

@@ -37,14 +37,14 @@ from serving.fleet.running import RunningFleet, running_fleet
 Row = dict[str, Any]
 MODEL = "vitbn-tiny"
 STEADY, BEFORE_S, AFTER_S, HEAL_S = 4, 1.0, 2.0, 120.0
-# A model that is slow enough for this machine's clients to send five times what the servers can answer.
+# Slow enough for this machine's clients to send five times what the servers can answer.
 OVERLOAD_MODEL, OVERLOAD, OVERLOAD_BATCH, CAPACITY_S = "vitbn", 5.0, 64, 3.0
 TURNS, TURN = 10, 100  # of requests straight to a server and through the proxy
 GOOD = 400
 
 
 class BehindProxy:
-    """Two servers with the shipped network of one block, for the length of a `with` block."""
+    """Two servers with the shipped network of one block."""
 
     def __init__(self, requests: int, overload_s: float) -> None:
         self._requests, self._overload_s = requests, overload_s
@@ -65,7 +65,7 @@ class BehindProxy:
         self._folder.cleanup()
 
     def _export(self, model: str, batch: int) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
-        """Publishes the shipped `model`; images (batch, 1, 28, 28) and their logits (batch, classes)."""
+        """Publishes the shipped `model`; returns images (batch, 1, 28, 28) and their logits (batch, classes)."""
         from export.equivalence import embedded_sample, onnx_classifier
 
         published = export_and_publish(Form(model), self._repository, {model: None})

@@ -29,7 +29,7 @@ BLOCK = 4096  # images of the repeated digits
 
 
 class BulkBench:
-    """An input and a model in `folder`; call compared, then killed."""
+    """Call `compared`, then `killed`."""
 
     def __init__(self, folder: Path, rows: int, model: str, form: str) -> None:
         from export.pipeline import Destination, ExportOptions, export_checkpoint
@@ -190,7 +190,7 @@ def _rows(path: Path) -> int:
 
 
 def _workers(driver: int) -> list[psutil.Process]:
-    """Living processes that do parts: the driver's grandchildren, for a child forks them."""
+    """Living processes that do parts: the driver's grandchildren."""
     grandchildren = [each for child in psutil.Process(driver).children() for each in child.children()]
     return [each for each in grandchildren if each.status() != psutil.STATUS_ZOMBIE]
 
@@ -207,7 +207,7 @@ def _memory_mb(driver: int) -> float:
 def _wait_for_parts(output: Path, count: int, driver: subprocess.Popen[bytes]) -> None:
     while len(_answers(output)) < count:
         if driver.poll() is not None:
-            raise RuntimeError(f"{output}: expected a run of {count} parts and more, found that it ended before")
+            raise RuntimeError(f"{output}: expected a run of at least {count} parts, found an earlier end")
         time.sleep(0.005)
 
 

@@ -45,7 +45,7 @@ Ask = Callable[[], Awaitable[object]]
 
 @dataclass(frozen=True)
 class Answered:
-    """Latencies in seconds of all requests, abandoned ones included, and answered requests a second."""
+    """Latencies in seconds of all requests, abandoned ones too, and answered requests a second."""
 
     latencies_s: NDArray[np.float64]
     requests_per_s: float
@@ -128,7 +128,7 @@ async def closed_loop(ask: Ask, in_flight: int, seconds: float) -> Answered:
 async def open_loop(ask: Ask, due_s: NDArray[np.float64], seconds: float) -> Answered:
     """`due_s` are seconds from now.
 
-    The rate counts until the last answer, less the shortest latency, which an idle server also takes.
+    The rate counts until the last answer, less the shortest latency: an idle server takes that too.
     """
     import numpy as np
 
@@ -149,7 +149,7 @@ async def open_loop(ask: Ask, due_s: NDArray[np.float64], seconds: float) -> Ans
     await asyncio.wait(tasks, timeout=max(0, start + seconds + GIVE_UP_S - perf_counter()))
     over.set()
     over_s = perf_counter() - start
-    # The server's remaining requests must not disturb the next load.
+    # Leftovers must not disturb the next load.
     ended_s = await asyncio.gather(*tasks, return_exceptions=True)
     for each in ended_s:
         if isinstance(each, BaseException):

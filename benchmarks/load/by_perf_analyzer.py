@@ -1,7 +1,7 @@
 """Load by NVIDIA's perf_analyzer, which `make perf_analyzer` fetches.
 
 An open loop gets one thread per request of a second, up to a bound. If all wait, perf_analyzer sends late and counts
-from then, so above saturation it understates the wait.
+from then: above saturation it understates the wait.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ COMPUTE = ("Server Compute Input", "Server Compute Infer", "Server Compute Outpu
 
 
 def program() -> Path:
-    """The fetched program, else that on PATH; raises Failed without a program."""
+    """The fetched program, else the one on PATH; raises Failed without a program."""
     path = TOOL / "bin" / "perf_analyzer"
     if path.is_file():
         return path
@@ -104,7 +104,7 @@ def _run(command: list[str], report: Path) -> None:
 
 
 def _read(report: Path, images: int) -> Sample:
-    """The row of its CSV file, whose inferences are of that many images each; times are in microseconds."""
+    """From the CSV file; an inference has `images` images, times are in microseconds."""
     with report.open(newline="") as file:
         row = next(csv.DictReader(file))
     p50, p90, p95, p99 = (float(row[f"p{percent} latency"]) / 1000 for percent in (50, 90, 95, 99))

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Instance:
-    """A copy of the model; on a GPU it has a stream of its own, which its calls need."""
+    """A copy of the model, on a GPU with a stream of its own."""
 
     run: Run
     in_stream: Callable[[], AbstractContextManager[object]]
@@ -34,7 +34,7 @@ class Instance:
             return classify(self.run, images, batch, self.device)
 
     def call(self, images: Images) -> Callable[[], object]:
-        """A call with all images; on a GPU with the copies to and from the device, as the server's."""
+        """On a GPU with the copies to and from the device, as on the server."""
         from benchmarks.contest.calls import TimedCall
 
         call = TimedCall(self.run, images, len(images), len(images), self.device)
@@ -56,7 +56,7 @@ def _instance(published: Published, setup: Setup) -> Instance:
     import torch
 
     stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):  # threads know no stream of the thread that made them
+    with torch.cuda.stream(stream):  # other threads do not know the stream
         run = _start(published, setup)
     return Instance(run, lambda: torch.cuda.stream(stream), setup.device)
 

@@ -1,6 +1,6 @@
 """Requests in sequence to a model with the default bound on its queue, and to the same model without a bound.
 
-Out: a row: counts, and for both models p50, p99 and worst latency in ms and the answers over LATE_MS.
+Out: for both models counts, p50, p99 and worst latency in ms and the answers over LATE_MS.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ LATE_MS = 400.0  # a request that misses its wake-up sleeps for 500 ms
 
 
 def lone_requests() -> dict[str, Any]:
-    """The models take turns of TURN requests on the same server."""
     with tempfile.TemporaryDirectory(prefix="lone-") as folder:
         repository = Path(folder)
         published = publish(Form(MODEL), repository, {MODEL: None, UNBOUNDED: None})

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from export.publishing.artifact import Artifact
     from models.config import ModelConfig
 
-IMAGES = 64  # real images for the comparison of answers, which every engine takes; larger batches repeat them
+IMAGES = 64  # for the comparison of answers, which every engine takes; larger batches repeat them
 
 
 @dataclass(frozen=True)
 class Published:
-    """An ONNX file, its network's configuration and, of TensorRT, the plan that the server has in its place."""
+    """An ONNX file, its network's configuration and, for TensorRT, the plan on the server."""
 
     data: bytes
     config: ModelConfig
@@ -32,7 +32,7 @@ class Published:
 
 
 def device_of_server(wanted: str) -> Device:
-    """Where server and process compute: a GPU with a native server alone. Raises ClickException without it."""
+    """Only a native server computes on a GPU. Raises ClickException without it."""
     from benchmarks.contest.devices import choose
     from serving.launcher import native_server
 
@@ -44,7 +44,7 @@ def device_of_server(wanted: str) -> Device:
 
 
 def server_arguments() -> list[str]:
-    """Triton's arguments: a model that does not load costs itself alone, and clients may share memory."""
+    """A model that does not load costs only itself; clients may share memory."""
     from serving.launcher import BY_PRIORITY, shared_memory_arguments
 
     alone = ["--exit-on-error=false", "--strict-readiness=false"]
@@ -56,8 +56,8 @@ def publish(
 ) -> Published:
     """Exports the network with all rewrites and publishes it under each name, with its sharing.
 
-    The server takes requests of up to `largest` images. Raises ExportError, or DataError without the test images that a
-    lower precision is checked on.
+    The server takes requests of up to `largest` images. Raises ExportError, or DataError without the test images for
+    the check of a lower precision.
     """
     from export.pipeline import ExportOptions, export_checkpoint
     from export.publishing.publish import publish as publish_artifact
@@ -90,7 +90,7 @@ def _engine(exported: Any, precision: Any, largest: int) -> Artifact:
 
 
 def check(who: object, found: Logits, expected: Logits, precision: Precision = "fp32") -> None:
-    """Raises WrongAnswer if the logits differ from those of the ONNX file in this process."""
+    """Raises WrongAnswer if the logits differ from the ONNX file's in this process."""
     import numpy as np
 
     from benchmarks.contest.subjects import TOLERANCES

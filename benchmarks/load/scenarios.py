@@ -1,6 +1,6 @@
 """The scenarios of benchmarks/faults.py: a supervised server each, a fault, and requests before, during and after.
 
-In: a scenario's name. Out: its row. Clients do not retry, so every failure counts.
+Out: the scenario's row. Clients do not retry, so every failure counts.
 """
 
 from __future__ import annotations
@@ -42,8 +42,6 @@ REQUESTS = 500  # between two publications
 
 
 class Faults:
-    """The scenarios' common repository, for the length of a `with` block."""
-
     def __init__(self, publications: int, overload_seconds: float) -> None:
         self._publications, self._overload_seconds = publications, overload_seconds
         self._folder = tempfile.TemporaryDirectory(prefix="faults-")
@@ -128,7 +126,7 @@ class Faults:
 
     @contextmanager
     def _traffic(self, server: Server, pause_s: float = 0) -> Iterator[Verdicts]:
-        """Steady requests in a thread, counted as they run."""
+        """Steady requests in a thread."""
         stop, verdicts = threading.Event(), Verdicts()
 
         def ask() -> None:

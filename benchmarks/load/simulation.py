@@ -1,9 +1,9 @@
 """Servers behind a proxy under a day's load with failures: a discrete-event simulation.
 
 In: measured service times, a fleet, a rate for each hour. Out: latency percentiles, and the shares of requests that
-were refused, failed or repeated. The proxy is that of `vitbn proxy`: a request goes to the less busy of two servers
-drawn at random, is refused when the fleet has its limit in flight, and is repeated elsewhere when its server is down.
-Like a served model with one instance, a server answers one request at a time, in order.
+were refused, failed or repeated. As with `vitbn proxy`, a request goes to the less busy of two servers drawn at random,
+is refused when the fleet has its limit in flight, and is repeated elsewhere when its server is down. Like a served
+model with one instance, a server answers one request at a time, in order.
 
 A large fleet's day has too many requests, so each hour is a window of `requests` requests. The servers that are down at
 its start are drawn from the shares of time; within it servers fail and come back.
@@ -82,7 +82,7 @@ def simulate(service_ms: Sequence[float], fleet: Fleet, rate: float, requests: i
 
 
 class _Window:
-    """The fleet's state; events are (time, order, kind, server, generation) with kinds end, fail, detect, back."""
+    """Events are (time, order, kind, server, generation) with kinds end, fail, detect, back."""
 
     def __init__(self, service_ms: Sequence[float], fleet: Fleet, rng: np.random.Generator) -> None:
         self._fleet, self._rng = fleet, rng
@@ -142,7 +142,7 @@ class _Window:
                 self._at(now + self._rng.exponential(self._fleet.between_failures_s), "fail", server)
 
     def _ask(self, now: float, arrived: float, attempt: int, counted: bool) -> None:
-        """Sends a request to a server; its place in the queue holds its arrival and attempt."""
+        """Its place in the queue holds arrival and attempt."""
         server = self._choose()
         if server is None or not self._up[server]:
             self._again(now, arrived, attempt, counted, server is not None)

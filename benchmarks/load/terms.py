@@ -22,7 +22,7 @@ Memory = Literal["none", "system", "cuda"]
 LARGEST_BATCH = 5000  # images of a request
 
 # Open loop only.
-MIN_REQUESTS = 40  # one request more or less at the end changes the rate by 2.5 %
+MIN_REQUESTS = 40  # one request more or less changes the rate by 2.5 %
 MAX_IN_FLIGHT = 256  # an unbounded queue takes all of them; more would fill the server's memory
 SEED = 0
 # Triton's messages for a full queue and for a request that waited too long in it.
@@ -30,15 +30,15 @@ REFUSALS = ("Exceeds maximum queue size", "Request timeout expired")
 
 
 class Failed(Exception):
-    """A load that could not be measured, or a server that answers wrongly."""
+    """A load that could not be measured, or a wrong answer."""
 
 
 class WrongAnswer(Failed):
-    """Logits too far from those of ONNX Runtime."""
+    pass
 
 
 class LeftOut(Exception):
-    """A load without figures: the server refused requests or answered too few."""
+    """The server refused requests or answered too few."""
 
 
 @dataclass(frozen=True)
@@ -87,13 +87,13 @@ class InProcess:
 
 
 def wire(row: Mapping[str, Any]) -> str:
-    """Protocol and shared memory of a target or row. In older results True stands for the system's memory."""
+    """In older results True stands for the system's memory."""
     named = {True: ", shared memory", "system": ", shared memory", "cuda": ", CUDA shared memory"}
     return f"{row['protocol']}{named.get(row['shared_memory'], '')}"
 
 
 def engine(row: Mapping[str, Any]) -> str:
-    """With the precision, unless they are the usual ones; older results have no other."""
+    """With the precision; empty for the usual ones and for older results."""
     name, precision = row.get("engine", "onnxruntime"), row.get("precision", "fp32")
     return "" if (name, precision) == ("onnxruntime", "fp32") else f"{ENGINES[name]} {precision}, "
 
@@ -152,7 +152,7 @@ def sample(latencies_s: NDArray[np.float64], images_per_s: float, server_ms: tup
 def arrivals_s(load: Load, seconds: float) -> NDArray[np.float64]:
     """Due times of an open loop's requests, in seconds from its start: the same at each call.
 
-    A Poisson process with a fixed number of requests: a random number would let chance decide whether a low rate is
+    A Poisson process with a fixed number of requests; with a random number, chance would decide whether a low rate is
     reached.
     """
     import numpy as np
@@ -161,6 +161,6 @@ def arrivals_s(load: Load, seconds: float) -> NDArray[np.float64]:
 
 
 def unmeasured(words: str) -> LeftOut | Failed:
-    """The error for a failure message: only a long queue is the load's fault."""
+    """Only a long queue is the load's fault."""
     reason = next((each for each in REFUSALS if each in words), None)
     return LeftOut(f"the server refused requests: {reason}") if reason else Failed(words)

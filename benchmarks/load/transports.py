@@ -1,6 +1,6 @@
 """The cost of server and client per call and transport, against the same file in this process.
 
-The client's part of a request is its duration minus the server's, from arrival until the network has the answer.
+The client's part is a request's duration minus the server's, from arrival until the network has the answer.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def calls(
 
 
 def client_part_ns(classifiers: Mapping[str, Classifier], statistics_url: str, image: Images) -> dict[str, list[int]]:
-    """Nanoseconds of single requests outside the server, by transport; the transports take turns."""
+    """Nanoseconds of single requests outside the server; the transports take turns."""
 
     def served() -> tuple[int, int]:
         with urllib.request.urlopen(statistics_url) as answer:

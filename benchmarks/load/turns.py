@@ -1,4 +1,4 @@
-"""Targets on the server and in process take turns under every load; a failure costs its own figures alone."""
+"""Targets on the server and in process take turns under every load; a failure costs only its own figures."""
 
 from __future__ import annotations
 
@@ -37,8 +37,6 @@ Who = Target | InProcess
 
 @dataclass(frozen=True)
 class Plan:
-    """Every target is measured under every load, in `rounds` of `seconds` each."""
-
     targets: Sequence[Target]
     loads: Sequence[Load]
     generator: str
@@ -79,7 +77,7 @@ def run(plan: Plan) -> Iterator[Outcome]:
 
 
 def _published(plan: Plan, repository: Path) -> tuple[dict[Form, Published], dict[Form, Exception]]:
-    """The networks, and the reasons of the forms that this machine cannot make."""
+    """The networks, and the reasons for the missing."""
     published: dict[Form, Published] = {}
     lost: dict[Form, Exception] = {}
     for form in dict.fromkeys(target.form for target in plan.targets):
@@ -147,7 +145,7 @@ def _expected(model: Published, images: Images) -> Logits:
 
 
 def turns(targets: Sequence[Target], loads: Sequence[Load]) -> list[Turn]:
-    """Pairs of target and load, in order; one in-process turn serves several targets."""
+    """One in-process turn serves several targets."""
     everybody: list[Turn] = []
     for load, target in product(loads, targets):
         everybody += [(target, load)] if load.in_flight is None else [in_process(target, load), (target, load)]
@@ -161,7 +159,7 @@ def take(
     rounds: int,
     lost: Mapping[Who, Exception] = MappingProxyType({}),
 ) -> Iterator[Outcome]:
-    """Yields all samples after each round. Those in `lost` get no turn."""
+    """Yields all samples after each round. Skips those in `lost`."""
     wrong = any(isinstance(error, WrongAnswer) for error in lost.values())
     outcome = Outcome({turn: [] for turn in order if turn[0] not in lost}, {}, wrong)
     for who, error in lost.items():

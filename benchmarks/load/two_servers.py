@@ -65,7 +65,7 @@ async def _closed_loops(
 async def _open_loop(
     servers: Sequence[AsyncClassifier], images: np.ndarray[Any, np.dtype[np.uint8]], rate: float, seconds: float
 ) -> dict[str, Any]:
-    """Poisson arrivals, each to the less busy of two draws, as the proxy does; late sending counts as waiting."""
+    """Poisson arrivals, each to the less busy of two draws, as in the proxy; late sending counts as waiting."""
     rng, in_flight, durations = np.random.default_rng(0), [0, 0], list[float]()
 
     async def request(due: float) -> None:

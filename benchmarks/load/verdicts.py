@@ -1,7 +1,6 @@
 """Requests to one model over HTTP; every answer is compared with the expected logits.
 
-In: a server, an image, its logits. Out: `Verdicts`. An open loop keeps its rate regardless of answers, for at most
-`MOST` requests.
+An open loop keeps its rate regardless of answers, for at most `MOST` requests.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ ANSWER_S, RETRY_S = 30.0, 0.05
 
 
 def in_a_line(row: Mapping[str, Any]) -> str:
-    """A scenario's result for the terminal."""
     texts = {name: f"{value:.1f}" if isinstance(value, float) else str(value) for name, value in row.items()}
     return "  ".join(f"{name} {text}" for name, text in texts.items())
 

@@ -1,5 +1,3 @@
-"""Options of several benchmarks."""
-
 from __future__ import annotations
 
 import tempfile

@@ -1,4 +1,4 @@
-"""Clocks, power, temperature and throttling of a GPU under measurement, from NVIDIA's management library (NVML).
+"""Clocks, power, temperature and throttling of a GPU, from NVIDIA's management library (NVML).
 
 A round in which the GPU slowed itself down does not count.
 """
@@ -27,7 +27,6 @@ class Reading:
 
     @property
     def slowed_by(self) -> list[str]:
-        """Why measurements at this moment would be too slow."""
         return [name for bit, name in SLOWED_BY.items() if self.reasons & bit]
 
 
@@ -51,7 +50,7 @@ class Monitor:
         return int(value.value)
 
     def undisturbed(self) -> bool:
-        """Takes a reading; whether the GPU runs as fast as load and power limit permit."""
+        """Takes a reading; False if the GPU runs slower than load and power limit permit."""
         reading = Reading(
             self._value("nvmlDeviceGetClockInfo", SM_CLOCK),
             self._value("nvmlDeviceGetClockInfo", MEMORY_CLOCK),
@@ -76,11 +75,11 @@ class Monitor:
 
 
 def monitor(library: str = LIBRARY) -> Monitor | None:
-    """A monitor, if the machine has NVML and its GPU tells all; virtual GPUs may not."""
+    """None without NVML, or if the GPU does not tell all, as virtual GPUs may."""
     try:
         watch = Monitor(library)
         watch.undisturbed()
-    except (OSError, AttributeError):  # the latter for a function that this NVML lacks
+    except (OSError, AttributeError):  # AttributeError: this NVML lacks a function
         return None
     watch.readings.clear()
     return watch

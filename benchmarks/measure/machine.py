@@ -1,5 +1,3 @@
-"""The machine a benchmark runs on."""
-
 from __future__ import annotations
 
 import os

@@ -17,7 +17,7 @@ def note(line: str) -> None:
 
 
 def one_line(error: Exception) -> str:
-    """Why something was not measured: this project's messages as they are, others with their type."""
+    """This project's messages as they are, others with their type."""
     first = next(iter(str(error).splitlines()), "no reason given")
     return first if type(error).__module__.partition(".")[0] in OURS else f"{type(error).__name__}: {first}"
 

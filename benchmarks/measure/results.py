@@ -29,7 +29,7 @@ class Record:
         return "environment" not in self.content
 
     def update(self, fields: Mapping[str, Any]) -> None:
-        """Writes the file: an interrupted run keeps its measurements."""
+        """Writes the file at once: an interrupted run keeps its measurements."""
         from models.environment import describe
         from models.files import write_atomically
 

@@ -1,12 +1,10 @@
-"""Tables in the terminal."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Aligned columns of formatted text: the first two to the left, numbers to the right."""
+    """The first two columns to the left, numbers to the right."""
     import tabulate
 
     tabulate.MIN_PADDING = 0  # 2, the default, makes the widest table too wide

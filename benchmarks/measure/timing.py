@@ -26,7 +26,7 @@ ROUNDS_VARIABLE = "VITBN_BENCHMARK_ROUNDS"
 
 @dataclass(frozen=True)
 class Durations:
-    """A contestant's samples in nanoseconds, in order."""
+    """A contestant's samples, in order."""
 
     samples_ns: tuple[int, ...]
 
@@ -44,8 +44,8 @@ class Protocol:
     """How rounds are taken.
 
     Before a turn: `settle_s` of sleep and, with `refill`, an untimed call of a quick contestant. All run for `load_s`
-    before the first round. A sample is one call or, with `turn_s`, the median of calls back to back for so long.
-    `accept` is asked after each turn; a round with a refused turn does not count. `ended` is told so after each round.
+    before the first round. A sample is one call or, with `turn_s`, the median of calls back to back for `turn_s`.
+    `accept` is asked after each turn; a round with a refused turn does not count, and `ended` hears so.
     """
 
     settle_s: float = SETTLE_S
@@ -76,7 +76,7 @@ class Slowed(click.ClickException):
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C during a measurement; `measured` holds the finished rounds, at least one."""
+    """`measured` holds the finished rounds, at least one."""
 
     def __init__(self, measured: dict[str, Durations]) -> None:
         super().__init__("interrupted")
@@ -84,7 +84,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 def ratio_with_interval(numerator: Durations, denominator: Durations) -> Ratio:
-    """The ratio of the two medians with its interval, from samples of the same rounds.
+    """The ratio of two medians, from samples of the same rounds.
 
     Resamples whole rounds, in runs of n^(1/3) neighbours: a slow round is slow for both contestants and for its
     neighbours. Seeded. Raises ValueError if the numbers of samples differ or are 0.
@@ -195,7 +195,6 @@ def _fits(elapsed_s: float, rounds: int, budget_s: float) -> bool:
 
 
 def _limited(min_rounds: int) -> tuple[int, float]:
-    """The least and most rounds, by the environment variable."""
     text = os.environ.get(ROUNDS_VARIABLE)
     if text is None:
         return min_rounds, float("inf")
@@ -216,7 +215,6 @@ def _load(contestants: Mapping[str, Callable[[], object]], seconds: float) -> No
 
 
 def _turn_ns(run: Callable[[], object], turn_s: float) -> int:
-    """One call, or the median of calls back to back for `turn_s`."""
     samples = [_time_ns(run)]
     while sum(samples) < 1e9 * turn_s:
         samples.append(_time_ns(run))

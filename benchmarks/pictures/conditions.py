@@ -54,7 +54,6 @@ def equally_bright(ink: Ink, rng: Rng) -> Image.Image:
 
 
 def transparent(ink: Ink, rng: Rng) -> Image.Image:
-    """Ink of any colour on a transparent background."""
     cover = middle(ink, rng)
     pen = Image.new("RGB", (SHEET, SHEET), tuple(int(level) for level in rng.integers(0, 256, 3)))
     pen.putalpha(developed(255 * cover))
@@ -79,7 +78,6 @@ def in_a_corner(ink: Ink, rng: Rng) -> Image.Image:
 
 
 def at_the_border(ink: Ink, rng: Rng) -> Image.Image:
-    """Ink that touches one side of the picture."""
     at = rng.permutation([rng.choice([0.0, 1.0]), rng.uniform(0.2, 0.8)])
     return developed(paint(place(ink, rng, rng.uniform(0.3, 0.6), at), white(rng), dark(rng)))
 

@@ -15,7 +15,6 @@ def strokes(count: int) -> tuple[Array, Array]:
 
 
 def scikit_learn(count: int) -> tuple[Array, Array]:
-    """scikit-learn's digits of 8x8 pixels, enlarged."""
     from sklearn.datasets import load_digits
 
     bundled = load_digits()

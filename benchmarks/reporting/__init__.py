@@ -1,1 +1,0 @@
-"""The report: results, sections, page; and the comparison of two files."""

@@ -19,7 +19,6 @@ from models.files import write_atomically
 
 TITLE = "What the networks, their rewrites and the server are worth"
 
-# Each section and its benchmarks.
 ANSWERS: tuple[tuple[Callable[[Sources], Section], tuple[str, ...]], ...] = (
     (rewrites, ("rewrites",)),
     (equal_depth, ("rewrites",)),
@@ -58,11 +57,11 @@ def not_measured(name: str) -> str:
 def _opening(sources: Sources) -> Iterator[Block]:
     places = list(dict.fromkeys(machine(file.content) for file in sources.files))
     yield Text(
-        f"Measured on {'; '.join(places)}. `make benchmarks` measures all of it again and writes this page. A ratio is "
-        "one of medians of the same interleaved run; in brackets stands its 95 % bootstrap interval."
+        f"Measured on {'; '.join(places)}. `make benchmarks` measures all of it again and writes this page. Ratios "
+        "compare medians of the same interleaved run; in brackets stands the 95 % bootstrap interval."
     )
     if all(is_cpu(file.content) for file in sources.files):
-        yield Text("**No GPU figure exists yet**: every file is of a CPU.")
+        yield Text("**No GPU figure exists yet**: every file comes from a CPU.")
     environments = [file.content["environment"] for file in sources.files]
     kinds = {(each["cpu"], each["cores"], each["device"]) for each in environments}
     if len(kinds) > 1:
@@ -86,7 +85,7 @@ def _agreement(sources: Sources) -> Iterator[Block]:
             what = f"{model}, {who}; {than} = 1"
             cells.append((what, str(measured[0]["depth"]), *map(cell, ratios), overlap(*ratios)))
     if cells:
-        yield Text("Each run searches the best way of every contestant anew; no interval holds what that changes.")
+        yield Text("Each run searches the best way of every contestant anew; the intervals do not include that.")
         yield Table(("ratio", "depth", "first run", "second run", "intervals overlap"), tuple(cells))
     else:
         yield Text("**Not measured**: that takes two results of `benchmarks/rewrites.py` on the same machine.")
@@ -100,7 +99,7 @@ def _gaps(sources: Sources) -> Iterator[Block]:
     lines = [not_measured(name) for name in COMMANDS if not sources.all(name)]
     if all(is_cpu(file.content) for file in sources.files):
         lines.append(
-            "**GPU**, CUDA graphs and ONNX Runtime on CUDA: not measured, every file is of a CPU. "
+            "**GPU**, CUDA graphs and ONNX Runtime on CUDA: not measured, every file comes from a CPU. "
             "`make benchmarks-gpu` measures them on a machine with a GPU."
         )
     runtimes = {row["runtime"] for result in sources.all("latency") for row in result["rows"]}
@@ -123,7 +122,6 @@ def _origin(sources: Sources) -> Iterator[Block]:
 
 
 def write(sources: Sources, folder: Path) -> list[Path]:
-    """Returns the paths."""
     blocks = page(sources)
     contents = {"report.md": markdown(TITLE, blocks).encode(), "report.html": html(TITLE, blocks).encode()}
     for block in blocks:

@@ -1,6 +1,6 @@
 """Compares two results of one benchmark: changes beyond noise.
 
-The files come from different runs, so each file's samples are resampled separately.
+Each file's samples are resampled separately: the files come from different runs.
 """
 
 from __future__ import annotations
@@ -67,14 +67,13 @@ def differences(before: Path, after: Path) -> Iterator[str]:
 
 
 def verdict(ratio: Ratio) -> str:
-    """Of the second run; noise if the interval holds 1."""
     if ratio.low > 1:
         return "faster"
     return "slower" if ratio.high < 1 else "same within noise"
 
 
 def ratio_of_runs(before_ms: Sequence[float], after_ms: Sequence[float]) -> Ratio:
-    """Speed of the second run relative to the first. Each run is resampled separately. Seeded."""
+    """Speed of the second run relative to the first. Seeded."""
     generator = np.random.default_rng(0)
     medians = []
     for samples in (np.asarray(before_ms), np.asarray(after_ms)):
@@ -87,7 +86,7 @@ def ratio_of_runs(before_ms: Sequence[float], after_ms: Sequence[float]) -> Rati
 def _result(path: Path) -> Result:
     content = read(path)
     if not isinstance(content, dict) or not benchmark(content):
-        raise ReportError(f'{path}: expected the result of a benchmark, found no "benchmark" in it that is known')
+        raise ReportError(f'{path}: expected the result of a benchmark, found no known "benchmark"')
     return content
 
 

@@ -1,4 +1,4 @@
-"""Figures of latency and sweep results, from their JSON."""
+"""Figures of latency and sweep results."""
 
 from __future__ import annotations
 

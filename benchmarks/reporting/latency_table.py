@@ -62,7 +62,7 @@ def closing_lines(rows: Rows, missing: Rows, limits: Mapping[str, Any], caveat: 
     gemm = f"{limits['gemm_gflops_per_s']:,.0f} GFLOP/s ({limits['gemm_library']})"
     yield f"Limits measured first: GEMM {gemm}, copy {limits['copy_gb_per_s']:.1f} GB/s"
     if any(row["device"] == "cuda" for row in rows):
-        yield "floor: no kernels are quicker at these limits, each product and each attention being one"
+        yield "floor: the least time at these limits, with one kernel per product and per attention"
     for row in rows:
         if row.get("fallback"):
             yield f"{row['model']}, {row['label']}, {row['precision']}: {row['fallback']}"

@@ -61,7 +61,7 @@ def fields(rows: list[dict[str, Any]], studied: Mapping[str, dict[str, Any]], co
         "timing": study_page.timing(rows, count),
         "derived": derived,
         "tables": [table("The networks of the study, with all rewrites that apply to each", columns, cells)],
-        "notes": [f"Not measured, for they did not learn in the study: {', '.join(absent)}."] if absent else [],
+        "notes": [f"Not measured, because training failed in the study: {', '.join(absent)}."] if absent else [],
     }
 
 

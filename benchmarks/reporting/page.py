@@ -49,7 +49,6 @@ Block = Heading | Text | Points | Table | Picture
 
 
 def markdown(title: str, blocks: Iterable[Block]) -> str:
-    """Pictures are PNG files beside the page."""
     return "\n\n".join((f"# {title}", *map(_markdown, blocks))) + "\n"
 
 

@@ -80,7 +80,7 @@ def limit(sources: Sources) -> Section:
                 )
     header = ("model", "contestant", "depth", "GFLOP/s", "of the product's rate %", "images/s", "images/s at that rate")
     what = (
-        "The limit is the float32 rate of a 2048³ product, measured in the same rounds. What is left is memory "
+        "The limit is the float32 rate of a 2048³ product, measured in the same rounds. The rest is memory "
         "traffic, products too small for the cores, and operators that multiply nothing."
     )
     return Section(question, tuple(short), (Text(what), Table(header, tuple(cells), 3)))
@@ -171,7 +171,7 @@ def precision(sources: Sources) -> Section:
         right = tuple(map(_accuracy_cells, result["rows"]))
         columns = ("model", "runtime", "test accuracy %", "same class as PyTorch %", "largest error of a logit")
         blocks += [Text(f"All {result['images']:,} test images of {result['dataset']}."), Table(columns, right, 2)]
-    return Section("Which engine and precision, and what do they get right?", (), tuple(blocks))
+    return Section("Which engine and precision, and how accurate are they?", (), tuple(blocks))
 
 
 def _reference(name: str) -> str:

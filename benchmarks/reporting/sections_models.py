@@ -27,7 +27,7 @@ def rewrites(sources: Sources) -> Section:
         blocks += list(_rewrites_at(measured["depth"], measured["rows"], result["images"] if result else 0))
         short += list(_rewrites_in_short(measured["depth"], measured["rows"]))
     if result:
-        images = f"{result['images']:,} images, in float32 but for the row that says int8"
+        images = f"{result['images']:,} images, in float32 except int8"
         what = f"Milliseconds for {images}, on {machine(result)}, every contestant in turn"
         best = '"Best" is each contestant\'s own best number of images a call and sharing of the cores'
         interval = "In brackets the 95 % bootstrap interval of the ratio of the two medians, both of the same rounds"

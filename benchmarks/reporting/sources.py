@@ -14,7 +14,6 @@ from benchmarks.reporting.page import Block, Heading
 Row = dict[str, Any]
 Result = dict[str, Any]
 
-# Benchmark by its file name, and the command that writes the file.
 COMMANDS = {
     "rewrites": "python benchmarks/rewrites.py --json FILE",
     "foreign": "python benchmarks/foreign.py --json FILE",

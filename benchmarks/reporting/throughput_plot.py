@@ -1,6 +1,6 @@
 """Latency against throughput under load: a figure per model, a panel per request size.
 
-A point is the median and its bar ends at p99. Filled points are requests in flight, hollow points rates.
+A point is the median, its bar ends at p99. Filled points: requests in flight; hollow points: rates.
 """
 
 from __future__ import annotations

@@ -103,8 +103,6 @@ def _saturated(point: Row, max_p99_ms: float) -> str:
 
 
 def beside(path: Path | None) -> Extras:
-    """`path` gets the model's name."""
-
     def files(result: Mapping[str, Any]) -> dict[Path, bytes]:
         return dict(_pictures(result, path)) if path else {}
 

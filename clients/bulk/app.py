@@ -63,8 +63,8 @@ def bulk(
     """Classify what INPUT... holds and write id, label, probability and model version as Parquet.
 
     An INPUT is a folder, a quoted pattern, a picture, a tar shard (as of webdataset), a Parquet file with pictures or
-    pixels, or an idx file; a path or a URL of fsspec (s3://, gs://). A picture that cannot be read is a row with an
-    error. A killed run goes on with the same command and gives the same files.
+    pixels, or an idx file; a path or a URL of fsspec (s3://, gs://). A picture that cannot be read becomes a row with
+    an error. After a kill the same command continues and gives the same files.
     """
     from clients.bulk import forking
     from clients.errors import ClientError

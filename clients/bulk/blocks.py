@@ -1,7 +1,7 @@
 """A part in, blocks of rows out: ids, uint8 pixels for the network, and the error of each row without pixels.
 
-A bad picture is a row with an error; a damaged shard ends with such a row. Failing storage raises OSError: the part is
-tried again.
+A bad picture is a row with an error; a damaged shard ends with such a row. Failing storage raises OSError, and the part
+is tried again.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _LARGEST_PICTURE = 1 << 27  # bytes, held in memory
 
 @dataclass
 class Block:
-    """n rows: ids, uint8 pixels (n, C, H, W), and errors by row; pixels of such rows do not count."""
+    """n rows: ids, uint8 pixels (n, C, H, W), and errors by row."""
 
     ids: pa.Array | list[str]
     pixels: NDArray[np.uint8]
@@ -123,7 +123,7 @@ class Reader:
         return Block(ids, pixels, errors)
 
     def _fitted(self, path: str, row: int, images: NDArray[np.uint8]) -> Iterator[Block]:
-        """Images of an idx file (n, h, w) whose size differs from the network's."""
+        """For images (n, h, w) of an idx file whose size differs from the network's."""
         for start in range(0, len(images), BATCH_SIZE):
             some = images[start : start + BATCH_SIZE]
             block = Block(_numbered(path, row + start, len(some)), np.zeros((len(some), *self.shape), np.uint8))
@@ -141,7 +141,7 @@ class Reader:
             some = []
             try:
                 for picture in islice(waiting, BATCH_SIZE):
-                    some.append(picture)  # one by one, to keep the pictures before the damage
+                    some.append(picture)  # keeps the pictures before the damage
             except _damage() as error:
                 damage = error
             if some:
@@ -175,7 +175,7 @@ def _block_rows(item_bytes: int) -> int:
 
 
 def _damage() -> tuple[type[Exception], ...]:
-    """Of readers, for damaged bytes. A damaged page of Parquet is an OSError, like failing storage."""
+    """Exceptions of readers for damaged bytes. A damaged page of Parquet is an OSError, like failing storage."""
     import pyarrow as pa
 
     of_arrow = (pa.ArrowInvalid, pa.ArrowNotImplementedError)

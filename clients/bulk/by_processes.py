@@ -16,7 +16,7 @@ from clients.bulk.forking import CONTEXT
 from clients.bulk.job import Job, Part
 from clients.bulk.scoring import Outcome, do_part
 
-ATTEMPTS = 3  # of a part; a picture that kills its process must not stop the run
+ATTEMPTS = 3  # a picture that kills its process must not stop the run
 
 
 def run(job: Job, parts: Iterator[Part], processes: int) -> Iterator[Outcome]:

@@ -15,12 +15,12 @@ from clients.bulk.scoring import Outcome, do_part
 
 
 def run(job: Job, parts: Iterator[Part]) -> Iterator[Outcome]:
-    """Keeps one part per core running and as many waiting; yields outcomes."""
+    """Keeps one part per core running and as many waiting."""
     import ray
 
     ray.init(log_to_driver=False, include_dashboard=False)
     try:
-        # Tasks, not actors: two actors of 0.9 cores on two cores leave readers none, and the job hangs.
+        # Tasks, not actors: two actors of 0.9 cores on two cores leave no core for readers, and the job hangs.
         task = ray.remote(num_cpus=1, max_retries=ATTEMPTS - 1, retry_exceptions=[OSError])(do_part)
         ahead = 2 * int(ray.cluster_resources().get("CPU", 1))
         waiting: dict[Any, int] = {}

@@ -135,7 +135,7 @@ class Output:
 
 
 def open_job(output: Output, settings: Settings, plan: Iterable[Part]) -> Job:
-    """The folder's job; a new folder gets the parts of `plan`, which is not read otherwise.
+    """The folder's job; only a new folder reads `plan` for its parts.
 
     Raises JobMismatch if its settings differ.
     """
@@ -154,7 +154,7 @@ def open_job(output: Output, settings: Settings, plan: Iterable[Part]) -> Job:
 
 
 def _write_job(output: Output, settings: Settings, plan: Iterable[Part]) -> None:
-    """Writes the list of parts, then the job that names it: two planners at once write the same files."""
+    """The list of parts first, then the job that names it: two planners at once write the same files."""
     digest, parts, rows = hashlib.sha256(), 0, 0
     unknown = False
     with tempfile.TemporaryDirectory() as folder:
@@ -173,7 +173,7 @@ def _write_job(output: Output, settings: Settings, plan: Iterable[Part]) -> None
 
 
 def parts_to_do(output: Output, job: Job, share: tuple[int, int]) -> Iterator[Part]:
-    """The parts of this share, (index, count), without a file."""
+    """Of this share, (index, count), without a file."""
     done, (index, count) = output.done(), share
     with output.open(job.parts_file) as lines:
         for number, line in enumerate(lines):

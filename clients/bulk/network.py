@@ -1,7 +1,7 @@
 """A classifier in this process: a published version or exported file, run by ONNX Runtime on one core.
 
-In: `triton_repo/vitbn` (the served version), `triton_repo/vitbn/2`, or `FILE.onnx`. Out: labels and probabilities. The
-file holds its configuration and temperature.
+In: `triton_repo/vitbn` (the served version), `triton_repo/vitbn/2`, or `FILE.onnx`, which hold configuration and
+temperature. Out: labels and probabilities.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from clients.errors import ModelMismatch, ModelNotFound
 from clients.images.prepare import Preprocessing
 from clients.prediction import top_probabilities
 
-BATCH_SIZE = 256  # images per call; on a CPU larger batches leave the cache
+BATCH_SIZE = 256  # on a CPU larger batches leave the cache
 _INPUT, _OUTPUT = "image", "logits"
 
 

@@ -103,7 +103,7 @@ ImageForm = Literal["encoded", "bytes in a struct", "pixels"]
 
 
 def image_form(path: str, schema: Any, column: str, item_bytes: int) -> ImageForm:
-    """The form of a Parquet file's images; raises InvalidImage for an unknown form.
+    """Raises InvalidImage for an unknown form.
 
     Pixels are fixed_size_binary, or a list of uint8, of (C, H, W); binary is a picture's file, alone or as `bytes` of a
     struct.

@@ -1,4 +1,4 @@
-"""A part in, its answers out as one Parquet file; the step of every engine."""
+"""A part in, its answers out as one Parquet file."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Outcome:
 def score_part(network: Network, reader: Reader, part: Part) -> pa.Table:
     """Columns id, label, probability, model_version, error; an error's row has no label and probability.
 
-    Memory is that of one block and of the answers, about 60 bytes a row.
+    Memory: one block, and about 60 bytes a row for the answers.
     """
     import pyarrow as pa
 

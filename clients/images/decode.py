@@ -47,7 +47,7 @@ def read_image(source: str | os.PathLike[str] | BinaryIO) -> Image.Image:
         raise InvalidImage(f"{name}: expected an image, found {what}") from error
     except Exception as error:  # Pillow's decoders raise many types on hostile bytes
         found = " ".join(str(error).split()) or type(error).__name__
-        raise InvalidImage(f"{name}: expected an image, found one that does not decode: {found}") from error
+        raise InvalidImage(f"{name}: expected an image, found a damaged file: {found}") from error
 
 
 def _path(source: object) -> str:

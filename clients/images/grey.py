@@ -40,7 +40,7 @@ def eight_bits(image: Image.Image) -> Image.Image:
 
 
 def _on_paper(layered: Image.Image) -> Image.Image:
-    """Mode "RGBA" -> mode "L" on white paper, or on black paper where the ink is light."""
+    """Mode "RGBA" -> mode "L" on white paper, or on black paper for light ink."""
     alpha, grey = layered.getchannel("A"), layered.convert("L")
     sides = (_SAMPLE_SIDE, _SAMPLE_SIDE)
     levels, weights = (np.asarray(each.resize(sides, Image.Resampling.BOX), dtype=float) for each in (grey, alpha))
@@ -51,7 +51,7 @@ def _on_paper(layered: Image.Image) -> Image.Image:
 
 
 def _most_telling(colours: Image.Image) -> Image.Image:
-    """Mode "RGB" -> mode "L": brightness, or one colour where ink and paper are about equally bright."""
+    """Mode "RGB" -> mode "L": brightness, or one colour if ink and paper are about equally bright."""
     sample = colours.resize((_SAMPLE_SIDE, _SAMPLE_SIDE), Image.Resampling.NEAREST)
     brightness = float(np.asarray(sample.convert("L"), dtype=np.float32).std())
     spreads = np.asarray(sample, dtype=np.float32).std(axis=(0, 1))  # (3,)

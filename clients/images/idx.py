@@ -73,7 +73,7 @@ class IdxFile:
 
     @property
     def is_zipped(self) -> bool:
-        """Whether a row is only reached through all rows before it."""
+        """A row is only reached through all rows before it."""
         return isinstance(self._data, gzip.GzipFile)
 
     def __iter__(self) -> Iterator[NDArray[np.uint8]]:
@@ -106,13 +106,13 @@ class IdxFile:
         try:
             self._data.seek(size, os.SEEK_CUR)
         except (OSError, EOFError, zlib.error) as error:
-            raise InvalidImage(f"{self.name}: expected an idx file, found one that cannot be read: {error}") from error
+            raise InvalidImage(f"{self.name}: expected an idx file, found unreadable data: {error}") from error
 
     def _read(self, size: int) -> bytes:
         try:
             return self._data.read(size)
         except (OSError, EOFError, zlib.error) as error:
-            raise InvalidImage(f"{self.name}: expected an idx file, found one that cannot be read: {error}") from error
+            raise InvalidImage(f"{self.name}: expected an idx file, found unreadable data: {error}") from error
 
     def __enter__(self) -> "IdxFile":
         return self

@@ -1,4 +1,4 @@
-"""Paths in, file names out, one at a time, in the order of the paths.
+"""Paths in, file names out, in the order of the paths.
 
 A path is a file, a folder, `-` for standard input, or a pattern such as `scans/*.png`, which may match folders. A
 folder gives the image files in and below it, by suffix, without hidden files, sorted up to SORTED names.
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 STANDARD_INPUT = "-"
-SORTED = 50_000  # names; bounds memory, further names come unsorted
+SORTED = 50_000  # bounds memory; further names come unsorted
 _SUFFIXES = {".avif", ".bmp", ".gif", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 
 T = TypeVar("T")

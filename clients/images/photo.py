@@ -1,7 +1,7 @@
 """Pictures to images for models of photos.
 
-Nothing is inverted or searched for. Fashion-MNIST's garments are light on black; pictures for its models must be too.
-A picture of the model's size stays unchanged.
+Nothing is inverted or searched for: Fashion-MNIST's garments are light on black, so pictures for its models must be
+too. A picture of the model's size stays unchanged.
 """
 
 import numpy as np
@@ -21,7 +21,7 @@ def photo_to_model_input(image: Image.Image, shape: tuple[int, int, int]) -> NDA
     """
     channels, height, width = shape
     if channels not in (1, 3):
-        raise InvalidImage(f"image: expected a model of 1 or 3 channels, found one of {channels}")
+        raise InvalidImage(f"image: expected a model of 1 or 3 channels, found {channels}")
     try:
         coloured = _without_transparency(eight_bits(image)).convert("L" if channels == 1 else "RGB")
     except ValueError as error:

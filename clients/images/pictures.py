@@ -25,7 +25,7 @@ class Picture:
     """A decoded image, named by its path; images of an idx file add [number]."""
 
     name: str
-    image: Image.Image | NDArray[np.uint8]  # array (height, width): of an idx file
+    image: Image.Image | NDArray[np.uint8]  # an idx file gives an array (height, width)
 
     def as_inputs(
         self, shape: tuple[int, int, int], preprocessing: Preprocessing, split: bool

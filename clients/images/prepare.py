@@ -23,7 +23,7 @@ def prepare(image: Image.Image, shape: tuple[int, int, int], preprocessing: Prep
 def prepare_shapes(
     image: Image.Image, shape: tuple[int, int, int], preprocessing: Preprocessing, split: bool
 ) -> tuple[NDArray[np.uint8], int]:
-    """The same as uint8 (n, C, H, W), with the number of shapes as `drawing_inputs` counts; 1 for a photo."""
+    """As uint8 (n, C, H, W), with the number of shapes as `drawing_inputs` counts; 1 for a photo."""
     if preprocessing == "ink":
         return drawing_inputs(image, shape[1:], split)
     return photo_to_model_input(image, shape)[np.newaxis], 1

@@ -39,7 +39,6 @@ class Connection:
 
     @property
     def url(self) -> str:
-        """The current server's address."""
         return self._servers[0].address
 
     async def models(self) -> list[dict[str, Any]]:
@@ -129,7 +128,7 @@ class Connection:
                 return answer
 
     async def _ask_round(self, end_s: float, method: str, *arguments: Any, **options: Any) -> Any:
-        """Asks each server until an answer comes; its server then becomes the first."""
+        """The server that answers becomes the first."""
         for left, server in zip(range(len(self._servers), 0, -1), [*self._servers], strict=True):
             patience_s = (end_s - asyncio.get_running_loop().time()) / left
             try:

@@ -26,15 +26,15 @@ class Tls:
 
     def __post_init__(self) -> None:
         if (self.certificate_file is None) != (self.key_file is None):
-            raise ValueError("TLS: expected a client certificate and its key together, found one of them")
+            raise ValueError("TLS: expected a client certificate and its key, found one without the other")
 
 
 @dataclass(frozen=True)
 class Endpoint:
     """A server, or several with the same models.
 
-    Options are those of AsyncClassifier; gRPC sends header names in lower case. Raises ValueError for an invalid time
-    or header; connecting checks the addresses.
+    Options as in AsyncClassifier; gRPC sends header names in lower case. Raises ValueError for an invalid time or
+    header; connecting checks the addresses.
     """
 
     url: str | None = None

@@ -41,7 +41,7 @@ class LoopThread:
         raise RuntimeError("expected an open classifier of this process, found a closed or forked one")
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """The coroutine's result; an interrupt cancels it."""
+        """An interrupt cancels the coroutine."""
         return result_of(self.submit(coroutine))
 
     def stop(self, farewell: Callable[[], Awaitable[None]]) -> None:

@@ -67,7 +67,7 @@ class RegionPool:
             await self._discard()
 
     async def _discard(self, *regions: Region) -> None:
-        """Removes regions; makes the server forget them and regions that it still used before."""
+        """Also makes the server forget regions that it still used before."""
         for region in regions:
             region.remove()
         unwanted, self._unwanted = [*self._unwanted, *regions], []

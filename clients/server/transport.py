@@ -49,7 +49,7 @@ class Transport:
 
     def _http_options(self, concurrency: int) -> dict[str, Any]:
         tls = self._endpoint.tls
-        options: dict[str, Any] = {"conn_limit": concurrency + 1, "conn_timeout": None}  # 1 for other requests
+        options: dict[str, Any] = {"conn_limit": concurrency + 1, "conn_timeout": None}  # one more for other requests
         if tls is not None:
             context = ssl.create_default_context(cafile=tls.ca_file)
             if tls.certificate_file is not None:
@@ -167,7 +167,7 @@ def _metadata(error: Any) -> list[str]:
 
 
 def _seconds(values: list[str]) -> float:
-    """The last value, if it is a number of seconds (RFC 9110 also allows a date), else 0."""
+    """The last value in seconds; RFC 9110 also allows a date, which gives 0."""
     return max([float(value) for value in values[-1:] if re.fullmatch(r"\d{1,6}(\.\d{1,6})?", value)], default=0.0)
 
 

@@ -13,9 +13,9 @@ import click
 
 
 @click.command()
-@click.option("--host", default="127.0.0.1", show_default=True, help="Name or address to listen on, 0.0.0.0 for all.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on, 0.0.0.0 for all.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8080, show_default=True, help="0 takes a free port.")
-@click.option("--model", help="The model that is selected at first.  [default: the best transformer there]")
+@click.option("--model", help="The model selected at first.  [default: the best transformer there]")
 @click.option("--url", metavar="HOST:PORT", help="The Triton server's address.  [default: 127.0.0.1, Triton's port]")
 @click.option("--protocol", type=click.Choice(["http", "grpc"]), default="http", show_default=True)
 def web(host: str, port: int, model: str | None, url: str | None, protocol: Literal["http", "grpc"]) -> None:

@@ -85,7 +85,7 @@ class Channel(HTTPChannel):
 
 
 def sender_of(address: str) -> str:
-    """The address; for IPv6 the 64-bit network, because a customer owns all of it."""
+    """For IPv6 the 64-bit network: a customer owns all of it."""
     try:
         parsed = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
@@ -96,7 +96,7 @@ def sender_of(address: str) -> str:
 
 
 def _make_room(channels: list[Channel], sender: str) -> bool:
-    """Closes a waiting connection at a bound; whether there is room for a new connection."""
+    """Closes a waiting connection at a bound; False if a new connection has no room."""
     counts = Counter(each.sender for each in channels if not each.will_close)
     if counts[sender] >= CONNECTIONS_OF_ADDRESS:
         crowd = sender

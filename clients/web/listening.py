@@ -18,7 +18,7 @@ BACKLOG = 1024  # connections not yet accepted
 
 
 def open_server(app: Flask, host: str, port: int) -> Any:
-    """A waitress server that listens on `host` (its first address) and `port` (0: a free one); `run` it.
+    """A waitress server that listens on `host` (its first address) and `port` (0: a free port); `run` it.
 
     Raises CannotListen.
     """

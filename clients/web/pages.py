@@ -24,7 +24,7 @@ from clients.web.asking import Triton
 from clients.web.guards import HEADERS, RateLimit, foreign_host, foreign_site
 
 BODY_BYTES = 10_000_000
-# A form of another site cannot send these types without the browser asking us first.
+# Another site's form cannot send these types unless the browser asks us first.
 TYPES = ("image/png", "image/jpeg", "image/webp", "image/gif", "image/bmp", "image/tiff", "image/avif")
 
 
@@ -95,7 +95,7 @@ def _classify(triton: Triton) -> Response:
         raise UnsupportedMediaType(f"Content-Type: expected {', '.join(TYPES)}, found {request.mimetype!r}")
     content = request.get_data()
     if not content:
-        raise BadRequest("expected an image file as the body, found an empty one")
+        raise BadRequest("expected an image file as the body, found an empty body")
     answer = triton.ask(content, request.args.get("model") or None)
     return jsonify(
         label=answer.prediction.label,

@@ -1,7 +1,6 @@
 """Chooses engine, precision and sharing of the cores for a network, by measurement on this machine.
 
-In: the proven float32 file, its int8 form, a labelled dataset. Out: a `Choice`, without candidates whose engine is
-missing or whose accuracy falls too far.
+In: the proven float32 file, its int8 form, a labelled dataset. Out: a `Choice`.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ SECONDS = 15.0  # for all candidates, unless LEAST_ROUNDS take longer
 
 @dataclass(frozen=True)
 class Candidate:
-    """`threads` per instance; 0: as many as cores."""
+    """`threads` per instance; 0: all cores."""
 
     engine: EngineName
     precision: Numbers
@@ -47,8 +46,6 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Row:
-    """`accuracy` is the test accuracy."""
-
     candidate: Candidate
     accuracy: float | None = None
     images_per_s: float | None = None
@@ -61,7 +58,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Choice:
-    """All rows, best first, then those left out."""
+    """Rows best first, then those left out."""
 
     goal: Goal
     max_drop_points: float
@@ -81,7 +78,7 @@ def choose(
 ) -> Choice:
     """`files` holds the fp32 and int8 files, or why int8 was refused.
 
-    The baseline of accuracy, float32 in ONNX Runtime, is never left out.
+    Float32 in ONNX Runtime is the baseline of accuracy and never left out.
     """
     base, rows = accuracy(_start(files, Candidate("onnxruntime", "fp32")), dataset), []
     for engine, precision in product(("onnxruntime", "openvino"), ("fp32", "bf16", "int8")):
@@ -105,7 +102,7 @@ def choose(
 
 
 def _sharings(row: Row, goal: Goal) -> Iterator[Candidate]:
-    """One instance with all threads, then single-threaded instances: one or, for throughput, one per core."""
+    """One instance with all threads, then single-threaded instances: for throughput, one per core."""
     yield row.candidate
     if (cores := _cores()) > 1:
         yield replace(row.candidate, instances=1 if goal == "latency" else cores, threads=1)
@@ -147,7 +144,7 @@ def _runner(workers: Sequence[Classifier], batches: Sequence[Images]) -> Callabl
 
 
 def _start(files: Mapping[Numbers, bytes | ExportError], candidate: Candidate) -> Classifier:
-    """The candidate's file in its engine; raises Unavailable, or AccuracyError for a refused int8 file."""
+    """Raises Unavailable, or AccuracyError for a refused int8 file."""
     data = _bytes(files["int8" if candidate.precision == "int8" else "fp32"])
     threads = candidate.threads or _cores()
     if candidate.engine == "onnxruntime":

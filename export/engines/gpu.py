@@ -19,8 +19,6 @@ COMPUTE_CAPABILITY_MAJOR, COMPUTE_CAPABILITY_MINOR = 75, 76
 
 @dataclass(frozen=True)
 class Gpu:
-    """`compute_capability`: 9.0 for example."""
-
     name: str
     compute_capability: str
 
@@ -85,7 +83,7 @@ def _polygraphy() -> str | None:
 
 
 def _cuda_runtime() -> bool:
-    """Whether Polygraphy can load the runtime, after adding the folders of wheels later than CUDA 12, unknown to it."""
+    """Adds the folders of wheels later than CUDA 12 to those that Polygraphy knows."""
     from polygraphy import cuda
     from polygraphy.exception import PolygraphyException
     from polygraphy.logger import G_LOGGER

@@ -1,4 +1,4 @@
-"""The ONNX graph and manifest to build an engine from, in the wanted precision.
+"""The ONNX graph and manifest to build an engine from.
 
 In: a file that `to_onnx.py` wrote, or an export. Out: an `OnnxSource`, or SourceError.
 """
@@ -20,13 +20,13 @@ from export.graph import Exported
 from export.precision import Lowering, convert
 from models.config import ConfigError, ModelConfig
 
-# Manifest fields that the file's metadata hold as plain text; the others are JSON.
+# Plain text in the file's metadata; other fields are JSON.
 TEXTS = ("checkpoint", "checkpoint_sha256", "torch", "precision")
 NEEDED = ("model_config", "rewrites", "max_abs_error", "tolerance", "checkpoint_sha256", "metrics")
 
 
 class SourceError(ExportError):
-    """A file that is no source for an engine."""
+    pass
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,6 @@ class OnnxSource:
 
     @property
     def precision(self) -> str:
-        """fp32, fp16 or int8."""
         return str(self.manifest.get("precision", "fp32"))
 
     @property

@@ -1,7 +1,7 @@
 """A graph in OpenVINO, as Triton's backend `openvino` runs it, and an accuracy gate.
 
-In: the bytes of an ONNX file and a labelled dataset. Out: a classifier on this CPU, in bfloat16 or float32; its test
-accuracy beside ONNX Runtime's, or AccuracyError.
+In: the bytes of an ONNX file and a labelled dataset. Out: a classifier on this CPU; its test accuracy beside ONNX
+Runtime's, or AccuracyError.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ def has_bfloat16() -> bool:
 
 
 def openvino_classifier(data: bytes, bfloat16: bool, threads: int = 0) -> Classifier:
-    """In OpenVINO on the CPU: uint8 (n, C, H, W) -> float32 (n, K). 0 threads: all cores.
+    """uint8 (n, C, H, W) -> float32 (n, K) on the CPU. 0 threads: all cores.
 
-    Raises Unavailable without OpenVINO, or if `bfloat16` is wanted on a CPU that only emulates it.
+    Raises Unavailable without OpenVINO, or for `bfloat16` on a CPU that only emulates it.
     """
     if bfloat16 and not has_bfloat16():
         raise Unavailable("OpenVINO in bfloat16: expected a CPU with AVX-512 BF16 or AMX, found none")
@@ -37,10 +37,9 @@ def openvino_classifier(data: bytes, bfloat16: bool, threads: int = 0) -> Classi
 
 
 def check_accuracy(data: bytes, dataset: Dataset, max_drop_points: float, bfloat16: bool) -> EngineAccuracy:
-    """Measures in OpenVINO and in ONNX Runtime.
+    """Raises AccuracyError if OpenVINO is more than `max_drop_points` percentage points below ONNX Runtime.
 
-    Raises AccuracyError if it is more than `max_drop_points` percentage points lower, and Unavailable like
-    `openvino_classifier`.
+    Raises Unavailable like `openvino_classifier`.
     """
     classify, precision = openvino_classifier(data, bfloat16), "bfloat16" if bfloat16 else "float32"
     return engine_accuracy("OpenVINO", precision, classify, data, dataset, max_drop_points)

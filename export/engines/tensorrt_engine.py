@@ -1,7 +1,7 @@
 """ONNX -> a TensorRT engine, through Polygraphy: built, read back, compared with ONNX Runtime, described.
 
 In: an ONNX source in the engine's precision; the engine is strongly typed (TensorRT 11 knows no other). Out: the plan
-with manifest and proof; an error if the engine does not answer as the ONNX file does.
+with manifest and proof.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from export.publishing.artifact import PLAN_FILE, Artifact
 from models.config import INPUT_NAME, OUTPUT_NAME, ModelConfig
 from models.data import Dataset
 
-# Relative to the largest logit. In float16, kernels that sum in another order differ by at most 0.001 on the shipped
-# models, as much as either differs from float32; TF32 has as many bits. Ten times that leaves room.
+# Relative to the largest logit. In float16 the order of sums changes the shipped models' logits by at most 0.001; TF32
+# has as many bits. Ten times that leaves room.
 TOLERANCES = {"fp32": 2e-5, "tf32": 0.01, "fp16": 0.01}
 REFERENCE_BATCH = 256
-ACCURACY_DROP = 0.1  # percentage points that an engine may lose against its ONNX file
+ACCURACY_DROP = 0.1  # percentage points
 
 
 class EngineError(ExportError):
-    """An engine that TensorRT did not build or load."""
+    pass
 
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """`fixed` batch sizes get a profile each instead, in which the engine takes no other size."""
+    """`fixed` batch sizes get a profile each; the engine takes no other size."""
 
     precision: Literal["fp32", "tf32", "fp16"]
     min_batch: int = 1
@@ -106,7 +106,7 @@ def build(proto: onnx.ModelProto, config: ModelConfig, options: EngineOptions) -
 
     cache, mib, level = options.timing_cache, options.workspace_mib, trt.HardwareCompatibilityLevel
     if cache:
-        cache.parent.mkdir(parents=True, exist_ok=True)  # Polygraphy locks it before it looks
+        cache.parent.mkdir(parents=True, exist_ok=True)  # Polygraphy locks the file before it looks
     with tempfile.TemporaryDirectory() as folder, _engine_errors():
         create_config = CreateConfig(
             tf32=options.precision == "tf32",
@@ -129,7 +129,7 @@ def build(proto: onnx.ModelProto, config: ModelConfig, options: EngineOptions) -
 
 @contextmanager
 def load(plan: bytes) -> Iterator[Any]:
-    """Yields a tensorrt.ICudaEngine. Raises EngineError, also for a failure while it is in use."""
+    """Yields a tensorrt.ICudaEngine. Raises EngineError, also for a failure in use."""
     from polygraphy.backend.trt import engine_from_bytes
 
     with _engine_errors():
@@ -143,13 +143,12 @@ def inspect(engine: Any, config: ModelConfig, options: EngineOptions) -> str:
     context = engine.create_execution_context()
     context.set_input_shape(INPUT_NAME, (options.opt_batch, *config.input_shape))
     inspector = engine.create_engine_inspector()
-    inspector.execution_context = context  # with a dynamic batch most types are known only in a context with a shape
+    inspector.execution_context = context  # with a dynamic batch it knows most types only in a context with a shape
     return str(inspector.get_engine_information(trt.LayerInformationFormat.JSON))
 
 
 @contextmanager
 def engine_classifier(engine: Any) -> Iterator[Classifier]:
-    """The classifier is valid while the context lasts."""
     from polygraphy.backend.trt import TrtRunner
 
     with TrtRunner(engine) as runner:
@@ -158,10 +157,10 @@ def engine_classifier(engine: Any) -> Iterator[Classifier]:
 
 
 def compare(expected: Classifier, found: Classifier, images: Images, options: EngineOptions) -> Proof:
-    """Compares at the batch sizes of the profile and at those of BATCH_SIZES that it covers.
+    """Compares at the batch sizes of the profile and at the BATCH_SIZES that it covers.
 
-    `images` are repeated to fill the largest. Below float32, images are left out whose two best logits lie so close
-    that rounding alone decides. Raises a subclass of EquivalenceError.
+    `images` are repeated to fill the largest. Below float32, images drop out whose two best logits differ by less than
+    rounding. Raises a subclass of EquivalenceError.
     """
     logits = np.sort(expected(images), axis=1)
     tolerance = TOLERANCES[options.precision] * float(np.abs(logits).max())

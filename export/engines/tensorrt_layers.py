@@ -27,15 +27,15 @@ ONNX_TYPES: dict[int, str] = {TensorProto.FLOAT: "float32", TensorProto.FLOAT16:
 
 
 class LayerTypesDiffer(ExportError):
-    """The message names the layer."""
+    pass
 
 
 def check_layers(information: str, proto: onnx.ModelProto, precision: str) -> dict[str, int]:
     """Counts, by type, the engine's layers with a MatMul, Gemm or Conv of `proto`.
 
-    `precision` is fp32, tf32 or fp16. Every layer may hold the types of the ONNX nodes that it came from and no others:
-    a Softmax that the graph keeps in float32 stays there. A layer that computes products holds those of `precision`.
-    Raises LayerTypesDiffer. The count is empty if the inspector's words say nothing of such a layer.
+    `precision` is fp32, tf32 or fp16. A layer may hold only the types of its ONNX nodes: a Softmax that the graph keeps
+    in float32 stays there. A layer that computes products holds the types of `precision`. Raises LayerTypesDiffer.
+    Returns no counts if the inspector names no type of such a layer.
     """
     asked, nodes, types = COMPUTED_IN[precision], {node.name: node for node in proto.graph.node}, element_types(proto)
     counted: Counter[str] = Counter()

@@ -1,7 +1,6 @@
-"""An ONNX graph as TensorRT's parser takes it.
+"""Prepares an ONNX graph for TensorRT's parser.
 
-In: an ONNX graph, uint8 images -> float32 logits. Out: the same graph with one input of Shape moved; TensorRT's parser
-names what else it does not take.
+In: an ONNX graph, uint8 images -> float32 logits. Out: the same graph with one input of Shape moved.
 """
 
 from __future__ import annotations
@@ -13,11 +12,11 @@ from export.errors import ExportError
 
 
 class UnsupportedGraph(ExportError):
-    """A graph that TensorRT would refuse."""
+    pass
 
 
 def prepare(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """`proto` with the batch size read behind the cast of the images; raises UnsupportedGraph if it is not valid.
+    """Reads the batch size behind the cast of the images; raises UnsupportedGraph if `proto` is not valid.
 
     The exporter reads the shape of the uint8 input; TensorRT accepts uint8 only as input of Cast.
     """

@@ -1,6 +1,6 @@
 """Which TensorRT the server has: a plan loads only in the version that built it.
 
-In: this machine's libraries, or what the user says. Out: nothing, or VersionMismatch, which names the wheel to install.
+In: this machine's libraries, or what the user says. Out: nothing, or VersionMismatch.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from pathlib import Path
 
 from export.errors import ExportError
 
-BACKEND = "opt/tritonserver/backends/tensorrt"  # of NVIDIA's containers
+BACKEND = "opt/tritonserver/backends/tensorrt"  # in NVIDIA's containers
 LIBRARIES = ("usr/lib/*-linux-gnu", "usr/local/tensorrt/lib", "usr/local/tensorrt/targets/*/lib", "usr/lib64")
 
 
 class VersionMismatch(ExportError):
-    """The message names both versions and the wheel."""
+    """The message names both versions and the wheel to install."""
 
 
 def server_version(root: Path = Path("/")) -> str | None:
@@ -29,8 +29,8 @@ def server_version(root: Path = Path("/")) -> str | None:
 def check_server(built_by: str, server: str, version_compatible: bool) -> None:
     """Raises VersionMismatch unless a server with TensorRT `server` loads a plan of TensorRT `built_by`.
 
-    As many numbers are compared as both have, three at most. A version-compatible plan also loads in later versions of
-    the same major version.
+    Compares as many numbers as both have, at most three. A version-compatible plan also loads in later versions of the
+    same major version.
     """
     ours, theirs = numbers(built_by)[:3], numbers(server)[:3]
     known = min(len(ours), len(theirs))

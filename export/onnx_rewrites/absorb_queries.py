@@ -1,18 +1,17 @@
 """Second pass: an attention absorbs the projections of its keys and values, where that saves multiplications.
 
-In: a graph after `read_rows`, whose last block has one or two queries. Out: the same outputs. For head h with keys
-K = X Wk + bk and values V = X Wv + bv of the tokens X (B, N, D), and the softmax A over the tokens:
+In: a graph after `read_rows`, whose last block has one or two queries. Out: the same outputs. For head h with keys K =
+X Wk + bk and values V = X Wv + bv of the tokens X (B, N, D), and the softmax A over the tokens:
 
     q K' = (q Wk') X' + q bk'         A V = (A X) Wv + (A 1) bv
 
 The softmax ignores q bk': it is the same for every token. A 1 = 1, so the value bias is a constant, except after a
-guard that sets a row to zero. Keys and values are never computed; the products grow from E to D features a
-head. Where that costs less, the two new factors merge with what stands beside them, over all heads:
+guard that sets a row to zero. Keys and values are never computed; the products grow from E to D features a head. The
+two new factors merge with their neighbours, over all heads, where that costs less:
 
     q Wk' = x (Wq Wk') + bq Wk'       sum_h A_h V_h Wo_h = sum_h (A_h X) (Wv_h Wo_h) + sum_h bv_h Wo_h
 
-With all queries this pays only where a head is about as wide as a token; in BERT and ViT it pays for few queries alone.
-The cost decides.
+In BERT and ViT this pays for few queries only. The cost decides.
 """
 
 from __future__ import annotations
@@ -35,8 +34,6 @@ from export.onnx_rewrites.unread import drop_unread
 
 
 class AbsorbQueries(ir.passes.InPlacePass):
-    """`sizes` gives the free dimensions."""
-
     name = "absorb-queries"
 
     def __init__(self, sizes: Mapping[str, int] | None = None) -> None:
@@ -99,7 +96,6 @@ def _parts(shapes: Shapes, softmax: ir.Node) -> Parts:
 
 
 def _parts_of_operator(shapes: Shapes, node: ir.Node) -> Parts:
-    """The attention of the operator of opset 23."""
     values = given(node, 0), given(node, 1), given(node, 2), node.outputs[0]
     return Parts(*values, frozenset({node}), 2, *takes_apart(shapes, node))
 

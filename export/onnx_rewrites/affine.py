@@ -1,8 +1,8 @@
 """Finds values that are another value, scaled and shifted by constants.
 
 In: a graph with shapes. Out: `Affine`: value = scale * transpose(root) + shift, with scale and shift along at most one
-axis. Such maps are BatchNormalization in inference, Mul, Div, Add and Sub with a constant, and a sum of two such maps
-of one root (a residual around a norm):
+axis. Such maps are BatchNormalization in inference, Mul, Div, Add and Sub with a constant, and a sum of two maps of the
+same root (a residual around a norm):
 
     BN(x) = D x + c,   D = gamma / sqrt(variance + epsilon),   c = beta - mean * D
 """
@@ -48,7 +48,7 @@ class Affines:
         self._known: dict[ir.Value, Affine] = {}
 
     def of(self, value: ir.Value) -> Affine:
-        """The form of a value, in the simplest case itself; raises Refused if its rank is unknown."""
+        """Raises Refused if the value's rank is unknown."""
         if value not in self._known:
             rank = self.shapes.rank(value)
             plain = Affine(value, tuple(range(rank)), np.ones((1,) * rank), np.zeros((1,) * rank))

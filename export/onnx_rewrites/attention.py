@@ -31,7 +31,7 @@ def given(node: ir.Node, position: int) -> ir.Value:
 def scores_of(shapes: Shapes, softmax: ir.Node) -> tuple[ir.Node, bool]:
     """The MatMul whose product the Softmax normalises, and whether adding a constant to its scores has no effect.
 
-    It has no effect through sums, factors shared by all tokens, and masks of minus infinity.
+    Sums, factors shared by all tokens, and masks of minus infinity keep it without effect.
     """
     value, uniform = given(softmax, 0), True
     while True:
@@ -73,7 +73,7 @@ def _from_matmul(shapes: Shapes, value: ir.Value, softmax: ir.Node) -> bool:
 
 
 def _keeps_uniform(shapes: Shapes, node: ir.Node, scores: ir.Value) -> bool:
-    """Whether adding the same number to all scores of a row adds the same number to all outputs of the row."""
+    """Whether the same number added to all scores of a row adds the same number to all outputs of the row."""
     others = [operand for operand in node.inputs if operand is not None and operand is not scores]
     match node.op_type:
         case "Add" | "Sub":
@@ -94,7 +94,7 @@ def _same_shape(shapes: Shapes, left: ir.Value, right: ir.Value) -> bool:
 
 
 def pooled_of(weights: ir.Value) -> tuple[ir.Node, ir.Value, bool]:
-    """The MatMul of the weights with the values, its left operand, and whether a guard may have set rows to zero."""
+    """The MatMul of weights and values, its left operand, and whether a guard may have set rows to zero."""
     value, guarded = weights, False
     while True:
         uses = list(value.uses())

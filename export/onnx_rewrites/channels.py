@@ -1,8 +1,7 @@
 """Follows a value back to the tokens that a linear layer computed it from.
 
-In: keys or values of an attention. Out: `Channels`: the value is columns of x W, each scaled and shifted, in some
-layout of axes. The arrays have the value's axes, with size 1 for batch and tokens. If the exporter joined batch and
-heads into one axis, that axis has the size of the heads.
+In: keys or values of an attention. Out: `Channels`: the value is columns of x W, each scaled and shifted. The arrays
+have the value's axes, with size 1 for batch and tokens. An axis that joins batch and heads has the size of the heads.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ class Channels:
 
 
 def trace(shapes: Shapes, value: ir.Value) -> Channels:
-    """The channels of a value; raises Refused, naming the obstacle."""
+    """Raises Refused, naming the obstacle."""
     node = value.producer()
     if node is None or node.domain:
         raise Refused(value.name or "", "graph input", "expected keys and values made by a MatMul with a weight")
@@ -162,7 +161,6 @@ def _joins(value: ir.Value, what: str, old: Sequence[Dim], new: Sequence[Dim]) -
 
 
 def _select(shapes: Shapes, node: ir.Node, value: ir.Value) -> Channels:
-    """Gather, Slice or Split on an axis of channels."""
     source, name = node.inputs[0], value.name or ""
     if source is None:
         raise Refused(name, node.op_type, "expected an input, found none")

@@ -1,7 +1,7 @@
-"""Constants of a graph, in double as well as in the dtype of the graph.
+"""Constants of a graph, in float64 and in the dtype of the graph.
 
 In: values of an `onnx_ir` graph. Out: numpy arrays. A pass computes new weights in float64. The graph gets them cast
-once; `value.meta[EXACT]` keeps the double for later passes and the proof in double.
+once; `value.meta[EXACT]` keeps the double for later passes and the proof.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Constants:
         return self.add(np.array(numbers, np.int64), base)
 
     def add_to_bias(self, value: ir.Value, bias: NDArray[np.float64], kept: Container[ir.Node] = ()) -> bool:
-        """Adds a vector to the bias that alone reads `value`; false without such an Add, or if it is `kept`."""
+        """Adds a vector to the bias that alone reads `value`; False without such an Add, or if it is `kept`."""
         uses = list(value.uses())
         if len(uses) != 1 or uses[0].node.op_type != "Add" or uses[0].node in kept or value.is_graph_output():
             return False

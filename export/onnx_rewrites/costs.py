@@ -1,7 +1,7 @@
 """Multiply-accumulates of a graph, node by node.
 
 In: the shapes of a graph, with sizes for its free dimensions. Out: counts for MatMul, Gemm, Conv, ConvTranspose, Einsum
-and Attention. Other operators count 0.
+and Attention; 0 for other operators.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The part of every value that is read: backward from the outputs, box by box.
 
-In: the shapes of a graph. Out: `Demands`, a list of boxes for every value that is read.
+In: the shapes of a graph. Out: `Demands`, the boxes of every value that is read.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ WHOLE_VALUE = [WHOLE]
 
 
 def analyse(shapes: Shapes) -> Demands:
-    """The boxes of every value that the graph's outputs read. A node can compute each of its boxes."""
+    """A node can compute each of its boxes."""
     demands: Demands = {output: [WHOLE] for output in shapes.graph.outputs}
     for node in reversed(shapes.graph):
         if reads_shape_alone(node):

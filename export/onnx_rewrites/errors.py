@@ -12,7 +12,7 @@ class ForeignError(ExportError):
 
 
 class BadRequest(ForeignError):
-    """The request names an output, an input or a dimension that the graph does not have."""
+    """The graph lacks the requested output, input or dimension."""
 
 
 class NothingToRewrite(ForeignError):
@@ -20,11 +20,11 @@ class NothingToRewrite(ForeignError):
 
 
 class NotSupported(ForeignError):
-    """The graph contains parts that these passes do not support."""
+    """The passes do not support part of the graph."""
 
 
 class ProofFailed(ForeignError):
-    """The rewritten graph does not compute what the original computes."""
+    pass
 
 
 class Refused(Exception):

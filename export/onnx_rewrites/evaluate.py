@@ -1,8 +1,8 @@
 """Runs a graph in double, node by node, on onnx's reference and our own kernels.
 
-In: an `onnx_ir` graph of any float dtype and its inputs. Out: its outputs. Every float is computed in float64, also
-initialisers, constants and Casts to a float. A weight is read when its node runs and a value is freed after its last
-use, so memory holds one weight and the live values.
+In: an `onnx_ir` graph of any float dtype and its inputs. Out: its outputs. All floats are computed in float64, also
+initialisers, constants and Casts to a float. Memory holds one weight and the live values: a weight is read when its
+node runs, a value is freed after its last use.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ Array = NDArray[np.generic]
 
 
 class UnknownOperator(Exception):
-    """A node that cannot run in double. The message names the operator and the reason."""
+    """The message names the operator and the reason."""
 
 
 def evaluate(model: ir.Model, feeds: Mapping[str, Array]) -> list[Array]:
-    """The outputs in double, in the order of the graph.
+    """The outputs in double, in the graph's order.
 
     Raises UnknownOperator for a node that neither onnx's reference nor our kernels run.
     """

@@ -39,7 +39,7 @@ COMBINING: dict[str, Callable[[Array, Array], Array]] = {
 
 @dataclass(frozen=True)
 class Parts:
-    """The values and nodes of an attention; `readers` are the nodes that read queries, keys and values."""
+    """`readers` are the nodes that read queries, keys and values."""
 
     query: ir.Value
     key: ir.Value
@@ -51,15 +51,15 @@ class Parts:
     queries: int
     tokens: Dim
     guarded: bool = False  # rows may have been set to zero behind the softmax
-    uniform: bool = True  # what is the same for every token has no effect
+    uniform: bool = True  # the softmax ignores a term that all tokens share
 
 
 @dataclass(frozen=True)
 class FewQueries:
-    """An attention, the channels of its keys and values, what it takes up beside them, and the cost.
+    """An attention, the channels of its keys and values, the layers to merge, and the cost.
 
-    query: the channels of the queries, to be merged with the keys' weight. asked: the queries themselves, (H, Q, E),
-    where they are the same for every image. output: the projection to be merged with the values' weight.
+    query: the channels of the queries, to be merged with the keys' weight. asked: the queries themselves, (H, Q, E), if
+    they are the same for every image. output: the projection to be merged with the values' weight.
     """
 
     parts: Parts
@@ -122,7 +122,7 @@ def check_layout(channels: Channels, heads: int, token_axis: int) -> None:
 
 
 def check_tokens(keys: Channels, values: Channels) -> None:
-    """Raises Refused if keys and values come from different tokens, or from tokens of a dtype of few digits."""
+    """Raises Refused if keys and values come from different tokens, or from tokens in less than float32."""
     if keys.tokens.dtype not in (ir.DataType.FLOAT, ir.DataType.DOUBLE):
         raise Refused(keys.tokens.name or "", "MatMul", f"new weights of {keys.tokens.dtype} would be rounded again")
     if keys.tokens is not values.tokens:
@@ -130,7 +130,7 @@ def check_tokens(keys: Channels, values: Channels) -> None:
 
 
 def check_alone(traced: Sequence[Channels], readers: Iterable[ir.Node]) -> None:
-    """Raises Refused if another node reads the source of the channels."""
+    """Raises Refused if another node reads the channels' source."""
     inside = {*readers, *(node for channels in traced for node in channels.path)}
     for node in {node for channels in traced for node in channels.path[_first_selection(channels) :]}:
         for value in node.outputs:
@@ -155,7 +155,7 @@ def _first_selection(channels: Channels) -> int:
 
 
 def _query(shapes: Shapes, parts: Parts, keys: Channels, values: Channels) -> Channels | None:
-    """The channels of the queries where they can be merged with the keys' weight.
+    """The channels of the queries, if they can be merged with the keys' weight.
 
     A key bias that the softmax sees needs the queries themselves.
     """
@@ -206,7 +206,7 @@ def weight_of(product: ir.Node) -> Array:
 
 
 def alike(shapes: Shapes, value: ir.Value | None, wanted: Box = WHOLE) -> Array | None:
-    """The part `wanted` of a value where it is the same for every image, with a first axis of size 1; else None.
+    """The part `wanted` of a value that is the same for every image, with a first axis of size 1; else None.
 
     For example the row of a class token before the first attention, behind Expand, Concat and Add.
     """

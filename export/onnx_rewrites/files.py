@@ -1,7 +1,4 @@
-"""ONNX files: weights stay on disk until they are needed; a file is written completely or not at all.
-
-In: paths. Out: models, hashes.
-"""
+"""ONNX files: weights stay on disk until they are needed; a file is written completely or not at all."""
 
 from __future__ import annotations
 
@@ -39,7 +36,7 @@ def read_model(path: Path) -> ir.Model:
 
 
 def _follow_links(model: ir.Model, folder: Path) -> None:
-    """Reads weights behind a link from `folder`, that of the model's own file, as in Hugging Face's cache.
+    """Reads weights behind a link from the folder of the model's own file, as in Hugging Face's cache.
 
     Raises NotSupported for a link that leads elsewhere: a strange model must not read any file.
     """
@@ -59,7 +56,7 @@ def weight_files(model: ir.Model) -> list[Path]:
 
 
 def data_file(path: Path) -> Path:
-    """The file beside a written model with its weights, if they are not inside."""
+    """For weights that are not inside the model's file."""
     return path.with_name(f"{path.name}.data")
 
 

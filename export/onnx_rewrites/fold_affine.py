@@ -1,8 +1,8 @@
 """Third pass, which runs first: folds affine maps into the linear layers beside them.
 
-In: any graph. Out: the same outputs, without BatchNormalization and without constant scales and shifts next to a
-MatMul, Gemm or Conv, before or after, also through Transpose, Reshape, Slice and means. The equations are in `affine`
-and `neighbours`. A map that cannot be folded stays and is reported with the reason.
+In: any graph. Out: the same outputs, without BatchNormalization and without constant scales and shifts before or after
+a MatMul, Gemm or Conv, also through Transpose, Reshape, Slice and means. The equations are in `affine` and
+`neighbours`. A map that cannot be folded stays; the report gives the reason.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from export.onnx_rewrites.unread import drop_unread
 
 @dataclass(frozen=True)
 class Folding:
-    """A map that can be folded: its last value, its form, and the changes before (`upstream`) or after it."""
+    """The map's last value, its form, and the changes before (`upstream`) or after it."""
 
     value: ir.Value
     form: Affine
@@ -36,8 +36,6 @@ class Folding:
 
 
 class FoldAffine(ir.passes.InPlacePass):
-    """`sizes` gives the free dimensions, for costs that other passes count."""
-
     name = "fold-affine"
 
     def __init__(self, sizes: Mapping[str, int] | None = None) -> None:
@@ -66,7 +64,6 @@ class FoldAffine(ir.passes.InPlacePass):
         RemoveUnusedNodesPass()(model)
 
     def call(self, model: ir.Model) -> RewriteResult:
-        """Folds map after map until no map folds."""
         Prepare()(model)
         sites: list[Site] = []
         refusals: dict[ir.Value, Refusal] = {}
@@ -94,7 +91,7 @@ class FoldAffine(ir.passes.InPlacePass):
 
 
 def ends(shapes: Shapes) -> Iterator[tuple[ir.Value, Affine]]:
-    """Values that end an affine map: a reader of the value does not continue the map."""
+    """Values that end an affine map: no reader of the value continues it."""
     affines = Affines(shapes)
     for node in shapes.graph:
         for value in node.outputs:

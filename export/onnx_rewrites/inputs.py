@@ -1,8 +1,8 @@
 """Draws inputs for the proof.
 
 In: a graph with shapes. Out: several sets of arrays, with different sizes of every free dimension. Integers that index
-a table stay below its number of rows. Other integers and booleans count as masks: ones, with up to half of every
-second row masked at its end, so that each row keeps a token.
+a table stay below its number of rows. Other integers and booleans count as masks: ones, with up to half of every second
+row masked at its end, so each row keeps a token.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PASSING = frozenset(
     }
 )
 
-# Sizes of first axes and of other axes per round; networks of images need larger sizes, some of them 224 alone.
+# Sizes of first axes and of other axes per round; some networks of images accept only 224.
 FIRST = (2, 3, 1)
 OTHERS = ((5, 7, 11), (32, 48, 64), (64, 96, 160), (224, 256, 288), (224, 224, 224))
 

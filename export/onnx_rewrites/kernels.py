@@ -1,8 +1,7 @@
 """Kernels in double for operators that onnx's reference computes slowly, in float32 or wrongly.
 
-In and out: those of the operator. In onnx 1.23 LayerNormalization computes in float32, BatchNormalization of opset 9 to
-13 uses batch statistics, GatherElements fails on indices of shape (1, n), and Erf and Conv are Python loops. Torch
-computes those two here.
+In onnx 1.23 LayerNormalization computes in float32, BatchNormalization of opset 9 to 13 uses batch statistics,
+GatherElements fails on indices of shape (1, n), and Erf and Conv are Python loops; torch computes these two.
 """
 
 from __future__ import annotations
@@ -94,7 +93,7 @@ class SimplifiedLayerNormalization(OpRun):
 
 
 class RMSNormalization(SimplifiedLayerNormalization):
-    """The same operator under its name of opset 23."""
+    """Its name in opset 23."""
 
 
 class BatchNormalization(OpRun):
@@ -206,8 +205,6 @@ class AveragePool(OpRun):
 
 
 class GatherElements(OpRun):
-    """The elements of x at `indices` along an axis."""
-
     op_domain = ""
 
     def _run(self, x: Array, indices: Array, axis: int | None = None) -> tuple[Array]:

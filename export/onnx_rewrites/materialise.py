@@ -1,7 +1,7 @@
 """Builds the parts of values that are read: forward, beside the nodes of the graph.
 
-In: the demands of `demand.analyse`. Out: a graph that computes only those parts. Each box of a value is built once; a
-reader of less selects it with Gather or Slice. Constants are cut at rewrite time.
+In: the demands of `demand.analyse`. Out: a graph that computes only those parts. Each box of a value is built once;
+readers of less select it with Gather or Slice. Constants are cut at rewrite time.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ class Materialiser:
         return self._sizes_read[value, axis]
 
     def _shape(self, node: ir.Node) -> None:
-        """Rebuilds a Shape whose value is computed in part or not at all."""
+        """Rebuilds a Shape whose value is not computed whole."""
         value, output = node.inputs[0], node.outputs[0]
         if value is None or output not in self.demands or value.producer() is None or is_constant(value):
             return

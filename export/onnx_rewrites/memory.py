@@ -1,6 +1,6 @@
 """Checks that the proof in double fits into memory.
 
-The evaluator holds one weight in double at a time, and beside it the values that a later node reads.
+The evaluator holds one weight in double at a time, and the values that a later node reads.
 """
 
 from __future__ import annotations

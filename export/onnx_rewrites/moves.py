@@ -1,7 +1,7 @@
 """Rules of operators that move elements: Transpose, Reshape and its kin, Gather, Slice, Split, Concat, Expand.
 
-In and out: see `rules`. A Reshape is followed in the smallest runs of axes of equal size, so free axes beside a run do
-no harm.
+In and out: see `rules`. A Reshape is followed in the smallest runs of axes of equal size; free axes beside a run do no
+harm.
 """
 
 from __future__ import annotations

@@ -103,7 +103,7 @@ def before(shapes: Shapes, value: ir.Value, scale: Array, shift: Array, inside: 
 
 
 def _bias_before(shapes: Shapes, node: ir.Node, value: ir.Value, scale: Array, shift: Array) -> list[Change]:
-    """scale * (x + b) + shift = scale * x + (scale * b + shift): the sum takes up the shift, what makes x the scale."""
+    """scale * (x + b) + shift = scale * x + (scale * b + shift): the sum takes up the shift, its source the scale."""
     number = next((given for given in node.inputs if is_constant(given)), None)
     source = next((given for given in node.inputs if not is_constant(given)), None)
     bias = constant(number)
@@ -111,7 +111,7 @@ def _bias_before(shapes: Shapes, node: ir.Node, value: ir.Value, scale: Array, s
         raise Refused(value.name or "", "Add", "is no linear layer")
     rank = shapes.rank(value)
     total = scale * bias.astype(np.float64).reshape((1,) * (rank - bias.ndim) + bias.shape) + shift
-    while total.ndim > 1 and total.shape[0] == 1:  # as exporters write a bias
+    while total.ndim > 1 and total.shape[0] == 1:  # exporters write a bias with leading axes
         total = total[0]
     return [Change(node, total, np.zeros(1)), *before(shapes, source, scale, np.zeros_like(shift), {node})]
 
@@ -157,7 +157,7 @@ def _after(shapes: Shapes, node: ir.Node, value: ir.Value, scale: Array, shift: 
 def _part_after(
     shapes: Shapes, node: ir.Node, value: ir.Value, axis: int | None, scale: Array, shift: Array
 ) -> Iterable[Change]:
-    """Maps a part of the value with that part of the map; a Gather with one index drops its axis."""
+    """Maps a part of the value with the same part of the map; a Gather with one index drops its axis."""
     changes: list[Change] = []
     indices = node.inputs[1] if node.op_type == "Gather" else None
     own = attribute_int(node, "axis", 0) % shapes.rank(value) if indices is not None else None
@@ -225,7 +225,7 @@ def _mean_after(
 
 
 def reshaped(shapes: Shapes, array: Array, value: ir.Value, other: ir.Value) -> Array:
-    """An array along the axes of `value` as an array along those of its reshaped form `other`."""
+    """An array along the axes of `value`, along the axes of its reshaped form `other`."""
     old, new = shapes.dims(value), shapes.dims(other)
     wanted, result = list(array.shape), [1] * len(new)
     for left, right in groups(shapes, old, new) or [(list(range(len(old))), list(range(len(new))))]:

@@ -1,7 +1,6 @@
 """All passes in sequence, with the gain of each.
 
-In: a model, the reads of its outputs and the wanted passes. Out: `Rewritten`, a new model and a `Step` per pass. The
-given model stays as it is.
+In: a model, the reads of its outputs and the wanted passes. Out: `Rewritten`, a new model and a `Step` per pass.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ LARGEST_GROWTH = 1 << 16  # elements by which folding a node may enlarge the fil
 
 
 class Prepare(ir.passes.InPlacePass):
-    """The form that every pass of this package reads. Idempotent."""
+    """Idempotent."""
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         check_supported(model)
@@ -102,7 +102,7 @@ def _drop_dropout(graph: ir.Graph) -> None:
 
 
 def _expand_fills(graph: ir.Graph) -> None:
-    """Writes ConstantOfShape as Expand of a number: symbolic inference follows no other."""
+    """Writes ConstantOfShape as Expand of a number, the only form that symbolic inference follows."""
     constants = Constants(graph)
     for node in list(graph):
         if node.op_type == "ConstantOfShape" and not node.domain:
@@ -114,7 +114,7 @@ def _expand_fills(graph: ir.Graph) -> None:
 
 
 def _name_free_dimensions(graph: ir.Graph) -> None:
-    """Gives every free dimension of an input a symbol; some exporters write -1, 0 or ? there."""
+    """Gives every free dimension of an input a symbol; some exporters write -1, 0 or ? instead."""
     for value in graph.inputs:
         if value.shape is None:
             raise NotSupported(f"input {value.name!r}: expected a tensor of known rank, found {value.type}")
@@ -133,7 +133,7 @@ def _name_free_dimensions(graph: ir.Graph) -> None:
 def _join_reshapes(graph: ir.Graph) -> bool:
     """Leaves out reshapes that the next reshape undoes; returns whether there were any.
 
-    A norm between (B, N, D) and (B N, D) leaves such a pair behind, and no row of the middle is a row of an image.
+    A norm between (B, N, D) and (B N, D) leaves such a pair, and no row of the middle is a row of an image.
     """
     shapes, joined = Shapes(graph), False
     for node in graph:

@@ -1,8 +1,7 @@
 """Proves that a rewritten graph computes what the original computes, in double and in the graph's own dtype.
 
 In: the original graph, the rewritten graph and inputs. Out: `Proof` with the largest error relative to the outputs'
-size; or ProofFailed. The two graphs share no pass: the original runs as it is, and numpy picks the reads from its
-outputs.
+size; or ProofFailed. The graphs share no pass: the original runs as it is, and numpy picks the reads from its outputs.
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ Array = NDArray[np.generic]
 
 FLOAT64_TOLERANCE = 1e-10
 TOLERANCES = {"float32": 1e-5, "float16": 5e-3}  # relative to the outputs' size
-WORST = {"float32": 3, "float16": 10}  # tolerances that the original itself may be off
+WORST = {"float32": 3, "float16": 10}  # limit of the original's own error, in tolerances
 
 
 @dataclass(frozen=True)
 class Proof:
-    """The largest error over all inputs and outputs, relative to the outputs' size; `beside` are the right answers."""
+    """The largest error relative to the outputs' size; `beside` names the right answers."""
 
     precision: str
     error: float
@@ -82,8 +81,8 @@ def prove_file(
 ) -> Proof:
     """Compares in the file's dtype; `exact` is the original in double.
 
-    The tolerance is that of the dtype, or twice the original's own error if that is larger. Without `exact` the right
-    answers are the original's. Raises ProofFailed, and NotSupported if the original is off by more than WORST.
+    The tolerance is the dtype's, or twice the original's own error if that is larger. Without `exact` the original is
+    the reference. Raises ProofFailed, and NotSupported if the original is off by more than WORST.
     """
     tolerance, right = TOLERANCES[dtype], exact or original
     try:
@@ -122,7 +121,7 @@ def answers(runner: ort.InferenceSession, feeds: Feeds) -> dict[str, Array]:
 
 
 def finite_answers(runner: ort.InferenceSession, feeds: Feeds) -> dict[str, Array]:
-    """As `answers`; raises NotSupported if an output is empty or not finite: that cannot be compared."""
+    """As `answers`; raises NotSupported if an output is empty or not finite."""
     found = answers(runner, feeds)
     check_finite(list(found.values()))
     return found

@@ -5,8 +5,8 @@ projection, FFN and norms of that block are computed for that row; keys and valu
 
     logits = head(x_L[:, 0]),   x_L[:, 0] = x[:, 0] + MLP(...)[:, 0],   A[:, 0] V = softmax(q[:, 0] K') V
 
-The pass matches no pattern: `demand` goes backward over every operator, `materialise` forward. ONNX Runtime's training
-build moves a Gather upstream in a similar way (UpStreamGather); CaiT's class attention has this form by design.
+`demand` goes backward over every operator, `materialise` forward. ONNX Runtime's training build moves a Gather upstream
+in a similar way (UpStreamGather); CaiT's class attention has this form by design.
 """
 
 from __future__ import annotations
@@ -36,8 +36,6 @@ class RowsPlan:
 
 
 class ReadRows(ir.passes.InPlacePass):
-    """`sizes` gives the free dimensions, for costs."""
-
     name = "read-rows"
 
     def __init__(self, sizes: Mapping[str, int] | None = None) -> None:
@@ -74,7 +72,7 @@ class ReadRows(ir.passes.InPlacePass):
 
 
 def _obstacle(graph: ir.Graph) -> Refusal:
-    """The first value of unknown shape, through which no rule reads; else the output, which reads everything."""
+    """The first value of unknown shape; else the output, which reads everything."""
     for node in graph:
         for value in node.outputs:
             if value.shape is None:

@@ -1,7 +1,7 @@
 """The part of a graph's outputs that its user reads: `last_hidden_state[:,0]`.
 
 In: a name and indices as in numpy's basic indexing. Out: a graph with only that output part, and the same part of an
-array, for the proof. The graph cannot know: a file of embeddings outputs all rows, its user reads a single row.
+array, for the proof. A file of embeddings outputs all rows; only the user knows which rows count.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def apply_reads(graph: ir.Graph, reads: Sequence[Read]) -> None:
         return
     outputs = {value.name: value for value in graph.outputs}
     if len({read.output for read in reads}) < len(reads):
-        raise BadRequest("read: expected each output once, found one of them twice")
+        raise BadRequest("read: expected each output once, found an output twice")
     constants = Constants(graph)
     chosen = []
     for read in reads:

@@ -1,7 +1,7 @@
 """One rule per operator: what it must read to compute a part of its output.
 
 In: a node, one of its outputs and a box of it. Out: `Demand`: a box that the node can compute and that contains the
-wanted box, and the boxes of the inputs for it. An operator without a rule computes all of its output from all of its
+wanted box, and the boxes of the inputs for it. An operator without a rule computes its whole output from its whole
 inputs. `moves` has the rules of operators that move elements.
 """
 

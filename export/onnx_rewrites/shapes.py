@@ -1,8 +1,8 @@
 """Shapes of all values of a graph as integers and expressions in its free dimensions.
 
 In: a graph with one symbol for each free dimension of its inputs. Out: `Shapes`. Inference is symbolic
-(onnx_shape_inference): a dimension is static only if that follows from the graph. Names that a file declares for inner
-values are ignored: they may be wrong.
+(onnx_shape_inference): a dimension is static only if that follows from the graph. The file's own names for inner
+dimensions are ignored: they may be wrong.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Written:
-    """Times only if requested."""
+    """Times only on request."""
 
     rewritten: Rewritten
     proofs: tuple[Proof, ...]
@@ -157,7 +157,7 @@ def proof_inputs(original: ir.Model, graph: ir.Graph, path: Path, request: Reque
             doubles = double_answers(original, rounds) if request.proof == "float64" else []
             for outputs in doubles:
                 check_finite(outputs)
-        except ForeignError as error:  # as where ONNX Runtime gives nothing for a window larger than the image
+        except ForeignError as error:  # for example no output for a window larger than the image
             unsupported = unsupported or error
             continue
         sizes = [", ".join(f"{name}={size}" for name, size in chosen.items()) or "fixed" for chosen in family]

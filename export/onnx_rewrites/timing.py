@@ -1,6 +1,6 @@
 """Times two ONNX files side by side.
 
-On one thread of ONNX Runtime with all optimisations. Calls alternate, so a drift of the machine hits both.
+One thread of ONNX Runtime, all optimisations. Calls alternate, so a drift of the machine hits both.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Removes what no output reads, including values that only a Shape reads.
+"""Removes what no output reads.
 
-A Shape reads no element, so it does not keep its value alive: it is rebuilt from the graph's inputs.
+A Shape reads no element and does not keep its value alive: it is rebuilt from the graph's inputs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from export.onnx_rewrites.shapes import Shapes, infer
 
 
 def drop_unread(model: ir.Model) -> None:
-    """Removes unread nodes, sorts the rest and infers the shapes again."""
     RemoveUnusedNodesPass()(model)
     model.graph.sort()
     infer(model)

@@ -22,7 +22,7 @@ SAMPLE_FILE = "sample.npz"  # foreign models only: inputs and expected outputs
 
 
 class PublishError(ExportError):
-    """The message names the path."""
+    pass
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Artifact:
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """Raises PublishError if a field that is read here is missing or wrong."""
+    """Raises PublishError for a missing or wrong field."""
     try:
         manifest: dict[str, Any] = json.loads(path.read_text())
         check_manifest(path, manifest)

@@ -1,8 +1,7 @@
 """Any ONNX file -> the next version of a model: names, dtypes and dims come from the graph.
 
 In: a file, preferably from `vitbn rewrite` with manifest and sample. Out: a version folder with model.onnx, its
-weights, manifest.json and sample.npz, which `verify` replays. Triton joins requests only if all inputs and outputs
-share a free first axis.
+weights, manifest.json and sample.npz, which `verify` replays.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
     from tritonclient.grpc import model_config_pb2 as pb
 
 KIND, WARMUP = "foreign", "warmup"
-TOLERANCE = 1e-4  # of float32, relative to the outputs' size: other processors and batch sizes round differently
+TOLERANCE = 1e-4  # float32, relative to the outputs' size: processors and batch sizes round differently
 
 TYPES = {
     "tensor(bool)": "TYPE_BOOL",
@@ -53,7 +52,7 @@ TYPES = {
 
 
 def is_foreign(manifest_path: Path) -> bool:
-    """Whether the manifest is missing or that of a foreign network."""
+    """Also if the manifest is missing."""
     try:
         manifest = json.loads(manifest_path.read_text())
     except (OSError, ValueError):
@@ -96,7 +95,7 @@ def publish_foreign(repository: Path, name: str, file: Path, serving: Serving) -
 def config_of(
     name: str, runner: ort.InferenceSession, sample: Feeds, serving: Serving, number: int = 1
 ) -> pb.ModelConfig:
-    """Warms up with the sample; batches if all tensors share the first axis."""
+    """Warms up with the sample. Triton joins requests only if all inputs and outputs share a free first axis."""
     from tritonclient.grpc import model_config_pb2 as pb
 
     tensors = [*runner.get_inputs(), *runner.get_outputs()]
@@ -139,7 +138,7 @@ def config_of(
 
 
 def _file_name(tensor: str, number: int) -> str:
-    """File of a tensor's warm-up input, of each version: their samples may differ in shape."""
+    """File of a tensor's warm-up input; versions may differ in its shape."""
     return f"{number}_" + "".join(letter if letter.isalnum() else "_" for letter in tensor)
 
 

@@ -1,4 +1,4 @@
-"""Lists and loads the models of a running Triton server through its model-control API.
+"""Lists and loads the models of a running Triton server.
 
 A load leaves no gap: the old version answers until the new version does, and stays if that fails.
 Source: triton-inference-server/server, docs/protocol/extension_model_repository.md.
@@ -22,20 +22,20 @@ NOT_EXPLICIT = "explicit model load / unload is not allowed"  # Triton's message
 
 
 class ServerUnreachable(ExportError):
-    """No server answers at that address."""
+    pass
 
 
 class ServerRefused(ExportError):
-    """The message holds the server's reason."""
+    pass
 
 
 class NotExplicit(ServerRefused):
-    """The server runs in a mode without model control."""
+    """The server runs without model control."""
 
 
 @dataclass(frozen=True)
 class LiveServer:
-    """`address` and `grpc` are HOST:PORT; sends `headers` with every request.
+    """`address` and `grpc` are HOST:PORT; every request sends `headers`.
 
     Without `grpc`, Triton's default port is tried if HTTP has its default port.
     """
@@ -54,14 +54,14 @@ class LiveServer:
         return {name: sorted(versions) for name, versions in models.items()}
 
     def load(self, model: str) -> None:
-        """Makes the server read the model's config.pbtxt again. Raises ServerRefused or NotExplicit."""
+        """The server reads the model's config.pbtxt again. Raises ServerRefused or NotExplicit."""
         if not self._load_over_grpc(model):
             self._post(f"v2/repository/models/{model}/load", {})
 
     def _load_over_grpc(self, model: str) -> bool:
-        """Returns False without gRPC, raises ServerRefused if the load fails.
+        """False without gRPC; raises ServerRefused if the load fails.
 
-        A load over HTTP blocks a Triton HTTP thread, with all its connections, until the load ends (measured: 7 s).
+        A load over HTTP blocks an HTTP thread of Triton, with all its connections, until it ends (measured: 7 s).
         """
         host, _, port = self.address.rpartition(":")
         grpc = self.grpc or (f"{host}:{DEFAULT_GRPC_PORT}" if port == DEFAULT_HTTP_PORT else None)

@@ -1,7 +1,6 @@
 """Changes the served versions of a published model.
 
-In: a model's folder and the running server, if any. Out: config.pbtxt with another version policy, loaded. If the load
-fails, config.pbtxt is restored and the old version still answers.
+In: a model's folder and the running server, if any. Out: config.pbtxt with another version policy, loaded.
 """
 
 from __future__ import annotations
@@ -16,12 +15,12 @@ from export.publishing.triton_config import SERVED_VERSIONS, served_versions
 
 
 def served(model_dir: Path) -> list[int]:
-    """The versions that config.pbtxt serves, ascending. The highest answers requests that name no version."""
+    """Ascending. The highest answers requests that name no version."""
     return served_versions(read_config(model_dir), versions(model_dir))
 
 
 def fall_back(model_dir: Path) -> int:
-    """Prefers a served version; raises PublishError if no version is older."""
+    """The newest older version, preferably served. Raises PublishError without an older version."""
     now = served(model_dir)
     older = now[:-1] or [number for number in versions(model_dir) if number < min(now, default=0)]
     if not older:
@@ -30,7 +29,7 @@ def fall_back(model_dir: Path) -> int:
 
 
 def promote(model_dir: Path, number: int, server: LiveServer | None) -> list[int]:
-    """Serves version `number` and the version before it, no newer version; returns the versions served until now.
+    """Serves version `number` and the version before it; returns the versions served until now.
 
     Raises PublishError for a missing version, and the errors of `activate`.
     """
@@ -45,7 +44,7 @@ def promote(model_dir: Path, number: int, server: LiveServer | None) -> list[int
 def activate(model_dir: Path, before: Sequence[int], server: LiveServer | None) -> None:
     """Makes the running server load a changed model.
 
-    Raises ServerRefused if the load fails. Then `before` is served again; a new model (`before` is empty) is removed,
+    Raises ServerRefused if the load fails. Then `before` is served again; a new model (`before` is empty) is removed
     unless it has gained a version since. Raises NotExplicit for a server without model control; the change stays.
     """
     if server is None:

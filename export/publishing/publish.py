@@ -1,7 +1,7 @@
 """The Triton model repository on disk: <model>/config.pbtxt, labels.txt, <version>/model.onnx and manifest.json.
 
 In: a proven artifact. Out: a new version, published by a rename: readers see all of it or nothing. A version never
-changes. config.pbtxt alone says which versions are served, so promoting and falling back are atomic writes.
+changes. config.pbtxt alone says which versions are served, so a change of them is an atomic write.
 """
 
 from __future__ import annotations
@@ -54,10 +54,9 @@ STAGING = ".publishing-"
 def publish(repository: Path, name: str, artifact: Artifact, serving: Serving | None = None) -> Path:
     """Publishes the next version; returns its folder.
 
-    Later loads serve it beside the version that was the default. An existing config.pbtxt keeps the operator's changes,
-    except for the instances and threads in `serving`; TF32 and TensorRT's batch sizes follow the served versions.
-    Raises PublishError for a bad name or label, another engine, other classes, another image shape, and engines without
-    a common batch size.
+    Serves it beside the former default. An existing config.pbtxt keeps the operator's changes, except for the instances
+    and threads in `serving`; TF32 and TensorRT's batch sizes follow the served versions. Raises PublishError for a bad
+    name or label, another engine, other classes, another image shape, and engines without a common batch size.
     """
     check_name(name)
     model_dir, serving = repository / name, serving or Serving()
@@ -95,9 +94,9 @@ def _add(model_dir: Path, artifact: Artifact, message: pb.ModelConfig, default: 
 
 
 def add_version(model_dir: Path, write: Callable[[Path], None], describe: Callable[[Path, int], None]) -> Path:
-    """Adds the next version by a rename and returns its folder; call it with the repository locked.
+    """Adds the next version by a rename and returns its folder; the caller holds the lock.
 
-    `write` fills the version's folder; `describe` gets the model's folder and the number, and writes config.pbtxt. A
+    `write` fills the version's folder. `describe` gets the model's folder and the number, and writes config.pbtxt. A
     new model appears as a whole.
     """
     if not model_dir.is_dir():
@@ -135,7 +134,7 @@ def versions(model_dir: Path) -> list[int]:
 
 
 def remove_version(model_dir: Path, number: int) -> None:
-    """Renames the version first: no server sees half of it. Of a symlink, only the link."""
+    """Renames the version first: no server sees half of it. Of a symlink, removes only the link."""
     if (model_dir / str(number)).is_symlink():
         (model_dir / str(number)).unlink()
         return
@@ -161,7 +160,7 @@ def sweep(repository: Path) -> list[Path]:
 
 @contextmanager
 def locked(repository: Path, name: str = LOCK_FILE) -> Iterator[None]:
-    """The lock ends with its process. Makes a missing repository."""
+    """The lock ends with its process. Creates a missing repository."""
     repository.mkdir(parents=True, exist_ok=True)
     with (repository / name).open("wb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -221,7 +220,7 @@ def _write_config(model_dir: Path, message: pb.ModelConfig, served: Sequence[int
 
 
 def _readable_manifests(model_dir: Path, served: Sequence[int]) -> dict[int, dict[str, Any]]:
-    """Version -> manifest. Skips broken manifests: they must not stop a new version."""
+    """Skips broken manifests: they must not stop a new version."""
     manifests = {}
     for number in sorted(served):
         with suppress(PublishError):
@@ -230,7 +229,7 @@ def _readable_manifests(model_dir: Path, served: Sequence[int]) -> dict[int, dic
 
 
 def _write_version(folder: Path, artifact: Artifact, message: pb.ModelConfig) -> None:
-    """Keeps the config too, for a supervisor that finds the model's own broken."""
+    """Keeps the config too: a supervisor reads it if the model's own is broken."""
     write_atomically(folder / CONFIG_FILE, to_text(message).encode())
     write_atomically(folder / artifact.file_name, artifact.data)
     write_atomically(folder / MANIFEST_FILE, artifact.manifest_json())

@@ -24,13 +24,12 @@ LABELS_FILE = "labels.txt"
 
 # Larger batches leave a CPU's cache: slower per image, more memory. Clients split them.
 MAX_BATCH_SIZE = 256
-# Images at once inside a transformer, in the project's ONNX Runtime backend: depth 6 takes 0.92 times as long as with
-# 256 images.
+# Images at once inside a transformer, in the project's ONNX Runtime backend; 256 take 9 % longer (depth 6).
 INNER_BATCH = 64
-# The queue refuses more requests. Of 64 images each, 16 wait half a second for the slowest shipped model.
+# Further requests are refused. 16 of 64 images each wait half a second for the slowest shipped model.
 MAX_QUEUE_SIZE = 16
-STANDBY_PRIORITY = 1000  # of the second instance, which works only while the first, of priority 1, does
-# Of a stored float32 logit: 100 times the export's. A newer version may allow TF32 for older versions beside it, which
+STANDBY_PRIORITY = 1000  # the second instance works only while the first, of priority 1, does
+# Of a stored float32 logit: 100 times the export's tolerance. A newer version may allow TF32 to older versions, which
 # moves a logit of 10 by up to 0.005.
 PROBE_TOLERANCE = 0.01
 # Larger batches keep a GPU busy without a CUDA graph.
@@ -39,7 +38,6 @@ LARGEST_GRAPH = 256
 SERVED_VERSIONS = 2
 
 Engine = Literal["onnxruntime", "openvino", "tensorrt"]
-# CPU engine -> its parameter for the number of threads.
 THREADS = {"onnxruntime": "intra_op_thread_count", "openvino": "INFERENCE_NUM_THREADS"}
 
 
@@ -61,12 +59,12 @@ class Serving:
 
 
 def new_config(name: str, config: ModelConfig, serving: Serving) -> pb.ModelConfig:
-    """The config of a new model; `describe`, `set_limits` and `serve_versions` add what depends on its versions."""
+    """`describe`, `set_limits` and `serve_versions` add what depends on the versions."""
     from tritonclient.grpc import model_config_pb2 as pb
 
     engine = serving.engine or "onnxruntime"
     # OpenVINO's native backend fixes the batch to max_batch_size unless the dims leave it open. Open dims keep Triton
-    # from joining requests; `max_images` tells clients the largest sensible batch.
+    # from joining requests; `max_images` tells clients the largest batch.
     batch = [-1] if engine == "openvino" else []
     message = pb.ModelConfig(
         name=name,
@@ -83,8 +81,8 @@ def new_config(name: str, config: ModelConfig, serving: Serving) -> pb.ModelConf
         instance_group=[
             pb.ModelInstanceGroup(kind=pb.ModelInstanceGroup.KIND_CPU if batch else pb.ModelInstanceGroup.KIND_AUTO)
         ],
-        # Joins requests that queued up while all instances were busy. A delay cost every lone request 0.2 ms;
-        # preferred sizes gained nothing.
+        # Joins requests that queued up while all instances were busy. A delay cost every lone request 0.2 ms; preferred
+        # sizes gained nothing.
         dynamic_batching=pb.ModelDynamicBatching(),
         # Images rarely repeat; every request would pay for the look-up.
         response_cache=pb.ModelResponseCache(enable=False),
@@ -94,7 +92,7 @@ def new_config(name: str, config: ModelConfig, serving: Serving) -> pb.ModelConf
     else:
         message.backend = engine
     if engine == "onnxruntime":
-        # A memory pattern keeps a second copy of all activations per batch size and is no faster.
+        # A memory pattern keeps all activations twice per batch size and is no faster.
         message.parameters["enable_mem_pattern"].string_value = "0"
     if engine == "onnxruntime" and config.is_transformer:
         message.parameters["inner_batch"].string_value = str(INNER_BATCH)
@@ -109,10 +107,7 @@ def new_config(name: str, config: ModelConfig, serving: Serving) -> pb.ModelConf
 
 
 def _take_batches(message: pb.ModelConfig, smallest: int, largest: int) -> None:
-    """Answers two empty requests before all others.
-
-    Else the users' first requests pay for memory and, on a GPU, for kernels.
-    """
+    """Answers two empty requests at the start: the users' first requests need not wait for memory and GPU kernels."""
     from tritonclient.grpc import model_config_pb2 as pb
 
     shape, whole = image_shape(message), engine_of(message) == "openvino"  # its dims include the batch
@@ -128,7 +123,6 @@ def _take_batches(message: pb.ModelConfig, smallest: int, largest: int) -> None:
 
 
 def engine_of(message: pb.ModelConfig) -> str:
-    """Named as in `Serving`."""
     return "tensorrt" if message.platform == "tensorrt_plan" else str(message.backend)
 
 
@@ -138,7 +132,6 @@ def image_shape(message: pb.ModelConfig) -> tuple[int, ...]:
 
 
 def configure(message: pb.ModelConfig, serving: Serving) -> None:
-    """Writes `serving` into `message`."""
     from tritonclient.grpc import model_config_pb2 as pb
 
     if serving.max_batch is not None:
@@ -156,7 +149,7 @@ def configure(message: pb.ModelConfig, serving: Serving) -> None:
     message.instance_group.append(group)
     message.dynamic_batching.ClearField("default_queue_policy")
     if serving.instances == 1 and engine_of(message) == "tensorrt":
-        return  # a second engine costs GPU memory, and nobody has measured it
+        return  # a second engine costs GPU memory; its gain is not measured
     if serving.instances == 1:
         # With a bound and a single instance, a request can miss its wake-up: docs/decisions.md, Serving.
         message.instance_group[0].rate_limiter.priority = 1
@@ -198,7 +191,7 @@ def set_limits(message: pb.ModelConfig, manifests: Collection[dict[str, Any]]) -
 def set_tf32(message: pb.ModelConfig, precision: str) -> None:
     """Forbids TF32 to float32 models of ONNX Runtime, whose CUDA provider uses it by default.
 
-    Others may: `use_tf32` 0 also keeps float16 convolutions off the tensor cores.
+    Other models keep it: `use_tf32` 0 also keeps float16 convolutions off the tensor cores.
     """
     accelerators = message.optimization.execution_accelerators.gpu_execution_accelerator
     cuda = next((each for each in accelerators if each.name == "cuda"), None) or accelerators.add(name="cuda")
@@ -228,7 +221,7 @@ def describe(message: pb.ModelConfig, manifest: dict[str, Any]) -> None:
 def store_probe(message: pb.ModelConfig, manifests: Mapping[int, dict[str, Any]]) -> None:
     """Writes the sample and each version's logits, for `clients/probe.py`.
 
-    Below float32 processors differ, so the tolerance is null: only the class counts.
+    Below float32 processors differ: the tolerance is null and only the class counts.
     """
     answers = {}
     for number, manifest in manifests.items():

@@ -16,7 +16,7 @@ from export.publishing.triton_config import served_versions
 
 @dataclass(frozen=True)
 class Verified:
-    """`problem` is the version's first fault, `left_out` a check that this machine cannot make."""
+    """`left_out`: a check that this machine cannot make."""
 
     version: int
     problem: str | None = None
@@ -54,7 +54,7 @@ def verify_version(model_dir: Path, number: int) -> Verified:
 
 
 def check_answer(path: Path, artifact: Artifact) -> None:
-    """Raises PublishError for an invalid file, and for another answer to the sample than at the export.
+    """Raises PublishError for an invalid file, or another answer to the sample than at the export.
 
     Logits may differ by the export's tolerance; below float32 processors differ, so only the class counts.
     """

@@ -8,4 +8,4 @@ class RewriteError(ExportError, ValueError):
 
 
 class DoesNotApply(RewriteError):
-    """A rewrite of no use to this network: nothing to rewrite, or no multiplication saved."""
+    """Nothing to rewrite, or no multiplication saved."""

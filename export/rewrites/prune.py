@@ -37,7 +37,7 @@ def cls_only(model: nn.Module) -> nn.Module:
         raise RewriteError(f"blocks.{last}: expected every row, found the CLS row alone already")
     if type(block.attention) is not Attention:
         found = type(block.attention).__name__
-        raise RewriteError(f"blocks.{last}.attention: expected Attention, found {found}; cls_only before the others")
+        raise RewriteError(f"blocks.{last}.attention: expected Attention, found {found}; cls_only comes first")
     row: nn.Module = FirstRow()
     attention = ClsAttention(block.attention)
     if last == 0 or model.config.late_cls is not None:

@@ -24,7 +24,7 @@ def load_dataset(
 
     The variables are $MNIST_DIR, $EMNIST_DIR, $FASHION_MNIST_DIR and $CIFAR10_DIR; `digits` needs no folder. `fetch`
     downloads what the cache lacks, except EMNIST. Any other `name` is a folder of pictures (`models.data.folder`); only
-    there `image_size` and `held_out` count. Raises DataError.
+    it uses `image_size` and `held_out`. Raises DataError.
     """
     if name == "digits":
         return load_digits()

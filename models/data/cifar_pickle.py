@@ -46,7 +46,7 @@ def read_pickled_batch(path: Path, data: bytes) -> tuple[NDArray[np.uint8], NDAr
         pixels, labels = _pixels(_entry(batch, "data")), _labels(_entry(batch, "labels"))
     except Exception as error:  # damaged bytes raise any exception
         found = " ".join(str(error).split()) or type(error).__name__
-        raise DataError(f"{path}: expected a pickled dictionary of pixels and labels alone, found {found}") from error
+        raise DataError(f"{path}: expected a pickled dictionary of only pixels and labels, found {found}") from error
     if len(pixels) != len(labels) or not len(labels):
         raise DataError(f"{path}: expected as many labels as pictures, found {len(labels)} and {len(pixels)}")
     return pixels, labels
@@ -63,7 +63,7 @@ def _entry(batch: Any, key: str) -> Any:
 
 
 def _pixels(array: Any) -> NDArray[np.uint8]:
-    """The pixels in an array's state: version, shape, dtype, whether columns come first, bytes."""
+    """An array's state: version, shape, dtype, whether columns come first, bytes."""
     if not isinstance(array, _Recorded):
         raise TypeError(f"data that are a {type(array).__name__}")
     _, shape, dtype, by_columns, content = array.state

@@ -21,7 +21,7 @@ class Dataset:
     """Images uint8 (n, C, H, W) and labels int64 (n,) in two parts, with the names of the classes.
 
     `preprocessing` turns a user's picture into such an image; `patch_size` is height and width in pixels; `reading`
-    holds the options of train.py that read the dataset again.
+    holds the options with which train.py reads the dataset again.
     """
 
     name: str
@@ -52,7 +52,7 @@ class Dataset:
 def hold_out(dataset: Dataset, count: int) -> Dataset:
     """`count` training images, always the same, become the test part.
 
-    Raises DataError unless two images stay to train on.
+    Raises DataError unless two images stay for training.
     """
     total = len(dataset.train_labels)
     if not 1 <= count <= total - 2:

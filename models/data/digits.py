@@ -36,7 +36,7 @@ def _enlarged() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
 
 
 def as_coarse(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """An image of MNIST (1, 28, 28), as coarse as these digits: 8x8 of 17 greys, then laid out like them."""
+    """An image of MNIST (1, 28, 28), as coarse as these digits: 8x8 of 17 greys."""
     from scipy.ndimage import zoom
 
     small = zoom(image[0, 4:24, 4:24].astype(np.float64), 0.4, order=1, grid_mode=True, mode="nearest")  # (8, 8)

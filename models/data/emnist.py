@@ -1,6 +1,6 @@
 """EMNIST's split "digits": 240,000 training and 40,000 test images, grey, 28x28.
 
-In: a folder with the four idx files. Out: a `Dataset`, or a part of it; or DataError.
+In: a folder with the four idx files. Out: a `Dataset` or a part; or DataError.
 Cohen et al., "EMNIST: an extension of MNIST to handwritten letters", 2017.
 """
 
@@ -36,7 +36,7 @@ def load_emnist_part(folder: Path, part: Literal["train", "test"]) -> Part:
 def find_emnist(data_dir: Path | None) -> Path:
     """`data_dir`, else $EMNIST_DIR; raises DataError without either.
 
-    Nothing downloads it: the archive has half a gigabyte, mostly other characters.
+    There is no download: the archive has half a gigabyte, mostly other characters.
     """
     folder = named_folder(data_dir, "EMNIST_DIR")
     if folder is None:

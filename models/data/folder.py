@@ -1,7 +1,7 @@
 """A folder with a sub-folder of pictures per class, the layout of torchvision's ImageFolder.
 
 In: the folder and the images' size. Out: a `Dataset`, grey or RGB, prepared as clients prepare photos; or DataError.
-The sub-folders, sorted, name the classes.
+The sorted sub-folders name the classes.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def load_unlabelled(folder: Path, config: ModelConfig, fewest: int, most: int) -
     """The pictures in `folder` as images of a model, uint8 (n, C, H, W); of more than `most` an even part by name.
 
     A model of photos gets the middle of a picture, as in training. A model of ink gets pictures of its own size, light
-    on black, as they are. Raises DataError for fewer than `fewest`, for a damaged picture, and for ink of another size.
+    on black. Raises DataError for fewer than `fewest`, for a damaged picture, and for ink of another size.
     """
     paths = pictures(folder)
     if len(paths) < fewest:

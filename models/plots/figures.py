@@ -33,7 +33,6 @@ NAMES: dict[ModelName, str] = {
     "dnn": "DNN",
     "dnnbn": "DNNBN",
 }
-# Colour, dash, marker.
 STYLES: dict[ModelName, tuple[str, Any, str]] = {
     "vit": ("#000000", "-", "o"),
     "vitbnffn": ("#E69F00", (0, (5, 2)), "s"),

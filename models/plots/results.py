@@ -1,7 +1,7 @@
 """The files of a study: NAME.json, and NAME.md and plots made only from it.
 
-The JSON has `study`, `question`, `command`, `quick`, `scope` (what was run; `reduced` describes what was not),
-`timing`, `environment`, `runs` (config, options and four series each), `derived`, `tables` and `notes`.
+The JSON has `study`, `question`, `command`, `quick`, `scope` (what was run; `reduced` describes the rest), `timing`,
+`environment`, `runs` (config, options and four series each), `derived`, `tables` and `notes`.
 """
 
 from __future__ import annotations
@@ -30,8 +30,6 @@ Plots = Callable[[Result], Mapping[str, "Figure"]]
 
 @dataclass(frozen=True)
 class Column:
-    """Decimals None: unchanged."""
-
     name: str
     decimals: int | None = None
 

@@ -89,7 +89,6 @@ def _figure(search: Search, shown: str, x: str, y: str) -> tuple[Figure, Axes]:
 
 
 def _finished(figure: Figure, axes: Axes) -> bytes:
-    """The legend covers no trial."""
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=4, frameon=False)
     return png(figure)
 

@@ -1,7 +1,8 @@
-"""Why coarse digits cost a BatchNorm network more, and what statistics of the new source give back; nothing is trained.
+"""Why coarse digits cost a BatchNorm network more, and how far statistics of the new source help; nothing is trained.
 
 In: checkpoints trained on MNIST. Out: accuracy on MNIST, on MNIST made as coarse as scikit-learn's digits (8x8), and on
-these, before and after BatchNorm's statistics are taken from 200 of their images without labels (`models.adaptation`).
+these digits, before and after BatchNorm's statistics are taken from 200 of their images without labels
+(`models.adaptation`).
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ COLUMNS = {
 def measure(
     networks: Sequence[Checkpoint], mnist: tuple[NDArray[np.uint8], NDArray[np.int64]], images: int = MNIST_IMAGES
 ) -> Iterator[dict[str, Any]]:
-    """A row per network; the unlabelled images are not among those that are classified."""
+    """A row per network; the unlabelled images are not among the classified images."""
     import numpy as np
     import torch
 
@@ -113,7 +114,6 @@ def _percent(share: float | None) -> float | None:
 
 
 def plots(result: Result) -> dict[str, Figure]:
-    """A row per network: digits before and after."""
     rows = result["derived"]
     title = f"Coarse digits, before and after {UNLABELLED} unlabelled images"
     size = (8.0, 1.8 + 0.45 * len(rows))

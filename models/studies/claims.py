@@ -1,6 +1,6 @@
 """The published claims, each beside our figure and with a verdict.
 
-In: the JSON files of the studies. Out: a Markdown page, one row a claim. `models.studies.verdicts` holds the rules.
+In: the JSON files of the studies. Out: a Markdown page, one row per claim. `models.studies.verdicts` holds the rules.
 Sources of the claims: github.com/anindyahepth/BatchNorm_in_Transformers_CV and the write-ups of its authors; Ioffe and
 Szegedy, "Batch Normalization", 2015, section 4.1.
 """
@@ -41,7 +41,7 @@ class Size:
 class Claim:
     """A published statement with its figure and size, the study that tests it, and the rule of the verdict.
 
-    `better` names a study with more seeds; where its result exists, it is judged instead.
+    `better` names a study with more seeds, judged instead if its result exists.
     """
 
     statement: str
@@ -96,9 +96,9 @@ def _head(judged: list[tuple[Claim, Finding]]) -> Iterator[str]:
     yield ""
     yield "    python models/study.py claims"
     yield ""
-    yield "writes this page from the JSON files of the studies. A time is of a CPU here and of an L4 GPU in the"
-    yield "publication; only ratios compare. BatchNorm normalises rows here, which takes about 8 % less time than the"
-    yield "published transpose."
+    yield "writes this page from the JSON files of the studies. Times come from a CPU here, from an L4 GPU in"
+    yield "the publication; only ratios compare. BatchNorm normalises rows here, which takes about 8 % less time than"
+    yield "the published transpose."
     yield ""
 
 
@@ -120,7 +120,7 @@ def _link(study: str) -> str:
 
 
 def _sizes(results: Mapping[str, Result], sizes: Mapping[str, Size | str]) -> Iterator[str]:
-    yield "Form: the served form computes only what the head reads; the plain form is the published network. Hours: of"
+    yield "Form: the served form computes only what the head reads; the plain form is the published network. Hours:"
     yield "these runs at the published size on this machine, one thread, from the seconds of an epoch measured here."
     yield ""
     yield "| study | size here | seeds | form | hours at the published size | command |"

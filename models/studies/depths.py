@@ -1,7 +1,7 @@
 """The second study: on distorted images, how deep can a network be trained with and without BatchNorm in its FFN?
 
-Training and test images are distorted, as published (`augment="study"`). The last epoch is measured on plain test
-images as well.
+Training and test images are distorted, as published (`augment="study"`). The last epoch is also measured on plain test
+images.
 """
 
 from __future__ import annotations
@@ -115,7 +115,6 @@ def _over_depth(result: Result, quantity: Quantity, title: str) -> Figure:
 
 
 def study(rates: Sequence[float], depths: Sequence[int]) -> Study:
-    """RATES and DEPTHS are the whole study."""
     return Study(
         name="depths",
         question="On distorted digits, how deep can a network be trained with and without BatchNorm in its FFN?",

@@ -1,7 +1,7 @@
 """Test accuracy against multiply-accumulates: ViTBN by depth, and the CNN.
 
-Uses the shipped checkpoints, or trains with their recipe if the study runs on a part of the images.
-`benchmarks/frontier.py` measures the speed of the rewritten networks.
+Uses the shipped checkpoints, or trains with their recipe for a study on a part of the images. `benchmarks/frontier.py`
+measures the speed of the rewritten networks.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def label(config: ModelConfig) -> str:
 def recipe(path: Path, scope: Scope) -> TrainingOptions:
     """A part of the images holds out fewer.
 
-    Raises StudyError for a file that holds none, or those for another dataset.
+    Raises StudyError for a file without a recipe, or with another dataset's.
     """
     from models.training import TrainingOptions
 
@@ -68,7 +68,7 @@ def recipe(path: Path, scope: Scope) -> TrainingOptions:
 
 
 def shipped(pretrained: Path, scope: Scope) -> dict[ModelConfig, Checkpoint]:
-    """Empty if a part of the images is used."""
+    """Empty for a part of the images."""
     from models.checkpoint import load
 
     if scope.quick or not scope.all_images:

@@ -1,7 +1,7 @@
 """The first study: does BatchNorm let a Vision Transformer train faster, and at higher learning rates?
 
 The published times compare a ViT of depth 6 with BatchNorm models of one block. So there are two comparisons: at equal
-depth, and in the published configuration. A ViT of one block is the control: its gain is the gain of depth.
+depth, and in the published configuration. A ViT of one block is the control: it shows the gain of depth.
 """
 
 from __future__ import annotations
@@ -138,7 +138,6 @@ def _gains(result: Result) -> Figure:
 
 
 def study(rates: Sequence[float]) -> Study:
-    """RATES are the whole study; other rates get a name of their own."""
     return Study(
         name="-".join(["learning-rates", *(str(rate) for rate in rates if tuple(rates) != RATES)]),
         question="Does BatchNorm let a Vision Transformer train faster, and at higher learning rates, than LayerNorm?",

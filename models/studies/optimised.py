@@ -1,7 +1,4 @@
-"""Each model at the learning rate and batch size that models/tune.py gave.
-
-In: the search's files, one a model.
-"""
+"""Each model at the learning rate and batch size that models/tune.py gave."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A study and its extent.
-
-In: a `Study` and a `Scope`. Out: its files, through `running` and `results`.
-"""
+"""A study and its extent."""
 
 from __future__ import annotations
 
@@ -40,7 +37,7 @@ class Scope:
     seeds: int = 1
 
     def options(self, lr: float, seed: int = 0, **others: Any) -> TrainingOptions:
-        """The published study's batch size; `others` are further fields."""
+        """With the published study's batch size."""
         from models.training import TrainingOptions
 
         given: dict[str, Any] = {"batch_size": 100, "form": self.form, **others}
@@ -81,10 +78,7 @@ class Study:
         train_images: int | None = None,
         **others: Any,
     ) -> Scope:
-        """The whole study on `dataset`, or the quick one; `epochs` and `train_images` shorten either.
-
-        `others` are `form` and `seeds` of the scope.
-        """
+        """The whole study on `dataset`, or the quick one; `epochs` and `train_images` shorten either."""
         whole = Extent(self.epochs, len(dataset.train_labels), len(dataset.test_labels))
         if (train_images or 0) > whole.train_images:
             raise StudyError(f"{dataset.name}: expected at most {whole.train_images} images, found {train_images}")

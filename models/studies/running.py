@@ -23,7 +23,7 @@ PLAN = "plan.json"
 
 
 class StudyError(Exception):
-    """A study that cannot start or continue."""
+    pass
 
 
 @dataclass(frozen=True)
@@ -79,8 +79,8 @@ def advance(
     """Trains all `runs` in `folder` to their last epoch: A1 B1 C1 A2 B2 … (numbers are epochs).
 
     When a run diverges, the others continue. Further runs may join those in the folder. Raises StudyError for a folder
-    of another study, or of this study with other options, more runs or more epochs; TrainingError for a training that
-    fails.
+    of another study, or of this study with other options, more runs or more epochs; TrainingError for a failed
+    training.
     """
     from models.training import Diverged, train
 
@@ -129,7 +129,7 @@ def _plan(study: str, runs: Sequence[Run], dataset: Dataset, test_batch: int) ->
 def _check_plan(path: Path, plan: dict[str, Any]) -> None:
     """Writes the plan; raises StudyError for a folder with another plan.
 
-    A plan with fewer runs than the folder is another plan: its result would replace the larger one.
+    A plan with fewer runs is another plan: its result would replace the larger result.
     """
     if path.exists():
         try:
@@ -146,7 +146,7 @@ def _check_plan(path: Path, plan: dict[str, Any]) -> None:
 
 
 def _leaves(plan: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Each value that is no dictionary, and the path of names to it."""
+    """Each value that is no dictionary, and its path of names."""
     for name, value in plan.items():
         if isinstance(value, dict):
             yield from _leaves(value, f"{prefix}{name} ")

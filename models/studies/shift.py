@@ -2,7 +2,7 @@
 
 In: checkpoints trained on MNIST. Out: accuracy and time of each on the test images of MNIST, of EMNIST's digits if
 available, and on all of scikit-learn's digits. Times are compared with the CNN's. Networks that learned from a teacher
-stand apart: they compare with each other alone.
+stand apart.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def emnist_images(folder: Path | None) -> Images | None:
 
 
 def image_sets(mnist: Images, emnist: Images | None, quick: bool) -> dict[str, Images]:
-    """Name -> images and labels; all 1,797 digits of scikit-learn, because no network trained on them."""
+    """All 1,797 digits of scikit-learn: no network trained on them."""
     import numpy as np
 
     from models.data import load_digits
@@ -85,7 +85,7 @@ def image_sets(mnist: Images, emnist: Images | None, quick: bool) -> dict[str, I
 def measure(
     networks: Sequence[Checkpoint], sets: Mapping[str, Images], device: str, on_round: Callable[[str, int], None]
 ) -> list[dict[str, Any]]:
-    """A row per network; the networks take turns, and the images are on the device beforehand."""
+    """The networks take turns; the images are on the device beforehand."""
     import torch
 
     from models.training import measure_accuracy
@@ -149,7 +149,7 @@ def result(rows: list[dict[str, Any]], quick: bool, command: str, device: str) -
 
 
 def _table(rows: Sequence[dict[str, Any]], alike: Sequence[dict[str, Any]], how: str) -> dict[str, Any]:
-    """The networks `alike` of all `rows`, trained in the same way: `how`."""
+    """`alike`: the networks trained in the same way, `how`."""
     timed = "emnist-digits" if "emnist-digits" in rows[0]["sets"] else "mnist"
     cnn_ms = next((_ms_per_1000(row, timed) for row in rows if row["model"] == "cnn"), None)
     columns = [
@@ -182,7 +182,6 @@ def _ms_per_1000(row: dict[str, Any], name: str) -> float:
 
 
 def plots(result: Result) -> dict[str, Figure]:
-    """A row per network, a mark per set; networks that learned from a teacher come last."""
     rows = sorted(result["derived"], key=lambda row: bool(row.get("teacher")))
     figure, (axes,) = row_of_panels(
         "Trained on MNIST, asked about other people's digits",

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 Result = Mapping[str, Any]
 Verdict = Literal["does not hold", "holds in part", "not tested here", "holds"]
-LEVEL = 0.05  # two times, or two ratios, closer than this are equal: noise of a shared machine
+LEVEL = 0.05  # two times or ratios closer than this are equal: noise of a shared machine
 POINTS = 1.0  # two accuracies closer than this are equal: noise of a single seed
 NAMES = {"vit": "ViT", "vitbnffn": "ViTBNFFN", "vitbn": "ViTBN"}
 
@@ -41,7 +41,7 @@ def _series(result: Result, model: str, depth: int, lr: float) -> list[Mapping[s
 
 
 def _last_percent(result: Result, model: str, depth: int, lr: float) -> list[float]:
-    """Test accuracy after the last epoch by seed; 10 % where the loss was no longer finite before the first."""
+    """Test accuracy after the last epoch by seed; 10 % for a run that diverged in its first."""
     every = _all_series(result, model, depth, lr)
     return [100 * series[-1]["test_accuracy"] if series else 10.0 for series in every]
 
@@ -217,10 +217,9 @@ def sigmoids(result: Result) -> Finding:
 
 
 def emnist(result: Result) -> Finding:
-    """Only measured where EMNIST's files are."""
     measured = {row["name"]: row["sets"].get("emnist-digits") for row in result["derived"]}
     percents = {name: 100 * its["accuracy"] for name, its in measured.items() if its}
     if not percents:
-        return Finding("EMNIST's files were not at hand", "not tested here")
+        return Finding("EMNIST's files were missing", "not tested here")
     accuracies = ", ".join(f"{name} {percent:.1f} %" for name, percent in percents.items())
     return Finding(accuracies, "holds" if min(percents.values()) > 90 else "holds in part")

@@ -38,7 +38,7 @@ OWN = ("--grpc-address", "--metrics-port", "--metrics-address")
 
 
 class Stopping(Exception):
-    """SIGTERM or SIGINT came."""
+    pass
 
 
 @dataclass(frozen=True)
@@ -201,7 +201,7 @@ class Fleet:
             self._tick()
 
     def _end(self) -> None:
-        """Lets the proxy's open requests finish, then ends everything."""
+        """Lets the proxy's open requests finish first."""
         self._proxy.finish()
         for member in self._members:
             member.terminate()

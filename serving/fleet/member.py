@@ -63,7 +63,7 @@ class Member:
         return True
 
     def right(self) -> bool:
-        """Whether every served version answers right, by the last probe."""
+        """By the last probe of every served version."""
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy must not see loopback
         with suppress(OSError), opener.open(f"http://127.0.0.1:{self.ports['health']}/", timeout=ASK_S):
             return True
@@ -85,7 +85,7 @@ class Member:
 
 
 def targets(members: Sequence[Member], own_port: int, admin_port: int) -> str:
-    """What Prometheus reads at /targets (http_sd_config): addresses with metrics, by job."""
+    """For Prometheus at /targets (http_sd_config): addresses with metrics, by job."""
 
     def group(job: str, ports: Sequence[int], path: str = "/metrics") -> dict[str, object]:
         addresses = [f"127.0.0.1:{port}" for port in ports]

@@ -1,4 +1,4 @@
-"""`vitbn serve --servers N` for the length of a `with` block, on free loopback ports."""
+"""`vitbn serve --servers N` for a `with` block, on free loopback ports."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ BLOCKS, ATTEMPTS = (10_000, 30_000), 50  # below the ports that Linux gives to c
 
 @dataclass(frozen=True)
 class RunningFleet:
-    """A fleet that answers: clients ask `http_url` or `grpc_url`, an operator `own_url` (HOST:PORT)."""
+    """Clients ask `http_url` or `grpc_url`, an operator `own_url` (HOST:PORT)."""
 
     process: subprocess.Popen[bytes]
     first_port: int
@@ -58,7 +58,6 @@ class RunningFleet:
         return next(child for child in children if Path(child.cmdline()[0]).name == "tritonserver")
 
     def stub(self, index: int) -> psutil.Process:
-        """A model's process on that server."""
         return Family(self.triton(index).pid).look()[0].process
 
     def restart(self) -> None:
@@ -69,7 +68,7 @@ class RunningFleet:
         return self.log().count("fleet: restart: done")
 
     def reloads(self) -> int:
-        """How often a supervisor has replaced the processes of a model."""
+        """How often a supervisor has replaced a model's processes."""
         return self.log().count("is loaded again")
 
 

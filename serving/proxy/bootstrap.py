@@ -14,7 +14,7 @@ from serving.proxy.clusters import PROTOCOLS, TYPES, Protocol, assignment, clust
 from serving.proxy.routes import routes
 from serving.proxy.settings import Settings
 
-# Limits of one request. 16 MiB are 21,000 images of MNIST; Triton's other calls need no body.
+# Per request. 16 MiB are 21,000 images of MNIST; Triton's other calls need no body.
 LIMITS = {"header": 4096, "body": 16 * 2**20, "question": 1024, "dimension": 65536}
 HEADERS_S, BODY_S, IDLE_S = 5.0, 15.0, 300.0
 CONNECTIONS, HEAP = 2048, 2**30
@@ -24,7 +24,7 @@ KEY_HEADER, CLIENT_HEADER = "x-api-key", "x-client"
 
 
 def contents(settings: Settings, folder: str) -> dict[str, str]:
-    """File name -> JSON text; `folder` is the path under which Envoy sees the files."""
+    """File name -> JSON text; Envoy sees the files under `folder`."""
     texts = {"envoy.json": _bootstrap(settings, folder)}
     if settings.by_file:
         texts |= {f"{protocol}.json": _endpoints(settings, protocol) for protocol in PROTOCOLS}
@@ -49,7 +49,7 @@ def _bootstrap(settings: Settings, folder: str) -> dict[str, Any]:
 
 
 def _metrics_listeners(settings: Settings) -> list[dict[str, Any]]:
-    """Envoy's administration can stop it, so of its pages only the statistics leave loopback."""
+    """Only the statistics of Envoy's administration leave loopback: its other pages can stop it."""
     if settings.metrics is None:
         return []
     method = {"name": ":method", "string_match": {"exact": "GET"}}
@@ -165,6 +165,6 @@ def _filters(settings: Settings) -> list[dict[str, Any]]:
 
 
 def _filter(name: str, config: dict[str, Any], kind: str = "") -> dict[str, Any]:
-    """An Envoy filter; `kind`: its type below envoy.extensions.filters, unless in `config`."""
+    """`kind`: the filter's type below envoy.extensions.filters, unless in `config`."""
     typed = {"@type": f"{TYPES}.extensions.filters.{kind}"} if kind else {}
     return {"name": f"envoy.filters.{name}", "typed_config": {**typed, **config}}

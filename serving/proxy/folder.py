@@ -16,7 +16,7 @@ CHECK_S = 60.0
 
 
 class ProxyError(Exception):
-    """Envoy is missing or refuses its configuration."""
+    pass
 
 
 def envoy() -> Path:

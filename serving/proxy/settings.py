@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 HTTP_PORT, GRPC_PORT, HEALTH_PORT, ADMIN_PORT = 8000, 8001, 8004, 9901
-IN_FLIGHT = 8  # requests at a server; fewer than its own queue holds, so the proxy refuses first, in milliseconds
+IN_FLIGHT = 8  # at a server; fewer than its own queue holds, so the proxy refuses first, in milliseconds
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Settings:
         if not self.backends:
             raise ValueError("expected at least one server, found none")
         if len({(each.host, each.http) for each in self.backends}) < len(self.backends):
-            raise ValueError("expected different servers, found one twice")
+            raise ValueError("expected different servers, found a server twice")
         if len({each.is_address for each in self.backends}) > 1:
             raise ValueError("expected IP addresses or names, found both: names cannot be drained by a file")
         if any(each.draining and not each.is_address for each in self.backends):
@@ -91,7 +91,7 @@ def read_keys(path: Path) -> dict[str, str]:
         if len(words) != 2 or len(words[1]) < 16 or not line.isascii():
             raise ValueError(f"{path}, line {number}: expected CLIENT KEY, a key of at least 16 ASCII characters")
         if words[0] in keys or words[1] in keys.values():
-            raise ValueError(f"{path}, line {number}: expected a new client and a new key, found one again")
+            raise ValueError(f"{path}, line {number}: expected a new client and a new key, found a repetition")
         keys[words[0]] = words[1]
     if not keys:
         raise ValueError(f"{path}: expected lines CLIENT KEY, found none")

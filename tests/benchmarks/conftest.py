@@ -14,13 +14,12 @@ def three_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def any_rounds(monkeypatch: pytest.MonkeyPatch, three_rounds: None) -> None:
-    """Without the tests' limit of rounds."""
     monkeypatch.delenv(ROUNDS_VARIABLE)
 
 
 @pytest.fixture
 def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The machine's limits from small matrices and arrays; the real sizes take seconds."""
+    """The real sizes take seconds."""
     from benchmarks.contest import roofline
 
     monkeypatch.setattr(roofline, "SIDE", {"cpu": 128})
@@ -29,5 +28,5 @@ def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plots are made but not drawn, which takes most of a page's time."""
+    """Drawing takes most of a page's time."""
     monkeypatch.setattr(plots, "picture", lambda name, caption, figure: Picture(name, caption, b"", b""))

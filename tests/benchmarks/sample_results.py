@@ -26,13 +26,12 @@ ENVIRONMENT = {
 
 
 def samples_ns(median_ms: float, seed: int = 0, rounds: int = 9) -> list[int]:
-    """Samples with median `median_ms`, within 2 %."""
+    """Within 2 % of `median_ms`."""
     spread = np.random.default_rng(seed).uniform(-0.02, 0.02, rounds)
     return [round(1e6 * median_ms * (1 + one)) for one in spread - np.median(spread)]
 
 
 def timed(median_ms: float, **fields: object) -> Row:
-    """A row with percentiles and samples."""
     percentiles = {f"p{percent}_ms": median_ms for percent in (50, 90, 99)}
     return fields | percentiles | {"images_per_s": 1e6 / median_ms, "samples_ns": samples_ns(median_ms)}
 
@@ -73,8 +72,6 @@ def frontier() -> Row:
 
 
 def operators() -> Row:
-    """Two operators; one multiplies."""
-
     def row(operator: str, us: float, share: float, rate: float | None) -> Row:
         shapes = {"operator": operator, "shapes": "64x17x64 → 64x17x512"}
         return shapes | {"count": 6, "p50_us": us, "share": share, "gflops_per_s": rate}
@@ -86,7 +83,6 @@ def operators() -> Row:
 
 
 def latency() -> Row:
-    """Two rows and a missing row with its reason."""
     rows = [latency_row(ms, runtime) for runtime, ms in (("torch", 400.0), ("onnx-optimized", 20.0))]
     missing = [{"model": "vit", "runtime": "tensorrt", "precision": "fp32", "reason": "there is no GPU"}]
     limits = {"gemm_gflops_per_s": 430.0, "gemm_library": "ONNX Runtime", "copy_gb_per_s": 12.0}
@@ -95,7 +91,7 @@ def latency() -> Row:
 
 
 def latency_row(ms: float, runtime: str, **sizes: int) -> Row:
-    """A row of latency.py; `sizes` overrides depth, batch or dim."""
+    """`sizes` overrides depth, batch or dim."""
     names = {"model": "vitbn", "runtime": runtime, "label": f"label of {runtime}", "precision": "fp32"}
     shares = {"gemm_share": 0.5, "bandwidth_share": None, "peak_memory_mb": None, "macs": 16_870_000, "stable": True}
     ratio = {"ratio": 400.0 / ms, "low": 390.0 / ms, "high": 410.0 / ms}
@@ -111,7 +107,6 @@ def sweep() -> Row:
 
 
 def engines() -> Row:
-    """Two engines at one size; requests together and one by one."""
     names = (
         "ONNX Runtime, float32, 16 a call",
         "OpenVINO, float32, 16 a call",
@@ -126,7 +121,6 @@ def engines() -> Row:
 
 
 def accuracy() -> Row:
-    """One runtime."""
     row = {"model": "vitbn", "runtime": "PyTorch eager", "accuracy": 0.9948, "agreement": 1.0, "max_abs_error": 0.0}
     return {"benchmark": "accuracy", "dataset": "mnist", "images": 10_000, "rows": [row]}
 
@@ -179,8 +173,6 @@ def throughput(models: Sequence[str] = ("vitbn-tiny",)) -> Row:
 
 
 def foreign() -> Row:
-    """A text network with half the work and 1.8 times the speed, and a network left out."""
-
     def time(contestant: str, ms: float, base: str | None, faster: float) -> Row:
         ratio = {"ratio": faster, "low": 0.95 * faster, "high": 1.05 * faster} if base else None
         return timed(ms, contestant=contestant, base=base, times_as_fast=ratio)

@@ -1,5 +1,3 @@
-"""Accuracy by runtime and precision: complete, correct rows; a wrong runtime shows."""
-
 import json
 from pathlib import Path
 

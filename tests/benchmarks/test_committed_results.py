@@ -1,5 +1,3 @@
-"""Every committed result is readable and has a command; every plot is legible."""
-
 import re
 import shlex
 import subprocess
@@ -26,7 +24,7 @@ def sources() -> Sources:
 
 @pytest.fixture(scope="module")
 def drawn(sources: Sources) -> tuple[list[Block], dict[str, list[int]]]:
-    """The page, and the ticks on each numeric axis of its plots."""
+    """The page, and the ticks on each numeric axis."""
     counted: dict[str, list[int]] = {}
 
     def count(name: str, caption: str, figure: Figure) -> Picture:

@@ -1,5 +1,3 @@
-"""Comparison of two results: faster, noise, not comparable."""
-
 from pathlib import Path
 
 import pytest
@@ -17,7 +15,6 @@ def run(*paths: Path) -> tuple[int, str]:
 
 
 def line(output: str, name: str) -> str:
-    """The one row of that name."""
     (found,) = [line for line in output.splitlines() if line.startswith(name)]
     return found
 

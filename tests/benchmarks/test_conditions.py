@@ -1,5 +1,3 @@
-"""The shipped MNIST network still reads pictures of all conditions."""
-
 import json
 
 import numpy as np
@@ -37,10 +35,9 @@ def inks():
 
 @pytest.fixture(scope="module")
 def on_backgrounds(judge, mnist_dir):
-    """For every condition: correct answers on the background, and for the images as in the file."""
+    """Per condition: correct answers on the background, and for the images as in the file."""
     images, labels = sources.test_images(load_dataset("mnist", mnist_dir), MNIST_IMAGES * len(CONDITIONS))
     right = {}
-    # Every condition has its own images, to make the total large.
     for start, condition in enumerate(CONDITIONS):
         part, truth = images[start :: len(CONDITIONS)], labels[start :: len(CONDITIONS)]
         prepared = seen(pictures(condition, sources.enlarged(part)))
@@ -80,7 +77,7 @@ def test_the_same_pictures_at_every_call(inks):
 
 
 def test_a_wrong_judgement_shows(judge, inks):
-    """The measure can fail: mirrored digits are not read."""
+    """Mirrored digits are not read."""
     images, labels = inks["strokes"]
     mirrored = seen(pictures("plain", images[:, :, ::-1]))
     assert 100 * judge.right(mirrored, labels).mean() < LEAST["strokes"] - 20

@@ -1,5 +1,3 @@
-"""Comparison of engines: rows per size, and a backend's requests together and one by one."""
-
 import json
 from pathlib import Path
 

@@ -1,5 +1,3 @@
-"""The table of docs/rewrite.md says what the committed result says."""
-
 from pathlib import Path
 
 from sample_results import foreign

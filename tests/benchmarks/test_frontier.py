@@ -1,5 +1,3 @@
-"""Accuracy against measured speed: its rows, its plot, and checkpoints that cannot be compared."""
-
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -65,7 +63,7 @@ def test_a_short_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def refusal(tmp_path: Path) -> str:
-    """The error line for a refused folder; nothing is written."""
+    """The error line; nothing is written."""
     code, output = run("--checkpoints", tmp_path, "--output", tmp_path / "out")
     assert code == 1
     (line,) = [line for line in output.splitlines() if line.startswith("Error: ")]

@@ -24,7 +24,7 @@ def no_images(folder: None, fetch: bool) -> Path:
 
 @pytest.fixture
 def all_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    """But for the GPU."""
+    """Except the GPU."""
     monkeypatch.setattr("export.engines.gpu.require_for_server", absent)
     monkeypatch.setattr("serving.launcher.native_server", lambda path: Path("tritonserver"))
     monkeypatch.setattr("models.data.find_mnist", lambda folder, fetch: Path("mnist"))

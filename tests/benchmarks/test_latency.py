@@ -1,5 +1,3 @@
-"""A short run: table, JSON, and planted wrong runtimes that are caught before timing."""
-
 import copy
 import json
 from pathlib import Path
@@ -42,7 +40,7 @@ FIELDS = {
 
 @pytest.fixture(autouse=True)
 def known_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The real engines have their own test, which takes seconds."""
+    """The real limits take seconds."""
     monkeypatch.setattr("benchmarks.contest.roofline.limits", lambda *arguments: LIMITS)
 
 
@@ -193,7 +191,7 @@ def test_rows_say_why_they_are_no_cuda_graph() -> None:
 
 
 def test_other_images_at_every_call_with_copies_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On the CPU in the device's place; events and streams are stubs."""
+    """Events and streams are stubs, and the CPU is the device."""
 
     class Event:
         record = elapsed_time = lambda self, *others: 1.5

@@ -1,5 +1,3 @@
-"""The benchmark on a CUDA device: every engine of PyTorch, lower precisions, events beside the clock."""
-
 import json
 from pathlib import Path
 
@@ -60,7 +58,7 @@ def test_tensorrt_in_its_own_execution_context(runtime: str) -> None:
     import torch
 
     pytest.importorskip("tensorrt")
-    assert choose("cuda") == "cuda"  # a capture needs another stream than the default one
+    assert choose("cuda") == "cuda"  # a capture needs another stream than the default
     config = ModelConfig(depth=1)
     of = subject(config)
     engine = contestant(Entry(config, runtime, "fp16"), of, Options("cuda", 1, 1), [64, 7])

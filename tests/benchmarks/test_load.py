@@ -1,5 +1,3 @@
-"""Arithmetic of load: due times, slow servers, saturation."""
-
 import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -28,7 +26,7 @@ RATE = Load(batch=1, rate=100)
 
 
 def one_at_a_time(stalled: int) -> Callable[[], Awaitable[None]]:
-    """A server that answers one request at a time, each in 2 ms, one of them in 300 ms."""
+    """A server that answers one request at a time, each in 2 ms, one in 300 ms."""
     turn, asked = asyncio.Lock(), iter(range(10**6))
 
     async def ask() -> None:
@@ -45,7 +43,7 @@ def test_arrivals_are_a_poisson_process_of_an_exact_rate() -> None:
     assert due_s.max() <= 10
     gaps_s = np.diff(due_s)
     assert gaps_s.min() >= 0
-    assert gaps_s.std() == pytest.approx(gaps_s.mean(), rel=0.05)  # exponential; of even arrivals it is 0
+    assert gaps_s.std() == pytest.approx(gaps_s.mean(), rel=0.05)  # exponential; even arrivals give 0
     assert (arrivals_s(Load(batch=64, rate=64_000), 10) == due_s).all()
 
 
@@ -89,7 +87,6 @@ def test_a_rate_above_what_the_server_answers(monkeypatch: pytest.MonkeyPatch) -
     assert most == 4
     assert len(answered.latencies_s) == 2000
     assert answered.requests_per_s < 1 / SERVICE_S  # the limit of sequential answers
-    # The first unanswered request has waited until the end of the measurement.
     assert np.percentile(answered.latencies_s, 99) > 0.4
     assert answered.latencies_s.max() < 2  # 0.7 s plus the load of a busy machine; answering all would take 4 s
 

@@ -1,5 +1,3 @@
-"""The cost of each norm: rows, and a folder without a study."""
-
 import json
 from pathlib import Path
 
@@ -18,7 +16,7 @@ ACCURACY: dict[ModelName, float] = {"vit": 0.99, "vit-dfn": 0.98, "vit-dtn": 0.9
 
 @pytest.fixture
 def study(tmp_path: Path) -> Path:
-    """The output of `models/study.py norms` for three tiny networks."""
+    """As `models/study.py norms` writes it, for three tiny networks."""
     rows = []
     for model, accuracy in ACCURACY.items():
         torch.manual_seed(0)
@@ -55,7 +53,7 @@ def test_a_short_run(study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     page = (tmp_path / "out/norms-measured.md").read_text()
     assert "| vit-dfn | none | 98.00 | - | 1.50 |" in page
     assert "![norms-measured-speed.png]" in page
-    assert "Not measured, for they did not learn in the study: vit-repbn, vit-un." in page
+    assert "Not measured, because training failed in the study: vit-repbn, vit-un." in page
 
 
 def test_a_folder_without_the_study(tmp_path: Path) -> None:

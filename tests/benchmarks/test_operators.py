@@ -1,5 +1,3 @@
-"""A graph's profile: nodes, work, shares; and a short run of the command."""
-
 import json
 from pathlib import Path
 
@@ -11,7 +9,7 @@ from benchmarks.operators import operators
 
 
 def event(name: str, operator: str, us: int, inputs: list[list[int]], output: list[int]) -> dict[str, object]:
-    """A profile in ONNX Runtime's format."""
+    """In ONNX Runtime's format."""
     shapes = {"input_type_shape": [{"float": shape} for shape in inputs], "output_type_shape": [{"float": output}]}
     return {"cat": "Node", "name": f"{name}_kernel_time", "dur": us, "args": {"op_name": operator, **shapes}}
 

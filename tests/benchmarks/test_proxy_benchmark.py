@@ -1,5 +1,3 @@
-"""Two scenarios of benchmarks/proxy.py against two real servers behind the proxy."""
-
 import pytest
 
 from benchmarks.load.behind_proxy import BehindProxy

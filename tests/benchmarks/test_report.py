@@ -1,5 +1,3 @@
-"""The report: every question answered or marked as not measured, self-contained HTML, arithmetic."""
-
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -52,7 +50,6 @@ def parsed(text: str) -> Checked:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The report with a result of every benchmark."""
     folder = tmp_path_factory.mktemp("report")
     for make in sample.EVERY:
         sample.write(folder / "results" / f"{make.__name__}.json", make())

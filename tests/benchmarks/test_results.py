@@ -1,5 +1,3 @@
-"""The writer of results: header, Ctrl-C, and unwritable places, which are refused before the run."""
-
 import json
 import re
 import subprocess
@@ -116,7 +114,6 @@ def test_ctrl_c_before_the_first_round_leaves_nothing() -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("small_limits")
 def test_an_interrupted_benchmark_writes_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The real command, stopped in its third round."""
     real, asked = time.sleep, []
 
     def stop_in_the_third_round(seconds: float) -> None:
@@ -181,7 +178,6 @@ def test_it_says_before_it_starts_how_long_it_takes(
 
 
 def test_at_most_is_kept_where_three_rounds_fit() -> None:
-    """No round starts that would end after the budget, by the rounds' own durations."""
     measured = time_interleaved({"a": lambda: time.sleep(0.25)}, 1.2)
     taken_s = [ns / 1e9 for ns in measured["a"].samples_ns]
     assert len(taken_s) in (3, 4)

@@ -1,5 +1,3 @@
-"""A short run of benchmarks/rewrites.py: rows, work, ratios, and the meaning of names."""
-
 import json
 from pathlib import Path
 

@@ -1,5 +1,3 @@
-"""A sweep with two points per axis, its figures, and the limits of the machine."""
-
 import json
 from pathlib import Path
 

@@ -1,5 +1,3 @@
-"""TensorRT's execution context, and the floors of a network."""
-
 from collections.abc import Callable
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -99,7 +97,7 @@ def test_what_tensorrt_refuses_is_an_error(step: str) -> None:
 
 
 class Graph:
-    """A CUDA graph that runs again what was enqueued during its capture; `refuses` as CUDA or TensorRT would."""
+    """A CUDA graph that repeats the calls of its capture; `refuses` as CUDA or TensorRT would."""
 
     capturing: "Graph | None" = None
     refuses = ""
@@ -121,7 +119,7 @@ class Graph:
 
 
 class Captured(Context):
-    """Computes at once, or in a capture leaves it to the graph's replay."""
+    """In a capture it leaves the work to the graph's replay."""
 
     def execute_async_v3(self, stream: int) -> bool:
         if not Graph.capturing:

@@ -1,5 +1,3 @@
-"""The server under load: short runs of both generators, and cases that must not be timed."""
-
 import json
 import os
 import re
@@ -40,7 +38,7 @@ def run(*arguments: object) -> Result:
 
 
 def rows_of(path: Path, result: Result, *reasons: str) -> list[dict[str, Any]]:
-    """The rows of the file, after checks common to all; loads are missing for these reasons alone."""
+    """Checks what all files share; loads may be missing only for `reasons`."""
     assert result.exit_code == 0, result.output
     written = json.loads(path.read_text())
     assert written["benchmark"] == "throughput"
@@ -210,7 +208,7 @@ def test_a_form_that_cannot_be_made_costs_itself_alone(tmp_path: Path, monkeypat
     assert list(made) == forms[:1]
     assert [str(error) for error in lost.values()] == [
         "mnist: expected its four idx files",
-        "ONNX Runtime on cuda is measured in fp32, tf32, fp16 alone",
+        "ONNX Runtime on cuda is measured only in fp32, tf32, fp16",
     ]
     with pytest.raises(Failed, match="TensorRT needs another device than cpu"):
         next(turns.run(plan(Form("vit", "tensorrt"))))
@@ -229,7 +227,7 @@ def test_the_server_takes_large_requests_on_the_gpu(tmp_path: Path) -> None:
 
 
 def test_a_plan_is_executed_in_process_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not the ONNX file that it was built from."""
+    """Not the ONNX file behind it."""
     asked = []
 
     def execution(plan: bytes, profile_of: Any) -> str:

@@ -1,5 +1,3 @@
-"""Timing: interleaved, warmed up, raw samples kept, correct percentiles."""
-
 import time
 
 import numpy as np

@@ -1,5 +1,3 @@
-"""Pictures for the tests of the clients."""
-
 import gzip
 
 import numpy as np

@@ -14,7 +14,7 @@ TARGET = Path(__file__).resolve().parents[2] / "digit.png"
 SIDE = 280
 OVERSAMPLING = 4
 PAPER, INK = (246, 241, 228), (33, 38, 84)
-# Points of the pen, in pixels of the finished picture, laid by eye.
+# In pixels of the finished picture, laid by eye.
 STROKE = [(74, 76), (98, 52), (132, 49), (155, 71), (146, 100), (114, 118), (146, 126), (167, 156), (156, 192)]
 STROKE += [(121, 211), (85, 201), (68, 180)]
 
@@ -40,7 +40,7 @@ def draw() -> Image.Image:
 
 
 def _smooth(points, steps=120):
-    """Points of a Catmull-Rom curve (Catmull and Rom, 1974)."""
+    """Catmull-Rom curve (Catmull and Rom, 1974)."""
     padded = np.array([points[0], *points, points[-1]], dtype=np.float64)
     for before, start, end, after in zip(padded, padded[1:], padded[2:], padded[3:], strict=False):
         for t in np.linspace(0, 1, steps, endpoint=False):

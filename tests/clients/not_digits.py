@@ -43,7 +43,6 @@ def noise(count: int = 200, seed: int = 0) -> list[Image.Image]:
 
 
 def scribbles(count: int = 200, seed: int = 0) -> list[Image.Image]:
-    """Smooth curves through random points."""
     rng = np.random.default_rng(seed)
     pictures = []
     for _ in range(count):

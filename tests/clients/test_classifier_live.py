@@ -1,5 +1,3 @@
-"""Every way to ask the real tritonserver gives the same answers in the same order."""
-
 import asyncio
 import os
 import subprocess
@@ -37,12 +35,10 @@ def connect(server, protocol="http", kind=Classifier, **options):
 
 
 def regions_here(process=None):
-    """The regions of a process on this host."""
     return list(SHM.glob(f"{PREFIX}{process or os.getpid()}-*"))
 
 
 def regions_there(server, process=None):
-    """The regions known to the server."""
     with InferenceServerClient(server.http_url) as client:
         names = [region["name"] for region in client.get_system_shared_memory_status()]
     return [name for name in names if name.startswith(f"{PREFIX}{process or os.getpid()}-")]
@@ -50,7 +46,7 @@ def regions_there(server, process=None):
 
 @pytest.fixture(scope="module")
 def images():
-    """Digits of scikit-learn, more than a batch: uint8 (300, 1, 28, 28)."""
+    """More than a batch: uint8 (300, 1, 28, 28)."""
     from PIL import Image
     from sklearn.datasets import load_digits
 
@@ -60,7 +56,7 @@ def images():
 
 @pytest.fixture(scope="module")
 def expected(live_server, images):
-    """Logits of each image in a request of its own."""
+    """Each image in its own request."""
     with connect(live_server, batch_size=1) as classifier:
         return classifier.logits(images)
 

@@ -1,5 +1,3 @@
-"""The end of a client: closed, forgotten, interrupted, forked, or with its process."""
-
 import gc
 import subprocess
 import sys
@@ -35,7 +33,6 @@ def client_threads():
 
 
 def run(script, *arguments, options=("-W", "error")):
-    """Run a program in its own process."""
     command = [sys.executable, *options, "-c", script, *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=WITHIN_S, check=False)
 

@@ -1,5 +1,3 @@
-"""A server's failures: retries, their duration, and messages."""
-
 import socket
 import threading
 import time
@@ -32,7 +30,6 @@ def listener():
 
 
 def answer_all(server, pieces):
-    """Take connections until the shutdown."""
     with ExitStack() as stack, suppress(OSError):
         while True:
             client = stack.enter_context(server.accept()[0])
@@ -93,7 +90,6 @@ def test_a_refusal_keeps_the_words_of_the_server_on_one_line(listener, status, k
 
 @contextmanager
 def asking(protocol, before=lambda number: None, **options):
-    """A stand-in server and a client of it."""
     with (
         StandIn(before).serving(protocol) as server,
         Classifier(server.urls[protocol], protocol=protocol, **options) as classifier,

@@ -1,5 +1,3 @@
-"""Decoding hostile bytes: threads, formats, memory."""
-
 import io
 import subprocess
 import sys
@@ -42,7 +40,6 @@ WHOLE = {form: encoded(form) for form in ("PNG", "JPEG", "WEBP", "GIF", "BMP", "
 
 
 def refusal(content):
-    """The error for these bytes, or None."""
     try:
         found = read_image(io.BytesIO(content))
     except InvalidImage as error:
@@ -159,7 +156,7 @@ def test_the_limit_of_pixels_is_exact(monkeypatch):
 
 
 def test_threads_share_it():
-    """Threads give the same results as one thread and leave the warning filters alone."""
+    """Same results as in one thread, and the warning filters stay."""
     exif = Image.Exif()
     exif[ExifTags.Base.Orientation] = 6
     turned, bomb = encoded("JPEG", exif=exif), png(10_000, 10_000)

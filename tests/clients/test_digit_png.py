@@ -1,5 +1,3 @@
-"""digit.png is what its generator draws."""
-
 import numpy as np
 from make_digit_png import SIDE, TARGET, draw
 from PIL import Image

@@ -1,5 +1,3 @@
-"""The reader of idx files: whole files, damaged files, bounded memory."""
-
 import gzip
 import struct
 import tracemalloc
@@ -20,7 +18,7 @@ def encoded(array, kind=8):
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (11, 6, 5), dtype=np.uint8)
 WHOLE = encoded(IMAGES)
-# Without the time of day, which would give the tests other names every second.
+# Without the time of day, which would change the tests' names every second.
 PACKED = gzip.compress(WHOLE, mtime=0)
 
 

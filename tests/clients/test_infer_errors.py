@@ -1,5 +1,3 @@
-"""The command line without a server: one line and an exit code for each failure."""
-
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +15,6 @@ NOBODY = "127.0.0.1:1"  # nothing listens there
 
 
 def failure(*arguments):
-    """The line and exit code of a failed run."""
     result = CliRunner().invoke(infer, [str(argument) for argument in arguments])
     assert isinstance(result.exception, SystemExit)
     assert result.stdout == ""

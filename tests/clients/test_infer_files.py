@@ -1,5 +1,3 @@
-"""Folders, patterns, standard input, pipes and idx files, in their order."""
-
 import gzip
 import io
 import json
@@ -29,7 +27,7 @@ def server():
 
 @pytest.fixture
 def run(server, tmp_path, monkeypatch):
-    """Runs the command: exit code, lines of output, lines of errors."""
+    """Exit code, lines of output, lines of errors."""
 
     def run(*arguments, given=b""):
         command = ["--url", server.urls["http"], *arguments]
@@ -43,7 +41,7 @@ def run(server, tmp_path, monkeypatch):
 
 @pytest.fixture
 def draw(digit, tmp_path):
-    """Writes a picture of a digit; returns the stand-in's label for it."""
+    """Returns the stand-in's label for the written digit."""
 
     def draw(name, size=0):
         side = 140 + 17 * size

@@ -1,5 +1,3 @@
-"""Any arguments and any files end with our own words and exit codes."""
-
 import gzip
 import io
 import struct
@@ -26,7 +24,6 @@ def server():
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A folder with a good picture, a bad picture and an idx file."""
     folder = tmp_path_factory.mktemp("fuzz")
     (folder / "good.png").write_bytes(PICTURE)
     (folder / "bad.png").write_bytes(PICTURE[:50])

@@ -1,5 +1,3 @@
-"""The command line against the real tritonserver, over both protocols."""
-
 import json
 import struct
 from pathlib import Path
@@ -69,7 +67,6 @@ def test_unknown_model(live_server, protocol):
 
 @pytest.fixture(scope="module")
 def idx_files(tmp_path_factory):
-    """Real test digits and their labels, as idx files."""
     from models.data import load_digits
 
     digits = load_digits()

@@ -1,5 +1,3 @@
-"""The output of the command line in every form, signals, pipes, memory."""
-
 import csv
 import fcntl
 import json
@@ -40,8 +38,6 @@ def server(request):
 
 @pytest.fixture
 def images(tmp_path):
-    """Writes an idx file of `count` images."""
-
     def images(count):
         path = tmp_path / f"{count}-images"
         with path.open("wb") as file:

@@ -1,5 +1,3 @@
-"""--split and --reject-below: output and exit code."""
-
 import csv
 import json
 import struct
@@ -23,7 +21,7 @@ def server():
 
 @pytest.fixture
 def row(tmp_path, digit):
-    """A picture of four digits of different widths side by side."""
+    """Four digits of different widths side by side."""
     sheet = np.full((160, 460), 245, dtype=np.uint8)
     large = np.asarray(Image.fromarray(digit).resize((112, 112), Image.Resampling.BICUBIC))
     for number, width in enumerate((112, 90, 70, 100)):

@@ -1,5 +1,3 @@
-"""Messages: plain words, no library internals, no control characters."""
-
 import csv
 import io
 import struct

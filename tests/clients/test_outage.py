@@ -1,5 +1,3 @@
-"""A real tritonserver that is guarded, starts late, is killed during streams, and restarts."""
-
 import os
 import re
 import signal
@@ -28,7 +26,7 @@ START_S = 120
 
 @contextmanager
 def tritonserver(repository, ports, log):
-    """A server that guards its models and shared memory with a key."""
+    """Guards its models and shared memory with a key."""
     guarded = "model-repository,shared-memory:key=secret"
     command = [sys.executable, "-m", "serving.launcher", f"--model-repository={repository}"]
     command += ["--disable-auto-complete-config"]  # saves a start of the model
@@ -43,7 +41,7 @@ def tritonserver(repository, ports, log):
 
 
 def kill(server):
-    """SIGKILL server and backend; the memory files that they leave."""
+    """SIGKILL for server and backend; returns the memory files that they leave."""
     mapped = Path(f"/proc/{server.pid}/maps").read_text()
     os.killpg(server.pid, signal.SIGKILL)
     return [Path(path) for path in set(re.findall(r"/dev/shm/triton_\S+", mapped))]

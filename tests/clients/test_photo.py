@@ -1,5 +1,3 @@
-"""Preparation for models of photos."""
-
 import io
 
 import numpy as np

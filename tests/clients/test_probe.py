@@ -1,5 +1,3 @@
-"""The probe against a real server: it sees what `/ready` misses; a busy server is not broken."""
-
 import json
 import os
 import shutil
@@ -21,18 +19,17 @@ from clients.probe import Probe, probe_server
 from serving.running import Server, running_server
 
 pytestmark = pytest.mark.live
-PATIENCE_S = 5.0  # in tests that are not about the probe's own second
+PATIENCE_S = 5.0  # for tests that do not test the probe's own second
 COMPLETE = ["--disable-auto-complete-config"]
 
 
 @pytest.fixture
 def own(repository: Path, tmp_path: Path) -> Path:
-    """A repository of the test's own with `vitbn`."""
     return Path(shutil.copytree(repository, tmp_path / "models"))
 
 
 def stubs(server: Server) -> list[int]:
-    """The Python processes of the models; any thread of the server may be their parent."""
+    """Any thread of the server may be their parent."""
     tasks = Path(f"/proc/{server.pid}/task").iterdir()
     return [int(pid) for task in tasks for pid in (task / "children").read_text().split()]
 

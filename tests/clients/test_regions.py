@@ -1,5 +1,3 @@
-"""Shared memory on the client's side; no region is left behind."""
-
 import errno
 import gc
 import os
@@ -21,7 +19,6 @@ pytestmark = pytest.mark.skipif(not SHM.is_dir(), reason="shared memory is looke
 
 
 def left():
-    """The regions of this process."""
     return {path.name for path in SHM.glob(f"{PREFIX}{os.getpid()}-*")}
 
 

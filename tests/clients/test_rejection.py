@@ -2,7 +2,7 @@
 
 Over all 10,000 test digits the limit is 0.940, and 99.86 % of the remaining answers are right. It refuses 34 % of
 letters (43 % of those unlike any digit), 44 % of scribbles, and 81 % of noise that is not refused as blank. It refuses
-31 % of rows of three digits; all of them are reported as several shapes.
+31 % of rows of three digits, and reports all rows as several shapes.
 """
 
 import gzip
@@ -41,8 +41,6 @@ def confidences():
 
 @pytest.fixture(scope="module")
 def digits(mnist_dir):
-    """Every fifth test image of MNIST and its label."""
-
     def read(name, offset):
         plain = mnist_dir / name
         with plain.open("rb") if plain.exists() else gzip.open(f"{plain}.gz") as file:
@@ -64,7 +62,7 @@ def limit(confidences, digits):
 
 
 def refused(confidences, limit, pictures):
-    """The shares of refused pictures and of pictures with several shapes."""
+    """Of pictures, and of pictures with several shapes."""
     inputs, several = [], 0
     for picture in pictures:
         try:

@@ -1,5 +1,3 @@
-"""Lists of servers, busy servers, Retry-After and the retry budget."""
-
 import socket
 import threading
 import time

@@ -1,5 +1,3 @@
-"""Separate shapes of ink are cut apart, left to right; one digit stays whole."""
-
 import numpy as np
 import pytest
 from not_digits import rows_of_digits
@@ -16,7 +14,6 @@ def shapes(picture):
 
 
 def drawn(*lines, size=(400, 200), width=12):
-    """Lines through points, on paper."""
     picture = Image.new("L", size, 240)
     for line in lines:
         ImageDraw.Draw(picture).line(line, fill=20, width=width, joint="curve")

@@ -1,5 +1,3 @@
-"""Streams: order, bounded requests, flat memory, threads."""
-
 import asyncio
 import random
 import threading
@@ -27,7 +25,6 @@ def slowly(number):
 
 @pytest.fixture(params=PROTOCOLS)
 def server(request):
-    """A stand-in, with its address and protocol."""
     with StandIn(slowly).serving(request.param) as stand_in:
         stand_in.protocol = request.param
         yield stand_in

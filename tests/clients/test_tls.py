@@ -1,5 +1,3 @@
-"""TLS over both protocols."""
-
 import os
 import shutil
 import subprocess
@@ -60,7 +58,7 @@ def test_who_is_not_trusted_is_not_talked_to(server, certificates):
 
 
 def test_files_that_are_none(tmp_path, certificates):
-    with pytest.raises(ValueError, match="certificate and its key together"):
+    with pytest.raises(ValueError, match="certificate and its key, found one without"):
         Tls(certificate_file=certificates.certificate)
     (tmp_path / "empty.pem").write_text("seven")
     for file in ("empty.pem", "missing.pem"):

@@ -1,7 +1,4 @@
-"""Parts for the tests and the screenshot of the page.
-
-All are real: tritonserver, `python clients/web/app.py` as a child process, Debian's Chromium.
-"""
+"""Real parts for the tests and the screenshot of the page: tritonserver, `python clients/web/app.py`, Chromium."""
 
 import shutil
 import subprocess
@@ -26,7 +23,6 @@ expect.set_options(timeout=1000 * PATIENCE_S)
 
 
 def publish_shipped(repository: Path, *names: str) -> None:
-    """The shipped ViTBN as the next version of each model."""
     from export.pipeline import export_checkpoint
     from export.publishing.publish import publish
     from models.catalog import shipped
@@ -37,7 +33,7 @@ def publish_shipped(repository: Path, *names: str) -> None:
 
 
 class Triton:
-    """The real server on ports that survive restarts."""
+    """On ports that survive restarts."""
 
     def __init__(self, repository: Path) -> None:
         self._repository = repository
@@ -56,7 +52,7 @@ class Triton:
 
 @contextmanager
 def running_page(triton_url: str, *options: str) -> Iterator[str]:
-    """The program, on a free port by default; yields the URL."""
+    """On a free port by default; yields the URL."""
     command = [sys.executable, ROOT / "clients/web/app.py", "--port", "0", "--url", triton_url, *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -86,7 +82,6 @@ def draw(page: Page, form: list, height: float = 0.6) -> None:
 
 
 def settled(page: Page) -> None:
-    """Wait until the page is painted."""
     page.evaluate("""async () => {
         await Promise.all(document.getAnimations().map((animation) => animation.finished));
         for (const _ of [1, 2]) await new Promise(requestAnimationFrame);
@@ -94,7 +89,6 @@ def settled(page: Page) -> None:
 
 
 def wait_until(page: Page, holds: Callable[[], bool]) -> None:
-    """Let the page run until the condition holds."""
     deadline_s = time.monotonic() + PATIENCE_S
     while not holds():
         assert time.monotonic() < deadline_s, f"not so after {PATIENCE_S:g} s"

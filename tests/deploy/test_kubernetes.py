@@ -1,4 +1,4 @@
-"""The manifests fit Kubernetes' strict schemas, and KServe's kinds the schemas below; a misspelt field does not fit.
+"""The manifests fit Kubernetes' strict schemas, and KServe's kinds the schemas below.
 
 No cluster is needed. KServe publishes its schemas only as large CRDs, so `KSERVE` states the fields in use, from
 pkg/apis/serving/v1alpha1 and v1beta1 of kserve/kserve; their containers are checked as a pod's.
@@ -73,7 +73,6 @@ KSERVE = {
 
 
 def check(document: dict[str, Any], version: str = VERSIONS[-1]) -> None:
-    """Raises ValidationError of one of the two libraries."""
     if (schema := KSERVE.get(document["kind"])) is None:
         kubernetes_validate.validate(document, version, strict=True)
         return

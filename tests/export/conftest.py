@@ -1,5 +1,3 @@
-"""A repository of three versions, and an exported file."""
-
 from pathlib import Path
 
 import pytest

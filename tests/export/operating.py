@@ -1,5 +1,3 @@
-"""The command line `repository`, and what it prints."""
-
 from pathlib import Path
 
 from click.testing import CliRunner, Result

@@ -1,14 +1,14 @@
 """The command `to_tensorrt` on a machine without TensorRT's runtime: `python rehearsal.py EXPORTS`.
 
-In: lines of standard input, each a JSON list of a folder, a file, a planted fault and the command's arguments. Out: a
-line with the exit code for each; `stdout` and `stderr` in the folder; in the file what was used of TensorRT. Every line
-is run by a child of its own, which saves the imports. With the arguments `served FOLDER` it does instead what the
-benchmarks do with an engine, for a server and in their own process.
+In: lines of standard input, each a JSON list of a folder, a file, a planted fault and the command's arguments. Out: per
+line the exit code; `stdout` and `stderr` in the folder; in the file the use of TensorRT. A child runs each line, which
+saves the imports. With the arguments `served FOLDER` the child instead uses an engine as the benchmarks do, for a
+server and in process.
 
-The real bindings of TensorRT are there, over libraries that do nothing, so no object of theirs can be made. Where one
-would be stands a `Conformant`: it has the attributes of the real class and no others, and takes the arguments of the
-real signature, as its docstring gives it, and no others. ONNX Runtime computes in the engine's place. So it is shown
-that TensorRT has every name, member and keyword that the project and Polygraphy use, not what TensorRT makes of them.
+TensorRT's real bindings stand over libraries that do nothing, so no object can be made. A `Conformant` replaces each
+object: it has exactly the real class's attributes, and takes exactly the arguments of the signature in the docstring.
+ONNX Runtime computes for the engine. This shows that TensorRT has every name, member and keyword that the project and
+Polygraphy use, not what TensorRT makes of them.
 """
 
 import ctypes
@@ -34,7 +34,7 @@ from export.engines.tensorrt_support import element_types
 from export.equivalence import onnx_classifier
 from export.to_tensorrt import tensorrt as command
 
-USED: list[list[Any]] = []  # class, attribute, arguments as text: everything that was asked of TensorRT
+USED: list[list[Any]] = []  # class, attribute, arguments as text: all use of TensorRT
 
 
 class Memory(bytes):
@@ -63,7 +63,7 @@ class Conformant:
 
     def __getattr__(self, name: str) -> Any:
         kind = self.__dict__["kind"]
-        member = getattr(kind, name)  # AttributeError where the real one has none
+        member = getattr(kind, name)  # AttributeError if the real class lacks it
         if isinstance(member, property):
             USED.append([kind.__name__, name, ""])
             return self.answer(name, (), member.fget.__doc__.rpartition("->")[2])
@@ -225,7 +225,7 @@ ANSWERS: dict[tuple[str, str], Any] = {
 
 
 def served(folder: Path) -> None:
-    """An engine published as benchmarks/throughput.py does, and executed as it and benchmarks/latency.py do."""
+    """Published as by benchmarks/throughput.py, executed as there and in benchmarks/latency.py."""
     import torch
 
     from benchmarks.contest.engines import start
@@ -259,7 +259,7 @@ def rehearse(log: Path, arguments: list[str]) -> None:
 
 
 def warm_up(exports: Path) -> None:
-    """Imports what the children need; they find the graphs of this test run in `exports`."""
+    """The children find the graphs of this test run in `exports`."""
     import onnxscript  # noqa: F401
     import polygraphy.backend.trt  # noqa: F401
     import sklearn.datasets  # noqa: F401

@@ -1,7 +1,7 @@
-"""Libraries that are not on a machine without a GPU, as far as code can be tried without one; made by the C compiler.
+"""Stand-ins for libraries of GPU machines, made by the C compiler.
 
-TensorRT's: nothing but the symbols that its Python bindings link to, so that these, the real ones, can be imported.
-CUDA's: a driver with one device, and a runtime whose device memory is the host's.
+TensorRT's have only the symbols that its Python bindings link to, so the real bindings can be imported. CUDA's: a
+driver with one device, and a runtime whose device memory is the host's.
 """
 
 import os
@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-BINDINGS_10 = Path(__file__).parents[2] / ".tensorrt"  # of the oldest TensorRT that is supported: make bindings
+BINDINGS_10 = Path(__file__).parents[2] / ".tensorrt"  # the oldest supported TensorRT: make bindings
 
 TENSORRT = """
 void *createInferBuilder_INTERNAL(void) { return 0; }
@@ -49,9 +49,9 @@ LIBRARIES = {"libcuda.so.1": DRIVER, "libcudart.so.13": RUNTIME}
 
 
 def environment(folder: Path, *left_out: str, major: int = 11) -> dict[str, str]:
-    """Builds them in `folder` and returns the environment in which a Python finds them and a package `tensorrt`.
+    """Builds them in `folder`; returns an environment in which Python finds them and a package `tensorrt`.
 
-    Its bindings are those of TensorRT 11 in this environment, or of `major` 10 in `BINDINGS_10`.
+    Its bindings are TensorRT 11's from this environment, or those of `major` 10 in `BINDINGS_10`.
     """
     ours = {f"lib{name}.so.{major}": TENSORRT for name in ("nvinfer", "nvinfer_plugin", "nvonnxparser")}
     for name, code in (ours | LIBRARIES).items():
@@ -67,6 +67,5 @@ def environment(folder: Path, *left_out: str, major: int = 11) -> dict[str, str]
 
 
 def python(environment: dict[str, str], *arguments: object) -> subprocess.CompletedProcess[str]:
-    """Runs Python in that environment."""
     command = [sys.executable, *map(str, arguments)]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280)

@@ -63,7 +63,7 @@ ATTRIBUTES = {"MaxPool": ("dilations", 1)}
 
 
 def prepared_and_checked(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """The graph for TensorRT; raises UnsupportedGraph."""
+    """Raises UnsupportedGraph."""
     ready = prepare(proto)
     check(ready)
     return ready

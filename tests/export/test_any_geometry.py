@@ -1,5 +1,3 @@
-"""Every rewrite keeps the logits of any network."""
-
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st

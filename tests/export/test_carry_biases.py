@@ -1,5 +1,3 @@
-"""Biases on the residual stream: attention keeps none, wrong shifts are caught, some biases stay."""
-
 from dataclasses import replace
 
 import pytest

@@ -1,5 +1,3 @@
-"""--backend auto: the quickest candidate that is accurate enough, refusals with reasons, and what is published."""
-
 import json
 import sys
 import time
@@ -32,13 +30,12 @@ def few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def zeros() -> Dataset:
-    """Eight images of the class 0."""
     images, labels = np.zeros((8, 1, 28, 28), np.uint8), np.zeros(8, np.int64)
     return Dataset("zeros", images, labels, images, labels, ("0", "1"))
 
 
 def engines(monkeypatch: pytest.MonkeyPatch, quick: Candidate, wrong: str | None = None) -> None:
-    """Every candidate but `quick` sleeps; the precision `wrong` gives a wrong class for a quarter of the images."""
+    """Every candidate except `quick` sleeps; the precision `wrong` gives a wrong class for a quarter of the images."""
 
     def start(files: object, candidate: Candidate) -> Classifier:
         def classify(images: np.ndarray) -> np.ndarray:
@@ -122,7 +119,7 @@ def test_the_best_is_published_with_its_figures(trained: Path, tmp_path: Path, m
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--for", "latency"], "expected --for with --backend auto, found it alone"),
+        (["--for", "latency"], "expected --backend auto with --for, found --for alone"),
         (["--backend", "auto", "--precision", "int8"], "expected --backend auto alone, found --precision"),
         (["--backend", "auto", "--threads", "0"], "expected --backend auto alone, found --precision"),
         (["--backend", "auto", "--output", "x.onnx"], "expected --output alone"),

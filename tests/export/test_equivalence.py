@@ -1,5 +1,3 @@
-"""Every difference between two stages is detected, named and measured."""
-
 import numpy as np
 import pytest
 

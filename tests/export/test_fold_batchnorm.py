@@ -1,5 +1,3 @@
-"""Folding: exact to 1e-10 in float64 for every option, wrong variants caught, refusals that name the layer."""
-
 import copy
 from dataclasses import replace
 from itertools import product

@@ -1,5 +1,3 @@
-"""Attention for GPU kernels: the same answers, the scale in the weights."""
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,5 +1,3 @@
-"""The exported graph: no BatchNormalization, dynamic batch, metadata; or no file."""
-
 import json
 from collections import Counter
 from functools import cache

@@ -1,5 +1,3 @@
-"""Late CLS: every rewrite, reader and file format handles a CLS token that joins in the last block."""
-
 from dataclasses import replace
 
 import pytest

@@ -1,5 +1,3 @@
-"""The head merged with the last FFN: exact, a wrong weight seen, refusals with reasons."""
-
 from dataclasses import replace
 
 import pytest

@@ -1,5 +1,3 @@
-"""OpenVINO in the exporter: ONNX Runtime's values, the wanted precision, the accuracy gate."""
-
 import dataclasses
 import sys
 from collections.abc import Callable
@@ -82,7 +80,7 @@ def test_wrong_engine_is_refused(graph: bytes, digits: Dataset, monkeypatch: pyt
 
 
 def test_missing_openvino_is_one_line(graph: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "openvino", None)  # its import fails, as if it were not installed
+    monkeypatch.setitem(sys.modules, "openvino", None)  # the import fails, as without the package
     with pytest.raises(Unavailable, match="OpenVINO is not installed: pip install openvino"):
         openvino_classifier(graph, bfloat16=False)
 

@@ -1,5 +1,3 @@
-"""Operating a repository by the command line, on files."""
-
 import json
 from dataclasses import replace
 from pathlib import Path

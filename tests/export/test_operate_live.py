@@ -1,5 +1,3 @@
-"""Operating the repository of the real server, under load."""
-
 import threading
 import time
 from collections import Counter
@@ -22,7 +20,7 @@ PAUSE_S = 0.01
 
 
 class Load:
-    """Sends requests in sequence during a block, without retries; records versions and failures.
+    """Sends requests in sequence, without retries; records versions and failures.
 
     The pauses leave the server time to load.
     """
@@ -57,7 +55,6 @@ class Load:
                 thread.join()
 
     def wait_for(self, version: int, timeout_s: float = 60) -> None:
-        """Waits until `version` answers."""
         before, deadline = self.answered[str(version)], time.monotonic() + timeout_s
         while self.answered[str(version)] <= before:
             assert time.monotonic() < deadline, f"version {version} never answered: {self.answered}, {self.failures}"
@@ -84,7 +81,7 @@ def test_versions_change_under_load_without_a_failure(folder: Path, exported: Pa
 
 @contextmanager
 def damaged_as_it_appears(version: Path) -> Iterator[None]:
-    """Damages a version between publication and load, as a failing disk would."""
+    """As a failing disk would, between publication and load."""
     done = threading.Event()
 
     def damage() -> None:

@@ -1,5 +1,3 @@
-"""Exports are proved and measured on the checkpoint's own images if available, without downloads."""
-
 import sys
 from pathlib import Path
 
@@ -18,7 +16,7 @@ FASHION = ModelConfig(labels=FASHION_MNIST_LABELS, preprocessing="photo")
 
 
 def write_idx_files(folder: Path, images: np.ndarray) -> Path:
-    """The four files of a dataset in MNIST's format, with the same images in both parts and labels of 0."""
+    """MNIST's format, the same images in both parts, labels of 0."""
     head = b"\0\0\x08"
     for part in ("train", "t10k"):
         sizes = b"".join(side.to_bytes(4, "big") for side in images.shape)

@@ -1,5 +1,3 @@
-"""Patches as keys and values, and their pixel order: exact, wrong tables caught, refusals with reasons."""
-
 from dataclasses import replace
 
 import pytest
@@ -21,7 +19,7 @@ ONE_BLOCK = replace(SMALL, depth=1)
 
 
 def without_embedding(config: ModelConfig) -> tuple[nn.Module, nn.Module]:
-    """The network of one block before and after `absorb_embedding`."""
+    """Before and after `absorb_embedding`, one block."""
     before, _ = apply(network(config), ALL[: ALL.index(absorb_embedding)], ())
     return before, absorb_embedding(before)
 

@@ -1,5 +1,3 @@
-"""The export stage as a function: results and destinations."""
-
 import hashlib
 import json
 import sys

@@ -1,5 +1,3 @@
-"""Lower precision: changes in the graph, the accuracy gate, and no file if it closes."""
-
 from collections import Counter
 from pathlib import Path
 

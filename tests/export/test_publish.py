@@ -1,5 +1,3 @@
-"""Publishing: complete, numbered, immutable versions; complete configs; many publishers; death at any moment."""
-
 import base64
 import json
 import os
@@ -297,7 +295,7 @@ PATIENCE_S = 60
 
 
 class Publishers:
-    """Processes that publish, children of one process: the imports take two seconds."""
+    """Children of one process: the imports take two seconds."""
 
     def __init__(self, folder: Path, version: Path) -> None:
         command = [sys.executable, "-c", PUBLISHERS, str(folder), str(version)]
@@ -305,18 +303,16 @@ class Publishers:
         self._folder = folder
 
     def start(self, count: int) -> int:
-        """The id of a process that publishes `count` times."""
+        """Returns the id of a process that publishes `count` times."""
         print(count, file=self._parent.stdin, flush=True)
         assert self._parent.stdout
         return int(self._parent.stdout.readline())
 
     def published(self, pid: int) -> list[int]:
-        """The versions that it has published so far."""
         file = self._folder / f"{pid}.published"
         return [int(line) for line in file.read_text().split()] if file.is_file() else []
 
     def end(self) -> None:
-        """Returns when all have ended."""
         self._parent.communicate(timeout=PATIENCE_S)
 
 

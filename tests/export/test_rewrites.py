@@ -1,5 +1,3 @@
-"""All rewrites, separately and together: less work, refusals, reports."""
-
 import copy
 from dataclasses import replace
 from pathlib import Path

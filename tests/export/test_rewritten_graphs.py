@@ -1,5 +1,3 @@
-"""ONNX graphs after all rewrites: their nodes, and the published checkpoint."""
-
 from collections import Counter
 from functools import cache
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""The TensorRT stage: its inputs, its measurements and, on a GPU, the engines."""
-
 import json
 import re
 from collections.abc import Callable
@@ -284,7 +282,6 @@ def test_without_a_gpu_one_line_and_nothing_written(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def tensorrt_gpu() -> None:
-    """A GPU with TensorRT; the skip names what is missing."""
     try:
         require()
     except Unavailable as error:

@@ -1,7 +1,6 @@
 """The real bindings of TensorRT 10 and 11 have every name, member and keyword that the project and Polygraphy use.
 
-TensorRT's own libraries are missing, so the whole command runs over stubs of them (rehearsal.py), which check its calls
-against the bindings.
+The command runs over stubs of TensorRT's libraries (rehearsal.py), which check its calls against the bindings.
 """
 
 import importlib.util
@@ -44,7 +43,6 @@ def stubs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def stubs_of_10(stubs: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The same with the bindings of the oldest supported TensorRT."""
     _there((BINDINGS_10 / "tensorrt_bindings").is_dir(), "TensorRT 10's bindings (make bindings)")
     return environment(tmp_path_factory.mktemp("libraries-of-10"), major=10)
 
@@ -67,10 +65,7 @@ Rehearse = Callable[..., tuple[subprocess.CompletedProcess[str], list[list[str]]
 
 @pytest.fixture(scope="module")
 def rehearse(tmp_path_factory: pytest.TempPathFactory, shared_dir: Path) -> Iterator[Rehearse]:
-    """Runs the command with libraries, log, planted fault and arguments; returns its end and its use of TensorRT.
-
-    The use is class, attribute and arguments of each call.
-    """
+    """Returns the command's end and its use of TensorRT: class, attribute and arguments of each call."""
     output = tmp_path_factory.mktemp("output")
     with ExitStack() as running:
 

@@ -1,5 +1,3 @@
-"""TensorRT's parser accepts every exported graph; graphs that it would refuse are refused."""
-
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache

@@ -1,5 +1,3 @@
-"""A plan loads only in its own TensorRT: detection of the server's version, and refusals."""
-
 import re
 from pathlib import Path
 

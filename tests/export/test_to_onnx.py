@@ -1,5 +1,3 @@
-"""The exporter's command line: its output; on failure one line and no file."""
-
 import json
 import shutil
 from pathlib import Path

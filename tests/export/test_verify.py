@@ -1,5 +1,3 @@
-"""`repository verify` and `publish` name what is damaged."""
-
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -64,7 +62,7 @@ def test_verify_finds_what_is_wrong(folder: Path, damage: Callable[[Path], None]
     assert result.exit_code == 1
     assert result.output.count("  ok\n") == 2
     assert expected in result.output
-    assert result.output.splitlines()[-1].endswith("expected every version as it was published, found 1 wrong")
+    assert result.output.splitlines()[-1].endswith("expected every version as published, found 1 wrong")
     assert verify_version(folder / "vitbn", 2).problem
     assert "Error: " in error(folder, "promote", "vitbn", "2")
     assert served(folder / "vitbn") == [2, 3]

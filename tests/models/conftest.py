@@ -1,5 +1,3 @@
-"""Small folders in the format of the real datasets, and local servers to download from."""
-
 import struct
 import threading
 from collections.abc import Callable, Iterator
@@ -17,14 +15,12 @@ if TYPE_CHECKING:
 
 
 def write_idx(path: Path, array: np.ndarray) -> None:
-    """An idx file of unsigned bytes."""
     header = b"\x00\x00\x08" + struct.pack(f">B{array.ndim}I", array.ndim, *array.shape)
     path.write_bytes(header + array.astype(np.uint8).tobytes())
 
 
 @pytest.fixture(scope="session")
 def digits() -> "Dataset":
-    """Scikit-learn's digits."""
     from models.data import load_digits
 
     return load_digits()
@@ -60,7 +56,7 @@ def small_emnist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
-    """A checkpoint of ours, of three blocks."""
+    """Three blocks."""
     from saved_networks import TINY, network
 
     from models.checkpoint import save
@@ -70,7 +66,7 @@ def saved(tmp_path: Path) -> Path:
 
 
 class Mirror(BaseHTTPRequestHandler):
-    """Answers known paths with their content, others with 404."""
+    """404 for unknown paths."""
 
     def __init__(self, contents: dict[str, bytes], requests: list[str], *arguments: object) -> None:
         self.contents, self.requests = contents, requests
@@ -85,7 +81,7 @@ class Mirror(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def log_message(self, *arguments: object) -> None:
-        """Says nothing."""
+        pass
 
 
 @pytest.fixture

@@ -46,7 +46,6 @@ NAMES = {"vit": VIT_NAMES, "vitbnffn": VITBNFFN_NAMES, "vitbn": VITBN_NAMES, "cn
 
 
 def published_name(name, names):
-    """The study's name for our tensor `name`."""
     block = ""
     if name.startswith("blocks."):
         _, number, name = name.split(".", 2)
@@ -73,7 +72,6 @@ def image_batch(config):
 
 
 def refusal(path, depth=None):
-    """The one-line message of a refused file."""
     with pytest.raises(CheckpointError) as refused:
         load(path, depth)
     message = str(refused.value)

@@ -22,7 +22,6 @@ def run(folder, *arguments):
 
 
 def failure(folder, *arguments):
-    """Exit code and single line of a failed search."""
     result = CliRunner().invoke(tune, [*QUICK, "--output", str(folder), *map(str, arguments)])
     assert isinstance(result.exception, SystemExit), result.exception
     errors = [line for line in result.stderr.splitlines() if line.startswith("Error: ")]
@@ -32,7 +31,6 @@ def failure(folder, *arguments):
 
 
 def outcomes(folder):
-    """The trials in a folder, without times."""
     rows = json.loads((folder / "vitbn.trials.json").read_text())["trials"]
     return [(row["trial"], row["status"], row["parameters"], row["accuracy"], row["error"]) for row in rows]
 

@@ -17,7 +17,7 @@ def run(*arguments):
 
 
 def carried_out(command, mnist, output, *arguments, name=None):
-    """The JSON of a successful study, after common checks; named after the command."""
+    """After common checks; the study is named after the command."""
     name = name or command
     result = run(command, "--data-dir", mnist, "--output", output, "--device", "cpu", *arguments)
     assert result.exit_code == 0, result.output
@@ -37,7 +37,6 @@ def carried_out(command, mnist, output, *arguments, name=None):
 
 
 def failure(*arguments):
-    """Exit code and single line of a failed command."""
     result = run(*arguments)
     assert isinstance(result.exception, SystemExit), result.exception
     (line,) = [line for line in result.output.splitlines() if line.startswith("Error: ")]

@@ -1,5 +1,3 @@
-"""Statistics of a new source: those of the images, and nothing else changes."""
-
 from dataclasses import replace
 
 import numpy as np
@@ -75,14 +73,13 @@ def run(*arguments):
 
 
 def failure(*arguments):
-    """The single line of a refusal."""
     result = run(*arguments)
     assert result.exit_code in (1, 2), result.output
     return result.output.splitlines()[-1]
 
 
 def written_pictures(folder, images):
-    """PNG files of images (n, C, H, W); their names say nothing about their classes."""
+    """Images (n, C, H, W); the file names say nothing about classes."""
     folder.mkdir()
     for number, image in enumerate(images):
         Image.fromarray(image[0] if len(image) == 1 else image.transpose(1, 2, 0)).save(folder / f"{number:03d}.png")
@@ -90,13 +87,12 @@ def written_pictures(folder, images):
 
 
 def faint(images):
-    """Less contrast, more light."""
     return (images * 0.3 + 100).astype(np.uint8)
 
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    """The checkpoint of a ViTBN with drawn weights, as if trained in the served form."""
+    """A ViTBN with drawn weights, as if trained in the served form."""
     path = tmp_path_factory.mktemp("saved") / "digits.safetensors"
     network = build(TINY)
     randomise_norms(network)
@@ -106,7 +102,7 @@ def saved(tmp_path_factory):
 
 @pytest.mark.slow
 def test_pictures_of_the_new_source_give_the_accuracy_back(tmp_path):
-    """Trained in the served form: statistics of the plain form would give a third of it."""
+    """Trained in the served form: statistics of the plain form would give back a third."""
     digits, out, trained = load_digits(), tmp_path / "adapted.safetensors", tmp_path / "digits.safetensors"
     options = TrainingOptions(epochs=5, batch_size=50, lr=0.01, seed=0, device="cpu")
     list(train(replace(TINY, dim=32), digits, options, trained, False, lambda images, loss: None))

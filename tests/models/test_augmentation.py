@@ -1,5 +1,3 @@
-"""Distortions of training images."""
-
 import pytest
 import torch
 

@@ -1,5 +1,3 @@
-"""Calibration recovers a known temperature, computes the formula's error, and keeps the weights."""
-
 import json
 from dataclasses import replace
 
@@ -92,7 +90,6 @@ def test_training_without_held_out_images_stores_none(tmp_path, digits):
 
 
 def raw(path):
-    """The bytes behind the header."""
     content = path.read_bytes()
     return content[8 + int.from_bytes(content[:8], "little") :]
 

@@ -1,5 +1,3 @@
-"""Checkpoints: ours round-trip, the study's give its logits, other files are refused."""
-
 import hashlib
 import os
 from dataclasses import replace

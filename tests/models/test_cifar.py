@@ -1,5 +1,3 @@
-"""CIFAR-10: both formats, damage, hostile pickles and archives."""
-
 import hashlib
 import io
 import os
@@ -24,7 +22,6 @@ def batches():
 
 
 def refusal(call, *arguments):
-    """The one-line message of a refusal."""
     with pytest.raises(DataError) as refused:
         call(*arguments)
     assert "\n" not in str(refused.value)
@@ -96,7 +93,7 @@ def test_labels_of_an_eleventh_class(tmp_path, batches, form):
 
 
 class Planted:
-    """The calls of a reader that trusts pickles."""
+    """Records the calls of a reader that trusts pickles."""
 
     def __init__(self, call, *arguments):
         self.call, self.arguments = call, arguments
@@ -111,7 +108,7 @@ def test_nothing_in_a_pickle_runs(tmp_path, batches, protocol):
     path = write_pickled(tmp_path / "batches", batches) / "data_batch_2"
     path.write_bytes(pickle.dumps({"data": Planted(os.mkdir, str(trace)), "labels": [0]}, protocol))
     message = refusal(load_cifar10, path.parent)
-    assert message.startswith(f"{path}: expected a pickled dictionary of pixels and labels alone, found the name ")
+    assert message.startswith(f"{path}: expected a pickled dictionary of only pixels and labels, found the name ")
     assert "posix.mkdir" in message
     assert not trace.exists()
     with path.open("rb") as file:

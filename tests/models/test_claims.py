@@ -1,5 +1,3 @@
-"""The page of published claims: made from the committed results, with verdicts that follow the figures."""
-
 import copy
 import json
 import shutil

@@ -1,5 +1,3 @@
-"""The configuration: refusals, and the round trip through JSON."""
-
 import json
 import re
 

@@ -1,5 +1,3 @@
-"""Datasets: embedded digits, idx files, and the folder of MNIST."""
-
 import gzip
 import hashlib
 import struct
@@ -27,12 +25,10 @@ BYTES = bytes(range(24))
 
 
 def idx(content=BYTES, shape=(2, 3, 4), magic=b"\x00\x00\x08"):
-    """The bytes of an idx file."""
     return magic + struct.pack(f">B{len(shape)}I", len(shape), *shape) + content
 
 
 def refusal(path):
-    """The one-line message of a refused idx file."""
     with pytest.raises(DataError) as refused:
         read_idx(path)
     message = str(refused.value)
@@ -47,7 +43,7 @@ def write(path, content):
 
 
 def write_mnist(folder, train=3, test=2, train_labels=3):
-    """The four files of a small MNIST, gzipped in part."""
+    """Gzipped in part."""
     parts = {"train-images-idx3-ubyte.gz": (train, 2, 2), "t10k-images-idx3-ubyte": (test, 2, 2)}
     parts |= {"train-labels-idx1-ubyte": (train_labels,), "t10k-labels-idx1-ubyte.gz": (test,)}
     for name, shape in parts.items():

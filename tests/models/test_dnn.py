@@ -1,5 +1,3 @@
-"""The fully connected networks against their formula, and their checkpoints."""
-
 import pytest
 import torch
 from torch import nn
@@ -11,7 +9,6 @@ from models.registry import build, randomise_norms
 
 
 def network(model, **fields):
-    """A network in eval mode, its weights and norms drawn by seed."""
     torch.manual_seed(0)
     built = build(ModelConfig(model=model, **fields)).eval()
     randomise_norms(built)

@@ -1,5 +1,3 @@
-"""A folder of pictures as a data set: classes, sizes, colours, split, refusals; training, export, inference."""
-
 import json
 
 import numpy as np
@@ -30,7 +28,6 @@ def striped(label, number):
 
 @pytest.fixture
 def folder(tmp_path):
-    """Twenty pictures of each of three classes."""
     for label, name in enumerate(CLASSES):
         (tmp_path / "cloth" / name).mkdir(parents=True)
         for number in range(20):

@@ -1,5 +1,3 @@
-"""The search for the frontier: proposals inside the space, the trials that none beats, resumption, one real trial."""
-
 import json
 import math
 from dataclasses import replace

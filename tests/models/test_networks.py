@@ -1,5 +1,3 @@
-"""The networks: shapes, places of the norms, and each layer against its formula or PyTorch's."""
-
 import dataclasses
 import subprocess
 import sys
@@ -32,12 +30,11 @@ SMALL = {
 
 
 def image_batch(*shape):
-    """Random pixels in [0, 1]."""
     return torch.rand(*shape, generator=torch.Generator().manual_seed(0))
 
 
 def attention(**arguments):
-    """Seeded attention without a norm, in eval mode."""
+    """Seeded, without a norm, in eval mode."""
     torch.manual_seed(0)
     fields = {"dim": 16, "heads": 2, "dim_head": 8, "qkv_bias": True} | arguments
     return Attention(ModelConfig(**fields), lambda dim: nn.Identity()).eval()

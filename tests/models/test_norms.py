@@ -1,5 +1,3 @@
-"""Each norm against its formula in float64, in training and in eval mode; its state; its refusals."""
-
 import numpy as np
 import pytest
 import torch
@@ -44,12 +42,10 @@ def assert_close(found, expected):
 
 
 def numbers(norm):
-    """Its parameters and buffers as arrays."""
     return {name: tensor.detach().numpy().copy() for name, tensor in norm.state_dict().items()}
 
 
 def batch_norm(x, n, prefix="norm."):
-    """BatchNorm in eval mode."""
     scale = n[f"{prefix}weight"] / np.sqrt(n[f"{prefix}running_var"] + EPS)
     return (x - n[f"{prefix}running_mean"]) * scale + n[f"{prefix}bias"]
 

@@ -1,5 +1,3 @@
-"""Checkpoints of the published study: their names, their logits, their untrained blocks."""
-
 import warnings
 from dataclasses import replace
 

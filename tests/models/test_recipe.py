@@ -1,5 +1,3 @@
-"""Options of a training: schedule, decay, clipping, bfloat16, a teacher, held-out images, a file."""
-
 import json
 from dataclasses import replace
 
@@ -96,7 +94,7 @@ def test_every_option_counts(tmp_path, some_digits, change):
 
 @pytest.fixture(scope="module")
 def teacher(tmp_path_factory, some_digits):
-    """A network that learned every label plus one."""
+    """Learned every label plus one."""
     path = tmp_path_factory.mktemp("teacher") / "teacher.safetensors"
     shifted = replace(some_digits, train_labels=(some_digits.train_labels + 1) % 10)
     run(path, shifted, replace(PLAIN, epochs=25))

@@ -1,5 +1,3 @@
-"""Files that are no checkpoint are refused in one line."""
-
 import os
 import zipfile
 
@@ -43,18 +41,16 @@ def test_truncated(saved):
 def test_an_archive_of_something_else(tmp_path):
     with zipfile.ZipFile(tmp_path / "archive.pth", "w") as archive:
         archive.writestr("readme", "text")
-    assert "expected a state dict of tensors alone" in refusal(tmp_path / "archive.pth")
+    assert "expected a state dict of only tensors" in refusal(tmp_path / "archive.pth")
 
 
 def test_a_damaged_name(tmp_path):
     path = write_pth(tmp_path / "damaged.pth", published(network(PUBLISHED_SHAPE), VITBN_NAMES))
     path.write_bytes(path.read_bytes().replace(b"linear_head", b"\xffinear_head"))
-    assert "expected a state dict of tensors alone" in refusal(path)
+    assert "expected a state dict of only tensors" in refusal(path)
 
 
 class Harmful:
-    """Makes a folder when unpickled."""
-
     def __init__(self, path):
         self.path = str(path)
 
@@ -64,7 +60,7 @@ class Harmful:
 
 def test_a_pickle_that_runs_code_does_not(tmp_path):
     path = write_pth(tmp_path / "harmful.pth", {"cls_token": Harmful(tmp_path / "harm")})
-    assert "expected a state dict of tensors alone" in refusal(path)
+    assert "expected a state dict of only tensors" in refusal(path)
     assert not (tmp_path / "harm").exists()
     torch.load(path, weights_only=False)
     assert (tmp_path / "harm").exists(), "the pickle is harmful"
@@ -72,7 +68,7 @@ def test_a_pickle_that_runs_code_does_not(tmp_path):
 
 @pytest.mark.parametrize("state", [[torch.zeros(1)], {"epoch": 3, "weights": torch.zeros(1)}, torch.zeros(1)])
 def test_no_state_dict(tmp_path, state):
-    assert "expected a state dict of tensors alone" in refusal(write_pth(tmp_path / "other.pth", state))
+    assert "expected a state dict of only tensors" in refusal(write_pth(tmp_path / "other.pth", state))
 
 
 @pytest.mark.parametrize("state", [{"layer1.0.weight": torch.zeros(1)}, {1: torch.zeros(1)}, {}])

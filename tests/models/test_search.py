@@ -1,5 +1,3 @@
-"""The search: ranges, proposals, a known peak, its file."""
-
 import json
 import math
 from dataclasses import asdict, replace
@@ -29,7 +27,7 @@ def peak(parameters):
 
 
 def searched(search, count, accuracy=peak):
-    """The first `count` trials, with a formula instead of trainings."""
+    """A formula replaces the trainings."""
     trials = []
     for _ in range(count):
         parameters = propose(search, trials)
@@ -88,12 +86,12 @@ def test_the_search_leaves_where_trials_fail():
 def test_a_search_of_failed_trials_goes_on():
     trials = searched(SEARCH, FIRST_TRIALS + 2, lambda parameters: None)
     assert len({trial.parameters for trial in trials}) == len(trials)
-    with pytest.raises(SearchError, match="expected a trial whose loss stays finite, found 7 that failed"):
+    with pytest.raises(SearchError, match="expected a trial whose loss stays finite, found 7 failures"):
         best(trials)
 
 
 def stored(tmp_path):
-    """The file of trials, to be spoilt."""
+    """To be spoilt."""
     path = tmp_path / "vitbn.trials.json"
     write(path, SEARCH, [Trial(Parameters(1e-3, 50, 1, "constant"), 0.9, 1.0)], {})
     assert read(path, SEARCH) == [Trial(Parameters(1e-3, 50, 1, "constant"), 0.9, 1.0)]

@@ -1,5 +1,3 @@
-"""Plots of a search show its trials, its best and its failures."""
-
 import numpy as np
 import pytest
 from searching import SEARCH, pixels
@@ -15,7 +13,7 @@ BLUE, ORANGE, RED = (0, 114, 178), (230, 159, 0), (213, 94, 0)  # trial, best so
 
 
 def amount(png, colour):
-    """Number of pixels close to that colour."""
+    """Pixels close to that colour."""
     return int((np.abs(pixels(png).astype(int) - colour).max(axis=1) < 12).sum())
 
 

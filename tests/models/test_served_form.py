@@ -1,5 +1,3 @@
-"""The served form: the network's own answers and gradients with less work, and plain where it would not be exact."""
-
 from dataclasses import replace
 
 import pytest

@@ -1,5 +1,3 @@
-"""The command of the studies on a few digits."""
-
 import json
 from statistics import mean, stdev
 
@@ -202,7 +200,6 @@ def test_recipe_that_is_none(small_mnist, tmp_path, content, said):
 
 
 def best(folder, name="vitbn", **changes):
-    """A file of the search."""
     found = {"model": name, "dataset": "mnist", "lr": 0.01, "batch_size": 30, "depth": 1, "schedule": "constant"}
     path = folder / f"{name}.best.json"
     path.write_text(json.dumps({key: value for key, value in (found | changes).items() if value is not None}))

@@ -1,5 +1,3 @@
-"""Studies refuse what they cannot use, in one line."""
-
 import subprocess
 import sys
 from pathlib import Path
@@ -17,13 +15,12 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory):
-    """A ViTBN of depth 1 and a CNN, untrained."""
     folder = tmp_path_factory.mktemp("checkpoints") / "shipped"
     return shipped(folder, ModelConfig(depth=1), ModelConfig(model="cnn"))
 
 
 def copy_of(mnist, folder, part, change):
-    """A folder like `mnist`, one of its files changed."""
+    """One file is changed."""
     folder.mkdir()
     for path in mnist.iterdir():
         content = path.read_bytes()

@@ -1,5 +1,3 @@
-"""Results of studies: ratios of known series, tables of the JSON, and plots."""
-
 import io
 import json
 from dataclasses import replace
@@ -56,7 +54,6 @@ def scope():
 
 @pytest.fixture(scope="module")
 def result(scope):
-    """The first study's result, from known series."""
     runs = all_of_learning_rates()
     return {
         "study": "learning-rates",
@@ -196,7 +193,6 @@ def test_plots_of_gains_name_both_configurations(result):
 
 
 def pixels_of(png, model):
-    """Number of pixels in a model's colour."""
     with Image.open(io.BytesIO(png)) as image:
         pixels = np.asarray(image.convert("RGB"))
     assert pixels.shape[0] >= 500
@@ -267,7 +263,6 @@ def test_a_narrow_logarithmic_axis_has_three_ticks(seconds, horizontal):
 
 
 def visible_ticks(axes):
-    """Number of ticks on x and y."""
     limits = ((axes.xaxis, sorted(axes.get_xlim())), (axes.yaxis, sorted(axes.get_ylim())))
     return [sum(low <= tick <= high for tick in axis.get_majorticklocs()) for axis, (low, high) in limits]
 

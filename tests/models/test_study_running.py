@@ -1,5 +1,3 @@
-"""Trainings in turn: order, resumption, and folders of other studies."""
-
 import json
 from dataclasses import asdict, replace
 
@@ -23,7 +21,6 @@ def digits():
 
 
 def seen(epochs):
-    """(label, epoch) without times."""
     return [(run.label, epoch.epoch, epoch.training_loss, epoch.test_accuracy) for run, epoch in epochs]
 
 
@@ -43,7 +40,7 @@ def carry_on(folder, digits, runs=RUNS, study="a study", stop_after=None):
 
 
 def refusal(folder, digits, runs=RUNS, study="a study"):
-    """The error line about a refused folder, which stays unchanged."""
+    """The error line; the folder stays unchanged."""
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     with pytest.raises(StudyError) as refused:
         carry_on(folder, digits, runs, study)

@@ -1,5 +1,3 @@
-"""The study of other digits: sets, EMNIST, refusals."""
-
 import json
 import statistics
 
@@ -14,7 +12,6 @@ from models.studies import shift
 
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory):
-    """A ViTBN of depth 1 and a CNN, untrained."""
     folder = tmp_path_factory.mktemp("checkpoints") / "shipped"
     return shipped(folder, ModelConfig(depth=1), ModelConfig(model="cnn"))
 

@@ -1,5 +1,3 @@
-"""Tracking: MLflow has the JSON's content, runs resume, and no server harms a training."""
-
 import json
 import os
 import socket
@@ -45,16 +43,14 @@ def some_digits():
 
 
 def silent(*arguments):
-    """Shows no progress."""
+    pass
 
 
 def fail(line):
-    """Takes no report."""
     pytest.fail(line)
 
 
 def run(dataset, options=OPTIONS, resume=False, tracked=True, on_batch=silent, report=fail):
-    """All epochs of one run; returns its checkpoint."""
     path = Path("run.safetensors")
     epochs = train(TINY, dataset, options, path, resume, on_batch)
     list(track(epochs, path, resume, report) if tracked else epochs)
@@ -62,13 +58,13 @@ def run(dataset, options=OPTIONS, resume=False, tracked=True, on_batch=silent, r
 
 
 def runs(store):
-    """The store's runs, the newest first."""
+    """Newest first."""
     client = MlflowClient(tracking_uri=store.as_uri())
     return client.search_runs([client.get_experiment_by_name("vitbn").experiment_id])
 
 
 def sent_series(store, run_id):
-    """A run's metrics as the JSON's series; fails for a step sent twice."""
+    """As the JSON's series; fails for a step sent twice."""
     client = MlflowClient(tracking_uri=store.as_uri())
     rows = {}
     for name in SERIES:
@@ -208,7 +204,6 @@ def test_a_server_that_comes_back_gets_what_it_missed(store, some_digits, monkey
 
 
 def refusal(*arguments):
-    """The single line of a command that does not start."""
     output = ["--depth", "1", "--epochs", "1", "--device", "cpu", "--output", "new/run.safetensors"]
     result = CliRunner().invoke(command, ["--track", *output, *arguments])
     assert result.exit_code == 1
@@ -262,7 +257,6 @@ def test_command_tracks_in_the_local_store(store):
 
 
 def studied(mnist, *arguments):
-    """The JSON of a tracked study of four networks."""
     common = ["--data-dir", mnist, "--output", "out", "--device", "cpu", "--train-images", 20, "--track"]
     result = CliRunner().invoke(study, ["dnn", *map(str, (*common, *arguments))])
     assert result.exit_code == 0, result.output

@@ -1,5 +1,3 @@
-"""The command that trains: rows, files, resumption, one line for an error."""
-
 import os
 import re
 import signal
@@ -21,7 +19,6 @@ ROW = re.compile(r"^ +(\d+) +[\d.]+ +[\d.]+ +[\d.]+ +([\d.]+)$", re.MULTILINE)
 
 
 def failure(*arguments):
-    """Exit code and single line of a failed command."""
     result = CliRunner().invoke(command, [str(argument) for argument in arguments])
     assert isinstance(result.exception, SystemExit), result.exception
     errors = [line for line in result.stderr.splitlines() if line.startswith("Error: ")]

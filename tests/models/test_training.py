@@ -1,5 +1,3 @@
-"""Training: repeatable, resumable, and safe to interrupt."""
-
 import json
 import os
 import subprocess
@@ -29,11 +27,10 @@ def some_digits(digits):
 
 
 def silent(images, loss):
-    """Shows no progress."""
+    pass
 
 
 def run(path, dataset, options=OPTIONS, config=TINY, resume=False, on_batch=silent):
-    """All epochs of one run."""
     return list(train(config, dataset, options, path, resume, on_batch))
 
 
@@ -46,7 +43,6 @@ def assert_identical(first, second):
 
 
 def series(epochs):
-    """Losses and accuracies, without times."""
     return [(epoch.epoch, epoch.training_loss, epoch.test_accuracy) for epoch in epochs]
 
 

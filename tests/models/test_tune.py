@@ -1,5 +1,3 @@
-"""The command that searches: trials, resumption, files, refusals."""
-
 import json
 import os
 import re
@@ -137,7 +135,7 @@ def test_nothing_is_recommended_where_every_trial_failed(tmp_path, monkeypatch):
 
     monkeypatch.setattr(training, "train", fails)
     message, exit_code = failure(tmp_path, "--trials", 2)
-    assert (exit_code, "found 2 that failed" in message) == (1, True)
+    assert (exit_code, "found 2 failures" in message) == (1, True)
     assert [path.name for path in tmp_path.iterdir()] == ["vitbn.trials.json"]
 
 

@@ -1,5 +1,3 @@
-"""Two processes train one network."""
-
 import json
 import subprocess
 import sys
@@ -20,7 +18,6 @@ def invoke(*arguments):
 
 
 def torchrun(*script):
-    """The script, as two processes."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     return subprocess.run([*command, *map(str, script)], capture_output=True, text=True, check=False)
 

@@ -1,5 +1,3 @@
-"""One real server for the tests that only ask it."""
-
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,7 +17,7 @@ OWN_PARAMETERS = """
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server in Triton's default mode with the models linear, patient (which waits for a batch) and table."""
+    """In Triton's default mode, with the models linear, patient (which waits for a batch) and table."""
     repository: Path = tmp_path_factory.mktemp("repository")
     write_model(repository, config=f"max_batch_size: 64 {IMAGE} {LOGITS} {ONE_INSTANCE} {OWN_PARAMETERS}")
     write_model(repository, "patient", config=f"max_batch_size: 8 {IMAGE} {LOGITS} {TOTAL} {ONE_INSTANCE} {BATCHING}")

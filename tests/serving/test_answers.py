@@ -1,5 +1,3 @@
-"""A real server's answers: values over both protocols, labels, batches, errors of single requests."""
-
 from collections.abc import Iterator
 
 import numpy as np

@@ -1,5 +1,3 @@
-"""The supervisor's reading of Triton's arguments: used, changed and refused options."""
-
 from pathlib import Path
 
 import pytest

@@ -1,5 +1,3 @@
-"""Requests become runs: joins, and the effect of a failure on others; a real server joins equal shapes."""
-
 import gc
 import importlib
 import weakref

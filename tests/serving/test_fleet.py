@@ -1,5 +1,3 @@
-"""`vitbn serve --servers 2`: clients notice no kill, restart or publication behind the proxy."""
-
 import json
 import signal
 import threading
@@ -35,7 +33,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningFleet]:
 
 
 def right(fleet: RunningFleet) -> bool:
-    """Both servers answer right, and the proxy asks both: it learns of a recovery half a second later."""
+    """Both servers answer right, and the proxy, half a second later, asks both."""
     members = send(fleet.admin_url, "GET", "/stats?filter=^cluster.(http|grpc).membership_healthy$")[1].decode()
     answer = all(probe_server(fleet.server_url(index), timeout_s=5).ok for index in range(2))
     return answer and [line.split()[-1] for line in members.splitlines()] == ["2", "2"]

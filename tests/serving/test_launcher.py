@@ -1,5 +1,3 @@
-"""The launcher's choices: server, files, arguments, one-line errors."""
-
 import importlib.util
 import os
 import subprocess

@@ -1,5 +1,3 @@
-"""The stand-in for Triton's OpenVINO backend in a real server: answers, and refusals at load."""
-
 import importlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -67,7 +65,6 @@ def write_ir(repository: Path, name: str, size: object) -> None:
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[http.InferenceServerClient]:
-    """A client of one server that has tried to load every model."""
     repository = tmp_path_factory.mktemp("openvino")
     for name, config in (ACCEPTED | {name: config for name, (config, _) in REFUSED.items()}).items():
         model = b"no protobuf at all" if name == "corrupt" else linear_model(size="size" if name == "wide" else 28)

@@ -1,5 +1,3 @@
-"""OpenVINO gets the properties of Triton's native backend, with the same refusals."""
-
 import importlib
 import sys
 from collections.abc import Iterator

@@ -1,5 +1,3 @@
-"""The backend makes the same session options from config.pbtxt as Triton's native backend."""
-
 from collections.abc import Iterator, Sequence
 from types import ModuleType
 from typing import Any

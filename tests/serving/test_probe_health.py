@@ -1,5 +1,3 @@
-"""`vitbn probe --listen`: what a proxy hears of the probe."""
-
 import urllib.error
 import urllib.request
 

@@ -1,5 +1,3 @@
-"""Envoy in front of two supervised servers: correct answers, harmful requests refused."""
-
 import json
 import shutil
 import socket
@@ -36,8 +34,6 @@ GOOD = 50
 
 @dataclass(frozen=True)
 class Front:
-    """A proxy and the servers behind it."""
-
     proxy: Proxy
     servers: list[Server]
 

@@ -1,5 +1,3 @@
-"""The proxy's configuration: refusals, the real Envoy's check, file permissions."""
-
 import json
 from pathlib import Path
 

@@ -1,5 +1,3 @@
-"""Models that the native backend refuses at load are refused here, with a reason that names both sides."""
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +15,7 @@ pytestmark = pytest.mark.live
 
 @dataclass(frozen=True)
 class Case:
-    """A model, its configuration and part of the refusal's reason (None: it loads)."""
+    """The configuration, and part of the refusal's reason (None: it loads)."""
 
     config: str
     reason: str | None
@@ -132,7 +130,6 @@ if not Path("/dev/nvidiactl").exists():
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[http.InferenceServerClient]:
-    """A client of one server that has tried to load every case."""
     repository = tmp_path_factory.mktemp("refusals")
     for name, case in CASES.items():
         write_model(repository, name, case.model, f"{case.config} {ONE_INSTANCE}", case.filename)
@@ -143,7 +140,6 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[http.InferenceS
 
 @pytest.fixture(scope="module")
 def index(client: http.InferenceServerClient) -> dict[str, dict[str, str]]:
-    """State and reason of every case."""
     return {entry["name"]: entry for entry in client.get_model_repository_index()}
 
 

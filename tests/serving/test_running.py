@@ -1,5 +1,3 @@
-"""`running_server` starts the real server on loopback and always leaves nothing behind."""
-
 import os
 import re
 import signal
@@ -25,12 +23,11 @@ EMPTY = ["--model-control-mode=explicit"]
 
 
 def shared_memory(pid: int) -> set[Path]:
-    """The shared memory regions of a server and its stubs."""
     return {Path(name) for name in re.findall(r"/dev/shm/\S+", Path(f"/proc/{pid}/maps").read_text())}
 
 
 def stub_libraries(server: Server) -> str:
-    """The files mapped by the stub of the server's only model; any server thread may be its parent."""
+    """Any server thread may be the stub's parent."""
     tasks = Path(f"/proc/{server.pid}/task").iterdir()
     children = [pid for task in tasks for pid in (task / "children").read_text().split()]
     return "\n".join(Path(f"/proc/{pid}/maps").read_text() for pid in children)
@@ -63,7 +60,7 @@ def test_metrics_are_served(server: Server) -> None:
 
 
 def test_every_path_may_have_a_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Repository, cache and working folder with a space; PATH starts with another Python."""
+    """Repository, cache and working folder have a space; PATH starts with another Python."""
     write_model(tmp_path / "my models")
     foreign = tmp_path / "other python" / "python3"
     foreign.parent.mkdir()

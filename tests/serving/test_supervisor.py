@@ -1,5 +1,3 @@
-"""The supervisor and a real server under faults; the bounds leave room for a busy machine."""
-
 import hashlib
 import http.client
 import json
@@ -33,7 +31,6 @@ def right(server: Server) -> Probe | None:
 
 
 def triton(server: Server) -> psutil.Process:
-    """The server under the supervisor."""
     children = psutil.Process(server.pid).children()
     return next(child for child in children if Path(child.cmdline()[0]).name == "tritonserver")
 
@@ -120,7 +117,6 @@ def test_each_act_has_a_line_in_the_log_and_a_metric(supervised: Server) -> None
 
 
 def damaged_model(name: str) -> str:
-    """The model with that damage."""
     return name.replace(" ", "_")
 
 

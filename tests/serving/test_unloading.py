@@ -1,5 +1,3 @@
-"""Unloading ends the stub's process and frees the model's memory and shared memory."""
-
 import shutil
 import time
 from collections.abc import Iterator
@@ -25,13 +23,13 @@ MODELS = {"onnxruntime": BATCHED, "openvino": OPEN}
 
 
 def stubs(server: Server) -> set[int]:
-    """The server's child processes; any of its threads may be their parent."""
+    """Any of the server's threads may be their parent."""
     tasks = Path(f"/proc/{server.pid}/task").iterdir()
     return {int(pid) for task in tasks for pid in (task / "children").read_text().split()}
 
 
 def shared_memory(server: Server) -> set[str]:
-    """The server's mapped shared memory that still exists."""
+    """Mapped, and still on the machine."""
     fields = (line.split() for line in Path(f"/proc/{server.pid}/maps").read_text().splitlines())
     return {path for *_, path in fields if path.startswith("/dev/shm/") and Path(path).exists()}
 
@@ -67,7 +65,6 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(own_backends: Path, repository: Path) -> Iterator[Server]:
-    """A server with those backends and no model loaded."""
     explicit = ["--model-control-mode=explicit", f"--backend-directory={own_backends}"]
     with running_server(repository, explicit) as running:
         yield running
@@ -85,7 +82,7 @@ def test_unloading_ends_the_stub_and_frees_its_memory(
     server: Server, client: http.InferenceServerClient, engine: str
 ) -> None:
     processes, memory = stubs(server), shared_memory(server)
-    for _ in range(2):  # twice: nothing left behind is in the way
+    for _ in range(2):  # the second time shows that nothing is left behind
         client.load_model(engine)
         check_answers(client, engine)
         stub = stubs(server) - processes

@@ -1,5 +1,3 @@
-"""The plain start command gives a server that `repository` can update."""
-
 import shutil
 from pathlib import Path
 
@@ -29,7 +27,6 @@ def test_the_user_chooses_mode_and_models(arguments: list[str], expected: list[s
 
 
 def operate(repository: Path, server: Server, *arguments: str) -> str:
-    """The output of a successful `repository` command."""
     name, *rest = arguments
     done = CliRunner().invoke(command, [name, "--repository", str(repository), "--server", server.http_url, *rest])
     assert done.exit_code == 0, done.output

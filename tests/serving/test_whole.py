@@ -1,5 +1,3 @@
-"""Nine ways to damage a model: the plan names the damage and serves the newest whole version."""
-
 import json
 from collections.abc import Callable
 from pathlib import Path

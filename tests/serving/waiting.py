@@ -1,5 +1,3 @@
-"""Waiting for a server to change."""
-
 import time
 from collections.abc import Callable
 

@@ -38,7 +38,7 @@ DATA_TYPES = {
     "tensor(double)": "TYPE_FP64",
 }
 
-# optimization.graph.level as the native backend reads it; other levels enable all.
+# As the native backend reads optimization.graph.level; other levels enable all.
 GRAPH_LEVELS = {
     -1: ort.GraphOptimizationLevel.ORT_ENABLE_BASIC,
     1: ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
@@ -96,7 +96,7 @@ class TritonPythonModel(StandIn):
 
 
 def inner_batch(config: Config, kind: str) -> int:
-    """Most rows of a run, 0: all. Needs a batch dimension and a CPU: a GPU is quickest with all rows.
+    """Most rows of a run, 0: all. Needs a batch dimension and a CPU: a GPU is fastest with all rows.
 
     The native backend ignores this parameter. Raises ModelRefused for a bad value.
     """

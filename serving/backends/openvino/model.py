@@ -94,9 +94,9 @@ def check_config(config: Config, kind: str) -> None:
 
 
 def cpu_properties(config: Config, bfloat16: bool) -> dict[str, str]:
-    """`bfloat16`: whether the CPU has it. Raises ModelRefused for a bad value.
+    """`bfloat16`: the CPU has it. Raises ModelRefused for a bad value.
 
-    float32 unless HINT_BF16 asks for bfloat16; OpenVINO's default takes bfloat16 wherever the CPU has it.
+    float32 unless HINT_BF16 asks for bfloat16, which is OpenVINO's default on a CPU that has it.
     """
     properties = {"INFERENCE_PRECISION_HINT": "bf16" if wants_bfloat16(config) and bfloat16 else "f32"}
     for key, pattern in PROPERTIES.items():
@@ -110,7 +110,6 @@ def cpu_properties(config: Config, bfloat16: bool) -> dict[str, str]:
 
 
 def wants_bfloat16(config: Config) -> bool:
-    """Raises ModelRefused for other values."""
     text = parameter(config, "HINT_BF16") or ""
     if text.upper() not in ("", "YES"):
         raise ModelRefused(f"parameter 'HINT_BF16': expected YES, found '{text}'")

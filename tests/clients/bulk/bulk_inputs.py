@@ -36,7 +36,7 @@ def write_network(path: Path, weights: np.ndarray = SEEN, **config: object) -> P
 
 
 def publish(repository: Path, *versions: Path) -> Path:
-    """A model's folder with these files as versions 1, 2, ..."""
+    """Files as versions 1, 2, ..."""
     for number, file in enumerate(versions, 1):
         folder = repository / "linear" / str(number)
         folder.mkdir(parents=True)
@@ -48,7 +48,7 @@ def publish(repository: Path, *versions: Path) -> Path:
 
 
 def expected(images: np.ndarray) -> tuple[list[str], np.ndarray]:
-    """Label and probability of images (n, 28, 28), computed independently of the code under test."""
+    """Label and probability of images (n, 28, 28), independent of the tested code."""
     logits = images.reshape(len(images), -1).astype(np.float64) @ SEEN / 2.0
     shares = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
     return [f"digit-{each}" for each in logits.argmax(axis=1)], shares.max(axis=1)

@@ -1,5 +1,3 @@
-"""Every form of input gives correct answers; bad input becomes a row or a line; finished parts stay finished."""
-
 import gzip
 import json
 from pathlib import Path
@@ -22,7 +20,7 @@ FORMS = ("folder", "idx", "tar", "pixels", "lists", "encoded", "struct")
 
 
 def run(inputs, output, model, share=(0, 1), id_column="id", part_rows=None) -> pa.Table:
-    """The answers of an in-process run, in the order of the parts."""
+    """In process, in the order of the parts."""
     job, target = _job(tuple(map(str, inputs)), str(output), Path(model), "image", id_column, part_rows)
     for part in list(parts_to_do(target, job, share)):
         do_part(job, part.to_line())
@@ -172,7 +170,6 @@ def test_a_published_network_of_the_exporter_is_right(repository):
 
 
 def refusals(folder: Path) -> dict[str, tuple[Path, str]]:
-    """Invalid inputs, each with part of its message."""
     (folder / "empty").mkdir()
     (folder / "notes.txt").write_text("")
     (folder / "short.idx").write_bytes(idx_bytes(np.zeros((3, 28, 28), np.uint8))[:-1])

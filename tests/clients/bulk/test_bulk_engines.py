@@ -1,5 +1,3 @@
-"""A run that is killed and resumed is exact: every row once, the same bytes. Ray gives the same files."""
-
 import os
 import signal
 import subprocess
@@ -29,7 +27,6 @@ def rows(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory, rows, network) -> dict[str, bytes]:
-    """The files of an in-process run."""
     output = tmp_path_factory.mktemp("undisturbed")
     job, target = _job((str(rows),), str(output), network, "image", "id", ROWS)
     for part in list(parts_to_do(target, job, (0, 1))):

@@ -1,5 +1,3 @@
-"""Triton with two models, the page, and Chromium."""
-
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -59,19 +57,18 @@ def context(browser: Browser, context_options: dict[str, object]) -> Iterator[Br
 
 @pytest.fixture
 def console() -> list[str]:
-    """The console of `page`."""
     return []
 
 
 @pytest.fixture
 def requests() -> list[Request]:
-    """The requests of `page`; the `failure` of a blocked one is "csp"."""
+    """A blocked request's `failure` is "csp"."""
     return []
 
 
 @pytest.fixture
 def page(context: BrowserContext, page_url: str, console: list[str], requests: list[Request]) -> Iterator[Page]:
-    """The page, loaded; afterwards it has thrown nothing and asked no other host."""
+    """Afterwards it has thrown nothing and asked no other host."""
     opened = context.new_page()
     thrown: list[str] = []
     opened.on("console", lambda message: console.append(message.text))

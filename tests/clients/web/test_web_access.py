@@ -1,5 +1,3 @@
-"""The page by keyboard, by screen reader, in the dark, on narrow screens; and its content policy."""
-
 import re
 
 import pytest

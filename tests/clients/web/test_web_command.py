@@ -1,5 +1,3 @@
-"""The command: help, usage, listening, ending."""
-
 import resource
 import signal
 import socket
@@ -53,7 +51,6 @@ def test_an_address_to_listen_on_that_cannot_be_had(host: str) -> None:
 
 @contextmanager
 def started(*options: str) -> Iterator[tuple["subprocess.Popen[str]", str]]:
-    """The program on a free port, and its URL."""
     command = [*APP, "--port", "0", "--url", "127.0.0.1:1", *options]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, **pipes, preexec_fn=_heed_interrupts) as process:

@@ -1,5 +1,3 @@
-"""The page's two questions over HTTP: answers and refusals."""
-
 import io
 import json
 import socket
@@ -21,9 +19,6 @@ from clients.web.pages import BODY_BYTES
 pytestmark = pytest.mark.live
 
 NOBODY = "127.0.0.1:1"  # nothing listens there
-
-
-# Answers
 
 
 def test_the_models(address: str) -> None:
@@ -88,16 +83,13 @@ def test_every_answer_is_guarded(address: str, method: str, path: str, status: i
         check_refusal(found, headers, content)
 
 
-# Refusals
-
-
 def test_what_is_no_image(address: str) -> None:
     blank = io.BytesIO()
     Image.new("L", (50, 50), 255).save(blank, "PNG")
     for body, status, found in [
-        (b"", 400, "found an empty one"),
+        (b"", 400, "found an empty body"),
         (b"seven", 422, "no format that Pillow reads"),
-        (DIGIT[:1000], 422, "does not decode"),
+        (DIGIT[:1000], 422, "damaged file"),
         (blank.getvalue(), 422, "no ink found"),
     ]:
         refusal = classify(address, body)

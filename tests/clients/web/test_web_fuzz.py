@@ -1,5 +1,3 @@
-"""Any request gets one line of JSON; the log stays empty."""
-
 import json
 from collections.abc import Iterator
 

@@ -1,5 +1,3 @@
-"""Guards, without a server."""
-
 import pytest
 
 from clients.web.guards import RateLimit, foreign_host, foreign_site

@@ -1,5 +1,3 @@
-"""Drawing, uploading, undoing, in a real browser against the real server."""
-
 import base64
 import io
 import re

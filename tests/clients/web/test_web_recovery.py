@@ -1,5 +1,3 @@
-"""The server stops and restarts; the page says so, keeps the drawing, and continues."""
-
 from pathlib import Path
 
 import pytest

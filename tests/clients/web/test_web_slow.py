@@ -1,5 +1,3 @@
-"""Slow connections to the page are closed in time and keep nobody out."""
-
 import socket
 import time
 from collections.abc import Iterator
@@ -36,7 +34,6 @@ def slow_connections(page: tuple[str, int], count: int, source: str, sent: bytes
 
 
 def still_open(connections: list[socket.socket]) -> int:
-    """Connections that the server has not closed."""
     count = 0
     for connection in connections:
         connection.setblocking(False)

@@ -55,7 +55,7 @@ def classify(address: str, body: bytes, query: str = "", **headers: str) -> tupl
 
 
 def check_refusal(status: int, headers: dict[str, str], content: bytes) -> str:
-    """The error of a refusal, after checking its JSON and headers."""
+    """The error, after checking JSON and headers."""
     assert 400 <= status < 500 or status in (501, 503)
     assert headers["content-type"] == "application/json"
     assert {name.lower(): value for name, value in HEADERS.items()}.items() <= headers.items()
@@ -67,7 +67,6 @@ def check_refusal(status: int, headers: dict[str, str], content: bytes) -> str:
 
 
 def send_raw(address: str, content: bytes) -> bytes:
-    """The complete response to these bytes."""
     host, port = address.split(":")
     with socket.create_connection((host, int(port)), timeout=HANG_S) as raw:
         raw.sendall(content)

@@ -44,7 +44,7 @@ class Block(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Two layers over token ids and a mask; the head reads what `pool` says: cls, mean, both, or hidden for all."""
+    """Two layers over token ids and a mask; `pool` chooses what the head reads: cls, mean, both, or hidden for all."""
 
     def __init__(self, pool: str = "cls", joined: bool = False, depth: int = 2) -> None:
         super().__init__()
@@ -97,7 +97,7 @@ class Vision(nn.Module):
 
 
 def draw(network: nn.Module) -> None:
-    """Draws biases, norms and statistics, in eval mode: defaults would hide faults."""
+    """In eval mode; defaults would hide faults."""
     torch.manual_seed(1)
     for module in network.modules():
         if isinstance(module, nn.LayerNorm | nn.BatchNorm1d | nn.BatchNorm2d):
@@ -134,7 +134,6 @@ def export(network: nn.Module, exporter: str = "old", opset: int = 17) -> onnx.M
 
 
 def model(proto: onnx.ModelProto) -> ir.Model:
-    """The model in the form that the passes read."""
     return ir.from_proto(proto)
 
 

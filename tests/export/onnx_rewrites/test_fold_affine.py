@@ -1,5 +1,3 @@
-"""fold_affine: random norms fold into adjacent layers; refusals are named."""
-
 from __future__ import annotations
 
 import re

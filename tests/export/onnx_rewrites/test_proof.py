@@ -1,5 +1,3 @@
-"""The proof fails on wrong graphs; the passes refuse unsupported graphs."""
-
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -20,7 +18,7 @@ from export.onnx_rewrites.stage import Request, rewrite_file
 
 
 def changed(value: ir.Value, change: Callable[[np.ndarray], np.ndarray]) -> None:
-    """Sets a constant and the double that a pass stored beside it."""
+    """Also the double that a pass stored beside it."""
     assert value.const_value is not None
     array = change(value.const_value.numpy().astype(np.float64))
     value.meta.pop("vitbn.exact", None)
@@ -150,7 +148,7 @@ def test_a_read_keeps_its_text() -> None:
 
 
 def test_sizes_too_small_for_a_window_give_way_to_larger_ones(tmp_path: Path) -> None:
-    """ONNX Runtime answers with nothing where a window is larger than the image; PyTorch, in double, refuses."""
+    """ONNX Runtime outputs nothing for a window larger than the image; PyTorch, in double, refuses."""
     network = parse(
         """<ir_version: 8, opset_import: ["": 18]> g (float[n, 2, h, w] a) => (float[n, 2, p, q] y) {
             x = Conv(a, k) b = BatchNormalization(x, s, s, s, s)

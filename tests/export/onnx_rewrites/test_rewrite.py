@@ -1,5 +1,3 @@
-"""The command: files, output, and an exit code and one line for each failure."""
-
 from __future__ import annotations
 
 import json
@@ -91,7 +89,7 @@ def test_weights_beside_the_file_stay_beside_it(encoder: Path, tmp_path: Path) -
 
 @pytest.fixture
 def cached(encoder: Path, tmp_path: Path) -> Path:
-    """A file and its weights as in Hugging Face's cache: links in a snapshot, contents in `blobs`."""
+    """As in Hugging Face's cache: links in a snapshot, contents in `blobs`."""
     blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshots" / "main"
     for folder in (blobs, snapshot):
         folder.mkdir(parents=True)

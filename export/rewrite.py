@@ -58,7 +58,7 @@ def rewrite(
     from export.onnx_rewrites.stage import Request, rewrite_file
 
     if output.resolve() == file.resolve():
-        raise click.UsageError(f"{output}: expected another file than the one that is read")
+        raise click.UsageError(f"{output}: expected another file than the source")
     request = Request(reads, only or PASS_NAMES, require or (), inputs, dims, proof, time)
     codes = {BadRequest: 2, NothingToRewrite: 3, NotSupported: 4, ProofFailed: 5, OSError: 1}
     try:

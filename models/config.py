@@ -116,7 +116,7 @@ class ModelConfig:
             plain = isinstance(label, str) and label.strip() != "" and label.isprintable()
             _require(plain, "labels", "printable names that are not empty", label)
         twice = next((label for label, count in Counter(self.labels).items() if count > 1), None)
-        _require(twice is None, "labels", "a name for each class alone", twice)
+        _require(twice is None, "labels", "a different name for each class", twice)
 
     @property
     def is_transformer(self) -> bool:

@@ -91,7 +91,9 @@ def run_dnn(**options: Any) -> None:
 
 
 @study.command("frontier")
-@click.option("--checkpoints", type=click.Path(path_type=Path), default=PRETRAINED, help="Default: the shipped ones.")
+@click.option(
+    "--checkpoints", type=click.Path(path_type=Path), default=PRETRAINED, help="Default: the shipped checkpoints."
+)
 @_shrinkable
 def run_frontier(checkpoints: Path, **options: Any) -> None:
     """ViTBN of depth 1, 2, 3, 4 and 6 and the CNN: accuracy against work. Uses shipped checkpoints."""
@@ -135,7 +137,9 @@ def run_optimised(params: tuple[Path, ...], **options: Any) -> None:
 
 
 @study.command("shift")
-@click.option("--checkpoints", type=click.Path(path_type=Path), default=PRETRAINED, help="Default: the shipped ones.")
+@click.option(
+    "--checkpoints", type=click.Path(path_type=Path), default=PRETRAINED, help="Default: the shipped checkpoints."
+)
 @click.option("--emnist-dir", type=click.Path(path_type=Path), help="EMNIST digits' idx files, else $EMNIST_DIR.")
 @_common
 def run_shift(
@@ -159,8 +163,10 @@ def run_shift(
 
 
 @study.command("adaptation")
-@click.option("--checkpoints", type=click.Path(path_type=Path), default=PRETRAINED, help="Default: the shipped ones.")
-@click.option("--output", type=click.Path(path_type=Path), required=True, help="A folder for this study alone.")
+@click.option(
+    "--checkpoints", type=click.Path(path_type=Path), default=PRETRAINED, help="Default: the shipped checkpoints."
+)
+@click.option("--output", type=click.Path(path_type=Path), required=True, help="A folder of its own.")
 @click.option("--data-dir", type=click.Path(path_type=Path), help="Folder with the images, else $MNIST_DIR.")
 def run_adaptation(checkpoints: Path, output: Path, data_dir: Path | None) -> None:
     """The checkpoints on coarse digits, with BatchNorm's statistics from 200 unlabelled images and without."""

@@ -17,7 +17,7 @@ from models.norms import EPS, Affine, NeverAffine, TokenNorm
 class GainedTokenNorm(TokenNorm):
     """gamma n(x) + beta."""
 
-    reason = "its statistics are those of each token"
+    reason = "it has statistics of each token"
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class DynamicTokenNorm(GainedTokenNorm):
     """
 
     mixes_tokens = True
-    reason = "its statistics are those of each image"
+    reason = "it has statistics of each image"
 
     def __init__(self, dim: int, heads: int, grid: tuple[int, int]) -> None:
         super().__init__(dim)

@@ -45,7 +45,7 @@ Ask = Callable[[], Awaitable[object]]
 
 @dataclass(frozen=True)
 class Answered:
-    """Latencies in seconds of all requests, abandoned ones too, and answered requests a second."""
+    """Latencies in seconds of all requests, abandoned requests too, and answered requests a second."""
 
     latencies_s: NDArray[np.float64]
     requests_per_s: float

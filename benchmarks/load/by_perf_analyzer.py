@@ -31,7 +31,7 @@ COMPUTE = ("Server Compute Input", "Server Compute Infer", "Server Compute Outpu
 
 
 def program() -> Path:
-    """The fetched program, else the one on PATH; raises Failed without a program."""
+    """The fetched program, else the program on PATH; raises Failed without a program."""
     path = TOOL / "bin" / "perf_analyzer"
     if path.is_file():
         return path

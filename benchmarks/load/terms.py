@@ -93,7 +93,7 @@ def wire(row: Mapping[str, Any]) -> str:
 
 
 def engine(row: Mapping[str, Any]) -> str:
-    """With the precision; empty for the usual ones and for older results."""
+    """With the precision; empty for the usual form and for older results."""
     name, precision = row.get("engine", "onnxruntime"), row.get("precision", "fp32")
     return "" if (name, precision) == ("onnxruntime", "fp32") else f"{ENGINES[name]} {precision}, "
 

@@ -117,7 +117,7 @@ def batchnorm(sources: Sources) -> Section:
         if fold and plain and vit:
             short.append(
                 f"**BatchNorm itself**, folded, at depth {measured['depth']}: {said(times_faster(fold, plain))} the "
-                f"speed of the same network unfolded and {said(times_faster(fold, vit))} that of the ViT with "
+                f"speed of the same network unfolded and {said(times_faster(fold, vit))} the speed of the ViT with "
                 "LayerNorm."
             )
     what = (

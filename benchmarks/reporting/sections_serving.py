@@ -170,7 +170,7 @@ def _best_served(networks: Sequence[Row], served: Sequence[Row], lone: bool) -> 
         path = PurePath(network["checkpoint"])
         own = [row for row in served if row["model"] == path.stem and path.parent.name == "pretrained"]
         own = [row for row in own if not lone or row["batch"] == 1]
-        own = [row for row in own if row.get("precision", "fp32") == "fp32"]  # the accuracy is that of float32
+        own = [row for row in own if row.get("precision", "fp32") == "fp32"]  # the accuracy belongs to float32
         if own:
             best[network["checkpoint"]] = max(own, key=lambda row: float(row["images_per_s"]))
     return best

@@ -45,7 +45,7 @@ def _follow_links(model: ir.Model, folder: Path) -> None:
         if isinstance(tensor, ir.ExternalTensor) and Path(tensor.path).is_symlink():
             file = Path(tensor.path).resolve()
             if file.parent != folder:
-                raise NotSupported(f"{tensor.path}: expected a link into {folder}, found one to {file}")
+                raise NotSupported(f"{tensor.path}: expected a link into {folder}, found a link to {file}")
             place = file.name, tensor.offset, tensor.length, tensor.dtype
             value.const_value = ir.ExternalTensor(*place, shape=tensor.shape, name=str(tensor.name), base_dir=folder)
 

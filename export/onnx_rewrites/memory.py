@@ -37,7 +37,7 @@ def check_memory(graph: ir.Graph, sizes: Mapping[str, int]) -> None:
     if needed > limit:
         raise NotSupported(
             f"proof in double: expected to need at most {limit / 1e9:.1f} GB, found {needed / 1e9:.1f} GB; "
-            "--proof float32 compares the files alone"
+            "--proof float32 compares only the files"
         )
 
 

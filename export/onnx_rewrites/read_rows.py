@@ -54,7 +54,7 @@ class ReadRows(ir.passes.InPlacePass):
                 share = sum(_share(shapes, node.outputs[0], part) for part in boxes)
                 saved = (1 - share) * node_macs(shapes, node)
                 if saved > 0:
-                    sites.append(Site(node.outputs[0].name or "", node.op_type, f"computed for {parts} alone"))
+                    sites.append(Site(node.outputs[0].name or "", node.op_type, f"computed only for {parts}"))
         return RowsPlan(shapes, demands, tuple(sites))
 
     def rewrite(self, model: ir.Model, plan: RowsPlan) -> None:

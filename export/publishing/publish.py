@@ -72,7 +72,7 @@ def publish(repository: Path, name: str, artifact: Artifact, serving: Serving | 
         check_same_contract(model_dir, message, artifact)
         if serving.engine and serving.engine != engine_of(message):
             raise PublishError(
-                f"{model_dir}: expected a model for {serving.engine}, found one for {engine_of(message)}; "
+                f"{model_dir}: expected a model for {serving.engine}, found a model for {engine_of(message)}; "
                 "publish it under another --name"
             )
         default = served_versions(message, versions(model_dir))[-1:]

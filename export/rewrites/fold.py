@@ -174,7 +174,7 @@ def _check_weights_are_not_shared(model: nn.Module) -> None:
     owners: dict[int, str] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         if (first := owners.setdefault(id(parameter), name)) != name:
-            raise RewriteError(f"{name}: expected a weight of its own, found that of {first}")
+            raise RewriteError(f"{name}: expected a weight of its own, found the weight of {first}")
 
 
 def _check_numbers(model: nn.Module) -> None:

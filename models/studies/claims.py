@@ -86,8 +86,8 @@ def _head(judged: list[tuple[Claim, Finding]]) -> Iterator[str]:
     counts = {verdict: sum(finding.verdict == verdict for _, finding in judged) for verdict in ORDER}
     yield "# The published claims, each with a verdict"
     yield ""
-    yield "Unfavourable verdicts come first. Our runs are smaller than the published ones: a verdict from a small run"
-    yield "is a verdict about that size. The sizes stand below the table."
+    yield "Unfavourable verdicts come first. Our runs are smaller than the published runs: a verdict from a small"
+    yield "run is a verdict about that size. The sizes stand below the table."
     yield ""
     yield "| verdict | meaning | claims |"
     yield "|---|---|---:|"

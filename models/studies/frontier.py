@@ -60,7 +60,7 @@ def recipe(path: Path, scope: Scope) -> TrainingOptions:
     try:
         values = json.loads(path.read_bytes())
         if (dataset := values.pop("dataset")) != scope.dataset.name:
-            raise StudyError(f"{path}: expected a recipe for {scope.dataset.name}, found one for {dataset}")
+            raise StudyError(f"{path}: expected a recipe for {scope.dataset.name}, found a recipe for {dataset}")
         options = TrainingOptions(epochs=scope.epochs, seed=0, device=scope.device, **values)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise StudyError(f"{path}: expected a JSON object of training options, found {error!r}") from error

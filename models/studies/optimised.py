@@ -54,7 +54,7 @@ def read(path: Path, scope: Scope) -> Run:
     try:
         values = dict(json.loads(path.read_bytes()))
         if (dataset := values.pop("dataset", scope.dataset.name)) != scope.dataset.name:
-            raise StudyError(f"{path}: expected parameters for {scope.dataset.name}, found those for {dataset}")
+            raise StudyError(f"{path}: expected parameters for {scope.dataset.name}, found parameters for {dataset}")
         config = ModelConfig(**{name: values.pop(name) for name in ("model", "depth") if name in values})
         options = TrainingOptions(epochs=scope.epochs, seed=0, device=scope.device, **values)
     except (OSError, ValueError, TypeError, ConfigError) as error:

@@ -24,7 +24,7 @@ class Extent:
 
 @dataclass(frozen=True)
 class Scope:
-    """`dataset` has only the images in use, `reduced` describes what is missing."""
+    """`dataset` has only the images in use, `reduced` describes the rest."""
 
     dataset: Dataset
     epochs: int

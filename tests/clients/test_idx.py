@@ -61,11 +61,11 @@ def test_items_come_whole_and_in_order(path, pack, portion, monkeypatch):
         (WHOLE[:16], "expected 11 items of 30 bytes, found 0 and 0 bytes"),
         (WHOLE[:-1], "expected 11 items of 30 bytes, found 10 and 29 bytes"),
         (WHOLE + b"x", "expected 11 items of 30 bytes, found more bytes"),
-        (PACKED[:-9], "found one that cannot be read"),
-        (PACKED[:30] + b"x" * 30, "found one that cannot be read"),
-        (PACKED + b"x", "found one that cannot be read"),
+        (PACKED[:-9], "found unreadable data"),
+        (PACKED[:30] + b"x" * 30, "found unreadable data"),
+        (PACKED + b"x", "found unreadable data"),
         (PACKED + PACKED, "found more bytes"),
-        (b"\x1f\x8b", "found one that cannot be read"),
+        (b"\x1f\x8b", "found unreadable data"),
     ],
 )
 def test_what_is_wrong_is_named(path, content, message):

@@ -90,7 +90,7 @@ def test_a_photo_is_turned_upright() -> None:
 def test_what_cannot_be_prepared_is_named() -> None:
     with pytest.raises(InvalidImage, match=r"^image: expected grey or colour, found the mode LAB"):
         photo_to_model_input(Image.new("LAB", (30, 30)), (1, 32, 32))
-    with pytest.raises(InvalidImage, match=r"expected a model of 1 or 3 channels, found one of 4"):
+    with pytest.raises(InvalidImage, match=r"expected a model of 1 or 3 channels, found 4"):
         photo_to_model_input(Image.new("RGB", (30, 30)), (4, 32, 32))
 
 

@@ -153,7 +153,9 @@ def test_one_engine_a_model(trained: Path, repository: Path, tmp_path: Path) -> 
     shutil.copytree(repository, tmp_path, dirs_exist_ok=True)
     result = run("--checkpoint", trained, "--repository", tmp_path, "--backend", "openvino", "--name", "vitbn")
     assert result.exit_code == 1
-    assert "expected a model for openvino, found one for onnxruntime; publish it under another --name" in result.output
+    assert (
+        "expected a model for openvino, found a model for onnxruntime; publish it under another --name" in result.output
+    )
 
 
 def test_output_has_no_repository(trained: Path, tmp_path: Path) -> None:

@@ -119,7 +119,7 @@ def test_the_time_of_an_epoch_decides():
 
 
 def accuracies(distorted):
-    """Those of plain test images are the same for all and decide nothing."""
+    """On plain test images all are equal and decide nothing."""
     return {"distorted_test_accuracy": distorted, "test_accuracy": 0.97}
 
 

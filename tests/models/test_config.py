@@ -75,7 +75,7 @@ def test_labels_are_printable_names(label):
 
 
 def test_labels_are_unique():
-    with pytest.raises(ConfigError, match=r"^labels: expected a name for each class alone, found 'b'$"):
+    with pytest.raises(ConfigError, match=r"^labels: expected a different name for each class, found 'b'$"):
         ModelConfig(num_classes=3, labels=("b", "a", "b"))
 
 

@@ -186,7 +186,10 @@ def test_a_part_of_the_images_is_not_compared_with_what_is_shipped(small_mnist, 
         (None, "No such file"),
         ("[]", "expected a JSON object of training options"),
         ('{"dataset": "mnist", "batch_size": 50, "lr": 0.01, "colour": 1}', "colour"),
-        ('{"dataset": "digits", "batch_size": 50, "lr": 0.01}', "expected a recipe for mnist, found one for digits"),
+        (
+            '{"dataset": "digits", "batch_size": 50, "lr": 0.01}',
+            "expected a recipe for mnist, found a recipe for digits",
+        ),
     ],
     ids=["none", "list", "unknown", "dataset"],
 )
@@ -228,7 +231,7 @@ def test_optimised_with_files_and_folders(small_mnist, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"dataset": "digits"}, "expected parameters for mnist, found those for digits"),
+        ({"dataset": "digits"}, "expected parameters for mnist, found parameters for digits"),
         ({"model": "resnet"}, "resnet"),
         ({"colour": "red"}, "colour"),
         ({"lr": None}, "lr"),

@@ -116,7 +116,7 @@ def test_a_link_that_leads_elsewhere_is_refused(cached: Path, tmp_path: Path) ->
     cached.with_name("in.data").symlink_to("../../secret")
     result = run(cached, "-o", tmp_path / "out.onnx")
     assert (result.exit_code, (tmp_path / "out.onnx").exists()) == (4, False)
-    assert f"in.data: expected a link into {tmp_path / 'blobs'}, found one to {tmp_path / 'secret'}" in result.output
+    assert f"in.data: expected a link into {tmp_path / 'blobs'}, found a link to {tmp_path / 'secret'}" in result.output
 
 
 def test_missing_weights_are_named(cached: Path, tmp_path: Path) -> None:

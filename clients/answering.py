@@ -22,7 +22,7 @@ FAILED, SERVER, REJECTED = 1, 3, 4
 
 
 class LabelsMismatch(Exception):
-    """The labels do not fit the images or the model."""
+    pass
 
 
 def answer_paths(paths: tuple[str, ...], labels: str | None, server: dict[str, Any], printer: Printer) -> int:

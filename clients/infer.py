@@ -170,7 +170,7 @@ def _answer(
 
 
 def _output() -> str:
-    """With its file's path."""
+    """Standard output, with the path of its file."""
     from clients.terminal import printable
 
     try:

@@ -51,7 +51,7 @@ class Printer:
             terminal.print(_row(columns))
 
     def print_answer(self, terminal: Terminal, item: Item, prediction: Prediction, model: str) -> bool:
-        """Returns whether the answer is rejected."""
+        """Returns True for a rejected answer."""
         rejected = self._reject_below is not None and prediction.probability < self._reject_below
         self.rejected += rejected
         if self._form == "json":
@@ -66,7 +66,7 @@ class Printer:
         return rejected
 
     def print_accuracy(self, terminal: Terminal, correct: int, answered: int, count: int) -> None:
-        """Without rejected answers."""
+        """Counts no rejected answers."""
         text = f"accuracy: {100 * correct / max(1, answered):.2f} % ({correct} of {answered})"
         if self._reject_below is not None:
             text += f", rejected: {100 * self.rejected / count:.2f} % ({self.rejected} of {count})"

@@ -143,7 +143,6 @@ def served_versions(server: Server, models: Sequence[str]) -> list[tuple[str, st
 
 
 def _successes(server: Server) -> dict[tuple[str, str], int]:
-    """Answered requests per version since the server started."""
     stats = server.json("v2/models/stats")["model_stats"]
     return {(each["name"], each["version"]): each["inference_stats"]["success"]["count"] for each in stats}
 

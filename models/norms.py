@@ -29,7 +29,7 @@ class NotAffine(Exception):
 
 
 class NeverAffine(NotAffine):
-    """However the norm is trained."""
+    """No training makes the norm affine."""
 
 
 class TokenNorm(nn.Module, ABC):

@@ -48,7 +48,7 @@ RENAMES = (
 
 
 class UnknownLayoutError(ValueError):
-    """The message names them."""
+    """The message names the tensors."""
 
 
 def from_reference(state: Mapping[str, Tensor]) -> tuple[ModelConfig, dict[str, Tensor]]:

@@ -142,7 +142,7 @@ def _follow(epochs: Iterator[Epoch], run: _Run, report: Callable[[str], None]) -
 
 
 def _tried(action: Callable[[], None], run: _Run, report: Callable[[str], None]) -> bool:
-    """Whether MLflow answered."""
+    """Returns False if MLflow did not answer."""
     from mlflow import MlflowException
 
     try:

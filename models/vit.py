@@ -32,7 +32,7 @@ def layer_norm(config: ModelConfig, dim: int) -> nn.Module:
 
 
 def features(config: ModelConfig, dim: int) -> int:
-    """Of separate statistics: each feature's, or a single for all values."""
+    """The number of separate statistics: one per feature, or a single for all values."""
     return dim if config.bn_features == "dim" else 1
 
 

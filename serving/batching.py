@@ -24,11 +24,11 @@ class RunFailed(Exception):
 class Engine(Protocol):
     @property
     def inputs(self) -> Mapping[str, Tensor]:
-        """By name."""
+        pass
 
     @property
     def outputs(self) -> Mapping[str, Tensor]:
-        """By name."""
+        pass
 
     def run(self, names: Sequence[str], feeds: Mapping[str, Array]) -> list[Array]:
         """The outputs `names`; raises RunFailed."""

@@ -56,7 +56,7 @@ def shared_memory_arguments(search_path: str) -> list[str]:
 
 
 def _is_launcher(program: Path) -> bool:
-    """In any environment."""
+    """Recognises this module's console script, in any environment."""
     with program.open("rb") as script:
         return b"serving.launcher" in script.read(4096)
 

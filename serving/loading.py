@@ -27,7 +27,6 @@ class Loading:
         self._refused: dict[str, set[int]] = {}  # model -> whole versions that the server does not load
 
     def plans(self) -> dict[str, Plan]:
-        """By model."""
         return {name: self.plan(name) for name in self._options.model_dirs()}
 
     def plan(self, name: str) -> Plan:

@@ -27,7 +27,7 @@ class StandIn(ABC):
         """The model at `path`, on the device of Triton's `args`; raises ModelRefused."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Load and check the model; raises TritonModelException, which Triton shows as the reason."""
+        """Raises TritonModelException, which Triton shows as the reason."""
         config = json.loads(args["model_config"])
         name = config.get("default_model_filename") or self.default_file
         # errors name the real folder, even if the launcher renamed the repository

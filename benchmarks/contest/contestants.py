@@ -112,7 +112,7 @@ def contestant(entry: Entry, of: Subject, options: Options, batches: Sequence[in
 
 
 def call_sizes(batch: int, options: Options) -> set[int]:
-    """Images per call for a batch; an engine has a profile for each."""
+    """An engine has a profile for each."""
     if options.micro_batch == "auto":
         steps = {size for size in MICRO_BATCHES if size < batch} | {batch}
     else:

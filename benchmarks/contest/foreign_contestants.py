@@ -34,7 +34,7 @@ BASES = {OPTIMISER: PLAIN, OURS: PLAIN, OPENVINO: PLAIN, OPENVINO_OURS: OPENVINO
 def contestants(
     files: Mapping[str, Path], read: Callable[[Outputs], Array], feeds: Feeds
 ) -> tuple[dict[str, Call], dict[str, str]]:
-    """The calls by name, and the reasons for the missing; `read` picks the read part of a plain file's outputs."""
+    """The calls by name, and why others are missing; `read` picks the read part of a plain file's outputs."""
     from export.onnx_rewrites.errors import ForeignError
     from export.onnx_rewrites.proof import session
 

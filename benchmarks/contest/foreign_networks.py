@@ -86,7 +86,7 @@ def text(config: str, network: str, fusible: bool = False, **sizes: Any) -> Call
 
 
 def classifier(title: str, names: tuple[str, str], heads: int, width: int, sizes: Mapping[str, int]) -> Foreign:
-    """A text classifier in both forms; `names` of its configuration and its class."""
+    """`names`: its configuration and its class."""
     config, network = names
     plain, fusible = (text(config, network, older, **sizes) for older in (False, True))
     return Foreign(title, plain, fusible=fusible, heads=heads, width=width)

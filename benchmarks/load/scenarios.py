@@ -126,7 +126,6 @@ class Faults:
 
     @contextmanager
     def _traffic(self, server: Server, pause_s: float = 0) -> Iterator[Verdicts]:
-        """Steady requests in a thread."""
         stop, verdicts = threading.Event(), Verdicts()
 
         def ask() -> None:
@@ -259,7 +258,6 @@ def _nested_json(server: Server) -> None:
 
 
 def _post(server: Server, body: bytes) -> None:
-    """A JSON request that may end the server."""
     import http.client
     from contextlib import closing, suppress
 

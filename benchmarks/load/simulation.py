@@ -142,7 +142,7 @@ class _Window:
                 self._at(now + self._rng.exponential(self._fleet.between_failures_s), "fail", server)
 
     def _ask(self, now: float, arrived: float, attempt: int, counted: bool) -> None:
-        """Its place in the queue holds arrival and attempt."""
+        """The request's place in the queue holds arrival and attempt."""
         server = self._choose()
         if server is None or not self._up[server]:
             self._again(now, arrived, attempt, counted, server is not None)

@@ -111,7 +111,6 @@ class Load:
     rate: float | None = None
 
     def requests(self, seconds: float) -> int:
-        """Of an open loop in that time."""
         return round((self.rate or 0) * seconds / self.batch)
 
 

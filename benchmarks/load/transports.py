@@ -46,7 +46,6 @@ def connect(server: Server, transport: str, batch: int) -> Classifier:
 def calls(
     classifiers: Mapping[str, Classifier], in_process: Callable[[], object], images: Images
 ) -> dict[str, Callable[[], object]]:
-    """A call with all `images` in process, and over each transport."""
     alone: dict[str, Callable[[], object]] = {IN_PROCESS: in_process}
     return alone | {name: partial(classifier.classify, images) for name, classifier in classifiers.items()}
 

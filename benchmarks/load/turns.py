@@ -77,7 +77,7 @@ def run(plan: Plan) -> Iterator[Outcome]:
 
 
 def _published(plan: Plan, repository: Path) -> tuple[dict[Form, Published], dict[Form, Exception]]:
-    """The networks, and the reasons for the missing."""
+    """The networks, and why others are missing."""
     published: dict[Form, Published] = {}
     lost: dict[Form, Exception] = {}
     for form in dict.fromkeys(target.form for target in plan.targets):
@@ -94,7 +94,6 @@ def _published(plan: Plan, repository: Path) -> tuple[dict[Form, Published], dic
 def checked(
     plan: Plan, published: Mapping[Form, Published], server: Server, folder: Path
 ) -> tuple[dict[Who, Measure], dict[Who, Exception]]:
-    """Compares the answers first."""
     measures: dict[Who, Measure] = {}
     lost: dict[Who, Exception] = {}
     there = [target for target in plan.targets if target.form in published]

@@ -72,7 +72,7 @@ class Ratio:
 
 
 class Slowed(click.ClickException):
-    """The device slowed itself down in every round."""
+    pass
 
 
 class Interrupted(KeyboardInterrupt):

@@ -99,7 +99,7 @@ figcaption { color: #555555; font-size: .85rem }
 
 
 def html(title: str, blocks: Sequence[Block]) -> str:
-    """One file, pictures included as SVG."""
+    """Pictures are included as SVG."""
     headings = [block.text for block in blocks if isinstance(block, Heading)]
     links = "".join(f'<a href="#{_anchor(text)}">{escape(text)}</a>\n' for text in headings)
     return (

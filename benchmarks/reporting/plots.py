@@ -140,7 +140,6 @@ def throughput(result: Result) -> Iterator[Picture]:
 
 
 def latency(result: Result) -> Iterator[Picture]:
-    """The comparison of `latency.py`, or the figures of its sweep."""
     from benchmarks.reporting.latency_plots import figures as drawn
 
     device = "cpu" if result["environment"]["device"] == "cpu" else "cuda"

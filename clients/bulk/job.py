@@ -31,7 +31,7 @@ Kind = Literal["pictures", "tar", "parquet", "idx"]
 
 
 class JobMismatch(ClientError):
-    """The message says what differs."""
+    pass
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,6 @@ class Job:
 
 
 def absolute(path: str) -> str:
-    """An absolute path or URL."""
     filesystem, inner = url_to_fs(path)
     return inner if isinstance(filesystem, LocalFileSystem) else str(filesystem.unstrip_protocol(inner))
 
@@ -173,7 +172,7 @@ def _write_job(output: Output, settings: Settings, plan: Iterable[Part]) -> None
 
 
 def parts_to_do(output: Output, job: Job, share: tuple[int, int]) -> Iterator[Part]:
-    """Of this share, (index, count), without a file."""
+    """The parts of this share, (index, count), that have no file."""
     done, (index, count) = output.done(), share
     with output.open(job.parts_file) as lines:
         for number, line in enumerate(lines):

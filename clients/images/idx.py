@@ -73,7 +73,7 @@ class IdxFile:
 
     @property
     def is_zipped(self) -> bool:
-        """A row is only reached through all rows before it."""
+        """A row is reached only through all rows before it."""
         return isinstance(self._data, gzip.GzipFile)
 
     def __iter__(self) -> Iterator[NDArray[np.uint8]]:

@@ -159,7 +159,6 @@ def _hear_retry_after(client: Any) -> None:
 
 
 def _metadata(error: Any) -> list[str]:
-    """Retry-after of a gRPC error."""
     call_error = error.__context__
     if not hasattr(call_error, "trailing_metadata"):
         return []

@@ -85,7 +85,7 @@ class Channel(HTTPChannel):
 
 
 def sender_of(address: str) -> str:
-    """For IPv6 the 64-bit network: a customer owns all of it."""
+    """The address; for IPv6 its 64-bit network, because a customer owns all of it."""
     try:
         parsed = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:

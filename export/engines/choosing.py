@@ -58,7 +58,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Choice:
-    """Rows best first, then those left out."""
+    """Rows best first, then the rejected rows."""
 
     goal: Goal
     max_drop_points: float

@@ -159,8 +159,8 @@ def engine_classifier(engine: Any) -> Iterator[Classifier]:
 def compare(expected: Classifier, found: Classifier, images: Images, options: EngineOptions) -> Proof:
     """Compares at the batch sizes of the profile and at the BATCH_SIZES that it covers.
 
-    `images` are repeated to fill the largest. Below float32, images drop out whose two best logits differ by less than
-    rounding. Raises a subclass of EquivalenceError.
+    `images` are repeated to fill the largest. Below float32, an image whose two best logits lie within rounding does
+    not count. Raises a subclass of EquivalenceError.
     """
     logits = np.sort(expected(images), axis=1)
     tolerance = TOLERANCES[options.precision] * float(np.abs(logits).max())

@@ -83,5 +83,4 @@ def _known(shapes: Shapes, node: ir.Node, value: ir.Value) -> bool:
 
 
 def known_size(shapes: Shapes, dim: Dim) -> bool:
-    """Whether the inputs give the dimension."""
     return isinstance(dim, int) or shapes.source(dim) is not None

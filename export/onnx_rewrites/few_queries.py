@@ -238,7 +238,7 @@ def alike(shapes: Shapes, value: ir.Value | None, wanted: Box = WHOLE) -> Array 
 
 
 def projected(query: Channels, rows: Array, heads: int) -> Array:
-    """The queries made of these tokens (1, Q, D), as (H, Q, E)."""
+    """The queries of these tokens (1, Q, D), as (H, Q, E)."""
     made: Array = rows[0] @ head_weights(query, heads) + query.shift.reshape(heads, 1, -1)
     return made
 

@@ -93,7 +93,7 @@ class SimplifiedLayerNormalization(OpRun):
 
 
 class RMSNormalization(SimplifiedLayerNormalization):
-    """Its name in opset 23."""
+    """The operator's name in opset 23."""
 
 
 class BatchNormalization(OpRun):
@@ -180,8 +180,6 @@ def _split_heads(array: Array, heads: int | None) -> Array:
 
 
 class AveragePool(OpRun):
-    """The mean over two-dimensional windows."""
-
     op_domain = ""
 
     def _run(

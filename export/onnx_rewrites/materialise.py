@@ -103,7 +103,7 @@ class Materialiser:
     def node(
         self, operator: str, inputs: Sequence[ir.Value], like: ir.Value, attributes: Mapping[str, int] | None = None
     ) -> ir.Value:
-        """The output of a new standard operator, with the dtype of `like`."""
+        """A new standard operator's output, with the dtype of `like`."""
         new = ir.node(operator, inputs, attributes=attributes)
         new.outputs[0].name = self.constants.name(f"{like.name}_rows")
         new.name = new.outputs[0].name

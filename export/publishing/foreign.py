@@ -52,7 +52,7 @@ TYPES = {
 
 
 def is_foreign(manifest_path: Path) -> bool:
-    """Also if the manifest is missing."""
+    """A missing manifest counts as foreign."""
     try:
         manifest = json.loads(manifest_path.read_text())
     except (OSError, ValueError):

@@ -20,7 +20,7 @@ def served(model_dir: Path) -> list[int]:
 
 
 def fall_back(model_dir: Path) -> int:
-    """The newest older version, preferably served. Raises PublishError without an older version."""
+    """The newest older version, preferably a served version. Raises PublishError without an older version."""
     now = served(model_dir)
     older = now[:-1] or [number for number in versions(model_dir) if number < min(now, default=0)]
     if not older:

@@ -63,7 +63,7 @@ class Member:
         return True
 
     def right(self) -> bool:
-        """By the last probe of every served version."""
+        """Every served version passed its last probe."""
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy must not see loopback
         with suppress(OSError), opener.open(f"http://127.0.0.1:{self.ports['health']}/", timeout=ASK_S):
             return True

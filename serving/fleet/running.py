@@ -68,7 +68,7 @@ class RunningFleet:
         return self.log().count("fleet: restart: done")
 
     def reloads(self) -> int:
-        """How often a supervisor has replaced a model's processes."""
+        """How often supervisors have replaced a model's processes."""
         return self.log().count("is loaded again")
 
 

@@ -5,7 +5,7 @@ local function refuse(handle, status, text)
   handle:respond({ [":status"] = status, ["content-type"] = "application/json" }, '{"error":"proxy: ' .. text .. '"}')
 end
 
--- The reason why Triton must not read this JSON header of a request with `body_bytes`, nil if there is none.
+-- Why Triton must not read this JSON header of a request with `body_bytes`, or nil.
 local function reason(text, body_bytes)
   if text:find("\\", 1, true) then
     return "expected a JSON header without escapes"

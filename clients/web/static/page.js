@@ -196,7 +196,7 @@ function paperOf(copy) {
 const megabytes = (bytes) => `${(bytes / 1e6).toFixed(1)} MB`;
 const listed = (types) => types.map((type) => type.replace("image/", "").toUpperCase()).join(", ");
 
-// Sent are the file unchanged, or the strokes in black on white, whatever the colours of the screen.
+// Sends the unchanged file, or the strokes in black on white, whatever the colours of the screen.
 
 function encoded({ strokes, picture }) {
   if (picture) return picture.file;

@@ -1,4 +1,4 @@
-"""The supervisor's waits: a signal ends all of them, and the server's death some."""
+"""The waits of the supervisor and the fleet: a signal ends all of them, and the server's death some."""
 
 import subprocess
 import threading
@@ -43,17 +43,22 @@ class Waits:
 
     def call(self, function: Callable[[], None]) -> None:
         """A thread, so that a signal need not wait; raises `function`'s ControlFailed."""
-        failures: list[ControlFailed] = []
+        in_thread(function, self.tick)
 
-        def run() -> None:
-            try:
-                function()
-            except ControlFailed as error:
-                failures.append(error)
 
-        thread = threading.Thread(target=run, daemon=True)
-        thread.start()
-        while thread.is_alive():
-            self.tick()
-        if failures:
-            raise failures[0]
+def in_thread(function: Callable[[], None], tick: Callable[[], None]) -> None:
+    """Runs `function` in a thread and ticks until it ends; raises its ControlFailed."""
+    failures: list[ControlFailed] = []
+
+    def run() -> None:
+        try:
+            function()
+        except ControlFailed as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    while thread.is_alive():
+        tick()
+    if failures:
+        raise failures[0]

@@ -29,16 +29,12 @@ from serving.proxy.folder import ProxyError
 from serving.proxy.process import DRAIN_S, Proxy
 from serving.proxy.routes import ANSWER_S
 from serving.proxy.settings import GRPC_PORT, HTTP_PORT, Settings, TlsFiles
+from serving.waits import TICK_S, Stopping, in_thread
 
-TICK_S = 0.1
 FIRST_PORT, OWN_PORT = 8100, 8003
 START_S, LOAD_S = 180.0, 120.0
 PLACES = ("--http-port", "--grpc-port", "--http-address")  # of the proxy; the other addresses are the fleet's own
 OWN = ("--grpc-address", "--metrics-port", "--metrics-address")
-
-
-class Stopping(Exception):
-    pass
 
 
 @dataclass(frozen=True)
@@ -157,20 +153,14 @@ class Fleet:
 
     def _load(self, model: str, member: Member) -> None:
         """Raises ControlFailed."""
-        failures: list[ControlFailed] = []
 
-        def call() -> None:
+        def load() -> None:
             try:
                 member.control.load(model, None, LOAD_S)
             except ControlFailed as error:
-                failures.append(ControlFailed(f"server {member.index}: {error}"))
+                raise ControlFailed(f"server {member.index}: {error}") from error
 
-        thread = threading.Thread(target=call, daemon=True)
-        thread.start()
-        while thread.is_alive():
-            self._tick()
-        if failures:
-            raise failures[0]
+        in_thread(load, self._tick)
 
     def _healthy(self) -> int:
         with suppress(OSError, ValueError):

@@ -1,8 +1,13 @@
 """Networks of any geometry with norms far from the identity, and the comparison of two networks."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import nn
 
+from export.rewrites.errors import DoesNotApply
+from export.rewrites.fold import fold_input_scale
+from export.rewrites.pipeline import Rewrite
 from models.config import TRANSFORMER_NAMES, ModelConfig
 from models.registry import build, randomise_norms
 
@@ -30,3 +35,22 @@ def answer(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
 def error(model: nn.Module, rewritten: nn.Module, config: ModelConfig) -> float:
     x = pixels(config) / 255
     return float((answer(model, x) - answer(rewritten, x)).abs().max())
+
+
+def rewritten_in_turn(
+    model: nn.Module, x: torch.Tensor, rewrites: Sequence[Rewrite], bound: float
+) -> tuple[nn.Module, bool]:
+    """The network after all rewrites that apply, and whether it scales pixels itself.
+
+    After each rewrite the logits of `x`, pixels of 0 to 255, are within `bound` of the original's.
+    """
+    expected = answer(model, x / 255)
+    rewritten, scaled = model, False
+    for rewrite in rewrites:
+        try:
+            rewritten = rewrite(rewritten)
+        except DoesNotApply:
+            continue
+        scaled = scaled or rewrite is fold_input_scale
+        assert (answer(rewritten, x if scaled else x / 255) - expected).abs().max() <= bound, rewrite.__name__
+    return rewritten, scaled

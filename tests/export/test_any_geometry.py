@@ -1,10 +1,8 @@
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from networks import FOLD, answer, network, pixels
+from networks import FOLD, answer, network, pixels, rewritten_in_turn
 
-from export.rewrites.errors import DoesNotApply
-from export.rewrites.fold import fold_input_scale
 from export.rewrites.pipeline import ALL
 from models.config import TRANSFORMER_NAMES, ModelConfig
 from models.macs import macs_per_image
@@ -47,15 +45,7 @@ def test_any_geometry_after_each_rewrite_and_after_all(data: st.DataObject, seed
     config = data.draw(geometries())
     model = network(config, seed)
     x = pixels(config)
-    expected = answer(model, x / 255)
-    bound = 1e-10 * max(1.0, float(expected.abs().max()))
-    rewritten, scaled = model, False
-    for rewrite in ALL:
-        try:
-            rewritten = rewrite(rewritten)
-        except DoesNotApply:
-            continue
-        scaled = scaled or rewrite is fold_input_scale
-        assert (answer(rewritten, x if scaled else x / 255) - expected).abs().max() <= bound, rewrite.__name__
+    bound = 1e-10 * max(1.0, float(answer(model, x / 255).abs().max()))
+    rewritten, scaled = rewritten_in_turn(model, x, ALL, bound)
     assert scaled == (config.model in FOLD)
     assert macs_per_image(rewritten) <= macs_per_image(model)

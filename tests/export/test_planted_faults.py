@@ -43,20 +43,20 @@ def output_heads_reversed(out: nn.Module, value: Tensor, bias: Tensor | None, he
     return weight.unflatten(1, (heads, -1)).flip(1).flatten(1), constant
 
 
-@pytest.mark.parametrize("wrong", [without_scale, transposed, without_bias, heads_reversed], ids=lambda f: f.__name__)
-@pytest.mark.parametrize("last", [False, True])
-def test_a_wrong_absorbed_query_is_seen(wrong: object, last: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(absorb, "absorbed_query", wrong)
-    folded = fold_batchnorm(network(SMALL))
-    if last:
-        folded = cls_only(folded)
-    assert error(folded, absorb_attention(folded), SMALL) > 1e-6
+QUERIES = [without_scale, transposed, without_bias, heads_reversed]
+OUTPUTS = [output_without_value_bias, output_heads_reversed]
 
 
-@pytest.mark.parametrize("wrong", [output_without_value_bias, output_heads_reversed], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [*(("absorbed_query", wrong) for wrong in QUERIES), *(("absorbed_output", wrong) for wrong in OUTPUTS)],
+    ids=lambda value: getattr(value, "__name__", value),
+)
 @pytest.mark.parametrize("last", [False, True])
-def test_a_wrong_absorbed_output_is_seen(wrong: object, last: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(absorb, "absorbed_output", wrong)
+def test_a_wrong_absorbed_query_or_output_is_seen(
+    name: str, wrong: object, last: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(absorb, name, wrong)
     folded = fold_batchnorm(network(SMALL))
     if last:
         folded = cls_only(folded)

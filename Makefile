@@ -3,7 +3,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: setup demo test check lint clean perf_analyzer bindings report benchmarks benchmarks-gpu
+.PHONY: setup demo test all-tests check quick-tests lint style types clean perf_analyzer bindings report benchmarks \
+	benchmarks-gpu
 
 setup: .venv/installed
 
@@ -18,13 +19,18 @@ setup: .venv/installed
 demo: setup
 	$(BIN)/python demo.py
 
-lint: setup
+lint: style types
+
+style: setup
 	ruff check .
 	ruff format --check .
+	lint-imports
+
+# A minute in a fresh clone, later a few seconds.
+types: setup
 	mypy
 	mypy serving/backends/onnxruntime/model.py
 	mypy serving/backends/openvino/model.py
-	lint-imports
 
 # NVIDIA's load generator: a program inside an older wheel, with two libraries that the server's wheel brings.
 perf_analyzer: .perf_analyzer/bin/perf_analyzer
@@ -48,17 +54,25 @@ bindings: .tensorrt/tensorrt_bindings
 		--target .tensorrt tensorrt_cu12_bindings==10.0.1
 	@touch $@
 
-# Two files at a time; one thread of PyTorch each, for threads that share a core wait for one another. Bytecode is kept
-# even where the environment says otherwise: the tests start hundreds of interpreters.
-PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+# One thread of PyTorch for each worker, for threads that share a core wait for one another. Bytecode is kept even where
+# the environment says otherwise: the tests start hundreds of interpreters.
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 python -m pytest --dist loadfile --no-loadscope-reorder
 
-# A failed test runs once more: on a shared machine a server or a browser can miss its time. The summary lists reruns.
-test: lint perf_analyzer bindings
-	$(PYTEST) --reruns 1
+# Types are checked beside the tests: on two cores both together are quicker than one after the other.
+test: style perf_analyzer bindings
+	@$(MAKE) --no-print-directory --jobs=2 all-tests types
+
+# Three workers on two cores, for each waits for servers a fifth of its time. A failed test runs once more: on a shared
+# machine a server or a browser can miss its time. The summary lists reruns.
+all-tests: setup
+	$(PYTEST) -n 3 --reruns 1
 
 # The daily loop: no server, no trained network, no export, and no test that takes over a second.
-check: lint
-	$(PYTEST) -q -m "not slow and not live"
+check: style
+	@$(MAKE) --no-print-directory --jobs=2 quick-tests types
+
+quick-tests: setup
+	$(PYTEST) -n 2 -q -m "not slow and not live"
 
 # The page and its plots, from the committed results.
 RESULTS ?= benchmarks/results

@@ -43,7 +43,7 @@ def server_options(command: Command) -> Command:
 def loading_options(command: Command) -> Command:
     """For commands that make the server load a model."""
     default = "8001 on its host if --server has port 8000, else HTTP, which holds up other requests"
-    grpc = click.option("--grpc", metavar="HOST:PORT", help=f"Of gRPC, for the load.  [default: {default}]")
+    grpc = click.option("--grpc", metavar="HOST:PORT", help=f"For loads over gRPC.  [default: {default}]")
     return server_options(grpc(command))
 
 
@@ -86,7 +86,7 @@ def show(model: str, version: int | None, repository: Path) -> None:
 
 @repository.command()
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--name", help="Model name.  [default: its network's]")
+@click.option("--name", help="Model name.  [default: the network's]")
 @click.option("--instances", type=click.IntRange(1, 64), help="Copies of the model.")
 @click.option("--threads", type=click.IntRange(0, 256), help="Per copy on a CPU; 0: one per core.")
 @loading_options

@@ -31,9 +31,11 @@ if TYPE_CHECKING:
 @click.option("--data-dir", type=click.Path(path_type=Path), help="The model's dataset, for proof and measurement.")
 @click.option("--opset", type=click.IntRange(18, 21), default=20, show_default=True, help="ONNX operator set.")
 @click.option("--repository", type=click.Path(path_type=Path), default=Path("triton_repo"), show_default=True)
-@click.option("--name", help="Model name.  [default: --model]")
+@click.option("--name", help="Model name.  [default: the network's]")
 @click.option("--backend", type=click.Choice(["onnxruntime", "openvino", "auto"]), help="[default: onnxruntime]")
-@click.option("--for", "goal", type=click.Choice(["latency", "throughput"]), help="What auto chooses by: throughput.")
+@click.option(
+    "--for", "goal", type=click.Choice(["latency", "throughput"]), help="Goal of auto.  [default: throughput]"
+)
 @click.option("--instances", type=click.IntRange(1, 64), help="Copies of the model in the server.")
 @click.option("--threads", type=click.IntRange(0, 256), help="Per copy on a CPU; 0: one per core.")
 @click.option("--output", type=click.Path(path_type=Path), help="Write only this ONNX file and its manifest.")

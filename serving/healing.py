@@ -93,7 +93,7 @@ class Healing:
         lame = (stub for stub in stubs if stub.stopped and stub not in self._replaced)
         self._lame = {stub: self._lame.get(stub, now) for stub in lame}
         for stub, since_s in self._lame.items():
-            # The processes of a version that is just unloaded end rightly.
+            # An unloaded version's processes end rightly.
             if now - since_s >= LAME_S and self._loading.is_ready(stub.model, stub.version):
                 reason = f"version {stub.version} has lost process {stub.process.pid}"
                 self._reload(stub.model, reason, [each for each in stubs if each.model == stub.model])

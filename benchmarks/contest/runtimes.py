@@ -123,9 +123,9 @@ class Entry:
         if reason := why_not(self.how.engine, self.precision, device):
             return reason
         if self.how.fused and self.how.engine == "eager" and not self.config.is_transformer:
-            return "there is no attention in it"
+            return "the network has no attention"
         if self.how.half_softmax and not (self.precision == "fp16" and self.config.is_transformer):
-            return "its softmax is in the precision of all else"
+            return "its softmax has the precision of all other operators"
         return None
 
 

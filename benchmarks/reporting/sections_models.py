@@ -121,9 +121,8 @@ def batchnorm(sources: Sources) -> Section:
                 "LayerNorm."
             )
     what = (
-        "The first two rows compare the norms as they are, the next two what folding adds, the last what the other "
-        "rewrites make of it. Most of these apply to ViT, too; attention that looks at the pixels, at depth 1, "
-        "needs the fold."
+        "The first two rows compare the unfolded norms, the next two add folding, the last adds the other rewrites. "
+        "Most of these apply to ViT, too; attention over pixels, at depth 1, needs the fold."
     )
     return Section(question, tuple(short), (Text(what), _pairs(result, pairs)))
 

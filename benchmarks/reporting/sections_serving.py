@@ -150,10 +150,10 @@ def cheapest(sources: Sources) -> Section:
     blocks: list[Block] = [
         Text(
             "Machines = images a second wanted / images a second measured, rounded up; cores = the same, times the "
-            f"{cores} cores of a machine of this class, not rounded. Networks at full load: for a share u of it divide "
-            "by u. Each table holds the networks that no other beats in both accuracy and rate: take the first that is "
-            "accurate enough. Client and server share the cores in the measurements of Triton; a measurement counts "
-            "if its p99 is within the bound given to the benchmark."
+            f"{cores} cores of a machine of this class, not rounded. Networks at full load; for a share u divide by u. "
+            "Each table holds the networks that no other beats in both accuracy and rate: take the first that is "
+            "accurate enough. With Triton, client and server share the cores, and a measurement counts if its p99 is "
+            "within the benchmark's bound."
         )
     ]
     short = []

@@ -47,7 +47,7 @@ def _share(context: click.Context, parameter: click.Parameter, value: str) -> tu
 @click.option("--image-column", default="image", show_default=True, help="Parquet column of picture files or pixels.")
 @click.option("--id-column", default="id", show_default=True, help="Parquet column of ids; if missing, file and row.")
 @click.option(
-    "--part-rows", type=click.IntRange(1), help="Rows of a part.  [default: 100000; of picture files 2000; a tar whole]"
+    "--part-rows", type=click.IntRange(1), help="Rows of a part.  [default: 100000; 2000 picture files; a whole tar]"
 )
 def bulk(
     inputs: tuple[str, ...],

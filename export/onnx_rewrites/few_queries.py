@@ -1,11 +1,11 @@
-"""What absorbing an attention would take: its parts, what else it could take up, and the cost either way.
+"""Plans the absorption of an attention: its parts, the layers that it could take up, and the cost either way.
 
 In: a graph with shapes and an attention, as a Softmax between two products or as one operator. Out: `FewQueries`, or
 Refused. Multiply-accumulates for one image or text of N tokens of D features, Q queries and H heads of E features:
 
-    as it is:   (D + Q) N H 2E,  and behind it what makes the queries, and the output projection
-    absorbed:   2 Q N H D,       and the same two, each with the cheaper of two forms:
-                a product more a head, Q H E D, or merged with its neighbour into one weight of H D columns or rows
+    original:   (D + Q) N H 2E  + query projection + output projection
+    absorbed:   2 Q N H D       + both projections, each in the cheaper of two forms:
+                one more product per head, Q H E D, or a single weight of H D columns or rows
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ def carry_biases(model: nn.Module) -> nn.Module:
         shift = _carry_through_ffn(block, shift, wanted)
     carried.head.bias.data -= carried.head.weight.data @ shift
     if carried.state_dict().keys() == model.state_dict().keys():
-        raise DoesNotApply("biases: there is none that costs anything")
+        raise DoesNotApply("biases: expected a bias that costs time, found none")
     return carried
 
 

@@ -28,7 +28,9 @@ from serving.proxy.settings import ADMIN_PORT, IN_FLIGHT, Backend, Settings, Tls
 )
 @click.option("--admin-port", type=click.IntRange(1, 65535), default=ADMIN_PORT, show_default=True)
 @click.option(
-    "--metrics-port", type=click.IntRange(1, 65535), help="At --host, for a Prometheus on another machine.  [none]"
+    "--metrics-port",
+    type=click.IntRange(1, 65535),
+    help="Statistics at --host for Prometheus on another machine.  [none]",
 )
 @click.option("--in-flight", type=click.IntRange(1, 10_000), default=IN_FLIGHT, show_default=True, help="A server.")
 @click.option("--tls", type=click.Path(path_type=Path), nargs=2, metavar="CERTIFICATE KEY", help="PEM files.")

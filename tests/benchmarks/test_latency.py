@@ -92,7 +92,7 @@ def test_what_is_missing_is_named_with_its_reason(tmp_path: Path) -> None:
             f"Not measured: cnn, {RUNTIMES[row['runtime']].label}, {row['precision']}: {row['reason']}" in result.output
         )
     reasons = {row["runtime"]: row["reason"] for row in written["missing"]}
-    assert reasons["torch-sdpa"] == "there is no attention in it"
+    assert reasons["torch-sdpa"] == "the network has no attention"
     assert reasons["tensorrt"] == "TensorRT needs another device than cpu"
 
 

@@ -84,8 +84,8 @@ def check_config(config: Config, kind: str) -> None:
         raise ModelRefused(f"instance_group: expected KIND_CPU, found KIND_{kind}")
     if config["max_batch_size"] > 0:
         raise ModelRefused(
-            f"max_batch_size: expected 0 and dims that begin with -1, found {config['max_batch_size']},"
-            " to which Triton's OpenVINO backend would fix the number of rows"
+            f"max_batch_size: expected 0 and dims that begin with -1, found {config['max_batch_size']}: "
+            "Triton's OpenVINO backend would accept only so many rows"
         )
     if parameter(config, "CPU_EXTENSION_PATH"):
         raise ModelRefused("parameter 'CPU_EXTENSION_PATH': this server's backend loads no extensions")

@@ -29,14 +29,10 @@ settings.load_profile("quick")
 # The longest files. They come first: the processes of a run share the files, and all should end together.
 LONG = (
     *("test_readme.py", "test_conditions.py", "test_pretrained.py", "test_fleet.py", "test_tensorrt_conformance.py"),
-    *(
-        "test_tensorrt_support.py",
-        "test_latency.py",
-        "test_supervisor.py",
-        "test_operate_live.py",
-        "test_throughput.py",
-    ),
-    *("test_faults.py", "test_tune.py", "test_study.py", "test_outage.py", "test_web_recovery.py", "test_read_rows.py"),
+    *("test_tensorrt_support.py", "test_latency.py", "test_supervisor.py", "test_operate_live.py"),
+    *("test_throughput.py", "test_faults.py", "test_tune.py", "test_study.py", "test_outage.py"),
+    *("test_web_recovery.py", "test_read_rows.py", "test_norms_benchmark.py", "test_unloading.py", "test_refusals.py"),
+    *("test_report.py", "test_frontier.py", "test_monitoring.py", "test_any_geometry.py"),
 )
 
 

@@ -8,10 +8,9 @@ from __future__ import annotations
 import asyncio
 import json
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -25,7 +24,7 @@ from numpy.typing import NDArray
 from benchmarks.load import hostile
 from benchmarks.load.published import publish as export_and_publish
 from benchmarks.load.terms import Form
-from benchmarks.load.verdicts import Asker, Verdicts
+from benchmarks.load.verdicts import Asker, Verdicts, meanwhile
 from clients.async_classifier import AsyncClassifier
 from clients.errors import ClientError
 from clients.probe import probe_server
@@ -95,31 +94,25 @@ class BehindProxy:
             time.sleep(AFTER_S)
         return {**verdicts.row(), "event_s": seconds}
 
-    @contextmanager
-    def _traffic(self, protocol: str) -> Iterator[Verdicts]:
-        """The verdicts are complete after the block."""
-        stop, verdicts, sent = threading.Event(), Verdicts(), iter(range(10**9))
+    def _traffic(self, protocol: str) -> AbstractContextManager[Verdicts]:
+        sent = iter(range(10**9))
 
-        def until() -> bool:
-            return next(sent) >= self._requests + STEADY and stop.is_set()
+        def ask(stopped: Callable[[], bool], verdicts: Verdicts) -> None:
+            def until() -> bool:
+                return next(sent) >= self._requests + STEADY and stopped()
 
-        def ask() -> None:
-            found = self._asker().closed_loop(STEADY, until) if protocol == "http" else self._over_grpc(until)
-            vars(verdicts).update(vars(found))
+            if protocol == "http":
+                self._asker().closed_loop(STEADY, until, verdicts)
+            else:
+                self._over_grpc(until, verdicts)
 
-        thread = threading.Thread(target=ask)
-        thread.start()
-        try:
-            yield verdicts
-        finally:
-            stop.set()
-            thread.join()
+        return meanwhile(ask)
 
     def _asker(self) -> Asker:
         return Asker(self._fleet.http_url, MODEL, self._images, self._logits)
 
-    def _over_grpc(self, until: Callable[[], bool]) -> Verdicts:
-        verdicts, image = Verdicts(), self._images
+    def _over_grpc(self, until: Callable[[], bool], verdicts: Verdicts) -> None:
+        image = self._images
 
         async def client(classifier: AsyncClassifier) -> None:
             while not until():
@@ -140,7 +133,6 @@ class BehindProxy:
                 await asyncio.gather(*(client(classifier) for _ in range(STEADY)))
 
         asyncio.run(work())
-        return verdicts
 
     def _publish(self, fleet: RunningFleet) -> None:
         publish(self._repository, MODEL, read_version(self._repository / MODEL / "1"))

@@ -11,7 +11,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from benchmarks.load.lone_requests import lone_requests
 from benchmarks.load.slow_connections import slow_connections
-from benchmarks.load.verdicts import TOLERANCE, Asker, Verdicts
+from benchmarks.load.verdicts import TOLERANCE, Asker, Verdicts, meanwhile
 from clients.probe import probe_server
 from export.publishing.artifact import read_version
 from export.publishing.live import LiveServer
@@ -124,20 +124,9 @@ class Faults:
     def _asker(self, server: Server, batch: int = 1) -> Asker:
         return Asker(server.http_url, MODEL, self._images[:batch], self._logits[:batch])
 
-    @contextmanager
-    def _traffic(self, server: Server, pause_s: float = 0) -> Iterator[Verdicts]:
-        stop, verdicts = threading.Event(), Verdicts()
-
-        def ask() -> None:
-            self._asker(server).closed_loop(STEADY, stop.is_set, verdicts, pause_s)
-
-        thread = threading.Thread(target=ask)
-        thread.start()
-        try:
-            yield verdicts
-        finally:
-            stop.set()
-            thread.join()
+    def _traffic(self, server: Server, pause_s: float = 0) -> AbstractContextManager[Verdicts]:
+        asker = self._asker(server)
+        return meanwhile(lambda until, verdicts: asker.closed_loop(STEADY, until, verdicts, pause_s))
 
     def _heal(self, fault: Callable[[Server], object]) -> Row:
         with self._server() as server, self._traffic(server) as verdicts:

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -56,6 +58,19 @@ class Verdicts:
 
 def _quantile(values: list[float], share: float) -> float | None:
     return float(np.quantile(values, share)) if values else None
+
+
+@contextmanager
+def meanwhile(ask: Callable[[Callable[[], bool], Verdicts], object]) -> Iterator[Verdicts]:
+    """Runs `ask(until, verdicts)` in a thread during the block; the verdicts are complete after it."""
+    stop, verdicts = threading.Event(), Verdicts()
+    thread = threading.Thread(target=ask, args=(stop.is_set, verdicts))
+    thread.start()
+    try:
+        yield verdicts
+    finally:
+        stop.set()
+        thread.join()
 
 
 @dataclass(frozen=True)

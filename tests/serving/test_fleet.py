@@ -1,9 +1,8 @@
 import json
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import psutil
@@ -14,7 +13,7 @@ from tiny_models import expected_logits
 from waiting import wait_until
 
 from benchmarks.load.hostile import send
-from benchmarks.load.verdicts import Asker, Verdicts
+from benchmarks.load.verdicts import Asker, Verdicts, meanwhile
 from clients.probe import probe_server
 from export.publishing.live import LiveServer, ServerRefused
 from serving.fleet.member import Member, targets
@@ -39,18 +38,10 @@ def right(fleet: RunningFleet) -> bool:
     return answer and [line.split()[-1] for line in members.splitlines()] == ["2", "2"]
 
 
-@contextmanager
-def traffic(fleet: RunningFleet) -> Iterator[Verdicts]:
-    """Two clients without retries; the verdicts are complete after the block."""
-    stop, verdicts = threading.Event(), Verdicts()
+def traffic(fleet: RunningFleet) -> AbstractContextManager[Verdicts]:
+    """Two clients without retries."""
     asker = Asker(fleet.http_url, "linear", SAMPLE, expected_logits(SAMPLE))
-    thread = threading.Thread(target=lambda: vars(verdicts).update(vars(asker.closed_loop(2, stop.is_set))))
-    thread.start()
-    try:
-        yield verdicts
-    finally:
-        stop.set()
-        thread.join()
+    return meanwhile(lambda until, verdicts: asker.closed_loop(2, until, verdicts))
 
 
 def kill_server(fleet: RunningFleet) -> None:

@@ -32,7 +32,7 @@ LONG = (
     *("test_tensorrt_support.py", "test_latency.py", "test_supervisor.py", "test_operate_live.py"),
     *("test_throughput.py", "test_faults.py", "test_tune.py", "test_study.py", "test_outage.py"),
     *("test_web_recovery.py", "test_read_rows.py", "test_norms_benchmark.py", "test_unloading.py", "test_refusals.py"),
-    *("test_report.py", "test_frontier.py", "test_monitoring.py", "test_any_geometry.py"),
+    *("test_report.py", "test_frontier.py", "test_monitoring.py", "test_any_geometry.py", "test_web_page.py"),
 )
 
 

@@ -143,15 +143,17 @@ def test_quick_is_marked(small_mnist, tmp_path):
 @pytest.mark.slow
 def test_designed_networks_share_their_epochs(small_mnist, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    arguments = ["--network", "wide", "--network", "late", "--seeds", 2, "--epochs", 2, "--reinforced", "epochs"]
+    networks = ["--network", "wide", "--network", "late-deep"]
+    arguments = [*networks, "--seeds", 2, "--epochs", 2, "--reinforced", "epochs"]
     written = carried_out("designed", small_mnist, tmp_path / "out", *arguments)
     assert len(list((tmp_path / "epochs").glob("epoch-*"))) == 2
-    assert [run["label"] for run in written["runs"]] == ["wide", "wide-seed-1", "late", "late-seed-1"]
-    wide, late = written["tables"][0]["rows"]
+    assert [run["label"] for run in written["runs"]] == ["wide", "wide-seed-1", "late-deep"]
+    wide, deep = written["tables"][0]["rows"]
     ends = [100 * row["test_accuracy"] for row in written["derived"][:2]]
     assert wide == ["wide", 2, 2, wide[3], ", ".join(f"{end:.2f}" for end in ends), mean(ends), stdev(ends)]
-    assert late[0] == "late"
-    assert all(run["config"]["late_cls"] == [32, 16] for run in written["runs"][2:])
+    end = 100 * written["derived"][2]["test_accuracy"]
+    assert deep == ["late-deep", 1, 2, deep[3], f"{end:.2f}", end, None]
+    assert written["runs"][2]["config"]["late_cls"] == [32, 16]
 
 
 @pytest.mark.slow

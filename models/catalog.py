@@ -11,7 +11,10 @@ import click
 if TYPE_CHECKING:
     from models.config import ModelConfig
 
-SHIPPED = ("vitbn", "vitbn-medium", "vitbn-small", "vitbn-late", "vitbn-wide", "vitbn-tiny", "vitbnffn", "vit", "cnn")
+SHIPPED = (
+    *("vitbn", "vitbn-medium", "vitbn-small", "vitbn-late-deep", "vitbn-late", "vitbn-wide", "vitbn-tiny"),
+    *("vitbnffn", "vit", "cnn"),
+)
 PRETRAINED = Path(__file__).parent / "pretrained"
 
 
@@ -38,13 +41,13 @@ def models() -> None:
     from models.macs import macs_per_image
 
     click.echo(
-        f"{'name':12} {'model':9} {'depth':>5} {'test accuracy %':>15} {'M MACs':>7} {'parameters':>10} {'epochs':>6}"
+        f"{'name':15} {'model':9} {'depth':>5} {'test accuracy %':>15} {'M MACs':>7} {'parameters':>10} {'epochs':>6}"
     )
     for name in SHIPPED:
         checkpoint = load(shipped(name))
         config, metrics = checkpoint.config, checkpoint.metrics
         click.echo(
-            f"{name:12} {config.model:9} {config.depth if config.is_transformer else '-':>5}"
+            f"{name:15} {config.model:9} {config.depth if config.is_transformer else '-':>5}"
             f" {100 * metrics['test_accuracy']:15.2f} {macs_per_image(checkpoint.model) / 1e6:7.2f}"
             f" {sum(p.numel() for p in checkpoint.model.parameters()):10,} {metrics['epochs']:6}"
         )

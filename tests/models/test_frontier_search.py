@@ -98,4 +98,4 @@ def test_a_trial_is_trained_measured_and_kept(tmp_path: Path, monkeypatch: pytes
 def test_what_the_frontier_does_not_search_is_refused(tmp_path: Path) -> None:
     result = CliRunner().invoke(tune, ["--objective", "frontier", "--model", "cnn", "--output", str(tmp_path)])
     assert (result.exit_code, list(tmp_path.iterdir())) == (2, [])
-    assert "expected --objective frontier with --model vitbn" in result.output
+    assert "expected --objective frontier with only --model vitbn" in result.output

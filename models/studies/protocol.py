@@ -1,4 +1,7 @@
-"""A study and its extent."""
+"""A study and its extent.
+
+In: a `Study` and a `Scope`. Out: its files, through `running` and `results`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Envoy as a child process, for a `with` block; meanwhile a server can be drained."""
+"""Envoy as a child process.
+
+In: Settings. Out: a proxy for the length of a `with` block; meanwhile a server can be drained.
+"""
 
 from __future__ import annotations
 

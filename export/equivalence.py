@@ -68,8 +68,6 @@ class Sample:
 
 @dataclass(frozen=True)
 class Proof:
-    """`max_abs_error`: the largest difference of two logits."""
-
     stages: str
     max_abs_error: float
     tolerance: float
@@ -90,9 +88,9 @@ def prove(
     tolerance: float,
     batch_sizes: Sequence[int] = BATCH_SIZES,
 ) -> Proof:
-    """Compares at each of `batch_sizes`; images are (n, C, H, W).
+    """Compares images (n, C, H, W) at each of `batch_sizes`; `tolerance` is absolute.
 
-    `tolerance` is absolute. Raises a subclass of EquivalenceError.
+    Raises a subclass of EquivalenceError.
     """
     worst, compared = 0.0, 0
     for size in batch_sizes:
@@ -126,7 +124,6 @@ def _compare_argmax(stages: str, want: Logits, have: Logits) -> None:
 
 
 def torch_classifier(model: nn.Module) -> Classifier:
-    """In eval mode."""
     import torch
 
     model.eval()

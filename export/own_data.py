@@ -13,7 +13,7 @@ from models.data import DataError, Dataset, load_dataset
 
 
 def own_dataset(config: ModelConfig, metrics: dict[str, Any], data_dir: Path | None, fetch: bool = True) -> Dataset:
-    """The dataset named in `metrics`, by default MNIST; downloaded only with `fetch`.
+    """The dataset named in `metrics`, by default MNIST.
 
     Raises DataError if it is missing, or if its images or classes differ from the model's.
     """

@@ -58,10 +58,7 @@ class Destination:
 
 @dataclass(frozen=True)
 class ExportOptions:
-    """`optimize` asks for all rewrites that apply and save work.
-
-    So does the backend "auto", which chooses engine, precision, instances and threads for `goal`.
-    """
+    """`optimize` and the backend "auto" ask for all rewrites that apply and save work."""
 
     destination: Destination = Destination()
     depth: int | None = None  # blocks to read; all by default
@@ -126,10 +123,7 @@ class Published:
 
 
 def export_checkpoint(path: Path, options: ExportOptions | None = None) -> Published:
-    """Reads the network in `path`, proves it on images and writes it to the destination.
-
-    Warns with UntrainedBlockWarning.
-    """
+    """Warns with UntrainedBlockWarning."""
     options = options or ExportOptions()
     if options.backend == "openvino":
         openvino_module()
@@ -201,10 +195,9 @@ def _with(artifact: Artifact, **fields: Any) -> Artifact:
 def export_engine(
     source: OnnxSource, options: EngineOptions, gpu: Gpu, destination: Destination, data_dir: Path | None = None
 ) -> tuple[Built, Path | None]:
-    """Returns the proven engine and its path.
+    """For fp16, converts an fp32 `source` first.
 
-    For an fp16 engine an fp32 `source` is converted first. The conversion, and with test images the engine, may lose at
-    most 0.1 percentage points of test accuracy.
+    The conversion, and with test images the engine, may lose at most 0.1 percentage points of test accuracy.
     """
     from export.engines.onnx_source import in_precision
     from export.engines.tensorrt_engine import ACCURACY_DROP, make
@@ -229,7 +222,6 @@ def served_name(model: str, engine: str | None) -> str:
 
 
 def _sample(loaded: Checkpoint, data_dir: Path | None) -> tuple[Sample, str | None]:
-    """Adds a note if the images are not the model's own."""
     try:
         return own_sample(loaded.config, loaded.metrics, data_dir), None
     except DataError as missing:

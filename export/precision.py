@@ -25,7 +25,7 @@ from models.data import Dataset
 CALIBRATION_IMAGES = 512
 CALIBRATION_SEED = 0
 TEST_BATCH = 256
-# In float16 their exponentials and sums of squares overflow or lose digits.
+# In float16 exponentials and squares overflow or lose digits.
 KEPT_IN_FLOAT32 = ("Softmax", "LayerNormalization")
 
 
@@ -89,7 +89,7 @@ def convert(proto: onnx.ModelProto, lowering: Lowering) -> Converted:
 def engine_accuracy(
     engine: str, precision: str, classify: Classifier, data: bytes, dataset: Dataset, max_drop_points: float
 ) -> EngineAccuracy:
-    """Raises AccuracyError if `classify` is more than `max_drop_points` percentage points below ONNX Runtime."""
+    """Raises AccuracyError if `classify` is over `max_drop_points` percentage points below ONNX Runtime."""
     ours, theirs = accuracy(classify, dataset), accuracy(onnx_classifier(data), dataset)
     measured = EngineAccuracy(engine, precision, ours, theirs, len(dataset.test_labels))
     if 100 * (theirs - ours) > max_drop_points:
@@ -121,7 +121,7 @@ def _to_fp16(proto: onnx.ModelProto, kept: Sequence[str] = KEPT_IN_FLOAT32) -> o
 def _to_int8(proto: onnx.ModelProto, train_images: Images) -> onnx.ModelProto:
     """Static quantisation in QDQ form: weights per channel, activations by their range on training images.
 
-    Products of two activations, the patch embedding and the head stay in float32: little work, but sensitive.
+    Products of activations, patch embedding and head stay in float32: little work, but sensitive.
     """
     from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
 
@@ -160,8 +160,6 @@ def _kept_in_float32(graph: onnx.GraphProto) -> list[str]:
 
 
 class _Calibration:
-    """Batches of training images, drawn with a fixed seed."""
-
     def __init__(self, train_images: Images) -> None:
         drawn = np.random.default_rng(CALIBRATION_SEED).permutation(len(train_images))[:CALIBRATION_IMAGES]
         self.batches: Iterator[Images] = iter(np.array_split(train_images[np.sort(drawn)], 8))

@@ -1,6 +1,6 @@
 """Command line of the model repository.
 
-Commands change the files, then make a running server load them. A change that it cannot load is undone.
+Commands change the files, then make a running server load them; what the server refuses is undone.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ OPERATING = ".operating"  # lock file, held until the server has loaded or refus
 
 
 def _list(model_dir: Path, loaded: dict[str, list[int]] | None) -> None:
-    """`loaded` is the server's answer, None without a server."""
+    """`loaded`: the server's versions, None without a server."""
     from export.publishing.promote import served
     from export.publishing.publish import versions
 
@@ -191,7 +191,7 @@ def _list(model_dir: Path, loaded: dict[str, list[int]] | None) -> None:
 def _publication(
     file: Path, repository: Path, name: str | None, instances: int | None, threads: int | None
 ) -> tuple[Path, Callable[[], Path]]:
-    """The model's folder, and a function that publishes `file` there."""
+    """The model's folder, and what publishes `file` there."""
     from export.publishing.artifact import PublishError
     from export.publishing.foreign import is_foreign, publish_foreign
     from export.publishing.publish import publish
@@ -239,7 +239,7 @@ def _promote(repository: Path, model: str, choose: Callable[[Path], int], server
 
 
 def _server_of(model_dir: Path, server: str, header: dict[str, str], grpc: str | None) -> LiveServer | None:
-    """None without a server that has the model; then prints when the change takes effect."""
+    """None, and a line printed, without a server that has the model."""
     from export.publishing.live import connect
 
     live = connect(server, header, grpc)

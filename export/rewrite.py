@@ -1,4 +1,4 @@
-"""Rewrites foreign graphs: any ONNX in, proved ONNX out."""
+"""Command line: any ONNX in, proved ONNX out."""
 
 from __future__ import annotations
 

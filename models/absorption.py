@@ -1,4 +1,4 @@
-"""Weights and cost of attention whose keys and values are the normalised tokens.
+"""Attention that takes the normalised tokens as keys and values: its weights and cost.
 
 In: rows of the query-key-value projection and the output projection, head-major. Out: tensors of the absorbed layer,
 differentiable. Shapes: H heads of size E, N tokens, D features; s = 1/sqrt(E).
@@ -23,12 +23,11 @@ def attention_macs(tokens: int, dim: int, heads: int, dim_head: int) -> int:
 
 
 def absorbed_attention_macs(tokens: int, dim: int, heads: int) -> int:
-    """The same after absorption."""
     return 2 * tokens * heads * dim**2 + 2 * tokens**2 * heads * dim
 
 
 def absorbed_query(query: Tensor, key: Tensor, heads: int) -> Tensor:
-    """s Wk' times `query` (H*E, X), a weight, or a bias or query as a column; key (H*E, D) -> (H*D, X)."""
+    """s Wk' `query`: `query` (H*E, X) is a weight, or a bias or query as a column; key (H*E, D) -> (H*D, X)."""
     queries, keys = query.unflatten(0, (heads, -1)), key.unflatten(0, (heads, -1))  # (H, E, X), (H, E, D)
     absorbed: Tensor = queries.shape[1] ** -0.5 * keys.transpose(1, 2) @ queries
     return absorbed.flatten(0, 1)

@@ -33,8 +33,8 @@ class AdaptationError(Exception):
 def adapt_checkpoint(path: Path, folder: Path, output: Path) -> int:
     """Writes the network at `path` with the statistics of the pictures in `folder`; returns their number.
 
-    The metrics omit accuracy and temperature, which the old statistics gave. Raises AdaptationError, CheckpointError
-    and DataError.
+    The metrics omit accuracy and temperature: they belong to the old statistics. Raises AdaptationError,
+    CheckpointError and DataError.
     """
     if output.resolve() == path.resolve():
         raise AdaptationError(f"{output}: expected another file than the checkpoint, found the same")
@@ -67,10 +67,10 @@ def form_of_training(metrics: Metrics) -> Form:
 def adapt(
     model: nn.Module, images: Tensor, statistics: tuple[Statistic, ...] = BOTH, form: Form = "plain"
 ) -> nn.Module:
-    """The copy, in eval mode, with statistics of all images as a single batch.
+    """A copy in eval mode, with statistics of all images as a single batch.
 
-    A layer sees the images through layers that already normalise with the batch. `form` of the training: in the served
-    form the last BatchNorms have statistics of CLS rows. Raises AdaptationError.
+    The layers before a norm already normalise with the batch. After training in the served `form`, the last
+    BatchNorms get statistics of CLS rows. Raises AdaptationError.
     """
     adapted = copy.deepcopy(model).eval()
     norms = [module for module in adapted.modules() if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d)]
@@ -80,7 +80,7 @@ def adapt(
     momenta = [norm.momentum for norm in norms]
     for norm in norms:
         norm.train()
-        norm.momentum = 1.0  # the batch's statistics alone
+        norm.momentum = 1.0
     with torch.no_grad():
         (served_form(adapted) if form == "served" else adapted)(images * INPUT_SCALE)
     for norm, (mean, variance), momentum in zip(norms, before, momenta, strict=True):

@@ -1,4 +1,4 @@
-"""Random distortions of training images, new each time: float (B, C, H, W) in [0, 1] -> the same.
+"""Random distortions of training images: float (B, C, H, W) in [0, 1] -> the same.
 
 `study`, as published: rotation by up to 20 degrees, translation by up to a fifth of the side, and with probability 0.2
 a zoom-out by r, drawn from U(2, 3), to anywhere in the frame: a shift by up to (1 - 1/r) / 2 of the side. Rotation and
@@ -28,7 +28,6 @@ SAMPLES = 3  # per side of a zoomed-out pixel
 
 
 def augmentation(name: Augmentation) -> Callable[[Tensor], Tensor]:
-    """For whole batches, on the images' device."""
     if name == "none":
         return nn.Identity()
     if name == "crop-flip":
@@ -69,7 +68,6 @@ def _crop_flip(images: Tensor) -> Tensor:
 
 
 def _elastic(images: Tensor) -> Tensor:
-    """In a single bilinear look-up."""
     count, _, height, width = images.shape
     grid = F.affine_grid(_affine(images.new_empty(count, 5).uniform_(-1, 1)), list(images.shape), align_corners=False)
     field = _displacements(count, height, width).to(images) * images.new_tensor([2 / width, 2 / height])  # (B, H, W, 2)

@@ -34,7 +34,7 @@ def calibrate(checkpoints: tuple[Path, ...], data_dir: Path | None) -> None:
 
 
 def measure(checkpoint: Checkpoint, data_dir: Path | None) -> dict[str, float]:
-    """Raises CheckpointError if the training held no image out."""
+    """Raises CheckpointError for a training that held no image out."""
     from models.checkpoint import CheckpointError
     from models.training import measure_calibration
 

@@ -16,7 +16,6 @@ LIMITS = (0.05, 20.0)  # without mistakes on the held-out images the best T is 0
 
 
 def calibrate(held_out: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor]) -> dict[str, float]:
-    """The keys are metrics of a checkpoint."""
     temperature = round(fit_temperature(*held_out), 4)
     return {
         "temperature": temperature,

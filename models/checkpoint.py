@@ -1,6 +1,6 @@
 """Checkpoints: a network's tensors with its configuration and metrics in a safetensors file.
 
-In: a file, ours or a state dict of the published study (.pth); its bytes decide which. Out: the network in eval mode,
+In: a file, ours or a state dict of the published study (.pth). Out: the network in eval mode,
 configuration and metrics. A size that a file claims is checked against its tensors before allocation.
 """
 
@@ -41,13 +41,11 @@ class CheckpointError(Exception):
 
 
 class UntrainedBlockWarning(UserWarning):
-    """BatchNorms with their initial statistics: they never saw a batch."""
+    """Some BatchNorms never saw a batch."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A network (float32, eval mode) and its file's metadata."""
-
     path: Path
     model: nn.Module
     config: ModelConfig
@@ -73,7 +71,7 @@ def add_metrics(path: Path, added: Metrics) -> None:
 
 
 def load(path: Path, depth: int | None = None) -> Checkpoint:
-    """The network in `path`; with `depth` only its first blocks.
+    """With `depth` only the first blocks.
 
     Raises CheckpointError for another file, for tensors that do not fit the configuration, and for too few blocks.
     """

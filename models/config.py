@@ -51,7 +51,7 @@ class ConfigError(ValueError):
 class ModelConfig:
     """Architecture and classes of a model; the defaults are the published study's.
 
-    CNN and DNNs read only `channels`, `image_size`, `num_classes`, `labels` and `preprocessing`.
+    CNN and DNN read only `channels`, `image_size`, `num_classes`, `labels` and `preprocessing`.
     """
 
     model: ModelName = "vitbn"
@@ -152,7 +152,7 @@ class ModelConfig:
 
     @classmethod
     def from_json(cls, text: str) -> ModelConfig:
-        """Inverse of `to_json`; raises ConfigError for any other text."""
+        """Raises ConfigError for text that `to_json` did not write."""
         try:
             return cls(**_arguments(text))
         except (TypeError, AttributeError) as error:

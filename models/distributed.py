@@ -1,8 +1,7 @@
 """Processes of `torchrun` train a network together, each on its share of every batch.
 
-They start from the same weights and average their gradients before each step, in a single tensor: networks this small
-gain nothing from DistributedDataParallel's buckets. BatchNorm normalises each share by itself; its running statistics
-are averaged.
+They start from the same weights and average their gradients before each step. BatchNorm normalises each share by
+itself; its running statistics are averaged.
 """
 
 from __future__ import annotations
@@ -36,8 +35,9 @@ def local_device(device: str) -> str:
 def process_group(device: str) -> Iterator[None]:
     """Joins torchrun's processes: NCCL between GPUs, else gloo.
 
-    Functions of `torch.distributed.nn` keep the group that exists when an optimizer's first step imports it; that keeps
-    gloo's threads, which sometimes abort the interpreter at its end. So this file imports it first.
+    `torch.distributed.nn` keeps the group that exists at its import, and an optimizer's first step imports it. A
+    kept group's gloo threads sometimes abort the interpreter at its end, so this file imports it before there is a
+    group.
     """
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         yield
@@ -74,7 +74,7 @@ def sum_over_processes(value: Tensor) -> float:
 
 
 def gather(value: Any) -> list[Any]:
-    """The values of all processes, by rank."""
+    """By rank."""
     values = [None] * processes()
     if processes() == 1:
         return [value]

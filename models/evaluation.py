@@ -25,7 +25,7 @@ def measure_accuracy(
 ) -> float:
     """The share of right answers for uint8 `images` (n, C, H, W) and int64 `labels` (n,).
 
-    `distort` changes the images (B, C, H, W) in [0, 1] first. Raises Diverged for logits that are not finite.
+    `distort` changes the images (B, C, H, W) in [0, 1] first. Raises Diverged like `classify`.
     """
     return int((classify(model, images, distort, batch_size).argmax(1) == labels).sum()) / len(labels)
 
@@ -57,7 +57,7 @@ def classify(
 
 
 def measure_calibration(model: nn.Module, dataset: Dataset, held_out: int) -> dict[str, float]:
-    """Temperature, fitted on `held_out` training images, and calibration errors on the test images."""
+    """Fits the temperature on `held_out` training images; measures on the test images."""
     device = str(next(model.parameters()).device)
     parts = []
     for part in (hold_out(dataset, held_out), dataset):

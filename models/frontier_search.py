@@ -1,4 +1,4 @@
-"""Search for the frontier of accuracy and speed: the trials so far -> the next geometry, and their file.
+"""Searches the frontier of accuracy and speed: trials so far -> the next geometry, and their file.
 
 Maximises held-out accuracy and the logarithm of measured images a second by noisy expected hypervolume improvement
 (Daulton et al., "Parallel Bayesian Optimization of Multiple Noisy Objectives", 2021) through Ax. Ax's state is rebuilt
@@ -69,7 +69,7 @@ class FrontierTrial:
 
 
 def propose(search: FrontierSearch, trials: Sequence[FrontierTrial]) -> Geometry:
-    """The next geometry: first points spread over the space, then where the frontier may grow most."""
+    """First points spread over the space, then where the frontier may grow most."""
     with quiet():
         from ax.api.client import Client
         from botorch.acquisition.multi_objective import logei
@@ -97,7 +97,7 @@ def propose(search: FrontierSearch, trials: Sequence[FrontierTrial]) -> Geometry
 
 
 def front(trials: Sequence[FrontierTrial]) -> list[FrontierTrial]:
-    """The trials that no other beats in accuracy and in speed, fastest first."""
+    """Trials that no other beats in accuracy and speed, fastest first."""
     finished = [trial for trial in trials if trial.error is None]
     by_speed = sorted(finished, key=lambda trial: (trial.images_per_s or 0.0, trial.accuracy or 0.0), reverse=True)
     best, kept = -1.0, []

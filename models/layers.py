@@ -16,7 +16,7 @@ from models.norms import NormFactory
 class TokenEmbedding(nn.Module):
     """Puts the CLS token first and adds positions: (B, N-1, D) -> (B, N, D).
 
-    With `config.late_cls` the CLS token comes by `join`: (B, N-1, D) -> (B, N-1, D).
+    With `config.late_cls` only `join` adds the CLS token: (B, N-1, D) -> (B, N-1, D).
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -62,8 +62,8 @@ def sinusoidal_positions(tokens: int, dim: int) -> Tensor:
 class Attention(nn.Module):
     """Normalised multi-head self-attention: (B, N, D) -> (B, N, D), without the residual.
 
-    Dosovitskiy et al., "An Image is Worth 16x16 Words", 2021. The study wrote out the products and the softmax; `fused`
-    computes the same with PyTorch's `scaled_dot_product_attention`.
+    Dosovitskiy et al., "An Image is Worth 16x16 Words", 2021. `fused` computes the same with PyTorch's
+    `scaled_dot_product_attention`.
     """
 
     scale: float  # of the scores; 1 once a rewrite has folded it into the queries
@@ -104,8 +104,7 @@ class Attention(nn.Module):
 def fused_attention(q: Tensor, k: Tensor, v: Tensor, scale: float, dropout: float = 0.0) -> Tensor:
     """softmax(scale q k') v by PyTorch's fused kernel: (B, H, M, E), (B, H, N, E), (B, H, N, E) -> (B, H, M, E).
 
-    An export gets it written out, with the scale before the product: the exporter's own form hides the products behind
-    reshapes.
+    Exports get it written out, scale first: the exporter's own form hides the products behind reshapes.
     """
     if torch.compiler.is_exporting():
         scores = (q if scale == 1 else q * scale) @ k.transpose(-1, -2)  # (B, H, M, N)

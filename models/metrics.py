@@ -22,7 +22,7 @@ class MetricsError(ValueError):
 
 
 def to_json(metrics: Metrics) -> str:
-    """Raises MetricsError for an entry of the wrong form."""
+    """Raises MetricsError."""
     _check(metrics)
     try:
         return json.dumps(metrics, allow_nan=False)

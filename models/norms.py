@@ -33,7 +33,7 @@ class NeverAffine(NotAffine):
 
 
 class TokenNorm(nn.Module, ABC):
-    """A norm of tokens with a known map in eval mode."""
+    """A norm of tokens with its own eval form."""
 
     mixes_tokens = False  # whether a token's result depends on another token
 
@@ -167,7 +167,7 @@ class UnifiedNorm(RowNorm):
         return self.weight * rows * (square + EPS).rsqrt() + self.bias
 
     def _windowed_square(self, rows: Tensor) -> Tensor:
-        """The geometric mean (features,) of the window's mean squares; remembers this batch."""
+        """The window's geometric mean (features,); remembers this batch."""
         log_square = rows.to(self.running_square.dtype).square().mean(dim=0).clamp_min(EPS).log()  # (features,)
         before = self.log_squares[: min(int(self.num_batches_tracked), WINDOW - 1)]
         square = torch.cat((log_square[None], before)).mean(dim=0).exp()
@@ -213,7 +213,7 @@ class DynamicFeatureNorm(RowNorm):
         return y
 
     def _bounds(self, rows: Tensor) -> Affine:
-        """Minimum and maximum (features,) of the batch; in eval mode the running values."""
+        """Minimum and maximum (features,), in eval mode the running values."""
         if not self.training:
             return self.running_min, self.running_max
         bounds = rows.amin(dim=0), rows.amax(dim=0)
@@ -238,7 +238,7 @@ class DynamicFeatureNorm(RowNorm):
 
 
 def batch_norm_affine(norm: nn.modules.batchnorm._BatchNorm) -> Affine:
-    """D and c of BN(x) = Dx + c; raises NotAffine without running statistics."""
+    """Scale and shift; raises NotAffine without running statistics."""
     if norm.running_mean is None or norm.running_var is None:
         raise NotAffine("expected running statistics, found none (track_running_stats=False)")
     scale = (norm.running_var + norm.eps).rsqrt()
@@ -250,7 +250,6 @@ def batch_norm_affine(norm: nn.modules.batchnorm._BatchNorm) -> Affine:
 
 @torch.no_grad()
 def start_skips(model: nn.Module, value: float) -> None:
-    """Sets a in every RepBN."""
     for module in model.modules():
         if isinstance(module, RepBN):
             module.skip.fill_(value)

@@ -1,4 +1,4 @@
-"""The state dicts published by the authors of the BatchNorm study.
+"""State dicts of the published BatchNorm study.
 
 In: names and tensors. Out: our configuration, and the tensors under our names. Nothing is transposed: both flatten a
 patch (p1 p2 c) and order the query-key-value rows q, k, v, each head-major.
@@ -28,7 +28,7 @@ MATRICES = {
     "head.weight": 2,
 }
 
-# Their name -> ours, for the three transformers; `BN.` is the BatchNorm inside their wrapper.
+# Their name -> ours; `BN.` is the BatchNorm inside their wrapper.
 RENAMES = (
     (r"cls_token", r"embedding.cls_token"),
     (r"pos_embedding(_random)?", r"embedding.pos_embedding"),

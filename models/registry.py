@@ -21,7 +21,7 @@ def build(config: ModelConfig) -> Network:
 
 
 def randomise_norms(model: nn.Module, seed: int = 0) -> None:
-    """Draws statistics, gamma and beta: fresh norms are almost the identity and hide wrong folds."""
+    """Fresh norms are almost the identity and hide wrong folds."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for module in model.modules():

@@ -30,7 +30,7 @@ from models.training_options import TrainingError, TrainingOptions
 
 @dataclass(frozen=True)
 class Origin:
-    """What the epochs of a folder were made from."""
+    """What a folder was made from."""
 
     dataset: str
     hold_out: int
@@ -48,7 +48,7 @@ class Reinforced:
     classes: int
 
     def epoch(self, number: int) -> tuple[Tensor, Tensor]:
-        """Images uint8 (n, C, H, W) and probabilities float32 (n, classes); computed if the folder lacks them.
+        """Images uint8 (n, C, H, W) and probabilities float32 (n, classes); computed if missing.
 
         Raises TrainingError for a damaged file.
         """
@@ -87,7 +87,7 @@ def open_folder(
 ) -> Reinforced:
     """Opens or creates `folder` for the training images of `part`, on the device as `images`.
 
-    Raises TrainingError if its epochs were made from something else.
+    Raises TrainingError for a folder of another origin.
     """
     if options.teacher is None:
         raise TrainingError(f"reinforced {folder}: expected a teacher, found none")

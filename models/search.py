@@ -1,4 +1,4 @@
-"""Bayesian search for training parameters: the trials so far -> the next parameters, and their file.
+"""Bayesian search for training parameters: trials so far -> the next parameters, and their file.
 
 A Gaussian process models accuracy; the next trial has the highest expected improvement (Snoek et al., "Practical
 Bayesian optimization of machine learning algorithms", 2012; BoTorch: Balandat et al., 2020). Ax's state is rebuilt from
@@ -40,7 +40,7 @@ class SearchError(Exception):
 
 @dataclass(frozen=True)
 class Search:
-    """Only trials of the same search are comparable.
+    """Only its own trials are comparable.
 
     Learning rate and batch size are always searched, depths and schedules if several are given.
     """
@@ -62,7 +62,7 @@ class Search:
 
 @dataclass(frozen=True)
 class Parameters:
-    """In options of models/train.py."""
+    """Options of models/train.py."""
 
     lr: float
     batch_size: int
@@ -81,10 +81,10 @@ class Trial:
 
 
 def propose(search: Search, trials: Sequence[Trial]) -> Parameters:
-    """The next trial: the same for the same seed, up to rounding on another machine.
+    """The same seed gives the same trial, up to rounding on another machine.
 
-    First the centre and points of Sobol's sequence, then the highest expected improvement under noise (Ament et al.,
-    2023). A failed trial counts as the worst other trial.
+    First the centre and points of Sobol's sequence, then the highest expected improvement under noise (Ament et
+    al., 2023). A failed trial counts as the worst other trial.
     """
     worst = min((trial.accuracy for trial in trials if trial.accuracy is not None), default=0.0)
     with quiet():
@@ -138,7 +138,7 @@ def quiet() -> Iterator[None]:
 
 
 def check_installed() -> None:
-    """The error names the command that installs the package."""
+    """Raises SearchError with the command that installs the package."""
     for module, package in (("ax", "ax-platform"), ("matplotlib", "matplotlib")):
         if find_spec(module) is None:
             raise SearchError(
@@ -184,7 +184,6 @@ def read(path: Path, search: Search) -> list[Trial]:
 
 
 def _as_json(search: Search) -> dict[str, Any]:
-    """Tuples as lists, as JSON gives them back."""
     values = asdict(search) | {"learning_rates": search.learning_rates, "batch_sizes": BATCH_SIZES}
     return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 

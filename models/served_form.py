@@ -1,4 +1,4 @@
-"""A transformer in its served form, for training: the same parameters and answers with less work.
+"""A transformer's served form, for training: same parameters and answers, less work.
 
 In: images float (B, C, H, W). Out: logits float (B, num_classes), in eval mode equal to the network's to 4e-7, with
 equal gradients. In training the BatchNorms of the last FFN and the last norm use the statistics of the CLS rows: only
@@ -19,7 +19,7 @@ from models.vit import VisionTransformer
 
 
 def served_form(model: nn.Module) -> nn.Module:
-    """Returns `model` unchanged without tokens, or if its head or a norm reads other rows."""
+    """`model` itself without tokens, or if its head or a norm reads other rows."""
     if not isinstance(model, VisionTransformer) or model.config.pool != "cls":
         return model
     mixes = any(module.mixes_tokens for module in model.modules() if isinstance(module, TokenNorm))
@@ -27,7 +27,7 @@ def served_form(model: nn.Module) -> nn.Module:
 
 
 class ServedForm(nn.Module):
-    """Computes only the CLS row of the last block, with absorbed attention where that is cheaper."""
+    """Absorbs attention where that is cheaper."""
 
     def __init__(self, model: VisionTransformer) -> None:
         super().__init__()

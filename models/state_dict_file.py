@@ -1,4 +1,4 @@
-"""Reads state dicts of `torch.save` (.pth) without running code and without trusting their sizes.
+"""Reads state dicts of `torch.save` (.pth), running no code and trusting no size.
 
 In: a zip archive of a pickle and of storages. Out: name -> tensor; or UnsafeFile. PyTorch reads the pickle with
 `weights_only=True`. The archive must be uncompressed and hold at least the tensors' bytes: 3 MB of compressed zeros, or
@@ -48,7 +48,7 @@ def read_state_dict(path: Path) -> dict[str, Tensor]:
 
 
 def unpickling_reason(error: Exception) -> str:
-    """The unexpected content of a pickle, without PyTorch's advice to load it anyway."""
+    """What is wrong, without PyTorch's advice to load it anyway."""
     name = re.search(r"GLOBAL ([\w.]+)", str(error))
     return f"the name {name[1]}" if name else f"something else ({type(error).__name__})"
 

@@ -1,7 +1,4 @@
-"""Command line of the studies: dataset -> tables and plots. `python models/study.py --help`.
-
-The trainings of a study take turns, an epoch each.
-"""
+"""Command line of the studies: dataset -> tables and plots. `python models/study.py --help`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Checks a file's tensors against its configuration, by shapes, before anything of their size is allocated.
+"""Checks a file's tensors against its configuration, before anything of their size is allocated.
 
 In: a ModelConfig, and each tensor's shape and kind of numbers. Out: nothing; or WrongTensors.
-The configuration is only a claim: a file of 1 kB may claim a depth of 10,000,000. So a single block, built on PyTorch's
+A file of 1 kB may claim a depth of 10,000,000. So a single block, built on PyTorch's
 meta device without memory, stands for all; with late CLS a second block stands for the last.
 """
 

@@ -1,4 +1,4 @@
-"""Normalisations with statistics of each image, for comparison: not affine, so the fold refuses them.
+"""Norms with statistics of each image, for comparison: never affine, so the fold refuses them.
 
 In and out: tokens (B, N, D). gamma and beta (D,) are learned.
 """

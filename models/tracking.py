@@ -47,7 +47,7 @@ class _Run:
         return self.checkpoint.with_suffix(".json")
 
     def send(self) -> None:
-        """Sends parameters and epochs missing in MLflow."""
+        """Sends what MLflow lacks."""
         from mlflow.entities import Metric, Param
 
         record = json.loads(self.record.read_bytes())
@@ -80,8 +80,8 @@ def class_metrics(labels: Sequence[str]) -> list[str]:
 def track(epochs: Iterator[Epoch], checkpoint: Path, resume: bool, report: Callable[[str], None]) -> Iterator[Epoch]:
     """Yields each of the `epochs` once MLflow has it; raises TrackingError before the first.
 
-    `resume` continues the earlier run, or sends all epochs to a new run. When MLflow stops answering, `report` gets a
-    line; the rest is sent at the end.
+    `resume` continues the earlier run, else sends all epochs to a new run. When MLflow stops answering, `report`
+    gets a line; the rest is sent at the end.
     """
     return _follow(epochs, _open(checkpoint, resume), report)
 
@@ -106,7 +106,7 @@ def _open(checkpoint: Path, resume: bool) -> _Run:
 
 
 def _run_id(client: MlflowClient, checkpoint: Path, resume: bool) -> str:
-    """With `resume` the id of the earlier run, in a file beside the checkpoint."""
+    """`resume` reads it from a file beside the checkpoint."""
     from mlflow import MlflowException
 
     experiment = client.get_experiment_by_name(EXPERIMENT)

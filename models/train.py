@@ -194,7 +194,6 @@ def _adapt(folder: Path | None, path: Path | None, output: Path | None) -> None:
 def _run(
     config: ModelConfig, data: Dataset, options: TrainingOptions, output: Path, resume: bool, track: bool
 ) -> Epoch | None:
-    """Returns the last epoch, or None if all were finished."""
     from models import distributed, training
 
     images, first = len(data.train_labels) - options.hold_out, distributed.rank() == 0
@@ -217,7 +216,6 @@ def _run(
 
 @contextmanager
 def _progress(images: int, shown: bool) -> Iterator[Callable[[int, float], None]]:
-    """A bar over all images of all epochs, only on a terminal."""
     from tqdm import tqdm
 
     with tqdm(total=images, unit=" images", unit_scale=True, leave=False, disable=None if shown else True) as bar:
@@ -230,7 +228,7 @@ def _progress(images: int, shown: bool) -> Iterator[Callable[[int, float], None]
 
 
 def _print_epochs(epochs: Iterator[Epoch], measured: str) -> Epoch | None:
-    """Returns the last epoch; Ctrl-C names what is kept and exits with 130."""
+    """Ctrl-C says what is kept and exits with 130."""
     last = None
     _print_above_the_bar(f"epoch  training s  test s  training loss  {measured}")
     try:

@@ -62,8 +62,8 @@ def train(
 ) -> Iterator[Epoch]:
     """Yields each epoch once its checkpoint is on disk.
 
-    `on_batch` gets each batch's number of images and loss. `resume` continues the run at `output` exactly. Raises
-    TrainingError without a run to resume, and Diverged.
+    `on_batch` gets a batch's number of images and loss; `resume` continues exactly. Raises TrainingError without a
+    run to resume, and Diverged.
     """
     if options.batch_size % distributed.processes():
         raise TrainingError(
@@ -99,7 +99,6 @@ def train(
 
 
 def _start(config: ModelConfig, options: TrainingOptions, images: int) -> State:
-    """The same network in every process."""
     torch.manual_seed(options.seed)
     model = build(config).to(options.device)
     start_skips(model, options.skip_init)
@@ -123,7 +122,7 @@ def _start(config: ModelConfig, options: TrainingOptions, images: int) -> State:
 
 
 def _batches(order: Tensor, batch_size: int) -> list[Tensor]:
-    """The indices (n,) in batches that all processes share evenly.
+    """Indices (n,) in batches that all processes share evenly.
 
     Drops a last batch of less than two images a process: BatchNorm has no variance of a single image.
     """
@@ -139,7 +138,7 @@ def _train_epoch(
     options: TrainingOptions,
     on_batch: Callable[[int, float], None],
 ) -> float:
-    """Returns the mean loss of all processes. `draw` gives the pixels and the targets of indices."""
+    """The mean loss of all processes; `draw` turns indices into pixels and targets."""
     state.model.train()
     torch.set_rng_state(state.random)  # other trainings use the same generator
     order = torch.randperm(images, generator=state.order).to(options.device)
@@ -205,7 +204,7 @@ def _follow(average: nn.Module, model: nn.Module, share: float) -> None:
 
 
 def _loss(state: State, pixels: Tensor, labels: Tensor, options: TrainingOptions) -> Tensor:
-    """Pixels (B, C, H, W), labels (B,) or probabilities (B, num_classes) -> the mean loss."""
+    """Arguments as `_step`; the mean loss."""
     with torch.autocast(pixels.device.type, torch.bfloat16, enabled=options.precision == "bf16"):
         if state.teacher is not None:
             with torch.no_grad():

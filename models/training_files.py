@@ -64,7 +64,7 @@ def write(
 
 
 def _metrics(state: State, config: ModelConfig, dataset: Dataset, options: TrainingOptions) -> Metrics:
-    """With held-out images, only the last epoch looks at the test images."""
+    """With held-out images, only the last epoch uses the test images."""
     last = state.series[-1]
     metrics: Metrics = {
         "dataset": dataset.name,

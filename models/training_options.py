@@ -18,7 +18,7 @@ ARCHITECTURE = (
 
 
 class TrainingError(Exception):
-    """Training cannot start or go on."""
+    """Training cannot go on."""
 
 
 class Diverged(TrainingError):
@@ -66,7 +66,7 @@ class TrainingOptions:
 
 @dataclass(frozen=True)
 class Epoch:
-    """The four series of the study: times in seconds, mean training loss, accuracy in [0, 1], in all and by class.
+    """Times in seconds, mean training loss, accuracy in [0, 1], in all and by class.
 
     With held-out images, `test_` values and `class_accuracy` are of these. A class without images has None.
     """
@@ -80,7 +80,7 @@ class Epoch:
 
 
 def choose_device(name: str) -> str:
-    """`auto` -> the first of cuda, mps and cpu. Raises TrainingError for `cuda` without a CUDA device."""
+    """`auto`: the first of cuda, mps, cpu. Raises TrainingError for `cuda` without a CUDA device."""
     if name == "cuda" and not torch.cuda.is_available():
         raise TrainingError("device cuda: expected a CUDA device, found none")
     if name != "auto":

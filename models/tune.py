@@ -1,6 +1,6 @@
 """Command line of the search: dataset -> parameters for models/train.py.
 
-Trials train and are measured on parts of the training images, never on test images. The same command continues the
+Trials use parts of the training images, never test images. The same command continues the
 search.
 """
 
@@ -123,7 +123,7 @@ def _depths(model: ModelName, depths: tuple[int, int]) -> tuple[int, int]:
 
 
 def part_of(data: Dataset, train_images: int | None) -> Dataset:
-    """Splits the training part: a fifth, at most 5,000 images, becomes the test part.
+    """A fifth of the training images, at most 5,000, becomes the test part.
 
     `train_images` limits the rest; raises DataError if fewer are left.
     """
@@ -135,7 +135,7 @@ def part_of(data: Dataset, train_images: int | None) -> Dataset:
 
 
 def _run(search: Search, data: Dataset, device: str, count: int, output: Path, track: bool) -> None:
-    """Writes the result also at Ctrl-C, which exits with 130."""
+    """Ctrl-C also writes the result, and exits with 130."""
     path = output / f"{search.model}.trials.json"
     trials = read(path, search)
     click.echo(
@@ -177,7 +177,7 @@ def run_trials(
 def run_trial(search: Search, data: Dataset, device: str, parameters: Parameters, track: bool = False) -> Trial:
     """With `track` MLflow keeps the network.
 
-    A training that diverged is a failed trial. Raises TrackingError if MLflow does not answer.
+    A diverged training is a failed trial. Raises TrackingError if MLflow does not answer.
     """
     from models import tracking
     from models.training import TrainingError, TrainingOptions, train
@@ -209,9 +209,9 @@ def run_trial(search: Search, data: Dataset, device: str, parameters: Parameters
 
 
 def write_results(search: Search, trials: list[Trial], output: Path) -> Path:
-    """Returns the path of the best parameters, for `models/train.py --params`.
+    """Returns the file of the best parameters, for `models/train.py --params`.
 
-    The file omits epochs (few in a trial) and accuracy (too high: the best of many on the same images). Raises
+    It omits epochs (few in a trial) and accuracy (too high: the best of many on the same images). Raises
     SearchError if every trial failed.
     """
     from models.plots.search_plots import convergence, plane

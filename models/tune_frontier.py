@@ -1,6 +1,6 @@
 """A trial of the frontier: a geometry -> a trained checkpoint, its held-out accuracy and its measured speed.
 
-benchmarks/frontier.py measures the speed in a process of its own, without threads of the training.
+benchmarks/frontier.py measures the speed in a process without the training's threads.
 """
 
 from __future__ import annotations

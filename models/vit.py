@@ -32,7 +32,7 @@ def layer_norm(config: ModelConfig, dim: int) -> nn.Module:
 
 
 def features(config: ModelConfig, dim: int) -> int:
-    """The number of separate statistics: one per feature, or a single for all values."""
+    """How many statistics: one per feature, or a single for all values."""
     return dim if config.bn_features == "dim" else 1
 
 
@@ -100,7 +100,6 @@ class VisionTransformer(nn.Module):
         return tokens
 
     def join(self, x: Tensor) -> Tensor:
-        """Tokens of the last block (B, N, D)."""
         return cast(TokenEmbedding, self.embedding).join(x) if self.config.late_cls else x
 
     def classify(self, x: Tensor) -> Tensor:
@@ -116,7 +115,7 @@ Size = int | tuple[int, int]
 
 
 class _Published(VisionTransformer):
-    """The study's constructors, with its keywords and defaults; `optional` takes other fields of ModelConfig."""
+    """The study's keywords and defaults; `optional`: other fields of ModelConfig."""
 
     model: ModelName
 

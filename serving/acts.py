@@ -1,4 +1,4 @@
-"""The supervisor's acts: one log line and one Prometheus metric each."""
+"""The supervisor's acts: a log line and a Prometheus metric each."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Acts:
         self.say(f"model {model} {reason}: unloading and loading it")
 
     def ended(self, reason: str, detail: str) -> None:
-        """`reason` labels the metric: one of a few words."""
+        """`reason` labels the metric: a few fixed words."""
         self._ends.labels(reason).inc()
         self._healthy.set(0)
         self.say(f"the server {reason}: {detail}")

@@ -15,7 +15,7 @@ REPOSITORIES = ("--model-repository", "--model-store")
 OWN = ("--model-control-mode", "--load-model", "--exit-on-error", "--exit-timeout-secs")  # the supervisor sets these
 FLAGS = ("--disable-auto-complete-config",)
 GRPC_KEY_PREFIX = "triton-grpc-protocol-"
-EXIT_TIMEOUT_S = 2  # for requests in flight; a request queues for at most a second
+EXIT_TIMEOUT_S = 2  # for open requests; a request queues for at most a second
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,10 @@ class ServerOptions:
     grpc_headers: dict[str, str] = field(default_factory=dict)
 
     def command(self, at_start: Sequence[str], complete: bool) -> list[str]:
-        """For a server that loads the models `at_start` and survives a broken model.
+        """Loads the models `at_start`; the server survives a broken model.
 
-        With `complete` configurations Triton need not start each model to complete them: loading takes half the time.
+        With `complete` configurations Triton need not start each model to complete them: loading takes half the
+        time.
         """
         own = ["--model-control-mode=explicit", "--exit-on-error=false", f"--exit-timeout-secs={EXIT_TIMEOUT_S}"]
         own += [BY_PRIORITY]
@@ -54,7 +55,6 @@ class ServerOptions:
 
 
 def parse(arguments: Sequence[str]) -> ServerOptions:
-    """Raises ValueError."""
     pairs = list(_pairs(arguments))
     values = {name: value for name, value, _ in pairs}
     if values.get("--model-control-mode", "explicit") != "explicit":
@@ -93,7 +93,7 @@ def _url(values: Mapping[str, str], service: str, port: str) -> str:
 
 
 def _keys(pairs: Iterable[tuple[str, str, tuple[str, ...]]], option: str) -> dict[str, str]:
-    """The headers in the values of `option`, each APIS:HEADER=CONTENT."""
+    """Headers in the values of `option`, each APIS:HEADER=CONTENT."""
     guards = (value.partition(":")[2].partition("=") for name, value, _ in pairs if name == option)
     return {key: value for key, _, value in guards}
 
@@ -106,7 +106,7 @@ def split(arguments: Sequence[str], names: Sequence[str]) -> tuple[dict[str, str
 
 
 def _pairs(arguments: Sequence[str]) -> Iterator[tuple[str, str, tuple[str, ...]]]:
-    """(option, value, its words) of `--option=value`, `--option value` and flags."""
+    """(option, value, both as words) of `--option=value`, `--option value` and flags."""
     words = list(arguments)
     while words:
         word = words.pop(0)

@@ -31,7 +31,7 @@ class Engine(Protocol):
         pass
 
     def run(self, names: Sequence[str], feeds: Mapping[str, Array]) -> list[Array]:
-        """The outputs `names`; raises RunFailed."""
+        """Raises RunFailed."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Call:
 
     @property
     def rows(self) -> int:
-        """The longest first dimension; 0 if every input is a scalar."""
+        """0 if every input is a scalar."""
         return max((len(value) for value in self.inputs.values() if value.ndim), default=0)
 
     @property
@@ -51,7 +51,7 @@ class Call:
 
 
 def answer(engine: Engine, outputs: Sequence[str], calls: Sequence[Call], batched: bool) -> list[Outputs | RunFailed]:
-    """The requested `outputs` of each call; if `batched`, calls that differ only in rows run together."""
+    """Requested outputs by call; if `batched`, calls that differ only in rows run together."""
     groups: dict[Hashable, list[int]] = defaultdict(list)
     for position, call in enumerate(calls):
         groups[call.shapes if batched else position].append(position)

@@ -1,7 +1,8 @@
 """Compares config.pbtxt with the loaded model, as strictly as Triton's native backends.
 
 In: the model's configuration as Triton's JSON, and the engine's tensors. Out: nothing, or ModelRefused. A repository
-that loads here must load in a native server; strings, scalars, ragged batches and sequences are refused only here.
+that loads here must load in a native server; strings, scalars, ragged batches and sequences are
+refused only here.
 """
 
 from collections.abc import Iterable, Mapping
@@ -14,12 +15,12 @@ UNSUPPORTED = ("sequence_batching", "batch_input", "batch_output", "model_operat
 
 
 class ModelRefused(ValueError):
-    """The model does not fit its config.pbtxt; the message quotes both."""
+    """The message quotes config.pbtxt and the model."""
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """Data type as in config.pbtxt (else the engine's name) and whole shape, -1 = open."""
+    """`data_type` as in config.pbtxt, else the engine's name; -1 in `shape`: open."""
 
     data_type: str
     shape: tuple[int, ...]
@@ -27,7 +28,7 @@ class Tensor:
 
 
 def parameter(config: Config, key: str) -> str | None:
-    """None if config.pbtxt lacks it."""
+    """None if absent."""
     text: str | None = config.get("parameters", {}).get(key, {}).get("string_value")
     return text
 

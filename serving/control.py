@@ -23,7 +23,7 @@ class ControlFailed(Exception):
 class Control:
     """`url` is HOST:PORT of HTTP; `headers` go with every request.
 
-    With `grpc_url`, models are loaded over gRPC: a load over HTTP holds a thread of Triton with all its connections
+    Models are loaded at `grpc_url`, if given: a load over HTTP holds a thread of Triton with all its connections
     (measured: 7 s).
     """
 

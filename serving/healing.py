@@ -1,4 +1,4 @@
-"""Heals a running server: its model is loaded again, or the server is lost and must be restarted.
+"""Heals a running server: loads a model again, or gives the server up.
 
 In: the probe's verdicts, and the processes of the server. Out: acts, until ServerLost or Stopping.
 """
@@ -19,10 +19,10 @@ from serving.processes import Family, Stub
 from serving.waits import ServerLost, Waits
 
 LOOK_S = 0.5  # between looks at the server's processes
-LAME_S = 0.5  # a stub of a served version stays dead or stopped so long before its model is loaded again
-FAILURES, RECENT = 2, 4  # failures among a model's last probes: of two instances one may be dead
-SILENCES = 3  # of the server, before it is started again
-BUSY_SHARE = 0.2  # of a core; a stub that works this much is slow, not stuck
+LAME_S = 0.5  # so long a served version's stub may be dead or stopped
+FAILURES, RECENT = 2, 4  # among a model's last probes: of two instances one may be dead
+SILENCES = 3  # of the server, before a restart
+BUSY_SHARE = 0.2  # of a core; a stub above this is slow, not stuck
 BUSY_S = 30.0  # a stub silent for longer is stuck after all
 
 
@@ -31,10 +31,10 @@ class Healing:
         self._loading, self._prober, self._acts, self._waits = loading, prober, acts, waits
         self._silent = 0
         self._failed: dict[str, deque[bool]] = {}  # model -> whether each of its last probes failed
-        self._reloaded: set[str] = set()  # models loaded again, and not right since
+        self._reloaded: set[str] = set()  # loaded again, and not right since
         self._busy: dict[str, tuple[float, float, float]] = {}  # model -> since, last look, processor
         self._lame: dict[Stub, float] = {}  # stub that can do nothing -> since
-        self._replaced: set[Stub] = set()  # of models that were loaded again
+        self._replaced: set[Stub] = set()  # by a load
 
     def watch(self, process: subprocess.Popen[bytes], family: Family) -> None:
         """Ends with ServerLost or Stopping."""
@@ -55,7 +55,7 @@ class Healing:
             self._judge(verdict, stubs)
 
     def _judge(self, verdict: Verdict, stubs: Sequence[Stub]) -> None:
-        """Counts failures; reloads a model, or raises ServerLost after too many failures."""
+        """After too many failures reloads a model, or raises ServerLost."""
         if not verdict.models and not verdict.ok:
             self._silent += 1
             if self._silent >= SILENCES:
@@ -77,7 +77,7 @@ class Healing:
             self._reload(model, f"failed twice ({failure.reason})", own)
 
     def _works(self, model: str, stubs: Sequence[Stub]) -> bool:
-        """Whether a silent model is only slow: its stubs use the processor, and not for too long."""
+        """Whether a silent model is only slow: its stubs use the processor, for less than BUSY_S."""
         if not stubs or any(stub.stopped for stub in stubs):
             return False
         now, spent_s = time.monotonic(), sum(stub.processor_s() for stub in stubs)
@@ -88,7 +88,7 @@ class Healing:
         return spent_s - before_s > BUSY_SHARE * (now - looked_s) and now - since_s < BUSY_S
 
     def _heal_lame(self, stubs: Sequence[Stub]) -> None:
-        """Reloads a model with a dead or stopped process: other instances may pass the probe."""
+        """Reloads models with a dead or stopped process: other instances may pass the probe."""
         now = time.monotonic()
         lame = (stub for stub in stubs if stub.stopped and stub not in self._replaced)
         self._lame = {stub: self._lame.get(stub, now) for stub in lame}
@@ -100,23 +100,23 @@ class Healing:
                 return
 
     def _reload(self, model: str, reason: str, stubs: Sequence[Stub]) -> None:
-        """Unloads and loads a model that has `stubs`; raises ServerLost if that does not work."""
+        """Raises ServerLost if the load fails, or did not help the last time."""
         if model in self._reloaded:
             raise ServerLost("failed", f"model {model} is not right after a load: {reason}")
         self._acts.reloading(model, reason)
         for stub in stubs:
-            if stub.stopped:  # a stopped stub would hold up the unload, and end the server if it went on
+            if stub.stopped:  # it would hold up the unload, and end the server if it went on
                 _kill(stub)
         again = self._loading.plan(model)
-        self._waits.rest(self._prober.withdraw())  # while a model is unloaded Triton answers 400: no proxy asks then
+        self._waits.rest(self._prober.withdraw())  # Triton answers 400 meanwhile: no proxy may ask
         try:
             self._loading.load_again(model, again)
         except ControlFailed as error:
             raise ServerLost("failed", f"model {model} does not load again: {error}") from error
-        for stub in stubs:  # of several processes with a dead one, Triton 2.51 never ends the others
+        for stub in stubs:  # Triton 2.51 never ends processes beside a dead process
             _kill(stub)
         self._replaced |= {*stubs}
-        self._prober.start()  # healthy again after a verdict on the new processes
+        self._prober.start()  # healthy after a verdict on the new processes
         self._failed.pop(model, None)
         self._reloaded.add(model)
         self._acts.say(f"model {model} is loaded again")

@@ -44,10 +44,7 @@ def native_server(search_path: str) -> Path | None:
 
 
 def shared_memory_arguments(search_path: str) -> list[str]:
-    """Lets clients share memory, if the native server on `search_path` has such an argument (Triton 26.05 on).
-
-    Older servers, nvidia-pytriton's too, always let them.
-    """
+    """Lets clients share memory, if the native server on `search_path` needs an argument (Triton 26.05 on)."""
     native = native_server(search_path)
     if native is None:
         return []
@@ -56,7 +53,7 @@ def shared_memory_arguments(search_path: str) -> list[str]:
 
 
 def _is_launcher(program: Path) -> bool:
-    """Recognises this module's console script, in any environment."""
+    """Whether it is this module's console script, of any environment."""
     with program.open("rb") as script:
         return b"serving.launcher" in script.read(4096)
 
@@ -73,7 +70,7 @@ def pytriton_folder() -> Path:
 
 
 def check_numpy(version: str) -> None:
-    """Raise LauncherError for numpy 2: the Python stub would answer with 0 bytes and no error."""
+    """Raises LauncherError for numpy 2: the stub would answer with 0 bytes and no error."""
     if int(version.split(".")[0]) >= 2:
         raise LauncherError(f"nvidia-pytriton needs numpy below 2, found numpy {version}: pip install 'numpy<2'")
 
@@ -102,7 +99,7 @@ def cache_folder(environment: Mapping[str, str]) -> Path:
 def assemble_backends(files: Mapping[str, Path], cache: Path) -> Path:
     """A folder in `cache` with these `files` for --backend-directory; the next start reuses it.
 
-    One rename completes it, so no launcher sees half of it. Raises LauncherError if `cache` is not writable.
+    One rename completes it. Raises LauncherError if `cache` is not writable.
     """
     contents = [f"{name} {source} {source.stat().st_mtime_ns}" for name, source in files.items() if source.is_file()]
     contents += [f"{name} {source}" for name, source in files.items() if source.is_dir()]
@@ -128,7 +125,7 @@ def assemble_backends(files: Mapping[str, Path], cache: Path) -> Path:
 
 
 def server_environment(pytriton: Path, inherited: Mapping[str, str]) -> dict[str, str]:
-    """`inherited`, with the server's libraries, our libpython and our python3 first."""
+    """Puts the server's libraries, our libpython and our python3 first."""
     libraries = [str(pytriton.parent / "nvidia_pytriton.libs"), str(Path(sys.base_prefix, "lib"))]
     programs = str(Path(sys.executable).parent)  # the first python3 on PATH selects the stub's environment
     return {
@@ -139,9 +136,9 @@ def server_environment(pytriton: Path, inherited: Mapping[str, str]) -> dict[str
 
 
 def check_stub(stub: Path, environment: Mapping[str, str]) -> None:
-    """Raise LauncherError if the stub cannot run, as without libpython."""
+    """Raises LauncherError if the stub cannot run, as without libpython."""
     result = subprocess.run([stub], env=environment, capture_output=True, text=True)
-    if result.returncode == 127:  # from the dynamic loader; a working stub returns 1
+    if result.returncode == 127:  # from the dynamic loader
         reason = " ".join(result.stderr.split())
         raise LauncherError(
             f"Triton's Python stub cannot run: {reason}"
@@ -150,10 +147,10 @@ def check_stub(stub: Path, environment: Mapping[str, str]) -> None:
 
 
 def shell_safe(folder: str) -> str:
-    """`folder`, or a /proc name for it if a shell would split or expand its own name.
+    """`folder`, or a /proc name if a shell would split or expand it.
 
-    Triton starts the stub with an unquoted `bash -c`: with a space in a path the stub never answers. The /proc name is
-    a descriptor of this process and survives exec.
+    Triton starts the stub with an unquoted `bash -c`: with a space in a path the stub never answers. The /proc name
+    is a descriptor of this process and survives exec.
     """
     if shlex.quote(folder) == folder or not Path(folder).is_dir():
         return folder
@@ -163,7 +160,6 @@ def shell_safe(folder: str) -> str:
 
 
 def shell_safe_repositories(arguments: Sequence[str]) -> list[str]:
-    """`arguments` with `shell_safe` model repositories."""
     safe: list[str] = []
     for previous, argument in zip(["", *arguments], arguments, strict=False):
         option, _, value = argument.partition("=")
@@ -175,7 +171,7 @@ def shell_safe_repositories(arguments: Sequence[str]) -> list[str]:
 
 
 def control_defaults(arguments: Sequence[str]) -> list[str]:
-    """Explicit mode with every model loaded, unless `arguments` choose; Triton's default never loads again."""
+    """Explicit mode with every model loaded, unless `arguments` choose: Triton's default never loads again."""
     options = {argument.partition("=")[0] for argument in arguments}
     if "--model-control-mode" in options:
         return []
@@ -183,7 +179,7 @@ def control_defaults(arguments: Sequence[str]) -> list[str]:
 
 
 def end_with_parent(parent: str | None) -> None:
-    """Ask Linux for SIGTERM when `parent` dies; it survives exec."""
+    """Asks Linux for SIGTERM when `parent` dies, also after exec."""
     if parent is None:
         return
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
@@ -202,7 +198,7 @@ def launch(arguments: Sequence[str]) -> NoReturn:
     files = backend_files(pytriton)
     check_stub(files["python/triton_python_backend_stub"], environment)
     backends = assemble_backends(files, cache_folder(os.environ))
-    # Triton takes the last of two equal options, so the user's arguments prevail.
+    # Triton takes the last of equal options: the user's prevail.
     defaults = [f"--{service}-address=127.0.0.1" for service in ("http", "grpc", "metrics")]
     defaults += [f"--backend-directory={shell_safe(str(backends))}", BY_PRIORITY, *control_defaults(arguments)]
     server = pytriton / "tritonserver" / "bin" / "tritonserver"

@@ -1,4 +1,4 @@
-"""Loads the models of a supervised server: at its start, an older version if necessary, and again."""
+"""Loads a supervised server's models: at its start, an older version if necessary, and again."""
 
 import subprocess
 import time
@@ -19,7 +19,7 @@ UNLOAD_S = 3.0
 
 
 class Loading:
-    """Remembers over all runs of the server what it does not load."""
+    """Remembers over all runs what the server refused."""
 
     def __init__(self, options: ServerOptions, acts: Acts, waits: Waits) -> None:
         self._options, self._acts, self._waits = options, acts, waits
@@ -30,11 +30,11 @@ class Loading:
         return {name: self.plan(name) for name in self._options.model_dirs()}
 
     def plan(self, name: str) -> Plan:
-        """Without the versions that the server has refused."""
+        """Without refused versions."""
         return plan(self._options.model_dirs()[name], self._refused.get(name, ()))
 
     def load_all(self, process: subprocess.Popen[bytes], plans: Mapping[str, Plan]) -> None:
-        """Waits for the server, then loads models that it could not load itself; raises ServerLost."""
+        """Loads what the server could not load at its start; raises ServerLost."""
         index = self._wait_for_index(process)
         for name, first in plans.items():
             self._acts.planned(name, first.versions or (), first.problems)
@@ -47,7 +47,7 @@ class Loading:
             self._load_newest(name, first)
 
     def _load_newest(self, name: str, current: Plan) -> None:
-        """Loads `current`; if the server refuses it, a plan without its newest version."""
+        """Leaves out the newest version if the server refuses."""
         while current.versions:
             try:
                 self._waits.call(partial(self._control.load, name, current.config, LOAD_S))
@@ -76,7 +76,7 @@ class Loading:
         self._waits.call(lambda: self._control.load(name, current.config, RELOAD_S))
 
     def is_ready(self, name: str, version: int) -> bool:
-        """False without an answer."""
+        """False also without an answer."""
         with suppress(ControlFailed):
             return self._control.index().get(name, {}).get(version) == "READY"
         return False

@@ -1,6 +1,6 @@
 """A server's processes: itself, a Python stub per model instance, and their shared memory.
 
-In: the server's process id. Out: its stubs, and whether they are stopped; after its death nothing is left of it.
+In: the server's process id. Out: its stubs, and whether they are stopped; after its death nothing remains.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Stub:
 
     @property
     def stopped(self) -> bool:
-        """By a signal, or dead (a zombie: Triton does not notice)."""
+        """Also if dead: a zombie, which Triton does not notice."""
         with suppress(psutil.NoSuchProcess):
             return self.process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE)
         return True
@@ -43,7 +43,7 @@ class Stub:
 
 @dataclass
 class Family:
-    """`look` records what `sweep` removes after the server's death."""
+    """`look` records what `sweep` removes."""
 
     pid: int
     members: set[psutil.Process] = field(default_factory=set)
@@ -51,7 +51,7 @@ class Family:
     stubs: dict[psutil.Process, Stub] = field(default_factory=dict)  # a dead process no longer tells its arguments
 
     def look(self) -> list[Stub]:
-        """The stubs of the models loaded now, dead stubs too."""
+        """The loaded models' stubs, also dead stubs."""
         children: list[psutil.Process] = []
         with suppress(psutil.NoSuchProcess):
             server = psutil.Process(self.pid)
@@ -65,7 +65,7 @@ class Family:
         return [*self.stubs.values()]
 
     def sweep(self) -> tuple[int, int]:
-        """Kills remaining members, removes their shared memory; returns processes and bytes."""
+        """Returns the number of killed processes and the freed bytes."""
         left = [member for member in self.members if _lives(member)]
         for member in left:
             with suppress(psutil.NoSuchProcess):

@@ -51,8 +51,8 @@ def running_server(
 ) -> Iterator[Server]:
     """Yields when the server is ready.
 
-    `arguments` are Triton's, except addresses and ports. Raises ServerFailed if the server stops or is not ready in
-    time. `supervised`: by serving/supervisor.py; `pid` is then the supervisor's.
+    `arguments` are Triton's, except addresses and ports. `supervised`: by serving/supervisor.py; `pid` is then the
+    supervisor's. Raises ServerFailed if the server stops or is not ready in time.
     """
     with tempfile.TemporaryDirectory(prefix="tritonserver-") as folder:
         log_path = Path(folder, "server.log")
@@ -71,7 +71,6 @@ def running_server(
 def _child(
     repository: Path, arguments: Sequence[str], log_path: Path, supervised: bool
 ) -> Iterator[tuple[subprocess.Popen[bytes], Server]]:
-    """The server's process, leader of its own session; stopped at the end."""
     services = ["http", "grpc", "metrics", *(["supervisor", "health"] if supervised else [])]
     ports = dict(zip(services, free_ports(len(services)), strict=True))
     program = "serving.supervisor" if supervised else "serving.launcher"
@@ -103,11 +102,10 @@ def free_ports(count: int) -> list[int]:
 
 
 def _wait_until_ready(process: subprocess.Popen[bytes], server: Server, timeout_s: float) -> str | None:
-    """None when ready, else the failure."""
+    """The failure, if any."""
     deadline = time.monotonic() + timeout_s
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy must not see loopback
     while process.poll() is None:
-        # refused connections, time-outs and HTTP errors are all OSError
         with suppress(OSError), opener.open(f"http://{server.http_url}/v2/health/ready", timeout=1):
             return None
         if time.monotonic() > deadline:
@@ -124,7 +122,7 @@ def _reason(log: str) -> str:
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    """Also ends the stubs: SIGTERM, then SIGKILL after a grace."""
+    """SIGTERM, then SIGKILL after a grace, also for the stubs."""
     process.terminate()
     try:
         process.wait(STOP_GRACE_S)

@@ -18,13 +18,13 @@ from serving.turns import turns
 
 
 class StandIn(ABC):
-    """One instance of a model; Triton's stub makes it and calls it from one thread."""
+    """An instance of a model; Triton's stub calls it from one thread."""
 
     default_file: ClassVar[str]  # the native backend's
 
     @abstractmethod
     def load(self, path: Path, config: Config, args: Mapping[str, str]) -> Engine:
-        """The model at `path`, on the device of Triton's `args`; raises ModelRefused."""
+        """Raises ModelRefused."""
 
     def initialize(self, args: dict[str, str]) -> None:
         """Raises TritonModelException, which Triton shows as the reason."""

@@ -61,7 +61,7 @@ class Supervisor:
                 return 0 if self._waits.stopped.is_set() else 1
 
     def _pause(self) -> bool:
-        """Waits before the next start; False after too many restarts or a signal."""
+        """False after too many restarts or a signal."""
         now = time.monotonic()
         self._restarts.append(now)
         while now - self._restarts[0] > RESTARTS_WITHIN_S:
@@ -76,7 +76,7 @@ class Supervisor:
         return not self._waits.stopped.wait(pause_s)
 
     def _serve(self) -> None:
-        """One run of the server; raises ServerLost or Stopping."""
+        """Raises ServerLost or Stopping."""
         self._acts.forget_plans()
         plans = self._loading.plans()
         at_start = [name for name, each in plans.items() if each.config is None and each.versions != ()]
@@ -110,7 +110,7 @@ class Supervisor:
 
 
 def _cause(process: subprocess.Popen[bytes], lost: ServerLost) -> tuple[str, str]:
-    """A server that dies during a load looks at first as if only the load had failed."""
+    """During a load, a dying server looks as if only the load had failed."""
     try:
         return "died", f"exit code {process.wait(DEATH_S)}"
     except subprocess.TimeoutExpired:

@@ -16,7 +16,7 @@ from serving.contract import Config
 
 
 class Turns:
-    """A lock shared by all processes with this `path`; raises OSError on file systems without locks."""
+    """A lock of all processes with this `path`; raises OSError on file systems without locks."""
 
     def __init__(self, path: Path) -> None:
         self._descriptor = os.open(path, os.O_RDONLY)
@@ -33,7 +33,7 @@ class Turns:
 
 
 def turns(config: Config, path: Path) -> AbstractContextManager[None]:
-    """`Turns` for a model with a standby (a second instance group), else nothing."""
+    """Nothing for a model without a standby (a second instance group)."""
     if len(config.get("instance_group", ())) < 2:
         return nullcontext()
     try:

@@ -1,4 +1,4 @@
-"""The waits of the supervisor and the fleet: a signal ends all of them, and the server's death some."""
+"""Waits of the supervisor and the fleet; a signal ends them, and the server's death some."""
 
 import subprocess
 import threading
@@ -42,12 +42,12 @@ class Waits:
             raise ServerLost("died", f"exit code {process.returncode}")
 
     def call(self, function: Callable[[], None]) -> None:
-        """A thread, so that a signal need not wait; raises `function`'s ControlFailed."""
+        """In a thread: a signal need not wait. Raises `function`'s ControlFailed."""
         in_thread(function, self.tick)
 
 
 def in_thread(function: Callable[[], None], tick: Callable[[], None]) -> None:
-    """Runs `function` in a thread and ticks until it ends; raises its ControlFailed."""
+    """Ticks until `function` ends; raises its ControlFailed."""
     failures: list[ControlFailed] = []
 
     def run() -> None:

@@ -24,7 +24,7 @@ class Broken(Exception):
 
 @dataclass(frozen=True)
 class Problem:
-    """Version None: a fault of the files that all versions share."""
+    """Version None: shared files are at fault."""
 
     version: int | None
     text: str
@@ -32,9 +32,9 @@ class Problem:
 
 @dataclass(frozen=True)
 class Plan:
-    """`versions` to serve: ascending, empty if nothing can be served, None if Triton decides.
+    """`versions`: ascending, empty if nothing can be served, None if Triton decides.
 
-    `config` is the JSON for Triton's load call, None if config.pbtxt says the same.
+    `config`: JSON for Triton's load call, None if config.pbtxt says the same.
     """
 
     model: str
@@ -44,7 +44,7 @@ class Plan:
 
 
 def plan(model_dir: Path, refused: Collection[int] = ()) -> Plan:
-    """The newest whole versions, as many as the policy serves, without those `refused`."""
+    """The newest whole versions without those `refused`, as many as the policy serves."""
     name, present = model_dir.name, _versions(model_dir)
     if not any((model_dir / str(number) / MANIFEST_FILE).exists() for number in present):
         return Plan(name, None)
@@ -78,7 +78,7 @@ def plan(model_dir: Path, refused: Collection[int] = ()) -> Plan:
 
 
 def _versions(model_dir: Path) -> list[int]:
-    """Ascending; like Triton, without other folders and leading zeros."""
+    """Ascending; ignores what Triton ignores."""
     names = (path.name for path in model_dir.iterdir() if path.is_dir())
     return sorted(int(name) for name in names if name.isdecimal() and name.isascii() and not name.startswith("0"))
 
@@ -99,7 +99,7 @@ def _read_config(path: Path, name: str) -> pb.ModelConfig:
 
 
 def _published_config(model_dir: Path, chosen: Sequence[int]) -> pb.ModelConfig | None:
-    """The newest readable configuration of the `chosen` versions."""
+    """Of the newest version with a readable configuration."""
     for number in reversed(chosen):
         try:
             return _read_config(model_dir / str(number) / CONFIG_FILE, model_dir.name)
@@ -120,7 +120,7 @@ def _served(message: pb.ModelConfig, present: Sequence[int]) -> list[int]:
 
 
 def _check_version(folder: Path) -> dict[str, Any]:
-    """The manifest of a version whose file has its hash; raises Broken."""
+    """The manifest of an unchanged version; raises Broken."""
     path = folder / MANIFEST_FILE
     try:
         manifest: dict[str, Any] = json.loads(path.read_text())
@@ -147,7 +147,7 @@ def _labels_problem(model_dir: Path, manifest: Mapping[str, Any]) -> str | None:
 
 
 def _override(message: pb.ModelConfig, versions: Sequence[int], without_labels: bool) -> str:
-    """`message` as JSON that serves exactly `versions`."""
+    """JSON that serves exactly `versions`."""
     from google.protobuf import json_format
 
     message.version_policy.Clear()

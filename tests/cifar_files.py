@@ -1,4 +1,4 @@
-"""Small batches of CIFAR-10 in its two formats: binary records, and dictionaries pickled by Python 2."""
+"""Small batches of CIFAR-10: binary, and pickled by Python 2."""
 
 import struct
 from pathlib import Path
@@ -9,7 +9,7 @@ from models.data.cifar import BATCHES
 
 
 def write_binary(folder: Path, batches: dict[str, tuple[np.ndarray, np.ndarray]], suffix: str = ".bin") -> Path:
-    """Images (n, 3, 32, 32) and labels (n,) as records: a label, then the red, green and blue plane."""
+    """Records: a label, then the red, green and blue plane."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, (images, labels) in batches.items():
         records = np.concatenate([labels[:, None].astype(np.uint8), images.reshape(len(images), -1)], axis=1)
@@ -18,7 +18,7 @@ def write_binary(folder: Path, batches: dict[str, tuple[np.ndarray, np.ndarray]]
 
 
 def write_pickled(folder: Path, batches: dict[str, tuple[np.ndarray, np.ndarray]]) -> Path:
-    """Byte for byte as Python 2 pickles (protocol 2)."""
+    """As Python 2 pickles (protocol 2)."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, (images, labels) in batches.items():
         (folder / name).write_bytes(pickled(images.reshape(len(images), -1), labels))
@@ -26,7 +26,7 @@ def write_pickled(folder: Path, batches: dict[str, tuple[np.ndarray, np.ndarray]
 
 
 def pickled(pixels: np.ndarray, labels: np.ndarray) -> bytes:
-    """Of {"batch_label", "labels", "data", "filenames"}; strings are bytes, as in Python 2."""
+    """{"batch_label", "labels", "data", "filenames"}; strings are bytes, as in Python 2."""
     entries = text(b"batch_label") + text(b"training batch 1 of 5")
     entries += text(b"labels") + b"](" + b"".join(b"K" + bytes([label]) for label in labels) + b"e"
     entries += text(b"data") + array(pixels)
@@ -47,7 +47,6 @@ def text(content: bytes) -> bytes:
 
 
 def random_batches(count: int = 3, seed: int = 0) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Six batches of noise with labels in a row."""
     draw = np.random.default_rng(seed)
     images = draw.integers(0, 256, (len(BATCHES), count, 3, 32, 32), np.uint8)
     labels = np.arange(len(BATCHES) * count).reshape(len(BATCHES), count) % 10

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 # A shell script's background jobs and their children ignore SIGINT; some tests interrupt children.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# As in the Makefile; before torch is imported, and for children too. On busy cores more threads take ten times as long.
+# Set before torch is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
@@ -26,7 +26,7 @@ settings.register_profile("quick", max_examples=40, deadline=None)
 settings.register_profile("thorough", max_examples=1000, deadline=None)
 settings.load_profile("quick")
 
-# The longest files. They come first: the processes of a run share the files, and all should end together.
+# The longest files come first, so that the processes of a run end together.
 LONG = (
     *("test_readme.py", "test_conditions.py", "test_pretrained.py", "test_fleet.py", "test_tensorrt_conformance.py"),
     *("test_tensorrt_support.py", "test_latency.py", "test_supervisor.py", "test_operate_live.py"),
@@ -45,12 +45,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Modules and tests are no garbage: the collections that many tests ask for skip them."""
+    """Later collections skip what lives now: modules and tests."""
     gc.freeze()
 
 
 def _there(path: Path, what: str) -> Path:
-    """Skips with the reason if `path` is missing; fails under CI, which has it."""
+    """Skips, or fails under CI, if `path` is missing."""
     if not path.exists():
         (pytest.fail if os.environ.get("CI") else pytest.skip)(f"{what} is not at {path}")
     return path
@@ -58,7 +58,7 @@ def _there(path: Path, what: str) -> Path:
 
 @pytest.fixture(scope="session", autouse=True)
 def _quick_exports(shared_dir: Path) -> None:
-    """PyTorch's exporter compiles its operator table in every call, a quarter of the time; here once a process.
+    """Compiles the exporter's operator table once a process: it takes a quarter of every export.
 
     Each network is exported once a run.
     """
@@ -74,14 +74,14 @@ def _quick_exports(shared_dir: Path) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread() -> None:
-    """Of ONNX Runtime, as the Makefile's of PyTorch: its threads wait busily for one another."""
+    """ONNX Runtime's threads wait busily for one another."""
     if "export.equivalence" in sys.modules:
         sys.modules["export.equivalence"].onnx_classifier.__defaults__ = (1,)
 
 
 @pytest.fixture
 def processor_time_s() -> Callable[..., float]:
-    """In seconds, independent of the machine's load; the command must end with `code`."""
+    """Seconds, whatever the machine's load; the command must end with `code`."""
 
     def run(command: list[str], code: int = 0) -> float:
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -104,7 +104,7 @@ def reference_dir() -> Path:
 
 @pytest.fixture(scope="session")
 def shared_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Shared by all worker processes of this run."""
+    """For all worker processes."""
     folder = tmp_path_factory.getbasetemp()
     return folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
 
@@ -130,7 +130,7 @@ def trained(shared_dir: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def repository(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Holds that network, folded, as version 1 of `vitbn`."""
+    """`trained`, folded, as version 1 of `vitbn`."""
     from export.pipeline import Destination, ExportOptions, export_checkpoint
 
     path = tmp_path_factory.mktemp("repository with a space")
@@ -140,7 +140,6 @@ def repository(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def live_server(repository: Path) -> Iterator[object]:
-    """Has `http_url` and `grpc_url`."""
     from serving.running import running_server
 
     with running_server(repository, ["--disable-auto-complete-config"]) as server:  # saves a start of the model

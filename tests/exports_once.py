@@ -1,4 +1,4 @@
-"""PyTorch's exporter, run once for each network: tests export the same networks again, at a second or more each.
+"""Exports each network once a run: a second or more, and tests export the same again.
 
 In: a folder that all processes of a test run share. Out: a `torch.onnx.export` that keeps our networks' graphs there.
 """
@@ -22,7 +22,7 @@ OF_TORCH = vars(nn.Module()).keys()
 
 
 def once(export: Callable[..., Any], folder: Path) -> Callable[..., Any]:
-    """Networks other than `Served` are exported every time."""
+    """Other networks than `Served` are not kept."""
     folder.mkdir(exist_ok=True)
 
     def remembered(model: nn.Module, *arguments: Any, **options: Any) -> Any:
@@ -41,7 +41,7 @@ def once(export: Callable[..., Any], folder: Path) -> Callable[..., Any]:
 
 
 def key(model: nn.Module, example: tuple[torch.Tensor, ...], options: dict[str, Any]) -> str:
-    """Of all that decides the graph: classes, code, attributes and tensors of the network, the example, the options."""
+    """Of what decides the graph: classes, code, attributes and tensors, the example, the options."""
     digest = hashlib.sha256(repr(([(each.shape, each.dtype) for each in example], options)).encode())
     for name, module in model.named_modules():
         kind, own = type(module), {key: value for key, value in vars(module).items() if key not in OF_TORCH}

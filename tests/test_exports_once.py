@@ -1,4 +1,4 @@
-"""The memory of exports: the same network is exported once, any other network anew."""
+"""The same network is exported once, another network anew."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -41,7 +41,7 @@ def calls() -> list[object]:
 
 @pytest.fixture
 def export(calls: list[object], tmp_path: Path) -> Callable[..., Any]:
-    """The memory over an exporter that names its graphs by number."""
+    """Graphs are named by number."""
 
     def numbered(*arguments: object, **options: object) -> SimpleNamespace:
         calls.append(arguments)

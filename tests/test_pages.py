@@ -1,4 +1,4 @@
-"""Commands, options, targets, extras, files and headings on the pages exist; their tables are measured."""
+"""What the pages name exists; their tables are measured."""
 
 import ast
 import json
@@ -39,7 +39,7 @@ def prose(name: str) -> str:
 
 
 def shell_lines(text: str) -> Iterator[str]:
-    """Command lines in fenced sh blocks, indented blocks and backticks; continued lines are joined."""
+    """From fenced sh blocks, indented blocks and backticks; continued lines are joined."""
     for block in re.findall(r"^```sh\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
         yield from block.replace("\\\n", " ").splitlines()
     outside = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
@@ -55,7 +55,6 @@ def is_command(text: str) -> bool:
 
 @cache
 def script(path: str) -> click.Command:
-    """The click command that `python path` runs."""
     last = ast.parse((ROOT / path).read_text()).body[-1]
     assert isinstance(last, ast.If), f"{path} is no command"
     assert isinstance(last.body[-1], ast.Expr), path
@@ -68,7 +67,7 @@ def script(path: str) -> click.Command:
 
 
 def parse(command: click.Command, words: list[str], line: str) -> None:
-    """Fails unless click accepts the words; files need not exist."""
+    """Files need not exist."""
     context = click.Context(command, info_name=command.name, **command.context_settings)
     options, left, _ = command.make_parser(context).parse_args(list(words))
     if isinstance(command, click.Group):
@@ -120,7 +119,6 @@ def check(line: str) -> None:
 
 
 def check_server(words: list[str], line: str) -> None:
-    """Fails if tritonserver has no such option."""
     given = {word.partition("=")[0] for word in words if word.startswith("--")}
     assert given <= server_options(), line
 
@@ -147,7 +145,7 @@ def options_of(command: click.Command) -> set[str]:
 
 @cache
 def known_options() -> set[str]:
-    """Of all commands, and of the programs that pages mention."""
+    """With those of programs that pages mention."""
     folders = ("models", "export", "serving", "clients", "clients/web", "benchmarks")
     scripts = [path for folder in folders for path in sorted((ROOT / folder).glob("*.py"))]
     commands = [path.relative_to(ROOT).as_posix() for path in scripts if "\nif __name__ ==" in path.read_text()]
@@ -220,7 +218,7 @@ def test_front_pages_stay_short() -> None:
 
 
 def table(name: str, heading: str) -> list[list[str]]:
-    """Cells of the first table under that heading, without its head."""
+    """Rows of the first table under that heading."""
     section = (ROOT / name).read_text().split(f"\n## {heading}\n")[1].split("\n## ")[0]
     rows = [line for line in section.splitlines() if line.startswith("|")]
     return [[cell.strip(" *") for cell in row.strip("|").split("|")] for row in rows[2:]]

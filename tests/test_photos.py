@@ -28,7 +28,7 @@ DIGIT_PNG = Path(__file__).parents[1] / "digit.png"
 
 
 def picture(label: int, draw: np.random.Generator, side: int = 32) -> np.ndarray:
-    """uint8 (side, side, 3): five hues, upright or lying bars."""
+    """Five hues, upright or lying bars."""
     hue = (label % 5) / 5 + draw.uniform(-0.03, 0.03)
     colour = np.array(colorsys.hsv_to_rgb(hue % 1, 1, 1))
     bars = np.sin(np.arange(side) * 2 * np.pi * 4 / side + draw.uniform(0, 2 * np.pi)) > 0
@@ -44,7 +44,7 @@ def run(command: object, *arguments: object) -> Result:
 
 @pytest.fixture(scope="module")
 def cifar(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder as in the binary archive, with 100 pictures per batch."""
+    """100 pictures per batch."""
     draw = np.random.default_rng(0)
     labels = np.arange(100) % 10
     batches = {
@@ -72,7 +72,7 @@ def exported(checkpoint: Path, cifar: Path, tmp_path_factory: pytest.TempPathFac
 
 @pytest.fixture(scope="module")
 def server(exported: tuple[Path, str]) -> Iterator[Server]:
-    """With `photos` and a shipped model of digits."""
+    """Serves `photos` and digits."""
     repository = exported[0]
     run(export, "--model", "vitbn-tiny", "--repository", repository, "--name", "digits")
     with running_server(repository, ["--disable-auto-complete-config"]) as started:  # saves a start of each model

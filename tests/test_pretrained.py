@@ -30,7 +30,7 @@ SIZES = {
 }
 BATCH = 100
 SOME = 1000  # images
-# The first 16 digits of the SHA-256 of names and tensors: metadata may change, weights may not.
+# First 16 digits of the SHA-256 of names and tensors: metadata may change, weights may not.
 WEIGHTS = {
     "cnn": "821639c0d449eceb",
     "vit": "417a65ef966e64b9",
@@ -54,7 +54,7 @@ def test_part(mnist_dir):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SHIPPED)
 def test_accuracy_before_and_after_export(name, test_part):
-    """Training recorded PyTorch's accuracy; the file must have it on all images, PyTorch the file's on some."""
+    """Training's accuracy is that of the file on all images, of PyTorch and file on some."""
     images, labels = test_part
     checkpoint = load(shipped(name))
     recorded = checkpoint.metrics["test_accuracy"]

@@ -1,4 +1,4 @@
-"""The README's blocks run word for word and print what it shows; CI runs its make commands."""
+"""The README's blocks run and print what it shows; CI runs its make commands."""
 
 import os
 import re
@@ -18,10 +18,7 @@ READY_S = 60
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """A clone of the tree; its latency.py times one ViTBN of one block, to be quick.
-
-    test_latency.py runs all networks.
-    """
+    """latency.py times one ViTBN of one block, to be quick; test_latency.py runs all networks."""
     copy = tmp_path / "a clone"
     listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
     for name in subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines():
@@ -95,7 +92,7 @@ def shown(line: str) -> str:
 
 
 def without_numbers(output: str) -> str:
-    """The words of an output: numbers vary, and the package may be installed from another folder."""
+    """Numbers vary, and the package may be installed from another folder."""
     return re.sub(r"\d[\d,.]*(e-\d+)?", "#", re.sub(r"Read .*models/", "Read models/", output)).strip()
 
 

@@ -57,7 +57,7 @@ def require() -> Gpu:
 
 
 def require_for_server(version: str | None = None, version_compatible: bool = False) -> Gpu:
-    """As `require`; raises VersionMismatch if the server, by default this machine's, has another TensorRT."""
+    """Raises Unavailable, or VersionMismatch for a server (by default this machine's) with another TensorRT."""
     gpu = require()
     if server := version or server_version():
         import tensorrt

@@ -52,7 +52,6 @@ def from_export(exported: Exported) -> OnnxSource:
 
 
 def read_source(path: Path) -> OnnxSource:
-    """The manifest comes from the file's metadata, else from the .json beside it."""
     try:
         data = path.read_bytes()
         proto = onnx.load_from_string(data)
@@ -73,10 +72,7 @@ def read_source(path: Path) -> OnnxSource:
 
 
 def in_precision(source: OnnxSource, precision: str, lowering: Callable[[], Lowering]) -> OnnxSource:
-    """Raises AccuracyError if accuracy drops too far.
-
-    `lowering` loads the data and is called only then.
-    """
+    """Raises AccuracyError if accuracy drops too far. Calls `lowering`, which loads the data, only to convert."""
     if source.precision == precision:
         return source
     if source.precision != "fp32":

@@ -37,10 +37,7 @@ def openvino_classifier(data: bytes, bfloat16: bool, threads: int = 0) -> Classi
 
 
 def check_accuracy(data: bytes, dataset: Dataset, max_drop_points: float, bfloat16: bool) -> EngineAccuracy:
-    """Raises AccuracyError if OpenVINO is more than `max_drop_points` percentage points below ONNX Runtime.
-
-    Raises Unavailable like `openvino_classifier`.
-    """
+    """Raises AccuracyError if OpenVINO is over `max_drop_points` points below ONNX Runtime, or Unavailable."""
     classify, precision = openvino_classifier(data, bfloat16), "bfloat16" if bfloat16 else "float32"
     return engine_accuracy("OpenVINO", precision, classify, data, dataset, max_drop_points)
 

@@ -61,18 +61,13 @@ class EngineOptions:
 
 @dataclass(frozen=True)
 class Built:
-    """The manifest holds the facts under `engine`."""
-
     artifact: Artifact
     proof: Proof
     accuracy: EngineAccuracy | None = None
 
 
 def make(source: OnnxSource, options: EngineOptions, gpu: Gpu, dataset: Dataset | None = None) -> Built:
-    """With a `dataset` the engine's accuracy is measured too.
-
-    Raises UnsupportedGraph, EngineError, LayerTypesDiffer, EquivalenceError or AccuracyError.
-    """
+    """Raises UnsupportedGraph, EngineError, LayerTypesDiffer, EquivalenceError or AccuracyError."""
     proto, config = prepare(onnx.load_from_string(source.data)), source.config
     start_ns = time.perf_counter_ns()
     plan = build(proto, config, options)
@@ -100,7 +95,7 @@ def make(source: OnnxSource, options: EngineOptions, gpu: Gpu, dataset: Dataset 
 
 
 def build(proto: onnx.ModelProto, config: ModelConfig, options: EngineOptions) -> bytes:
-    """Returns the serialised engine; raises EngineError."""
+    """Raises EngineError."""
     import tensorrt as trt
     from polygraphy.backend.trt import CreateConfig, Profile, engine_bytes_from_network, network_from_onnx_path
 
@@ -143,7 +138,7 @@ def inspect(engine: Any, config: ModelConfig, options: EngineOptions) -> str:
     context = engine.create_execution_context()
     context.set_input_shape(INPUT_NAME, (options.opt_batch, *config.input_shape))
     inspector = engine.create_engine_inspector()
-    inspector.execution_context = context  # with a dynamic batch it knows most types only in a context with a shape
+    inspector.execution_context = context  # with a dynamic batch, types appear only in a context with a shape
     return str(inspector.get_engine_information(trt.LayerInformationFormat.JSON))
 
 
@@ -157,10 +152,10 @@ def engine_classifier(engine: Any) -> Iterator[Classifier]:
 
 
 def compare(expected: Classifier, found: Classifier, images: Images, options: EngineOptions) -> Proof:
-    """Compares at the batch sizes of the profile and at the BATCH_SIZES that it covers.
+    """Compares at the profile's batch sizes and the BATCH_SIZES between; repeats `images` to fill them.
 
-    `images` are repeated to fill the largest. Below float32, an image whose two best logits lie within rounding does
-    not count. Raises a subclass of EquivalenceError.
+    Below float32, leaves out images whose two best logits lie within rounding. Raises a subclass of
+    EquivalenceError.
     """
     logits = np.sort(expected(images), axis=1)
     tolerance = TOLERANCES[options.precision] * float(np.abs(logits).max())

@@ -1,4 +1,4 @@
-"""Checks the precision of a built TensorRT engine from its inspector's report on every layer.
+"""Checks the precision of a TensorRT engine, layer by layer, from its inspector's report.
 
 In: the inspector's JSON and the ONNX graph. Out: counts of product layers by type, or LayerTypesDiffer. The element
 types stand under "Format/Datatype" up to TensorRT 10 and under "Datatype" from 11 on. A fused layer names its ONNX
@@ -33,9 +33,9 @@ class LayerTypesDiffer(ExportError):
 def check_layers(information: str, proto: onnx.ModelProto, precision: str) -> dict[str, int]:
     """Counts, by type, the engine's layers with a MatMul, Gemm or Conv of `proto`.
 
-    `precision` is fp32, tf32 or fp16. A layer may hold only the types of its ONNX nodes: a Softmax that the graph keeps
+    `precision` is fp32, tf32 or fp16. A layer may hold only the types of its ONNX nodes: a Softmax that the graph has
     in float32 stays there. A layer that computes products holds the types of `precision`. Raises LayerTypesDiffer.
-    Returns no counts if the inspector names no type of such a layer.
+    Empty if the inspector names no such type.
     """
     asked, nodes, types = COMPUTED_IN[precision], {node.name: node for node in proto.graph.node}, element_types(proto)
     counted: Counter[str] = Counter()

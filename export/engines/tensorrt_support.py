@@ -16,9 +16,9 @@ class UnsupportedGraph(ExportError):
 
 
 def prepare(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Reads the batch size behind the cast of the images; raises UnsupportedGraph if `proto` is not valid.
+    """Reads the batch size after the Cast of the images: TensorRT accepts uint8 only as input of Cast.
 
-    The exporter reads the shape of the uint8 input; TensorRT accepts uint8 only as input of Cast.
+    Raises UnsupportedGraph if `proto` is not valid.
     """
     prepared = onnx.ModelProto()
     prepared.CopyFrom(proto)
@@ -29,7 +29,7 @@ def prepare(proto: onnx.ModelProto) -> onnx.ModelProto:
         if casts and asking:
             for node in asking:
                 node.input[0] = casts[0].output[0]
-            nodes = [casts[0], *(node for node in graph.node if node is not casts[0])]  # the Shape nodes need it
+            nodes = [casts[0], *(node for node in graph.node if node is not casts[0])]
             del graph.node[:]
             graph.node.extend(nodes)
     try:

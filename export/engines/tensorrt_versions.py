@@ -1,4 +1,4 @@
-"""Which TensorRT the server has: a plan loads only in the version that built it.
+"""The server's TensorRT: a plan loads only in the version that built it.
 
 In: this machine's libraries, or what the user says. Out: nothing, or VersionMismatch.
 """

@@ -77,7 +77,7 @@ class AbsorbQueries(ir.passes.InPlacePass):
         return RewriteResult(model, bool(sites), tuple(sites), tuple(refusals))
 
     def _trim(self, model: ir.Model) -> None:
-        """Cuts the unused columns of keys and values off a MatMul that also makes the queries."""
+        """Cuts unused columns of keys and values off a MatMul that also makes the queries."""
         shapes = Shapes(model.graph, self.sizes)
         Materialiser(shapes, analyse(shapes)).run()
         drop_unread(model)

@@ -29,9 +29,9 @@ def given(node: ir.Node, position: int) -> ir.Value:
 
 
 def scores_of(shapes: Shapes, softmax: ir.Node) -> tuple[ir.Node, bool]:
-    """The MatMul whose product the Softmax normalises, and whether adding a constant to its scores has no effect.
+    """The MatMul that makes the scores, and whether the Softmax ignores a constant added to them.
 
-    Sums, factors shared by all tokens, and masks of minus infinity keep it without effect.
+    It still does after sums, factors shared by all tokens and masks of minus infinity.
     """
     value, uniform = given(softmax, 0), True
     while True:
@@ -73,7 +73,7 @@ def _from_matmul(shapes: Shapes, value: ir.Value, softmax: ir.Node) -> bool:
 
 
 def _keeps_uniform(shapes: Shapes, node: ir.Node, scores: ir.Value) -> bool:
-    """Whether the same number added to all scores of a row adds the same number to all outputs of the row."""
+    """Whether a number added to all scores of a row shifts all outputs of the row alike."""
     others = [operand for operand in node.inputs if operand is not None and operand is not scores]
     match node.op_type:
         case "Add" | "Sub":

@@ -33,7 +33,6 @@ def constant(value: ir.Value | None) -> NDArray[np.generic] | None:
 
 
 def integers(value: ir.Value | None) -> list[int] | None:
-    """None if the value is no constant."""
     array = constant(value)
     return None if array is None else [int(number) for number in np.atleast_1d(array).ravel()]
 
@@ -73,7 +72,7 @@ class Constants:
         return self.add(np.array(numbers, np.int64), base)
 
     def add_to_bias(self, value: ir.Value, bias: NDArray[np.float64], kept: Container[ir.Node] = ()) -> bool:
-        """Adds a vector to the bias that alone reads `value`; False without such an Add, or if it is `kept`."""
+        """Adds a vector to the bias that only `value` gets; False without such an Add, or if it is `kept`."""
         uses = list(value.uses())
         if len(uses) != 1 or uses[0].node.op_type != "Add" or uses[0].node in kept or value.is_graph_output():
             return False

@@ -21,7 +21,7 @@ WHOLE_VALUE = [WHOLE]
 
 
 def analyse(shapes: Shapes) -> Demands:
-    """A node can compute each of its boxes."""
+    """Every box is widened until its node can compute it."""
     demands: Demands = {output: [WHOLE] for output in shapes.graph.outputs}
     for node in reversed(shapes.graph):
         if reads_shape_alone(node):
@@ -68,7 +68,7 @@ def shape_range(node: ir.Node, rank: int) -> range:
 
 
 def demand_shape(shapes: Shapes, node: ir.Node, demands: Demands) -> None:
-    """A Shape reads no element. It demands its value only if the size is not computable without it."""
+    """A Shape demands its value only if the size cannot be computed without it."""
     value = node.inputs[0]
     if value is None or node.outputs[0] not in demands:
         return

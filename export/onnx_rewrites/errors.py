@@ -1,4 +1,4 @@
-"""Reasons why a foreign graph is not rewritten. Each error has its own exit code in `vitbn rewrite`."""
+"""Reasons to refuse a foreign graph, each with its own exit code in `vitbn rewrite`."""
 
 from __future__ import annotations
 

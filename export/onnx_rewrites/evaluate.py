@@ -27,9 +27,9 @@ class UnknownOperator(Exception):
 
 
 def evaluate(model: ir.Model, feeds: Mapping[str, Array]) -> list[Array]:
-    """The outputs in double, in the graph's order.
+    """Returns the graph's outputs, in order.
 
-    Raises UnknownOperator for a node that neither onnx's reference nor our kernels run.
+    Raises UnknownOperator for a node without a kernel in onnx's reference or here.
     """
     graph = model.graph
     values: dict[ir.Value, Array] = {value: _double(feeds[value.name or ""]) for value in graph.inputs}

@@ -143,7 +143,7 @@ def check_alone(traced: Sequence[Channels], readers: Iterable[ir.Node]) -> None:
 
 
 def _first_selection(channels: Channels) -> int:
-    """The path index where keys or values part from the queries, which may share their MatMul."""
+    """The index in `path` where keys or values part from queries that share their MatMul."""
     places = [place for place, node in enumerate(channels.path) if node.op_type in SELECTING]
     shared = places and all(
         use.node.op_type in SELECTING or use.node in channels.path or reads_shape_alone(use.node)
@@ -198,7 +198,7 @@ def _reader(value: ir.Value) -> ir.Node | None:
 
 
 def weight_of(product: ir.Node) -> Array:
-    """In double."""
+    """In float64."""
     weight = constant(product.inputs[1])
     if weight is None:
         raise Refused(product.outputs[0].name or "", "MatMul", "expected a constant weight")
@@ -206,9 +206,9 @@ def weight_of(product: ir.Node) -> Array:
 
 
 def alike(shapes: Shapes, value: ir.Value | None, wanted: Box = WHOLE) -> Array | None:
-    """The part `wanted` of a value that is the same for every image, with a first axis of size 1; else None.
+    """The part `wanted` of a value that all images share, with a first axis of size 1; else None.
 
-    For example the row of a class token before the first attention, behind Expand, Concat and Add.
+    For example a class token before the first attention, behind Expand, Concat and Add.
     """
     array: Array | None = constant(value)
     if array is not None:

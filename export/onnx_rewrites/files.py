@@ -39,9 +39,9 @@ def read_model(path: Path) -> ir.Model:
 
 
 def _follow_links(model: ir.Model, folder: Path) -> None:
-    """Reads weights behind a link from the folder of the model's own file, as in Hugging Face's cache.
+    """Reads weights behind links into the model's own folder, as in Hugging Face's cache.
 
-    Raises NotSupported for a link that leads elsewhere: a strange model must not read any file.
+    Raises NotSupported for other links: a strange model must not read any file.
     """
     for value in model.graph.initializers.values():
         tensor = value.const_value

@@ -27,7 +27,7 @@ from export.onnx_rewrites.unread import drop_unread
 
 @dataclass(frozen=True)
 class Folding:
-    """The map's last value, its form, and the changes before (`upstream`) or after it."""
+    """`value` ends the map; `changes` are before (`upstream`) or after it."""
 
     value: ir.Value
     form: Affine
@@ -80,7 +80,7 @@ class FoldAffine(ir.passes.InPlacePass):
         return RewriteResult(model, bool(sites), tuple(sites), tuple(refusals.values()))
 
     def _next(self, shapes: Shapes, refusals: dict[ir.Value, Refusal]) -> Folding | None:
-        """Asks the maps of `refusals` last."""
+        """Tries refused maps last."""
         asked = [*ends(shapes)]
         for value, form in sorted(asked, key=lambda end: end[0] in refusals):
             try:
@@ -91,7 +91,7 @@ class FoldAffine(ir.passes.InPlacePass):
 
 
 def ends(shapes: Shapes) -> Iterator[tuple[ir.Value, Affine]]:
-    """Values that end an affine map: no reader of the value continues it."""
+    """Values that end an affine map: no reader continues it."""
     affines = Affines(shapes)
     for node in shapes.graph:
         for value in node.outputs:
@@ -110,7 +110,7 @@ def ends(shapes: Shapes) -> Iterator[tuple[ir.Value, Affine]]:
 
 
 def _only_inside(value: ir.Value, form: Affine) -> None:
-    """Raises Refused if a value inside the map is read outside: folding before the map would change it."""
+    """Raises Refused if another node reads a value inside the map: folding would change that value."""
     for node in form.nodes:
         for output in node.outputs:
             others = [use for use in output.uses() if use.node not in form.nodes and not reads_shape_alone(use.node)]
@@ -137,7 +137,7 @@ class Folder:
         ir.convenience.replace_all_uses_with(value, root)
 
     def _change(self, change: Change) -> ir.Value:
-        """Sets weight and bias of a node; returns its output, or the sum with a new bias."""
+        """Returns the node's output, or the sum with a new bias."""
         node, output = change.node, change.node.outputs[0]
         name, dtype = f"{output.name}_folded", output.dtype
         place = next(k for k, given in enumerate(node.inputs) if is_constant(given)) if node.op_type == "Add" else 1
@@ -162,7 +162,7 @@ class Folder:
         return total
 
     def _put_out(self, new: ir.Value, old: ir.Value) -> None:
-        """Makes `new` the graph's output in place of `old`, under the same name."""
+        """Gives `new` the place and the name of the output `old`."""
         name, old.name = old.name, self.constants.name(f"{old.name}_mapped")
         new.name, new.type = name, old.type
         self.graph.outputs[[*self.graph.outputs].index(old)] = new

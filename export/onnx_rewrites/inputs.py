@@ -53,7 +53,7 @@ def first_dimensions(graph: ir.Graph) -> set[str]:
 
 
 def channels(graph: ir.Graph) -> dict[str, int]:
-    """The symbols that are channels of a Conv, with its number of channels: optimum declares them free."""
+    """The symbols that a Conv reads as channels (optimum declares them free) and their size."""
     known = {}
     for value in graph.inputs:
         for use in value.uses():
@@ -66,10 +66,10 @@ def channels(graph: ir.Graph) -> dict[str, int]:
 
 
 def size_rounds(graph: ir.Graph, fixed: Mapping[str, int] | None = None) -> Iterator[list[dict[str, int]]]:
-    """Families of sizes to try. A family has one size of every free dimension per round.
+    """Yields families: a size of every free dimension for each round.
 
-    First every dimension varies, all but first axes apart, then together: inputs of one length may name it differently.
-    Then those in `fixed` keep their size, except first axes; at last these too.
+    First, dimensions that are no first axis vary apart, then together: inputs of one length may name it
+    differently. Later families keep the sizes in `fixed`, at first except those of first axes.
     """
     symbols, first, known = free_dimensions(graph), first_dimensions(graph), channels(graph)
     kept = {symbol: size for symbol, size in (fixed or {}).items() if symbol not in first}

@@ -22,7 +22,7 @@ def _tensor(array: Array) -> torch.Tensor:
 
 
 class Conv(OpRun):
-    """Over one, two or three axes; the sides may be padded differently."""
+    """One to three axes; the sides may be padded differently."""
 
     op_domain = ""
 

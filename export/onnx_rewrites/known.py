@@ -35,7 +35,7 @@ def decide_sizes(graph: ir.Graph) -> bool:
 
 
 def _compare(node: ir.Node) -> list[bool] | None:
-    """Whether each size equals the number on the other side; None if unknown."""
+    """Whether each size equals the number opposite; None if unknown."""
     for sizes, other in (node.inputs, reversed(node.inputs)):
         numbers = integers(other)
         if sizes is None or numbers is None or SYM_DATA_KEY not in sizes.metadata_props:
@@ -50,7 +50,7 @@ def _compare(node: ir.Node) -> list[bool] | None:
 
 
 def _choose(graph: ir.Graph, node: ir.Node, constants: Constants) -> ir.Value | None:
-    """The vector that a Where with a known condition picks; None if an input is no such vector."""
+    """The vector of a Where with a known condition; None for other inputs."""
     condition = constant(node.inputs[0])
     choices = [value for value in node.inputs[1:] if value is not None]
     vectors = all(value.shape is not None and value.shape.rank() == 1 for value in choices)

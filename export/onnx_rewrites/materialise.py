@@ -32,7 +32,7 @@ class Materialiser:
         self._whole: dict[ir.Value, ir.Value] = {}
 
     def run(self) -> None:
-        """Replaces every node whose inputs are partly computed; the caller removes unused nodes."""
+        """Replaces nodes whose inputs are partly computed; the caller removes unused nodes."""
         for node in list(self.graph):
             if node.op_type == "Shape" and node.domain == "":
                 self._shape(node)
@@ -103,7 +103,6 @@ class Materialiser:
     def node(
         self, operator: str, inputs: Sequence[ir.Value], like: ir.Value, attributes: Mapping[str, int] | None = None
     ) -> ir.Value:
-        """A new standard operator's output, with the dtype of `like`."""
         new = ir.node(operator, inputs, attributes=attributes)
         new.outputs[0].name = self.constants.name(f"{like.name}_rows")
         new.name = new.outputs[0].name
@@ -111,7 +110,7 @@ class Materialiser:
         return of_type(new.outputs[0], like.dtype)
 
     def _emit(self, node: ir.Node, value: ir.Value, wanted: Box, read: Mapping[int, Box]) -> ir.Value:
-        """The box `wanted` of the node's output `value`, computed from the boxes `read` of its inputs."""
+        """The box `wanted` of `value`, computed from the boxes `read` of the node's inputs."""
         moved = self._moved(node, value, wanted, read)
         if moved is not None:
             return moved
@@ -126,7 +125,7 @@ class Materialiser:
         return of_type(new.outputs[0], value.dtype)
 
     def _moved(self, node: ir.Node, value: ir.Value, wanted: Box, read: Mapping[int, Box]) -> ir.Value | None:
-        """As `_emit`, for operators that move elements and whose attributes do not fit a part."""
+        """As `_emit`, for operators that move elements."""
         source = node.inputs[0]
         if source is None or node.domain:
             return None
@@ -197,7 +196,6 @@ class Materialiser:
         self._whole[output] = self._vector([dims[axis] for axis in shape_range(node, len(dims))])
 
     def _replace_output(self, position: int, output: ir.Value) -> None:
-        """Gives a rebuilt output its public name."""
         name, output.name = output.name, self.constants.name(f"{output.name}_whole")
         new = ir.node("Identity", [self._whole[output]])
         new.outputs[0].name, new.outputs[0].type, new.outputs[0].shape = name, output.type, output.shape

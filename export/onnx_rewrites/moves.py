@@ -60,7 +60,7 @@ def _reshape(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
 def _through(
     before: Sequence[Dim], after: Sequence[Dim], left: list[int], right: list[int], chosen: Mapping[int, Sequence[int]]
 ) -> dict[int, tuple[int, ...]] | None:
-    """The indices of the axes `left` that hold the elements `chosen` of the axes `right`; None if no box does."""
+    """The box of axes `left` that holds the elements `chosen` of axes `right`; None if there is no such box."""
     left = [axis for axis in left if not same(before[axis], 1)]
     right = [axis for axis in right if not same(after[axis], 1)]
     if len(left) == len(right) == 1 and list(chosen) == right:
@@ -87,7 +87,7 @@ def _through(
 def shape_plan(shapes: Shapes, dims: Sequence[Dim], chosen: Mapping[int, Sequence[int]]) -> list[Dim] | None:
     """The shape of a value reduced to `chosen`; None if the graph cannot compute it.
 
-    One free dimension becomes -1. With more, each must be the size of an axis of a graph input.
+    A single free dimension becomes -1; several must all be sizes of the graph's inputs.
     """
     sizes: list[Dim] = [len(chosen[axis]) if axis in chosen else dim for axis, dim in enumerate(dims)]
     free = [position for position, dim in enumerate(sizes) if not isinstance(dim, int)]
@@ -119,7 +119,7 @@ def _gather(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
 
 
 def gathered(shapes: Shapes, node: ir.Node) -> list[int] | None:
-    """At least 0; None if unknown, of two axes, or counted from the end of a free axis."""
+    """Indices of at least 0; None if unknown, of two axes, or counted from the end of a free axis."""
     value, indices = node.inputs[0], node.inputs[1]
     known = integers(indices)
     if value is None or indices is None or known is None or shapes.rank(indices) > 1:

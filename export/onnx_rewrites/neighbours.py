@@ -157,7 +157,7 @@ def _after(shapes: Shapes, node: ir.Node, value: ir.Value, scale: Array, shift: 
 def _part_after(
     shapes: Shapes, node: ir.Node, value: ir.Value, axis: int | None, scale: Array, shift: Array
 ) -> Iterable[Change]:
-    """Maps a part of the value with the same part of the map; a Gather with one index drops its axis."""
+    """Maps a part of the value with the same part of the map."""
     changes: list[Change] = []
     indices = node.inputs[1] if node.op_type == "Gather" else None
     own = attribute_int(node, "axis", 0) % shapes.rank(value) if indices is not None else None
@@ -225,7 +225,7 @@ def _mean_after(
 
 
 def reshaped(shapes: Shapes, array: Array, value: ir.Value, other: ir.Value) -> Array:
-    """An array along the axes of `value`, along the axes of its reshaped form `other`."""
+    """Rearranges an array along the axes of `value` to those of its reshaped form `other`."""
     old, new = shapes.dims(value), shapes.dims(other)
     wanted, result = list(array.shape), [1] * len(new)
     for left, right in groups(shapes, old, new) or [(list(range(len(old))), list(range(len(new))))]:

@@ -131,9 +131,9 @@ def _name_free_dimensions(graph: ir.Graph) -> None:
 
 
 def _join_reshapes(graph: ir.Graph) -> bool:
-    """Leaves out reshapes that the next reshape undoes; returns whether there were any.
+    """Drops reshapes that the next reshape undoes; returns whether it changed the graph.
 
-    A norm between (B, N, D) and (B N, D) leaves such a pair, and no row of the middle is a row of an image.
+    A norm leaves such a pair, (B, N, D) -> (B N, D) and back; between them no box can pick a row of every image.
     """
     shapes, joined = Shapes(graph), False
     for node in graph:

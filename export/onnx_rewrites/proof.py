@@ -30,7 +30,7 @@ WORST = {"float32": 3, "float16": 10}  # limit of the original's own error, in t
 
 @dataclass(frozen=True)
 class Proof:
-    """The largest error relative to the outputs' size; `beside` names the right answers."""
+    """`error` is the largest, relative to the outputs' size; `beside` names the reference."""
 
     precision: str
     error: float
@@ -50,7 +50,7 @@ def prove_double(
     inputs: Sequence[Feeds],
     expected: Sequence[Sequence[Array]] | None = None,
 ) -> Proof:
-    """`expected`: the original's outputs, if already computed.
+    """Takes the original's outputs in `expected`, if known.
 
     Raises ProofFailed, and NotSupported if an operator has no kernel in double.
     """
@@ -121,7 +121,6 @@ def answers(runner: ort.InferenceSession, feeds: Feeds) -> dict[str, Array]:
 
 
 def finite_answers(runner: ort.InferenceSession, feeds: Feeds) -> dict[str, Array]:
-    """As `answers`; raises NotSupported if an output is empty or not finite."""
     found = answers(runner, feeds)
     check_finite(list(found.values()))
     return found
@@ -135,7 +134,7 @@ def check_finite(outputs: Sequence[Array]) -> None:
 
 
 def picked(names: Sequence[str], values: Sequence[Array], reads: Sequence[Read]) -> list[Array]:
-    """Returns all outputs without reads."""
+    """All `values` if there are no reads."""
     return [read.of(values[names.index(read.output)]) for read in reads] if reads else list(values)
 
 

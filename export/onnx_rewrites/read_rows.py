@@ -72,7 +72,7 @@ class ReadRows(ir.passes.InPlacePass):
 
 
 def _obstacle(graph: ir.Graph) -> Refusal:
-    """The first value of unknown shape; else the output, which reads everything."""
+    """The first value of unknown shape, else the output."""
     for node in graph:
         for value in node.outputs:
             if value.shape is None:

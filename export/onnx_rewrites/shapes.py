@@ -78,7 +78,7 @@ def _evaluate(dim: ir.SymbolicDim, sizes: tuple[tuple[str, int], ...], default: 
 
 @dataclass
 class Shapes:
-    """The shapes of a graph after `infer`; costs are computed at `sizes` of the symbols."""
+    """Shapes after `infer`; `sizes` gives the symbols numbers to count costs with."""
 
     graph: ir.Graph
     sizes: Mapping[str, int] = field(default_factory=dict)
@@ -93,16 +93,15 @@ class Shapes:
         return len(self.dims(value))
 
     def static(self, value: ir.Value, axis: int) -> int | None:
-        """None if the size is not a number."""
         dim = self.dims(value)[axis]
         return dim if isinstance(dim, int) else None
 
     def nominal(self, dim: Dim) -> int:
-        """The size of a dimension with symbols set to `sizes`, by default NOMINAL."""
+        """The size with symbols set to `sizes`, by default NOMINAL."""
         return dim if isinstance(dim, int) else _evaluate(dim, tuple(sorted(self.sizes.items())), NOMINAL)
 
     def source(self, dim: Dim) -> tuple[ir.Value, int] | None:
-        """A graph input and its axis of this size; None without such an axis."""
+        """A graph input and its axis of this size, if any."""
         for value in self.graph.inputs:
             for axis, size in enumerate(value.shape.dims if value.shape is not None else ()):
                 if not isinstance(size, int) and same(size, dim):

@@ -63,8 +63,6 @@ class Request:
 
 @dataclass(frozen=True)
 class Written:
-    """Times only on request."""
-
     rewritten: Rewritten
     proofs: tuple[Proof, ...]
     timed: tuple[Timed, ...]
@@ -134,10 +132,10 @@ class ProofInputs:
 
 
 def proof_inputs(original: ir.Model, graph: ir.Graph, path: Path, request: Request) -> ProofInputs:
-    """Inputs on which the original runs and gives finite answers.
+    """Inputs on which the original gives finite answers.
 
     Tries sizes from small to large, then with --dims fixed. Raises BadRequest if nothing runs, NotSupported if the
-    proof in double would take too much memory.
+    proof in double needs too much memory.
     """
     runner, reason, unsupported = session(path), "", None
     given = [read_inputs(request.inputs, graph)] if request.inputs else []
@@ -173,7 +171,7 @@ def proof_inputs(original: ir.Model, graph: ir.Graph, path: Path, request: Reque
 
 
 def without_functions(model: ir.Model) -> ir.Model:
-    """Constants become initialisers too; for the evaluator."""
+    """For the evaluator; also turns constants into initialisers."""
     from onnx_ir.passes.common import InlinePass, LiftConstantsToInitializersPass, RemoveInitializersFromInputsPass
 
     copy = model.clone()
@@ -184,7 +182,7 @@ def without_functions(model: ir.Model) -> ir.Model:
 
 
 def dtype_of(model: ir.Model) -> str:
-    """The narrowest float type of the weights, which selects the tolerance; raises NotSupported for bfloat16."""
+    """The narrowest float type of the weights; raises NotSupported for bfloat16."""
     held = {value.const_value.dtype for value in model.graph.initializers.values() if value.const_value is not None}
     if ir.DataType.BFLOAT16 in held:
         raise NotSupported("weights: expected float32 or float16, found bfloat16, which ONNX Runtime runs on no CPU")
@@ -192,7 +190,7 @@ def dtype_of(model: ir.Model) -> str:
 
 
 def clean(model: ir.Model, original: ir.Model, reads: Sequence[Read]) -> ir.Model:
-    """Removes what inference noted on inner values and restores the declared shapes of the outputs."""
+    """Drops inferred shapes and notes; restores the outputs' declared shapes."""
     for node in model.graph:
         for value in node.outputs:
             value.metadata_props.clear()

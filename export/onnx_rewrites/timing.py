@@ -35,7 +35,6 @@ class Timed:
 
 
 def time_both(before: Path, after: Path, graph: ir.Graph, sizes: Mapping[str, int]) -> tuple[Timed, ...]:
-    """A free first axis is set to 1 and 8."""
     first = first_dimensions(graph)
     asked = [{**sizes, **dict.fromkeys(first, batch)} for batch in BATCHES] if first else [dict(sizes)]
     runners = session(before), session(after)

@@ -1,6 +1,6 @@
 """Removes what no output reads.
 
-A Shape reads no element and does not keep its value alive: it is rebuilt from the graph's inputs.
+A Shape does not keep its value alive: it is rebuilt from the graph's inputs.
 """
 
 from __future__ import annotations

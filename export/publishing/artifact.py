@@ -27,8 +27,6 @@ class PublishError(ExportError):
 
 @dataclass(frozen=True)
 class Artifact:
-    """`manifest_json` adds name and hash."""
-
     config: ModelConfig
     manifest: dict[str, Any]
     file_name: str
@@ -69,7 +67,6 @@ def accuracy_of(manifest: dict[str, Any]) -> float | None:
 
 
 def _check_numbers(manifest: dict[str, Any]) -> None:
-    """Raises ValueError, TypeError or AttributeError."""
     accuracy, temperature = accuracy_of(manifest), manifest.get("temperature")
     if not 0 <= manifest["max_abs_error"] < math.inf:  # NaN fails too
         raise ValueError(f"max_abs_error {manifest['max_abs_error']}")

@@ -1,4 +1,4 @@
-"""Any ONNX file -> the next version of a model: names, dtypes and dims come from the graph.
+"""Any ONNX file -> the next version of a model: its tensors come from the graph.
 
 In: a file, preferably from `vitbn rewrite` with manifest and sample. Out: a version folder with model.onnx, its
 weights, manifest.json and sample.npz, which `verify` replays.
@@ -61,10 +61,7 @@ def is_foreign(manifest_path: Path) -> bool:
 
 
 def publish_foreign(repository: Path, name: str, file: Path, serving: Serving) -> Path:
-    """Returns the version's folder.
-
-    Raises PublishError if the model has other tensors, ForeignError for a file that does not run.
-    """
+    """Raises PublishError if the model has other tensors, ForeignError for a file that does not run."""
     check_name(name)
     model, runner, sample = read_model(file), session(file), _sample(file)
     outputs, model_dir = answers(runner, sample), repository / name
@@ -95,7 +92,7 @@ def publish_foreign(repository: Path, name: str, file: Path, serving: Serving) -
 def config_of(
     name: str, runner: ort.InferenceSession, sample: Feeds, serving: Serving, number: int = 1
 ) -> pb.ModelConfig:
-    """Warms up with the sample. Triton joins requests only if all inputs and outputs share a free first axis."""
+    """Triton joins requests only if all inputs and outputs share a free first axis."""
     from tritonclient.grpc import model_config_pb2 as pb
 
     tensors = [*runner.get_inputs(), *runner.get_outputs()]
@@ -138,12 +135,12 @@ def config_of(
 
 
 def _file_name(tensor: str, number: int) -> str:
-    """File of a tensor's warm-up input; versions may differ in its shape."""
+    """A warm-up input's file; versions may differ in its shape."""
     return f"{number}_" + "".join(letter if letter.isalnum() else "_" for letter in tensor)
 
 
 def _same_contract(model_dir: Path, message: pb.ModelConfig) -> None:
-    """Raises PublishError if clients of the older versions could not call the new version."""
+    """Raises PublishError if the older versions' clients could not call the new version."""
     held = read_config(model_dir)
     for kind in ("input", "output"):
         old, new = ([(t.name, t.data_type, [*t.dims]) for t in getattr(each, kind)] for each in (held, message))

@@ -1,6 +1,6 @@
 """Lists and loads the models of a running Triton server.
 
-A load leaves no gap: the old version answers until the new version does, and stays if that fails.
+The old version answers until the new version is loaded, and stays if the load fails.
 Source: triton-inference-server/server, docs/protocol/extension_model_repository.md.
 """
 

@@ -31,7 +31,7 @@ def fall_back(model_dir: Path) -> int:
 def promote(model_dir: Path, number: int, server: LiveServer | None) -> list[int]:
     """Serves version `number` and the version before it; returns the versions served until now.
 
-    Raises PublishError for a missing version, and the errors of `activate`.
+    Raises PublishError for a missing version, ServerRefused and NotExplicit as `activate`.
     """
     present, before = versions(model_dir), served(model_dir)
     if number not in present:
@@ -44,8 +44,9 @@ def promote(model_dir: Path, number: int, server: LiveServer | None) -> list[int
 def activate(model_dir: Path, before: Sequence[int], server: LiveServer | None) -> None:
     """Makes the running server load a changed model.
 
-    Raises ServerRefused if the load fails. Then `before` is served again; a new model (`before` is empty) is removed
-    unless it has gained a version since. Raises NotExplicit for a server without model control; the change stays.
+    A refused load raises ServerRefused; then `before` is served again, and a new model (`before` is empty) is
+    removed unless it has gained a version since. A server without model control raises NotExplicit; the change
+    stays.
     """
     if server is None:
         return

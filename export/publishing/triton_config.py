@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 
 LABELS_FILE = "labels.txt"
 
-# Larger batches leave a CPU's cache: slower per image, more memory. Clients split them.
+# Larger batches leave a CPU's cache: slower per image, more memory.
 MAX_BATCH_SIZE = 256
 # Images at once inside a transformer, in the project's ONNX Runtime backend; 256 take 9 % longer (depth 6).
 INNER_BATCH = 64
-# Further requests are refused. 16 of 64 images each wait half a second for the slowest shipped model.
+# Further requests are refused. 16 of 64 images wait half a second for the slowest shipped model.
 MAX_QUEUE_SIZE = 16
-STANDBY_PRIORITY = 1000  # the second instance works only while the first, of priority 1, does
-# Of a stored float32 logit: 100 times the export's tolerance. A newer version may allow TF32 to older versions, which
-# moves a logit of 10 by up to 0.005.
+STANDBY_PRIORITY = 1000  # works only while the first instance, of priority 1, does
+# Of a float32 logit: 100 times the export's tolerance. A newer version may allow TF32 to older versions, which moves a
+# logit of 10 by up to 0.005.
 PROBE_TOLERANCE = 0.01
 # Larger batches keep a GPU busy without a CUDA graph.
 LARGEST_GRAPH = 256
@@ -43,7 +43,7 @@ THREADS = {"onnxruntime": "intra_op_thread_count", "openvino": "INFERENCE_NUM_TH
 
 @dataclass(frozen=True)
 class Serving:
-    """How a model is served. None keeps the value in config.pbtxt; a new model gets the default.
+    """How a model is served. None keeps the value in config.pbtxt or, for a new model, means the default.
 
     `instances`: copies of the model per device (default 1). `threads`: per copy on a CPU (default 0: one per core).
     `bfloat16`: OpenVINO only. `max_batch`: images of the largest request (default 256; TensorRT: the engine's).
@@ -59,12 +59,12 @@ class Serving:
 
 
 def new_config(name: str, config: ModelConfig, serving: Serving) -> pb.ModelConfig:
-    """`describe`, `set_limits` and `serve_versions` add what depends on the versions."""
+    """Without what depends on versions: `describe`, `set_limits`, `serve_versions`."""
     from tritonclient.grpc import model_config_pb2 as pb
 
     engine = serving.engine or "onnxruntime"
-    # OpenVINO's native backend fixes the batch to max_batch_size unless the dims leave it open. Open dims keep Triton
-    # from joining requests; `max_images` tells clients the largest batch.
+    # OpenVINO's native backend fixes the batch to max_batch_size unless the dims leave it open. Then Triton does not
+    # join requests; `max_images` tells clients the largest batch.
     batch = [-1] if engine == "openvino" else []
     message = pb.ModelConfig(
         name=name,
@@ -84,7 +84,7 @@ def new_config(name: str, config: ModelConfig, serving: Serving) -> pb.ModelConf
         # Joins requests that queued up while all instances were busy. A delay cost every lone request 0.2 ms; preferred
         # sizes gained nothing.
         dynamic_batching=pb.ModelDynamicBatching(),
-        # Images rarely repeat; every request would pay for the look-up.
+        # Images rarely repeat, and a look-up costs time.
         response_cache=pb.ModelResponseCache(enable=False),
     )
     if engine == "tensorrt":
@@ -107,7 +107,7 @@ def new_config(name: str, config: ModelConfig, serving: Serving) -> pb.ModelConf
 
 
 def _take_batches(message: pb.ModelConfig, smallest: int, largest: int) -> None:
-    """Answers two empty requests at the start: the users' first requests need not wait for memory and GPU kernels."""
+    """Warms up with the smallest and largest batch: no user waits for memory and GPU kernels."""
     from tritonclient.grpc import model_config_pb2 as pb
 
     shape, whole = image_shape(message), engine_of(message) == "openvino"  # its dims include the batch
@@ -161,10 +161,10 @@ def configure(message: pb.ModelConfig, serving: Serving) -> None:
 
 
 def set_limits(message: pb.ModelConfig, manifests: Collection[dict[str, Any]]) -> None:
-    """Gives a TensorRT model the batch sizes that every engine in `manifests` takes; Triton refuses larger limits.
+    """Gives a TensorRT model the batch sizes that every engine in `manifests` takes.
 
-    Warm-ups and CUDA graphs follow: a batch runs in the graph of the next power of two. Raises PublishError for engines
-    without a common batch size, and for another file's manifest.
+    Warm-ups and CUDA graphs follow: a batch runs in the graph of the next power of two. Raises PublishError for
+    engines without a common batch size, and for another file's manifest.
     """
     try:
         profiles = [manifest["engine"]["profile"] for manifest in manifests]
@@ -199,7 +199,7 @@ def set_tf32(message: pb.ModelConfig, precision: str) -> None:
 
 
 def describe(message: pb.ModelConfig, manifest: dict[str, Any]) -> None:
-    """Writes what clients and operators read, and whether the default version may use TF32."""
+    """Writes what clients and operators read, and whether TF32 is allowed."""
     accuracy, temperature = accuracy_of(manifest), manifest.get("temperature")
     described = {
         "model_config": json.dumps(manifest["model_config"]),
@@ -221,7 +221,7 @@ def describe(message: pb.ModelConfig, manifest: dict[str, Any]) -> None:
 def store_probe(message: pb.ModelConfig, manifests: Mapping[int, dict[str, Any]]) -> None:
     """Writes the sample and each version's logits, for `clients/probe.py`.
 
-    Below float32 processors differ: the tolerance is null and only the class counts.
+    Below float32 processors differ: the tolerance is null, only the class counts.
     """
     answers = {}
     for number, manifest in manifests.items():
@@ -254,7 +254,6 @@ def served_versions(message: pb.ModelConfig, present: Sequence[int]) -> list[int
 
 
 def serve_versions(message: pb.ModelConfig, served: Sequence[int], present: Sequence[int]) -> None:
-    """Writes "latest" if equivalent."""
     message.version_policy.Clear()
     if sorted(served) == sorted(present)[-SERVED_VERSIONS:]:
         message.version_policy.latest.num_versions = SERVED_VERSIONS

@@ -38,7 +38,7 @@ def verify_model(model_dir: Path) -> Iterator[Verified]:
 
 
 def verify_version(model_dir: Path, number: int) -> Verified:
-    """The version must be as published, fit config.pbtxt and answer as when exported."""
+    """Checks that the version is unchanged, fits config.pbtxt and answers as when exported."""
     folder = model_dir / str(number)
     if (folder / SAMPLE_FILE).exists() and is_foreign(folder / MANIFEST_FILE):
         return Verified(number, problem=verify_foreign(folder))
@@ -56,7 +56,7 @@ def verify_version(model_dir: Path, number: int) -> Verified:
 def check_answer(path: Path, artifact: Artifact) -> None:
     """Raises PublishError for an invalid file, or another answer to the sample than at the export.
 
-    Logits may differ by the export's tolerance; below float32 processors differ, so only the class counts.
+    Logits may differ by the export's tolerance; below float32 only the class counts.
     """
     import onnx
 

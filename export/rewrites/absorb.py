@@ -1,7 +1,4 @@
-"""Third rewrite: the query takes up the key's weights, the output projection the value's.
-
-We know no other ViT exporter that does this.
-"""
+"""Third rewrite: the query takes up the key's weights, the output projection the value's."""
 
 from __future__ import annotations
 
@@ -125,6 +122,6 @@ def _query(query: nn.Module, key: Tensor, heads: int) -> nn.Module:
 
 
 def _output(out: nn.Module, value: nn.Linear, heads: int) -> nn.Linear:
-    """Linear H*E -> D after the values becomes Linear H*D -> D."""
+    """Linear H*E -> D becomes Linear H*D -> D."""
     weight, bias = absorbed_output(out, value.weight, value.bias, heads)
     return linear(weight.data, bias.data)

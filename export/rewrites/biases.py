@@ -1,7 +1,6 @@
 """Fourth rewrite: constants travel along the residual stream to layers that add them at no cost.
 
-Folding gives every query a bias of heads times features. Adding it costs more than the BatchNorm over features that it
-replaces.
+Folding gives every query a bias of heads times features, which costs more than the BatchNorm that it replaces.
 """
 
 from __future__ import annotations
@@ -148,7 +147,7 @@ def _shift_instead_of_bias(attention: nn.Module) -> Tensor | None:
 
 
 def _of_equal_tokens(attention: nn.Module, token: Tensor, tokens: int) -> Tensor:
-    """The attention's output (D,) if every normalised token is `token`; the scores then have no effect."""
+    """The attention's output (D,) if every normalised token is `token`: scores then have no effect."""
     bare = copy.deepcopy(attention).eval()
     bare.norm = nn.Identity()
     with torch.no_grad():

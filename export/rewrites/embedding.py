@@ -59,7 +59,7 @@ def absorb_embedding(model: nn.Module) -> nn.Module:
 
 
 class NoEmbedding(nn.Identity):
-    """Passes the patches through; the block knows the CLS token."""
+    """Passes the patches; the block has the CLS token."""
 
     def join(self, x: Tensor) -> Tensor:
         return x

@@ -105,7 +105,7 @@ class FoldedEmbedding(nn.Module):
 
 
 def _fold_plan(model: Network) -> Iterator[Fold]:
-    """The norms and their layers. LayerNorms after the patch embedding have no linear layer after them and stay."""
+    """LayerNorms after the patch embedding have no linear layer after them and stay."""
     if isinstance(model, CNN):
         yield from (Fold(f"norm{n}", f"conv{n}", "after") for n in (1, 2, 3))
         yield Fold("normfc", "fc1", "after")

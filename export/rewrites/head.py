@@ -13,7 +13,7 @@ from models.vit import VisionTransformer
 
 
 def merge_head(model: nn.Module) -> nn.Module:
-    """Computes the logits from the hidden features of the last FFN, without its D output features.
+    """Computes the logits from the last FFN's hidden features, without its D outputs.
 
     With r the CLS row after the attention and g = gelu(W1 r + b1), the head, which contains the last norm, gives
 

@@ -1,4 +1,4 @@
-"""Sixth rewrite: a late CLS token stays apart from the patches, so their tokens are no longer copied."""
+"""Sixth rewrite: a late CLS token stays apart from the patches, so their tokens are not copied."""
 
 from __future__ import annotations
 

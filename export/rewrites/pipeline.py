@@ -39,7 +39,7 @@ ORDER: tuple[Rewrite, ...] = (*ALL, fuse_attention)  # fuse_attention changes on
 
 @dataclass(frozen=True)
 class Step:
-    """A rewrite: the layers that it changed and an image's multiply-accumulates after it, or why it is left out."""
+    """The changed layers and an image's multiply-accumulates after them, or why the rewrite is left out."""
 
     rewrite: str
     layers: tuple[str, ...]
@@ -50,7 +50,7 @@ class Step:
 def apply(model: nn.Module, rewrites: Sequence[Rewrite], required: Sequence[Rewrite]) -> tuple[nn.Module, list[Step]]:
     """Applies `rewrites` in the order of `ORDER`; leaves out those that do not apply.
 
-    Raises RewriteError for a rewrite that cannot be exact, DoesNotApply for a `required` rewrite that does not apply.
+    Raises RewriteError for a rewrite that cannot be exact, DoesNotApply for a `required` rewrite.
     """
     steps, macs = [], macs_per_image(model)
     for rewrite in (rewrite for rewrite in ORDER if rewrite in rewrites):

@@ -61,7 +61,7 @@ class RowBlock(nn.Module):
         self.residual: nn.Module = nn.Identity()
 
     def close(self, row: Tensor) -> Tensor:
-        """The row behind the attention (..., D) -> the row behind the block, or the logits (..., num_classes)."""
+        """The row after the attention (..., D) -> after the block, or the logits (..., num_classes)."""
         y: Tensor = self.residual(row) + self.ffn(row)
         return y
 
@@ -127,7 +127,7 @@ def projections(attention: Attention) -> tuple[nn.Linear, nn.Linear, nn.Linear]:
 
 
 def _cls_row(embedding: nn.Module) -> Tensor:
-    """Row 0 as it enters its first block, (1, 1, D). It depends on no pixel."""
+    """Row 0 as it enters its first block, (1, 1, D)."""
     if isinstance(embedding, FoldedEmbedding):
         return embedding.rows.data[:, :1]
     if isinstance(embedding, TokenEmbedding):

@@ -1,4 +1,4 @@
-"""Datasets as arrays: uint8 images (n, channels, height, width) and int64 labels (n,), training and test part.
+"""Datasets: uint8 images (n, channels, height, width) and int64 labels (n,), for training and test.
 
 In drawings 0 is the background and 255 the ink.
 """

@@ -40,7 +40,7 @@ MAX_BATCH_BYTES = 1 << 26  # an archive may claim any size; a real batch has 31 
 def find_cifar10(data_dir: Path | None, fetch: bool = True) -> Path:
     """`data_dir`, else $CIFAR10_DIR, else the cache, which `fetch` fills.
 
-    Raises DataError for an incomplete cache without `fetch`.
+    Raises DataError if the cache stays incomplete.
     """
     if named := named_folder(data_dir, VARIABLE):
         return named
@@ -75,7 +75,7 @@ def unpack(archive: Path, folder: Path) -> None:
 
 
 def load_cifar10(folder: Path) -> Dataset:
-    """From `folder`, or the subfolder that the archives make; prefers binary batches.
+    """From `folder` or its archive's subfolder; prefers binary batches.
 
     Raises DataError for missing or damaged batches, and for batches of different sizes.
     """

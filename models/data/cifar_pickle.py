@@ -1,8 +1,8 @@
-"""The pickled batches of CIFAR-10, read without running the functions that they name.
+"""Reads CIFAR-10's pickled batches without running code.
 
 In: a batch, pickled by Python 2: a dictionary with a numpy array of pixels and a list of labels. Out: pixels and
-labels; or DataError. A pickle may call anything it can import. Here it imports nothing: recorders replace numpy's three
-names, and any other name is refused.
+labels; or DataError. A pickle may call anything it can import: recorders replace numpy's three names, and any other
+name is refused.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _entry(batch: Any, key: str) -> Any:
 
 
 def _pixels(array: Any) -> NDArray[np.uint8]:
-    """An array's state: version, shape, dtype, whether columns come first, bytes."""
+    """The state: version, shape, dtype, whether columns come first, bytes."""
     if not isinstance(array, _Recorded):
         raise TypeError(f"data that are a {type(array).__name__}")
     _, shape, dtype, by_columns, content = array.state

@@ -18,10 +18,10 @@ class DataError(Exception):
 
 @dataclass(frozen=True)
 class Dataset:
-    """Images uint8 (n, C, H, W) and labels int64 (n,) in two parts, with the names of the classes.
+    """Images uint8 (n, C, H, W) and labels int64 (n,) in two parts.
 
-    `preprocessing` turns a user's picture into such an image; `patch_size` is height and width in pixels; `reading`
-    holds the options with which train.py reads the dataset again.
+    `preprocessing` turns a user's picture into such an image; `patch_size` is height and width in pixels;
+    `reading`: train.py's options to read the dataset again.
     """
 
     name: str
@@ -50,7 +50,7 @@ class Dataset:
 
 
 def hold_out(dataset: Dataset, count: int) -> Dataset:
-    """`count` training images, always the same, become the test part.
+    """Makes `count` training images, always the same, the test part.
 
     Raises DataError unless two images stay for training.
     """

@@ -1,4 +1,4 @@
-"""scikit-learn's 1,797 real digits, 8x8, laid out like MNIST's: grey, 28x28. They need no file and no network.
+"""scikit-learn's 1,797 real digits, 8x8, laid out like MNIST's: grey, 28x28. They need no download.
 
 Alpaydin and Kaynak, "Optical Recognition of Handwritten Digits", 1998.
 """
@@ -14,9 +14,9 @@ from models.data.dataset import DIGITS, Dataset
 
 
 def load_digits() -> Dataset:
-    """The test part is a fifth of the digits, drawn with a fixed seed.
+    """The test part is a fifth, drawn with a fixed seed.
 
-    The writers are unknown and some stand in both parts: an accuracy here says less than on MNIST.
+    Some writers stand in both parts: an accuracy here says less than on MNIST.
     """
     images, targets = _enlarged()
     order = np.random.default_rng(0).permutation(len(images))
@@ -26,7 +26,7 @@ def load_digits() -> Dataset:
 
 @cache
 def _enlarged() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Images (1797, 1, 28, 28) and labels. Every export asks for them twice, and they take half a second."""
+    """Images (1797, 1, 28, 28) and labels; cached: every export asks twice, and they take half a second."""
     from scipy.ndimage import zoom
     from sklearn.datasets import load_digits as load_bundled
 
@@ -36,7 +36,7 @@ def _enlarged() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
 
 
 def as_coarse(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """An image of MNIST (1, 28, 28), as coarse as these digits: 8x8 of 17 greys."""
+    """Makes an image of MNIST (1, 28, 28) as coarse as these digits: 8x8 of 17 greys."""
     from scipy.ndimage import zoom
 
     small = zoom(image[0, 4:24, 4:24].astype(np.float64), 0.4, order=1, grid_mode=True, mode="nearest")  # (8, 8)
@@ -44,7 +44,7 @@ def as_coarse(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 
 def _as_mnist(ink: NDArray[np.float64]) -> NDArray[np.uint8]:
-    """Ink (20, 20), 0 to 16, on a (1, 28, 28) background with its centre of mass on pixel (14, 14): uint8, 0 to 255."""
+    """Centres the mass of ink (20, 20), 0 to 16, on pixel (14, 14) of uint8 (1, 28, 28), 0 to 255."""
     canvas = np.zeros((28, 28))
     canvas[4:24, 4:24] = np.clip(ink * (255 / 16), 0, 255)
     for axis in (0, 1):

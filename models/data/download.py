@@ -1,4 +1,4 @@
-"""The folder with a dataset's files: the user's, or a cache that a checked download fills."""
+"""A dataset's folder: the user's, or a cache that a checked download fills."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def cache_folder(name: str) -> Path:
 
 
 def download(checksums: Mapping[str, str], mirrors: Sequence[str], folder: Path, otherwise: str) -> None:
-    """Fetches missing files of `folder` from the first working mirror, with progress bar and checksum.
+    """Fetches missing files of `folder` from the first mirror that has them.
 
     Raises DataError, ending in the advice `otherwise`, if no mirror gives the right checksum.
     """

@@ -34,7 +34,7 @@ def load_emnist_part(folder: Path, part: Literal["train", "test"]) -> Part:
 
 
 def find_emnist(data_dir: Path | None) -> Path:
-    """`data_dir`, else $EMNIST_DIR; raises DataError without either.
+    """Raises DataError without `data_dir` and $EMNIST_DIR.
 
     There is no download: the archive has half a gigabyte, mostly other characters.
     """

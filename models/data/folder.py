@@ -1,7 +1,7 @@
-"""A folder with a sub-folder of pictures per class, the layout of torchvision's ImageFolder.
+"""A folder with a sub-folder of pictures per class, as torchvision's ImageFolder.
 
 In: the folder and the images' size. Out: a `Dataset`, grey or RGB, prepared as clients prepare photos; or DataError.
-The sorted sub-folders name the classes.
+Classes are the sorted sub-folders.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ COLOUR_MODES = frozenset(("P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "HS
 def load_folder(folder: Path, size: tuple[int, int] = (SIDE, SIDE), held_out: int = 0) -> Dataset:
     """`size` is height and width; `held_out` pictures, by default a fifth, are the test part.
 
-    Grey if all pictures are, else RGB. Raises DataError for fewer than two classes, an empty class and a damaged
+    Grey if all pictures are, else RGB. Raises DataError for fewer than two classes, an empty class or a damaged
     picture.
     """
     classes = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
@@ -57,10 +57,10 @@ def load_folder(folder: Path, size: tuple[int, int] = (SIDE, SIDE), held_out: in
 
 
 def load_unlabelled(folder: Path, config: ModelConfig, fewest: int, most: int) -> NDArray[np.uint8]:
-    """The pictures in `folder` as images of a model, uint8 (n, C, H, W); of more than `most` an even part by name.
+    """Pictures as a model reads them, uint8 (n, C, H, W); of more than `most`, an even part by name.
 
-    A model of photos gets the middle of a picture, as in training. A model of ink gets pictures of its own size, light
-    on black. Raises DataError for fewer than `fewest`, for a damaged picture, and for ink of another size.
+    A model of photos gets the middle of a picture. A model of ink needs pictures of its own size, light on black.
+    Raises DataError for fewer than `fewest`, for a damaged picture, and for ink of another size.
     """
     paths = pictures(folder)
     if len(paths) < fewest:
@@ -88,7 +88,7 @@ def pictures(folder: Path) -> list[Path]:
 
 
 def read_picture(path: Path, channels: int, size: tuple[int, int]) -> NDArray[np.uint8]:
-    """The middle of a picture in the aspect ratio of `size` (height, width), resized: uint8 (channels, H, W).
+    """The middle of a picture in the aspect ratio of `size` (height, width): uint8 (channels, H, W).
 
     Turned upright; transparent pixels become white. Raises DataError.
     """
@@ -109,7 +109,7 @@ def _is_grey(path: Path) -> bool:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Image.Image]:
-    """Raises DataError for any failure."""
+    """Raises DataError."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)

@@ -59,7 +59,7 @@ def load_mnist(folder: Path) -> Dataset:
 
 
 def load_fashion_mnist(folder: Path) -> Dataset:
-    """Light garments on black; raises DataError like `load_mnist`."""
+    """Raises DataError like `load_mnist`."""
     train, test = (read_part(folder, MNIST_PARTS, part) for part in ("train", "test"))
     return Dataset("fashion-mnist", *train, *test, FASHION_MNIST_LABELS, "photo")
 
@@ -70,7 +70,7 @@ def find_mnist(data_dir: Path | None, fetch: bool = True) -> Path:
 
 
 def find_fashion_mnist(data_dir: Path | None, fetch: bool = True) -> Path:
-    """`data_dir`, else $FASHION_MNIST_DIR, else the cache, which `fetch` fills."""
+    """As `find_mnist`, with $FASHION_MNIST_DIR."""
     checksums, mirrors = FASHION_MNIST_CHECKSUMS, FASHION_MNIST_MIRRORS
     return _find("fashion-mnist", data_dir, "FASHION_MNIST_DIR", checksums, mirrors, fetch)
 
@@ -78,7 +78,7 @@ def find_fashion_mnist(data_dir: Path | None, fetch: bool = True) -> Path:
 def _find(
     name: str, data_dir: Path | None, variable: str, checksums: dict[str, str], mirrors: tuple[str, ...], fetch: bool
 ) -> Path:
-    """Without `fetch`, raises DataError for an incomplete cache."""
+    """Raises DataError for a cache that stays incomplete."""
     if folder := named_folder(data_dir, variable):
         return folder
     cache = cache_folder(name)

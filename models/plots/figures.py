@@ -61,7 +61,7 @@ def style(model: ModelName) -> dict[str, Any]:
 def row_of_panels(
     title: str, footnote: str, titles: Sequence[str], x: str, y: str, size: tuple[float, float] | None = None
 ) -> tuple[Figure, list[Axes]]:
-    """The panels share a vertical scale; the labels x and y include units."""
+    """Labels x and y include units."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=size or (max(8.0, 2.2 + 2.9 * len(titles)), 3.9), layout="constrained", dpi=DPI)
@@ -96,7 +96,7 @@ def whole_numbers(axes: Axes) -> None:
 
 
 def accuracy_axis(axes: Axes, horizontal: bool = False) -> None:
-    """Spreads percentages towards 100: 90 to 99 takes as much room as 99 to 99.9."""
+    """Gives 90 to 99 % as much room as 99 to 99.9."""
     import numpy as np
     from matplotlib.ticker import FixedLocator, NullLocator, StrMethodFormatter
 
@@ -138,7 +138,7 @@ def plain_ticks(axes: Axes, horizontal: bool = False) -> None:
 
 
 def _three_ticks(axis: Axis) -> None:
-    """Evenly spaced, if fewer than three fit."""
+    """Replaces fewer than three ticks by even ones."""
     from matplotlib.ticker import FixedLocator, MaxNLocator
 
     low, high = sorted(axis.get_view_interval())

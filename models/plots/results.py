@@ -60,7 +60,7 @@ def _paragraphs(result: Result) -> Iterator[str]:
 
 
 def forms_of(result: Mapping[str, Any]) -> list[str]:
-    """Older runs have only "plain"."""
+    """Older runs were "plain" without saying so."""
     return sorted({run["options"].get("form", "plain") for run in result.get("runs", [])})
 
 
@@ -92,7 +92,7 @@ def cell(value: object, decimals: int | None) -> str:
 
 
 def write(folder: Path, result: Result, plots: Plots) -> list[Path]:
-    """Writes each file atomically; returns the JSON's path first."""
+    """Returns the JSON's path first."""
     name = result["study"]
     pictures = {f"{name}-{plot}.png": png(figure) for plot, figure in plots(result).items()}
     contents = {

@@ -20,7 +20,7 @@ TRIAL, BEST, FAILED = "#0072B2", "#E69F00", "#D55E00"  # out of Okabe and Ito's 
 
 
 def convergence(search: Search, trials: Sequence[Trial]) -> bytes:
-    """Crosses at the top mark failed trials."""
+    """Failed trials are crosses at the top."""
     figure, axes = _figure(search, "error of each trial", "trial", ERROR)
     finished, errors_percent, failed = _sorted(search, trials)
     lowest = [min(errors_percent[: count + 1]) for count in range(len(errors_percent))]
@@ -94,7 +94,7 @@ def _finished(figure: Figure, axes: Axes) -> bytes:
 
 
 def _sorted(search: Search, trials: Sequence[Trial]) -> tuple[list[int], list[float], list[int]]:
-    """Numbers of the finished trials, their errors in percent, and numbers of the failed trials.
+    """Numbers of finished trials, their errors in percent, numbers of failed trials.
 
     No mistake counts as half a mistake: a logarithmic scale has no zero.
     """

@@ -38,7 +38,7 @@ COLUMNS = {
 def measure(
     networks: Sequence[Checkpoint], mnist: tuple[NDArray[np.uint8], NDArray[np.int64]], images: int = MNIST_IMAGES
 ) -> Iterator[dict[str, Any]]:
-    """A row per network; the unlabelled images are not among the classified images."""
+    """The unlabelled images are not classified."""
     import numpy as np
     import torch
 

@@ -43,7 +43,6 @@ def runs(scope: Scope, rates: Sequence[float], depths: Sequence[int]) -> list[Ru
 
 
 def findings(trained: list[Trained], scope: Scope) -> dict[str, Any]:
-    """A row per depth and learning rate, means over the seeds."""
     pairs = list(zip(trained[::2], trained[1::2], strict=True))
     groups = [pairs[first : first + scope.seeds] for first in range(0, len(pairs), scope.seeds)]
     derived = [_pair([vit for vit, _ in group], [other for _, other in group], scope) for group in groups]

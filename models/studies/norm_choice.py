@@ -95,7 +95,7 @@ def _table(derived: Sequence[dict[str, Any]], ways: Sequence[str], seeds: int) -
 
 
 def _against_batch_norm(derived: Sequence[dict[str, Any]], way: str) -> str | None:
-    """None without BatchNorm or another norm that folds."""
+    """None unless BatchNorm and another folding norm ran."""
     ends = {row["model"]: row[way]["test_accuracy"] for row in derived if row["folds"]}
     ours = ends.pop("vitbn", None)
     said = [f"{NAMES[model]} {100 * (end - ours):+.2f}" for model, end in ends.items() if None not in (end, ours)]
@@ -119,7 +119,7 @@ def _row(model: str, ways: dict[str, list[Trained]]) -> dict[str, Any]:
 
 
 def _stability(runs: Sequence[Trained]) -> dict[str, Any]:
-    """Over the seeds: the last accuracy, its range, and the largest fall below an earlier epoch.
+    """The last accuracy over the seeds, its range, and the largest fall below an earlier epoch.
 
     None if a run diverged.
     """

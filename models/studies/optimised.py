@@ -25,7 +25,7 @@ SUFFIX = ".best.json"
 
 
 def study(params: Sequence[Path]) -> Study:
-    """`params`: files, or folders of files."""
+    """`params`: files or folders."""
     return Study(
         name="optimised",
         question="How do the models compare when each is trained at its own searched learning rate and batch size?",
@@ -51,7 +51,7 @@ def runs(params: Sequence[Path], scope: Scope) -> list[Run]:
 
 
 def read(path: Path, scope: Scope) -> Run:
-    """The run with the options in a file; raises StudyError for any other file."""
+    """Raises StudyError for another file."""
     from models.training import TrainingOptions
 
     try:

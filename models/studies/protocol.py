@@ -27,7 +27,7 @@ class Extent:
 
 @dataclass(frozen=True)
 class Scope:
-    """`dataset` has only the images in use, `reduced` describes the rest."""
+    """`dataset` has only the images in use; `reduced` names the rest."""
 
     dataset: Dataset
     epochs: int
@@ -81,7 +81,7 @@ class Study:
         train_images: int | None = None,
         **others: Any,
     ) -> Scope:
-        """The whole study on `dataset`, or the quick one; `epochs` and `train_images` shorten either."""
+        """`epochs` and `train_images` shorten the whole or quick study."""
         whole = Extent(self.epochs, len(dataset.train_labels), len(dataset.test_labels))
         if (train_images or 0) > whole.train_images:
             raise StudyError(f"{dataset.name}: expected at most {whole.train_images} images, found {train_images}")
@@ -128,7 +128,6 @@ def in_words(extent: Extent, whole: Extent) -> str:
 def carry_out(
     study: Study, scope: Scope, command: str, output: Path, on_epoch: OnEpoch, track: Track | None = None
 ) -> list[Path]:
-    """Returns the paths of JSON, page and plots."""
     import torch
 
     runs = study.runs(scope)

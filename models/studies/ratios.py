@@ -19,7 +19,7 @@ def ratio(times_s: Sequence[float], other_times_s: Sequence[float]) -> float:
 
 
 def gain(r: float) -> float:
-    """1 - 1/r, negative if the other is slower."""
+    """Negative if the other is slower."""
     return 1 - 1 / r
 
 

@@ -78,9 +78,8 @@ def advance(
 ) -> list[Trained]:
     """Trains all `runs` in `folder` to their last epoch: A1 B1 C1 A2 B2 … (numbers are epochs).
 
-    When a run diverges, the others continue. Further runs may join those in the folder. Raises StudyError for a folder
-    of another study, or of this study with other options, more runs or more epochs; TrainingError for a failed
-    training.
+    When a run diverges, the others continue. Further runs may join. Raises StudyError for a folder of another
+    study, or of this study with other options, more runs or more epochs; TrainingError for a failed training.
     """
     from models.training import Diverged, train
 
@@ -108,7 +107,7 @@ def advance(
 
 
 def _plan(study: str, runs: Sequence[Run], dataset: Dataset, test_batch: int) -> dict[str, Any]:
-    """Everything that must agree to continue: all but the device and, at a constant rate, the number of epochs."""
+    """What must agree to continue: all but the device and, at a constant rate, the epochs."""
     plan: dict[str, Any] = {
         "study": study,
         "dataset": dataset.name,
@@ -127,7 +126,7 @@ def _plan(study: str, runs: Sequence[Run], dataset: Dataset, test_batch: int) ->
 
 
 def _check_plan(path: Path, plan: dict[str, Any]) -> None:
-    """Writes the plan; raises StudyError for a folder with another plan.
+    """Raises StudyError for a folder with another plan.
 
     A plan with fewer runs is another plan: its result would replace the larger result.
     """
@@ -146,7 +145,7 @@ def _check_plan(path: Path, plan: dict[str, Any]) -> None:
 
 
 def _leaves(plan: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Each value that is no dictionary, and its path of names."""
+    """Values that are no dictionary, with their path of names."""
     for name, value in plan.items():
         if isinstance(value, dict):
             yield from _leaves(value, f"{prefix}{name} ")

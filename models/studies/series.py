@@ -52,7 +52,7 @@ BY_EPOCH = {
 def by_epoch(result: Result, quantity: Quantity, title: str, panels: Mapping[str, Sequence[dict[str, Any]]]) -> Figure:
     """A panel per title, a line per run, named by its model; the seeds of a model look alike.
 
-    If a model has several learning rates in a panel, its name says which, and all but the highest have hollow marks.
+    Several learning rates of a model are named; all but the highest have hollow marks.
     """
     figure, row = row_of_panels(title, footnote(result), list(panels), "epoch", quantity.label)
     for axes, runs in zip(row, panels.values(), strict=True):
@@ -101,7 +101,7 @@ def runs_table(trained: Sequence[Trained]) -> dict[str, Any]:
 
 
 def spread_tables(trained: Sequence[Trained]) -> list[dict[str, Any]]:
-    """A row per model, depth and learning rate: the last accuracies over the seeds. No table for a single seed."""
+    """Last accuracies by model, depth and learning rate over the seeds; empty for a single seed."""
     by_run: dict[tuple[str, int, float], list[Trained]] = {}
     for training in trained:
         config, options = training.run.config, training.run.options

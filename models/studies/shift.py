@@ -85,7 +85,7 @@ def image_sets(mnist: Images, emnist: Images | None, quick: bool) -> dict[str, I
 def measure(
     networks: Sequence[Checkpoint], sets: Mapping[str, Images], device: str, on_round: Callable[[str, int], None]
 ) -> list[dict[str, Any]]:
-    """The networks take turns; the images are on the device beforehand."""
+    """The networks take turns."""
     import torch
 
     from models.training import measure_accuracy
@@ -149,7 +149,6 @@ def result(rows: list[dict[str, Any]], quick: bool, command: str, device: str) -
 
 
 def _table(rows: Sequence[dict[str, Any]], alike: Sequence[dict[str, Any]], how: str) -> dict[str, Any]:
-    """`alike`: the networks trained in the same way, `how`."""
     timed = "emnist-digits" if "emnist-digits" in rows[0]["sets"] else "mnist"
     cnn_ms = next((_ms_per_1000(row, timed) for row in rows if row["model"] == "cnn"), None)
     columns = [

@@ -1,4 +1,4 @@
-"""The fleet's own port on loopback: Triton's calls to list and load models, for all servers; metrics; targets.
+"""The fleet's own port on loopback: lists and loads models of all servers; metrics; targets.
 
 `export/repository.py --server` speaks to it as to a server. Source of the calls: triton-inference-server/server,
 docs/protocol/extension_model_repository.md.
@@ -73,7 +73,7 @@ class Api:
         return _error(404, f"expected a model to load or {INDEX}, found {path[:100]}")
 
     def _index(self) -> list[dict[str, str]]:
-        """A version is READY if every server has it READY; raises ControlFailed if a server does not answer."""
+        """A version is READY if it is on every server; raises ControlFailed."""
         indices = [member.control.index() for member in self._members]
         entries = []
         for model, versions in indices[0].items():

@@ -39,16 +39,12 @@ OWN = ("--grpc-address", "--metrics-port", "--metrics-address")
 
 @dataclass(frozen=True)
 class Access:
-    """See serving/proxy/settings.py."""
-
     keys: Mapping[str, str] = field(default_factory=dict)
     tls: TlsFiles | None = None
 
 
 @dataclass(frozen=True)
 class Job:
-    """`done` gets None or the failure."""
-
     name: str
     act: Callable[[Member], None]
     done: Future[None]
@@ -87,7 +83,7 @@ class Fleet:
     def load(self, model: str) -> None:
         """Loads on every server in turn; raises ControlFailed with the first refusal.
 
-        Call it from another thread. The servers after a refusal keep what they serve.
+        Not from the thread of `run`. The servers after a refusal keep what they serve.
         """
         job = Job("load", partial(self._load, model), Future())
         self._jobs.put(job)
@@ -115,7 +111,7 @@ class Fleet:
             self._end()
 
     def _do(self, job: Job) -> None:
-        """Acts on every server in turn; other jobs wait, so at most one server is drained."""
+        """Other jobs wait, so at most one server is drained."""
         self._api.say(f"{job.name}: begins")
         try:
             for member in self._members:
@@ -131,7 +127,7 @@ class Fleet:
             job.done.set_result(None)
 
     def _in_turn(self, member: Member, act: Callable[[], None]) -> None:
-        """Drains `member` first; waits until its answers are right again. Raises ControlFailed."""
+        """Drains `member` first; waits until it answers right again. Raises ControlFailed."""
         count = len(self._members)
         self._wait(lambda: self._healthy() == count, START_S, f"{count} servers that answer right")
         self._proxy.set_draining(member.index, True)
@@ -207,7 +203,7 @@ def serve_fleet(
     own_port: int = OWN_PORT,
     access: Access | None = None,
 ) -> int:
-    """Returns the exit code. Raises ValueError for bad arguments and ports, and without Envoy."""
+    """Returns the exit code. Raises ValueError for bad arguments, a taken port, and without Envoy."""
     with tempfile.TemporaryDirectory(prefix="fleet-") as folder:
         try:
             fleet = Fleet(count, arguments, first_port, own_port, access or Access(), Path(folder))

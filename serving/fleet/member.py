@@ -1,4 +1,4 @@
-"""One supervised server of a fleet: its ports and process."""
+"""A supervised server of a fleet: its ports and process."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Member:
         return Backend("127.0.0.1", self.ports["http"], self.ports["grpc"], self.ports["health"])
 
     def start(self) -> None:
-        """In its own session: Ctrl-C is for the fleet, which drains first."""
+        """In its own session: the fleet takes Ctrl-C and drains first."""
         environment = {**os.environ, PARENT_VARIABLE: str(os.getpid())}
         environment |= {} if self.devices is None else {DEVICES: self.devices}
         self.process = subprocess.Popen(
@@ -85,7 +85,7 @@ class Member:
 
 
 def targets(members: Sequence[Member], own_port: int, admin_port: int) -> str:
-    """For Prometheus at /targets (http_sd_config): addresses with metrics, by job."""
+    """What Prometheus gets at /targets (http_sd_config): addresses with metrics, by job."""
 
     def group(job: str, ports: Sequence[int], path: str = "/metrics") -> dict[str, object]:
         addresses = [f"127.0.0.1:{port}" for port in ports]

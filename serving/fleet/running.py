@@ -27,7 +27,7 @@ BLOCKS, ATTEMPTS = (10_000, 30_000), 50  # below the ports that Linux gives to c
 
 @dataclass(frozen=True)
 class RunningFleet:
-    """Clients ask `http_url` or `grpc_url`, an operator `own_url` (HOST:PORT)."""
+    """URLs are HOST:PORT: `http_url` and `grpc_url` for clients, `own_url` for an operator."""
 
     process: subprocess.Popen[bytes]
     first_port: int
@@ -41,7 +41,6 @@ class RunningFleet:
         return self.log_path.read_text(errors="replace")
 
     def server_url(self, index: int, service: str = "http") -> str:
-        """HOST:PORT."""
         return f"127.0.0.1:{self.first_port + PORTS_EACH * index + SERVICES.index(service)}"
 
     def supervisors(self) -> list[psutil.Process]:
@@ -68,7 +67,7 @@ class RunningFleet:
         return self.log().count("fleet: restart: done")
 
     def reloads(self) -> int:
-        """How often supervisors have replaced a model's processes."""
+        """Models that supervisors have loaded again."""
         return self.log().count("is loaded again")
 
 
@@ -101,7 +100,7 @@ def running_fleet(repository: Path, count: int = 2, arguments: Sequence[str] = (
 
 
 def _free_block(count: int) -> int:
-    """The first of free ports for `count` servers, the fleet and its proxy; raises ServerFailed."""
+    """The first of enough free ports in a row; raises ServerFailed."""
     for _ in range(ATTEMPTS):
         first = random.randrange(*BLOCKS)
         with suppress(OSError), ExitStack() as stack:

@@ -49,7 +49,7 @@ def _bootstrap(settings: Settings, folder: str) -> dict[str, Any]:
 
 
 def _metrics_listeners(settings: Settings) -> list[dict[str, Any]]:
-    """Only the statistics of Envoy's administration leave loopback: its other pages can stop it."""
+    """Only statistics leave loopback: Envoy's other administration pages can stop it."""
     if settings.metrics is None:
         return []
     method = {"name": ":method", "string_match": {"exact": "GET"}}

@@ -27,7 +27,7 @@ def cluster(settings: Settings, protocol: Protocol, folder: str) -> dict[str, An
         where = {"type": "STRICT_DNS", "dns_refresh_rate": "1s", "load_assignment": assignment(settings, protocol)}
     most = settings.in_flight * count
     limits = {"max_connections": most, "max_pending_requests": 2 * count, "max_requests": most, "track_remaining": True}
-    # A failed server's requests must all fit into the budget.
+    # Enough for all requests of a failed server.
     budget = {"budget_percent": {"value": 100 / min(count, 2)}, "min_retry_concurrency": SPARE_RETRIES}
     http2: Mapping[str, Any] = {"http2_protocol_options": {}} if protocol == "grpc" else {"http_protocol_options": {}}
     options = {
@@ -38,9 +38,9 @@ def cluster(settings: Settings, protocol: Protocol, folder: str) -> dict[str, An
         "name": protocol,
         **where,
         "connect_timeout": f"{CONNECT_S}s",
-        # Two draws: among all, the least busy would be the dead server, for every retry too.
+        # Two draws: among all, the least busy is the dead server, for every retry too.
         "lb_policy": "LEAST_REQUEST",
-        # A wrong server gets nothing, even as the last; changes count at once, not merged for 1 s.
+        # A wrong server gets nothing, even as the last; changes count at once.
         "common_lb_config": {"healthy_panic_threshold": {"value": 0}, "update_merge_window": "0s"},
         "typed_extension_protocol_options": {"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": options},
         "circuit_breakers": {"thresholds": [{**limits, "retry_budget": budget}]},

@@ -61,7 +61,7 @@ def proxy(
 
 
 def drained(backends: list[Backend], drain: list[Backend]) -> list[Backend]:
-    """`backends`, draining if `drain` has their host and HTTP port; raises ValueError for an unknown server."""
+    """Raises ValueError for an unknown server."""
     places = {(each.host, each.http) for each in drain}
     if unknown := places - {(each.host, each.http) for each in backends}:
         host, port = min(unknown)

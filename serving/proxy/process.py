@@ -67,7 +67,7 @@ class Proxy:
         raise ProxyError(f"Envoy is not ready after {START_S:g} s: {' '.join(lines[-3:])}")
 
     def healthy(self) -> int:
-        """Servers that get requests, by the protocol with fewer; raises OSError."""
+        """The fewer servers that get requests of HTTP or gRPC; raises OSError."""
         return min(self._numbers("^cluster\\.(http|grpc)\\.membership_healthy$"), default=0)
 
     def in_flight(self, *ports: int) -> int:
@@ -85,7 +85,7 @@ class Proxy:
         write_endpoints(self.settings, self._folder)
 
     def finish(self) -> None:
-        """Takes no new connection; waits up to FINISH_S for requests already sent."""
+        """Takes no new connection; waits up to FINISH_S for open requests."""
         deadline = time.monotonic() + FINISH_S
         with suppress(OSError):
             self.ask("drain_listeners", b"")

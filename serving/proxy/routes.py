@@ -1,6 +1,6 @@
 """The calls that clients may make; every other call gets 403.
 
-Calls that change the server (load, unload, shared memory, trace, log) are not in the list. Source of the names:
+No call that changes the server (load, unload, shared memory, trace, log) is here. Source of the names:
 triton-inference-server/server docs/protocol, triton-inference-server/common grpc_service.proto.
 """
 
@@ -49,7 +49,7 @@ def _route(path: dict[str, Any], method: str, cluster: str) -> dict[str, Any]:
 
 
 def _retries() -> dict[str, Any]:
-    """Inference changes nothing, so a failed request may go elsewhere; a full proxy's refusal is final."""
+    """A failed request may go elsewhere: inference changes nothing. A full proxy's refusal is final."""
     conditions: Sequence[str] = ("5xx", "internal", "unavailable")  # 5xx: also resets and failed connections
     return {
         "retry_on": ",".join(conditions),

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 HTTP_PORT, GRPC_PORT, HEALTH_PORT, ADMIN_PORT = 8000, 8001, 8004, 9901
-IN_FLIGHT = 8  # at a server; fewer than its own queue holds, so the proxy refuses first, in milliseconds
+IN_FLIGHT = 8  # at a server; fewer than its queue holds: the proxy refuses first, in milliseconds
 
 
 @dataclass(frozen=True)
 class Backend:
-    """A Triton server and the port where `vitbn probe --listen` tells its health."""
+    """A Triton server; `health`: the port of `vitbn probe --listen`."""
 
     host: str
     http: int = HTTP_PORT
@@ -33,7 +33,7 @@ class Backend:
 
 @dataclass(frozen=True)
 class TlsFiles:
-    """PEM files: the certificate chain shown to clients, and its private key."""
+    """PEM files: the certificate chain and its private key."""
 
     certificate: Path
     key: Path
@@ -43,8 +43,8 @@ class TlsFiles:
 class Settings:
     """A proxy on `host`: clients speak HTTP and gRPC at `ports`; administration stands at 127.0.0.1:`admin`.
 
-    `keys`: clients -> API keys; without keys everybody may ask. `metrics`: a port on `host` that shows the statistics
-    to Prometheus and nothing else. Raises ValueError.
+    `keys`: clients -> API keys; without keys everybody may ask. `metrics`: a port on `host` with statistics for
+    Prometheus only. Raises ValueError.
     """
 
     backends: Sequence[Backend]

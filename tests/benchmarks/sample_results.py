@@ -37,7 +37,7 @@ def timed(median_ms: float, **fields: object) -> Row:
 
 
 def rewrites(faster: float = 1.0) -> Row:
-    """Eager takes 400 ms, all rewrites 20 / `faster`, others 200; depth 1 a quarter, other models twice that."""
+    """ms: eager 400, all rewrites 20 / `faster`, others 200; a quarter at depth 1, twice that for other models."""
     results = []
     for depth, factor in ((6, 1.0), (1, 0.25)):
         rows = [timed(40.0, name="2048^3 in ONNX Runtime", flops=2 * 2048**3, gflops_per_s=430.0)]
@@ -57,7 +57,6 @@ def rewrites(faster: float = 1.0) -> Row:
 
 
 def frontier() -> Row:
-    """A fast network, an accurate network, and a dominated network."""
     networks = (
         ("vitbn-tiny", "vitbn", 1, 0.9873, 15.0),
         ("vit", "vit", 6, 0.9936, 500.0),
@@ -91,7 +90,6 @@ def latency() -> Row:
 
 
 def latency_row(ms: float, runtime: str, **sizes: int) -> Row:
-    """`sizes` overrides depth, batch or dim."""
     names = {"model": "vitbn", "runtime": runtime, "label": f"label of {runtime}", "precision": "fp32"}
     shares = {"gemm_share": 0.5, "bandwidth_share": None, "peak_memory_mb": None, "macs": 16_870_000, "stable": True}
     ratio = {"ratio": 400.0 / ms, "low": 390.0 / ms, "high": 410.0 / ms}
@@ -99,7 +97,6 @@ def latency_row(ms: float, runtime: str, **sizes: int) -> Row:
 
 
 def sweep() -> Row:
-    """Two batch sizes and two depths; no widths."""
     batches = [latency_row(float(batch), "onnx-optimized", batch=batch) for batch in (1, 64)]
     depths = [latency_row(float(depth), "onnx-optimized", depth=depth) for depth in (1, 6)]
     axes = {"batch": batches, "depth": depths, "dim": []}
@@ -126,7 +123,6 @@ def accuracy() -> Row:
 
 
 def overhead() -> Row:
-    """The server takes twice as long as the process."""
     rows = [
         timed(count * ms, transport=transport, images_a_call=count, added_ms=count * (ms - 1.0))
         for count in (10_000, 1)
@@ -136,7 +132,6 @@ def overhead() -> Row:
 
 
 def throughput(models: Sequence[str] = ("vitbn-tiny",)) -> Row:
-    """500 single images a second, and 4,000 in batches of 64."""
     reached = {"protocol": "grpc", "shared_memory": False, "instances": 1, "threads": 0, "rate": None}
     times = {
         "p50_ms": 2.0,
@@ -188,7 +183,7 @@ EVERY = (foreign, rewrites, frontier, operators, latency, sweep, engines, accura
 
 
 def write(path: Path, result: Row, **environment: object) -> Path:
-    """The result as a file; `environment` replaces facts of the machine."""
+    """`environment` replaces facts of the machine."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(result | {"environment": ENVIRONMENT | environment}))
     return path

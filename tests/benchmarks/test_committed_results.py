@@ -24,7 +24,7 @@ def sources() -> Sources:
 
 @pytest.fixture(scope="module")
 def drawn(sources: Sources) -> tuple[list[Block], dict[str, list[int]]]:
-    """The page, and the ticks on each numeric axis."""
+    """The page, and the ticks of each numeric axis."""
     counted: dict[str, list[int]] = {}
 
     def count(name: str, caption: str, figure: Figure) -> Picture:
@@ -54,7 +54,7 @@ def test_every_axis_has_three_ticks(drawn: tuple[list[Block], dict[str, list[int
 
 
 def made_by_make() -> dict[str, str]:
-    """Output file -> command of `make benchmarks`, with its own files as FILE and DIR."""
+    """Output file -> command of `make benchmarks`, with FILE and DIR in place of its files."""
     dry = ["make", "--dry-run", "--always-make", "benchmarks", "PYTHON=true"]
     lines = subprocess.run(dry, cwd=ROOT, capture_output=True, text=True, check=True).stdout.replace("\\\n", " ")
     made = {}

@@ -32,7 +32,7 @@ def test_what_is_faster_slower_and_noise(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("make", [make for make in sample.EVERY if make is not sample.accuracy])
 def test_every_row_of_every_benchmark_is_the_same_as_itself(make: object, tmp_path: Path) -> None:
-    """Except operators: their nodes have only medians."""
+    """Operators have only medians."""
     path = sample.write(tmp_path / "a.json", make())  # type: ignore[operator]
     code, output = run(path, path)
     if make is sample.operators:
@@ -56,7 +56,7 @@ def test_results_that_name_no_engine_are_compared_with_those_that_do(tmp_path: P
 
 
 def test_the_interval_is_that_of_runs_apart() -> None:
-    """With 2 % spread it sees a change of 10 %, not of 0.1 %; equal numbers give equal intervals."""
+    """With 2 % spread a change of 10 % shows, of 0.1 % does not."""
     samples = [ns / 1e6 for ns in sample.samples_ns(100.0, seed=1, rounds=15)]
     other = [ns / 1e6 for ns in sample.samples_ns(100.0, seed=2, rounds=15)]
     assert verdict(ratio_of_runs(samples, [1.1 * ms for ms in other])) == "slower"

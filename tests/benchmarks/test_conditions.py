@@ -17,8 +17,8 @@ MNIST_IMAGES = 25  # a condition
 SLOW_S = 1200  # on busy cores; half a minute on free cores
 MOST_LOST = 1.0  # percentage points, against the same images as in the file
 
-# Per cent of IMAGES digits, slightly below the share measured on 60. scikit-learn's digits have 8x8 pixels; the fine
-# pen follows their skeleton, which often shows no digit.
+# Per cent of IMAGES, slightly below the share of 60. scikit-learn's digits have 8x8 pixels; the fine pen follows their
+# skeleton, which often shows no digit.
 LEAST = {"strokes": 95, "scikit-learn": 70}
 LEAST_WITH_A_FINE_PEN = {"strokes": 95, "scikit-learn": 50}
 
@@ -35,7 +35,7 @@ def inks():
 
 @pytest.fixture(scope="module")
 def on_backgrounds(judge, mnist_dir):
-    """Per condition: correct answers on the background, and for the images as in the file."""
+    """Right answers per condition: on the background, and as in the file."""
     images, labels = sources.test_images(load_dataset("mnist", mnist_dir), MNIST_IMAGES * len(CONDITIONS))
     right = {}
     for start, condition in enumerate(CONDITIONS):
@@ -64,7 +64,7 @@ def test_mnist_on_backgrounds_loses_at_most_a_point(on_backgrounds):
 
 @pytest.mark.timeout(SLOW_S)
 def test_no_condition_alone_loses_much(on_backgrounds):
-    """One image of 25 is four points, so chance may cost two."""
+    """An image of 25 is four points, so chance may cost two images."""
     lost = {condition: int(raw.sum() - kept.sum()) for condition, (kept, raw) in on_backgrounds.items()}
     assert {condition: count for condition, count in lost.items() if count > 2} == {}
 
@@ -77,7 +77,6 @@ def test_the_same_pictures_at_every_call(inks):
 
 
 def test_a_wrong_judgement_shows(judge, inks):
-    """Mirrored digits are not read."""
     images, labels = inks["strokes"]
     mirrored = seen(pictures("plain", images[:, :, ::-1]))
     assert 100 * judge.right(mirrored, labels).mean() < LEAST["strokes"] - 20

@@ -11,7 +11,6 @@ HEAL_S = 60.0
 
 
 def run(folder: Path, *words: str) -> dict[str, object]:
-    """The row of one scenario."""
     done = CliRunner().invoke(faults, [*words, "--json", str(folder / "faults.json")], catch_exceptions=False)
     assert done.exit_code == 0, done.output
     content = json.loads((folder / "faults.json").read_text())

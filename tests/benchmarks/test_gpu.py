@@ -1,4 +1,4 @@
-"""The GPU run without a GPU: every command exists and parses; a failure costs only its step."""
+"""The GPU run without a GPU: every command parses; a failure costs only its step."""
 
 from pathlib import Path
 

@@ -16,7 +16,7 @@ ACCURACY: dict[ModelName, float] = {"vit": 0.99, "vit-dfn": 0.98, "vit-dtn": 0.9
 
 @pytest.fixture
 def study(tmp_path: Path) -> Path:
-    """As `models/study.py norms` writes it, for three tiny networks."""
+    """As `models/study.py norms` writes it."""
     rows = []
     for model, accuracy in ACCURACY.items():
         torch.manual_seed(0)

@@ -19,7 +19,7 @@ VOID = {"meta", "img", "br"}
 
 
 class Checked(HTMLParser):
-    """Fails on an unmatched closing tag; collects the page's references."""
+    """Fails on unmatched tags; collects references."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -206,7 +206,6 @@ def test_machines(wanted: float, rate: float, expected: int) -> None:
 
 @pytest.mark.slow
 def test_cores_for_a_rate(built: Path) -> None:
-    """500 single images a second on two cores: 1,000 need four cores."""
     text = (built / "report.md").read_text()
     assert "| vitbn-tiny, 1 a request | 98.73 | 500 | 4.0 | 4.00 | 2 | 400 | 200 |" in text
 

@@ -38,7 +38,7 @@ def run(*arguments: object) -> Result:
 
 
 def rows_of(path: Path, result: Result, *reasons: str) -> list[dict[str, Any]]:
-    """Checks what all files share; loads may be missing only for `reasons`."""
+    """Loads may be missing only for `reasons`."""
     assert result.exit_code == 0, result.output
     written = json.loads(path.read_text())
     assert written["benchmark"] == "throughput"

@@ -7,7 +7,7 @@ from PIL import Image
 
 @pytest.fixture(scope="session")
 def digit() -> np.ndarray:
-    """A 2 as of MNIST, uint8 (28, 28)."""
+    """A 2, uint8 (28, 28)."""
     from clients.preprocess import to_model_input
 
     y, x = np.mgrid[:56, :56]
@@ -21,7 +21,7 @@ def digit() -> np.ndarray:
 
 @pytest.fixture(scope="session")
 def mnist(mnist_dir) -> np.ndarray:
-    """The first 300 test images of MNIST, uint8 (300, 28, 28)."""
+    """Test images, uint8 (300, 28, 28)."""
     plain = mnist_dir / "t10k-images-idx3-ubyte"
     with plain.open("rb") if plain.exists() else gzip.open(f"{plain}.gz") as file:
         return np.frombuffer(file.read(16 + 300 * 784), np.uint8, offset=16).reshape(-1, 28, 28)

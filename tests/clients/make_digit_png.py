@@ -1,4 +1,4 @@
-"""Draws digit.png at the root of the project: a 3 as a pen leaves it on paper, a little off the centre.
+"""Draws digit.png: a 3 as a pen leaves it on paper, a little off the centre.
 
 python tests/clients/make_digit_png.py
 """
@@ -20,7 +20,6 @@ STROKE += [(121, 211), (85, 201), (68, 180)]
 
 
 def draw() -> Image.Image:
-    """RGB, 280x280, the same at every call."""
     large = SIDE * OVERSAMPLING
     pen = Image.new("L", (large, large), 0)
     canvas = ImageDraw.Draw(pen)

@@ -1,4 +1,4 @@
-"""Pictures that show no digit, or several: letters in fonts, scribbles, noise, rows of digits. Seeded."""
+"""Seeded pictures of no digit, or several: letters in fonts, scribbles, noise, rows of digits."""
 
 import string
 from pathlib import Path
@@ -15,7 +15,7 @@ SIDE = 120  # pixels
 
 
 def letters() -> list[tuple[str, Image.Image]]:
-    """Every letter in every font, dark on light: 624 pictures."""
+    """Dark on light: 624 pictures."""
     pictures = []
     for name in NAMES:
         font = ImageFont.truetype(str(FONTS / f"{name}.ttf"), 80)
@@ -27,7 +27,7 @@ def letters() -> list[tuple[str, Image.Image]]:
 
 
 def noise(count: int = 200, seed: int = 0) -> list[Image.Image]:
-    """Noise of three kinds in turn: grey, black and white, and blurred blobs."""
+    """In turn grey, black and white, and blurred blobs."""
     rng = np.random.default_rng(seed)
     pictures = []
     for number in range(count):
@@ -61,7 +61,7 @@ def scribbles(count: int = 200, seed: int = 0) -> list[Image.Image]:
 def rows_of_digits(
     images: np.ndarray, length: int = 3, count: int = 200, seed: int = 0
 ) -> list[tuple[Image.Image, list[int]]]:
-    """Pictures of digits side by side, drawn from images (n, 28, 28), ink 255; and the digits' indices."""
+    """Images (n, 28, 28), ink 255, side by side; and their indices."""
     rng = np.random.default_rng(seed)
     rows = []
     for _ in range(count):

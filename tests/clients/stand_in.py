@@ -1,6 +1,6 @@
 """A server with Triton's two protocols that counts its requests and fails on demand.
 
-An image's logits follow from the sum of its pixels, so every answer can be checked.
+Logits follow from the sum of the pixels, so every answer can be checked.
 """
 
 import json
@@ -30,7 +30,7 @@ def expected_logits(images: np.ndarray) -> np.ndarray:
 class StandIn:
     """The model `net` on this machine; `serving` adds its address to `urls`.
 
-    before:      called in the server's thread with the number of each inference, from 0; may sleep; returns the message
+    before:      gets each inference's number, from 0, in the server's thread; may sleep; returns the message
                  of a refusal, or nothing.
     retry_after: seconds that a refusal asks to wait.
     parameters:  of the model's configuration, besides its description.
@@ -68,7 +68,7 @@ class StandIn:
     def serving(
         self, protocol: str, address: str = "127.0.0.1:0", tls: "Certificates | None" = None
     ) -> Iterator["StandIn"]:
-        """Answer over a protocol; with certificates over TLS, and only to clients with a certificate."""
+        """With certificates over TLS, and only for clients with a certificate."""
         with (_http if protocol == "http" else _grpc)(self, address, tls) as port:
             self.urls[protocol] = f"127.0.0.1:{port}"
             yield self
@@ -76,7 +76,7 @@ class StandIn:
 
 @dataclass(frozen=True)
 class Certificates:
-    """PEM files of a self-signed certificate of 127.0.0.1."""
+    """PEM files, self-signed, of 127.0.0.1."""
 
     certificate: str
     key: str

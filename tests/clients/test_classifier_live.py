@@ -46,7 +46,6 @@ def regions_there(server, process=None):
 
 @pytest.fixture(scope="module")
 def images():
-    """More than a batch: uint8 (300, 1, 28, 28)."""
     from PIL import Image
     from sklearn.datasets import load_digits
 
@@ -56,13 +55,12 @@ def images():
 
 @pytest.fixture(scope="module")
 def expected(live_server, images):
-    """Each image in its own request."""
     with connect(live_server, batch_size=1) as classifier:
         return classifier.logits(images)
 
 
 def close(logits, expected):
-    """Kernels differ between batch sizes; digits differ by whole logits."""
+    """Kernels differ by batch size; digits differ by whole logits."""
     np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-4)
 
 

@@ -15,7 +15,7 @@ WITHIN_S = 30
 
 @pytest.fixture
 def server():
-    """A stand-in that sets `reached` and holds every inference until `go_on`."""
+    """Sets `reached` and holds every inference until `go_on`."""
     go_on, reached = threading.Event(), threading.Event()
 
     def hold(number):

@@ -76,7 +76,6 @@ def test_rare_formats_are_not_tried(form):
 @given(st.sampled_from(sorted(WHOLE)), st.floats(0, 1))
 @example("PNG", 0.0)
 def test_truncated_at_any_byte(name, share):
-    """Half a picture is refused."""
     whole = WHOLE[name]
     cut = whole[: int(share * len(whole) * 0.9)]
     assert refusal(cut) is not None
@@ -102,7 +101,6 @@ def test_flipped_anywhere(name, changes):
 @example(1, 2**31 - 1, 8, 6)
 @example(0, 0, 8, 0)
 def test_png_of_any_size_and_kind(width, height, depth, colour):
-    """Only headers."""
     found = refusal(png(width, height, depth, colour))
     if width * height > Image.MAX_IMAGE_PIXELS:
         assert found is not None
@@ -193,7 +191,6 @@ print(next(line.split()[1] for line in open("/proc/self/status") if line.startsw
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak of memory is read from /proc")
 @pytest.mark.parametrize(("form", "most_mib"), [("png", 300), ("tif", 300), ("webp", 900), ("jpg", 100)])
 def test_memory_of_a_huge_picture(tmp_path, form, most_mib):
-    """50 megapixels in a few kilobytes."""
     path = tmp_path / f"sheet.{form}"
     Image.new("RGB", (5000, 10_000), "white").save(path)
     child = subprocess.run([sys.executable, "-c", PEAK, path], capture_output=True, check=True, text=True)

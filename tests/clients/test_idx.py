@@ -18,7 +18,7 @@ def encoded(array, kind=8):
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (11, 6, 5), dtype=np.uint8)
 WHOLE = encoded(IMAGES)
-# Without the time of day, which would change the tests' names every second.
+# Without a time, which would change the tests' names.
 PACKED = gzip.compress(WHOLE, mtime=0)
 
 
@@ -102,7 +102,7 @@ def test_other_formats_are_not_taken_for_idx(path, head):
 @pytest.mark.slow
 @pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["plain", "gzip"])
 def test_claims_cost_no_memory(path, pack):
-    """A header that claims 4 billion images of 64 MiB, and a file that unpacks to 100 MB."""
+    """A header claims 4 billion images of 64 MiB; a file unpacks to 100 MB."""
     path.write_bytes(pack(struct.pack(">IIII", 0x803, 0xFFFFFFFF, 8192, 8192) + b"x" * 1000))
     tracemalloc.start()
     with IdxFile(str(path), 2) as file, pytest.raises(InvalidImage, match="found 0 and 1000 bytes"):

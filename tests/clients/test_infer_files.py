@@ -41,7 +41,6 @@ def run(server, tmp_path, monkeypatch):
 
 @pytest.fixture
 def draw(digit, tmp_path):
-    """Returns the stand-in's label for the written digit."""
 
     def draw(name, size=0):
         side = 140 + 17 * size

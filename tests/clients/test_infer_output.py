@@ -225,7 +225,6 @@ except SystemExit as end:
 
 @pytest.mark.slow
 def test_memory_does_not_grow_with_the_images(server, images):
-    """25,000 images are 20 MB."""
     server.max_batch_size = 128
     peaks = []
     for count in (2_000, 25_000):

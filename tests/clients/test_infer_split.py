@@ -21,7 +21,6 @@ def server():
 
 @pytest.fixture
 def row(tmp_path, digit):
-    """Four digits of different widths side by side."""
     sheet = np.full((160, 460), 245, dtype=np.uint8)
     large = np.asarray(Image.fromarray(digit).resize((112, 112), Image.Resampling.BICUBIC))
     for number, width in enumerate((112, 90, 70, 100)):

@@ -1,4 +1,4 @@
-"""Connected parts against SciPy's; marks that must not reach the digit."""
+"""Parts against SciPy's; marks that must not reach the digit."""
 
 import numpy as np
 from hypothesis import given, settings
@@ -14,7 +14,6 @@ CLOSE = 10.0  # mean grey levels of 255, as for enlarging alone
 
 
 def sheet(digit):
-    """Dark ink in the middle of a sheet, float (400, 400)."""
     cover = np.zeros((400, 400))
     cover[88:312, 88:312] = np.asarray(Image.fromarray(digit).resize((224, 224), Image.Resampling.BICUBIC)) / 255
     return 240 - 200 * cover

@@ -26,7 +26,6 @@ START_S = 120
 
 @contextmanager
 def tritonserver(repository, ports, log):
-    """Guards its models and shared memory with a key."""
     guarded = "model-repository,shared-memory:key=secret"
     command = [sys.executable, "-m", "serving.launcher", f"--model-repository={repository}"]
     command += ["--disable-auto-complete-config"]  # saves a start of the model
@@ -41,7 +40,7 @@ def tritonserver(repository, ports, log):
 
 
 def kill(server):
-    """SIGKILL for server and backend; returns the memory files that they leave."""
+    """Returns the memory files that server and backend leave."""
     mapped = Path(f"/proc/{server.pid}/maps").read_text()
     os.killpg(server.pid, signal.SIGKILL)
     return [Path(path) for path in set(re.findall(r"/dev/shm/triton_\S+", mapped))]
@@ -53,7 +52,6 @@ def connect(ports, protocol, shared_memory, retry_s, headers=KEY):
 
 
 def check_guard(ports, way):
-    """Without the key a client may only infer."""
     with connect(ports, *way, retry_s=0, headers={"http": {}, "grpc": {}}) as stranger:
         with pytest.raises(ServerError, match="is restricted, expecting header"):
             stranger.models()

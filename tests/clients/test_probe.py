@@ -19,7 +19,7 @@ from clients.probe import Probe, probe_server
 from serving.running import Server, running_server
 
 pytestmark = pytest.mark.live
-PATIENCE_S = 5.0  # for tests that do not test the probe's own second
+PATIENCE_S = 5.0  # where the probe's own second is not tested
 COMPLETE = ["--disable-auto-complete-config"]
 
 
@@ -29,7 +29,7 @@ def own(repository: Path, tmp_path: Path) -> Path:
 
 
 def stubs(server: Server) -> list[int]:
-    """Any thread of the server may be their parent."""
+    """Any server thread may be their parent."""
     tasks = Path(f"/proc/{server.pid}/task").iterdir()
     return [int(pid) for task in tasks for pid in (task / "children").read_text().split()]
 
@@ -107,7 +107,6 @@ def test_a_dead_or_stopped_model_fails_though_the_server_says_ready(own: Path, f
 
 @contextmanager
 def flood(server: Server, threads: int = 6) -> Iterator[None]:
-    """Each thread sends batches of 256 in sequence and ignores failures."""
     stop = threading.Event()
 
     def ask() -> None:

@@ -1,8 +1,8 @@
-"""What the shipped ViTBN's calibrated confidence refuses at a limit that refuses 1 % of MNIST's digits.
+"""What the shipped ViTBN refuses at the confidence that refuses 1 % of MNIST's digits.
 
-Over all 10,000 test digits the limit is 0.940, and 99.86 % of the remaining answers are right. It refuses 34 % of
-letters (43 % of those unlike any digit), 44 % of scribbles, and 81 % of noise that is not refused as blank. It refuses
-31 % of rows of three digits, and reports all rows as several shapes.
+Over all 10,000 test digits this limit is 0.940, and 99.86 % of the other answers are right. It refuses 34 % of letters
+(43 % of those unlike any digit), 44 % of scribbles, 81 % of noise that is not refused as blank, and 31 % of rows of
+three digits; all rows are reported as several shapes.
 """
 
 import gzip
@@ -26,7 +26,7 @@ LABELS = tuple("0123456789")
 
 @pytest.fixture(scope="module")
 def confidences():
-    """Images uint8 (n, 1, 28, 28) -> labels and calibrated confidences."""
+    """Images uint8 (n, 1, 28, 28) -> labels, calibrated confidences."""
     checkpoint = load(shipped("vitbn"))
     network, temperature = checkpoint.model.eval(), checkpoint.metrics["temperature"]
 
@@ -62,7 +62,6 @@ def limit(confidences, digits):
 
 
 def refused(confidences, limit, pictures):
-    """Of pictures, and of pictures with several shapes."""
     inputs, several = [], 0
     for picture in pictures:
         try:

@@ -118,7 +118,7 @@ def test_retry_after_is_heard(protocol):
 
 
 def test_a_busy_server_meets_no_storm():
-    """40 requests of 8 threads share 10 retries."""
+    """40 requests share 10 retries."""
     with StandIn(lambda number: "too busy").serving("http") as server:
         failures = []
         with Classifier(server.urls["http"], retry_s=10, concurrency=8) as classifier:

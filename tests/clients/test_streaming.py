@@ -153,7 +153,6 @@ def rss_bytes():
 @pytest.mark.slow
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_memory_is_flat_over_many_images(protocol):
-    """25,000 images are 20 MB."""
 
     def images(count):
         for number in range(count):

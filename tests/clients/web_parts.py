@@ -1,4 +1,4 @@
-"""Real parts for the tests and the screenshot of the page: tritonserver, `python clients/web/app.py`, Chromium."""
+"""Real parts for tests and the screenshot: tritonserver, `python clients/web/app.py`, Chromium."""
 
 import shutil
 import subprocess
@@ -52,7 +52,7 @@ class Triton:
 
 @contextmanager
 def running_page(triton_url: str, *options: str) -> Iterator[str]:
-    """On a free port by default; yields the URL."""
+    """Yields the URL."""
     command = [sys.executable, ROOT / "clients/web/app.py", "--port", "0", "--url", triton_url, *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -72,7 +72,7 @@ def running_browser() -> Iterator[Browser]:
 
 
 def draw(page: Page, form: list, height: float = 0.6) -> None:
-    """Draw one of `FORMS` with the mouse, `height` of the sheet high."""
+    """Draws one of `FORMS`, `height` of the sheet high."""
     for path in on_screen(page, form, height):
         page.mouse.move(*path[0])
         page.mouse.down()
@@ -96,7 +96,7 @@ def wait_until(page: Page, holds: Callable[[], bool]) -> None:
 
 
 def on_screen(page: Page, form: list, height: float = 0.6) -> list[np.ndarray]:
-    """Points (n, 2) of the strokes in CSS pixels."""
+    """Strokes in CSS pixels, (n, 2)."""
     paths = [along(stroke) for stroke in form]
     every = np.concatenate(paths)
     middle = (every.min(axis=0) + every.max(axis=0)) / 2
@@ -106,7 +106,7 @@ def on_screen(page: Page, form: list, height: float = 0.6) -> list[np.ndarray]:
 
 
 def along(stroke: list | tuple, steps: int = 5) -> np.ndarray:
-    """Points (n, 2): a tuple is straight lines, a list a curve of Catmull and Rom (1974)."""
+    """A tuple is straight lines, a list a curve of Catmull and Rom (1974): (n, 2)."""
     points = np.array(stroke, dtype=float)
     if isinstance(stroke, tuple):
         return points

@@ -1,4 +1,4 @@
-"""The YAML documents of deploy/, with the patches of an overlay merged as kustomize merges them."""
+"""deploy/'s YAML documents, overlays merged as kustomize merges them."""
 
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
@@ -19,7 +19,7 @@ def documents(path: Path) -> list[dict[str, Any]]:
 
 
 def merge(base: Any, patch: Any) -> Any:
-    """A strategic merge: mappings by key, lists of named things by name, null removes, anything else replaces."""
+    """Mappings by key, lists of named things by name, null removes, anything else replaces."""
     if isinstance(base, dict) and isinstance(patch, dict):
         merged = {key: merge(base.get(key), value) for key, value in patch.items() if value is not None}
         return {key: value for key, value in base.items() if key not in patch} | merged
@@ -31,7 +31,7 @@ def merge(base: Any, patch: Any) -> Any:
 
 
 def overlay(name: str, instead: Mapping[Path, Any] = MappingProxyType({})) -> list[dict[str, Any]]:
-    """The documents of base/ with the patches of overlays/NAME; `instead` replaces the content of patch files."""
+    """base/ with the patches of overlays/NAME; `instead` replaces patch files."""
     (kustomization,) = documents(KUBERNETES / "overlays" / name / "kustomization.yaml")
     files = documents(KUBERNETES / "base/kustomization.yaml")[0]["resources"]
     merged = [each for file in files for each in documents(KUBERNETES / "base" / file)]
@@ -46,7 +46,7 @@ def overlay(name: str, instead: Mapping[Path, Any] = MappingProxyType({})) -> li
 
 
 def misspelt(document: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Some fields below the first level, misspelt in turn, with their paths; free keys stay."""
+    """Misspells in turn some fields below the first level, by path; free keys stay."""
     fields = list(_fields(document, ()))
     for path in fields[:: max(1, len(fields) // MOST)]:
         changed = deepcopy(document)

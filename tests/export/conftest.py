@@ -8,7 +8,7 @@ from export.publishing.publish import publish
 
 @pytest.fixture
 def folder(repository: Path, tmp_path: Path) -> Path:
-    """Versions 1, 2 and 3 of `vitbn`; 2 and 3 are served."""
+    """Versions 1, 2 and 3 of `vitbn`."""
     for _ in range(3):
         publish(tmp_path / "repository", "vitbn", read_version(repository / "vitbn" / "1"))
     return tmp_path / "repository"
@@ -16,7 +16,7 @@ def folder(repository: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def exported(folder: Path, tmp_path: Path) -> Path:
-    """An ONNX file and its manifest, as `to_onnx.py --output` writes them."""
+    """As `to_onnx.py --output` writes it."""
     artifact = read_version(folder / "vitbn" / "1")
     (tmp_path / "vitbn.onnx").write_bytes(artifact.data)
     (tmp_path / "vitbn.json").write_bytes(artifact.manifest_json())

@@ -1,4 +1,4 @@
-"""Networks of any geometry with norms far from the identity, and the comparison of two networks."""
+"""Networks of any geometry with norms far from the identity, and their comparison."""
 
 from collections.abc import Sequence
 
@@ -42,7 +42,7 @@ def rewritten_in_turn(
 ) -> tuple[nn.Module, bool]:
     """The network after all rewrites that apply, and whether it scales pixels itself.
 
-    After each rewrite the logits of `x`, pixels of 0 to 255, are within `bound` of the original's.
+    The logits of `x`, pixels of 0 to 255, stay within `bound` of the original's.
     """
     expected = answer(model, x / 255)
     rewritten, scaled = model, False

@@ -1,4 +1,4 @@
-"""The command `to_tensorrt` on a machine without TensorRT's runtime: `python rehearsal.py EXPORTS`.
+"""The command `to_tensorrt` without TensorRT's runtime: `python rehearsal.py EXPORTS`.
 
 In: lines of standard input, each a JSON list of a folder, a file, a planted fault and the command's arguments. Out: per
 line the exit code; `stdout` and `stderr` in the folder; in the file the use of TensorRT. A child runs each line, which
@@ -38,7 +38,7 @@ USED: list[list[Any]] = []  # class, attribute, arguments as text: all use of Te
 
 
 class Memory(bytes):
-    """IHostMemory, whose bytes Python can read."""
+    """IHostMemory that Python can read."""
 
     def __enter__(self) -> "Memory":
         return self
@@ -48,7 +48,7 @@ class Memory(bytes):
 
 
 class Conformant:
-    """An object with the interface of the real class `kind`."""
+    """An object of the real class `kind`."""
 
     def __init__(self, kind: type) -> None:
         self.__dict__.update(kind=kind, state={})
@@ -95,7 +95,7 @@ class Conformant:
 
 
 def fits(name: str, doc: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """The return type of the first matching signature in the docstring of `name`; else TypeError."""
+    """The return type of the first signature in the docstring that fits; else TypeError."""
     for parameters, returns in re.findall(rf"^(?:\d+\. )?{name}\((.*)\) -> (.*)$", doc, re.MULTILINE):
         known = dict(re.findall(r"(\w+): ([\w.]+)", re.sub(r"<[^>]*>", "default", parameters)))
         required = [part.split(":")[0] for part in re.split(r", (?=\w+:)", parameters) if part and " = " not in part]
@@ -140,7 +140,7 @@ def parse(parser: Conformant, path: str) -> bool:
 
 
 def inspect(inspector: Conformant, format: Any) -> str:
-    """One layer per node, in the graph's types; `float32 layer` plants one product of another type."""
+    """A layer per node, in the graph's types; `float32 layer` plants another type."""
     proto = GRAPH["proto"]
     types = {name: ONNX_TYPES.get(number, "int64") for name, number in element_types(proto).items()}
     words = {"float32": "Float", "float16": "Half", "int64": "Int64"}
@@ -225,7 +225,7 @@ ANSWERS: dict[tuple[str, str], Any] = {
 
 
 def served(folder: Path) -> None:
-    """Published as by benchmarks/throughput.py, executed as there and in benchmarks/latency.py."""
+    """Published as by benchmarks/throughput.py, executed as there and in latency.py."""
     import torch
 
     from benchmarks.contest.engines import start
@@ -259,7 +259,7 @@ def rehearse(log: Path, arguments: list[str]) -> None:
 
 
 def warm_up(exports: Path) -> None:
-    """The children find the graphs of this test run in `exports`."""
+    """The children find this run's graphs in `exports`."""
     import onnxscript  # noqa: F401
     import polygraphy.backend.trt  # noqa: F401
     import sklearn.datasets  # noqa: F401

@@ -16,8 +16,8 @@ FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16
 NUMBERS = FLOATS | {TensorProto.INT32, TensorProto.INT64}
 ANY = NUMBERS | {TensorProto.BOOL}
 
-# The operators of our exports and the element types of all their tensors. TensorRT accepts uint8 only as input or
-# output of the whole graph, read or written by Cast.
+# The operators of our exports and their element types. TensorRT accepts uint8 only as input or output of the whole
+# graph, read or written by Cast.
 OPERATORS = {
     "Add": NUMBERS,
     "BatchNormalization": FLOATS,
@@ -70,7 +70,7 @@ def prepared_and_checked(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def check(proto: onnx.ModelProto) -> None:
-    """Raises UnsupportedGraph for the first part of `proto` that TensorRT's parser refuses."""
+    """Raises UnsupportedGraph for what TensorRT's parser refuses."""
     for opset in proto.opset_import:
         if opset.domain in ("", "ai.onnx") and opset.version not in OPSETS:
             raise UnsupportedGraph(f"ONNX: expected opset {OPSETS[0]} to {OPSETS[-1]}, found {opset.version}")
@@ -95,7 +95,7 @@ def check(proto: onnx.ModelProto) -> None:
 
 
 def _of_other_types(node: onnx.NodeProto, types: dict[str, int]) -> Iterator[tuple[str, str]]:
-    """Name and type of each tensor of `node` that the operator's row does not list; int64: indices, shapes, axes."""
+    """Name and type of each tensor that the operator's row does not list; int64: indices, shapes, axes."""
     allowed = OPERATORS[node.op_type]
     for name in filter(None, (*node.input, *node.output)):
         found = types.get(name, TensorProto.UNDEFINED)

@@ -35,7 +35,7 @@ def zeros() -> Dataset:
 
 
 def engines(monkeypatch: pytest.MonkeyPatch, quick: Candidate, wrong: str | None = None) -> None:
-    """Every candidate except `quick` sleeps; the precision `wrong` gives a wrong class for a quarter of the images."""
+    """Candidates but `quick` sleep; the precision `wrong` errs on a quarter of the images."""
 
     def start(files: object, candidate: Candidate) -> Classifier:
         def classify(images: np.ndarray) -> np.ndarray:

@@ -221,7 +221,7 @@ def test_the_input_scale_cannot_pass_a_batchnorm() -> None:
 
 @pytest.mark.parametrize("model", [name for name in MODEL_NAMES if name != "dnn"])
 def test_randomised_norms_are_no_identity(model: str) -> None:
-    """All tests above rely on this property."""
+    """The tests above rely on this."""
     config = ModelConfig(model=model, depth=1)
     torch.manual_seed(0)
     fresh = build(config).eval().double()

@@ -30,7 +30,7 @@ def trained(config: ModelConfig) -> nn.Module:
 
 
 def attention_of(proto: onnx.ModelProto) -> list[list[str]]:
-    """The operators between each Softmax and the product before it, nearest first."""
+    """The operators between Softmax and the product before, nearest first."""
     made_by = {name: node for node in proto.graph.node for name in node.output}
     chains = []
     for softmax in (node for node in proto.graph.node if node.op_type == "Softmax"):

@@ -59,7 +59,7 @@ def test_bfloat16_is_another_precision_and_passes_the_gate(graph: bytes, digits:
 
 
 def wrong(make: Callable[[bytes, bool], Classifier]) -> Callable[[bytes, bool], Classifier]:
-    """An engine that returns the next class for a quarter of the images."""
+    """Returns the next class for a quarter of the images."""
 
     def made(data: bytes, bfloat16: bool) -> Classifier:
         def classify(images: Images) -> Logits:

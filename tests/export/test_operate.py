@@ -20,7 +20,7 @@ def test_list_says_what_is_served(folder: Path) -> None:
 
 
 def test_list_shows_the_error_of_the_file_itself(folder: Path) -> None:
-    """The manifests of int8 versions and engines also contain the float32 graph's error."""
+    """int8 versions and engines also have the float32 graph's error."""
     artifact = read_version(folder / "vitbn" / "1")
     for added in ({"precision": "int8"}, {"precision": "fp16", "engine": {"max_abs_error": 0.004}}):
         publish(folder, "vitbn", replace(artifact, manifest=artifact.manifest | added))
@@ -77,7 +77,7 @@ def test_prune_keeps_what_is_served_and_the_newest(folder: Path, repository: Pat
 
 @pytest.fixture
 def crowded(folder: Path, tmp_path: Path) -> Path:
-    """With foreign entries: a folder, a symlink to a folder, and a version that is a symlink."""
+    """Foreign entries: a folder, a symlink to a folder, a version that is a symlink."""
     (tmp_path / "notes").mkdir()
     (folder / "a_folder").mkdir()
     (folder / "b_link").symlink_to(tmp_path / "notes")

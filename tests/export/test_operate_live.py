@@ -20,9 +20,9 @@ PAUSE_S = 0.01
 
 
 class Load:
-    """Sends requests in sequence, without retries; records versions and failures.
+    """Sends requests without retries; records versions and failures.
 
-    The pauses leave the server time to load.
+    Pauses leave the server time to load.
     """
 
     def __init__(self, server: Server) -> None:
@@ -81,7 +81,7 @@ def test_versions_change_under_load_without_a_failure(folder: Path, exported: Pa
 
 @contextmanager
 def damaged_as_it_appears(version: Path) -> Iterator[None]:
-    """As a failing disk would, between publication and load."""
+    """As by a failing disk before the load."""
     done = threading.Event()
 
     def damage() -> None:

@@ -16,7 +16,7 @@ FASHION = ModelConfig(labels=FASHION_MNIST_LABELS, preprocessing="photo")
 
 
 def write_idx_files(folder: Path, images: np.ndarray) -> Path:
-    """MNIST's format, the same images in both parts, labels of 0."""
+    """MNIST's format, the same images in both parts."""
     head = b"\0\0\x08"
     for part in ("train", "t10k"):
         sizes = b"".join(side.to_bytes(4, "big") for side in images.shape)
@@ -70,7 +70,7 @@ def test_other_images_or_classes_are_refused(tmp_path: Path) -> None:
 
 
 def test_the_embedded_sample_never_depends_on_what_is_at_hand() -> None:
-    """Verification uses these images on every machine."""
+    """`verify` uses these images on every machine."""
     for config in (FASHION, ModelConfig(channels=3)):
         np.testing.assert_array_equal(proof_images(config), embedded_sample(config).images)
     assert embedded_sample(FASHION).of == "digits"

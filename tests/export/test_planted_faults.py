@@ -1,4 +1,4 @@
-"""A wrong rewrite is seen: the error of each planted fault."""
+"""Every planted fault shows in the error."""
 
 import pytest
 from networks import SMALL, error, network

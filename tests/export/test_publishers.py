@@ -33,7 +33,7 @@ PATIENCE_S = 60
 
 
 class Publishers:
-    """Children of one process: the imports take two seconds."""
+    """Children of one process: imports take two seconds."""
 
     def __init__(self, folder: Path, version: Path) -> None:
         command = [sys.executable, "-c", PUBLISHERS, str(folder), str(version)]
@@ -56,7 +56,6 @@ class Publishers:
 
 @pytest.fixture
 def publishers(tmp_path: Path, repository: Path) -> Iterator[Publishers]:
-    """They publish to `tmp_path / "repository"`."""
     processes = Publishers(tmp_path, repository / "vitbn" / "1")
     yield processes
     processes.end()

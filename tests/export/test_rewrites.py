@@ -122,7 +122,7 @@ def test_the_last_block_is_absorbed_at_the_cost_of_its_row(config: ModelConfig, 
 
 
 def test_a_row_of_few_features_a_head_is_left_as_it_is() -> None:
-    """Heads of one feature: keys and values together are smaller than the tokens."""
+    """Keys and values together are smaller than the tokens."""
     config = replace(SMALL, dim=64, heads=8, dim_head=1)
     cut = cls_only(network(config))
     with pytest.raises(DoesNotApply, match="absorbing costs"):

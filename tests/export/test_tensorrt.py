@@ -70,7 +70,7 @@ def test_an_engine_that_is_wrong_at_its_largest_batch_alone() -> None:
 
 def test_what_float16_cannot_tell_apart_is_left_out() -> None:
     def two_classes(first: float) -> Callable[[Images], Logits]:
-        # Every other image is clearly decided; the rest are closer than float16 can tell.
+        # Every other image is decided; the rest are too close for float16.
         return lambda images: np.where(images[:, :1, 0, 0] > 127, [[5.0, 0.0]], [[first, 1.0]]).astype(np.float32)
 
     images = IMAGES.copy()
@@ -92,7 +92,7 @@ def test_any_number_of_images_in_the_batches_of_a_profile() -> None:
 
 
 def attention(float16: bool) -> onnx.ModelProto:
-    """Scores, a float32 softmax and a second product; `float16` as the conversion writes it."""
+    """Scores, float32 softmax and second product; `float16` as the conversion writes it."""
     kind = TensorProto.FLOAT16 if float16 else TensorProto.FLOAT
     weight = numpy_helper.from_array(np.eye(4, dtype=np.float16 if float16 else np.float32), "w")
     names = iter("abcdef")
@@ -114,7 +114,7 @@ def attention(float16: bool) -> onnx.ModelProto:
 
 
 def layer(onnx_names: str, *types: str, key: str = "Datatype", **more: object) -> dict[str, object]:
-    """In TensorRT 11's form: `types` of an input and of the outputs."""
+    """TensorRT 11's form: `types` of an input and the outputs."""
     metadata = "\x1e".join(f"[ONNX Layer: {name}]" for name in onnx_names.split())
     first, *others = ({"Name": "t", key: name} for name in types)
     return {"Name": f"__myl_{onnx_names}", "Metadata": metadata, "Inputs": [first], "Outputs": others} | more

@@ -1,6 +1,6 @@
-"""The real bindings of TensorRT 10 and 11 have every name, member and keyword that the project and Polygraphy use.
+"""The real bindings of TensorRT 10 and 11 have what the project and Polygraphy use.
 
-The command runs over stubs of TensorRT's libraries (rehearsal.py), which check its calls against the bindings.
+The command runs over stubs of TensorRT's libraries (rehearsal.py), which check its calls.
 """
 
 import importlib.util
@@ -65,7 +65,7 @@ Rehearse = Callable[..., tuple[subprocess.CompletedProcess[str], list[list[str]]
 
 @pytest.fixture(scope="module")
 def rehearse(tmp_path_factory: pytest.TempPathFactory, shared_dir: Path) -> Iterator[Rehearse]:
-    """Returns the command's end and its use of TensorRT: class, attribute and arguments of each call."""
+    """The command's end, and class, attribute and arguments of each call to TensorRT."""
     output = tmp_path_factory.mktemp("output")
     with ExitStack() as running:
 

@@ -18,7 +18,7 @@ from models.config import MODEL_NAMES, ModelConfig
 from models.data import load_digits
 from models.registry import build, randomise_norms
 
-OF_TWO_BLOCKS = ModelConfig(depth=2)  # other tests export it too, so that it is exported once
+OF_TWO_BLOCKS = ModelConfig(depth=2)  # exported by other tests too, so only once
 FAMILIES = ("vit", "vitbnffn", "vitbn", "cnn", "dnnbn")  # rewritten, the other folding networks equal vitbn
 SMALL = ModelConfig(depth=2, dim=24, heads=2, dim_head=8, mlp_dim=40)
 VARIANT = replace(SMALL, pool="mean", pos_emb="pe1d", bn_features="one", qkv_bias=True)
@@ -78,7 +78,7 @@ def test_int8_is_refused() -> None:
 def graph(
     nodes: Sequence[onnx.NodeProto], opset: int = 20, image: int = TensorProto.UINT8, **constants: np.ndarray
 ) -> onnx.ModelProto:
-    """uint8 `image` (batch, 1, 28, 28) -> float32 `logits`, with the operator under test between."""
+    """uint8 `image` (batch, 1, 28, 28) -> float32 `logits`, with `nodes` between."""
     inputs = [helper.make_tensor_value_info("image", image, ["batch", 1, 28, 28])]
     outputs = [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["b", "c", "h", "w"])]
     weights = [numpy_helper.from_array(value, name) for name, value in constants.items()]

@@ -28,7 +28,7 @@ def digits() -> "Dataset":
 
 @pytest.fixture(scope="session")
 def small_mnist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """MNIST's four files with 120 training and 40 test images from scikit-learn's digits."""
+    """MNIST's files with 120 training and 40 test images of scikit-learn's digits."""
     from models.data import MNIST_PARTS, load_digits
 
     digits, folder = load_digits(), tmp_path_factory.mktemp("small mnist")
@@ -45,7 +45,7 @@ def small_mnist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def small_emnist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """EMNIST's test files with the 40 test images of `small_mnist`, transposed as published."""
+    """The test images of `small_mnist`, transposed as EMNIST's."""
     from models.data import EMNIST_PARTS, load_digits
 
     digits, folder = load_digits(), tmp_path_factory.mktemp("small emnist")
@@ -86,7 +86,7 @@ class Mirror(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def serve() -> Iterator[Callable[[dict[str, bytes]], tuple[str, list[str]]]]:
-    """Starts a mirror of path -> content; returns its base URL and the growing list of requests."""
+    """Starts a mirror of path -> content; returns base URL and growing list of requests."""
     with ExitStack() as running:
 
         def start(contents: dict[str, bytes]) -> tuple[str, list[str]]:

@@ -1,4 +1,4 @@
-"""Invalid files made to cost memory or time: name -> function that writes the file."""
+"""Files that try to cost memory or time: name -> function that writes the file."""
 
 import json
 import zipfile
@@ -15,7 +15,7 @@ SMALL = ModelConfig(image_size=(8, 8), patch_size=(4, 4), dim=16, depth=1, heads
 
 
 def claims(path: Path, **fields: object) -> None:
-    """A small network's tensors under a configuration that claims more."""
+    """A small network's tensors under a larger configuration."""
     config = json.dumps(asdict(SMALL) | fields)
     save_file(build(SMALL).state_dict(), path, {"config": config, "metrics": "{}"})
 
@@ -25,7 +25,7 @@ def metadata(path: Path, config: str | None = None, metrics: str = "{}") -> None
 
 
 def published() -> dict[str, torch.Tensor]:
-    """A published ViTBN of depth 1 under the study's names."""
+    """A ViTBN of depth 1 under the study's names."""
     shape = {
         "cls_token": (1, 1, 64),
         "pos_embedding": (1, 17, 64),
@@ -59,7 +59,7 @@ def shared(path: Path) -> None:
 
 
 def sparse_header(path: Path) -> None:
-    """A sparse file with a header that claims 4 GB."""
+    """A header that claims 4 GB."""
     with path.open("wb") as file:
         file.write((1 << 32).to_bytes(8, "little") + b"{")
         file.truncate(1 << 33)

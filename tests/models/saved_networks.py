@@ -1,4 +1,4 @@
-"""Checkpoints of ours and under the published names."""
+"""Checkpoints, ours and under the published names."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from models.registry import build, randomise_norms
 
 TINY = ModelConfig(image_size=(8, 8), patch_size=(4, 4), dim=16, depth=3, heads=2, dim_head=8, mlp_dim=24)
 PUBLISHED_SHAPE = ModelConfig(depth=2, dim=32, heads=2, dim_head=64, mlp_dim=48)  # 64 a head, as all published
-# Our names -> the study's; in blocks without the prefix.
+# Our names -> the study's.
 VIT_NAMES = {
     "embedding.cls_token": "cls_token",
     "embedding.pos_embedding": "pos_embedding",
@@ -55,12 +55,11 @@ def published_name(name, names):
 
 
 def published(model, names):
-    """The state dict of `model` under the study's names."""
     return {published_name(name, names): tensor for name, tensor in model.state_dict().items()}
 
 
 def network(config):
-    """A network in eval mode, its weights and norms drawn by seed."""
+    """Weights and norms are drawn by seed."""
     torch.manual_seed(0)
     model = build(config).eval()
     randomise_norms(model)
@@ -81,7 +80,7 @@ def refusal(path, depth=None):
 
 
 def write(path, tensors, metadata=None):
-    """A safetensors file written without `save`."""
+    """Without `save`."""
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, metadata)
     return path
 

@@ -1,4 +1,4 @@
-"""Runs of the command `tune`, its outcomes and the pixels of its plots."""
+"""Runs of `tune`, its outcomes and its plots' pixels."""
 
 import io
 import json

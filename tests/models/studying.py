@@ -1,4 +1,4 @@
-"""Runs of the command `study`, and checkpoints to study."""
+"""Runs of `study`, and checkpoints for it."""
 
 import json
 

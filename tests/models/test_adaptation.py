@@ -79,7 +79,7 @@ def failure(*arguments):
 
 
 def written_pictures(folder, images):
-    """Images (n, C, H, W); the file names say nothing about classes."""
+    """File names say nothing about classes."""
     folder.mkdir()
     for number, image in enumerate(images):
         Image.fromarray(image[0] if len(image) == 1 else image.transpose(1, 2, 0)).save(folder / f"{number:03d}.png")
@@ -92,7 +92,7 @@ def faint(images):
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    """A ViTBN with drawn weights, as if trained in the served form."""
+    """As if trained in the served form."""
     path = tmp_path_factory.mktemp("saved") / "digits.safetensors"
     network = build(TINY)
     randomise_norms(network)
@@ -102,7 +102,7 @@ def saved(tmp_path_factory):
 
 @pytest.mark.slow
 def test_pictures_of_the_new_source_give_the_accuracy_back(tmp_path):
-    """Trained in the served form: statistics of the plain form would give back a third."""
+    """Statistics of the plain form would give back a third."""
     digits, out, trained = load_digits(), tmp_path / "adapted.safetensors", tmp_path / "digits.safetensors"
     options = TrainingOptions(epochs=5, batch_size=50, lr=0.01, seed=0, device="cpu")
     list(train(replace(TINY, dim=32), digits, options, trained, False, lambda images, loss: None))

@@ -21,7 +21,7 @@ KEYS = ["temperature", "calibration_error", "calibration_error_before"]
 
 
 def drawn(temperature, count=20_000):
-    """Logits, and labels drawn from softmax(logits / temperature)."""
+    """Logits, and labels from softmax(logits / temperature)."""
     generator = torch.Generator().manual_seed(0)
     logits = 3 * torch.randn(count, 10, generator=generator)
     return logits, torch.multinomial((logits / temperature).softmax(1), 1, generator=generator)[:, 0]

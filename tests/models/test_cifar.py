@@ -93,7 +93,7 @@ def test_labels_of_an_eleventh_class(tmp_path, batches, form):
 
 
 class Planted:
-    """Records the calls of a reader that trusts pickles."""
+    """Called by a reader that trusts pickles."""
 
     def __init__(self, call, *arguments):
         self.call, self.arguments = call, arguments
@@ -150,7 +150,7 @@ def test_damaged_pickles(tmp_path, batches, content, found):
 
 
 def packed(contents, kind=tarfile.REGTYPE):
-    """A gzipped archive of these members; a link leads to /etc/hostname."""
+    """Gzipped; a link leads to /etc/hostname."""
     stream = io.BytesIO()
     with tarfile.open(fileobj=stream, mode="w:gz") as tar:
         for name, content in contents.items():
@@ -163,7 +163,7 @@ def packed(contents, kind=tarfile.REGTYPE):
 
 @pytest.fixture
 def members(tmp_path, batches):
-    """The published archive, with batches of three pictures."""
+    """The archive, with batches of three pictures."""
     folder = write_binary(tmp_path / "packed", batches)
     found = {f"{BINARY_FOLDER}/{path.name}": path.read_bytes() for path in sorted(folder.iterdir())}
     return found | {f"{BINARY_FOLDER}/readme.html": b"<html>"}

@@ -52,7 +52,7 @@ def test_the_slowest_rate_decides(model, low, expected):
 
 
 def with_last(result, accuracies):
-    """A copy whose runs of these (model, depth, rate) have this accuracy in every epoch."""
+    """These runs (model, depth, rate) have this accuracy in every epoch."""
     changed = copy.deepcopy(result)
     for run in changed["runs"]:
         key = (run["config"]["model"], run["config"]["depth"], run["options"]["lr"])
@@ -71,7 +71,7 @@ def test_the_accuracy_at_a_high_rate_decides(vit, others, expected):
 
 @pytest.fixture
 def with_seeds(tmp_path):
-    """The committed results, and learning-rates-0.01 of three seeds: 80, 90 and 85 % of depth 6."""
+    """Committed results, and learning-rates-0.01 of three seeds: 80, 90 and 85 % at depth 6."""
     shutil.copytree(RESULTS, tmp_path / "studies", ignore=shutil.ignore_patterns("runs", "learning-rates-*"))
     result = load("learning-rates")
     runs = [run for run in result["runs"] if run["options"]["lr"] == 0.01]
@@ -119,12 +119,12 @@ def test_the_time_of_an_epoch_decides():
 
 
 def accuracies(distorted):
-    """On plain test images all are equal and decide nothing."""
+    """Plain test images decide nothing."""
     return {"distorted_test_accuracy": distorted, "test_accuracy": 0.97}
 
 
 def with_pairs(pairs, rate):
-    """The depths study with these accuracies of (ViT, ViTBNFFN) by depth."""
+    """The depths study with these accuracies by depth."""
     result = load("depths")
     result["derived"] = [
         {"depth": depth, "lr": rate, "vit": accuracies(vit), "vitbnffn": accuracies(other)}

@@ -176,7 +176,7 @@ def test_real_mnist(mnist_dir):
 
 
 def write_emnist(folder, parts=("train", "test")):
-    """Small EMNIST files: images of 2 rows and 3 columns, stored by column."""
+    """Images of 2 rows and 3 columns, stored by column."""
     for part in parts:
         upright = np.arange(12, dtype=np.uint8).reshape(2, 2, 3)
         write(
@@ -232,7 +232,7 @@ SOURCES = {
 
 @pytest.fixture(params=SOURCES)
 def source(request, tmp_path, monkeypatch):
-    """(name, variable, finder, checksums, mirrors) of a dataset; its cache in `tmp_path` is empty."""
+    """(name, variable, finder, checksums, mirrors); the cache is empty."""
     monkeypatch.setattr(pooch, "os_cache", lambda project: tmp_path / project)
     monkeypatch.delenv(SOURCES[request.param][0], raising=False)
     return request.param, *SOURCES[request.param]

@@ -12,7 +12,7 @@ CHECKSUM = {"part": "md5:" + hashlib.md5(BYTES).hexdigest()}
 
 @pytest.fixture
 def mirror(serve):
-    """(base URL, requests), with a good and a bad copy."""
+    """(base URL, requests); a good and a bad copy."""
     return serve({"/good/part": BYTES, "/bad/part": b"a page that asks to log in"})
 
 

@@ -1,4 +1,4 @@
-"""A file that is no checkpoint answers in one line, within 500 MB and 2 s of processor time, whatever it claims."""
+"""A hostile file is refused in one line, within 500 MB and 2 s of processor time."""
 
 import json
 import os
@@ -19,7 +19,7 @@ MAX_SECONDS = 2.0  # of the processor
 
 
 def measure(folder: Path) -> dict[str, dict[str, object]]:
-    """Loads every file of `folder` in this process. Peak memory only rises, so the first bomb to burst shows."""
+    """Peak memory only rises, so the first bomb to burst shows."""
 
     def too_long(*_: object) -> None:
         raise TimeoutError

@@ -34,14 +34,13 @@ def image_batch(*shape):
 
 
 def attention(**arguments):
-    """Seeded, without a norm, in eval mode."""
     torch.manual_seed(0)
     fields = {"dim": 16, "heads": 2, "dim_head": 8, "qkv_bias": True} | arguments
     return Attention(ModelConfig(**fields), lambda dim: nn.Identity()).eval()
 
 
 def norms_of(model):
-    """Name -> features of every norm; (BatchNorms, LayerNorms)."""
+    """BatchNorms and LayerNorms: name -> features."""
     modules = dict(model.named_modules())
     batch = {name: module.num_features for name, module in modules.items() if isinstance(module, nn.BatchNorm1d)}
     layer = {name: module.normalized_shape[0] for name, module in modules.items() if isinstance(module, nn.LayerNorm)}

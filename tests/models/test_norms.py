@@ -24,14 +24,14 @@ AFFINE = [TokenBatchNorm, RepBN, UnifiedNorm, DynamicFeatureNorm, lambda feature
 
 
 def tokens(seed=0, images=4, count=5, dim=6):
-    """Tokens float64 (B, N, D); mean and spread differ by feature."""
+    """float64 (B, N, D); mean and spread differ by feature."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(images, count, dim, dtype=torch.float64, generator=generator)
     return x * torch.linspace(0.5, 3, dim) + torch.linspace(-2, 2, dim)
 
 
 def randomised(norm):
-    """`norm` in float64 with statistics, gamma and beta drawn by seed."""
+    """In float64, drawn by seed."""
     norm = norm.double()
     randomise_norms(norm)
     return norm

@@ -1,4 +1,4 @@
-"""Trainings that share a folder of epochs: same network as with the teacher beside it, foreign folders refused."""
+"""Trainings from a shared folder: as with the teacher beside it; foreign folders refused."""
 
 import json
 import os
@@ -32,7 +32,6 @@ def losses(epochs):
 
 
 def network(path, seed):
-    """An untrained CNN."""
     torch.manual_seed(seed)
     config = ModelConfig(model="cnn")
     model = build(config)

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow  # Ax alone takes some seconds to import
 
 
 def peak(parameters):
-    """Maximum 0.95 at a learning rate of 1e-3 and a batch of 60."""
+    """0.95 at a learning rate of 1e-3 and a batch of 60."""
     return 0.95 - 0.05 * (math.log10(parameters.lr) + 3) ** 2 - 0.0002 * abs(parameters.batch_size - 60)
 
 
@@ -91,7 +91,6 @@ def test_a_search_of_failed_trials_goes_on():
 
 
 def stored(tmp_path):
-    """To be spoilt."""
     path = tmp_path / "vitbn.trials.json"
     write(path, SEARCH, [Trial(Parameters(1e-3, 50, 1, "constant"), 0.9, 1.0)], {})
     assert read(path, SEARCH) == [Trial(Parameters(1e-3, 50, 1, "constant"), 0.9, 1.0)]

@@ -30,7 +30,7 @@ def trained(config: ModelConfig) -> nn.Module:
 
 
 def answers(network: nn.Module, model: nn.Module, config: ModelConfig) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """Logits, and the gradients of the cross-entropy for the parameters of `model`."""
+    """Logits, and gradients of `model`."""
     generator = torch.Generator().manual_seed(1)
     images = torch.rand(32, *config.input_shape, generator=generator)
     labels = torch.randint(config.num_classes, (32,), generator=generator)
@@ -41,7 +41,7 @@ def answers(network: nn.Module, model: nn.Module, config: ModelConfig) -> tuple[
 
 
 def largest_differences(config: ModelConfig, training: bool = False) -> tuple[float, float]:
-    """Errors of the logits, relative to the largest logit, and of the gradients."""
+    """Errors of the logits (relative to the largest) and of the gradients."""
     model = trained(config).train(training)
     logits, gradients = answers(model, model, config)
     served_logits, served_gradients = answers(served_form(model).train(training), model, config)

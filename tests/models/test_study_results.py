@@ -23,7 +23,6 @@ OPTIONS = TrainingOptions(epochs=3, batch_size=100, lr=0.01, seed=0, device="cpu
 
 
 def trained(model, training_s, test_s, depth=6, lr=0.01):
-    """A run with these times per epoch and rising accuracy."""
     run = Run(f"{model}-{depth}-{lr}", ModelConfig(model=model, depth=depth), replace(OPTIONS, lr=lr))
     series = tuple(
         Epoch(number, training, test, 2.0 / number, 0.9 + 0.02 * number)
@@ -33,7 +32,7 @@ def trained(model, training_s, test_s, depth=6, lr=0.01):
 
 
 def all_of_learning_rates():
-    """A block costs 1 s of training, 1.25 s in ViT, and 0.1 s of the test, 0.2 s in ViTBN."""
+    """Training: 1 s a block, 1.25 s in ViT; test: 0.1 s a block, 0.2 s in ViTBN."""
 
     def times(model, depth, lr):
         block_s = (1.25 if model == "vit" else 1.0) * (1 + lr)
@@ -105,7 +104,7 @@ def test_published_configuration_is_named_and_apart(result):
 
 
 def numbers(page, title):
-    """The cells of the table under `title` in a page."""
+    """Cells of the table under `title`."""
     lines = page.split(f"**{title}**\n\n")[1].split("\n\n")[0].splitlines()
     return [[part.strip() for part in line.strip("|").split("|")] for line in [lines[0], *lines[2:]]]
 

@@ -25,7 +25,7 @@ def seen(epochs):
 
 
 def carry_on(folder, digits, runs=RUNS, study="a study", stop_after=None):
-    """Runs all in `folder`, or `stop_after` epochs; returns the reports and the result, if any."""
+    """Runs all, or `stop_after` epochs; returns reports and result, if any."""
     epochs = []
 
     def on_epoch(run, epoch):
@@ -40,7 +40,7 @@ def carry_on(folder, digits, runs=RUNS, study="a study", stop_after=None):
 
 
 def refusal(folder, digits, runs=RUNS, study="a study"):
-    """The error line; the folder stays unchanged."""
+    """The folder stays unchanged."""
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     with pytest.raises(StudyError) as refused:
         carry_on(folder, digits, runs, study)
@@ -54,7 +54,7 @@ def refusal(folder, digits, runs=RUNS, study="a study"):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory, digits):
-    """An uninterrupted study: folder, reports and result."""
+    """Folder, reports and result."""
     folder = tmp_path_factory.mktemp("whole")
     return folder, *carry_on(folder, digits)
 

@@ -28,7 +28,7 @@ CLASSES = [f"class_accuracy/{number} {number}" for number in range(10)]
 
 @pytest.fixture(autouse=True)
 def store(tmp_path, monkeypatch):
-    """The default store in an empty folder, and an environment without MLflow's variables."""
+    """The default store, without MLflow's variables."""
     monkeypatch.chdir(tmp_path)
     for name in ("MLFLOW_TRACKING_URI", "MLFLOW_DISABLE_TELEMETRY", *SETTINGS):
         monkeypatch.setenv(name, "")  # so that it is restored afterwards
@@ -64,7 +64,7 @@ def runs(store):
 
 
 def sent_series(store, run_id):
-    """As the JSON's series; fails for a step sent twice."""
+    """As in the JSON; fails for a step sent twice."""
     client = MlflowClient(tracking_uri=store.as_uri())
     rows = {}
     for name in SERIES:
@@ -312,7 +312,7 @@ def test_nothing_is_tracked_unless_asked_for(store, monkeypatch):
 
 @pytest.mark.slow
 def test_mlflow_sends_no_telemetry():
-    """MLflow switches telemetry off under pytest and in CI, so both are hidden from it."""
+    """Under pytest and in CI MLflow has none, so both are hidden."""
     said = "print(mlflow.telemetry.get_telemetry_client() is None)"
     ours = "from pathlib import Path; from models.tracking import track; track(iter(()), Path('run'), False, print)"
     hidden = ("PYTEST_CURRENT_TEST", "CI", "GITHUB_ACTIONS", "PYTEST_VERSION")

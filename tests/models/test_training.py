@@ -22,7 +22,7 @@ CHANGING = ("vitbn", "vit-prepbn")  # the second changes during training
 
 @pytest.fixture(scope="module")
 def some_digits(digits):
-    """101 training images: two batches of 50, and one image over."""
+    """Two batches of 50, and one image over."""
     return replace(digits, train_images=digits.train_images[:101], train_labels=digits.train_labels[:101])
 
 
@@ -162,7 +162,7 @@ def test_a_network_that_diverged_in_its_last_step_is_not_kept(tmp_path, some_dig
 @pytest.mark.slow
 @pytest.mark.parametrize("parts", [2, 3, 100])
 def test_accumulated_gradients_are_those_of_the_whole_batch(tmp_path, some_digits, parts):
-    """With LayerNorm, because BatchNorm normalises parts; 100 parts of 50 images are too many."""
+    """With LayerNorm: BatchNorm normalises parts. 100 parts of 50 images are too many."""
     config = replace(TINY, model="vit", dropout=0.0, emb_dropout=0.0)
     whole = run(tmp_path / "whole.safetensors", some_digits, config=config)
     parted = run(tmp_path / "parted.safetensors", some_digits, replace(OPTIONS, accumulate=parts), config)
@@ -173,7 +173,7 @@ def test_accumulated_gradients_are_those_of_the_whole_batch(tmp_path, some_digit
 
 
 def test_a_part_takes_a_part_of_the_memory(some_digits, tmp_path):
-    """No tensor that autograd keeps holds more images than a part."""
+    """Autograd keeps no tensor of more images than a part."""
     for parts, most in ((1, 50), (4, 13)):
         kept = []
         watched = torch.autograd.graph.saved_tensors_hooks(
@@ -188,7 +188,7 @@ def test_a_part_takes_a_part_of_the_memory(some_digits, tmp_path):
 
 @pytest.mark.slow
 def test_out_of_memory_names_the_knob(tmp_path):
-    """In a child with 200 MB beside its libraries, where the real allocator fails."""
+    """In a child with 200 MB to spare."""
     limited = f"""
 import resource, sys
 from pathlib import Path

@@ -24,7 +24,7 @@ SCRIPT = [sys.executable, str(ROOT / "models/tune.py")]
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory):
-    """Seven trials; the Gaussian process proposed the last two."""
+    """The Gaussian process proposed the last two of seven trials."""
     folder = tmp_path_factory.mktemp("uninterrupted")
     run(folder, "--trials", 7)
     return folder

@@ -1,4 +1,4 @@
-"""Imports a backend's model.py as Triton's stub does, beside the server's own Python module."""
+"""Imports a backend's model.py as Triton's stub does."""
 
 import importlib
 import sys
@@ -14,7 +14,7 @@ BACKENDS = Path(__file__).parents[2] / "serving" / "backends"
 
 @contextmanager
 def imported(engine: str) -> Iterator[ModuleType]:
-    """The module `model` of the backend `engine`, without the names that only Triton's stub provides."""
+    """Lacks the names that only Triton's stub provides."""
     folders = [str(BACKENDS / engine), str(pytriton_folder() / "tritonserver" / "backends" / "python")]
     sys.path[:0] = folders
     try:

@@ -1,4 +1,4 @@
-"""A model as this project publishes it, of the tiny network, and nine ways to damage it."""
+"""A published model of the tiny network, and nine ways to damage it."""
 
 import base64
 import hashlib
@@ -14,7 +14,7 @@ SAMPLE = np.random.default_rng(5).integers(0, 256, (1, 1, 28, 28), dtype=np.uint
 
 
 def published(repository: Path, versions: int, name: str = "linear", instances: str = ONE_INSTANCE) -> Path:
-    """A model's folder with equal `versions`, the newest two served, and the expected answers."""
+    """Equal `versions`, the newest two served, and the expected answers."""
     content = linear_model().SerializeToString()
     answer = {"logits": expected_logits(SAMPLE)[0].tolist(), "tolerance": 0.01}
     stored = {
@@ -61,7 +61,7 @@ def flip_a_bit(path: Path) -> None:
     path.write_bytes(content)
 
 
-# name -> (damage to the model's folder, the version that is bad or None, a piece of the reason), for three versions
+# of three versions: name -> (damage, the bad version or None, a piece of the reason)
 DAMAGES: dict[str, tuple[Callable[[Path], object], int | None, str]] = {
     "truncated": (lambda model: truncate(newest(model) / "model.onnx"), 3, "expected the SHA-256"),
     "empty": (lambda model: (newest(model) / "model.onnx").write_bytes(b""), 3, "expected the SHA-256"),

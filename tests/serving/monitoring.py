@@ -1,4 +1,4 @@
-"""Prometheus, Alertmanager and a webhook on loopback, with the committed configuration made quick for a test."""
+"""Prometheus, Alertmanager and a webhook on loopback, with the committed configuration made quick."""
 
 import json
 import os
@@ -31,13 +31,13 @@ def needs(*programs: str) -> pytest.MarkDecorator:
 
 @dataclass(frozen=True)
 class Monitoring:
-    """A running Prometheus and what its Alertmanager has sent."""
+    """`alerts`: what Alertmanager has sent."""
 
     url: str
     alerts: list[dict[str, Any]]
 
     def query(self, expression: str) -> list[Any]:
-        """The result; empty for none. Raises AssertionError for an expression that Prometheus refuses."""
+        """AssertionError if Prometheus refuses the expression."""
         question = urllib.parse.urlencode({"query": expression})
         with suppress(OSError), urllib.request.urlopen(f"{self.url}/api/v1/query?{question}", timeout=10) as answer:
             return list(json.loads(answer.read())["data"]["result"])
@@ -86,7 +86,6 @@ def monitoring(folder: Path, targets_url: str) -> Iterator[Monitoring]:
 
 @contextmanager
 def webhook(port: int, alerts: list[dict[str, Any]]) -> Iterator[None]:
-    """Keeps the alerts that are posted."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:

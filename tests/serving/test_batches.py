@@ -16,7 +16,7 @@ X = {"x": Tensor("TYPE_INT64", (-1, -1))}
 
 
 class Doubler:
-    """An engine that doubles its input and counts its runs; it fails on a negative value, as a model may."""
+    """Counts its runs; fails on a negative value, as a model may."""
 
     inputs: Mapping[str, Tensor] = X
     outputs: Mapping[str, Tensor] = {"y": X["x"], "z": X["x"]}

@@ -32,7 +32,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningFleet]:
 
 
 def right(fleet: RunningFleet) -> bool:
-    """Both servers answer right, and the proxy, half a second later, asks both."""
+    """Both servers answer right, and the proxy asks both."""
     members = send(fleet.admin_url, "GET", "/stats?filter=^cluster.(http|grpc).membership_healthy$")[1].decode()
     answer = all(probe_server(fleet.server_url(index), timeout_s=5).ok for index in range(2))
     return answer and [line.split()[-1] for line in members.splitlines()] == ["2", "2"]
@@ -99,7 +99,7 @@ def test_the_own_port_refuses_what_no_server_has(fleet: RunningFleet) -> None:
 @pytest.mark.live
 @pytest.mark.slow
 def test_it_ends_with_exit_code_0_and_leaves_nothing(fleet: RunningFleet) -> None:
-    """The last test of this fleet; its children have their own sessions."""
+    """The last test of this fleet."""
     family = psutil.Process(fleet.process.pid).children(recursive=True)
     fleet.process.send_signal(signal.SIGTERM)
     assert fleet.process.wait(30) == 0

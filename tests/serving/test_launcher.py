@@ -19,7 +19,7 @@ def write_program(path: Path, text: str) -> Path:
 
 @pytest.fixture
 def native(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A `tritonserver` that prints its arguments, on PATH behind the console script of another environment."""
+    """It prints its arguments; on PATH another environment's console script comes first."""
     ours = write_program(
         tmp_path / "venv/bin/tritonserver", "#!/opt/venv/bin/python\nfrom serving.launcher import main\n"
     )

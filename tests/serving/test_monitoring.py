@@ -1,4 +1,4 @@
-"""deploy/prometheus and deploy/grafana against the real Prometheus, Alertmanager and two servers behind the proxy."""
+"""deploy/prometheus and deploy/grafana against the real programs and two servers behind the proxy."""
 
 import json
 import re

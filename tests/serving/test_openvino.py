@@ -52,7 +52,7 @@ RANGE = 'input [{ name: "x" data_type: TYPE_FP32 dims: [-1] }] output [{ name: "
 
 
 def write_ir(repository: Path, name: str, size: object) -> None:
-    """y = 2x of `size` elements in OpenVINO's own format; the backend loads it by default."""
+    """y = 2x in OpenVINO's own format."""
     openvino = importlib.import_module("openvino")
     operations = importlib.import_module("openvino.opset13")
     x = operations.parameter(openvino.PartialShape([size]), np.float32, name="x")

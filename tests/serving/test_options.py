@@ -58,7 +58,7 @@ def test_parameters_of_others_are_ignored(backend: ModuleType) -> None:
 
 
 class Doubling:
-    """A session that doubles its rows and records the rows of each run."""
+    """Records the rows of each run."""
 
     def __init__(self) -> None:
         self.rows: list[int] = []

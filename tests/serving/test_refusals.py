@@ -15,7 +15,7 @@ pytestmark = pytest.mark.live
 
 @dataclass(frozen=True)
 class Case:
-    """The configuration, and part of the refusal's reason (None: it loads)."""
+    """`reason` is a part of the refusal; None: it loads."""
 
     config: str
     reason: str | None

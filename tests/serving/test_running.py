@@ -17,7 +17,7 @@ from serving import running
 from serving.running import Server, ServerFailed, running_server
 
 pytestmark = pytest.mark.live
-# Without a second start of every model's stub, and without any model: both start faster.
+# Without a second start of every stub, and without any model: faster.
 COMPLETE = ["--disable-auto-complete-config"]
 EMPTY = ["--model-control-mode=explicit"]
 
@@ -27,7 +27,7 @@ def shared_memory(pid: int) -> set[Path]:
 
 
 def stub_libraries(server: Server) -> str:
-    """Any server thread may be the stub's parent."""
+    """Any thread may be the stub's parent."""
     tasks = Path(f"/proc/{server.pid}/task").iterdir()
     children = [pid for task in tasks for pid in (task / "children").read_text().split()]
     return "\n".join(Path(f"/proc/{pid}/maps").read_text() for pid in children)
@@ -60,7 +60,7 @@ def test_metrics_are_served(server: Server) -> None:
 
 
 def test_every_path_may_have_a_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Repository, cache and working folder have a space; PATH starts with another Python."""
+    """Repository, cache and working folder; PATH starts with another Python."""
     write_model(tmp_path / "my models")
     foreign = tmp_path / "other python" / "python3"
     foreign.parent.mkdir()

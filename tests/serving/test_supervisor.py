@@ -70,7 +70,7 @@ def kill_server(server: Server) -> None:
 
 
 def nest_json(server: Server) -> None:
-    """One request that ends Triton: 150,000 open brackets."""
+    """150,000 open brackets end Triton."""
     headers = {"Content-Type": "application/json"}
     gone = suppress(OSError, http.client.HTTPException)
     with closing(http.client.HTTPConnection(server.http_url, timeout=20)) as connection, gone:
@@ -88,7 +88,7 @@ def test_answers_are_right_again_unattended(supervised: Server, fault: Callable[
 
 @pytest.mark.slow
 def test_a_model_of_two_instances_gets_its_dead_process_back(supervised: Server) -> None:
-    """The probes may pass: the other instance answers them."""
+    """The other instance may answer the probes."""
 
     def pair() -> set[psutil.Process]:
         return {stub.process for stub in stubs(supervised) if stub.model == "pair"}
@@ -122,7 +122,7 @@ def damaged_model(name: str) -> str:
 
 @pytest.fixture(scope="module")
 def over_damaged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server over a model of three versions for each damage."""
+    """A model of three versions for each damage."""
     repository: Path = tmp_path_factory.mktemp("damaged")
     for name, (damage, _, _) in DAMAGES.items():
         damage(published(repository, versions=3, name=damaged_model(name)))
@@ -196,7 +196,7 @@ def test_the_server_ends_with_a_killed_supervisor(tmp_path: Path) -> None:
 
 
 def test_a_native_server_gets_the_same_care(tmp_path: Path) -> None:
-    """A native `tritonserver` on PATH: a script that starts the server inside nvidia-pytriton."""
+    """A script on PATH starts the server inside nvidia-pytriton."""
     published(tmp_path / "models", versions=1)
     native = tmp_path / "native" / "tritonserver"
     native.parent.mkdir()

@@ -1,4 +1,4 @@
-"""A standby instance takes turns with the first: two processes, one lock, which ends with its holder."""
+"""Two processes, one lock, which ends with its holder."""
 
 import multiprocessing
 import time

@@ -23,7 +23,7 @@ MODELS = {"onnxruntime": BATCHED, "openvino": OPEN}
 
 
 def stubs(server: Server) -> set[int]:
-    """Any of the server's threads may be their parent."""
+    """Any thread of the server may be their parent."""
     tasks = Path(f"/proc/{server.pid}/task").iterdir()
     return {int(pid) for task in tasks for pid in (task / "children").read_text().split()}
 
@@ -44,7 +44,7 @@ def check_answers(client: http.InferenceServerClient, model: str) -> None:
 
 @pytest.fixture(scope="module")
 def own_backends(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A user's backend folder: copies instead of the launcher's links."""
+    """Copies instead of the launcher's links."""
     folder: Path = tmp_path_factory.mktemp("backends")
     for name, source in backend_files(pytriton_folder()).items():
         if source.is_file():

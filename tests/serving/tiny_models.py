@@ -1,4 +1,4 @@
-"""Tiny ONNX models and their config.pbtxt, built in milliseconds, for the tests of the server."""
+"""Tiny ONNX models and their config.pbtxt."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ ONE_INSTANCE = "instance_group [{ kind: KIND_AUTO count: 1 }]"
 
 
 def expected_logits(images: np.ndarray) -> np.ndarray:
-    """`linear_model`'s answer to images (N, 1, 28, 28) uint8: (N, 10) float32."""
+    """Images (N, 1, 28, 28) uint8 -> (N, 10) float32."""
     return (images.reshape(len(images), -1).astype(np.float32) / 255) @ WEIGHTS
 
 
@@ -79,7 +79,7 @@ def write_model(
     filename: str = "model.onnx",
     backend: str = "onnxruntime",
 ) -> Path:
-    """Put a model as version 1 into `repository` (made if needed) and return its ONNX file."""
+    """Writes version 1; returns its ONNX file."""
     folder = repository / name
     path = folder / "1" / filename
     path.parent.mkdir(parents=True)

@@ -48,14 +48,14 @@ BOOLEANS = {"true": True, "on": True, "1": True, "false": False, "off": False, "
 
 
 class OnnxRuntime:
-    """A session as an Engine; runs at most `inner_batch` rows at once, 0: all.
+    """Runs at most `inner_batch` rows at once, 0: all.
 
     The activations of few rows stay in the cache.
     """
 
     def __init__(self, session: ort.InferenceSession, inner_batch: int = 0) -> None:
         self.session, self.inner_batch = session, inner_batch
-        # Requests may set overridable initializers, which the model does not list as inputs.
+        # Requests may set these initializers too; the model does not list them as inputs.
         self.inputs = _tensors(session.get_overridable_initializers(), optional=True) | _tensors(session.get_inputs())
         self.outputs = _tensors(session.get_outputs())
 
@@ -96,7 +96,7 @@ class TritonPythonModel(StandIn):
 
 
 def inner_batch(config: Config, kind: str) -> int:
-    """Most rows of a run, 0: all. Needs a batch dimension and a CPU: a GPU is fastest with all rows.
+    """Most rows of a run, 0: all. For batches on a CPU only: a GPU is fastest with all rows.
 
     The native backend ignores this parameter. Raises ModelRefused for a bad value.
     """
@@ -120,13 +120,13 @@ def session_options(config: Config) -> ort.SessionOptions:
     options.inter_op_num_threads = max(0, _integer(config, "inter_op_thread_count"))
     options.enable_cpu_mem_arena = _boolean(config, "enable_mem_arena", default=True)
     options.enable_mem_pattern = _boolean(config, "enable_mem_pattern", default=True)
-    # Only checked: here every instance is a process and cannot share a session.
+    # Only checked: here every instance is a process.
     _boolean(config, "share_session_between_instances", default=False)
     return options
 
 
 def _integer(config: Config, key: str) -> int:
-    """A parameter as std::stoi reads it: ignores leading blanks and anything after the digits."""
+    """As std::stoi: ignores leading blanks and anything after the digits."""
     text = parameter(config, key)
     number = re.match(r"\s*[+-]?\d+", "0" if text is None else text)
     if number is None:

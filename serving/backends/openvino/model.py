@@ -37,7 +37,7 @@ DATA_TYPES = {
     "f32": "TYPE_FP32",
 }
 NUMBER = "[0-9]+"
-# Parameters that become CPU properties, with their values in any case; empty means not set.
+# Parameters that become CPU properties, with their values in any case.
 PROPERTIES = {
     "INFERENCE_NUM_THREADS": NUMBER,
     "COMPILATION_NUM_THREADS": NUMBER,
@@ -65,7 +65,7 @@ class TritonPythonModel(StandIn):
     default_file = "model.xml"
 
     def load(self, path: Path, config: Config, args: Mapping[str, str]) -> OpenVino:
-        """Compiled for the CPU; raises ModelRefused for a broken file or a bad parameter."""
+        """Raises ModelRefused for a broken file or a bad parameter."""
         check_config(config, args["model_instance_kind"])
         try:
             core = _core()
@@ -94,9 +94,9 @@ def check_config(config: Config, kind: str) -> None:
 
 
 def cpu_properties(config: Config, bfloat16: bool) -> dict[str, str]:
-    """`bfloat16`: the CPU has it. Raises ModelRefused for a bad value.
+    """float32 unless HINT_BF16 asks for bfloat16, OpenVINO's default on a CPU that has it (`bfloat16`).
 
-    float32 unless HINT_BF16 asks for bfloat16, which is OpenVINO's default on a CPU that has it.
+    Raises ModelRefused for a bad value.
     """
     properties = {"INFERENCE_PRECISION_HINT": "bf16" if wants_bfloat16(config) and bfloat16 else "f32"}
     for key, pattern in PROPERTIES.items():

@@ -18,7 +18,7 @@ CONFIG = {"channels": 1, "image_size": [28, 28], "labels": [f"digit-{each}" for 
 
 
 def write_network(path: Path, weights: np.ndarray = SEEN, **config: object) -> Path:
-    """A linear network with the exporter's metadata; `config` changes its configuration."""
+    """`config` changes its configuration."""
     nodes = [
         helper.make_node("Cast", ["image"], ["pixels"], to=TensorProto.FLOAT),
         helper.make_node("Reshape", ["pixels", "flat_shape"], ["flat"]),
@@ -36,7 +36,6 @@ def write_network(path: Path, weights: np.ndarray = SEEN, **config: object) -> P
 
 
 def publish(repository: Path, *versions: Path) -> Path:
-    """Files as versions 1, 2, ..."""
     for number, file in enumerate(versions, 1):
         folder = repository / "linear" / str(number)
         folder.mkdir(parents=True)
@@ -79,7 +78,7 @@ def write_parquet(path: Path, column: pa.Array, row_group_size: int = 7, **more:
 
 
 def write_all(folder: Path, images: np.ndarray) -> dict[str, Path]:
-    """Form name -> the images (n, 28, 28) in that form."""
+    """Form name -> the images (n, 28, 28) in it."""
     folder.mkdir(parents=True)
     (folder / "pictures/below").mkdir(parents=True)
     encoded = [png(image) for image in images]

@@ -5,14 +5,14 @@ from bulk_inputs import write_network
 
 @pytest.fixture(scope="session")
 def digits(digit: np.ndarray) -> np.ndarray:
-    """Forty drawings that preparation moves by at most a pixel, uint8 (40, 28, 28)."""
+    """Drawings that preparation moves by at most a pixel, uint8 (40, 28, 28)."""
     shades = np.linspace(0.6, 1, 40)[:, None, None]
     return (digit * shades).astype(np.uint8)
 
 
 @pytest.fixture(scope="session")
 def network(tmp_path_factory: pytest.TempPathFactory):
-    """A linear network that reads pictures unprepared."""
+    """It reads pictures unprepared."""
     return write_network(tmp_path_factory.mktemp("network") / "linear.onnx", preprocessing="photo")
 
 

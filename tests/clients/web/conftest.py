@@ -11,7 +11,7 @@ from web_parts import CHROMIUM, PATIENCE_S, Triton, publish_shipped, running_bro
 
 @pytest.fixture(scope="session")
 def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Triton]:
-    """The shipped network as version 1 of `vitbn` and version 2 of `second`."""
+    """Version 1 of `vitbn` and version 2 of `second`."""
     repository = tmp_path_factory.mktemp("pages") / "repository"
     publish_shipped(repository, "second", "second", "vitbn")
     server = Triton(repository)
@@ -28,7 +28,7 @@ def page_url(triton: Triton) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def address(triton: Triton) -> Iterator[str]:
-    """HOST:PORT of the application in this process, without a rate limit."""
+    """HOST:PORT in this process, without a rate limit."""
     with listening(triton.url) as where:
         yield where
 
@@ -43,7 +43,6 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def context_options() -> dict[str, object]:
-    """For Playwright's new_context; a test parametrizes it."""
     return {}
 
 
@@ -68,7 +67,7 @@ def requests() -> list[Request]:
 
 @pytest.fixture
 def page(context: BrowserContext, page_url: str, console: list[str], requests: list[Request]) -> Iterator[Page]:
-    """Afterwards it has thrown nothing and asked no other host."""
+    """It may throw nothing and ask no other host."""
     opened = context.new_page()
     thrown: list[str] = []
     opened.on("console", lambda message: console.append(message.text))

@@ -21,7 +21,7 @@ element => {
 
 
 def luminance(colour: str) -> float:
-    """By WCAG 2.1, of an opaque computed colour."""
+    """By WCAG 2.1."""
     levels = [int(level) / 255 for level in re.fullmatch(r"rgb\((\d+), (\d+), (\d+)\)", colour).groups()]
     linear = [level / 12.92 if level <= 0.04045 else ((level + 0.055) / 1.055) ** 2.4 for level in levels]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]

@@ -61,7 +61,7 @@ def started(*options: str) -> Iterator[tuple["subprocess.Popen[str]", str]]:
 
 
 def _heed_interrupts() -> None:
-    """A shell's background processes ignore interrupts, and so would their children."""
+    """A shell's background processes ignore interrupts, as do their children."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
@@ -91,7 +91,6 @@ def test_help_takes_half_a_second_at_most() -> None:
 
 
 def _help_cpu_s() -> float:
-    """In processor time."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run([*APP, "--help"], capture_output=True, check=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)

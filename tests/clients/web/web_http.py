@@ -23,7 +23,6 @@ HANG_S = 30.0
 
 @contextmanager
 def listening(triton_url: str, rate: RateLimit | None = None, model: str | None = None) -> Iterator[str]:
-    """Yields HOST:PORT."""
     app = create_app(asking.Triton(triton_url, "http", model), rate or RateLimit(rate_hz=1e6, burst=10**6))
     server = open_server(app, "127.0.0.1", 0)
     thread = threading.Thread(target=server.run)
@@ -39,7 +38,7 @@ def listening(triton_url: str, rate: RateLimit | None = None, model: str | None 
 def ask(
     address: str, method: str, path: str, body: bytes | None = None, headers: dict[str, str] | None = None
 ) -> tuple[int, dict[str, str], bytes]:
-    """Status, headers in lower case, body."""
+    """Status, headers (lower case), body."""
     connection = http.client.HTTPConnection(address, timeout=HANG_S)
     try:
         connection.request(method, path, body, headers or {})
@@ -55,7 +54,7 @@ def classify(address: str, body: bytes, query: str = "", **headers: str) -> tupl
 
 
 def check_refusal(status: int, headers: dict[str, str], content: bytes) -> str:
-    """The error, after checking JSON and headers."""
+    """The error."""
     assert 400 <= status < 500 or status in (501, 503)
     assert headers["content-type"] == "application/json"
     assert {name.lower(): value for name, value in HEADERS.items()}.items() <= headers.items()
@@ -91,8 +90,6 @@ def check_raw(received: bytes, head_only: bool = False) -> None:
 
 
 class _Stream:
-    """Bytes as a socket for http.client."""
-
     def __init__(self, content: bytes) -> None:
         self._content = content
 

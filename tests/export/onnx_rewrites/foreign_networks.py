@@ -44,7 +44,7 @@ class Block(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Two layers over token ids and a mask; `pool` chooses what the head reads: cls, mean, both, or hidden for all."""
+    """Token ids and a mask; `pool`, what the head reads: cls, mean, both, or hidden for all."""
 
     def __init__(self, pool: str = "cls", joined: bool = False, depth: int = 2) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class Encoder(nn.Module):
 
 
 class Vision(nn.Module):
-    """Two pre-norm layers over patches; `rows` = 2 makes a distilled ViT, whose heads read two rows."""
+    """Pre-norm layers over patches; `rows` = 2: a distilled ViT, with heads on two rows."""
 
     def __init__(self, rows: int = 1, norm: type[nn.Module] = nn.Identity) -> None:
         super().__init__()
@@ -97,7 +97,7 @@ class Vision(nn.Module):
 
 
 def draw(network: nn.Module) -> None:
-    """In eval mode; defaults would hide faults."""
+    """Defaults would hide faults."""
     torch.manual_seed(1)
     for module in network.modules():
         if isinstance(module, nn.LayerNorm | nn.BatchNorm1d | nn.BatchNorm2d):
@@ -113,7 +113,7 @@ def draw(network: nn.Module) -> None:
 
 
 def export(network: nn.Module, exporter: str = "old", opset: int = 17) -> onnx.ModelProto:
-    """The ONNX model, with free batch and, for text, free length; `exporter` is old or new."""
+    """Batch is free and, for text, length; `exporter` is old or new."""
     text = isinstance(network, Encoder)
     ids = torch.randint(0, VOCABULARY, (2, 6))
     arguments: tuple[Tensor, ...] = (ids, torch.ones_like(ids)) if text else (torch.randn(2, 3, 16, 16),)
@@ -138,7 +138,7 @@ def model(proto: onnx.ModelProto) -> ir.Model:
 
 
 def parse(text: str, **initializers: Any) -> ir.Model:
-    """A model from ONNX's text form, with arrays as initialisers."""
+    """From ONNX's text form; `initializers` are arrays."""
     proto = onnx.parser.parse_model(text)
     for name, array in initializers.items():
         proto.graph.initializer.append(onnx.numpy_helper.from_array(array, name))

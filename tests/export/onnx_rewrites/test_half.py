@@ -1,4 +1,4 @@
-"""float16 files, by a converter and by PyTorch: rewritten and proved beside float64, or refused in one line."""
+"""float16 files of a converter and of PyTorch: proved beside float64, or refused in one line."""
 
 from __future__ import annotations
 
@@ -33,7 +33,6 @@ def converted() -> onnx.ModelProto:
 
 
 def halved() -> onnx.ModelProto:
-    """float16 outside and inside."""
     return export(Encoder().half())
 
 

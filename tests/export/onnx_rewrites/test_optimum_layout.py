@@ -1,7 +1,7 @@
 """A folder as optimum writes it: model.onnx and its weights beside config and tokenizer, from PyTorch's older exporter.
 
-Three inputs, free axes batch_size and sequence_length, attention written out, masks by a product or by Where, and at
-opset 14 and below norms of single operators.
+Three inputs, free axes batch_size and sequence_length, attention written out, masks by a product or by Where; up to
+opset 14 norms of single operators.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LOWEST = torch.finfo(torch.float32).min
 
 
 class WrittenOut(Block):
-    """A block of BERT with its attention as single operators."""
+    """Attention as single operators."""
 
     def attend(self, x: Tensor, mask: Tensor | None) -> Tensor:
         assert isinstance(self.qkv, nn.ModuleList)
@@ -44,7 +44,7 @@ class WrittenOut(Block):
 
 
 class Bert(Encoder):
-    """`mask` is product or where; the output is the hidden state, or the logits of the first token."""
+    """`mask`: product or where. The output: hidden state, or logits of the first token."""
 
     def __init__(self, mask: str, classify: bool) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class Bert(Encoder):
 
 
 def write(folder: Path, network: Bert, opset: int) -> Path:
-    """The folder's model.onnx, with its weights in model.onnx_data."""
+    """Returns model.onnx; its weights are in model.onnx_data."""
     (folder / "config.json").write_text("{}")
     (folder / "tokenizer.json").write_text("{}")
     ids, path = torch.randint(0, VOCABULARY, (2, 16)), folder / "model.onnx"

@@ -1,4 +1,4 @@
-"""One algebra: our own networks, exported plain, reach through the ONNX passes what the torch route reaches."""
+"""Our own networks reach through the ONNX passes what the torch route reaches."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from export.onnx_rewrites.stage import Request, rewrite_file
 
 
 def changed(value: ir.Value, change: Callable[[np.ndarray], np.ndarray]) -> None:
-    """Also the double that a pass stored beside it."""
+    """Drops the double that a pass stored."""
     assert value.const_value is not None
     array = change(value.const_value.numpy().astype(np.float64))
     value.meta.pop("vitbn.exact", None)
@@ -148,7 +148,7 @@ def test_a_read_keeps_its_text() -> None:
 
 
 def test_sizes_too_small_for_a_window_give_way_to_larger_ones(tmp_path: Path) -> None:
-    """ONNX Runtime outputs nothing for a window larger than the image; PyTorch, in double, refuses."""
+    """For a window larger than the image ONNX Runtime outputs nothing, PyTorch refuses."""
     network = parse(
         """<ir_version: 8, opset_import: ["": 18]> g (float[n, 2, h, w] a) => (float[n, 2, p, q] y) {
             x = Conv(a, k) b = BatchNormalization(x, s, s, s, s)

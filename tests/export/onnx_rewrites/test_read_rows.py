@@ -1,4 +1,4 @@
-"""read_rows on networks of both exporters, and each operator's rule against the operator itself."""
+"""read_rows on networks of both exporters; operators' rules against the operators."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_a_part_of_each_operator_is_that_part_of_the_whole(
 
 
 def test_sizes_pass_through_filled_tensors() -> None:
-    """The older exporter makes absent token_type_ids so: zeros of the ids' shape."""
+    """The older exporter makes absent token_type_ids so."""
     original = parse(
         """<ir_version: 8, opset_import: ["": 17]> g (int64[batch, seq] ids) => (float[batch, 4] y) {
             sizes = Shape(ids)

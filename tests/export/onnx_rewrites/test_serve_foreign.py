@@ -1,4 +1,4 @@
-"""A foreign text model, rewritten, published and asked through the real server: int64, several inputs, any length."""
+"""A foreign text model, rewritten, published and served: int64, several inputs, any length."""
 
 from __future__ import annotations
 

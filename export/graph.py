@@ -142,7 +142,7 @@ def rewrite(model: nn.Module, rewrites: Sequence[Rewrite], required: Sequence[Re
 
 def to_onnx(model: nn.Module, config: ModelConfig, opset: int) -> onnx.ModelProto:
     """uint8 (batch, C, H, W) -> float32 (batch, num_classes), with a dynamic batch dimension."""
-    # It logs every torchvision operator that it lacks.
+    # The registry logs every torchvision operator that it lacks.
     logging.getLogger("torch.onnx._internal.exporter._registration").setLevel(logging.ERROR)
     example = torch.zeros(2, *config.input_shape, dtype=torch.uint8)  # the exporter takes a batch of 1 for a constant
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):

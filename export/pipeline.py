@@ -58,7 +58,10 @@ class Destination:
 
 @dataclass(frozen=True)
 class ExportOptions:
-    """`optimize` and the backend "auto" ask for all rewrites that apply and save work."""
+    """`optimize` asks for all rewrites that apply and save work.
+
+    So does the backend "auto", which chooses engine, precision, instances and threads for `goal`.
+    """
 
     destination: Destination = Destination()
     depth: int | None = None  # blocks to read; all by default
@@ -123,7 +126,10 @@ class Published:
 
 
 def export_checkpoint(path: Path, options: ExportOptions | None = None) -> Published:
-    """Warns with UntrainedBlockWarning."""
+    """Proves the network in `path` on images and writes it to the destination.
+
+    Warns with UntrainedBlockWarning.
+    """
     options = options or ExportOptions()
     if options.backend == "openvino":
         openvino_module()
@@ -195,7 +201,7 @@ def _with(artifact: Artifact, **fields: Any) -> Artifact:
 def export_engine(
     source: OnnxSource, options: EngineOptions, gpu: Gpu, destination: Destination, data_dir: Path | None = None
 ) -> tuple[Built, Path | None]:
-    """For fp16, converts an fp32 `source` first.
+    """Returns the proven engine and its path; for fp16 converts an fp32 `source` first.
 
     The conversion, and with test images the engine, may lose at most 0.1 percentage points of test accuracy.
     """

@@ -191,7 +191,7 @@ def _list(model_dir: Path, loaded: dict[str, list[int]] | None) -> None:
 def _publication(
     file: Path, repository: Path, name: str | None, instances: int | None, threads: int | None
 ) -> tuple[Path, Callable[[], Path]]:
-    """The model's folder, and what publishes `file` there."""
+    """The model's folder, and a function that publishes `file` there."""
     from export.publishing.artifact import PublishError
     from export.publishing.foreign import is_foreign, publish_foreign
     from export.publishing.publish import publish

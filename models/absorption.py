@@ -1,12 +1,8 @@
 """Attention that takes the normalised tokens as keys and values: its weights and cost.
 
 In: rows of the query-key-value projection and the output projection, head-major. Out: tensors of the absorbed layer,
-differentiable. Shapes: H heads of size E, N tokens, D features; s = 1/sqrt(E).
-
-    score_ij = s (Wq x_i + bq)'(Wk x_j + bk) = (s Wk'Wq x_i + s Wk'bq)' x_j + (terms free of j)
-    out_i    = sum_h (Wo_h Wv_h)(A_h X)_i + (sum_h Wo_h bv_h + bo)
-
-The softmax over j ignores terms free of j; its rows sum to one, so the value bias is a constant.
+differentiable. Shapes: H heads of size E, N tokens, D features; s = 1/sqrt(E). The equations stand in
+export/rewrites/absorb.py.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ def adapt(
     momenta = [norm.momentum for norm in norms]
     for norm in norms:
         norm.train()
-        norm.momentum = 1.0
+        norm.momentum = 1.0  # the batch's statistics alone
     with torch.no_grad():
         (served_form(adapted) if form == "served" else adapted)(images * INPUT_SCALE)
     for norm, (mean, variance), momentum in zip(norms, before, momenta, strict=True):

@@ -1,6 +1,6 @@
 """Checkpoints: a network's tensors with its configuration and metrics in a safetensors file.
 
-In: a file, ours or a state dict of the published study (.pth). Out: the network in eval mode,
+In: a file, ours or a state dict of the published study (.pth); its bytes decide which. Out: the network in eval mode,
 configuration and metrics. A size that a file claims is checked against its tensors before allocation.
 """
 
@@ -46,6 +46,8 @@ class UntrainedBlockWarning(UserWarning):
 
 @dataclass(frozen=True)
 class Checkpoint:
+    """The network is float32, in eval mode."""
+
     path: Path
     model: nn.Module
     config: ModelConfig

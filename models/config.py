@@ -152,7 +152,7 @@ class ModelConfig:
 
     @classmethod
     def from_json(cls, text: str) -> ModelConfig:
-        """Raises ConfigError for text that `to_json` did not write."""
+        """Raises ConfigError for other text than `to_json` writes."""
         try:
             return cls(**_arguments(text))
         except (TypeError, AttributeError) as error:

@@ -1,7 +1,8 @@
 """Processes of `torchrun` train a network together, each on its share of every batch.
 
-They start from the same weights and average their gradients before each step. BatchNorm normalises each share by
-itself; its running statistics are averaged.
+They start from the same weights and average their gradients before each step, in a single tensor: networks this small
+gain nothing from DistributedDataParallel's buckets. BatchNorm normalises each share by itself; its running statistics
+are averaged.
 """
 
 from __future__ import annotations

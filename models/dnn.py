@@ -16,7 +16,7 @@ WIDTH = 100
 
 
 class DNN(nn.Module):
-    """Three hidden layers of 100 with sigmoids; `dnnbn` has BatchNorm before each."""
+    """Three hidden layers of 100 with sigmoids; `dnnbn` has BatchNorm before each sigmoid."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()

@@ -104,7 +104,8 @@ class Attention(nn.Module):
 def fused_attention(q: Tensor, k: Tensor, v: Tensor, scale: float, dropout: float = 0.0) -> Tensor:
     """softmax(scale q k') v by PyTorch's fused kernel: (B, H, M, E), (B, H, N, E), (B, H, N, E) -> (B, H, M, E).
 
-    Exports get it written out, scale first: the exporter's own form hides the products behind reshapes.
+    Exports get it written out, with the scale before the product: the exporter's own form hides the products behind
+    reshapes.
     """
     if torch.compiler.is_exporting():
         scores = (q if scale == 1 else q * scale) @ k.transpose(-1, -2)  # (B, H, M, N)

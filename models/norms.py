@@ -33,7 +33,7 @@ class NeverAffine(NotAffine):
 
 
 class TokenNorm(nn.Module, ABC):
-    """A norm of tokens with its own eval form."""
+    """A norm of tokens that states its map in eval mode."""
 
     mixes_tokens = False  # whether a token's result depends on another token
 
@@ -167,7 +167,7 @@ class UnifiedNorm(RowNorm):
         return self.weight * rows * (square + EPS).rsqrt() + self.bias
 
     def _windowed_square(self, rows: Tensor) -> Tensor:
-        """The window's geometric mean (features,); remembers this batch."""
+        """The geometric mean (features,) of the window's mean squares; remembers this batch."""
         log_square = rows.to(self.running_square.dtype).square().mean(dim=0).clamp_min(EPS).log()  # (features,)
         before = self.log_squares[: min(int(self.num_batches_tracked), WINDOW - 1)]
         square = torch.cat((log_square[None], before)).mean(dim=0).exp()
@@ -238,7 +238,7 @@ class DynamicFeatureNorm(RowNorm):
 
 
 def batch_norm_affine(norm: nn.modules.batchnorm._BatchNorm) -> Affine:
-    """Scale and shift; raises NotAffine without running statistics."""
+    """D and c of BN(x) = Dx + c; raises NotAffine without running statistics."""
     if norm.running_mean is None or norm.running_var is None:
         raise NotAffine("expected running statistics, found none (track_running_stats=False)")
     scale = (norm.running_var + norm.eps).rsqrt()

@@ -40,7 +40,7 @@ class SearchError(Exception):
 
 @dataclass(frozen=True)
 class Search:
-    """Only its own trials are comparable.
+    """Only trials of the same search are comparable.
 
     Learning rate and batch size are always searched, depths and schedules if several are given.
     """

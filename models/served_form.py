@@ -19,7 +19,7 @@ from models.vit import VisionTransformer
 
 
 def served_form(model: nn.Module) -> nn.Module:
-    """`model` itself without tokens, or if its head or a norm reads other rows."""
+    """Returns `model` unchanged if it has no tokens, or if its head or a norm reads other rows."""
     if not isinstance(model, VisionTransformer) or model.config.pool != "cls":
         return model
     mixes = any(module.mixes_tokens for module in model.modules() if isinstance(module, TokenNorm))
@@ -27,7 +27,7 @@ def served_form(model: nn.Module) -> nn.Module:
 
 
 class ServedForm(nn.Module):
-    """Absorbs attention where that is cheaper."""
+    """Computes only the CLS row of the last block; absorbs attention where that is cheaper."""
 
     def __init__(self, model: VisionTransformer) -> None:
         super().__init__()

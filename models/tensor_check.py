@@ -1,8 +1,8 @@
 """Checks a file's tensors against its configuration, before anything of their size is allocated.
 
 In: a ModelConfig, and each tensor's shape and kind of numbers. Out: nothing; or WrongTensors.
-A file of 1 kB may claim a depth of 10,000,000. So a single block, built on PyTorch's
-meta device without memory, stands for all; with late CLS a second block stands for the last.
+A file of 1 kB may claim a depth of 10,000,000. So a single block, built on PyTorch's meta device without memory, stands
+for all; with late CLS a second block stands for the last.
 """
 
 from __future__ import annotations

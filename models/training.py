@@ -99,6 +99,7 @@ def train(
 
 
 def _start(config: ModelConfig, options: TrainingOptions, images: int) -> State:
+    """The same network in every process."""
     torch.manual_seed(options.seed)
     model = build(config).to(options.device)
     start_skips(model, options.skip_init)
@@ -204,7 +205,7 @@ def _follow(average: nn.Module, model: nn.Module, share: float) -> None:
 
 
 def _loss(state: State, pixels: Tensor, labels: Tensor, options: TrainingOptions) -> Tensor:
-    """Arguments as `_step`; the mean loss."""
+    """Pixels (B, C, H, W), labels (B,) or probabilities (B, num_classes) -> the mean loss."""
     with torch.autocast(pixels.device.type, torch.bfloat16, enabled=options.precision == "bf16"):
         if state.teacher is not None:
             with torch.no_grad():

@@ -18,7 +18,7 @@ ARCHITECTURE = (
 
 
 class TrainingError(Exception):
-    """Training cannot go on."""
+    """Training cannot start or go on."""
 
 
 class Diverged(TrainingError):
@@ -30,9 +30,7 @@ class TrainingOptions:
     """AdamW (Loshchilov and Hutter, 2019) on the cross-entropy.
 
     - `schedule`: `one-cycle` (Smith and Topin, 2019) warms up to `lr` and anneals to nearly 0 over all epochs.
-    - `clip`: largest norm of the gradient.
     - `precision`: `bf16` uses PyTorch's autocast; weights stay float32.
-    - `augment_test`: distorts the test images, as the published study did.
     - `hold_out`: training images that measure each epoch; the test images are used only at the end.
     - `teacher`: checkpoint whose probabilities are half of the target (distillation: Hinton et al., 2015; for
       transformers: Touvron et al., DeiT, 2021).

@@ -1,7 +1,6 @@
 """Command line of the search: dataset -> parameters for models/train.py.
 
-Trials use parts of the training images, never test images. The same command continues the
-search.
+Trials use parts of the training images, never test images. The same command continues the search.
 """
 
 from __future__ import annotations

@@ -100,6 +100,7 @@ class VisionTransformer(nn.Module):
         return tokens
 
     def join(self, x: Tensor) -> Tensor:
+        """Tokens of the last block (B, N, D)."""
         return cast(TokenEmbedding, self.embedding).join(x) if self.config.late_cls else x
 
     def classify(self, x: Tensor) -> Tensor:
@@ -115,7 +116,7 @@ Size = int | tuple[int, int]
 
 
 class _Published(VisionTransformer):
-    """The study's keywords and defaults; `optional`: other fields of ModelConfig."""
+    """Constructors with the study's keywords and defaults; `optional`: other fields of ModelConfig."""
 
     model: ModelName
 

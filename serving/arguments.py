@@ -34,7 +34,7 @@ class ServerOptions:
     grpc_headers: dict[str, str] = field(default_factory=dict)
 
     def command(self, at_start: Sequence[str], complete: bool) -> list[str]:
-        """Loads the models `at_start`; the server survives a broken model.
+        """For a server that loads the models `at_start` and survives a broken model.
 
         With `complete` configurations Triton need not start each model to complete them: loading takes half the
         time.
@@ -55,6 +55,7 @@ class ServerOptions:
 
 
 def parse(arguments: Sequence[str]) -> ServerOptions:
+    """Raises ValueError."""
     pairs = list(_pairs(arguments))
     values = {name: value for name, value, _ in pairs}
     if values.get("--model-control-mode", "explicit") != "explicit":

@@ -1,8 +1,7 @@
 """Compares config.pbtxt with the loaded model, as strictly as Triton's native backends.
 
 In: the model's configuration as Triton's JSON, and the engine's tensors. Out: nothing, or ModelRefused. A repository
-that loads here must load in a native server; strings, scalars, ragged batches and sequences are
-refused only here.
+that loads here must load in a native server; strings, scalars, ragged batches and sequences are refused only here.
 """
 
 from collections.abc import Iterable, Mapping
@@ -20,7 +19,7 @@ class ModelRefused(ValueError):
 
 @dataclass(frozen=True)
 class Tensor:
-    """`data_type` as in config.pbtxt, else the engine's name; -1 in `shape`: open."""
+    """`data_type` as in config.pbtxt, else the engine's name; the whole `shape`, -1: open."""
 
     data_type: str
     shape: tuple[int, ...]

@@ -53,7 +53,7 @@ def shared_memory_arguments(search_path: str) -> list[str]:
 
 
 def _is_launcher(program: Path) -> bool:
-    """Whether it is this module's console script, of any environment."""
+    """Whether `program` is this module's console script, in any environment."""
     with program.open("rb") as script:
         return b"serving.launcher" in script.read(4096)
 
@@ -99,7 +99,7 @@ def cache_folder(environment: Mapping[str, str]) -> Path:
 def assemble_backends(files: Mapping[str, Path], cache: Path) -> Path:
     """A folder in `cache` with these `files` for --backend-directory; the next start reuses it.
 
-    One rename completes it. Raises LauncherError if `cache` is not writable.
+    One rename completes it, so no launcher sees half of it. Raises LauncherError if `cache` is not writable.
     """
     contents = [f"{name} {source} {source.stat().st_mtime_ns}" for name, source in files.items() if source.is_file()]
     contents += [f"{name} {source}" for name, source in files.items() if source.is_dir()]
@@ -138,7 +138,7 @@ def server_environment(pytriton: Path, inherited: Mapping[str, str]) -> dict[str
 def check_stub(stub: Path, environment: Mapping[str, str]) -> None:
     """Raises LauncherError if the stub cannot run, as without libpython."""
     result = subprocess.run([stub], env=environment, capture_output=True, text=True)
-    if result.returncode == 127:  # from the dynamic loader
+    if result.returncode == 127:  # from the dynamic loader; a working stub returns 1
         reason = " ".join(result.stderr.split())
         raise LauncherError(
             f"Triton's Python stub cannot run: {reason}"

@@ -106,6 +106,7 @@ def _wait_until_ready(process: subprocess.Popen[bytes], server: Server, timeout_
     deadline = time.monotonic() + timeout_s
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy must not see loopback
     while process.poll() is None:
+        # Refused connections, time-outs and HTTP errors are all OSError.
         with suppress(OSError), opener.open(f"http://{server.http_url}/v2/health/ready", timeout=1):
             return None
         if time.monotonic() > deadline:

@@ -33,7 +33,7 @@ class Turns:
 
 
 def turns(config: Config, path: Path) -> AbstractContextManager[None]:
-    """Nothing for a model without a standby (a second instance group)."""
+    """`Turns` for a model with a standby (a second instance group), else nothing."""
     if len(config.get("instance_group", ())) < 2:
         return nullcontext()
     try:

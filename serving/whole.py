@@ -24,7 +24,7 @@ class Broken(Exception):
 
 @dataclass(frozen=True)
 class Problem:
-    """Version None: shared files are at fault."""
+    """Version None: a file that all versions share is at fault."""
 
     version: int | None
     text: str
@@ -78,7 +78,7 @@ def plan(model_dir: Path, refused: Collection[int] = ()) -> Plan:
 
 
 def _versions(model_dir: Path) -> list[int]:
-    """Ascending; ignores what Triton ignores."""
+    """Ascending; ignores other folders and leading zeros, as Triton does."""
     names = (path.name for path in model_dir.iterdir() if path.is_dir())
     return sorted(int(name) for name in names if name.isdecimal() and name.isascii() and not name.startswith("0"))
 

@@ -1,4 +1,4 @@
-"""Exports each network once a run: a second or more, and tests export the same again.
+"""Exports each network once a run: an export takes a second or more, and tests repeat it.
 
 In: a folder that all processes of a test run share. Out: a `torch.onnx.export` that keeps our networks' graphs there.
 """

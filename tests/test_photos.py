@@ -28,7 +28,7 @@ DIGIT_PNG = Path(__file__).parents[1] / "digit.png"
 
 
 def picture(label: int, draw: np.random.Generator, side: int = 32) -> np.ndarray:
-    """Five hues, upright or lying bars."""
+    """uint8 (side, side, 3): five hues, upright or lying bars."""
     hue = (label % 5) / 5 + draw.uniform(-0.03, 0.03)
     colour = np.array(colorsys.hsv_to_rgb(hue % 1, 1, 1))
     bars = np.sin(np.arange(side) * 2 * np.pi * 4 / side + draw.uniform(0, 2 * np.pi)) > 0

@@ -54,7 +54,7 @@ def test_part(mnist_dir):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SHIPPED)
 def test_accuracy_before_and_after_export(name, test_part):
-    """Training's accuracy is that of the file on all images, of PyTorch and file on some."""
+    """The file must have the recorded accuracy on all images, PyTorch the file's on some."""
     images, labels = test_part
     checkpoint = load(shipped(name))
     recorded = checkpoint.metrics["test_accuracy"]

@@ -78,7 +78,7 @@ def choose(
 ) -> Choice:
     """`files` holds the fp32 and int8 files, or why int8 was refused.
 
-    Accuracies are compared with ONNX Runtime in float32.
+    ONNX Runtime in float32 is the baseline of accuracy and never left out.
     """
     base, rows = accuracy(_start(files, Candidate("onnxruntime", "fp32")), dataset), []
     for engine, precision in product(("onnxruntime", "openvino"), ("fp32", "bf16", "int8")):
@@ -102,7 +102,7 @@ def choose(
 
 
 def _sharings(row: Row, goal: Goal) -> Iterator[Candidate]:
-    """All threads in one instance, or instances of one thread: one of them for latency, one a core for throughput."""
+    """A single instance with all threads, then single-threaded instances: for throughput, as many as cores."""
     yield row.candidate
     if (cores := _cores()) > 1:
         yield replace(row.candidate, instances=1 if goal == "latency" else cores, threads=1)

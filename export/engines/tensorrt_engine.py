@@ -138,7 +138,7 @@ def inspect(engine: Any, config: ModelConfig, options: EngineOptions) -> str:
     context = engine.create_execution_context()
     context.set_input_shape(INPUT_NAME, (options.opt_batch, *config.input_shape))
     inspector = engine.create_engine_inspector()
-    inspector.execution_context = context  # with a dynamic batch, types appear only in a context with a shape
+    inspector.execution_context = context  # with a dynamic batch, most types appear only in a context with a shape
     return str(inspector.get_engine_information(trt.LayerInformationFormat.JSON))
 
 

@@ -35,7 +35,7 @@ def check_layers(information: str, proto: onnx.ModelProto, precision: str) -> di
 
     `precision` is fp32, tf32 or fp16. A layer may hold only the types of its ONNX nodes: a Softmax that the graph has
     in float32 stays there. A layer that computes products holds the types of `precision`. Raises LayerTypesDiffer.
-    Empty if the inspector names no such type.
+    The counts are empty if the inspector hides these types.
     """
     asked, nodes, types = COMPUTED_IN[precision], {node.name: node for node in proto.graph.node}, element_types(proto)
     counted: Counter[str] = Counter()

@@ -29,7 +29,7 @@ def prepare(proto: onnx.ModelProto) -> onnx.ModelProto:
         if casts and asking:
             for node in asking:
                 node.input[0] = casts[0].output[0]
-            nodes = [casts[0], *(node for node in graph.node if node is not casts[0])]
+            nodes = [casts[0], *(node for node in graph.node if node is not casts[0])]  # before the Shape nodes
             del graph.node[:]
             graph.node.extend(nodes)
     try:

@@ -31,7 +31,7 @@ def given(node: ir.Node, position: int) -> ir.Value:
 def scores_of(shapes: Shapes, softmax: ir.Node) -> tuple[ir.Node, bool]:
     """The MatMul that makes the scores, and whether the Softmax ignores a constant added to them.
 
-    It still does after sums, factors shared by all tokens and masks of minus infinity.
+    The Softmax still ignores it after sums, factors shared by all tokens and masks of minus infinity.
     """
     value, uniform = given(softmax, 0), True
     while True:

@@ -72,7 +72,7 @@ class Constants:
         return self.add(np.array(numbers, np.int64), base)
 
     def add_to_bias(self, value: ir.Value, bias: NDArray[np.float64], kept: Container[ir.Node] = ()) -> bool:
-        """Adds a vector to the bias that only `value` gets; False without such an Add, or if it is `kept`."""
+        """Adds a vector to the bias in the Add that alone reads `value`; False without this Add, or if it is `kept`."""
         uses = list(value.uses())
         if len(uses) != 1 or uses[0].node.op_type != "Add" or uses[0].node in kept or value.is_graph_output():
             return False

@@ -22,6 +22,7 @@ def graph_macs(shapes: Shapes) -> int:
 
 
 def node_macs(shapes: Shapes, node: ir.Node) -> int:
+    """0 if the shapes are unknown."""
     if node.domain or node.op_type not in MULTIPLYING:
         return 0
     try:

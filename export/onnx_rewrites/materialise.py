@@ -125,7 +125,7 @@ class Materialiser:
         return of_type(new.outputs[0], value.dtype)
 
     def _moved(self, node: ir.Node, value: ir.Value, wanted: Box, read: Mapping[int, Box]) -> ir.Value | None:
-        """As `_emit`, for operators that move elements."""
+        """As `_emit`, for operators that move elements and whose attributes do not fit a part."""
         source = node.inputs[0]
         if source is None or node.domain:
             return None

@@ -157,7 +157,7 @@ def _after(shapes: Shapes, node: ir.Node, value: ir.Value, scale: Array, shift: 
 def _part_after(
     shapes: Shapes, node: ir.Node, value: ir.Value, axis: int | None, scale: Array, shift: Array
 ) -> Iterable[Change]:
-    """Maps a part of the value with the same part of the map."""
+    """Maps a part of the value with the same part of the map; a Gather with a scalar index drops its axis."""
     changes: list[Change] = []
     indices = node.inputs[1] if node.op_type == "Gather" else None
     own = attribute_int(node, "axis", 0) % shapes.rank(value) if indices is not None else None

@@ -121,6 +121,7 @@ def answers(runner: ort.InferenceSession, feeds: Feeds) -> dict[str, Array]:
 
 
 def finite_answers(runner: ort.InferenceSession, feeds: Feeds) -> dict[str, Array]:
+    """As `answers`, after `check_finite`."""
     found = answers(runner, feeds)
     check_finite(list(found.values()))
     return found

@@ -182,7 +182,7 @@ def without_functions(model: ir.Model) -> ir.Model:
 
 
 def dtype_of(model: ir.Model) -> str:
-    """The narrowest float type of the weights; raises NotSupported for bfloat16."""
+    """The narrowest float type of the weights selects the tolerance; raises NotSupported for bfloat16."""
     held = {value.const_value.dtype for value in model.graph.initializers.values() if value.const_value is not None}
     if ir.DataType.BFLOAT16 in held:
         raise NotSupported("weights: expected float32 or float16, found bfloat16, which ONNX Runtime runs on no CPU")

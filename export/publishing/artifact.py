@@ -67,6 +67,7 @@ def accuracy_of(manifest: dict[str, Any]) -> float | None:
 
 
 def _check_numbers(manifest: dict[str, Any]) -> None:
+    """Raises ValueError, TypeError or AttributeError."""
     accuracy, temperature = accuracy_of(manifest), manifest.get("temperature")
     if not 0 <= manifest["max_abs_error"] < math.inf:  # NaN fails too
         raise ValueError(f"max_abs_error {manifest['max_abs_error']}")

@@ -1,4 +1,4 @@
-"""Any ONNX file -> the next version of a model: its tensors come from the graph.
+"""Any ONNX file -> the next version of a model: names, dtypes and dims come from the graph.
 
 In: a file, preferably from `vitbn rewrite` with manifest and sample. Out: a version folder with model.onnx, its
 weights, manifest.json and sample.npz, which `verify` replays.

@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 LABELS_FILE = "labels.txt"
 
-# Larger batches leave a CPU's cache: slower per image, more memory.
+# Larger batches leave a CPU's cache: slower per image, more memory. Clients split them.
 MAX_BATCH_SIZE = 256
 # Images at once inside a transformer, in the project's ONNX Runtime backend; 256 take 9 % longer (depth 6).
 INNER_BATCH = 64
-# Further requests are refused. 16 of 64 images wait half a second for the slowest shipped model.
+# Further requests are refused. 16 of 64 images each wait half a second for the slowest shipped model.
 MAX_QUEUE_SIZE = 16
-STANDBY_PRIORITY = 1000  # works only while the first instance, of priority 1, does
+STANDBY_PRIORITY = 1000  # the second instance works only while the first, of priority 1, does
 # Of a float32 logit: 100 times the export's tolerance. A newer version may allow TF32 to older versions, which moves a
 # logit of 10 by up to 0.005.
 PROBE_TOLERANCE = 0.01
@@ -59,12 +59,12 @@ class Serving:
 
 
 def new_config(name: str, config: ModelConfig, serving: Serving) -> pb.ModelConfig:
-    """Without what depends on versions: `describe`, `set_limits`, `serve_versions`."""
+    """`describe`, `set_limits` and `serve_versions` add what depends on the versions."""
     from tritonclient.grpc import model_config_pb2 as pb
 
     engine = serving.engine or "onnxruntime"
-    # OpenVINO's native backend fixes the batch to max_batch_size unless the dims leave it open. Then Triton does not
-    # join requests; `max_images` tells clients the largest batch.
+    # OpenVINO's native backend fixes the batch to max_batch_size unless the dims leave it open. Open dims keep Triton
+    # from joining requests; `max_images` tells clients the largest batch.
     batch = [-1] if engine == "openvino" else []
     message = pb.ModelConfig(
         name=name,
@@ -161,7 +161,7 @@ def configure(message: pb.ModelConfig, serving: Serving) -> None:
 
 
 def set_limits(message: pb.ModelConfig, manifests: Collection[dict[str, Any]]) -> None:
-    """Gives a TensorRT model the batch sizes that every engine in `manifests` takes.
+    """Gives a TensorRT model the batch sizes that every engine in `manifests` takes; Triton refuses larger limits.
 
     Warm-ups and CUDA graphs follow: a batch runs in the graph of the next power of two. Raises PublishError for
     engines without a common batch size, and for another file's manifest.

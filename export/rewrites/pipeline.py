@@ -50,7 +50,7 @@ class Step:
 def apply(model: nn.Module, rewrites: Sequence[Rewrite], required: Sequence[Rewrite]) -> tuple[nn.Module, list[Step]]:
     """Applies `rewrites` in the order of `ORDER`; leaves out those that do not apply.
 
-    Raises RewriteError for a rewrite that cannot be exact, DoesNotApply for a `required` rewrite.
+    Raises RewriteError for a rewrite that cannot be exact, DoesNotApply for a `required` rewrite that does not apply.
     """
     steps, macs = [], macs_per_image(model)
     for rewrite in (rewrite for rewrite in ORDER if rewrite in rewrites):

@@ -127,7 +127,7 @@ def projections(attention: Attention) -> tuple[nn.Linear, nn.Linear, nn.Linear]:
 
 
 def _cls_row(embedding: nn.Module) -> Tensor:
-    """Row 0 as it enters its first block, (1, 1, D)."""
+    """Row 0 as it enters its first block, (1, 1, D). It depends on no pixel."""
     if isinstance(embedding, FoldedEmbedding):
         return embedding.rows.data[:, :1]
     if isinstance(embedding, TokenEmbedding):

@@ -20,7 +20,7 @@ def load_dataset(
     image_size: tuple[int, int] | None = None,
     held_out: int = 0,
 ) -> Dataset:
-    """Reads a dataset from `data_dir`, else from the folder in its variable, else from the cache.
+    """Reads a dataset from `data_dir`, else from the folder in its environment variable, else from the cache.
 
     The variables are $MNIST_DIR, $EMNIST_DIR, $FASHION_MNIST_DIR and $CIFAR10_DIR. `fetch` downloads what the cache
     lacks, except EMNIST. Any other `name` is a folder of pictures (`models.data.folder`); only it uses `image_size`

@@ -88,7 +88,7 @@ def pictures(folder: Path) -> list[Path]:
 
 
 def read_picture(path: Path, channels: int, size: tuple[int, int]) -> NDArray[np.uint8]:
-    """The middle of a picture in the aspect ratio of `size` (height, width): uint8 (channels, H, W).
+    """The middle of a picture, resized to `size` (height, width): uint8 (channels, H, W).
 
     Turned upright; transparent pixels become white. Raises DataError.
     """

@@ -56,7 +56,7 @@ def study(networks: Sequence[str], reinforced: str | None) -> Study:
 
 
 def runs(networks: Sequence[str], reinforced: str | None, scope: Scope) -> list[Run]:
-    """Networks of over DEEP blocks get a single seed; a part of the images, a smaller hold-out."""
+    """Networks of over DEEP blocks get a single seed. With a part of the images, fewer are held out."""
     fields = RECIPE | {
         "hold_out": min(HELD_OUT, len(scope.dataset.train_labels) // 12),
         "teacher": str(relative(shipped("cnn"))),

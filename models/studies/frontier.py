@@ -51,7 +51,7 @@ def label(config: ModelConfig) -> str:
 
 
 def recipe(path: Path, scope: Scope) -> TrainingOptions:
-    """A part of the images has a smaller hold-out.
+    """With a part of the images, fewer are held out.
 
     Raises StudyError for a file without a recipe, or with another dataset's.
     """

@@ -51,7 +51,7 @@ def runs(params: Sequence[Path], scope: Scope) -> list[Run]:
 
 
 def read(path: Path, scope: Scope) -> Run:
-    """Raises StudyError for another file."""
+    """The run with the options in a file; raises StudyError for another file."""
     from models.training import TrainingOptions
 
     try:

@@ -27,7 +27,7 @@ class Extent:
 
 @dataclass(frozen=True)
 class Scope:
-    """`dataset` has only the images in use; `reduced` names the rest."""
+    """`dataset` has only the images in use; `reduced` describes the rest."""
 
     dataset: Dataset
     epochs: int

@@ -149,6 +149,7 @@ def result(rows: list[dict[str, Any]], quick: bool, command: str, device: str) -
 
 
 def _table(rows: Sequence[dict[str, Any]], alike: Sequence[dict[str, Any]], how: str) -> dict[str, Any]:
+    """`alike`: the networks trained in the same way, `how`."""
     timed = "emnist-digits" if "emnist-digits" in rows[0]["sets"] else "mnist"
     cnn_ms = next((_ms_per_1000(row, timed) for row in rows if row["model"] == "cnn"), None)
     columns = [

@@ -73,7 +73,7 @@ class Api:
         return _error(404, f"expected a model to load or {INDEX}, found {path[:100]}")
 
     def _index(self) -> list[dict[str, str]]:
-        """A version is READY if it is on every server; raises ControlFailed."""
+        """A version is READY if every server has it READY; raises ControlFailed."""
         indices = [member.control.index() for member in self._members]
         entries = []
         for model, versions in indices[0].items():

@@ -83,7 +83,7 @@ class Fleet:
     def load(self, model: str) -> None:
         """Loads on every server in turn; raises ControlFailed with the first refusal.
 
-        Not from the thread of `run`. The servers after a refusal keep what they serve.
+        Call it from another thread than `run`. The servers after a refusal keep what they serve.
         """
         job = Job("load", partial(self._load, model), Future())
         self._jobs.put(job)

@@ -67,7 +67,7 @@ class RunningFleet:
         return self.log().count("fleet: restart: done")
 
     def reloads(self) -> int:
-        """Models that supervisors have loaded again."""
+        """How often supervisors have loaded a model again."""
         return self.log().count("is loaded again")
 
 

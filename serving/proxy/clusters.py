@@ -40,7 +40,7 @@ def cluster(settings: Settings, protocol: Protocol, folder: str) -> dict[str, An
         "connect_timeout": f"{CONNECT_S}s",
         # Two draws: among all, the least busy is the dead server, for every retry too.
         "lb_policy": "LEAST_REQUEST",
-        # A wrong server gets nothing, even as the last; changes count at once.
+        # A wrong server gets nothing, even as the last; changes count at once, not merged for 1 s.
         "common_lb_config": {"healthy_panic_threshold": {"value": 0}, "update_merge_window": "0s"},
         "typed_extension_protocol_options": {"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": options},
         "circuit_breakers": {"thresholds": [{**limits, "retry_budget": budget}]},

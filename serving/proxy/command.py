@@ -61,7 +61,7 @@ def proxy(
 
 
 def drained(backends: list[Backend], drain: list[Backend]) -> list[Backend]:
-    """Raises ValueError for an unknown server."""
+    """Matches servers by host and HTTP port; raises ValueError for an unknown server."""
     places = {(each.host, each.http) for each in drain}
     if unknown := places - {(each.host, each.http) for each in backends}:
         host, port = min(unknown)

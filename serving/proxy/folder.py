@@ -32,8 +32,8 @@ def envoy() -> Path:
 def write(settings: Settings, folder: Path, seen_as: str | None = None) -> None:
     """Envoy sees `folder` as `seen_as` (default: the same path).
 
-    A rename replaces each file; only its owner can read it, for API keys. Raises ProxyError, and writes nothing,
-    for a configuration that Envoy refuses.
+    A rename replaces each file, so a running Envoy sees the old or the new file. Only the owner can read it, for
+    API keys. Raises ProxyError, and writes nothing, for a configuration that Envoy refuses.
     """
     folder = folder.resolve()
     with tempfile.TemporaryDirectory() as trial:

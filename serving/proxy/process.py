@@ -67,7 +67,7 @@ class Proxy:
         raise ProxyError(f"Envoy is not ready after {START_S:g} s: {' '.join(lines[-3:])}")
 
     def healthy(self) -> int:
-        """The fewer servers that get requests of HTTP or gRPC; raises OSError."""
+        """How many servers get requests, by the protocol with fewer; raises OSError."""
         return min(self._numbers("^cluster\\.(http|grpc)\\.membership_healthy$"), default=0)
 
     def in_flight(self, *ports: int) -> int:

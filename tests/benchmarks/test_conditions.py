@@ -17,8 +17,8 @@ MNIST_IMAGES = 25  # a condition
 SLOW_S = 1200  # on busy cores; half a minute on free cores
 MOST_LOST = 1.0  # percentage points, against the same images as in the file
 
-# Per cent of IMAGES, slightly below the share of 60. scikit-learn's digits have 8x8 pixels; the fine pen follows their
-# skeleton, which often shows no digit.
+# Per cent of IMAGES, slightly below the share measured on 60. scikit-learn's digits have 8x8 pixels; the fine pen
+# follows their skeleton, which often shows no digit.
 LEAST = {"strokes": 95, "scikit-learn": 70}
 LEAST_WITH_A_FINE_PEN = {"strokes": 95, "scikit-learn": 50}
 

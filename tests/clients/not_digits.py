@@ -61,7 +61,7 @@ def scribbles(count: int = 200, seed: int = 0) -> list[Image.Image]:
 def rows_of_digits(
     images: np.ndarray, length: int = 3, count: int = 200, seed: int = 0
 ) -> list[tuple[Image.Image, list[int]]]:
-    """Images (n, 28, 28), ink 255, side by side; and their indices."""
+    """Rows of images (n, 28, 28), ink 255, and the images' indices."""
     rng = np.random.default_rng(seed)
     rows = []
     for _ in range(count):

@@ -8,7 +8,7 @@ from export.publishing.publish import publish
 
 @pytest.fixture
 def folder(repository: Path, tmp_path: Path) -> Path:
-    """Versions 1, 2 and 3 of `vitbn`."""
+    """Versions 1, 2 and 3 of `vitbn`; 2 and 3 are served."""
     for _ in range(3):
         publish(tmp_path / "repository", "vitbn", read_version(repository / "vitbn" / "1"))
     return tmp_path / "repository"

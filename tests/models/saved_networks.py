@@ -10,7 +10,7 @@ from models.registry import build, randomise_norms
 
 TINY = ModelConfig(image_size=(8, 8), patch_size=(4, 4), dim=16, depth=3, heads=2, dim_head=8, mlp_dim=24)
 PUBLISHED_SHAPE = ModelConfig(depth=2, dim=32, heads=2, dim_head=64, mlp_dim=48)  # 64 a head, as all published
-# Our names -> the study's.
+# Our names -> the study's; in blocks without the prefix.
 VIT_NAMES = {
     "embedding.cls_token": "cls_token",
     "embedding.pos_embedding": "pos_embedding",

@@ -312,7 +312,7 @@ def test_nothing_is_tracked_unless_asked_for(store, monkeypatch):
 
 @pytest.mark.slow
 def test_mlflow_sends_no_telemetry():
-    """Under pytest and in CI MLflow has none, so both are hidden."""
+    """MLflow switches it off under pytest and in CI, so both are hidden."""
     said = "print(mlflow.telemetry.get_telemetry_client() is None)"
     ours = "from pathlib import Path; from models.tracking import track; track(iter(()), Path('run'), False, print)"
     hidden = ("PYTEST_CURRENT_TEST", "CI", "GITHUB_ACTIONS", "PYTEST_VERSION")

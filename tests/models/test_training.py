@@ -188,7 +188,7 @@ def test_a_part_takes_a_part_of_the_memory(some_digits, tmp_path):
 
 @pytest.mark.slow
 def test_out_of_memory_names_the_knob(tmp_path):
-    """In a child with 200 MB to spare."""
+    """In a child with 200 MB beside its libraries, where the real allocator fails."""
     limited = f"""
 import resource, sys
 from pathlib import Path

@@ -19,7 +19,7 @@ def write_program(path: Path, text: str) -> Path:
 
 @pytest.fixture
 def native(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """It prints its arguments; on PATH another environment's console script comes first."""
+    """Prints its arguments; on PATH behind the console script of another environment."""
     ours = write_program(
         tmp_path / "venv/bin/tritonserver", "#!/opt/venv/bin/python\nfrom serving.launcher import main\n"
     )

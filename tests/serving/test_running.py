@@ -17,7 +17,7 @@ from serving import running
 from serving.running import Server, ServerFailed, running_server
 
 pytestmark = pytest.mark.live
-# Without a second start of every stub, and without any model: faster.
+# Without a second start of every model's stub, and without any model: both start faster.
 COMPLETE = ["--disable-auto-complete-config"]
 EMPTY = ["--model-control-mode=explicit"]
 
@@ -60,7 +60,7 @@ def test_metrics_are_served(server: Server) -> None:
 
 
 def test_every_path_may_have_a_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Repository, cache and working folder; PATH starts with another Python."""
+    """Repository, cache and working folder have a space; PATH starts with another Python."""
     write_model(tmp_path / "my models")
     foreign = tmp_path / "other python" / "python3"
     foreign.parent.mkdir()

@@ -120,7 +120,7 @@ def session_options(config: Config) -> ort.SessionOptions:
     options.inter_op_num_threads = max(0, _integer(config, "inter_op_thread_count"))
     options.enable_cpu_mem_arena = _boolean(config, "enable_mem_arena", default=True)
     options.enable_mem_pattern = _boolean(config, "enable_mem_pattern", default=True)
-    # Only checked: here every instance is a process.
+    # Only checked: here every instance is a process and cannot share a session.
     _boolean(config, "share_session_between_instances", default=False)
     return options
 

@@ -37,7 +37,7 @@ DATA_TYPES = {
     "f32": "TYPE_FP32",
 }
 NUMBER = "[0-9]+"
-# Parameters that become CPU properties, with their values in any case.
+# Parameters that become CPU properties, with their values in any case; empty means not set.
 PROPERTIES = {
     "INFERENCE_NUM_THREADS": NUMBER,
     "COMPILATION_NUM_THREADS": NUMBER,

@@ -18,7 +18,7 @@ CONFIG = {"channels": 1, "image_size": [28, 28], "labels": [f"digit-{each}" for 
 
 
 def write_network(path: Path, weights: np.ndarray = SEEN, **config: object) -> Path:
-    """`config` changes its configuration."""
+    """A linear network with the exporter's metadata; `config` changes its configuration."""
     nodes = [
         helper.make_node("Cast", ["image"], ["pixels"], to=TensorProto.FLOAT),
         helper.make_node("Reshape", ["pixels", "flat_shape"], ["flat"]),

@@ -14,7 +14,7 @@ from benchmarks.reporting.sections_foreign import foreign
 from benchmarks.reporting.sections_machine import latency, limit, operators, precision
 from benchmarks.reporting.sections_models import batchnorm, equal_accuracy, equal_depth, rewrites, row_of
 from benchmarks.reporting.sections_serving import cheapest, server
-from benchmarks.reporting.sources import COMMANDS, Section, Sources, cell, is_cpu, machine
+from benchmarks.reporting.sources import COMMANDS, File, Section, Sources, cell, is_cpu, machine
 from models.files import write_atomically
 
 TITLE = "What the networks, their rewrites and the server are worth"
@@ -111,14 +111,23 @@ def _gaps(sources: Sources) -> Iterator[Block]:
 
 def _origin(sources: Sources) -> Iterator[Block]:
     yield Heading("Where the numbers come from")
+    versions = {_versions(file) for file in sources.files}
+    column = ["versions"] if len(versions) > 1 else []
+    if not column:
+        yield Text(f"Every file: {', '.join(versions)}.")
     cells = []
     for file in sources.files:
-        environment, packages = file.content["environment"], file.content["environment"]["packages"]
-        versions = ", ".join(f"{name} {packages[name]}" for name in VERSIONS if name in packages)
+        environment = file.content["environment"]
         command = f"`{file.content.get('command') or COMMANDS[file.benchmark]}`"
-        load = f"{environment['load_1min']:.1f}"
-        cells.append((f"`{file.name}`", command, machine(file.content), versions, str(environment["commit"]), load))
-    yield Table(("file", "command", "machine", "versions", "commit", "load at the end"), tuple(cells), 5)
+        named = (machine(file.content), *(_versions(file) for _ in column), str(environment["commit"]))
+        cells.append((f"`{file.name}`", command, *named, f"{environment['load_1min']:.1f}"))
+    names = ("file", "command", "machine", *column, "commit")
+    yield Table((*names, "load at the end"), tuple(cells), len(names))
+
+
+def _versions(file: File) -> str:
+    packages = file.content["environment"]["packages"]
+    return ", ".join(f"{name} {packages[name]}" for name in VERSIONS if name in packages)
 
 
 def write(sources: Sources, folder: Path) -> list[Path]:

@@ -42,18 +42,20 @@ def _operators_of(result: Result) -> list[Block]:
                 "(medians)."
             )
         )
-        alike = [row for row in graph["groups"] if row["share"] >= COUNTED][:GROUPS]
-        blocks += [
-            Table(("operator", "shapes", "count", "µs", "share %", "GFLOP/s"), tuple(map(_operator_cells, rows)), 2)
-            for rows in ([row for row in graph["operators"] if row["share"] >= COUNTED], alike)
-        ]
+        by_operator = [row for row in graph["operators"] if row["share"] >= COUNTED]
+        by_shape = [row for row in graph["groups"] if row["share"] >= COUNTED][:GROUPS]
+        blocks += [_operator_table(by_operator, ("operator",)), _operator_table(by_shape, ("operator", "shapes"))]
     return blocks
+
+
+def _operator_table(rows: list[Row], names: tuple[str, ...]) -> Table:
+    cells = tuple((*(row[name] for name in names), *_operator_cells(row)) for row in rows)
+    return Table((*names, "count", "µs", "share %", "GFLOP/s"), cells, len(names))
 
 
 def _operator_cells(row: Row) -> tuple[str, ...]:
     rate = "-" if row["gflops_per_s"] is None else f"{row['gflops_per_s']:,.0f}"
-    share = f"{100 * row['share']:.1f}"
-    return (row["operator"], row.get("shapes", "all"), str(row["count"]), f"{row['p50_us']:,.0f}", share, rate)
+    return (str(row["count"]), f"{row['p50_us']:,.0f}", f"{100 * row['share']:.1f}", rate)
 
 
 def limit(sources: Sources) -> Section:
@@ -91,7 +93,8 @@ def latency(sources: Sources) -> Section:
     for result in sources.all("latency"):
         limits = result["limits"]
         peak = f"{limits['gemm_gflops_per_s']:,.0f} GFLOP/s ({limits['gemm_library']})"
-        what = f"{machine(result)}; limits measured first: {peak}, {limits['copy_gb_per_s']:,.1f} GB/s of a copy."
+        copy = f"{limits['copy_gb_per_s']:,.1f} GB/s of a copy"
+        what = f"{machine(result)}; limits measured first: {peak}, {copy}; * marks an unstable median."
         blocks.append(Text(f"`{result['command']}`: {what} {result['caveat'] or ''}".strip()))
         blocks += [*plots.latency(result), _latency_table(result["rows"]), *_gpu_rows(result["rows"])]
         if result["missing"]:
@@ -144,13 +147,13 @@ def _latency_table(rows: list[Row]) -> Table:
         ratio, memory = row["ratio_to_torch"], row["peak_memory_mb"]
         names = (NAMES[row["model"]], row["label"], row["precision"])
         sizes = (str(row["depth"] or "-"), f"{row['batch']:,}")
-        times = (*(f"{row[f'p{percent}_ms']:,.2f}" for percent in (50, 90, 99)), f"{row['images_per_s']:,.0f}")
+        p50, *above = (f"{row[f'p{percent}_ms']:,.2f}" for percent in (50, 90, 99))
+        times = (p50 if row["stable"] else f"{p50}*", *above, f"{row['images_per_s']:,.0f}")
         shares = (_percent(row["gemm_share"]), _percent(row["bandwidth_share"]))
         ratio_cell = cell(Ratio(**ratio)) if ratio else "-"
-        stable = "yes" if row["stable"] else "no"
-        cells.append((*names, *sizes, *times, ratio_cell, *shares, f"{memory:,.0f}" if memory else "-", stable))
+        cells.append((*names, *sizes, *times, ratio_cell, *shares, f"{memory:,.0f}" if memory else "-"))
     header = ("model", "runtime", "precision", "depth", "batch", "p50 ms", "p90 ms", "p99 ms", "images/s", "x eager")
-    return Table((*header, "of GEMM %", "of bandwidth %", "peak MB", "stable"), tuple(cells), 3)
+    return Table((*header, "of GEMM %", "of bandwidth %", "peak MB"), tuple(cells), 3)
 
 
 def _percent(share: float | None) -> str:

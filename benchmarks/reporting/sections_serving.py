@@ -118,19 +118,18 @@ def _ms(milliseconds: float | None) -> str:
 
 def _saturation(result: Result) -> list[Block]:
     points: list[Row] = result["saturation"]
-    if not points:
-        return []
-    header = tuple(dict.fromkeys(name for point in points for name in point))
-    cells = tuple(tuple(_plain(point.get(name)) for name in header) for point in points)
-    return [Text("Saturation:"), Table(tuple(name.replace("_", " ") for name in header), cells, 2)]
+    reached = [point for point in points if not point["beyond"]]
+    counted = f"The largest load saturated {len(reached)} of {len(points)} combinations of model, sharing and batch."
+    return [Text(counted), *([Points(tuple(map(_point, reached)))] if reached else [])] if points else []
 
 
-def _plain(value: object) -> str:
-    if value is None:
-        return "-"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return f"{value:,.2f}" if isinstance(value, float) else str(value).replace("_", " ")
+def _point(point: Row) -> str:
+    who = f"{point['model']}, {engine_and_sharing(point)}, {wire(point)}, {point['batch']} a request"
+    if point["by"] == "rate" and point["rate"] is None:
+        return f"{who}: no rate was carried"
+    at = f"{point['images_per_s']:,.0f} images/s, p99 {point['p99_ms']:.2f} ms"
+    limit = "largest rate carried" if point["by"] == "rate" else "fewest requests for the full rate"
+    return f"{who}: {limit}, {_asked(point)}: {at}"
 
 
 def cheapest(sources: Sources) -> Section:

@@ -1,4 +1,4 @@
-"""Command line: test accuracy of every runtime and precision."""
+"""Test accuracy of every runtime and precision."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _rows(model: str, checkpoint: Checkpoint, data: Dataset) -> Iterator[dict[st
         except ExportError as reason:
             note(f"Not measured: {model}, {name}: {reason}")
             continue
-        expected = logits if expected is None else expected  # PyTorch is the first
+        expected = logits if expected is None else expected
         classes = logits.argmax(1)
         yield {
             "model": model,

@@ -1,4 +1,4 @@
-"""A bulk run against plain ONNX Runtime, and its answers after kills: `python benchmarks/bulk.py --help`.
+"""A bulk run against plain ONNX Runtime, and its answers after kills.
 
 Out as JSON: rates of both in turns; the memory of `vitbn bulk`; whether every row came once although a worker and then
 the driver were killed.

@@ -1,4 +1,4 @@
-"""Command line: accuracy on 24 kinds of pictures, from a sheet in good light to a crooked photo."""
+"""Accuracy on 24 kinds of pictures, from a sheet in good light to a crooked photo."""
 
 from __future__ import annotations
 

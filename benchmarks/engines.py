@@ -1,4 +1,4 @@
-"""Command line: one ONNX file in each CPU engine, and a backend's requests answered together or one by one.
+"""One ONNX file in each CPU engine, and a backend's requests answered together or one by one.
 
 The requests run through the backend's code without the server.
 """

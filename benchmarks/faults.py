@@ -1,4 +1,4 @@
-"""What a served model's clients see when something breaks: `python benchmarks/faults.py --help`.
+"""What a served model's clients see when something breaks.
 
 In: scenarios, each against a real, supervised server with a shipped ViTBN. Out: a row for each as JSON: requests sent,
 right, wrong, refused and failed; p50, p99 and worst latency of right answers in ms; seconds until the answers were

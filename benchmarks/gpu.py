@@ -1,4 +1,4 @@
-"""Command line: all GPU measurements in at most 30 minutes, each step with its own limit."""
+"""All GPU measurements in at most 30 minutes, each step with its own limit."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def _missing_packages() -> Iterator[str]:
 
 
 def _missing_server_and_images(fetch: bool) -> Iterator[str]:
-    """`fetch` downloads the images. Without these the last steps would fail after a quarter of an hour."""
+    """`fetch` downloads the images. Missing, they would fail the last steps after a quarter of an hour."""
     from models.data import DataError, find_mnist
     from serving.launcher import native_server
 

@@ -1,4 +1,4 @@
-"""Command line: latency of every model in every runtime, in one interleaved run."""
+"""Latency of every model in every runtime, in one interleaved run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Command line: the cost of each norm at inference, after all possible folds."""
+"""The cost of each norm at inference, after all possible folds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Command line: time per operator, plain and after all rewrites."""
+"""Time per operator, plain and after all rewrites."""
 
 from __future__ import annotations
 

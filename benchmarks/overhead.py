@@ -1,4 +1,4 @@
-"""Command line: the cost of server and client, against the same ONNX file in this process."""
+"""The cost of server and client, against the same ONNX file in this process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What clients of two servers behind the proxy see when something breaks: `python benchmarks/proxy.py --help`.
+"""What clients of two servers behind the proxy see when something breaks.
 
 In: scenarios, against `vitbn serve --servers 2` with the shipped ViTBN of one block. Out: a row for each as JSON:
 requests sent, right, wrong, refused and failed, latencies in ms. All traffic stays on 127.0.0.1.

@@ -1,4 +1,4 @@
-"""Command line: makes a page of the results; compares two results of a benchmark."""
+"""Makes a page of the results; compares two results of a benchmark."""
 
 from __future__ import annotations
 

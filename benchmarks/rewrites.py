@@ -1,4 +1,4 @@
-"""Command line: the gain of the exact rewrites, separately and together, each contestant at its best."""
+"""The gain of the exact rewrites, separately and together, each contestant at its best."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from benchmarks.measure.machine import cores
 def rewrites(depths: tuple[int, ...], count: int, seconds: float, json_path: Path | None) -> None:
     """Compare each rewrite alone, several and all of them with plain exports and PyTorch on the CPU, at equal depth.
 
-    Every contestant classifies the same images, once as one call and once in its best way, which a short search finds.
+    Every contestant classifies the same images as one call, and in its best way, which a short search finds.
     """
     from benchmarks.contest.rewritten import Row, measure
     from benchmarks.measure.results import recording

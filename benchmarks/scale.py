@@ -1,4 +1,4 @@
-"""How a fleet of servers would do under a day's load with failures: `python benchmarks/scale.py --help`.
+"""How a fleet of servers would do under a day's load with failures.
 
 In: service times of two real servers, measured now or earlier. Out as JSON: these two measured and simulated, then 10,
 100 and 1,000 servers, simulated only.

@@ -1,4 +1,4 @@
-"""Command line: the real server under load, for each sharing of its cores, against the same process."""
+"""The real server under load, for each sharing of its cores, against the same process."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def throughput(
     """Load the server with requests of --batch images, at a number in flight or at a rate, and compare with this
     process.
 
-    --engine and --precision apply to both. Whatever this machine cannot run is named and left out.
+    --engine and --precision apply to both. The output names what this machine cannot run.
     """
     from benchmarks.load.published import device_of_server
     from benchmarks.load.turns import Plan, run

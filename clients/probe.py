@@ -1,4 +1,4 @@
-"""Asks every served version a stored question and compares the answer. `python clients/probe.py --help`.
+"""Asks every served version a stored question and compares the answer.
 
 In: a server's HTTP address. Out: one JSON object per probe and an exit code. The parameter `probe` of config.pbtxt
 holds the sample and each version's logits, so a container needs only click. A model without `probe` gets zeros and must

@@ -60,7 +60,7 @@ class Contestant:
 
 @dataclass(frozen=True)
 class Ready:
-    """`warm_ns` is 0 if it needs another call before timing."""
+    """`warm_ns` is 0 if the contestant needs another call before timing."""
 
     contestant: Contestant
     call: TimedCall

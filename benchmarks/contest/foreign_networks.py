@@ -132,9 +132,7 @@ def _export(
 
 @cache
 def library(name: str) -> Any:
-    """Returns timm or transformers. Both import torchvision, whose wheel wants CUDA's libraries: stubs replace two of
-    its operators, which no network here calls.
-    """
+    """timm or transformers, with stubs for two operators of torchvision, whose wheel wants CUDA's libraries."""
     import torch
 
     if not hasattr(torch.ops.torchvision, "nms"):

@@ -33,7 +33,7 @@ def in_onnx_engine(data: bytes, setup: Setup) -> Run:
 
 @cache
 def _share_memory() -> None:
-    """One CPU arena for all sessions; else each keeps 2 to 3 GB at batch 5000."""
+    """A single CPU arena for all sessions: separate arenas would keep 2 to 3 GB each at batch 5000."""
     kind, use = onnxruntime.OrtAllocatorType.ORT_ARENA_ALLOCATOR, onnxruntime.OrtMemType.DEFAULT
     onnxruntime.create_and_register_allocator(onnxruntime.OrtMemoryInfo("Cpu", kind, 0, use), None)
 

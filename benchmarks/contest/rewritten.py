@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from export.rewrites.pipeline import Rewrite
 
 SEARCHED = 1280  # images for the search of the best way
-ROUNDS = 7  # an interval from fewer rounds says little
+ROUNDS = 7
 
 EAGER, PLAIN, ALL = "PyTorch eager", "plain", "all"
 INT8 = f"{ALL}, int8"

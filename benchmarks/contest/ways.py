@@ -29,7 +29,7 @@ class Way:
 
 
 def best_way(program: Program, images: Images) -> Way:
-    """Takes the lowest median on a part of the images."""
+    """The lowest median on a part of the images."""
     from benchmarks.measure.timing import time_interleaved
 
     ways = [Way(size, workers) for size in MICRO_BATCHES for workers in sorted({1, cores()})]

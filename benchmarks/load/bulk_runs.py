@@ -42,11 +42,11 @@ class BulkBench:
         os.sync()  # else the runs wait while the input is written back
 
     def compared(self) -> Row:
-        """Rounds in turns: ONNX Runtime in a loop over one batch in a process per core, then vitbn bulk.
+        """Rounds in turns: ONNX Runtime in a loop over a single batch in a process per core, then vitbn bulk.
 
-        Medians of the rounds: the rates of the whole run and of the parts after each process's first, and their shares
-        of ONNX Runtime's in the same round, with the lowest and the highest. Memory is the peak of all processes in the
-        second quarter and in the second half of a run, the highest of all runs.
+        Medians of the rounds, with the range of shares: the rates of the whole run and of the parts after each
+        process's first, as shares of ONNX Runtime's in the same round. Memory is the peak of all processes in the
+        second quarter and in the second half, the highest of all runs.
         """
         rounds = [self._round(number) for number in range(ROUNDS)]
         plain, whole, later, quarters, halves = (np.array(each) for each in zip(*rounds, strict=True))
@@ -66,7 +66,7 @@ class BulkBench:
         }
 
     def _round(self, number: int) -> tuple[float, float, float, float, float]:
-        """Plain rate, rates of the whole run and after its start, memory in the second quarter and second half."""
+        """Plain rate, rate of the whole run, rate after its start, memory in the second quarter, in the second half."""
         with multiprocessing.get_context("spawn").Pool(cores()) as pool:
             plain = sum(pool.map(_plain_rate, [str(self._model)] * cores(), chunksize=1))
         memory_mb, started = list[float](), time.monotonic()

@@ -1,7 +1,7 @@
 """Load by NVIDIA's perf_analyzer, which `make perf_analyzer` fetches.
 
-An open loop gets one thread per request of a second, up to a bound. If all wait, perf_analyzer sends late and counts
-from then: above saturation it understates the wait.
+An open loop gets a thread for each request of a second, 256 at most: with its default of four perf_analyzer sends late
+and hides the wait. Above saturation it still understates the wait.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The server's file in this process, on the server's device: the upper limit for a server."""
+"""The server's file in this process, on the server's device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests in sequence to a model with the default bound on its queue, and to the same model without a bound.
+"""Requests in sequence to a model with the default bound on its queue, and without a bound.
 
 Out: for both models counts, p50, p99 and worst latency in ms and the answers over LATE_MS.
 """

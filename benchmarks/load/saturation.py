@@ -1,9 +1,9 @@
 """The server's saturation points, from the rows of benchmarks/throughput.py.
 
 - open loop: the largest carried rate; all but `SHORTFALL` answered, p99 within a bound.
-- closed loop: the fewest requests in flight whose throughput is within `SHORTFALL` of the best. More only wait.
+- closed loop: the fewest requests in flight whose throughput is within `SHORTFALL` of the best.
 
-`beyond`: saturation may lie above the largest load.
+`beyond`: the largest load did not saturate the server.
 """
 
 from __future__ import annotations

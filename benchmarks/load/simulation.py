@@ -2,11 +2,11 @@
 
 In: measured service times, a fleet, a rate for each hour. Out: latency percentiles, and the shares of requests that
 were refused, failed or repeated. As with `vitbn proxy`, a request goes to the less busy of two servers drawn at random,
-is refused when the fleet has its limit in flight, and is repeated elsewhere when its server is down. Like a served
-model with one instance, a server answers one request at a time, in order.
+is refused when the fleet has its limit in flight, and is repeated elsewhere when its server is down. A server answers
+requests one at a time, in order.
 
-A large fleet's day has too many requests, so each hour is a window of `requests` requests. The servers that are down at
-its start are drawn from the shares of time; within it servers fail and come back.
+A day has too many requests: each hour is a window of `requests` requests. The servers that are down at its start are
+drawn from the shares of time; within it servers fail and come back.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The cost of server and client per call and transport, against the same file in this process.
+"""Calls by every transport, against the same file in this process.
 
 The client's part is a request's duration minus the server's, from arrival until the network has the answer.
 """

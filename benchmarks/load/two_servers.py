@@ -1,7 +1,7 @@
 """Two real servers: service times of single requests, and latencies under Poisson arrivals.
 
-A request holds BATCH images of the shipped ViTBN; each server has one instance of one thread. Client and servers share
-the machine, so both servers are busy while service times are taken.
+A request holds BATCH images of the shipped ViTBN; each server has an instance of one thread. Service times are taken
+while both servers are busy.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ class Durations:
         return float(np.percentile(self.samples_ns, percent)) / 1e6
 
     def percentiles(self, *percents: int) -> dict[str, float]:
-        """`p50_ms` and so on."""
+        """Keys `p50_ms` and so on."""
         return {f"p{percent}_ms": self.percentile_ms(percent) for percent in percents}
 
 
@@ -43,9 +43,10 @@ class Durations:
 class Protocol:
     """How rounds are taken.
 
-    Before a turn: `settle_s` of sleep and, with `refill`, an untimed call of a quick contestant. All run for `load_s`
-    before the first round. A sample is one call or, with `turn_s`, the median of calls back to back for `turn_s`.
-    `accept` is asked after each turn; a round with a refused turn does not count, and `ended` hears so.
+    Before a turn: `settle_s` of sleep and, with `refill`, an untimed call of a quick contestant, because slow
+    contestants evict the caches. All run for `load_s` before the first round. A sample is a single call or, with
+    `turn_s`, the median of calls back to back for `turn_s`. A round counts if `accept` is true after each turn; `ended`
+    is told whether it counts.
     """
 
     settle_s: float = SETTLE_S
@@ -84,7 +85,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 def ratio_with_interval(numerator: Durations, denominator: Durations) -> Ratio:
-    """The ratio of two medians, from samples of the same rounds.
+    """From samples of the same rounds.
 
     Resamples whole rounds, in runs of n^(1/3) neighbours: a slow round is slow for both contestants and for its
     neighbours. Seeded. Raises ValueError if the numbers of samples differ or are 0.
@@ -123,9 +124,8 @@ def time_interleaved(
 ) -> dict[str, Durations]:
     """Times A B C A B C … after a warm-up round: `min_rounds`, and more while the next round fits into `budget_s`.
 
-    Stops early if the samples are `enough`; contestants in `warm_up_ns` are warm and took that long. Slow contestants
-    evict the caches: a quick contestant gets an untimed call before each timed call. With a `title`, announces the
-    duration. Raises Interrupted at Ctrl-C after a finished round, and Slowed if `protocol` refuses all rounds.
+    Stops early if the samples are `enough`; contestants in `warm_up_ns` are warm and took that long. With a `title`,
+    announces the duration. Raises Interrupted at Ctrl-C after a finished round, Slowed if `protocol` refuses all.
     """
     cold = {name: _time_ns(run) for name, run in contestants.items() if name not in warm_up_ns}
     warm_up = {**warm_up_ns, **cold}

@@ -98,13 +98,10 @@ def overlap(left: Ratio, right: Ratio) -> str:
 def _gaps(sources: Sources) -> Iterator[Block]:
     lines = [not_measured(name) for name in COMMANDS if not sources.all(name)]
     if all(is_cpu(file.content) for file in sources.files):
-        lines.append(
-            "**GPU**, CUDA graphs and ONNX Runtime on CUDA: not measured, every file comes from a CPU. "
-            "`make benchmarks-gpu` measures them on a machine with a GPU."
-        )
+        lines.append("**GPU**, CUDA graphs and ONNX Runtime on CUDA: `make benchmarks-gpu` measures them on a GPU.")
     runtimes = {row["runtime"] for result in sources.all("latency") for row in result["rows"]}
     if "tensorrt" not in runtimes:
-        lines.append("**TensorRT**: not measured, it needs an NVIDIA GPU and `'.[tensorrt]'`.")
+        lines.append("**TensorRT** needs an NVIDIA GPU and `'.[tensorrt]'`.")
     yield Heading("What was not measured")
     yield Points(tuple(lines)) if lines else Text("Nothing of what this page asks.")
 

@@ -63,7 +63,6 @@ def export(
 
 
 def _goal(options: dict[str, Any]) -> str:
-    """Raises UsageError for --for without it, or for an option that auto chooses."""
     auto = options["backend"] == "auto"
     if options["goal"] and not auto:
         raise click.UsageError("expected --backend auto with --for, found --for alone")

@@ -1,8 +1,7 @@
 """Searches the frontier of accuracy and speed: trials so far -> the next geometry, and their file.
 
 Maximises held-out accuracy and the logarithm of measured images a second by noisy expected hypervolume improvement
-(Daulton et al., "Parallel Bayesian Optimization of Multiple Noisy Objectives", 2021) through Ax. Ax's state is rebuilt
-from the trials, so a killed search continues exactly.
+(Daulton et al., "Parallel Bayesian Optimization of Multiple Noisy Objectives", 2021) through Ax, as `models.search`.
 """
 
 from __future__ import annotations
@@ -16,11 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from models.config import ModelConfig
 from models.files import write_atomically
-from models.search import FIRST_TRIALS, SearchError, quiet
+from models.search import Space, ax_client, quiet, read_trials
 
 if TYPE_CHECKING:
-    from ax.api.configs import ChoiceParameterConfig, RangeParameterConfig
-
     from models.data import Dataset
 
 DEPTHS = (1, 4)
@@ -71,20 +68,11 @@ class FrontierTrial:
 def propose(search: FrontierSearch, trials: Sequence[FrontierTrial]) -> Geometry:
     """First points spread over the space, then where the frontier may grow most."""
     with quiet():
-        from ax.api.client import Client
         from botorch.acquisition.multi_objective import logei
 
         # Else BoTorch compiles C++ for minutes, or waits for ever after a killed compilation.
         logei._load_attempted = True
-        client = Client(random_seed=search.seed)
-        client.configure_experiment(parameters=_space())
-        client.configure_optimization(objective="accuracy, log_speed")
-        if len(trials) < FIRST_TRIALS:
-            client.configure_generation_strategy(
-                initialization_budget=FIRST_TRIALS, initialization_random_seed=search.seed
-            )
-        else:
-            client.configure_generation_strategy(initialization_budget=0, initialize_with_center=False)
+        client = ax_client(search.seed, _space(), "accuracy, log_speed", len(trials))
         for trial in trials:
             index = client.attach_trial(parameters=asdict(trial.geometry))
             if trial.accuracy is None or trial.images_per_s is None:
@@ -117,19 +105,7 @@ def write(path: Path, search: FrontierSearch, trials: Sequence[FrontierTrial], e
 
 def read(path: Path, search: FrontierSearch) -> list[FrontierTrial]:
     """Raises SearchError for a damaged file or another search."""
-    if not path.exists():
-        return []
-    try:
-        saved = json.loads(path.read_bytes())
-        earlier, trials = dict(saved["search"]), [_trial(row) for row in saved["trials"]]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise SearchError(f"{path}: expected the trials of a search, found {error!r}") from error
-    for name, value in _as_json(search).items():
-        if earlier.get(name) != value:
-            raise SearchError(
-                f"{path}: expected a search with {name} {value}, found {earlier.get(name)}; name another --output"
-            )
-    return trials
+    return read_trials(path, _as_json(search), _trial, {})
 
 
 def _trial(row: dict[str, Any]) -> FrontierTrial:
@@ -146,7 +122,7 @@ def _trial(row: dict[str, Any]) -> FrontierTrial:
     return trial
 
 
-def _space() -> list[RangeParameterConfig | ChoiceParameterConfig]:
+def _space() -> Space:
     from ax.api.configs import ChoiceParameterConfig, RangeParameterConfig
 
     ordered = [ChoiceParameterConfig(name, list(values), "int", is_ordered=True) for name, values in CHOICES.items()]
@@ -154,6 +130,5 @@ def _space() -> list[RangeParameterConfig | ChoiceParameterConfig]:
 
 
 def _as_json(search: FrontierSearch) -> dict[str, Any]:
-    """Tuples as lists, as JSON gives them back."""
     ranges = {"depths": list(DEPTHS), **{name: list(values) for name, values in CHOICES.items()}}
     return asdict(search) | ranges

@@ -1,8 +1,4 @@
-"""A checkpoint's metrics: a JSON object, checked on writing and reading.
-
-`test_accuracy`, `held_out_accuracy`, `calibration_error` and `calibration_error_before` are shares in [0, 1],
-`temperature` divides the logits, `epochs` and `test_images` are counts, `dataset` is a name, `options` an object.
-"""
+"""A checkpoint's metrics: a JSON object, checked on writing and reading. `temperature` divides the logits."""
 
 from __future__ import annotations
 

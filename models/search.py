@@ -10,18 +10,22 @@ from __future__ import annotations
 import json
 import logging
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 from models.config import TRANSFORMER_NAMES, Augmentation, ModelName
 from models.files import write_atomically
 
 if TYPE_CHECKING:
+    from ax.api.client import Client
     from ax.api.configs import ChoiceParameterConfig, RangeParameterConfig
+
+Space: TypeAlias = "list[RangeParameterConfig | ChoiceParameterConfig]"
+AnyTrial = TypeVar("AnyTrial")
 
 Schedule = Literal["constant", "one-cycle"]
 
@@ -88,17 +92,7 @@ def propose(search: Search, trials: Sequence[Trial]) -> Parameters:
     """
     worst = min((trial.accuracy for trial in trials if trial.accuracy is not None), default=0.0)
     with quiet():
-        from ax.api.client import Client
-
-        client = Client(random_seed=search.seed)
-        client.configure_experiment(parameters=_space(search))
-        client.configure_optimization(objective="accuracy")
-        if len(trials) < FIRST_TRIALS:
-            client.configure_generation_strategy(
-                initialization_budget=FIRST_TRIALS, initialization_random_seed=search.seed
-            )
-        else:
-            client.configure_generation_strategy(initialization_budget=0, initialize_with_center=False)
+        client = ax_client(search.seed, _space(search), "accuracy", len(trials))
         for trial in trials:
             searched = {name: getattr(trial.parameters, name) for name in searched_names(search)}
             index = client.attach_trial(parameters=searched)
@@ -109,12 +103,26 @@ def propose(search: Search, trials: Sequence[Trial]) -> Parameters:
     return Parameters(**{**fixed, **proposed})  # type: ignore[arg-type]  # Ax knows numbers and texts, not which
 
 
+def ax_client(seed: int, space: Space, objective: str, trials: int) -> Client:
+    """`trials`: how many there are; the first FIRST_TRIALS are spread over the space."""
+    from ax.api.client import Client
+
+    client = Client(random_seed=seed)
+    client.configure_experiment(parameters=space)
+    client.configure_optimization(objective=objective)
+    if trials < FIRST_TRIALS:
+        client.configure_generation_strategy(initialization_budget=FIRST_TRIALS, initialization_random_seed=seed)
+    else:
+        client.configure_generation_strategy(initialization_budget=0, initialize_with_center=False)
+    return client
+
+
 def searched_names(search: Search) -> list[str]:
     depth = ["depth"] if search.depths[0] < search.depths[1] else []
     return ["lr", "batch_size", *depth, *(["schedule"] if len(search.schedules) > 1 else [])]
 
 
-def _space(search: Search) -> list[RangeParameterConfig | ChoiceParameterConfig]:
+def _space(search: Search) -> Space:
     from ax.api.configs import ChoiceParameterConfig, RangeParameterConfig
 
     every: dict[str, RangeParameterConfig | ChoiceParameterConfig] = {
@@ -165,21 +173,28 @@ def write(path: Path, search: Search, trials: Sequence[Trial], environment: dict
 
 def read(path: Path, search: Search) -> list[Trial]:
     """Raises SearchError for a damaged file or another search."""
+    trials = read_trials(path, _as_json(search), _trial, {"augment": Search.augment})
+    for number, trial in enumerate(trials, start=1):
+        _check(f"{path}: trial {number}", search, trial)
+    return trials
+
+
+def read_trials(
+    path: Path, search: Mapping[str, Any], trial: Callable[[dict[str, Any]], AnyTrial], usual: Mapping[str, Any]
+) -> list[AnyTrial]:
+    """`search` is as in the file; `usual` has the values of entries that older files lack."""
     if not path.exists():
         return []
     try:
         saved = json.loads(path.read_bytes())
-        earlier, rows = dict(saved["search"]), list(saved["trials"])
-        trials = [_trial(row) for row in rows]
+        earlier, trials = dict(saved["search"]), [trial(row) for row in saved["trials"]]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise SearchError(f"{path}: expected the trials of a search, found {error!r}") from error
-    for name, value in _as_json(search).items():
-        if earlier.get(name, getattr(Search, name, None)) != value:
+    for name, value in search.items():
+        if earlier.get(name, usual.get(name)) != value:
             raise SearchError(
                 f"{path}: expected a search with {name} {value}, found {earlier.get(name)}; name another --output"
             )
-    for number, trial in enumerate(trials, start=1):
-        _check(f"{path}: trial {number}", search, trial)
     return trials
 
 

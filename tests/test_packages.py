@@ -17,7 +17,6 @@ def run(command, path):
 
 
 def hide(folder, package, *modules):
-    """A foreign package with empty modules."""
     (folder / package).mkdir()
     for module in ("__init__", *modules):
         (folder / package / f"{module}.py").write_text("")

@@ -218,7 +218,6 @@ def test_front_pages_stay_short() -> None:
 
 
 def table(name: str, heading: str) -> list[list[str]]:
-    """Rows of the first table under that heading."""
     section = (ROOT / name).read_text().split(f"\n## {heading}\n")[1].split("\n## ")[0]
     rows = [line for line in section.splitlines() if line.startswith("|")]
     return [[cell.strip(" *") for cell in row.strip("|").split("|")] for row in rows[2:]]

@@ -75,7 +75,7 @@ def server(exported: tuple[Path, str]) -> Iterator[Server]:
     """Serves `photos` and digits."""
     repository = exported[0]
     run(export, "--model", "vitbn-tiny", "--repository", repository, "--name", "digits")
-    with running_server(repository, ["--disable-auto-complete-config"]) as started:  # saves a start of each model
+    with running_server(repository, ["--disable-auto-complete-config"]) as started:
         yield started
 
 

@@ -22,9 +22,8 @@ def load_dataset(
 ) -> Dataset:
     """Reads a dataset from `data_dir`, else from the folder in its environment variable, else from the cache.
 
-    The variables are $MNIST_DIR, $EMNIST_DIR, $FASHION_MNIST_DIR and $CIFAR10_DIR. `fetch` downloads what the cache
-    lacks, except EMNIST. Any other `name` is a folder of pictures (`models.data.folder`); only it uses `image_size`
-    and `held_out`. Raises DataError.
+    `fetch` downloads what the cache lacks, except EMNIST. Any other `name` is a folder of pictures
+    (`models.data.folder`); only it uses `image_size` and `held_out`. Raises DataError.
     """
     if name == "digits":
         return load_digits()

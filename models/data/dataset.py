@@ -50,7 +50,7 @@ class Dataset:
 
 
 def hold_out(dataset: Dataset, count: int) -> Dataset:
-    """Makes `count` training images, always the same, the test part.
+    """Moves `count` training images, always the same, to the test part.
 
     Raises DataError unless two images stay for training.
     """

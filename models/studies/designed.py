@@ -2,7 +2,6 @@
 
 With one block a head costs almost nothing, and the last block computes only the CLS row: so `wide` has many narrow
 heads, and in the others the CLS token joins in the last block (class attention: Touvron et al., CaiT, 2021).
-`benchmarks/frontier.py` measures the speed of the rewritten networks.
 """
 
 from __future__ import annotations

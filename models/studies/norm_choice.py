@@ -1,4 +1,4 @@
-"""One network with LayerNorm, BatchNorm, and norms between them.
+"""A network with LayerNorm, BatchNorm, and norms between them.
 
 Equal depth, images, epochs and seeds: at a usual learning rate, at a high rate for stability, and with a warm-up, a
 one-cycle schedule and clipped gradients. `benchmarks/norms.py` measures the speed of the rewritten networks.

@@ -1,4 +1,4 @@
-"""Trainings that take turns, one epoch each: a drift of the machine affects all equally.
+"""Trainings that take turns, an epoch each: a drift of the machine affects all equally.
 
 Each run has its own random numbers, so turns do not change it.
 """

@@ -63,7 +63,6 @@ def test_a_short_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def refusal(tmp_path: Path) -> str:
-    """The error line."""
     code, output = run("--checkpoints", tmp_path, "--output", tmp_path / "out")
     assert code == 1
     (line,) = [line for line in output.splitlines() if line.startswith("Error: ")]

@@ -21,7 +21,6 @@ def digit() -> np.ndarray:
 
 @pytest.fixture(scope="session")
 def mnist(mnist_dir) -> np.ndarray:
-    """Test images, uint8 (300, 28, 28)."""
     plain = mnist_dir / "t10k-images-idx3-ubyte"
     with plain.open("rb") if plain.exists() else gzip.open(f"{plain}.gz") as file:
         return np.frombuffer(file.read(16 + 300 * 784), np.uint8, offset=16).reshape(-1, 28, 28)

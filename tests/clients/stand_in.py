@@ -76,7 +76,7 @@ class StandIn:
 
 @dataclass(frozen=True)
 class Certificates:
-    """PEM files, self-signed, of 127.0.0.1."""
+    """PEM files, self-signed."""
 
     certificate: str
     key: str

@@ -28,7 +28,7 @@ START_S = 120
 def tritonserver(repository, ports, log):
     guarded = "model-repository,shared-memory:key=secret"
     command = [sys.executable, "-m", "serving.launcher", f"--model-repository={repository}"]
-    command += ["--disable-auto-complete-config"]  # saves a start of the model
+    command += ["--disable-auto-complete-config"]
     command += [f"--{service}-port={port}" for service, port in ports.items()]
     command += [f"--http-restricted-api={guarded}", f"--grpc-restricted-protocol={guarded}"]
     with log.open("ab") as file:

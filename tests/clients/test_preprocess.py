@@ -20,7 +20,6 @@ def large(pixels, factor=8):
 
 
 def on_paper(pixels, side=300, corner=(30, 50), paper=235, ink=40, factor=6):
-    """Off the centre."""
     cover = np.zeros((side, side))
     left, top = corner
     cover[top : top + 28 * factor, left : left + 28 * factor] = np.asarray(large(pixels, factor)) / 255
@@ -169,7 +168,6 @@ sys.stdout.buffer.write(image.tobytes())
     ],
 )
 def test_a_photo_of_twelve_megapixels(digit, tmp_path, mode, suffix, most_s):
-    """In a fresh process."""
     sheet = np.full((3000, 4000), 235, dtype=np.uint8)
     sheet[900:2020, 1500:2620] = on_paper(digit, side=1120, corner=(0, 0), factor=40)
     sheet += np.random.default_rng(0).integers(0, 12, sheet.shape, dtype=np.uint8)

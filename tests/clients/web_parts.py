@@ -43,7 +43,7 @@ class Triton:
 
     def start(self) -> None:
         with mock.patch.object(running, "free_ports", return_value=self._ports):
-            complete = ["--disable-auto-complete-config"]  # saves a start of every version
+            complete = ["--disable-auto-complete-config"]
             self._running.enter_context(running.running_server(self._repository, complete))
 
     def stop(self) -> None:
@@ -52,7 +52,6 @@ class Triton:
 
 @contextmanager
 def running_page(triton_url: str, *options: str) -> Iterator[str]:
-    """Yields the URL."""
     command = [sys.executable, ROOT / "clients/web/app.py", "--port", "0", "--url", triton_url, *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:

@@ -16,7 +16,6 @@ def folder(repository: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def exported(folder: Path, tmp_path: Path) -> Path:
-    """As `to_onnx.py --output` writes it."""
     artifact = read_version(folder / "vitbn" / "1")
     (tmp_path / "vitbn.onnx").write_bytes(artifact.data)
     (tmp_path / "vitbn.json").write_bytes(artifact.manifest_json())

@@ -20,7 +20,6 @@ def ok(folder: Path, *arguments: str, server: str = NOWHERE) -> str:
 
 
 def error(folder: Path, *arguments: str, server: str = NOWHERE) -> str:
-    """The last line, an error."""
     result = operate(folder, *arguments, server=server)
     assert result.exit_code == 1, result.output
     last = result.output.splitlines()[-1]

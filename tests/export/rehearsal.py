@@ -4,11 +4,9 @@ In: lines of standard input, each a JSON list of a folder, a file, a planted fau
 line the exit code; `stdout` and `stderr` in the folder; in the file the use of TensorRT. A child runs each line, which
 saves the imports. With the arguments `served FOLDER` the child instead uses an engine as the benchmarks do, for a
 server and in process.
-
 TensorRT's real bindings stand over libraries that do nothing, so no object can be made. A `Conformant` replaces each
 object: it has exactly the real class's attributes, and takes exactly the arguments of the signature in the docstring.
-ONNX Runtime computes for the engine. This shows that TensorRT has every name, member and keyword that the project and
-Polygraphy use, not what TensorRT makes of them.
+ONNX Runtime computes for the engine. So this shows which names exist, not what TensorRT does.
 """
 
 import ctypes

@@ -54,7 +54,6 @@ OPERATORS = {
     "Transpose": ANY,
     "Unsqueeze": ANY,
 }
-# Inputs that must be constants.
 CONSTANT_INPUTS = {name: {1: "axes"} for name in ("ReduceMax", "ReduceMean", "ReduceMin")}
 # Operators with one supported output: no indices, no mean and deviation.
 ONE_OUTPUT = ("LayerNormalization", "MaxPool")

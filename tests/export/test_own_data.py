@@ -16,7 +16,6 @@ FASHION = ModelConfig(labels=FASHION_MNIST_LABELS, preprocessing="photo")
 
 
 def write_idx_files(folder: Path, images: np.ndarray) -> Path:
-    """MNIST's format, the same images in both parts."""
     head = b"\0\0\x08"
     for part in ("train", "t10k"):
         sizes = b"".join(side.to_bytes(4, "big") for side in images.shape)

@@ -1,4 +1,4 @@
-"""The real bindings of TensorRT 10 and 11 have what the project and Polygraphy use.
+"""The real bindings of TensorRT 10 and 11 have every name, member and keyword that the project and Polygraphy use.
 
 The command runs over stubs of TensorRT's libraries (rehearsal.py), which check its calls.
 """
@@ -49,7 +49,6 @@ def stubs_of_10(stubs: dict[str, str], tmp_path_factory: pytest.TempPathFactory)
 
 @pytest.fixture(scope="module")
 def onnx_files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """`vitbn-tiny` with all rewrites, by precision."""
     folder = tmp_path_factory.mktemp("onnx")
     source = from_export(export_checkpoint(shipped("vitbn-tiny"), ExportOptions(optimize=True)).exported)
     files = {}

@@ -30,7 +30,6 @@ def _manifest(change: Callable[[dict[str, object]], object]) -> Callable[[Path],
 
 
 def _republish(data: bytes) -> Callable[[Path], None]:
-    """Another file and its manifest."""
 
     def damage(version: Path) -> None:
         artifact = replace(read_version(version), data=data)

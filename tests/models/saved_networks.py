@@ -80,7 +80,6 @@ def refusal(path, depth=None):
 
 
 def write(path, tensors, metadata=None):
-    """Without `save`."""
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, metadata)
     return path
 

@@ -31,7 +31,6 @@ def tokens(seed=0, images=4, count=5, dim=6):
 
 
 def randomised(norm):
-    """In float64, drawn by seed."""
     norm = norm.double()
     randomise_norms(norm)
     return norm

@@ -42,7 +42,6 @@ def network(path, seed):
 
 @pytest.fixture
 def taught(tmp_path):
-    """Options with a teacher."""
     return replace(SHORT, teacher=str(network(tmp_path / "teacher.safetensors", seed=3)))
 
 

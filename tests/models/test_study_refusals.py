@@ -20,7 +20,6 @@ def checkpoints(tmp_path_factory):
 
 
 def copy_of(mnist, folder, part, change):
-    """One file is changed."""
     folder.mkdir()
     for path in mnist.iterdir():
         content = path.read_bytes()

@@ -104,7 +104,6 @@ def test_published_configuration_is_named_and_apart(result):
 
 
 def numbers(page, title):
-    """Cells of the table under `title`."""
     lines = page.split(f"**{title}**\n\n")[1].split("\n\n")[0].splitlines()
     return [[part.strip() for part in line.strip("|").split("|")] for line in [lines[0], *lines[2:]]]
 

@@ -12,7 +12,6 @@ def digits(digit: np.ndarray) -> np.ndarray:
 
 @pytest.fixture(scope="session")
 def network(tmp_path_factory: pytest.TempPathFactory):
-    """Reads pictures unprepared."""
     return write_network(tmp_path_factory.mktemp("network") / "linear.onnx", preprocessing="photo")
 
 

@@ -20,7 +20,6 @@ FORMS = ("folder", "idx", "tar", "pixels", "lists", "encoded", "struct")
 
 
 def run(inputs, output, model, share=(0, 1), id_column="id", part_rows=None) -> pa.Table:
-    """The parts in order."""
     job, target = _job(tuple(map(str, inputs)), str(output), Path(model), "image", id_column, part_rows)
     for part in list(parts_to_do(target, job, share)):
         do_part(job, part.to_line())

@@ -111,7 +111,6 @@ def test_a_digit_on_a_transparent_background_is_visible(page: Page, level: int) 
 
 
 def transparent(level: int) -> bytes:
-    """A PNG of the digit in one grey level."""
     with Image.open(DIGIT_PNG) as opened:
         ink = np.asarray(opened.convert("L"))
     layers = np.full((*ink.shape, 4), level, dtype=np.uint8)

@@ -54,7 +54,6 @@ def classify(address: str, body: bytes, query: str = "", **headers: str) -> tupl
 
 
 def check_refusal(status: int, headers: dict[str, str], content: bytes) -> str:
-    """The error."""
     assert 400 <= status < 500 or status in (501, 503)
     assert headers["content-type"] == "application/json"
     assert {name.lower(): value for name, value in HEADERS.items()}.items() <= headers.items()

@@ -117,11 +117,11 @@ class AsyncClassifier:
         return predictions(answer, self.model.labels, self.model.temperature)
 
     async def models(self) -> list[ListedModel]:
-        """By name."""
+        """Sorted by name."""
         return await list_all(self._opened())
 
     async def answer(self, batch: Images) -> Answer:
-        """At most a batch (b, 1, 28, 28), at its turn."""
+        """For at most a batch (b, 1, 28, 28); waits while `concurrency` requests are open."""
         connection = self._opened()
         async with self._turns:
             start_ns = perf_counter_ns()

@@ -119,7 +119,7 @@ class Classifier:
                 future.cancel()
 
     def models(self) -> list[ListedModel]:
-        """By name."""
+        """Sorted by name."""
         return self._thread.run(self._asking.models())
 
     def close(self) -> None:
@@ -143,7 +143,7 @@ def list_models(
     tls: Tls | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> list[ListedModel]:
-    """By name; raises the errors of Classifier."""
+    """Sorted by name; raises the errors of Classifier."""
 
     async def listed() -> list[ListedModel]:
         connection = Connection(endpoint, concurrency=CONCURRENCY)

@@ -14,7 +14,7 @@ class BlankImage(InvalidImage):
 
 
 class ServerUnavailable(ClientError):
-    """No answer, no Triton server, or no requests taken now."""
+    """The server does not answer, is not Triton, or takes no requests now."""
 
     def __init__(self, message: str, may_pass: bool = False, retry_after_s: float = 0.0) -> None:
         super().__init__(message)

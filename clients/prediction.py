@@ -56,7 +56,8 @@ def probabilities(logits: NDArray[np.float32], temperature: float) -> NDArray[np
 def top_probabilities(logits: NDArray[np.float32], temperature: float) -> NDArray[np.float32]:
     """(n, classes) -> the largest of each row's `probabilities` (n,), in float32 and about four times as fast.
 
-    Its power is exp(0), so it is one over the sum. Columns are contiguous: rows of ten are too short for vectors.
+    The largest is 1 / sum(exp((logits - largest logit) / temperature)). Columns are contiguous: rows of ten are too
+    short for vectors.
     """
     columns = np.ascontiguousarray(logits.T)
     return np.asarray(1 / np.exp((columns - columns.max(axis=0)) / np.float32(temperature)).sum(axis=0))

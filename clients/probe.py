@@ -164,7 +164,7 @@ def _verdict(
 
 
 def _progresses(server: Server, which: tuple[str, str], before: Mapping[tuple[str, str], int]) -> bool:
-    """Checks until the deadline."""
+    """Whether the version answers another request before the deadline."""
     try:
         while _successes(server).get(which, 0) <= before.get(which, 0):
             time.sleep(PROGRESS_S)

@@ -112,7 +112,7 @@ def contestant(entry: Entry, of: Subject, options: Options, batches: Sequence[in
 
 
 def call_sizes(batch: int, options: Options) -> set[int]:
-    """An engine has a profile for each."""
+    """The batch sizes that an engine needs a profile for."""
     if options.micro_batch == "auto":
         steps = {size for size in MICRO_BATCHES if size < batch} | {batch}
     else:

@@ -257,7 +257,7 @@ def _post(server: Server, body: bytes) -> None:
 
 
 def _huge_shape(server: Server) -> None:
-    """JSON announces 2^31 images and holds one: ends Triton 2.51."""
+    """JSON announces 2^31 images and holds a single image: ends Triton 2.51."""
     tensor = {"name": "image", "shape": [2**31, 1, 28, 28], "datatype": "UINT8", "data": [0] * 784}
     _post(server, json.dumps({"inputs": [tensor]}).encode())
 

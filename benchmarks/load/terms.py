@@ -159,6 +159,6 @@ def arrivals_s(load: Load, seconds: float) -> NDArray[np.float64]:
 
 
 def unmeasured(words: str) -> LeftOut | Failed:
-    """Only a long queue is the load's fault."""
+    """LeftOut for a full queue, which the load causes, else Failed."""
     reason = next((each for each in REFUSALS if each in words), None)
     return LeftOut(f"the server refused requests: {reason}") if reason else Failed(words)

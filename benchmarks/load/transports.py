@@ -83,7 +83,6 @@ def stream(classifier: Classifier, images: Images, count: int) -> Iterator[dict[
 
 
 def rows(measured: Mapping[str, Durations], count: int) -> list[dict[str, Any]]:
-    """A row per transport and a row of this process, for calls of `count` images."""
     alone_ms = measured[IN_PROCESS].percentile_ms(50)
     return [
         {

@@ -144,7 +144,7 @@ def _expected(model: Published, images: Images) -> Logits:
 
 
 def turns(targets: Sequence[Target], loads: Sequence[Load]) -> list[Turn]:
-    """One in-process turn serves several targets."""
+    """Targets share an in-process turn."""
     everybody: list[Turn] = []
     for load, target in product(loads, targets):
         everybody += [(target, load)] if load.in_flight is None else [in_process(target, load), (target, load)]

@@ -108,23 +108,27 @@ def _gaps(sources: Sources) -> Iterator[Block]:
 
 def _origin(sources: Sources) -> Iterator[Block]:
     yield Heading("Where the numbers come from")
-    versions = {_versions(file) for file in sources.files}
-    column = ["versions"] if len(versions) > 1 else []
-    if not column:
-        yield Text(f"Every file: {', '.join(versions)}.")
-    cells = []
-    for file in sources.files:
-        environment = file.content["environment"]
-        command = f"`{file.content.get('command') or COMMANDS[file.benchmark]}`"
-        named = (machine(file.content), *(_versions(file) for _ in column), str(environment["commit"]))
-        cells.append((f"`{file.name}`", command, *named, f"{environment['load_1min']:.1f}"))
-    names = ("file", "command", "machine", *column, "commit")
-    yield Table((*names, "load at the end"), tuple(cells), len(names))
+    origins = [_origin_of(file) for file in sources.files]
+    alike = {name for name in ("CPU", "device", "cores", "versions") if len({each[name] for each in origins}) == 1}
+    if alike:
+        yield Text(f"In every file: {'; '.join(f'{name} {origins[0][name]}' for name in origins[0] if name in alike)}.")
+    names = [name for name in origins[0] if name not in alike]
+    cells = tuple(tuple(each[name] for name in names) for each in origins)
+    yield Table(tuple(names), cells, len(names) - 1)
 
 
-def _versions(file: File) -> str:
-    packages = file.content["environment"]["packages"]
-    return ", ".join(f"{name} {packages[name]}" for name in VERSIONS if name in packages)
+def _origin_of(file: File) -> dict[str, str]:
+    environment, packages = file.content["environment"], file.content["environment"]["packages"]
+    return {
+        "file": f"`{file.name}`",
+        "command": f"`{file.content.get('command') or COMMANDS[file.benchmark]}`",
+        "CPU": environment["cpu"],
+        "device": environment["device"],
+        "cores": f"{environment['threads']} of {environment['cores']}",
+        "versions": ", ".join(f"{name} {packages[name]}" for name in VERSIONS if name in packages),
+        "commit": str(environment["commit"]),
+        "load at the end": f"{environment['load_1min']:.1f}",
+    }
 
 
 def write(sources: Sources, folder: Path) -> list[Path]:

@@ -39,7 +39,6 @@ def picture(name: str, caption: str, figure: Figure) -> Picture:
 
 
 def foreign(result: Result) -> Picture:
-    """Speed of each rewritten network relative to its plain file, at both batches."""
     title, axis = "What the ONNX rewrites are worth on networks of others", "times as fast as the plain file"
     rows = [row for row in result["rows"] if "left_out" not in row]
     footnote = "One thread of ONNX Runtime, interleaved medians, 95 % bootstrap intervals."
@@ -61,7 +60,6 @@ def foreign(result: Result) -> Picture:
 
 
 def rewrites(result: Result) -> Picture:
-    """Speed of each contestant relative to the plain export, a panel per depth."""
     titles = [f"depth {measured['depth']}" for measured in result["results"]]
     title, axis = "What the exact rewrites are worth", "times as fast as the plain export"
     rounds = len(result["results"][0]["rows"][0]["samples_ns"])
@@ -85,7 +83,6 @@ def rewrites(result: Result) -> Picture:
 
 
 def worth(result: Result) -> Picture:
-    """Images a second of ViTBN after each rewrite, beside the CNN: the README's picture."""
     from benchmarks.reporting.worth_plot import worth as drawn
 
     return picture("worth", "ViTBN after each rewrite, in images a second, beside the CNN", drawn(result))
@@ -99,7 +96,6 @@ def frontier(result: Result) -> Picture:
 
 
 def operators(result: Result) -> Picture:
-    """Milliseconds of a call by operator, plain above rewritten."""
     title = f"Where the time of {result['model']} goes"
     footnote = f"Medians of {result['calls']} calls with {result['batch']} images under ONNX Runtime's profiler."
     figure, (axes,) = row_of_panels(title, footnote, [""], "milliseconds a call, in operators", "", (8.0, 3.4))
@@ -127,7 +123,6 @@ def operators(result: Result) -> Picture:
 
 
 def throughput(result: Result) -> Iterator[Picture]:
-    """Latency over throughput under load, a picture per model."""
     from benchmarks.reporting.throughput_plot import by_model
 
     at_rates = all(row["rate"] for row in result["rows"])

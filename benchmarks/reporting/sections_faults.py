@@ -59,7 +59,6 @@ def bulk(sources: Sources) -> Section:
 
 
 def scale(sources: Sources) -> Section:
-    """Two servers, measured and simulated; then fleets, simulated only."""
     blocks: list[Block] = []
     for result in sources.all("scale"):
         pairs = [

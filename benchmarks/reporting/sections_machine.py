@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import groupby
+from operator import itemgetter
+
 from benchmarks.contest.rewritten import BEST, INT8
 from benchmarks.contest.runtimes import ORT
 from benchmarks.measure.timing import Ratio
@@ -59,7 +63,6 @@ def _operator_cells(row: Row) -> tuple[str, ...]:
 
 
 def limit(sources: Sources) -> Section:
-    """Speed of each model's best row relative to a large matrix product of the same run."""
     question = "How far is the best row from the machine's limit?"
     result = sources.first("rewrites")
     if not result:
@@ -96,7 +99,7 @@ def latency(sources: Sources) -> Section:
         copy = f"{limits['copy_gb_per_s']:,.1f} GB/s of a copy"
         what = f"{machine(result)}; limits measured first: {peak}, {copy}; * marks an unstable median."
         blocks.append(Text(f"`{result['command']}`: {what} {result['caveat'] or ''}".strip()))
-        blocks += [*plots.latency(result), _latency_table(result["rows"]), *_gpu_rows(result["rows"])]
+        blocks += [*plots.latency(result), *_latency_tables(result["rows"]), *_gpu_rows(result["rows"])]
         if result["missing"]:
             blocks += [Text("Not measured in that run:"), _missing(result["missing"])]
     for result in sources.all("sweep"):
@@ -105,7 +108,6 @@ def latency(sources: Sources) -> Section:
 
 
 def _gpu_rows(rows: list[Row]) -> list[Block]:
-    """The three times of a call on a GPU beside its floor, and the GPU's state in those rounds."""
     cells = []
     for row in (row for row in rows if row.get("device_p50_ms") is not None):
         times = (f"{row[key]:,.3f}" for key in ("device_p50_ms", "p50_ms", "copies_p50_ms", "floor_ms"))
@@ -141,19 +143,26 @@ def _names(rows: list[Row]) -> str:
     return ", ".join(" ".join(row[key] for key in keys) for row in rows)
 
 
+def _latency_tables(rows: list[Row]) -> Iterator[Block]:
+    """A table for each batch size and network: its rows compare with the same PyTorch eager."""
+    for (model, depth, batch), alike in groupby(rows, itemgetter("model", "depth", "batch")):
+        yield Text(f"**{NAMES[model]}{f', depth {depth}' if depth else ''}, batch {batch:,}**")
+        yield _latency_table(list(alike))
+
+
 def _latency_table(rows: list[Row]) -> Table:
+    memory = ["peak MB"] if any(row["peak_memory_mb"] for row in rows) else []
     cells = []
     for row in rows:
-        ratio, memory = row["ratio_to_torch"], row["peak_memory_mb"]
-        names = (NAMES[row["model"]], row["label"], row["precision"])
-        sizes = (str(row["depth"] or "-"), f"{row['batch']:,}")
+        ratio, peak = row["ratio_to_torch"], row["peak_memory_mb"]
+        peaks = (f"{peak:,.0f}" if peak else "-" for _ in memory)
         p50, *above = (f"{row[f'p{percent}_ms']:,.2f}" for percent in (50, 90, 99))
         times = (p50 if row["stable"] else f"{p50}*", *above, f"{row['images_per_s']:,.0f}")
         shares = (_percent(row["gemm_share"]), _percent(row["bandwidth_share"]))
         ratio_cell = cell(Ratio(**ratio)) if ratio else "-"
-        cells.append((*names, *sizes, *times, ratio_cell, *shares, f"{memory:,.0f}" if memory else "-"))
-    header = ("model", "runtime", "precision", "depth", "batch", "p50 ms", "p90 ms", "p99 ms", "images/s", "x eager")
-    return Table((*header, "of GEMM %", "of bandwidth %", "peak MB"), tuple(cells), 3)
+        cells.append((row["label"], row["precision"], *times, ratio_cell, *shares, *peaks))
+    header = ("runtime", "precision", "p50 ms", "p90 ms", "p99 ms", "images/s", "x eager")
+    return Table((*header, "of GEMM %", "of bandwidth %", *memory), tuple(cells), 2)
 
 
 def _percent(share: float | None) -> str:

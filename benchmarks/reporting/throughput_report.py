@@ -50,7 +50,6 @@ def _named(who: Who, load: Load) -> Row:
 
 
 def _compared(served: Row, alone: Sequence[Sample]) -> Row:
-    """Adds the in-process figures and the server's added latency."""
     images_per_s, p50_ms = _middle(alone, "images_per_s"), _middle(alone, "p50_ms")
     return {
         "in_process_images_per_s": images_per_s,

@@ -101,7 +101,6 @@ def _job(
 
 
 def _run(job: Job, output: Output, engine: str, share: tuple[int, int], processes: int) -> int:
-    """Returns the exit code."""
     from clients.bulk import by_processes, by_ray
     from clients.bulk.job import parts_to_do
     from clients.bulk.progress import Progress

@@ -20,7 +20,7 @@ ATTEMPTS = 3  # a picture that kills its process must not stop the run
 
 
 def run(job: Job, parts: Iterator[Part], processes: int) -> Iterator[Outcome]:
-    """In the order of their end."""
+    """Outcomes as the parts end."""
     with ExitStack() as stack:
         workers = [stack.enter_context(_Worker(job)) for _ in range(processes)]
         again: deque[tuple[Part, int]] = deque()

@@ -4,8 +4,8 @@
     DIR/_parts-HASH.jsonl       one part per line; streamed, so memory does not grow with the job
     DIR/part-00000007.parquet   the answers of part 7, complete or absent
 
-A part is deterministic and its file appears by one rename, so a killed run continues with the missing parts, and two
-runs at once do no harm. Parquet readers skip names that start with an underscore.
+A part is deterministic and its file appears by a rename: a killed run continues with the missing parts, and two runs at
+once do no harm. Parquet readers skip names with a leading underscore.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ _PORTION = 1 << 18  # bytes of a read, unless an item is larger
 
 
 def is_idx(path: str) -> bool:
-    """Whether a file starts like an idx file of any type; False if unreadable."""
+    """Whether a readable file starts like an idx file of any type."""
     try:
         with Path(path).open("rb") as raw, _unzipped(raw) as data:
             start = data.read(4)

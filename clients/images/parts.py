@@ -1,7 +1,6 @@
 """The connected parts of a mask.
 
-SciPy, scikit-image and OpenCV would add 114 to 153 MB to a client machine; connected-components-3d (19 MB) labels masks
-of one row wrongly.
+Own code, because libraries are large or wrong: docs/decisions.md, Libraries weighed.
 """
 
 import numpy as np

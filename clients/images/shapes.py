@@ -13,7 +13,7 @@ _LEAST_HEIGHT = 0.4  # of the tallest shape; smaller are commas, dashes, loose e
 
 
 def shapes_of(ink: Pixels) -> list[Pixels]:
-    """Ink (h, w) -> the ink of each shape, cut out; of one shape the whole ink."""
+    """Ink (h, w) -> the ink of each shape, cut out; a single shape keeps all ink."""
     parts, count = label(ink > FAINT * ink.max())
     weights = np.bincount(parts.ravel(), weights=ink.ravel(), minlength=count + 1)
     weights[0] = 0

@@ -70,7 +70,7 @@ class Connection:
         await self._ask("register_system_shared_memory", region.name, region.key, region.size)
 
     async def unregister(self, region: Region) -> None:
-        """One try, no deadline."""
+        """Tries once, without a deadline."""
         await self._servers[0].call("unregister_system_shared_memory", region.name)
 
     async def infer(

@@ -24,7 +24,7 @@ class RetryBudget:
 
 
 def pauses_s() -> Iterator[float]:
-    """They double, each shortened at random by up to half."""
+    """Each is twice the last, shortened at random by up to half."""
     pause_s = _FIRST_PAUSE_S
     while True:
         yield random.uniform(pause_s / 2, pause_s)

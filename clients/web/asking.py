@@ -1,6 +1,6 @@
 """The page's requests to Triton: its models, and a model's answer for a picture.
 
-Each request opens its own connection, in a few milliseconds: no locks, no reconnecting, no stale models.
+Each request opens its own connection, in a few milliseconds, so no model is stale.
 """
 
 import io

@@ -1,7 +1,6 @@
 """Compares the logits of a stage with those of the stage before it: shapes, dtypes, values, argmax, in that order.
 
 In: two functions from images to logits. Out: a `Proof`, or an error that names the first difference.
-`graph.check_interface` compares names and axes.
 """
 
 from __future__ import annotations

@@ -26,7 +26,6 @@ def shipped(name: str) -> Path:
 
 
 def relative(path: Path) -> Path:
-    """`path` relative to the current folder if it lies inside."""
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 

@@ -27,8 +27,6 @@ CHOICES = {"dim": (32, 48, 64, 96, 128), "heads": (2, 4, 8), "last_heads": (4, 8
 
 @dataclass(frozen=True)
 class FrontierSearch:
-    """Only trials of the same search can be compared."""
-
     dataset: str
     epochs: int
     train_images: int

@@ -62,8 +62,7 @@ def sinusoidal_positions(tokens: int, dim: int) -> Tensor:
 class Attention(nn.Module):
     """Normalised multi-head self-attention: (B, N, D) -> (B, N, D), without the residual.
 
-    Dosovitskiy et al., "An Image is Worth 16x16 Words", 2021. `fused` computes the same with PyTorch's
-    `scaled_dot_product_attention`.
+    `fused` computes the same with PyTorch's `scaled_dot_product_attention`.
     """
 
     scale: float  # of the scores; 1 once a rewrite has folded it into the queries

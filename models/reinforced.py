@@ -30,8 +30,6 @@ from models.training_options import TrainingError, TrainingOptions
 
 @dataclass(frozen=True)
 class Origin:
-    """What a folder was made from."""
-
     dataset: str
     hold_out: int
     images_sha256: str

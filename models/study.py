@@ -28,9 +28,9 @@ UNSAID = {"output", "reinforced", "data_dir", "emnist_dir", "checkpoints", "para
 
 def _common(command: Callable[..., None]) -> Callable[..., None]:
     for option in (
-        click.option("--output", type=click.Path(path_type=Path), required=True, help="A folder of its own."),
+        _output,
         click.option("--quick", is_flag=True, help="A small version, in a few minutes on two cores."),
-        click.option("--data-dir", type=click.Path(path_type=Path), help="Folder with the images, else $MNIST_DIR."),
+        _data_dir,
         click.option("--device", type=click.Choice(["auto", "cpu", "cuda", "mps"]), default="auto", show_default=True),
     ):
         command = option(command)
@@ -53,6 +53,11 @@ def _rates(rates: Sequence[float]) -> Callable[[Callable[..., None]], Callable[.
     return click.option("--rate", type=names, multiple=True, help="Only this rate, repeatable.  [default: all]")
 
 
+_checkpoints = click.option(
+    "--checkpoints", type=click.Path(path_type=Path), default=PRETRAINED, help="Default: the shipped checkpoints."
+)
+_output = click.option("--output", type=click.Path(path_type=Path), required=True, help="A folder of its own.")
+_data_dir = click.option("--data-dir", type=click.Path(path_type=Path), help="Folder with the images, else $MNIST_DIR.")
 _seeds = click.option("--seeds", type=click.IntRange(1), default=1, show_default=True, help="Runs of each network.")
 
 
@@ -88,9 +93,7 @@ def run_dnn(**options: Any) -> None:
 
 
 @study.command("frontier")
-@click.option(
-    "--checkpoints", type=click.Path(path_type=Path), default=PRETRAINED, help="Default: the shipped checkpoints."
-)
+@_checkpoints
 @_shrinkable
 def run_frontier(checkpoints: Path, **options: Any) -> None:
     """ViTBN of depth 1, 2, 3, 4 and 6 and the CNN: accuracy against work. Uses shipped checkpoints."""
@@ -134,9 +137,7 @@ def run_optimised(params: tuple[Path, ...], **options: Any) -> None:
 
 
 @study.command("shift")
-@click.option(
-    "--checkpoints", type=click.Path(path_type=Path), default=PRETRAINED, help="Default: the shipped checkpoints."
-)
+@_checkpoints
 @click.option("--emnist-dir", type=click.Path(path_type=Path), help="EMNIST digits' idx files, else $EMNIST_DIR.")
 @_common
 def run_shift(
@@ -160,11 +161,9 @@ def run_shift(
 
 
 @study.command("adaptation")
-@click.option(
-    "--checkpoints", type=click.Path(path_type=Path), default=PRETRAINED, help="Default: the shipped checkpoints."
-)
-@click.option("--output", type=click.Path(path_type=Path), required=True, help="A folder of its own.")
-@click.option("--data-dir", type=click.Path(path_type=Path), help="Folder with the images, else $MNIST_DIR.")
+@_checkpoints
+@_output
+@_data_dir
 def run_adaptation(checkpoints: Path, output: Path, data_dir: Path | None) -> None:
     """The checkpoints on coarse digits, with BatchNorm's statistics from 200 unlabelled images and without."""
     from models.data import load_dataset

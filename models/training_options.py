@@ -27,18 +27,15 @@ class Diverged(TrainingError):
 
 @dataclass(frozen=True)
 class TrainingOptions:
-    """AdamW (Loshchilov and Hutter, 2019) on the cross-entropy.
+    """AdamW (Loshchilov and Hutter, 2019) on the cross-entropy; `models/train.py --help` has the other fields.
 
     - `schedule`: `one-cycle` (Smith and Topin, 2019) warms up to `lr` and anneals to nearly 0 over all epochs.
     - `precision`: `bf16` uses PyTorch's autocast; weights stay float32.
     - `hold_out`: training images that measure each epoch; the test images are used only at the end.
-    - `teacher`: checkpoint whose probabilities are half of the target (distillation: Hinton et al., 2015; for
-      transformers: Touvron et al., DeiT, 2021).
-    - `reinforced`: folder that keeps each epoch's images and the teacher's answers (`models.reinforced`).
+    - `teacher`: its probabilities are half of the target (distillation: Hinton et al., 2015; for transformers:
+    Touvron et al., DeiT, 2021).
     - `accumulate`: parts of a batch: the same gradient with less memory, but BatchNorm normalises each by itself.
-    - `form`: `served` computes only what the head reads (`models.served_form`).
-    - `skip_init`: start of RepBN's identity factor (`models.norms.RepBN`).
-    - `ema`: decay of a moving average of the weights, which is measured and written instead.
+    - `ema`: the average is measured and written in place of the weights.
     """
 
     epochs: int

@@ -54,7 +54,7 @@ def run(search: FrontierSearch, data: Dataset, device: str, count: int, output: 
 def run_trials(
     search: FrontierSearch, data: Dataset, device: str, earlier: list[FrontierTrial], count: int, output: Path
 ) -> Iterator[FrontierTrial]:
-    """`count` includes the earlier trials; yields each once the file in `output` has it."""
+    """As `models.tune.run_trials`."""
     import torch
 
     from models.environment import describe

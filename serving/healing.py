@@ -34,7 +34,7 @@ class Healing:
         self._reloaded: set[str] = set()  # loaded again, and not right since
         self._busy: dict[str, tuple[float, float, float]] = {}  # model -> since, last look, processor
         self._lame: dict[Stub, float] = {}  # stub that can do nothing -> since
-        self._replaced: set[Stub] = set()  # by a load
+        self._replaced: set[Stub] = set()  # stubs of models loaded again
 
     def watch(self, process: subprocess.Popen[bytes], family: Family) -> None:
         """Ends with ServerLost or Stopping."""
@@ -55,7 +55,7 @@ class Healing:
             self._judge(verdict, stubs)
 
     def _judge(self, verdict: Verdict, stubs: Sequence[Stub]) -> None:
-        """After too many failures reloads a model, or raises ServerLost."""
+        """Reloads a model, or raises ServerLost, after too many failures."""
         if not verdict.models and not verdict.ok:
             self._silent += 1
             if self._silent >= SILENCES:
@@ -100,7 +100,7 @@ class Healing:
                 return
 
     def _reload(self, model: str, reason: str, stubs: Sequence[Stub]) -> None:
-        """Raises ServerLost if the load fails, or did not help the last time."""
+        """Unloads and loads a model; raises ServerLost if that fails, or did not help the last time."""
         if model in self._reloaded:
             raise ServerLost("failed", f"model {model} is not right after a load: {reason}")
         self._acts.reloading(model, reason)
@@ -108,7 +108,7 @@ class Healing:
             if stub.stopped:  # it would hold up the unload, and end the server if it went on
                 _kill(stub)
         again = self._loading.plan(model)
-        self._waits.rest(self._prober.withdraw())  # Triton answers 400 meanwhile: no proxy may ask
+        self._waits.rest(self._prober.withdraw())  # while a model is unloaded Triton answers 400: no proxy asks then
         try:
             self._loading.load_again(model, again)
         except ControlFailed as error:

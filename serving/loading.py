@@ -34,7 +34,7 @@ class Loading:
         return plan(self._options.model_dirs()[name], self._refused.get(name, ()))
 
     def load_all(self, process: subprocess.Popen[bytes], plans: Mapping[str, Plan]) -> None:
-        """Loads what the server could not load at its start; raises ServerLost."""
+        """Loads models that the server could not load at its start; raises ServerLost."""
         index = self._wait_for_index(process)
         for name, first in plans.items():
             self._acts.planned(name, first.versions or (), first.problems)
@@ -47,7 +47,7 @@ class Loading:
             self._load_newest(name, first)
 
     def _load_newest(self, name: str, current: Plan) -> None:
-        """Leaves out the newest version if the server refuses."""
+        """Leaves out the newest version if the server refuses it."""
         while current.versions:
             try:
                 self._waits.call(partial(self._control.load, name, current.config, LOAD_S))

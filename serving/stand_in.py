@@ -24,7 +24,7 @@ class StandIn(ABC):
 
     @abstractmethod
     def load(self, path: Path, config: Config, args: Mapping[str, str]) -> Engine:
-        """Raises ModelRefused."""
+        """The model at `path`, on the device of Triton's `args`; raises ModelRefused."""
 
     def initialize(self, args: dict[str, str]) -> None:
         """Raises TritonModelException, which Triton shows as the reason."""

@@ -48,7 +48,6 @@ class Supervisor:
         self._waits.stopped.set()
 
     def run(self) -> int:
-        """Returns the exit code."""
         while True:
             try:
                 self._serve()

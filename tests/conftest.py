@@ -58,10 +58,7 @@ def _there(path: Path, what: str) -> Path:
 
 @pytest.fixture(scope="session", autouse=True)
 def _quick_exports(shared_dir: Path) -> None:
-    """Compiles the exporter's operator table once a process: it takes a quarter of every export.
-
-    Each network is exported once a run.
-    """
+    """Compiles the exporter's operator table once a process: it takes a quarter of every export."""
     if "torch" not in sys.modules:  # no test of this run has it
         return
     import torch

@@ -1,5 +1,3 @@
-"""The same network is exported once, another network anew."""
-
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace

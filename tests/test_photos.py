@@ -44,7 +44,6 @@ def run(command: object, *arguments: object) -> Result:
 
 @pytest.fixture(scope="module")
 def cifar(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """100 pictures per batch."""
     draw = np.random.default_rng(0)
     labels = np.arange(100) % 10
     batches = {
@@ -72,7 +71,6 @@ def exported(checkpoint: Path, cifar: Path, tmp_path_factory: pytest.TempPathFac
 
 @pytest.fixture(scope="module")
 def server(exported: tuple[Path, str]) -> Iterator[Server]:
-    """Serves `photos` and digits."""
     repository = exported[0]
     run(export, "--model", "vitbn-tiny", "--repository", repository, "--name", "digits")
     with running_server(repository, ["--disable-auto-complete-config"]) as started:

@@ -56,10 +56,10 @@ class Parts:
 
 @dataclass(frozen=True)
 class FewQueries:
-    """An attention, the channels of its keys and values, the layers to merge, and the cost.
+    """query: the channels of the queries, to be merged with the keys' weight.
 
-    query: the channels of the queries, to be merged with the keys' weight. asked: the queries themselves, (H, Q, E), if
-    they are the same for every image. output: the projection to be merged with the values' weight.
+    asked: the queries themselves, (H, Q, E), if they are the same for every image. output: the projection to be
+    merged with the values' weight.
     """
 
     parts: Parts

@@ -1,7 +1,7 @@
 """Builds the parts of values that are read: forward, beside the nodes of the graph.
 
 In: the demands of `demand.analyse`. Out: a graph that computes only those parts. Each box of a value is built once;
-readers of less select it with Gather or Slice. Constants are cut at rewrite time.
+readers of less select it with Gather or Slice.
 """
 
 from __future__ import annotations

@@ -153,7 +153,6 @@ def _join_reshapes(graph: ir.Graph) -> bool:
 
 
 def _fold_constants(graph: ir.Graph) -> bool:
-    """Returns whether it changed the graph."""
     constants, folded = Constants(graph), False
     for node in list(graph):
         outputs = [value for value in node.outputs if value.uses() or value.is_graph_output()]

@@ -78,7 +78,6 @@ def apply_reads(graph: ir.Graph, reads: Sequence[Read]) -> None:
 
 
 def _part(graph: ir.Graph, value: ir.Value, read: Read, constants: Constants) -> ir.Value:
-    """Slices and Gathers, from the last axis to the first."""
     rank = value.shape.rank() if value.shape is not None else len(read.indices)
     if len(read.indices) > rank:
         raise BadRequest(f"read: expected at most {rank} indices of {read.output!r}, found {len(read.indices)}")

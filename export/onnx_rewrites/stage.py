@@ -1,7 +1,7 @@
 """The stage: an ONNX file -> a proved ONNX file that multiplies less, with manifest and sample beside it.
 
-In: a path and a request. Out: `Written`; or an error and nothing written. The rewritten graph is proved in double
-against the original, on several sizes of every free dimension, then as a file in its own dtype.
+In: a path and a request. Out: `Written`; or an error and nothing written. The proof runs on several sizes of every free
+dimension.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from export.publishing.triton_config import SERVED_VERSIONS, served_versions
 
 
 def served(model_dir: Path) -> list[int]:
-    """Ascending. The highest answers requests that name no version."""
+    """Ascending."""
     return served_versions(read_config(model_dir), versions(model_dir))
 
 

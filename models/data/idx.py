@@ -1,7 +1,6 @@
 """idx files, MNIST's format: a header with the shape, then unsigned bytes; gzipped or not.
 
 In: a file, or a folder and file names. Out: the array, or images with their labels; or DataError.
-LeCun et al., "Gradient-based learning applied to document recognition", 1998.
 """
 
 from __future__ import annotations

@@ -81,7 +81,6 @@ def row_of_panels(
 
 
 def legend(figure: Figure, axes: Axes) -> None:
-    """Above the panels or, if long, beside them."""
     handles, labels = axes.get_legend_handles_labels()
     if len(labels) <= 4:
         figure.legend(handles, labels, loc="outside upper right", ncols=4, frameon=False)

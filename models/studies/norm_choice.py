@@ -173,7 +173,6 @@ def _times(result: Result) -> Figure:
 
 
 def study(ways: Sequence[str], norms: Sequence[ModelName]) -> Study:
-    """A part of WAYS has a name of its own."""
     return Study(
         name="-".join(["norms", *(way for way in ways if tuple(ways) != tuple(WAYS))]),
         question="Which norm trains well, stays stable at a high learning rate, and costs nothing once folded?",

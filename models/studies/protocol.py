@@ -104,7 +104,6 @@ class Study:
 
 
 def cut(dataset: Dataset, extent: Extent) -> Dataset:
-    """The first images of each part."""
     train, test = extent.train_images, extent.test_images
     return replace(
         dataset,

@@ -58,7 +58,6 @@ class Trained:
 
 
 def seeded(label: str, seed: int) -> str:
-    """Seed 0 gives `label`."""
     return f"{label}-seed-{seed}" if seed else label
 
 

@@ -85,7 +85,6 @@ def image_sets(mnist: Images, emnist: Images | None, quick: bool) -> dict[str, I
 def measure(
     networks: Sequence[Checkpoint], sets: Mapping[str, Images], device: str, on_round: Callable[[str, int], None]
 ) -> list[dict[str, Any]]:
-    """The networks take turns."""
     import torch
 
     from models.training import measure_accuracy

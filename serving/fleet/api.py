@@ -1,7 +1,6 @@
 """The fleet's own port on loopback: lists and loads models of all servers; metrics; targets.
 
-`export/repository.py --server` speaks to it as to a server. Source of the calls: triton-inference-server/server,
-docs/protocol/extension_model_repository.md.
+`export/repository.py --server` speaks to it as to a server; `serving.control` names the source of the calls.
 """
 
 from __future__ import annotations

@@ -74,7 +74,6 @@ class Fleet:
         self._api = Api(own_port, self._members, self.load, lambda: targets(self._members, own_port, settings.admin))
 
     def signalled(self, number: int, frame: FrameType | None) -> None:
-        """SIGHUP restarts all servers in turn; other signals end `run`."""
         if number == signal.SIGHUP:
             self._jobs.put(Job("restart", self._restart, Future()))
         else:
@@ -90,7 +89,6 @@ class Fleet:
         job.done.result()
 
     def run(self) -> int:
-        """Returns the exit code."""
         try:
             for member in self._members:
                 member.start()

@@ -1,4 +1,4 @@
-"""Parts against SciPy's; marks that must not reach the digit."""
+"""Parts against SciPy's; marks beside the digit."""
 
 import numpy as np
 from hypothesis import given, settings

@@ -1,5 +1,3 @@
-"""Every planted fault shows in the error."""
-
 import pytest
 from networks import SMALL, error, network
 from torch import Tensor, nn

@@ -1,6 +1,6 @@
 """The real bindings of TensorRT 10 and 11 have every name, member and keyword that the project and Polygraphy use.
 
-The command runs over stubs of TensorRT's libraries (rehearsal.py), which check its calls.
+rehearsal.py runs the command over stubs of TensorRT's libraries.
 """
 
 import importlib.util

@@ -26,6 +26,19 @@ def digits() -> "Dataset":
     return load_digits()
 
 
+@pytest.fixture
+def interrupt() -> Callable[[int, float], None]:
+    """Ends a training in its third batch."""
+    batches = []
+
+    def interrupt(images: int, loss: float) -> None:
+        batches.append(loss)
+        if len(batches) == 3:
+            raise KeyboardInterrupt
+
+    return interrupt
+
+
 @pytest.fixture(scope="session")
 def small_mnist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """MNIST's files with 120 training and 40 test images of scikit-learn's digits."""

@@ -15,7 +15,6 @@ SEARCH = Search("vitbn", "digits", (1, 1), ("constant",), 1, 120, 287, 0)
 
 
 def run(folder, *arguments):
-    """The output of a successful search on 120 digits."""
     result = CliRunner().invoke(tune, [*QUICK, "--output", str(folder), *map(str, arguments)])
     assert result.exit_code == 0, result.output
     return result.stdout

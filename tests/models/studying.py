@@ -45,7 +45,6 @@ def failure(*arguments):
 
 
 def shipped(folder, *configs, **metrics):
-    """A recipe and a checkpoint of each architecture."""
     folder.mkdir()
     (folder / "recipe.json").write_text(json.dumps(RECIPE))
     for config in configs:

@@ -163,7 +163,6 @@ def packed(contents, kind=tarfile.REGTYPE):
 
 @pytest.fixture
 def members(tmp_path, batches):
-    """The archive, with batches of three pictures."""
     folder = write_binary(tmp_path / "packed", batches)
     found = {f"{BINARY_FOLDER}/{path.name}": path.read_bytes() for path in sorted(folder.iterdir())}
     return found | {f"{BINARY_FOLDER}/readme.html": b"<html>"}

@@ -124,7 +124,6 @@ def accuracies(distorted):
 
 
 def with_pairs(pairs, rate):
-    """The depths study with these accuracies by depth."""
     result = load("depths")
     result["derived"] = [
         {"depth": depth, "lr": rate, "vit": accuracies(vit), "vitbnffn": accuracies(other)}

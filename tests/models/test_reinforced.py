@@ -1,5 +1,3 @@
-"""Trainings from a shared folder: as with the teacher beside it; foreign folders refused."""
-
 import json
 import os
 from dataclasses import replace

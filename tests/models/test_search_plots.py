@@ -13,7 +13,6 @@ BLUE, ORANGE, RED = (0, 114, 178), (230, 159, 0), (213, 94, 0)  # trial, best so
 
 
 def amount(png, colour):
-    """Pixels close to that colour."""
     return int((np.abs(pixels(png).astype(int) - colour).max(axis=1) < 12).sum())
 
 

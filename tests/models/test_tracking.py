@@ -148,14 +148,7 @@ def test_a_new_run_is_another(store, some_digits):
     assert len(runs(store)) == 2
 
 
-def test_an_interrupted_run_keeps_its_epochs(store, some_digits):
-    batches = []
-
-    def interrupt(images, loss):
-        batches.append(loss)
-        if len(batches) == 3:
-            raise KeyboardInterrupt
-
+def test_an_interrupted_run_keeps_its_epochs(store, some_digits, interrupt):
     with pytest.raises(KeyboardInterrupt):
         run(some_digits, on_batch=interrupt)
     (found,) = runs(store)

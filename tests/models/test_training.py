@@ -71,16 +71,9 @@ def test_resumed_is_uninterrupted(tmp_path, some_digits):
     assert recorded == [asdict(epoch) for epoch in half + rest]
 
 
-def test_an_interrupted_epoch_is_run_again(tmp_path, some_digits):
+def test_an_interrupted_epoch_is_run_again(tmp_path, some_digits, interrupt):
     run(tmp_path / "whole.safetensors", some_digits)
     path = tmp_path / "broken.safetensors"
-    batches = []
-
-    def interrupt(images, loss):
-        batches.append(loss)
-        if len(batches) == 3:
-            raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
         run(path, some_digits, on_batch=interrupt)
     assert load(path).metrics["epochs"] == 1

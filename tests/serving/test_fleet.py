@@ -39,7 +39,6 @@ def right(fleet: RunningFleet) -> bool:
 
 
 def traffic(fleet: RunningFleet) -> AbstractContextManager[Verdicts]:
-    """Two clients without retries."""
     asker = Asker(fleet.http_url, "linear", SAMPLE, expected_logits(SAMPLE))
     return meanwhile(lambda until, verdicts: asker.closed_loop(2, until, verdicts))
 

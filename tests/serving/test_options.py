@@ -58,8 +58,6 @@ def test_parameters_of_others_are_ignored(backend: ModuleType) -> None:
 
 
 class Doubling:
-    """Records the rows of each run."""
-
     def __init__(self) -> None:
         self.rows: list[int] = []
 

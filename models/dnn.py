@@ -1,7 +1,7 @@
 """The fully connected networks of the first BatchNorm paper.
 
 In: images float (B, C, H, W), pixels in [0, 1]. Out: logits float (B, num_classes).
-Ioffe and Szegedy, "Batch Normalization", 2015, section 4.1. Weights start as PyTorch's Linear draws them.
+Ioffe and Szegedy, "Batch Normalization", 2015, section 4.1; weights start as PyTorch's Linear draws them.
 """
 
 from __future__ import annotations

@@ -33,9 +33,9 @@ class TrainingOptions:
     - `precision`: `bf16` uses PyTorch's autocast; weights stay float32.
     - `hold_out`: training images that measure each epoch; the test images are used only at the end.
     - `teacher`: its probabilities are half of the target (distillation: Hinton et al., 2015; for transformers:
-    Touvron et al., DeiT, 2021).
+      Touvron et al., DeiT, 2021).
     - `accumulate`: parts of a batch: the same gradient with less memory, but BatchNorm normalises each by itself.
-    - `ema`: the average is measured and written in place of the weights.
+    - `ema`: decay of a moving average, which is measured and written in place of the weights.
     """
 
     epochs: int

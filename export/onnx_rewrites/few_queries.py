@@ -56,10 +56,10 @@ class Parts:
 
 @dataclass(frozen=True)
 class FewQueries:
-    """query: the channels of the queries, to be merged with the keys' weight.
+    """An attention that absorbs its keys and values.
 
-    asked: the queries themselves, (H, Q, E), if they are the same for every image. output: the projection to be
-    merged with the values' weight.
+    query: the channels of the queries, to be merged with the keys' weight. asked: the queries themselves, (H, Q,
+    E), if they are the same for every image. output: the projection to be merged with the values' weight.
     """
 
     parts: Parts

@@ -1,4 +1,4 @@
-"""The simulation against queueing theory and against itself with faults."""
+"""The simulation against queueing theory and itself with faults."""
 
 import numpy as np
 import pytest

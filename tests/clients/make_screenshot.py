@@ -1,4 +1,4 @@
-"""Makes clients/web/screenshot.png: the page with a digit that the shipped model has read.
+"""Makes clients/web/screenshot.png: a digit that the shipped model has read.
 
 python tests/clients/make_screenshot.py
 """

@@ -1,4 +1,4 @@
-"""The Dockerfile passes hadolint, the compose file its schema; neither is built or started here."""
+"""The Dockerfile passes hadolint, the compose file its schema; neither is built here."""
 
 import re
 import subprocess

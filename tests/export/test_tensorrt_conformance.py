@@ -1,7 +1,4 @@
-"""The real bindings of TensorRT 10 and 11 have every name, member and keyword that the project and Polygraphy use.
-
-rehearsal.py runs the command over stubs of TensorRT's libraries.
-"""
+"""The real bindings of TensorRT 10 and 11 have every name, member and keyword that the project and Polygraphy use."""
 
 import importlib.util
 import json

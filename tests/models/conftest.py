@@ -28,7 +28,7 @@ def digits() -> "Dataset":
 
 @pytest.fixture
 def interrupt() -> Callable[[int, float], None]:
-    """Ends a training in its third batch."""
+    """In the third batch."""
     batches = []
 
     def interrupt(images: int, loss: float) -> None:

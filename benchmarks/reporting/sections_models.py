@@ -74,15 +74,13 @@ Pair = tuple[str, str]
 
 
 def _pairs(result: Result, pairs: Sequence[tuple[str, Pair, Pair]]) -> Table:
+    columns = [(measured, kind) for measured in result["results"] for kind in (BEST, ONE_CALL)]
+    header = (f"depth {measured['depth']}, {'best' if kind == BEST else 'one call'}" for measured, kind in columns)
     cells = []
-    for measured in result["results"]:
-        for label, left, right in pairs:
-            ratios = []
-            for kind in (BEST, ONE_CALL):
-                row, than = (row_of(measured["rows"], *pair, kind) for pair in (left, right))
-                ratios.append(cell(times_faster(row, than)) if row and than else "not measured")
-            cells.append((label, str(measured["depth"]), *ratios))
-    return Table(("times as fast", "depth", "each at its best", "one call"), tuple(cells), names=1)
+    for label, left, right in pairs:
+        compared = ([row_of(each["rows"], *pair, kind) for pair in (left, right)] for each, kind in columns)
+        cells.append((label, *(cell(times_faster(row, than)) if row and than else "-" for row, than in compared)))
+    return Table(("times as fast", *header), tuple(cells), names=1)
 
 
 def equal_depth(sources: Sources) -> Section:

@@ -24,7 +24,7 @@ from types import FrameType
 from serving.arguments import parse, split
 from serving.control import ControlFailed
 from serving.fleet.api import Api
-from serving.fleet.member import DEVICES, Member, targets
+from serving.fleet.member import DEVICES, Member, share, targets
 from serving.proxy.folder import ProxyError
 from serving.proxy.process import DRAIN_S, Proxy
 from serving.proxy.routes import ANSWER_S
@@ -58,7 +58,11 @@ class Fleet:
         places, rest = split(arguments, PLACES + OWN)
         options = parse(rest)
         devices = [each for each in os.environ.get(DEVICES, "").split(",") if each]
-        self._members = [Member(index, first_port, rest, options.headers, devices) for index in range(count)]
+        cores = sorted(os.sched_getaffinity(0))
+        self._members = [
+            Member(index, first_port, rest, options.headers, share(cores, index, count), devices)
+            for index in range(count)
+        ]
         ports = (int(places.get("--http-port", HTTP_PORT)), int(places.get("--grpc-port", GRPC_PORT)))
         settings = Settings(
             [each.backend for each in self._members],

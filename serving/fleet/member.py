@@ -23,14 +23,30 @@ ASK_S = 2.0
 DEVICES = "CUDA_VISIBLE_DEVICES"
 
 
+def share(cores: Sequence[int], index: int, count: int) -> set[int]:
+    """The cores of server `index` among `count`; all of them where there are fewer cores than servers.
+
+    Servers whose threads share cores slow one another: ONNX Runtime's threads wait busily.
+    """
+    if len(cores) < count:
+        return set(cores)
+    return set(cores[index * len(cores) // count : (index + 1) * len(cores) // count])
+
+
 class Member:
-    """Ports count from `first_port`; `devices`: the GPUs to spread over."""
+    """Ports count from `first_port`; `cores`: those the server may use; `devices`: the GPUs to spread over."""
 
     def __init__(
-        self, index: int, first_port: int, arguments: Sequence[str], headers: Mapping[str, str], devices: Sequence[str]
+        self,
+        index: int,
+        first_port: int,
+        arguments: Sequence[str],
+        headers: Mapping[str, str],
+        cores: set[int],
+        devices: Sequence[str],
     ) -> None:
         first = first_port + PORTS_EACH * index
-        self.index, self.starts = index, 0
+        self.index, self.starts, self._cores = index, 0, cores
         self.ports = {service: first + number for number, service in enumerate(SERVICES)}
         self.control = Control(f"127.0.0.1:{self.ports['http']}", headers)
         self._command = [sys.executable, "-m", "serving.supervisor", *arguments]
@@ -50,6 +66,8 @@ class Member:
         self.process = subprocess.Popen(
             self._command, stdin=subprocess.DEVNULL, start_new_session=True, env=environment
         )
+        with suppress(ProcessLookupError):
+            os.sched_setaffinity(self.process.pid, self._cores)  # its children inherit them
         self.starts += 1
 
     def revive(self) -> bool:

@@ -16,7 +16,7 @@ from export.publishing.publish import publish
 from serving.running import Server, running_server
 
 EXPLICIT = ("--model-control-mode=explicit", "--load-model=*", "--disable-auto-complete-config")
-PAUSE_S = 0.01
+PAUSE_S = 0.05
 
 
 class Load:

@@ -1,4 +1,5 @@
 import json
+import os
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -16,7 +17,7 @@ from benchmarks.load.hostile import send
 from benchmarks.load.verdicts import Asker, Verdicts, meanwhile
 from clients.probe import probe_server
 from export.publishing.live import LiveServer, ServerRefused
-from serving.fleet.member import Member, targets
+from serving.fleet.member import Member, share, targets
 from serving.fleet.running import RunningFleet, running_fleet
 from serving.serve import serve
 
@@ -85,6 +86,21 @@ def test_no_client_sees_it(fleet: RunningFleet, event: Callable[[RunningFleet], 
 
 @pytest.mark.live
 @pytest.mark.slow
+def test_a_model_keeps_to_the_cores_of_its_server(fleet: RunningFleet) -> None:
+    cores = sorted(os.sched_getaffinity(0))
+    for index in range(2):
+        process = fleet.stub(index)
+        threads = {core for thread in process.threads() for core in os.sched_getaffinity(thread.id)}
+        assert threads == share(cores, index, 2)
+
+
+def test_cores_are_shared_out_and_none_is_left_idle() -> None:
+    assert [share([4, 5, 6, 7, 8], index, 2) for index in range(2)] == [{4, 5}, {6, 7, 8}]
+    assert share([0], 1, 2) == {0}
+
+
+@pytest.mark.live
+@pytest.mark.slow
 def test_the_own_port_refuses_what_no_server_has(fleet: RunningFleet) -> None:
     with pytest.raises(ServerRefused, match=r"server 0: .*failed to load 'nosuch'"):
         LiveServer(fleet.own_url).load("nosuch")
@@ -121,7 +137,7 @@ def test_what_cannot_be_meant_is_refused(words: list[str], expected: str) -> Non
 
 
 def test_each_server_has_its_own_ports_and_graphics_card() -> None:
-    members = [Member(index, 8100, ["--model-repository=x"], {}, ["4", "5"]) for index in range(3)]
+    members = [Member(index, 8100, ["--model-repository=x"], {}, {index}, ["4", "5"]) for index in range(3)]
     assert [each.devices for each in members] == ["4", "5", "4"]
     assert [each.ports["http"] for each in members] == [8100, 8110, 8120]
     groups = json.loads(targets(members, 8003, 8004))

@@ -1,3 +1,4 @@
+import os
 from collections.abc import Iterator, Sequence
 from types import ModuleType
 from typing import Any
@@ -33,7 +34,21 @@ def test_graph_level(backend: ModuleType, level: int, expected: GraphOptimizatio
     assert options.graph_optimization_level == expected
 
 
-def test_defaults(backend: ModuleType) -> None:
+def cores(monkeypatch: pytest.MonkeyPatch, own: int, of: int) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(own)))
+    monkeypatch.setattr(os, "cpu_count", lambda: of)
+
+
+def test_a_process_with_some_of_the_cores_has_a_thread_for_each(
+    backend: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cores(monkeypatch, own=2, of=8)
+    assert backend.session_options({}).intra_op_num_threads == 2
+    assert backend.session_options(parameters(intra_op_thread_count="5")).intra_op_num_threads == 5
+
+
+def test_defaults(backend: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    cores(monkeypatch, own=8, of=8)
     options = backend.session_options({"optimization": {"priority": "PRIORITY_DEFAULT"}})
     assert options.graph_optimization_level == GraphOptimizationLevel.ORT_ENABLE_ALL
     assert (options.intra_op_num_threads, options.inter_op_num_threads) == (0, 0)
@@ -42,7 +57,8 @@ def test_defaults(backend: ModuleType) -> None:
 
 
 @pytest.mark.parametrize(("text", "expected"), [("3", 3), (" +2 threads", 2), ("-1", 0)])
-def test_threads(backend: ModuleType, text: str, expected: int) -> None:
+def test_threads(backend: ModuleType, monkeypatch: pytest.MonkeyPatch, text: str, expected: int) -> None:
+    cores(monkeypatch, own=8, of=8)
     options = backend.session_options(parameters(intra_op_thread_count=text, inter_op_thread_count="5"))
     assert (options.intra_op_num_threads, options.inter_op_num_threads) == (expected, 5)
 

@@ -4,6 +4,7 @@ In: a model's configuration and ONNX file. Out: a session with the native backen
 that the native backend refuses.
 """
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -115,14 +116,19 @@ def session_options(config: Config) -> ort.SessionOptions:
     if mode not in (0, 1):
         raise ModelRefused(f"parameter 'execution_mode': expected 0 or 1, found {mode}")
     options.execution_mode = ort.ExecutionMode.ORT_PARALLEL if mode else ort.ExecutionMode.ORT_SEQUENTIAL
-    # at 0 and below ONNX Runtime chooses
-    options.intra_op_num_threads = max(0, _integer(config, "intra_op_thread_count"))
+    options.intra_op_num_threads = max(0, _integer(config, "intra_op_thread_count")) or _own_threads()
     options.inter_op_num_threads = max(0, _integer(config, "inter_op_thread_count"))
     options.enable_cpu_mem_arena = _boolean(config, "enable_mem_arena", default=True)
     options.enable_mem_pattern = _boolean(config, "enable_mem_pattern", default=True)
     # Only checked: here every instance is a process and cannot share a session.
     _boolean(config, "share_session_between_instances", default=False)
     return options
+
+
+def _own_threads() -> int:
+    """One per core of this process if it may not use all; else 0: ONNX Runtime's choice, which counts all cores."""
+    own = len(os.sched_getaffinity(0))
+    return own if own < (os.cpu_count() or own) else 0
 
 
 def _integer(config: Config, key: str) -> int:

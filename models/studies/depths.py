@@ -115,7 +115,7 @@ def _over_depth(result: Result, quantity: Quantity, title: str) -> Figure:
 
 def study(rates: Sequence[float], depths: Sequence[int]) -> Study:
     return Study(
-        name="depths",
+        name="-".join(["depths", *(str(rate) for rate in rates if tuple(rates) != RATES)]),
         question="On distorted digits, how deep can a network be trained with and without BatchNorm in its FFN?",
         epochs=10,
         test_batch=5000,

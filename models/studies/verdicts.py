@@ -146,8 +146,17 @@ def _pairs(result: Result, lr: float) -> list[tuple[int, float, float]]:
     ]
 
 
-def _in_words(pairs: list[tuple[int, float, float]]) -> str:
-    ours = "; ".join(f"depth {depth}: ViT {vit:.1f} %, ViTBNFFN {other:.1f} %" for depth, vit, other in pairs)
+def _in_words(result: Result, lr: float, pairs: Sequence[tuple[int, float, float]]) -> str:
+    distorted = all(run["options"]["augment_test"] for run in result["runs"])
+
+    def percent(model: str, depth: int, of_all_seeds: float) -> str:
+        by_seed = _last_percent(result, model, depth, lr) if distorted else []
+        return _with_range(by_seed) if len(by_seed) > 1 else f"{of_all_seeds:.1f} %"
+
+    ours = "; ".join(
+        f"depth {depth}: ViT {percent('vit', depth, vit)}, ViTBNFFN {percent('vitbnffn', depth, other)}"
+        for depth, vit, other in pairs
+    )
     return f"distorted test images, {ours}"
 
 
@@ -161,7 +170,7 @@ def critical_depth(result: Result) -> Finding:
         verdict: Verdict = "holds"
     else:
         verdict = "holds in part" if falls[1] < falls[0] else "does not hold"
-    return Finding(f"{_in_words(pairs)}{'; both fall' if min(falls) >= 5 else ''}", verdict)
+    return Finding(f"{_in_words(result, 0.005, pairs)}{'; both fall' if min(falls) >= 5 else ''}", verdict)
 
 
 def deep_at_0003(result: Result) -> Finding:
@@ -169,7 +178,8 @@ def deep_at_0003(result: Result) -> Finding:
     pairs = [pair for pair in _pairs(result, 0.003) if pair[0] >= 6]
     leads = [other - vit for _, vit, other in pairs]
     return Finding(
-        _in_words(pairs), "holds" if min(leads) >= 5 else "holds in part" if min(leads) > POINTS else "does not hold"
+        _in_words(result, 0.003, pairs),
+        "holds" if min(leads) >= 5 else "holds in part" if min(leads) > POINTS else "does not hold",
     )
 
 

@@ -22,8 +22,8 @@ from benchmarks.measure.machine import cores
 
 Row = dict[str, Any]
 
-ROUNDS = 5
-PLAIN_S = 5.0  # of ONNX Runtime alone, after a second of warm-up
+ROUNDS = 9
+PLAIN_S = 3.0  # of ONNX Runtime alone, after a second of warm-up
 LOOK_S = 0.2  # between looks at the memory
 BLOCK = 4096  # images of the repeated digits
 
@@ -42,11 +42,11 @@ class BulkBench:
         os.sync()  # else the runs wait while the input is written back
 
     def compared(self) -> Row:
-        """Rounds in turns: ONNX Runtime in a loop over a single batch in a process per core, then vitbn bulk.
+        """Rounds of ONNX Runtime in a loop over a single batch in a process per core, vitbn bulk, ONNX Runtime again.
 
         Medians of the rounds, with the range of shares: the rates of the whole run and of the parts after each
-        process's first, as shares of ONNX Runtime's in the same round. Memory is the peak of all processes in the
-        second quarter and in the second half, the highest of all runs.
+        process's first, as shares of the mean rate of ONNX Runtime before and after. Memory is the peak of all
+        processes in the second quarter and in the second half, the highest of all runs.
         """
         rounds = [self._round(number) for number in range(ROUNDS)]
         plain, whole, later, quarters, halves = (np.array(each) for each in zip(*rounds, strict=True))
@@ -67,8 +67,7 @@ class BulkBench:
 
     def _round(self, number: int) -> tuple[float, float, float, float, float]:
         """Plain rate, rate of the whole run, rate after its start, memory in the second quarter, in the second half."""
-        with multiprocessing.get_context("spawn").Pool(cores()) as pool:
-            plain = sum(pool.map(_plain_rate, [str(self._model)] * cores(), chunksize=1))
+        before = self._plain()
         memory_mb, started = list[float](), time.monotonic()
         output = self._folder / ("undisturbed" if number == 0 else f"again-{number}")
         driver = self._start(output)
@@ -79,7 +78,11 @@ class BulkBench:
         _check_ended(driver)
         half = memory_mb[len(memory_mb) // 2 : -1] or memory_mb
         early = memory_mb[len(memory_mb) // 4 : len(memory_mb) // 2] or memory_mb
-        return plain, whole, _rate_after_start(output), max(early), max(half)
+        return (before + self._plain()) / 2, whole, _rate_after_start(output), max(early), max(half)
+
+    def _plain(self) -> float:
+        with multiprocessing.get_context("spawn").Pool(cores()) as pool:
+            return sum(pool.map(_plain_rate, [str(self._model)] * cores(), chunksize=1))
 
     def killed(self) -> Row:
         """Kills a worker after a quarter of the parts and the driver after half, then repeats the command."""

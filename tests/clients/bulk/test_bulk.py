@@ -100,6 +100,23 @@ def test_a_bad_picture_is_a_row_with_an_error(tmp_path, digits, network_of_ink):
     assert "expected 784 pixels, found 2" in table["error"][5].as_py()
 
 
+def test_pixels_without_ink_are_errors_and_ink_anywhere_is_not(tmp_path, network_of_ink):
+    images = np.zeros((4, 28, 28), np.uint8)
+    images[0, 14, 5] = images[2, 1, 1] = images[3, 27, 27] = 21
+    images[1] = 20
+    (tmp_path / "x-images-idx3-ubyte").write_bytes(idx_bytes(images))
+    table = run([tmp_path / "x-images-idx3-ubyte"], tmp_path / "out", network_of_ink)
+    assert [error is not None for error in table["error"].to_pylist()] == [False, True, False, False]
+
+
+def test_a_shard_without_pictures_gives_a_file_without_rows(tmp_path, digits, network):
+    write_tar(tmp_path / "x.tar", {"000.cls": b"7"})
+    empty = run([tmp_path / "x.tar"], tmp_path / "out", network)
+    write_tar(tmp_path / "y.tar", {"1.png": png(digits[0])})
+    assert len(empty) == 0
+    assert empty.schema == run([tmp_path / "y.tar"], tmp_path / "other", network).schema
+
+
 def test_a_damaged_shard_costs_its_end(tmp_path, digits, network):
     shard = write_tar(tmp_path / "x.tar", {f"{number}.png": png(digits[39]) for number in range(9)})
     shard.write_bytes(shard.read_bytes()[:5000])

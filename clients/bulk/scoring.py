@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
@@ -46,20 +45,13 @@ def score_part(network: Network, reader: Reader, part: Part) -> pa.Table:
     missing = np.isin(np.arange(rows), list(errors)) if errors else None
     columns = {
         "id": pa.chunked_array(ids, pa.string()),
-        "label": _repeated(network.labels, pa.array(index, pa.int32(), mask=missing)),
+        "label": pa.array(network.labels, pa.string()).take(pa.array(index, mask=missing)),
         "probability": pa.array(probability, mask=missing),
-        "model_version": _repeated([network.model.version], pa.repeat(pa.scalar(0, pa.int32()), rows)),
+        "model_version": pa.repeat(pa.scalar(network.model.version, pa.string()), rows),
         "error": pa.array([errors.get(row) for row in range(rows)] if errors else pa.nulls(rows), pa.string()),
     }
     about = {"model": network.model.name, "sha256": network.model.sha256}
     return pa.table(columns, metadata=about)
-
-
-def _repeated(values: Sequence[str], index: pa.Array) -> pa.DictionaryArray:
-    """Values by their index; Parquet writes this form as it is."""
-    import pyarrow as pa
-
-    return pa.DictionaryArray.from_arrays(index, pa.array(values, pa.string()))
 
 
 def do_part(job: Job, line: str) -> Outcome:
@@ -73,9 +65,7 @@ def do_part(job: Job, line: str) -> Outcome:
     file = pa.BufferOutputStream()
     # ids are unique: a dictionary and statistics would cost more than they save
     repeated = ["label", "model_version", "error"]
-    pq.write_table(
-        table, file, compression="zstd", use_dictionary=repeated, write_statistics=repeated, store_schema=False
-    )
+    pq.write_table(table, file, compression="zstd", use_dictionary=repeated, write_statistics=repeated)
     output.write(part.file_name, file.getvalue().to_pybytes())
     return Outcome(part.number, len(table), len(table) - table["error"].null_count)
 

@@ -41,6 +41,7 @@ def test_every_form_gives_the_right_answers(tmp_path, forms, digits, network, fo
     assert table["label"].to_pylist() == labels
     np.testing.assert_allclose(table["probability"].to_numpy(), probabilities, rtol=1e-5)
     assert set(table["model_version"].to_pylist()) == {find_model(network).version}
+    assert table.schema.metadata[b"sha256"].decode() == find_model(network).sha256
     assert len(set(table["id"].to_pylist())) == len(digits)
     assert table["id"][3].as_py().startswith(str(forms[form]))
 

@@ -56,6 +56,7 @@ def _rates(rates: Sequence[float]) -> Callable[[Callable[..., None]], Callable[.
 _checkpoints = click.option(
     "--checkpoints", type=click.Path(path_type=Path), default=PRETRAINED, help="Default: the shipped checkpoints."
 )
+_reinforced = click.option("--reinforced", metavar="FOLDER", help="As in train.py: saves the teacher's time.")
 _output = click.option("--output", type=click.Path(path_type=Path), required=True, help="A folder of its own.")
 _data_dir = click.option("--data-dir", type=click.Path(path_type=Path), help="Folder with the images, else $MNIST_DIR.")
 _seeds = click.option("--seeds", type=click.IntRange(1), default=1, show_default=True, help="Runs of each network.")
@@ -102,12 +103,20 @@ def run_frontier(checkpoints: Path, **options: Any) -> None:
 
 @study.command("designed")
 @click.option("--network", type=click.Choice(list(designed.NETWORKS)), multiple=True, help="Only this, repeatable.")
-@click.option("--reinforced", type=str, metavar="FOLDER", help="As in train.py: saves the teacher's time.")
+@_reinforced
 @_seeds
 @_shrinkable
 def run_designed(network: tuple[str, ...], reinforced: str | None, **options: Any) -> None:
     """ViTBNs designed for their cost after the rewrites, taught by the CNN, 40 epochs."""
     _train(designed.study(network or tuple(designed.NETWORKS), reinforced), **options)
+
+
+@study.command("six-blocks")
+@_reinforced
+@_shrinkable
+def run_six_blocks(reinforced: str | None, **options: Any) -> None:
+    """ViT, ViTBNFFN, ViTBN, and ViTBN with a late CLS token: six blocks, the recipe of `designed`, 12 epochs."""
+    _train(designed.study(tuple(designed.SIX_BLOCKS), reinforced), **options)
 
 
 @study.command("norms")

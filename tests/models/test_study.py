@@ -157,6 +157,14 @@ def test_designed_networks_share_their_epochs(small_mnist, tmp_path, monkeypatch
 
 
 @pytest.mark.slow
+def test_networks_of_six_blocks_share_the_recipe(small_mnist, tmp_path):
+    written = carried_out("six-blocks", small_mnist, tmp_path / "out", "--epochs", 1)
+    names = ["vit", "vitbnffn", "vitbn", "vitbn-late"]
+    assert [run["label"] for run in written["runs"]] == [row[0] for row in written["tables"][0]["rows"]] == names
+    assert len({json.dumps(run["options"]) for run in written["runs"]}) == 1
+
+
+@pytest.mark.slow
 def test_frontier_takes_what_is_shipped(small_mnist, tmp_path):
     folder = shipped(tmp_path / "shipped", *frontier.NETWORKS[1:])
     written = carried_out("frontier", small_mnist, tmp_path / "out", "--checkpoints", folder, "--epochs", 1)

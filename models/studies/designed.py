@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 NETWORKS: dict[str, dict[str, Any]] = {
     "wide": {"depth": 1, "heads": 32, "dim_head": 16, "mlp_dim": 256},
-    "late": {"depth": 2, "dim": 32, "dim_head": 16, "late_cls": (32, 16)},
+    "late": {"depth": 2, "dim": 32, "heads": 8, "dim_head": 16, "late_cls": (32, 16)},
+    "late-4": {"depth": 2, "dim": 32, "heads": 4, "dim_head": 16, "late_cls": (32, 16)},
     "late-64": {"depth": 2, "heads": 4, "mlp_dim": 256, "late_cls": (32, 16)},
     "late-deep": {"depth": 4, "heads": 4, "late_cls": (32, 16)},
 }

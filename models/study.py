@@ -83,7 +83,8 @@ def run_learning_rates(rate: tuple[str, ...], **options: Any) -> None:
 @_shrinkable
 def run_depths(rate: tuple[str, ...], depth: tuple[int, ...], **options: Any) -> None:
     """ViT and ViTBNFFN of depth 2 to 7 on distorted images, 10 epochs."""
-    _train(depths.study([float(each) for each in rate] or depths.RATES, depth or depths.DEPTHS), **options)
+    full_size = not (options["quick"] or options["epochs"] or options["train_images"])
+    _train(depths.study([float(each) for each in rate] or depths.RATES, depth or depths.DEPTHS, full_size), **options)
 
 
 @study.command("dnn")

@@ -41,7 +41,7 @@ class Size:
 class Claim:
     """A published statement with its figure and size, the study that tests it, and the rule of the verdict.
 
-    `better` names a study with more seeds, judged instead if its result exists.
+    `better` names studies with more images or more seeds, best first: the first that has a result is judged instead.
     """
 
     statement: str
@@ -50,7 +50,7 @@ class Claim:
     study: str
     judge: Callable[[Result], Finding]
     of_times: bool = False
-    better: str | None = None
+    better: tuple[str, ...] = ()
 
 
 def page(folder: Path) -> str:
@@ -64,7 +64,7 @@ def page(folder: Path) -> str:
 
 
 def _best(claim: Claim, folder: Path) -> Claim:
-    return replace(claim, study=claim.better) if claim.better and (folder / claim.better).is_dir() else claim
+    return replace(claim, study=next((name for name in claim.better if (folder / name).is_dir()), claim.study))
 
 
 def _read(path: Path) -> Result:
@@ -179,7 +179,7 @@ CLAIMS = (
         RATES_SIZE,
         "learning-rates",
         verdicts.high_rate,
-        better="learning-rates-0.01",
+        better=("learning-rates-0.01",),
     ),
     Claim("At 0.0005 ViT converges faster", "no figure", RATES_SIZE, "learning-rates", verdicts.low_rate),
     Claim(
@@ -196,7 +196,7 @@ CLAIMS = (
         DEPTHS_SIZE,
         "depths",
         verdicts.critical_depth,
-        better="depths-0.005",
+        better=("depths-0.005",),
     ),
     Claim(
         "At 0.003 ViTBNFFN is much more accurate from depth 6 on",
@@ -204,7 +204,7 @@ CLAIMS = (
         DEPTHS_SIZE,
         "depths",
         verdicts.deep_at_0003,
-        better="depths-0.003",
+        better=("depths-0.003-full-size", "depths-0.003"),
     ),
     Claim(
         "At high rates ViTBNFFN is more stable than ViT", "no figure", DEPTHS_SIZE, "depths", verdicts.stable_when_deep

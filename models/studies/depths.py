@@ -113,9 +113,11 @@ def _over_depth(result: Result, quantity: Quantity, title: str) -> Figure:
     return figure
 
 
-def study(rates: Sequence[float], depths: Sequence[int]) -> Study:
+def study(rates: Sequence[float], depths: Sequence[int], full_size: bool) -> Study:
+    """`full_size`: of all epochs and images, which a part of the rates has in its name."""
+    part = [*map(str, rates), *(["full-size"] if full_size else [])] if tuple(rates) != RATES else []
     return Study(
-        name="-".join(["depths", *(str(rate) for rate in rates if tuple(rates) != RATES)]),
+        name="-".join(["depths", *part]),
         question="On distorted digits, how deep can a network be trained with and without BatchNorm in its FFN?",
         epochs=10,
         test_batch=5000,

@@ -110,6 +110,14 @@ def test_depths(small_mnist, tmp_path, monkeypatch):
             assert 0 <= row[model]["distorted_test_accuracy"] <= 1
 
 
+@pytest.mark.parametrize(
+    ("rates", "full_size", "name"),
+    [(depths.RATES, True, "depths"), ((0.005,), False, "depths-0.005"), ((0.003,), True, "depths-0.003-full-size")],
+)
+def test_a_part_of_depths_has_its_own_name(rates, full_size, name):
+    assert depths.study(rates, (6,), full_size).name == name
+
+
 @pytest.mark.slow
 def test_dnn_resumes_after_ctrl_c(small_mnist, tmp_path, monkeypatch):
     carried_out("dnn", small_mnist, tmp_path / "whole", "--epochs", 2)

@@ -27,7 +27,7 @@ DEPTHS = {"vitbn-medium": 4, "vitbn-small": 2, "vitbn-tiny": 1}
 SIZES = {
     "vitbn-late-deep": {"depth": 4, "heads": 4, "late_cls": (32, 16)},
     "vitbn-late-64": {"depth": 2, "heads": 4, "mlp_dim": 256, "late_cls": (32, 16)},
-    "vitbn-late": {"depth": 2, "dim": 32, "dim_head": 16, "late_cls": (32, 16)},
+    "vitbn-late": {"depth": 2, "dim": 32, "heads": 4, "dim_head": 16, "late_cls": (32, 16)},
     "vitbn-wide": {"depth": 1, "heads": 32, "dim_head": 16, "mlp_dim": 256},
 }
 BATCH = 100
@@ -39,7 +39,7 @@ WEIGHTS = {
     "vitbn-medium": "2e43d6e6afd3ca21",
     "vitbn-small": "4529df889ae6e5b0",
     "vitbn-tiny": "338328ecf146699e",
-    "vitbn-late": "3026e6dc23da5e01",
+    "vitbn-late": "e7d5585241168b40",
     "vitbn-late-deep": "c0f8df9a4da5c7ec",
     "vitbn-late-64": "e22c2b7a7fe518fc",
     "vitbn-wide": "4103c8417327837f",

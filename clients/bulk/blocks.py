@@ -117,8 +117,8 @@ class Reader:
         """Pixels that need no preparation; drawings without ink become errors."""
         errors = errors or {}
         if self.preprocessing == "ink":
-            pale = np.flatnonzero(pixels[:, 0, pixels.shape[2] // 2].max(axis=1) <= LEAST_CONTRAST)  # in the middle
-            for row in pale[pixels[pale].max(axis=(1, 2, 3)) <= LEAST_CONTRAST].tolist():
+            most = pixels.reshape(len(pixels), -1).max(axis=1)
+            for row in np.flatnonzero(most <= LEAST_CONTRAST).tolist():
                 errors.setdefault(row, f"no ink found: expected a level above {LEAST_CONTRAST:.0f} of 255")
         return Block(ids, pixels, errors)
 

@@ -63,9 +63,8 @@ def do_part(job: Job, line: str) -> Outcome:
     network, reader, output = _tools(job)
     table = score_part(network, reader, part)
     file = pa.BufferOutputStream()
-    # ids are unique: a dictionary and statistics would cost more than they save
-    repeated = ["label", "model_version", "error"]
-    pq.write_table(table, file, compression="zstd", use_dictionary=repeated, write_statistics=repeated)
+    # ids are unique: a dictionary would cost more than it saves
+    pq.write_table(table, file, compression="zstd", use_dictionary=["label", "model_version", "error"])
     output.write(part.file_name, file.getvalue().to_pybytes())
     return Outcome(part.number, len(table), len(table) - table["error"].null_count)
 

@@ -90,6 +90,9 @@ def _plain_accuracy(training: Trained, scope: Scope) -> float:
 
 
 def plots(result: Result) -> dict[str, Figure]:
+    """Over depth: none for a single depth."""
+    if len({row["depth"] for row in result["derived"]}) == 1:
+        return {}
     return {
         "test-accuracy": _over_depth(
             result, replace(ACCURACY, key="distorted_test_accuracy"), "Test accuracy on distorted digits"

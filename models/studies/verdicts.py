@@ -174,7 +174,7 @@ def critical_depth(result: Result) -> Finding:
 
 
 def deep_at_0003(result: Result) -> Finding:
-    """Holds if ViTBNFFN is 5 points above ViT at several depths from 6 on; in part if it is POINTS above."""
+    """Holds if ViTBNFFN is 5 points above ViT at every depth from 6 on, at least two; in part if POINTS above."""
     pairs = [pair for pair in _pairs(result, 0.003) if pair[0] >= 6]
     leads = [other - vit for _, vit, other in pairs]
     return Finding(

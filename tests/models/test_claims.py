@@ -151,6 +151,10 @@ def test_the_lead_of_deep_networks_decides(other, expected):
     assert verdict("At high rates", result) == stable
 
 
+def test_a_single_deep_network_decides_in_part():
+    assert verdict("At 0.003", with_pairs({6: (0.9, 0.98)}, 0.003)) == "holds in part"
+
+
 @pytest.mark.parametrize(
     ("leads", "expected"),
     [((0.1, 0.1, 0.1), "holds"), ((0.1, 0.0, 0.0), "holds in part"), ((0.001, 0.005, 0.0), "does not hold")],

@@ -111,7 +111,10 @@ def _run(job: Job, output: Output, engine: str, share: tuple[int, int], processe
         to_do, rows, unknown = to_do + 1, rows + (part.rows or 0), unknown or part.rows is None
     progress = Progress(to_do, None if unknown else rows)
     parts: Iterator[Part] = parts_to_do(output, job, share)
-    outcomes = by_ray.run(job, parts) if engine == "ray" else by_processes.run(job, parts, min(processes, to_do or 1))
+    if engine == "ray":
+        outcomes = by_ray.run(job, parts)
+    else:
+        outcomes = by_processes.run(job, parts, min(processes, to_do or 1), progress.on_retry)
     for outcome in outcomes:
         progress.add(outcome)
     progress.end()

@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import fsspec
 import numpy as np
@@ -35,8 +35,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 Shape = tuple[int, int, int]
+Ids: TypeAlias = "pa.Array | list[str] | range"  # a range of rows of the part's file
 
-_BLOCK_BYTES = 1 << 22  # of pixels; the columns of a smaller block cost more than the cache saves
+_BLOCK_BYTES = 1 << 20  # of pixels, which then stay in the cache
 _LARGEST_PICTURE = 1 << 27  # bytes, held in memory
 
 
@@ -44,7 +45,7 @@ _LARGEST_PICTURE = 1 << 27  # bytes, held in memory
 class Block:
     """n rows: ids, uint8 pixels (n, C, H, W), and errors by row."""
 
-    ids: pa.Array | list[str]
+    ids: Ids
     pixels: NDArray[np.uint8]
     errors: dict[int, str] = field(default_factory=dict)
 
@@ -78,9 +79,9 @@ class Reader:
             item_bytes = math.prod(images.item_shape)
             for block in images.blocks(part.start, part.stop, _block_rows(item_bytes) * item_bytes):
                 if (1, *images.item_shape) == self.shape:
-                    yield self._ready(_numbered(path, row, len(block)), block[:, np.newaxis])
+                    yield self._ready(range(row, row + len(block)), block[:, np.newaxis])
                 else:
-                    yield from self._fitted(path, row, block)
+                    yield from self._fitted(row, block)
                 row += len(block)
 
     def _parquet(self, path: str, raw: Any, part: Part) -> Iterator[Block]:
@@ -97,7 +98,7 @@ class Reader:
         row = part.first_row
         for batch in file.iter_batches(rows, row_groups=groups, columns=columns, use_threads=False):
             named = id_column in columns
-            ids = batch.column(id_column).cast(pa.string()) if named else _numbered(path, row, len(batch))
+            ids = batch.column(id_column).cast(pa.string()) if named else range(row, row + len(batch))
             images = batch.column(image_column)
             row += len(batch)
             if form == "pixels":
@@ -105,15 +106,14 @@ class Reader:
                 yield self._ready(ids, pixels, errors)
             else:
                 contents = images.field("bytes") if form == "bytes in a struct" else images
-                named_contents = zip(ids.to_pylist(), contents, strict=True)
+                names = numbered(path, ids) if isinstance(ids, range) else ids
+                named_contents = zip(names.to_pylist(), contents, strict=True)
                 yield from self._gathered((name, value.as_py) for name, value in named_contents)
 
     def _tar(self, path: str, raw: Any, part: Part) -> Iterator[Block]:
         yield from self._gathered(_members(path, raw))
 
-    def _ready(
-        self, ids: pa.Array | list[str], pixels: NDArray[np.uint8], errors: dict[int, str] | None = None
-    ) -> Block:
+    def _ready(self, ids: Ids, pixels: NDArray[np.uint8], errors: dict[int, str] | None = None) -> Block:
         """Pixels that need no preparation; drawings without ink become errors."""
         errors = errors or {}
         if self.preprocessing == "ink":
@@ -122,11 +122,12 @@ class Reader:
                 errors.setdefault(row, f"no ink found: expected a level above {LEAST_CONTRAST:.0f} of 255")
         return Block(ids, pixels, errors)
 
-    def _fitted(self, path: str, row: int, images: NDArray[np.uint8]) -> Iterator[Block]:
+    def _fitted(self, row: int, images: NDArray[np.uint8]) -> Iterator[Block]:
         """For images (n, h, w) of an idx file whose size differs from the network's."""
         for start in range(0, len(images), BATCH_SIZE):
             some = images[start : start + BATCH_SIZE]
-            block = Block(_numbered(path, row + start, len(some)), np.zeros((len(some), *self.shape), np.uint8))
+            rows = range(row + start, row + start + len(some))
+            block = Block(rows, np.zeros((len(some), *self.shape), np.uint8))
             for place, image in enumerate(some):
                 try:
                     block.pixels[place] = Picture("", image).as_inputs(self.shape, self.preprocessing, split=False)[0]
@@ -215,12 +216,12 @@ def _members(path: str, raw: Any) -> Iterator[tuple[str, Any]]:
             shard.members = []  # type: ignore[attr-defined]  # else it keeps every header
 
 
-def _numbered(path: str, first: int, count: int) -> pa.Array:
-    """`path[first]` and so on."""
+def numbered(path: str, rows: range) -> pa.Array:
+    """The ids `path[first row]` and so on."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    numbers = pa.array(np.arange(first, first + count)).cast(pa.string())
+    numbers = pa.array(np.arange(rows.start, rows.stop)).cast(pa.string())
     return pc.binary_join_element_wise(f"{path}[", numbers, pa.scalar("]"), "")
 
 

@@ -39,6 +39,10 @@ class Progress:
             self._told_s = now
             click.echo(f"\r\033[K{self.line()}" if terminal else self.line(), err=True, nl=not terminal)
 
+    def on_retry(self, outcome: Outcome) -> None:
+        self._clear()
+        click.echo(f"Note: part {outcome.number} is tried again: {outcome.failure}", err=True)
+
     def line(self) -> str:
         seconds = max(time.monotonic() - self._started_s, 1e-9)
         share = self.rows_done / self.rows if self.rows else self.done / max(1, self.parts)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from clients.bulk.blocks import Reader
+from clients.bulk.blocks import Ids, Reader, numbered
 from clients.bulk.job import Job, Output, Part
 from clients.bulk.network import ModelFile, Network
 
@@ -35,16 +36,16 @@ def score_part(network: Network, reader: Reader, part: Part) -> pa.Table:
     import pyarrow as pa
 
     none = np.empty((0, *network.shape), np.uint8)  # a shard without pictures still gives every column
-    ids, answers, errors, rows = list[pa.Array](), [network.classify(none)], dict[int, str](), 0
+    ids, answers, errors, rows = list[Ids](), [network.classify(none)], dict[int, str](), 0
     for block in reader.blocks(part):
         answers.append(network.classify(block.pixels))
-        ids.append(pa.array(block.ids, pa.string()) if isinstance(block.ids, list) else block.ids)
+        ids.append(block.ids)
         errors |= {rows + row: error for row, error in block.errors.items()}
         rows += len(block.pixels)
     index, probability = (np.concatenate(each) for each in zip(*answers, strict=True))
     missing = np.isin(np.arange(rows), list(errors)) if errors else None
     columns = {
-        "id": pa.chunked_array(ids, pa.string()),
+        "id": pa.chunked_array(_id_arrays(part.paths[0], ids), pa.string()),
         "label": pa.array(network.labels, pa.string()).take(pa.array(index, mask=missing)),
         "probability": pa.array(probability, mask=missing),
         "model_version": pa.repeat(pa.scalar(network.model.version, pa.string()), rows),
@@ -52,6 +53,16 @@ def score_part(network: Network, reader: Reader, part: Part) -> pa.Table:
     }
     about = {"model": network.model.name, "sha256": network.model.sha256}
     return pa.table(columns, metadata=about)
+
+
+def _id_arrays(path: str, ids: Sequence[Ids]) -> list[pa.Array]:
+    """Row numbers at once, for an array a block would cost more. Only the row of a damage follows them."""
+    import pyarrow as pa
+
+    ranges = [each for each in ids if isinstance(each, range)]
+    arrays = [numbered(path, range(ranges[0].start, ranges[-1].stop))] if ranges else []
+    others = (each for each in ids if not isinstance(each, range))
+    return arrays + [pa.array(each, pa.string()) if isinstance(each, list) else each for each in others]
 
 
 def do_part(job: Job, line: str) -> Outcome:

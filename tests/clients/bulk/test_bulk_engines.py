@@ -12,6 +12,7 @@ from bulk_inputs import idx_bytes
 from click.testing import CliRunner
 
 from clients.bulk.app import _job, bulk
+from clients.bulk.by_processes import ATTEMPTS
 from clients.bulk.job import parts_to_do
 from clients.bulk.scoring import do_part
 
@@ -69,6 +70,7 @@ def test_killed_worker_and_killed_driver(tmp_path, rows, network, undisturbed):
     assert done.returncode == 0, done.stderr
     assert answers(output) == undisturbed
     assert f"{PARTS - len(before)} of {PARTS - len(before)} parts" in done.stderr
+    assert "tried again" not in done.stderr
 
 
 @pytest.mark.slow
@@ -81,6 +83,7 @@ def test_parts_that_fail_are_tried_again_and_named(tmp_path, rows, network):
     arguments = [*command(copy, output, network)[3:], "--part-rows", str(PARTS * ROWS)]
     done = CliRunner().invoke(bulk, arguments)
     assert done.exit_code == 1, done.output
+    assert done.output.count("Note: part 0 is tried again: FileNotFoundError") == ATTEMPTS - 1
     assert "Error: part 0: FileNotFoundError" in done.output
     assert not list(output.glob("part-*"))
 

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
+_IDS = 10_000  # in an array
+
+
 @dataclass(frozen=True)
 class Outcome:
     """`failure` is the reason for a missing file, else empty."""
@@ -56,11 +59,12 @@ def score_part(network: Network, reader: Reader, part: Part) -> pa.Table:
 
 
 def _id_arrays(path: str, ids: Sequence[Ids]) -> list[pa.Array]:
-    """Row numbers at once, for an array a block would cost more. Only the row of a damage follows them."""
+    """Row numbers by the ten thousand, for an array a block would cost more. Only the row of a damage follows them."""
     import pyarrow as pa
 
     ranges = [each for each in ids if isinstance(each, range)]
-    arrays = [numbered(path, range(ranges[0].start, ranges[-1].stop))] if ranges else []
+    rows = range(ranges[0].start, ranges[-1].stop) if ranges else range(0)
+    arrays = [numbered(path, rows[first : first + _IDS]) for first in range(0, len(rows), _IDS)]
     others = (each for each in ids if not isinstance(each, range))
     return arrays + [pa.array(each, pa.string()) if isinstance(each, list) else each for each in others]
 

@@ -46,7 +46,8 @@ class Progress:
     def line(self) -> str:
         seconds = max(time.monotonic() - self._started_s, 1e-9)
         share = self.rows_done / self.rows if self.rows else self.done / max(1, self.parts)
-        left = f"{_clock(seconds * (1 - share) / share)} left" if 0 < share < 1 else f"{_clock(seconds)} taken"
+        unfinished = self.done < self.parts and share > 0
+        left = f"{_clock(seconds * (1 - share) / share)} left" if unfinished else f"{_clock(seconds)} taken"
         of = f" of {self.rows:,}" if self.rows is not None else ""
         errors = f", {self.errors:,} with errors" if self.errors else ""
         rate = f"{self.rows_done / seconds:,.0f} rows/s"

@@ -1,5 +1,6 @@
 import gzip
 import json
+import re
 from pathlib import Path
 
 import fsspec
@@ -13,7 +14,8 @@ from click.testing import CliRunner
 from clients.bulk.app import _job, bulk
 from clients.bulk.job import JobMismatch, parts_to_do
 from clients.bulk.network import Network, find_model
-from clients.bulk.scoring import do_part
+from clients.bulk.progress import Progress
+from clients.bulk.scoring import Outcome, do_part
 from clients.errors import ClientError, InvalidImage, ModelMismatch
 
 FORMS = ("folder", "idx", "tar", "pixels", "lists", "encoded", "struct")
@@ -230,3 +232,11 @@ def test_the_job_file_is_readable(tmp_path, forms, network):
     run([forms["idx"]], tmp_path / "out", network, part_rows=9)
     job = json.loads((tmp_path / "out/_job.json").read_text())
     assert (job["parts"], job["rows"]) == (5, 40)
+
+
+def test_the_last_line_gives_the_time_taken_though_rows_are_missing():
+    progress = Progress(parts=2, rows=200)
+    progress.add(Outcome(0, rows=100))
+    assert re.search("100 of 200 rows, 1 of 2 parts, .* left$", progress.line())
+    progress.add(Outcome(1, rows=1, errors=1))
+    assert re.search("101 of 200 rows, 1 with errors, 2 of 2 parts, .* taken$", progress.line())

@@ -14,6 +14,14 @@ import click
 
 from serving.launcher import LauncherError, launch
 
+NEEDS = {  # option -> modes in which it has an effect
+    "supervisor_port": ("supervised", "servers"),
+    "health_port": ("supervised",),
+    "first_port": ("servers",),
+    "keys": ("servers",),
+    "tls": ("servers",),
+}
+
 
 def _supervise(own: Mapping[str, Any], arguments: Sequence[str]) -> int:
     from serving.supervisor import METRICS_PORT, supervise
@@ -21,32 +29,62 @@ def _supervise(own: Mapping[str, Any], arguments: Sequence[str]) -> int:
     port = METRICS_PORT if own["supervisor_port"] is None else own["supervisor_port"]
     if not own["servers"]:
         return supervise(arguments, port or None, own["health_port"] or None)
-    from serving.fleet.fleet import Access, serve_fleet
+    from serving.fleet.fleet import FIRST_PORT, Access, serve_fleet
     from serving.proxy.settings import TlsFiles, read_keys
 
     keys = read_keys(own["keys"]) if own["keys"] else {}
     access = Access(keys, TlsFiles(*own["tls"]) if own["tls"] else None)
-    return serve_fleet(own["servers"], arguments, own["first_port"], port, access)
+    return serve_fleet(own["servers"], arguments, own["first_port"] or FIRST_PORT, port, access)
 
 
-# --help is Triton's
-@click.command(context_settings={"ignore_unknown_options": True, "help_option_names": []})
-@click.option("--supervised", is_flag=True)
-@click.option("--supervisor-port", type=click.IntRange(0, 65535))
-@click.option("--health-port", type=click.IntRange(0, 65535))
-@click.option("--servers", type=click.IntRange(2, 64))
-@click.option("--first-port", type=click.IntRange(1024, 64000), default=8100)
-@click.option("--keys", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--tls", type=click.Path(path_type=Path), nargs=2)
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+@click.command(context_settings={"ignore_unknown_options": True})
+@click.option("--supervised", is_flag=True, help="Probe the server, and restart it when it fails.")
+@click.option("--servers", type=click.IntRange(2, 64), metavar="N", help="N supervised servers behind a proxy.")
+@click.option(
+    "--supervisor-port",
+    type=click.IntRange(0, 65535),
+    help="Metrics of the supervisor; with --servers also its orders. 0: none.  [default: 8003]",
+)
+@click.option("--health-port", type=click.IntRange(0, 65535), help="Answer health checks by the last probe here.")
+@click.option(
+    "--first-port",
+    type=click.IntRange(1024, 64000),
+    help="With --servers: first of the servers' own ports.  [default: 8100]",
+)
+@click.option(
+    "--keys",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="With --servers: a file with lines CLIENT KEY.",
+)
+@click.option(
+    "--tls",
+    type=click.Path(path_type=Path),
+    nargs=2,
+    metavar="CERTIFICATE KEY",
+    help="With --servers: files for clients to connect with TLS.",
+)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[TRITON'S OPTIONS]...")
 def serve(arguments: tuple[str, ...], **own: Any) -> None:
-    """Run tritonserver; every other argument is Triton's own."""
+    """Run tritonserver.
+
+    All other options are Triton's, such as --model-repository triton_repo: tritonserver --help lists them.
+    """
+    _check(own)
     try:
         if own["supervised"] or own["servers"]:
             sys.exit(_supervise(own, arguments))
         launch(arguments)
     except (LauncherError, ValueError) as error:
         raise click.ClickException(str(error)) from error
+
+
+def _check(own: Mapping[str, Any]) -> None:
+    """Raises UsageError for an option without effect: a server without its keys would let everybody in."""
+    mode = "servers" if own["servers"] else "supervised" if own["supervised"] else None
+    for name, modes in NEEDS.items():
+        if own[name] is not None and mode not in modes:
+            wanted, found = " or ".join(f"--{each}" for each in modes), f"--{mode}" if mode else "a plain server"
+            raise click.UsageError(f"--{name.replace('_', '-')}: expected {wanted}, found {found}")
 
 
 if __name__ == "__main__":

@@ -80,8 +80,7 @@ def test_every_command_is_a_subcommand_of_vitbn(command: str) -> None:
     assert isinstance(found, click.Command)
 
 
-# The help of `serve` is Triton's own.
-SCRIPTS = [f"{module.replace('.', '/')}.py" for module, _ in COMMANDS.values() if module != "serving.serve"]
+SCRIPTS = [f"{module.replace('.', '/')}.py" for module, _ in COMMANDS.values()]
 
 
 @pytest.mark.parametrize("script", [*SCRIPTS, "vitbn.py"])

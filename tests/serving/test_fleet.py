@@ -130,6 +130,10 @@ def test_it_ends_with_exit_code_0_and_leaves_nothing(fleet: RunningFleet) -> Non
         (["--servers", "2"], "needs --model-repository"),
         (["--servers", "2", "--model-repository", "nowhere"], "found no such folder"),
         (["--servers", "2", "--keys", "pyproject.toml"], "expected CLIENT KEY"),
+        (["--supervised", "--keys", "pyproject.toml"], "--keys: expected --servers, found --supervised"),
+        (["--tls", "a", "b"], "--tls: expected --servers, found a plain server"),
+        (["--servers", "2", "--health-port", "8004"], "--health-port: expected --supervised, found --servers"),
+        (["--supervisor-port", "0"], "--supervisor-port: expected --supervised or --servers, found a plain server"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(words: list[str], expected: str) -> None:

@@ -28,9 +28,13 @@ def native(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return server
 
 
-@pytest.mark.parametrize("module", ["serving.launcher", "serving.serve"])
-def test_native_server_gets_the_arguments_untouched(native: Path, module: str) -> None:
-    arguments = ["--model-repository", "a b", "--http-port=1", "--help", "$HOME"]
+@pytest.mark.parametrize(
+    ("module", "last"),
+    [("serving.launcher", "--help"), ("serving.serve", "--exit-on-error")],
+    ids=["launcher", "serve"],
+)
+def test_native_server_gets_the_arguments_untouched(native: Path, module: str, last: str) -> None:
+    arguments = ["--model-repository", "a b", "--http-port=1", "$HOME", last]
     result = subprocess.run([sys.executable, "-m", module, *arguments], capture_output=True, text=True, timeout=30)
     assert (result.returncode, result.stderr) == (0, "")
     assert result.stdout == "".join(f"<{argument}>" for argument in arguments)

@@ -71,6 +71,8 @@ def bulk(
 
     if engine == "processes":
         forking.start()
+    elif processes:
+        raise click.UsageError("expected --processes with --engine processes, found ray, which takes every core")
     try:
         job, target = _job(inputs, output, model, image_column, id_column, part_rows)
         code = _run(job, target, engine, share, processes or len(os.sched_getaffinity(0)))

@@ -224,8 +224,11 @@ def test_the_command_says_what_is_wrong_in_a_line(tmp_path, forms):
     done = CliRunner().invoke(bulk, arguments)
     assert (done.exit_code, done.output.count("\n")) == (1, 1)
     assert "expected a classifier of the exporter" in done.output
-    for share in ("1", "2/2", "-1/2", "a/b"):
-        assert CliRunner().invoke(bulk, [*arguments, "--share", share]).exit_code == 2
+    for option in (
+        *(("--share", share) for share in ("1", "2/2", "-1/2", "a/b")),
+        ("--engine", "ray", "--processes", "2"),
+    ):
+        assert CliRunner().invoke(bulk, [*arguments, *option]).exit_code == 2, option
 
 
 def test_the_job_file_is_readable(tmp_path, forms, network):

@@ -18,7 +18,7 @@ READY_S = 60
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """latency.py times one ViTBN of one block, to be quick; test_latency.py runs all networks."""
+    """latency.py times one narrow ViTBN of one block, to be quick; test_latency.py runs all networks."""
     copy = tmp_path / "a clone"
     listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
     for name in subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines():
@@ -26,8 +26,10 @@ def checkout(tmp_path: Path) -> Path:
             (copy / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, copy / name)
     for name, old, new in (
-        ("latency.py", "DEFAULT_DEPTH = 5000, 6\n", "DEFAULT_DEPTH = 5000, 1\n"),
+        ("latency.py", "depth or DEFAULT_DEPTH))", "depth or 1), dim=16, heads=2, dim_head=8)"),
         ("contest/runtimes.py", '("vit", "vitbnffn", "vitbn", "cnn")\n', '("vitbn",)\n'),
+        ("contest/roofline.py", '"cpu": 2048', '"cpu": 128'),
+        ("contest/roofline.py", "64 << 20  #", "1 << 20  #"),
     ):
         path = copy / "benchmarks" / name
         text = path.read_text()
@@ -55,7 +57,8 @@ def test_the_shell_blocks_run_word_for_word(checkout: Path) -> None:
     blocks = re.findall(r"```sh\n(.*?)```", README, re.DOTALL)
     assert "tritonserver --model-repository triton_repo\n" in "".join(blocks)
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    environment = {**os.environ, "PATH": path, "VITBN_BENCHMARK_ROUNDS": "1"}
+    here = {"PATH": path, "PYTHONPATH": str(checkout)}  # else its commands import the installed packages
+    environment = {**os.environ, **here, "VITBN_BENCHMARK_ROUNDS": "1"}
     servers, printed = [], {}
     try:
         for line in "".join(blocks).splitlines():
@@ -82,6 +85,7 @@ def test_the_shell_blocks_run_word_for_word(checkout: Path) -> None:
     assert printed["python"].startswith("3 ")
     latency = "python benchmarks/latency.py --batch 5000"
     assert "norms folded" in printed[latency]
+    assert len(re.findall(r"^vitbn .* 1 ", printed[latency], re.MULTILINE)) == 3  # the copy's constants
     assert printed[latency].splitlines()[1].split() == shown(latency).splitlines()[1].split()[:-2]  # no --memory here
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from models.files import write_atomically
-from models.training import Epoch, TrainingError
+from models.training_options import Epoch, TrainingError
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

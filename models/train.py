@@ -153,21 +153,23 @@ def train(
     if adapt_to or checkpoint:
         _adapt(adapt_to, checkpoint, output)
         return
-    from models import distributed, training
+    from models import training_options
 
     try:
         if image_size and dataset in DATASETS:
             raise DataError(f"--image-size: expected a folder as --dataset, found {dataset}")
         data = load_dataset(dataset, data_dir, image_size=image_size, held_out=hold_out)
-        sizes = {name: others.pop(name) for name in training.ARCHITECTURE}
+        sizes = {name: others.pop(name) for name in training_options.ARCHITECTURE}
         config = replace(data.model_config(model, depth), **{name: it for name, it in sizes.items() if it is not None})
-        device = distributed.local_device(training.choose_device(device))
+        from models import distributed  # takes seconds; a mistake above is reported before
+
+        device = distributed.local_device(training_options.choose_device(device))
         held_out = 0 if data.reading else hold_out  # a folder's are its test part
-        options = training.TrainingOptions(device=device, hold_out=held_out, **others)
+        options = training_options.TrainingOptions(device=device, hold_out=held_out, **others)
         output = output or CHECKPOINTS / f"{model}-{Path(dataset).name}.safetensors"
         with distributed.process_group(device):
             last = _run(config, data, options, output, resume, track)
-    except (ConfigError, DataError, training.TrainingError, OSError) as error:
+    except (ConfigError, DataError, training_options.TrainingError, OSError) as error:
         raise click.ClickException(str(error)) from error
     if last is None:
         raise click.ClickException(f"{output}: expected fewer than {options.epochs} finished epochs, found them all")

@@ -5,8 +5,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Literal
 
-import torch
-
 from models.config import Augmentation, ModelConfig
 from models.data import Dataset
 
@@ -76,6 +74,8 @@ class Epoch:
 
 def choose_device(name: str) -> str:
     """`auto`: the first of cuda, mps, cpu. Raises TrainingError for `cuda` without a CUDA device."""
+    import torch
+
     if name == "cuda" and not torch.cuda.is_available():
         raise TrainingError("device cuda: expected a CUDA device, found none")
     if name != "auto":

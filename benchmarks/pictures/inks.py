@@ -8,6 +8,7 @@ from PIL import Image
 from benchmarks.pictures.parts import Array
 from benchmarks.pictures.strokes import SIDE, draw_strokes
 from models.data import Dataset
+from models.data.digits import bundled
 
 
 def strokes(count: int) -> tuple[Array, Array]:
@@ -15,14 +16,12 @@ def strokes(count: int) -> tuple[Array, Array]:
 
 
 def scikit_learn(count: int) -> tuple[Array, Array]:
-    from sklearn.datasets import load_digits
-
-    bundled = load_digits()
-    images = (bundled.images[:count] * (255 / 16)).astype(np.uint8)
+    small, labels = bundled()
+    images = (small[:count] * (255 / 16)).astype(np.uint8)
     box = SIDE * 20 // 28
     edge = (SIDE - box) // 2
     inks = [Image.fromarray(image).resize((box, box), Image.Resampling.BICUBIC) for image in images]
-    return np.stack([np.pad(np.asarray(ink), edge) for ink in inks]), bundled.target[:count]
+    return np.stack([np.pad(np.asarray(ink), edge) for ink in inks]), labels[:count]
 
 
 def test_images(data: Dataset, count: int) -> tuple[Array, Array]:

@@ -6,6 +6,7 @@ Alpaydin and Kaynak, "Optical Recognition of Handwritten Digits", 1998.
 from __future__ import annotations
 
 from functools import cache
+from importlib.metadata import distribution
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,11 +29,17 @@ def load_digits() -> Dataset:
 def _enlarged() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     """Images (1797, 1, 28, 28) and labels; cached: every export asks twice, and they take half a second."""
     from scipy.ndimage import zoom
-    from sklearn.datasets import load_digits as load_bundled
 
-    bundled = load_bundled()
-    images = [_as_mnist(zoom(image, 2.5, order=1, grid_mode=True, mode="nearest")) for image in bundled.images]
-    return np.stack(images), bundled.target.astype(np.int64)
+    small, labels = bundled()
+    images = [_as_mnist(zoom(image, 2.5, order=1, grid_mode=True, mode="nearest")) for image in small]
+    return np.stack(images), labels
+
+
+def bundled() -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Images (1797, 8, 8) of 17 greys and labels, from scikit-learn's file: to import the package takes seconds."""
+    path = distribution("scikit-learn").locate_file("sklearn/datasets/data/digits.csv.gz")
+    table = np.loadtxt(str(path), delimiter=",")  # (1797, 64 + 1)
+    return table[:, :-1].reshape(-1, 8, 8), table[:, -1].astype(np.int64)
 
 
 def as_coarse(image: NDArray[np.uint8]) -> NDArray[np.uint8]:

@@ -19,6 +19,7 @@ from models.data import (
     load_mnist,
     mnist,
 )
+from models.data.digits import bundled
 from models.data.idx import read_idx
 
 BYTES = bytes(range(24))
@@ -55,6 +56,12 @@ def write_mnist(folder, train=3, test=2, train_labels=3):
 @pytest.fixture(scope="module")
 def digits():
     return load_digits()
+
+
+def test_the_bundled_digits_are_those_of_scikit_learn():
+    images, labels = bundled()
+    assert (images.shape, images.sum()) == ((1797, 8, 8), 561_718)
+    assert np.bincount(labels).tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
 
 
 def test_digits_have_the_form_of_mnist(digits):

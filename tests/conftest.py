@@ -76,6 +76,13 @@ def _one_thread() -> None:
         sys.modules["export.equivalence"].onnx_classifier.__defaults__ = (1,)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _one_torch_thread() -> None:
+    """Benchmarks tested earlier in this process leave a thread for each core."""
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(1)
+
+
 @pytest.fixture
 def processor_time_s() -> Callable[..., float]:
     """Seconds, whatever the machine's load; the command must end with `code`."""

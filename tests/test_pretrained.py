@@ -31,7 +31,7 @@ SIZES = {
     "vitbn-wide": {"depth": 1, "heads": 32, "dim_head": 16, "mlp_dim": 256},
 }
 BATCH = 100
-SOME = 1000  # images
+SOME = 200  # images
 # First 16 digits of the SHA-256 of names and tensors: metadata may change, weights may not.
 WEIGHTS = {
     "cnn": "821639c0d449eceb",
@@ -57,7 +57,7 @@ def test_part(mnist_dir):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SHIPPED)
 def test_accuracy_before_and_after_export(name, test_part):
-    """The file must have the recorded accuracy on all images, PyTorch the file's on some."""
+    """The file must have the recorded accuracy on all images; PyTorch must err on the images on which the file errs."""
     images, labels = test_part
     checkpoint = load(shipped(name))
     recorded = checkpoint.metrics["test_accuracy"]
@@ -70,8 +70,9 @@ def test_accuracy_before_and_after_export(name, test_part):
     )
     assert right.mean() == pytest.approx(recorded, abs=1e-4), "one image of 10,000 may be a tie"
     assert right.mean() >= LEAST[name] - 1e-4
-    before = measure_accuracy(checkpoint.model, torch.tensor(images[:SOME]), torch.tensor(labels[:SOME]))
-    assert before == pytest.approx(right[:SOME].mean(), abs=1e-9)
+    some = right.argsort(kind="stable")[:SOME]  # the errors first
+    before = measure_accuracy(checkpoint.model, torch.tensor(images[some]), torch.tensor(labels[some]))
+    assert before == pytest.approx(right[some].mean(), abs=1e-9)
 
 
 @pytest.mark.parametrize("name", SHIPPED)

@@ -32,8 +32,9 @@ def test_the_work_that_is_left(model: str, depth: int, before: int, after: int) 
     config = ModelConfig(model=model, depth=depth)
     if model not in LIKE_VITBN:  # a LayerNorm stands before the head and between patch embedding and attention
         after = {6: 8_593_024, 1: 117_376}[depth]
-    rewritten, steps = apply(network(config), ALL, ())
-    assert macs_per_image(network(config)) == before
+    model = network(config)
+    rewritten, steps = apply(model, ALL, ())
+    assert macs_per_image(model) == before
     assert macs_per_image(rewritten) == steps[-1].macs == after
 
 

@@ -20,7 +20,7 @@ from models.registry import build, randomise_norms
 
 OF_TWO_BLOCKS = ModelConfig(depth=2)  # exported by other tests too, so only once
 FAMILIES = ("vit", "vitbnffn", "vitbn", "cnn", "dnnbn")  # rewritten, the other folding networks equal vitbn
-SMALL = ModelConfig(depth=2, dim=24, heads=2, dim_head=8, mlp_dim=40)
+SMALL = ModelConfig(depth=1, dim=24, heads=2, dim_head=8, mlp_dim=40)
 VARIANT = replace(SMALL, pool="mean", pos_emb="pe1d", bn_features="one", qkv_bias=True)
 
 

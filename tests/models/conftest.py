@@ -1,5 +1,4 @@
 import struct
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -18,13 +17,6 @@ if TYPE_CHECKING:
 def write_idx(path: Path, array: np.ndarray) -> None:
     header = b"\x00\x00\x08" + struct.pack(f">B{array.ndim}I", array.ndim, *array.shape)
     path.write_bytes(header + array.astype(np.uint8).tobytes())
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_torch_thread() -> None:
-    """Benchmarks tested earlier in this process leave a thread for each core."""
-    if "torch" in sys.modules:
-        sys.modules["torch"].set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

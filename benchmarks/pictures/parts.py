@@ -67,7 +67,7 @@ def white(rng: Rng) -> float:
 def ramp(side: int, rng: Rng) -> Array:
     """-1 to 1 across the sheet, in a random direction."""
     angle = rng.uniform(0, 2 * np.pi)
-    y, x = np.mgrid[-1 : 1 : side * 1j, -1 : 1 : side * 1j]
+    y, x = np.ogrid[-1 : 1 : side * 1j, -1 : 1 : side * 1j]
     across = np.cos(angle) * x + np.sin(angle) * y
     scaled: Array = across / np.abs(across).max()
     return scaled

@@ -127,9 +127,12 @@ def in_words(extent: Extent, whole: Extent) -> str:
 def carry_out(
     study: Study, scope: Scope, command: str, output: Path, on_epoch: OnEpoch, track: Track | None = None
 ) -> list[Path]:
+    import numpy as np
     import torch
 
     runs = study.runs(scope)
+    for kind in (np.float32, np.float64):
+        np.finfo(kind)  # kept by NumPy, which warns if it works them out without denormals
     torch.set_flush_denormal(True)  # denormals in a dead network would cost ten times the time
     try:
         trained = advance(study.name, runs, scope.dataset, study.test_batch, output / "runs", on_epoch, track)

@@ -12,10 +12,12 @@ from tritonclient.grpc import InferenceServerClient, InferInput
 
 from export.publishing.artifact import read_version
 from export.publishing.promote import served
-from export.publishing.publish import publish
+from export.publishing.publish import publish, read_config
+from export.publishing.triton_config import to_text
 from serving.running import Server, running_server
 
-EXPLICIT = ("--model-control-mode=explicit", "--load-model=*", "--disable-auto-complete-config")
+QUICK = ("--disable-auto-complete-config",)  # saves a start of each model
+EXPLICIT = ("--model-control-mode=explicit", "--load-model=*", *QUICK)
 PAUSE_S = 0.05
 
 
@@ -79,6 +81,15 @@ def test_versions_change_under_load_without_a_failure(folder: Path, exported: Pa
         assert not load.failures
 
 
+@pytest.fixture
+def lone(folder: Path) -> None:
+    """No standby instances, which double the processes, so no bound on the queue, which needs them."""
+    message = read_config(folder / "vitbn")
+    del message.instance_group[1:]
+    message.dynamic_batching.ClearField("default_queue_policy")
+    (folder / "vitbn" / "config.pbtxt").write_text(to_text(message))
+
+
 @contextmanager
 def damaged_as_it_appears(version: Path) -> Iterator[None]:
     """As by a failing disk before the load."""
@@ -119,8 +130,9 @@ def test_a_version_that_cannot_be_loaded_leaves_the_old_one_serving(folder: Path
 
 
 @pytest.mark.live
+@pytest.mark.usefixtures("lone")
 def test_a_server_in_another_mode_leaves_the_change_to_the_next_start(folder: Path, exported: Path) -> None:
-    with running_server(folder, ["--model-control-mode=none", "--disable-auto-complete-config"]) as server:
+    with running_server(folder, ["--model-control-mode=none", *QUICK]) as server:
         output = ok(folder, "publish", str(exported), server=server.http_url)
         assert "start it with --model-control-mode=explicit --load-model=*" in output
         assert served(folder / "vitbn") == [3, 4]
@@ -136,6 +148,7 @@ def test_a_server_in_another_mode_leaves_the_change_to_the_next_start(folder: Pa
 
 
 @pytest.mark.live
+@pytest.mark.usefixtures("lone")
 def test_a_restricted_server_asks_for_its_key(folder: Path) -> None:
     restricted = [*EXPLICIT, "--http-restricted-api=model-repository:key=secret"]
     with running_server(folder, restricted) as server:
@@ -146,17 +159,17 @@ def test_a_restricted_server_asks_for_its_key(folder: Path) -> None:
 
 
 @pytest.mark.live
-def test_an_overload_is_refused_not_queued(folder: Path, repository: Path) -> None:
+def test_an_overload_is_refused_not_queued(repository: Path, tmp_path: Path) -> None:
     artifact = read_version(repository / "vitbn" / "1")
-    publish(folder, "bounded", artifact)
-    path = folder / "bounded" / "config.pbtxt"
+    publish(tmp_path, "bounded", artifact)
+    path = tmp_path / "bounded" / "config.pbtxt"
     text = path.read_text()
     assert "max_queue_size: 16" in text
     path.write_text(text.replace("max_queue_size: 16", "max_queue_size: 2"))
     image = InferInput("image", [256, 1, 28, 28], "UINT8")
     image.set_data_from_numpy(np.zeros((256, 1, 28, 28), np.uint8))
     answers: list[str] = []
-    with running_server(folder) as server, InferenceServerClient(server.grpc_url) as client:
+    with running_server(tmp_path, QUICK) as server, InferenceServerClient(server.grpc_url) as client:
         for _ in range(40):
             client.async_infer("bounded", [image], lambda result, error: answers.append(str(error or "answered")))
         deadline = time.monotonic() + 60

@@ -148,7 +148,7 @@ def to_onnx(model: nn.Module, config: ModelConfig, opset: int) -> onnx.ModelProt
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")  # from inside the exporter
         program = torch.onnx.export(
-            model.eval().requires_grad_(False),  # a fifth quicker, the same graph
+            copy.deepcopy(model).eval().requires_grad_(False),  # without gradients a fifth quicker, the same graph
             (example,),
             dynamo=True,
             opset_version=opset,

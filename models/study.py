@@ -73,7 +73,8 @@ def study() -> None:
 @_shrinkable
 def run_learning_rates(rate: tuple[str, ...], **options: Any) -> None:
     """ViT, ViTBNFFN and ViTBN at three learning rates, 30 epochs."""
-    _train(learning_rates.study([float(each) for each in rate] or learning_rates.RATES), **options)
+    rates = [float(each) for each in rate] or learning_rates.RATES
+    _train(learning_rates.study(rates, _all_images(**options)), **options)
 
 
 @study.command("depths")
@@ -83,8 +84,8 @@ def run_learning_rates(rate: tuple[str, ...], **options: Any) -> None:
 @_shrinkable
 def run_depths(rate: tuple[str, ...], depth: tuple[int, ...], **options: Any) -> None:
     """ViT and ViTBNFFN of depth 2 to 7 on distorted images, 10 epochs."""
-    full_size = not (options["quick"] or options["epochs"] or options["train_images"])
-    _train(depths.study([float(each) for each in rate] or depths.RATES, depth or depths.DEPTHS, full_size), **options)
+    rates = [float(each) for each in rate] or depths.RATES
+    _train(depths.study(rates, depth or depths.DEPTHS, _all_images(**options)), **options)
 
 
 @study.command("dnn")
@@ -196,6 +197,10 @@ def run_claims(results: Path, output: Path) -> None:
     with _one_line_errors():
         write_atomically(output, page(results).encode())
     click.echo(f"Wrote {output}")
+
+
+def _all_images(quick: bool, train_images: int | None, **unused: Any) -> bool:
+    return not (quick or train_images)
 
 
 def _train(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from models.config import ModelConfig, ModelName
 from models.plots.figures import NAMES, legend, row_of_panels, style, whole_numbers
 from models.plots.results import Column, Result, footnote, table
-from models.studies.protocol import Extent, Scope, Study
+from models.studies.protocol import Extent, Scope, Study, name_of_part
 from models.studies.ratios import compare
 from models.studies.running import Run, Trained, seeded
 from models.studies.series import ACCURACY, TRAINING_TIME, Quantity, spread_tables
@@ -90,8 +90,8 @@ def _plain_accuracy(training: Trained, scope: Scope) -> float:
 
 
 def plots(result: Result) -> dict[str, Figure]:
-    """Over depth: none for a single depth."""
-    if len({row["depth"] for row in result["derived"]}) == 1:
+    """Over three depths and more."""
+    if len({row["depth"] for row in result["derived"]}) < 3:
         return {}
     return {
         "test-accuracy": _over_depth(
@@ -116,11 +116,9 @@ def _over_depth(result: Result, quantity: Quantity, title: str) -> Figure:
     return figure
 
 
-def study(rates: Sequence[float], depths: Sequence[int], full_size: bool) -> Study:
-    """`full_size`: of all epochs and images, which a part of the rates has in its name."""
-    part = [*map(str, rates), *(["full-size"] if full_size else [])] if tuple(rates) != RATES else []
+def study(rates: Sequence[float], depths: Sequence[int], all_images: bool) -> Study:
     return Study(
-        name="-".join(["depths", *part]),
+        name=name_of_part("depths", rates, RATES, all_images),
         question="On distorted digits, how deep can a network be trained with and without BatchNorm in its FFN?",
         epochs=10,
         test_batch=5000,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from models.config import ModelConfig, ModelName
 from models.plots.figures import NAMES, legend, row_of_panels
 from models.plots.results import Column, Result, footnote, table
-from models.studies.protocol import Extent, Scope, Study
+from models.studies.protocol import Extent, Scope, Study, name_of_part
 from models.studies.ratios import compare, gain
 from models.studies.running import Run, Trained, seeded
 from models.studies.series import BY_EPOCH, by_epoch, runs_table, spread_tables
@@ -137,9 +137,9 @@ def _gains(result: Result) -> Figure:
     return figure
 
 
-def study(rates: Sequence[float]) -> Study:
+def study(rates: Sequence[float], all_images: bool) -> Study:
     return Study(
-        name="-".join(["learning-rates", *(str(rate) for rate in rates if tuple(rates) != RATES)]),
+        name=name_of_part("learning-rates", rates, RATES, all_images),
         question="Does BatchNorm let a Vision Transformer train faster, and at higher learning rates, than LayerNorm?",
         epochs=30,
         test_batch=5000,

@@ -46,6 +46,11 @@ def _last_percent(result: Result, model: str, depth: int, lr: float) -> list[flo
     return [100 * series[-1]["test_accuracy"] if series else 10.0 for series in every]
 
 
+def _mean_percent(result: Result, model: str, depth: int, lr: float) -> float:
+    """Test accuracy, the mean over epochs and seeds."""
+    return 100 * mean(epoch["test_accuracy"] for series in _all_series(result, model, depth, lr) for epoch in series)
+
+
 def _with_range(percents: Sequence[float]) -> str:
     several = f" ({min(percents):.1f} to {max(percents):.1f})" if len(percents) > 1 else ""
     return f"{mean(percents):.1f} %{several}"
@@ -137,26 +142,18 @@ def time_by_rate(result: Result) -> Finding:
 
 
 def _pairs(result: Result, lr: float) -> list[tuple[int, float, float]]:
-    """Depth, and accuracy % of ViT and of ViTBNFFN on distorted test images."""
-    key = "distorted_test_accuracy"
+    """Depth, and accuracy % of ViT and of ViTBNFFN after the last epoch, means of the seeds."""
+    depths = sorted({run["config"]["depth"] for run in result["runs"] if run["options"]["lr"] == lr})
     return [
-        (row["depth"], 100 * row["vit"][key], 100 * row["vitbnffn"][key])
-        for row in result["derived"]
-        if row["lr"] == lr
+        (depth, *(mean(_last_percent(result, model, depth, lr)) for model in ("vit", "vitbnffn"))) for depth in depths
     ]
 
 
 def _in_words(result: Result, lr: float, pairs: Sequence[tuple[int, float, float]]) -> str:
-    distorted = all(run["options"]["augment_test"] for run in result["runs"])
+    def percent(model: str, depth: int) -> str:
+        return f"{NAMES[model]} {_with_range(_last_percent(result, model, depth, lr))}"
 
-    def percent(model: str, depth: int, of_all_seeds: float) -> str:
-        by_seed = _last_percent(result, model, depth, lr) if distorted else []
-        return _with_range(by_seed) if len(by_seed) > 1 else f"{of_all_seeds:.1f} %"
-
-    ours = "; ".join(
-        f"depth {depth}: ViT {percent('vit', depth, vit)}, ViTBNFFN {percent('vitbnffn', depth, other)}"
-        for depth, vit, other in pairs
-    )
+    ours = "; ".join(f"depth {depth}: {percent('vit', depth)}, {percent('vitbnffn', depth)}" for depth, _, _ in pairs)
     return f"distorted test images, {ours}"
 
 
@@ -174,40 +171,39 @@ def critical_depth(result: Result) -> Finding:
 
 
 def deep_at_0003(result: Result) -> Finding:
-    """Holds if ViTBNFFN is 5 points above ViT at every depth from 6 on, at least two; in part if POINTS above."""
+    """Holds if ViTBNFFN is 5 points above ViT at every depth from 6 on; in part if POINTS above."""
     pairs = [pair for pair in _pairs(result, 0.003) if pair[0] >= 6]
     leads = [other - vit for _, vit, other in pairs]
     return Finding(
         _in_words(result, 0.003, pairs),
-        "holds" if min(leads) >= 5 and len(leads) > 1 else "holds in part" if min(leads) > POINTS else "does not hold",
+        "holds" if min(leads) >= 5 else "holds in part" if min(leads) > POINTS else "does not hold",
     )
 
 
 def stable_when_deep(result: Result) -> Finding:
-    """Holds if ViTBNFFN ends POINTS above ViT at every depth and rate; in part at more than half of them."""
-    pairs = [pair for lr in (0.005, 0.003) for pair in _pairs(result, lr)]
+    """Of one rate: holds if ViTBNFFN ends POINTS above ViT at every depth; in part at more than half of them."""
+    (lr,) = {run["options"]["lr"] for run in result["runs"]}
+    pairs = _pairs(result, lr)
     ahead = sum(other > vit + POINTS for _, vit, other in pairs)
     return Finding(
-        f"distorted test images, {POINTS:g} point or more above ViT at {ahead} of {len(pairs)} pairs of depth and rate",
+        f"rate {lr:g}, distorted test images, {POINTS:g} point or more above ViT at {ahead} of {len(pairs)} depths",
         "holds" if ahead == len(pairs) else "holds in part" if 2 * ahead > len(pairs) else "does not hold",
     )
 
 
 def faster_when_deep(result: Result) -> Finding:
-    """Holds if ViTBNFFN's mean accuracy over the epochs is POINTS above ViT's at depths 5 to 7; in part at one.
+    """Holds if ViTBNFFN's mean accuracy over epochs and seeds is POINTS above ViT's at every depth from 5 on.
 
-    The epochs were measured on distorted test images if the runs have `augment_test`.
+    In part at one of them.
     """
-    distorted = all(run["options"]["augment_test"] for run in result["runs"])
     leads = {}
-    for depth in (5, 6, 7):
-        vit, other = (_series(result, model, depth, 0.003) for model in ("vit", "vitbnffn"))
-        leads[depth] = 100 * sum(b["test_accuracy"] - a["test_accuracy"] for a, b in zip(vit, other, strict=False))
-        leads[depth] /= min(len(vit), len(other))
+    for depth in (depth for depth, _, _ in _pairs(result, 0.003) if depth >= 5):
+        vit, other = (_mean_percent(result, model, depth, 0.003) for model in ("vit", "vitbnffn"))
+        leads[depth] = other - vit
     ours = ", ".join(f"depth {depth}: {lead:+.1f} points" for depth, lead in leads.items())
     ahead = sum(lead > POINTS for lead in leads.values())
     return Finding(
-        f"{'distorted' if distorted else 'plain'} test images, mean over the epochs against ViT, rate 0.003: {ours}",
+        f"distorted test images, mean over the epochs against ViT, rate 0.003: {ours}",
         "holds" if ahead == len(leads) else "holds in part" if ahead else "does not hold",
     )
 

@@ -69,37 +69,24 @@ def test_the_accuracy_at_a_high_rate_decides(vit, others, expected):
     assert verdict("At a learning rate of 0.01", with_last(load("learning-rates"), known)) == expected
 
 
-@pytest.fixture
-def with_seeds(tmp_path):
-    """Committed results, and learning-rates-0.01 of three seeds: 80, 90 and 85 % at depth 6."""
-    shutil.copytree(RESULTS, tmp_path / "studies", ignore=shutil.ignore_patterns("runs", "learning-rates-*"))
-    result = load("learning-rates")
-    runs = [run for run in result["runs"] if run["options"]["lr"] == 0.01]
-    result["runs"] = [
-        run
-        for accuracy in (0.8, 0.9, 0.85)
-        for run in with_last({"runs": runs}, {(model, 6, 0.01): accuracy for model in ("vit", "vitbn", "vitbnffn")})[
-            "runs"
-        ]
-    ]
-    result["scope"] |= {"seeds": 3, "form": "served"}
-    (tmp_path / "studies/learning-rates-0.01").mkdir()
-    (tmp_path / "studies/learning-rates-0.01/learning-rates-0.01.json").write_text(json.dumps(result))
-    return tmp_path / "studies"
-
-
-def test_more_seeds_are_judged_where_they_are(with_seeds):
-    (row,) = (line for line in page(with_seeds).splitlines() if "At a learning rate of 0.01" in line)
-    assert "ViT 85.0 % (80.0 to 90.0), ViTBNFFN 85.0 % (80.0 to 90.0)" in row
-    assert "[learning-rates-0.01](" in row
-    (size,) = (line for line in page(with_seeds).splitlines() if line.startswith("| learning-rates-0.01 |"))
-    assert "| 5 epochs, 10,000 images | 3 |" in size
+def test_verdicts_of_two_sizes_that_differ_hold_in_part(tmp_path):
+    shutil.copytree(RESULTS, tmp_path / "studies", ignore=shutil.ignore_patterns("runs", "*.png"))
+    for name, images, vitbnffn in (("depths-0.003", 10_000, 0.8), ("depths-0.003-all-images", 60_000, 0.9)):
+        result = with_pairs({6: (0.8, vitbnffn)}, 0.003) | {"command": "the command"}
+        result["scope"] = {"epochs": 10, "train_images": images, "seeds": 1}
+        (tmp_path / f"studies/{name}/{name}.json").write_text(json.dumps(result))
+    (row,) = (line for line in page(tmp_path / "studies").splitlines() if "At 0.003 ViTBNFFN is much" in line)
+    small, large = row.split("10 epochs, 60,000 images, seeds 1:")
+    assert "holds in part" in small
+    assert "10 epochs, 10,000 images, seeds 1: distorted test images, depth 6: ViT 80.0 %, ViTBNFFN 80.0 %" in small
+    assert "ViTBNFFN 90.0 %" in large
+    assert "[depths-0.003-all-images](" in large
 
 
 def test_hours_at_the_published_size():
     epochs = [{"training_time_s": train_s, "test_time_s": 5.0} for train_s in (9.0, 10.0, 30.0)]
     runs = [{"series": epochs}, {"series": []}]
-    assert _hours(runs, Size(3, 1000), Size(36, 2000)) == pytest.approx(36 * (2 * 10 + 5) / 3600)
+    assert _hours(runs, Size(3, 1000), Size(36, 2000)) == pytest.approx(36 * (2 * 9 + 5) / 3600)
 
 
 @pytest.mark.parametrize(
@@ -118,18 +105,18 @@ def test_the_time_of_an_epoch_decides():
     assert verdict("The time of an epoch", result) == "holds"
 
 
-def accuracies(distorted):
-    """Plain test images decide nothing."""
-    return {"distorted_test_accuracy": distorted, "test_accuracy": 0.97}
-
-
 def with_pairs(pairs, rate):
-    result = load("depths")
-    result["derived"] = [
-        {"depth": depth, "lr": rate, "vit": accuracies(vit), "vitbnffn": accuracies(other)}
-        for depth, (vit, other) in pairs.items()
+    """Depth -> accuracy in every epoch of ViT and of ViTBNFFN."""
+    runs = [
+        {
+            "config": {"model": model, "depth": depth},
+            "options": {"lr": rate},
+            "series": [{"test_accuracy": accuracy, "training_time_s": 1.0, "test_time_s": 1.0}] * 2,
+        }
+        for depth, both in pairs.items()
+        for model, accuracy in zip(("vit", "vitbnffn"), both, strict=True)
     ]
-    return result
+    return {"runs": runs}
 
 
 @pytest.mark.parametrize(
@@ -151,18 +138,13 @@ def test_the_lead_of_deep_networks_decides(other, expected):
     assert verdict("At high rates", result) == stable
 
 
-def test_a_single_deep_network_decides_in_part():
-    assert verdict("At 0.003", with_pairs({6: (0.9, 0.98)}, 0.003)) == "holds in part"
-
-
 @pytest.mark.parametrize(
     ("leads", "expected"),
     [((0.1, 0.1, 0.1), "holds"), ((0.1, 0.0, 0.0), "holds in part"), ((0.001, 0.005, 0.0), "does not hold")],
 )
 def test_the_mean_lead_decides(leads, expected):
-    known = {("vit", depth, 0.003): 0.8 for depth in (5, 6, 7)}
-    known |= {("vitbnffn", depth, 0.003): 0.8 + lead for depth, lead in zip((5, 6, 7), leads, strict=True)}
-    assert verdict("ViTBNFFN converges", with_last(load("depths"), known)) == expected
+    pairs = {4: (0.9, 0.9)} | {depth: (0.8, 0.8 + lead) for depth, lead in zip((5, 6, 7), leads, strict=True)}
+    assert verdict("ViTBNFFN converges", with_pairs(pairs, 0.003)) == expected
 
 
 @pytest.mark.parametrize(

@@ -111,11 +111,11 @@ def test_depths(small_mnist, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("rates", "full_size", "name"),
-    [(depths.RATES, True, "depths"), ((0.005,), False, "depths-0.005"), ((0.003,), True, "depths-0.003-full-size")],
+    ("rates", "all_images", "name"),
+    [(depths.RATES, True, "depths"), ((0.005,), False, "depths-0.005"), ((0.003,), True, "depths-0.003-all-images")],
 )
-def test_a_part_of_depths_has_its_own_name(rates, full_size, name):
-    assert depths.study(rates, (6,), full_size).name == name
+def test_a_part_of_depths_has_its_own_name(rates, all_images, name):
+    assert depths.study(rates, (6,), all_images).name == name
 
 
 @pytest.mark.slow

@@ -48,7 +48,7 @@ def all_of_learning_rates():
 
 @pytest.fixture(scope="module")
 def scope():
-    return learning_rates.study(learning_rates.RATES).scope(load_digits(), "cpu", quick=True)
+    return learning_rates.study(learning_rates.RATES, all_images=False).scope(load_digits(), "cpu", quick=True)
 
 
 @pytest.fixture(scope="module")

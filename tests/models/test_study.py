@@ -96,12 +96,13 @@ def test_norms_of_one_way_grow_by_seeds_and_norms(small_mnist, tmp_path, monkeyp
 
 @pytest.mark.slow
 def test_depths(small_mnist, tmp_path, monkeypatch):
-    monkeypatch.setattr(depths, "DEPTHS", (1, 2))
+    monkeypatch.setattr(depths, "DEPTHS", (1, 2, 3))
     written = carried_out("depths", small_mnist, tmp_path, "--epochs", 1, "--train-images", 10, "--seeds", 2)
     assert {(one["options"]["augment"], one["options"]["augment_test"]) for one in written["runs"]} == {("study", True)}
-    assert [(row["lr"], row["depth"]) for row in written["derived"]] == [(0.005, 1), (0.005, 2), (0.003, 1), (0.003, 2)]
+    pairs = [(lr, depth) for lr in (0.005, 0.003) for depth in (1, 2, 3)]
+    assert [(row["lr"], row["depth"]) for row in written["derived"]] == pairs
     (gains, spread) = written["tables"]
-    assert (len(gains["rows"]), len(spread["rows"])) == (4, 8)
+    assert (len(gains["rows"]), len(spread["rows"])) == (6, 12)
     last = [one["series"][-1]["test_accuracy"] for one in written["runs"]]
     assert written["derived"][0]["vit"]["distorted_test_accuracy"] == pytest.approx((last[0] + last[2]) / 2)
     assert spread["rows"][0][-2:] == pytest.approx([100 * min(last[0], last[2]), 100 * max(last[0], last[2])])

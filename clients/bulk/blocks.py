@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 Shape = tuple[int, int, int]
 Ids: TypeAlias = "pa.Array | list[str] | range"  # a range of rows of the part's file
 
-_BLOCK_BYTES = 1 << 20  # of pixels, which then stay in the cache
+_BLOCK_BYTES = 1 << 20  # of pixels; larger blocks are not quicker
 _LARGEST_PICTURE = 1 << 27  # bytes, held in memory
 
 

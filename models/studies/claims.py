@@ -87,7 +87,7 @@ def _read(path: Path) -> Result:
 def _judge(claim: Claim, study: str, result: Result) -> Finding:
     try:
         return claim.judge(result)
-    except (KeyError, IndexError, TypeError, StopIteration) as error:
+    except (KeyError, IndexError, TypeError, ValueError, StopIteration) as error:
         raise StudyError(f"{study}.json: expected the figures of this study, found {error!r}") from error
 
 
@@ -95,8 +95,8 @@ def _head(judged: Sequence[Judged]) -> Iterator[str]:
     counts = {verdict: sum(each.verdict == verdict for each in judged) for verdict in ORDER}
     yield "# The published claims, each with a verdict"
     yield ""
-    yield "Unfavourable verdicts come first. Our runs are smaller than the published runs: a verdict from a small"
-    yield "run is a verdict about that size. The sizes stand below the table."
+    yield "Unfavourable verdicts come first. Most of our runs are smaller than the published runs: a verdict from a"
+    yield "small run is a verdict about that size. The sizes stand below the table."
     yield ""
     yield "| verdict | meaning | claims |"
     yield "|---|---|---:|"

@@ -147,6 +147,14 @@ def test_the_mean_lead_decides(leads, expected):
     assert verdict("ViTBNFFN converges", with_pairs(pairs, 0.003)) == expected
 
 
+def test_a_run_that_diverged_at_once_counts_as_chance():
+    result = with_pairs({6: (0.8, 0.8)}, 0.003)
+    result["runs"][0]["series"] = []
+    assert verdict("ViTBNFFN converges", result) == "holds"
+    result["runs"][1]["series"] = []
+    assert verdict("ViTBNFFN converges", result) == "does not hold"
+
+
 @pytest.mark.parametrize(
     ("without", "expected"), [((0.5, 0.1), "holds"), ((0.5, 0.95), "holds in part"), ((0.95, 0.95), "does not hold")]
 )

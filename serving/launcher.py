@@ -126,10 +126,11 @@ def assemble_backends(files: Mapping[str, Path], cache: Path) -> Path:
 
 
 def server_environment(pytriton: Path, inherited: Mapping[str, str]) -> dict[str, str]:
-    """Puts the server's libraries, our libpython and our python3 first."""
+    """Puts the server's libraries, our libpython and our python3 first; ONNX Runtime reports nothing to Microsoft."""
     libraries = [str(pytriton.parent / "nvidia_pytriton.libs"), str(Path(sys.base_prefix, "lib"))]
     programs = str(Path(sys.executable).parent)  # the first python3 on PATH selects the stub's environment
     return {
+        "ORT_DISABLE_TELEMETRY": "1",
         **inherited,
         "LD_LIBRARY_PATH": os.pathsep.join([*libraries, *filter(None, [inherited.get("LD_LIBRARY_PATH")])]),
         "PATH": os.pathsep.join([programs, inherited.get("PATH", os.defpath)]),

@@ -58,3 +58,30 @@ def test_another_error_keeps_its_traceback(tmp_path):
     done = run([sys.executable, "-c", "import vitbn; import no_such_module"], tmp_path)
     assert done.stderr.startswith("Traceback")
     assert "No module named 'no_such_module'" in done.stderr
+
+
+OPENVINO = "from export.engines.openvino_engine import openvino_module; openvino_module()"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("ours", "library"),
+    [
+        ("import export.equivalence", "onnxruntime"),
+        ("import clients.bulk.network", "onnxruntime"),
+        ("import benchmarks.contest.roofline", "onnxruntime"),
+        (OPENVINO, "openvino"),
+    ],
+)
+def test_a_library_reports_to_nobody(tmp_path: Path, ours: str, library: str) -> None:
+    """Else its import writes an id of the machine into the home folder and reports, except where CI is set."""
+    settings = {"HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    unset = ("CI", "ORT_DISABLE_TELEMETRY", "XDG_CACHE_HOME")
+    environment = {name: value for name, value in os.environ.items() if name not in unset} | settings
+    ids = []
+    for program in (f"{ours}; import {library}", f"import {library}"):
+        subprocess.run([sys.executable, "-c", program], env=environment, check=True)
+        ids.append([path for path in tmp_path.rglob("*") if path.name in ("deviceid", "openvino_ga_cid")])
+    if not ids[1]:
+        pytest.skip(f"this {library} reports nothing by itself")
+    assert not ids[0]

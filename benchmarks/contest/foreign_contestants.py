@@ -35,7 +35,7 @@ def contestants(
     files: Mapping[str, Path], read: Callable[[Outputs], Array], feeds: Feeds
 ) -> tuple[dict[str, Call], dict[str, str]]:
     """The calls by name, and why others are missing; `read` picks the read part of a plain file's outputs."""
-    from export.onnx_rewrites.errors import ForeignError
+    from export.errors import ExportError
     from export.onnx_rewrites.proof import session
 
     def in_onnx_runtime(path: Path) -> Call:
@@ -50,7 +50,7 @@ def contestants(
         try:
             call = make()
             outputs = call()
-        except (ForeignError, RuntimeError) as error:
+        except (ExportError, RuntimeError) as error:
             left_out[name] = " ".join(str(error).split())[:200]
             continue
         answer = outputs[0] if OURS in name else read([outputs[k] for k in range(len(outputs))])
@@ -84,9 +84,9 @@ def optimise(network: Foreign, plain: Path, folder: Path) -> tuple[Path, dict[st
 
 
 def _openvino(path: Path, feeds: Feeds) -> Call:
-    import openvino
+    from export.engines.openvino_engine import openvino_module
 
-    core = openvino.Core()
+    core = openvino_module().Core()
     settings = {"INFERENCE_NUM_THREADS": 1, "INFERENCE_PRECISION_HINT": "f32"}
     compiled = core.compile_model(core.read_model(path), "CPU", settings)
     return partial(compiled.create_infer_request().infer, dict(feeds))

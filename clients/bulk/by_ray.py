@@ -5,6 +5,7 @@ Every node must see the inputs, the model and the output under the same paths, a
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from itertools import islice
 from typing import Any
@@ -16,6 +17,7 @@ from clients.bulk.scoring import Outcome, do_part
 
 def run(job: Job, parts: Iterator[Part]) -> Iterator[Outcome]:
     """Keeps one part per core running and as many waiting."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a new cluster would report its use
     import ray
 
     ray.init(log_to_driver=False, include_dashboard=False)

@@ -114,6 +114,7 @@ def test_environment_puts_this_python_first() -> None:
     environment = launcher.server_environment(Path("/site/pytriton"), {"PATH": "/usr/bin", "LD_LIBRARY_PATH": "/x"})
     assert environment["PATH"] == f"{Path(sys.executable).parent}:/usr/bin"
     assert environment["LD_LIBRARY_PATH"] == f"/site/nvidia_pytriton.libs:{sys.base_prefix}/lib:/x"
+    assert environment["ORT_DISABLE_TELEMETRY"] == "1"
 
 
 @pytest.mark.parametrize("name", ["a b", "a;b", "$(a)", "it's"])

@@ -110,3 +110,9 @@ def test_missing_openvino_is_one_line(backend: ModuleType, monkeypatch: pytest.M
     with pytest.raises(ModelRefused) as refusal:
         backend.TritonPythonModel().load(tmp_path / "model.onnx", config(), {"model_instance_kind": "CPU"})
     assert str(refusal.value) == f"OpenVINO is not installed in {sys.prefix}: pip install openvino"
+
+
+def test_openvino_reports_to_nobody(backend: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "openvino_telemetry", raising=False)
+    backend._core()
+    assert sys.modules["openvino_telemetry"] is None  # OpenVINO then takes its stub

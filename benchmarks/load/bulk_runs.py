@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import select
 import signal
 import struct
 import subprocess
@@ -24,7 +25,7 @@ Row = dict[str, Any]
 
 ROUNDS = 9
 PLAIN_S = 3.0  # of ONNX Runtime alone, after a second of warm-up
-LOOK_S = 0.2  # between looks at the memory
+LOOK_S = 0.25  # between looks at the memory, of 4 ms each
 BLOCK = 4096  # images of the repeated digits
 
 
@@ -71,9 +72,8 @@ class BulkBench:
         memory_mb, started = list[float](), time.monotonic()
         output = self._folder / ("undisturbed" if number == 0 else f"again-{number}")
         driver = self._start(output)
-        while driver.poll() is None:
+        while not _ended(driver, LOOK_S):
             memory_mb.append(_memory_mb(driver.pid))
-            time.sleep(LOOK_S)
         whole = self._rows / (time.monotonic() - started)
         _check_ended(driver)
         half = memory_mb[len(memory_mb) // 2 : -1] or memory_mb
@@ -212,6 +212,15 @@ def _wait_for_parts(output: Path, count: int, driver: subprocess.Popen[bytes]) -
         if driver.poll() is not None:
             raise RuntimeError(f"{output}: expected a run of at least {count} parts, found an earlier end")
         time.sleep(0.005)
+
+
+def _ended(driver: subprocess.Popen[bytes], wait_s: float) -> bool:
+    """Returns at the moment of its end, not at the next look."""
+    descriptor = os.pidfd_open(driver.pid)
+    try:
+        return bool(select.select([descriptor], [], [], wait_s)[0])
+    finally:
+        os.close(descriptor)
 
 
 def _check_ended(driver: subprocess.Popen[bytes], wait_s: float = 60) -> None:

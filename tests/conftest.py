@@ -17,8 +17,9 @@ ROOT = Path(__file__).parents[1]
 # A shell script's background jobs and their children ignore SIGINT; some tests interrupt children.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Set before torch is imported, and for children. On busy cores more threads take ten times as long.
+# Set before torch and ONNX Runtime are imported, and for children. On busy cores more threads take ten times as long.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 
 # Every run draws other examples; a search for faults draws more: --hypothesis-profile=thorough.

@@ -45,7 +45,7 @@ def check_accuracy(data: bytes, dataset: Dataset, max_drop_points: float, bfloat
 
 def openvino_module() -> Any:
     """Raises Unavailable without OpenVINO."""
-    sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]  # OpenVINO then reports nothing to Intel
+    sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]  # stops OpenVINO's reports to Intel
     try:
         import openvino
     except ModuleNotFoundError as error:

@@ -118,7 +118,7 @@ def wants_bfloat16(config: Config) -> bool:
 
 def _core() -> ov.Core:
     """Imported here, so that a missing OpenVINO becomes a refusal."""
-    sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]  # OpenVINO then reports nothing to Intel
+    sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]  # stops OpenVINO's reports to Intel
     try:
         import openvino
     except ModuleNotFoundError as error:

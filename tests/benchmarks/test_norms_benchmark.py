@@ -24,7 +24,7 @@ def study(tmp_path: Path) -> Path:
         randomise_norms(network)
         path = tmp_path / f"study/runs/{model}-lr-0.001.safetensors"
         save(path, network, network.config, {"dataset": "mnist", "test_images": 10_000, "test_accuracy": accuracy})
-        row = {"model": model, "folds": model == "vit-dfn", "high": high, "checkpoint": path.name}
+        row = {"model": model, "folds": model == "vit-dfn", "checkpoint": path.name}
         rows.append(row | {"usual": {"test_accuracy": accuracy}, "of_layer_norm": 1.5})
     for model, accuracy in (("vit-repbn", 0.1), ("vit-un", None)):  # their checkpoints are not opened
         rows.append({"model": model, "checkpoint": "none", "usual": {"test_accuracy": accuracy}})

@@ -193,11 +193,11 @@ CLAIMS = (
         "At a learning rate of 0.01 the BatchNorm models learn and ViT collapses",
         "BatchNorm models above 97 %",
         RATES_SIZE,
-        "learning-rates-0.01",
+        "learning-rates-three-seeds",
         verdicts.high_rate,
         also=("learning-rates-0.01-all-images",),
     ),
-    Claim("At 0.0005 ViT converges faster", "no figure", RATES_SIZE, "learning-rates", verdicts.low_rate),
+    Claim("At 0.0005 ViT converges faster", "no figure", RATES_SIZE, "learning-rates-three-seeds", verdicts.low_rate),
     Claim(
         "The time of an epoch changes with the learning rate",
         "the ratios above",

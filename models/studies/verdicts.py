@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import mean
+from statistics import mean, median
 from typing import Any, Literal
 
 Result = Mapping[str, Any]
@@ -23,7 +23,7 @@ class Finding:
     verdict: Verdict
 
 
-def _all_series(result: Result, model: str, depth: int, lr: float) -> list[list[Mapping[str, float]]]:
+def _series(result: Result, model: str, depth: int, lr: float) -> list[list[Mapping[str, float]]]:
     """Of all seeds; raises KeyError without runs."""
     key = (model, depth, lr)
     runs = [
@@ -36,19 +36,15 @@ def _all_series(result: Result, model: str, depth: int, lr: float) -> list[list[
     return runs
 
 
-def _series(result: Result, model: str, depth: int, lr: float) -> list[Mapping[str, float]]:
-    return _all_series(result, model, depth, lr)[0]
-
-
 def _last_percent(result: Result, model: str, depth: int, lr: float) -> list[float]:
     """Test accuracy after the last epoch by seed; 10 % for a run that diverged in its first."""
-    every = _all_series(result, model, depth, lr)
+    every = _series(result, model, depth, lr)
     return [100 * series[-1]["test_accuracy"] if series else 10.0 for series in every]
 
 
 def _mean_percent(result: Result, model: str, depth: int, lr: float) -> float:
     """Test accuracy, the mean over epochs and seeds; 10 % for a run that diverged in its first epoch."""
-    every = (series or [{"test_accuracy": 0.1}] for series in _all_series(result, model, depth, lr))
+    every = (series or [{"test_accuracy": 0.1}] for series in _series(result, model, depth, lr))
     return 100 * mean(epoch["test_accuracy"] for series in every for epoch in series)
 
 
@@ -109,12 +105,8 @@ def high_rate(result: Result) -> Finding:
 
 
 def low_rate(result: Result) -> Finding:
-    """Holds if ViT's accuracy, the mean over all epochs, is POINTS above both others; in part above one of the two."""
-    means = {
-        model: 100 * sum(epoch["test_accuracy"] for epoch in series) / len(series)
-        for model in NAMES
-        if (series := _series(result, model, 6, 0.0005))
-    }
+    """Holds if ViT's mean accuracy over epochs and seeds is POINTS above both others; in part above one of the two."""
+    means = {model: _mean_percent(result, model, 6, 0.0005) for model in NAMES}
     ours = ", ".join(f"{NAMES[model]} {percent:.1f} %" for model, percent in means.items())
     ahead = sum(means["vit"] > means[model] + POINTS for model in means if model != "vit")
     return Finding(
@@ -128,9 +120,7 @@ def time_by_rate(result: Result) -> Finding:
     spreads = {}
     for model in NAMES:
         medians = [
-            sorted(epoch["training_time_s"] for epoch in _series(result, model, 6, lr))[
-                len(_series(result, model, 6, lr)) // 2
-            ]
+            median(epoch["training_time_s"] for series in _series(result, model, 6, lr) for epoch in series)
             for lr in (0.0005, 0.005, 0.01)
         ]
         spreads[model] = max(medians) / min(medians)

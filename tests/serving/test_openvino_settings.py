@@ -115,4 +115,4 @@ def test_missing_openvino_is_one_line(backend: ModuleType, monkeypatch: pytest.M
 def test_openvino_reports_to_nobody(backend: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "openvino_telemetry", raising=False)
     backend._core()
-    assert sys.modules["openvino_telemetry"] is None  # so OpenVINO uses its stub
+    assert sys.modules["openvino_telemetry"] is None  # OpenVINO uses its stub

@@ -172,8 +172,9 @@ def test_a_signal_ends_it_within_6_s_with_exit_code_0_and_no_orphan(tmp_path: Pa
     process = subprocess.Popen([*command, *ports, "--allow-metrics=false"], stderr=subprocess.DEVNULL)
     try:
         wait_until(lambda: probe_server(url, timeout_s=5).ok, "right")
-        family = psutil.Process(process.pid).children(recursive=True)
-        assert len(family) >= 3, "the server, a stub, the prober"
+        supervisor = psutil.Process(process.pid)
+        wait_until(lambda: len(supervisor.children(recursive=True)) >= 3, "with a server, a stub and a prober")
+        family = supervisor.children(recursive=True)
         with closing(http.client.HTTPConnection(url)) as idle:
             idle.request("GET", "/v2/health/live")
             idle.getresponse().read()

@@ -6,7 +6,7 @@ Light, so that it starts before the driver's own imports.
 import multiprocessing
 from multiprocessing import forkserver
 
-PRELOADED = ["clients.bulk.scoring", "onnxruntime", "pyarrow.compute", "pyarrow.parquet"]
+PRELOADED = ["clients.bulk.scoring", "onnxruntime", "pyarrow.parquet"]
 
 CONTEXT = multiprocessing.get_context("forkserver")
 

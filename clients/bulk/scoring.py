@@ -9,6 +9,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from clients.bulk.blocks import Ids, Reader, numbered
 from clients.bulk.job import Job, Output, Part
@@ -16,9 +17,6 @@ from clients.bulk.network import ModelFile, Network
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-
-_IDS = 10_000  # in an array
 
 
 @dataclass(frozen=True)
@@ -49,9 +47,9 @@ def score_part(network: Network, reader: Reader, part: Part) -> pa.Table:
     missing = np.isin(np.arange(rows), list(errors)) if errors else None
     columns = {
         "id": pa.chunked_array(_id_arrays(part.paths[0], ids), pa.string()),
-        "label": pa.array(network.labels, pa.string()).take(pa.array(index, mask=missing)),
+        "label": _repeated(index.astype(np.int32), network.labels, missing),
         "probability": pa.array(probability, mask=missing),
-        "model_version": pa.repeat(pa.scalar(network.model.version, pa.string()), rows),
+        "model_version": _repeated(np.zeros(rows, np.int32), [network.model.version]),
         "error": pa.array([errors.get(row) for row in range(rows)] if errors else pa.nulls(rows), pa.string()),
     }
     about = {"model": network.model.name, "sha256": network.model.sha256}
@@ -59,14 +57,20 @@ def score_part(network: Network, reader: Reader, part: Part) -> pa.Table:
 
 
 def _id_arrays(path: str, ids: Sequence[Ids]) -> list[pa.Array]:
-    """Row numbers by the ten thousand, for an array a block would cost more. Only the row of a damage follows them."""
+    """One range for all row numbers: an array a block would cost more. Only the row of a damage follows them."""
     import pyarrow as pa
 
     ranges = [each for each in ids if isinstance(each, range)]
-    rows = range(ranges[0].start, ranges[-1].stop) if ranges else range(0)
-    arrays = [numbered(path, rows[first : first + _IDS]) for first in range(0, len(rows), _IDS)]
+    arrays = list(numbered(path, range(ranges[0].start, ranges[-1].stop))) if ranges else []
     others = (each for each in ids if not isinstance(each, range))
     return arrays + [pa.array(each, pa.string()) if isinstance(each, list) else each for each in others]
+
+
+def _repeated(places: NDArray[np.int32], values: Sequence[str], missing: NDArray[np.bool_] | None = None) -> pa.Array:
+    """`values` at `places`. As a dictionary, because Parquet stores that: else it would look up every row."""
+    import pyarrow as pa
+
+    return pa.DictionaryArray.from_arrays(pa.array(places, mask=missing), pa.array(values, pa.string()))
 
 
 def do_part(job: Job, line: str) -> Outcome:
@@ -78,8 +82,11 @@ def do_part(job: Job, line: str) -> Outcome:
     network, reader, output = _tools(job)
     table = score_part(network, reader, part)
     file = pa.BufferOutputStream()
-    # ids are unique: a dictionary would cost more than it saves
-    pq.write_table(table, file, compression="zstd", use_dictionary=["label", "model_version", "error"])
+    # Ids are unique: a dictionary would cost more than it saves. Without Arrow's schema readers get plain strings.
+    words = ["label", "model_version", "error"]
+    with pq.ParquetWriter(file, table.schema, compression="zstd", use_dictionary=words, store_schema=False) as writer:
+        writer.write_table(table)
+        writer.add_key_value_metadata(table.schema.metadata)
     output.write(part.file_name, file.getvalue().to_pybytes())
     return Outcome(part.number, len(table), len(table) - table["error"].null_count)
 

@@ -1,7 +1,6 @@
-"""`make demo`: rewrites and publishes the shipped ViTBN, serves it, asks it about digit.png and times it.
+"""`make demo`: rewrites, publishes, serves, asks and times the shipped ViTBN.
 
-Each line shows its step's command; here the server has free ports and is stopped at the end. The model repository,
-triton_repo/, stays.
+The server takes free ports and stops at the end; triton_repo/ stays.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from serving.running import running_server
 
 
 def step(number: int, title: str, *command: str) -> None:
-    """Ends the demonstration if the command fails."""
     print(f"\n[{number}/4] {title}\n      $ python {' '.join(command)}", flush=True)
     if code := subprocess.run([sys.executable, *command]).returncode:
         sys.exit(code)

@@ -1,4 +1,4 @@
-"""The program `vitbn COMMAND`; each command is the click object of its own script.
+"""The program `vitbn COMMAND`.
 
 Importing this module also installs a one-line error for a foreign package that hides ours.
 """
@@ -39,7 +39,7 @@ COMMANDS = {
 
 
 class LazyGroup(click.Group):
-    """Imports a command on demand: a client machine needs no package of the other commands."""
+    """Imports commands on demand: a client machine lacks other commands' packages."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -63,7 +63,7 @@ def main() -> None:
 
 
 def foreign_package(error: BaseException) -> str | None:
-    """An error line if an import failed because another package of our name comes first on the path, else None."""
+    """An error line if another package hides ours, else None."""
     package = (error.name or "").partition(".")[0] if isinstance(error, ImportError) else ""
     spec = find_spec(package) if package in PACKAGES else None
     places = [*(spec.submodule_search_locations or ()), spec.origin or ""] if spec else []

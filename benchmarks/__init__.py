@@ -1,4 +1,4 @@
-"""Measurements: every stage against the PyTorch baseline and the CNN."""
+"""Measures every stage against PyTorch and the CNN."""
 
 import os
 

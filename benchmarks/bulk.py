@@ -1,8 +1,4 @@
-"""A bulk run against plain ONNX Runtime, and its answers after kills.
-
-Out as JSON: rates of both in turns; the memory of `vitbn bulk`; whether every row came once although a worker and then
-the driver were killed.
-"""
+"""Out as JSON: rates of `vitbn bulk` and plain ONNX Runtime; its memory; whether each row came once despite kills."""
 
 from __future__ import annotations
 

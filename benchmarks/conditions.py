@@ -1,5 +1,3 @@
-"""Accuracy on 24 kinds of pictures, from a sheet in good light to a crooked photo."""
-
 from __future__ import annotations
 
 from pathlib import Path

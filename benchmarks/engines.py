@@ -1,7 +1,4 @@
-"""One ONNX file in each CPU engine, and a backend's requests answered together or one by one.
-
-The requests run through the backend's code without the server.
-"""
+"""The requests run through the backend's code without the server."""
 
 from __future__ import annotations
 
@@ -36,7 +33,7 @@ class LoadedModel:
         self.classify = classify
 
     def run(self, names: Sequence[str], feeds: Mapping[str, Array]) -> list[Array]:
-        """`feeds` holds one tensor: the images."""
+        """`feeds` holds only the images."""
         return [self.classify(images) for images in feeds.values()]
 
 

@@ -1,8 +1,7 @@
-"""What a served model's clients see when something breaks.
+"""In: scenarios, most against a supervised server, all of them local.
 
-In: scenarios, each against a real, supervised server with a shipped ViTBN. Out: a row for each as JSON: requests sent,
-right, wrong, refused and failed; p50, p99 and worst latency of right answers in ms; seconds until the answers were
-right again; memory in MB. All traffic stays on 127.0.0.1.
+Out: a JSON row each: requests sent, right, wrong, refused and failed; p50, p99 and worst latency of right answers in
+ms; seconds until answers were right again; memory in MB.
 """
 
 from __future__ import annotations

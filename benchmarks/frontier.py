@@ -1,5 +1,3 @@
-"""Accuracy against measured speed, for choosing a network."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -59,7 +57,7 @@ def frontier(folders: Sequence[Path], count: int, seconds: float, output: Path) 
 
 
 def comparable(folders: Sequence[Path]) -> list[Checkpoint]:
-    """The first checkpoint of each architecture in `folders`.
+    """The first checkpoint of each architecture.
 
     Raises FrontierError for no checkpoints, a missing test accuracy, or accuracies on different images.
     """

@@ -16,7 +16,7 @@ import click
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("torch", "onnx", "onnxruntime", "tensorrt", "polygraphy", "tritonclient.grpc", "matplotlib", "pooch")
 MODELS = ("vitbn", "cnn")
-# 15 rounds of 0.2 s, each with and without copies, for all at both batch sizes: about 6 minutes, and the builds.
+# 15 rounds of 0.2 s with and without copies at both batch sizes take about 6 minutes, plus the builds.
 RUNTIMES = (
     *("torch", "torch-sdpa-optimized", "torch-cudagraphs-optimized", "onnx-optimized"),
     *("tensorrt-plain", "tensorrt-folded", "tensorrt", "tensorrt-cudagraph"),
@@ -38,14 +38,13 @@ class Step:
 
 
 def steps(output: Path) -> Iterator[Step]:
-    """All measurements, the most wanted first; each writes its result at once."""
+    """The most wanted first; each writes its result at once."""
     names = ("--models", ",".join(MODELS), "--runtimes", ",".join(RUNTIMES), "--precision", ",".join(PRECISIONS))
     sizes = ("--batch", "5000", "--batch", "1", "--seconds", "8", "--device", "cuda")
     yield Step("benchmarks.latency", "latency", (*sizes, *names, "--json", str(output / "latency.json")), 14)
     for model in MODELS:
         where = ("--repository", str(output / "triton_repo"), "--timing-cache", str(output / "timing.cache"))
         yield Step("export.to_tensorrt", "tensorrt", ("--model", model, "--precision", "fp16", *where), 2)
-    # All test images at once, and few per request.
     many = ("--precision", "fp16", "--batch", "5000", *_each("--in-flight", "1", "2"))
     memories = _each("--shared-memory", "none", "system", "cuda")
     few = ("--precision", ",".join(PRECISIONS), *_each("--batch", "1", "64"), *_each("--in-flight", "1", "16"))
@@ -114,7 +113,7 @@ def _missing_packages() -> Iterator[str]:
 
 
 def _missing_server_and_images(fetch: bool) -> Iterator[str]:
-    """`fetch` downloads the images. Missing, they would fail the last steps after a quarter of an hour."""
+    """Without the images only the last steps would fail, after a quarter of an hour."""
     from models.data import DataError, find_mnist
     from serving.launcher import native_server
 

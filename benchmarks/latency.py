@@ -1,5 +1,3 @@
-"""Latency of every model in every runtime, in one interleaved run."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence

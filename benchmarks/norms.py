@@ -1,4 +1,4 @@
-"""The cost of each norm at inference, after all possible folds."""
+"""The cost of each norm at inference, after all folds."""
 
 from __future__ import annotations
 

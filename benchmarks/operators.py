@@ -1,5 +1,3 @@
-"""Time per operator, plain and after all rewrites."""
-
 from __future__ import annotations
 
 from pathlib import Path

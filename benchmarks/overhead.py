@@ -1,5 +1,3 @@
-"""The cost of server and client, against the same ONNX file in this process."""
-
 from __future__ import annotations
 
 import tempfile

@@ -1,7 +1,7 @@
-"""What clients of two servers behind the proxy see when something breaks.
+"""In: scenarios against a local `vitbn serve --servers 2`.
 
-In: scenarios, against `vitbn serve --servers 2` with the shipped ViTBN of one block. Out: a row for each as JSON:
-requests sent, right, wrong, refused and failed, latencies in ms. All traffic stays on 127.0.0.1.
+Out: a JSON row each: requests sent, right, wrong, refused and failed, and latencies in ms; others for `hostile` and
+`added`.
 """
 
 from __future__ import annotations

@@ -1,5 +1,3 @@
-"""Makes a page of the results; compares two results of a benchmark."""
-
 from __future__ import annotations
 
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""The gain of the exact rewrites, separately and together, each contestant at its best."""
-
 from __future__ import annotations
 
 from pathlib import Path

@@ -1,7 +1,6 @@
-"""How a fleet of servers would do under a day's load with failures.
+"""A fleet of servers under a day's load with failures.
 
-In: service times of two real servers, measured now or earlier. Out as JSON: these two measured and simulated, then 10,
-100 and 1,000 servers, simulated only.
+In: service times of two real servers. Out as JSON: these two measured and simulated, and larger fleets simulated.
 """
 
 from __future__ import annotations

@@ -1,5 +1,3 @@
-"""The real server under load, for each sharing of its cores, against the same process."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence

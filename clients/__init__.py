@@ -1,5 +1,5 @@
-"""Clients of the server: preprocessing, typed clients, command line, page. No torch."""
+"""Preprocessing, clients of the server, command line, page. No torch."""
 
 import os
 
-os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # else ONNX Runtime reports to Microsoft; read when imported
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # read at import; else ONNX Runtime reports to Microsoft

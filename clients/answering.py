@@ -1,4 +1,4 @@
-"""The command line's work: paths in, printed answers and an exit code out."""
+"""Paths in, printed answers and an exit code out."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -26,10 +26,8 @@ class LabelsMismatch(Exception):
 
 
 def answer_paths(paths: tuple[str, ...], labels: str | None, server: dict[str, Any], printer: Printer) -> int:
-    """Returns the exit code.
+    """Returns the exit code; `server` has Classifier's keywords.
 
-    labels: idx file with the labels of the only idx file in `paths`.
-    server: the keywords of Classifier.
     Raises LabelsMismatch, ValueError for contradictory options of `server`, and OSError of standard output.
     """
     try:
@@ -62,8 +60,6 @@ def _read_labels(paths: tuple[str, ...], labels: str) -> IdxFile:
 
 @dataclass
 class Answering:
-    """Prints each answer and, with labels, the accuracy."""
-
     classifier: Classifier
     truths: IdxFile | None
     terminal: Terminal
@@ -97,7 +93,7 @@ class Answering:
                     )
 
     def _inputs(self, pictures: Iterator[Picture]) -> Iterator[NDArray[np.uint8]]:
-        """The model's images (1, 28, 28); reports pictures without an image."""
+        """Images (C, H, W); reports unusable pictures."""
         model = self.classifier.model
         for picture, truth in zip(pictures, map(int, self.truths) if self.truths else repeat(None), strict=False):
             try:

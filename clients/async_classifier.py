@@ -1,11 +1,4 @@
-"""The client for asyncio programs; Classifier wraps it.
-
-    async with AsyncClassifier() as classifier:
-        async for prediction in classifier.stream(images):
-            print(prediction.label, prediction.probability)
-
-At most `concurrency` requests are with the server, and twice as many batches in memory.
-"""
+"""The client for asyncio programs; Classifier wraps it."""
 
 import asyncio
 import math
@@ -30,17 +23,17 @@ from clients.server.served import ListedModel, ServedModel, choose, find, list_a
 class AsyncClassifier:
     """A connection to one model, bound to the event loop that opened it.
 
-    url:           HOST:PORT, or several with commas for failover. Default: Triton's port on this machine.
-    model:         name. Default: the only ready model, or the transformer with the highest test accuracy.
+    url:           HOST:PORT, or several with commas for failover. Default: Triton's local port.
+    model:         default: the most accurate, transformers first.
     timeout_s:     per request, retries included.
-    retry_s:       of timeout_s, for retries while the server is away or busy.
+    retry_s:       of timeout_s, for retries at an absent or busy server.
     batch_size:    most images per request, within the model's limit.
-    concurrency:   most requests at a time.
-    shared_memory: passes images to a server on this host through memory.
+    concurrency:   most requests at a time; twice as many batches are in memory.
+    shared_memory: passes images through memory, to a server on this host.
     tls, headers:  for guarded servers.
-    open_retry_s:  retry_s while opening. Default: retry_s.
+    open_retry_s:  replaces retry_s while opening.
 
-    Every call raises ServerUnavailable (or ServerBusy), DeadlineExceeded and ServerError; open() also ModelNotFound,
+    Calls raise ServerUnavailable (or ServerBusy), DeadlineExceeded and ServerError; open() also ModelNotFound,
     ModelNotReady and ModelMismatch. Invalid options raise ValueError.
     """
 
@@ -75,7 +68,6 @@ class AsyncClassifier:
         self._regions: RegionPool | None = None
 
     async def open(self) -> "AsyncClassifier":
-        """Connect and read the model's description."""
         self._connection = connection = Connection(self._endpoint, self.concurrency)
         try:
             if self._endpoint.open_retry_s is not None:
@@ -92,12 +84,12 @@ class AsyncClassifier:
         return self
 
     async def classify(self, images: Images) -> list[Prediction]:
-        """Images uint8 (n, 1, 28, 28) -> n predictions in order."""
+        """uint8 (n, 1, 28, 28) -> n predictions in order."""
         answers = self._answers(split(images, self.model.image_shape, self.batch_size))
         return [prediction async for answer in answers for prediction in self.predictions(answer)]
 
     async def logits(self, images: Images) -> NDArray[np.float32]:
-        """Images uint8 (n, 1, 28, 28) -> float32 (n, classes)."""
+        """uint8 (n, 1, 28, 28) -> float32 (n, classes)."""
         answers = self._answers(split(images, self.model.image_shape, self.batch_size))
         empty = np.empty((0, len(self.model.labels)), dtype=np.float32)
         return np.concatenate([empty, *[answer.logits async for answer in answers]])
@@ -117,11 +109,10 @@ class AsyncClassifier:
         return predictions(answer, self.model.labels, self.model.temperature)
 
     async def models(self) -> list[ListedModel]:
-        """Sorted by name."""
         return await list_all(self._opened())
 
     async def answer(self, batch: Images) -> Answer:
-        """For at most a batch (b, 1, 28, 28); waits while `concurrency` requests are open."""
+        """For at most a batch (b, 1, 28, 28)."""
         connection = self._opened()
         async with self._turns:
             start_ns = perf_counter_ns()
@@ -138,7 +129,6 @@ class AsyncClassifier:
         return Answer(logits, version, latency_ms)
 
     async def close(self) -> None:
-        """Cancel open requests, remove shared memory."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -1,11 +1,6 @@
-"""A typed client of the server: uint8 images in, labels with probabilities out.
+"""A client of the server: uint8 images in, 0 = background, 255 = ink; labels with probabilities out.
 
-    with Classifier() as classifier:
-        for prediction in classifier.classify(images):  # uint8 (n, 1, 28, 28), 0 = background, 255 = ink
-            print(prediction.label, prediction.probability)
-
-HTTP is the default: at batch 1 it is as fast as gRPC. Threads may share a Classifier; a forked child gets RuntimeError.
-Programs with an event loop use AsyncClassifier, which has the same methods.
+Threads may share a Classifier; a forked child gets RuntimeError. AsyncClassifier has the same methods for asyncio.
 """
 
 import asyncio
@@ -58,10 +53,9 @@ __all__ = [
 
 
 class Classifier:
-    """For any thread; close it or use it as a context manager.
+    """Options and errors as in AsyncClassifier; the constructor opens.
 
-    Options and errors as in AsyncClassifier; the constructor opens. `timeout_s` excludes the wait for a turn;
-    `concurrency` counts all threads' requests.
+    `timeout_s` excludes the wait for a turn; `concurrency` counts all threads' requests.
     """
 
     def __init__(
@@ -94,18 +88,15 @@ class Classifier:
         return self._asking.model
 
     def classify(self, images: Images) -> list[Prediction]:
-        """Images uint8 (n, 1, 28, 28) -> n predictions in order."""
+        """uint8 (n, 1, 28, 28) -> n predictions in order."""
         return self._thread.run(self._asking.classify(images))
 
     def logits(self, images: Images) -> NDArray[np.float32]:
-        """Images uint8 (n, 1, 28, 28) -> float32 (n, classes)."""
+        """uint8 (n, 1, 28, 28) -> float32 (n, classes)."""
         return self._thread.run(self._asking.logits(images))
 
     def stream(self, images: Iterable[Images]) -> Iterator[Prediction]:
-        """Images (1, 28, 28) and batches (n, 1, 28, 28), mixed -> a prediction for each, in order.
-
-        An image waits until its batch is full or the images end. The caller's thread reads images, a few batches ahead.
-        """
+        """As AsyncClassifier.stream; the caller's thread reads images, a few batches ahead."""
         held: deque[Future[Answer]] = deque()
         try:
             for batch in gather(images, self.model.image_shape, self._asking.batch_size):
@@ -119,11 +110,10 @@ class Classifier:
                 future.cancel()
 
     def models(self) -> list[ListedModel]:
-        """Sorted by name."""
         return self._thread.run(self._asking.models())
 
     def close(self) -> None:
-        """Cancel open requests, remove shared memory; later calls do nothing."""
+        """Cancels open requests; later calls do nothing."""
         self._close()
 
     def __enter__(self) -> "Classifier":

@@ -1,4 +1,4 @@
-"""The errors of clients/: one line each, with the file, address or model. Imports nothing of clients/."""
+"""One line each, with the file, address or model. Imports nothing of clients/."""
 
 
 class ClientError(Exception):
@@ -6,15 +6,15 @@ class ClientError(Exception):
 
 
 class InvalidImage(ClientError):
-    """The file or array cannot be classified."""
+    """The file or array is unusable."""
 
 
 class BlankImage(InvalidImage):
-    """The picture has no ink: it is one colour, or noise."""
+    """No ink: one colour, or noise."""
 
 
 class ServerUnavailable(ClientError):
-    """The server does not answer, is not Triton, or takes no requests now."""
+    """The server is away, not Triton, or takes no requests now."""
 
     def __init__(self, message: str, may_pass: bool = False, retry_after_s: float = 0.0) -> None:
         super().__init__(message)
@@ -23,19 +23,19 @@ class ServerUnavailable(ClientError):
 
 
 class ServerBusy(ServerUnavailable):
-    """The server has too many requests."""
+    pass
 
 
 class ModelNotFound(ClientError):
-    """No model of this name, or no model at all."""
+    """No model of this name, or none at all."""
 
 
 class ModelNotReady(ClientError):
-    """The model is in the repository but not loaded."""
+    """In the repository but not loaded."""
 
 
 class ModelMismatch(ClientError):
-    """The model is no classifier of images as this project publishes them."""
+    """No classifier as this project publishes them."""
 
 
 class DeadlineExceeded(ClientError):
@@ -43,8 +43,8 @@ class DeadlineExceeded(ClientError):
 
 
 class ServerError(ClientError):
-    """The server refused or failed, in its own words."""
+    """The server refused or failed."""
 
 
 class CannotListen(Exception):
-    """The page's address is taken, forbidden or not of this machine."""
+    """The page's address is taken, forbidden or not local."""

@@ -1,11 +1,7 @@
-"""The command line: pictures in, labels with probabilities out.
+"""The command line: pictures in, labels with probabilities out, in order and flat memory.
 
-    python clients/infer.py digit.png
-    digit.png: 3 (99.5 %)
-
-Answers keep the order of the images; memory does not grow with their number. Exit codes: 0 every image was answered;
-1 some images failed, each named on standard error; 2 usage; 3 the server failed; 4 some answers are rejected; 130
-interrupted; 141 the output's reader closed it.
+Exit codes: 0 all answered; 1 images failed, named on standard error; 2 usage; 3 server failed; 4 answers rejected;
+130 interrupted; 141 output closed by its reader.
 """
 
 import errno
@@ -19,7 +15,7 @@ import click
 from clients.server.endpoint import BATCH_SIZE, CONCURRENCY, TIMEOUT_S, Tls, check_header, check_seconds
 
 INTERRUPTED, UNREAD = 130, 141
-OPEN_RETRY_S = 1.0  # reports a mistyped address soon; later requests retry longer
+OPEN_RETRY_S = 1.0  # reports a mistyped address soon
 
 
 def _seconds(context: click.Context, parameter: click.Parameter, value: float) -> float:
@@ -159,7 +155,7 @@ def _answer(
         return answer_paths(paths, labels, server, Printer(form, top, split, reject_below))
     except LabelsMismatch as error:
         raise click.UsageError(f"--labels: {error}") from error
-    except ValueError as error:  # options that do not fit together
+    except ValueError as error:  # contradictory options
         raise click.UsageError(str(error)) from error
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -170,7 +166,6 @@ def _answer(
 
 
 def _output() -> str:
-    """Standard output, with the path of its file."""
     from clients.terminal import printable
 
     try:

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True)
 class Answer:
-    """Logits float32 (b, classes) of one request."""
+    """Logits (b, classes) of one request."""
 
     logits: NDArray[np.float32]
     version: str
@@ -17,7 +17,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Prediction:
-    """Probabilities are in the order of the labels and sum to 1."""
+    """Probabilities follow `labels` and sum to 1."""
 
     label: str
     probability: float
@@ -25,7 +25,7 @@ class Prediction:
     labels: tuple[str, ...]
     probabilities: tuple[float, ...]
     version: str
-    latency_ms: float = field(compare=False)  # of the image's request, retries included
+    latency_ms: float = field(compare=False)  # retries included
 
     def top(self, k: int) -> list[tuple[str, float]]:
         """Best first."""
@@ -34,10 +34,9 @@ class Prediction:
 
 
 def predictions(answer: Answer, labels: tuple[str, ...], temperature: float) -> list[Prediction]:
-    """A prediction per row. Probabilities are softmax(logits / temperature).
+    """A temperature fitted on held-out images makes confidence agree with accuracy; it changes no label.
 
-    A temperature fitted on held-out images makes confidence agree with accuracy (Guo, Pleiss, Sun, Weinberger, On
-    Calibration of Modern Neural Networks, 2017). It changes no label.
+    Guo, Pleiss, Sun, Weinberger, On Calibration of Modern Neural Networks, 2017.
     """
     best, rows = answer.logits.argmax(axis=1).tolist(), probabilities(answer.logits, temperature).tolist()
     return [
@@ -54,10 +53,10 @@ def probabilities(logits: NDArray[np.float32], temperature: float) -> NDArray[np
 
 
 def top_probabilities(logits: NDArray[np.float32], temperature: float) -> NDArray[np.float32]:
-    """(n, classes) -> the largest of each row's `probabilities` (n,), in float32 and about four times as fast.
+    """(n, classes) -> each row's largest probability (n,), about four times as fast as `probabilities`.
 
-    The largest is 1 / sum(exp((logits - largest logit) / temperature)). Columns are contiguous: rows of ten are too
-    short for vectors.
+    It is 1 / sum(exp((logits - largest logit) / temperature)). Columns are contiguous: rows of ten are too short for
+    vectors.
     """
     columns = np.ascontiguousarray(logits.T)
     return np.asarray(1 / np.exp((columns - columns.max(axis=0)) / np.float32(temperature)).sum(axis=0))

@@ -1,8 +1,8 @@
-"""For users who prepare pictures themselves: any picture in, the uint8 image that a model reads out.
+"""Any picture in, the uint8 image that a model reads out.
 
-read_image      file -> upright picture        decoding with bounded memory (clients.images.decode)
-to_model_input  picture -> uint8 (1, 28, 28)   a digit: grey, paper removed, scaled, centred (clients.images.drawing)
-prepare         picture -> uint8 (C, H, W)     as the model's config says: "ink" or "photo" (clients.images.prepare)
+read_image      file -> upright picture
+to_model_input  picture -> uint8 (1, 28, 28)   a digit: paper removed, scaled, centred
+prepare         picture -> uint8 (C, H, W)     as the model's config says: "ink" or "photo"
 """
 
 from clients.errors import BlankImage, ClientError, InvalidImage

@@ -26,10 +26,10 @@ class Item:
 
 
 class Printer:
-    """Prints answers in one of FORMS.
+    """Prints in one of FORMS.
 
-    top:          number of most probable labels to print.
-    split:        each answer is of one shape.
+    top:          most probable labels to print.
+    split:        an answer is of one shape.
     reject_below: marks less probable answers; `rejected` counts them.
     """
 
@@ -51,7 +51,7 @@ class Printer:
             terminal.print(_row(columns))
 
     def print_answer(self, terminal: Terminal, item: Item, prediction: Prediction, model: str) -> bool:
-        """Returns True for a rejected answer."""
+        """Returns whether it is rejected."""
         rejected = self._reject_below is not None and prediction.probability < self._reject_below
         self.rejected += rejected
         if self._form == "json":
@@ -115,7 +115,7 @@ class Printer:
 
 
 def blocks(image: NDArray[np.uint8], colour: bool) -> list[str]:
-    """An image (1 or 3, h, w) as h / 2 lines of w blocks; without colour, levels from 128 on are light."""
+    """(1 or 3, h, w) -> h / 2 lines of w blocks; without colour, levels from 128 on are light."""
     padded = np.pad(image, ((0, 0), (0, image.shape[1] % 2), (0, 0)))  # (C, h, w), h even
     rows = zip(*(padded[:, first::2].transpose(1, 2, 0).tolist() for first in (0, 1)), strict=True)
     pairs = [list(zip(upper, lower, strict=True)) for upper, lower in rows]
@@ -132,7 +132,7 @@ def _coloured(upper: list[int], lower: list[int]) -> str:
 
 
 def _is_light(levels: list[int]) -> bool:
-    """By the brightness of ITU-R BT.601."""
+    """By ITU-R BT.601."""
     weights = (1000,) if len(levels) == 1 else (299, 587, 114)
     return sum(weight * level for weight, level in zip(weights, levels, strict=True)) >= 128_000
 

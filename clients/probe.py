@@ -1,9 +1,8 @@
 """Asks every served version a stored question and compares the answer.
 
-In: a server's HTTP address. Out: one JSON object per probe and an exit code. The parameter `probe` of config.pbtxt
-holds the sample and each version's logits, so a container needs only click. A model without `probe` gets zeros and must
-only answer. A version that refuses or delays the sample passes as `busy` if it answers other requests meanwhile.
-`--every` with `--listen` answers a proxy's health checks.
+In: a server's HTTP address. Out: one JSON object per probe and an exit code. The parameter `probe` in config.pbtxt
+holds the sample and each version's logits, so a container needs only click. Without it a model gets zeros and must only
+answer. A version that refuses or delays the sample passes as `busy` if it answers other requests meanwhile.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ class ProbeFailed(Exception):
 
 @dataclass(frozen=True)
 class VersionProbe:
-    """`max_abs_error` is of the logits, None without stored logits."""
+    """`max_abs_error` is None without stored logits."""
 
     model: str
     version: str
@@ -60,8 +59,6 @@ class VersionProbe:
 
 @dataclass(frozen=True)
 class Probe:
-    """`ok` if the server serves something and every version passes."""
-
     url: str
     ok: bool
     seconds: float
@@ -81,7 +78,7 @@ class Server:
     deadline: float = 0.0
 
     def ask(self, path: str, body: bytes | None = None, header_bytes: int = 0, until: float = 0.0) -> tuple[bytes, int]:
-        """The answer's body and the length of its JSON part; raises ProbeFailed."""
+        """The body and its JSON part's length; raises ProbeFailed."""
         left_s = (until or self.deadline) - time.monotonic()
         if left_s <= 0:
             raise ProbeFailed("no answer in time", passing=True)
@@ -102,7 +99,6 @@ class Server:
             raise ProbeFailed(f"no answer: {error}", passing=late) from error
 
     def json(self, path: str, body: bytes | None = None) -> Any:
-        """Raises ProbeFailed."""
         try:
             return json.loads(self.ask(path, body)[0])
         except ValueError as error:
@@ -112,7 +108,7 @@ class Server:
 def probe_server(
     url: str, models: Sequence[str] = (), headers: Mapping[str, str] | None = None, timeout_s: float = TIMEOUT_S
 ) -> Probe:
-    """Asks every served version of `models` (default: all)."""
+    """Asks `models`, by default all."""
     started = time.monotonic()
     server = Server(url, headers or {}, started + timeout_s)
     try:
@@ -128,7 +124,7 @@ def probe_server(
 
 
 def served_versions(server: Server, models: Sequence[str]) -> list[tuple[str, str]]:
-    """(model, version) if ready; raises ProbeFailed if a wanted model is not ready."""
+    """Ready (model, version) pairs; raises ProbeFailed if a wanted model is not ready."""
     index = server.json("v2/repository/index", b"{}")
     try:
         ready = [(entry["name"], str(entry["version"])) for entry in index if entry.get("state") == "READY"]
@@ -174,7 +170,6 @@ def _progresses(server: Server, which: tuple[str, str], before: Mapping[tuple[st
 
 
 def _ask_sample(server: Server, model: str, version: str, until: float) -> tuple[State, float | None]:
-    """Sends the stored sample, else zeros; compares with stored logits, if any."""
     config = server.json(f"v2/models/{model}/versions/{version}/config")
     stored = json.loads(config.get("parameters", {}).get("probe", {}).get("string_value", "{}"))
     expected = stored.get("answers", {}).get(version)
@@ -197,7 +192,7 @@ def _ask_sample(server: Server, model: str, version: str, until: float) -> tuple
 
 
 def _request(config: Mapping[str, Any], image: bytes | None) -> tuple[bytes, bytes]:
-    """JSON and binary part for one row: `image`, else zeros for every input."""
+    """JSON and binary part for one row: `image`, else zeros."""
     inputs, contents = [], []
     for each in config["input"]:
         sizes = [max(1, int(size)) for size in each["dims"]]

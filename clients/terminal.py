@@ -9,10 +9,7 @@ import click
 
 
 class Terminal:
-    """`failures` counts printed failures.
-
-    total: gives the number of pictures; called only for a bar.
-    """
+    """`total` counts the pictures; called only for a bar."""
 
     def __init__(self, total: Callable[[], int]) -> None:
         self.failures = 0
@@ -55,5 +52,5 @@ class Terminal:
 
 
 def printable(text: str) -> str:
-    """One line; unprintable characters are escaped as in Python's strings."""
+    """One line; escapes unprintable characters as Python's strings do."""
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)

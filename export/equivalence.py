@@ -1,4 +1,4 @@
-"""Compares the logits of a stage with those of the stage before it: shapes, dtypes, values, argmax, in that order.
+"""Compares the logits of two stages: shapes, dtypes, values, argmax, in that order.
 
 In: two functions from images to logits. Out: a `Proof`, or an error that names the first difference.
 """
@@ -87,10 +87,7 @@ def prove(
     tolerance: float,
     batch_sizes: Sequence[int] = BATCH_SIZES,
 ) -> Proof:
-    """Compares images (n, C, H, W) at each of `batch_sizes`; `tolerance` is absolute.
-
-    Raises a subclass of EquivalenceError.
-    """
+    """Images (n, C, H, W), absolute `tolerance`. Raises EquivalenceError."""
     worst, compared = 0.0, 0
     for size in batch_sizes:
         batch = images[:size]
@@ -136,7 +133,7 @@ def torch_classifier(model: nn.Module) -> Classifier:
 
 
 def onnx_classifier(data: bytes, threads: int = 0) -> Classifier:
-    """On the CPU; 0 threads: all cores."""
+    """0 threads: all cores."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -147,7 +144,7 @@ def onnx_classifier(data: bytes, threads: int = 0) -> Classifier:
 
 
 def embedded_sample(config: ModelConfig) -> Sample:
-    """Real test digits if their shape fits the model, else noise from a fixed seed."""
+    """Test digits if their shape fits the model, else noise."""
     if config.input_shape == DIGIT_SHAPE:
         return Sample(load_digits().test_images[:PROOF_IMAGES], "digits")
     noise = np.random.default_rng(0).integers(0, 256, (PROOF_IMAGES, *config.input_shape), np.uint8)
@@ -155,7 +152,6 @@ def embedded_sample(config: ModelConfig) -> Sample:
 
 
 def proof_images(config: ModelConfig) -> Images:
-    """uint8 (64, C, H, W)."""
     return embedded_sample(config).images
 
 

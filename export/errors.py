@@ -6,4 +6,4 @@ class ExportError(Exception):
 
 
 class Unavailable(ExportError):
-    """This machine or model lacks something; the message says what, and how to get it."""
+    """The machine or the model lacks something; the message says how to get it."""

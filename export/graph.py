@@ -37,15 +37,13 @@ from models.config import INPUT_NAME, INPUT_SCALE, OUTPUT_NAME, ModelConfig
 from models.norms import ProgressiveRepBN
 
 DEFAULT_OPSET = 20  # has Gelu; ONNX Runtime 1.19, in Triton 24.10, refuses 22 and later
-CALIBRATION = ("temperature", "calibration_error")  # metrics for the manifest; clients divide logits by the first
+CALIBRATION = ("temperature", "calibration_error")  # clients divide logits by the temperature
 FLOAT64_TOLERANCE = 1e-10
 FLOAT32_TOLERANCE = 1e-4
 
 
 @dataclass(frozen=True)
 class Exported:
-    """A proven ONNX file and its manifest (JSON), which the file's metadata repeats."""
-
     onnx: bytes
     config: ModelConfig
     manifest: dict[str, Any]
@@ -59,7 +57,7 @@ class Exported:
 
 
 class Served(nn.Module):
-    """Casts uint8 pixels and, unless the scale is folded, multiplies them by 1/255."""
+    """Takes uint8 pixels."""
 
     def __init__(self, model: nn.Module, scale_folded: bool) -> None:
         super().__init__()
@@ -82,9 +80,8 @@ def export(
 ) -> Exported:
     """Proves rewrite and export on `sample`, by default the embedded images.
 
-    Leaves out `rewrites` that do not apply, unless `required`. `lowering` converts the proven graph. metadata_props
-    hold the manifest except `sample_logits`, the file's answer to the first embedded image. Raises RewriteError,
-    EquivalenceError or AccuracyError.
+    Leaves out `rewrites` that do not apply, unless `required`. metadata_props hold the manifest except `sample_logits`,
+    the file's answer to the first embedded image. Raises RewriteError, EquivalenceError or AccuracyError.
     """
     _check_trained(checkpoint.model)
     embedded = embedded_sample(checkpoint.config)
@@ -141,14 +138,14 @@ def rewrite(model: nn.Module, rewrites: Sequence[Rewrite], required: Sequence[Re
 
 
 def to_onnx(model: nn.Module, config: ModelConfig, opset: int) -> onnx.ModelProto:
-    """uint8 (batch, C, H, W) -> float32 (batch, num_classes), with a dynamic batch dimension."""
-    # The registry logs every torchvision operator that it lacks.
+    """uint8 (batch, C, H, W) -> float32 (batch, num_classes); batch is dynamic."""
+    # The registry logs every missing torchvision operator.
     logging.getLogger("torch.onnx._internal.exporter._registration").setLevel(logging.ERROR)
     example = torch.zeros(2, *config.input_shape, dtype=torch.uint8)  # the exporter takes a batch of 1 for a constant
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-        warnings.simplefilter("ignore")  # from inside the exporter
+        warnings.simplefilter("ignore")
         program = torch.onnx.export(
-            copy.deepcopy(model).eval().requires_grad_(False),  # without gradients a fifth quicker, the same graph
+            copy.deepcopy(model).eval().requires_grad_(False),  # a fifth quicker, the same graph
             (example,),
             dynamo=True,
             opset_version=opset,

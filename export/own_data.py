@@ -13,10 +13,7 @@ from models.data import DataError, Dataset, load_dataset
 
 
 def own_dataset(config: ModelConfig, metrics: dict[str, Any], data_dir: Path | None, fetch: bool = True) -> Dataset:
-    """The dataset named in `metrics`, by default MNIST.
-
-    Raises DataError if it is missing, or if its images or classes differ from the model's.
-    """
+    """Raises DataError if the dataset is missing, or if its images or classes differ from the model's."""
     dataset = load_dataset(metrics.get("dataset", "mnist"), data_dir, fetch, config.image_size)
     expected = (config.input_shape, config.num_classes)
     if (found := (dataset.test_images.shape[1:], len(dataset.labels))) != expected:
@@ -28,7 +25,7 @@ def own_dataset(config: ModelConfig, metrics: dict[str, Any], data_dir: Path | N
 
 
 def own_sample(config: ModelConfig, metrics: dict[str, Any], data_dir: Path | None) -> Sample:
-    """Digits get the embedded images. Raises DataError for a missing dataset; downloads nothing."""
+    """Downloads nothing. Raises DataError as `own_dataset`."""
     if reads_digits(config) or "dataset" not in metrics:
         return embedded_sample(config)
     dataset = own_dataset(config, metrics, data_dir, fetch=False)

@@ -1,4 +1,4 @@
-"""The export stage: checkpoint -> proven file -> version in a model repository.
+"""Checkpoint -> proven file -> version in a model repository.
 
 Writes only if every proof and accuracy gate held. Raises CheckpointError, DataError, ExportError or OSError.
 """
@@ -51,20 +51,17 @@ class Destination:
     model: str | None = None
 
     def __post_init__(self) -> None:
-        """Raises PublishError for a bad name before anything is exported."""
+        """Raises PublishError for a bad name before the export."""
         if self.name is not None:
             check_name(self.name)
 
 
 @dataclass(frozen=True)
 class ExportOptions:
-    """`optimize` asks for all rewrites that apply and save work.
-
-    So does the backend "auto", which chooses engine, precision, instances and threads for `goal`.
-    """
+    """The backend "auto" chooses engine, precision, instances and threads for `goal`."""
 
     destination: Destination = Destination()
-    depth: int | None = None  # blocks to read; all by default
+    depth: int | None = None  # blocks; None: all
     fuse_bn: bool = True
     absorb_attention: bool = False
     cls_only: bool = False
@@ -102,7 +99,7 @@ class Published:
     checkpoint: Checkpoint
     exported: Exported
     artifact: Artifact
-    macs: int  # multiply-accumulates of one image before any rewrite
+    macs: int  # of one image before any rewrite
     engine_accuracy: EngineAccuracy | None = None
     choice: Choice | None = None
     note: str | None = None  # why the proof used other images than the model's own
@@ -126,10 +123,7 @@ class Published:
 
 
 def export_checkpoint(path: Path, options: ExportOptions | None = None) -> Published:
-    """Proves the network in `path` on images and writes it to the destination.
-
-    Warns with UntrainedBlockWarning.
-    """
+    """Warns with UntrainedBlockWarning."""
     options = options or ExportOptions()
     if options.backend == "openvino":
         openvino_module()
@@ -201,9 +195,9 @@ def _with(artifact: Artifact, **fields: Any) -> Artifact:
 def export_engine(
     source: OnnxSource, options: EngineOptions, gpu: Gpu, destination: Destination, data_dir: Path | None = None
 ) -> tuple[Built, Path | None]:
-    """Returns the proven engine and its path; for fp16 converts an fp32 `source` first.
+    """For fp16 converts an fp32 `source` first.
 
-    The conversion, and with test images the engine, may lose at most 0.1 percentage points of test accuracy.
+    The conversion, and with test images the engine, may lose ACCURACY_DROP percentage points of test accuracy.
     """
     from export.engines.onnx_source import in_precision
     from export.engines.tensorrt_engine import ACCURACY_DROP, make

@@ -1,4 +1,4 @@
-"""Lower precision through an accuracy gate: an ONNX graph of float32 -> float16 or int8.
+"""Converts an ONNX graph to float16 or int8, through an accuracy gate.
 
 In: a proven float32 graph and a labelled dataset. Out: the converted graph, still from uint8 to float32, and both test
 accuracies; or AccuracyError.
@@ -30,7 +30,7 @@ KEPT_IN_FLOAT32 = ("Softmax", "LayerNormalization")
 
 
 class AccuracyError(ExportError):
-    """The message holds both accuracies and the limit."""
+    pass
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class EngineAccuracy:
 
 @dataclass(frozen=True)
 class Lowering:
-    """With `half_softmax` a float16 graph keeps no Softmax in float32."""
+    """`half_softmax`: a float16 graph computes Softmax in float16."""
 
     precision: Literal["fp16", "int8"]
     dataset: Dataset
@@ -72,7 +72,7 @@ class Lowering:
 
 
 def convert(proto: onnx.ModelProto, lowering: Lowering) -> Converted:
-    """Raises AccuracyError if the test accuracy drops too far."""
+    """Raises AccuracyError above `max_drop_points`."""
     dataset = lowering.dataset
     kept = [kind for kind in KEPT_IN_FLOAT32 if not (lowering.half_softmax and kind == "Softmax")]
     lowered = _to_fp16(proto, kept) if lowering.precision == "fp16" else _to_int8(proto, dataset.train_images)
@@ -110,7 +110,7 @@ def _to_fp16(proto: onnx.ModelProto, kept: Sequence[str] = KEPT_IN_FLOAT32) -> o
     model = OnnxModel(convert_float_to_float16(_copy(proto), keep_io_types=True, op_block_list=list(kept)))
     model.topological_sort()  # the converter appends its casts at the end
     converted: onnx.ModelProto = model.model
-    # The converter casts a shared weight once per float32 node, under the same name.
+    # The converter casts a shared weight once per reader, under the same name.
     nodes = {node.output[0]: node for node in converted.graph.node}
     del converted.graph.node[:]
     converted.graph.node.extend(nodes.values())
@@ -119,7 +119,7 @@ def _to_fp16(proto: onnx.ModelProto, kept: Sequence[str] = KEPT_IN_FLOAT32) -> o
 
 
 def _to_int8(proto: onnx.ModelProto, train_images: Images) -> onnx.ModelProto:
-    """Static quantisation in QDQ form: weights per channel, activations by their range on training images.
+    """Quantises activations by their range on training images.
 
     Products of activations, patch embedding and head stay in float32: little work, but sensitive.
     """

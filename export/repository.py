@@ -1,7 +1,4 @@
-"""Command line of the model repository.
-
-Commands change the files, then make a running server load them; what the server refuses is undone.
-"""
+"""Commands change the model repository, then make a running server load it; what the server refuses is undone."""
 
 from __future__ import annotations
 
@@ -41,7 +38,6 @@ def server_options(command: Command) -> Command:
 
 
 def loading_options(command: Command) -> Command:
-    """For commands that make the server load a model."""
     default = "8001 on its host if --server has port 8000, else HTTP, which holds up other requests"
     grpc = click.option("--grpc", metavar="HOST:PORT", help=f"For loads over gRPC.  [default: {default}]")
     return server_options(grpc(command))
@@ -173,7 +169,7 @@ def verify(model: str | None, repository: Path) -> None:
         raise click.ClickException(f"{repository}: expected every version as published, found {count} wrong")
 
 
-OPERATING = ".operating"  # lock file, held until the server has loaded or refused the changed files
+OPERATING = ".operating"  # lock, held until the server has loaded or refused the change
 
 
 def _list(model_dir: Path, loaded: dict[str, list[int]] | None) -> None:
@@ -279,7 +275,7 @@ def _model(repository: Path, name: str) -> Path:
 
 
 def _each(models: list[Path], action: Callable[[Path], None]) -> int:
-    """Reports failures and returns their number."""
+    """Returns the number of failures."""
     from export.publishing.artifact import PublishError
 
     failures = 0

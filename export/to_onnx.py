@@ -1,4 +1,4 @@
-"""Command line of the exporter: checkpoint -> proven ONNX -> model repository."""
+"""Command line: checkpoint -> proven ONNX -> model repository."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Command line of the TensorRT stage: ONNX -> engine -> model repository."""
+"""Command line: ONNX -> TensorRT engine -> model repository."""
 
 from __future__ import annotations
 

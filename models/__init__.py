@@ -1,1 +1,1 @@
-"""The networks and their training stage (PyTorch)."""
+"""Networks and their training (PyTorch)."""

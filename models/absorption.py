@@ -1,8 +1,7 @@
-"""Attention that takes the normalised tokens as keys and values: its weights and cost.
+"""Attention with the normalised tokens as keys and values: weights and cost.
 
-In: rows of the query-key-value projection and the output projection, head-major. Out: tensors of the absorbed layer,
-differentiable. Shapes: H heads of size E, N tokens, D features; s = 1/sqrt(E). The equations stand in
-export/rewrites/absorb.py.
+In: head-major query-key-value and output projections. Out: the absorbed layer's tensors, differentiable.
+H heads of size E, N tokens, D features; s = 1/sqrt(E). Equations: export/rewrites/absorb.py.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from torch import Tensor, nn
 
 
 def attention_macs(tokens: int, dim: int, heads: int, dim_head: int) -> int:
-    """Multiplications per image: projections, scores, weighted sum."""
     inner = heads * dim_head
     output = 0 if heads == 1 and dim_head == dim else inner * dim
     return tokens * (3 * dim * inner + output) + 2 * tokens**2 * inner
@@ -23,7 +21,7 @@ def absorbed_attention_macs(tokens: int, dim: int, heads: int) -> int:
 
 
 def absorbed_query(query: Tensor, key: Tensor, heads: int) -> Tensor:
-    """s Wk' `query`: `query` (H*E, X) is a weight, or a bias or query as a column; key (H*E, D) -> (H*D, X)."""
+    """s Wk' `query`: `query` (H*E, X) is a weight, or a bias or query as column; key (H*E, D) -> (H*D, X)."""
     queries, keys = query.unflatten(0, (heads, -1)), key.unflatten(0, (heads, -1))  # (H, E, X), (H, E, D)
     absorbed: Tensor = queries.shape[1] ** -0.5 * keys.transpose(1, 2) @ queries
     return absorbed.flatten(0, 1)

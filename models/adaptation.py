@@ -1,7 +1,7 @@
 """BatchNorm's statistics from unlabelled images of a new source; the weights stay.
 
-In: a network and uint8 images (n, C, H, W), or a checkpoint and a folder of pictures. Out: a copy with the statistics
-of these images. Li et al., "Revisiting Batch Normalization For Practical Domain Adaptation", 2016 (AdaBN).
+In: a network and uint8 images (n, C, H, W), or a checkpoint and a folder of pictures. Out: a copy with their
+statistics. Li et al., "Revisiting Batch Normalization", 2016 (AdaBN).
 """
 
 from __future__ import annotations
@@ -23,18 +23,17 @@ from models.served_form import served_form
 Statistic = Literal["mean", "variance"]
 Form = Literal["served", "plain"]
 BOTH: tuple[Statistic, ...] = ("mean", "variance")
-FEWEST, MOST = 50, 500  # pictures: fewer give poor statistics, and all are in memory at once
+FEWEST, MOST = 50, 500  # pictures: fewer give poor statistics, more fill the memory
 
 
 class AdaptationError(Exception):
-    """A network without BatchNorm, or an output that would replace it."""
+    pass
 
 
 def adapt_checkpoint(path: Path, folder: Path, output: Path) -> int:
-    """Writes the network at `path` with the statistics of the pictures in `folder`; returns their number.
+    """Returns the number of pictures; drops accuracy and temperature, which belong to the old statistics.
 
-    The metrics omit accuracy and temperature: they belong to the old statistics. Raises AdaptationError,
-    CheckpointError and DataError.
+    Raises AdaptationError, CheckpointError and DataError.
     """
     if output.resolve() == path.resolve():
         raise AdaptationError(f"{output}: expected another file than the checkpoint, found the same")
@@ -67,10 +66,9 @@ def form_of_training(metrics: Metrics) -> Form:
 def adapt(
     model: nn.Module, images: Tensor, statistics: tuple[Statistic, ...] = BOTH, form: Form = "plain"
 ) -> nn.Module:
-    """A copy in eval mode, with statistics of all images as a single batch.
+    """A copy in eval mode, with statistics of all images as one batch.
 
-    The layers before a norm already normalise with the batch. After training in the served `form`, the last
-    BatchNorms get statistics of CLS rows. Raises AdaptationError.
+    After training in the served `form`, the last BatchNorms get statistics of CLS rows. Raises AdaptationError.
     """
     adapted = copy.deepcopy(model).eval()
     norms = [module for module in adapted.modules() if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d)]

@@ -1,13 +1,12 @@
-"""Random distortions of training images: float (B, C, H, W) in [0, 1] -> the same.
+"""Random distortions of training images, float (B, C, H, W) in [0, 1], by PyTorch's generator.
 
-`study`, as published: rotation by up to 20 degrees, translation by up to a fifth of the side, and with probability 0.2
-a zoom-out by r, drawn from U(2, 3), to anywhere in the frame: a shift by up to (1 - 1/r) / 2 of the side. Rotation and
-translation are bilinear here, nearest in the publication (torchvision's default). The zoom-out averages 9 bilinear
-samples a pixel; the publication's (Pillow's bilinear resize) weighs the pixels under it. `elastic` adds a smooth field
-of displacements of up to 1.5 pixels (Simard et al., "Best Practices for Convolutional Neural Networks Applied to Visual
-Document Analysis", 2003). `crop-flip`, for photos (He et al., "Deep Residual Learning", 2016, section 4.2), adds 4
-black pixels around a picture, cuts a window of the picture's size from it, and mirrors half of the pictures. All draw
-from PyTorch's generator.
+- `study`, as published: rotation by up to 20 degrees, translation by up to a fifth of the side, and with probability
+  0.2 a zoom-out by r from U(2, 3) to anywhere in the frame. Rotation and translation are bilinear here, nearest in the
+  publication. The zoom-out averages 9 bilinear samples a pixel; the publication uses Pillow's bilinear resize.
+- `light`: a small affine map. `elastic` adds smooth displacements of up to 1.5 pixels (Simard et al., "Best Practices
+  for Convolutional Neural Networks", 2003).
+- `crop-flip`, for photos: crops after 4 black pixels of padding, half of them mirrored (He et al., "Deep Residual
+  Learning", 2016, section 4.2).
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from torch import Tensor, nn
 
 from models.config import Augmentation
 
-ELASTIC_SIGMA = 4.0  # pixels, of the Gaussian that smooths the displacements
+ELASTIC_SIGMA = 4.0  # pixels, smooths the displacements
 ELASTIC_PIXELS = 1.5
 ZOOM_OUT_SHARE = 0.2  # of the images
 SAMPLES = 3  # per side of a zoomed-out pixel
@@ -76,7 +75,7 @@ def _elastic(images: Tensor) -> Tensor:
 
 
 def _affine(draws: Tensor) -> Tensor:
-    """Draws (B, 5) in [-1, 1] -> coordinate maps (B, 2, 3) within the limits of `light`."""
+    """Draws (B, 5) in [-1, 1] -> coordinate maps (B, 2, 3)."""
     turn, shear, zoom, right, down = (draws * draws.new_tensor([0.2, 0.15, 0.12, 0.15, 0.15])).unbind(1)
     cosine, sine, slant = turn.cos(), turn.sin(), shear.tan()
     across = torch.stack((cosine, cosine * slant - sine, right), 1)  # (B, 3)
@@ -85,7 +84,7 @@ def _affine(draws: Tensor) -> Tensor:
 
 
 def _displacements(count: int, height: int, width: int) -> Tensor:
-    """Random fields (B, H, W, 2) in pixels, each with a maximum of up to ELASTIC_PIXELS."""
+    """Fields (B, H, W, 2) in pixels, up to ELASTIC_PIXELS."""
     noise = torch.randn(count, 2, height, width)
     smooth = _gaussian(height) @ noise @ _gaussian(width).T
     largest = smooth.abs().amax(dim=(1, 2, 3), keepdim=True)
@@ -94,7 +93,7 @@ def _displacements(count: int, height: int, width: int) -> Tensor:
 
 
 def _gaussian(side: int) -> Tensor:
-    """The blur of a line of pixels as a matrix (side, side)."""
+    """Blurs a line of pixels: (side, side)."""
     position = torch.arange(side, dtype=torch.float32)
     weights = torch.exp(-((position[:, None] - position) ** 2) / (2 * ELASTIC_SIGMA**2))
     return weights / weights.sum(dim=1, keepdim=True)

@@ -1,4 +1,4 @@
-"""Command line: adds a temperature to a checkpoint's metadata."""
+"""Command line: checkpoints get a temperature."""
 
 from __future__ import annotations
 
@@ -34,7 +34,6 @@ def calibrate(checkpoints: tuple[Path, ...], data_dir: Path | None) -> None:
 
 
 def measure(checkpoint: Checkpoint, data_dir: Path | None) -> dict[str, float]:
-    """Raises CheckpointError for a training that held no image out."""
     from models.checkpoint import CheckpointError
     from models.training import measure_calibration
 

@@ -1,7 +1,7 @@
-"""A temperature that makes confidence mean probability: of the answers with 90 % confidence, 90 % are right.
+"""A temperature T with which 90 % of the answers of 90 % confidence are right; no answer changes.
 
-In: logits float (n, C) and labels int64 (n,). Out: T > 0 for softmax(logits / T), fitted on held-out images, and the
-expected calibration error of other images. T leaves the answer unchanged.
+In: logits float (n, C), labels int64 (n,). Out: T > 0 for softmax(logits / T), fitted on held-out images, and the
+expected calibration error of others.
 Guo et al., "On Calibration of Modern Neural Networks", ICML 2017, sections 2 and 4.2.
 """
 
@@ -25,7 +25,7 @@ def calibrate(held_out: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor]) -> d
 
 
 def fit_temperature(logits: Tensor, labels: Tensor) -> float:
-    """argmin over T in LIMITS of the mean of -log softmax(logits / T)[label], which is convex in 1/T."""
+    """argmin over T in LIMITS of the mean of -log softmax(logits / T)[label], convex in 1/T."""
     from scipy.optimize import minimize_scalar
 
     logits = logits.double()

@@ -1,6 +1,6 @@
 """The shipped checkpoints, trained on MNIST: models/pretrained/NAME.safetensors.
 
-In: a name, or a configuration. Out: the file; its metrics have the training and the accuracy.
+In: a name or configuration. Out: the file.
 """
 
 from __future__ import annotations

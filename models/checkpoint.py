@@ -1,7 +1,7 @@
-"""Checkpoints: a network's tensors with its configuration and metrics in a safetensors file.
+"""Checkpoints: tensors, configuration and metrics in a safetensors file.
 
-In: a file, ours or a state dict of the published study (.pth); its bytes decide which. Out: the network in eval mode,
-configuration and metrics. A size that a file claims is checked against its tensors before allocation.
+In: our file or a state dict of the published study (.pth); its bytes decide. Out: the network in eval mode,
+configuration and metrics. Claimed sizes are checked before allocation.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from models.registry import build
 from models.state_dict_file import UnsafeFile, read_state_dict
 from models.tensor_check import Form, WrongTensors, check_tensors, form_of, shown
 
-MAX_HEADER_BYTES = 1 << 23  # of safetensors, some 60,000 tensors
+MAX_HEADER_BYTES = 1 << 23  # some 60,000 tensors
 FLOATING = ("F64", "F32", "F16", "BF16")
 INTEGER = ("I64", "I32", "I16", "I8")
 
 
 class CheckpointError(Exception):
-    """The message names the file."""
+    pass
 
 
 class UntrainedBlockWarning(UserWarning):
-    """Some BatchNorms never saw a batch."""
+    pass
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Checkpoint:
 
 
 def save(path: Path, model: nn.Module, config: ModelConfig, metrics: Metrics) -> None:
-    """Writes all or nothing; raises MetricsError for metrics that `load` would refuse."""
+    """All or nothing; raises MetricsError for metrics that `load` would refuse."""
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
     metadata = {"config": config.to_json(), "metrics": metrics_json.to_json(metrics)}
     write_atomically(path, to_safetensors(tensors, metadata))
@@ -73,10 +73,7 @@ def add_metrics(path: Path, added: Metrics) -> None:
 
 
 def load(path: Path, depth: int | None = None) -> Checkpoint:
-    """With `depth` only the first blocks.
-
-    Raises CheckpointError for another file, for tensors that do not fit the configuration, and for too few blocks.
-    """
+    """`depth`: only the first blocks. Raises CheckpointError for another file, wrong tensors or too few blocks."""
     _check_regular(path)
     config, tensors, metrics = _read_reference(path) if zipfile.is_zipfile(path) else _read_safetensors(path)
     if depth is not None:
@@ -98,7 +95,7 @@ def load(path: Path, depth: int | None = None) -> Checkpoint:
 
 
 def read_config(path: Path) -> ModelConfig:
-    """Reads no tensors; raises CheckpointError for another file."""
+    """Reads no tensors; raises CheckpointError."""
     with _opened(path) as file:
         return _described(path, file.metadata())[0]
 

@@ -1,4 +1,4 @@
-"""The configuration that every artifact carries, and the names of the served tensors.
+"""Every artifact's configuration, and the names of the served tensors.
 
 In: keyword arguments or JSON. Out: a checked `ModelConfig`. Needs no torch.
 """
@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 
 INPUT_NAME = "image"  # uint8 (batch, channels, height, width); in drawings 0 = background, 255 = ink
 OUTPUT_NAME = "logits"  # float32 (batch, num_classes)
-INPUT_SCALE = 1.0 / 255.0  # the networks are trained on pixels in [0, 1]
+INPUT_SCALE = 1.0 / 255.0  # networks read pixels in [0, 1]
 
 ModelName = Literal[
     "vit",
@@ -34,7 +34,7 @@ Pool = Literal["cls", "mean"]
 PositionEncoding = Literal["learn", "pe1d"]
 BatchNormFeatures = Literal["dim", "one"]
 Preprocessing = Literal["ink", "photo"]
-Augmentation = Literal["none", "light", "elastic", "study", "crop-flip"]  # see models.augmentation
+Augmentation = Literal["none", "light", "elastic", "study", "crop-flip"]
 
 CNN_MIN_SIDE = 20  # pixels; convolutions and poolings reduce them to 1
 
@@ -44,12 +44,12 @@ TRANSFORMER_NAMES: tuple[ModelName, ...] = tuple(name for name in MODEL_NAMES if
 
 
 class ConfigError(ValueError):
-    """The message names the field."""
+    pass
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Architecture and classes of a model; the defaults are the published study's.
+    """The defaults are the published study's.
 
     CNN and DNN read only `channels`, `image_size`, `num_classes`, `labels` and `preprocessing`.
     """
@@ -152,7 +152,7 @@ class ModelConfig:
 
     @classmethod
     def from_json(cls, text: str) -> ModelConfig:
-        """Raises ConfigError for other text than `to_json` writes."""
+        """Raises ConfigError."""
         try:
             return cls(**_arguments(text))
         except (TypeError, AttributeError) as error:

@@ -1,8 +1,7 @@
-"""Processes of `torchrun` train a network together, each on its share of every batch.
+"""Processes of `torchrun` train one network, each on its share of every batch.
 
-They start from the same weights and average their gradients before each step, in a single tensor: networks this small
-gain nothing from DistributedDataParallel's buckets. BatchNorm normalises each share by itself; its running statistics
-are averaged.
+They start from the same weights and average gradients before each step, in one tensor: small networks gain nothing from
+DistributedDataParallel's buckets. BatchNorm normalises each share by itself; running statistics are averaged.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ def processes() -> int:
 
 
 def rank() -> int:
-    """From 0; only process 0 writes and prints."""
+    """Only process 0 writes and prints."""
     return dist.get_rank() if dist.is_initialized() else 0
 
 
@@ -36,9 +35,8 @@ def local_device(device: str) -> str:
 def process_group(device: str) -> Iterator[None]:
     """Joins torchrun's processes: NCCL between GPUs, else gloo.
 
-    `torch.distributed.nn` keeps the group that exists at its import, and an optimizer's first step imports it. A
-    kept group's gloo threads sometimes abort the interpreter at its end, so this file imports it before there is a
-    group.
+    An optimizer's first step imports `torch.distributed.nn`, which keeps the group that exists at its import. Its gloo
+    threads sometimes abort the interpreter at its end, so this file imports it before there is a group.
     """
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         yield

@@ -1,7 +1,7 @@
-"""The fully connected networks of the first BatchNorm paper.
+"""Three hidden layers with sigmoids; `dnnbn` has BatchNorm before each.
 
 In: images float (B, C, H, W), pixels in [0, 1]. Out: logits float (B, num_classes).
-Ioffe and Szegedy, "Batch Normalization", 2015, section 4.1; weights start as PyTorch's Linear draws them.
+Ioffe and Szegedy, "Batch Normalization", 2015, section 4.1; initial weights are PyTorch's.
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ WIDTH = 100
 
 
 class DNN(nn.Module):
-    """Three hidden layers of 100 with sigmoids; `dnnbn` has BatchNorm before each sigmoid."""
-
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config

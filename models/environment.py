@@ -1,4 +1,4 @@
-"""Hardware, versions and commit, stored with every result."""
+"""A result's hardware, versions and commit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Accuracy and calibration. In: a network and uint8 images (n, C, H, W). Out: logits, or figures of them."""
+"""Accuracy and calibration. In: a network and uint8 images (n, C, H, W). Out: logits or figures."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from models.config import INPUT_SCALE
 from models.data import Dataset, hold_out
 from models.training_options import Diverged
 
-TEST_BATCH = 100  # fits the cache: 1000 images at a time take twice as long
+TEST_BATCH = 100  # fits the cache: 1000 take twice as long
 
 
 def measure_accuracy(
@@ -23,15 +23,12 @@ def measure_accuracy(
     distort: Callable[[Tensor], Tensor] | None = None,
     batch_size: int = TEST_BATCH,
 ) -> float:
-    """The share of right answers for uint8 `images` (n, C, H, W) and int64 `labels` (n,).
-
-    `distort` changes the images (B, C, H, W) in [0, 1] first. Raises Diverged like `classify`.
-    """
+    """The share of right answers for `labels` int64 (n,); else as `classify`."""
     return int((classify(model, images, distort, batch_size).argmax(1) == labels).sum()) / len(labels)
 
 
 def accuracy_by_class(right: Tensor, labels: Tensor, classes: int) -> list[float | None]:
-    """The share of `right` answers bool (n,) per class in `labels` (n,); None for a class without images."""
+    """Shares of `right` bool (n,) by class; None for a class without images."""
     counts = labels.bincount(minlength=classes).tolist()
     hits = labels[right].bincount(minlength=classes).tolist()
     return [hit / count if count else None for hit, count in zip(hits, counts, strict=True)]
@@ -43,7 +40,10 @@ def classify(
     distort: Callable[[Tensor], Tensor] | None = None,
     batch_size: int = TEST_BATCH,
 ) -> Tensor:
-    """The logits (n, num_classes) of uint8 `images` (n, C, H, W); raises Diverged if they are not finite."""
+    """The logits (n, num_classes) of uint8 `images` (n, C, H, W); raises Diverged if they are not finite.
+
+    `distort` first changes pixels (B, C, H, W) in [0, 1].
+    """
     model.eval()
     batches = []
     with torch.inference_mode():

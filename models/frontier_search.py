@@ -1,7 +1,7 @@
-"""Searches the frontier of accuracy and speed: trials so far -> the next geometry, and their file.
+"""Searches the frontier of accuracy and speed: trials -> the next geometry, and their file.
 
-Maximises held-out accuracy and the logarithm of measured images a second by noisy expected hypervolume improvement
-(Daulton et al., "Parallel Bayesian Optimization of Multiple Noisy Objectives", 2021) through Ax, as `models.search`.
+Ax maximises held-out accuracy and the logarithm of images a second by noisy expected hypervolume improvement (Daulton
+et al., "Parallel Bayesian Optimization", 2021).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from models.data import Dataset
 
 DEPTHS = (1, 4)
-HEADS_FEATURES = 16  # per head; many narrow heads cost little once attention is absorbed
+HEADS_FEATURES = 16  # per head; narrow heads cost little once absorbed
 CHOICES = {"dim": (32, 48, 64, 96, 128), "heads": (2, 4, 8), "last_heads": (4, 8, 16, 32), "mlp_dim": (64, 128, 256)}
 
 
@@ -36,7 +36,7 @@ class FrontierSearch:
 
 @dataclass(frozen=True)
 class Geometry:
-    """A ViTBN whose CLS token comes late, with `last_heads` heads in its last block."""
+    """A ViTBN with late CLS and `last_heads` heads in its last block."""
 
     depth: int
     dim: int
@@ -54,7 +54,7 @@ class Geometry:
 
 @dataclass(frozen=True)
 class FrontierTrial:
-    """`accuracy` in [0, 1] on the held-out images; `images_per_s` of the rewritten file; or an `error`."""
+    """Held-out `accuracy` in [0, 1] and the rewritten file's `images_per_s`, or an `error`."""
 
     geometry: Geometry
     accuracy: float | None
@@ -64,7 +64,7 @@ class FrontierTrial:
 
 
 def propose(search: FrontierSearch, trials: Sequence[FrontierTrial]) -> Geometry:
-    """First points spread over the space, then where the frontier may grow most."""
+    """First spread points, then where the frontier may grow most."""
     with quiet():
         from botorch.acquisition.multi_objective import logei
 

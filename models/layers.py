@@ -1,4 +1,4 @@
-"""The layers of the transformers; the normalisation is injected (models/norms.py).
+"""Transformer layers; the norm is injected (models/norms.py).
 
 Shapes: B images, N tokens, D features, H heads of size E.
 """
@@ -16,7 +16,7 @@ from models.norms import NormFactory
 class TokenEmbedding(nn.Module):
     """Puts the CLS token first and adds positions: (B, N-1, D) -> (B, N, D).
 
-    With `config.late_cls` only `join` adds the CLS token: (B, N-1, D) -> (B, N-1, D).
+    With `late_cls` only `join` adds the token: (B, N-1, D) -> (B, N-1, D).
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -51,7 +51,7 @@ class TokenEmbedding(nn.Module):
 def sinusoidal_positions(tokens: int, dim: int) -> Tensor:
     """Rows [sin(n w_k), cos(n w_k)], w_k = 10000^(-k / (D/2)), k = 1..D/2: float32 (1, tokens, dim).
 
-    Vaswani et al., "Attention Is All You Need", 2017, with the study's frequencies and order, sines first.
+    Vaswani et al., "Attention Is All You Need", 2017, with the study's frequencies.
     """
     half = dim // 2
     frequencies = 10000.0 ** (-torch.arange(1, half + 1, dtype=torch.float64) / half)  # (D/2,)
@@ -60,10 +60,7 @@ def sinusoidal_positions(tokens: int, dim: int) -> Tensor:
 
 
 class Attention(nn.Module):
-    """Normalised multi-head self-attention: (B, N, D) -> (B, N, D), without the residual.
-
-    `fused` computes the same with PyTorch's `scaled_dot_product_attention`.
-    """
+    """Norm and multi-head self-attention, without the residual: (B, N, D) -> (B, N, D)."""
 
     scale: float  # of the scores; 1 once a rewrite has folded it into the queries
 
@@ -101,10 +98,9 @@ class Attention(nn.Module):
 
 
 def fused_attention(q: Tensor, k: Tensor, v: Tensor, scale: float, dropout: float = 0.0) -> Tensor:
-    """softmax(scale q k') v by PyTorch's fused kernel: (B, H, M, E), (B, H, N, E), (B, H, N, E) -> (B, H, M, E).
+    """softmax(scale q k') v: (B, H, M, E), (B, H, N, E), (B, H, N, E) -> (B, H, M, E).
 
-    Exports get it written out, with the scale before the product: the exporter's own form hides the products behind
-    reshapes.
+    Exports get it written out: the exporter's own form hides the products behind reshapes.
     """
     if torch.compiler.is_exporting():
         scores = (q if scale == 1 else q * scale) @ k.transpose(-1, -2)  # (B, H, M, N)
@@ -113,7 +109,7 @@ def fused_attention(q: Tensor, k: Tensor, v: Tensor, scale: float, dropout: floa
 
 
 class FeedForward(nn.Module):
-    """Two Linears with an exact GELU between: (B, N, D) -> (B, N, D), without the residual.
+    """Without the residual: (B, N, D) -> (B, N, D).
 
     `hidden_norm`: Yao et al., "Leveraging Batch Normalization for Vision Transformers", 2021.
     """

@@ -14,7 +14,7 @@ HIGHEST_TEMPERATURE = 1000.0
 
 
 class MetricsError(ValueError):
-    """The message names the entry."""
+    pass
 
 
 def to_json(metrics: Metrics) -> str:

@@ -1,7 +1,7 @@
-"""Normalisations of tokens that are affine in eval mode, and so fold into the linear layer beside them.
+"""Norms that are affine in eval mode, and so fold into the linear layer beside them.
 
-In and out: tokens (B, N, D). Statistics are over all B*N tokens, per feature or, with `features` = 1, of all values
-at once. gamma and beta (features,) are learned.
+In and out: tokens (B, N, D). Statistics are over all B*N tokens, per feature or, with `features` = 1, of all values.
+gamma and beta (features,) are learned.
 """
 
 from __future__ import annotations
@@ -33,22 +33,20 @@ class NeverAffine(NotAffine):
 
 
 class TokenNorm(nn.Module, ABC):
-    """A norm of tokens that states its map in eval mode."""
-
-    mixes_tokens = False  # whether a token's result depends on another token
+    mixes_tokens = False  # whether a token's result depends on others
 
     @abstractmethod
     def eval_affine(self) -> Affine:
         """Raises NotAffine."""
 
     def randomise(self, generator: torch.Generator) -> None:
-        """Draws statistics and parameters, except in PyTorch's layers: `randomise_norms` draws theirs."""
+        """Draws statistics and parameters; `randomise_norms` draws those of PyTorch's layers."""
 
 
 class RowNorm(TokenNorm):
-    """A norm of rows (B*N, features): the statistics of a transpose to (B, D, N), without the copy.
+    """Normalises rows (B*N, features): the statistics of a transpose to (B, D, N), without the copy.
 
-    Half precisions are computed in float32.
+    Half precisions compute in float32.
     """
 
     def __init__(self, features: int) -> None:
@@ -82,8 +80,7 @@ class TokenBatchNorm(RowNorm):
 class RepBN(RowNorm):
     """BN(x) + a x with a learned number a: in eval mode the scale gamma / sqrt(var + eps) + a.
 
-    Guo et al., "SLAB: Efficient Transformers with Simplified Linear Attention and Progressive Re-parameterized Batch
-    Normalization", ICML 2024, equation 5. Their code starts a at 1; here a starts at 0, plain BatchNorm, unless
+    Guo et al., "SLAB: Efficient Transformers", ICML 2024, equation 5. a starts at 0, plain BatchNorm, unless
     `start_skips` sets it.
     """
 
@@ -105,9 +102,9 @@ class RepBN(RowNorm):
 
 
 class ProgressiveRepBN(TokenNorm):
-    """w LN(x) + (1 - w) RepBN(x), where w falls linearly from 1 to 0 over the first 0.8 of the training.
+    """w LN(x) + (1 - w) RepBN(x); w falls linearly from 1 to 0 over the first 0.8 of the training (`anneal`).
 
-    Guo et al., ICML 2024, equations 3 and 4. `anneal` moves w, which the checkpoint keeps as extra state.
+    Guo et al., ICML 2024, equations 3 and 4. Checkpoints keep w as extra state.
     """
 
     def __init__(self, dim: int, features: int) -> None:
@@ -144,11 +141,11 @@ class ProgressiveRepBN(TokenNorm):
 
 
 class UnifiedNorm(RowNorm):
-    """y = gamma x / sqrt(v + eps) + beta, v the mean square of each feature. Yang et al., "Unified Normalization for
-    Accelerating and Stabilizing Transformers", ACM Multimedia 2022.
+    """y = gamma x / sqrt(v + eps) + beta, v the mean square of each feature. Yang et al., "Unified Normalization", ACM
+    Multimedia 2022.
 
-    In training v is the geometric mean over four batches, in eval mode its running mean. Gradients flow through the
-    newest batch's part of v. The paper's averaging of gradients and filter of outliers are missing.
+    In training v is the geometric mean over four batches, in eval mode its running mean. In v only the newest batch has
+    gradients. The paper's gradient averaging and outlier filter are missing.
     """
 
     def __init__(self, features: int) -> None:
@@ -167,7 +164,7 @@ class UnifiedNorm(RowNorm):
         return self.weight * rows * (square + EPS).rsqrt() + self.bias
 
     def _windowed_square(self, rows: Tensor) -> Tensor:
-        """The geometric mean (features,) of the window's mean squares; remembers this batch."""
+        """The window's geometric mean (features,); remembers this batch."""
         log_square = rows.to(self.running_square.dtype).square().mean(dim=0).clamp_min(EPS).log()  # (features,)
         before = self.log_squares[: min(int(self.num_batches_tracked), WINDOW - 1)]
         square = torch.cat((log_square[None], before)).mean(dim=0).exp()
@@ -187,11 +184,10 @@ class UnifiedNorm(RowNorm):
 
 
 class DynamicFeatureNorm(RowNorm):
-    """y = gamma sum_k softmax(w)_k N_k(x) + beta, where w is learned.
+    """y = gamma sum_k softmax(w)_k N_k(x) + beta with learned w.
 
-    N_1 = (x - mean) / sqrt(var + eps), N_2 = (x - min) / (max - min + eps), N_3 = x, each by feature: with the batch's
-    statistics in training, with running statistics in eval mode, where each N_k is affine. After the choice among norms
-    of Luo et al., "Differentiable Learning-to-Normalize via Switchable Normalization", ICLR 2019.
+    N_1 = (x - mean) / sqrt(var + eps), N_2 = (x - min) / (max - min + eps), N_3 = x, each by feature, with running
+    statistics in eval mode. After Luo et al., "Switchable Normalization", ICLR 2019.
     """
 
     def __init__(self, features: int) -> None:
@@ -213,7 +209,7 @@ class DynamicFeatureNorm(RowNorm):
         return y
 
     def _bounds(self, rows: Tensor) -> Affine:
-        """Minimum and maximum (features,), in eval mode the running values."""
+        """Minimum and maximum (features,)."""
         if not self.training:
             return self.running_min, self.running_max
         bounds = rows.amin(dim=0), rows.amax(dim=0)
@@ -256,7 +252,7 @@ def start_skips(model: nn.Module, value: float) -> None:
 
 
 def anneal(model: nn.Module, progress: float) -> None:
-    """Sets w of every ProgressiveRepBN; `progress` is the finished share of the training."""
+    """`progress`: the finished share of the training."""
     for module in model.modules():
         if isinstance(module, ProgressiveRepBN):
             module.layer_norm_share = max(0.0, 1.0 - progress / ANNEALED_AT)

@@ -1,7 +1,7 @@
 """State dicts of the published BatchNorm study.
 
-In: names and tensors. Out: our configuration, and the tensors under our names. Nothing is transposed: both flatten a
-patch (p1 p2 c) and order the query-key-value rows q, k, v, each head-major.
+In: names and tensors. Out: our configuration, and the tensors under our names, none transposed: both flatten a patch
+(p1 p2 c) and order query-key-value rows q, k, v, each head-major.
 Source: github.com/anindyahepth/BatchNorm_in_Transformers_CV; all its files have 64 features per head.
 """
 
@@ -48,7 +48,7 @@ RENAMES = (
 
 
 class UnknownLayoutError(ValueError):
-    """The message names the tensors."""
+    pass
 
 
 def from_reference(state: Mapping[str, Tensor]) -> tuple[ModelConfig, dict[str, Tensor]]:

@@ -1,9 +1,9 @@
-"""A folder of epochs, distorted and labelled by a teacher once, for any number of trainings.
+"""Epochs of images, distorted and labelled by a teacher once, for many trainings.
 
-In: training images uint8 (n, C, H, W), a distortion and a teacher. Out: for each epoch a file with images uint8
-(n, C, H, W) and the teacher's probabilities float16 (n, num_classes). The teacher and the distortions take longer than
-a small student, and only the first training of a folder pays for them (Faghri et al., "Reinforce Data, Multiply
-Impact", 2023). All trainings see the same distortions, each in its own order.
+In: training images uint8 (n, C, H, W), a distortion, a teacher. Out: a file per epoch with images uint8 (n, C, H, W)
+and probabilities float16 (n, num_classes). Teacher and distortions take longer than a small student; only the first
+training of a folder pays for them (Faghri et al., "Reinforce Data, Multiply Impact", 2023). All trainings see the same
+distortions, each in its own order.
 """
 
 from __future__ import annotations
@@ -46,10 +46,7 @@ class Reinforced:
     classes: int
 
     def epoch(self, number: int) -> tuple[Tensor, Tensor]:
-        """Images uint8 (n, C, H, W) and probabilities float32 (n, classes); computed if missing.
-
-        Raises TrainingError for a damaged file.
-        """
+        """Images uint8 (n, C, H, W) and probabilities float32 (n, classes); raises TrainingError for a damaged file."""
         path = self.folder / f"epoch-{number:04d}.safetensors"
         if not path.exists():
             write_atomically(path, save(self._compute(number)))
@@ -83,10 +80,7 @@ class Reinforced:
 def open_folder(
     folder: Path, part: Dataset, images: Tensor, config: ModelConfig, options: TrainingOptions
 ) -> Reinforced:
-    """Opens or creates `folder` for the training images of `part`, on the device as `images`.
-
-    Raises TrainingError for a folder of another origin.
-    """
+    """`images`: those of `part`, on the device. Raises TrainingError for another origin or without a teacher."""
     if options.teacher is None:
         raise TrainingError(f"reinforced {folder}: expected a teacher, found none")
     teacher = load_teacher(Path(options.teacher), config)

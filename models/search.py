@@ -1,8 +1,8 @@
-"""Bayesian search for training parameters: trials so far -> the next parameters, and their file.
+"""Bayesian search of training parameters: trials -> the next parameters, and their file.
 
-A Gaussian process models accuracy; the next trial has the highest expected improvement (Snoek et al., "Practical
-Bayesian optimization of machine learning algorithms", 2012; BoTorch: Balandat et al., 2020). Ax's state is rebuilt from
-the trials, so a killed search continues exactly.
+A Gaussian process models accuracy; the next trial has the highest expected improvement under noise (Snoek et al.,
+"Practical Bayesian optimization", 2012; Ament et al., 2023; BoTorch: Balandat et al., 2020). Killed searches continue
+exactly.
 """
 
 from __future__ import annotations
@@ -44,14 +44,11 @@ class SearchError(Exception):
 
 @dataclass(frozen=True)
 class Search:
-    """Only trials of the same search are comparable.
-
-    Learning rate and batch size are always searched, depths and schedules if several are given.
-    """
+    """Depths and schedules are searched if there are several."""
 
     model: ModelName
     dataset: str
-    depths: tuple[int, int]  # the lowest and the highest
+    depths: tuple[int, int]  # lowest, highest
     schedules: tuple[Schedule, ...]
     epochs: int
     train_images: int
@@ -76,7 +73,7 @@ class Parameters:
 
 @dataclass(frozen=True)
 class Trial:
-    """`accuracy` in [0, 1] on held-out images after the last epoch, or the `error` of a diverged training."""
+    """Held-out `accuracy` in [0, 1] after the last epoch, or the `error` of a failed training."""
 
     parameters: Parameters
     accuracy: float | None
@@ -85,10 +82,9 @@ class Trial:
 
 
 def propose(search: Search, trials: Sequence[Trial]) -> Parameters:
-    """The same seed gives the same trial, up to rounding on another machine.
+    """First the centre and Sobol's points. A failed trial counts as the worst other.
 
-    First the centre and points of Sobol's sequence, then the highest expected improvement under noise (Ament et
-    al., 2023). A failed trial counts as the worst other trial.
+    The same seed gives the same trial, up to rounding.
     """
     worst = min((trial.accuracy for trial in trials if trial.accuracy is not None), default=0.0)
     with quiet():
@@ -104,7 +100,6 @@ def propose(search: Search, trials: Sequence[Trial]) -> Parameters:
 
 
 def ax_client(seed: int, space: Space, objective: str, trials: int) -> Client:
-    """`trials`: how many there are; the first FIRST_TRIALS are spread over the space."""
     from ax.api.client import Client
 
     client = Client(random_seed=seed)
@@ -146,7 +141,6 @@ def quiet() -> Iterator[None]:
 
 
 def check_installed() -> None:
-    """Raises SearchError with the command that installs the package."""
     for module, package in (("ax", "ax-platform"), ("matplotlib", "matplotlib")):
         if find_spec(module) is None:
             raise SearchError(
@@ -182,7 +176,7 @@ def read(path: Path, search: Search) -> list[Trial]:
 def read_trials(
     path: Path, search: Mapping[str, Any], trial: Callable[[dict[str, Any]], AnyTrial], usual: Mapping[str, Any]
 ) -> list[AnyTrial]:
-    """`search` is as in the file; `usual` has the values of entries that older files lack."""
+    """`search`: as in the file; `usual`: values that older files lack."""
     if not path.exists():
         return []
     try:

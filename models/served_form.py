@@ -1,8 +1,8 @@
-"""A transformer's served form, for training: same parameters and answers, less work.
+"""A transformer's served form, for training: same answers, less work.
 
-In: images float (B, C, H, W). Out: logits float (B, num_classes), in eval mode equal to the network's to 4e-7, with
-equal gradients. In training the BatchNorms of the last FFN and the last norm use the statistics of the CLS rows: only
-these reach the head.
+In: images float (B, C, H, W). Out: logits float (B, num_classes), in eval mode the network's to 4e-7, with equal
+gradients. In training the last norm and the last FFN's BatchNorms use statistics of CLS rows: only these reach the
+head.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from models.vit import VisionTransformer
 
 
 def served_form(model: nn.Module) -> nn.Module:
-    """Returns `model` unchanged if it has no tokens, or if its head or a norm reads other rows."""
+    """Returns `model` itself without tokens, or if its head or a norm reads other rows."""
     if not isinstance(model, VisionTransformer) or model.config.pool != "cls":
         return model
     mixes = any(module.mixes_tokens for module in model.modules() if isinstance(module, TokenNorm))
@@ -46,7 +46,7 @@ class ServedForm(nn.Module):
 
 
 def attend(attention: Attention, x: Tensor) -> Tensor:
-    """`attention` of tokens (B, N, D), absorbed if that is cheaper and exact under dropout."""
+    """`attention` of (B, N, D), absorbed if cheaper and exact under dropout."""
     tokens, dim = x.shape[1:]
     cost = attention_macs(tokens, dim, attention.heads, attention.dim_head)
     drops = attention.training and attention.attention_dropout.p > 0 and attention.qkv.bias is not None
@@ -75,7 +75,7 @@ def last_row(block: Block, x: Tensor, alike: bool) -> Tensor:
 
 
 def attend_to_row(attention: Attention, x: Tensor, alike: bool) -> Tensor:
-    """Row 0 (B, 1, D) of `attention` for tokens (B, N, D); projects no key and no value."""
+    """Row 0 (B, 1, D) of `attention` for tokens (B, N, D); projects no keys or values."""
     heads, qkv = attention.heads, attention.qkv
     query, key, value = qkv.weight.chunk(3)  # (H*E, D)
     query_bias, _, value_bias = [None] * 3 if qkv.bias is None else qkv.bias.chunk(3)

@@ -1,8 +1,7 @@
 """Reads state dicts of `torch.save` (.pth), running no code and trusting no size.
 
-In: a zip archive of a pickle and of storages. Out: name -> tensor; or UnsafeFile. PyTorch reads the pickle with
-`weights_only=True`. The archive must be uncompressed and hold at least the tensors' bytes: 3 MB of compressed zeros, or
-a tensor of stride 0, hold any number of values.
+In: a zip archive of a pickle and storages. Out: name -> tensor; or UnsafeFile. The archive must be uncompressed and
+hold the tensors' bytes: a few compressed zeros, or a tensor of stride 0, hold any number of values.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ from typing import BinaryIO
 import torch
 from torch import Tensor
 
-MAX_DIRECTORY_BYTES = 1 << 20  # of the member list; Python needs ten times as much for it
-MAX_PICKLE_BYTES = 1 << 19  # the pickle of a block has 3 kB
+MAX_DIRECTORY_BYTES = 1 << 20  # of members; Python needs ten times as much
+MAX_PICKLE_BYTES = 1 << 19  # a block takes 3 kB
 END, END_64 = b"PK\x05\x06", b"PK\x06\x06"  # the records with the list's size
 EXPECTED = "expected a state dict of only tensors"
 
@@ -48,7 +47,7 @@ def read_state_dict(path: Path) -> dict[str, Tensor]:
 
 
 def unpickling_reason(error: Exception) -> str:
-    """What is wrong, without PyTorch's advice to load it anyway."""
+    """Omits PyTorch's advice to load it anyway."""
     name = re.search(r"GLOBAL ([\w.]+)", str(error))
     return f"the name {name[1]}" if name else f"something else ({type(error).__name__})"
 

@@ -1,4 +1,4 @@
-"""Command line of the studies: dataset -> tables and plots. `python models/study.py --help`."""
+"""Command line: dataset -> tables and plots of a study."""
 
 from __future__ import annotations
 

@@ -29,5 +29,5 @@ def load_teacher(path: Path, config: ModelConfig) -> checkpoint.Checkpoint:
 
 
 def targets(probabilities: Tensor, labels: Tensor) -> Tensor:
-    """Targets (B, num_classes): means of labels (B,) and probabilities (B, num_classes)."""
+    """(B, num_classes): means of labels (B,) and probabilities (B, num_classes)."""
     return (F.one_hot(labels, probabilities.shape[1]) + probabilities) / 2

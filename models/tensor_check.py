@@ -1,8 +1,8 @@
-"""Checks a file's tensors against its configuration, before anything of their size is allocated.
+"""Checks a file's tensors against its configuration before their size is allocated.
 
-In: a ModelConfig, and each tensor's shape and kind of numbers. Out: nothing; or WrongTensors.
-A file of 1 kB may claim a depth of 10,000,000. So a single block, built on PyTorch's meta device without memory, stands
-for all; with late CLS a second block stands for the last.
+In: a ModelConfig and each tensor's form. Out: nothing; or WrongTensors.
+A file of 1 kB may claim a depth of 10,000,000. So one block on PyTorch's meta device stands for all; with late CLS a
+second stands for the last.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from torch import Tensor
 from models.config import ModelConfig
 from models.registry import build
 
-MAX_TABLE_BYTES = 1 << 26  # of computed constants that are in no file, such as sinusoidal positions
+MAX_TABLE_BYTES = 1 << 26  # of constants in no file, such as sinusoidal positions
 BLOCK = re.compile(r"blocks\.(0|[1-9]\d{0,8})\.(.+)", re.DOTALL)
 
 
 class WrongTensors(ValueError):
-    """The message names the tensor."""
+    pass
 
 
 class Form(NamedTuple):
-    """Shape and kind of numbers: `floating-point`, `integer`, or the name of another type."""
+    """`numbers`: `floating-point`, `integer`, or another type's name."""
 
     shape: tuple[int, ...]
     numbers: str
@@ -42,7 +42,6 @@ def form_of(tensor: Tensor) -> Form:
 
 
 def check_tensors(config: ModelConfig, found: Mapping[str, Form]) -> None:
-    """Raises WrongTensors."""
     expected = _few_blocks(config)
     for name in sorted(found):
         form = expected.get(_stand_in(name, config))

@@ -40,7 +40,7 @@ class GainedTokenNorm(TokenNorm):
 
 
 class TokenMinMax(GainedTokenNorm):
-    """n(x) = (x - min x) / (max x - min x + eps) over the D features of a token, eps = 1e-5."""
+    """n(x) = (x - min x) / (max x - min x + eps) over a token's D features."""
 
     def normalise(self, x: Tensor) -> Tensor:
         low, high = x.amin(dim=-1, keepdim=True), x.amax(dim=-1, keepdim=True)  # (B, N, 1)
@@ -48,9 +48,9 @@ class TokenMinMax(GainedTokenNorm):
 
 
 class TokenZScore(GainedTokenNorm):
-    """n(x) = (x - mean x) / (std x + eps) over the D features of a token, eps = 1e-5, std with D - 1.
+    """n(x) = (x - mean x) / (std x + eps) over a token's D features; std divides by D - 1.
 
-    LayerNorm has eps under the root and divides by D.
+    LayerNorm divides by D, with eps under the root.
     """
 
     def normalise(self, x: Tensor) -> Tensor:
@@ -58,16 +58,15 @@ class TokenZScore(GainedTokenNorm):
 
 
 class DynamicTokenNorm(GainedTokenNorm):
-    """n(x) = (x - mu) / sqrt(s + eps), where a token's mean and variance mix with its neighbours'.
+    """n(x) = (x - mu) / sqrt(s + eps): a token's mean and variance mix with its neighbours'.
 
-    Shao et al., "Dynamic Token Normalization Improves Vision Transformers", ICLR 2022. First each head of each token is
-    divided by its root mean square, as in the authors' code. Then, for a head with features X (N, D/H), and learned
-    shares l, l' in (0, 1):
+    Shao et al., "Dynamic Token Normalization", ICLR 2022. First each head of a token is divided by its root mean
+    square, as in the authors' code. Then, for a head X (N, D/H) and learned l, l' in (0, 1):
 
         mu = l mean(token) + (1 - l) P X,    s = l' var(token) + (1 - l') (P X^2 - (P X)^2)
 
-    P = softmax(R a) by rows, with R_ij = (dx, dy, dx^2 + dy^2) between patches i and j and a learned a (3,) per head.
-    The CLS token, which the paper's networks lack, has no place: it weighs all tokens alike, and no patch sees it.
+    P = softmax(R a) by rows, R_ij = (dx, dy, dx^2 + dy^2) between patches i and j, a (3,) learned per head. The CLS
+    token, which the paper lacks, has no place: it weighs all tokens alike, and no patch sees it.
     """
 
     mixes_tokens = True
@@ -118,7 +117,7 @@ class DynamicTokenNorm(GainedTokenNorm):
 def first_gaze(heads: int) -> Tensor:
     """(H, 3): head h attends to the place (dx, dy) of a square around its own, as -(d - c)^2 = -d^2 + 2cd - c^2.
 
-    The sides of the square have isqrt(H) places; an even number puts them between the patches, as in the authors' code.
+    The square has isqrt(H) places a side; an even number puts them between patches.
     """
     side = math.isqrt(heads)
     head = torch.arange(side * side)
@@ -129,7 +128,7 @@ def first_gaze(heads: int) -> Tensor:
 
 def neighbourhood(grid: tuple[int, int]) -> tuple[Tensor, Tensor]:
     """Of N = height width + 1 tokens, CLS first: offsets (dx, dy, dx^2 + dy^2) float32 (N, N, 3); bool (N, N), whether
-    token i sees token j.
+    i sees j.
     """
     height, width = grid
     y, x = (axis.flatten() for axis in torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij"))

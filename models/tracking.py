@@ -1,8 +1,7 @@
-"""`models/train.py --track`: sends each epoch to MLflow and passes it on.
+"""`models/train.py --track`: epochs pass through to MLflow.
 
-MLflow gets the checkpoint's JSON: configuration and options as parameters, the series as metrics by epoch; at the end
-JSON and checkpoint as artifacts. The address is $MLFLOW_TRACKING_URI, else ./mlruns, for which MLflow 3 needs
-MLFLOW_ALLOW_FILE_STORE. MLflow's telemetry is off.
+Configuration and options become parameters, the series metrics by epoch; at the end JSON and checkpoint become
+artifacts. The address is $MLFLOW_TRACKING_URI, else ./mlruns, for which MLflow 3 needs MLFLOW_ALLOW_FILE_STORE.
 """
 
 from __future__ import annotations
@@ -73,15 +72,14 @@ class _Run:
 
 
 def class_metrics(labels: Sequence[str]) -> list[str]:
-    """In the characters that MLflow allows."""
+    """In characters that MLflow allows."""
     return [f"class_accuracy/{i} {re.sub('[^A-Za-z0-9_. -]', '_', label)[:100]}" for i, label in enumerate(labels)]
 
 
 def track(epochs: Iterator[Epoch], checkpoint: Path, resume: bool, report: Callable[[str], None]) -> Iterator[Epoch]:
-    """Yields each of the `epochs` once MLflow has it; raises TrackingError before the first.
+    """Sends each epoch, then yields it; raises TrackingError at once without MLflow.
 
-    `resume` continues the earlier run, else sends all epochs to a new run. When MLflow stops answering, `report`
-    gets a line; the rest is sent at the end.
+    `resume` continues the earlier run. When MLflow stops answering, `report` gets a line; the rest is sent at the end.
     """
     return _follow(epochs, _open(checkpoint, resume), report)
 
@@ -106,7 +104,6 @@ def _open(checkpoint: Path, resume: bool) -> _Run:
 
 
 def _run_id(client: MlflowClient, checkpoint: Path, resume: bool) -> str:
-    """`resume` reads it from a file beside the checkpoint."""
     from mlflow import MlflowException
 
     experiment = client.get_experiment_by_name(EXPERIMENT)
@@ -142,7 +139,6 @@ def _follow(epochs: Iterator[Epoch], run: _Run, report: Callable[[str], None]) -
 
 
 def _tried(action: Callable[[], None], run: _Run, report: Callable[[str], None]) -> bool:
-    """Returns False if MLflow did not answer."""
     from mlflow import MlflowException
 
     try:

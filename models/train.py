@@ -1,6 +1,6 @@
-"""Command line of the training stage: dataset -> checkpoint. `python models/train.py --help`.
+"""Command line: dataset -> checkpoint.
 
-Under torchrun several processes train one network: `torchrun --nproc-per-node 2 models/train.py …`.
+Several processes train one network: `torchrun --nproc-per-node 2 models/train.py …`.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ def train(
         data = load_dataset(dataset, data_dir, image_size=image_size, held_out=hold_out)
         sizes = {name: others.pop(name) for name in training_options.ARCHITECTURE}
         config = replace(data.model_config(model, depth), **{name: it for name, it in sizes.items() if it is not None})
-        from models import distributed  # takes seconds; a mistake above is reported before
+        from models import distributed  # takes seconds: after the checks above
 
         device = distributed.local_device(training_options.choose_device(device))
         held_out = 0 if data.reading else hold_out  # a folder's are its test part
@@ -176,7 +176,6 @@ def train(
 
 
 def _adapt(folder: Path | None, path: Path | None, output: Path | None) -> None:
-    """Refuses options of a training."""
     context = click.get_current_context()
     given = {name for name in context.params if context.get_parameter_source(name) is not ParameterSource.DEFAULT}
     if folder is None or path is None or given - {"adapt_to", "checkpoint", "output"}:
@@ -230,7 +229,6 @@ def _progress(images: int, shown: bool) -> Iterator[Callable[[int, float], None]
 
 
 def _print_epochs(epochs: Iterator[Epoch], measured: str) -> Epoch | None:
-    """Ctrl-C says what is kept and exits with 130."""
     last = None
     _print_above_the_bar(f"epoch  training s  test s  training loss  {measured}")
     try:

@@ -1,7 +1,7 @@
-"""The training loop: dataset -> checkpoint, with the four series of the study.
+"""The training loop: dataset -> checkpoint and the study's four series.
 
 In: `TrainingOptions` and a `Dataset`. Out: after every epoch the files of `models.training_files`. Times exclude data
-loading: the images are already on the device.
+loading, except `models.reinforced`'s.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ def train(
 ) -> Iterator[Epoch]:
     """Yields each epoch once its checkpoint is on disk.
 
-    `on_batch` gets a batch's number of images and loss; `resume` continues exactly. Raises TrainingError without a
-    run to resume, and Diverged.
+    `on_batch` gets a batch's number of images and loss; `resume` continues exactly. Raises Diverged, and TrainingError
+    without a run to resume.
     """
     if options.batch_size % distributed.processes():
         raise TrainingError(
@@ -123,9 +123,9 @@ def _start(config: ModelConfig, options: TrainingOptions, images: int) -> State:
 
 
 def _batches(order: Tensor, batch_size: int) -> list[Tensor]:
-    """Indices (n,) in batches that all processes share evenly.
+    """Indices (n,) in batches that processes share evenly.
 
-    Drops a last batch of less than two images a process: BatchNorm has no variance of a single image.
+    Drops a last batch of less than two images a process: BatchNorm has no variance of one.
     """
     share = distributed.processes()
     batches = [batch[: len(batch) // share * share] for batch in order.split(batch_size)]
@@ -139,7 +139,7 @@ def _train_epoch(
     options: TrainingOptions,
     on_batch: Callable[[int, float], None],
 ) -> float:
-    """The mean loss of all processes; `draw` turns indices into pixels and targets."""
+    """The mean loss of all processes; `draw` as `_draw`."""
     state.model.train()
     torch.set_rng_state(state.random)  # other trainings use the same generator
     order = torch.randperm(images, generator=state.order).to(options.device)
@@ -168,7 +168,7 @@ def _draw(images: Tensor, target: Tensor, distort: Callable[[Tensor], Tensor], c
 def _step(state: State, pixels: Tensor, labels: Tensor, options: TrainingOptions) -> Tensor:
     """Pixels (B, C, H, W), labels (B,) or probabilities (B, num_classes) -> the loss."""
     state.optimizer.zero_grad(set_to_none=True)
-    parts = min(options.accumulate, len(labels) // 2)  # BatchNorm has no variance of a single image
+    parts = min(options.accumulate, len(labels) // 2)  # as `_batches`
     total = torch.zeros((), device=pixels.device)
     try:
         for x, y in zip(pixels.tensor_split(parts), labels.tensor_split(parts), strict=True):
@@ -205,7 +205,6 @@ def _follow(average: nn.Module, model: nn.Module, share: float) -> None:
 
 
 def _loss(state: State, pixels: Tensor, labels: Tensor, options: TrainingOptions) -> Tensor:
-    """Pixels (B, C, H, W), labels (B,) or probabilities (B, num_classes) -> the mean loss."""
     with torch.autocast(pixels.device.type, torch.bfloat16, enabled=options.precision == "bf16"):
         if state.teacher is not None:
             with torch.no_grad():

@@ -104,7 +104,7 @@ def restore(state: State, path: Path, config: ModelConfig, dataset: Dataset, opt
 
 
 def _run_key(config: ModelConfig, dataset: Dataset, options: TrainingOptions) -> str:
-    """What must agree to resume: all but the device and, unless rate or norms depend on it, the epochs."""
+    """What must agree to resume; rate or norms may depend on the epochs."""
     same = asdict(options) | {"processes": distributed.processes()}
     del same["device"]
     if options.schedule == "constant" and config.model != "vit-prepbn":

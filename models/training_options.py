@@ -16,7 +16,7 @@ ARCHITECTURE = (
 
 
 class TrainingError(Exception):
-    """Training cannot start or go on."""
+    pass
 
 
 class Diverged(TrainingError):
@@ -25,15 +25,11 @@ class Diverged(TrainingError):
 
 @dataclass(frozen=True)
 class TrainingOptions:
-    """AdamW (Loshchilov and Hutter, 2019) on the cross-entropy; `models/train.py --help` has the other fields.
+    """AdamW (Loshchilov and Hutter, 2019) on the cross-entropy; other fields: `models/train.py --help`.
 
-    - `schedule`: `one-cycle` (Smith and Topin, 2019) warms up to `lr` and anneals to nearly 0 over all epochs.
-    - `precision`: `bf16` uses PyTorch's autocast; weights stay float32.
-    - `hold_out`: training images that measure each epoch; the test images are used only at the end.
-    - `teacher`: its probabilities are half of the target (distillation: Hinton et al., 2015; for transformers:
-      Touvron et al., DeiT, 2021).
-    - `accumulate`: parts of a batch: the same gradient with less memory, but BatchNorm normalises each by itself.
-    - `ema`: decay of a moving average, which is measured and written in place of the weights.
+    - `schedule`: `one-cycle` (Smith and Topin, 2019) warms up to `lr` and anneals to nearly 0.
+    - `teacher`: its probabilities are half of the target (Hinton et al., 2015; Touvron et al., DeiT, 2021).
+    - `accumulate`: parts of a batch: same gradient, less memory, but BatchNorm normalises each by itself.
     """
 
     epochs: int
@@ -59,9 +55,9 @@ class TrainingOptions:
 
 @dataclass(frozen=True)
 class Epoch:
-    """Times in seconds, mean training loss, accuracy in [0, 1], in all and by class.
+    """Mean training loss; accuracy in [0, 1]. With held-out images, `test_` and `class_accuracy` are of these.
 
-    With held-out images, `test_` values and `class_accuracy` are of these. A class without images has None.
+    A class without images has None.
     """
 
     epoch: int
@@ -73,7 +69,7 @@ class Epoch:
 
 
 def choose_device(name: str) -> str:
-    """`auto`: the first of cuda, mps, cpu. Raises TrainingError for `cuda` without a CUDA device."""
+    """`auto`: the first of cuda, mps, cpu. Raises TrainingError for `cuda` without a device."""
     import torch
 
     if name == "cuda" and not torch.cuda.is_available():

@@ -1,6 +1,6 @@
-"""Command line of the search: dataset -> parameters for models/train.py.
+"""Command line: dataset -> searched parameters for models/train.py.
 
-Trials use parts of the training images, never test images. The same command continues the search.
+Trials never use test images. The same command continues the search.
 """
 
 from __future__ import annotations
@@ -122,10 +122,7 @@ def _depths(model: ModelName, depths: tuple[int, int]) -> tuple[int, int]:
 
 
 def part_of(data: Dataset, train_images: int | None) -> Dataset:
-    """A fifth of the training images, at most 5,000, becomes the test part.
-
-    `train_images` limits the rest; raises DataError if fewer are left.
-    """
+    """Holds out a fifth, at most 5,000; `train_images` limits the rest. Raises DataError if fewer are left."""
     part = hold_out(data, min(5000, len(data.train_labels) // 5))
     left = len(part.train_labels)
     if train_images is not None and train_images > left:
@@ -134,7 +131,6 @@ def part_of(data: Dataset, train_images: int | None) -> Dataset:
 
 
 def _run(search: Search, data: Dataset, device: str, count: int, output: Path, track: bool) -> None:
-    """Ctrl-C also writes the result, and exits with 130."""
     path = output / f"{search.model}.trials.json"
     trials = read(path, search)
     click.echo(
@@ -174,10 +170,7 @@ def run_trials(
 
 
 def run_trial(search: Search, data: Dataset, device: str, parameters: Parameters, track: bool = False) -> Trial:
-    """With `track` MLflow keeps the network.
-
-    A diverged training is a failed trial. Raises TrackingError if MLflow does not answer.
-    """
+    """A TrainingError makes a failed trial, except TrackingError. With `track` MLflow keeps the network."""
     from models import tracking
     from models.training import TrainingError, TrainingOptions, train
 
@@ -208,10 +201,9 @@ def run_trial(search: Search, data: Dataset, device: str, parameters: Parameters
 
 
 def write_results(search: Search, trials: list[Trial], output: Path) -> Path:
-    """Returns the file of the best parameters, for `models/train.py --params`.
+    """Returns the best parameters' file, for `models/train.py --params`.
 
-    It omits epochs (few in a trial) and accuracy (too high: the best of many on the same images). Raises
-    SearchError if every trial failed.
+    It omits epochs (few in a trial) and accuracy (the best of many is too high). Raises SearchError if all failed.
     """
     from models.plots.search_plots import convergence, plane
 

@@ -1,4 +1,4 @@
-"""A trial of the frontier: a geometry -> a trained checkpoint, its held-out accuracy and its measured speed.
+"""A trial of the frontier: geometry -> checkpoint, held-out accuracy and speed.
 
 benchmarks/frontier.py measures the speed in a process without the training's threads.
 """
@@ -26,7 +26,6 @@ TRIALS, PLOT = "frontier.trials.json", "frontier.png"
 
 
 def run(search: FrontierSearch, data: Dataset, device: str, count: int, output: Path) -> None:
-    """Writes the plot at the end or at Ctrl-C."""
     from models.plots.search_plots import frontier
 
     trials = read(output / TRIALS, search)

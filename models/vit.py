@@ -1,8 +1,7 @@
-"""The Vision Transformer; ViT, ViTBNFFN, ViTBN and the others differ only in their norms.
+"""The Vision Transformer; its variants differ only in their norms.
 
 In: images float (B, C, H, W), pixels in [0, 1]. Out: logits float (B, num_classes). Dosovitskiy et al., "An Image is
-Worth 16x16 Words", 2021, with a norm on both sides of the patch embedding (Kumar et al., "Dual PatchNorm", 2023), as in
-the published study.
+Worth 16x16 Words", 2021, with a norm on both sides of the patch embedding (Kumar et al., "Dual PatchNorm", 2023).
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ def layer_norm(config: ModelConfig, dim: int) -> nn.Module:
 
 
 def features(config: ModelConfig, dim: int) -> int:
-    """How many statistics: one per feature, or a single for all values."""
+    """One statistic per feature, or one for all values."""
     return dim if config.bn_features == "dim" else 1
 
 
@@ -86,7 +85,7 @@ class VisionTransformer(nn.Module):
         self.head = nn.Linear(config.dim, config.num_classes)
 
     def forward(self, image: Tensor) -> Tensor:
-        x = self.embed(image)  # (B, N, D), or (B, N-1, D) until the last block if the CLS token comes late
+        x = self.embed(image)  # (B, N, D), or with late CLS (B, N-1, D)
         *before, last = self.blocks
         for block in before:
             x = block(x)
@@ -104,7 +103,7 @@ class VisionTransformer(nn.Module):
         return cast(TokenEmbedding, self.embedding).join(x) if self.config.late_cls else x
 
     def classify(self, x: Tensor) -> Tensor:
-        """Tokens behind the last block (B, N, D) -> logits (B, num_classes)."""
+        """Last tokens (B, N, D) -> logits (B, num_classes)."""
         x = self.norm(x)
         x = x[:, 0] if self.config.pool == "cls" else x.mean(dim=1)  # (B, D)
         logits: Tensor = self.head(x)  # (B, num_classes)
@@ -116,7 +115,7 @@ Size = int | tuple[int, int]
 
 
 class _Published(VisionTransformer):
-    """Constructors with the study's keywords and defaults; `optional`: other fields of ModelConfig."""
+    """The study's keywords and defaults; `optional`: other fields of ModelConfig."""
 
     model: ModelName
 

@@ -1,1 +1,1 @@
-"""Models in a runtime and a precision, checked and then timed together."""
+"""Models in runtimes and precisions, checked and timed."""

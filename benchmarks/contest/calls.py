@@ -45,13 +45,13 @@ class TimedCall:
         return logits
 
     def end_round(self, counts: bool) -> None:
-        """Forgets the device's times of the round unless it counts."""
+        """Forgets the round unless it counts."""
         if not counts:
             del self.device_ms[self.counted :]
         self.counted = len(self.device_ms)
 
     def with_copies(self) -> None:
-        """On CUDA, also copies the images from pinned memory and the logits back into it."""
+        """CUDA only: copies images from pinned memory and logits back into it."""
         import torch
 
         if self.pinned is None:
@@ -65,7 +65,7 @@ class TimedCall:
 
 
 def classify(run: Run, images: Images, micro_batch: int, device: Device) -> Logits:
-    """Returns float32 (n, classes), in the host's memory."""
+    """float32 (n, classes) in the host's memory."""
     parts = [_fetch(run(_place(part, device)), device) for part in _split(images, micro_batch)]
     logits: Logits = np.concatenate(parts)
     return logits

@@ -1,7 +1,4 @@
-"""Contestants: a network in a runtime and a precision, built, called once and checked.
-
-A failure costs only its contestant and is kept with its reason.
-"""
+"""Contestants: a network in a runtime and a precision, built, called once and checked."""
 
 from __future__ import annotations
 
@@ -41,8 +38,6 @@ class Options:
 
 @dataclass(frozen=True)
 class Contestant:
-    """`run` maps tensors in device memory to tensors in device memory."""
-
     entry: Entry
     subject: Subject
     program: Program
@@ -73,8 +68,6 @@ class Ready:
 
 @dataclass
 class Missing:
-    """`wrong` if a reason is a wrong answer."""
-
     rows: list[dict[str, str]] = field(default_factory=list)
     wrong: bool = False
 
@@ -124,7 +117,6 @@ def call_sizes(batch: int, options: Options) -> set[int]:
 def first_calls(
     contestants: Sequence[Contestant], batch: int, options: Options, title: str, missing: Missing
 ) -> list[Ready]:
-    """Returns the contestants with correct answers."""
     ready = []
     with count_bar(f"{title}: first calls", len(contestants), "contestants") as advance:
         for each in contestants:
@@ -164,7 +156,7 @@ def first_call(who: Contestant, batch: int, options: Options) -> Ready:
 
 
 def _device_memory(device: Device) -> int | None:
-    """PyTorch's GPU memory in bytes, None on the CPU; resets its peak."""
+    """Bytes, None on the CPU; resets the peak."""
     if device == "cpu":
         return None
     torch.cuda.reset_peak_memory_stats()

@@ -1,7 +1,6 @@
-"""The contestants of `benchmarks/foreign.py`: one call each, on one thread, on the same inputs.
+"""The contestants of benchmarks/foreign.py, on one thread and the same inputs.
 
-In: a network's file, plain and rewritten. Out: a callable per contestant. A contestant that fails or differs from the
-plain file is left out with the reason.
+In: a network's files. Out: a callable per contestant, or why it is left out: it fails or differs from the plain file.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ BASES = {OPTIMISER: PLAIN, OURS: PLAIN, OPENVINO: PLAIN, OPENVINO_OURS: OPENVINO
 def contestants(
     files: Mapping[str, Path], read: Callable[[Outputs], Array], feeds: Feeds
 ) -> tuple[dict[str, Call], dict[str, str]]:
-    """The calls by name, and why others are missing; `read` picks the read part of a plain file's outputs."""
+    """Calls, and why others are missing; `read` picks the read part of a plain file's outputs."""
     from export.errors import ExportError
     from export.onnx_rewrites.proof import session
 

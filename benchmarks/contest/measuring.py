@@ -42,10 +42,10 @@ def measure(
     missing: Missing,
     add: Callable[[list[Row]], None],
 ) -> None:
-    """Adds a JSON-ready row per contestant, all from one interleaved run, also at Ctrl-C.
+    """Adds a JSON-ready row per contestant, also at Ctrl-C.
 
-    A contestant that fails during timing goes to `missing`, and the others begin again. All go to `missing` if the
-    device slows itself down in every round.
+    A contestant that fails goes to `missing`, and the others begin again. All go there if the device slows itself down
+    in every round.
     """
     ready = {str(i): each for i, each in enumerate(first_calls(contestants, batch, options, title, missing))}
     run = _Run(ready, batch, options, limits, title, missing)
@@ -53,7 +53,7 @@ def measure(
 
 
 class _Run:
-    """Contestants by a number that names them in the interleaved run."""
+    """Each contestant's name is a number."""
 
     def __init__(
         self, ready: dict[str, Ready], batch: int, options: Options, limits: Limits, title: str, missing: Missing
@@ -135,11 +135,7 @@ def _call(name: str, call: Callable[[], object]) -> object:
 
 
 def _row(ready: Ready, durations: Durations, batch: int, options: Options, limits: Limits) -> Row:
-    """Percentiles in milliseconds, samples in nanoseconds.
-
-    `bandwidth_share` counts weights, images and logits, each once. `fallback`: why the row is no CUDA graph despite its
-    runtime.
-    """
+    """`bandwidth_share` counts weights, images and logits, each once. `fallback`: why the row is no CUDA graph."""
     contestant, entry = ready.contestant, ready.contestant.entry
     config, p50_ms = entry.config, durations.percentile_ms(50)
     rates = limits["gemm_gflops_per_s_by_precision"]
@@ -173,5 +169,5 @@ def _row(ready: Ready, durations: Durations, batch: int, options: Options, limit
 
 
 def _by_events(ready: Ready) -> float | None:
-    """The median of all calls by CUDA events."""
+    """The median of all calls."""
     return float(np.median(ready.call.device_ms)) if ready.call.device_ms else None

@@ -33,7 +33,7 @@ def in_onnx_engine(data: bytes, setup: Setup) -> Run:
 
 @cache
 def _share_memory() -> None:
-    """A single CPU arena for all sessions: separate arenas would keep 2 to 3 GB each at batch 5000."""
+    """A single CPU arena for all sessions: separate arenas keep 2 to 3 GB each at batch 5000."""
     kind, use = onnxruntime.OrtAllocatorType.ORT_ARENA_ALLOCATOR, onnxruntime.OrtMemType.DEFAULT
     onnxruntime.create_and_register_allocator(onnxruntime.OrtMemoryInfo("Cpu", kind, 0, use), None)
 
@@ -60,10 +60,8 @@ def _in_onnxruntime(data: bytes, setup: Setup) -> Run:
 
 
 def cuda_options(setup: Setup) -> dict[str, str]:
-    """Options of ONNX Runtime's CUDA provider, on PyTorch's current stream.
-
-    float32 uses TF32 only by request. float16 always needs it: else convolutions stay off the tensor cores, which also
-    want channels last.
+    """float32 uses TF32 only by request. float16 always needs it: else convolutions stay off the tensor cores, which
+    also want channels last.
     """
     import torch
 
@@ -97,7 +95,7 @@ def _in_openvino(data: bytes, setup: Setup) -> Run:
 
 
 def _in_tensorrt(data: bytes, setup: Setup) -> Run:
-    """An engine built on this GPU, with a profile for each batch size."""
+    """Each batch size has its own profile."""
     require()
     precision: Any = setup.precision
     options = EngineOptions(precision, opt_batch=1, max_batch=max(setup.batches), fixed=setup.batches)
@@ -106,7 +104,7 @@ def _in_tensorrt(data: bytes, setup: Setup) -> Run:
 
 
 def execution(plan: bytes, profile_of: Callable[[int], int], graph: bool = False) -> Execution:
-    """The engine in `plan` on PyTorch's current stream; raises EngineError."""
+    """Runs on PyTorch's current stream; raises EngineError."""
     import torch
 
     with load(plan) as engine:

@@ -1,4 +1,4 @@
-"""The profile of an ONNX graph in ONNX Runtime on the CPU."""
+"""Profiles an ONNX graph in ONNX Runtime on the CPU."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from export.equivalence import Images
 
 
 def profile_graph(data: bytes, images: Images, calls: int, threads: int) -> dict[str, Any]:
-    """JSON-ready: a call's median with and without the profiler, and its nodes, slowest first."""
+    """JSON-ready; `alone` runs without the profiler."""
     with tempfile.TemporaryDirectory() as folder:
         profiled, alone = (_session(data, threads, prefix) for prefix in (Path(folder, "ort"), None))
         feeds = {"image": images}
@@ -47,7 +47,7 @@ def _session(data: bytes, threads: int, profile_prefix: Path | None) -> Any:
 
 
 def nodes_of(events: Sequence[dict[str, Any]], calls: int) -> Iterator[dict[str, Any]]:
-    """A row per node: median in µs over the last `calls` calls, and operations."""
+    """A row per node: median in µs over its last `calls` calls."""
     taken: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for event in events:
         if event.get("cat") == "Node" and event["name"].endswith("_kernel_time"):

@@ -1,4 +1,4 @@
-"""A network -> a runtime's input: the network itself for PyTorch, an ONNX file for all others."""
+"""A network -> itself for PyTorch, an ONNX file for other runtimes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Program = Served | bytes
 
 
 def for_runtime(subject: Subject, how: Runtime, precision: Precision) -> tuple[Program, int, int]:
-    """The program, an image's multiply-accumulates in it, and the values that these move."""
+    """The program, and an image's multiply-accumulates and moved values."""
     network = _rewritten(subject, REWRITES[how.rewrites])
     macs, values = macs_per_image(network.model), moved_values(network.model)
     if how.fused and subject.config.is_transformer:
@@ -38,7 +38,7 @@ def for_runtime(subject: Subject, how: Runtime, precision: Precision) -> tuple[P
 def rewritten_file(
     subject: Subject, rewrites: Sequence[pipeline.Rewrite], precision: Precision = "fp32"
 ) -> tuple[bytes, int]:
-    """The ONNX file after those rewrites, and an image's multiply-accumulates."""
+    """The ONNX file, and an image's multiply-accumulates."""
     network = _rewritten(subject, rewrites)
     return _file(subject, network, precision), macs_per_image(network.model)
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from benchmarks.measure.timing import Durations
     from export.rewrites.pipeline import Rewrite
 
-SEARCHED = 1280  # images for the search of the best way
+SEARCHED = 1280  # images for the search
 ROUNDS = 7
 
 EAGER, PLAIN, ALL = "PyTorch eager", "plain", "all"

@@ -1,4 +1,4 @@
-"""The machine's limits: the rate of a large matrix product, and the memory bandwidth."""
+"""The machine's limits: the rate of a large matrix product, and memory bandwidth."""
 
 from __future__ import annotations
 
@@ -33,10 +33,7 @@ def gemms(threads: int) -> dict[str, tuple[Callable[[], object], int]]:
 
 
 def limits(device: Device, threads: int, precisions: tuple[Precision, ...]) -> dict[str, Any]:
-    """The best rates of products and memory, JSON-ready.
-
-    A copy moves two bytes per copied byte, a triad (a = b + 2c) three. The fastest of `REPEATS` runs counts.
-    """
+    """JSON-ready. The fastest run counts; a copy moves two bytes per copied byte, a triad (a = b + 2c) three."""
     rates = {"PyTorch": _torch_gemm_rate(device, threads, "fp32")}
     if device == "cpu":
         run, flops = gemms(threads)[f"{SIDE['cpu']}^3 in ONNX Runtime"]

@@ -43,9 +43,9 @@ SUPPORTED: dict[tuple[Engine, Device], tuple[Precision, ...]] = {
 
 @dataclass(frozen=True)
 class Runtime:
-    """An engine, the exact rewrites done before, and whether attention has the form that GPU kernels fuse.
+    """`fused`: attention in the form that GPU kernels fuse. `half_softmax`: in fp16 also the Softmax is float16.
 
-    `half_softmax`: in fp16 the Softmax too is computed in float16. `graph`: TensorRT's kernels as one CUDA graph.
+    `graph`: TensorRT's kernels as one CUDA graph.
     """
 
     engine: Engine
@@ -131,10 +131,9 @@ class Entry:
 
 @dataclass(frozen=True)
 class Setup:
-    """Where a program runs; by default in PyTorch eager or, for a file, in ONNX Runtime.
+    """The default engine is PyTorch eager or, for a file, ONNX Runtime.
 
-    `threads` of the CPU, 0 for all cores. TensorRT also needs the configuration and the images per call; `graph` asks
-    it for a CUDA graph.
+    `threads`: of the CPU, 0 for all cores. TensorRT also needs `config` and, as `batches`, the images per call.
     """
 
     engine: Engine | None = None

@@ -1,4 +1,4 @@
-"""A network under test: its weights, its images, and the logits expected of every contestant."""
+"""A network under test: its weights, its images, and the expected logits."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ from models.checkpoint import load
 from models.config import ModelConfig
 from models.registry import build, randomise_norms
 
-# Relative to the largest logit. The check detects broken networks; benchmarks/accuracy.py measures the cost of
-# rounding. Measured on vit, vitbnffn, vitbn (depth 1 or 6) and cnn: fp16 0.0008 (TF32 has as many bits), bf16 0.012,
-# int8 0.045. Without the 1/255, vitbn and cnn are off by more than 38, vit and vitbnffn only by 0.013 to 0.021 (their
-# first LayerNorm removes a scale): bf16 and int8 miss that.
+# Relative to the largest logit. Measured on vit, vitbnffn, vitbn and cnn: fp16 0.0008 (TF32 has as many bits), bf16
+# 0.012, int8 0.045. Without the 1/255, vitbn and cnn are off by more than 38, vit and vitbnffn only by 0.013 to 0.021
+# (their first LayerNorm removes a scale): bf16 and int8 miss that.
 TOLERANCES: dict[Precision, float] = {"fp32": 2e-5, "tf32": 0.01, "fp16": 0.01, "bf16": 0.05, "int8": 0.15}
 
 
@@ -32,7 +31,7 @@ class Subject:
     logits: Logits
 
     def images(self, count: int) -> Images:
-        """uint8 (count, C, H, W): the proof's images, repeated."""
+        """uint8 (count, C, H, W)."""
         return np.resize(self.proof, (count, *self.proof.shape[1:]))
 
     def check(self, name: str, precision: Precision, count: int, logits: Logits) -> float:

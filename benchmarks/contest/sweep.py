@@ -29,7 +29,7 @@ class Swept:
     depth: int
 
     def entries(self, config: ModelConfig) -> list[Entry]:
-        """In the geometry of `config`; networks without depth only in the published geometry."""
+        """Networks without depth only in the published geometry."""
         published = config.dim == ModelConfig.dim and config.depth == self.depth
         configs = [replace(config, model=model) for model in self.models]
         return [
@@ -49,7 +49,7 @@ def run(
     missing: Missing,
     add: Callable[[Axis, list[Row]], None],
 ) -> None:
-    """Adds the rows of all points of the three axes, which share `options.seconds`."""
+    """All points of the three axes share `options.seconds`."""
     batches = batches or BATCHES
     share = replace(options, seconds=options.seconds / (len(batches) + len(DEPTHS) + len(DIMS)))
     middle = ModelConfig(depth=swept.depth)

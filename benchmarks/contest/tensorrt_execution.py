@@ -1,7 +1,7 @@
 """A TensorRT engine through its own execution context, as a server runs it.
 
 In: an engine, the profile for each batch size, and a CUDA stream other than the default. Out: a function of images on
-the device. Memory is allocated once per batch size; a call sets an address and enqueues, or replays a CUDA graph.
+the device; it allocates memory once per batch size.
 """
 
 from __future__ import annotations
@@ -19,11 +19,10 @@ Call = Callable[[Any], Any]
 
 
 class Execution:
-    """uint8 images (B, C, H, W) -> float32 logits (B, classes), both on the device; the next call overwrites them.
+    """uint8 images (B, C, H, W) -> float32 logits (B, classes), both on the device.
 
-    Returns before the device is done. `profile_of` gives the profile's number for a batch size. Raises RuntimeError if
-    TensorRT refuses. With `graph` each batch size becomes a CUDA graph; else `fallback` says why, and its calls are
-    enqueued.
+    Returns before the device is done; the next call overwrites the logits. With `graph` each batch size becomes a CUDA
+    graph, or `fallback` says why not. Raises RuntimeError if TensorRT refuses.
     """
 
     def __init__(
@@ -71,7 +70,7 @@ class Execution:
 
 
 def captured(enqueue: Call, images: Any, stream: torch.cuda.Stream) -> Call:
-    """A CUDA graph over a copy of the images; raises RuntimeError if CUDA or TensorRT refuses."""
+    """Raises RuntimeError if CUDA or TensorRT refuses."""
     import torch
 
     static, graph = images.clone(), torch.cuda.CUDAGraph()

@@ -18,7 +18,7 @@ from benchmarks.contest.runtimes import Engine, Setup
 from export.errors import Unavailable
 from export.graph import Served
 
-SHAPES = 64  # compiled forms that PyTorch keeps: one per batch size, model and precision
+SHAPES = 64  # compiled forms: one per batch size, model and precision
 CAPTURE_WARM_UPS = 3  # calls on a side stream before a capture, as torch.cuda.graph demands
 
 Forward = Callable[[Tensor], Tensor]

@@ -40,10 +40,7 @@ def best_way(program: Program, images: Images) -> Way:
 
 
 def best_micro_batch(make: Callable[[Images, int], Callable[[], object]], images: Images) -> int:
-    """Images per call, up to all, with the least time per image.
-
-    `make(images, size)` gives a function that classifies the images in batches of that size.
-    """
+    """The size with the least time per image; `make(images, size)` gives a call in batches of that size."""
     from benchmarks.measure.timing import time_interleaved
 
     parts = {size: images[:SEARCH_IMAGES] for size in MICRO_BATCHES if size < len(images)} | {len(images): images}
@@ -53,7 +50,6 @@ def best_micro_batch(make: Callable[[Images, int], Callable[[], object]], images
 
 
 def runner(program: Program, way: Way, images: Images) -> Callable[[], None]:
-    """One worker with all threads, or a worker per core."""
     from benchmarks.contest.engines import start
 
     batches = [images[i : i + way.micro_batch] for i in range(0, len(images), way.micro_batch)]

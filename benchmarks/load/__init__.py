@@ -1,1 +1,1 @@
-"""Load on a server: targets, load generators, and the point of saturation."""
+"""Load on servers, and faults under load."""

@@ -1,6 +1,6 @@
-"""The scenarios of benchmarks/proxy.py: two servers behind the proxy, a fault or an order, and requests meanwhile.
+"""The scenarios of benchmarks/proxy.py.
 
-In: a scenario's name. Out: its row. Clients do not retry, so every failure counts.
+In: a scenario's name. Out: its row. Clients do not retry: every failure counts.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from serving.fleet.running import RunningFleet, running_fleet
 Row = dict[str, Any]
 MODEL = "vitbn-tiny"
 STEADY, BEFORE_S, AFTER_S, HEAL_S = 4, 1.0, 2.0, 120.0
-# Slow enough for this machine's clients to send five times what the servers can answer.
+# Slow enough for clients to send OVERLOAD times its capacity.
 OVERLOAD_MODEL, OVERLOAD, OVERLOAD_BATCH, CAPACITY_S = "vitbn", 5.0, 64, 3.0
 TURNS, TURN = 10, 100  # of requests straight to a server and through the proxy
 GOOD = 400
@@ -64,7 +64,7 @@ class BehindProxy:
         self._folder.cleanup()
 
     def _export(self, model: str, batch: int) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
-        """Publishes the shipped `model`; returns images (batch, 1, 28, 28) and their logits (batch, classes)."""
+        """Publishes `model`; returns images (batch, 1, 28, 28) and logits (batch, classes)."""
         from export.equivalence import embedded_sample, onnx_classifier
 
         published = export_and_publish(Form(model), self._repository, {model: None})
@@ -157,7 +157,6 @@ class BehindProxy:
         return {"capacity_per_s": capacity, **verdicts.row()}
 
     def _added(self) -> Row:
-        """p50 straight to a server and through the proxy, in turns, and the proxy's memory."""
         through = self._asker()
         straight = replace(through, url=self._fleet.server_url(0))
         seconds: dict[str, list[float]] = {"straight": [], "through": []}

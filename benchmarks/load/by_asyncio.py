@@ -1,8 +1,8 @@
-"""Load by this project's client in asyncio, for machines without NVIDIA's perf_analyzer.
+"""Load by this project's client, for machines without NVIDIA's perf_analyzer.
 
-Latency in an open loop counts from the moment that a request was *due*: a client that waits for answers would see a
-stall only once (coordinated omission). A request unanswered a second after the last due time is abandoned and counts
-with its wait. Python's client takes more of the cores than NVIDIA's; do not compare the two.
+Latency in an open loop counts from a request's *due* time: a client that waits for answers would see a stall only once
+(coordinated omission). A request unanswered GIVE_UP_S after the end is abandoned and counts with its wait. This client
+takes more of the cores than NVIDIA's; do not compare the two.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ Ask = Callable[[], Awaitable[object]]
 
 @dataclass(frozen=True)
 class Answered:
-    """Latencies in seconds of all requests, abandoned requests too, and answered requests a second."""
+    """`latencies_s` includes abandoned requests, `requests_per_s` does not."""
 
     latencies_s: NDArray[np.float64]
     requests_per_s: float
@@ -60,7 +60,7 @@ class ServerTimes:
     compute_ns: int
 
     def mean_ms_since(self, before: ServerTimes) -> tuple[float, float]:
-        """Queue and compute time per request; raises Failed without answered requests."""
+        """Queue and compute time; raises Failed without answered requests."""
         requests = self.requests - before.requests
         if not requests:
             raise Failed("the server's statistics: expected answered requests, found none")

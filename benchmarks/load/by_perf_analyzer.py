@@ -1,6 +1,6 @@
 """Load by NVIDIA's perf_analyzer, which `make perf_analyzer` fetches.
 
-An open loop gets a thread for each request of a second, 256 at most: with its default of four perf_analyzer sends late
+An open loop gets a thread for each request of a second, 256 at most: with four, the default, perf_analyzer sends late
 and hides the wait. Above saturation it still understates the wait.
 """
 
@@ -26,12 +26,12 @@ TOOL = Path(__file__).parents[2] / ".perf_analyzer"
 LARGEST_LOGITS = 4000  # bytes of an image's answer, 1,000 classes
 WINDOWS = 3  # the minimum for a report
 UNSTABLE = "Failed to obtain stable measurement"  # the spread has no limit here: the window is empty
-LONGEST_WORDS = 400  # characters of its output that an error quotes
+LONGEST_WORDS = 400  # characters of output in an error
 COMPUTE = ("Server Compute Input", "Server Compute Infer", "Server Compute Output")
 
 
 def program() -> Path:
-    """The fetched program, else the program on PATH; raises Failed without a program."""
+    """Raises Failed without a program."""
     path = TOOL / "bin" / "perf_analyzer"
     if path.is_file():
         return path
@@ -41,14 +41,14 @@ def program() -> Path:
 
 
 def write_requests(path: Path, requests: Images, shape: Sequence[int] = ()) -> None:
-    """Requests are uint8, each of that shape if the model leaves it open."""
+    """uint8 requests; `shape` if the model leaves it open."""
     about = {"shape": list(shape)} if shape else {}
     data = [{"image": {"b64": base64.b64encode(each.tobytes()).decode()} | about} for each in requests]
     path.write_text(json.dumps({"data": data}))
 
 
 def measurer(server: Server, target: Target, images: Images, folder: Path) -> Measure:
-    """Images uint8 (n, C, H, W); writes requests, intervals and reports to `folder`."""
+    """Images uint8 (n, C, H, W)."""
     import numpy as np
 
     url = server.grpc_url if target.protocol == "grpc" else server.http_url
@@ -104,7 +104,7 @@ def _run(command: list[str], report: Path) -> None:
 
 
 def _read(report: Path, images: int) -> Sample:
-    """From the CSV file; an inference has `images` images, times are in microseconds."""
+    """An inference has `images` images; the report's times are microseconds."""
     with report.open(newline="") as file:
         row = next(csv.DictReader(file))
     p50, p90, p95, p99 = (float(row[f"p{percent} latency"]) / 1000 for percent in (50, 90, 95, 99))

@@ -1,6 +1,6 @@
 """HTTP inferences that the proxy must refuse, because they end Triton or evade the guard; and good inferences.
 
-Triton 2.51 ends or gives no answer for three: a huge shape with JSON data, deep nesting, and a body of 2^63 bytes.
+Triton 2.51 ends or gives no answer after a huge shape with JSON data, deep nesting, or a body of 2^63 bytes.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def good(images: NDArray[np.uint8], header: str | None = None, **more: Any) -> R
 
 
 def requests() -> dict[str, Request]:
-    """By description; each must be refused."""
+    """By description."""
     image = np.zeros((1, 1, 28, 28), np.uint8)
     body, headers = good(image)
     text = body[: int(headers[LENGTH])].decode()

@@ -27,14 +27,14 @@ class Instance:
     device: Device
 
     def logits(self, images: Images, batch: int) -> Logits:
-        """Images uint8 (n, C, H, W) in the host's memory, `batch` a call."""
+        """Images uint8 (n, C, H, W) in the host's memory."""
         from benchmarks.contest.calls import classify
 
         with self.in_stream():
             return classify(self.run, images, batch, self.device)
 
     def call(self, images: Images) -> Callable[[], object]:
-        """On a GPU with the copies to and from the device, as on the server."""
+        """On a GPU with copies to and from it, as on the server."""
         from benchmarks.contest.calls import TimedCall
 
         call = TimedCall(self.run, images, len(images), len(images), self.device)
@@ -71,7 +71,7 @@ def _start(published: Published, setup: Setup) -> Run:
 
 
 def measurer(copies: Sequence[Instance], images: Images) -> Measure:
-    """Every instance works in its own thread; images are uint8 (n, C, H, W)."""
+    """A thread per instance; images uint8 (n, C, H, W)."""
     import numpy as np
 
     def measure(load: Load, seconds: float) -> Sample:

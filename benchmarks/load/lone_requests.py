@@ -1,6 +1,6 @@
 """Requests in sequence to a model with the default bound on its queue, and without a bound.
 
-Out: for both models counts, p50, p99 and worst latency in ms and the answers over LATE_MS.
+Out: counts with the bound; for both p50, p99 and worst latency in ms, and answers over LATE_MS.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Shipped networks on the server, and the server itself."""
+"""Shipped networks on the server."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from export.publishing.artifact import Artifact
     from models.config import ModelConfig
 
-IMAGES = 64  # for the comparison of answers, which every engine takes; larger batches repeat them
+IMAGES = 64  # for the comparison of answers; larger batches repeat them
 
 
 @dataclass(frozen=True)
 class Published:
-    """An ONNX file, its network's configuration and, for TensorRT, the plan on the server."""
+    """An ONNX file; `plan` only for TensorRT."""
 
     data: bytes
     config: ModelConfig
@@ -54,10 +54,9 @@ def server_arguments() -> list[str]:
 def publish(
     form: Form, repository: Path, names: Mapping[str, Sharing | None], device: Device = "cpu", largest: int = 1
 ) -> Published:
-    """Exports the network with all rewrites and publishes it under each name, with its sharing.
+    """Exports with all rewrites and publishes under each name, for requests of `largest` images.
 
-    The server takes requests of up to `largest` images. Raises ExportError, or DataError without the test images for
-    the check of a lower precision.
+    Raises ExportError, or DataError if the check of a lower precision lacks the test images.
     """
     from export.pipeline import ExportOptions, export_checkpoint
     from export.publishing.publish import publish as publish_artifact
@@ -90,7 +89,7 @@ def _engine(exported: Any, precision: Any, largest: int) -> Artifact:
 
 
 def check(who: object, found: Logits, expected: Logits, precision: Precision = "fp32") -> None:
-    """Raises WrongAnswer if the logits differ from the ONNX file's in this process."""
+    """Raises WrongAnswer if the logits differ."""
     import numpy as np
 
     from benchmarks.contest.subjects import TOLERANCES

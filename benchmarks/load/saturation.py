@@ -1,4 +1,4 @@
-"""The server's saturation points, from the rows of benchmarks/throughput.py.
+"""Saturation points, from the rows of benchmarks/throughput.py.
 
 - open loop: the largest carried rate; all but `SHORTFALL` answered, p99 within a bound.
 - closed loop: the fewest requests in flight whose throughput is within `SHORTFALL` of the best.

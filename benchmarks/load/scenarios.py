@@ -1,6 +1,6 @@
-"""The scenarios of benchmarks/faults.py: a supervised server each, a fault, and requests before, during and after.
+"""The scenarios of benchmarks/faults.py.
 
-In: a scenario's name. Out: its row. Clients do not retry, so every failure counts.
+In: a scenario's name. Out: its row. Only server-killed-retries retries: elsewhere every failure counts.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Faults:
         return {"scenario": name, **others[name]()}
 
     def soak(self, hours: float) -> Row:
-        """Steady requests; slopes of memory and descriptors of server and stubs over the second half."""
+        """Steady requests; slopes over the second half."""
         with self._server() as server:
             looks: list[tuple[float, float, int]] = []
 
@@ -114,7 +114,7 @@ class Faults:
 
     @contextmanager
     def _server(self) -> Iterator[Server]:
-        """A supervised server with a copy of the repository, once its answers are right."""
+        """Yields once the answers are right."""
         with tempfile.TemporaryDirectory(dir=self._folder.name) as folder:
             repository = Path(shutil.copytree(self._repository, Path(folder, "models")))
             with running_server(repository, supervised=True, timeout_s=HEAL_S) as server:
@@ -169,7 +169,7 @@ class Faults:
         return {**verdicts.row(), "stopped_s": seconds, "orphans": sum(map(_lives, family))}
 
     def _overload(self) -> Row:
-        """Five times the capacity of the default model, whose requests cost the server more than the client."""
+        """Requests to the default model cost the server more than the client."""
         with tempfile.TemporaryDirectory(dir=self._folder.name) as folder:
             logits = _publish_default(Path(folder, "models"), self._images)
             with running_server(Path(folder, "models"), supervised=True, timeout_s=HEAL_S) as server:
@@ -184,7 +184,6 @@ class Faults:
         return {"capacity_per_s": capacity, **verdicts.row(), "recovery_s": recovery_s, "memory_grown_mb": grown_mb}
 
     def _killed_under_clients(self) -> Row:
-        """The server dies under a client with default retries."""
         from clients.classifier import Classifier
         from clients.errors import ClientError
 
@@ -242,7 +241,7 @@ def _lives(process: psutil.Process) -> bool:
 
 
 def _nested_json(server: Server) -> None:
-    """150,000 open brackets end Triton 2.51."""
+    """Ends Triton 2.51."""
     _post(server, b"[" * 150_000)
 
 
@@ -257,7 +256,7 @@ def _post(server: Server, body: bytes) -> None:
 
 
 def _huge_shape(server: Server) -> None:
-    """JSON announces 2^31 images and holds a single image: ends Triton 2.51."""
+    """Announces 2^31 images, holds one: ends Triton 2.51."""
     tensor = {"name": "image", "shape": [2**31, 1, 28, 28], "datatype": "UINT8", "data": [0] * 784}
     _post(server, json.dumps({"inputs": [tensor]}).encode())
 

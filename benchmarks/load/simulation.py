@@ -1,12 +1,11 @@
 """Servers behind a proxy under a day's load with failures: a discrete-event simulation.
 
-In: measured service times, a fleet, a rate for each hour. Out: latency percentiles, and the shares of requests that
-were refused, failed or repeated. As with `vitbn proxy`, a request goes to the less busy of two servers drawn at random,
-is refused when the fleet has its limit in flight, and is repeated elsewhere when its server is down. A server answers
-requests one at a time, in order.
+In: measured service times, a fleet, the peak rate. Out: latency percentiles, and shares of requests refused, failed or
+repeated. As with `vitbn proxy`, a request goes to the less busy of two drawn servers, is refused when the fleet has its
+limit in flight, and is repeated elsewhere when its server is down. A server answers one request at a time, in order.
 
-A day has too many requests: each hour is a window of `requests` requests. The servers that are down at its start are
-drawn from the shares of time; within it servers fail and come back.
+A day has too many requests: an hour is a window, of `requests` requests at the peak. The servers down at its start are
+drawn.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ TRIES = 3  # of a request
 
 @dataclass(frozen=True)
 class Fleet:
-    """Servers and their faults; times in seconds. `in_flight` is the proxy's limit per server."""
+    """`in_flight`: the proxy's limit per server."""
 
     servers: int
     in_flight: int = IN_FLIGHT
@@ -60,7 +59,7 @@ class Tally:
 
 
 def day_rates(peak: float) -> list[float]:
-    """Requests a second in each of 24 hours: a cosine from a quarter of the peak at 4 h to the peak at 16 h."""
+    """Requests a second in each hour: a cosine from a quarter of the peak at 4 h to the peak at 16 h."""
     return [peak * (0.625 - 0.375 * math.cos(2 * math.pi * (hour - 4) / 24)) for hour in range(24)]
 
 
@@ -77,7 +76,7 @@ def simulate_day(service_ms: Sequence[float], fleet: Fleet, peak: float, request
 
 
 def simulate(service_ms: Sequence[float], fleet: Fleet, rate: float, requests: int, seed: int = 0) -> Tally:
-    """A window of `requests` Poisson arrivals, `rate` a second."""
+    """Poisson arrivals, `rate` a second."""
     return _Window(service_ms, fleet, np.random.default_rng(seed)).run(rate, requests)
 
 
@@ -142,7 +141,6 @@ class _Window:
                 self._at(now + self._rng.exponential(self._fleet.between_failures_s), "fail", server)
 
     def _ask(self, now: float, arrived: float, attempt: int, counted: bool) -> None:
-        """The request's place in the queue holds arrival and attempt."""
         server = self._choose()
         if server is None or not self._up[server]:
             self._again(now, arrived, attempt, counted, server is not None)
@@ -161,7 +159,7 @@ class _Window:
             self._tally.failed += counted
 
     def _choose(self) -> int | None:
-        """The less busy of two draws, which may be the same server, among those that the proxy believes to be up."""
+        """The two draws may be equal; only servers that the proxy believes up count."""
         several = self._fleet.servers
         picked = [int(each) for each in self._rng.integers(0, several, 2)] if several > 1 else [0]
         seen = [each for each in picked if self._seen_up[each]]
@@ -185,7 +183,7 @@ class _Window:
             self._start(now, server)
 
     def _fail(self, now: float, server: int) -> None:
-        """Repeats all its requests elsewhere; until the failure is detected, new requests meet it too."""
+        """Until the failure is detected, new requests meet it too."""
         lost, self._queues[server] = self._queues[server], deque()
         self._up[server] = False
         self._generation[server] += 1

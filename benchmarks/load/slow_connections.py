@@ -1,7 +1,4 @@
-"""Slow connections to the page, and a person who wants in.
-
-Starts the page without a Triton server. Out: a row: connections, and the person's waits in ms.
-"""
+"""Slow connections to the page, which runs without Triton. Out: a row with another person's worst wait in ms."""
 
 from __future__ import annotations
 
@@ -19,7 +16,6 @@ ASK_S = 5.0
 
 
 def slow_connections() -> dict[str, Any]:
-    """A person's worst wait while one other address holds CONNECTIONS unfinished requests."""
     command = [sys.executable, "-m", "clients.web.app", "--port", "0", "--url", "127.0.0.1:1"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as page, ExitStack() as stack:
         stack.callback(page.terminate)

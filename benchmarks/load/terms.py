@@ -23,9 +23,9 @@ LARGEST_BATCH = 5000  # images of a request
 
 # Open loop only.
 MIN_REQUESTS = 40  # one request more or less changes the rate by 2.5 %
-MAX_IN_FLIGHT = 256  # an unbounded queue takes all of them; more would fill the server's memory
+MAX_IN_FLIGHT = 256  # an unbounded queue takes all; more would fill the server's memory
 SEED = 0
-# Triton's messages for a full queue and for a request that waited too long in it.
+# Triton's messages for a full queue and for too long a wait.
 REFUSALS = ("Exceeds maximum queue size", "Request timeout expired")
 
 
@@ -93,7 +93,7 @@ def wire(row: Mapping[str, Any]) -> str:
 
 
 def engine(row: Mapping[str, Any]) -> str:
-    """With the precision; empty for the usual form and for older results."""
+    """Empty for the usual form and older results."""
     name, precision = row.get("engine", "onnxruntime"), row.get("precision", "fp32")
     return "" if (name, precision) == ("onnxruntime", "fp32") else f"{ENGINES[name]} {precision}, "
 
@@ -104,7 +104,7 @@ def engine_and_sharing(row: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Load:
-    """Images per request, and requests in flight (closed loop) or images a second (open loop)."""
+    """Images per request; `in_flight` for a closed loop, else `rate` in images a second."""
 
     batch: int
     in_flight: int | None = None
@@ -135,7 +135,7 @@ Turn = tuple[Target | InProcess, Load]
 
 
 def in_process(target: Target, load: Load) -> Turn:
-    """The in-process load to compare with; more requests than instances would only wait."""
+    """For comparison; more requests than instances would only wait."""
     in_flight = min(load.in_flight or 1, target.sharing.instances)
     return InProcess(target.form, target.sharing), replace(load, in_flight=in_flight)
 
@@ -149,9 +149,9 @@ def sample(latencies_s: NDArray[np.float64], images_per_s: float, server_ms: tup
 
 
 def arrivals_s(load: Load, seconds: float) -> NDArray[np.float64]:
-    """Due times of an open loop's requests, in seconds from its start: the same at each call.
+    """Due times from the loop's start, the same at each call.
 
-    A Poisson process with a fixed number of requests: by chance alone a random number misses a low rate by over 5 %.
+    A Poisson process with a fixed number of requests: a random number would miss a low rate by over 5 %.
     """
     import numpy as np
 
@@ -159,6 +159,6 @@ def arrivals_s(load: Load, seconds: float) -> NDArray[np.float64]:
 
 
 def unmeasured(words: str) -> LeftOut | Failed:
-    """LeftOut for a full queue, which the load causes, else Failed."""
+    """LeftOut for a full queue, else Failed."""
     reason = next((each for each in REFUSALS if each in words), None)
     return LeftOut(f"the server refused requests: {reason}") if reason else Failed(words)

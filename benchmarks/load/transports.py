@@ -35,7 +35,6 @@ CLIENT_CALLS = 300
 
 
 def connect(server: Server, transport: str, batch: int) -> Classifier:
-    """A client that sends `batch` images a request."""
     from clients.classifier import Classifier
 
     options = TRANSPORTS[transport]
@@ -51,7 +50,7 @@ def calls(
 
 
 def client_part_ns(classifiers: Mapping[str, Classifier], statistics_url: str, image: Images) -> dict[str, list[int]]:
-    """Nanoseconds of single requests outside the server; the transports take turns."""
+    """The transports take turns with single requests."""
 
     def served() -> tuple[int, int]:
         with urllib.request.urlopen(statistics_url) as answer:
@@ -73,7 +72,7 @@ def client_part_ns(classifiers: Mapping[str, Classifier], statistics_url: str, i
 
 
 def stream(classifier: Classifier, images: Images, count: int) -> Iterator[dict[str, float]]:
-    """Streams `count` images; yields ten times the number answered and the resident memory in MB."""
+    """Yields STREAM_STEPS measurements of this process's memory."""
     answers = classifier.stream(images[i % len(images)] for i in range(count))
     with count_bar("Streaming", count, "images") as advance:
         for step in range(1, STREAM_STEPS + 1 if count else 1):

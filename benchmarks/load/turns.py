@@ -47,15 +47,13 @@ class Plan:
 
 @dataclass(frozen=True)
 class Outcome:
-    """`wrong` if a reason is a wrong answer."""
-
     samples: dict[Turn, list[Sample]]
     left_out: dict[Turn, str]
     wrong: bool = False
 
 
 def run(plan: Plan) -> Iterator[Outcome]:
-    """Yields after each round, from a server with all targets; raises Failed if no target can be measured."""
+    """Yields after each round; raises Failed if no target can be measured."""
     from serving.running import running_server
 
     with tempfile.TemporaryDirectory() as folder:
@@ -77,7 +75,6 @@ def run(plan: Plan) -> Iterator[Outcome]:
 
 
 def _published(plan: Plan, repository: Path) -> tuple[dict[Form, Published], dict[Form, Exception]]:
-    """The networks, and why others are missing."""
     published: dict[Form, Published] = {}
     lost: dict[Form, Exception] = {}
     for form in dict.fromkeys(target.form for target in plan.targets):

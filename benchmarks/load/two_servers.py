@@ -1,7 +1,6 @@
-"""Two real servers: service times of single requests, and latencies under Poisson arrivals.
+"""Service times of two real servers while both are busy, and latencies under Poisson arrivals.
 
-A request holds BATCH images of the shipped ViTBN; each server has an instance of one thread. Service times are taken
-while both servers are busy.
+A request holds BATCH images of the shipped ViTBN; each server has an instance of one thread.
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ LOADS = (0.3, 0.5, 0.7)  # of both servers' capacity
 
 
 def measure(seconds: float) -> dict[str, Any]:
-    """`service_ms`, and for each load the rate, p50 and p99 in ms."""
     from export.pipeline import Destination, ExportOptions, export_checkpoint
     from models.catalog import shipped
     from serving.running import running_server
@@ -65,7 +63,7 @@ async def _closed_loops(
 async def _open_loop(
     servers: Sequence[AsyncClassifier], images: np.ndarray[Any, np.dtype[np.uint8]], rate: float, seconds: float
 ) -> dict[str, Any]:
-    """Poisson arrivals, each to the less busy of two draws, as in the proxy; late sending counts as waiting."""
+    """Sends to the less busy of two draws, like the proxy; late sending counts as waiting."""
     rng, in_flight, durations = np.random.default_rng(0), [0, 0], list[float]()
 
     async def request(due: float) -> None:

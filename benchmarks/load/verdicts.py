@@ -1,7 +1,6 @@
 """Requests to one model over HTTP; every answer is compared with the expected logits.
 
-In: a server, an image, its logits. Out: `Verdicts`. An open loop keeps its rate regardless of answers, for at most
-`MOST` requests.
+In: a server, images, their logits. Out: `Verdicts`. An open loop sends at most `MOST` requests.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ def _quantile(values: list[float], share: float) -> float | None:
 
 @contextmanager
 def meanwhile(ask: Callable[[Callable[[], bool], Verdicts], object]) -> Iterator[Verdicts]:
-    """Runs `ask(until, verdicts)` in a thread during the block; the verdicts are complete after it."""
+    """Runs `ask(until, verdicts)` in a thread; the verdicts are complete after the block."""
     stop, verdicts = threading.Event(), Verdicts()
     thread = threading.Thread(target=ask, args=(stop.is_set, verdicts))
     thread.start()
@@ -86,7 +85,7 @@ class Asker:
     def closed_loop(
         self, in_flight: int, until: Callable[[], bool], verdicts: Verdicts | None = None, pause_s: float = 0
     ) -> Verdicts:
-        """`in_flight` clients, each waiting for its answer and then for `pause_s`, until `until()`."""
+        """Each client waits for its answer, then for `pause_s`, or RETRY_S after a failure."""
 
         verdicts = verdicts or Verdicts()
 

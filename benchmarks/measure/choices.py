@@ -41,7 +41,7 @@ class MicroBatch(click.ParamType[int | Literal["auto"]]):
 
 
 class FiniteRange(click.FloatRange):
-    """A number in a range; click's FloatRange accepts NaN."""
+    """click's FloatRange accepts NaN."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         number = float(super().convert(value, param, ctx))
@@ -74,7 +74,6 @@ def json_option(command: Command) -> Command:
 
 
 def seconds_option(default: float, what: str) -> Callable[[Command], Command]:
-    """`what`: the work that the option bounds."""
     option: Callable[[Command], Command] = click.option(
         "--seconds", type=FiniteRange(1), default=default, show_default=True, help=what
     )
@@ -82,7 +81,6 @@ def seconds_option(default: float, what: str) -> Callable[[Command], Command]:
 
 
 def dataset_options(command: Command) -> Command:
-    """`--dataset` and `--data-dir`; the benchmark uses the test images."""
     where = click.option(
         "--data-dir", type=click.Path(path_type=Path), help="Folder of idx files, else $MNIST_DIR or $EMNIST_DIR."
     )

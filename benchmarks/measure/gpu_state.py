@@ -1,7 +1,4 @@
-"""Clocks, power, temperature and throttling of a GPU, from NVIDIA's management library (NVML).
-
-A round in which the GPU slowed itself down does not count.
-"""
+"""Clocks, power, temperature and throttling of a GPU, from NVIDIA's management library (NVML)."""
 
 from __future__ import annotations
 
@@ -50,7 +47,7 @@ class Monitor:
         return int(value.value)
 
     def undisturbed(self) -> bool:
-        """Takes a reading; False if the GPU runs slower than load and power limit permit."""
+        """Takes a reading; False for a reason in SLOWED_BY: the round does not count."""
         reading = Reading(
             self._value("nvmlDeviceGetClockInfo", SM_CLOCK),
             self._value("nvmlDeviceGetClockInfo", MEMORY_CLOCK),
@@ -62,7 +59,7 @@ class Monitor:
         return not reading.slowed_by
 
     def summary(self) -> dict[str, Any]:
-        """Minimum, median, maximum of each quantity, slowed turns by reason, turns at the power cap."""
+        """[minimum, median, maximum] of each quantity, and numbers of turns."""
         table = [asdict(reading) for reading in self.readings]
         ranges = {
             key: [fold(row[key] for row in table) for fold in (min, median, max)]
@@ -75,7 +72,7 @@ class Monitor:
 
 
 def monitor(library: str = LIBRARY) -> Monitor | None:
-    """None without NVML, or if the GPU does not tell all, as virtual GPUs may."""
+    """None if NVML is missing or, as for some virtual GPUs, withholds a value."""
     try:
         watch = Monitor(library)
         watch.undisturbed()

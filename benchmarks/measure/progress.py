@@ -31,7 +31,6 @@ def steps(items: Sequence[T], title: str) -> Iterable[T]:
 
 @contextmanager
 def count_bar(title: str, total: int, unit: str) -> Iterator[Callable[[int], object]]:
-    """The yielded function adds units."""
     from tqdm import tqdm
 
     with tqdm(total=total, unit=f" {unit}", unit_scale=True, desc=title, leave=False, disable=None) as bar:

@@ -18,8 +18,6 @@ Extras = Callable[[Mapping[str, Any]], Mapping[Path, bytes]]
 
 
 class Record:
-    """Without a path nothing is written."""
-
     def __init__(self, name: Mapping[str, str], path: Path | None, threads: int, device: str) -> None:
         self.path, self.threads, self.device = path, threads, device
         self.content: dict[str, Any] = {**name, "command": command(), "date": _now()}
@@ -47,10 +45,7 @@ def recording(
     extras: Extras = lambda content: {},
     kind: str = "benchmark",
 ) -> Iterator[Record]:
-    """Writes the extras at the end and names every file.
-
-    At Ctrl-C the measurements stay, marked `interrupted`; the exit code is 130.
-    """
+    """Writes the extras at the end. Ctrl-C marks the measurements `interrupted` and exits with 130."""
     record = Record({kind: benchmark}, path, threads, device)
     try:
         yield record

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """The first two columns to the left, numbers to the right."""
     import tabulate
 
     tabulate.MIN_PADDING = 0  # 2, the default, makes the widest table too wide

@@ -31,22 +31,19 @@ class Durations:
     samples_ns: tuple[int, ...]
 
     def percentile_ms(self, percent: float) -> float:
-        """Linearly interpolated."""
         return float(np.percentile(self.samples_ns, percent)) / 1e6
 
     def percentiles(self, *percents: int) -> dict[str, float]:
-        """Keys `p50_ms` and so on."""
         return {f"p{percent}_ms": self.percentile_ms(percent) for percent in percents}
 
 
 @dataclass(frozen=True)
 class Protocol:
-    """How rounds are taken.
+    """Before a turn: `settle_s` of sleep and, with `refill`, an untimed call of a quick contestant, because slow
+    contestants evict the caches.
 
-    Before a turn: `settle_s` of sleep and, with `refill`, an untimed call of a quick contestant, because slow
-    contestants evict the caches. All run for `load_s` before the first round. A sample is a single call or, with
-    `turn_s`, the median of calls back to back for `turn_s`. A round counts if `accept` is true after each turn; `ended`
-    is told whether it counts.
+    All run for `load_s` before the first round. A sample is a call or, with `turn_s`, the median of calls for that
+    long. A round counts if `accept` is true after each turn; `ended` learns whether it counts.
     """
 
     settle_s: float = SETTLE_S
@@ -65,7 +62,7 @@ MAX_REFUSED = 30  # rounds
 
 @dataclass(frozen=True)
 class Ratio:
-    """The ratio of two medians, with its 95 % bootstrap interval."""
+    """Of two medians, with a 95 % bootstrap interval."""
 
     ratio: float
     low: float
@@ -85,10 +82,10 @@ class Interrupted(KeyboardInterrupt):
 
 
 def ratio_with_interval(numerator: Durations, denominator: Durations) -> Ratio:
-    """From samples of the same rounds.
+    """Resamples whole rounds, in runs of n^(1/3) neighbours: a slow round is slow for both contestants and for its
+    neighbours.
 
-    Resamples whole rounds, in runs of n^(1/3) neighbours: a slow round is slow for both contestants and for its
-    neighbours. Seeded. Raises ValueError if the numbers of samples differ or are 0.
+    Seeded. Raises ValueError if the numbers of samples differ or are 0.
     Kunsch, "The Jackknife and the Bootstrap for General Stationary Observations", 1989; circular, percentiles.
     """
     above, below = (np.asarray(durations.samples_ns, np.float64) for durations in (numerator, denominator))
@@ -124,8 +121,8 @@ def time_interleaved(
 ) -> dict[str, Durations]:
     """Times A B C A B C … after a warm-up round: `min_rounds`, and more while the next round fits into `budget_s`.
 
-    Stops early if the samples are `enough`; contestants in `warm_up_ns` are warm and took that long. With a `title`,
-    announces the duration. Raises Interrupted at Ctrl-C after a finished round, Slowed if `protocol` refuses all.
+    Stops early if the samples are `enough`; contestants in `warm_up_ns` are warm and took that long. Raises Interrupted
+    at Ctrl-C after a finished round, Slowed if `protocol` refuses all.
     """
     cold = {name: _time_ns(run) for name, run in contestants.items() if name not in warm_up_ns}
     warm_up = {**warm_up_ns, **cold}
@@ -175,7 +172,7 @@ def time_interleaved(
 
 
 def finished_rounds(measure: Callable[[], dict[str, Durations]], use: Callable[[dict[str, Durations]], object]) -> None:
-    """Passes the finished rounds to `use`, at Ctrl-C too, and then re-raises KeyboardInterrupt."""
+    """Passes the finished rounds to `use`, also at Ctrl-C, which it re-raises."""
     try:
         measured = measure()
     except Interrupted as stop:

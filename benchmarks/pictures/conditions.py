@@ -1,4 +1,4 @@
-"""One digit's ink on many papers, in many lights, by many pens."""
+"""One digit's ink under many conditions."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def inverted(ink: Ink, rng: Rng) -> Image.Image:
 
 
 def coloured(ink: Ink, rng: Rng) -> Image.Image:
-    """Ink and paper of random colours, at least 80 apart in brightness."""
+    """Random colours, at least 80 apart in brightness."""
     while True:
         paper, pen = rng.uniform(0, 255, (2, 3))
         if abs((paper - pen) @ (0.299, 0.587, 0.114)) > 80:
@@ -46,7 +46,6 @@ def coloured(ink: Ink, rng: Rng) -> Image.Image:
 
 
 def equally_bright(ink: Ink, rng: Rng) -> Image.Image:
-    """Colours that look alike in grey, such as red ink on green paper."""
     while True:
         paper, pen = rng.uniform(0, 255, (2, 3))
         if abs((paper - pen) @ (0.299, 0.587, 0.114)) < 10 and np.linalg.norm(paper - pen) > 120:
@@ -61,13 +60,12 @@ def transparent(ink: Ink, rng: Rng) -> Image.Image:
 
 
 def sixteen_bits(ink: Ink, rng: Rng) -> Image.Image:
-    """Values up to 4095 or 65535, as 12- and 16-bit scanners and cameras write."""
+    """As 12- and 16-bit scanners and cameras write."""
     levels = paint(middle(ink, rng), white(rng), dark(rng)) / 255
     return Image.fromarray(np.rint(levels * rng.choice([4095, 65535])).astype(np.uint16))
 
 
 def small(ink: Ink, rng: Rng) -> Image.Image:
-    """20 to 40 pixels high on a sheet of 1,000."""
     cover = place(ink, rng, rng.uniform(0.02, 0.04), rng.uniform(0.1, 0.9, 2), side=1000)
     return developed(paint(cover, white(rng), dark(rng)) + rng.normal(0, 3, cover.shape))
 
@@ -83,7 +81,7 @@ def at_the_border(ink: Ink, rng: Rng) -> Image.Image:
 
 
 def cropped(ink: Ink, rng: Rng) -> Image.Image:
-    """Cut out so closely that the ink touches all four sides."""
+    """The ink touches all four sides."""
     return developed(paint(tight(ink) / 255, white(rng), dark(rng)))
 
 
@@ -92,7 +90,7 @@ def fine_pen(ink: Ink, rng: Rng) -> Image.Image:
 
 
 def marker(ink: Ink, rng: Rng) -> Image.Image:
-    """Strokes a quarter to a half wider, by a pixel in the field of MNIST."""
+    """Strokes wider by 0.5 to 1 pixel in the field of MNIST."""
     wide = Image.fromarray(ink).filter(ImageFilter.MaxFilter(int(rng.choice([5, 7, 9]))))
     return plain(np.asarray(wide), rng)
 
@@ -103,7 +101,6 @@ def light_from_one_side(ink: Ink, rng: Rng) -> Image.Image:
 
 
 def vignette(ink: Ink, rng: Rng) -> Image.Image:
-    """Brightest near the middle, half as bright in the corners."""
     y, x = np.mgrid[-1 : 1 : SHEET * 1j, -1 : 1 : SHEET * 1j] - rng.uniform(-0.3, 0.3, (2, 1, 1))
     light = 1 - rng.uniform(0.15, 0.25) * (x**2 + y**2)
     return developed(paint(middle(ink, rng), white(rng), dark(rng), light) + rng.normal(0, 2, light.shape))

@@ -25,7 +25,7 @@ def scikit_learn(count: int) -> tuple[Array, Array]:
 
 
 def test_images(data: Dataset, count: int) -> tuple[Array, Array]:
-    """`count` test images, spread over all, and labels: uint8 (n, 28, 28), int (n,)."""
+    """Spread over all test images: uint8 (n, 28, 28), and labels."""
     chosen = np.linspace(0, len(data.test_labels) - 1, count).astype(int)
     return data.test_images[chosen, 0], data.test_labels[chosen]
 

@@ -16,7 +16,7 @@ from models.config import INPUT_SCALE
 
 
 def seen(pictures: Sequence[Image.Image]) -> Array:
-    """The preprocessed pictures, uint8 (n, 1, 28, 28); background if there is no digit."""
+    """Preprocessed, uint8 (n, 1, 28, 28); background if there is no digit."""
     images = np.zeros((len(pictures), 1, 28, 28), dtype=np.uint8)
     for image, picture in zip(images, pictures, strict=True):
         try:

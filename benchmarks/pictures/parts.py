@@ -1,6 +1,6 @@
 """Parts of pictures: placed ink, paper, light, noise.
 
-`Ink` is uint8 (224, 224), 255 = ink; `Cover` is float (h, w), how much of each pixel is ink, 0 to 1.
+`Ink` is uint8 (224, 224), 255 = ink; `Cover` is float (h, w), each pixel's share of ink, 0 to 1.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from scipy import ndimage
 
-SHEET = 400  # pixels a side of a common picture
+SHEET = 400  # pixels a side
 
 Rng = np.random.Generator
 Array = NDArray[Any]
@@ -29,7 +29,7 @@ def tight(ink: Array) -> Array:
 def place(
     ink: Array, rng: Rng, share: float, at: Array | tuple[float, float] | None = None, side: int = SHEET
 ) -> Cover:
-    """Ink on an empty square sheet; its longer side takes this share of the sheet.
+    """The ink's longer side takes `share` of an empty square sheet.
 
     at: position in the remaining room, 0 to 1 from left and top; by default random, near the middle.
     """
@@ -47,12 +47,12 @@ def middle(ink: Array, rng: Rng) -> Cover:
 
 
 def paint(cover: Cover, paper: Array | float, ink: Array | float, light: Array | float = 1.0) -> Array:
-    """Grey levels (h, w) of ink on paper; `light` is each pixel's share of the light."""
+    """`light`: each pixel's share of the light."""
     return (paper + cover * (ink - paper)) * light
 
 
 def developed(levels: Array) -> Image.Image:
-    """Grey levels (h, w) or colours (h, w, 3) as an 8-bit picture."""
+    """From grey levels (h, w) or colours (h, w, 3)."""
     return Image.fromarray(np.clip(np.rint(levels), 0, 255).astype(np.uint8))
 
 
@@ -74,14 +74,14 @@ def ramp(side: int, rng: Rng) -> Array:
 
 
 def shade(side: int, rng: Rng) -> Array:
-    """The light around a shadow with a soft edge, somewhere across the sheet."""
+    """Light around a shadow with a soft edge."""
     edge, softness = rng.uniform(-0.4, 0.4), rng.uniform(0.03, 0.12)
     light: Array = 1 - rng.uniform(0.25, 0.5) / (1 + np.exp(-(ramp(side, rng) - edge) / softness))
     return light
 
 
 def clouds(side: int, rng: Rng, grain: float) -> Array:
-    """Noise (side, side) with standard deviation 1, smooth over this many pixels."""
+    """Noise (side, side) with standard deviation 1, smooth over `grain` pixels."""
     noise = ndimage.gaussian_filter(rng.normal(size=(side, side)), grain, mode="wrap")
     scaled: Array = noise / noise.std()
     return scaled
@@ -94,7 +94,7 @@ def compressed(picture: Image.Image, quality: int) -> Image.Image:
 
 
 def lines(side: int, rng: Rng) -> Array:
-    """Printed lines, bool (side, side)."""
+    """bool (side, side)."""
     pitch, width, first = rng.integers(20, 45), rng.integers(1, 3), rng.integers(20)
     return np.broadcast_to((np.arange(side) + first)[:, None] % pitch < width, (side, side))
 
@@ -121,7 +121,7 @@ def skeleton(ink: Array) -> Array:
 
 
 def fine(ink: Array, rng: Rng) -> Cover:
-    """The digit redrawn with a line of one or two pixels."""
+    """Redraws the ink one or two pixels wide."""
     extent = round(SHEET * rng.uniform(0.4, 0.6))
     shape = Image.fromarray(tight(ink))
     scale = extent / max(shape.size)

@@ -1,4 +1,4 @@
-"""Random digits as a pen draws them. Out: ink uint8 (224, 224), 255 = ink, and the digit."""
+"""Random digits as a pen draws them."""
 
 import math
 from itertools import pairwise
@@ -13,7 +13,7 @@ SIDE = 224  # pixels; eight times the field of MNIST
 OVERSAMPLING = 2
 
 # Pen positions: x to the right, y down, the digit 1 high. A tuple is drawn with straight lines, a list as a curve
-# through its points. A digit that people write in several ways has several forms.
+# through its points.
 FORMS: dict[int, list[list[Any]]] = {
     0: [
         [[(0.30, 0), (0.06, 0.22), (0.0, 0.55), (0.12, 0.9), (0.35, 1), (0.58, 0.8), (0.64, 0.42),
@@ -78,7 +78,7 @@ FORMS: dict[int, list[list[Any]]] = {
 
 
 def draw_strokes(count: int, seed: int = 0) -> tuple[Array, Array]:
-    """`count` digits, each digit equally often: ink uint8 (count, 224, 224) and labels int64 (count,)."""
+    """Ink uint8 (count, 224, 224), 255 = ink, and labels int64 (count,), all digits equally often."""
     rng = np.random.default_rng(seed)
     labels = np.arange(count) % 10
     return np.stack([_draw(FORMS[label][rng.integers(len(FORMS[label]))], rng) for label in labels]), labels
@@ -104,7 +104,7 @@ def _draw(form: list[Any], rng: np.random.Generator) -> Array:
 
 
 def _along(stroke: list[Any] | tuple[Any, ...], rng: np.random.Generator, steps: int = 60) -> Array:
-    """Points (n, 2) of a stroke, close enough to draw: straight lines or a Catmull-Rom curve (1974)."""
+    """Points (n, 2): straight lines or a Catmull-Rom curve (1974)."""
     shaken = np.array(stroke) + rng.normal(0, 0.02, (len(stroke), 2))
     t = np.linspace(0, 1, steps)[:, None]
     if isinstance(stroke, tuple):

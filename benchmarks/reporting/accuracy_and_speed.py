@@ -1,4 +1,4 @@
-"""The result of benchmarks/frontier.py: its fields, its page, its plot."""
+"""The result of benchmarks/frontier.py."""
 
 from __future__ import annotations
 

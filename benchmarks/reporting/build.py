@@ -1,5 +1,3 @@
-"""Results -> the page."""
-
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator

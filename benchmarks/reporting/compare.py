@@ -15,7 +15,7 @@ import numpy as np
 from benchmarks.measure.timing import RESAMPLES, Ratio
 from benchmarks.reporting.sources import ReportError, Result, Row, benchmark, cell, read
 
-# Fields that identify a row; each benchmark has some of them.
+# Fields that identify a row.
 KEYS = (
     "name",
     "model",
@@ -37,7 +37,7 @@ HEADER = ("row", "what changed", "before ms", "after ms", "times as fast (95 %)"
 
 
 def changes(before: Path, after: Path) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Header and rows, in the second file's order; raises ReportError for incomparable files."""
+    """In the second file's order; raises ReportError for incomparable files."""
     old, new = _result(before), _result(after)
     if benchmark(old) != benchmark(new):
         raise ReportError(f"{after}: expected a result of {benchmark(old)} as {before} is, found {benchmark(new)}")
@@ -56,7 +56,7 @@ def changes(before: Path, after: Path) -> tuple[tuple[str, ...], list[tuple[str,
 
 
 def differences(before: Path, after: Path) -> Iterator[str]:
-    """Differences in machine and versions, a line each."""
+    """A line per difference in machine and versions."""
     old, new = (_result(path)["environment"] for path in (before, after))
     pairs = [(name, old.get(name), new.get(name)) for name in MACHINE]
     names = dict.fromkeys((*old["packages"], *new["packages"]))

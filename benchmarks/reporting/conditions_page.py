@@ -1,4 +1,4 @@
-"""The result of benchmarks/conditions.py as text and page."""
+"""The result of benchmarks/conditions.py."""
 
 from __future__ import annotations
 

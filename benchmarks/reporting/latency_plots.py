@@ -24,7 +24,7 @@ AXES = {"batch": "images a call", "depth": "depth (blocks)", "dim": "width of a 
 
 
 def beside(path: Path | None) -> Extras:
-    """A result's figures as .png and .svg: `path`; for a sweep each figure's name is added."""
+    """Figures as PNG and SVG; a sweep adds their names to `path`."""
 
     def files(result: Mapping[str, Any]) -> dict[Path, bytes]:
         if not path:
@@ -103,7 +103,7 @@ def _work(panels: Mapping[str, Rows], footnote: str) -> Figure:
 
 
 def _decades(axes: Axes, horizontal: bool = False) -> None:
-    """A logarithmic axis with ticks only at powers of ten, if it spans enough of them."""
+    """Ticks only at powers of ten, if the axis spans enough."""
     from matplotlib.ticker import LogLocator
 
     plain_ticks(axes, horizontal)

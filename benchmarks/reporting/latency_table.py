@@ -82,7 +82,6 @@ def unstable_lines(rows: Rows) -> Iterator[str]:
 
 
 def _published(rows: Rows) -> Iterator[str]:
-    """The eager BatchNorm models of depth 1 against the eager ViT of depth 6, per batch size."""
     for batch in dict.fromkeys(row["batch"] for row in rows):
         eager = {row["model"]: row for row in rows if row["batch"] == batch and _is_baseline(row)}
         for model, row in eager.items():

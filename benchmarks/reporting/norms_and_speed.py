@@ -1,4 +1,4 @@
-"""The result of benchmarks/norms.py: its fields, its page, its plot."""
+"""The result of benchmarks/norms.py."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NAME = "norms-measured"
 
 
 def fields(rows: list[dict[str, Any]], studied: Mapping[str, dict[str, Any]], count: int) -> dict[str, Any]:
-    """The JSON besides its header; `studied` are the study's rows by model."""
+    """`studied`: the study's rows by model."""
     layer_norm_ms = next(row["p50_ms"] for row in rows if row["model"] == "vit")
     columns = [
         Column("model"),

@@ -28,7 +28,7 @@ class Points:
 
 @dataclass(frozen=True)
 class Table:
-    """Formatted cells; the first `names` columns hold names (left), the others numbers (right)."""
+    """The first `names` columns hold names (left), the others numbers (right)."""
 
     header: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
@@ -37,7 +37,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Picture:
-    """A plot in both formats; `name` is the file name without suffix."""
+    """`name`: the file name without suffix."""
 
     name: str
     caption: str
@@ -99,7 +99,6 @@ figcaption { color: #555555; font-size: .85rem }
 
 
 def html(title: str, blocks: Sequence[Block]) -> str:
-    """Pictures are included as SVG."""
     headings = [block.text for block in blocks if isinstance(block, Heading)]
     links = "".join(f'<a href="#{_anchor(text)}">{escape(text)}</a>\n' for text in headings)
     return (

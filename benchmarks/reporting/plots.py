@@ -1,4 +1,4 @@
-"""The plots of the report, each a picture in both formats."""
+"""The plots of the report."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ OTHERS = ("#dddddd", "")
 
 
 def picture(name: str, caption: str, figure: Figure) -> Picture:
-    """The figure in both formats; equal numbers give equal bytes."""
+    """Equal numbers give equal bytes."""
     import matplotlib
 
     buffer = io.BytesIO()

@@ -97,7 +97,7 @@ def _lone(row: Row) -> str:
 
 
 def _others(result: Result) -> Iterator[str]:
-    """The scenarios behind the proxy that are no row."""
+    """Scenarios without a row in the table."""
     for row in result["rows"]:
         if row["scenario"] == "hostile":
             refused = sum(400 <= status < 500 for status in row["statuses"].values())

@@ -16,7 +16,7 @@ from models.plots.figures import NAMES
 
 GROUPS = 8  # of equal nodes, in the table of a graph
 GPU_STATE = {"sm_mhz": "clock MHz", "power_w": "power W", "temperature_c": "temperature °C"}
-COUNTED = 0.01  # share of the time; operators below it are combined
+COUNTED = 0.01  # share of the time; operators below it are left out
 
 
 def operators(sources: Sources) -> Section:
@@ -135,7 +135,7 @@ def _missing(rows: list[Row]) -> Points:
 
 
 def _names(rows: list[Row]) -> str:
-    """Models, runtimes and precisions if the rows are all their combinations, else row by row."""
+    """Row by row, unless the rows are all combinations of the keys."""
     keys = ("model", "runtime", "precision")
     models, runtimes, precisions = (tuple(dict.fromkeys(row[key] for row in rows)) for key in keys)
     if 1 < len(rows) == len(models) * len(runtimes) * len(precisions):
@@ -144,7 +144,7 @@ def _names(rows: list[Row]) -> str:
 
 
 def _latency_tables(rows: list[Row]) -> Iterator[Block]:
-    """A table for each batch size and network: its rows compare with the same PyTorch eager."""
+    """A table's rows compare with the same PyTorch eager."""
     for (model, depth, batch), alike in groupby(rows, itemgetter("model", "depth", "batch")):
         yield Text(f"**{NAMES[model]}{f', depth {depth}' if depth else ''}, batch {batch:,}**")
         yield _latency_table(list(alike))
@@ -187,7 +187,7 @@ def precision(sources: Sources) -> Section:
 
 
 def _reference(name: str) -> str:
-    """The reference for a row of `engines.py`: the first engine at that size, or requests one by one."""
+    """For a row of `engines.py`: the first engine at that size, or requests one by one."""
     engine, _, size = name.rpartition(", ")
     return f"{ORT}, {size}" if engine else name.replace("together", "one by one")
 

@@ -106,7 +106,7 @@ def _refused(row: Row) -> str:
 
 
 def _ratio_range(row: Row) -> str:
-    """Lowest and highest ratio of a round to the process beside it; too few rounds for an interval."""
+    """Lowest and highest ratio of a round; rounds are too few for an interval."""
     pairs = zip(row["samples"], row["in_process_samples"], strict=False)
     ratios = [served["images_per_s"] / alone["images_per_s"] for served, alone in pairs]
     return f"{min(ratios):.2f} to {max(ratios):.2f}" if ratios else "one round"

@@ -1,4 +1,4 @@
-"""The results of a folder, and numbers that several sections need."""
+"""The results of a folder, and what several sections need."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ COMMANDS = {
 
 
 class ReportError(Exception):
-    """Files that give no report; the message names the file."""
+    """The message names the file."""
 
 
 @dataclass(frozen=True)
 class File:
-    """A result: its path inside the folder, and its content."""
+    """`name`: the path inside the folder."""
 
     name: str
     content: Result
@@ -61,7 +61,7 @@ class Sources:
 
 @dataclass(frozen=True)
 class Section:
-    """A question, its answer in a sentence (optional), and the evidence."""
+    """`short`: the answer in sentences, may be empty; `blocks`: the evidence."""
 
     question: str
     short: tuple[str, ...]
@@ -97,12 +97,12 @@ def find(folder: Path) -> Sources:
 
 
 def times_faster(row: Row, than: Row) -> Ratio:
-    """Speed of `row` relative to `than`, from samples taken in the same rounds."""
+    """The samples must come from the same rounds."""
     return ratio_with_interval(Durations(tuple(than["samples_ns"])), Durations(tuple(row["samples_ns"])))
 
 
 def cell(ratio: Ratio) -> str:
-    """A ratio in a table; a row's ratio to itself is 1."""
+    """A row's ratio to itself is 1."""
     if ratio.low == ratio.high == 1:
         return "1"
     return f"{number(ratio.ratio)} ({number(ratio.low)} to {number(ratio.high)})"

@@ -1,7 +1,4 @@
-"""Latency against throughput under load: a figure per model, a panel per request size.
-
-A point is the median, its bar ends at p99. Filled points: requests in flight; hollow points: rates.
-"""
+"""Latency against throughput under load: a figure per model, a panel per request size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The result of benchmarks/throughput.py as rows, text and plots."""
+"""The result of benchmarks/throughput.py."""
 
 from __future__ import annotations
 

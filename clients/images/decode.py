@@ -1,9 +1,8 @@
-"""Files to pictures, with bounded memory and typed errors.
+"""Untrusted files to pictures, in bounded memory.
 
-In: a path or an open binary file, from anyone. Out: an upright Pillow picture, or InvalidImage.
+In: a path or an open binary file. Out: a Pillow picture, or InvalidImage.
 
-The limit is `PIL.Image.MAX_IMAGE_PIXELS`, 89 million pixels by default: 360 MB for PNG and TIFF in colour, 1.4 GB for
-WebP. A large JPEG is decoded at a half to an eighth of its size.
+The limit is `PIL.Image.MAX_IMAGE_PIXELS`, 89 million by default: 360 MB for PNG and TIFF in colour, 1.4 GB for WebP.
 """
 
 import os
@@ -13,18 +12,17 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from clients.errors import InvalidImage
 
-# Pillow's other decoders are rarely used and rarely repaired; PostScript's starts Ghostscript.
+# Pillow's other decoders are rarely repaired; PostScript's starts Ghostscript.
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF")
 
 _DECODED_SIDE = 1024  # pixels; JPEG is decoded as small as this allows
 
 
 def read_image(source: str | os.PathLike[str] | BinaryIO) -> Image.Image:
-    """Decode a picture from a path or an open binary file, in one of FORMATS.
+    """Returns the first frame, upright by its EXIF data.
 
-    Returns the first frame, upright by its EXIF data.
-    Raises InvalidImage for a missing or empty file, another format, damaged data, too many pixels, and another type of
-    `source`.
+    Raises InvalidImage for a missing, empty or damaged file, a format not in FORMATS, too many pixels, and another type
+    of `source`.
     """
     name = str(getattr(source, "name", "image")) if hasattr(source, "read") else _path(source)
     try:
@@ -51,7 +49,6 @@ def read_image(source: str | os.PathLike[str] | BinaryIO) -> Image.Image:
 
 
 def _path(source: object) -> str:
-    """Raises InvalidImage for file content and other values."""
     if not isinstance(source, str | os.PathLike):
         raise InvalidImage(f"expected the path of an image or an open binary file, found {type(source).__name__}")
     return os.fsdecode(source)

@@ -1,8 +1,8 @@
-"""Pictures of drawings and writing to images for models of ink.
+"""Pictures of drawings to images for models of ink.
 
 MNIST's recipe (LeCun, Cortes, Burges, http://yann.lecun.com/exdb/mnist/): the digit is scaled to a 20x20 box, with its
-aspect ratio and antialiasing; its centre of mass moves to pixel (14, 14) of a 28x28 field. MNIST's own images stay
-nearly unchanged.
+aspect ratio and antialiasing; its centre of mass moves to pixel (14, 14) of a 28x28 field. MNIST's own images hardly
+change.
 """
 
 import numpy as np
@@ -17,16 +17,16 @@ from clients.images.shapes import shapes_of
 _BOX_SHARE = 20 / 28  # of the field's side
 _THINNEST = 1.2  # pixels of a 20x20 box; 99 % of MNIST's digits have wider strokes
 _COMMON_WIDTH = 2.0  # pixels of that box; thinner strokes are widened to it
-_DRAWN_SIDE = 4  # times the box; thin strokes are widened at this scale
+_DRAWN_SIDE = 4  # times the box; strokes are widened at this scale
 
 
 def to_model_input(image: Image.Image, size: tuple[int, int] = (28, 28)) -> NDArray[np.uint8]:
-    """A picture of one digit to an image as of MNIST.
+    """One digit to an image as of MNIST.
 
     image: upright, any mode and size; dark on light, light on dark, or transparent.
-    size:  of the field (height, width), in pixels.
+    size:  (height, width) in pixels.
     Returns uint8 (1, height, width), 0 = background, 255 = ink.
-    Raises BlankImage when there is no ink, InvalidImage when the colour space has no grey (Lab).
+    Raises BlankImage without ink, InvalidImage for a colour space without grey (Lab).
     """
     inputs, _ = drawing_inputs(image, size)
     return np.asarray(inputs[0])
@@ -35,7 +35,7 @@ def to_model_input(image: Image.Image, size: tuple[int, int] = (28, 28)) -> NDAr
 def drawing_inputs(
     image: Image.Image, size: tuple[int, int] = (28, 28), split: bool = False
 ) -> tuple[NDArray[np.uint8], int]:
-    """The same for any number of digits in a line.
+    """As `to_model_input`, for a line of digits.
 
     Returns uint8 (n, 1, height, width), with `split` an image per shape, left to right; and the number of shapes.
     """
@@ -60,17 +60,14 @@ def _fit(ink: Pixels, size: tuple[int, int]) -> Pixels:
 
 
 def _stroke_width(ink: Pixels) -> float:
-    """The mean width in pixels of the strokes in (h, w): twice their area divided by their outline.
-
-    An outline is pi/4 of its pixel edges (Crofton's formula).
-    """
+    """Mean, in pixels, of (h, w): 2 area / outline, with outline = pi/4 pixel edges (Crofton's formula)."""
     mask = np.pad(ink > 0.5 * ink.max(), 1)
     edges = np.count_nonzero(np.diff(mask, axis=0)) + np.count_nonzero(np.diff(mask, axis=1))
     return 2 * np.count_nonzero(mask) / (np.pi / 4 * edges)
 
 
 def _widened(picture: Image.Image, missing: float, box: int) -> Image.Image:
-    """Mode "F" -> the same with strokes wider by `missing` pixels."""
+    """Mode "F"; strokes become wider by `missing` pixels."""
     drawn = picture.resize(scaled_to(picture.size, _DRAWN_SIDE * box), Image.Resampling.BOX)
     reach = round(missing / 2 * max(drawn.size) / max(picture.size))
     wide = Image.new("F", (drawn.width + 2 * reach, drawn.height + 2 * reach))
@@ -79,7 +76,7 @@ def _widened(picture: Image.Image, missing: float, box: int) -> Image.Image:
 
 
 def _centre(ink: Pixels, size: tuple[int, int]) -> NDArray[np.uint8]:
-    """Ink (h, w) -> uint8 `size`, centre of mass at its centre as far as all ink stays inside."""
+    """Ink (h, w) -> uint8 `size`, centred by mass as far as all ink stays inside."""
     field = np.zeros(size, dtype=np.uint8)
     corner = []
     for axis, (extent, inner) in enumerate(zip(size, ink.shape, strict=True)):

@@ -5,12 +5,12 @@ from PIL import Image
 
 from clients.errors import InvalidImage
 
-_SAMPLE_SIDE = 128  # pixels of the sample that chooses between colours
+_SAMPLE_SIDE = 128  # pixels of the sampled view
 _TELLING = 2.0  # ratio of spreads above which a colour replaces brightness
 
 
 def to_grey(image: Image.Image) -> Image.Image:
-    """Any mode -> mode "L". Raises InvalidImage for a colour space without grey (Lab)."""
+    """Raises InvalidImage for a colour space without grey (Lab)."""
     image = eight_bits(image)
     try:
         if image.has_transparency_data:
@@ -23,12 +23,12 @@ def to_grey(image: Image.Image) -> Image.Image:
 
 
 def eight_bits(image: Image.Image) -> Image.Image:
-    """Mode "I;16", "I" or "F", of scanners and scientific cameras -> mode "L"; other modes stay."""
+    """Modes "I;16", "I" and "F" -> "L"; others stay."""
     if image.mode.startswith("I;16"):
         deep = np.asarray(image)
-        spare_bits = max(0, int(deep.max()).bit_length() - 8)  # many devices use 10 to 14 of the 16 bits
+        spare_bits = max(0, int(deep.max()).bit_length() - 8)  # many devices use 10 to 14 bits
         return Image.fromarray((deep >> spare_bits).astype(np.uint8))
-    if image.mode in ("I", "F"):  # without a defined range: take the picture's own
+    if image.mode in ("I", "F"):  # no defined range: take the picture's own
         with np.errstate(invalid="ignore"):  # converting NaN warns
             values = np.array(image, dtype=np.float32)
         np.nan_to_num(values, copy=False)
@@ -40,7 +40,7 @@ def eight_bits(image: Image.Image) -> Image.Image:
 
 
 def _on_paper(layered: Image.Image) -> Image.Image:
-    """Mode "RGBA" -> mode "L" on white paper, or on black paper for light ink."""
+    """Mode "RGBA" -> "L" on white paper, or on black for light ink."""
     alpha, grey = layered.getchannel("A"), layered.convert("L")
     sides = (_SAMPLE_SIDE, _SAMPLE_SIDE)
     levels, weights = (np.asarray(each.resize(sides, Image.Resampling.BOX), dtype=float) for each in (grey, alpha))
@@ -51,7 +51,7 @@ def _on_paper(layered: Image.Image) -> Image.Image:
 
 
 def _most_telling(colours: Image.Image) -> Image.Image:
-    """Mode "RGB" -> mode "L": brightness, or one colour if ink and paper are about equally bright."""
+    """Mode "RGB" -> "L": brightness, or one colour if ink and paper are about equally bright."""
     sample = colours.resize((_SAMPLE_SIDE, _SAMPLE_SIDE), Image.Resampling.NEAREST)
     brightness = float(np.asarray(sample.convert("L"), dtype=np.float32).std())
     spreads = np.asarray(sample, dtype=np.float32).std(axis=(0, 1))  # (3,)

@@ -1,8 +1,7 @@
-"""idx files of unsigned bytes, gzipped or not, read item by item.
+"""idx files of unsigned bytes, gzipped or not.
 
-MNIST's format (LeCun, http://yann.lecun.com/exdb/mnist/): two zero bytes, the type of the values, the number of
-dimensions, each size as a big-endian 32-bit integer, the values. Memory depends on the bytes present, not on the
-header's sizes.
+MNIST's format (LeCun, http://yann.lecun.com/exdb/mnist/): two zero bytes, type, number of dimensions, each size as a
+big-endian 32-bit integer, values. Memory depends on the bytes present, not on the header's sizes.
 """
 
 import gzip
@@ -29,7 +28,7 @@ _PORTION = 1 << 18  # bytes of a read, unless an item is larger
 
 
 def is_idx(path: str) -> bool:
-    """Whether a readable file starts like an idx file of any type."""
+    """Whether a readable file starts like idx of any type."""
     try:
         with Path(path).open("rb") as raw, _unzipped(raw) as data:
             start = data.read(4)
@@ -39,11 +38,11 @@ def is_idx(path: str) -> bool:
 
 
 class IdxFile:
-    """An open idx file of images (`dimensions` 2) or labels (0); iterating gives uint8 items.
+    """Images (`dimensions` 2) or labels (0); iterating gives uint8 items.
 
-    raw:        the open file, if any; `path` then names it in errors.
-    count:      items that the header claims, of the shape `item_shape`.
-    Raises InvalidImage, at once or while iterating, for another format, missing and extra bytes.
+    raw:   an open file; `path` then names it in errors.
+    count: items of `item_shape` that the header claims.
+    Raises InvalidImage, also while iterating, for another format, missing and extra bytes.
     """
 
     def __init__(self, path: str, dimensions: int, raw: BinaryIO | None = None) -> None:
@@ -73,7 +72,7 @@ class IdxFile:
 
     @property
     def is_zipped(self) -> bool:
-        """A row is reached only through all rows before it."""
+        """If so, a row costs reading all rows before it."""
         return isinstance(self._data, gzip.GzipFile)
 
     def __iter__(self) -> Iterator[NDArray[np.uint8]]:
@@ -83,9 +82,9 @@ class IdxFile:
             raise InvalidImage(f"{self.name}: expected {self._expected()}, found more bytes")
 
     def blocks(self, start: int, stop: int, most_bytes: int) -> Iterator[NDArray[np.uint8]]:
-        """The items from `start` to `stop`, exclusive, as arrays (n, ...) of at most `most_bytes`, or one item.
+        """Items `start` to `stop`, exclusive, as arrays (n, ...) of at most `most_bytes`, or one item.
 
-        Call it once, before any iteration: it reads on from the header.
+        Call it once, before iterating: it reads on from the header.
         """
         item_bytes = math.prod(self.item_shape)
         at_once = max(1, most_bytes // item_bytes)

@@ -1,4 +1,4 @@
-"""Grey picture in, its ink out, without paper, light, printed lines and specks.
+"""Grey picture in, its ink out, without paper, shadows, ruled lines and specks.
 
 Arrays are float32 (height, width) in grey levels, 0 to 255.
 """
@@ -17,22 +17,21 @@ LEAST_CONTRAST = 20.0  # grey levels
 FAINT = 0.1  # of the darkest ink; fainter is compression or shadow
 LEAST_PART = 0.05  # of the heaviest part's ink; lighter parts are specks
 
-_WORKING_SIDE = 512  # pixels of the view that is searched
-_BLURRED_FROM = 256  # pixels of a side; in smaller pictures it would erase strokes
-_PAPER_SIDE = 32  # pixels of the view for the paper; light changes slowly
-_PAPER_WINDOW = 31  # of these pixels; paper fills most of such a window
+_WORKING_SIDE = 512  # pixels of the searched view
+_BLURRED_FROM = 256  # pixels; in smaller pictures blur would erase strokes
+_PAPER_SIDE = 32  # pixels of the paper's view; light changes slowly
+_PAPER_WINDOW = 31  # of these pixels; such a window is mostly paper
 _NOISE_MARGIN = 6.0  # standard deviations; a megapixel of Gaussian noise stays under 5.5
-_STRONG = 0.4  # of the darkest ink; every stroke has such a place
+_STRONG = 0.4  # of the darkest ink; every stroke reaches it somewhere
 _LEAST_SIDE = 6  # pixels of the ink's longer side
 _LEAST_COVER = 0.02  # of the bounding box; scattered specks cover less
-_MARGIN = 0.5  # of the ink's longer side; the paper kept around it
+_MARGIN = 0.5  # of the ink's longer side, kept around it
 
 
 def find_ink(grey: Image.Image) -> Pixels:
-    """Mode "L" -> float32 (h, w), the ink's bounding box, 0 = paper. Raises BlankImage.
+    """Mode "L" -> the ink's bounding box (h, w), 0 = paper. Raises BlankImage.
 
-    The search repeats on the ink and its surroundings until they fill the view: a small digit on a large sheet keeps
-    its detail.
+    The search closes in until the ink fills the view: a small digit on a large sheet keeps its detail.
     """
     while True:
         view = grey
@@ -50,14 +49,14 @@ def find_ink(grey: Image.Image) -> Pixels:
 
 
 def separate(pixels: Pixels) -> tuple[Pixels, Box]:
-    """Grey levels (h, w) -> ink (h, w), 0 on paper, and its bounding box. Raises BlankImage."""
+    """(h, w) -> ink (h, w), 0 on paper, and its bounding box. Raises BlankImage."""
     away = pixels - estimate_paper(pixels)
     edge = np.concatenate([away[0], away[-1], away[:, 0], away[:, -1]])  # mostly paper, however large the digit
     away -= np.median(edge)
     noise = 1.4826 * float(np.median(np.abs(edge - np.median(edge))))  # standard deviation by the median
     least = max(LEAST_CONTRAST, _NOISE_MARGIN * noise)
 
-    # The fourth power lets few pixels of a thin stroke outweigh many of a shadow.
+    # The fourth power lets a thin stroke outweigh a wide shadow.
     brighter, darker = (float((side[side > least] ** 4).sum()) for side in (away, -away))
     ink = np.clip(away if brighter > darker else -away, 0, None)
     contrast = float(ink.max())
@@ -80,10 +79,7 @@ def _no_ink(contrast: float, noise: float) -> str:
 
 
 def estimate_paper(pixels: Pixels) -> Pixels:
-    """The paper's grey level at every pixel (h, w).
-
-    A median over windows that are mostly paper ignores ink and keeps a shadow's edge. Border pixels repeat outwards.
-    """
+    """The paper's level at every pixel (h, w); a median over windows ignores ink and keeps a shadow's edge."""
     height, width = pixels.shape
     picture = Image.fromarray(pixels)
     small = picture.resize(scaled_to(picture.size, min(_PAPER_SIDE, max(picture.size))), Image.Resampling.BOX)
@@ -110,7 +106,7 @@ def _strokes(ink: Pixels, visible: Mask, strong: float) -> Mask:
 
 
 def _bounding_box(stroke: Mask) -> Box:
-    """Raises BlankImage if the mask is no digit."""
+    """Raises BlankImage for specks."""
     rows, columns = np.flatnonzero(stroke.any(axis=1)), np.flatnonzero(stroke.any(axis=0))
     left, top, right, bottom = int(columns[0]), int(rows[0]), int(columns[-1]) + 1, int(rows[-1]) + 1
     width, height = right - left, bottom - top
@@ -121,7 +117,7 @@ def _bounding_box(stroke: Mask) -> Box:
 
 
 def _surroundings(box: Box, scale: float, size: tuple[int, int]) -> Box:
-    """The box with a margin, times `scale`, inside a picture of this (width, height)."""
+    """The box with a margin, times `scale`, inside `size` (width, height)."""
     left, top, right, bottom = box
     margin = _MARGIN * max(right - left, bottom - top)
     return (
@@ -133,6 +129,6 @@ def _surroundings(box: Box, scale: float, size: tuple[int, int]) -> Box:
 
 
 def scaled_to(size: tuple[int, int], longer: int) -> tuple[int, int]:
-    """(width, height) of the same aspect ratio."""
+    """(width, height), aspect ratio kept."""
     width, height = (max(1, round(side * longer / max(size))) for side in size)
     return width, height

@@ -1,7 +1,4 @@
-"""The connected parts of a mask.
-
-Own code, because libraries are large or wrong: docs/decisions.md, Libraries weighed.
-"""
+"""Connected parts, in own code: libraries are large or wrong (docs/decisions.md, Libraries weighed)."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,10 +8,10 @@ Parts = NDArray[np.intp]
 
 
 def label(mask: Mask) -> tuple[Parts, int]:
-    """Connected parts of a mask (h, w), diagonals included: numbers from 1, 0 outside; and their count.
+    """Mask (h, w) -> part numbers from 1, 0 outside, and their count; diagonals connect.
 
-    Runs of pixels in a row take the least number of the runs that touch them, until nothing changes (Shiloach and
-    Vishkin, An O(log n) Parallel Connectivity Algorithm, 1982).
+    Runs in a row take the least number of touching runs, until nothing changes (Shiloach and Vishkin, An O(log n)
+    Parallel Connectivity Algorithm, 1982).
     """
     height, width = mask.shape
     stride = width + 2  # a run ends with its row

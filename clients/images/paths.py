@@ -1,7 +1,7 @@
-"""Paths in, file names out, in the order of the paths.
+"""Paths in, file names out, in their order.
 
 A path is a file, a folder, `-` for standard input, or a pattern such as `scans/*.png`, which may match folders. A
-folder gives the image files in and below it, by suffix, without hidden files, sorted up to SORTED names.
+folder gives the image files in and below it, by suffix, without hidden files.
 """
 
 import glob
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 STANDARD_INPUT = "-"
-SORTED = 50_000  # bounds memory; further names come unsorted
+SORTED = 50_000  # names; more come unsorted, to bound memory
 _SUFFIXES = {".avif", ".bmp", ".gif", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 
 T = TypeVar("T")
@@ -20,7 +20,7 @@ Report = Callable[[str, str], None]  # path, message
 
 
 def expand(paths: Sequence[str], failed: Report, noted: Report) -> Iterator[str]:
-    """The files of the paths; a missing path is passed on.
+    """Passes missing paths on.
 
     failed: called for folders and patterns without image files.
     noted:  called for folders with other files.
@@ -47,7 +47,7 @@ def has_image_suffix(name: str) -> bool:
 
 
 def _folder(folder: str, failed: Report, noted: Report) -> Iterator[str]:
-    """The images of a folder, then of its folders; does not follow links."""
+    """Own images first, then those of its folders; follows no links to folders."""
     waiting, taken, left_out = [folder], 0, 0
     while waiting:
         current = waiting.pop()

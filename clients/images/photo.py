@@ -1,7 +1,7 @@
 """Pictures to images for models of photos.
 
-Nothing is inverted or searched for: Fashion-MNIST's garments are light on black, so pictures for its models must be
-too. A picture of the model's size stays unchanged.
+Nothing is inverted: Fashion-MNIST's garments are light on black, so pictures for its models must be too. A picture of
+the model's size stays unchanged.
 """
 
 import numpy as np
@@ -13,11 +13,11 @@ from clients.images.grey import eight_bits
 
 
 def photo_to_model_input(image: Image.Image, shape: tuple[int, int, int]) -> NDArray[np.uint8]:
-    """The middle of a picture, cut to the model's aspect ratio and resized with antialiasing.
+    """The picture's middle in the model's aspect ratio, resized with antialiasing.
 
     image: upright, any mode and size; transparent pixels become white.
-    shape: channels (1: grey, 3: red, green, blue), height and width, in pixels.
-    Returns uint8 of that shape. Raises InvalidImage for other channels, and for a colour space without RGB (Lab).
+    shape: (channels, height, width); 1 channel is grey, 3 are RGB.
+    Returns uint8 of that shape. Raises InvalidImage for other channels and colour spaces without RGB (Lab).
     """
     channels, height, width = shape
     if channels not in (1, 3):

@@ -1,4 +1,4 @@
-"""Files in, pictures out, one at a time: a picture of any format, or every image of an idx file."""
+"""Files in, pictures out one by one; an idx file gives every image."""
 
 import io
 import sys
@@ -17,12 +17,12 @@ from clients.images.idx import IdxFile, is_idx
 from clients.images.paths import STANDARD_INPUT, Report, expand, has_image_suffix
 from clients.images.prepare import Preprocessing, check_ready, prepare_shapes
 
-_LARGEST_STREAM = 1 << 27  # bytes of an image from a pipe, held in memory
+_LARGEST_STREAM = 1 << 27  # bytes of a piped image
 
 
 @dataclass(frozen=True)
 class Picture:
-    """A decoded image, named by its path; images of an idx file add [number]."""
+    """Named by its path; images of an idx file add [number]."""
 
     name: str
     image: Image.Image | NDArray[np.uint8]  # an idx file gives an array (height, width)
@@ -30,10 +30,7 @@ class Picture:
     def as_inputs(
         self, shape: tuple[int, int, int], preprocessing: Preprocessing, split: bool
     ) -> tuple[NDArray[np.uint8], int]:
-        """uint8 (n, C, H, W) and the number of separate shapes, as `prepare_shapes`. Raises InvalidImage.
-
-        An idx image of the model's shape stays unchanged: models are trained on such images.
-        """
+        """As `prepare_shapes`, but an idx image of the model's shape stays unchanged: models are trained on those."""
         if not isinstance(self.image, np.ndarray):
             return prepare_shapes(self.image, shape, preprocessing, split)
         if (1, *self.image.shape) == shape:
@@ -43,7 +40,7 @@ class Picture:
 
 
 def read_pictures(paths: Sequence[str], failed: Report, noted: Report) -> Iterator[Picture]:
-    """In order; see `expand`. `failed` is also called for unreadable files."""
+    """As `expand`; `failed` is also called for unreadable files."""
     for name in expand(paths, failed, noted):
         try:
             yield from _read(name)
@@ -52,7 +49,7 @@ def read_pictures(paths: Sequence[str], failed: Report, noted: Report) -> Iterat
 
 
 def count_pictures(paths: Sequence[str]) -> int:
-    """Counts by file names and idx headers; decodes nothing."""
+    """By file names and idx headers; decodes nothing."""
     return sum(_claimed(name) for name in expand(paths, lambda path, what: None, lambda path, what: None))
 
 

@@ -1,4 +1,4 @@
-"""A decoded picture to the images that a model reads, as its config says: "ink" or "photo"."""
+"""A picture to the images that a model's config asks for: "ink" or "photo"."""
 
 from typing import Literal
 
@@ -15,7 +15,7 @@ Preprocessing = Literal["ink", "photo"]
 
 
 def prepare(image: Image.Image, shape: tuple[int, int, int], preprocessing: Preprocessing) -> NDArray[np.uint8]:
-    """An upright picture of any mode and size to uint8 `shape` (C, H, W); raises InvalidImage."""
+    """Upright picture, any mode and size -> uint8 `shape` (C, H, W); raises InvalidImage."""
     inputs, _ = prepare_shapes(image, shape, preprocessing, split=False)
     return np.asarray(inputs[0])
 
@@ -23,14 +23,14 @@ def prepare(image: Image.Image, shape: tuple[int, int, int], preprocessing: Prep
 def prepare_shapes(
     image: Image.Image, shape: tuple[int, int, int], preprocessing: Preprocessing, split: bool
 ) -> tuple[NDArray[np.uint8], int]:
-    """As uint8 (n, C, H, W), with the number of shapes as `drawing_inputs` counts; 1 for a photo."""
+    """uint8 (n, C, H, W) and the number of shapes, 1 for a photo; raises InvalidImage."""
     if preprocessing == "ink":
         return drawing_inputs(image, shape[1:], split)
     return photo_to_model_input(image, shape)[np.newaxis], 1
 
 
 def check_ready(pixels: NDArray[np.uint8], preprocessing: Preprocessing) -> None:
-    """Raises BlankImage for a ready drawing (C, H, W) without ink."""
+    """Raises BlankImage for a drawing without ink."""
     if preprocessing == "ink" and int(pixels.max()) <= LEAST_CONTRAST:
         raise BlankImage(
             f"no ink found: expected a level above {LEAST_CONTRAST:.0f} of 255 somewhere, found at most {pixels.max()}"

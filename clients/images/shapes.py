@@ -1,6 +1,6 @@
-"""The ink of a picture in, its separate shapes out, left to right: the digits of one line.
+"""Ink in, its separate shapes out, left to right: the digits of a line.
 
-Ink above other ink belongs to the same shape, as the flag of a 5 does. Touching digits and lines of text are not split.
+Ink above other ink joins its shape, as the flag of a 5 does. Touching digits and lines of text are not split.
 """
 
 import numpy as np
@@ -9,11 +9,11 @@ from clients.images.ink import FAINT, LEAST_PART, Pixels
 from clients.images.parts import Mask, label
 
 _SHARED = 0.3  # of the narrower part's columns; parts that share more are one shape
-_LEAST_HEIGHT = 0.4  # of the tallest shape; smaller are commas, dashes, loose ends
+_LEAST_HEIGHT = 0.4  # of the tallest shape; smaller are commas, dashes
 
 
 def shapes_of(ink: Pixels) -> list[Pixels]:
-    """Ink (h, w) -> the ink of each shape, cut out; a single shape keeps all ink."""
+    """Ink (h, w) -> each shape's, cut out; a single shape keeps all ink."""
     parts, count = label(ink > FAINT * ink.max())
     weights = np.bincount(parts.ravel(), weights=ink.ravel(), minlength=count + 1)
     weights[0] = 0
@@ -26,13 +26,13 @@ def shapes_of(ink: Pixels) -> list[Pixels]:
 
 
 def _span(mask: Mask, axis: int) -> tuple[int, int]:
-    """A mask's rows (axis 0) or columns (axis 1): the first filled, and the last, exclusive."""
+    """The first and last filled row (axis 0) or column (axis 1), the last exclusive."""
     filled = np.flatnonzero(mask.any(axis=1 - axis))
     return int(filled[0]), int(filled[-1]) + 1
 
 
 def _groups(spans: list[tuple[int, int, int]]) -> list[list[int]]:
-    """Parts as (number, first column, last column exclusive) -> the numbers of each shape, left to right."""
+    """Parts (number, first column, last exclusive) -> each shape's numbers, left to right."""
     groups: list[tuple[list[int], int, int]] = []
     for number, left, right in sorted(spans, key=lambda span: span[1]):
         if groups:
@@ -45,7 +45,6 @@ def _groups(spans: list[tuple[int, int, int]]) -> list[list[int]]:
 
 
 def _cut_out(ink: Pixels, mask: Mask) -> Pixels:
-    """The ink under the mask (h, w), in the box around the mask."""
     (top, bottom), (left, right) = _span(mask, axis=0), _span(mask, axis=1)
     box = np.s_[top:bottom, left:right]
     return np.where(mask[box], ink[box], np.float32(0))

@@ -1,4 +1,4 @@
-"""Images in portions of any size in, checked batches of one size out."""
+"""Portions of images in, checked batches of one size out."""
 
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -12,16 +12,16 @@ Images = NDArray[np.uint8]
 
 
 def split(images: Images, shape: tuple[int, ...], size: int) -> Iterator[Images]:
-    """Images uint8 (n, *shape) -> views of at most `size` of them; raises InvalidImage for other arrays."""
+    """uint8 (n, *shape) -> views of at most `size` images; raises InvalidImage for other arrays."""
     if not _is_batch(images, shape):
         raise _refusal(images, shape)
     return (images[start : start + size] for start in range(0, len(images), size))
 
 
 def gather(portions: Iterable[Images], shape: tuple[int, ...], size: int) -> Iterator[Images]:
-    """Images (*shape) and batches (n, *shape), mixed -> batches of `size`, the last shorter.
+    """Images (*shape) and batches (n, *shape) -> batches of `size`, the last shorter.
 
-    Copies, so the caller may reuse its array.
+    Copies: callers may reuse their arrays.
     """
     batcher = _Batcher(shape, size)
     for portion in portions:
@@ -32,7 +32,6 @@ def gather(portions: Iterable[Images], shape: tuple[int, ...], size: int) -> Ite
 async def gather_async(
     portions: Iterable[Images] | AsyncIterable[Images], shape: tuple[int, ...], size: int
 ) -> AsyncIterator[Images]:
-    """`gather` for iterables of either kind."""
     batcher = _Batcher(shape, size)
     async for portion in as_async(portions):
         for batch in batcher.add(portion):

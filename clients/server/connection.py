@@ -1,4 +1,4 @@
-"""Requests in, Triton's JSON and logits out, from one server or several with the same models.
+"""Requests in, Triton's JSON and logits out, from servers with the same models.
 
 Inference changes nothing, so requests may be repeated: at the next server, then after a pause, until `retry_s`; at busy
 servers only within the retry budget.
@@ -21,10 +21,7 @@ INPUT, OUTPUT = "image", "logits"
 
 
 class Connection:
-    """For the running event loop and at most `concurrency` inferences at a time.
-
-    Raises ServerUnavailable for an invalid address and unreadable TLS files.
-    """
+    """For the running event loop; raises ServerUnavailable for an invalid address and unreadable TLS files."""
 
     def __init__(self, endpoint: Endpoint, concurrency: int) -> None:
         self.retry_s = endpoint.retry_s
@@ -42,7 +39,7 @@ class Connection:
         return self._servers[0].address
 
     async def models(self) -> list[dict[str, Any]]:
-        """Name, version, state and reason of every version in the repository."""
+        """Name, version, state and reason of every version."""
         index = await self._ask("get_model_repository_index", **self._as_json)
         entries = index if self._is_http else index.get("models", [])
         if isinstance(entries, list) and all(
@@ -76,9 +73,9 @@ class Connection:
     async def infer(
         self, name: str, batch: NDArray[np.uint8], region: Region | None = None
     ) -> tuple[NDArray[np.float32], str]:
-        """Images (b, 1, 28, 28) -> logits (b, classes) and the version that answered.
+        """(b, 1, 28, 28) -> logits (b, classes) and the version that answered.
 
-        With a registered region both go through shared memory.
+        Both go through `region`, which must be registered.
         """
         tensor = self._triton.InferInput(INPUT, list(batch.shape), "UINT8")
         wanted = self._triton.InferRequestedOutput(OUTPUT)
@@ -91,7 +88,7 @@ class Connection:
         result = await self._ask("infer", name, [tensor], outputs=[wanted])
         try:
             return self._logits(result, region), self._version(result)
-        except (LookupError, TypeError, ValueError) as error:  # fewer bytes than the answer's shape has
+        except (LookupError, TypeError, ValueError) as error:  # fewer bytes than its shape has
             raise ServerError(f"model {name!r}: the logits do not fit their shape: {error}") from error
 
     def _logits(self, result: Any, region: Region | None) -> NDArray[np.float32]:
@@ -128,7 +125,7 @@ class Connection:
                 return answer
 
     async def _ask_round(self, end_s: float, method: str, *arguments: Any, **options: Any) -> Any:
-        """The server that answers becomes the first."""
+        """The server that answers becomes first."""
         for left, server in zip(range(len(self._servers), 0, -1), [*self._servers], strict=True):
             patience_s = (end_s - asyncio.get_running_loop().time()) / left
             try:

@@ -1,4 +1,4 @@
-"""A server's address, and all clients' defaults. Light to import, for the command line."""
+"""Addresses and all clients' defaults; light to import, for the command line."""
 
 import re
 from collections.abc import Mapping
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 TIMEOUT_S, RETRY_S = 30.0, 10.0  # a killed server is back within 10 s
-BATCH_SIZE, CONCURRENCY = 128, 2  # the fastest where server and client share two cores
+BATCH_SIZE, CONCURRENCY = 128, 2  # fastest where server and client share two cores
 
 Protocol = Literal["http", "grpc"]
 _DEFAULT_URLS: Mapping[Protocol, str] = {"http": "127.0.0.1:8000", "grpc": "127.0.0.1:8001"}
@@ -14,7 +14,7 @@ _DEFAULT_URLS: Mapping[Protocol, str] = {"http": "127.0.0.1:8000", "grpc": "127.
 
 @dataclass(frozen=True)
 class Tls:
-    """PEM files for TLS; the server's certificate is always verified.
+    """PEM files; the server's certificate is always verified.
 
     ca_file:          trusted authorities; default: the system's.
     certificate_file: the client's own, with its private key in key_file.
@@ -31,10 +31,9 @@ class Tls:
 
 @dataclass(frozen=True)
 class Endpoint:
-    """A server, or several with the same models.
+    """Options as in AsyncClassifier; gRPC sends header names in lower case.
 
-    Options as in AsyncClassifier; gRPC sends header names in lower case. Raises ValueError for an invalid time or
-    header; connecting checks the addresses.
+    Raises ValueError for an invalid option; connecting checks the addresses.
     """
 
     url: str | None = None
@@ -57,12 +56,11 @@ class Endpoint:
 
     @property
     def addresses(self) -> list[str]:
-        """In order of use."""
         return [each.strip() for each in (_DEFAULT_URLS[self.protocol] if self.url is None else self.url).split(",")]
 
 
 def check_seconds(name: str, value: float) -> None:
-    """Raises ValueError unless `value` is above 0; NaN is not."""
+    """Raises ValueError for 0, less and NaN."""
     if not value > 0:
         raise ValueError(f"{name}: expected seconds above 0, found {value!r}")
 

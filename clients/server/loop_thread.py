@@ -1,4 +1,4 @@
-"""An event loop in its own thread, for programs without a loop."""
+"""An event loop in its own thread runs coroutines for any thread."""
 
 import asyncio
 import concurrent.futures
@@ -22,8 +22,6 @@ class _Loop(asyncio.SelectorEventLoop):
 
 
 class LoopThread:
-    """Runs coroutines for any thread of the process."""
-
     def __init__(self, name: str) -> None:
         self._loop = _Loop()
         self._thread = threading.Thread(target=_run, args=(self._loop,), name=name, daemon=True)
@@ -32,7 +30,7 @@ class LoopThread:
         self._thread.start()
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> "concurrent.futures.Future[T]":
-        """Raises RuntimeError after the end and in a forked child."""
+        """Raises RuntimeError after `stop` and in a forked child."""
         if not self._loop.is_closed():  # first: a forked child may inherit a held lock
             with self._order:
                 if not self._stopped:
@@ -45,7 +43,7 @@ class LoopThread:
         return result_of(self.submit(coroutine))
 
     def stop(self, farewell: Callable[[], Awaitable[None]]) -> None:
-        """Cancel all coroutines, run `farewell`, end the thread; later calls do nothing."""
+        """Cancels all coroutines, then runs `farewell`; later calls do nothing."""
         if self._loop.is_closed():
             return
         with self._order:
@@ -58,7 +56,7 @@ class LoopThread:
 
 
 def result_of(future: "concurrent.futures.Future[T]") -> T:
-    """Wait for a submitted coroutine; raises RuntimeError when its thread ended."""
+    """Raises RuntimeError if the thread ended."""
     try:
         return future.result()
     except concurrent.futures.CancelledError:

@@ -15,7 +15,7 @@ _PATIENCE_S = 1.0  # for the server to forget a region
 
 
 class RegionPool:
-    """Regions for `rows` images of `image_bytes`: one per concurrent request."""
+    """A region of `rows` images per concurrent request."""
 
     def __init__(self, connection: Connection, rows: int, image_bytes: int, classes: int) -> None:
         self._connection = connection
@@ -58,7 +58,6 @@ class RegionPool:
         return region
 
     async def close(self) -> None:
-        """Removes regions on both sides, with a short wait for the server."""
         regions, self._free = self._free, []
         await self._discard(*regions)
         end_s = asyncio.get_running_loop().time() + _PATIENCE_S
@@ -67,7 +66,7 @@ class RegionPool:
             await self._discard()
 
     async def _discard(self, *regions: Region) -> None:
-        """Also makes the server forget regions that it still used before."""
+        """Also retries the unwanted regions."""
         for region in regions:
             region.remove()
         unwanted, self._unwanted = [*self._unwanted, *regions], []

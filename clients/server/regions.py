@@ -1,7 +1,7 @@
-"""System shared memory between a client and a server on one host: pixels in, logits out.
+"""Shared memory between a client and a server on one host: pixels in, logits out.
 
-A region is a file in /dev/shm for a batch of images, then their logits. It is removed on closing, on collection and at
-the end of the process; after SIGKILL by Python's resource tracker.
+A region is a file in /dev/shm: a batch of images, then their logits. It is removed on closing, on collection and at
+exit; after SIGKILL by Python's resource tracker.
 """
 
 import os
@@ -23,10 +23,7 @@ _FLOAT_BYTES = 4
 
 
 class Region:
-    """Room for `rows` images of `image_bytes` and their logits.
-
-    Raises ClientError when memory is short: writing to missing pages would kill client and server.
-    """
+    """Raises ClientError when memory is short: writing to missing pages would kill client and server."""
 
     def __init__(self, rows: int, image_bytes: int, classes: int) -> None:
         self.name = f"{PREFIX}{os.getpid()}-{secrets.token_hex(8)}"
@@ -49,12 +46,12 @@ class Region:
         return rows * self._classes * _FLOAT_BYTES
 
     def write(self, batch: NDArray[np.uint8]) -> None:
-        """Write the pixels, and NaN over the old logits."""
+        """Also writes NaN over the old logits."""
         np.ndarray(batch.shape, np.uint8, self._memory.buf)[:] = batch
         self._logits((len(batch), self._classes))[:] = np.nan
 
     def read(self, shape: Sequence[int]) -> NDArray[np.float32]:
-        """A copy of the logits; raises TypeError for too large a shape."""
+        """Raises TypeError for too large a shape."""
         return self._logits(shape).copy()
 
     def _logits(self, shape: Sequence[int]) -> NDArray[np.float32]:
@@ -67,7 +64,7 @@ def _reserve(name: str, size: int) -> None:
 
 
 def _remove(memory: SharedMemory, owner: int) -> None:
-    """Unmaps and removes a region, except in a forked child: it belongs to the parent."""
+    """Does nothing in a forked child: the region belongs to the parent."""
     if os.getpid() == owner:
         memory.close()
         try:

@@ -1,11 +1,11 @@
-"""Pauses with jitter between retries, and a budget against storms on a busy server."""
+"""Pauses between retries, and a budget against storms on a busy server."""
 
 import random
 from collections.abc import Iterator
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
-_SHARE = 0.1  # of a retry that each answered request earns
-_MOST = 10.0  # retries that can be saved
+_SHARE = 0.1
+_MOST = 10.0
 
 
 class RetryBudget:
@@ -24,7 +24,7 @@ class RetryBudget:
 
 
 def pauses_s() -> Iterator[float]:
-    """Each is twice the last, shortened at random by up to half."""
+    """Each is twice the last, less up to half at random."""
     pause_s = _FIRST_PAUSE_S
     while True:
         yield random.uniform(pause_s / 2, pause_s)

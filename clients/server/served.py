@@ -1,6 +1,6 @@
-"""A server's models: find by name, choose the best, list all.
+"""A server's models.
 
-The exporter describes a model in the parameters `model_config`, `test_accuracy` and `temperature`. Models without a
+The exporter describes them in the parameters `model_config`, `test_accuracy` and `temperature`. Models without a
 description are listed, never chosen.
 """
 
@@ -26,12 +26,12 @@ class ServedModel:
     test_accuracy: float | None  # between 0 and 1
     versions: tuple[str, ...] = ()  # ready; the last answers
     preprocessing: Preprocessing = "ink"
-    temperature: float = 1.0  # logits are divided by it before softmax
+    temperature: float = 1.0  # divides the logits before softmax
 
 
 @dataclass(frozen=True)
 class ListedModel:
-    """A name in the repository, with the model if ready, else the reason."""
+    """The model if ready and described, else the reason."""
 
     name: str
     model: ServedModel | None
@@ -43,7 +43,7 @@ class ListedModel:
 
 
 async def choose(connection: Connection) -> ServedModel:
-    """The only ready model; of several, the transformer with the highest test accuracy, then the first by name."""
+    """Of the ready models the most accurate, transformers before CNNs, then the first by name."""
     index = await connection.models()
     ready = sorted({entry["name"] for entry in index if _is_ready(entry)})
     if not ready:
@@ -101,7 +101,6 @@ def _names(index: list[dict[str, Any]]) -> str:
 
 
 async def _describe(connection: Connection, name: str) -> ServedModel:
-    """Raises ModelMismatch unless the model takes images and gives logits."""
     metadata, config = await asyncio.gather(connection.metadata(name), connection.config(name))
     try:
         tensors = {
@@ -123,7 +122,7 @@ async def _describe(connection: Connection, name: str) -> ServedModel:
             raise ValueError(f"the temperature {temperature}")
         if preprocessing not in get_args(Preprocessing):
             raise ValueError(f"the preprocessing {preprocessing!r}")
-        # 0: the server does not batch this model; its parameters then limit a request
+        # 0: the server does not batch; a parameter then limits requests
         limit = int(config.get("max_batch_size", 0)) or int(parameters.get("max_images", 1))
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise ModelMismatch(f"model {name!r}: its parameters do not describe a classifier: {error!r}") from error

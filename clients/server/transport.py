@@ -17,8 +17,8 @@ _BUSY_WORDS = re.compile(r"maximum queue size|timeout expired|overload|overflow|
 _NOT_FOUND = ("StatusCode.NOT_FOUND", "404")
 # gRPC gives an unreachable server the status of a busy server.
 _GRPC_UNCONNECTED = ("failed to connect", "errors resolving", "DNS resolution failed")
-_LONGEST_WORDS = 500  # characters of a server's message in an error
-# By default gRPC pauses up to two minutes before it dials again.
+_LONGEST_WORDS = 500  # characters
+# By default gRPC pauses up to two minutes before it redials.
 _GRPC_OPTIONS = [
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
@@ -30,7 +30,7 @@ _retry_after: ContextVar[list[str]] = ContextVar("retry_after")  # of this task'
 
 
 class Transport:
-    """A client of the server at `address`; raises ServerUnavailable for unreadable TLS files."""
+    """Raises ServerUnavailable for unreadable TLS files."""
 
     def __init__(self, address: str, endpoint: Endpoint, concurrency: int) -> None:
         self.address = address
@@ -166,7 +166,7 @@ def _metadata(error: Any) -> list[str]:
 
 
 def _seconds(values: list[str]) -> float:
-    """The last value in seconds; RFC 9110 also allows a date, which gives 0."""
+    """The last value; a date, which RFC 9110 also allows, gives 0."""
     return max([float(value) for value in values[-1:] if re.fullmatch(r"\d{1,6}(\.\d{1,6})?", value)], default=0.0)
 
 

@@ -1,1 +1,1 @@
-"""A page to draw a digit on: Flask behind waitress, and Triton behind them."""
+"""Flask behind waitress, Triton behind both."""

@@ -1,10 +1,4 @@
-"""The command `web`: a page to draw a digit on.
-
-    python clients/web/app.py
-    Draw at http://127.0.0.1:8080 (Ctrl-C ends)
-
-The page starts without a Triton server and finds it later.
-"""
+"""The page starts without a Triton server and finds it later."""
 
 import warnings
 from typing import Literal

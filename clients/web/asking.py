@@ -1,7 +1,4 @@
-"""The page's requests to Triton: its models, and a model's answer for a picture.
-
-Each request opens its own connection, in a few milliseconds, so no model is stale.
-"""
+"""The page's requests to Triton. Each opens its own connection, in milliseconds, so no model is stale."""
 
 import io
 import re
@@ -32,11 +29,7 @@ class Answer:
 
 
 class Triton:
-    """A Triton server, for any thread.
-
-    url, protocol: as for Classifier.
-    preferred:     the default model. Default: the best transformer.
-    """
+    """For any thread; without `preferred` the best transformer answers."""
 
     def __init__(self, url: str | None, protocol: Protocol, preferred: str | None = None) -> None:
         self._url = url
@@ -45,9 +38,9 @@ class Triton:
         self._decoding = threading.Lock()  # a huge picture takes hundreds of megabytes
 
     def models(self) -> tuple[list[ServedModel], str]:
-        """The ready models of drawings, by name, and the preferred model's name.
+        """The ready models of drawings, by name, and the preferred name.
 
-        Raises the errors of Classifier; ModelNotFound if the preferred model, or every model, is for photos.
+        Raises the errors of Classifier, and ModelNotFound if the preferred model or every model is for photos.
         """
         with self._open(self._preferred) as classifier:
             ready = [each.model for each in classifier.models() if each.model is not None]
@@ -58,11 +51,11 @@ class Triton:
         return of_ink, (preferred if preferred.preprocessing == "ink" else best(of_ink)).name
 
     def ask(self, content: bytes, name: str | None) -> Answer:
-        """`content` is an image file's; without `name` the preferred model answers.
+        """Without `name` the preferred model answers the image file `content`.
 
         Raises InvalidImage, the errors of Classifier, and ModelNotFound for a model of photos.
         """
-        if name is not None and not re.fullmatch(r"[A-Za-z0-9][\w.-]*", name):  # the name becomes part of Triton's URLs
+        if name is not None and not re.fullmatch(r"[A-Za-z0-9][\w.-]*", name):  # part of Triton's URLs
             raise ModelNotFound(f"expected the name of a model on the server, found {name!r}")
         with self._open(name or self._preferred or self.models()[1]) as classifier:
             _check_ink(classifier.model)

@@ -1,7 +1,7 @@
-"""Connections to the page: deadlines for slow senders, bounds in total and per address.
+"""Deadlines for slow senders, bounds on connections in total and per address.
 
-At a bound, the connection that has waited longest without a complete request makes room: slow connections lock nobody
-out, not even on their own address. If all requests are complete, the new connection is closed.
+At a bound, the most crowded address loses the connection that has waited longest without a complete request, so slow
+connections lock nobody out. If it has none, the new connection is closed.
 """
 
 import ipaddress
@@ -19,8 +19,8 @@ from clients.web.guards import HEADERS
 
 CONNECTIONS = 96
 CONNECTIONS_OF_ADDRESS = 32  # a browser opens 6
-HEADER_S = 10.0  # from the connection, or the request's first byte, to the end of its headers
-BODY_S = 30.0  # from there to the end of its body; the page itself gives up after 15 s
+HEADER_S = 10.0  # from the connection or a request's first byte to the end of the headers
+BODY_S = 30.0  # from there to the end of its body; the page gives up after 15 s
 
 
 class Refusal(ErrorTask):
@@ -85,7 +85,7 @@ class Channel(HTTPChannel):
 
 
 def sender_of(address: str) -> str:
-    """The address; for IPv6 its 64-bit network, because a customer owns all of it."""
+    """IPv6 gives the 64-bit network: a customer owns all of it."""
     try:
         parsed = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
@@ -96,7 +96,7 @@ def sender_of(address: str) -> str:
 
 
 def _make_room(channels: list[Channel], sender: str) -> bool:
-    """Closes a waiting connection at a bound; False if a new connection has no room."""
+    """False if a new connection has no room."""
     counts = Counter(each.sender for each in channels if not each.will_close)
     if counts[sender] >= CONNECTIONS_OF_ADDRESS:
         crowd = sender

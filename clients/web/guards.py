@@ -1,7 +1,7 @@
 """Protects the page: headers, allowed senders, rate.
 
-Any web site can reach a page on loopback through its visitor's browser. It then sends its own Origin, or its own Host
-if its name resolves to this machine (DNS rebinding).
+Any web site can reach loopback through its visitor's browser. It then sends its own Origin, or its own Host if its name
+resolves to this machine (DNS rebinding).
 """
 
 import ipaddress
@@ -26,10 +26,7 @@ HEADERS = {
 
 
 def foreign_host(host: str, name: str) -> str | None:
-    """The reason to refuse this Host header, or None.
-
-    Allowed are addresses, which cannot be rebound, localhost and our own name, with any port.
-    """
+    """The reason to refuse, or None for localhost, our own name and addresses, which cannot be rebound."""
     try:
         hostname = urlsplit(f"//{host}").hostname or ""
         if hostname in ("localhost", name.lower()) or ipaddress.ip_address(hostname):
@@ -40,7 +37,7 @@ def foreign_host(host: str, name: str) -> str | None:
 
 
 def foreign_site(host: str, origin: str | None, fetch_site: str | None) -> str | None:
-    """The reason to refuse another site's request, or None; only browsers send these headers."""
+    """The reason to refuse, or None; only browsers send these headers."""
     if fetch_site not in (None, "same-origin", "none"):
         return f"Sec-Fetch-Site: expected same-origin, found {fetch_site!r}"
     if origin is not None and origin not in (f"http://{host}", f"https://{host}"):
@@ -66,7 +63,7 @@ class RateLimit:
         self._lock = threading.Lock()
 
     def wait_s(self, client: str) -> float:
-        """Takes a token: returns 0, or the seconds until the next token."""
+        """Takes a token and returns 0, or the seconds until the next."""
         with self._lock:
             now_s = self._clock_s()
             tokens, counted_s = self._buckets.pop(client, (float(self._burst), now_s))

@@ -14,24 +14,21 @@ from clients.web.pages import BODY_BYTES
 THREADS = 4
 IDLE_S = 30  # between two requests of a connection
 HEADER_BYTES = 32_768
-BACKLOG = 1024  # connections not yet accepted
+BACKLOG = 1024  # unaccepted connections
 
 
 def open_server(app: Flask, host: str, port: int) -> Any:
-    """A waitress server that listens on `host` (its first address) and `port` (0: a free port); `run` it.
-
-    Raises CannotListen.
-    """
+    """Listens on the first address of `host` and `port` (0: a free port). Raises CannotListen."""
     logging.getLogger("waitress.queue").setLevel(logging.ERROR)  # waiting requests are normal
     server = create_server(
         app,
         sockets=[_listen(host, port)],
         threads=THREADS,
         backlog=BACKLOG,
-        connection_limit=2 * CONNECTIONS,  # Channel keeps below it and never stops to accept
+        connection_limit=2 * CONNECTIONS,  # waitress stops accepting there; Channel stays below
         channel_timeout=IDLE_S,
         cleanup_interval=5,  # seconds
-        asyncore_use_poll=True,  # select() knows 1,024 descriptors only
+        asyncore_use_poll=True,  # select() ends at 1,024 descriptors
         max_request_header_size=HEADER_BYTES,
         max_request_body_size=BODY_BYTES + 1,  # waitress refuses from this size on
         log_socket_errors=False,  # clients come and go
@@ -51,7 +48,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def address_of(server: Any) -> str:
-    """HOST:PORT for a URL; loopback if the server listens on all addresses."""
+    """HOST:PORT for a URL; loopback for a server on all addresses."""
     host, port = server.effective_host, server.effective_port
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,7 +1,7 @@
-"""The application: the page's files and two requests; every failure is one line of JSON.
+"""The page's files and two requests; every failure is one line of JSON.
 
 GET  /                         the page
-GET  /api/models               the models on the server, the preferred model, the accepted files
+GET  /api/models               the models, the preferred model, the accepted files
 POST /api/classify?model=NAME  an image file as the body -> the model's prediction, and the image it saw
 """
 
@@ -24,7 +24,7 @@ from clients.web.asking import Triton
 from clients.web.guards import HEADERS, RateLimit, foreign_host, foreign_site
 
 BODY_BYTES = 10_000_000
-# Another site's form cannot send these types unless the browser asks us first.
+# Browsers ask the server before another site may send these types.
 TYPES = ("image/png", "image/jpeg", "image/webp", "image/gif", "image/bmp", "image/tiff", "image/avif")
 
 
@@ -112,7 +112,7 @@ def _classify(triton: Triton) -> Response:
 
 
 def _failure(error: HTTPException) -> Response:
-    """One line of JSON, with the error's headers; our faults are 500."""
+    """Keeps the error's headers."""
     response = Response(status=error.code, headers=error.get_headers())
     response.data = jsonify(error=" ".join((error.description or error.name).split())).data
     response.content_type = "application/json"

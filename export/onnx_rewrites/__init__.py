@@ -1,11 +1,8 @@
-"""Exact rewrites of any ONNX graph, as passes of `onnx_ir` that compose with others.
+"""Exact rewrites of any ONNX graph, as passes of `onnx_ir`.
 
-In: an `onnx_ir.Model`. Out: a model of the same inputs and outputs that multiplies less. Each pass computes in float64
-and casts once; `rewrite` applies them in order, `proof` compares. From a program:
+In: an `onnx_ir.Model`. Out: a model that multiplies less for the same outputs, or for the parts of them in `reads`:
 
-    model = onnx_ir.load("model.onnx")
-    rewritten = rewrite(model, reads=["last_hidden_state[:,0]"])
-    onnx_ir.save(rewritten.model, "rewritten.onnx")
+    rewrite(onnx_ir.load("model.onnx"), reads=["last_hidden_state[:,0]"]).model
 """
 
 from export.onnx_rewrites.absorb_queries import AbsorbQueries

@@ -1,17 +1,14 @@
-"""Second pass: an attention absorbs the projections of its keys and values, where that saves multiplications.
+"""Third pass: an attention absorbs the projections of its keys and values, where that saves multiplications.
 
-In: a graph after `read_rows`, whose last block has one or two queries. Out: the same outputs. For head h with keys K =
-X Wk + bk and values V = X Wv + bv of the tokens X (B, N, D), and the softmax A over the tokens:
+In: a graph, after `read_rows` with few queries in its last block. Out: the same outputs. For a head with keys
+K = X Wk + bk and values V = X Wv + bv of the tokens X (B, N, D), and the softmax A over the tokens:
 
     q K' = (q Wk') X' + q bk'         A V = (A X) Wv + (A 1) bv
 
-The softmax ignores q bk': it is the same for every token. A 1 = 1, so the value bias is a constant, except after a
-guard that sets a row to zero. Keys and values are never computed; the products grow from E to D features a head. The
-two new factors merge with their neighbours, over all heads, where that costs less:
+The softmax ignores q bk', the same for every token. A 1 = 1, except after a guard that sets a row to zero. The
+products grow from E to D features a head. The new factors merge with their neighbours where that costs less:
 
     q Wk' = x (Wq Wk') + bq Wk'       sum_h A_h V_h Wo_h = sum_h (A_h X) (Wv_h Wo_h) + sum_h bv_h Wo_h
-
-In BERT and ViT this pays for few queries only. The cost decides.
 """
 
 from __future__ import annotations
@@ -41,7 +38,7 @@ class AbsorbQueries(ir.passes.InPlacePass):
         self.sizes = dict(sizes or {})
 
     def check(self, shapes: Shapes, node: ir.Node) -> FewQueries:
-        """`node` is a Softmax or an Attention; raises Refused if absorption would cost more."""
+        """Raises Refused if absorption costs more."""
         site = plan(shapes, _parts_of_operator(shapes, node) if node.op_type == "Attention" else _parts(shapes, node))
         if site.after >= site.before:
             reason = f"absorbed it would cost {site.after:,} MACs, not {site.before:,}"
@@ -77,7 +74,7 @@ class AbsorbQueries(ir.passes.InPlacePass):
         return RewriteResult(model, bool(sites), tuple(sites), tuple(refusals))
 
     def _trim(self, model: ir.Model) -> None:
-        """Cuts unused columns of keys and values off a MatMul that also makes the queries."""
+        """Cuts columns of keys and values off a MatMul that also makes the queries."""
         shapes = Shapes(model.graph, self.sizes)
         Materialiser(shapes, analyse(shapes)).run()
         drop_unread(model)

@@ -1,8 +1,7 @@
 """Finds values that are another value, scaled and shifted by constants.
 
-In: a graph with shapes. Out: `Affine`: value = scale * transpose(root) + shift, with scale and shift along at most one
-axis. Such maps are BatchNormalization in inference, Mul, Div, Add and Sub with a constant, and a sum of two maps of the
-same root (a residual around a norm):
+In: a graph with shapes. Out: `Affine`, with scale and shift along at most one axis. Such maps are BatchNormalization,
+arithmetic with a constant, and a sum of two maps of the same root (a residual around a norm):
 
     BN(x) = D x + c,   D = gamma / sqrt(variance + epsilon),   c = beta - mean * D
 """
@@ -29,7 +28,7 @@ SCALING = frozenset({"BatchNormalization", "Mul", "Div"})
 
 @dataclass(frozen=True)
 class Affine:
-    """value = scale * transpose(root, order) + shift; `nodes` compute it from the root, norms first."""
+    """value = scale * transpose(root, order) + shift; `nodes` compute it from the root."""
 
     root: ir.Value
     order: tuple[int, ...]
@@ -48,7 +47,7 @@ class Affines:
         self._known: dict[ir.Value, Affine] = {}
 
     def of(self, value: ir.Value) -> Affine:
-        """Raises Refused if the value's rank is unknown."""
+        """Raises Refused if the rank is unknown."""
         if value not in self._known:
             rank = self.shapes.rank(value)
             plain = Affine(value, tuple(range(rank)), np.ones((1,) * rank), np.zeros((1,) * rank))
@@ -121,7 +120,7 @@ class Affines:
 
 
 def axis_of(scale: Array, shift: Array) -> int | None:
-    """None for a scalar. Raises Refused for more axes."""
+    """Raises Refused for several axes."""
     shape = np.broadcast_shapes(scale.shape, shift.shape)
     varying = [axis for axis, size in enumerate(shape) if size > 1]
     if len(varying) > 1:

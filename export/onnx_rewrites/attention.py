@@ -1,8 +1,7 @@
-"""Finds an attention around its Softmax, in the forms that exporters write.
+"""Finds an attention around its Softmax.
 
-In: a graph with shapes. Out: the product that makes the scores, the product that pools the values, and the nodes
-between. PyTorch's newer exporter adds a guard after the Softmax: fully masked rows become zero. The operator Attention
-of opset 23 is taken apart if that pays.
+In: a graph with shapes. Out: the product that makes the scores and the product that pools the values. PyTorch's newer
+exporter adds a guard after the Softmax: fully masked rows become zero.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from export.onnx_rewrites.constants import Constants, is_constant, number, of_ty
 from export.onnx_rewrites.errors import Refused
 from export.onnx_rewrites.shapes import Dim, Shapes, same
 
-FLOOR = -1e30  # every softmax treats a lower masked score as minus infinity
+FLOOR = -1e30  # a softmax treats lower scores as minus infinity
 
 
 def given(node: ir.Node, position: int) -> ir.Value:
@@ -29,10 +28,7 @@ def given(node: ir.Node, position: int) -> ir.Value:
 
 
 def scores_of(shapes: Shapes, softmax: ir.Node) -> tuple[ir.Node, bool]:
-    """The MatMul that makes the scores, and whether the Softmax ignores a constant added to them.
-
-    The Softmax still ignores it after sums, factors shared by all tokens and masks of minus infinity.
-    """
+    """The MatMul that makes the scores, and whether the Softmax ignores a constant added to a row of them."""
     value, uniform = given(softmax, 0), True
     while True:
         node = value.producer()
@@ -51,7 +47,7 @@ def scores_of(shapes: Shapes, softmax: ir.Node) -> tuple[ir.Node, bool]:
 
 
 def _from_matmul(shapes: Shapes, value: ir.Value, softmax: ir.Node) -> bool:
-    """Whether a value of the scores' shape goes back to a MatMul through sums, factors and masks."""
+    """Whether sums, factors and masks of the scores' shape lead back to a MatMul."""
     seen = 0
     while seen < 16 and not is_constant(value) and _same_shape(shapes, value, softmax.outputs[0]):
         node = value.producer()
@@ -73,7 +69,7 @@ def _from_matmul(shapes: Shapes, value: ir.Value, softmax: ir.Node) -> bool:
 
 
 def _keeps_uniform(shapes: Shapes, node: ir.Node, scores: ir.Value) -> bool:
-    """Whether a number added to all scores of a row shifts all outputs of the row alike."""
+    """Whether a number added to a row of scores shifts the row's outputs alike."""
     others = [operand for operand in node.inputs if operand is not None and operand is not scores]
     match node.op_type:
         case "Add" | "Sub":
@@ -94,7 +90,7 @@ def _same_shape(shapes: Shapes, left: ir.Value, right: ir.Value) -> bool:
 
 
 def pooled_of(weights: ir.Value) -> tuple[ir.Node, ir.Value, bool]:
-    """The MatMul of weights and values, its left operand, and whether a guard may have set rows to zero."""
+    """The MatMul of weights and values, its left operand, and whether a guard may zero rows."""
     value, guarded = weights, False
     while True:
         uses = list(value.uses())
@@ -114,7 +110,7 @@ def pooled_of(weights: ir.Value) -> tuple[ir.Node, ir.Value, bool]:
 
 
 def takes_apart(shapes: Shapes, node: ir.Node) -> tuple[int, int, Dim]:
-    """Heads, queries and tokens; raises Refused for an Attention that `take_apart` does not support."""
+    """Heads, queries and tokens; raises Refused if `take_apart` does not support the Attention."""
     name, dims = node.outputs[0].name or "", shapes.dims(node.outputs[0])
     used = any(value.uses() or value.is_graph_output() for value in node.outputs[1:])
     if len(dims) != 4 or used or any(value is not None for value in node.inputs[4:]):
@@ -128,9 +124,9 @@ def takes_apart(shapes: Shapes, node: ir.Node) -> tuple[int, int, Dim]:
 
 
 def take_apart(shapes: Shapes, node: ir.Node) -> ir.Node:
-    """Writes an Attention as MatMul, mask, Softmax and MatMul, and returns the Softmax.
+    """Writes an Attention of opset 23 as MatMul, Softmax and MatMul; returns the Softmax.
 
-    scores = scale * q K' + mask, with scale = 1/sqrt(features) by default; a boolean mask becomes 0 and -inf.
+    scores = scale * q K' + mask; a boolean mask becomes 0 and -inf.
     """
     graph, constants = shapes.graph, Constants(shapes.graph)
     query, key, value = (given(node, position) for position in range(3))

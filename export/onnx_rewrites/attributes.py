@@ -1,4 +1,4 @@
-"""Attributes of nodes with their defaults. Older opsets keep axes in attributes, newer opsets in inputs."""
+"""Attributes of nodes. Older opsets keep axes in attributes, newer opsets in inputs."""
 
 from __future__ import annotations
 
@@ -45,6 +45,6 @@ def opset(node: ir.Node) -> int:
 
 
 def attends_to_all(node: ir.Node) -> bool:
-    """Whether every query of an Attention sees every key, apart from its mask."""
+    """Whether every query sees every key, apart from the mask."""
     windows = {attribute_int(node, "left_window_size", -1), attribute_int(node, "right_window_size", -1)}
     return not attribute_int(node, "is_causal", 0) and windows == {-1}

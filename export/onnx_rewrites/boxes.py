@@ -1,7 +1,4 @@
-"""Boxes: the part of a value that is read.
-
-A box lists ascending indices for some axes; other axes are read completely. The empty box is the whole value.
-"""
+"""A box is the part of a value that is read: ascending indices of some axes, all of the others."""
 
 from __future__ import annotations
 
@@ -33,10 +30,9 @@ def hull(left: Box, right: Box) -> Box:
 
 
 def merge(boxes: Iterable[Box], share: Callable[[Box], float], clean: Callable[[Box], Box]) -> list[Box]:
-    """`share` is the fraction of the value that a box covers.
+    """Two boxes become their hull if it is no larger than both together.
 
-    Two boxes become their hull if the hull is no larger than both together. Boxes that add up to the whole value become
-    the whole value.
+    `share` is the fraction of the value that a box covers.
     """
     merged = list(dict.fromkeys(clean(ascending(demand)) for demand in boxes))
     again = True

@@ -1,7 +1,6 @@
 """Follows a value back to the tokens that a linear layer computed it from.
 
-In: keys or values of an attention. Out: `Channels`: the value is columns of x W, each scaled and shifted. The arrays
-have the value's axes, with size 1 for batch and tokens. An axis that joins batch and heads has the size of the heads.
+In: keys or values of an attention. Out: `Channels`.
 """
 
 from __future__ import annotations
@@ -28,7 +27,8 @@ Array = NDArray[Any]
 class Channels:
     """value = scale * (x @ weight)[..., columns] + shift.
 
-    tokens: x (B, N, D). weight: (D, M). columns, scale, shift: arrays with the value's axes. path: the nodes between.
+    tokens: x (B, N, D). weight: (D, M). columns, scale, shift: the value's axes, with size 1 for batch and tokens; an
+    axis that joins batch and heads has the size of the heads. path: the nodes between.
     """
 
     tokens: ir.Value
@@ -48,7 +48,7 @@ class Channels:
 
 
 def trace(shapes: Shapes, value: ir.Value) -> Channels:
-    """Raises Refused, naming the obstacle."""
+    """Raises Refused."""
     node = value.producer()
     if node is None or node.domain:
         raise Refused(value.name or "", "graph input", "expected keys and values made by a MatMul with a weight")

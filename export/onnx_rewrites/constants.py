@@ -1,7 +1,7 @@
-"""Constants of a graph, in float64 and in the dtype of the graph.
+"""Constants of a graph.
 
-In: values of an `onnx_ir` graph. Out: numpy arrays. A pass computes new weights in float64. The graph gets them cast
-once; `value.meta[EXACT]` keeps the double for later passes and the proof.
+In: values of an `onnx_ir` graph. Out: numpy arrays. The graph gets new weights cast once; `value.meta[EXACT]` keeps the
+double for later passes and the proof.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def is_constant(value: ir.Value | None) -> bool:
 
 
 def constant(value: ir.Value | None) -> NDArray[np.generic] | None:
-    """Floats as float64; None if the value is no constant."""
+    """Floats as float64."""
     if value is None or value.const_value is None:
         return None
     exact = value.meta.get(EXACT)
@@ -38,7 +38,6 @@ def integers(value: ir.Value | None) -> list[int] | None:
 
 
 def number(value: ir.Value) -> float | None:
-    """None unless the value is a constant of one element."""
     array = constant(value)
     return float(array.reshape(-1)[0]) if array is not None and array.size == 1 else None
 
@@ -58,7 +57,6 @@ class Constants:
         return name
 
     def add(self, array: NDArray[np.generic], base: str, dtype: ir.DataType | None = None) -> ir.Value:
-        """Casts once to `dtype` (default: the array's)."""
         array = np.asarray(array, order="C")  # np.ascontiguousarray would add an axis to a scalar
         name = self.name(base)
         tensor = ir.tensor(array if dtype is None else array.astype(dtype.numpy()), name=name)
@@ -72,7 +70,7 @@ class Constants:
         return self.add(np.array(numbers, np.int64), base)
 
     def add_to_bias(self, value: ir.Value, bias: NDArray[np.float64], kept: Container[ir.Node] = ()) -> bool:
-        """Adds a vector to the bias in the Add that alone reads `value`; False without this Add, or if it is `kept`."""
+        """Adds a vector to the bias in the Add that alone reads `value`; False without such an Add."""
         uses = list(value.uses())
         if len(uses) != 1 or uses[0].node.op_type != "Add" or uses[0].node in kept or value.is_graph_output():
             return False

@@ -1,7 +1,6 @@
-"""Multiply-accumulates of a graph, node by node.
+"""Multiply-accumulates of a graph.
 
-In: the shapes of a graph, with sizes for its free dimensions. Out: counts for MatMul, Gemm, Conv, ConvTranspose, Einsum
-and Attention; 0 for other operators.
+In: the shapes of a graph, with sizes for its free dimensions. Out: counts for the operators in MULTIPLYING.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The part of every value that is read: backward from the outputs, box by box.
+"""The part of every value that is read, backward from the outputs.
 
-In: the shapes of a graph. Out: `Demands`, the boxes of every value that is read.
+In: the shapes of a graph. Out: `Demands`.
 """
 
 from __future__ import annotations

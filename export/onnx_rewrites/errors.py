@@ -1,4 +1,4 @@
-"""Reasons to refuse a foreign graph, each with its own exit code in `vitbn rewrite`."""
+"""Reasons to refuse a graph, each with an exit code of `vitbn rewrite`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from export.errors import ExportError
 
 
 class ForeignError(ExportError):
-    """Nothing is written. The message names the value or the file."""
+    """The message names the value or the file."""
 
 
 class BadRequest(ForeignError):
@@ -20,7 +20,7 @@ class NothingToRewrite(ForeignError):
 
 
 class NotSupported(ForeignError):
-    """The passes do not support part of the graph."""
+    """The passes or the proof do not support the graph."""
 
 
 class ProofFailed(ForeignError):
@@ -28,7 +28,7 @@ class ProofFailed(ForeignError):
 
 
 class Refused(Exception):
-    """The pass records the reason and leaves the site as it is."""
+    """The pass records the reason and leaves the site."""
 
     def __init__(self, value: str, operator: str, reason: str) -> None:
         super().__init__(f"{value} ({operator}): {reason}")

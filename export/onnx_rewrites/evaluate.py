@@ -1,8 +1,7 @@
-"""Runs a graph in double, node by node, on onnx's reference and our own kernels.
+"""Runs a graph in double on onnx's reference and our own kernels.
 
-In: an `onnx_ir` graph of any float dtype and its inputs. Out: its outputs. All floats are computed in float64, also
-initialisers, constants and Casts to a float. Memory holds one weight and the live values: a weight is read when its
-node runs, a value is freed after its last use.
+In: an `onnx_ir` graph of any float dtype and its inputs. Out: its outputs. Initialisers, constants and Casts to a float
+become float64, too. Memory holds one weight and the values that a later node reads.
 """
 
 from __future__ import annotations
@@ -23,14 +22,11 @@ Array = NDArray[np.generic]
 
 
 class UnknownOperator(Exception):
-    """The message names the operator and the reason."""
+    pass
 
 
 def evaluate(model: ir.Model, feeds: Mapping[str, Array]) -> list[Array]:
-    """Returns the graph's outputs, in order.
-
-    Raises UnknownOperator for a node without a kernel in onnx's reference or here.
-    """
+    """Raises UnknownOperator for a node whose kernel is missing or fails."""
     graph = model.graph
     values: dict[ir.Value, Array] = {value: _double(feeds[value.name or ""]) for value in graph.inputs}
     readers = {value: len(value.uses()) for node in graph for value in node.outputs}

@@ -1,7 +1,7 @@
-"""Plans the absorption of an attention: its parts, the layers that it could take up, and the cost either way.
+"""Plans the absorption of an attention and counts its cost.
 
-In: a graph with shapes and an attention, as a Softmax between two products or as one operator. Out: `FewQueries`, or
-Refused. Multiply-accumulates for one image or text of N tokens of D features, Q queries and H heads of E features:
+In: a graph with shapes and the parts of an attention. Out: `FewQueries`, or Refused. Multiply-accumulates for N tokens
+of D features, Q queries and H heads of E features:
 
     original:   (D + Q) N H 2E  + query projection + output projection
     absorbed:   2 Q N H D       + both projections, each in the cheaper of two forms:
@@ -39,7 +39,7 @@ COMBINING: dict[str, Callable[[Array, Array], Array]] = {
 
 @dataclass(frozen=True)
 class Parts:
-    """`readers` are the nodes that read queries, keys and values."""
+    """`readers` read queries, keys and values."""
 
     query: ir.Value
     key: ir.Value
@@ -50,16 +50,15 @@ class Parts:
     heads: int
     queries: int
     tokens: Dim
-    guarded: bool = False  # rows may have been set to zero behind the softmax
+    guarded: bool = False  # rows may be zero behind the softmax
     uniform: bool = True  # the softmax ignores a term that all tokens share
 
 
 @dataclass(frozen=True)
 class FewQueries:
-    """An attention that absorbs its keys and values.
+    """query: channels to merge with the keys' weight. output: the projection to merge with the values' weight.
 
-    query: the channels of the queries, to be merged with the keys' weight. asked: the queries themselves, (H, Q,
-    E), if they are the same for every image. output: the projection to be merged with the values' weight.
+    asked: the queries, (H, Q, E), if all images share them.
     """
 
     parts: Parts
@@ -113,7 +112,7 @@ def plan(shapes: Shapes, parts: Parts) -> FewQueries:
 
 
 def check_layout(channels: Channels, heads: int, token_axis: int) -> None:
-    """Raises Refused unless the value is (batch, heads, ...) with the tokens on `token_axis` (2 or 3)."""
+    """Raises Refused unless the value is (batch, heads, ...) with the tokens on `token_axis`."""
     width = channels.columns.size // heads
     shape = (1, heads, 1, width) if token_axis == 2 else (1, heads, width, 1)
     if channels.columns.shape != shape or channels.token_axis != token_axis or channels.batch_axis != 0:
@@ -122,7 +121,7 @@ def check_layout(channels: Channels, heads: int, token_axis: int) -> None:
 
 
 def check_tokens(keys: Channels, values: Channels) -> None:
-    """Raises Refused if keys and values come from different tokens, or from tokens in less than float32."""
+    """Raises Refused for different tokens of keys and values, or tokens in less than float32."""
     if keys.tokens.dtype not in (ir.DataType.FLOAT, ir.DataType.DOUBLE):
         raise Refused(keys.tokens.name or "", "MatMul", f"new weights of {keys.tokens.dtype} would be rounded again")
     if keys.tokens is not values.tokens:
@@ -130,7 +129,7 @@ def check_tokens(keys: Channels, values: Channels) -> None:
 
 
 def check_alone(traced: Sequence[Channels], readers: Iterable[ir.Node]) -> None:
-    """Raises Refused if another node reads the channels' source."""
+    """Raises Refused if another node reads a value on the paths."""
     inside = {*readers, *(node for channels in traced for node in channels.path)}
     for node in {node for channels in traced for node in channels.path[_first_selection(channels) :]}:
         for value in node.outputs:
@@ -143,7 +142,7 @@ def check_alone(traced: Sequence[Channels], readers: Iterable[ir.Node]) -> None:
 
 
 def _first_selection(channels: Channels) -> int:
-    """The index in `path` where keys or values part from queries that share their MatMul."""
+    """The index in `path` where keys or values part from queries of the same MatMul."""
     places = [place for place, node in enumerate(channels.path) if node.op_type in SELECTING]
     shared = places and all(
         use.node.op_type in SELECTING or use.node in channels.path or reads_shape_alone(use.node)
@@ -155,10 +154,7 @@ def _first_selection(channels: Channels) -> int:
 
 
 def _query(shapes: Shapes, parts: Parts, keys: Channels, values: Channels) -> Channels | None:
-    """The channels of the queries, if they can be merged with the keys' weight.
-
-    A key bias that the softmax sees needs the queries themselves.
-    """
+    """A key bias that the softmax sees needs the queries themselves."""
     if keys.shift.any() and not parts.uniform:
         return None
     try:
@@ -206,10 +202,7 @@ def weight_of(product: ir.Node) -> Array:
 
 
 def alike(shapes: Shapes, value: ir.Value | None, wanted: Box = WHOLE) -> Array | None:
-    """The part `wanted` of a value that all images share, with a first axis of size 1; else None.
-
-    For example a class token before the first attention, behind Expand, Concat and Add.
-    """
+    """The part `wanted` of a value that all images share, such as a class token; its first axis has size 1."""
     array: Array | None = constant(value)
     if array is not None:
         for axis, indices in wanted:

@@ -1,4 +1,4 @@
-"""ONNX files: weights stay on disk until they are needed; a file is written completely or not at all.
+"""ONNX files: weights stay on disk until needed; a file is written completely or not at all.
 
 In: paths. Out: models, hashes.
 """
@@ -39,7 +39,7 @@ def read_model(path: Path) -> ir.Model:
 
 
 def _follow_links(model: ir.Model, folder: Path) -> None:
-    """Reads weights behind links into the model's own folder, as in Hugging Face's cache.
+    """Follows links into the model's own folder, as in Hugging Face's cache.
 
     Raises NotSupported for other links: a strange model must not read any file.
     """
@@ -59,7 +59,7 @@ def weight_files(model: ir.Model) -> list[Path]:
 
 
 def data_file(path: Path) -> Path:
-    """For weights that are not inside the model's file."""
+    """For weights outside the model's file."""
     return path.with_name(f"{path.name}.data")
 
 
@@ -74,7 +74,7 @@ def sha256(paths: list[Path]) -> str:
 
 
 def read_inputs(path: Path, graph: ir.Graph) -> Feeds:
-    """Reads an .npz file by the names of the graph's inputs; raises BadRequest if they do not fit."""
+    """Reads an .npz file; raises BadRequest if it does not fit the graph's inputs."""
     names = [str(value.name) for value in graph.inputs]
     try:
         with np.load(path, allow_pickle=False) as held:
@@ -95,9 +95,9 @@ def read_inputs(path: Path, graph: ir.Graph) -> Feeds:
 
 @contextmanager
 def written(model: ir.Model, output: Path) -> Iterator[Path]:
-    """Writes the model beside `output`, yields that path, and renames it to `output` if the block succeeds.
+    """Writes the model beside `output`, yields its path, and renames it if the block succeeds.
 
-    Weights go to `data_file(output)` if they are large or were in a separate file before.
+    Large weights, and those from a separate file, go to `data_file(output)`.
     """
     output.parent.mkdir(parents=True, exist_ok=True)
     size = sum(value.const_value.nbytes for value in model.graph.initializers.values() if value.const_value is not None)
@@ -122,7 +122,6 @@ def _flush(path: Path) -> None:
 
 
 def write_sample(path: Path, inputs: Feeds, outputs: Feeds) -> None:
-    """Writes an .npz file: `in:NAME` and `out:NAME`."""
     arrays = {f"in:{name}": array for name, array in inputs.items()}
     arrays |= {f"out:{name}": array for name, array in outputs.items()}
     with tempfile.TemporaryFile() as file:

@@ -1,8 +1,8 @@
-"""Third pass, which runs first: folds affine maps into the linear layers beside them.
+"""First pass: folds affine maps into the linear layers beside them.
 
-In: any graph. Out: the same outputs, without BatchNormalization and without constant scales and shifts before or after
-a MatMul, Gemm or Conv, also through Transpose, Reshape, Slice and means. The equations are in `affine` and
-`neighbours`. A map that cannot be folded stays; the report gives the reason.
+In: any graph. Out: the same outputs, without BatchNormalization, scales and shifts beside a MatMul, Gemm or Conv, also
+through Transpose, Reshape, Slice and means. `affine` and `neighbours` have the equations. Maps that cannot be folded
+stay.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class FoldAffine(ir.passes.InPlacePass):
 
 
 def ends(shapes: Shapes) -> Iterator[tuple[ir.Value, Affine]]:
-    """Values that end an affine map: no reader continues it."""
+    """Values that end an affine map: not every reader continues it."""
     affines = Affines(shapes)
     for node in shapes.graph:
         for value in node.outputs:
@@ -162,7 +162,7 @@ class Folder:
         return total
 
     def _put_out(self, new: ir.Value, old: ir.Value) -> None:
-        """Gives `new` the place and the name of the output `old`."""
+        """Gives `new` the place and name of the output `old`."""
         name, old.name = old.name, self.constants.name(f"{old.name}_mapped")
         new.name, new.type = name, old.type
         self.graph.outputs[[*self.graph.outputs].index(old)] = new

@@ -1,8 +1,8 @@
 """Draws inputs for the proof.
 
-In: a graph with shapes. Out: several sets of arrays, with different sizes of every free dimension. Integers that index
-a table stay below its number of rows. Other integers and booleans count as masks: ones, with up to half of every second
-row masked at its end, so each row keeps a token.
+In: a graph with shapes. Out: sets of arrays of different sizes. Integers that index a table stay below its number of
+rows. Other integers and booleans are masks: ones, with up to half of every second row masked at its end, so each row
+keeps a token.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PASSING = frozenset(
     }
 )
 
-# Sizes of first axes and of other axes per round; some networks of images accept only 224.
+# Sizes of first axes and of others, per round; some networks accept only 224.
 FIRST = (2, 3, 1)
 OTHERS = ((5, 7, 11), (32, 48, 64), (64, 96, 160), (224, 256, 288), (224, 224, 224))
 
@@ -68,8 +68,8 @@ def channels(graph: ir.Graph) -> dict[str, int]:
 def size_rounds(graph: ir.Graph, fixed: Mapping[str, int] | None = None) -> Iterator[list[dict[str, int]]]:
     """Yields families: a size of every free dimension for each round.
 
-    First, dimensions that are no first axis vary apart, then together: inputs of one length may name it
-    differently. Later families keep the sizes in `fixed`, at first except those of first axes.
+    Dimensions other than first axes vary apart, then together: inputs of one length may name it differently. Later
+    families keep `fixed`, at first without its first axes.
     """
     symbols, first, known = free_dimensions(graph), first_dimensions(graph), channels(graph)
     kept = {symbol: size for symbol, size in (fixed or {}).items() if symbol not in first}
@@ -113,7 +113,6 @@ def draw(graph: ir.Graph, sizes: Mapping[str, int], seed: int = 0) -> Feeds:
 
 
 def _mask(shape: tuple[int, ...], rng: np.random.Generator) -> NDArray[np.int64]:
-    """Every second row ends in zeros."""
     mask = np.ones(shape, np.int64)
     if len(shape) > 1 and shape[-1] > 1:
         rows = mask.reshape(-1, shape[-1])
@@ -123,7 +122,7 @@ def _mask(shape: tuple[int, ...], rng: np.random.Generator) -> NDArray[np.int64]
 
 
 def table_rows(value: ir.Value) -> int | None:
-    """Rows of the smallest table that an input's elements index; None if they index no table."""
+    """Rows of the smallest table that the input indexes; None without a table."""
     rows: list[int] = []
     waiting, seen = [value], {value}
     while waiting:

@@ -1,7 +1,7 @@
-"""Kernels in double for operators that onnx's reference computes slowly, in float32 or wrongly.
+"""Kernels in double for operators that onnx's reference computes slowly or wrongly.
 
 In onnx 1.23 LayerNormalization computes in float32, BatchNormalization of opset 9 to 13 uses batch statistics,
-GatherElements fails on indices of shape (1, n), and Erf and Conv are Python loops; torch computes these two.
+GatherElements fails on indices of shape (1, n), and Erf and Conv are Python loops.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def _tensor(array: Array) -> torch.Tensor:
 
 
 class Conv(OpRun):
-    """One to three axes; the sides may be padded differently."""
+    """One to three axes."""
 
     op_domain = ""
 
@@ -75,7 +75,7 @@ class LayerNormalization(OpRun):
 
 
 class SimplifiedLayerNormalization(OpRun):
-    """x / sqrt(mean of squares + epsilon) * scale over the axes from `axis` on."""
+    """x / sqrt(mean of squares + epsilon) * scale"""
 
     op_domain = ""
 
@@ -97,7 +97,7 @@ class RMSNormalization(SimplifiedLayerNormalization):
 
 
 class BatchNormalization(OpRun):
-    """Inference only: (x - mean) / sqrt(variance + epsilon) * scale + bias over axis 1."""
+    """Inference only, over axis 1."""
 
     op_domain = ""
 
@@ -126,8 +126,6 @@ class Erf(OpRun):
 
 
 class Gelu(OpRun):
-    """x times the normal distribution function of x, or the tanh approximation."""
-
     op_domain = ""
 
     def _run(self, x: Array, approximate: str | None = None) -> tuple[Array]:

@@ -1,4 +1,4 @@
-"""Evaluates the choices that exporters leave in the sizes of a Reshape or an Expand.
+"""Evaluates choices in the sizes of a Reshape or an Expand.
 
 In: a graph after shape inference. Out: the same without Equal and Where on vectors of sizes. The older exporter writes
 `expand(-1, ...)` as Where(Equal(sizes, -1), 1, sizes); a size is at least 1, so the answer is known.
@@ -16,7 +16,6 @@ from export.onnx_rewrites.constants import Constants, constant, integers, is_con
 
 
 def decide_sizes(graph: ir.Graph) -> bool:
-    """Returns whether it changed the graph."""
     constants, changed = Constants(graph), False
     for node in list(graph):
         output = node.outputs[0] if node.outputs else None
@@ -50,7 +49,7 @@ def _compare(node: ir.Node) -> list[bool] | None:
 
 
 def _choose(graph: ir.Graph, node: ir.Node, constants: Constants) -> ir.Value | None:
-    """The vector of a Where with a known condition; None for other inputs."""
+    """The result of a Where on vectors with a known condition, else None."""
     condition = constant(node.inputs[0])
     choices = [value for value in node.inputs[1:] if value is not None]
     vectors = all(value.shape is not None and value.shape.rank() == 1 for value in choices)

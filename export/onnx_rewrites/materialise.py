@@ -1,4 +1,4 @@
-"""Builds the parts of values that are read: forward, beside the nodes of the graph.
+"""Builds the parts of values that are read.
 
 In: the demands of `demand.analyse`. Out: a graph that computes only those parts. Each box of a value is built once;
 readers of less select it with Gather or Slice.
@@ -157,7 +157,7 @@ class Materialiser:
         return self._vector(plan or [])
 
     def _vector(self, sizes: Sequence[Dim]) -> ir.Value:
-        """A vector of sizes; unknown sizes are read from the graph's inputs."""
+        """Reads unknown sizes from the graph's inputs."""
         parts: list[ir.Value] = []
         numbers: list[int] = []
         for size in (*sizes, None):
@@ -175,7 +175,7 @@ class Materialiser:
         return parts[0] if len(parts) == 1 else self.node("Concat", parts, parts[0], {"axis": 0})
 
     def _size(self, value: ir.Value, axis: int) -> ir.Value:
-        """The size of an axis of a graph input, as a vector of length 1."""
+        """The size of a graph input's axis, as a vector of length 1."""
         if (value, axis) not in self._sizes_read:
             shape = self.node("Shape", [value], value)
             shape.dtype = ir.DataType.INT64

@@ -1,7 +1,4 @@
-"""Checks that the proof in double fits into memory.
-
-The evaluator holds one weight in double at a time, and the values that a later node reads.
-"""
+"""Checks that the proof in double fits into memory."""
 
 from __future__ import annotations
 
@@ -17,17 +14,14 @@ from export.onnx_rewrites.shapes import Shapes
 
 SHARE = 0.5  # of the free memory
 DOUBLE = 8  # bytes
-WEIGHTS, VALUES = 2, 4  # copies of the largest weight and of the largest value that live at a time
+WEIGHTS, VALUES = 2, 4  # live copies of the largest weight and of the largest value
 
 MACHINE = Path("/proc/meminfo")
 CONTAINER = Path("/sys/fs/cgroup")
 
 
 def check_memory(graph: ir.Graph, sizes: Mapping[str, int]) -> None:
-    """Raises NotSupported if the proof in double at these sizes needs more than SHARE of the free memory.
-
-    The graph has shapes.
-    """
+    """Raises NotSupported if the proof needs too much. The graph has shapes."""
     shapes = Shapes(graph, sizes)
     weights = [value.const_value.size for value in graph.initializers.values() if value.const_value is not None]
     values = [shapes.dims(value) for node in graph for value in node.outputs if value.shape is not None]
@@ -42,9 +36,9 @@ def check_memory(graph: ir.Graph, sizes: Mapping[str, int]) -> None:
 
 
 def free_memory() -> int:
-    """Bytes, of the machine and of its container (control groups v2)."""
+    """Bytes, of machine and container (control groups v2)."""
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if MACHINE.exists():  # with the cache of files, which the kernel gives back
+    if MACHINE.exists():  # includes the file cache, which the kernel gives back
         free = 1024 * _entry(MACHINE, "MemAvailable:", free // 1024)
     limit = CONTAINER / "memory.max"
     if limit.exists() and (text := limit.read_text().strip()).isdigit():

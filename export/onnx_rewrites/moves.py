@@ -1,4 +1,4 @@
-"""Rules of operators that move elements: Transpose, Reshape and its kin, Gather, Slice, Split, Concat, Expand.
+"""Rules of operators that move elements.
 
 In and out: see `rules`. A Reshape is followed in the smallest runs of axes of equal size; free axes beside a run do no
 harm.
@@ -19,7 +19,7 @@ from export.onnx_rewrites.rules import COMPUTING, Demand, Rule, broadcast, clean
 from export.onnx_rewrites.shapes import Dim, Shapes, groups, same
 
 RESHAPES = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze"})
-LARGEST_RUN = 1 << 22  # elements in a run of axes whose indices are followed one by one
+LARGEST_RUN = 1 << 22  # elements of a run that is followed index by index
 
 
 def demand_of(shapes: Shapes, node: ir.Node, index: int, wanted: Box) -> Demand:
@@ -60,7 +60,7 @@ def _reshape(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
 def _through(
     before: Sequence[Dim], after: Sequence[Dim], left: list[int], right: list[int], chosen: Mapping[int, Sequence[int]]
 ) -> dict[int, tuple[int, ...]] | None:
-    """The box of axes `left` that holds the elements `chosen` of axes `right`; None if there is no such box."""
+    """The box of axes `left` with the elements `chosen` of axes `right`; None without such a box."""
     left = [axis for axis in left if not same(before[axis], 1)]
     right = [axis for axis in right if not same(after[axis], 1)]
     if len(left) == len(right) == 1 and list(chosen) == right:
@@ -87,7 +87,7 @@ def _through(
 def shape_plan(shapes: Shapes, dims: Sequence[Dim], chosen: Mapping[int, Sequence[int]]) -> list[Dim] | None:
     """The shape of a value reduced to `chosen`; None if the graph cannot compute it.
 
-    A single free dimension becomes -1; several must all be sizes of the graph's inputs.
+    A single free dimension becomes -1, as does the only one that is no size of a graph input.
     """
     sizes: list[Dim] = [len(chosen[axis]) if axis in chosen else dim for axis, dim in enumerate(dims)]
     free = [position for position, dim in enumerate(sizes) if not isinstance(dim, int)]
@@ -119,7 +119,7 @@ def _gather(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
 
 
 def gathered(shapes: Shapes, node: ir.Node) -> list[int] | None:
-    """Indices of at least 0; None if unknown, of two axes, or counted from the end of a free axis."""
+    """None if unknown, of two axes, or counted from the end of a free axis."""
     value, indices = node.inputs[0], node.inputs[1]
     known = integers(indices)
     if value is None or indices is None or known is None or shapes.rank(indices) > 1:

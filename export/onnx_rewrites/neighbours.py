@@ -1,12 +1,10 @@
-"""The linear operators beside an affine map, and how each takes it up.
+"""How the linear operators beside an affine map take it up.
 
-In: a value, and scale and shift along its axes. Out: `Change`s, new weights and biases for the nodes before or after
-it; Refused if one of the nodes cannot take it up. For a weight W of inputs by outputs:
+In: a value, and scale and shift along its axes. Out: `Change`s of the nodes before or after it; Refused if a node
+cannot take it up. For a weight W of inputs by outputs:
 
     after a linear layer:   D (x W + b) + c = x (W D) + (D b + c)
     before a linear layer:  (D x + c) W + b = x (D W) + (c W + b)
-
-A padded convolution takes no shift from before: the padding would need it too.
 """
 
 from __future__ import annotations
@@ -36,10 +34,7 @@ from export.onnx_rewrites.shapes import Shapes, groups, same
 
 @dataclass(frozen=True)
 class Change:
-    """New weight of a node and the bias to add to its output; for Gemm and Conv `bias` is the whole new bias.
-
-    Of an Add the weight is its constant.
-    """
+    """`weight` of an Add is its constant. `bias` is added to the output; of Gemm and Conv it is the whole new bias."""
 
     node: ir.Node
     weight: Array
@@ -47,7 +42,6 @@ class Change:
 
 
 def linear_weight(node: ir.Node) -> Array | None:
-    """None unless a MatMul, Gemm or Conv by a constant."""
     if node.domain or node.op_type not in ("MatMul", "Gemm", "Conv") or len(node.inputs) < 2:
         return None
     weight = constant(node.inputs[1])
@@ -58,7 +52,7 @@ def linear_weight(node: ir.Node) -> Array | None:
 
 
 def old_bias(node: ir.Node) -> Array:
-    """0 without a bias; raises Refused for a bias that is no constant vector."""
+    """Raises Refused for a bias that is no constant vector."""
     if len(node.inputs) < 3 or node.inputs[2] is None:
         return np.zeros(1)
     bias = constant(node.inputs[2])
@@ -68,10 +62,7 @@ def old_bias(node: ir.Node) -> Array:
 
 
 def before(shapes: Shapes, value: ir.Value, scale: Array, shift: Array, inside: set[ir.Node]) -> list[Change]:
-    """The change that makes the linear node of `value` compute scale * value + shift.
-
-    `inside` are the nodes of the map; any other reader of the value forbids the change.
-    """
+    """The changes that turn `value` into scale * value + shift; raises Refused if a node outside `inside` reads it."""
     node, name = value.producer(), value.name or ""
     others = [use.node for use in value.uses() if use.node not in inside and not reads_shape_alone(use.node)]
     if others or value.is_graph_output():
@@ -103,7 +94,7 @@ def before(shapes: Shapes, value: ir.Value, scale: Array, shift: Array, inside: 
 
 
 def _bias_before(shapes: Shapes, node: ir.Node, value: ir.Value, scale: Array, shift: Array) -> list[Change]:
-    """scale * (x + b) + shift = scale * x + (scale * b + shift): the sum takes up the shift, its source the scale."""
+    """scale * (x + b) + shift = scale * x + (scale * b + shift)."""
     number = next((given for given in node.inputs if is_constant(given)), None)
     source = next((given for given in node.inputs if not is_constant(given)), None)
     bias = constant(number)
@@ -157,7 +148,7 @@ def _after(shapes: Shapes, node: ir.Node, value: ir.Value, scale: Array, shift: 
 def _part_after(
     shapes: Shapes, node: ir.Node, value: ir.Value, axis: int | None, scale: Array, shift: Array
 ) -> Iterable[Change]:
-    """Maps a part of the value with the same part of the map; a Gather with a scalar index drops its axis."""
+    """A part of the value gets the same part of the map; a scalar Gather drops its axis."""
     changes: list[Change] = []
     indices = node.inputs[1] if node.op_type == "Gather" else None
     own = attribute_int(node, "axis", 0) % shapes.rank(value) if indices is not None else None
@@ -225,7 +216,7 @@ def _mean_after(
 
 
 def reshaped(shapes: Shapes, array: Array, value: ir.Value, other: ir.Value) -> Array:
-    """Rearranges an array along the axes of `value` to those of its reshaped form `other`."""
+    """Moves an array from the axes of `value` to those of its reshape `other`."""
     old, new = shapes.dims(value), shapes.dims(other)
     wanted, result = list(array.shape), [1] * len(new)
     for left, right in groups(shapes, old, new) or [(list(range(len(old))), list(range(len(new))))]:

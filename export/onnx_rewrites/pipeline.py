@@ -1,6 +1,6 @@
 """All passes in sequence, with the gain of each.
 
-In: a model, the reads of its outputs and the wanted passes. Out: `Rewritten`, a new model and a `Step` per pass.
+In: a model, the reads of its outputs and the wanted passes. Out: `Rewritten`.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def rewrite(
 ) -> Rewritten:
     """Costs are counted at `sizes` of the free dimensions.
 
-    Raises NotSupported for a graph that the passes do not support, BadRequest for an unknown output, and
-    NothingToRewrite if no multiplication is saved and no BatchNormalization goes.
+    Raises NotSupported for an unsupported graph, BadRequest for an unknown output, and NothingToRewrite if no
+    multiplication is saved and no BatchNormalization goes.
     """
     model = model.clone()
     apply_reads(model.graph, [parse_read(read) if isinstance(read, str) else read for read in reads])

@@ -1,8 +1,7 @@
 """Brings a graph into the form that the passes read.
 
 In: any ONNX model. Out: the same model without functions, Constant, Identity and Dropout nodes, with initialisers for
-all values that do not depend on the inputs, and with inferred shapes. Raises NotSupported for bodies of If, Loop and
-Scan, quantised operators, foreign domains, and BatchNormalization with statistics.
+values that do not depend on the inputs, and with inferred shapes. Raises NotSupported for nodes as in `_unsupported`.
 """
 
 from __future__ import annotations
@@ -114,7 +113,7 @@ def _expand_fills(graph: ir.Graph) -> None:
 
 
 def _name_free_dimensions(graph: ir.Graph) -> None:
-    """Gives every free dimension of an input a symbol; some exporters write -1, 0 or ? instead."""
+    """Names every free dimension of an input; some exporters write -1, 0 or ?."""
     for value in graph.inputs:
         if value.shape is None:
             raise NotSupported(f"input {value.name!r}: expected a tensor of known rank, found {value.type}")
@@ -131,7 +130,7 @@ def _name_free_dimensions(graph: ir.Graph) -> None:
 
 
 def _join_reshapes(graph: ir.Graph) -> bool:
-    """Drops reshapes that the next reshape undoes; returns whether it changed the graph.
+    """Drops reshapes that a later reshape undoes.
 
     A norm leaves such a pair, (B, N, D) -> (B N, D) and back; between them no box can pick a row of every image.
     """

@@ -1,7 +1,7 @@
 """Proves that a rewritten graph computes what the original computes, in double and in the graph's own dtype.
 
-In: the original graph, the rewritten graph and inputs. Out: `Proof` with the largest error relative to the outputs'
-size; or ProofFailed. The graphs share no pass: the original runs as it is, and numpy picks the reads from its outputs.
+In: both graphs and inputs. Out: `Proof`, or ProofFailed. No rewrite touches the original: numpy picks the reads from
+its outputs.
 """
 
 from __future__ import annotations
@@ -50,10 +50,7 @@ def prove_double(
     inputs: Sequence[Feeds],
     expected: Sequence[Sequence[Array]] | None = None,
 ) -> Proof:
-    """Takes the original's outputs in `expected`, if known.
-
-    Raises ProofFailed, and NotSupported if an operator has no kernel in double.
-    """
+    """`expected`: the original's outputs, if known. Raises ProofFailed, and NotSupported as `double_answers`."""
     names = [str(value.name) for value in original.graph.outputs]
     expected = expected or double_answers(original, inputs)
     worst = 0.0
@@ -66,7 +63,7 @@ def double_answers(model: ir.Model, inputs: Sequence[Feeds]) -> list[list[Array]
     """In float64; raises NotSupported if an operator has no such kernel."""
     try:
         with warnings.catch_warnings(), np.errstate(all="ignore"):
-            warnings.simplefilter("ignore", RuntimeWarning)  # numpy's; non-finite values are reported below
+            warnings.simplefilter("ignore", RuntimeWarning)  # non-finite values are reported later
             return [evaluate(model, feeds) for feeds in inputs]
     except UnknownOperator as unknown:
         raise NotSupported(f"proof in double: {unknown}; --proof float32 goes without") from unknown
@@ -79,10 +76,10 @@ def prove_file(
     exact: Sequence[Sequence[Array]],
     dtype: str,
 ) -> Proof:
-    """Compares in the file's dtype; `exact` is the original in double.
+    """The reference is `exact`, the original in double, or without it `original`.
 
-    The tolerance is the dtype's, or twice the original's own error if that is larger. Without `exact` the original is
-    the reference. Raises ProofFailed, and NotSupported if the original is off by more than WORST.
+    The tolerance is the dtype's or, if larger, twice the original's own error. Raises ProofFailed, and NotSupported if
+    that error exceeds WORST.
     """
     tolerance, right = TOLERANCES[dtype], exact or original
     try:
@@ -112,16 +109,15 @@ def session(path: Path) -> ort.InferenceSession:
 
 
 def answers(runner: ort.InferenceSession, feeds: Feeds) -> dict[str, Array]:
-    """Outputs by name; raises NotSupported if the file does not run on these inputs."""
+    """Raises NotSupported if the file does not run on these inputs."""
     names = [output.name for output in runner.get_outputs()]
     try:
         return dict(zip(names, runner.run(names, feeds), strict=True))
-    except Exception as error:  # ONNX Runtime's errors share no base class
+    except Exception as error:
         raise NotSupported(f"expected the file to run on its inputs, found {_line(error)}") from error
 
 
 def finite_answers(runner: ort.InferenceSession, feeds: Feeds) -> dict[str, Array]:
-    """As `answers`, after `check_finite`."""
     found = answers(runner, feeds)
     check_finite(list(found.values()))
     return found
@@ -135,7 +131,6 @@ def check_finite(outputs: Sequence[Array]) -> None:
 
 
 def picked(names: Sequence[str], values: Sequence[Array], reads: Sequence[Read]) -> list[Array]:
-    """All `values` if there are no reads."""
     return [read.of(values[names.index(read.output)]) for read in reads] if reads else list(values)
 
 

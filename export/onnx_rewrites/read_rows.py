@@ -1,12 +1,11 @@
-"""First pass: computes only the part of each value that the outputs read.
+"""Second pass: computes only the part of each value that the outputs read.
 
-In: any graph. Out: the same outputs. A classifier reads row 0 of the last block's tokens, so query, attention, output
-projection, FFN and norms of that block are computed for that row; keys and values still need every row:
+In: any graph. Out: the same outputs. A classifier reads row 0 of the last block, so its query, attention, output
+projection, FFN and norms are computed for that row; keys and values need every row:
 
     logits = head(x_L[:, 0]),   x_L[:, 0] = x[:, 0] + MLP(...)[:, 0],   A[:, 0] V = softmax(q[:, 0] K') V
 
-`demand` goes backward over every operator, `materialise` forward. ONNX Runtime's training build moves a Gather upstream
-in a similar way (UpStreamGather); CaiT's class attention has this form by design.
+`demand` goes backward, `materialise` forward.
 """
 
 from __future__ import annotations

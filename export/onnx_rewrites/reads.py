@@ -1,7 +1,7 @@
 """The part of a graph's outputs that its user reads: `last_hidden_state[:,0]`.
 
 In: a name and indices as in numpy's basic indexing. Out: a graph with only that output part, and the same part of an
-array, for the proof. A file of embeddings outputs all rows; only the user knows which rows count.
+array, for the proof.
 """
 
 from __future__ import annotations
@@ -22,8 +22,6 @@ Index = int | slice
 
 @dataclass(frozen=True)
 class Read:
-    """Without indices: the whole output."""
-
     output: str
     indices: tuple[Index, ...] = ()
 

@@ -1,8 +1,7 @@
 """One rule per operator: what it must read to compute a part of its output.
 
-In: a node, one of its outputs and a box of it. Out: `Demand`: a box that the node can compute and that contains the
-wanted box, and the boxes of the inputs for it. An operator without a rule computes its whole output from its whole
-inputs. `moves` has the rules of operators that move elements.
+In: a node, one of its outputs and a box of it. Out: `Demand`, whose box contains the wanted box. Without a rule an
+operator reads its whole inputs. `moves` has the rules of operators that move elements.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from export.onnx_rewrites.shapes import Shapes, operator, same
 
 @dataclass(frozen=True)
 class Demand:
-    """`produced` of the output from these boxes of the inputs, by position; inputs left out are not read."""
+    """`produced` needs these boxes of the inputs; other inputs are not read."""
 
     produced: Box
     inputs: Mapping[int, Box]
@@ -60,7 +59,7 @@ def clean(shapes: Shapes, value: ir.Value, demand: Box) -> Box:
 
 
 def broadcast(shapes: Shapes, out: ir.Value, value: ir.Value, demand: Box, matrix: int = 0) -> Box:
-    """The box of an operand that is broadcast to `out`, without the last `matrix` axes.
+    """The box of an operand of `out`, without the last `matrix` axes.
 
     Raises Refused if an axis may or may not be broadcast.
     """
@@ -188,7 +187,7 @@ def _einsum(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
 
 
 def _attention(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
-    """The operator of opset 23: a row of the output reads its own query and its own row of the mask."""
+    """A row of the output reads its own query and its own row of the mask."""
     out, mask = node.outputs[0], node.inputs[3] if len(node.inputs) > 3 else None
     cached = any(value is not None for value in node.inputs[4:])
     more = any(value.uses() or value.is_graph_output() for value in node.outputs[1:])

@@ -1,8 +1,7 @@
-"""Shapes of all values of a graph as integers and expressions in its free dimensions.
+"""Shapes of a graph's values as integers and expressions in its free dimensions.
 
-In: a graph with one symbol for each free dimension of its inputs. Out: `Shapes`. Inference is symbolic
-(onnx_shape_inference): a dimension is static only if that follows from the graph. The file's own names for inner
-dimensions are ignored: they may be wrong.
+In: a graph with a symbol for each free dimension of its inputs. Out: `Shapes`. Inference (onnx_shape_inference) ignores
+the file's own names for inner dimensions: they may be wrong.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from export.onnx_rewrites.errors import NotSupported, Refused
 
 Dim = int | ir.SymbolicDim
 
-NOMINAL = 64  # for every free dimension if only the order of magnitude matters
+NOMINAL = 64  # of a free dimension without a given size
 
 
 def infer(model: ir.Model) -> None:
@@ -78,7 +77,7 @@ def _evaluate(dim: ir.SymbolicDim, sizes: tuple[tuple[str, int], ...], default: 
 
 @dataclass
 class Shapes:
-    """Shapes after `infer`; `sizes` gives the symbols numbers to count costs with."""
+    """After `infer`; `sizes` of the symbols serve to count costs."""
 
     graph: ir.Graph
     sizes: Mapping[str, int] = field(default_factory=dict)
@@ -97,7 +96,7 @@ class Shapes:
         return dim if isinstance(dim, int) else None
 
     def nominal(self, dim: Dim) -> int:
-        """The size with symbols set to `sizes`, by default NOMINAL."""
+        """With symbols set to `sizes`, by default NOMINAL."""
         return dim if isinstance(dim, int) else _evaluate(dim, tuple(sorted(self.sizes.items())), NOMINAL)
 
     def source(self, dim: Dim) -> tuple[ir.Value, int] | None:
@@ -115,7 +114,7 @@ def operator(value: ir.Value) -> str:
 
 
 def groups(shapes: Shapes, left: Sequence[Dim], right: Sequence[Dim]) -> list[tuple[list[int], list[int]]] | None:
-    """Cuts the axes of two shapes of equal size into the smallest runs of equal product, in order.
+    """Cuts the axes of two shapes into the smallest runs of equal product.
 
     (B, N, H*E) and (B, N, H, E) give [0]-[0], [1]-[1], [2]-[2, 3]. None if the products never meet again.
     """

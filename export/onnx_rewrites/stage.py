@@ -1,7 +1,6 @@
-"""The stage: an ONNX file -> a proved ONNX file that multiplies less, with manifest and sample beside it.
+"""An ONNX file -> a proved ONNX file that multiplies less, with manifest and sample beside it.
 
-In: a path and a request. Out: `Written`; or an error and nothing written. The proof runs on several sizes of every free
-dimension.
+In: a path and a request. Out: `Written`; or an error and nothing written.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ from export.onnx_rewrites.reads import Read, parse_read
 from export.onnx_rewrites.timing import Timed, time_both
 from models.files import write_atomically
 
-USUAL_LENGTH = 128  # for costs: size of a free dimension that is not the first
+USUAL_LENGTH = 128  # for costs: free dimensions other than first axes
 
 
 @dataclass(frozen=True)
@@ -71,7 +70,7 @@ class Written:
 
 
 def rewrite_file(path: Path, output: Path, request: Request) -> Written:
-    """Also writes `output`.json and `output`.npz. Raises ForeignError."""
+    """Raises ForeignError or OSError."""
     original = read_model(path)
     try:
         return _rewrite(original, path, output, request)
@@ -114,7 +113,7 @@ def _rewrite(original: ir.Model, path: Path, output: Path, request: Request) -> 
 
 
 def cost_sizes(graph: ir.Graph, dims: Mapping[str, int]) -> dict[str, int]:
-    """For costs and times; raises BadRequest for unknown names in `dims`."""
+    """Raises BadRequest for unknown names in `dims`."""
     symbols, first = free_dimensions(graph), first_dimensions(graph)
     unknown = sorted(dims.keys() - set(symbols))
     if unknown:
@@ -135,7 +134,7 @@ def proof_inputs(original: ir.Model, graph: ir.Graph, path: Path, request: Reque
     """Inputs on which the original gives finite answers.
 
     Tries sizes from small to large, then with --dims fixed. Raises BadRequest if nothing runs, NotSupported if the
-    proof in double needs too much memory.
+    proof in double is impossible.
     """
     runner, reason, unsupported = session(path), "", None
     given = [read_inputs(request.inputs, graph)] if request.inputs else []
@@ -155,7 +154,7 @@ def proof_inputs(original: ir.Model, graph: ir.Graph, path: Path, request: Reque
             doubles = double_answers(original, rounds) if request.proof == "float64" else []
             for outputs in doubles:
                 check_finite(outputs)
-        except ForeignError as error:  # for example no output for a window larger than the image
+        except ForeignError as error:  # no output for a window larger than the image
             unsupported = unsupported or error
             continue
         sizes = [", ".join(f"{name}={size}" for name, size in chosen.items()) or "fixed" for chosen in family]
@@ -171,7 +170,7 @@ def proof_inputs(original: ir.Model, graph: ir.Graph, path: Path, request: Reque
 
 
 def without_functions(model: ir.Model) -> ir.Model:
-    """For the evaluator; also turns constants into initialisers."""
+    """Also turns constants into initialisers."""
     from onnx_ir.passes.common import InlinePass, LiftConstantsToInitializersPass, RemoveInitializersFromInputsPass
 
     copy = model.clone()

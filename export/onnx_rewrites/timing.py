@@ -1,7 +1,4 @@
-"""Times two ONNX files side by side.
-
-One thread of ONNX Runtime, all optimisations. Calls alternate, so a drift of the machine hits both.
-"""
+"""Times two ONNX files in alternating calls, so a drift of the machine hits both."""
 
 from __future__ import annotations
 

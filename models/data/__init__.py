@@ -1,7 +1,4 @@
-"""Datasets: uint8 images (n, channels, height, width) and int64 labels (n,), for training and test.
-
-In drawings 0 is the background and 255 the ink.
-"""
+"""Datasets: uint8 images (n, channels, height, width) and int64 labels (n,)."""
 
 from models.data.by_name import DATA_DIR_HELP, DATASETS, DIGIT_SETS, load_dataset
 from models.data.cifar import find_cifar10, load_cifar10

@@ -20,10 +20,9 @@ def load_dataset(
     image_size: tuple[int, int] | None = None,
     held_out: int = 0,
 ) -> Dataset:
-    """Reads a dataset from `data_dir`, else from the folder in its environment variable, else from the cache.
+    """From `data_dir`, else the folder in its environment variable, else the cache, which `fetch` fills (not EMNIST's).
 
-    `fetch` downloads what the cache lacks, except EMNIST. Any other `name` is a folder of pictures
-    (`models.data.folder`); only it uses `image_size` and `held_out`. Raises DataError.
+    Any other `name` is a folder of pictures; only it uses `image_size` and `held_out`. Raises DataError.
     """
     if name == "digits":
         return load_digits()

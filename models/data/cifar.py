@@ -1,4 +1,4 @@
-"""CIFAR-10: 50,000 training and 10,000 test pictures of ten classes, RGB, 32x32.
+"""CIFAR-10: 50,000 training and 10,000 test pictures, RGB, 32x32.
 
 In: a folder with the six batches, binary or pickled. Out: a `Dataset`; or DataError. Krizhevsky, "Learning Multiple
 Layers of Features from Tiny Images", 2009; the formats: https://www.cs.toronto.edu/~kriz/cifar.html.
@@ -38,10 +38,7 @@ MAX_BATCH_BYTES = 1 << 26  # an archive may claim any size; a real batch has 31 
 
 
 def find_cifar10(data_dir: Path | None, fetch: bool = True) -> Path:
-    """`data_dir`, else $CIFAR10_DIR, else the cache, which `fetch` fills.
-
-    Raises DataError if the cache stays incomplete.
-    """
+    """`data_dir`, else $CIFAR10_DIR, else the cache, which `fetch` fills. Raises DataError."""
     if named := named_folder(data_dir, VARIABLE):
         return named
     cache = cache_folder("cifar10")
@@ -57,10 +54,7 @@ def find_cifar10(data_dir: Path | None, fetch: bool = True) -> Path:
 
 
 def unpack(archive: Path, folder: Path) -> None:
-    """Follows no path in the archive.
-
-    Raises DataError for a batch that is missing, too large or no plain file.
-    """
+    """Follows no path in the archive; raises DataError for a missing, too large or irregular batch."""
     try:
         with tarfile.open(archive, "r:gz") as tar:
             for name in BATCHES:
@@ -75,10 +69,7 @@ def unpack(archive: Path, folder: Path) -> None:
 
 
 def load_cifar10(folder: Path) -> Dataset:
-    """From `folder` or its archive's subfolder; prefers binary batches.
-
-    Raises DataError for missing or damaged batches, and for batches of different sizes.
-    """
+    """Prefers binary batches; raises DataError for missing, damaged or unequal batches."""
     place, suffix, read = _find_batches(folder)
     parts = {name: read(place / f"{name}{suffix}") for name in BATCHES}
     counts = [len(labels) for _, labels in parts.values()]
@@ -100,7 +91,6 @@ def _find_batches(folder: Path) -> tuple[Path, str, Callable[[Path], Part]]:
 
 
 def read_binary_batch(path: Path) -> Part:
-    """Images (n, 3, 32, 32) and labels (n,)."""
     data = _read(path)
     if not data or len(data) % RECORD_BYTES:
         raise DataError(f"{path}: expected records of {RECORD_BYTES} bytes, found {len(data)} bytes in all")
@@ -109,7 +99,6 @@ def read_binary_batch(path: Path) -> Part:
 
 
 def read_python_batch(path: Path) -> Part:
-    """Images (n, 3, 32, 32) and labels (n,)."""
     return _checked(path, *read_pickled_batch(path, _read(path)))
 
 
@@ -122,7 +111,6 @@ def _read(path: Path) -> bytes:
 
 
 def _checked(path: Path, pixels: NDArray[np.uint8], labels: NDArray[Any]) -> Part:
-    """Pixels uint8 (n, 3072) -> images."""
     if labels.max() >= len(LABELS):
         raise DataError(f"{path}: expected labels from 0 to {len(LABELS) - 1}, found {labels.max()}")
     return pixels.reshape(-1, *SHAPE), labels.astype(np.int64)

@@ -1,8 +1,7 @@
 """Reads CIFAR-10's pickled batches without running code.
 
-In: a batch, pickled by Python 2: a dictionary with a numpy array of pixels and a list of labels. Out: pixels and
-labels; or DataError. A pickle may call anything it can import: recorders replace numpy's three names, and any other
-name is refused.
+In: a dictionary of a numpy array of pixels and a list of labels, pickled by Python 2. Out: both; or DataError. A pickle
+may call whatever it imports: recorders replace numpy's three names, and any other name is refused.
 """
 
 from __future__ import annotations

@@ -13,15 +13,15 @@ Part = tuple[NDArray[np.uint8], NDArray[np.int64]]  # images (n, C, H, W) and la
 
 
 class DataError(Exception):
-    """The message names the file."""
+    pass
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """Images uint8 (n, C, H, W) and labels int64 (n,) in two parts.
+    """Images uint8 (n, C, H, W) and labels int64 (n,).
 
-    `preprocessing` turns a user's picture into such an image; `patch_size` is height and width in pixels;
-    `reading`: train.py's options to read the dataset again.
+    `preprocessing` turns a user's picture into such an image; `patch_size`: height, width in pixels; `reading`:
+    train.py's options to read it again.
     """
 
     name: str
@@ -35,7 +35,6 @@ class Dataset:
     reading: str = ""
 
     def model_config(self, model: ModelName, depth: int) -> ModelConfig:
-        """Raises ConfigError."""
         channels, height, width = self.train_images.shape[1:]
         return ModelConfig(
             model=model,
@@ -50,10 +49,7 @@ class Dataset:
 
 
 def hold_out(dataset: Dataset, count: int) -> Dataset:
-    """Moves `count` training images, always the same, to the test part.
-
-    Raises DataError unless two images stay for training.
-    """
+    """`count` training images, always the same, replace the test part; raises DataError unless two stay."""
     total = len(dataset.train_labels)
     if not 1 <= count <= total - 2:
         raise DataError(f"{dataset.name}: expected to hold out 1 to {total - 2} of {total} images, found {count}")

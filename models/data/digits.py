@@ -1,4 +1,4 @@
-"""scikit-learn's 1,797 real digits, 8x8, laid out like MNIST's: grey, 28x28. They need no download.
+"""scikit-learn's 1,797 digits, 8x8, laid out like MNIST's: grey, 28x28.
 
 Alpaydin and Kaynak, "Optical Recognition of Handwritten Digits", 1998.
 """
@@ -15,10 +15,7 @@ from models.data.dataset import DIGITS, Dataset
 
 
 def load_digits() -> Dataset:
-    """The test part is a fifth, drawn with a fixed seed.
-
-    Some writers stand in both parts: an accuracy here says less than on MNIST.
-    """
+    """A fixed fifth is the test part. Some writers are in both: accuracy says less than on MNIST."""
     images, targets = _enlarged()
     order = np.random.default_rng(0).permutation(len(images))
     test, train = np.split(order, [len(images) // 5])
@@ -27,7 +24,7 @@ def load_digits() -> Dataset:
 
 @cache
 def _enlarged() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Images (1797, 1, 28, 28) and labels; cached: every export asks twice."""
+    """(1797, 1, 28, 28) and labels; cached: every export asks twice."""
     from scipy.ndimage import zoom
 
     small, labels = bundled()
@@ -36,14 +33,14 @@ def _enlarged() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
 
 
 def bundled() -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Images (1797, 8, 8) of 17 greys and labels, from scikit-learn's file: to import the package takes seconds."""
+    """Images (1797, 8, 8) of 17 greys and labels, from the file: importing scikit-learn takes seconds."""
     path = distribution("scikit-learn").locate_file("sklearn/datasets/data/digits.csv.gz")
     table = np.loadtxt(str(path), delimiter=",")  # (1797, 64 + 1)
     return table[:, :-1].reshape(-1, 8, 8), table[:, -1].astype(np.int64)
 
 
 def as_coarse(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Makes an image of MNIST (1, 28, 28) as coarse as these digits: 8x8 of 17 greys."""
+    """MNIST (1, 28, 28) as coarse as these digits: 8x8 of 17 greys."""
     from scipy.ndimage import zoom
 
     small = zoom(image[0, 4:24, 4:24].astype(np.float64), 0.4, order=1, grid_mode=True, mode="nearest")  # (8, 8)

@@ -1,4 +1,4 @@
-"""A dataset's folder: the user's, or a cache that a checked download fills."""
+"""A dataset's folder or cache."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def named_folder(data_dir: Path | None, variable: str) -> Path | None:
 
 
 def cache_folder(name: str) -> Path:
-    """The folder may not exist yet; raises DataError without pooch."""
+    """Raises DataError without pooch."""
     try:
         import pooch
     except ModuleNotFoundError as error:
@@ -24,9 +24,9 @@ def cache_folder(name: str) -> Path:
 
 
 def download(checksums: Mapping[str, str], mirrors: Sequence[str], folder: Path, otherwise: str) -> None:
-    """Fetches missing files of `folder` from the first mirror that has them.
+    """Fetches missing files from the first mirror that has them.
 
-    Raises DataError, ending in the advice `otherwise`, if no mirror gives the right checksum.
+    Raises DataError, ending in `otherwise`, if no mirror gives the right checksum.
     """
     import pooch
     import requests

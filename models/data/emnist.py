@@ -1,7 +1,7 @@
 """EMNIST's split "digits": 240,000 training and 40,000 test images, grey, 28x28.
 
 In: a folder with the four idx files. Out: a `Dataset` or a part; or DataError.
-Cohen et al., "EMNIST: an extension of MNIST to handwritten letters", 2017.
+Cohen et al., "EMNIST", 2017.
 """
 
 from __future__ import annotations
@@ -23,21 +23,17 @@ EMNIST_PARTS = {
 
 
 def load_emnist(folder: Path) -> Dataset:
-    """Raises DataError for a missing or damaged file."""
     return Dataset("emnist-digits", *load_emnist_part(folder, "train"), *load_emnist_part(folder, "test"), DIGITS)
 
 
 def load_emnist_part(folder: Path, part: Literal["train", "test"]) -> Part:
-    """Images (n, 1, H, W) and labels (n,); the files hold each image transposed."""
+    """The files hold each image transposed."""
     images, labels = read_part(folder, EMNIST_PARTS, part)
     return np.ascontiguousarray(images.swapaxes(2, 3)), labels
 
 
 def find_emnist(data_dir: Path | None) -> Path:
-    """Raises DataError without `data_dir` and $EMNIST_DIR.
-
-    There is no download: the archive has half a gigabyte, mostly other characters.
-    """
+    """No download: the archive has half a gigabyte, mostly other characters. Raises DataError without a folder."""
     folder = named_folder(data_dir, "EMNIST_DIR")
     if folder is None:
         files = ", ".join(EMNIST_PARTS.values())

@@ -1,7 +1,6 @@
 """A folder with a sub-folder of pictures per class, as torchvision's ImageFolder.
 
-In: the folder and the images' size. Out: a `Dataset`, grey or RGB, prepared as clients prepare photos; or DataError.
-Classes are the sorted sub-folders.
+In: the folder and the images' size. Out: a `Dataset`, prepared as clients prepare photos; or DataError.
 """
 
 from __future__ import annotations
@@ -27,10 +26,9 @@ COLOUR_MODES = frozenset(("P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "HS
 
 
 def load_folder(folder: Path, size: tuple[int, int] = (SIDE, SIDE), held_out: int = 0) -> Dataset:
-    """`size` is height and width; `held_out` pictures, by default a fifth, are the test part.
+    """`size`: height and width; `held_out`: pictures of the test part, by default a fifth.
 
-    Grey if all pictures are, else RGB. Raises DataError for fewer than two classes, an empty class or a damaged
-    picture.
+    Grey if all pictures are, else RGB. Raises DataError also for fewer than two classes or an empty class.
     """
     classes = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
     if len(classes) < 2:
@@ -59,8 +57,7 @@ def load_folder(folder: Path, size: tuple[int, int] = (SIDE, SIDE), held_out: in
 def load_unlabelled(folder: Path, config: ModelConfig, fewest: int, most: int) -> NDArray[np.uint8]:
     """Pictures as a model reads them, uint8 (n, C, H, W); of more than `most`, an even part by name.
 
-    A model of photos gets the middle of a picture. A model of ink needs pictures of its own size, light on black.
-    Raises DataError for fewer than `fewest`, for a damaged picture, and for ink of another size.
+    Models of ink need pictures of their own size, light on black. Raises DataError also for fewer than `fewest`.
     """
     paths = pictures(folder)
     if len(paths) < fewest:
@@ -90,7 +87,7 @@ def pictures(folder: Path) -> list[Path]:
 def read_picture(path: Path, channels: int, size: tuple[int, int]) -> NDArray[np.uint8]:
     """The middle of a picture, resized to `size` (height, width): uint8 (channels, H, W).
 
-    Turned upright; transparent pixels become white. Raises DataError.
+    Turned upright; transparent pixels become white.
     """
     with _opened(path) as picture:
         upright = ImageOps.exif_transpose(picture)
@@ -109,7 +106,6 @@ def _is_grey(path: Path) -> bool:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Image.Image]:
-    """Raises DataError."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)

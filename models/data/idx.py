@@ -21,7 +21,6 @@ MAX_IDX_BYTES = 1 << 30  # a gzip file may claim any size; MNIST's largest part 
 
 
 def read_part(folder: Path, names: Mapping[str, str], part: str) -> Part:
-    """Images (n, 1, H, W) and labels (n,)."""
     images, labels = (read_idx(_find(folder, names[f"{part} {kind}"])) for kind in ("images", "labels"))
     if images.ndim != 3 or labels.ndim != 1 or len(images) != len(labels) or len(images) == 0:
         raise DataError(

@@ -1,8 +1,7 @@
 """MNIST, and Fashion-MNIST in files of the same names: 60,000 training and 10,000 test images, grey, 28x28.
 
 In: a folder with the four idx files. Out: a `Dataset`; or DataError.
-LeCun et al., "Gradient-based learning applied to document recognition", 1998; Xiao et al., "Fashion-MNIST: a Novel
-Image Dataset for Benchmarking Machine Learning Algorithms", 2017.
+LeCun et al., "Gradient-based learning", 1998; Xiao et al., "Fashion-MNIST", 2017.
 """
 
 from __future__ import annotations
@@ -53,13 +52,11 @@ FASHION_MNIST_LABELS = (
 
 
 def load_mnist(folder: Path) -> Dataset:
-    """Raises DataError for a missing or damaged file."""
     train, test = (read_part(folder, MNIST_PARTS, part) for part in ("train", "test"))
     return Dataset("mnist", *train, *test, DIGITS)
 
 
 def load_fashion_mnist(folder: Path) -> Dataset:
-    """Raises DataError like `load_mnist`."""
     train, test = (read_part(folder, MNIST_PARTS, part) for part in ("train", "test"))
     return Dataset("fashion-mnist", *train, *test, FASHION_MNIST_LABELS, "photo")
 
@@ -78,7 +75,6 @@ def find_fashion_mnist(data_dir: Path | None, fetch: bool = True) -> Path:
 def _find(
     name: str, data_dir: Path | None, variable: str, checksums: dict[str, str], mirrors: tuple[str, ...], fetch: bool
 ) -> Path:
-    """Raises DataError for a cache that stays incomplete."""
     if folder := named_folder(data_dir, variable):
         return folder
     cache = cache_folder(name)

@@ -1,4 +1,4 @@
-"""The style of plots: a model keeps its colour (Okabe and Ito's, for the colour-blind), dash and marker."""
+"""Plots: a model keeps its colour (Okabe and Ito's, for the colour-blind), dash and marker."""
 
 from __future__ import annotations
 
@@ -137,7 +137,6 @@ def plain_ticks(axes: Axes, horizontal: bool = False) -> None:
 
 
 def _three_ticks(axis: Axis) -> None:
-    """Replaces fewer than three ticks by even ones."""
     from matplotlib.ticker import FixedLocator, MaxNLocator
 
     low, high = sorted(axis.get_view_interval())

@@ -1,7 +1,6 @@
-"""The files of a study: NAME.json, and NAME.md and plots made only from it.
+"""The files of a study: NAME.json, and NAME.md and plots from it alone.
 
-The JSON has `study`, `question`, `command`, `quick`, `scope` (what was run; `reduced` describes the rest), `timing`,
-`environment`, `runs` (config, options and four series each), `derived`, `tables` and `notes`.
+In the JSON `scope` is what was run (`reduced` describes the rest); `runs` have config, options and four series.
 """
 
 from __future__ import annotations
@@ -92,7 +91,6 @@ def cell(value: object, decimals: int | None) -> str:
 
 
 def write(folder: Path, result: Result, plots: Plots) -> list[Path]:
-    """Returns the JSON's path first."""
     name = result["study"]
     pictures = {f"{name}-{plot}.png": png(figure) for plot, figure in plots(result).items()}
     contents = {

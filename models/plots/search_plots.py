@@ -1,4 +1,4 @@
-"""Plots of a search: PNG bytes. The error, 100 % minus the accuracy, has a logarithmic scale."""
+"""Plots of a search: PNG bytes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ TRIAL, BEST, FAILED = "#0072B2", "#E69F00", "#D55E00"  # out of Okabe and Ito's 
 
 
 def convergence(search: Search, trials: Sequence[Trial]) -> bytes:
-    """Failed trials are crosses at the top."""
     figure, axes = _figure(search, "error of each trial", "trial", ERROR)
     finished, errors_percent, failed = _sorted(search, trials)
     lowest = [min(errors_percent[: count + 1]) for count in range(len(errors_percent))]
@@ -94,9 +93,9 @@ def _finished(figure: Figure, axes: Axes) -> bytes:
 
 
 def _sorted(search: Search, trials: Sequence[Trial]) -> tuple[list[int], list[float], list[int]]:
-    """Numbers of finished trials, their errors in percent, numbers of failed trials.
+    """Finished trials, their errors in percent, failed trials.
 
-    No mistake counts as half a mistake: a logarithmic scale has no zero.
+    No mistake counts as half: a logarithmic scale has no zero.
     """
     half_a_mistake = 0.5 / search.held_out_images
     finished = {number: trial.accuracy for number, trial in enumerate(trials, 1) if trial.accuracy is not None}

@@ -1,1 +1,1 @@
-"""The literature's studies: each a list of trainings, derived figures, a table and plots."""
+"""The published studies: trainings, derived figures, tables and plots."""

@@ -1,8 +1,7 @@
-"""Why coarse digits cost a BatchNorm network more, and how far statistics of the new source help; nothing is trained.
+"""How BatchNorm networks read coarse digits.
 
 In: checkpoints trained on MNIST. Out: accuracy on MNIST, on MNIST made as coarse as scikit-learn's digits (8x8), and on
-these digits, before and after BatchNorm's statistics are taken from 200 of their images without labels
-(`models.adaptation`).
+these digits, before and after `models.adaptation` to 200 unlabelled images.
 """
 
 from __future__ import annotations
@@ -38,7 +37,6 @@ COLUMNS = {
 def measure(
     networks: Sequence[Checkpoint], mnist: tuple[NDArray[np.uint8], NDArray[np.int64]], images: int = MNIST_IMAGES
 ) -> Iterator[dict[str, Any]]:
-    """The unlabelled images are not classified."""
     import numpy as np
     import torch
 

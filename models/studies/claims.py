@@ -1,8 +1,8 @@
-"""The published claims, each beside our figure and with a verdict.
+"""The published claims beside our figures, each with a verdict by `models.studies.verdicts`.
 
-In: the JSON files of the studies. Out: a Markdown page, one row per claim. `models.studies.verdicts` holds the rules.
-Sources of the claims: github.com/anindyahepth/BatchNorm_in_Transformers_CV and the write-ups of its authors; Ioffe and
-Szegedy, "Batch Normalization", 2015, section 4.1.
+In: the studies' JSON files. Out: a Markdown page. Sources of the claims:
+github.com/anindyahepth/BatchNorm_in_Transformers_CV and its authors' write-ups; Ioffe and Szegedy, "Batch
+Normalization", 2015, section 4.1.
 """
 
 from __future__ import annotations
@@ -38,11 +38,7 @@ class Size:
 
 @dataclass(frozen=True)
 class Claim:
-    """A published statement with its figure and size, the study that tests it, and the rule of the verdict.
-
-    `also` names runs of another size. Where they have a result it is shown, too, and the claim holds in part if the
-    verdicts differ.
-    """
+    """`also`: runs of another size, shown if they have a result; the claim holds in part if verdicts differ."""
 
     statement: str
     published: str
@@ -65,7 +61,7 @@ class Judged:
 
 
 def page(folder: Path) -> str:
-    """Markdown; `folder` holds NAME/NAME.json of each study. Raises StudyError for an unreadable file."""
+    """`folder` holds NAME/NAME.json of each study; raises StudyError for an unreadable file."""
     studies = {claim: [claim.study, *(name for name in claim.also if (folder / name).is_dir())] for claim in CLAIMS}
     sizes = {name: claim.size for claim, names in studies.items() for name in names}
     results = {name: _read(folder / name / f"{name}.json") for name in sorted(sizes)}
@@ -154,7 +150,7 @@ def _sizes(results: Mapping[str, Result], sizes: Mapping[str, Size | str]) -> It
 
 
 def _hours(runs: Sequence[Mapping[str, Any]], here: Size, published: Size) -> float:
-    """The time of `runs` at the published size; the test images stay the same. Other work slows most epochs."""
+    """The time at the published size, by the quickest epochs: other work slows most."""
     seconds = 0.0
     for run in runs:
         if run["series"]:

@@ -1,7 +1,6 @@
-"""The second study: on distorted images, how deep can a network be trained with and without BatchNorm in its FFN?
+"""The second study, of depth: training and test images are distorted, as published.
 
-Training and test images are distorted, as published (`augment="study"`). The last epoch is also measured on plain test
-images.
+The last epoch is also measured on plain test images.
 """
 
 from __future__ import annotations
@@ -90,7 +89,6 @@ def _plain_accuracy(training: Trained, scope: Scope) -> float:
 
 
 def plots(result: Result) -> dict[str, Figure]:
-    """Over three depths and more."""
     if len({row["depth"] for row in result["derived"]}) < 3:
         return {}
     return {

@@ -1,7 +1,7 @@
-"""Networks designed for their cost after the rewrites, and the published networks, all trained with one recipe.
+"""Networks designed for their rewritten cost, and the published networks, trained with one recipe.
 
-With one block a head costs almost nothing, and the last block computes only the CLS row: so `wide` has many narrow
-heads, and in the others the CLS token joins in the last block (class attention: Touvron et al., CaiT, 2021).
+The last block computes only the CLS row, where a head costs almost nothing: so `wide` has many narrow heads, and in the
+others the CLS token joins there (Touvron et al., CaiT, 2021).
 """
 
 from __future__ import annotations
@@ -50,7 +50,6 @@ DEEP = 3
 
 
 def study(networks: Sequence[str], reinforced: str | None) -> Study:
-    """`networks`: names in NETWORKS, or in SIX_BLOCKS for the study `six-blocks`."""
     six = networks[0] in SIX_BLOCKS
     which = "the published networks of six blocks" if six else "networks designed for their rewritten cost"
     return Study(
@@ -66,7 +65,6 @@ def study(networks: Sequence[str], reinforced: str | None) -> Study:
 
 
 def runs(networks: Sequence[str], reinforced: str | None, scope: Scope) -> list[Run]:
-    """Networks of over DEEP blocks get a single seed. With a part of the images, fewer are held out."""
     fields = RECIPE | {
         "hold_out": min(HELD_OUT, len(scope.dataset.train_labels) // 12),
         "teacher": str(relative(shipped("cnn"))),

@@ -1,7 +1,7 @@
-"""BatchNorm's first study: three hidden layers of 100 with sigmoids, with and without it.
+"""BatchNorm's first study.
 
 Ioffe and Szegedy, "Batch Normalization", 2015, section 4.1, with Adam at two learning rates. Training and test images
-are distorted, as published (`augment="study"`).
+are distorted.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Test accuracy against multiply-accumulates: ViTBN by depth, and the CNN.
 
-Uses the shipped checkpoints, or trains with their recipe for a study on a part of the images. `benchmarks/frontier.py`
-measures the speed of the rewritten networks.
+Uses the shipped checkpoints, or for a part of the images trains with their recipe. `benchmarks/frontier.py` measures
+the rewritten networks' speed.
 """
 
 from __future__ import annotations
@@ -51,10 +51,7 @@ def label(config: ModelConfig) -> str:
 
 
 def recipe(path: Path, scope: Scope) -> TrainingOptions:
-    """With a part of the images, fewer are held out.
-
-    Raises StudyError for a file without a recipe, or with another dataset's.
-    """
+    """Raises StudyError without a recipe for the dataset."""
     from models.training import TrainingOptions
 
     try:
@@ -68,7 +65,6 @@ def recipe(path: Path, scope: Scope) -> TrainingOptions:
 
 
 def shipped(pretrained: Path, scope: Scope) -> dict[ModelConfig, Checkpoint]:
-    """Empty for a part of the images."""
     from models.checkpoint import load
 
     if scope.quick or not scope.all_images:

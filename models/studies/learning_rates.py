@@ -1,7 +1,7 @@
-"""The first study: does BatchNorm let a Vision Transformer train faster, and at higher learning rates?
+"""The first study: training time and learning rates.
 
-The published times compare a ViT of depth 6 with BatchNorm models of one block. So there are two comparisons: at equal
-depth, and in the published configuration. A ViT of one block is the control: it shows the gain of depth.
+The published times compare a ViT of depth 6 with BatchNorm models of one block. So models are compared at equal depth
+and as published. A ViT of one block, the control, shows the gain of depth.
 """
 
 from __future__ import annotations
@@ -98,7 +98,6 @@ def plots(result: Result) -> dict[str, Figure]:
 
 
 def _gains(result: Result) -> Figure:
-    """The share of ViT's time that a model saves, with the range over learning rates."""
     figure, (axes,) = row_of_panels(
         "Time saved against ViT, at equal depth and as published",
         footnote(result) + "\nRanges: the learning rates.",

@@ -1,7 +1,6 @@
 """A network with LayerNorm, BatchNorm, and norms between them.
 
-Equal depth, images, epochs and seeds: at a usual learning rate, at a high rate for stability, and with a warm-up, a
-one-cycle schedule and clipped gradients. `benchmarks/norms.py` measures the speed of the rewritten networks.
+Equal depth, images, epochs and seeds. `benchmarks/norms.py` measures the rewritten networks' speed.
 """
 
 from __future__ import annotations
@@ -95,7 +94,6 @@ def _table(derived: Sequence[dict[str, Any]], ways: Sequence[str], seeds: int) -
 
 
 def _against_batch_norm(derived: Sequence[dict[str, Any]], way: str) -> str | None:
-    """None unless BatchNorm and another folding norm ran."""
     ends = {row["model"]: row[way]["test_accuracy"] for row in derived if row["folds"]}
     ours = ends.pop("vitbn", None)
     said = [f"{NAMES[model]} {100 * (end - ours):+.2f}" for model, end in ends.items() if None not in (end, ours)]
@@ -107,7 +105,6 @@ def way_of(options: dict[str, Any]) -> str:
 
 
 def _row(model: str, ways: dict[str, list[Trained]]) -> dict[str, Any]:
-    """Time and checkpoint are of the first way."""
     first = next(iter(ways.values()))[0]
     return {
         "model": model,
@@ -119,10 +116,7 @@ def _row(model: str, ways: dict[str, list[Trained]]) -> dict[str, Any]:
 
 
 def _stability(runs: Sequence[Trained]) -> dict[str, Any]:
-    """The last accuracy over the seeds, its range, and the largest fall below an earlier epoch.
-
-    None if a run diverged.
-    """
+    """Mean last accuracy, its range, and the largest fall below an earlier epoch; None if a run diverged."""
     if any(run.diverged for run in runs):
         return {"test_accuracy": None, "range": None, "largest_fall": None}
     last = [run.series[-1].test_accuracy for run in runs]

@@ -1,7 +1,4 @@
-"""Each model at the learning rate and batch size that models/tune.py gave.
-
-In: the search's files, one a model.
-"""
+"""Each model at its searched parameters. In: files of models/tune.py, one a model."""
 
 from __future__ import annotations
 
@@ -39,7 +36,7 @@ def study(params: Sequence[Path]) -> Study:
 
 
 def runs(params: Sequence[Path], scope: Scope) -> list[Run]:
-    """Raises StudyError for a folder without files, and for two files of one model."""
+    """Raises StudyError for an empty folder, and for two files of one model."""
     files = [file for path in params for file in (sorted(path.glob(f"*{SUFFIX}")) if path.is_dir() else [path])]
     listed = [read(file, scope) for file in files]
     for number, run in enumerate(listed):
@@ -51,7 +48,6 @@ def runs(params: Sequence[Path], scope: Scope) -> list[Run]:
 
 
 def read(path: Path, scope: Scope) -> Run:
-    """The run with the options in a file; raises StudyError for another file."""
     from models.training import TrainingOptions
 
     try:

@@ -60,7 +60,7 @@ class Scope:
 
 
 def name_of_part(study: str, chosen: Sequence[float], every: Sequence[float], all_images: bool) -> str:
-    """`study`, or for a part of its learning rates a name with them, and with whether it trains on all images."""
+    """`study`, or for a part of its learning rates a name with them and whether all images train."""
     if tuple(chosen) == tuple(every):
         return study
     return "-".join([study, *map(str, chosen), *(["all-images"] if all_images else [])])

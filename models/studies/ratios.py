@@ -1,7 +1,7 @@
-"""Ratios of training times, and gains.
+"""Ratios of times, and gains.
 
-With t the time of an epoch, r = t(ViT) / t(other), and g = 1 - 1/r is the saved share of ViT's time; r_t and g_t of
-training, r_v and g_v of classifying the test images.
+With t the time of an epoch, r = t(ViT) / t(other), and g = 1 - 1/r is the saved share; r_t and g_t of training, r_v and
+g_v of the test.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ def ratio(times_s: Sequence[float], other_times_s: Sequence[float]) -> float:
 
 
 def gain(r: float) -> float:
-    """Negative if the other is slower."""
     return 1 - 1 / r
 
 

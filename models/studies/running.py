@@ -1,6 +1,6 @@
 """Trainings that take turns, an epoch each: a drift of the machine affects all equally.
 
-Each run has its own random numbers, so turns do not change it.
+Each run has its own random numbers.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ def advance(
 ) -> list[Trained]:
     """Trains all `runs` in `folder` to their last epoch: A1 B1 C1 A2 B2 … (numbers are epochs).
 
-    When a run diverges, the others continue. Further runs may join. Raises StudyError for a folder of another
-    study, or of this study with other options, more runs or more epochs; TrainingError for a failed training.
+    When a run diverges, the others continue. Further runs may join. Raises StudyError for a folder with another plan or
+    more epochs; TrainingError for a failed training.
     """
     from models.training import Diverged, train
 
@@ -106,7 +106,7 @@ def advance(
 
 
 def _plan(study: str, runs: Sequence[Run], dataset: Dataset, test_batch: int) -> dict[str, Any]:
-    """What must agree to continue: all but the device and, at a constant rate, the epochs."""
+    """What must agree to continue."""
     plan: dict[str, Any] = {
         "study": study,
         "dataset": dataset.name,
@@ -125,10 +125,7 @@ def _plan(study: str, runs: Sequence[Run], dataset: Dataset, test_batch: int) ->
 
 
 def _check_plan(path: Path, plan: dict[str, Any]) -> None:
-    """Raises StudyError for a folder with another plan.
-
-    A plan with fewer runs is another plan: its result would replace the larger result.
-    """
+    """Raises StudyError for another plan, also with fewer runs: its result would replace the larger."""
     if path.exists():
         try:
             earlier = dict(json.loads(path.read_bytes()))
@@ -144,7 +141,6 @@ def _check_plan(path: Path, plan: dict[str, Any]) -> None:
 
 
 def _leaves(plan: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Values that are no dictionary, with their path of names."""
     for name, value in plan.items():
         if isinstance(value, dict):
             yield from _leaves(value, f"{prefix}{name} ")
@@ -153,7 +149,6 @@ def _leaves(plan: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]
 
 
 def _finished(folder: Path, run: Run) -> int:
-    """Raises StudyError for more epochs than the run has."""
     if not (folder / f"{run.label}.resume.pt").is_file():
         return 0
     count = len(_read(folder, run).series)

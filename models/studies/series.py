@@ -50,9 +50,9 @@ BY_EPOCH = {
 
 
 def by_epoch(result: Result, quantity: Quantity, title: str, panels: Mapping[str, Sequence[dict[str, Any]]]) -> Figure:
-    """A panel per title, a line per run, named by its model; the seeds of a model look alike.
+    """A panel per title, a line per run; the seeds of a model look alike.
 
-    Several learning rates of a model are named; all but the highest have hollow marks.
+    Of several learning rates, all but the highest have hollow marks.
     """
     figure, row = row_of_panels(title, footnote(result), list(panels), "epoch", quantity.label)
     for axes, runs in zip(row, panels.values(), strict=True):
@@ -101,7 +101,7 @@ def runs_table(trained: Sequence[Trained]) -> dict[str, Any]:
 
 
 def spread_tables(trained: Sequence[Trained]) -> list[dict[str, Any]]:
-    """Last accuracies by model, depth and learning rate over the seeds; empty for a single seed."""
+    """Last accuracies over the seeds; empty for one seed."""
     by_run: dict[tuple[str, int, float], list[Trained]] = {}
     for training in trained:
         config, options = training.run.config, training.run.options

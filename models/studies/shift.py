@@ -1,8 +1,7 @@
-"""Accuracy and time on other people's digits; nothing is trained.
+"""Accuracy and time on other people's digits, without training.
 
-In: checkpoints trained on MNIST. Out: accuracy and time of each on the test images of MNIST, of EMNIST's digits if
-available, and on all of scikit-learn's digits. Times are compared with the CNN's. Networks that learned from a teacher
-stand apart.
+In: checkpoints trained on MNIST. Out: accuracy and time on the test images of MNIST, of EMNIST's digits if available,
+and on all of scikit-learn's digits. Networks that learned from a teacher stand apart.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ BATCH = 100
 
 
 def checkpoints(folder: Path) -> list[Checkpoint]:
-    """Raises StudyError for an empty folder, and for a checkpoint trained on other images than MNIST."""
+    """Raises StudyError for an empty folder, and for checkpoints not trained on MNIST."""
     from models.checkpoint import load
 
     loaded = [load(path) for path in sorted(folder.glob("*.safetensors"))]
@@ -49,10 +48,7 @@ def checkpoints(folder: Path) -> list[Checkpoint]:
 
 
 def emnist_images(folder: Path | None) -> Images | None:
-    """The test part, if available.
-
-    Raises DataError for a damaged file, StudyError for a missing folder.
-    """
+    """None if not available; raises DataError for a damaged file, StudyError for a missing folder."""
     from models.data import DataError, find_emnist, load_emnist_part
 
     try:
@@ -148,7 +144,6 @@ def result(rows: list[dict[str, Any]], quick: bool, command: str, device: str) -
 
 
 def _table(rows: Sequence[dict[str, Any]], alike: Sequence[dict[str, Any]], how: str) -> dict[str, Any]:
-    """`alike`: the networks trained in the same way, `how`."""
     timed = "emnist-digits" if "emnist-digits" in rows[0]["sets"] else "mnist"
     cnn_ms = next((_ms_per_1000(row, timed) for row in rows if row["model"] == "cnn"), None)
     columns = [

@@ -1,6 +1,6 @@
-"""The rules by which a published claim holds or not.
+"""The rules by which a published claim holds.
 
-In: the JSON content of a study. Out: our figure in words and the verdict; the docstring of a function is its rule.
+In: a study's JSON content. Out: our figure in words and the verdict; a function's docstring is its rule.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 Result = Mapping[str, Any]
 Verdict = Literal["does not hold", "holds in part", "not tested here", "holds"]
-LEVEL = 0.05  # two times or ratios closer than this are equal: noise of a shared machine
-POINTS = 1.0  # two accuracies closer than this are equal: noise of a single seed
+LEVEL = 0.05  # closer times or ratios are equal: noise of a shared machine
+POINTS = 1.0  # closer accuracies are equal: noise of a single seed
 NAMES = {"vit": "ViT", "vitbnffn": "ViTBNFFN", "vitbn": "ViTBN"}
 
 
@@ -43,7 +43,7 @@ def _last_percent(result: Result, model: str, depth: int, lr: float) -> list[flo
 
 
 def _mean_percent(result: Result, model: str, depth: int, lr: float) -> float:
-    """Test accuracy, the mean over epochs and seeds; 10 % for a run that diverged in its first epoch."""
+    """The mean over epochs and seeds; else as `_last_percent`."""
     every = (series or [{"test_accuracy": 0.1}] for series in _series(result, model, depth, lr))
     return 100 * mean(epoch["test_accuracy"] for series in every for epoch in series)
 
@@ -76,7 +76,7 @@ def inference(result: Result) -> Finding:
 
 def training_ratio(model: str) -> Callable[[Result], Finding]:
     def judge(result: Result) -> Finding:
-        """Holds if the smallest ratio over the rates is at least 2; in part if it is above 1 + LEVEL."""
+        """Holds if the smallest ratio over the rates is at least 2; in part above 1 + LEVEL."""
         equal, published = (_derived(result, model, name) for name in ("equal depth", "published"))
         (low, high), (one_low, one_high) = equal["r_t_range"], published["r_t_range"]
         ours = f"{low:.2f} to {high:.2f} at equal depth; {one_low:.1f} to {one_high:.1f} where it has one block of 6"
@@ -86,9 +86,7 @@ def training_ratio(model: str) -> Callable[[Result], Finding]:
 
 
 def high_rate(result: Result) -> Finding:
-    """Holds if both BatchNorm models pass 97 % and ViT ends 10 points below; in part if both end above ViT by
-    POINTS. Means over the seeds.
-    """
+    """Holds if both BatchNorm models pass 97 % and ViT ends 10 points below; in part if both end POINTS above ViT."""
     vit, *others = (mean(_last_percent(result, model, 6, 0.01)) for model in NAMES)
     ours = ", ".join(f"{name} {_with_range(_last_percent(result, model, 6, 0.01))}" for model, name in NAMES.items())
     shallow = [run["config"]["model"] for run in result["runs"] if run["config"]["depth"] == 1]
@@ -105,7 +103,7 @@ def high_rate(result: Result) -> Finding:
 
 
 def low_rate(result: Result) -> Finding:
-    """Holds if ViT's mean accuracy over epochs and seeds is POINTS above both others; in part above one of the two."""
+    """Holds if ViT's mean accuracy over epochs and seeds is POINTS above both others; in part above one."""
     means = {model: _mean_percent(result, model, 6, 0.0005) for model in NAMES}
     ours = ", ".join(f"{NAMES[model]} {percent:.1f} %" for model, percent in means.items())
     ahead = sum(means["vit"] > means[model] + POINTS for model in means if model != "vit")
@@ -116,7 +114,7 @@ def low_rate(result: Result) -> Finding:
 
 
 def time_by_rate(result: Result) -> Finding:
-    """Holds if the slowest rate takes 20 % more than the quickest for every model; in part for one model."""
+    """Holds if the slowest rate takes 20 % more than the quickest for every model; in part for some."""
     spreads = {}
     for model in NAMES:
         medians = [
@@ -133,7 +131,7 @@ def time_by_rate(result: Result) -> Finding:
 
 
 def _pairs(result: Result, lr: float) -> list[tuple[int, float, float]]:
-    """Depth, and accuracy % of ViT and of ViTBNFFN after the last epoch, means of the seeds."""
+    """Depth, last accuracy % of ViT and of ViTBNFFN, means of the seeds."""
     depths = sorted({run["config"]["depth"] for run in result["runs"] if run["options"]["lr"] == lr})
     return [
         (depth, *(mean(_last_percent(result, model, depth, lr)) for model in ("vit", "vitbnffn"))) for depth in depths
@@ -149,8 +147,8 @@ def _in_words(result: Result, lr: float, pairs: Sequence[tuple[int, float, float
 
 
 def critical_depth(result: Result) -> Finding:
-    """Holds if ViT falls by 5 points from its best depth to the deepest and ViTBNFFN does not; in part if
-    ViTBNFFN falls less.
+    """Holds if ViT falls by 5 points from its best depth to the deepest and ViTBNFFN does not; in part if it falls
+    less.
     """
     pairs = _pairs(result, 0.005)
     falls = [max(pair[i] for pair in pairs) - pairs[-1][i] for i in (1, 2)]
@@ -172,7 +170,7 @@ def deep_at_0003(result: Result) -> Finding:
 
 
 def stable_when_deep(result: Result) -> Finding:
-    """Of one rate: holds if ViTBNFFN ends POINTS above ViT at every depth; in part at more than half of them."""
+    """Of one rate: holds if ViTBNFFN ends POINTS above ViT at every depth; in part at more than half."""
     (lr,) = {run["options"]["lr"] for run in result["runs"]}
     pairs = _pairs(result, lr)
     ahead = sum(other > vit + POINTS for _, vit, other in pairs)
@@ -183,9 +181,8 @@ def stable_when_deep(result: Result) -> Finding:
 
 
 def faster_when_deep(result: Result) -> Finding:
-    """Holds if ViTBNFFN's mean accuracy over epochs and seeds is POINTS above ViT's at every depth from 5 on.
-
-    In part at one of them.
+    """Holds if ViTBNFFN's mean accuracy over epochs and seeds is POINTS above ViT's at every depth from 5 on; in part
+    at some.
     """
     leads = {}
     for depth in (depth for depth, _, _ in _pairs(result, 0.003) if depth >= 5):
@@ -200,7 +197,7 @@ def faster_when_deep(result: Result) -> Finding:
 
 
 def sigmoids(result: Result) -> Finding:
-    """Holds if it is ahead by POINTS after the first epoch at 0.01, and by 10 at the end at 0.1; in part at one."""
+    """Holds if BatchNorm leads by POINTS after the first epoch at 0.01 and by 10 at the end at 0.1; in part at one."""
     series = {(run["config"]["model"], run["options"]["lr"]): run["series"] for run in result["runs"]}
     first, last = ({key: 100 * epochs[place]["test_accuracy"] for key, epochs in series.items()} for place in (0, -1))
     distorted = all(run["options"]["augment_test"] for run in result["runs"])
@@ -214,6 +211,7 @@ def sigmoids(result: Result) -> Finding:
 
 
 def emnist(result: Result) -> Finding:
+    """Holds if every network reads over 90 %, else in part."""
     measured = {row["name"]: row["sets"].get("emnist-digits") for row in result["derived"]}
     percents = {name: 100 * its["accuracy"] for name, its in measured.items() if its}
     if not percents:

@@ -75,7 +75,6 @@ class Acts:
         self.say(f"model {model} {reason}: unloading and loading it")
 
     def ended(self, reason: str, detail: str) -> None:
-        """`reason` labels the metric, so it takes few values."""
         self._ends.labels(reason).inc()
         self._healthy.set(0)
         self.say(f"the server {reason}: {detail}")

@@ -1,4 +1,4 @@
-"""Triton's arguments for the supervisor: where the server listens, which repositories and models it serves.
+"""Triton's arguments, as the supervisor needs them.
 
 In: the arguments of `tritonserver`. Out: `ServerOptions`, or ValueError in one line.
 """
@@ -20,9 +20,9 @@ EXIT_TIMEOUT_S = 2  # for open requests; a request queues for at most a second
 
 @dataclass(frozen=True)
 class ServerOptions:
-    """`http_url` and `grpc_url` are HOST:PORT, `grpc_url` None without gRPC; `models` None: all models.
+    """URLs are HOST:PORT, `grpc_url` None without gRPC; `models` None: all models.
 
-    `headers` open the calls behind --http-restricted-api, `grpc_headers` behind --grpc-restricted-protocol.
+    `headers` open calls behind --http-restricted-api, `grpc_headers` behind --grpc-restricted-protocol.
     """
 
     http_url: str
@@ -36,8 +36,7 @@ class ServerOptions:
     def command(self, at_start: Sequence[str], complete: bool) -> list[str]:
         """For a server that loads the models `at_start` and survives a broken model.
 
-        With `complete` configurations Triton need not start each model to complete them: loading takes half the
-        time.
+        If configurations are `complete`, Triton need not start models to complete them: half the loading time.
         """
         own = ["--model-control-mode=explicit", "--exit-on-error=false", f"--exit-timeout-secs={EXIT_TIMEOUT_S}"]
         own += [BY_PRIORITY]
@@ -45,7 +44,7 @@ class ServerOptions:
         return [*own, *(f"--load-model={name}" for name in at_start), *self.rest]
 
     def model_dirs(self) -> dict[str, Path]:
-        """Name -> folder of every model to serve; the first repository wins."""
+        """Name -> folder; the first repository wins."""
         folders: dict[str, Path] = {}
         for repository in self.repositories:
             for path in sorted(repository.iterdir()):
@@ -87,27 +86,26 @@ def _allowed(values: Mapping[str, str], service: str) -> bool:
 
 
 def _url(values: Mapping[str, str], service: str, port: str) -> str:
-    """HOST:PORT, seen from here."""
     address = values.get(f"--{service}-address", "127.0.0.1")
     address = "127.0.0.1" if address in ("0.0.0.0", "::") else address
     return f"{address}:{values.get(f'--{service}-port', port)}"
 
 
 def _keys(pairs: Iterable[tuple[str, str, tuple[str, ...]]], option: str) -> dict[str, str]:
-    """Headers in the values of `option`, each APIS:HEADER=CONTENT."""
+    """Headers in values APIS:HEADER=CONTENT."""
     guards = (value.partition(":")[2].partition("=") for name, value, _ in pairs if name == option)
     return {key: value for key, _, value in guards}
 
 
 def split(arguments: Sequence[str], names: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """The values of the options `names`; the words of all other options."""
+    """The values of `names`; the words of all other options."""
     pairs = list(_pairs(arguments))
     values = {name: value for name, value, _ in pairs if name in names}
     return values, [word for name, _, words in pairs if name not in names for word in words]
 
 
 def _pairs(arguments: Sequence[str]) -> Iterator[tuple[str, str, tuple[str, ...]]]:
-    """(option, value, both as words) of `--option=value`, `--option value` and flags."""
+    """(option, value, both as words)."""
     words = list(arguments)
     while words:
         word = words.pop(0)

@@ -41,17 +41,15 @@ class Call:
 
     @property
     def rows(self) -> int:
-        """0 if every input is a scalar."""
         return max((len(value) for value in self.inputs.values() if value.ndim), default=0)
 
     @property
     def shapes(self) -> Hashable:
-        """Of each input, without the first dimension."""
         return tuple(sorted((name, value.shape[1:]) for name, value in self.inputs.items()))
 
 
 def answer(engine: Engine, outputs: Sequence[str], calls: Sequence[Call], batched: bool) -> list[Outputs | RunFailed]:
-    """Requested outputs by call; if `batched`, calls that differ only in rows run together."""
+    """Answers by call; if `batched`, calls that differ only in rows run together."""
     groups: dict[Hashable, list[int]] = defaultdict(list)
     for position, call in enumerate(calls):
         groups[call.shapes if batched else position].append(position)
@@ -74,7 +72,6 @@ def _answer_group(
 
 
 def _run(engine: Engine, outputs: Sequence[str], calls: Sequence[Call], batched: bool) -> list[Outputs]:
-    """Raises RunFailed."""
     names = [name for name in outputs if any(name in call.requested for call in calls)]
     feeds = calls[0].inputs
     if len(calls) > 1:

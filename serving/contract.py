@@ -1,7 +1,7 @@
 """Compares config.pbtxt with the loaded model, as strictly as Triton's native backends.
 
-In: the model's configuration as Triton's JSON, and the engine's tensors. Out: nothing, or ModelRefused. A repository
-that loads here must load in a native server; strings, scalars, ragged batches and sequences are refused only here.
+In: the configuration as Triton's JSON, the engine's tensors. Out: nothing, or ModelRefused. What loads here must load
+in a native server; strings, scalars, ragged batches and sequences are refused only here.
 """
 
 from collections.abc import Iterable, Mapping
@@ -14,7 +14,7 @@ UNSUPPORTED = ("sequence_batching", "batch_input", "batch_output", "model_operat
 
 
 class ModelRefused(ValueError):
-    """The message quotes config.pbtxt and the model."""
+    pass
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,6 @@ class Tensor:
 
 
 def parameter(config: Config, key: str) -> str | None:
-    """None if absent."""
     text: str | None = config.get("parameters", {}).get(key, {}).get("string_value")
     return text
 
@@ -74,7 +73,7 @@ def _check_tensor(kind: str, entry: Config, provided: Mapping[str, Tensor], batc
             raise ModelRefused(
                 f"{kind} '{name}': max_batch_size above 0 needs a dynamic first dimension, the model has {shape}"
             )
-    # An input may fix a dimension that the model leaves open; an output must match exactly.
+    # Only an input may fix a dimension that the model leaves open.
     accepted = [want if have == -1 and kind == "input" else have for have, want in zip(shape, declared, strict=False)]
     if len(shape) != len(declared) or accepted != declared:
         batch = " (with the batch dimension)" if batched else ""

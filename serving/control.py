@@ -23,8 +23,7 @@ class ControlFailed(Exception):
 class Control:
     """`url` is HOST:PORT of HTTP; `headers` go with every request.
 
-    Models are loaded at `grpc_url`, if given: a load over HTTP holds a thread of Triton with all its connections
-    (measured: 7 s).
+    Loads go to `grpc_url`, if given: over HTTP they hold a thread of Triton with all its connections.
     """
 
     url: str
@@ -48,7 +47,7 @@ class Control:
             self._post(f"v2/repository/models/{model}/load", content, timeout_s)
 
     def _load_over_grpc(self, model: str, config: str | None, timeout_s: float) -> bool:
-        """False if gRPC did not take the order; raises ControlFailed for a failed load."""
+        """False without gRPC."""
         if self.grpc_url is None:
             return False
         from tritonclient.grpc import InferenceServerClient
@@ -70,7 +69,7 @@ class Control:
     def _post(self, path: str, content: dict[str, Any], timeout_s: float) -> Any:
         headers = {"Content-Type": "application/json", **self.headers}
         request = urllib.request.Request(f"http://{self.url}/{path}", json.dumps(content).encode(), headers)
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy must not see loopback
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # ignores $http_proxy
         try:
             with opener.open(request, timeout=timeout_s) as answer:
                 return json.loads(answer.read() or b"null")

@@ -1,6 +1,6 @@
 """Heals a running server: loads a model again, or gives the server up.
 
-In: the probe's verdicts, and the processes of the server. Out: acts, until ServerLost or Stopping.
+In: the probe's verdicts and the server's processes. Out: acts, until ServerLost or Stopping.
 """
 
 import subprocess
@@ -18,26 +18,25 @@ from serving.prober import Prober, Verdict
 from serving.processes import Family, Stub
 from serving.waits import ServerLost, Waits
 
-LOOK_S = 0.5  # between looks at the server's processes
-LAME_S = 0.5  # so long a served version's stub may be dead or stopped
+LOOK_S = 0.5  # between looks at processes
+LAME_S = 0.5  # before a dead or stopped stub counts
 FAILURES, RECENT = 2, 4  # among a model's last probes: of two instances one may be dead
-SILENCES = 3  # of the server, before a restart
-BUSY_SHARE = 0.2  # of a core; a stub above this is slow, not stuck
-BUSY_S = 30.0  # a stub silent for longer is stuck after all
+SILENCES = 3  # before a restart
+BUSY_SHARE = 0.2  # of a core; above this a stub is slow, not stuck
+BUSY_S = 30.0  # then a silent stub is stuck after all
 
 
 class Healing:
     def __init__(self, loading: Loading, prober: Prober, acts: Acts, waits: Waits) -> None:
         self._loading, self._prober, self._acts, self._waits = loading, prober, acts, waits
         self._silent = 0
-        self._failed: dict[str, deque[bool]] = {}  # model -> whether each of its last probes failed
-        self._reloaded: set[str] = set()  # loaded again, and not right since
+        self._failed: dict[str, deque[bool]] = {}  # model -> its last probes
+        self._reloaded: set[str] = set()  # not right since
         self._busy: dict[str, tuple[float, float, float]] = {}  # model -> since, last look, processor
-        self._lame: dict[Stub, float] = {}  # stub that can do nothing -> since
+        self._lame: dict[Stub, float] = {}  # dead or stopped stub -> since
         self._replaced: set[Stub] = set()  # stubs of models loaded again
 
     def watch(self, process: subprocess.Popen[bytes], family: Family) -> None:
-        """Ends with ServerLost or Stopping."""
         looked_s, stubs, healthy = 0.0, list[Stub](), False
         while True:
             self._waits.check(process)
@@ -55,7 +54,6 @@ class Healing:
             self._judge(verdict, stubs)
 
     def _judge(self, verdict: Verdict, stubs: Sequence[Stub]) -> None:
-        """Reloads a model, or raises ServerLost, after too many failures."""
         if not verdict.models and not verdict.ok:
             self._silent += 1
             if self._silent >= SILENCES:
@@ -77,7 +75,7 @@ class Healing:
             self._reload(model, f"failed twice ({failure.reason})", own)
 
     def _works(self, model: str, stubs: Sequence[Stub]) -> bool:
-        """Whether a silent model is only slow: its stubs use the processor, for less than BUSY_S."""
+        """Whether a silent model is only slow: its stubs use the processor."""
         if not stubs or any(stub.stopped for stub in stubs):
             return False
         now, spent_s = time.monotonic(), sum(stub.processor_s() for stub in stubs)
@@ -88,7 +86,7 @@ class Healing:
         return spent_s - before_s > BUSY_SHARE * (now - looked_s) and now - since_s < BUSY_S
 
     def _heal_lame(self, stubs: Sequence[Stub]) -> None:
-        """Reloads models with a dead or stopped process: other instances may pass the probe."""
+        """A model's other instances may pass the probe."""
         now = time.monotonic()
         lame = (stub for stub in stubs if stub.stopped and stub not in self._replaced)
         self._lame = {stub: self._lame.get(stub, now) for stub in lame}
@@ -100,15 +98,15 @@ class Healing:
                 return
 
     def _reload(self, model: str, reason: str, stubs: Sequence[Stub]) -> None:
-        """Unloads and loads a model; raises ServerLost if that fails, or did not help the last time."""
+        """Raises ServerLost if a load fails or did not help the last time."""
         if model in self._reloaded:
             raise ServerLost("failed", f"model {model} is not right after a load: {reason}")
         self._acts.reloading(model, reason)
         for stub in stubs:
-            if stub.stopped:  # it would hold up the unload, and end the server if it went on
+            if stub.stopped:  # it would hold up the unload and, if it went on, end the server
                 _kill(stub)
         again = self._loading.plan(model)
-        self._waits.rest(self._prober.withdraw())  # while a model is unloaded Triton answers 400: no proxy asks then
+        self._waits.rest(self._prober.withdraw())  # no proxy may ask: of an unloaded model Triton answers 400
         try:
             self._loading.load_again(model, again)
         except ControlFailed as error:
@@ -116,7 +114,7 @@ class Healing:
         for stub in stubs:  # Triton 2.51 never ends processes beside a dead process
             _kill(stub)
         self._replaced |= {*stubs}
-        self._prober.start()  # healthy after a verdict on the new processes
+        self._prober.start()
         self._failed.pop(model, None)
         self._reloaded.add(model)
         self._acts.say(f"model {model} is loaded again")

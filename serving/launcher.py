@@ -1,8 +1,8 @@
 """The console script `tritonserver`: replaces its own process by the server.
 
 In: Triton's arguments. Out: the running server. A native server (on PATH or in /opt/tritonserver) gets the arguments
-unchanged. Otherwise the server inside nvidia-pytriton starts with other defaults: loopback only, this project's
-backends, this environment's Python, and explicit mode, which allows publishing new versions.
+unchanged. Otherwise nvidia-pytriton's server starts with other defaults: loopback only, this project's backends, this
+environment's Python, explicit mode.
 """
 
 import ctypes
@@ -36,7 +36,7 @@ class LauncherError(RuntimeError):
 
 
 def native_server(search_path: str) -> Path | None:
-    """The first native tritonserver on `search_path` (as $PATH), else the container's."""
+    """The first on `search_path` (as $PATH), else the container's."""
     candidates = [Path(folder, "tritonserver") for folder in search_path.split(os.pathsep)]
     for candidate in [*candidates, CONTAINER_SERVER]:
         if candidate.is_file() and os.access(candidate, os.X_OK) and not _is_launcher(candidate):
@@ -45,7 +45,7 @@ def native_server(search_path: str) -> Path | None:
 
 
 def shared_memory_arguments(search_path: str) -> list[str]:
-    """Lets clients share memory, if the native server on `search_path` needs an argument (Triton 26.05 on)."""
+    """Lets clients share memory: native servers from Triton 26.05 on need an argument."""
     native = native_server(search_path)
     if native is None:
         return []
@@ -54,13 +54,12 @@ def shared_memory_arguments(search_path: str) -> list[str]:
 
 
 def _is_launcher(program: Path) -> bool:
-    """Whether `program` is this module's console script, in any environment."""
     with program.open("rb") as script:
         return b"serving.launcher" in script.read(4096)
 
 
 def pytriton_folder() -> Path:
-    """Raises LauncherError if pytriton is missing or cannot work."""
+    """Raises LauncherError without a working pytriton."""
     spec = importlib.util.find_spec("pytriton")
     if spec is None or spec.origin is None:
         raise LauncherError(
@@ -98,9 +97,9 @@ def cache_folder(environment: Mapping[str, str]) -> Path:
 
 
 def assemble_backends(files: Mapping[str, Path], cache: Path) -> Path:
-    """A folder in `cache` with these `files` for --backend-directory; the next start reuses it.
+    """A folder in `cache` for --backend-directory, which the next start reuses.
 
-    One rename completes it, so no launcher sees half of it. Raises LauncherError if `cache` is not writable.
+    One rename completes it: no launcher sees half of it. Raises LauncherError if `cache` is not writable.
     """
     contents = [f"{name} {source} {source.stat().st_mtime_ns}" for name, source in files.items() if source.is_file()]
     contents += [f"{name} {source}" for name, source in files.items() if source.is_dir()]
@@ -126,7 +125,7 @@ def assemble_backends(files: Mapping[str, Path], cache: Path) -> Path:
 
 
 def server_environment(pytriton: Path, inherited: Mapping[str, str]) -> dict[str, str]:
-    """Puts the server's libraries, our libpython and our python3 first; ONNX Runtime reports nothing to Microsoft."""
+    """Puts the server's libraries, this libpython and python3 first; stops ONNX Runtime's reports to Microsoft."""
     libraries = [str(pytriton.parent / "nvidia_pytriton.libs"), str(Path(sys.base_prefix, "lib"))]
     programs = str(Path(sys.executable).parent)  # the first python3 on PATH selects the stub's environment
     return {
@@ -138,13 +137,13 @@ def server_environment(pytriton: Path, inherited: Mapping[str, str]) -> dict[str
 
 
 def file_of_locks() -> str:
-    """A name, valid in this server's children, of a file in memory that ends with the server."""
+    """The name, for the server's children, of a file in memory that ends with it."""
     descriptor = os.memfd_create("vitbn-turns", 0)  # without a flag it survives exec
     return f"/proc/{os.getpid()}/fd/{descriptor}"
 
 
 def check_stub(stub: Path, environment: Mapping[str, str]) -> None:
-    """Raises LauncherError if the stub cannot run, as without libpython."""
+    """Raises LauncherError, for example without libpython."""
     result = subprocess.run([stub], env=environment, capture_output=True, text=True)
     if result.returncode == 127:  # from the dynamic loader; a working stub returns 1
         reason = " ".join(result.stderr.split())
@@ -155,10 +154,9 @@ def check_stub(stub: Path, environment: Mapping[str, str]) -> None:
 
 
 def shell_safe(folder: str) -> str:
-    """`folder`, or a /proc name if a shell would split or expand it.
+    """`folder`, or a descriptor's /proc name, which survives exec, if a shell would split or expand it.
 
-    Triton starts the stub with an unquoted `bash -c`: with a space in a path the stub never answers. The /proc name
-    is a descriptor of this process and survives exec.
+    Triton starts the stub with an unquoted `bash -c`: with a space in a path the stub never answers.
     """
     if shlex.quote(folder) == folder or not Path(folder).is_dir():
         return folder
@@ -179,7 +177,7 @@ def shell_safe_repositories(arguments: Sequence[str]) -> list[str]:
 
 
 def control_defaults(arguments: Sequence[str]) -> list[str]:
-    """Explicit mode with every model loaded, unless `arguments` choose: Triton's default never loads again."""
+    """Explicit mode with every model, unless `arguments` choose: Triton's default never loads again."""
     options = {argument.partition("=")[0] for argument in arguments}
     if "--model-control-mode" in options:
         return []
@@ -206,7 +204,7 @@ def launch(arguments: Sequence[str]) -> NoReturn:
     files = backend_files(pytriton)
     check_stub(files["python/triton_python_backend_stub"], environment)
     backends = assemble_backends(files, cache_folder(os.environ))
-    # Triton takes the last of equal options: the user's prevail.
+    # Of equal options Triton takes the last: the user's.
     defaults = [f"--{service}-address=127.0.0.1" for service in ("http", "grpc", "metrics")]
     defaults += [f"--backend-directory={shell_safe(str(backends))}", BY_PRIORITY, *control_defaults(arguments)]
     server = pytriton / "tritonserver" / "bin" / "tritonserver"

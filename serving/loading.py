@@ -1,4 +1,4 @@
-"""Loads a supervised server's models: at its start, an older version if necessary, and again."""
+"""Loads a supervised server's models: at its start, older versions if necessary, and again."""
 
 import subprocess
 import time
@@ -12,9 +12,9 @@ from serving.control import Control, ControlFailed
 from serving.waits import ServerLost, Waits
 from serving.whole import Plan, plan
 
-START_S = 180.0  # for a start with every model
+START_S = 180.0
 LOAD_S = 120.0
-RELOAD_S = 20.0  # to load a model again while the others serve
+RELOAD_S = 20.0  # while other models serve
 UNLOAD_S = 3.0
 
 
@@ -24,7 +24,7 @@ class Loading:
     def __init__(self, options: ServerOptions, acts: Acts, waits: Waits) -> None:
         self._options, self._acts, self._waits = options, acts, waits
         self._control = Control(options.http_url, options.headers, options.grpc_url, options.grpc_headers)
-        self._refused: dict[str, set[int]] = {}  # model -> whole versions that the server does not load
+        self._refused: dict[str, set[int]] = {}  # model -> versions
 
     def plans(self) -> dict[str, Plan]:
         return {name: self.plan(name) for name in self._options.model_dirs()}
@@ -34,14 +34,14 @@ class Loading:
         return plan(self._options.model_dirs()[name], self._refused.get(name, ()))
 
     def load_all(self, process: subprocess.Popen[bytes], plans: Mapping[str, Plan]) -> None:
-        """Loads models that the server could not load at its start; raises ServerLost."""
+        """Loads what the server could not load at its start; raises ServerLost."""
         index = self._wait_for_index(process)
         for name, first in plans.items():
             self._acts.planned(name, first.versions or (), first.problems)
             ready = {number for number, state in index.get(name, {}).items() if state == "READY"}
             if not first.versions or ready >= {*first.versions}:
                 continue
-            if first.config is None:  # after a failed load at its start Triton says "not ready" for ever
+            if first.config is None:  # Triton says "not ready" for ever after a failed load at its start
                 self._refused.setdefault(name, set()).add(first.versions[-1])
                 raise ServerLost("refused", f"model {name}, version {first.versions[-1]} does not load")
             self._load_newest(name, first)

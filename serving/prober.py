@@ -1,7 +1,6 @@
 """Runs the probe of `clients/probe.py` repeatedly in a child process.
 
-In: the server's address. Out: a sequence of verdicts. The process keeps serving/ free of clients/ and cannot hang with
-the server.
+In: the server's address. Out: verdicts. The process keeps serving/ free of clients/ and cannot hang with the server.
 """
 
 from __future__ import annotations
@@ -19,14 +18,12 @@ from typing import Any
 
 EVERY_S = 1.0
 TIMEOUT_S = 1.5
-SILENCE_S = 15.0  # after which the prober itself is started again
-WITHDRAW_S = 1.5  # a proxy checks twice within this time (serving/proxy/clusters.py)
+SILENCE_S = 15.0  # then the prober itself is restarted
+WITHDRAW_S = 1.5  # a proxy checks twice meanwhile (serving/proxy/clusters.py)
 
 
 @dataclass(frozen=True)
 class Failure:
-    """`silent`: the version did not answer at all."""
-
     model: str
     version: int
     reason: str
@@ -47,7 +44,7 @@ class Verdict:
 
 
 class Prober:
-    """Probes from `start` to `stop`; answers health checks at `health_port` of loopback, unless None."""
+    """Also answers health checks at `health_port` of loopback, unless None."""
 
     def __init__(self, url: str, headers: Mapping[str, str], health_port: int | None = None) -> None:
         self._command = [sys.executable, "-m", "clients.probe", "--url", url]
@@ -77,7 +74,7 @@ class Prober:
         return None
 
     def withdraw(self) -> float:
-        """Stops, health checks too; returns the seconds after which a proxy sends this server nothing."""
+        """Stops, health checks too; returns the seconds until a proxy sends this server nothing."""
         self.stop()
         return self._withdraw_s
 

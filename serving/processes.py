@@ -1,6 +1,6 @@
 """A server's processes: itself, a Python stub per model instance, and their shared memory.
 
-In: the server's process id. Out: its stubs, and whether they are stopped; after its death nothing remains.
+In: the server's process id. Out: its stubs; after its death nothing remains.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Stub:
 
     @property
     def stopped(self) -> bool:
-        """Also if dead: a zombie, which Triton does not notice."""
+        """Also if dead, which Triton does not notice."""
         with suppress(psutil.NoSuchProcess):
             return self.process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE)
         return True
@@ -51,7 +51,7 @@ class Family:
     stubs: dict[psutil.Process, Stub] = field(default_factory=dict)  # a dead process no longer tells its arguments
 
     def look(self) -> list[Stub]:
-        """The loaded models' stubs, also dead stubs."""
+        """The loaded models' stubs, dead or alive."""
         children: list[psutil.Process] = []
         with suppress(psutil.NoSuchProcess):
             server = psutil.Process(self.pid)
@@ -65,7 +65,7 @@ class Family:
         return [*self.stubs.values()]
 
     def sweep(self) -> tuple[int, int]:
-        """Returns the number of killed processes and the freed bytes."""
+        """Returns how many processes it killed and the freed bytes."""
         left = [member for member in self.members if _lives(member)]
         for member in left:
             with suppress(psutil.NoSuchProcess):
@@ -86,7 +86,6 @@ def _lives(process: psutil.Process) -> bool:
 
 
 def _remove(regions: Iterable[Path]) -> int:
-    """Returns the freed bytes."""
     removed = 0
     for region in regions:
         with suppress(FileNotFoundError):
@@ -107,7 +106,6 @@ def _stub(process: psutil.Process) -> Iterable[Stub]:
 
 
 def _regions(process: psutil.Process) -> set[Path]:
-    """The mapped shared memory of Triton's Python backends."""
     with suppress(psutil.NoSuchProcess, psutil.AccessDenied, OSError):
         maps = Path(f"/proc/{process.pid}/maps").read_text()
         return {Path(name) for name in re.findall(rf"{SHARED_MEMORY}/triton_\w*_shm_region_[\w-]+", maps)}

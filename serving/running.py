@@ -1,7 +1,7 @@
 """A Triton server for a `with` block.
 
-In: a model repository. Out: this environment's `tritonserver` as a child process on free loopback ports. The end of the
-block removes its processes, shared memory and files; the server also ends with this process.
+In: a model repository. Out: this environment's `tritonserver` as a child process on free loopback ports. Its processes,
+shared memory and files end with the block or with this process.
 """
 
 import os
@@ -26,7 +26,7 @@ REASON_LINES = 6
 
 
 class ServerFailed(RuntimeError):
-    """The message ends with the log's errors."""
+    pass
 
 
 @dataclass(frozen=True)
@@ -49,10 +49,9 @@ class Server:
 def running_server(
     repository: Path, arguments: Sequence[str] = (), timeout_s: float = 60, supervised: bool = False
 ) -> Iterator[Server]:
-    """Yields when the server is ready.
+    """Yields when the server is ready; raises ServerFailed if it stops or is not ready in time.
 
-    `arguments` are Triton's, except addresses and ports. `supervised`: by serving/supervisor.py; `pid` is then the
-    supervisor's. Raises ServerFailed if the server stops or is not ready in time.
+    `arguments` are Triton's, except addresses and ports. `supervised`: `pid` is the supervisor's.
     """
     with tempfile.TemporaryDirectory(prefix="tritonserver-") as folder:
         log_path = Path(folder, "server.log")
@@ -62,7 +61,7 @@ def running_server(
                 if failure is None:
                     yield server
                     return
-            if "already in use" not in server.log():  # another process took a port first
+            if "already in use" not in server.log():  # a port was taken first
                 break
         raise ServerFailed(f"tritonserver on {repository} {failure}:\n{_reason(server.log())}")
 
@@ -104,9 +103,9 @@ def free_ports(count: int) -> list[int]:
 def _wait_until_ready(process: subprocess.Popen[bytes], server: Server, timeout_s: float) -> str | None:
     """The failure, if any."""
     deadline = time.monotonic() + timeout_s
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy must not see loopback
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # ignores $http_proxy
     while process.poll() is None:
-        # Refused connections, time-outs and HTTP errors are all OSError.
+        # HTTP errors are OSError too.
         with suppress(OSError), opener.open(f"http://{server.http_url}/v2/health/ready", timeout=1):
             return None
         if time.monotonic() > deadline:
@@ -116,14 +115,12 @@ def _wait_until_ready(process: subprocess.Popen[bytes], server: Server, timeout_
 
 
 def _reason(log: str) -> str:
-    """The last error lines of the log, else its last lines."""
     lines = [line for line in log.splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith(("E", "error"))]
     return "\n".join((errors or lines)[-REASON_LINES:])
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    """SIGTERM, then SIGKILL after a grace, also for the stubs."""
     process.terminate()
     try:
         process.wait(STOP_GRACE_S)

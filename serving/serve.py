@@ -1,7 +1,4 @@
-"""`vitbn serve`: a plain server, a supervised server, or several behind the proxy.
-
-Runs until a signal; the exit code is the server's.
-"""
+"""`vitbn serve`: a plain server, a supervised server, or several behind the proxy."""
 
 from __future__ import annotations
 
@@ -79,7 +76,7 @@ def serve(arguments: tuple[str, ...], **own: Any) -> None:
 
 
 def _check(own: Mapping[str, Any]) -> None:
-    """Raises UsageError for an option without effect: a server without its keys would let everybody in."""
+    """Raises UsageError for an option without effect: without its keys a server would let everybody in."""
     mode = "servers" if own["servers"] else "supervised" if own["supervised"] else None
     for name, modes in NEEDS.items():
         if own[name] is not None and mode not in modes:

@@ -1,7 +1,6 @@
 """A Triton backend in Python for a missing native backend.
 
-An engine adds its loader in `serving/backends/<engine>/model.py`, which Triton's stub imports. Refuses an incomplete
-configuration.
+Engines subclass it in `serving/backends/<engine>/model.py`, which Triton's stub imports.
 """
 
 import json
@@ -18,7 +17,7 @@ from serving.turns import turns
 
 
 class StandIn(ABC):
-    """An instance of a model; Triton's stub calls it from one thread."""
+    """A model's instance; Triton's stub calls it from one thread."""
 
     default_file: ClassVar[str]  # the native backend's
 

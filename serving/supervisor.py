@@ -1,10 +1,7 @@
 """`vitbn serve --supervised`: keeps a server answering correctly.
 
-In: Triton's arguments. Out: the newest whole version of every model is served until SIGTERM or SIGINT, then exit code
-0; exit code 1 after too many restarts. The probe asks every served version a stored image each second:
-
-- a model that fails twice, or has lost a process of an instance, is unloaded and loaded;
-- a server that dies, does not answer, or fails again after a load is ended, swept and started, with a growing pause.
+In: Triton's arguments. Out: every model's newest whole versions are served until SIGTERM or SIGINT, then exit code 0;
+exit code 1 after too many restarts. How it heals: triton_repo/README.md, Supervise.
 """
 
 from __future__ import annotations
@@ -75,7 +72,6 @@ class Supervisor:
         return not self._waits.stopped.wait(pause_s)
 
     def _serve(self) -> None:
-        """Raises ServerLost or Stopping."""
         self._acts.forget_plans()
         plans = self._loading.plans()
         at_start = [name for name, each in plans.items() if each.config is None and each.versions != ()]
@@ -109,7 +105,7 @@ class Supervisor:
 
 
 def _cause(process: subprocess.Popen[bytes], lost: ServerLost) -> tuple[str, str]:
-    """During a load, a dying server looks as if only the load had failed."""
+    """A server that dies during a load looks as if only the load had failed."""
     try:
         return "died", f"exit code {process.wait(DEATH_S)}"
     except subprocess.TimeoutExpired:
@@ -117,7 +113,6 @@ def _cause(process: subprocess.Popen[bytes], lost: ServerLost) -> tuple[str, str
 
 
 def _end(process: subprocess.Popen[bytes], grace_s: float) -> int:
-    """SIGTERM, then SIGKILL after `grace_s` seconds; returns the exit code."""
     process.terminate()
     try:
         return process.wait(grace_s)
@@ -127,7 +122,7 @@ def _end(process: subprocess.Popen[bytes], grace_s: float) -> int:
 
 
 def supervise(arguments: Sequence[str], metrics_port: int | None = METRICS_PORT, health_port: int | None = None) -> int:
-    """Returns the exit code. Raises ValueError for bad arguments."""
+    """Returns the exit code. Raises ValueError for bad arguments and a taken port."""
     end_with_parent(os.environ.pop(PARENT_VARIABLE, None))
     options = parse(arguments)
     try:

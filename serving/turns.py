@@ -1,8 +1,7 @@
 """Lets instances of a version in one server compute in turn.
 
-In: the server's file of locks, the version's model file. Out: a context manager; a lock ends with its process. The
-second instance is a standby that lets Triton bound the queue; computing on the same cores, it would only slow the first
-down. Other servers with the same repository have their own cores, so the model file itself is never locked.
+In: the server's file of locks, the version's model file. Out: a context manager; a lock ends with its process. Other
+servers have their own cores, so the model file itself is never locked. Why: docs/decisions.md, Serving.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from serving.launcher import TURNS_VARIABLE
 
 
 class Turns:
-    """A lock on one byte of `locks`, the same for all processes with this `path`. Raises OSError."""
+    """Locks the byte of `locks` that belongs to `path`. Raises OSError."""
 
     def __init__(self, locks: Path, path: Path) -> None:
         self._descriptor = os.open(locks, os.O_RDWR)

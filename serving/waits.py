@@ -1,4 +1,4 @@
-"""Waits of the supervisor and the fleet; a signal ends them, and the server's death some."""
+"""Waits of the supervisor and the fleet that a signal ends."""
 
 import subprocess
 import threading
@@ -42,12 +42,12 @@ class Waits:
             raise ServerLost("died", f"exit code {process.returncode}")
 
     def call(self, function: Callable[[], None]) -> None:
-        """In a thread: a signal need not wait. Raises `function`'s ControlFailed."""
+        """In a thread: a signal need not wait. Raises ControlFailed."""
         in_thread(function, self.tick)
 
 
 def in_thread(function: Callable[[], None], tick: Callable[[], None]) -> None:
-    """Ticks until `function` ends; raises its ControlFailed."""
+    """Ticks until `function` ends; raises ControlFailed."""
     failures: list[ControlFailed] = []
 
     def run() -> None:

@@ -1,6 +1,6 @@
 """Judges by the files which versions of a model are whole.
 
-Writes nothing. Models without any manifest.json are not this project's: Triton decides.
+Models without any manifest.json are not this project's: Triton decides.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Plan:
 
 
 def plan(model_dir: Path, refused: Collection[int] = ()) -> Plan:
-    """The newest whole versions without those `refused`, as many as the policy serves."""
+    """The newest whole versions, not `refused`, as many as the policy serves."""
     name, present = model_dir.name, _versions(model_dir)
     if not any((model_dir / str(number) / MANIFEST_FILE).exists() for number in present):
         return Plan(name, None)
@@ -78,13 +78,12 @@ def plan(model_dir: Path, refused: Collection[int] = ()) -> Plan:
 
 
 def _versions(model_dir: Path) -> list[int]:
-    """Ascending; ignores other folders and leading zeros, as Triton does."""
+    """Ascending, without leading zeros, as Triton does."""
     names = (path.name for path in model_dir.iterdir() if path.is_dir())
     return sorted(int(name) for name in names if name.isdecimal() and name.isascii() and not name.startswith("0"))
 
 
 def _read_config(path: Path, name: str) -> pb.ModelConfig:
-    """Raises Broken."""
     from google.protobuf import text_format
     from tritonclient.grpc import model_config_pb2 as pb
 
@@ -99,7 +98,7 @@ def _read_config(path: Path, name: str) -> pb.ModelConfig:
 
 
 def _published_config(model_dir: Path, chosen: Sequence[int]) -> pb.ModelConfig | None:
-    """Of the newest version with a readable configuration."""
+    """Of the newest version with a readable config."""
     for number in reversed(chosen):
         try:
             return _read_config(model_dir / str(number) / CONFIG_FILE, model_dir.name)
@@ -109,7 +108,6 @@ def _published_config(model_dir: Path, chosen: Sequence[int]) -> pb.ModelConfig 
 
 
 def _served(message: pb.ModelConfig, present: Sequence[int]) -> list[int]:
-    """Ascending, by the version policy."""
     policy = message.version_policy
     kind = policy.WhichOneof("policy_choice")
     if kind == "all":
@@ -120,7 +118,7 @@ def _served(message: pb.ModelConfig, present: Sequence[int]) -> list[int]:
 
 
 def _check_version(folder: Path) -> dict[str, Any]:
-    """The manifest of an unchanged version; raises Broken."""
+    """The manifest; raises Broken for a changed version."""
     path = folder / MANIFEST_FILE
     try:
         manifest: dict[str, Any] = json.loads(path.read_text())

@@ -1,4 +1,4 @@
-"""Chooses engine, precision and sharing of the cores for a network, by measurement on this machine.
+"""Chooses a network's engine, precision and sharing of the cores by measurement on this machine.
 
 In: the proven float32 file, its int8 form, a labelled dataset. Out: a `Choice`.
 """
@@ -76,10 +76,7 @@ class Choice:
 def choose(
     files: Mapping[Numbers, bytes | ExportError], dataset: Dataset, goal: Goal, max_drop_points: float
 ) -> Choice:
-    """`files` holds the fp32 and int8 files, or why int8 was refused.
-
-    ONNX Runtime in float32 is the baseline of accuracy and never left out.
-    """
+    """`files`: fp32 and int8, or why int8 was refused. ONNX Runtime in float32 is the baseline of accuracy."""
     base, rows = accuracy(_start(files, Candidate("onnxruntime", "fp32")), dataset), []
     for engine, precision in product(("onnxruntime", "openvino"), ("fp32", "bf16", "int8")):
         if engine == "onnxruntime" and precision == "bf16":
@@ -102,14 +99,13 @@ def choose(
 
 
 def _sharings(row: Row, goal: Goal) -> Iterator[Candidate]:
-    """A single instance with all threads, then single-threaded instances: for throughput, as many as cores."""
     yield row.candidate
     if (cores := _cores()) > 1:
         yield replace(row.candidate, instances=1 if goal == "latency" else cores, threads=1)
 
 
 def _timed(files: Mapping[Numbers, bytes | ExportError], rows: Sequence[Row], images: Images, goal: Goal) -> list[Row]:
-    """Medians of interleaved rounds: drift of the machine affects all alike."""
+    """Medians of interleaved rounds: drift affects all alike."""
     size = min(IMAGES_A_CALL[goal], len(images))
     batches = [images[start % (len(images) - size + 1) :][:size] for start in range(0, CALLS * size, size)]
     runs = [_runner([_start(files, row.candidate) for _ in range(row.candidate.instances)], batches) for row in rows]
@@ -144,7 +140,6 @@ def _runner(workers: Sequence[Classifier], batches: Sequence[Images]) -> Callabl
 
 
 def _start(files: Mapping[Numbers, bytes | ExportError], candidate: Candidate) -> Classifier:
-    """Raises Unavailable, or AccuracyError for a refused int8 file."""
     data = _bytes(files["int8" if candidate.precision == "int8" else "fp32"])
     threads = candidate.threads or _cores()
     if candidate.engine == "onnxruntime":

@@ -24,7 +24,7 @@ class Gpu:
 
 
 def find_gpu() -> Gpu | None:
-    """Asks the driver itself (libcuda.so.1), so no package's build matters."""
+    """Asks the driver itself: no package's build matters."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -57,7 +57,7 @@ def require() -> Gpu:
 
 
 def require_for_server(version: str | None = None, version_compatible: bool = False) -> Gpu:
-    """Raises Unavailable, or VersionMismatch for a server (by default this machine's) with another TensorRT."""
+    """Raises Unavailable, or VersionMismatch for another TensorRT in the server (default: this machine's)."""
     gpu = require()
     if server := version or server_version():
         import tensorrt
@@ -67,7 +67,7 @@ def require_for_server(version: str | None = None, version_compatible: bool = Fa
 
 
 def _tensorrt() -> str | None:
-    """The fault; None if TensorRT is installed."""
+    """The fault, if any."""
     wanted = f"TensorRT {' or '.join(TENSORRT_MAJORS)}"
     try:
         import tensorrt
@@ -83,7 +83,7 @@ def _polygraphy() -> str | None:
 
 
 def _cuda_runtime() -> bool:
-    """Adds the folders of wheels later than CUDA 12 to those that Polygraphy knows."""
+    """Adds the folders of wheels after CUDA 12, which Polygraphy does not know."""
     from polygraphy import cuda
     from polygraphy.exception import PolygraphyException
     from polygraphy.logger import G_LOGGER

@@ -72,7 +72,7 @@ def read_source(path: Path) -> OnnxSource:
 
 
 def in_precision(source: OnnxSource, precision: str, lowering: Callable[[], Lowering]) -> OnnxSource:
-    """Raises AccuracyError if accuracy drops too far. Calls `lowering`, which loads the data, only to convert."""
+    """Raises AccuracyError or SourceError. Calls `lowering`, which loads the data, only to convert."""
     if source.precision == precision:
         return source
     if source.precision != "fp32":

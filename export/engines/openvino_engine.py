@@ -1,4 +1,4 @@
-"""A graph in OpenVINO, as Triton's backend `openvino` runs it, and an accuracy gate.
+"""A graph in OpenVINO, as Triton's backend `openvino` runs it.
 
 In: the bytes of an ONNX file and a labelled dataset. Out: a classifier on this CPU; its test accuracy beside ONNX
 Runtime's, or AccuracyError.
@@ -18,7 +18,7 @@ from models.data import Dataset
 
 
 def has_bfloat16() -> bool:
-    """Natively, not emulated. Raises Unavailable without OpenVINO."""
+    """Natively, not emulated. Raises Unavailable."""
     return "BF16" in openvino_module().Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
 
 
@@ -38,7 +38,7 @@ def openvino_classifier(data: bytes, bfloat16: bool, threads: int = 0) -> Classi
 
 
 def check_accuracy(data: bytes, dataset: Dataset, max_drop_points: float, bfloat16: bool) -> EngineAccuracy:
-    """Raises AccuracyError if OpenVINO is over `max_drop_points` points below ONNX Runtime, or Unavailable."""
+    """Raises AccuracyError if OpenVINO is over `max_drop_points` below ONNX Runtime, or Unavailable."""
     classify, precision = openvino_classifier(data, bfloat16), "bfloat16" if bfloat16 else "float32"
     return engine_accuracy("OpenVINO", precision, classify, data, dataset, max_drop_points)
 

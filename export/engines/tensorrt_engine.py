@@ -28,8 +28,8 @@ from export.publishing.artifact import PLAN_FILE, Artifact
 from models.config import INPUT_NAME, OUTPUT_NAME, ModelConfig
 from models.data import Dataset
 
-# Relative to the largest logit. In float16 the order of sums changes the shipped models' logits by at most 0.001; TF32
-# has as many bits. Ten times that leaves room.
+# Relative to the largest logit. The order of float16 sums changes the shipped models' logits by at most 0.001; TF32 has
+# as many bits.
 TOLERANCES = {"fp32": 2e-5, "tf32": 0.01, "fp16": 0.01}
 REFERENCE_BATCH = 256
 ACCURACY_DROP = 0.1  # percentage points
@@ -55,7 +55,7 @@ class EngineOptions:
 
     @property
     def profiles(self) -> list[tuple[int, int, int]]:
-        """Minimum, optimum and maximum batch size of each profile."""
+        """(Minimum, optimum, maximum) each."""
         return [(size, size, size) for size in self.fixed] or [(self.min_batch, self.opt_batch, self.max_batch)]
 
 
@@ -152,10 +152,9 @@ def engine_classifier(engine: Any) -> Iterator[Classifier]:
 
 
 def compare(expected: Classifier, found: Classifier, images: Images, options: EngineOptions) -> Proof:
-    """Compares at the profile's batch sizes and the BATCH_SIZES between; repeats `images` to fill them.
+    """Compares at the profile's batch sizes and the BATCH_SIZES between. Raises EquivalenceError.
 
-    Below float32, leaves out images whose two best logits lie within rounding. Raises a subclass of
-    EquivalenceError.
+    Below float32, leaves out images whose two best logits lie within rounding.
     """
     logits = np.sort(expected(images), axis=1)
     tolerance = TOLERANCES[options.precision] * float(np.abs(logits).max())
@@ -188,7 +187,7 @@ def describe(source: OnnxSource, options: EngineOptions, gpu: Gpu) -> dict[str, 
 
 
 def in_parts(classify: Classifier, largest: int, smallest: int = 1) -> Classifier:
-    """`classify` for any number of images, in batches of `smallest` to `largest`; short batches are padded."""
+    """`classify` in batches of `smallest` to `largest` images; pads short batches."""
 
     def whole(images: Images) -> Any:
         parts = (images[i : i + largest] for i in range(0, len(images), largest))

@@ -1,8 +1,8 @@
-"""Checks the precision of a TensorRT engine, layer by layer, from its inspector's report.
+"""Checks the precision of a TensorRT engine, layer by layer.
 
-In: the inspector's JSON and the ONNX graph. Out: counts of product layers by type, or LayerTypesDiffer. The element
-types stand under "Format/Datatype" up to TensorRT 10 and under "Datatype" from 11 on. A fused layer names its ONNX
-nodes under "Metadata" or, joined by " + ", in its name.
+In: the inspector's JSON and the ONNX graph. Out: counts, or LayerTypesDiffer. Element types stand under
+"Format/Datatype" up to TensorRT 10, under "Datatype" from 11 on. A fused layer names its ONNX nodes under "Metadata" or
+in its name.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from export.errors import ExportError
 
 PRODUCTS = ("MatMul", "Gemm", "Conv")
 COMPUTED_IN = {"fp32": {"float32"}, "tf32": {"float32", "tfloat32"}, "fp16": {"float16"}}
-# The inspector's words, as in "Half" or "Row major linear FP16 format". Integers compute no logits.
+# The inspector's words, as in "Half" or "Row major linear FP16 format".
 WORDS = {"Half": "float16", "FP16": "float16", "Float": "float32", "FP32": "float32", "TF32": "tfloat32"}
 WORDS |= {"BFloat16": "bfloat16", "BF16": "bfloat16", "FP8": "float8", "Int8": "int8"}
 ONNX_TYPES: dict[int, str] = {TensorProto.FLOAT: "float32", TensorProto.FLOAT16: "float16"}
@@ -31,11 +31,10 @@ class LayerTypesDiffer(ExportError):
 
 
 def check_layers(information: str, proto: onnx.ModelProto, precision: str) -> dict[str, int]:
-    """Counts, by type, the engine's layers with a MatMul, Gemm or Conv of `proto`.
+    """Counts, by type, the layers with a MatMul, Gemm or Conv of `proto`; empty if the inspector hides their types.
 
-    `precision` is fp32, tf32 or fp16. A layer may hold only the types of its ONNX nodes: a Softmax that the graph has
-    in float32 stays there. A layer that computes products holds the types of `precision`. Raises LayerTypesDiffer.
-    The counts are empty if the inspector hides these types.
+    A layer may hold only the types of its ONNX nodes: a float32 Softmax stays. A layer with products must hold a type
+    of `precision` (fp32, tf32 or fp16). Raises LayerTypesDiffer.
     """
     asked, nodes, types = COMPUTED_IN[precision], {node.name: node for node in proto.graph.node}, element_types(proto)
     counted: Counter[str] = Counter()
@@ -61,7 +60,6 @@ def check_layers(information: str, proto: onnx.ModelProto, precision: str) -> di
 
 
 def _layer_types(layer: dict[str, Any]) -> set[str]:
-    """With a dynamic batch the inspector does not tell all."""
     tensors = [*layer.get("Inputs", ()), *layer.get("Outputs", ())]
     texts = [tensor.get("Datatype") or tensor.get("Format/Datatype") or "" for tensor in tensors]
     if isinstance(layer.get("Weights"), dict):

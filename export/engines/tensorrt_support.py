@@ -1,6 +1,6 @@
 """Prepares an ONNX graph for TensorRT's parser.
 
-In: an ONNX graph, uint8 images -> float32 logits. Out: the same graph with one input of Shape moved.
+In: an ONNX graph, uint8 images -> float32 logits. Out: the same with one input of Shape moved.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ class UnsupportedGraph(ExportError):
 
 
 def prepare(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Reads the batch size after the Cast of the images: TensorRT accepts uint8 only as input of Cast.
+    """Reads the batch size after the images' Cast: TensorRT accepts uint8 only as input of Cast.
 
     Raises UnsupportedGraph if `proto` is not valid.
     """

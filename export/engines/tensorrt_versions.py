@@ -15,11 +15,11 @@ LIBRARIES = ("usr/lib/*-linux-gnu", "usr/local/tensorrt/lib", "usr/local/tensorr
 
 
 class VersionMismatch(ExportError):
-    """The message names both versions and the wheel to install."""
+    pass
 
 
 def server_version(root: Path = Path("/")) -> str | None:
-    """The version in the name of `libnvinfer` of a native Triton on this machine, such as 10.4.0."""
+    """The version in the name of a native Triton's `libnvinfer` here, such as 10.4.0."""
     if not (root / BACKEND).is_dir():
         return None
     files = (path.name for folder in LIBRARIES for path in root.glob(f"{folder}/libnvinfer.so.*.*.*"))
@@ -27,10 +27,10 @@ def server_version(root: Path = Path("/")) -> str | None:
 
 
 def check_server(built_by: str, server: str, version_compatible: bool) -> None:
-    """Raises VersionMismatch unless a server with TensorRT `server` loads a plan of TensorRT `built_by`.
+    """Raises VersionMismatch unless TensorRT `server` loads a plan of TensorRT `built_by`.
 
-    Compares as many numbers as both have, at most three. A version-compatible plan also loads in later versions of the
-    same major version.
+    Compares as many numbers as both have, at most three. A version-compatible plan also loads in later versions of its
+    major version.
     """
     ours, theirs = numbers(built_by)[:3], numbers(server)[:3]
     known = min(len(ours), len(theirs))

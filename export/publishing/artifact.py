@@ -50,7 +50,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
 
 def check_manifest(path: Path, manifest: dict[str, Any]) -> None:
-    """Raises PublishError, naming `path`, for a missing or wrong field that config.pbtxt or `list` shows."""
+    """Raises PublishError for a missing or wrong field that config.pbtxt or `list` shows."""
     try:
         ModelConfig.from_json(json.dumps(manifest["model_config"]))
         if missing := sorted({"rewrites", "max_abs_error", "metrics"} - manifest.keys()):
@@ -67,7 +67,6 @@ def accuracy_of(manifest: dict[str, Any]) -> float | None:
 
 
 def _check_numbers(manifest: dict[str, Any]) -> None:
-    """Raises ValueError, TypeError or AttributeError."""
     accuracy, temperature = accuracy_of(manifest), manifest.get("temperature")
     if not 0 <= manifest["max_abs_error"] < math.inf:  # NaN fails too
         raise ValueError(f"max_abs_error {manifest['max_abs_error']}")
@@ -78,7 +77,6 @@ def _check_numbers(manifest: dict[str, Any]) -> None:
 
 
 def read_artifact(path: Path, manifest_path: Path) -> Artifact:
-    """Raises PublishError if the file's hash differs from the manifest's."""
     manifest = read_manifest(manifest_path)
     try:
         data = path.read_bytes()
@@ -91,6 +89,6 @@ def read_artifact(path: Path, manifest_path: Path) -> Artifact:
 
 
 def read_version(folder: Path) -> Artifact:
-    """Raises PublishError if the version has changed since."""
+    """Raises PublishError for a changed version."""
     manifest_path = folder / MANIFEST_FILE
     return read_artifact(folder / Path(read_manifest(manifest_path)["file"]).name, manifest_path)

@@ -1,4 +1,4 @@
-"""Any ONNX file -> the next version of a model: names, dtypes and dims come from the graph.
+"""Any ONNX file -> the next version of a model.
 
 In: a file, preferably from `vitbn rewrite` with manifest and sample. Out: a version folder with model.onnx, its
 weights, manifest.json and sample.npz, which `verify` replays.
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from tritonclient.grpc import model_config_pb2 as pb
 
 KIND, WARMUP = "foreign", "warmup"
-TOLERANCE = 1e-4  # float32, relative to the outputs' size: processors and batch sizes round differently
+TOLERANCE = 1e-4  # relative to the outputs: processors and batch sizes round differently
 
 TYPES = {
     "tensor(bool)": "TYPE_BOOL",
@@ -140,7 +140,7 @@ def _file_name(tensor: str, number: int) -> str:
 
 
 def _same_contract(model_dir: Path, message: pb.ModelConfig) -> None:
-    """Raises PublishError if the older versions' clients could not call the new version."""
+    """Raises PublishError if older versions' clients could not call the new version."""
     held = read_config(model_dir)
     for kind in ("input", "output"):
         old, new = ([(t.name, t.data_type, [*t.dims]) for t in getattr(each, kind)] for each in (held, message))
@@ -168,7 +168,7 @@ def _manifest(file: Path, version: Path) -> dict[str, Any]:
 
 
 def verify_foreign(folder: Path) -> str | None:
-    """The problem; None if the version is unchanged and answers as published."""
+    """The problem, if any."""
     try:
         manifest = json.loads((folder / MANIFEST_FILE).read_text())
         found = sha256([folder / name for name in manifest["files"]])

@@ -30,15 +30,12 @@ class ServerRefused(ExportError):
 
 
 class NotExplicit(ServerRefused):
-    """The server runs without model control."""
+    pass
 
 
 @dataclass(frozen=True)
 class LiveServer:
-    """`address` and `grpc` are HOST:PORT; every request sends `headers`.
-
-    Without `grpc`, Triton's default port is tried if HTTP has its default port.
-    """
+    """`address` and `grpc` are HOST:PORT; default `grpc`: port 8001 if HTTP has 8000."""
 
     address: str
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -54,15 +51,12 @@ class LiveServer:
         return {name: sorted(versions) for name, versions in models.items()}
 
     def load(self, model: str) -> None:
-        """The server reads the model's config.pbtxt again. Raises ServerRefused or NotExplicit."""
+        """Raises ServerRefused or NotExplicit."""
         if not self._load_over_grpc(model):
             self._post(f"v2/repository/models/{model}/load", {})
 
     def _load_over_grpc(self, model: str) -> bool:
-        """False without gRPC; raises ServerRefused if the load fails.
-
-        A load over HTTP blocks an HTTP thread of Triton, with all its connections, until it ends (measured: 7 s).
-        """
+        """False without gRPC. Over HTTP a load blocks a thread of Triton with all its connections."""
         host, _, port = self.address.rpartition(":")
         grpc = self.grpc or (f"{host}:{DEFAULT_GRPC_PORT}" if port == DEFAULT_HTTP_PORT else None)
         if grpc is None:
@@ -87,7 +81,7 @@ class LiveServer:
             json.dumps(content).encode(),
             {"Content-Type": "application/json", **self.headers},
         )
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy must not see loopback
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # ignores $http_proxy
         try:
             with opener.open(request, timeout=TIMEOUT_S) as response:
                 return json.loads(response.read() or b"null")

@@ -20,7 +20,7 @@ def served(model_dir: Path) -> list[int]:
 
 
 def fall_back(model_dir: Path) -> int:
-    """The newest older version, preferably a served version. Raises PublishError without an older version."""
+    """The newest older version, preferably served. Raises PublishError if there is none."""
     now = served(model_dir)
     older = now[:-1] or [number for number in versions(model_dir) if number < min(now, default=0)]
     if not older:
@@ -31,7 +31,7 @@ def fall_back(model_dir: Path) -> int:
 def promote(model_dir: Path, number: int, server: LiveServer | None) -> list[int]:
     """Serves version `number` and the version before it; returns the versions served until now.
 
-    Raises PublishError for a missing version, ServerRefused and NotExplicit as `activate`.
+    Raises PublishError for a missing version, and as `activate`.
     """
     present, before = versions(model_dir), served(model_dir)
     if number not in present:
@@ -44,9 +44,8 @@ def promote(model_dir: Path, number: int, server: LiveServer | None) -> list[int
 def activate(model_dir: Path, before: Sequence[int], server: LiveServer | None) -> None:
     """Makes the running server load a changed model.
 
-    A refused load raises ServerRefused; then `before` is served again, and a new model (`before` is empty) is
-    removed unless it has gained a version since. A server without model control raises NotExplicit; the change
-    stays.
+    A refused load raises ServerRefused: `before` is served again; a new model (empty `before`) is removed unless it has
+    gained a version since. Without model control it raises NotExplicit; the change stays.
     """
     if server is None:
         return
@@ -65,7 +64,7 @@ def activate(model_dir: Path, before: Sequence[int], server: LiveServer | None) 
 
 
 def prune(model_dir: Path, keep: int, loaded: Collection[int]) -> list[int]:
-    """Keeps the newest `keep`, the served and the `loaded` versions; returns the removed."""
+    """Keeps the newest `keep`, served and `loaded` versions; returns the removed."""
     with locked(model_dir.parent):
         present = versions(model_dir)
         kept = {*present[-keep:], *served(model_dir), *loaded}

@@ -1,7 +1,7 @@
 """The Triton model repository on disk: <model>/config.pbtxt, labels.txt, <version>/model.onnx and manifest.json.
 
 In: a proven artifact. Out: a new version, published by a rename: readers see all of it or nothing. A version never
-changes. config.pbtxt alone says which versions are served, so a change of them is an atomic write.
+changes.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ STAGING = ".publishing-"
 
 
 def publish(repository: Path, name: str, artifact: Artifact, serving: Serving | None = None) -> Path:
-    """Publishes the next version; returns its folder.
+    """Publishes the next version and serves it beside the former default; returns its folder.
 
-    Serves it beside the former default. An existing config.pbtxt keeps the operator's changes, except for the instances
-    and threads in `serving`; TF32 and TensorRT's batch sizes follow the served versions. Raises PublishError for a bad
-    name or label, another engine, other classes, another image shape, and engines without a common batch size.
+    An existing config.pbtxt keeps what `serving` does not set, except TF32 and TensorRT's batch sizes, which follow the
+    served versions. Raises PublishError for a bad name or manifest, another engine, other classes or image shape, and
+    as `set_limits`.
     """
     check_name(name)
     model_dir, serving = repository / name, serving or Serving()
@@ -94,10 +94,9 @@ def _add(model_dir: Path, artifact: Artifact, message: pb.ModelConfig, default: 
 
 
 def add_version(model_dir: Path, write: Callable[[Path], None], describe: Callable[[Path, int], None]) -> Path:
-    """Adds the next version by a rename and returns its folder; the caller holds the lock.
+    """Returns the next version's folder; the caller holds the lock.
 
-    `write` fills the version's folder. `describe` gets the model's folder and the number, and writes config.pbtxt. A
-    new model appears as a whole.
+    `write` fills that folder, `describe` writes config.pbtxt into the model's folder.
     """
     if not model_dir.is_dir():
         with _staging_beside(model_dir.parent) as staging:
@@ -116,13 +115,13 @@ def add_version(model_dir: Path, write: Callable[[Path], None], describe: Callab
 
 
 def check_name(name: str) -> None:
-    """Raises PublishError for a name that Triton or the file system would refuse."""
+    """Raises PublishError."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", name):
         raise PublishError(f"model name: expected letters, digits, _ and -, found {name!r}")
 
 
 def serve(model_dir: Path, served: Sequence[int]) -> None:
-    """Serves exactly these versions, by an atomic write; the highest is the default."""
+    """Serves exactly these versions; the highest is the default."""
     with locked(model_dir.parent):
         _write_config(model_dir, read_config(model_dir), served)
 
@@ -134,7 +133,7 @@ def versions(model_dir: Path) -> list[int]:
 
 
 def remove_version(model_dir: Path, number: int) -> None:
-    """Renames the version first: no server sees half of it. Of a symlink, removes only the link."""
+    """Renames first: no server sees half a version. Of a symlink, removes only the link."""
     if (model_dir / str(number)).is_symlink():
         (model_dir / str(number)).unlink()
         return
@@ -148,7 +147,7 @@ def remove_model(model_dir: Path) -> None:
 
 
 def sweep(repository: Path) -> list[Path]:
-    """Removes the leftovers of killed publishers; returns their paths."""
+    """Removes the leftovers of killed publishers."""
     with locked(repository):
         whole = repository.absolute()
         left = [*whole.parent.glob(f"{STAGING}{whole.name}-????????"), *whole.glob(f"*/{STAGING}*")]
@@ -183,7 +182,7 @@ def read_config(model_dir: Path) -> pb.ModelConfig:
 
 
 def check_same_contract(model_dir: Path, message: pb.ModelConfig, artifact: Artifact) -> None:
-    """Raises PublishError for another image shape, other classes or another kind of file: clients read these once."""
+    """Raises PublishError for another image shape, other classes or kind of file: clients read these once."""
     config, path = artifact.config, model_dir / LABELS_FILE
     try:
         labels = tuple(path.read_text().splitlines())
@@ -229,7 +228,7 @@ def _readable_manifests(model_dir: Path, served: Sequence[int]) -> dict[int, dic
 
 
 def _write_version(folder: Path, artifact: Artifact, message: pb.ModelConfig) -> None:
-    """Keeps the config too: a supervisor reads it if the model's own is broken."""
+    """With a config, which a supervisor reads if the model's own is broken."""
     write_atomically(folder / CONFIG_FILE, to_text(message).encode())
     write_atomically(folder / artifact.file_name, artifact.data)
     write_atomically(folder / MANIFEST_FILE, artifact.manifest_json())
@@ -247,7 +246,7 @@ def _staging(parent: Path, prefix: str = STAGING) -> Iterator[Path]:
 
 
 def _staging_beside(repository: Path) -> AbstractContextManager[Path]:
-    """For whole models: Triton takes every folder in the repository for a model, even hidden or empty."""
+    """Outside the repository: Triton takes every folder in it for a model."""
     return _staging(repository.absolute().parent, f"{STAGING}{repository.absolute().name}-")
 
 

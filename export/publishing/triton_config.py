@@ -22,15 +22,13 @@ if TYPE_CHECKING:
 
 LABELS_FILE = "labels.txt"
 
-# Larger batches leave a CPU's cache: slower per image, more memory. Clients split them.
+# Larger batches leave a CPU's cache. Clients split them.
 MAX_BATCH_SIZE = 256
-# Images at once inside a transformer, in the project's ONNX Runtime backend; 256 take 9 % longer (depth 6).
+# Images at once inside a transformer, in the project's ONNX Runtime backend.
 INNER_BATCH = 64
-# Further requests are refused. 16 of 64 images each wait half a second for the slowest shipped model.
 MAX_QUEUE_SIZE = 16
-STANDBY_PRIORITY = 1000  # the second instance works only while the first, of priority 1, does
-# Of a float32 logit: 100 times the export's tolerance. A newer version may allow TF32 to older versions, which moves a
-# logit of 10 by up to 0.005.
+STANDBY_PRIORITY = 1000  # the second instance works only while the first does
+# Of a float32 logit. A newer version may allow TF32 to older versions, which moves a logit of 10 by up to 0.005.
 PROBE_TOLERANCE = 0.01
 # Larger batches keep a GPU busy without a CUDA graph.
 LARGEST_GRAPH = 256
@@ -43,11 +41,11 @@ THREADS = {"onnxruntime": "intra_op_thread_count", "openvino": "INFERENCE_NUM_TH
 
 @dataclass(frozen=True)
 class Serving:
-    """How a model is served. None keeps the value in config.pbtxt or, for a new model, means the default.
+    """None keeps the value in config.pbtxt or, for a new model, means the default.
 
-    `instances`: copies of the model per device (default 1). `threads`: per copy on a CPU (default 0: one per core).
-    `bfloat16`: OpenVINO only. `max_batch`: images of the largest request (default 256; TensorRT: the engine's).
-    `device`: where the server computes (default: on its GPUs, if it has any).
+    `instances`: per device (default 1). `threads`: of each on a CPU (default 0: one per core). `max_batch`: in images
+    (default 256; TensorRT: the engine's). `device`: default the server's GPUs, if any. `bfloat16`: new OpenVINO models
+    only.
     """
 
     engine: Engine | None = None
@@ -63,8 +61,7 @@ def new_config(name: str, config: ModelConfig, serving: Serving) -> pb.ModelConf
     from tritonclient.grpc import model_config_pb2 as pb
 
     engine = serving.engine or "onnxruntime"
-    # OpenVINO's native backend fixes the batch to max_batch_size unless the dims leave it open. Open dims keep Triton
-    # from joining requests; `max_images` tells clients the largest batch.
+    # OpenVINO's native backend fixes the batch unless the dims are open. Clients read `max_images`.
     batch = [-1] if engine == "openvino" else []
     message = pb.ModelConfig(
         name=name,
@@ -81,10 +78,9 @@ def new_config(name: str, config: ModelConfig, serving: Serving) -> pb.ModelConf
         instance_group=[
             pb.ModelInstanceGroup(kind=pb.ModelInstanceGroup.KIND_CPU if batch else pb.ModelInstanceGroup.KIND_AUTO)
         ],
-        # Joins requests that queued up while all instances were busy. A delay cost every lone request 0.2 ms; preferred
-        # sizes gained nothing.
+        # Joins requests that queued up. A delay cost every lone request 0.2 ms.
         dynamic_batching=pb.ModelDynamicBatching(),
-        # Images rarely repeat, and a look-up costs time.
+        # Images rarely repeat.
         response_cache=pb.ModelResponseCache(enable=False),
     )
     if engine == "tensorrt":
@@ -92,7 +88,7 @@ def new_config(name: str, config: ModelConfig, serving: Serving) -> pb.ModelConf
     else:
         message.backend = engine
     if engine == "onnxruntime":
-        # A memory pattern keeps all activations twice per batch size and is no faster.
+        # No memory pattern: docs/decisions.md, Serving.
         message.parameters["enable_mem_pattern"].string_value = "0"
     if engine == "onnxruntime" and config.is_transformer:
         message.parameters["inner_batch"].string_value = str(INNER_BATCH)
@@ -107,7 +103,7 @@ def new_config(name: str, config: ModelConfig, serving: Serving) -> pb.ModelConf
 
 
 def _take_batches(message: pb.ModelConfig, smallest: int, largest: int) -> None:
-    """Warms up with the smallest and largest batch: no user waits for memory and GPU kernels."""
+    """Also warms up: no user waits for memory and GPU kernels."""
     from tritonclient.grpc import model_config_pb2 as pb
 
     shape, whole = image_shape(message), engine_of(message) == "openvino"  # its dims include the batch
@@ -149,22 +145,21 @@ def configure(message: pb.ModelConfig, serving: Serving) -> None:
     message.instance_group.append(group)
     message.dynamic_batching.ClearField("default_queue_policy")
     if serving.instances == 1 and engine_of(message) == "tensorrt":
-        return  # a second engine costs GPU memory; its gain is not measured
+        return  # a second engine costs GPU memory
     if serving.instances == 1:
         # With a bound and a single instance, a request can miss its wake-up: docs/decisions.md, Serving.
         message.instance_group[0].rate_limiter.priority = 1
         standby = message.instance_group.add()
         standby.CopyFrom(group)
         standby.rate_limiter.priority = STANDBY_PRIORITY
-    # No timeout: Triton looks for expired requests only twice a second.
     message.dynamic_batching.default_queue_policy.max_queue_size = MAX_QUEUE_SIZE
 
 
 def set_limits(message: pb.ModelConfig, manifests: Collection[dict[str, Any]]) -> None:
     """Gives a TensorRT model the batch sizes that every engine in `manifests` takes; Triton refuses larger limits.
 
-    Warm-ups and CUDA graphs follow: a batch runs in the graph of the next power of two. Raises PublishError for
-    engines without a common batch size, and for another file's manifest.
+    A batch runs in the CUDA graph of the next power of two. Raises PublishError without a common batch size, and for
+    another file's manifest.
     """
     try:
         profiles = [manifest["engine"]["profile"] for manifest in manifests]
@@ -189,7 +184,7 @@ def set_limits(message: pb.ModelConfig, manifests: Collection[dict[str, Any]]) -
 
 
 def set_tf32(message: pb.ModelConfig, precision: str) -> None:
-    """Forbids TF32 to float32 models of ONNX Runtime, whose CUDA provider uses it by default.
+    """Forbids float32 models TF32, ONNX Runtime's default on CUDA.
 
     Other models keep it: `use_tf32` 0 also keeps float16 convolutions off the tensor cores.
     """
@@ -221,7 +216,7 @@ def describe(message: pb.ModelConfig, manifest: dict[str, Any]) -> None:
 def store_probe(message: pb.ModelConfig, manifests: Mapping[int, dict[str, Any]]) -> None:
     """Writes the sample and each version's logits, for `clients/probe.py`.
 
-    Below float32 processors differ: the tolerance is null, only the class counts.
+    Below float32 processors differ: tolerance null, only the class counts.
     """
     answers = {}
     for number, manifest in manifests.items():
@@ -237,7 +232,7 @@ def store_probe(message: pb.ModelConfig, manifests: Mapping[int, dict[str, Any]]
 
 @cache
 def _packed_sample(model_config: str) -> str:
-    """The first embedded image, compressed, in base64. Cached: reading it takes longer than publishing."""
+    """Compressed, in base64. Cached: reading it is slow."""
     image = embedded_sample(ModelConfig.from_json(model_config)).images[0]
     return base64.b64encode(zlib.compress(image.tobytes(), 9)).decode()
 

@@ -24,7 +24,7 @@ class Verified:
 
 
 def verify_model(model_dir: Path) -> Iterator[Verified]:
-    """Raises PublishError if the whole model cannot be served."""
+    """Raises PublishError if the model cannot be served."""
     message = read_config(model_dir)
     if message.name != model_dir.name:
         raise PublishError(f"{model_dir}: expected the name {model_dir.name} in config.pbtxt, found {message.name}")
@@ -38,7 +38,6 @@ def verify_model(model_dir: Path) -> Iterator[Verified]:
 
 
 def verify_version(model_dir: Path, number: int) -> Verified:
-    """Checks that the version is unchanged, fits config.pbtxt and answers as when exported."""
     folder = model_dir / str(number)
     if (folder / SAMPLE_FILE).exists() and is_foreign(folder / MANIFEST_FILE):
         return Verified(number, problem=verify_foreign(folder))
@@ -54,10 +53,7 @@ def verify_version(model_dir: Path, number: int) -> Verified:
 
 
 def check_answer(path: Path, artifact: Artifact) -> None:
-    """Raises PublishError for an invalid file, or another answer to the sample than at the export.
-
-    Logits may differ by the export's tolerance; below float32 only the class counts.
-    """
+    """Raises PublishError for an invalid file or another answer than at the export; below float32, another class."""
     import onnx
 
     from export.equivalence import onnx_classifier, proof_images

@@ -16,7 +16,7 @@ from models.vit import VisionTransformer
 
 
 def absorb_attention(model: nn.Module) -> nn.Module:
-    """Makes the normalised tokens serve as keys and values of all heads, in each block where that is cheaper.
+    """Makes the normalised tokens the keys and values of all heads, in each block where that is cheaper.
 
     For head h with weights Wq, Wk, Wv (E x D) and its columns Wo_h (D x E) of the output projection, s = 1/sqrt(E):
 
@@ -24,8 +24,7 @@ def absorb_attention(model: nn.Module) -> nn.Module:
         out_i    = sum_h (Wo_h Wv_h)(A_h X)_i + (sum_h Wo_h bv_h + bo)
 
     The softmax over j ignores terms free of j. Its rows sum to one, so the value bias is a constant.
-    After `cls_only` the last block is judged by the cost of its single row.
-    Raises DoesNotApply for a network without attention, and if no block gets cheaper.
+    Raises DoesNotApply without attention, and if no block gets cheaper.
     """
     if not isinstance(model, VisionTransformer):
         raise DoesNotApply(f"{type(model).__name__}: there is no attention")
@@ -47,7 +46,6 @@ def absorb_attention(model: nn.Module) -> nn.Module:
 
 
 def _absorbed(name: str, attention: nn.Module, tokens: int) -> tuple[int, int, nn.Module]:
-    """Multiplications per image before and after absorption, and the absorbed layer."""
     if isinstance(attention, Attention):
         dim, heads = attention.qkv.in_features, attention.heads
         before = attention_macs(tokens, dim, heads, attention.dim_head)
@@ -58,7 +56,7 @@ def _absorbed(name: str, attention: nn.Module, tokens: int) -> tuple[int, int, n
 
 
 def cls_attention_macs(attention: ClsAttention, tokens: int) -> tuple[int, int]:
-    """Multiplications per image for row 0, before and after absorption; a constant query is free."""
+    """Multiplications per image for row 0, before and after; a constant query is free."""
     dim, heads = attention.key.in_features, attention.heads
     inner = heads * attention.dim_head
     query = 0 if isinstance(attention.query, Constant) else 1
@@ -68,7 +66,7 @@ def cls_attention_macs(attention: ClsAttention, tokens: int) -> tuple[int, int]:
 
 
 class AbsorbedAttention(nn.Module):
-    """Attention whose keys and values are the normalised tokens: (B, N, D) -> (B, N, D), without the residual."""
+    """(B, N, D) -> (B, N, D), without the residual."""
 
     def __init__(self, attention: Attention, tokens: int) -> None:
         super().__init__()
@@ -105,7 +103,7 @@ class AbsorbedClsAttention(nn.Module):
 
 
 def _shared(query: Tensor, x: Tensor, fused: bool) -> Tensor:
-    """Means of the tokens x (B, N, D) under queries (B, M, D) of all heads: (B, M, D), fused (B, 1, M, D)."""
+    """Means of the tokens x (B, N, D) under queries (B, M, D) -> (B, M, D), fused (B, 1, M, D)."""
     if fused:
         return fused_attention(query[:, None], x[:, None], x[:, None], scale=1.0)  # (B, 1, M, D)
     means: Tensor = (query @ x.transpose(1, 2)).softmax(dim=-1) @ x
@@ -113,7 +111,7 @@ def _shared(query: Tensor, x: Tensor, fused: bool) -> Tensor:
 
 
 def _query(query: nn.Module, key: Tensor, heads: int) -> nn.Module:
-    """Linear D -> H*E or a constant (1, 1, H*E) -> Linear D -> H*D or a constant (1, 1, H*D)."""
+    """Linear D -> H*E becomes D -> H*D, a constant (1, 1, H*E) becomes (1, 1, H*D)."""
     if isinstance(query, Constant):
         return Constant(absorbed_query(query.value[0].T, key, heads).T[None])
     weight, bias = query.get_parameter("weight").data, cast(Tensor | None, query.bias)
@@ -122,6 +120,6 @@ def _query(query: nn.Module, key: Tensor, heads: int) -> nn.Module:
 
 
 def _output(out: nn.Module, value: nn.Linear, heads: int) -> nn.Linear:
-    """Linear H*E -> D becomes Linear H*D -> D."""
+    """Linear H*E -> D becomes H*D -> D."""
     weight, bias = absorbed_output(out, value.weight, value.bias, heads)
     return linear(weight.data, bias.data)

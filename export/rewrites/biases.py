@@ -1,7 +1,4 @@
-"""Fourth rewrite: constants travel along the residual stream to layers that add them at no cost.
-
-Folding gives every query a bias of heads times features, which costs more than the BatchNorm that it replaces.
-"""
+"""Fourth rewrite: constants travel along the residual stream to layers that add them at no cost."""
 
 from __future__ import annotations
 
@@ -16,24 +13,22 @@ from export.rewrites.prune import ClsBlock, Constant
 from models.layers import Attention
 from models.vit import VisionTransformer
 
-LARGEST_SHIFT = 100.0  # features are of the order of 1 to 10: float32 still keeps their 1e-5
+LARGEST_SHIFT = 100.0  # float32 still keeps the 1e-5 of features of 1 to 10
 
 
 def carry_biases(model: nn.Module) -> nn.Module:
-    """Shifts the residual stream by a constant that replaces the biases of attention and others.
+    """Lets every block read x + s, with the same s for every token, instead of adding biases.
 
-    Let the block read x + s in place of x, with the same s for every token. A query is then Wq (x + s); with Wq s = bq
-    it needs no bias. s adds the same to every key, which the softmax ignores. The rows of the softmax A sum to one, so
-    s adds the constant Wov s to the values. Without bv and bo as well:
+    The query Wq (x + s) needs no bias if Wq s = bq. The softmax A ignores what s adds to every key. Its rows sum to
+    one, so s adds the constant Wov s to the values. Without bv and bo as well:
 
         A (x + s) Wov' + x + s = (attention(x) + x) + s',   s' = s + Wov s - Wo bv - bo
 
-    The first Linear of the FFN takes s' into its bias. The second goes on to the s that the next block wants, or loses
-    its bias if the next block wants no particular s. The table of positions makes the first s, the head undoes the
-    last. A LayerNorm needs s = 0; its own bias then solves Wq s = bq.
+    The first Linear of the FFN takes s' into its bias. The second makes the s that the next block wants, or loses its
+    bias if any s will do. The table of positions makes the first s, the head undoes the last. A LayerNorm needs s = 0;
+    its own bias then solves Wq s = bq.
 
-    If no s solves Wq s = bq (qkv_bias with more rows than features), the query bias stays and the others still go.
-    Raises DoesNotApply if no bias can go.
+    Without such an s (more query rows than features), only the query bias stays. Raises DoesNotApply if no bias can go.
     """
     if not isinstance(model, VisionTransformer):
         raise DoesNotApply(f"{type(model).__name__}: there is no attention")
@@ -62,8 +57,6 @@ def carry_biases(model: nn.Module) -> nn.Module:
 
 
 class QueryBiasAttention(Attention):
-    """`attention` with a bias for the queries only."""
-
     def __init__(self, attention: Attention, query_bias: Tensor) -> None:
         nn.Module.__init__(self)
         self.heads, self.dim_head = attention.heads, attention.dim_head
@@ -80,7 +73,7 @@ class QueryBiasAttention(Attention):
 
 
 def _wanted(block: nn.Module) -> Tensor | None:
-    """The shift (D,) that this block wants at its input; None if any shift will do."""
+    """The shift (D,) that the block wants at its input; None if any will do."""
     attention = block.get_submodule("attention")
     if not isinstance(attention.norm, nn.Identity) or not _movable(block):
         return torch.zeros_like(block.get_parameter("ffn.linear2.bias").data)
@@ -88,13 +81,13 @@ def _wanted(block: nn.Module) -> Tensor | None:
 
 
 def _movable(block: nn.Module) -> bool:
-    """Whether the constant that attention adds to every token can move on to the FFN or into a bias."""
+    """Whether attention's constant can move on to the FFN or into a bias."""
     out = block.get_submodule("attention").out
     return isinstance(out, nn.Linear) or isinstance(block.get_submodule("ffn").norm, nn.Identity)
 
 
 def _carry_through_attention(block: nn.Module, shift: Tensor, tokens: int) -> Tensor:
-    """In: shift at its input. Out: shift after the residual."""
+    """Shift at its input -> shift after the residual."""
     if not _movable(block):
         return shift
     attention = block.get_submodule("attention")
@@ -115,7 +108,7 @@ def _carry_through_attention(block: nn.Module, shift: Tensor, tokens: int) -> Te
 
 
 def _carry_through_ffn(block: nn.Module, shift: Tensor, wanted: Tensor | None) -> Tensor:
-    """Shift at the input of the FFN -> shift after the residual: `wanted`, or what remains without a bias."""
+    """Returns `wanted`, or what remains without a bias."""
     first, second = block.get_submodule("ffn.linear1"), block.get_submodule("ffn.linear2")
     first.get_parameter("bias").data -= first.get_parameter("weight").data @ shift  # shift is 0 if a norm precedes
     bias = second.get_parameter("bias").data
@@ -127,7 +120,7 @@ def _carry_through_ffn(block: nn.Module, shift: Tensor, wanted: Tensor | None) -
 
 
 def _query(attention: nn.Module) -> tuple[Tensor, Tensor] | None:
-    """Weight (rows, D) and bias (rows,) of the queries; None if they are constant or have no bias."""
+    """Weight (rows, D) and bias (rows,); None if the queries are constant or have no bias."""
     layer = attention.qkv if isinstance(attention, Attention) else attention.query
     if not isinstance(layer, nn.Linear) or layer.bias is None:
         return None
@@ -136,7 +129,7 @@ def _query(attention: nn.Module) -> tuple[Tensor, Tensor] | None:
 
 
 def _shift_instead_of_bias(attention: nn.Module) -> Tensor | None:
-    """s (D,) with Wq s = bq; None without bq, without such an s, or if s is too large for float32."""
+    """s (D,) with Wq s = bq; None without bq or such an s, or if s is too large for float32."""
     if (query := _query(attention)) is None:
         return None
     weight, bias = query
@@ -147,7 +140,7 @@ def _shift_instead_of_bias(attention: nn.Module) -> Tensor | None:
 
 
 def _of_equal_tokens(attention: nn.Module, token: Tensor, tokens: int) -> Tensor:
-    """The attention's output (D,) if every normalised token is `token`: scores then have no effect."""
+    """Output (D,) if every normalised token is `token`: scores then have no effect."""
     bare = copy.deepcopy(attention).eval()
     bare.norm = nn.Identity()
     with torch.no_grad():

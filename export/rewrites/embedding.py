@@ -1,7 +1,4 @@
-"""Fifth rewrite: in a network of one block the patches serve as keys and values.
-
-The algebra of `absorb_attention`, a layer earlier.
-"""
+"""Fifth rewrite: in a network of one block the patches serve as keys and values."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ from models.vit import VisionTransformer
 
 
 def absorb_embedding(model: nn.Module) -> nn.Module:
-    """Removes the patch embedding if a single constant query reads it: attention reads the pixels.
+    """Removes the patch embedding if a constant query reads it: `absorb_attention`, a layer earlier.
 
     The tokens of the only block are x_0 = t_0 and x_j = W p_j + t_j, with t the table of positions. The head reads row
     0, so the only query q_h is constant:
@@ -29,9 +26,8 @@ def absorb_embedding(model: nn.Module) -> nn.Module:
         score_hj = q_h' x_j         = (W'q_h)' p_j + q_h' t_j
         row      = sum_h Wov_h (A_h x) + r = sum_h (Wov_h W) sum_j>0 A_hj p_j + sum_hj A_hj (Wov_h t_j + r / H)
 
-    with r the CLS row plus the output bias; the H rows of A sum to one. Products with W'q_h and Wov_h W remain, and
-    tables of scores and of outputs. Raises DoesNotApply for any other network, and if this costs more multiplications:
-    patches of many more pixels than a token has features.
+    with r the CLS row plus the output bias; the H rows of A sum to one. Raises DoesNotApply for any other network, and
+    if this costs more multiplications.
     """
     if not isinstance(model, VisionTransformer):
         raise DoesNotApply(f"{type(model).__name__}: there are no patches")
@@ -59,14 +55,14 @@ def absorb_embedding(model: nn.Module) -> nn.Module:
 
 
 class NoEmbedding(nn.Identity):
-    """Passes the patches; the block has the CLS token."""
+    """The block has the CLS token."""
 
     def join(self, x: Tensor) -> Tensor:
         return x
 
 
 class PatchBlock(RowBlock):
-    """A transformer block for row 0 over patches of P pixels: (B, N-1, P) -> (B, 1, D)."""
+    """Row 0 over patches of P pixels: (B, N-1, P) -> (B, 1, D)."""
 
     def __init__(self, block: ClsBlock, embedding: Tensor, table: Tensor) -> None:
         super().__init__(copy.deepcopy(block.ffn))

@@ -1,5 +1,3 @@
-"""The errors of all rewrites."""
-
 from export.errors import ExportError
 
 

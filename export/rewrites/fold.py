@@ -33,16 +33,16 @@ class Fold:
 
 
 def fold_batchnorm(model: nn.Module) -> nn.Module:
-    """Folds every BatchNorm, and the gamma and beta of LayerNorms, into the linear layers beside them.
+    """Folds every BatchNorm, and LayerNorms' gamma and beta, into the linear layers beside them.
 
     In eval mode BN(x) = Dx + c with D = diag(gamma / sqrt(var + eps)), c = beta - mean gamma / sqrt(var + eps), so
     BN(Wx + b) = (DW) x + (Db + c) and W(Dx + c) + b = (WD) x + (Wc + b). `models.norms` has D and c of other norms.
-    A LayerNorm is D n(x) + c with D = gamma, c = beta; its bare normalisation n stays. If no norm stays in the patch
-    embedding, its bias and the CLS token move into the table of positions.
+    A LayerNorm is D n(x) + c with D = gamma, c = beta; its bare normalisation n stays. The CLS token moves into the
+    table of positions, as does the patch embedding's bias if no norm stays after it.
 
-    Raises RewriteError, naming the layer, for a BatchNorm in training mode, without running statistics, without a
-    linear layer beside it, or beside a shared weight; for non-finite numbers, negative variances, and a norm that is
-    not affine yet. Raises DoesNotApply for a norm that is never affine.
+    Raises RewriteError for a BatchNorm in training mode, without running statistics or a linear layer beside it; for
+    shared weights, non-finite numbers, negative variances and a norm that is not affine yet. Raises DoesNotApply for a
+    norm that is never affine.
     """
     if not isinstance(model, Network):
         raise RewriteError(f"{type(model).__name__}: expected a transformer, CNN or DNN of this project")
@@ -65,10 +65,9 @@ def fold_batchnorm(model: nn.Module) -> nn.Module:
 
 
 def fold_input_scale(model: nn.Module) -> nn.Module:
-    """Folds the 1/255 of the pixels into the first layer: the network then reads pixels of 0 to 255.
+    """Folds the 1/255 into the first layer: the network then reads pixels of 0 to 255.
 
-    A linear layer takes the factor into its weight, a LayerNorm into its eps: n(sx; eps) = n(x; eps / s^2).
-    Raises DoesNotApply if a BatchNorm comes first: fold it before.
+    A LayerNorm takes it into its eps: n(sx; eps) = n(x; eps / s^2). Raises DoesNotApply if a BatchNorm comes first.
     """
     scaled = copy.deepcopy(model)
     first = _first_layer(scaled)
@@ -82,7 +81,7 @@ def fold_input_scale(model: nn.Module) -> nn.Module:
 
 
 class FoldedEmbedding(nn.Module):
-    """`TokenEmbedding` as one table: the CLS token with its position, then positions with the patch bias."""
+    """`TokenEmbedding` as one table: CLS token with position, then positions with patch bias."""
 
     def __init__(self, embedding: nn.Module, patch_bias: Tensor) -> None:
         super().__init__()
@@ -105,7 +104,7 @@ class FoldedEmbedding(nn.Module):
 
 
 def _fold_plan(model: Network) -> Iterator[Fold]:
-    """LayerNorms after the patch embedding have no linear layer after them and stay."""
+    """LayerNorms after the patch embedding stay: no linear layer follows them."""
     if isinstance(model, CNN):
         yield from (Fold(f"norm{n}", f"conv{n}", "after") for n in (1, 2, 3))
         yield Fold("normfc", "fc1", "after")
@@ -120,7 +119,7 @@ def _fold_plan(model: Network) -> Iterator[Fold]:
         yield Fold(f"blocks.{i}.attention.norm", f"blocks.{i}.attention.qkv", "before")
         yield Fold(f"blocks.{i}.ffn.norm", f"blocks.{i}.ffn.linear1", "before")
         yield Fold(f"blocks.{i}.ffn.hidden_norm", f"blocks.{i}.ffn.linear1", "after")
-    yield Fold("norm", "head", "before")  # commutes with taking the CLS row and with the mean over tokens
+    yield Fold("norm", "head", "before")  # commutes with taking the CLS row and the mean over tokens
 
 
 def _apply(model: nn.Module, fold: Fold) -> None:
@@ -187,7 +186,7 @@ def _check_numbers(model: nn.Module) -> None:
 
 
 def linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
-    """Weight (out, in), bias (out,); the Linear has their dtype."""
+    """Weight (out, in), bias (out,); keeps their dtype."""
     layer = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, dtype=weight.dtype)
     layer.weight.data = weight.contiguous()
     if bias is not None:

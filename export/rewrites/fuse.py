@@ -1,6 +1,6 @@
 """Attention in the form that GPU kernels fuse: softmax(q k') v in rank 4, with nothing between product and softmax.
 
-TensorRT and PyTorch's kernels then never write the scores to memory.
+They never write the scores to memory.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from models.layers import Attention
 
 
 def fuse_attention(model: nn.Module) -> nn.Module:
-    """Folds 1/sqrt(E) into the weights and the bias of the queries, s (Wq x + bq)'k = (s Wq x + s bq)'k.
+    """Folds s = 1/sqrt(E) into the queries: s (Wq x + bq)'k = (s Wq x + s bq)'k.
 
-    Absorbed attention, whose weights hold it already, becomes one head of H*N queries over N shared keys and values.
-    Raises DoesNotApply for a network without attention.
+    Absorbed attention holds s already; it becomes one head of H*N queries over N shared keys and values.
+    Raises DoesNotApply without attention.
     """
     fused = copy.deepcopy(model)
     kinds = (Attention, ClsAttention, AbsorbedAttention, AbsorbedClsAttention)

@@ -13,14 +13,14 @@ from models.vit import VisionTransformer
 
 
 def merge_head(model: nn.Module) -> nn.Module:
-    """Computes the logits from the last FFN's hidden features, without its D outputs.
+    """Multiplies the last FFN's hidden features by num_classes columns instead of D.
 
-    With r the CLS row after the attention and g = gelu(W1 r + b1), the head, which contains the last norm, gives
+    With r the CLS row after the attention, g = gelu(W1 r + b1), and the last norm folded into the head:
 
         logits = Wh (r + W2 g + b2) + bh = Wh r + (Wh W2) g + (Wh b2 + bh)
 
-    The hidden features then multiply num_classes columns instead of D. Raises DoesNotApply if the last block computes
-    other rows too, if a LayerNorm precedes the head, and if there are at least as many classes as features.
+    Raises DoesNotApply if the last block computes other rows too, if a LayerNorm precedes the head, and if there are at
+    least as many classes as features.
     """
     if not isinstance(model, VisionTransformer):
         raise DoesNotApply(f"{type(model).__name__}: there is no FFN")

@@ -16,16 +16,16 @@ from models.vit import VisionTransformer
 
 
 def keep_cls_apart(model: nn.Module) -> nn.Module:
-    """Replaces the late CLS token by its contribution: one score and one output per head, both constants.
+    """Replaces the late CLS token by a constant score and a constant output per head.
 
-    Row 0 of the last block is a constant c and so is its query q_h. With x_j the tokens of the patches and A the
-    softmax over the scores of all rows
+    Row 0 of the last block is a constant c and so is its query q_h. With x_j the patches' tokens and A the softmax over
+    all scores:
 
         score_h0 = q_h' c,   score_hj = q_h' x_j
         row      = sum_h Wov_h sum_j>0 A_hj x_j + sum_h A_h0 (Wov_h c) + (c + the bias of the output)
 
-    so c need not be stored beside the x_j. A norm before the attention treats each row separately and stays first.
-    Raises DoesNotApply for any network without a late CLS token and absorbed attention.
+    A norm before the attention treats each row separately and stays first. Raises DoesNotApply without a late CLS token
+    or absorbed attention.
     """
     if not isinstance(model, VisionTransformer):
         raise DoesNotApply(f"{type(model).__name__}: there is no CLS token")
@@ -47,7 +47,7 @@ def keep_cls_apart(model: nn.Module) -> nn.Module:
 
 
 class PatchPositions(nn.Module):
-    """Positions of the patches, with the patch bias: (B, M, D) -> (B, M, D); the last block knows the CLS token."""
+    """Adds the patches' rows of `FoldedEmbedding`: (B, M, D) -> (B, M, D)."""
 
     def __init__(self, rows: Tensor) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class PatchPositions(nn.Module):
 
 
 class LateBlock(RowBlock):
-    """A transformer block for a constant row over the tokens of the patches: (B, M, D) -> (B, 1, D)."""
+    """A constant row over the patches' tokens: (B, M, D) -> (B, 1, D)."""
 
     def __init__(self, block: ClsBlock, cls_row: Tensor, patches: int) -> None:
         super().__init__(block.ffn)
@@ -77,7 +77,7 @@ class LateBlock(RowBlock):
         self.query: Tensor
         self.scores: Tensor
         self.register_buffer("query", query)
-        self.register_buffer("scores", F.pad(query @ key[:, None], (patches, 0)))  # (1, H, M+1), 0 but for the token
+        self.register_buffer("scores", F.pad(query @ key[:, None], (patches, 0)))  # (1, H, M+1), 0 for patches
         self.out = linear(weight, None)  # H*D -> D
         self.cls = linear(weight.unflatten(1, (-1, len(key))) @ key, constant)  # H -> D
 

@@ -1,4 +1,4 @@
-"""A sequence of rewrites: float64 network -> rewritten network and a `Step` for each rewrite."""
+"""A sequence of rewrites: float64 network -> rewritten network and `Step`s."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ ORDER: tuple[Rewrite, ...] = (*ALL, fuse_attention)  # fuse_attention changes on
 
 @dataclass(frozen=True)
 class Step:
-    """The changed layers and an image's multiply-accumulates after them, or why the rewrite is left out."""
+    """The changed layers and an image's multiply-accumulates after them, or why it is left out."""
 
     rewrite: str
     layers: tuple[str, ...]
@@ -48,9 +48,9 @@ class Step:
 
 
 def apply(model: nn.Module, rewrites: Sequence[Rewrite], required: Sequence[Rewrite]) -> tuple[nn.Module, list[Step]]:
-    """Applies `rewrites` in the order of `ORDER`; leaves out those that do not apply.
+    """Applies `rewrites` in `ORDER`; leaves out those that do not apply.
 
-    Raises RewriteError for a rewrite that cannot be exact, DoesNotApply for a `required` rewrite that does not apply.
+    Raises RewriteError for an inexact rewrite, DoesNotApply if a `required` rewrite does not apply.
     """
     steps, macs = [], macs_per_image(model)
     for rewrite in (rewrite for rewrite in ORDER if rewrite in rewrites):
@@ -68,7 +68,7 @@ def apply(model: nn.Module, rewrites: Sequence[Rewrite], required: Sequence[Rewr
 
 
 def changed_layers(before: nn.Module, after: nn.Module) -> Iterator[str]:
-    """The outermost layers whose type changed; if no type did, the layers whose weights changed."""
+    """The outermost layers whose type changed, else those whose weights changed."""
     old = dict(before.named_modules())
     replaced: list[str] = []
     for name, module in after.named_modules():

@@ -15,11 +15,10 @@ from models.vit import VisionTransformer
 
 
 def cls_only(model: nn.Module) -> nn.Module:
-    """Computes query, output projection, FFN and residual of the last block for the CLS row alone.
+    """Computes the last block for the CLS row alone; only its keys and values need every row.
 
-    With pool 'cls' the head reads row 0 only. Keys and values still need every row. At depth 1, and with late CLS, row
-    0 enters the block as a constant, so its query is constant too. Raises DoesNotApply for pool 'mean' (the head reads
-    every row), for a norm after the attention that mixes rows, and for a network without tokens.
+    At depth 1, and with late CLS, row 0 enters the block as a constant, so its query is constant too. Raises
+    DoesNotApply for pool 'mean', a norm after the attention that mixes rows, and a network without tokens.
     """
     if not isinstance(model, VisionTransformer):
         raise DoesNotApply(f"{type(model).__name__}: there is no CLS token")
@@ -50,10 +49,7 @@ def cls_only(model: nn.Module) -> nn.Module:
 
 
 class RowBlock(nn.Module):
-    """A last block for row 0.
-
-    The FFN's output is added to `residual` of the row: the row itself or, after `merge_head`, its logits.
-    """
+    """A last block for row 0. `residual` returns the row or, after `merge_head`, its logits."""
 
     def __init__(self, ffn: nn.Module) -> None:
         super().__init__()
@@ -61,13 +57,13 @@ class RowBlock(nn.Module):
         self.residual: nn.Module = nn.Identity()
 
     def close(self, row: Tensor) -> Tensor:
-        """The row after the attention (..., D) -> after the block, or the logits (..., num_classes)."""
+        """(..., D) after the attention -> after the block, or logits (..., num_classes)."""
         y: Tensor = self.residual(row) + self.ffn(row)
         return y
 
 
 class ClsBlock(RowBlock):
-    """A transformer block for row 0: (B, N, D) -> (B, 1, D)."""
+    """(B, N, D) -> (B, 1, D)."""
 
     def __init__(self, row: nn.Module, attention: nn.Module, ffn: nn.Module) -> None:
         super().__init__(ffn)
@@ -95,7 +91,7 @@ class Constant(nn.Module):
 
 
 class ClsAttention(nn.Module):
-    """`Attention` of row 0 over all rows: (B, N, D) -> (B, 1, D). The softmax ignores the key bias: it is dropped."""
+    """`Attention` of row 0: (B, N, D) -> (B, 1, D). The softmax ignores a key bias."""
 
     def __init__(self, attention: Attention) -> None:
         super().__init__()
@@ -120,14 +116,14 @@ class ClsAttention(nn.Module):
 
 
 def projections(attention: Attention) -> tuple[nn.Linear, nn.Linear, nn.Linear]:
-    """The projections of queries, keys (without bias) and values."""
+    """Of queries, keys (without bias) and values."""
     query, key, value = attention.qkv.weight.data.chunk(3)
     biases = [None] * 3 if attention.qkv.bias is None else attention.qkv.bias.data.chunk(3)
     return linear(query, biases[0]), linear(key, None), linear(value, biases[2])
 
 
 def _cls_row(embedding: nn.Module) -> Tensor:
-    """Row 0 as it enters its first block, (1, 1, D). It depends on no pixel."""
+    """Row 0 as it enters its first block, (1, 1, D)."""
     if isinstance(embedding, FoldedEmbedding):
         return embedding.rows.data[:, :1]
     if isinstance(embedding, TokenEmbedding):

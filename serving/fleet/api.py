@@ -1,6 +1,6 @@
 """The fleet's own port on loopback: lists and loads models of all servers; metrics; targets.
 
-`export/repository.py --server` speaks to it as to a server; `serving.control` names the source of the calls.
+`export/repository.py --server` speaks to it as to a server.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """`vitbn serve --servers N`: N supervised servers behind one proxy on this machine.
 
 In: Triton's arguments; its addresses and ports become the proxy's. Out: the proxy answers until SIGTERM or SIGINT, then
-exit code 0. SIGHUP restarts the servers in turn, and a load at the fleet's own port reaches them in turn: each server
-is drained first, and gets requests again when its probe passes.
+exit code 0. Operation: deploy/README.md, "One machine, several servers".
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from serving.waits import TICK_S, Stopping, in_thread
 
 FIRST_PORT, OWN_PORT = 8100, 8003
 START_S, LOAD_S = 180.0, 120.0
-PLACES = ("--http-port", "--grpc-port", "--http-address")  # of the proxy; the other addresses are the fleet's own
+PLACES = ("--http-port", "--grpc-port", "--http-address")  # of the proxy
 OWN = ("--grpc-address", "--metrics-port", "--metrics-address")
 
 
@@ -84,9 +83,9 @@ class Fleet:
             self._stop.set()
 
     def load(self, model: str) -> None:
-        """Loads on every server in turn; raises ControlFailed with the first refusal.
+        """Loads on every server in turn, up to the first refusal, which raises ControlFailed.
 
-        Call it from another thread than `run`. The servers after a refusal keep what they serve.
+        Call it from another thread than `run`.
         """
         job = Job("load", partial(self._load, model), Future())
         self._jobs.put(job)
@@ -113,7 +112,7 @@ class Fleet:
             self._end()
 
     def _do(self, job: Job) -> None:
-        """Other jobs wait, so at most one server is drained."""
+        """Other jobs wait: at most one server is drained."""
         self._api.say(f"{job.name}: begins")
         try:
             for member in self._members:
@@ -129,7 +128,6 @@ class Fleet:
             job.done.set_result(None)
 
     def _in_turn(self, member: Member, act: Callable[[], None]) -> None:
-        """Drains `member` first; waits until it answers right again. Raises ControlFailed."""
         count = len(self._members)
         self._wait(lambda: self._healthy() == count, START_S, f"{count} servers that answer right")
         self._proxy.set_draining(member.index, True)
@@ -150,7 +148,6 @@ class Fleet:
         member.start()
 
     def _load(self, model: str, member: Member) -> None:
-        """Raises ControlFailed."""
 
         def load() -> None:
             try:
@@ -205,7 +202,7 @@ def serve_fleet(
     own_port: int = OWN_PORT,
     access: Access | None = None,
 ) -> int:
-    """Returns the exit code. Raises ValueError for bad arguments, a taken port, and without Envoy."""
+    """Raises ValueError for what `Fleet` refuses."""
     with tempfile.TemporaryDirectory(prefix="fleet-") as folder:
         try:
             fleet = Fleet(count, arguments, first_port, own_port, access or Access(), Path(folder))

@@ -24,9 +24,9 @@ DEVICES = "CUDA_VISIBLE_DEVICES"
 
 
 def share(cores: Sequence[int], index: int, count: int) -> set[int]:
-    """The cores of server `index` among `count`; all of them where there are fewer cores than servers.
+    """The cores of server `index`; all if there are fewer cores than servers.
 
-    Servers whose threads share cores slow one another: ONNX Runtime's threads wait busily.
+    ONNX Runtime's threads wait busily: on shared cores servers slow one another.
     """
     if len(cores) < count:
         return set(cores)
@@ -34,7 +34,7 @@ def share(cores: Sequence[int], index: int, count: int) -> set[int]:
 
 
 class Member:
-    """Ports count from `first_port`; `cores`: those the server may use; `devices`: the GPUs to spread over."""
+    """`first_port`: of the fleet; `cores`: of this server; `devices`: GPUs to spread over."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class Member:
         self.starts += 1
 
     def revive(self) -> bool:
-        """Restarts at most once in 5 s; returns whether it restarted."""
+        """At most once in 5 s."""
         if self.process is not None and self.process.poll() is None:
             return False
         if time.monotonic() < self._next_start_s:
@@ -82,7 +82,7 @@ class Member:
 
     def right(self) -> bool:
         """Every served version passed its last probe."""
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy must not see loopback
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # ignores $http_proxy
         with suppress(OSError), opener.open(f"http://127.0.0.1:{self.ports['health']}/", timeout=ASK_S):
             return True
         return False
@@ -103,7 +103,7 @@ class Member:
 
 
 def targets(members: Sequence[Member], own_port: int, admin_port: int) -> str:
-    """What Prometheus gets at /targets (http_sd_config): addresses with metrics, by job."""
+    """For Prometheus (http_sd_config): addresses with metrics, by job."""
 
     def group(job: str, ports: Sequence[int], path: str = "/metrics") -> dict[str, object]:
         addresses = [f"127.0.0.1:{port}" for port in ports]

@@ -27,7 +27,7 @@ BLOCKS, ATTEMPTS = (10_000, 30_000), 50  # below the ports that Linux gives to c
 
 @dataclass(frozen=True)
 class RunningFleet:
-    """URLs are HOST:PORT: `http_url` and `grpc_url` for clients, `own_url` for an operator."""
+    """URLs are HOST:PORT; `own_url`: for an operator."""
 
     process: subprocess.Popen[bytes]
     first_port: int
@@ -44,7 +44,7 @@ class RunningFleet:
         return f"127.0.0.1:{self.first_port + PORTS_EACH * index + SERVICES.index(service)}"
 
     def supervisors(self) -> list[psutil.Process]:
-        """In the order of the servers."""
+        """In the servers' order."""
         members = []
         for child in psutil.Process(self.process.pid).children():
             with suppress(psutil.NoSuchProcess):  # it just ended
@@ -60,14 +60,13 @@ class RunningFleet:
         return Family(self.triton(index).pid).look()[0].process
 
     def restart(self) -> None:
-        """Returns at once; `restarts` counts finished restarts."""
+        """Returns at once."""
         self.process.send_signal(signal.SIGHUP)
 
     def restarts(self) -> int:
         return self.log().count("fleet: restart: done")
 
     def reloads(self) -> int:
-        """How often supervisors have loaded a model again."""
         return self.log().count("is loaded again")
 
 
@@ -123,7 +122,7 @@ def _wait_until_right(fleet: RunningFleet, count: int) -> None:
 
 
 def _answers(address: str, path: str = "") -> bool:
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy must not see loopback
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # ignores $http_proxy
     with suppress(OSError), opener.open(f"http://{address}/{path}", timeout=2):
         return True
     return False

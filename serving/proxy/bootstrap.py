@@ -1,7 +1,6 @@
 """Envoy's whole configuration. In: Settings. Out: the JSON files `envoy.json`, `http.json`, `grpc.json`.
 
-Source: envoyproxy.io, API v3 and "Configuring Envoy as an edge proxy". Envoy watches `http.json` and `grpc.json`; it
-reads `envoy.json` at its start.
+Source: envoyproxy.io, API v3 and "Configuring Envoy as an edge proxy". Envoy reads `envoy.json` only at its start.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from serving.proxy.clusters import PROTOCOLS, TYPES, Protocol, assignment, clust
 from serving.proxy.routes import routes
 from serving.proxy.settings import Settings
 
-# Per request. 16 MiB are 21,000 images of MNIST; Triton's other calls need no body.
+# Per request.
 LIMITS = {"header": 4096, "body": 16 * 2**20, "question": 1024, "dimension": 65536}
 HEADERS_S, BODY_S, IDLE_S = 5.0, 15.0, 300.0
 CONNECTIONS, HEAP = 2048, 2**30

@@ -1,4 +1,4 @@
-"""Envoy's view of the servers: clusters for HTTP and gRPC, endpoints, health checks, limits."""
+"""Envoy's clusters for HTTP and gRPC: endpoints, health checks, limits."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from serving.proxy.settings import Backend, Settings
 TYPES = "type.googleapis.com/envoy"
 Protocol = Literal["http", "grpc"]
 PROTOCOLS: tuple[Protocol, ...] = ("http", "grpc")
-CHECK_S = 0.5  # between health checks; they read the probe's last verdict
+CHECK_S = 0.5  # between health checks
 CONNECT_S = 0.5
 EJECT_S = 5.0
 FAILURES = 5  # in a row, before the probe has noticed
@@ -38,9 +38,9 @@ def cluster(settings: Settings, protocol: Protocol, folder: str) -> dict[str, An
         "name": protocol,
         **where,
         "connect_timeout": f"{CONNECT_S}s",
-        # Two draws: among all, the least busy is the dead server, for every retry too.
+        # Draws two: among all servers, a dead server is the least busy.
         "lb_policy": "LEAST_REQUEST",
-        # A wrong server gets nothing, even as the last; changes count at once, not merged for 1 s.
+        # A wrong server gets nothing, even as the last; changes count at once, not after 1 s.
         "common_lb_config": {"healthy_panic_threshold": {"value": 0}, "update_merge_window": "0s"},
         "typed_extension_protocol_options": {"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": options},
         "circuit_breakers": {"thresholds": [{**limits, "retry_budget": budget}]},

@@ -1,4 +1,4 @@
-"""`vitbn proxy SERVER... --output DIR`: Envoy's configuration for a list of servers, checked by the real Envoy."""
+"""`vitbn proxy SERVER... --output DIR`: Envoy's configuration, checked by the real Envoy."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def proxy(
 
 
 def drained(backends: list[Backend], drain: list[Backend]) -> list[Backend]:
-    """Matches servers by host and HTTP port; raises ValueError for an unknown server."""
+    """By host and HTTP port; raises ValueError for an unknown server."""
     places = {(each.host, each.http) for each in drain}
     if unknown := places - {(each.host, each.http) for each in backends}:
         host, port = min(unknown)

@@ -30,10 +30,10 @@ def envoy() -> Path:
 
 
 def write(settings: Settings, folder: Path, seen_as: str | None = None) -> None:
-    """Envoy sees `folder` as `seen_as` (default: the same path).
+    """Envoy sees `folder` as `seen_as`.
 
-    A rename replaces each file, so a running Envoy sees the old or the new file. Only the owner can read it, for
-    API keys. Raises ProxyError, and writes nothing, for a configuration that Envoy refuses.
+    A rename replaces each file: a running Envoy never sees half. Only the owner can read the API keys. Raises
+    ProxyError, and writes nothing, for a configuration that Envoy refuses.
     """
     folder = folder.resolve()
     with tempfile.TemporaryDirectory() as trial:

@@ -1,6 +1,6 @@
 """Envoy as a child process.
 
-In: Settings. Out: a proxy for the length of a `with` block; meanwhile a server can be drained.
+In: Settings. Out: a proxy for a `with` block; meanwhile a server can be drained.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from serving.proxy.settings import Settings
 
 DRAIN_S = 1.5  # until a server's open requests are answered, measured
 START_S, FINISH_S, STOP_S, POLL_S = 20.0, 2.0, 3.0, 0.05
-RESTART_S = 1.0  # between two starts
+RESTART_S = 1.0
 
 
 class Proxy:
@@ -43,7 +43,7 @@ class Proxy:
         self._started_s = time.monotonic()
 
     def revive(self) -> bool:
-        """Restarts at most once a second; returns whether it restarted."""
+        """At most once a second."""
         if self.process is None or self.process.poll() is None or time.monotonic() - self._started_s < RESTART_S:
             return False
         self.start()
@@ -51,7 +51,7 @@ class Proxy:
 
     def ask(self, path: str, body: bytes | None = None) -> str:
         """Asks the administration port; raises OSError."""
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy must not see loopback
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # ignores $http_proxy
         with opener.open(f"http://127.0.0.1:{self.settings.admin}/{path}", body, timeout=5.0) as answer:
             return str(answer.read().decode())
 
@@ -67,7 +67,7 @@ class Proxy:
         raise ProxyError(f"Envoy is not ready after {START_S:g} s: {' '.join(lines[-3:])}")
 
     def healthy(self) -> int:
-        """How many servers get requests, by the protocol with fewer; raises OSError."""
+        """How many servers get requests; raises OSError."""
         return min(self._numbers("^cluster\\.(http|grpc)\\.membership_healthy$"), default=0)
 
     def in_flight(self, *ports: int) -> int:

@@ -1,7 +1,7 @@
 """The calls that clients may make; every other call gets 403.
 
-No call that changes the server (load, unload, shared memory, trace, log) is here. Source of the names:
-triton-inference-server/server docs/protocol, triton-inference-server/common grpc_service.proto.
+None changes the server. Source of the names: triton-inference-server/server docs/protocol,
+triton-inference-server/common grpc_service.proto.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 HTTP_PORT, GRPC_PORT, HEALTH_PORT, ADMIN_PORT = 8000, 8001, 8004, 9901
-IN_FLIGHT = 8  # at a server; fewer than its queue holds: the proxy refuses first, in milliseconds
+IN_FLIGHT = 8  # at a server; fewer than its queue holds: the proxy refuses first
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Backend:
 
 @dataclass(frozen=True)
 class TlsFiles:
-    """PEM files: the certificate chain and its private key."""
+    """PEM; `certificate`: the whole chain."""
 
     certificate: Path
     key: Path
@@ -41,10 +41,10 @@ class TlsFiles:
 
 @dataclass(frozen=True)
 class Settings:
-    """A proxy on `host`: clients speak HTTP and gRPC at `ports`; administration stands at 127.0.0.1:`admin`.
+    """Clients speak HTTP and gRPC at all `ports` of `host`; administration stands at 127.0.0.1:`admin`.
 
-    `keys`: clients -> API keys; without keys everybody may ask. `metrics`: a port on `host` with statistics for
-    Prometheus only. Raises ValueError.
+    `keys`: client -> API key; without keys everybody may ask. `metrics`: a port of `host` for Prometheus. Raises
+    ValueError.
     """
 
     backends: Sequence[Backend]

@@ -1,7 +1,6 @@
 """ONNX Runtime behind a stand-in for Triton's native backend `onnxruntime`.
 
-In: a model's configuration and ONNX file. Out: a session with the native backend's options, or ModelRefused for a value
-that the native backend refuses.
+In: a model's configuration and ONNX file. Out: a session with the native backend's options, or ModelRefused.
 """
 
 import os
@@ -49,19 +48,15 @@ BOOLEANS = {"true": True, "on": True, "1": True, "false": False, "off": False, "
 
 
 class OnnxRuntime:
-    """Runs at most `inner_batch` rows at once, 0: all.
-
-    The activations of few rows stay in the cache.
-    """
+    """Runs at most `inner_batch` rows at once (0: all): their activations stay in the cache."""
 
     def __init__(self, session: ort.InferenceSession, inner_batch: int = 0) -> None:
         self.session, self.inner_batch = session, inner_batch
-        # Requests may set these initializers too; the model does not list them as inputs.
+        # Requests may set these initializers too.
         self.inputs = _tensors(session.get_overridable_initializers(), optional=True) | _tensors(session.get_inputs())
         self.outputs = _tensors(session.get_outputs())
 
     def run(self, names: Sequence[str], feeds: Mapping[str, Array]) -> list[Array]:
-        """Raises RunFailed."""
         rows = max(map(len, feeds.values())) if self.inner_batch else 0
         try:
             if rows <= self.inner_batch:
@@ -80,7 +75,6 @@ class TritonPythonModel(StandIn):
     default_file = "model.onnx"
 
     def load(self, path: Path, config: Config, args: Mapping[str, str]) -> OnnxRuntime:
-        """Raises ModelRefused for a broken file or a bad option."""
         providers: list[Any] = ["CPUExecutionProvider"]
         if args["model_instance_kind"] == "GPU":
             if "CUDAExecutionProvider" in ort.get_available_providers():
@@ -97,10 +91,7 @@ class TritonPythonModel(StandIn):
 
 
 def inner_batch(config: Config, kind: str) -> int:
-    """Most rows of a run, 0: all. For batches on a CPU only: a GPU is fastest with all rows.
-
-    The native backend ignores this parameter. Raises ModelRefused for a bad value.
-    """
+    """Most rows of a run, 0: all, as on a GPU. Raises ModelRefused for a bad value."""
     rows = _integer(config, "inner_batch")
     if rows < 0:
         raise ModelRefused(f"parameter 'inner_batch': expected at least 0, found {rows}")
@@ -120,19 +111,19 @@ def session_options(config: Config) -> ort.SessionOptions:
     options.inter_op_num_threads = max(0, _integer(config, "inter_op_thread_count"))
     options.enable_cpu_mem_arena = _boolean(config, "enable_mem_arena", default=True)
     options.enable_mem_pattern = _boolean(config, "enable_mem_pattern", default=True)
-    # Only checked: here every instance is a process and cannot share a session.
+    # Only checked: instances are processes and cannot share a session.
     _boolean(config, "share_session_between_instances", default=False)
     return options
 
 
 def _own_threads() -> int:
-    """One per core of this process if it may not use all; else 0: ONNX Runtime's choice, which counts all cores."""
+    """One per core if this process may not use all; else 0: ONNX Runtime's choice."""
     own = len(os.sched_getaffinity(0))
     return own if own < (os.cpu_count() or own) else 0
 
 
 def _integer(config: Config, key: str) -> int:
-    """As std::stoi: ignores leading blanks and anything after the digits."""
+    """As std::stoi: ignores leading blanks and what follows the digits."""
     text = parameter(config, key)
     number = re.match(r"\s*[+-]?\d+", "0" if text is None else text)
     if number is None:
@@ -150,7 +141,6 @@ def _boolean(config: Config, key: str, default: bool) -> bool:
 
 
 def _tensors(arguments: Sequence[ort.NodeArg], optional: bool = False) -> dict[str, Tensor]:
-    """By name; a symbolic dimension is open."""
     return {
         each.name: Tensor(
             DATA_TYPES.get(each.type, each.type),

@@ -1,8 +1,7 @@
 """OpenVINO behind a stand-in for Triton's native backend `openvino`, on CPUs only.
 
-In: a model's configuration and file. Out: a model compiled with the native backend's properties, or ModelRefused. With
-max_batch_size above 0 the native backend (openvino_backend, src/openvino.cc) compiles for exactly that number of rows;
-this stand-in refuses that, extension libraries and RESHAPE_IO_LAYERS.
+In: a model's configuration and file. Out: a model compiled with the native backend's properties, or ModelRefused.
+Source: triton-inference-server/openvino_backend, src/openvino.cc.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ DATA_TYPES = {
     "f32": "TYPE_FP32",
 }
 NUMBER = "[0-9]+"
-# Parameters that become CPU properties, with their values in any case; empty means not set.
+# Parameters that become CPU properties; values in any case.
 PROPERTIES = {
     "INFERENCE_NUM_THREADS": NUMBER,
     "COMPILATION_NUM_THREADS": NUMBER,
@@ -53,7 +52,6 @@ class OpenVino:
         self.request = compiled.create_infer_request()
 
     def run(self, names: Sequence[str], feeds: Mapping[str, Array]) -> list[Array]:
-        """Raises RunFailed."""
         try:
             values = self.request.infer(dict(feeds), share_inputs=True)
         except RuntimeError as error:
@@ -65,7 +63,6 @@ class TritonPythonModel(StandIn):
     default_file = "model.xml"
 
     def load(self, path: Path, config: Config, args: Mapping[str, str]) -> OpenVino:
-        """Raises ModelRefused for a broken file or a bad parameter."""
         check_config(config, args["model_instance_kind"])
         try:
             core = _core()
@@ -94,7 +91,7 @@ def check_config(config: Config, kind: str) -> None:
 
 
 def cpu_properties(config: Config, bfloat16: bool) -> dict[str, str]:
-    """float32 unless HINT_BF16 asks for bfloat16, OpenVINO's default on a CPU that has it (`bfloat16`).
+    """float32 unless HINT_BF16 asks for bfloat16, OpenVINO's default on a CPU with `bfloat16`.
 
     Raises ModelRefused for a bad value.
     """
@@ -117,7 +114,7 @@ def wants_bfloat16(config: Config) -> bool:
 
 
 def _core() -> ov.Core:
-    """Imported here, so that a missing OpenVINO becomes a refusal."""
+    """Imported here: a missing OpenVINO becomes a refusal."""
     sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]  # stops OpenVINO's reports to Intel
     try:
         import openvino
@@ -136,5 +133,5 @@ def _tensor(port: ov.ConstOutput) -> Tensor:
 
 
 def _reason(error: RuntimeError) -> str:
-    """The last line of OpenVINO's message; earlier lines name source files."""
+    """The last line; earlier lines name source files."""
     return str(error).strip().rpartition("\n")[2]

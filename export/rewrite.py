@@ -30,7 +30,7 @@ def _dims(context: click.Context, parameter: click.Parameter, text: str | None) 
     return {name.strip(): int(size) for name, _, size in pairs}
 
 
-@click.command(epilog="Exit codes: 0 written; 2 usage; 3 nothing to rewrite; 4 not supported; 5 proof failed.")
+@click.command(epilog="Exit codes: 0 written; 1 file error; 2 usage; 3 no rewrite; 4 not supported; 5 proof failed.")
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), required=True, help="OUT.onnx")
 @click.option("--read", "reads", multiple=True, metavar="NAME[INDEX]", help="Output part in use: 'hidden[:,0]'.")

@@ -18,7 +18,6 @@ def write_binary(folder: Path, batches: dict[str, tuple[np.ndarray, np.ndarray]]
 
 
 def write_pickled(folder: Path, batches: dict[str, tuple[np.ndarray, np.ndarray]]) -> Path:
-    """As Python 2 pickles (protocol 2)."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, (images, labels) in batches.items():
         (folder / name).write_bytes(pickled(images.reshape(len(images), -1), labels))
@@ -26,7 +25,7 @@ def write_pickled(folder: Path, batches: dict[str, tuple[np.ndarray, np.ndarray]
 
 
 def pickled(pixels: np.ndarray, labels: np.ndarray) -> bytes:
-    """{"batch_label", "labels", "data", "filenames"}; strings are bytes, as in Python 2."""
+    """Strings are bytes, as in Python 2."""
     entries = text(b"batch_label") + text(b"training batch 1 of 5")
     entries += text(b"labels") + b"](" + b"".join(b"K" + bytes([label]) for label in labels) + b"e"
     entries += text(b"data") + array(pixels)
@@ -35,7 +34,7 @@ def pickled(pixels: np.ndarray, labels: np.ndarray) -> bytes:
 
 
 def array(pixels: np.ndarray) -> bytes:
-    """The opcodes of numpy 1 for unsigned bytes."""
+    """numpy 1's opcodes for unsigned bytes."""
     empty = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\0\x85U\x01b\x87R"
     shape = b"".join(b"J" + struct.pack("<i", side) for side in pixels.shape) + b"\x86"
     dtype = b"cnumpy\ndtype\nU\x02u1K\0K\x01\x87R(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\0tb"

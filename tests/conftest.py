@@ -14,20 +14,18 @@ from hypothesis import settings
 
 ROOT = Path(__file__).parents[1]
 
-# A shell script's background jobs and their children ignore SIGINT; some tests interrupt children.
+# A shell's background jobs and their children ignore SIGINT; some tests interrupt children.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Set before torch and ONNX Runtime are imported, and for children. On busy cores more threads take ten times as long.
+# Before torch and ONNX Runtime are imported. On busy cores more threads take ten times as long.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
-
-# Every run draws other examples; a search for faults draws more: --hypothesis-profile=thorough.
 settings.register_profile("quick", max_examples=40, deadline=None)
 settings.register_profile("thorough", max_examples=1000, deadline=None)
 settings.load_profile("quick")
 
-# The longest files come first, so that the processes of a run end together.
+# Longest first, so that a run's processes end together.
 LONG = (
     *("test_readme.py", "test_conditions.py", "test_pretrained.py", "test_fleet.py", "test_tensorrt_conformance.py"),
     *("test_tensorrt_support.py", "test_latency.py", "test_supervisor.py", "test_operate_live.py"),
@@ -59,7 +57,7 @@ def _there(path: Path, what: str) -> Path:
 
 @pytest.fixture(scope="session", autouse=True)
 def _quick_exports(shared_dir: Path) -> None:
-    """Compiles the exporter's operator table once a process: it takes a quarter of every export."""
+    """Compiles the exporter's operator table once a process: a quarter of every export."""
     if "torch" not in sys.modules:  # no test of this run has it
         return
     import torch
@@ -86,7 +84,7 @@ def _one_torch_thread() -> None:
 
 @pytest.fixture
 def processor_time_s() -> Callable[..., float]:
-    """Seconds, whatever the machine's load; the command must end with `code`."""
+    """Seconds, whatever the machine's load."""
 
     def run(command: list[str], code: int = 0) -> float:
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -116,7 +114,7 @@ def shared_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def trained(shared_dir: Path) -> Path:
-    """A ViTBN of depth 2 with over 95 % on scikit-learn's digits; one worker trains, the others wait."""
+    """One worker trains, the others wait."""
     from models.config import ModelConfig
     from models.data import load_digits
     from models.training import TrainingOptions, train

@@ -1,6 +1,6 @@
-"""Exports each network once a run: an export takes a second or more, and tests repeat it.
+"""Exports each network once a run: an export takes a second or more.
 
-In: a folder that all processes of a test run share. Out: a `torch.onnx.export` that keeps our networks' graphs there.
+In: a folder that all processes of a run share. Out: a `torch.onnx.export` that keeps our networks' graphs there.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ OF_TORCH = vars(nn.Module()).keys()
 
 
 def once(export: Callable[..., Any], folder: Path) -> Callable[..., Any]:
-    """Other networks than `Served` are not kept."""
     folder.mkdir(exist_ok=True)
 
     def remembered(model: nn.Module, *arguments: Any, **options: Any) -> Any:
@@ -30,7 +29,7 @@ def once(export: Callable[..., Any], folder: Path) -> Callable[..., Any]:
             return export(model, *arguments, **options)
         path = folder / f"{key(model, *arguments, options)}.onnx"
         with path.with_suffix(".lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # another process may be exporting the same network
+            fcntl.flock(lock, fcntl.LOCK_EX)
             if not path.exists():
                 part = path.with_suffix(".part")
                 part.write_bytes(export(model, *arguments, **options).model_proto.SerializeToString())
@@ -41,7 +40,7 @@ def once(export: Callable[..., Any], folder: Path) -> Callable[..., Any]:
 
 
 def key(model: nn.Module, example: tuple[torch.Tensor, ...], options: dict[str, Any]) -> str:
-    """Of what decides the graph: classes, code, attributes and tensors, the example, the options."""
+    """Of all that decides the graph."""
     digest = hashlib.sha256(repr(([(each.shape, each.dtype) for each in example], options)).encode())
     for name, module in model.named_modules():
         kind, own = type(module), {key: value for key, value in vars(module).items() if key not in OF_TORCH}

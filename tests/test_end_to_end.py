@@ -89,7 +89,7 @@ def test_help_answers_in_under_half_a_second(script: str, processor_time_s: Call
 
 
 def test_no_module_shadows_another_when_run_as_a_script() -> None:
-    """A script's own folder is first on its import path, so siblings must not shadow other modules."""
+    """A script's own folder is first on its import path."""
     files = subprocess.run(["git", "ls-files", "*.py"], cwd=ROOT, capture_output=True, text=True, check=True)
     folders = {"models", "export", "serving", "clients", "benchmarks"}
     siblings = {

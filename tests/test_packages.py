@@ -74,7 +74,7 @@ OPENVINO = "from export.engines.openvino_engine import openvino_module; openvino
     ],
 )
 def test_a_library_reports_to_nobody(tmp_path: Path, ours: str, library: str) -> None:
-    """Else its import writes an id of the machine into the home folder and reports, except where CI is set."""
+    """Else its import stores an id of the machine and reports, except under CI."""
     settings = {"HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
     unset = ("CI", "ORT_DISABLE_TELEMETRY", "XDG_CACHE_HOME")
     environment = {name: value for name, value in os.environ.items() if name not in unset} | settings

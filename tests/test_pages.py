@@ -29,7 +29,7 @@ LISTED = subprocess.run(
     check=True,
 ).stdout.split()
 PAGES = [name for name in LISTED if (ROOT / name).is_file()]
-STUDIES = "benchmarks/results/studies/"  # pages of results; their commands omit paths of a machine
+STUDIES = "benchmarks/results/studies/"  # their commands omit paths
 PROGRAMS = ("python ", "vitbn ", "tritonserver", "make ", "pip ", "pytest ")
 TOOLS = {"source", "curl", "cd", "docker", "torchrun", "envoy", "kill", "prometheus", "prometheus-alertmanager"}
 
@@ -39,7 +39,7 @@ def prose(name: str) -> str:
 
 
 def shell_lines(text: str) -> Iterator[str]:
-    """From fenced sh blocks, indented blocks and backticks; continued lines are joined."""
+    """From fenced sh blocks, indented blocks and backticks."""
     for block in re.findall(r"^```sh\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
         yield from block.replace("\\\n", " ").splitlines()
     outside = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
@@ -49,7 +49,6 @@ def shell_lines(text: str) -> Iterator[str]:
 
 
 def is_command(text: str) -> bool:
-    """Not only a program's name."""
     return text.startswith(PROGRAMS) and len(text.split()) > 1
 
 
@@ -91,7 +90,7 @@ def parse(command: click.Command, words: list[str], line: str) -> None:
 
 
 def check(line: str) -> None:
-    """Fails for a missing program, target, extra or option."""
+    """Program, target, extra and options exist."""
     words = shlex.split(line, comments=True)
     if not words:
         return
@@ -134,7 +133,6 @@ def server_options() -> set[str]:
 
 
 def options_of(command: click.Command) -> set[str]:
-    """With those of its subcommands."""
     own = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
     if not isinstance(command, click.Group):
         return own
@@ -145,7 +143,6 @@ def options_of(command: click.Command) -> set[str]:
 
 @cache
 def known_options() -> set[str]:
-    """With those of programs that pages mention."""
     folders = ("models", "export", "serving", "clients", "clients/web", "benchmarks")
     scripts = [path for folder in folders for path in sorted((ROOT / folder).glob("*.py"))]
     commands = [path.relative_to(ROOT).as_posix() for path in scripts if "\nif __name__ ==" in path.read_text()]

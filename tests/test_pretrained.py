@@ -57,7 +57,7 @@ def test_part(mnist_dir):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SHIPPED)
 def test_accuracy_before_and_after_export(name, test_part):
-    """The file must have the recorded accuracy on all images; PyTorch must err on the images on which the file errs."""
+    """The file has the recorded accuracy on all images; PyTorch errs where the file errs."""
     images, labels = test_part
     checkpoint = load(shipped(name))
     recorded = checkpoint.metrics["test_accuracy"]

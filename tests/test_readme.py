@@ -1,5 +1,3 @@
-"""The README's blocks run and print what it shows; CI runs its make commands."""
-
 import os
 import re
 import shutil
@@ -18,7 +16,7 @@ READY_S = 60
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """latency.py times one narrow ViTBN of one block, to be quick; test_latency.py runs all networks."""
+    """latency.py times only a narrow ViTBN of one block; test_latency.py runs all networks."""
     copy = tmp_path / "a clone"
     listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
     for name in subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines():
@@ -57,7 +55,7 @@ def test_the_shell_blocks_run_word_for_word(checkout: Path) -> None:
     blocks = re.findall(r"```sh\n(.*?)```", README, re.DOTALL)
     assert "tritonserver --model-repository triton_repo\n" in "".join(blocks)
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    here = {"PATH": path, "PYTHONPATH": str(checkout)}  # else its commands import the installed packages
+    here = {"PATH": path, "PYTHONPATH": str(checkout)}  # not the installed packages
     environment = {**os.environ, **here, "VITBN_BENCHMARK_ROUNDS": "1"}
     servers, printed = [], {}
     try:
@@ -96,7 +94,7 @@ def shown(line: str) -> str:
 
 
 def without_numbers(output: str) -> str:
-    """Numbers vary, and the package may be installed from another folder."""
+    """Numbers vary, and the package's folder."""
     return re.sub(r"\d[\d,.]*(e-\d+)?", "#", re.sub(r"Read .*models/", "Read models/", output)).strip()
 
 

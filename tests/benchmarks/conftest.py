@@ -1,5 +1,3 @@
-"""Short benchmark runs of three rounds, and pages without drawing."""
-
 import pytest
 
 from benchmarks.measure.timing import MIN_ROUNDS, ROUNDS_VARIABLE

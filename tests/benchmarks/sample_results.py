@@ -1,5 +1,3 @@
-"""Small results of every benchmark, for the tests of the report."""
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

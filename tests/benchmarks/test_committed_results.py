@@ -24,7 +24,7 @@ def sources() -> Sources:
 
 @pytest.fixture(scope="module")
 def drawn(sources: Sources) -> tuple[list[Block], dict[str, list[int]]]:
-    """The page, and the ticks of each numeric axis."""
+    """The page; ticks of each numeric axis."""
     counted: dict[str, list[int]] = {}
 
     def count(name: str, caption: str, figure: Figure) -> Picture:
@@ -54,7 +54,7 @@ def test_every_axis_has_three_ticks(drawn: tuple[list[Block], dict[str, list[int
 
 
 def made_by_make() -> dict[str, str]:
-    """Output file -> command of `make benchmarks`, with FILE and DIR in place of its files."""
+    """Output file -> command, with FILE and DIR in place of its files."""
     dry = ["make", "--dry-run", "--always-make", "benchmarks", "PYTHON=true"]
     lines = subprocess.run(dry, cwd=ROOT, capture_output=True, text=True, check=True).stdout.replace("\\\n", " ")
     made = {}
@@ -75,7 +75,7 @@ def test_a_rerun_makes_every_file_that_the_page_reads_and_no_other(sources: Sour
 
 
 def test_a_rerun_asks_for_what_was_measured(sources: Sources) -> None:
-    """The Makefile omits options that a command recorded with their default."""
+    """The Makefile omits options with their default."""
     made = made_by_make()
     for file in sources.files:
         if file.name not in ONCE_MORE and file.name in made:

@@ -12,13 +12,13 @@ from models.data import load_dataset
 
 pytestmark = pytest.mark.slow
 
-IMAGES = 20  # of each source: twice every digit, for the strokes
-MNIST_IMAGES = 25  # a condition
+IMAGES = 20  # per source
+MNIST_IMAGES = 25  # per condition
 SLOW_S = 1200  # on busy cores; half a minute on free cores
-MOST_LOST = 1.0  # percentage points, against the same images as in the file
+MOST_LOST = 1.0  # percentage points
 
-# Per cent of IMAGES, slightly below the share measured on 60. scikit-learn's digits have 8x8 pixels; the fine pen
-# follows their skeleton, which often shows no digit.
+# Per cent of IMAGES, slightly below the share measured on 60. The fine pen follows the skeleton of scikit-learn's 8x8
+# pixels, which often shows no digit.
 LEAST = {"strokes": 95, "scikit-learn": 70}
 LEAST_WITH_A_FINE_PEN = {"strokes": 95, "scikit-learn": 50}
 
@@ -64,7 +64,7 @@ def test_mnist_on_backgrounds_loses_at_most_a_point(on_backgrounds):
 
 @pytest.mark.timeout(SLOW_S)
 def test_no_condition_alone_loses_much(on_backgrounds):
-    """An image of 25 is four points, so chance may cost two images."""
+    """Chance may cost two images of 25."""
     lost = {condition: int(raw.sum() - kept.sum()) for condition, (kept, raw) in on_backgrounds.items()}
     assert {condition: count for condition, count in lost.items() if count > 2} == {}
 

@@ -1,4 +1,4 @@
-"""The GPU run without a GPU: every command parses; a failure costs only its step."""
+"""The GPU run without a GPU."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The GPU protocol on the CPU, with a stub of NVML for the GPU's state."""
+"""The GPU protocol on the CPU, with a stub of NVML."""
 
 import os
 import shutil

@@ -191,7 +191,6 @@ def test_rows_say_why_they_are_no_cuda_graph() -> None:
 
 
 def test_other_images_at_every_call_with_copies_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On the CPU, with stub events and streams."""
 
     class Event:
         record = elapsed_time = lambda self, *others: 1.5

@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class Sleepless(selectors.DefaultSelector):
-    """Passes the time that a loop would wait at once, so that a busy machine changes no latency."""
+    """Its clock skips a loop's waits, so a busy machine changes no latency."""
 
     now_s = 0.0
 
@@ -39,7 +39,6 @@ class Sleepless(selectors.DefaultSelector):
 
 @pytest.fixture
 def sleepless(monkeypatch: pytest.MonkeyPatch) -> Callable[[Coroutine[Any, Any, T]], T]:
-    """Runs a load by such a clock."""
 
     def run(load: Coroutine[Any, Any, T]) -> T:
         selector = Sleepless()
@@ -55,7 +54,7 @@ def sleepless(monkeypatch: pytest.MonkeyPatch) -> Callable[[Coroutine[Any, Any, 
 
 
 def one_at_a_time(stalled: int) -> Callable[[], Awaitable[None]]:
-    """Answers one request at a time, in 2 ms, request `stalled` in 300 ms."""
+    """Answers one request at a time; request `stalled` takes STALL_S."""
     turn, asked = asyncio.Lock(), iter(range(10**6))
 
     async def ask() -> None:
@@ -72,7 +71,7 @@ def test_arrivals_are_a_poisson_process_of_an_exact_rate() -> None:
     assert due_s.max() <= 10
     gaps_s = np.diff(due_s)
     assert gaps_s.min() >= 0
-    assert gaps_s.std() == pytest.approx(gaps_s.mean(), rel=0.05)  # exponential; even arrivals give 0
+    assert gaps_s.std() == pytest.approx(gaps_s.mean(), rel=0.05)  # even arrivals give 0
     assert (arrivals_s(Load(batch=64, rate=64_000), 10) == due_s).all()
 
 
@@ -86,10 +85,10 @@ def test_a_stall_is_in_the_latency_of_all_that_was_due_meanwhile(sleepless: Call
 
     opened, closed = sleepless(both())
     assert len(opened.latencies_s) == 100
-    # About 30 of 100 requests were due during the stall.
+    # About 30 requests were due during the stall.
     assert 20 <= (opened.latencies_s > 0.02).sum() <= 60
     assert sample(opened.latencies_s, 0, None).p99_ms > 800 * STALL_S
-    # A client that waits for answers meets the stall once.
+    # A closed loop meets the stall once.
     assert np.percentile(closed.latencies_s, 90) < STALL_S / 4
     assert (closed.latencies_s >= STALL_S).sum() == 1
     assert opened.requests_per_s == pytest.approx(100, rel=0.1)
@@ -115,7 +114,7 @@ def test_a_rate_above_what_the_server_answers(monkeypatch: pytest.MonkeyPatch, s
     answered = sleepless(overloaded())
     assert most == 4
     assert len(answered.latencies_s) == 2000
-    assert answered.requests_per_s == pytest.approx(1 / SERVICE_S, rel=0.01)  # the limit of sequential answers
+    assert answered.requests_per_s == pytest.approx(1 / SERVICE_S, rel=0.01)
     assert np.percentile(answered.latencies_s, 99) > 0.4
     assert answered.latencies_s.max() <= 0.7 + SERVICE_S  # answering all would take 4 s
 

@@ -118,7 +118,7 @@ def test_an_interrupted_benchmark_writes_its_rows(tmp_path: Path, monkeypatch: p
 
     def stop_in_the_third_round(seconds: float) -> None:
         asked.append(seconds)
-        if len(asked) > 2 * 2:  # the sleep before each contestant's turn
+        if len(asked) > 2 * 2:  # a sleep before each turn
             raise KeyboardInterrupt
         real(seconds)
 
@@ -171,7 +171,7 @@ def test_it_says_before_it_starts_how_long_it_takes(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(ROUNDS_VARIABLE, "3")
-    time_interleaved({"slow": lambda: time.sleep(0.25)}, 9, "it")  # too slow for an untimed call before each timed call
+    time_interleaved({"slow": lambda: time.sleep(0.25)}, 9, "it")  # too slow for untimed calls
     said = re.search(r"it: 1 contestants, 3 rounds take about ([\d.]+) s; at most 9 s", capsys.readouterr().err)
     assert said
     assert 0.8 <= float(said[1]) < 4, "three times the call of warm-up, which a busy machine prolongs"

@@ -1,5 +1,3 @@
-"""The simulation against queueing theory and itself with faults."""
-
 import numpy as np
 import pytest
 from click.testing import CliRunner

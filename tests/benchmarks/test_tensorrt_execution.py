@@ -97,7 +97,7 @@ def test_what_tensorrt_refuses_is_an_error(step: str) -> None:
 
 
 class Graph:
-    """Repeats the calls of its capture; `refuses` as CUDA or TensorRT would."""
+    """Repeats its capture's calls; `refuses` as CUDA would."""
 
     capturing: "Graph | None" = None
     refuses = ""
@@ -190,7 +190,7 @@ def test_the_floor_counts_every_layer_once() -> None:
 
 @pytest.mark.slow
 def test_the_floor_of_5000_images_on_an_h200() -> None:
-    """By hand, from bytes and operations at 4,000 GB/s; the products alone take 0.11 ms."""
+    """By hand, at 4,000 GB/s; the products alone take 0.11 ms."""
     plain = build(ModelConfig(model="vitbn", depth=6)).eval().double()
     rewritten = rewrite(plain, ALL, ())[0].model
     limits: dict[str, Any] = {"gemm_gflops_per_s_by_precision": {"fp32": 5e4, "fp16": 8e5}, "copy_gb_per_s": 4e3}

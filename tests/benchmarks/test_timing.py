@@ -51,7 +51,7 @@ def test_a_table_aligns_its_columns() -> None:
 def test_the_interval_of_a_ratio_holds_the_true_one_about_as_often_as_it_says() -> None:
     found = 0
     for seed in range(100):
-        drift = 1 + np.abs(np.random.default_rng(1000 + seed).standard_normal(30))  # of the machine: hits both
+        drift = 1 + np.abs(np.random.default_rng(1000 + seed).standard_normal(30))  # hits both
         ratio = ratio_with_interval(noisy(30, 2e6, seed, drift), noisy(30, 1e6, seed + 500, drift))
         assert ratio.low <= ratio.ratio <= ratio.high
         found += ratio.low <= 2 <= ratio.high

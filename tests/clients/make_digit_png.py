@@ -1,7 +1,4 @@
-"""Draws digit.png: a 3 as a pen leaves it on paper, a little off the centre.
-
-python tests/clients/make_digit_png.py
-"""
+"""Draws digit.png, a 3 on paper: python tests/clients/make_digit_png.py"""
 
 import math
 from pathlib import Path
@@ -14,7 +11,7 @@ TARGET = Path(__file__).resolve().parents[2] / "digit.png"
 SIDE = 280
 OVERSAMPLING = 4
 PAPER, INK = (246, 241, 228), (33, 38, 84)
-# In pixels of the finished picture, laid by eye.
+# In pixels of the finished picture.
 STROKE = [(74, 76), (98, 52), (132, 49), (155, 71), (146, 100), (114, 118), (146, 126), (167, 156), (156, 192)]
 STROKE += [(121, 211), (85, 201), (68, 180)]
 
@@ -39,7 +36,7 @@ def draw() -> Image.Image:
 
 
 def _smooth(points, steps=120):
-    """Catmull-Rom curve (Catmull and Rom, 1974)."""
+    """Catmull-Rom curve (1974)."""
     padded = np.array([points[0], *points, points[-1]], dtype=np.float64)
     for before, start, end, after in zip(padded, padded[1:], padded[2:], padded[3:], strict=False):
         for t in np.linspace(0, 1, steps, endpoint=False):

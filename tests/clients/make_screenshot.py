@@ -1,7 +1,4 @@
-"""Makes clients/web/screenshot.png: a digit that the shipped model has read.
-
-python tests/clients/make_screenshot.py
-"""
+"""Makes clients/web/screenshot.png: python tests/clients/make_screenshot.py"""
 
 import io
 import tempfile

@@ -1,4 +1,4 @@
-"""Seeded pictures of no digit, or several: letters in fonts, scribbles, noise, rows of digits."""
+"""Seeded pictures of no digit, or several."""
 
 import string
 from pathlib import Path
@@ -27,7 +27,7 @@ def letters() -> list[tuple[str, Image.Image]]:
 
 
 def noise(count: int = 200, seed: int = 0) -> list[Image.Image]:
-    """In turn grey, black and white, and blurred blobs."""
+    """In turn grey, black and white, blobs."""
     rng = np.random.default_rng(seed)
     pictures = []
     for number in range(count):

@@ -1,6 +1,6 @@
-"""A server with Triton's two protocols that counts its requests and fails on demand.
+"""A server with Triton's two protocols; counts requests, fails on demand.
 
-Logits follow from the sum of the pixels, so every answer can be checked.
+Logits follow from the sum of the pixels.
 """
 
 import json
@@ -28,12 +28,11 @@ def expected_logits(images: np.ndarray) -> np.ndarray:
 
 
 class StandIn:
-    """The model `net` on this machine; `serving` adds its address to `urls`.
+    """The model `net`; `serving` adds its address to `urls`.
 
-    before:      gets each inference's number, from 0, in the server's thread; may sleep; returns the message
-                 of a refusal, or nothing.
+    before:      gets each inference's number, from 0, in the server's thread; may return a refusal's message.
     retry_after: seconds that a refusal asks to wait.
-    parameters:  of the model's configuration, besides its description.
+    parameters:  of the model's configuration.
     """
 
     def __init__(self, before: Callable[[int], str | None] = lambda number: None, max_batch_size: int = 4) -> None:
@@ -68,7 +67,7 @@ class StandIn:
     def serving(
         self, protocol: str, address: str = "127.0.0.1:0", tls: "Certificates | None" = None
     ) -> Iterator["StandIn"]:
-        """With certificates over TLS, and only for clients with a certificate."""
+        """With `tls` only for clients with a certificate."""
         with (_http if protocol == "http" else _grpc)(self, address, tls) as port:
             self.urls[protocol] = f"127.0.0.1:{port}"
             yield self
@@ -132,7 +131,7 @@ def _http(stand_in: StandIn, address: str, tls: Certificates | None) -> Iterator
         daemon_threads = True
 
         def handle_error(self, request: object, client_address: object) -> None:
-            pass  # a client that goes away in the middle
+            pass  # the client went away
 
     host, _, port = address.rpartition(":")
     with Server((host, int(port)), Handler) as server:

@@ -117,7 +117,6 @@ def test_exactly_the_least_contrast_is_blank():
 
 @pytest.mark.parametrize("levels", [(1e37, 1e37), (-3e38, 3e38), (0, 1e-45), (-1e-40, 0)])
 def test_floats_of_any_range(digit, levels):
-    """Two levels, ink and paper, or one colour."""
     values = np.where(np.kron(digit > 128, np.ones((8, 8), bool)), *map(np.float32, levels)).astype(np.float32)
     if levels[0] == levels[1]:
         with pytest.raises(BlankImage):

@@ -26,7 +26,7 @@ def config(family="vitbn", accuracy=None, max_batch_size=3):
 
 
 class Repository:
-    """Stands in for the connection; configuration None: not ready."""
+    """A stub connection; configuration None: not ready."""
 
     url = "127.0.0.1:8000"
 

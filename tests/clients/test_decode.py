@@ -58,7 +58,7 @@ def test_common_formats_are_read(name):
 
 
 def test_a_photo_with_a_preview_is_read():
-    """MPO of telephones: a JPEG with a second picture."""
+    """MPO: a JPEG with a second picture."""
     stream = io.BytesIO()
     Image.fromarray(PIXELS).save(stream, "MPO", save_all=True, append_images=[Image.fromarray(PIXELS)])
     assert refusal(stream.getvalue()) is None
@@ -154,7 +154,7 @@ def test_the_limit_of_pixels_is_exact(monkeypatch):
 
 
 def test_threads_share_it():
-    """Same results as in one thread, and the warning filters stay."""
+    """As in one thread; the warning filters stay."""
     exif = Image.Exif()
     exif[ExifTags.Base.Orientation] = 6
     turned, bomb = encoded("JPEG", exif=exif), png(10_000, 10_000)

@@ -18,7 +18,7 @@ def encoded(array, kind=8):
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (11, 6, 5), dtype=np.uint8)
 WHOLE = encoded(IMAGES)
-# Without a time, which would change the tests' names.
+# A time would change the tests' names.
 PACKED = gzip.compress(WHOLE, mtime=0)
 
 

@@ -11,7 +11,7 @@ from clients.infer import infer
 
 ROOT = Path(__file__).resolve().parents[2]
 DIGIT = str(ROOT / "digit.png")
-NOBODY = "127.0.0.1:1"  # nothing listens there
+NOBODY = "127.0.0.1:1"
 
 
 def failure(*arguments):

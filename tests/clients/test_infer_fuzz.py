@@ -45,7 +45,6 @@ IDX = struct.pack(">IIII", 0x803, 3, 28, 28) + bytes(range(256)) * 9 + bytes(48)
 
 
 def check(result, codes):
-    """Our exit codes; failures on lines of their own."""
     assert isinstance(result.exception, SystemExit | None), repr(result.exception)
     assert result.exit_code in codes
     assert "Traceback" not in result.output

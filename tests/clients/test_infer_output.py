@@ -106,7 +106,7 @@ def test_blocks_of_a_terminal_are_grey():
 
 
 def test_blocks_of_a_picture_have_its_colours():
-    image = np.array([[[255, 0]], [[0, 100]], [[0, 200]]], dtype=np.uint8)  # red, then a dull blue, in one row
+    image = np.array([[[255, 0]], [[0, 100]], [[0, 200]]], dtype=np.uint8)  # red, then a dull blue
     assert blocks(image, colour=True) == ["\x1b[38;2;255;0;0;48;2;0;0;0m▀\x1b[38;2;0;100;200;48;2;0;0;0m▀\x1b[0m"]
     assert blocks(image, colour=False) == ["  "]  # red and blue are dark
     assert blocks(np.full((3, 2, 1), 128, np.uint8), colour=False) == ["█"]

@@ -1,5 +1,3 @@
-"""Parts against SciPy's; marks beside the digit."""
-
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,7 +8,7 @@ from clients.images.ink import estimate_paper
 from clients.images.parts import label
 from clients.preprocess import to_model_input
 
-CLOSE = 10.0  # mean grey levels of 255, as for enlarging alone
+CLOSE = 10.0  # mean grey levels of 255
 
 
 def sheet(digit):

@@ -40,7 +40,7 @@ def tritonserver(repository, ports, log):
 
 
 def kill(server):
-    """Returns the memory files that server and backend leave."""
+    """The memory files that it leaves."""
     mapped = Path(f"/proc/{server.pid}/maps").read_text()
     os.killpg(server.pid, signal.SIGKILL)
     return [Path(path) for path in set(re.findall(r"/dev/shm/triton_\S+", mapped))]

@@ -1,4 +1,4 @@
-"""A digit in any picture comes out as the same 28x28 image, by mean difference in greys."""
+"""A digit in any picture comes out as the same 28x28 image."""
 
 import subprocess
 import sys

@@ -72,7 +72,7 @@ def test_every_served_version_is_asked_and_a_wrong_one_found(own: Path) -> None:
     shutil.copytree(own / "vitbn/1", own / "vitbn/2")
     answers = json.loads((own / "vitbn/1/manifest.json").read_text())["sample_logits"]
     wrong = json.dumps([answers[0] + 0.5, *answers[1:]])
-    # the parameter is JSON inside a quoted string
+    # JSON in a quoted string
     replace_in_config(own, '{\\"1\\": ', f'{{\\"2\\": {{\\"logits\\": {wrong}, \\"tolerance\\": 0.01}}, \\"1\\": ')
     with running_server(own, COMPLETE) as server:
         found = probe_server(server.http_url, timeout_s=PATIENCE_S)

@@ -1,4 +1,4 @@
-"""Real parts for tests and the screenshot: tritonserver, `python clients/web/app.py`, Chromium."""
+"""Real parts for tests and the screenshot."""
 
 import shutil
 import subprocess
@@ -105,7 +105,7 @@ def on_screen(page: Page, form: list, height: float = 0.6) -> list[np.ndarray]:
 
 
 def along(stroke: list | tuple, steps: int = 5) -> np.ndarray:
-    """A tuple is straight lines, a list a curve of Catmull and Rom (1974): (n, 2)."""
+    """Points (n, 2). A tuple: straight lines; a list: a curve of Catmull and Rom, 1974."""
     points = np.array(stroke, dtype=float)
     if isinstance(stroke, tuple):
         return points

@@ -10,7 +10,7 @@ import yaml
 
 ROOT = Path(__file__).parents[2]
 KUBERNETES = ROOT / "deploy/kubernetes"
-MOST = 4  # misspelt fields of a document, spread over it; each costs a validation
+MOST = 4  # misspelt fields of a document; each costs a validation
 FREE = {"labels", "matchLabels", "selector", "requests", "limits", "annotations", "metadata"}  # keys are the user's
 
 
@@ -46,7 +46,7 @@ def overlay(name: str, instead: Mapping[Path, Any] = MappingProxyType({})) -> li
 
 
 def misspelt(document: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Misspells in turn some fields below the first level, by path; free keys stay."""
+    """Misspells in turn some fields below the first level; free keys stay."""
     fields = list(_fields(document, ()))
     for path in fields[:: max(1, len(fields) // MOST)]:
         changed = deepcopy(document)

@@ -1,5 +1,3 @@
-"""The Dockerfile passes hadolint, the compose file its schema; neither is built here."""
-
 import re
 import subprocess
 import sys

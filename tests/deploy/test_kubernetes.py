@@ -1,7 +1,7 @@
-"""Manifests fit Kubernetes' strict schemas, and KServe's kinds the schemas below.
+"""Manifests fit Kubernetes' strict schemas, and KServe's kinds `KSERVE`.
 
-No cluster is needed. KServe publishes its schemas only as large CRDs: `KSERVE` states the fields in use, from
-pkg/apis/serving/v1alpha1 and v1beta1 of kserve/kserve; their containers are checked as a pod's.
+KServe publishes its schemas only as large CRDs. `KSERVE` states the fields in use, from pkg/apis/serving/v1alpha1 and
+v1beta1 of kserve/kserve; containers are checked as a pod's.
 """
 
 from pathlib import Path

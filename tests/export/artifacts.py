@@ -1,4 +1,4 @@
-"""Artifacts to publish: a graph that no server reads, and plans of TensorRT."""
+"""A graph that no server reads, and plans of TensorRT."""
 
 import json
 from dataclasses import replace

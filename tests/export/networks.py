@@ -40,9 +40,9 @@ def error(model: nn.Module, rewritten: nn.Module, config: ModelConfig) -> float:
 def rewritten_in_turn(
     model: nn.Module, x: torch.Tensor, rewrites: Sequence[Rewrite], bound: float
 ) -> tuple[nn.Module, bool]:
-    """The network after all rewrites that apply, and whether it scales pixels itself.
+    """The rewritten network, and whether it scales pixels itself.
 
-    The logits of `x`, pixels of 0 to 255, stay within `bound` of the original's.
+    After each rewrite the logits of `x`, pixels of 0 to 255, stay within `bound`.
     """
     expected = answer(model, x / 255)
     rewritten, scaled = model, False

@@ -1,12 +1,12 @@
 """The command `to_tensorrt` without TensorRT's runtime: `python rehearsal.py EXPORTS`.
 
-In: lines of standard input, each a JSON list of a folder, a file, a planted fault and the command's arguments. Out: per
-line the exit code; `stdout` and `stderr` in the folder; in the file the use of TensorRT. A child runs each line, which
-saves the imports. With the arguments `served FOLDER` the child instead uses an engine as the benchmarks do, for a
-server and in process.
-TensorRT's real bindings stand over libraries that do nothing, so no object can be made. A `Conformant` replaces each
-object: it has exactly the real class's attributes, and takes exactly the arguments of the signature in the docstring.
-ONNX Runtime computes for the engine. So this shows which names exist, not what TensorRT does.
+In: lines of standard input, each a JSON list of a folder, a file, a planted fault and the command's arguments; the
+arguments `served FOLDER` use an engine as the benchmarks do. Out: per line the exit code; `stdout` and `stderr` in the
+folder; the use of TensorRT in the file. A child runs each line, which saves the imports.
+
+TensorRT's real bindings stand over libraries that do nothing. A `Conformant` replaces each object: it has exactly the
+real class's attributes, and takes the arguments of the docstring's signature. ONNX Runtime computes, so this
+shows which names exist, not what TensorRT does.
 """
 
 import ctypes
@@ -32,7 +32,7 @@ from export.engines.tensorrt_support import element_types
 from export.equivalence import onnx_classifier
 from export.to_tensorrt import tensorrt as command
 
-USED: list[list[Any]] = []  # class, attribute, arguments as text: all use of TensorRT
+USED: list[list[Any]] = []  # class, attribute, arguments as text
 
 
 class Memory(bytes):
@@ -46,8 +46,6 @@ class Memory(bytes):
 
 
 class Conformant:
-    """An object of the real class `kind`."""
-
     def __init__(self, kind: type) -> None:
         self.__dict__.update(kind=kind, state={})
 
@@ -93,7 +91,7 @@ class Conformant:
 
 
 def fits(name: str, doc: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """The return type of the first signature in the docstring that fits; else TypeError."""
+    """The return type of the docstring's first signature that fits; else TypeError."""
     for parameters, returns in re.findall(rf"^(?:\d+\. )?{name}\((.*)\) -> (.*)$", doc, re.MULTILINE):
         known = dict(re.findall(r"(\w+): ([\w.]+)", re.sub(r"<[^>]*>", "default", parameters)))
         required = [part.split(":")[0] for part in re.split(r", (?=\w+:)", parameters) if part and " = " not in part]
@@ -138,7 +136,7 @@ def parse(parser: Conformant, path: str) -> bool:
 
 
 def inspect(inspector: Conformant, format: Any) -> str:
-    """A layer per node, in the graph's types; `float32 layer` plants another type."""
+    """A layer per node, in the graph's types."""
     proto = GRAPH["proto"]
     types = {name: ONNX_TYPES.get(number, "int64") for name, number in element_types(proto).items()}
     words = {"float32": "Float", "float16": "Half", "int64": "Int64"}
@@ -223,7 +221,7 @@ ANSWERS: dict[tuple[str, str], Any] = {
 
 
 def served(folder: Path) -> None:
-    """Published as by benchmarks/throughput.py, executed as there and in latency.py."""
+    """Executed as in benchmarks/throughput.py and latency.py."""
     import torch
 
     from benchmarks.contest.engines import start
@@ -248,7 +246,7 @@ def served(folder: Path) -> None:
 def rehearse(log: Path, arguments: list[str]) -> None:
     for name in ("Builder", "OnnxParser", "Runtime"):
         setattr(trt, name, constructor(getattr(trt, name)))
-    if PLANTED == "another version":  # a class without a method that is used
+    if PLANTED == "another version":  # lacks a method in use
         del trt.IBuilderConfig.set_memory_pool_limit
     try:
         served(Path(arguments[1])) if arguments[0] == "served" else command(arguments)

@@ -1,7 +1,7 @@
 """Stand-ins for libraries of GPU machines.
 
-TensorRT's have only the symbols that its real Python bindings link to. CUDA's: a driver with one device, and a runtime
-whose device memory is the host's.
+TensorRT's have only the symbols that its Python bindings link to. CUDA's: a driver with one device, and a runtime whose
+device memory is the host's.
 """
 
 import os
@@ -51,7 +51,7 @@ LIBRARIES = {"libcuda.so.1": DRIVER, "libcudart.so.13": RUNTIME}
 def environment(folder: Path, *left_out: str, major: int = 11) -> dict[str, str]:
     """Builds them in `folder`; returns an environment where Python finds them and a package `tensorrt`.
 
-    Bindings are TensorRT 11's from this environment, or those of `major` 10 in `BINDINGS_10`.
+    `major`: 11, from this environment, or 10, from `BINDINGS_10`.
     """
     ours = {f"lib{name}.so.{major}": TENSORRT for name in ("nvinfer", "nvinfer_plugin", "nvonnxparser")}
     for name, code in (ours | LIBRARIES).items():

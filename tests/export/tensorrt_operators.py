@@ -16,8 +16,7 @@ FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16
 NUMBERS = FLOATS | {TensorProto.INT32, TensorProto.INT64}
 ANY = NUMBERS | {TensorProto.BOOL}
 
-# The operators of our exports and their element types. TensorRT accepts uint8 only as input or output of the whole
-# graph, read or written by Cast.
+# Our exports' operators and their element types. TensorRT accepts uint8 only as the graph's input or output, at a Cast.
 OPERATORS = {
     "Add": NUMBERS,
     "BatchNormalization": FLOATS,
@@ -55,14 +54,12 @@ OPERATORS = {
     "Unsqueeze": ANY,
 }
 CONSTANT_INPUTS = {name: {1: "axes"} for name in ("ReduceMax", "ReduceMean", "ReduceMin")}
-# Operators with one supported output: no indices, no mean and deviation.
+# No indices, no mean and deviation.
 ONE_OUTPUT = ("LayerNormalization", "MaxPool")
-# Attributes with one supported value.
 ATTRIBUTES = {"MaxPool": ("dilations", 1)}
 
 
 def prepared_and_checked(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Raises UnsupportedGraph."""
     ready = prepare(proto)
     check(ready)
     return ready
@@ -94,7 +91,7 @@ def check(proto: onnx.ModelProto) -> None:
 
 
 def _of_other_types(node: onnx.NodeProto, types: dict[str, int]) -> Iterator[tuple[str, str]]:
-    """Name and type of each tensor that the operator's row does not list; int64: indices, shapes, axes."""
+    """Name and type of each tensor that the operator's row does not list."""
     allowed = OPERATORS[node.op_type]
     for name in filter(None, (*node.input, *node.output)):
         found = types.get(name, TensorProto.UNDEFINED)

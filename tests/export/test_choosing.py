@@ -35,7 +35,7 @@ def zeros() -> Dataset:
 
 
 def engines(monkeypatch: pytest.MonkeyPatch, quick: Candidate, wrong: str | None = None) -> None:
-    """Candidates but `quick` sleep; the precision `wrong` errs on a quarter of the images."""
+    """Candidates but `quick` sleep; the precision `wrong` errs on a quarter."""
 
     def start(files: object, candidate: Candidate) -> Classifier:
         def classify(images: np.ndarray) -> np.ndarray:

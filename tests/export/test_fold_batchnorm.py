@@ -164,7 +164,7 @@ def test_statistics_that_are_none_are_refused_by_name(model: ModelName) -> None:
 
 
 def test_a_fold_on_the_wrong_side_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = replace(SMALL, dim=40)  # so that the shapes fit on either side of the first FFN Linear
+    config = replace(SMALL, dim=40)  # fits on either side of the first FFN Linear
     real = module._fold_plan
 
     def swapped(model: nn.Module) -> list[Fold]:

@@ -59,7 +59,7 @@ def test_bfloat16_is_another_precision_and_passes_the_gate(graph: bytes, digits:
 
 
 def wrong(make: Callable[[bytes, bool], Classifier]) -> Callable[[bytes, bool], Classifier]:
-    """Returns the next class for a quarter of the images."""
+    """The next class for a quarter of the images."""
 
     def made(data: bytes, bfloat16: bool) -> Classifier:
         def classify(images: Images) -> Logits:
@@ -80,7 +80,7 @@ def test_wrong_engine_is_refused(graph: bytes, digits: Dataset, monkeypatch: pyt
 
 
 def test_missing_openvino_is_one_line(graph: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "openvino", None)  # the import fails, as without the package
+    monkeypatch.setitem(sys.modules, "openvino", None)  # as without the package
     with pytest.raises(Unavailable, match="OpenVINO is not installed: pip install openvino"):
         openvino_classifier(graph, bfloat16=False)
 

@@ -77,7 +77,7 @@ def test_prune_keeps_what_is_served_and_the_newest(folder: Path, repository: Pat
 
 @pytest.fixture
 def crowded(folder: Path, tmp_path: Path) -> Path:
-    """Foreign entries: a folder, a symlink to a folder, a version that is a symlink."""
+    """With foreign entries."""
     (tmp_path / "notes").mkdir()
     (folder / "a_folder").mkdir()
     (folder / "b_link").symlink_to(tmp_path / "notes")

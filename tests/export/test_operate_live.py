@@ -22,10 +22,7 @@ PAUSE_S = 0.05
 
 
 class Load:
-    """Sends requests without retries; records versions and failures.
-
-    Pauses leave the server time to load.
-    """
+    """Requests without retries; pauses leave the server time to load."""
 
     def __init__(self, server: Server) -> None:
         self.url = server.grpc_url

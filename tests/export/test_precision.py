@@ -75,7 +75,7 @@ def test_int8_has_a_scale_for_each_channel_and_is_reproducible(float32: Exported
 def test_products_of_two_activations_are_not_quantised(float32: Exported) -> None:
     graph = float32_proto(float32).graph
     kept = precision._kept_in_float32(graph)
-    assert len(kept) == 2 * 2 + 2  # scores and weighted sums of two blocks, the patches, the head
+    assert len(kept) == 2 * 2 + 2  # scores and weighted sums, the patches, the head
 
 
 def damaged(proto: onnx.ModelProto, images: object = None) -> onnx.ModelProto:

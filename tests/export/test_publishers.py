@@ -41,7 +41,7 @@ class Publishers:
         self._folder = folder
 
     def start(self, count: int) -> int:
-        """Returns the id of a process that publishes `count` times."""
+        """The id of a process that publishes `count` times."""
         print(count, file=self._parent.stdin, flush=True)
         assert self._parent.stdout
         return int(self._parent.stdout.readline())

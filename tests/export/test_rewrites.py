@@ -22,7 +22,7 @@ from models.macs import macs_per_image
 from models.norms import TokenNorm, anneal
 
 NARROW = ModelConfig(depth=1, heads=32, dim_head=16, mlp_dim=256)
-LIKE_VITBN = [name for name in FOLD if name not in ("vit", "vitbnffn")]  # these keep no norm
+LIKE_VITBN = [name for name in FOLD if name not in ("vit", "vitbnffn")]  # without norms
 
 
 @pytest.mark.slow
@@ -30,7 +30,7 @@ LIKE_VITBN = [name for name in FOLD if name not in ("vit", "vitbnffn")]  # these
 @pytest.mark.parametrize(("depth", "before", "after"), [(6, 16_866_944, 8_586_112), (1, 2_853_504, 56_448)])
 def test_the_work_that_is_left(model: str, depth: int, before: int, after: int) -> None:
     config = ModelConfig(model=model, depth=depth)
-    if model not in LIKE_VITBN:  # a LayerNorm stands before the head and between patch embedding and attention
+    if model not in LIKE_VITBN:  # LayerNorms stay
         after = {6: 8_593_024, 1: 117_376}[depth]
     model = network(config)
     rewritten, steps = apply(model, ALL, ())

@@ -92,7 +92,7 @@ def test_any_number_of_images_in_the_batches_of_a_profile() -> None:
 
 
 def attention(float16: bool) -> onnx.ModelProto:
-    """Scores, float32 softmax and second product; `float16` as the conversion writes it."""
+    """Softmax is float32; `float16` as the conversion writes it."""
     kind = TensorProto.FLOAT16 if float16 else TensorProto.FLOAT
     weight = numpy_helper.from_array(np.eye(4, dtype=np.float16 if float16 else np.float32), "w")
     names = iter("abcdef")

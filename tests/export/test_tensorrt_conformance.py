@@ -61,7 +61,7 @@ Rehearse = Callable[..., tuple[subprocess.CompletedProcess[str], list[list[str]]
 
 @pytest.fixture(scope="module")
 def rehearse(tmp_path_factory: pytest.TempPathFactory, shared_dir: Path) -> Iterator[Rehearse]:
-    """The command's end, and class, attribute and arguments of each call to TensorRT."""
+    """The command's end, and each call to TensorRT: class, attribute, arguments."""
     output = tmp_path_factory.mktemp("output")
     with ExitStack() as running:
 
@@ -213,7 +213,7 @@ def test_the_benchmarks_serve_and_execute_an_engine(
     assert ["IOptimizationProfile", "set_shape", "image, (1, 1, 28, 28), (64, 1, 28, 28), (64, 1, 28, 28)"] in used
     executed = [call for call in used if call[0] == "IExecutionContext"]
     for asked in (
-        ["set_optimization_profile_async", "0, 7"],  # the server's only profile, at 5 and at 4 images
+        ["set_optimization_profile_async", "0, 7"],  # the server's only profile
         ["set_optimization_profile_async", "1, 7"],  # that of 9 images of two
         *(["set_input_shape", f"image, ({count}, 1, 28, 28)"] for count in (5, 4, 9)),
         ["execute_async_v3", "7"],

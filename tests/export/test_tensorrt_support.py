@@ -18,7 +18,7 @@ from models.config import MODEL_NAMES, ModelConfig
 from models.data import load_digits
 from models.registry import build, randomise_norms
 
-OF_TWO_BLOCKS = ModelConfig(depth=2)  # exported by other tests too, so only once
+OF_TWO_BLOCKS = ModelConfig(depth=2)  # other tests export it too
 FAMILIES = ("vit", "vitbnffn", "vitbn", "cnn", "dnnbn")  # rewritten, the other folding networks equal vitbn
 SMALL = ModelConfig(depth=1, dim=24, heads=2, dim_head=8, mlp_dim=40)
 VARIANT = replace(SMALL, pool="mean", pos_emb="pe1d", bn_features="one", qkv_bias=True)
@@ -42,7 +42,7 @@ def serialized(config: ModelConfig, rewrites: tuple[Rewrite, ...], opset: int) -
     ("model", "rewrites"), [*((model, ()) for model in MODEL_NAMES), *((model, ALL) for model in FAMILIES)]
 )
 def test_every_exported_graph_is_taken(model: str, rewrites: Sequence[Rewrite]) -> None:
-    depth = 2 if rewrites else 1  # a rewritten last block differs from the others
+    depth = 2 if rewrites else 1  # a rewritten last block differs
     config = replace(OF_TWO_BLOCKS, model=model, depth=depth)
     proto = exported(config, rewrites)
     prepared = prepared_and_checked(proto)

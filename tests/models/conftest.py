@@ -99,7 +99,7 @@ class Mirror(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def serve() -> Iterator[Callable[[dict[str, bytes]], tuple[str, list[str]]]]:
-    """Starts a mirror of path -> content; returns base URL and growing list of requests."""
+    """Mirrors path -> content; returns base URL and growing list of requests."""
     with ExitStack() as running:
 
         def start(contents: dict[str, bytes]) -> tuple[str, list[str]]:

@@ -1,4 +1,4 @@
-"""Files that try to cost memory or time: name -> function that writes the file."""
+"""Files that try to cost memory or time."""
 
 import json
 import zipfile

@@ -59,7 +59,7 @@ def published(model, names):
 
 
 def network(config):
-    """Weights and norms are drawn by seed."""
+    """Seeded weights and norms."""
     torch.manual_seed(0)
     model = build(config).eval()
     randomise_norms(model)

@@ -1,5 +1,3 @@
-"""Runs of `tune`, its outcomes and its plots' pixels."""
-
 import io
 import json
 

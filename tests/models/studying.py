@@ -1,5 +1,3 @@
-"""Runs of `study`, and checkpoints for it."""
-
 import json
 
 from click.testing import CliRunner

@@ -102,7 +102,7 @@ def saved(tmp_path_factory):
 
 @pytest.mark.slow
 def test_pictures_of_the_new_source_give_the_accuracy_back(tmp_path):
-    """Statistics of the plain form would give back a third."""
+    """The plain form's statistics would give back a third."""
     digits, out, trained = load_digits(), tmp_path / "adapted.safetensors", tmp_path / "digits.safetensors"
     options = TrainingOptions(epochs=5, batch_size=50, lr=0.01, seed=0, device="cpu")
     list(train(replace(TINY, dim=32), digits, options, trained, False, lambda images, loss: None))

@@ -16,7 +16,7 @@ def test_distortions(digits, name):
     assert changed == 1, "every image, each in its own way"
     ink = distorted.sum((1, 2, 3)) / images.sum((1, 2, 3))
     assert 0.9 < ink.median() < 1.1
-    shrunk = (ink < 0.4).float().mean()  # zoomed out to at most a half, the ink covers at most a quarter
+    shrunk = (ink < 0.4).float().mean()  # zoomed out to a half, the ink covers a quarter
     assert (0.1 < shrunk < 0.3) if name == "study" else shrunk == 0
 
 

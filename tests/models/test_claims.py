@@ -52,7 +52,7 @@ def test_the_slowest_rate_decides(model, low, expected):
 
 
 def with_last(result, accuracies):
-    """These runs (model, depth, rate) have this accuracy in every epoch."""
+    """`accuracies`: (model, depth, rate) -> accuracy in every epoch."""
     changed = copy.deepcopy(result)
     for run in changed["runs"]:
         key = (run["config"]["model"], run["config"]["depth"], run["options"]["lr"])
@@ -106,7 +106,7 @@ def test_the_time_of_an_epoch_decides():
 
 
 def with_pairs(pairs, rate):
-    """Depth -> accuracy in every epoch of ViT and of ViTBNFFN."""
+    """`pairs`: depth -> accuracy of ViT and of ViTBNFFN."""
     runs = [
         {
             "config": {"model": model, "depth": depth},

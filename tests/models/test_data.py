@@ -90,7 +90,7 @@ def test_digits_are_centred_by_mass(digits):
     for axis in (1, 2):
         mass = images.sum(axis=3 - axis)
         centres = mass @ np.arange(28) / mass.sum(axis=1)
-        assert np.abs(centres - 14).max() < 0.501  # half a pixel, and rounding to uint8
+        assert np.abs(centres - 14).max() < 0.501  # half a pixel, and rounding
 
 
 @pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["raw", "gzip"])

@@ -12,7 +12,7 @@ CHECKSUM = {"part": "md5:" + hashlib.md5(BYTES).hexdigest()}
 
 @pytest.fixture
 def mirror(serve):
-    """(base URL, requests); a good and a bad copy."""
+    """(base URL, requests)."""
     return serve({"/good/part": BYTES, "/bad/part": b"a page that asks to log in"})
 
 
@@ -56,7 +56,7 @@ def test_wrong_checksum_leaves_nothing(tmp_path, mirror):
 
 
 def test_offline_says_what_to_do(tmp_path):
-    nobody = "http://127.0.0.1:1/"  # a reserved port, on which nothing listens
+    nobody = "http://127.0.0.1:1/"  # nothing listens there
     with pytest.raises(DataError) as refused:
         download(CHECKSUM, (nobody, nobody), tmp_path, OTHERWISE)
     message = str(refused.value)

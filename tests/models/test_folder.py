@@ -15,7 +15,7 @@ CLASSES = ("cross stripes", "stripes", "étoffe")
 
 
 def striped(label, number):
-    """A grey picture (30, 40): stripes across, along, or grey alone."""
+    """(30, 40): stripes across, along, or plain grey."""
     field = np.zeros((30, 40), np.uint8)
     if label == 0:
         field[number % 5 :: 5] = 255

@@ -1,4 +1,4 @@
-"""A hostile file is refused in one line, within 500 MB and 2 s of processor time."""
+"""Refused in one line, in little memory and time."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from hostile import FILES
 from models.checkpoint import CheckpointError, load
 
 MAX_MB = 500
-MAX_SECONDS = 2.0  # of the processor
+MAX_SECONDS = 2.0  # processor time
 
 
 def measure(folder: Path) -> dict[str, dict[str, object]]:
@@ -25,7 +25,7 @@ def measure(folder: Path) -> dict[str, dict[str, object]]:
         raise TimeoutError
 
     signal.signal(signal.SIGALRM, too_long)
-    resource.setrlimit(resource.RLIMIT_AS, (1 << 34, 1 << 34))  # protects the machine from a bomb that bursts
+    resource.setrlimit(resource.RLIMIT_AS, (1 << 34, 1 << 34))  # protects the machine
     measured = {}
     for name in FILES:
         signal.alarm(60)

@@ -204,7 +204,7 @@ def test_dynamic_token_norm(with_cls, training):
 def test_each_head_first_looks_at_one_neighbour():
     norm = DynamicTokenNorm(18, 9, (3, 3))
     with torch.no_grad():
-        looks_at = norm._weights(with_cls=False)[:, 4].argmax(dim=-1)  # of the patch in the middle
+        looks_at = norm._weights(with_cls=False)[:, 4].argmax(dim=-1)  # the middle patch
     assert looks_at.tolist() == list(range(9))
 
 
@@ -212,7 +212,7 @@ def test_an_even_number_of_heads_a_side_first_looks_between_patches():
     norm = DynamicTokenNorm(16, 4, (3, 3))
     with torch.no_grad():
         weights = norm._weights(with_cls=False)[0, 4]
-    nearest = weights[[0, 1, 3, 4]]  # the patches around the corner above on the left
+    nearest = weights[[0, 1, 3, 4]]  # around the upper left corner
     torch.testing.assert_close(nearest, nearest[:1].expand(4))
     assert nearest.sum() > 0.5
 

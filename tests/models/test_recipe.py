@@ -94,7 +94,7 @@ def test_every_option_counts(tmp_path, some_digits, change):
 
 @pytest.fixture(scope="module")
 def teacher(tmp_path_factory, some_digits):
-    """Learned every label plus one."""
+    """Learned each label plus one."""
     path = tmp_path_factory.mktemp("teacher") / "teacher.safetensors"
     shifted = replace(some_digits, train_labels=(some_digits.train_labels + 1) % 10)
     run(path, shifted, replace(PLAIN, epochs=25))

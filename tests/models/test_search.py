@@ -18,7 +18,7 @@ from models.search import (
     write,
 )
 
-pytestmark = pytest.mark.slow  # Ax alone takes some seconds to import
+pytestmark = pytest.mark.slow  # Ax takes seconds to import
 
 
 def peak(parameters):

@@ -8,7 +8,7 @@ from models.search import (
     Trial,
 )
 
-pytestmark = pytest.mark.slow  # Ax alone takes some seconds to import
+pytestmark = pytest.mark.slow  # Ax takes seconds to import
 BLUE, ORANGE, RED = (0, 114, 178), (230, 159, 0), (213, 94, 0)  # trial, best so far, failure
 
 

@@ -32,7 +32,7 @@ def trained(model, training_s, test_s, depth=6, lr=0.01):
 
 
 def all_of_learning_rates():
-    """Training: 1 s a block, 1.25 s in ViT; test: 0.1 s a block, 0.2 s in ViTBN."""
+    """Training: 1 s a block, ViT 1.25 s; test: 0.1 s a block, ViTBN 0.2 s."""
 
     def times(model, depth, lr):
         block_s = (1.25 if model == "vit" else 1.0) * (1 + lr)

@@ -98,7 +98,7 @@ def test_a_run_killed_between_its_files_goes_on(whole, digits, tmp_path):
     carry_on(tmp_path, digits, stop_after=2)
     state = (tmp_path / "a.resume.pt").read_bytes()
     carry_on(tmp_path, digits, stop_after=1)  # a's second epoch
-    (tmp_path / "a.resume.pt").write_bytes(state)  # as if killed before this was written
+    (tmp_path / "a.resume.pt").write_bytes(state)  # as if killed before it was written
     epochs, result = carry_on(tmp_path, digits)
     assert [(run.label, epoch.epoch) for run, epoch in epochs] == [("b", 2), ("a", 2), ("a", 3), ("b", 3)]
     assert [seen((one.run, e) for e in one.series) for one in result] == [

@@ -31,7 +31,7 @@ def store(tmp_path, monkeypatch):
     """The default store, without MLflow's variables."""
     monkeypatch.chdir(tmp_path)
     for name in ("MLFLOW_TRACKING_URI", "MLFLOW_DISABLE_TELEMETRY", *SETTINGS):
-        monkeypatch.setenv(name, "")  # so that it is restored afterwards
+        monkeypatch.setenv(name, "")  # restored afterwards
         monkeypatch.delenv(name)
     return tmp_path / "mlruns"
 
@@ -64,7 +64,7 @@ def runs(store):
 
 
 def sent_series(store, run_id):
-    """As in the JSON; fails for a step sent twice."""
+    """Fails for a step sent twice."""
     client = MlflowClient(tracking_uri=store.as_uri())
     rows = {}
     for name in SERIES:

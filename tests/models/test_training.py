@@ -155,7 +155,7 @@ def test_a_network_that_diverged_in_its_last_step_is_not_kept(tmp_path, some_dig
 @pytest.mark.slow
 @pytest.mark.parametrize("parts", [2, 3, 100])
 def test_accumulated_gradients_are_those_of_the_whole_batch(tmp_path, some_digits, parts):
-    """With LayerNorm: BatchNorm normalises parts. 100 parts of 50 images are too many."""
+    """BatchNorm would normalise parts; 50 images have no 100 parts."""
     config = replace(TINY, model="vit", dropout=0.0, emb_dropout=0.0)
     whole = run(tmp_path / "whole.safetensors", some_digits, config=config)
     parted = run(tmp_path / "parted.safetensors", some_digits, replace(OPTIONS, accumulate=parts), config)
@@ -181,7 +181,7 @@ def test_a_part_takes_a_part_of_the_memory(some_digits, tmp_path):
 
 @pytest.mark.slow
 def test_out_of_memory_names_the_knob(tmp_path):
-    """In a child with 200 MB beside its libraries, where the real allocator fails."""
+    """In a child with 200 MB beside its libraries."""
     limited = f"""
 import resource, sys
 from pathlib import Path

@@ -17,14 +17,14 @@ from models.data import load_digits
 from models.train import train as train_command
 from models.tune import part_of, tune
 
-pytestmark = pytest.mark.slow  # Ax alone takes some seconds to import
+pytestmark = pytest.mark.slow  # Ax takes seconds to import
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = [sys.executable, str(ROOT / "models/tune.py")]
 
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory):
-    """The Gaussian process proposed the last two of seven trials."""
+    """Seven trials; the Gaussian process proposed the last two."""
     folder = tmp_path_factory.mktemp("uninterrupted")
     run(folder, "--trials", 7)
     return folder

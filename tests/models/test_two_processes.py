@@ -47,7 +47,7 @@ assert not any("gloo" in name for name in left), left  # such a thread may abort
 @pytest.mark.slow
 def test_two_processes_train_one_network(tmp_path):
     outputs = [tmp_path / "one.safetensors", tmp_path / "two.safetensors"]
-    # Plain form: BatchNorm over CLS rows has few rows in half a batch.
+    # Plain form: half a batch has few CLS rows for BatchNorm.
     options = (
         "--depth",
         1,

@@ -7,7 +7,7 @@ from tiny_models import IMAGE, LOGITS, ONE_INSTANCE, table_model, write_model
 from serving.running import Server, running_server
 
 TOTAL = 'output [{ name: "total" data_type: TYPE_FP32 dims: [1] }]'
-# Long enough for a test's requests to meet in a batch.
+# Long enough for requests to meet in a batch.
 BATCHING = "dynamic_batching { max_queue_delay_microseconds: 300000 preferred_batch_size: [8] }"
 OWN_PARAMETERS = """
     parameters { key: "intra_op_thread_count" value { string_value: "1" } }
@@ -17,7 +17,7 @@ OWN_PARAMETERS = """
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """In Triton's default mode, with the models linear, patient (which waits for a batch) and table."""
+    """In Triton's default mode; `patient` waits for a batch."""
     repository: Path = tmp_path_factory.mktemp("repository")
     write_model(repository, config=f"max_batch_size: 64 {IMAGE} {LOGITS} {ONE_INSTANCE} {OWN_PARAMETERS}")
     write_model(repository, "patient", config=f"max_batch_size: 8 {IMAGE} {LOGITS} {TOTAL} {ONE_INSTANCE} {BATCHING}")

@@ -1,5 +1,3 @@
-"""A published model of the tiny network, and nine ways to damage it."""
-
 import base64
 import hashlib
 import json
@@ -14,7 +12,7 @@ SAMPLE = np.random.default_rng(5).integers(0, 256, (1, 1, 28, 28), dtype=np.uint
 
 
 def published(repository: Path, versions: int, name: str = "linear", instances: str = ONE_INSTANCE) -> Path:
-    """Equal `versions`, the newest two served, and the expected answers."""
+    """Equal `versions`; the newest two are served."""
     content = linear_model().SerializeToString()
     answer = {"logits": expected_logits(SAMPLE)[0].tolist(), "tolerance": 0.01}
     stored = {

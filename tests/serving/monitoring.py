@@ -1,4 +1,4 @@
-"""Prometheus, Alertmanager and a webhook on loopback, with the committed configuration made quick."""
+"""Prometheus, Alertmanager and a webhook, with the committed configuration made quick."""
 
 import json
 import os
@@ -24,7 +24,7 @@ PROGRAMS = ("prometheus", "promtool", "prometheus-alertmanager")
 
 
 def needs(*programs: str) -> pytest.MarkDecorator:
-    """Skips where Debian's packages prometheus and prometheus-alertmanager are missing."""
+    """Of Debian's packages prometheus and prometheus-alertmanager."""
     missing = [each for each in programs if not shutil.which(each)]
     return pytest.mark.skipif(bool(missing), reason=f"not on PATH: {', '.join(missing)}")
 

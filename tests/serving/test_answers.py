@@ -92,5 +92,5 @@ def test_bad_request_in_a_batch_fails_alone(http_client: http.InferenceServerCli
 
 
 def executions(client: http.InferenceServerClient, model: str) -> int:
-    """Triton's calls to the backend: fewer than the requests if batched."""
+    """Fewer than the requests if batched."""
     return int(client.get_inference_statistics(model)["model_stats"][0]["execution_count"])

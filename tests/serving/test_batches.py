@@ -16,7 +16,7 @@ X = {"x": Tensor("TYPE_INT64", (-1, -1))}
 
 
 class Doubler:
-    """Counts its runs; fails on a negative value, as a model may."""
+    """Counts its runs; fails on a negative value."""
 
     inputs: Mapping[str, Tensor] = X
     outputs: Mapping[str, Tensor] = {"y": X["x"], "z": X["x"]}

@@ -34,7 +34,6 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningFleet]:
 
 
 def right(fleet: RunningFleet) -> bool:
-    """Both servers answer right, and the proxy asks both."""
     members = send(fleet.admin_url, "GET", "/stats?filter=^cluster.(http|grpc).membership_healthy$")[1].decode()
     answer = all(probe_server(fleet.server_url(index), timeout_s=5).ok for index in range(2))
     return answer and [line.split()[-1] for line in members.splitlines()] == ["2", "2"]

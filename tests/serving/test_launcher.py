@@ -19,7 +19,7 @@ def write_program(path: Path, text: str) -> Path:
 
 @pytest.fixture
 def native(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Prints its arguments; on PATH behind the console script of another environment."""
+    """Prints its arguments; on PATH behind another environment's console script."""
     ours = write_program(
         tmp_path / "venv/bin/tritonserver", "#!/opt/venv/bin/python\nfrom serving.launcher import main\n"
     )

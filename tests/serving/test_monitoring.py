@@ -1,4 +1,4 @@
-"""deploy/prometheus and deploy/grafana against the real programs and two servers behind the proxy."""
+"""deploy/prometheus and deploy/grafana against the real programs."""
 
 import json
 import re
@@ -81,7 +81,7 @@ def test_panels_show_traffic_and_a_killed_process_reaches_the_webhook(tmp_path: 
 
         def told() -> bool:
             with suppress(IndexError, StopIteration, psutil.Error, OSError):  # not started again yet
-                fleet.stub(0).kill()  # again: it heals sooner than Prometheus may look
+                fleet.stub(0).kill()  # again: it heals before Prometheus looks
                 for _ in range(5):
                     send(fleet.server_url(0), "POST", "/v2/models/linear/infer", *good(SAMPLE))
             return bool(running.alerts)

@@ -11,7 +11,7 @@ from tritonclient.utils import InferenceServerException
 from serving.running import running_server
 
 pytestmark = pytest.mark.live
-START_S = 120  # a dozen models, each with its own OpenVINO
+START_S = 120  # a dozen models
 TIMEOUT_S = 60.0
 
 FILE = 'default_model_filename: "model.onnx"'
@@ -31,7 +31,7 @@ ACCEPTED = {
     "float32": f"{WHOLE} {CPU}",
     "bfloat16": f"{WHOLE} {CPU} {BFLOAT16}",
     "warm": f"{WHOLE} {CPU} {WARM_UP} dynamic_batching {{ }}",
-    "wide": f"{WHOLE.replace('28, 28]', '-1, -1]')} {CPU}",  # an image of another size is an error of the model's
+    "wide": f"{WHOLE.replace('28, 28]', '-1, -1]')} {CPU}",  # another size is the model's error
 }
 REFUSED = {
     "input_name": (WHOLE.replace('"image"', '"picture"'), "config.pbtxt has input 'picture', the model has 'image'"),

@@ -56,7 +56,7 @@ def test_every_property_is_passed_on_and_taken(backend: ModuleType) -> None:
         "NUM_STREAMS": "AUTO",
         "PERFORMANCE_HINT": "THROUGHPUT",
     }
-    del properties["COMPILATION_NUM_THREADS"]  # OpenVINO 2026.4 itself refuses it for the CPU
+    del properties["COMPILATION_NUM_THREADS"]  # OpenVINO 2026.4 refuses it for the CPU
     core = importlib.import_module("openvino").Core()
     core.set_property("CPU", properties)
     assert core.get_property("CPU", "INFERENCE_NUM_THREADS") == 1
@@ -106,7 +106,7 @@ def test_what_changes_nothing_is_taken(backend: ModuleType) -> None:
 
 
 def test_missing_openvino_is_one_line(backend: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setitem(sys.modules, "openvino", None)  # its import fails, as if it were not installed
+    monkeypatch.setitem(sys.modules, "openvino", None)  # as if not installed
     with pytest.raises(ModelRefused) as refusal:
         backend.TritonPythonModel().load(tmp_path / "model.onnx", config(), {"model_instance_kind": "CPU"})
     assert str(refusal.value) == f"OpenVINO is not installed in {sys.prefix}: pip install openvino"

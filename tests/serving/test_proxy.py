@@ -172,7 +172,7 @@ def test_clients_that_trust_its_certificate_are_answered_and_plain_text_is_not(
         for protocol in ("http", "grpc"):
             with Classifier(url, "linear", protocol, retry_s=0, tls=trusting) as classifier:
                 np.testing.assert_allclose(classifier.logits(SAMPLE), expected_logits(SAMPLE), atol=1e-4)
-            for tls in (None, Tls()):  # not encrypted; an authority that it does not know
+            for tls in (None, Tls()):  # not encrypted; unknown authority
                 with pytest.raises(ServerUnavailable):
                     Classifier(url, "linear", protocol, retry_s=0, tls=tls)
 

@@ -17,7 +17,7 @@ from serving import running
 from serving.running import Server, ServerFailed, running_server
 
 pytestmark = pytest.mark.live
-# Without a second start of every model's stub, and without any model: both start faster.
+# Both start faster: without a second start of each stub, without models.
 COMPLETE = ["--disable-auto-complete-config"]
 EMPTY = ["--model-control-mode=explicit"]
 
@@ -50,7 +50,7 @@ def test_listens_on_loopback_only(server: Server) -> None:
             local, state = line.split()[1], line.split()[3]
             address, port = local.split(":")
             if state == "0A" and int(port, 16) in ports:
-                listening.add((address[-8:], int(port, 16)))  # gRPC binds the same address as IPv6 writes it
+                listening.add((address[-8:], int(port, 16)))  # gRPC's is written as IPv6
     assert listening == {("0100007F", port) for port in ports}  # 127.0.0.1, its bytes reversed
 
 
@@ -60,7 +60,7 @@ def test_metrics_are_served(server: Server) -> None:
 
 
 def test_every_path_may_have_a_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Repository, cache and working folder have a space; PATH starts with another Python."""
+    """PATH starts with another Python."""
     write_model(tmp_path / "my models")
     foreign = tmp_path / "other python" / "python3"
     foreign.parent.mkdir()
@@ -94,7 +94,7 @@ def test_killed_server_leaves_nothing(tmp_path: Path) -> None:
         assert regions
         os.kill(server.pid, signal.SIGKILL)
     for folder in set(Path("/tmp").glob("python_env_*")) - before:
-        folder.rmdir()  # empty; only the killed server knew whose it is
+        folder.rmdir()  # only the killed server knew whose it is
     assert not any(region.exists() for region in regions)
     with pytest.raises(ProcessLookupError):
         os.killpg(server.pid, 0)

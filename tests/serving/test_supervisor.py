@@ -70,7 +70,6 @@ def kill_server(server: Server) -> None:
 
 
 def nest_json(server: Server) -> None:
-    """150,000 open brackets end Triton."""
     headers = {"Content-Type": "application/json"}
     gone = suppress(OSError, http.client.HTTPException)
     with closing(http.client.HTTPConnection(server.http_url, timeout=20)) as connection, gone:
@@ -163,10 +162,10 @@ def test_a_whole_version_that_the_server_refuses_is_left_out(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_it_within_6_s_with_exit_code_0_and_no_orphan(tmp_path: Path, number: signal.Signals) -> None:
-    """With an idle keep-alive connection, Triton itself waits for 30 s and exits with code 1."""
+    """With an idle connection Triton itself waits for 30 s and exits with code 1."""
     published(tmp_path, versions=1)
     command = [sys.executable, "-m", "serving.supervisor", "--supervisor-port=0", f"--model-repository={tmp_path}"]
-    with running_server(tmp_path, ["--model-control-mode=explicit"]) as other:  # its ports are free when it has ended
+    with running_server(tmp_path, ["--model-control-mode=explicit"]) as other:  # its ports are free after its end
         ports = [f"--{name}-port={getattr(other, f'{name}_url').split(':')[1]}" for name in ("http", "grpc")]
         url = other.http_url
     process = subprocess.Popen([*command, *ports, "--allow-metrics=false"], stderr=subprocess.DEVNULL)
@@ -197,7 +196,6 @@ def test_the_server_ends_with_a_killed_supervisor(tmp_path: Path) -> None:
 
 
 def test_a_native_server_gets_the_same_care(tmp_path: Path) -> None:
-    """A script on PATH starts the server inside nvidia-pytriton."""
     published(tmp_path / "models", versions=1)
     native = tmp_path / "native" / "tritonserver"
     native.parent.mkdir()

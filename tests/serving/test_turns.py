@@ -1,5 +1,3 @@
-"""Two processes, one lock, which ends with its holder."""
-
 import fcntl
 import multiprocessing
 import multiprocessing.connection
@@ -32,7 +30,7 @@ def hold(path: Path, held: Event) -> None:
 
 
 def held_elsewhere(locks: Path) -> bool:
-    """Whether a process that has another file of locks, as another server's, would have to wait."""
+    """Whether another process would wait for `locks`."""
     child = os.fork()
     if child == 0:
         try:

@@ -23,7 +23,7 @@ MODELS = {"onnxruntime": BATCHED, "openvino": OPEN}
 
 
 def stubs(server: Server) -> set[int]:
-    """Any thread of the server may be their parent."""
+    """Any server thread may be their parent."""
     tasks = Path(f"/proc/{server.pid}/task").iterdir()
     return {int(pid) for task in tasks for pid in (task / "children").read_text().split()}
 
@@ -82,7 +82,7 @@ def test_unloading_ends_the_stub_and_frees_its_memory(
     server: Server, client: http.InferenceServerClient, engine: str
 ) -> None:
     processes, memory = stubs(server), shared_memory(server)
-    for _ in range(2):  # the second time shows that nothing is left behind
+    for _ in range(2):  # nothing may be left behind
         client.load_model(engine)
         check_answers(client, engine)
         stub = stubs(server) - processes

@@ -44,7 +44,7 @@ def linear_model(batch: int | str = "batch", size: int | str = 28) -> onnx.Model
 
 
 def open_model() -> onnx.ModelProto:
-    """image uint8 (batch, 1, size, size) -> logits float32 of the same shape: an output of no fixed size."""
+    """image uint8 (batch, 1, size, size) -> logits float32 of the same shape."""
     shape = ["batch", 1, "size", "size"]
     nodes = [helper.make_node("Cast", ["image"], ["logits"], to=TensorProto.FLOAT)]
     inputs = [helper.make_tensor_value_info("image", TensorProto.UINT8, shape)]

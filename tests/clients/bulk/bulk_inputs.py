@@ -1,4 +1,4 @@
-"""A network made in milliseconds, and the same digits as a folder, a tar, Parquet and idx."""
+"""A tiny network, and the same digits as a folder, a tar, Parquet and idx."""
 
 import hashlib
 import io
@@ -18,7 +18,7 @@ CONFIG = {"channels": 1, "image_size": [28, 28], "labels": [f"digit-{each}" for 
 
 
 def write_network(path: Path, weights: np.ndarray = SEEN, **config: object) -> Path:
-    """A linear network with the exporter's metadata; `config` changes its configuration."""
+    """A linear network with the exporter's metadata."""
     nodes = [
         helper.make_node("Cast", ["image"], ["pixels"], to=TensorProto.FLOAT),
         helper.make_node("Reshape", ["pixels", "flat_shape"], ["flat"]),
@@ -47,7 +47,7 @@ def publish(repository: Path, *versions: Path) -> Path:
 
 
 def expected(images: np.ndarray) -> tuple[list[str], np.ndarray]:
-    """Label and probability of images (n, 28, 28), independent of the tested code."""
+    """Label and probability of images (n, 28, 28)."""
     logits = images.reshape(len(images), -1).astype(np.float64) @ SEEN / 2.0
     shares = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
     return [f"digit-{each}" for each in logits.argmax(axis=1)], shares.max(axis=1)
@@ -78,7 +78,7 @@ def write_parquet(path: Path, column: pa.Array, row_group_size: int = 7, **more:
 
 
 def write_all(folder: Path, images: np.ndarray) -> dict[str, Path]:
-    """Form name -> the images (n, 28, 28) in it."""
+    """Form -> the images (n, 28, 28) in it."""
     folder.mkdir(parents=True)
     (folder / "pictures/below").mkdir(parents=True)
     encoded = [png(image) for image in images]

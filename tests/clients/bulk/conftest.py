@@ -5,7 +5,7 @@ from bulk_inputs import write_network
 
 @pytest.fixture(scope="session")
 def digits(digit: np.ndarray) -> np.ndarray:
-    """Drawings that preparation moves by at most a pixel, uint8 (40, 28, 28)."""
+    """uint8 (40, 28, 28); preparation moves each by at most a pixel."""
     shades = np.linspace(0.6, 1, 40)[:, None, None]
     return (digit * shades).astype(np.uint8)
 

@@ -33,7 +33,7 @@ def address(triton: Triton) -> Iterator[str]:
         yield where
 
 
-@pytest.fixture(scope="module")  # Playwright's event loop keeps others out of its thread
+@pytest.fixture(scope="module")  # Playwright lets no other event loop into its thread
 def browser() -> Iterator[Browser]:
     if not Path(CHROMIUM).exists():
         (pytest.fail if os.environ.get("CI") else pytest.skip)(f"Chromium is not at {CHROMIUM}")
@@ -67,7 +67,7 @@ def requests() -> list[Request]:
 
 @pytest.fixture
 def page(context: BrowserContext, page_url: str, console: list[str], requests: list[Request]) -> Iterator[Page]:
-    """It may throw nothing and ask no other host."""
+    """Throws nothing, asks no other host."""
     opened = context.new_page()
     thrown: list[str] = []
     opened.on("console", lambda message: console.append(message.text))

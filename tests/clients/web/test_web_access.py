@@ -10,7 +10,7 @@ pytestmark = pytest.mark.live
 
 DARK = {"color_scheme": "dark"}
 FOCUSABLE = "button, select, input, a, [tabindex]"
-# The colours of the text and of the first opaque ancestor.
+# Of the text and the first opaque ancestor.
 COLOURS = """
 element => {
     const colours = [getComputedStyle(element).color];
@@ -67,7 +67,7 @@ def test_the_keyboard_reaches_everything_and_shows_where_it_is(page: Page) -> No
         style = focused.evaluate("e => [getComputedStyle(e).outlineStyle, getComputedStyle(e).outlineWidth]")
         assert style == ["solid", "3px"]
     assert order == ["model", "undo", "clear", "upload"]
-    assert page.locator(FOCUSABLE).count() == 5  # with the file's input
+    assert page.locator(FOCUSABLE).count() == 5  # and the file's input
     page.keyboard.press("Enter")
     for _ in range(200):
         page.wait_for_timeout(50)

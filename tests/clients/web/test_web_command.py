@@ -61,7 +61,7 @@ def started(*options: str) -> Iterator[tuple["subprocess.Popen[str]", str]]:
 
 
 def _heed_interrupts() -> None:
-    """A shell's background processes ignore interrupts, as do their children."""
+    """As in tests/conftest.py."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 

@@ -18,7 +18,7 @@ from clients.web.pages import BODY_BYTES
 
 pytestmark = pytest.mark.live
 
-NOBODY = "127.0.0.1:1"  # nothing listens there
+NOBODY = "127.0.0.1:1"
 
 
 def test_the_models(address: str) -> None:

@@ -53,7 +53,7 @@ def seconds_to_get_in(page: tuple[str, int]) -> float:
 
 
 def test_the_slow_ones_keep_nobody_out(page: tuple[str, int]) -> None:
-    for source in ("127.0.0.2", "127.0.0.1"):  # another address, then the person's own
+    for source in ("127.0.0.2", "127.0.0.1"):  # the person's own address too
         with slow_connections(page, SLOW, source, BEGUN) as connections:
             taken_s = [seconds_to_get_in(page) for _ in range(5)]
             print(f"{SLOW} slow connections from {source}: {max(taken_s):.3f} s at most until the page is there")

@@ -17,7 +17,7 @@ VOCABULARY, DIM, HEADS, CLASSES = 50, 16, 2, 3
 
 
 class Block(nn.Module):
-    """A post-norm block of BERT, or with `joined` a pre-norm block of timm's ViT with one query-key-value Linear."""
+    """BERT's post-norm block; `joined`: the pre-norm block of timm's ViT with one query-key-value Linear."""
 
     def __init__(self, joined: bool, dim: int = DIM) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Block(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Token ids and a mask; `pool`, what the head reads: cls, mean, both, or hidden for all."""
+    """Reads token ids and a mask; the head reads `pool`: cls, mean, both, or hidden for all."""
 
     def __init__(self, pool: str = "cls", joined: bool = False, depth: int = 2) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class Encoder(nn.Module):
 
 
 class Vision(nn.Module):
-    """Pre-norm layers over patches; `rows` = 2: a distilled ViT, with heads on two rows."""
+    """Pre-norm; `rows` = 2: a distilled ViT, with heads on two rows."""
 
     def __init__(self, rows: int = 1, norm: type[nn.Module] = nn.Identity) -> None:
         super().__init__()
@@ -113,7 +113,7 @@ def draw(network: nn.Module) -> None:
 
 
 def export(network: nn.Module, exporter: str = "old", opset: int = 17) -> onnx.ModelProto:
-    """Batch is free and, for text, length; `exporter` is old or new."""
+    """Batch is free and, for text, length; `exporter`: old or new."""
     text = isinstance(network, Encoder)
     ids = torch.randint(0, VOCABULARY, (2, 6))
     arguments: tuple[Tensor, ...] = (ids, torch.ones_like(ids)) if text else (torch.randn(2, 3, 16, 16),)

@@ -1,5 +1,3 @@
-"""float16 files of a converter and of PyTorch: proved beside float64, or refused in one line."""
-
 from __future__ import annotations
 
 import json

@@ -1,7 +1,6 @@
 """A folder as optimum writes it: model.onnx and its weights beside config and tokenizer, from PyTorch's older exporter.
 
-Three inputs, free axes batch_size and sequence_length, attention written out, masks by a product or by Where; up to
-opset 14 norms of single operators.
+Attention is written out, a mask is a product or Where, and up to opset 14 norms are single operators.
 """
 
 from __future__ import annotations
@@ -28,8 +27,6 @@ LOWEST = torch.finfo(torch.float32).min
 
 
 class WrittenOut(Block):
-    """Attention as single operators."""
-
     def attend(self, x: Tensor, mask: Tensor | None) -> Tensor:
         assert isinstance(self.qkv, nn.ModuleList)
         sizes = (*x.size()[:-1], HEADS, DIM // HEADS)

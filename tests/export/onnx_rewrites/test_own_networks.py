@@ -1,4 +1,4 @@
-"""Our own networks reach through the ONNX passes what the torch route reaches."""
+"""Our networks reach through the ONNX passes what the torch route reaches."""
 
 from __future__ import annotations
 

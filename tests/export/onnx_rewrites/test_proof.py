@@ -148,7 +148,7 @@ def test_a_read_keeps_its_text() -> None:
 
 
 def test_sizes_too_small_for_a_window_give_way_to_larger_ones(tmp_path: Path) -> None:
-    """For a window larger than the image ONNX Runtime outputs nothing, PyTorch refuses."""
+    """For a window larger than the image ONNX Runtime outputs nothing."""
     network = parse(
         """<ir_version: 8, opset_import: ["": 18]> g (float[n, 2, h, w] a) => (float[n, 2, p, q] y) {
             x = Conv(a, k) b = BatchNormalization(x, s, s, s, s)

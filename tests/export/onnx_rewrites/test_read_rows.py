@@ -1,4 +1,4 @@
-"""read_rows on networks of both exporters; operators' rules against the operators."""
+"""On networks of both exporters; operators' rules against the operators."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ def test_weights_beside_the_file_stay_beside_it(encoder: Path, tmp_path: Path) -
 
 @pytest.fixture
 def cached(encoder: Path, tmp_path: Path) -> Path:
-    """Hugging Face's cache: links in a snapshot, contents in `blobs`."""
+    """As Hugging Face's cache: links to `blobs`."""
     blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshots" / "main"
     for folder in (blobs, snapshot):
         folder.mkdir(parents=True)
@@ -165,7 +165,7 @@ def test_a_failed_proof_writes_nothing(encoder: Path, tmp_path: Path, monkeypatc
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """26 MB, almost all in a table, in a file beside the model."""
+    """26 MB, almost all in a file beside the model."""
     network = Encoder()
     network.words = nn.Embedding(400_000, DIM)
     path = tmp_path_factory.mktemp("large") / "large.onnx"

@@ -1,4 +1,4 @@
-"""A foreign text model, rewritten, published and served: int64, several inputs, any length."""
+"""A foreign text model: int64, several inputs, any length."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from serving.running import running_server
 
 @pytest.fixture(scope="module")
 def published(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """The exported file, and a repository with its rewritten form as `reranker`."""
+    """The exported file, and a repository with its rewritten form `reranker`."""
     folder = tmp_path_factory.mktemp("served")
     onnx.save(export(Encoder()), folder / "in.onnx")
     out, models = folder / "out.onnx", folder / "models"

@@ -11,7 +11,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -131,9 +131,10 @@ class Faults:
     def _heal(self, fault: Callable[[Server], object]) -> Row:
         with self._server() as server, self._traffic(server) as verdicts:
             time.sleep(BEFORE_S)
+            first = _workers(server)
             started = time.perf_counter()
             fault(server)
-            noticed_s = _wait_until(lambda: not probe_server(server.http_url).ok)
+            _wait_until(lambda: not probe_server(server.http_url).ok or _workers(server) - first)
             _wait_until_right(server)
             time.sleep(AFTER_S)
             memory_mb = _memory_mb(server)
@@ -141,7 +142,7 @@ class Faults:
         # the end of the longest silence after the fault
         gaps = [(later - earlier, later) for earlier, later in zip([started, *starts], starts, strict=False)]
         recovery_s = max(gaps)[1] - started if gaps else None
-        return {**verdicts.row(), "noticed_s": noticed_s, "recovery_s": recovery_s, "memory_mb": memory_mb}
+        return {**verdicts.row(), "recovery_s": recovery_s, "memory_mb": memory_mb}
 
     def _newest_broken(self) -> Row:
         with tempfile.TemporaryDirectory(dir=self._folder.name) as folder:
@@ -232,6 +233,13 @@ def _stubs(server: Server) -> list[psutil.Process]:
     return [stub.process for stub in Family(_triton(server).pid).look()]
 
 
+def _workers(server: Server) -> set[int]:
+    """The ids of the server's process and its stubs; empty while there is no server."""
+    with suppress(psutil.Error, StopIteration, IndexError):
+        return {_triton(server).pid, *(each.pid for each in _stubs(server))}
+    return set()
+
+
 def _memory_mb(server: Server) -> float:
     return float(sum(each.memory_info().rss for each in (_triton(server), *_stubs(server))) / 1e6)
 
@@ -247,7 +255,6 @@ def _nested_json(server: Server) -> None:
 
 def _post(server: Server, body: bytes) -> None:
     import http.client
-    from contextlib import closing, suppress
 
     gone = suppress(OSError, http.client.HTTPException)
     with closing(http.client.HTTPConnection(server.http_url, timeout=20)) as connection, gone:

@@ -23,6 +23,7 @@ def test_a_fault_ends_unattended_with_no_wrong_answer(tmp_path: Path) -> None:
     row = run(tmp_path, "--scenario", "server-killed")
     assert row["wrong"] == 0
     assert int(str(row["failed"])) > 0, "the fault was real"
+    assert row["recovery_s"] is not None
     assert float(str(row["recovery_s"])) < HEAL_S
 
 

@@ -100,9 +100,11 @@ def damaged_as_it_appears(version: Path) -> Iterator[None]:
 
     thread = threading.Thread(target=damage)
     thread.start()
-    yield
-    done.set()
-    thread.join()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
 
 
 @pytest.mark.live

@@ -20,7 +20,7 @@ from export.own_data import own_dataset, own_sample
 from export.precision import AccuracyError, Converted, EngineAccuracy, Lowering
 from export.publishing.artifact import Artifact
 from export.publishing.publish import check_name, publish
-from export.publishing.triton_config import Serving
+from export.publishing.triton_config import Engine, Serving
 from export.rewrites import pipeline
 from export.rewrites.absorb import absorb_attention
 from export.rewrites.fold import fold_batchnorm
@@ -130,12 +130,12 @@ def export_checkpoint(path: Path, options: ExportOptions | None = None) -> Publi
     loaded = load(path, options.depth)
     sample, note = _sample(loaded, options.data_dir)
     make = partial(export, loaded, options.rewrites, options.required, options.opset, sample=sample)
-    lowers = options.precision not in ("fp32", "tf32") or options.backend in ("openvino", "auto")
-    dataset = own_dataset(loaded.config, loaded.metrics, options.data_dir) if lowers else None
-    if dataset and options.backend == "auto":
-        made = _best(make, dataset, options)
+    dataset = partial(own_dataset, loaded.config, loaded.metrics, options.data_dir)
+    if options.backend == "auto":
+        made = _best(make, dataset(), options)
     else:
-        made = _asked_for(make, dataset, options)
+        lowers = options.precision not in ("fp32", "tf32") or options.backend == "openvino"
+        made = _asked_for(make, dataset() if lowers else None, options, options.backend)
     name = served_name(options.destination.model or loaded.config.model, made.serving.engine)
     written = _write(made.artifact, options.destination, name, made.serving)
     macs = macs_per_image(loaded.model)
@@ -155,8 +155,7 @@ Make = Callable[..., Exported]
 """Makes the proven file, in float32 unless `lowering` is given."""
 
 
-def _asked_for(make: Make, dataset: Dataset | None, options: ExportOptions) -> _Made:
-    engine = None if options.backend == "auto" else options.backend
+def _asked_for(make: Make, dataset: Dataset | None, options: ExportOptions, engine: Engine | None) -> _Made:
     bfloat16 = engine == "openvino" and has_bfloat16()
     serving = Serving(engine, options.instances, options.threads, bfloat16)
     lowering = None

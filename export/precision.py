@@ -144,11 +144,12 @@ def _to_int8(proto: onnx.ModelProto, train_images: Images) -> onnx.ModelProto:
 @contextmanager
 def _without_warnings() -> Iterator[None]:
     """Silences the advice to infer shapes; the exporter has done it."""
-    logging.disable(logging.WARNING)
+    level = logging.root.manager.disable
+    logging.disable(max(level, logging.WARNING))
     try:
         yield
     finally:
-        logging.disable(logging.NOTSET)
+        logging.disable(level)
 
 
 def _kept_in_float32(graph: onnx.GraphProto) -> list[str]:

@@ -298,7 +298,7 @@ def _worth(version_dir: Path) -> str:
     from export.publishing.foreign import is_foreign
 
     if is_foreign(version_dir / "manifest.json"):
-        return f"{'-':>10} {'-':>9} {(version_dir / 'model.onnx').stat().st_size / 1e6:6.1f}  foreign ONNX"
+        return f"{'-':>10} {'-':>9} {_foreign_bytes(version_dir) / 1e6:6.1f}  foreign ONNX"
     try:
         artifact = read_version(version_dir)
     except PublishError as error:
@@ -309,6 +309,14 @@ def _worth(version_dir: Path) -> str:
     max_error = _measured_error(manifest)
     rewrites = ", ".join(manifest["rewrites"]) or "-"
     return f"{percent:>10} {max_error:>9} {len(artifact.data) / 1e6:6.1f}  {rewrites}"
+
+
+def _foreign_bytes(version_dir: Path) -> int:
+    """Of the model and the weights beside it."""
+    from export.publishing.artifact import MANIFEST_FILE, ONNX_FILE, SAMPLE_FILE
+
+    files = {version_dir / ONNX_FILE, *version_dir.iterdir()}
+    return sum(path.stat().st_size for path in files if path.name not in (MANIFEST_FILE, SAMPLE_FILE))
 
 
 def _measured_error(manifest: dict[str, Any]) -> str:

@@ -45,7 +45,7 @@ def export(
     """Rewrite a checkpoint exactly, prove it on real images and publish it as the next version of its model."""
     if model and checkpoint:
         raise click.UsageError("expected --model or --checkpoint, found both")
-    if output and (options["backend"] or options["instances"] or options["threads"]):
+    if output and (options["backend"] or options["instances"] or options["threads"] is not None):
         raise click.UsageError("expected --output alone, found options of a repository")
     if options["precision"] == "tf32" and options["backend"] in ("openvino", "auto"):
         raise click.UsageError("expected --backend onnxruntime for tf32, which only NVIDIA GPUs have")

@@ -9,13 +9,14 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
 from google.protobuf.message import DecodeError
+from numpy.lib.npyio import NpzFile
 
 from export.onnx_rewrites.errors import BadRequest, NotSupported
 from export.onnx_rewrites.inputs import Feeds
@@ -63,6 +64,18 @@ def data_file(path: Path) -> Path:
     return path.with_name(f"{path.name}.data")
 
 
+def check_apart(output: Path, read: Sequence[Path]) -> None:
+    """Raises BadRequest if writing `output` would replace a file that is read, or one new file another."""
+    new = [output, data_file(output), output.with_suffix(".npz"), output.with_suffix(".json")]
+    if len({*new}) < len(new):
+        raise BadRequest(f"{output}: expected a name as OUT.onnx, found that of its manifest or sample")
+    if folders := [path for path in new if path.is_dir()]:
+        raise BadRequest(f"{folders[0]}: expected a file, found a folder")
+    held = {path.resolve() for path in read}
+    if taken := [path for path in new if path.resolve() in held]:
+        raise BadRequest(f"{output}: expected other files than those that are read, found {taken[0]}")
+
+
 def sha256(paths: list[Path]) -> str:
     """Of the concatenated files."""
     digest = hashlib.sha256()
@@ -77,10 +90,14 @@ def read_inputs(path: Path, graph: ir.Graph) -> Feeds:
     """Reads an .npz file; raises BadRequest if it does not fit the graph's inputs."""
     names = [str(value.name) for value in graph.inputs]
     try:
-        with np.load(path, allow_pickle=False) as held:
-            arrays = {name: held[name] for name in held.files}
-    except (OSError, ValueError, EOFError) as error:
-        raise BadRequest(f"{path}: expected an .npz file of arrays, found {error}") from error
+        with path.open("rb") as file:  # np.load leaves a damaged file open
+            held = np.load(file, allow_pickle=False)
+            if not isinstance(held, NpzFile):
+                raise TypeError("a single array")
+            arrays = {name: np.asarray(held[name]) for name in held.files}
+    except Exception as error:  # zipfile, zlib and numpy share no base class
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise BadRequest(f"{path}: expected an .npz file of arrays, found {reason}") from error
     if set(arrays) != set(names):
         raise BadRequest(f"{path}: expected the inputs {', '.join(names)}, found {', '.join(arrays)}")
     for value in graph.inputs:
@@ -95,7 +112,7 @@ def read_inputs(path: Path, graph: ir.Graph) -> Feeds:
 
 @contextmanager
 def written(model: ir.Model, output: Path) -> Iterator[Path]:
-    """Writes the model beside `output`, yields its path, and renames it if the block succeeds.
+    """Yields the model's path in a new folder, whose files all move beside `output` if the block succeeds.
 
     Large weights, and those from a separate file, go to `data_file(output)`.
     """
@@ -107,11 +124,10 @@ def written(model: ir.Model, output: Path) -> Iterator[Path]:
         staged = folder / output.name
         ir.save(model, staged, external_data=outside)
         yield staged
-        for name in ([outside] if outside else []) + [output.name]:
-            if (folder / name).exists():
-                (folder / name).chmod(0o644)
-                _flush(folder / name)
-                (folder / name).replace(output.parent / name)
+        for path in sorted(folder.iterdir(), key=lambda path: path == staged):  # the model last
+            path.chmod(0o644)
+            _flush(path)
+            path.replace(output.parent / path.name)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

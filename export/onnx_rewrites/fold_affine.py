@@ -18,7 +18,7 @@ from export.onnx_rewrites.affine import Affine, Affines
 from export.onnx_rewrites.attributes import reads_shape_alone
 from export.onnx_rewrites.constants import Constants, is_constant, of_type
 from export.onnx_rewrites.errors import Refusal, Refused, Site
-from export.onnx_rewrites.neighbours import Change, after, before
+from export.onnx_rewrites.neighbours import Change, after, before, outputs_of
 from export.onnx_rewrites.prepare import Prepare
 from export.onnx_rewrites.results import RewriteResult
 from export.onnx_rewrites.shapes import Shapes
@@ -143,9 +143,7 @@ class Folder:
         place = next(k for k, given in enumerate(node.inputs) if is_constant(given)) if node.op_type == "Add" else 1
         node.replace_input_with(place, self.constants.add(change.weight, name, dtype))
         if node.op_type in ("Gemm", "Conv"):
-            weight = change.weight.shape
-            turned = node.op_type == "Gemm" and not node.attributes.get("transB")
-            bias = np.broadcast_to(change.bias, (weight[1] if turned else weight[0],))
+            bias = np.broadcast_to(change.bias, (outputs_of(node, change.weight),))
             if len(node.inputs) < 3:
                 node.resize_inputs(3)
             node.replace_input_with(2, self.constants.add(np.array(bias), f"{output.name}_bias", dtype))

@@ -47,6 +47,17 @@ def free_dimensions(graph: ir.Graph) -> list[str]:
     return list(dict.fromkeys(str(dim.value) for dim in dims if isinstance(dim, ir.SymbolicDim)))
 
 
+def bound_sizes(graph: ir.Graph, feeds: Feeds) -> dict[str, int]:
+    """The sizes that `feeds` give to the free dimensions."""
+    return {
+        str(dim.value): size
+        for value in graph.inputs
+        if value.shape is not None
+        for dim, size in zip(value.shape.dims, feeds[value.name or ""].shape, strict=True)
+        if isinstance(dim, ir.SymbolicDim)
+    }
+
+
 def first_dimensions(graph: ir.Graph) -> set[str]:
     dims = [value.shape.dims[0] for value in graph.inputs if value.shape is not None and value.shape.rank()]
     return {str(dim.value) for dim in dims if isinstance(dim, ir.SymbolicDim)}

@@ -73,7 +73,7 @@ def before(shapes: Shapes, value: ir.Value, scale: Array, shift: Array, inside: 
     weight, source = linear_weight(node), node.inputs[0]
     if weight is not None:
         _expect(node, axis, rank - 1 if node.op_type == "MatMul" else 1)
-        outputs = _outputs(node, weight)
+        outputs = outputs_of(node, weight)
         wide_scale, wide_shift = (np.broadcast_to(array.reshape(-1), (outputs,)) for array in (scale, shift))
         if node.op_type == "MatMul":
             return [Change(node, weight * wide_scale, wide_shift)]
@@ -244,7 +244,7 @@ def _expect(node: ir.Node, axis: int | None, channels: int) -> None:
         raise Refused(node.outputs[0].name or "", node.op_type, what)
 
 
-def _outputs(node: ir.Node, weight: Array) -> int:
+def outputs_of(node: ir.Node, weight: Array) -> int:
     if node.op_type == "Conv" or (node.op_type == "Gemm" and attribute_int(node, "transB", 0)):
         return int(weight.shape[0])
     return int(weight.shape[1])

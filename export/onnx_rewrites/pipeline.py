@@ -48,7 +48,7 @@ def rewrite(
     passes: Sequence[str] = tuple(PASSES),
     sizes: Mapping[str, int] | None = None,
 ) -> Rewritten:
-    """Costs are counted at `sizes` of the free dimensions.
+    """The passes run in the order of PASSES. Costs are counted at `sizes` of the free dimensions.
 
     Raises NotSupported for an unsupported graph, BadRequest for an unknown output, and NothingToRewrite if no
     multiplication is saved and no BatchNormalization goes.
@@ -58,7 +58,7 @@ def rewrite(
     Prepare()(model)
     before = graph_macs(Shapes(model.graph, sizes or {}))
     steps = []
-    for name in passes:
+    for name in sorted({*passes}, key=[*PASSES].index):  # absorb-queries needs the cuts of read-rows
         result = PASSES[name](sizes or {})(model)
         infer(model)
         done = (result.sites, result.refusals) if isinstance(result, RewriteResult) else ((), ())

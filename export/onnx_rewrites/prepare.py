@@ -32,6 +32,7 @@ RANDOM = frozenset(
     {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial"}
 )
 QUANTISED = frozenset(["QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "ConvInteger", "MatMulInteger"])
+SYMBOL = r"[A-Za-z_]\w*"
 RESERVED = frozenset({"max", "min", "floor", "ceiling", "sqrt", "mod"})  # functions in symbolic expressions
 LARGEST_GROWTH = 1 << 16  # elements by which folding a node may enlarge the file
 
@@ -114,19 +115,29 @@ def _expand_fills(graph: ir.Graph) -> None:
 
 def _name_free_dimensions(graph: ir.Graph) -> None:
     """Names every free dimension of an input; some exporters write -1, 0 or ?."""
+    taken = {_kept(dim) for value in graph.inputs if value.shape is not None for dim in value.shape.dims}
     for value in graph.inputs:
         if value.shape is None:
             raise NotSupported(f"input {value.name!r}: expected a tensor of known rank, found {value.type}")
-        dims: list[int | str] = []
-        for axis, dim in enumerate(value.shape.dims):
-            named = dim.value if isinstance(dim, ir.SymbolicDim) else None
-            if isinstance(dim, int) and dim > 0:
-                dims.append(dim)
-            elif named and re.fullmatch(r"[A-Za-z_]\w*", named) and named.lower() not in RESERVED:
-                dims.append(named)
-            else:
-                dims.append(re.sub(r"\W", "_", f"{value.name}_{axis}"))
-        value.shape = ir.Shape(dims)
+        dims = enumerate(value.shape.dims)
+        value.shape = ir.Shape([_kept(dim) or _fresh(f"{value.name}_{axis}", taken) for axis, dim in dims])
+
+
+def _kept(dim: int | ir.SymbolicDim) -> int | str | None:
+    """A size, or a name that the parser of expressions reads."""
+    if isinstance(dim, int):
+        return dim if dim > 0 else None
+    readable = dim.value and re.fullmatch(SYMBOL, dim.value) and dim.value.lower() not in RESERVED
+    return dim.value if readable else None
+
+
+def _fresh(name: str, taken: set[int | str | None]) -> str:
+    name = re.sub(r"\W", "_", name)
+    name = name if re.fullmatch(SYMBOL, name) else f"dim_{name}"
+    while name in taken:
+        name += "_"
+    taken.add(name)
+    return name
 
 
 def _join_reshapes(graph: ir.Graph) -> bool:

@@ -7,7 +7,7 @@ array, for the proof.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,7 +26,15 @@ class Read:
     indices: tuple[Index, ...] = ()
 
     def of(self, array: NDArray[np.generic]) -> NDArray[np.generic]:
+        """Raises as `check`."""
+        self.check(array.shape)
         return np.asarray(array[self.indices])
+
+    def check(self, shape: Iterable[int | ir.SymbolicDim]) -> None:
+        """Raises BadRequest if an array of this shape has no such part."""
+        dims = list(shape)
+        if len(self.indices) > len(dims) or not all(map(_has, dims, self.indices)):
+            raise BadRequest(f"read: expected indices within the shape ({', '.join(map(str, dims))}), found {self}")
 
     def __str__(self) -> str:
         return self.output + ("[" + ",".join(map(_text, self.indices)) + "]" if self.indices else "")
@@ -51,6 +59,12 @@ def _index(part: str, text: str) -> Index:
     return slice(int(start) if start else None, int(end) if end else None)
 
 
+def _has(size: int | ir.SymbolicDim, index: Index) -> bool:
+    """Whether the index picks an element, as it may of a free dimension."""
+    rows = slice(index, index + 1 or None) if isinstance(index, int) else index
+    return not isinstance(size, int) or len(range(size)[rows]) > 0
+
+
 def _text(index: Index) -> str:
     if isinstance(index, int):
         return str(index)
@@ -58,7 +72,7 @@ def _text(index: Index) -> str:
 
 
 def apply_reads(graph: ir.Graph, reads: Sequence[Read]) -> None:
-    """The names stay; raises BadRequest for unknown outputs."""
+    """The names stay; raises BadRequest for unknown outputs and parts outside them."""
     if not reads:
         return
     outputs = {value.name: value for value in graph.outputs}
@@ -76,9 +90,8 @@ def apply_reads(graph: ir.Graph, reads: Sequence[Read]) -> None:
 
 
 def _part(graph: ir.Graph, value: ir.Value, read: Read, constants: Constants) -> ir.Value:
-    rank = value.shape.rank() if value.shape is not None else len(read.indices)
-    if len(read.indices) > rank:
-        raise BadRequest(f"read: expected at most {rank} indices of {read.output!r}, found {len(read.indices)}")
+    if value.shape is not None:
+        read.check(value.shape)
     name, dtype, part = value.name or "", value.dtype, value
     for axis, index in reversed(list(enumerate(read.indices))):
         if isinstance(index, int):

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from export.onnx_rewrites.errors import BadRequest, ForeignError, NothingToRewrite, NotSupported
 from export.onnx_rewrites.files import (
-    data_file,
+    check_apart,
     read_inputs,
     read_model,
     sha256,
@@ -27,7 +27,15 @@ from export.onnx_rewrites.files import (
     write_sample,
     written,
 )
-from export.onnx_rewrites.inputs import Feeds, channels, draw, first_dimensions, free_dimensions, size_rounds
+from export.onnx_rewrites.inputs import (
+    Feeds,
+    bound_sizes,
+    channels,
+    draw,
+    first_dimensions,
+    free_dimensions,
+    size_rounds,
+)
 from export.onnx_rewrites.memory import check_memory
 from export.onnx_rewrites.pipeline import PASSES, Rewritten, rewrite
 from export.onnx_rewrites.prepare import Prepare
@@ -44,7 +52,6 @@ from export.onnx_rewrites.proof import (
 )
 from export.onnx_rewrites.reads import Read, parse_read
 from export.onnx_rewrites.timing import Timed, time_both
-from models.files import write_atomically
 
 USUAL_LENGTH = 128  # for costs: free dimensions other than first axes
 
@@ -84,8 +91,9 @@ def rewrite_file(path: Path, output: Path, request: Request) -> Written:
 
 def _rewrite(original: ir.Model, path: Path, output: Path, request: Request) -> Written:
     reads = [parse_read(text) for text in request.reads]
-    if data_file(output).resolve() in [held.resolve() for held in weight_files(original)]:
-        raise BadRequest(f"{output}: expected another file than the weights that are read, found {data_file(output)}")
+    if outside := [name for name in request.require if name not in request.only]:
+        raise BadRequest(f"require: expected passes that run ({', '.join(request.only)}), found {outside[0]!r}")
+    check_apart(output, [path, *weight_files(original), *([request.inputs] if request.inputs else [])])
     dtype = dtype_of(original)
     Prepare()(prepared := original.clone())
     sizes = cost_sizes(prepared.graph, request.dims)
@@ -93,22 +101,23 @@ def _rewrite(original: ir.Model, path: Path, output: Path, request: Request) -> 
     missing = [name for name in request.require if not any(s.sites for s in rewritten.steps if s.name == name)]
     if missing:
         refusals = [str(refusal) for step in rewritten.steps if step.name in missing for refusal in step.refusals]
-        raise NothingToRewrite(f"{missing[0]}: expected a place to rewrite, found none: {'; '.join(refusals[-3:])}")
+        reasons = "; ".join(refusals[-3:]) or "nothing of its kind"
+        raise NothingToRewrite(f"{missing[0]}: expected a place to rewrite, found none: {reasons}")
     plain, proofs = without_functions(original), []
     inputs = proof_inputs(plain, prepared.graph, path, request)
-    rounds, names = inputs.rounds, [str(value.name) for value in original.graph.outputs]
-    read, exact = ([picked(names, each, reads) for each in given] for given in (inputs.answers, inputs.doubles))
+    rounds, exact = inputs.rounds, inputs.doubles
     if request.proof == "float64":
-        proofs.append(prove_double(plain, rewritten.model, reads, rounds, inputs.doubles))
+        proofs.append(prove_double(plain, rewritten.model, reads, rounds, exact))
     with written(clean(rewritten.model, original, reads), output) as staged:
         runner, sample = session(staged), rounds[-1]
-        proofs.append(prove_file(runner, rounds, read, exact, dtype))
-        write_sample(output.with_suffix(".npz"), sample, answers(runner, sample))
+        proofs.append(prove_file(runner, rounds, inputs.answers, exact, dtype))
+        answered = answers(runner, sample)
         del runner  # holds all weights
         timed = time_both(path, staged, prepared.graph, sizes) if request.time else ()
         hashes = sha256([path, *weight_files(original)]), sha256(sorted(staged.parent.iterdir()))
-    manifest = describe(path, output, hashes, original, rewritten, proofs, request, sizes, inputs.source)
-    write_atomically(output.with_suffix(".json"), json.dumps(manifest, indent=2).encode())
+        manifest = describe(path, output, hashes, original, rewritten, proofs, request, sizes, inputs.source)
+        write_sample(staged.with_suffix(".npz"), sample, answered)
+        staged.with_suffix(".json").write_text(json.dumps(manifest, indent=2))
     return Written(rewritten, tuple(proofs), timed, sizes, manifest)
 
 
@@ -124,6 +133,8 @@ def cost_sizes(graph: ir.Graph, dims: Mapping[str, int]) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class ProofInputs:
+    """`answers` and `doubles` are the parts that are read."""
+
     rounds: list[Feeds]
     answers: list[list[NDArray[np.generic]]]
     doubles: list[list[NDArray[np.generic]]]
@@ -131,29 +142,34 @@ class ProofInputs:
 
 
 def proof_inputs(original: ir.Model, graph: ir.Graph, path: Path, request: Request) -> ProofInputs:
-    """Inputs on which the original gives finite answers.
+    """Inputs on which the original gives finite answers and has the parts that are read.
 
     Tries sizes from small to large, then with --dims fixed. Raises BadRequest if nothing runs, NotSupported if the
     proof in double is impossible.
     """
     runner, reason, unsupported = session(path), "", None
+    reads = [parse_read(text) for text in request.reads]
+    names = [str(value.name) for value in original.graph.outputs]
     given = [read_inputs(request.inputs, graph)] if request.inputs else []
+    given_sizes = [bound_sizes(graph, feeds) for feeds in given]
     for feeds in given:
-        finite_answers(runner, feeds)
+        finite_answers(runner, feeds, reads)
     for family in chain(size_rounds(graph, request.dims), [[]] if given else []):
         drawn = [draw(graph, chosen, seed) for seed, chosen in enumerate(family)]
         if request.proof == "float64":
-            check_memory(graph, {symbol: max(sizes[symbol] for sizes in family) for symbol in (family or [{}])[0]})
+            asked = [*family, *given_sizes]
+            check_memory(graph, {symbol: max(sizes[symbol] for sizes in asked) for symbol in asked[0]})
         try:
             rounds = [*drawn, *given]
-            found = [list(finite_answers(runner, feeds).values()) for feeds in rounds]
+            found = [finite_answers(runner, feeds, reads) for feeds in rounds]
         except ForeignError as error:
             reason = reason or str(error)
             continue
         try:
-            doubles = double_answers(original, rounds) if request.proof == "float64" else []
-            for outputs in doubles:
+            whole = double_answers(original, rounds) if request.proof == "float64" else []
+            for outputs in whole:
                 check_finite(outputs)
+            doubles = [picked(names, outputs, reads) for outputs in whole]
         except ForeignError as error:  # no output for a window larger than the image
             unsupported = unsupported or error
             continue

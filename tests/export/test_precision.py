@@ -1,3 +1,4 @@
+import logging
 from collections import Counter
 from pathlib import Path
 
@@ -105,6 +106,15 @@ def test_the_command_writes_nothing_through_a_closed_gate(
     assert result.exit_code == 1
     assert result.output.splitlines()[-1].startswith("Error: fp16: expected a drop of at most 0.1 points")
     assert not list(tmp_path.iterdir())
+
+
+def test_the_callers_level_of_logging_returns() -> None:
+    logging.disable(logging.ERROR)
+    with precision._without_warnings():
+        assert logging.root.manager.disable == logging.ERROR
+    restored = logging.root.manager.disable
+    logging.disable(logging.NOTSET)
+    assert restored == logging.ERROR
 
 
 def test_the_command_stores_both_accuracies(trained: Path, tmp_path: Path) -> None:

@@ -158,7 +158,8 @@ def test_one_engine_a_model(trained: Path, repository: Path, tmp_path: Path) -> 
     )
 
 
-def test_output_has_no_repository(trained: Path, tmp_path: Path) -> None:
-    result = run("--checkpoint", trained, "--output", tmp_path / "x.onnx", "--threads", 1)
+@pytest.mark.parametrize("threads", [0, 1])
+def test_output_has_no_repository(tmp_path: Path, threads: int) -> None:
+    result = run("--output", tmp_path / "x.onnx", "--threads", threads)
     assert result.exit_code == 2
     assert not list(tmp_path.iterdir())

@@ -22,6 +22,7 @@ FOLDS = [
     "t = Transpose<perm = [0, 2, 1]>(a) x = Conv<pads = [1, 1]>(t, k) y = {norm}",
     "t = Transpose<perm = [0, 2, 1]>(a) x = Conv<group = 3>(t, d) y = {norm}",
     "r = ReduceMean<keepdims = 0>(a, one) x = Gemm(r, w) y = {norm}",
+    "r = ReduceMean<keepdims = 0>(a, two) x = Gemm<transB = 0>(r, w5) y = {norm}",
     "t = MatMul(a, w) s = Add(g, t) x = Reshape(s, flat) n = {norm} y = Reshape(n, back)",
     "x = Reshape(a, flat) n = {norm} t = Reshape(n, back) y = MatMul(t, w)",
     "x = Transpose<perm = [0, 2, 1]>(a) n = {norm} r = ReduceMean<keepdims = 0>(n, two) y = Gemm<transB = 1>(r, w)",

@@ -10,7 +10,7 @@ from foreign_networks import VOCABULARY, Encoder, export, model, parse
 
 from export.onnx_rewrites import rewrite
 from export.onnx_rewrites.errors import BadRequest, NotSupported, ProofFailed
-from export.onnx_rewrites.inputs import draw, size_rounds, table_rows
+from export.onnx_rewrites.inputs import draw, free_dimensions, size_rounds, table_rows
 from export.onnx_rewrites.prepare import Prepare
 from export.onnx_rewrites.proof import compare, prove_double
 from export.onnx_rewrites.reads import parse_read
@@ -105,6 +105,14 @@ def test_sizes_are_tried_apart_then_together() -> None:
     assert all(sizes["batch_1"] == sizes["batch_2"] for sizes in (*apart, *together))
 
 
+def test_unnamed_axes_get_symbols_of_their_own() -> None:
+    inputs = "float[?] zero, float[?] x, float[x_0] z"
+    network = parse(f'<ir_version: 8, opset_import: ["": 17]> g ({inputs}) => (float y) {{ y = Sum(zero, x, z) }}')
+    network.graph.inputs[0].name = "0"
+    Prepare()(network)
+    assert free_dimensions(network.graph) == ["dim_0_0", "x_0_", "x_0"]
+
+
 def test_free_channels_are_those_of_the_filters() -> None:
     image = "float[batch, channels, height, width] image"
     text = f'<ir_version: 8, opset_import: ["": 17]> g ({image}) => (float y) {{ y = Conv(image, w) }}'
@@ -136,7 +144,7 @@ def test_what_the_passes_do_not_read_is_named(nodes: str, opset: int, more: str,
         rewrite(parse(text, c=np.array(True), w=np.ones(4, np.float32)))
 
 
-@pytest.mark.parametrize("read", ["z[:,0]", "y[0", "y[a]", "y[0,0,0,0]"])
+@pytest.mark.parametrize("read", ["z[:,0]", "y[0", "y[a]", "y[0,0,0,0]", "y[:,:,16]", "y[:,:,16:]"])
 def test_a_read_that_does_not_fit_is_named(read: str) -> None:
     with pytest.raises(BadRequest, match=r"read: expected"):
         rewrite(model(export(Encoder("hidden"))), [read])

@@ -10,7 +10,7 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 from click.testing import CliRunner, Result
-from foreign_networks import DIM, Encoder, export
+from foreign_networks import DIM, Encoder, export, parse
 from torch import nn
 
 from export.onnx_rewrites import pipeline
@@ -130,7 +130,7 @@ def test_missing_weights_are_named(cached: Path, tmp_path: Path) -> None:
     ("arguments", "code", "message"),
     [
         (("--only", "fold-affine"), 3, "2 scales folded, which saves no multiplication"),
-        (("--only", "read-rows", "--require", "absorb-queries"), 3, "absorb-queries: expected a place to rewrite"),
+        (("--only", "read-rows", "--require", "absorb-queries"), 2, "that run (read-rows), found 'absorb-queries'"),
         (("--only", "fold"), 2, "expected some of fold-affine, read-rows, absorb-queries, found 'fold'"),
         (("--dims", "batch"), 2, "expected NAME=SIZE"),
         (("--dims", "width=3"), 2, "expected one of batch, seq, found 'width'"),
@@ -211,4 +211,88 @@ def test_the_weights_that_are_read_are_not_overwritten(encoder: Path, tmp_path: 
     before = weights.read_bytes()
     result = run(tmp_path / "in.onnx", "-o", tmp_path / "out.onnx")
     assert (result.exit_code, weights.read_bytes()) == (2, before)
-    assert "expected another file than the weights that are read" in result.output
+    assert "expected other files than those that are read" in result.output
+
+
+@pytest.fixture
+def tokens(tmp_path: Path) -> Path:
+    """Of at most 64 tokens; `--read` saves the work of all others."""
+    network = parse(
+        """<ir_version: 8, opset_import: ["": 17]> g (float[B, S, 16] a) => (float[B, S, 16] y) {
+            s = Shape<start = 1, end = 2>(a) p = Slice(places, zero, s) x = Add(a, p)
+            h = MatMul(x, w) t = Relu(h) y = MatMul(t, w) }""",
+        places=np.ones((64, 16), np.float32),
+        zero=np.zeros(1, np.int64),
+        w=np.random.default_rng(0).standard_normal((16, 16)).astype(np.float32),
+    )
+    ir.save(network, tmp_path / "tokens.onnx")
+    return tmp_path / "tokens.onnx"
+
+
+@pytest.mark.parametrize("read", ["y[:,15]", "y[:,12:16]"])
+def test_a_read_beyond_the_first_sizes_is_proved_at_larger_ones(tokens: Path, tmp_path: Path, read: str) -> None:
+    result = run(tokens, "-o", tmp_path / "out.onnx", "--read", read, "--json")
+    assert result.exit_code == 0, result.output
+    assert "S=32" in json.loads(result.output)["inputs"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (("--read", "y[0,0,50]"), 2, "read: expected indices within the shape (B, S, 16), found y[0,0,50]"),
+        (("--read", "y[:,500]"), 2, "--dims B=SIZE,S=SIZE: read: expected indices within the shape (2, 7, 16), found"),
+        (("--read", "y[:,0]", "--time"), 4, "expected the file to run on its inputs"),
+        (("--read", "y[:,0]", "--require", "absorb-queries"), 3, "found none: nothing of its kind"),
+        (("--read", "y[:,0]", "-o", "out.json"), 2, "out.json: expected a name as OUT.onnx, found that of its"),
+        (("--read", "y[:,0]", "-o", "out.npz"), 2, "out.npz: expected a name as OUT.onnx, found that of its"),
+    ],
+)
+def test_a_refusal_writes_nothing(
+    tokens: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], code: int, message: str
+) -> None:
+    monkeypatch.chdir(tokens.parent)
+    result = run(tokens, "-o", "out.onnx", *arguments)
+    assert (result.exit_code, [*tokens.parent.iterdir()]) == (code, [tokens])
+    assert message in result.output
+
+
+def test_a_manifest_that_cannot_be_written_leaves_nothing(tokens: Path, tmp_path: Path) -> None:
+    (tmp_path / "out.json").mkdir()
+    result = run(tokens, "-o", tmp_path / "out.onnx", "--read", "y[:,0]")
+    assert (result.exit_code, len([*tmp_path.iterdir()])) == (2, 2)
+    assert "out.json: expected a file, found a folder" in result.output
+
+
+def test_given_inputs_are_not_overwritten(tokens: Path, tmp_path: Path) -> None:
+    np.savez(given := tmp_path / "out.npz", a=np.ones((1, 4, 16), np.float32))
+    before = given.read_bytes()
+    result = run(tokens, "-o", tmp_path / "out.onnx", "--inputs", given, "--read", "y[:,0]")
+    assert (result.exit_code, given.read_bytes()) == (2, before)
+    assert f"expected other files than those that are read, found {given}" in result.output
+
+
+def test_given_inputs_that_are_no_archive_are_named(tokens: Path, tmp_path: Path) -> None:
+    np.savez(given := tmp_path / "given.npz", a=np.ones((1, 4, 16), np.float32))
+    whole = given.read_bytes()
+    np.save(tmp_path / "single.npy", np.ones(3))
+    contents = whole[:-40], whole[:200] + b"damage" + whole[206:], (tmp_path / "single.npy").read_bytes(), b"text"
+    for content in contents:
+        given.write_bytes(content)
+        result = run(tokens, "-o", tmp_path / "out.onnx", "--inputs", given, "--read", "y[:,0]")
+        assert result.exit_code == 2
+        assert f"{given}: expected an .npz file of arrays, found " in result.output
+
+
+def test_the_sizes_of_given_inputs_count_as_memory(
+    tokens: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("export.onnx_rewrites.memory.free_memory", lambda: 1_000_000)
+    np.savez(given := tmp_path / "given.npz", a=np.ones((200, 60, 16), np.float32))
+    arguments = tokens, "-o", tmp_path / "out.onnx", "--read", "y[:,0]"
+    assert "proof in double: expected to need at most" in run(*arguments, "--inputs", given).output
+    assert run(*arguments).exit_code == 0
+
+
+def test_the_passes_run_once_and_in_their_own_order(tokens: Path) -> None:
+    rewritten = pipeline.rewrite(ir.load(tokens), ["y[:,0]"], ("absorb-queries", "read-rows", "read-rows"))
+    assert [step.name for step in rewritten.steps] == ["read-rows", "absorb-queries"]

@@ -7,14 +7,17 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 import tritonclient.http as http
 from click.testing import CliRunner
-from foreign_networks import Encoder, export
+from foreign_networks import Encoder, export, parse
 
+from export.publishing.foreign import publish_foreign
 from export.publishing.promote import served as live_versions
 from export.publishing.publish import read_config
+from export.publishing.triton_config import Serving
 from export.repository import repository as command
 from export.rewrite import rewrite
 from serving.running import running_server
@@ -42,6 +45,17 @@ def test_the_config_comes_from_the_graph(published: tuple[Path, Path]) -> None:
         ("attention_mask", [-1]),
     ]
     assert message.max_batch_size in (0, 256)
+
+
+def test_list_counts_the_weights_beside_the_model(tmp_path: Path) -> None:
+    network = parse(
+        '<ir_version: 8, opset_import: ["": 17]> g (float[n, 600] a) => (float[n, 600] y) { y = MatMul(a, w) }',
+        w=np.ones((600, 600), np.float32),
+    )
+    ir.save(network, tmp_path / "in.onnx", external_data="in.data")
+    publish_foreign(tmp_path / "models", "wide", tmp_path / "in.onnx", Serving())
+    listed = CliRunner().invoke(command, ["list", "--repository", str(tmp_path / "models"), "--server", "127.0.0.1:9"])
+    assert listed.output.splitlines()[1].split()[-3:] == ["1.4", "foreign", "ONNX"]
 
 
 @pytest.mark.slow

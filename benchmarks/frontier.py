@@ -59,8 +59,9 @@ def frontier(folders: Sequence[Path], count: int, seconds: float, output: Path) 
 def comparable(folders: Sequence[Path]) -> list[Checkpoint]:
     """The first checkpoint of each architecture.
 
-    Raises FrontierError for no checkpoints, a missing test accuracy, or accuracies on different images.
+    Raises FrontierError for no checkpoints, a missing test accuracy, accuracies on different images, or equal names.
     """
+    from benchmarks.contest.speeds import name_of
     from models.checkpoint import load
 
     paths = [path for folder in folders for path in sorted(folder.glob("*.safetensors"))]
@@ -75,6 +76,10 @@ def comparable(folders: Sequence[Path]) -> list[Checkpoint]:
         if images != (measured_on := measured_on or images):
             raise FrontierError(f"{loaded.path}: expected an accuracy on {_said(measured_on)}, found {_said(images)}")
         by_config.setdefault(loaded.config, loaded)
+    by_name: dict[str, Path] = {}
+    for path in (loaded.path for loaded in by_config.values()):
+        if (other := by_name.setdefault(name_of(path), path)) is not path:
+            raise FrontierError(f"{path}: expected another folder or file name than {other}, found {name_of(path)}")
     return list(by_config.values())
 
 

@@ -158,17 +158,13 @@ def _compare(
     networks = list(dict.fromkeys(entry.config for entry in entries))
     # A GPU's memory holds one network in all runtimes; on a CPU all networks take turns.
     groups = [networks] if options.device == "cpu" else [[network] for network in networks]
-    built = False
     for group in groups:
         contestants = build([entry for entry in entries if entry.config in group], batches, options, missing)
-        built |= bool(contestants)
         for batch in batches if contestants else ():
             measure(contestants, batch, options, reachable, f"batch {batch}", missing, add)
         del contestants
         free()
-    if not built:
-        raise click.ClickException("nothing to measure: expected one of --runtimes on this machine, found none")
-    record.update({"missing": missing.rows})  # also of a network without contestants
+    _finish(record, missing)
     for line in closing_lines(rows, missing.rows, reachable, caveat):
         click.echo(line)
 
@@ -196,8 +192,15 @@ def _sweep(
         click.echo(batch_table(rows, with_dim=axis == "dim"))
 
     run(Swept(tuple(models), tuple(runtimes), tuple(precisions), depth), batches, options, reachable, missing, add)
+    _finish(record, missing)
     for line in unstable_lines([row for rows in axes.values() for row in rows]):
         click.echo(line)
+
+
+def _finish(record: Record, missing: Missing) -> None:
+    if record.is_empty:
+        raise click.ClickException("nothing to measure: expected one of --runtimes on this machine, found none")
+    record.update({"missing": missing.rows})  # also of a network without contestants
 
 
 if __name__ == "__main__":

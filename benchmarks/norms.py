@@ -37,6 +37,9 @@ def norms(study: Path, count: int, seconds: float, output: Path) -> None:
     try:
         studied = study_rows(study)
         learned = [row for row in studied.values() if (row["usual"]["test_accuracy"] or 0) > LEARNED]
+        if not learned:
+            expected = f"a network with an accuracy above {100 * LEARNED:g} %"
+            raise NormsError(f"{study / 'norms.json'}: expected {expected}, found none")
         checkpoints = [load(study / "runs" / row["checkpoint"]) for row in learned]
         with recording(page.NAME, path, cores(), extras=page.beside(output), kind="study") as record:
             measure(checkpoints, count, seconds, lambda rows: record.update(page.fields(rows, studied, count)))

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
@@ -18,10 +19,10 @@ IN_FLIGHT = (1, 2, 8)
 
 
 def _sharings(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> list[Sharing]:
-    try:
-        return list(dict.fromkeys(Sharing(*map(int, value.split("x"))) for value in values))
-    except (ValueError, TypeError) as error:
-        raise click.BadParameter(f"expected INSTANCESxTHREADS, such as 2x1, found {' '.join(values)}") from error
+    for value in values:
+        if not re.fullmatch("0*[1-9][0-9]*x[0-9]+", value):
+            raise click.BadParameter(f"expected INSTANCESxTHREADS, such as 2x1, found {value}")
+    return list(dict.fromkeys(Sharing(*map(int, value.split("x"))) for value in values))
 
 
 @click.command()

@@ -18,9 +18,11 @@ import urllib.request
 import zlib
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from http.client import HTTPException
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from math import prod
+from math import isfinite, prod
 from typing import Any, Literal
 
 import click
@@ -36,6 +38,9 @@ BYTES |= {"STRING": 4}  # the length of an empty string
 State = Literal["right", "answers", "busy", "wrong", "failed"]
 PASSING: tuple[State, ...] = ("right", "answers", "busy")
 
+# What an answer of another form raises.
+FOREIGN = (LookupError, TypeError, ValueError, AttributeError, OverflowError, zlib.error, struct.error)
+
 
 class ProbeFailed(Exception):
     """`passing`: the server may just be busy."""
@@ -47,7 +52,7 @@ class ProbeFailed(Exception):
 
 @dataclass(frozen=True)
 class VersionProbe:
-    """`max_abs_error` is None without stored logits."""
+    """`max_abs_error` is None without stored logits and for answers with NaN or infinity."""
 
     model: str
     version: str
@@ -92,11 +97,15 @@ class Server:
                 content: bytes = answer.read()
                 return content, int(answer.headers.get("Inference-Header-Content-Length") or len(content))
         except urllib.error.HTTPError as error:
-            words = " ".join(error.read(500).decode(errors="replace").split())
+            words = ""
+            with suppress(OSError, HTTPException):  # the status is enough
+                words = " ".join(error.read(500).decode(errors="replace").split())
             raise ProbeFailed(f"HTTP {error.code} {words}", passing=error.code == 503) from error
         except (OSError, ValueError) as error:
             late = isinstance(error, TimeoutError) or isinstance(getattr(error, "reason", None), TimeoutError)
             raise ProbeFailed(f"no answer: {error}", passing=late) from error
+        except HTTPException as error:
+            raise ProbeFailed(f"no answer: {error!r}") from error
 
     def json(self, path: str, body: bytes | None = None) -> Any:
         try:
@@ -127,8 +136,8 @@ def served_versions(server: Server, models: Sequence[str]) -> list[tuple[str, st
     """Ready (model, version) pairs; raises ProbeFailed if a wanted model is not ready."""
     index = server.json("v2/repository/index", b"{}")
     try:
-        ready = [(entry["name"], str(entry["version"])) for entry in index if entry.get("state") == "READY"]
-    except (LookupError, TypeError, AttributeError) as error:
+        ready = [(str(entry["name"]), str(entry["version"])) for entry in index if entry.get("state") == "READY"]
+    except FOREIGN as error:
         raise ProbeFailed(f"expected Triton's index, found {str(index)[:100]!r}") from error
     names = {name for name, _ in ready}
     if missing := sorted(set(models) - names):
@@ -139,8 +148,12 @@ def served_versions(server: Server, models: Sequence[str]) -> list[tuple[str, st
 
 
 def _successes(server: Server) -> dict[tuple[str, str], int]:
-    stats = server.json("v2/models/stats")["model_stats"]
-    return {(each["name"], each["version"]): each["inference_stats"]["success"]["count"] for each in stats}
+    found = server.json("v2/models/stats")
+    try:
+        stats = found["model_stats"]
+        return {(each["name"], each["version"]): int(each["inference_stats"]["success"]["count"]) for each in stats}
+    except FOREIGN as error:
+        raise ProbeFailed(f"expected Triton's statistics, found {str(found)[:100]!r}") from error
 
 
 def _verdict(
@@ -150,11 +163,12 @@ def _verdict(
     state: State
     try:
         state, error = _ask_sample(server, model, version, until)
-        reason = "" if state != "wrong" else f"expected the stored logits, found an error of {error:g}"
+        found = "NaN or infinity" if error is None else f"an error of {error:g}"
+        reason = "" if state != "wrong" else f"expected the stored logits, found {found}"
     except ProbeFailed as failure:
         error, reason = None, str(failure)
         state = "busy" if failure.passing and _progresses(server, (model, version), before) else "failed"
-    except (LookupError, TypeError, ValueError, zlib.error, struct.error) as failure:
+    except FOREIGN as failure:
         state, error, reason = "failed", None, f"expected a classifier's answer, found {failure!r}"
     return VersionProbe(model, version, state, round(1e3 * (time.monotonic() - started), 2), error, reason)
 
@@ -184,10 +198,13 @@ def _ask_sample(server: Server, model: str, version: str, until: float) -> tuple
     wanted = expected["logits"]
     if len(logits) != len(wanted):
         raise ValueError(f"{len(logits)} logits for {len(wanted)} classes")
-    error = max(abs(have - want) for have, want in zip(logits, wanted, strict=True))
+    errors = [abs(have - want) for have, want in zip(logits, wanted, strict=True)]
+    if not all(map(isfinite, errors)):  # max() would skip NaN
+        return "wrong", None
+    error = max(errors)
     same_class = logits.index(max(logits)) == wanted.index(max(wanted))
     tolerance = expected["tolerance"]  # None below float32: processors differ there, so only the class counts
-    right = same_class and (error < float("inf") if tolerance is None else error <= tolerance)
+    right = same_class and (tolerance is None or error <= tolerance)
     return "right" if right else "wrong", error
 
 

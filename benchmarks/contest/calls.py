@@ -44,6 +44,10 @@ class TimedCall:
         self.device_ms.append(begin.elapsed_time(end))
         return logits
 
+    def forget(self) -> None:
+        self.device_ms.clear()
+        self.counted = 0
+
     def end_round(self, counts: bool) -> None:
         """Forgets the round unless it counts."""
         if not counts:

@@ -26,6 +26,13 @@ def choose(wanted: str) -> Device:
     return "cpu"
 
 
+def gpu_uuid() -> str:
+    """NVML's name of PyTorch's GPU: NVML's numbers ignore CUDA_VISIBLE_DEVICES."""
+    import torch
+
+    return f"GPU-{torch.cuda.get_device_properties().uuid}"
+
+
 def free() -> None:
     import torch
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.contest.contestants import Contestant, Missing, Options, Ready, first_calls
-from benchmarks.contest.devices import free
+from benchmarks.contest.devices import free, gpu_uuid
 from benchmarks.contest.floors import floor_ms
 from benchmarks.measure.gpu_state import monitor
 from benchmarks.measure.timing import (
@@ -61,7 +61,7 @@ class _Run:
         self._ready, self._batch, self._options, self._limits = ready, batch, options, limits
         self._title, self._missing = title, missing
         on_a_gpu = options.device == "cuda"
-        self._watch = monitor() if on_a_gpu else None
+        self._watch = monitor(gpu_uuid()) if on_a_gpu else None
         self._protocol = replace(ON_A_GPU if on_a_gpu else ON_A_CPU, ended=self._end_round)
         if self._watch:
             self._protocol = replace(self._protocol, accept=self._watch.undisturbed)
@@ -72,6 +72,7 @@ class _Run:
                 return self._interleaved()
             except _Failed as failed:
                 self._missing.add(self._ready.pop(failed.name).contestant.entry, failed.reason)
+                self._forget()
                 free()
             except Slowed as reason:
                 for each in self._ready.values():
@@ -119,6 +120,13 @@ class _Run:
     def _end_round(self, counts: bool) -> None:
         for each in self._ready.values():
             each.call.end_round(counts)
+
+    def _forget(self) -> None:
+        """The readings of an aborted attempt."""
+        for each in self._ready.values():
+            each.call.forget()
+        if self._watch:
+            self._watch.readings.clear()
 
 
 class _Failed(Exception):

@@ -13,7 +13,7 @@ from typing import Any
 
 import onnxruntime
 
-from benchmarks.measure.timing import time_interleaved
+from benchmarks.measure.timing import Protocol, time_interleaved
 from export.equivalence import Images
 
 
@@ -23,7 +23,7 @@ def profile_graph(data: bytes, images: Images, calls: int, threads: int) -> dict
         profiled, alone = (_session(data, threads, prefix) for prefix in (Path(folder, "ort"), None))
         feeds = {"image": images}
         runs = {"profiled": lambda: profiled.run(None, feeds), "alone": lambda: alone.run(None, feeds)}
-        measured = time_interleaved(runs, 0.001, "profiling", calls)
+        measured = time_interleaved(runs, 0.001, "profiling", calls, protocol=Protocol(refill=False))
         events = json.loads(Path(profiled.end_profiling()).read_text())
     nodes = list(nodes_of(events, calls))
     return {

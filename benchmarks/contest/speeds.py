@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from benchmarks.contest.subjects import example_images
@@ -15,6 +16,10 @@ from models.checkpoint import Checkpoint
 Row = dict[str, Any]
 
 
+def name_of(path: Path) -> str:
+    return f"{path.parent.name}/{path.name}"
+
+
 def measure(checkpoints: Sequence[Checkpoint], count: int, seconds: float, add: Callable[[list[Row]], None]) -> None:
     """Adds rows, slowest first, also at Ctrl-C. Raises EquivalenceError or RewriteError."""
     rows: list[Row] = []
@@ -22,7 +27,7 @@ def measure(checkpoints: Sequence[Checkpoint], count: int, seconds: float, add: 
     for loaded in steps(checkpoints, "searching the best way"):
         exported = export_checkpoint(loaded.path, ExportOptions(fuse_bn=False, optimize=True))
         images = example_images(loaded.config, count)
-        way, name = best_way(exported.onnx, images), f"{loaded.path.parent.name}/{loaded.path.name}"
+        way, name = best_way(exported.onnx, images), name_of(loaded.path)
         runs[name] = runner(exported.onnx, way, images)
         rows.append(
             {

@@ -54,13 +54,15 @@ def run(
     share = replace(options, seconds=options.seconds / (len(batches) + len(DEPTHS) + len(DIMS)))
     middle = ModelConfig(depth=swept.depth)
     contestants = build(swept.entries(middle), batches, options, missing)
-    for batch in batches:
+    for batch in batches if contestants else ():
         measure(contestants, batch, share, limits, f"batch {batch}", missing, lambda rows: add("batch", rows))
     del contestants  # it holds the memory of the largest batch
     for depth in DEPTHS:
         contestants = build(swept.entries(replace(middle, depth=depth)), [AXIS_BATCH], options, missing)
-        title = f"depth {depth}"
-        measure(contestants, AXIS_BATCH, share, limits, title, missing, lambda rows: add("depth", rows))
+        if contestants:
+            title = f"depth {depth}"
+            measure(contestants, AXIS_BATCH, share, limits, title, missing, lambda rows: add("depth", rows))
     for dim in DIMS:
         contestants = build(swept.entries(replace(middle, dim=dim)), [AXIS_BATCH], options, missing)
-        measure(contestants, AXIS_BATCH, share, limits, f"dim {dim}", missing, lambda rows: add("dim", rows))
+        if contestants:
+            measure(contestants, AXIS_BATCH, share, limits, f"dim {dim}", missing, lambda rows: add("dim", rows))

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
+from http.client import HTTPException
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -51,7 +52,6 @@ class BehindProxy:
         self._repository = Path(self._folder.name, "models")
 
     def __enter__(self) -> BehindProxy:
-        export_and_publish(Form(MODEL), self._repository, {MODEL: None})
         self._images, self._logits = self._export(MODEL, 1)
         self._running = running_fleet(self._repository)
         self._fleet = self._running.__enter__()
@@ -146,7 +146,11 @@ class BehindProxy:
         return {"statuses": statuses, "good_sent": GOOD, "good_right": right, "servers_alive": alive}
 
     def _status(self, body: bytes, headers: dict[str, str]) -> int:
-        return hostile.send(self._fleet.http_url, "POST", f"/v2/models/{MODEL}/infer", body, headers)[0]
+        """0 without an answer."""
+        try:
+            return hostile.send(self._fleet.http_url, "POST", f"/v2/models/{MODEL}/infer", body, headers)[0]
+        except (OSError, HTTPException):
+            return 0
 
     def _overload(self) -> Row:
         images, logits = self._export(OVERLOAD_MODEL, OVERLOAD_BATCH)
@@ -196,8 +200,9 @@ def _used_up(left: Iterator[int]) -> bool:
 
 
 def _kill_server(fleet: RunningFleet) -> None:
-    fleet.triton(0).kill()
-    time.sleep(AFTER_S)  # until the probe has failed
+    server = fleet.triton(0)
+    server.kill()
+    server.wait(HEAL_S)  # until then a probe may find it right
 
 
 def _kill_stub(fleet: RunningFleet) -> None:

@@ -10,6 +10,7 @@ import json
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -62,15 +63,20 @@ def _quantile(values: list[float], share: float) -> float | None:
 
 @contextmanager
 def meanwhile(ask: Callable[[Callable[[], bool], Verdicts], object]) -> Iterator[Verdicts]:
-    """Runs `ask(until, verdicts)` in a thread; the verdicts are complete after the block."""
+    """Runs `ask(until, verdicts)` in a thread: from the first verdict in the block on, complete after it.
+
+    Raises what `ask` raised.
+    """
     stop, verdicts = threading.Event(), Verdicts()
-    thread = threading.Thread(target=ask, args=(stop.is_set, verdicts))
-    thread.start()
-    try:
-        yield verdicts
-    finally:
-        stop.set()
-        thread.join()
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(ask, stop.is_set, verdicts)
+        while not (verdicts.sent or asked.done()):
+            time.sleep(0.01)
+        try:
+            yield verdicts
+        finally:
+            stop.set()
+        asked.result()
 
 
 @dataclass(frozen=True)

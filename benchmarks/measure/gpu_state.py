@@ -28,14 +28,14 @@ class Reading:
 
 
 class Monitor:
-    """Reads the first GPU; raises OSError without NVML."""
+    """Raises OSError without NVML or the GPU."""
 
-    def __init__(self, library: str = LIBRARY) -> None:
+    def __init__(self, uuid: str, library: str = LIBRARY) -> None:
         self.nvml = ctypes.CDLL(library)
         self.device = ctypes.c_void_p()
         self.readings: list[Reading] = []
         self._ask("nvmlInit_v2")
-        self._ask("nvmlDeviceGetHandleByIndex_v2", 0, ctypes.byref(self.device))
+        self._ask("nvmlDeviceGetHandleByUUID", uuid.encode(), ctypes.byref(self.device))
 
     def _ask(self, function: str, *arguments: object) -> None:
         if code := getattr(self.nvml, function)(*arguments):
@@ -71,10 +71,10 @@ class Monitor:
         return {**ranges, "rejected": {name: slowed.count(name) for name in sorted({*slowed})}, "power_capped": capped}
 
 
-def monitor(library: str = LIBRARY) -> Monitor | None:
+def monitor(uuid: str, library: str = LIBRARY) -> Monitor | None:
     """None if NVML is missing or, as for some virtual GPUs, withholds a value."""
     try:
-        watch = Monitor(library)
+        watch = Monitor(uuid, library)
         watch.undisturbed()
     except (OSError, AttributeError):  # AttributeError: this NVML lacks a function
         return None

@@ -124,6 +124,8 @@ def time_interleaved(
     Stops early if the samples are `enough`; contestants in `warm_up_ns` are warm and took that long. Raises Interrupted
     at Ctrl-C after a finished round, Slowed if `protocol` refuses all.
     """
+    if not contestants:
+        return {}
     cold = {name: _time_ns(run) for name, run in contestants.items() if name not in warm_up_ns}
     warm_up = {**warm_up_ns, **cold}
     quick = {name for name, took_ns in warm_up.items() if took_ns < QUICK_NS and protocol.refill}
@@ -166,7 +168,7 @@ def time_interleaved(
             if rounds:
                 raise Interrupted(_finished(samples, rounds)) from stop
             raise
-    if not rounds and contestants:
+    if not rounds:
         raise Slowed(f"{title}: expected rounds at full speed, found the device slowed down in all")
     return _finished(samples, rounds)
 
@@ -206,7 +208,7 @@ def _finished(samples: Mapping[str, list[int]], rounds: int) -> dict[str, Durati
 
 def _load(contestants: Mapping[str, Callable[[], object]], seconds: float) -> None:
     begin = time.perf_counter()
-    while contestants and time.perf_counter() < begin + seconds:
+    while time.perf_counter() < begin + seconds:
         for run in contestants.values():
             run()
 

@@ -100,6 +100,7 @@ def _gaps(sources: Sources) -> Iterator[Block]:
     runtimes = {row["runtime"] for result in sources.all("latency") for row in result["rows"]}
     if "tensorrt" not in runtimes:
         lines.append("**TensorRT** needs an NVIDIA GPU and `'.[tensorrt]'`.")
+    lines += [f"`{name}`: interrupted, not on this page." for name in sources.interrupted]
     yield Heading("What was not measured")
     yield Points(tuple(lines)) if lines else Text("Nothing of what this page asks.")
 

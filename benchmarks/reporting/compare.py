@@ -103,7 +103,8 @@ def _rows(result: Result) -> Iterator[tuple[str, Row]]:
         yield from ((f"depth {measured['depth']}, ", row) for row in measured["rows"])
     for axis, rows in result.get("axes", {}).items():
         yield from ((f"{axis} sweep, ", row) for row in rows)
-    for row in (*result.get("rows", ()), *result.get("derived", ())):
+    rows = result.get("rows")  # a number in a result of bulk
+    for row in (*(rows if isinstance(rows, list) else ()), *result.get("derived", ())):
         yield "", row
         for measured in row.get("times", ()):  # of a foreign network, at each batch
             place = f"{row['network']}, batch {measured['batch']}, "

@@ -39,8 +39,10 @@ def beside(path: Path | None) -> Extras:
 
 
 def figures(result: Mapping[str, Any]) -> dict[str, Figure]:
-    """File suffix -> figure; a sweep has several."""
-    return _of_sweep(result) if result["benchmark"] == "sweep" else {"": _of_latency(result)}
+    """File suffix -> figure; a sweep has several, a result without rows has none."""
+    if result["benchmark"] == "sweep":
+        return _of_sweep(result)
+    return {"": _of_latency(result)} if result["rows"] else {}
 
 
 def _file(figure: Figure, kind: str) -> bytes:
@@ -78,12 +80,15 @@ def _name(row: Mapping[str, Any]) -> str:
 def _of_sweep(result: Mapping[str, Any]) -> dict[str, Figure]:
     footnote = f"Medians of interleaved rounds. {machine(dict(result))}."
     measured = {axis: rows for axis, rows in result["axes"].items() if rows}
-    figures = {"-work": _work(measured, footnote)}
+    figures = {"-work": _work(measured, footnote)} if measured else {}
     for axis in ("batch", "depth"):
+        rows = [row for row in measured.get(axis, []) if row[axis]]  # the CNN has no depth
+        if not rows:
+            continue
         for quantity, (key, label) in QUANTITIES.items():
             title = f"{quantity.capitalize()} against {axis}"
             figure, (axes,) = row_of_panels(title, footnote, [""], AXES[axis], label, (10.0, 4.8))
-            _lines(axes, [row for row in measured.get(axis, []) if row[axis]], axis, key)  # the CNN has no depth
+            _lines(axes, rows, axis, key)
             legend(figure, axes)
             figures[f"-{axis}-{quantity}"] = figure
     return figures

@@ -18,7 +18,7 @@ NAME = "norms-measured"
 
 def fields(rows: list[dict[str, Any]], studied: Mapping[str, dict[str, Any]], count: int) -> dict[str, Any]:
     """`studied`: the study's rows by model."""
-    layer_norm_ms = next(row["p50_ms"] for row in rows if row["model"] == "vit")
+    layer_norm_ms = next((row["p50_ms"] for row in rows if row["model"] == "vit"), None)
     columns = [
         Column("model"),
         Column("norms left"),
@@ -34,7 +34,7 @@ def fields(rows: list[dict[str, Any]], studied: Mapping[str, dict[str, Any]], co
         | {
             "folds": studied[row["model"]]["folds"],
             "of_layer_norm_training": studied[row["model"]]["of_layer_norm"],
-            "speedup_over_layer_norm": layer_norm_ms / row["p50_ms"],
+            "speedup_over_layer_norm": layer_norm_ms and layer_norm_ms / row["p50_ms"],
         }
         for row in rows
     ]

@@ -50,7 +50,10 @@ class File:
 
 @dataclass(frozen=True)
 class Sources:
+    """`interrupted`: names of results that Ctrl-C stopped; their parts may be missing."""
+
     files: tuple[File, ...]
+    interrupted: tuple[str, ...]
 
     def all(self, name: str) -> list[Result]:
         return [file.content for file in self.files if file.benchmark == name]
@@ -90,10 +93,15 @@ def read(path: Path) -> object:
 def find(folder: Path) -> Sources:
     """In `folder` and below; ignores other JSON. Raises ReportError without a result."""
     contents = ((path.relative_to(folder).as_posix(), read(path)) for path in sorted(folder.rglob("*.json")))
-    files = tuple(File(name, content) for name, content in contents if isinstance(content, dict) and benchmark(content))
-    if not files:
-        raise ReportError(f"{folder}: expected JSON files of the benchmarks, found none; `make benchmarks` writes them")
-    return Sources(files)
+    files = [File(name, content) for name, content in contents if isinstance(content, dict) and benchmark(content)]
+    interrupted = tuple(file.name for file in files if "interrupted" in file.content)
+    whole = tuple(file for file in files if file.name not in interrupted)
+    if not whole:
+        found = f"only interrupted: {', '.join(interrupted)}" if interrupted else "none"
+        raise ReportError(
+            f"{folder}: expected JSON files of the benchmarks, found {found}; `make benchmarks` writes them"
+        )
+    return Sources(whole, interrupted)
 
 
 def times_faster(row: Row, than: Row) -> Ratio:

@@ -44,8 +44,9 @@ def read_image(source: str | os.PathLike[str] | BinaryIO) -> Image.Image:
         what = "an empty file" if _is_empty(source) else "no format that Pillow reads"
         raise InvalidImage(f"{name}: expected an image, found {what}") from error
     except Exception as error:  # Pillow's decoders raise many types on hostile bytes
-        found = " ".join(str(error).split()) or type(error).__name__
-        raise InvalidImage(f"{name}: expected an image, found a damaged file: {found}") from error
+        damage = " ".join(str(error).split()) or type(error).__name__
+        found = getattr(error, "strerror", None) or f"a damaged file: {damage}"
+        raise InvalidImage(f"{name}: expected an image, found {found}") from error
 
 
 def _path(source: object) -> str:

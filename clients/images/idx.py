@@ -95,8 +95,9 @@ class IdxFile:
             items = len(data) // item_bytes
             yield np.frombuffer(data, np.uint8, items * item_bytes).reshape(items, *self.item_shape)
             if items < wanted:
-                rest = len(data) % item_bytes
-                raise InvalidImage(f"{self.name}: expected {self._expected()}, found {first + items} and {rest} bytes")
+                passed = first == start > 0 and not data  # seeking does not stop at the end
+                found = f"at most {start}" if passed else f"{first + items} and {len(data) % item_bytes} bytes"
+                raise InvalidImage(f"{self.name}: expected {self._expected()}, found {found}")
 
     def _expected(self) -> str:
         return f"{self.count} items of {math.prod(self.item_shape)} bytes"

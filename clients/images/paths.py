@@ -6,8 +6,8 @@ folder gives the image files in and below it, by suffix, without hidden files.
 
 import glob
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain, islice
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
@@ -26,20 +26,30 @@ def expand(paths: Sequence[str], failed: Report, noted: Report) -> Iterator[str]
     noted:  called for folders with other files.
     """
     for path in paths:
-        if path == STANDARD_INPUT or os.path.lexists(path) or not glob.has_magic(path):
-            matches: Iterable[str] = [path]
-        else:
-            matches = _in_order(glob.iglob(path, recursive=True), key=str)  # noqa: PTH207 (Path.glob changes the names)
-            first = next(matches, None)
-            if first is None:
-                failed(path, "expected files that match, found none")
+        given: set[Path] = set()  # folders; `**` also matches what is in them
+        for match in _matches(path, failed):
+            is_folder = os.path.isdir(match)  # noqa: PTH112 (Path.is_dir raises in a locked folder)
+            if (is_folder or has_image_suffix(match)) and not given.isdisjoint(Path(match).parents):
                 continue
-            matches = chain([first], matches)
-        for match in matches:
-            if Path(match).is_dir():
+            if is_folder:
+                given.add(Path(match))
                 yield from _folder(match, failed, noted)
             else:
                 yield match
+
+
+def _matches(path: str, failed: Report) -> Iterator[str]:
+    """A folder comes before what is in it."""
+    if path == STANDARD_INPUT or os.path.lexists(path) or not glob.has_magic(path):
+        yield path
+        return
+    matches = _in_order(glob.iglob(path, recursive=True), key=str)  # noqa: PTH207 (Path.glob changes the names)
+    first = next(matches, None)
+    if first is None:
+        failed(path, "expected files that match, found none")
+        return
+    yield first
+    yield from matches
 
 
 def has_image_suffix(name: str) -> bool:
@@ -59,11 +69,11 @@ def _folder(folder: str, failed: Report, noted: Report) -> Iterator[str]:
                         continue
                     if entry.is_dir(follow_symlinks=False):
                         below.append(entry.path)
-                    elif has_image_suffix(entry.name) and Path(entry.path).is_file():
+                    elif has_image_suffix(entry.name) and _may_be_file(entry.path):
                         taken += 1
                         yield entry.path
                     else:
-                        left_out += 1
+                        left_out += not os.path.isdir(entry.path)  # noqa: PTH112
         except OSError as error:
             failed(current, f"expected a folder, found {error.strerror}")
         waiting += reversed(below)
@@ -71,6 +81,11 @@ def _folder(folder: str, failed: Report, noted: Report) -> Iterator[str]:
         failed(folder, f"expected files with an image's suffix, found none (others: {left_out})")
     elif left_out:
         noted(folder, f"files left out because their suffix is not an image's: {left_out}")
+
+
+def _may_be_file(path: str) -> bool:
+    """Also a link that leads nowhere or into a locked folder: reading says why."""
+    return os.path.isfile(path) or not os.path.exists(path)  # noqa: PTH110, PTH113
 
 
 def _in_order(items: Iterator[T], key: Callable[[T], str]) -> Iterator[T]:

@@ -1,6 +1,7 @@
 """Files in, pictures out one by one; an idx file gives every image."""
 
 import io
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -46,6 +47,8 @@ def read_pictures(paths: Sequence[str], failed: Report, noted: Report) -> Iterat
             yield from _read(name)
         except InvalidImage as error:
             failed(name, str(error))
+        except OSError as error:
+            failed(name, f"expected an image, found {error.strerror}")
 
 
 def count_pictures(paths: Sequence[str]) -> int:
@@ -54,7 +57,7 @@ def count_pictures(paths: Sequence[str]) -> int:
 
 
 def _claimed(name: str) -> int:
-    if has_image_suffix(name) or not Path(name).is_file() or not is_idx(name):
+    if has_image_suffix(name) or not os.path.isfile(name) or not is_idx(name):  # noqa: PTH113 (Path.is_file raises)
         return 1
     try:
         with IdxFile(name, dimensions=2) as images:
@@ -67,11 +70,8 @@ def _read(name: str) -> Iterator[Picture]:
     if name == STANDARD_INPUT:
         yield Picture(name, _read_once(sys.stdin.buffer, name))
     elif Path(name).exists() and not Path(name).is_file():  # a pipe such as <(command)
-        try:
-            with Path(name).open("rb") as pipe:
-                piped = _read_once(pipe, name)
-        except OSError as error:
-            raise InvalidImage(f"{name}: expected an image, found {error.strerror}") from error
+        with Path(name).open("rb") as pipe:
+            piped = _read_once(pipe, name)
         yield Picture(name, piped)
     elif is_idx(name):
         with IdxFile(name, dimensions=2) as images:

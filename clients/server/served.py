@@ -37,10 +37,6 @@ class ListedModel:
     model: ServedModel | None
     reason: str = ""
 
-    @property
-    def ready(self) -> bool:
-        return self.model is not None
-
 
 async def choose(connection: Connection) -> ServedModel:
     """Of the ready models the most accurate, transformers before CNNs, then the first by name."""

@@ -4,7 +4,6 @@ At a bound, the most crowded address loses the connection that has waited longes
 connections lock nobody out. If it has none, the new connection is closed.
 """
 
-import ipaddress
 import json
 import time
 from collections import Counter
@@ -15,7 +14,7 @@ from waitress.parser import HTTPRequestParser
 from waitress.task import ErrorTask
 from waitress.utilities import BadRequest
 
-from clients.web.guards import HEADERS
+from clients.web.guards import HEADERS, sender_of
 
 CONNECTIONS = 96
 CONNECTIONS_OF_ADDRESS = 32  # a browser opens 6
@@ -82,17 +81,6 @@ class Channel(HTTPChannel):
         elif self._limit_s is None:  # a new request begins
             self.since_s, self._limit_s = now_s, HEADER_S
         return result
-
-
-def sender_of(address: str) -> str:
-    """IPv6 gives the 64-bit network: a customer owns all of it."""
-    try:
-        parsed = ipaddress.ip_address(address.partition("%")[0])
-    except ValueError:
-        return address
-    if parsed.version == 4:
-        return address
-    return str(parsed.ipv4_mapped or ipaddress.ip_network((parsed, 64), strict=False))
 
 
 def _make_room(channels: list[Channel], sender: str) -> bool:

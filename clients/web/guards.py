@@ -45,8 +45,19 @@ def foreign_site(host: str, origin: str | None, fetch_site: str | None) -> str |
     return None
 
 
+def sender_of(address: str) -> str:
+    """IPv6 gives the 64-bit network: a customer owns all of it."""
+    try:
+        parsed = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return address
+    if parsed.version == 4:
+        return address
+    return str(parsed.ipv4_mapped or ipaddress.ip_network((parsed, 64), strict=False))
+
+
 class RateLimit:
-    """A token bucket per address, for the `clients` most recent: `burst` requests at once, then `rate_hz`."""
+    """A token bucket per client, for the `clients` most recent: `burst` requests at once, then `rate_hz`."""
 
     def __init__(
         self,

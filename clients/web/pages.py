@@ -21,7 +21,7 @@ from werkzeug.routing import RequestRedirect
 
 from clients.errors import ClientError, InvalidImage, ModelNotFound
 from clients.web.asking import Triton
-from clients.web.guards import HEADERS, RateLimit, foreign_host, foreign_site
+from clients.web.guards import HEADERS, RateLimit, foreign_host, foreign_site, sender_of
 
 BODY_BYTES = 10_000_000
 # Browsers ask the server before another site may send these types.
@@ -76,7 +76,7 @@ def _check_sender(host: str) -> None:
 
 
 def _check_rate(rate: RateLimit) -> None:
-    wait_s = math.ceil(rate.wait_s(request.remote_addr or ""))
+    wait_s = math.ceil(rate.wait_s(sender_of(request.remote_addr or "")))
     if wait_s > 0:
         raise TooManyRequests(f"too many requests from this address; the next is answered in {wait_s} s", None, wait_s)
 

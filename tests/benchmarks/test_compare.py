@@ -96,6 +96,11 @@ def test_files_of_different_benchmarks(tmp_path: Path) -> None:
     assert output == f"Error: {after}: expected a result of engines as {before} is, found overhead\n"
 
 
+def test_a_result_that_counts_its_rows() -> None:
+    bulk = Path(__file__).parents[2] / "benchmarks/results/bulk.json"
+    assert run(bulk, bulk) == (1, f"Error: {bulk}: expected rows with samples that are also in {bulk}, found none\n")
+
+
 def test_a_file_that_is_no_result(tmp_path: Path) -> None:
     path = sample.write(tmp_path / "a.json", {"study": "depths"})
     code, output = run(path, path)

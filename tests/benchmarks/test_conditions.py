@@ -8,7 +8,7 @@ from benchmarks.conditions import conditions
 from benchmarks.pictures import inks as sources
 from benchmarks.pictures.conditions import CONDITIONS, pictures
 from benchmarks.pictures.judge import Judge, seen
-from models.data import load_dataset
+from models.data import DataError, load_dataset
 
 pytestmark = pytest.mark.slow
 
@@ -91,6 +91,13 @@ def test_the_command_writes_its_page(tmp_path):
     page = (tmp_path / "conditions.md").read_text()
     assert "| plain | 100 |" in page
     assert "    python benchmarks/conditions.py plain --images 10 --source strokes --output DIR" in page
+
+
+def test_more_images_than_a_source_has():
+    with pytest.raises(DataError, match="scikit-learn: expected 1798 images or more, found 1797"):
+        sources.scikit_learn(1798)
+    with pytest.raises(DataError, match="digits: expected 500 images or more, found 359"):
+        sources.test_images(load_dataset("digits", None), 500)
 
 
 def test_a_condition_that_is_none():

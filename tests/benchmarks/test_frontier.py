@@ -86,6 +86,16 @@ def test_accuracies_on_different_images(tmp_path: Path) -> None:
     assert expected in refusal(tmp_path)
 
 
+def test_two_networks_of_one_name(tmp_path: Path) -> None:
+    paths = [tmp_path / folder / "runs/vit.safetensors" for folder in "ab"]
+    for depth, path in enumerate(paths, 1):
+        write(path, replace(TINY, depth=depth))
+    folders = [word for path in paths for word in ("--checkpoints", path.parent)]
+    code, output = run(*folders, "--output", tmp_path / "out")
+    assert code == 1
+    assert f"{paths[1]}: expected another folder or file name than {paths[0]}, found runs/vit.safetensors" in output
+
+
 def test_a_damaged_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "a.safetensors").write_bytes(b"nothing")
     assert "a.safetensors: expected safetensors" in refusal(tmp_path)

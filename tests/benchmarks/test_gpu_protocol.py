@@ -66,9 +66,13 @@ def test_a_device_that_is_slow_in_all_rounds_gives_no_figure() -> None:
 
 
 NVML = """
+#include <string.h>
 static int reads = 0;
 int nvmlInit_v2(void) { return FAILS; }
-int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **device) { *device = (void *)0x123456789abc; return 0; }
+int nvmlDeviceGetHandleByUUID(const char *uuid, void **device) {
+    *device = (void *)0x123456789abc;
+    return strcmp(uuid, "GPU-1");
+}
 static int known(void *device) { return device == (void *)0x123456789abc ? 0 : 2; }
 int nvmlDeviceGetClockInfo(void *device, int kind, unsigned *mhz) {
     *mhz = kind == 1 ? 1700 + 100 * reads : 2600;
@@ -96,7 +100,7 @@ def library(folder: Path, fails: int = 0, no_power: int = 0, code: str = NVML) -
 
 
 def test_clocks_power_temperature_and_why_a_round_was_refused(tmp_path: Path) -> None:
-    watch = Monitor(library(tmp_path))
+    watch = Monitor("GPU-1", library(tmp_path))
     assert [watch.undisturbed() for _ in range(3)] == [True, True, False]
     assert watch.readings[0].slowed_by == []
     assert watch.summary() == {
@@ -110,10 +114,11 @@ def test_clocks_power_temperature_and_why_a_round_was_refused(tmp_path: Path) ->
 
 
 def test_without_nvml_nothing_is_watched(tmp_path: Path) -> None:
-    assert monitor("libno-such-nvml.so.1") is None
-    assert monitor(library(tmp_path, fails=9)) is None
-    assert monitor(library(tmp_path, no_power=3)) is None
-    assert monitor(library(tmp_path, code=NVML.replace("GetTemperature", "GetWarmth"))) is None
-    watch = monitor(library(tmp_path))
+    assert monitor("GPU-1", "libno-such-nvml.so.1") is None
+    assert monitor("GPU-1", library(tmp_path, fails=9)) is None
+    assert monitor("GPU-1", library(tmp_path, no_power=3)) is None
+    assert monitor("GPU-1", library(tmp_path, code=NVML.replace("GetTemperature", "GetWarmth"))) is None
+    assert monitor("GPU-2", library(tmp_path)) is None
+    watch = monitor("GPU-1", library(tmp_path))
     assert watch is not None
     assert watch.readings == [], "the first reading only asks what the GPU tells"

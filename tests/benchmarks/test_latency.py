@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 
 from benchmarks.contest import devices, measuring, programs
 from benchmarks.contest.calls import BUFFERS, TimedCall
-from benchmarks.contest.contestants import Contestant, Options, first_call
+from benchmarks.contest.contestants import Contestant, Missing, Options, first_call
 from benchmarks.contest.runtimes import COMPARED, DEFAULT_RUNTIMES, PRECISIONS, RUNTIMES, SUPPORTED, Entry, Setup
 from benchmarks.contest.subjects import subject
 from benchmarks.contest.torch_engines import channels_last
@@ -168,6 +168,28 @@ def test_a_contestant_that_fails_while_it_is_timed_costs_its_row(
     assert [row["runtime"] for row in written["rows"]] == ["torch-optimized"]
     assert written["rows"][0]["ratio_to_torch"] is None
     assert written["missing"][0]["reason"] == "RuntimeError: CUDA error: out of memory"
+
+
+def test_of_an_aborted_attempt_no_reading_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    call = TimedCall(lambda images: images, np.zeros((1, 1), np.uint8), 1, 1, "cpu")
+    ready = {
+        name: SimpleNamespace(call=call, contestant=SimpleNamespace(entry=Entry(ModelConfig(), "torch")))
+        for name in "ab"
+    }
+    run = measuring._Run(ready, 1, Options("cpu", 1, 1), LIMITS, "", Missing())
+    run._watch = SimpleNamespace(readings=[])
+
+    def attempt() -> dict[str, Any]:
+        run._watch.readings.append(len(ready))
+        call.device_ms.append(float(len(ready)))
+        run._end_round(True)
+        if len(ready) == 2:
+            raise measuring._Failed("a", RuntimeError("out of memory"))
+        return {}
+
+    monkeypatch.setattr(run, "_interleaved", attempt)
+    assert run.timed() == {}
+    assert (run._watch.readings, call.device_ms, call.counted) == ([1], [1.0], 1)
 
 
 @pytest.mark.slow

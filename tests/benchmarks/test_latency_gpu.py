@@ -5,10 +5,11 @@ import pytest
 from click.testing import CliRunner
 
 from benchmarks.contest.contestants import Options, contestant
-from benchmarks.contest.devices import choose
+from benchmarks.contest.devices import choose, gpu_uuid
 from benchmarks.contest.runtimes import Entry
 from benchmarks.contest.subjects import subject
 from benchmarks.latency import latency
+from benchmarks.measure.gpu_state import monitor
 from models.config import ModelConfig
 
 pytestmark = pytest.mark.gpu
@@ -40,6 +41,10 @@ def test_every_engine_of_pytorch(tmp_path: Path) -> None:
         assert row["peak_memory_mb"] > 0
     for name in ("gemm_gflops_per_s", "copy_gb_per_s"):
         assert written["limits"][name] > 0
+
+
+def test_nvml_knows_the_gpu_by_its_name_in_pytorch() -> None:
+    assert monitor(gpu_uuid())
 
 
 def test_a_graph_answers_new_images_at_every_batch_size() -> None:

@@ -21,6 +21,7 @@ from benchmarks.load.terms import (
     sample,
     unmeasured,
 )
+from benchmarks.load.verdicts import Verdicts, meanwhile
 
 SERVICE_S, STALL_S, SECONDS = 0.002, 0.3, 1.0
 RATE = Load(batch=1, rate=100)
@@ -135,6 +136,14 @@ def test_a_failure_ends_the_measurement() -> None:
 
     with pytest.raises(Failed, match="broken"):
         asyncio.run(open_loop(refused, np.array([0.0, 0.01]), 0.02))
+
+
+def test_a_failure_meanwhile_is_raised_at_the_end() -> None:
+    def ask(until: Callable[[], bool], verdicts: Verdicts) -> None:
+        raise ValueError("broken")
+
+    with pytest.raises(ValueError, match="broken"), meanwhile(ask) as verdicts:
+        assert verdicts.sent == 0
 
 
 def test_only_a_long_queue_is_the_fault_of_the_load() -> None:

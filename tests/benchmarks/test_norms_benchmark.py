@@ -7,6 +7,7 @@ from click.testing import CliRunner
 
 from benchmarks.contest import ways
 from benchmarks.norms import norms
+from benchmarks.reporting.norms_and_speed import fields
 from models.checkpoint import save
 from models.config import ModelConfig, ModelName
 from models.registry import build, randomise_norms
@@ -53,6 +54,20 @@ def test_a_short_run(study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert "| vit-dfn | none | 98.00 | 1.50 |" in page
     assert "![norms-measured-speed.png]" in page
     assert "Not measured, because training failed in the study: vit-repbn, vit-un." in page
+
+
+def test_without_vit_nothing_is_compared_with_it() -> None:
+    row = {"model": "vitbn", "test_accuracy": 0.99, "macs": 1, "way": "", "images_per_s": 1.0, "p50_ms": 1.0}
+    studied = {"vitbn": {"folds": True, "of_layer_norm": None}}
+    (derived,) = fields([row | {"samples_ns": (1, 1, 1)}], studied, 5000)["derived"]
+    assert derived["speedup_over_layer_norm"] is None
+
+
+def test_a_study_in_which_nothing_learned(study: Path, tmp_path: Path) -> None:
+    (study / "norms.json").write_text('{"derived": [{"model": "vit", "usual": {"test_accuracy": 0.1}}]}')
+    code, output = run(study, "--output", tmp_path / "out")
+    assert code == 1
+    assert f"Error: {study / 'norms.json'}: expected a network with an accuracy above 50 %, found none" in output
 
 
 def test_a_folder_without_the_study(tmp_path: Path) -> None:

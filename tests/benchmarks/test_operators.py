@@ -1,9 +1,12 @@
 import json
 from pathlib import Path
 
+import numpy as np
+import onnx
 import pytest
 from click.testing import CliRunner
 
+from benchmarks.contest import profiling
 from benchmarks.contest.profiling import flops, nodes_of, together
 from benchmarks.operators import operators
 
@@ -36,6 +39,17 @@ def test_nodes_are_medians_of_the_last_calls() -> None:
     first, second = nodes_of(events, 3)
     assert first == {"node": "a", "operator": "MatMul", "shapes": "2x4 → 2x3", "p50_us": 20, "flops": 48}
     assert second["flops"] is None
+
+
+def test_every_profiled_call_is_a_timed_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    image, output = (onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1]) for name in ("image", "y"))
+    graph = onnx.helper.make_graph([onnx.helper.make_node("Exp", ["image"], ["y"])], "one", [image], [output])
+    model = onnx.helper.make_model(graph, ir_version=10, opset_imports=[onnx.helper.make_opsetid("", 17)])
+    profiled: list[dict[str, object]] = []
+    monkeypatch.setattr(profiling, "nodes_of", lambda events, calls: iter(profiled.extend(events) or ()))
+    monkeypatch.setattr(profiling, "together", lambda nodes, keys: [])
+    profiling.profile_graph(model.SerializeToString(), np.zeros(1, np.float32), 3, 1)
+    assert sum(event["cat"] == "Node" for event in profiled) == 1 + 3  # after a warm-up
 
 
 def test_nodes_alike_are_put_together() -> None:

@@ -118,6 +118,18 @@ def test_no_results(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.usefixtures("undrawn")
+def test_an_interrupted_result_is_only_named(tmp_path: Path) -> None:
+    sample.write(tmp_path / "bulk.json", {"benchmark": "bulk", "interrupted": True, "rows": 10_000})
+    result = CliRunner().invoke(report, ["build", str(tmp_path), "--output", str(tmp_path / "out")])
+    assert result.exit_code == 1
+    assert (
+        f"Error: {tmp_path}: expected JSON files of the benchmarks, found only interrupted: bulk.json" in result.output
+    )
+    sample.write(tmp_path / "overhead.json", sample.overhead())
+    assert "- `bulk.json`: interrupted, not on this page." in markdown("Both", page(find(tmp_path)))
+
+
 def test_a_damaged_file(tmp_path: Path) -> None:
     (tmp_path / "half.json").write_text('{"benchmark": ')
     result = CliRunner().invoke(report, ["build", str(tmp_path), "--output", str(tmp_path / "out")])

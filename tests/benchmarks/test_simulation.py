@@ -48,6 +48,14 @@ def test_without_faults_nothing_fails() -> None:
     assert min(day_rates(200)) == 50
 
 
+@pytest.mark.parametrize("content", ["{", "[]", '{"benchmark": "bulk"}', '{"two_servers": {"service_ms": [1.0]}}'])
+def test_measured_times_of_another_file(content, tmp_path):
+    (tmp_path / "other.json").write_text(content)
+    done = CliRunner().invoke(scale, ["--measured", str(tmp_path / "other.json")])
+    assert done.exit_code == 1
+    assert f"Error: {tmp_path}/other.json: expected a result of benchmarks/scale.py, found" in done.output
+
+
 @pytest.mark.slow
 def test_the_command_takes_measured_times(tmp_path) -> None:
     measured = tmp_path / "measured.json"

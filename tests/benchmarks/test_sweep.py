@@ -2,10 +2,12 @@ import json
 from pathlib import Path
 
 import pytest
+import sample_results as sample
 from click.testing import CliRunner
 
 from benchmarks.contest import roofline, sweep
 from benchmarks.latency import latency
+from benchmarks.reporting.latency_plots import figures
 
 
 @pytest.mark.slow
@@ -46,6 +48,27 @@ def test_every_axis_has_its_points_and_every_idea_its_figure(tmp_path: Path, mon
     pictures = {path.name for path in tmp_path.iterdir()} - {"sweep.json"}
     against = {f"{axis}-{quantity}" for axis in ("batch", "depth") for quantity in ("latency", "throughput")}
     assert pictures == {f"sweep-{idea}.{kind}" for idea in {"work", *against} for kind in ("png", "svg")}
+
+
+@pytest.mark.usefixtures("small_limits")
+def test_nothing_to_measure_is_said_and_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for axis in ("DEPTHS", "DIMS"):
+        monkeypatch.setattr(sweep, axis, ())
+    files = ["--json", str(tmp_path / "sweep.json"), "--plot", str(tmp_path / "sweep.png")]
+    options = ["--sweep", "--models", "cnn", "--runtimes", "tensorrt", "--device", "cpu", "--threads", "1"]
+    result = CliRunner().invoke(latency, [*options, *files])
+    assert result.exit_code == 1
+    assert "Error: nothing to measure: expected one of --runtimes on this machine, found none" in result.output
+    assert not list(tmp_path.iterdir())
+
+
+def test_no_figure_without_rows() -> None:
+    whole = sample.sweep() | {"environment": sample.ENVIRONMENT}
+    without_depth = [row | {"depth": None} for row in whole["axes"]["depth"]]
+    drawn = figures(whole | {"axes": whole["axes"] | {"depth": without_depth}})
+    assert set(drawn) == {"-work", "-batch-latency", "-batch-throughput"}
+    assert figures(whole | {"axes": {"batch": [], "depth": [], "dim": []}}) == {}
+    assert figures({"benchmark": "latency", "rows": []}) == {}
 
 
 @pytest.mark.usefixtures("small_limits")

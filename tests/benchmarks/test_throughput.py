@@ -272,7 +272,7 @@ def test_the_plot_shows_each_way_filled_and_hollow() -> None:
     assert fills[1] == "white" != fills[0]
 
 
-@pytest.mark.parametrize("way", ["2", "2x", "x", "axb", "1x2x3"])
+@pytest.mark.parametrize("way", ["2", "2x", "x", "axb", "1x2x3", "0x1", "1x-2"])
 def test_a_sharing_that_is_none(way: str) -> None:
     result = run("--way", way)
     assert result.exit_code == 2

@@ -96,6 +96,10 @@ def test_rounds_end_when_they_are_enough_and_not_before() -> None:
     assert [len(durations.samples_ns) for durations in measured.values()] == [9, 9]
 
 
+def test_without_contestants_there_are_no_rounds() -> None:
+    assert time_interleaved({}, 0.01, enough=lambda measured: pytest.fail("a round")) == {}
+
+
 def test_what_is_warm_is_not_called_for_it() -> None:
     calls: list[str] = []
     runs = {name: lambda name=name: calls.append(name) for name in "ab"}

@@ -131,7 +131,6 @@ def test_the_models_of_a_server(live_server, protocol):
         Classifier(url_of(live_server, protocol), None, protocol) as first,
     ):
         assert classifier.models() == [listed]
-        assert listed.ready
         assert listed.model == classifier.model == first.model
     assert (listed.name, listed.model.family, listed.model.labels) == ("vitbn", "vitbn", tuple("0123456789"))
     assert 0.9 < listed.model.test_accuracy <= 1

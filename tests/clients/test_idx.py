@@ -84,6 +84,14 @@ def test_what_is_whole_comes_before_the_error(path):
             next(items)
 
 
+@pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["plain", "gzip"])
+@pytest.mark.parametrize(("start", "found"), [(0, "10 and 0"), (9, "10 and 0"), (10, "at most 10"), (50, "at most 50")])
+def test_a_part_beyond_the_end(path, pack, start, found):
+    path.write_bytes(pack(struct.pack(">IIII", 0x803, 100, 6, 5) + bytes(300)))
+    with IdxFile(str(path), 2) as file, pytest.raises(InvalidImage, match=f"100 items of 30 bytes, found {found}"):
+        list(file.blocks(start, 100, 300))
+
+
 @pytest.mark.parametrize("name", ["", "missing", "missing/deep", "a\0b"])
 def test_no_such_file(tmp_path, name):
     assert not is_idx(str(tmp_path / name))

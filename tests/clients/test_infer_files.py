@@ -4,6 +4,7 @@ import json
 import os
 import struct
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from stand_in import LABELS, StandIn, expected_logits
 
 from clients.images import paths as module
 from clients.images.paths import expand
+from clients.images.pictures import count_pictures
 from clients.infer import infer
 from clients.preprocess import to_model_input
 
@@ -72,7 +74,7 @@ def test_a_folder(run, draw, tmp_path):
             f"{name}: {draw('b.png')} ({share(tmp_path / 'b.png')} %)"
             for name in ("./a.JPG", "./b.png", "./a/e.png", "./c/d.tiff")
         ],
-        ["Note: .: files left out because their suffix is not an image's: 2"],
+        ["Note: .: files left out because their suffix is not an image's: 1"],
     )
 
 
@@ -98,6 +100,37 @@ def test_patterns_are_expanded(run, draw):
     assert names(run("**/c.png", "o*")[1]) == ["two/c.png", "one/a.png", "one/b.png"]
     assert names(run("[1].png")[1]) == ["[1].png"]  # a file's own name comes first
     assert names(run("*.png")[1]) == ["1.png", "[1].png", "dir.png/d.png"]
+
+
+def test_each_file_comes_once_per_pattern(run, draw, tmp_path):
+    for name in ("scans/a.png", "scans/sub/b.png", "scans/sub-2/c.png", "scans/sub/deep/d.png"):
+        draw(name)
+    every = ["scans/a.png", "scans/sub/b.png", "scans/sub/deep/d.png", "scans/sub-2/c.png"]
+    assert sorted(names(run("scans/**")[1])) == sorted(every)
+    assert sorted(names(run("scans/**/*")[1])) == sorted(every)
+    assert sorted(names(run("**/s*")[1])) == sorted(every)
+    assert sorted(names(run("scans/**", "scans/a*")[1])) == sorted([*every, "scans/a.png"])
+    (tmp_path / "scans/images").write_bytes(idx(NOISE[:1]))  # without a suffix, so only as a match
+    assert "scans/images[0]" in names(run("scans/**")[1])
+
+
+LONG = "x" * 300  # Python 3.11 raises for it as for a locked folder, which root may read
+
+
+def test_what_the_system_refuses_is_named_and_the_rest_answered(run, draw, tmp_path):
+    draw("scans/b.png")
+    (tmp_path / "scans/a.png").symlink_to(LONG)
+    assert count_pictures([LONG, "scans"]) == 3
+    code, lines, errors = run(LONG, f"{LONG}.png", "scans")
+    assert (code, names(lines)) == (1, ["scans/b.png"])
+    assert errors == [
+        f"Error: {name}: expected an image, found File name too long" for name in (LONG, f"{LONG}.png", "scans/a.png")
+    ]
+
+
+def test_standard_input_that_cannot_be_read(run):
+    with Path("/proc/self/mem").open("rb") as refused:
+        assert run("-", given=refused) == (1, [], ["Error: -: expected an image, found Input/output error"])
 
 
 def test_what_has_no_images_is_named(run, draw, tmp_path):

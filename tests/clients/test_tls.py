@@ -45,7 +45,7 @@ def test_both_sides_show_who_they_are(server, certificates):
         assert len(classifier.classify(IMAGES)) == 9
         assert [each.name for each in classifier.models()] == ["net"]
     tls = Tls(certificates.certificate, certificates.certificate, certificates.key)
-    assert list_models(server.urls[server.protocol], server.protocol, tls=tls)[0].ready
+    assert list_models(server.urls[server.protocol], server.protocol, tls=tls)[0].model
 
 
 def test_who_is_not_trusted_is_not_talked_to(server, certificates):

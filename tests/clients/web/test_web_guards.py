@@ -1,6 +1,9 @@
+from unittest.mock import Mock
+
 import pytest
 
-from clients.web.guards import RateLimit, foreign_host, foreign_site
+from clients.web.guards import RateLimit, foreign_host, foreign_site, sender_of
+from clients.web.pages import create_app
 
 
 class Clock:
@@ -25,6 +28,20 @@ def test_a_burst_then_a_steady_rate() -> None:
 def test_clients_do_not_wait_for_each_other() -> None:
     rate = RateLimit(rate_hz=1, burst=1, clock_s=Clock())
     assert [rate.wait_s(client) for client in "aabb"] == [0, 1, 0, 1]
+
+
+def test_an_ipv6_network_is_one_client() -> None:
+    triton = Mock(models=Mock(return_value=([], "")))
+    page = create_app(triton, RateLimit(rate_hz=1, burst=2, clock_s=Clock())).test_client()
+    senders = ["2001:db8::1", "2001:db8::2", "2001:db8::3", "2001:db8:0:1::1"]
+    asked = [page.get("/api/models", environ_overrides={"REMOTE_ADDR": sender}) for sender in senders]
+    assert [answer.status_code for answer in asked] == [200, 200, 429, 200]
+
+
+def test_what_counts_as_one_client() -> None:
+    assert sender_of("192.0.2.7") == sender_of("::ffff:192.0.2.7") == "192.0.2.7"
+    assert sender_of("2001:db8::1") == sender_of("2001:db8::ffff:2%eth0")
+    assert sender_of("2001:db8::1") != sender_of("2001:db8:0:1::1")
 
 
 def test_memory_is_bounded_and_forgets_who_has_been_away_longest() -> None:

@@ -7,7 +7,7 @@ import pytest
 from web_http import ask, listening
 
 from clients.web import channels
-from clients.web.channels import CONNECTIONS, CONNECTIONS_OF_ADDRESS, sender_of
+from clients.web.channels import CONNECTIONS, CONNECTIONS_OF_ADDRESS
 
 NOBODY = "127.0.0.1:1"
 SLOW = 500
@@ -109,9 +109,3 @@ def test_a_connection_may_ask_again_after_a_while(page: tuple[str, int], monkeyp
             assert connection.recv(12) == b"HTTP/1.1 200"
             time.sleep(1.5)  # longer than a request may take
             connection.recv(65536)
-
-
-def test_what_counts_as_one_address() -> None:
-    assert sender_of("192.0.2.7") == sender_of("::ffff:192.0.2.7") == "192.0.2.7"
-    assert sender_of("2001:db8::1") == sender_of("2001:db8::ffff:2%eth0")
-    assert sender_of("2001:db8::1") != sender_of("2001:db8:0:1::1")

@@ -1,0 +1,139 @@
+"""The probe beside a server that answers anything."""
+
+import base64
+import json
+import socketserver
+import struct
+import threading
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import pytest
+
+from clients.probe import Probe, probe_server
+
+NAN, INFINITY = float("nan"), float("inf")
+INFINITE = "expected the stored logits, found NaN or infinity"
+INDEX, STATS = "/v2/repository/index", "/v2/models/stats"
+CONFIG, INFER = "/v2/models/net/versions/1/config", "/v2/models/net/versions/1/infer"
+
+
+@contextmanager
+def serving(answers: Mapping[str, bytes]) -> Iterator[str]:
+    """HOST:PORT; each path has its bytes, then the server closes."""
+
+    class Handler(socketserver.StreamRequestHandler):
+        def handle(self) -> None:
+            path, size = self.rfile.readline().split()[1].decode(), 0
+            while line := self.rfile.readline().strip():
+                if line.lower().startswith(b"content-length:"):
+                    size = int(line.split()[1])
+            self.rfile.read(size)
+            self.wfile.write(answers[path])
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield f"127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def reply(content: object, binary: bytes = b"") -> bytes:
+    text = json.dumps(content).encode()
+    sizes = f"Content-Length: {len(text + binary)}\r\nInference-Header-Content-Length: {len(text)}\r\n"
+    return b"HTTP/1.1 200 OK\r\n" + sizes.encode() + b"\r\n" + text + binary
+
+
+def answers(
+    logits: Sequence[float] = (5, 1, 2), tolerance: float | None = 1e-4, others: Mapping[str, bytes] | None = None
+) -> dict[str, bytes]:
+    """Of the model `net`, whose stored logits are 5, 1, 2."""
+    image = base64.b64encode(zlib.compress(bytes(4))).decode()
+    stored = {"image": image, "answers": {"1": {"logits": [5, 1, 2], "tolerance": tolerance}}}
+    count = {"name": "net", "version": "1", "inference_stats": {"success": {"count": 0}}}
+    config = {
+        "input": [{"name": "image", "dims": [4], "data_type": "TYPE_UINT8"}],
+        "parameters": {"probe": {"string_value": json.dumps(stored)}},
+    }
+    return {
+        INDEX: reply([{"name": "net", "version": "1", "state": "READY"}]),
+        STATS: reply({"model_stats": [count]}),
+        CONFIG: reply(config),
+        INFER: reply({"outputs": [{"shape": [1, 3]}]}, struct.pack("<3f", *logits)),
+        **(others or {}),
+    }
+
+
+def asked(answers: Mapping[str, bytes]) -> Probe:
+    with serving(answers) as url:
+        return probe_server(url, timeout_s=5)
+
+
+@pytest.mark.parametrize("tolerance", [1e-4, None])
+@pytest.mark.parametrize(
+    ("logits", "error", "reason"),
+    [
+        ((5, 1, 2), 0.0, ""),
+        ((1, 5, 2), 4.0, "expected the stored logits, found an error of 4"),
+        ((5, NAN, NAN), None, INFINITE),
+        ((NAN, 1, 2), None, INFINITE),
+        ((INFINITY, 1, 2), None, INFINITE),
+        ((5, 1, -INFINITY), None, INFINITE),
+    ],
+)
+def test_only_finite_logits_are_right(
+    logits: Sequence[float], error: float | None, reason: str, tolerance: float | None
+) -> None:
+    found = asked(answers(logits, tolerance))
+    (version,) = json.loads(found.to_json(), parse_constant=pytest.fail)["versions"]
+    assert (version["state"], found.ok) == (("wrong", False) if reason else ("right", True))
+    assert (version["max_abs_error"], version["reason"]) == (error, reason)
+
+
+HALF = b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{"
+HALF_AN_ERROR = b"HTTP/1.1 500 Oops\r\nTransfer-Encoding: chunked\r\n\r\n9\r\nx"
+
+
+@pytest.mark.parametrize(
+    ("path", "answer", "reason"),
+    [
+        (INDEX, HALF, "no answer: IncompleteRead(1 bytes read, 98 more expected)"),
+        (INDEX, b"SSH-2.0-OpenSSH_9\r\n", "no answer: BadStatusLine('SSH-2.0-OpenSSH_9\\r\\n')"),
+        (INDEX, HALF_AN_ERROR, "HTTP 500 "),
+        (INDEX, reply(7), "expected Triton's index, found '7'"),
+        (STATS, HALF, "no answer: IncompleteRead(1 bytes read, 98 more expected)"),
+        (STATS, reply({}), "expected Triton's statistics, found '{}'"),
+        (STATS, reply([1]), "expected Triton's statistics, found '[1]'"),
+        (STATS, reply({"model_stats": 7}), "expected Triton's statistics, found \"{'model_stats': 7}\""),
+    ],
+)
+def test_a_server_that_is_not_triton_fails(path: str, answer: bytes, reason: str) -> None:
+    found = asked(answers(others={path: answer}))
+    assert (found.ok, found.versions, found.reason) == (False, (), reason)
+
+
+@pytest.mark.parametrize(
+    ("path", "answer", "reason"),
+    [
+        (CONFIG, reply([]), "expected a classifier's answer, found AttributeError"),
+        (CONFIG, reply({"parameters": {"probe": {"string_value": "[]"}}}), "expected a classifier's answer, found"),
+        (INFER, HALF, "no answer: IncompleteRead"),
+        (INFER, reply({"outputs": [{"shape": [1e300]}]}), "expected a classifier's answer, found"),
+    ],
+)
+def test_a_version_with_another_answer_fails(path: str, answer: bytes, reason: str) -> None:
+    found = asked(answers(others={path: answer}))
+    (version,) = found.versions
+    assert (found.ok, version.state) == (False, "failed")
+    assert version.reason.startswith(reason)
+
+
+def test_names_that_fit_no_address_fail() -> None:
+    assert probe_server("127.0.0.1:80a").reason == "no answer: InvalidURL(\"nonnumeric port: '80a'\")"
+    found = asked(answers(others={INDEX: reply([{"name": "a net", "version": "1", "state": "READY"}])}))
+    assert [version.state for version in found.versions] == ["failed"]
+    assert "InvalidURL" in found.versions[0].reason

@@ -88,6 +88,7 @@ def _allowed(values: Mapping[str, str], service: str) -> bool:
 def _url(values: Mapping[str, str], service: str, port: str) -> str:
     address = values.get(f"--{service}-address", "127.0.0.1")
     address = "127.0.0.1" if address in ("0.0.0.0", "::") else address
+    address = f"[{address}]" if ":" in address else address
     return f"{address}:{values.get(f'--{service}-port', port)}"
 
 

@@ -9,7 +9,9 @@ import json
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from http.client import HTTPException
 from typing import Any
 
 ANSWER_S = 2.0
@@ -74,7 +76,9 @@ class Control:
             with opener.open(request, timeout=timeout_s) as answer:
                 return json.loads(answer.read() or b"null")
         except urllib.error.HTTPError as error:
-            words = " ".join(error.read(2000).decode(errors="replace").split())
+            words = error.reason
+            with suppress(OSError, HTTPException):
+                words = " ".join(error.read(2000).decode(errors="replace").split())
             raise ControlFailed(f"HTTP {error.code} {words}") from error
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, HTTPException) as error:
             raise ControlFailed(f"no answer at {self.url}: {error}") from error

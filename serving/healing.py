@@ -116,6 +116,7 @@ class Healing:
         self._replaced |= {*stubs}
         self._prober.start()
         self._failed.pop(model, None)
+        self._busy.pop(model, None)
         self._reloaded.add(model)
         self._acts.say(f"model {model} is loaded again")
 

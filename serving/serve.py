@@ -40,7 +40,7 @@ def _supervise(own: Mapping[str, Any], arguments: Sequence[str]) -> int:
 @click.option(
     "--supervisor-port",
     type=click.IntRange(0, 65535),
-    help="Metrics of the supervisor; with --servers also its orders. 0: none.  [default: 8003]",
+    help="Metrics of the supervisor, 0: none; with --servers also its orders, never 0.  [default: 8003]",
 )
 @click.option("--health-port", type=click.IntRange(0, 65535), help="Answer health checks by the last probe here.")
 @click.option(
@@ -82,6 +82,8 @@ def _check(own: Mapping[str, Any]) -> None:
         if own[name] is not None and mode not in modes:
             wanted, found = " or ".join(f"--{each}" for each in modes), f"--{mode}" if mode else "a plain server"
             raise click.UsageError(f"--{name.replace('_', '-')}: expected {wanted}, found {found}")
+    if own["servers"] and own["supervisor_port"] == 0:
+        raise click.UsageError("--supervisor-port: expected a port with --servers, found 0")
 
 
 if __name__ == "__main__":

@@ -4,8 +4,6 @@ import subprocess
 import threading
 from collections.abc import Callable
 
-from serving.control import ControlFailed
-
 TICK_S = 0.1
 
 
@@ -42,18 +40,18 @@ class Waits:
             raise ServerLost("died", f"exit code {process.returncode}")
 
     def call(self, function: Callable[[], None]) -> None:
-        """In a thread: a signal need not wait. Raises ControlFailed."""
+        """In a thread: a signal need not wait. Raises what `function` raises."""
         in_thread(function, self.tick)
 
 
 def in_thread(function: Callable[[], None], tick: Callable[[], None]) -> None:
-    """Ticks until `function` ends; raises ControlFailed."""
-    failures: list[ControlFailed] = []
+    """Ticks until `function` ends; raises what it raises."""
+    failures: list[Exception] = []
 
     def run() -> None:
         try:
             function()
-        except ControlFailed as error:
+        except Exception as error:
             failures.append(error)
 
     thread = threading.Thread(target=run, daemon=True)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from tritonclient.grpc import model_config_pb2 as pb
 
 CONFIG_FILE, LABELS_FILE, MANIFEST_FILE = "config.pbtxt", "labels.txt", "manifest.json"
+FOREIGN = "foreign"  # such a manifest names all files and no labels
 
 
 class Broken(Exception):
@@ -45,6 +46,14 @@ class Plan:
 
 def plan(model_dir: Path, refused: Collection[int] = ()) -> Plan:
     """The newest whole versions, not `refused`, as many as the policy serves."""
+    try:
+        return _plan(model_dir, refused)
+    except OSError as error:  # such as lost+found
+        text = f"{error.filename}: expected a readable folder, found {error.strerror}"
+        return Plan(model_dir.name, (), None, (Problem(None, text),))
+
+
+def _plan(model_dir: Path, refused: Collection[int]) -> Plan:
     name, present = model_dir.name, _versions(model_dir)
     if not any((model_dir / str(number) / MANIFEST_FILE).exists() for number in present):
         return Plan(name, None)
@@ -122,20 +131,36 @@ def _check_version(folder: Path) -> dict[str, Any]:
     path = folder / MANIFEST_FILE
     try:
         manifest: dict[str, Any] = json.loads(path.read_text())
-        file, expected = folder / Path(manifest["file"]).name, str(manifest["sha256"])
-        list(manifest["model_config"]["labels"])
+        expected = str(manifest["sha256"])
+        if manifest.get("kind") == FOREIGN:
+            names = [Path(name).name for name in manifest["files"]]
+        else:
+            names = [Path(manifest["file"]).name]
+            list(manifest["model_config"]["labels"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise Broken(f"{path}: expected the manifest of an export, found {error!r}") from error
-    try:
-        digest = hashlib.sha256(file.read_bytes()).hexdigest()
-    except OSError as error:
-        raise Broken(f"{file}: expected the model, found {error.strerror}") from error
-    if digest != expected:
-        raise Broken(f"{file}: expected the SHA-256 {expected}, found {digest}")
+    found = _sha256([folder / name for name in names])
+    if found != expected:
+        raise Broken(f"{folder}: expected the SHA-256 {expected} of {', '.join(names)}, found {found}")
     return manifest
 
 
+def _sha256(files: Sequence[Path]) -> str:
+    """Of the concatenated files; raises Broken."""
+    digest = hashlib.sha256()
+    for path in files:
+        try:
+            with path.open("rb") as file:
+                while block := file.read(1 << 20):
+                    digest.update(block)
+        except OSError as error:
+            raise Broken(f"{path}: expected the model, found {error.strerror}") from error
+    return digest.hexdigest()
+
+
 def _labels_problem(model_dir: Path, manifest: Mapping[str, Any]) -> str | None:
+    if manifest.get("kind") == FOREIGN:
+        return None
     path, expected = model_dir / LABELS_FILE, [str(label) for label in manifest["model_config"]["labels"]]
     try:
         labels = path.read_text().splitlines()

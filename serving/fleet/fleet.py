@@ -93,9 +93,10 @@ class Fleet:
 
     def run(self) -> int:
         try:
+            self._proxy.start()
+            self._proxy.wait_until_ready()
             for member in self._members:
                 member.start()
-            self._proxy.start()
             self._wait(lambda: self._healthy() > 0, START_S, "a server that answers right")
             self._api.say(f"the proxy answers at {self._proxy.settings.host}, ports {self._proxy.settings.ports}")
             while True:
@@ -105,7 +106,7 @@ class Fleet:
         except Stopping:
             self._api.say("stopping")
             return 0
-        except ControlFailed as error:
+        except (ControlFailed, ProxyError) as error:
             self._api.say(str(error))
             return 1
         finally:
@@ -120,7 +121,7 @@ class Fleet:
         except ControlFailed as error:
             self._api.rolled(job.name, f"failed: {error}")
             job.done.set_exception(error)
-        except Stopping:
+        except Exception:  # Stopping among them
             job.done.set_exception(ControlFailed("the fleet is stopping"))
             raise
         else:
@@ -135,7 +136,7 @@ class Fleet:
             self._wait(lambda: self._healthy() < count, START_S, "the proxy to drain a server")
             self._pause(DRAIN_S)
             with suppress(ControlFailed):  # a request may not take longer than ANSWER_S
-                self._wait(lambda: not self._proxy.in_flight(member.ports["http"], member.ports["grpc"]), ANSWER_S, "")
+                self._wait(lambda: self._idle(member), ANSWER_S, "")
             act()
             self._wait(member.right, START_S, f"server {member.index} to answer right")
         finally:
@@ -161,6 +162,11 @@ class Fleet:
         with suppress(OSError, ValueError):
             return self._proxy.healthy()
         return 0
+
+    def _idle(self, member: Member) -> bool:
+        with suppress(OSError, ValueError):
+            return not self._proxy.in_flight(member.ports["http"], member.ports["grpc"])
+        return False
 
     def _tick(self) -> None:
         """Restarts what has ended; raises Stopping."""

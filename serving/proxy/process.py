@@ -14,6 +14,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from http.client import HTTPException
 from pathlib import Path
 
 from serving.proxy.folder import ProxyError, envoy, write, write_endpoints
@@ -52,8 +53,11 @@ class Proxy:
     def ask(self, path: str, body: bytes | None = None) -> str:
         """Asks the administration port; raises OSError."""
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # ignores $http_proxy
-        with opener.open(f"http://127.0.0.1:{self.settings.admin}/{path}", body, timeout=5.0) as answer:
-            return str(answer.read().decode())
+        try:
+            with opener.open(f"http://127.0.0.1:{self.settings.admin}/{path}", body, timeout=5.0) as answer:
+                return str(answer.read().decode())
+        except HTTPException as error:
+            raise OSError(f"port {self.settings.admin}: expected an answer of Envoy, found {error!r}") from error
 
     def wait_until_ready(self) -> None:
         """Raises ProxyError if Envoy ends or is not ready in time."""
@@ -64,7 +68,9 @@ class Proxy:
                     return
             time.sleep(POLL_S)
         lines = self.log_path.read_text(errors="replace").splitlines()
-        raise ProxyError(f"Envoy is not ready after {START_S:g} s: {' '.join(lines[-3:])}")
+        ended = self.process and self.process.poll()
+        found = f"not ready after {START_S:g} s" if ended is None else f"its end with exit code {ended}"
+        raise ProxyError(f"Envoy: expected an answer, found {found}: {' '.join(lines[-1:])}")
 
     def healthy(self) -> int:
         """How many servers get requests; raises OSError."""

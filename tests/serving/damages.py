@@ -44,6 +44,19 @@ def published(repository: Path, versions: int, name: str = "linear", instances: 
     return model
 
 
+def foreign(repository: Path, versions: int) -> Path:
+    """As export/publishing/foreign.py publishes."""
+    model = published(repository, versions)
+    (model / "labels.txt").unlink()
+    for number in range(1, versions + 1):
+        files = [model / str(number) / name for name in ("model.onnx", "sample.npz")]
+        files[1].write_bytes(b"sample")
+        digest = hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
+        manifest = {"kind": "foreign", "file": files[0].name, "files": [path.name for path in files], "sha256": digest}
+        (model / str(number) / "manifest.json").write_text(json.dumps(manifest))
+    return model
+
+
 def newest(model: Path) -> Path:
     return model / str(max(int(path.name) for path in model.iterdir() if path.is_dir()))
 

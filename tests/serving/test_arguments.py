@@ -17,6 +17,7 @@ def test_addresses_headers_and_models(tmp_path: Path) -> None:
     key = "--grpc-restricted-protocol=model-repository:Admin=9"
     assert parse([*words, key]).grpc_headers == {"triton-grpc-protocol-admin": "9"}
     assert parse([*words, "--allow-grpc=false"]).grpc_url is None
+    assert parse([*words, "--http-address=::1", "--grpc-address=::"]).http_url == "[::1]:81"
     assert list(options.model_dirs()) == ["a"]
     assert list(parse(words).model_dirs()) == ["a", "b"]
     assert list(parse([*words, "--load-model=*"]).model_dirs()) == ["a", "b"]

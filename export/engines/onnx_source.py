@@ -108,6 +108,8 @@ def _from_json(path: Path, data: bytes) -> dict[str, Any]:
         manifest: dict[str, Any] = json.loads(path.read_text())
     except (OSError, ValueError):
         return {}
+    if not isinstance(manifest, dict):
+        raise SourceError(f"{path}: expected the manifest that to_onnx.py stores, found a {type(manifest).__name__}")
     found = hashlib.sha256(data).hexdigest()
     if (expected := manifest.get("sha256")) != found:
         raise SourceError(f"{path}: expected the manifest of the ONNX beside it ({found[:12]}…), found {expected}")

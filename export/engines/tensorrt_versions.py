@@ -27,19 +27,21 @@ def server_version(root: Path = Path("/")) -> str | None:
 
 
 def check_server(built_by: str, server: str, version_compatible: bool) -> None:
-    """Raises VersionMismatch unless TensorRT `server` loads a plan of TensorRT `built_by`.
+    """Raises VersionMismatch unless TensorRT `server` is a version that loads a plan of TensorRT `built_by`.
 
     Compares as many numbers as both have, at most three. A version-compatible plan also loads in later versions of its
     major version.
     """
     ours, theirs = numbers(built_by)[:3], numbers(server)[:3]
+    if not theirs:
+        raise VersionMismatch(f"TensorRT: expected the server's version such as 10.4.0, found {server!r}")
     known = min(len(ours), len(theirs))
     if known and ours[:known] == theirs[:known]:
         return
     if version_compatible and ours[:1] == theirs[:1] and ours < theirs:
         return
     wanted = ".".join(map(str, theirs))
-    later = f" or, to be version-compatible, an older {theirs[0]}" if version_compatible and theirs else ""
+    later = f" or, to be version-compatible, an older {theirs[0]}" if version_compatible else ""
     raise VersionMismatch(
         f"TensorRT: expected the server's {server}{later}, found {built_by} here; a plan loads only in the version "
         f"that built it (pip install 'tensorrt=={wanted}.*')"

@@ -50,10 +50,10 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
 
 def check_manifest(path: Path, manifest: dict[str, Any]) -> None:
-    """Raises PublishError for a missing or wrong field that config.pbtxt or `list` shows."""
+    """Raises PublishError for a missing or wrong field that config.pbtxt, `list` or `verify` reads."""
     try:
         ModelConfig.from_json(json.dumps(manifest["model_config"]))
-        if missing := sorted({"rewrites", "max_abs_error", "metrics"} - manifest.keys()):
+        if missing := sorted({"rewrites", "metrics", "checkpoint_sha256"} - manifest.keys()):
             raise KeyError(missing[0])
         _check_numbers(manifest)
     except (ValueError, KeyError, TypeError, AttributeError, ConfigError) as error:
@@ -68,8 +68,9 @@ def accuracy_of(manifest: dict[str, Any]) -> float | None:
 
 def _check_numbers(manifest: dict[str, Any]) -> None:
     accuracy, temperature = accuracy_of(manifest), manifest.get("temperature")
-    if not 0 <= manifest["max_abs_error"] < math.inf:  # NaN fails too
-        raise ValueError(f"max_abs_error {manifest['max_abs_error']}")
+    for name in ("max_abs_error", "tolerance"):
+        if not 0 <= manifest[name] < math.inf:  # NaN fails too
+            raise ValueError(f"{name} {manifest[name]}")
     if accuracy is not None and not 0 <= accuracy <= 1:
         raise ValueError(f"test_accuracy {accuracy}")
     if temperature is not None and not 0 < temperature < math.inf:

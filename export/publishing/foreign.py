@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     import onnxruntime as ort
     from tritonclient.grpc import model_config_pb2 as pb
 
-KIND, WARMUP = "foreign", "warmup"
+KIND, WARMUP, WARMUP_NAME = "foreign", "warmup", "sample"
 TOLERANCE = 1e-4  # relative to the outputs: processors and batch sizes round differently
 
 TYPES = {
@@ -61,91 +62,111 @@ def is_foreign(manifest_path: Path) -> bool:
 
 
 def publish_foreign(repository: Path, name: str, file: Path, serving: Serving) -> Path:
-    """Raises PublishError if the model has other tensors, ForeignError for a file that does not run."""
+    """As `publish`; raises PublishError if the model has other tensors, ForeignError for a file that does not run."""
     check_name(name)
     model, runner, sample = read_model(file), session(file), _sample(file)
     outputs, model_dir = answers(runner, sample), repository / name
 
-    def write(version: Path) -> None:
+    def write(version: Path, number: int) -> None:
         for path in weight_files(model):
             shutil.copyfile(path, version / path.name)
         shutil.copyfile(file, version / ONNX_FILE)
         write_sample(version / SAMPLE_FILE, sample, outputs)
         write_atomically(version / MANIFEST_FILE, json.dumps(_manifest(file, version), indent=2).encode())
 
-    def describe(folder: Path, number: int) -> None:
-        message = config_of(name, runner, sample, serving, number)
-        for key, array in sample.items():
-            row = array[:1] if message.max_batch_size else array
-            write_atomically(folder / WARMUP / _file_name(key, number), np.ascontiguousarray(row).tobytes())
+    def write_config(folder: Path, number: int) -> None:
+        _warm_up(message, folder, sample, number)
         serve_versions(message, [*default, number], versions(folder))
         write_atomically(folder / CONFIG_FILE, to_text(message).encode())
 
     with locked(repository):
         default: list[int] = []
+        message = config_of(name, runner)
         if model_dir.is_dir():
-            _same_contract(model_dir, config_of(name, runner, sample, serving))
-            default = served_versions(read_config(model_dir), versions(model_dir))[-1:]
-        return add_version(model_dir, write, describe)
+            held = read_config(model_dir)
+            _check_same_contract(model_dir, held, message)
+            message, default = held, served_versions(held, versions(model_dir))[-1:]
+        else:
+            serving = replace(serving, instances=serving.instances or 1, threads=serving.threads or 0)
+        _configure(message, serving)
+        set_tf32(message, "fp32" if dtype_of(model) == "float32" else "fp16")
+        return add_version(model_dir, write, write_config)
 
 
-def config_of(
-    name: str, runner: ort.InferenceSession, sample: Feeds, serving: Serving, number: int = 1
-) -> pb.ModelConfig:
-    """Triton joins requests only if all inputs and outputs share a free first axis."""
+def config_of(name: str, runner: ort.InferenceSession) -> pb.ModelConfig:
+    """Triton joins requests only if all inputs and outputs share a free first axis. Raises PublishError."""
     from tritonclient.grpc import model_config_pb2 as pb
 
     tensors = [*runner.get_inputs(), *runner.get_outputs()]
-    unknown = [tensor for tensor in tensors if tensor.type not in TYPES]
-    if unknown:
-        raise PublishError(f"{unknown[0].name}: expected numbers, found {unknown[0].type}")
-    first = {tensor.shape[0] if tensor.shape else None for tensor in tensors}
+    for tensor in tensors:
+        if tensor.type not in TYPES:
+            raise PublishError(f"{tensor.name}: expected numbers, found {tensor.type}")
+        if not tensor.shape:
+            raise PublishError(f"{tensor.name}: expected at least one axis, found none: Triton takes no scalars")
+    first = {tensor.shape[0] for tensor in tensors}
     batched = len(first) == 1 and isinstance(next(iter(first)), str)
-
-    def dims(shape: list[int | str | None]) -> list[int]:
-        return [size if isinstance(size, int) else -1 for size in shape[1 if batched else 0 :]]
-
     message = pb.ModelConfig(
         name=name,
         backend="onnxruntime",
         max_batch_size=MAX_BATCH_SIZE if batched else 0,
         instance_group=[pb.ModelInstanceGroup(kind=pb.ModelInstanceGroup.KIND_AUTO)],
     )
-    set_tf32(message, "fp32")
     if batched:
         message.dynamic_batching.SetInParent()
-    for tensor in runner.get_inputs():
-        message.input.add(name=tensor.name, data_type=pb.DataType.Value(TYPES[tensor.type]), dims=dims(tensor.shape))
-    for tensor in runner.get_outputs():
-        message.output.add(name=tensor.name, data_type=pb.DataType.Value(TYPES[tensor.type]), dims=dims(tensor.shape))
-    warmup = message.model_warmup.add(name="sample", batch_size=1)
-    for given in message.input:
-        shape = sample[given.name].shape[1 if batched else 0 :]
-        data = _file_name(given.name, number)
-        warmup.inputs[given.name].CopyFrom(
-            pb.ModelWarmup.Input(data_type=given.data_type, dims=shape, input_data_file=data)
-        )
-    asked = Serving(instances=serving.instances or 1, threads=serving.threads or 0)
-    if batched:
-        configure(message, asked)
-    else:
-        message.instance_group[0].count = asked.instances or 1
-        message.parameters["intra_op_thread_count"].string_value = str(asked.threads)
+    for added, given in ((message.input, runner.get_inputs()), (message.output, runner.get_outputs())):
+        for tensor in given:
+            dims = [size if isinstance(size, int) else -1 for size in tensor.shape[1 if batched else 0 :]]
+            entry = added.add(name=tensor.name, data_type=pb.DataType.Value(TYPES[tensor.type]), dims=dims or [1])
+            if not dims:  # a number for each row
+                entry.reshape.SetInParent()
+    message.model_warmup.add(name=WARMUP_NAME, batch_size=1)
     return message
 
 
-def _file_name(tensor: str, number: int) -> str:
-    """A warm-up input's file; versions may differ in its shape."""
-    return f"{number}_" + "".join(letter if letter.isalnum() else "_" for letter in tensor)
+def _configure(message: pb.ModelConfig, serving: Serving) -> None:
+    """As `configure`, but without batches Triton takes neither their size nor a queue."""
+    if serving.max_batch and not message.max_batch_size:
+        raise PublishError(f"{message.name}: expected a common free first axis for max_batch, found none")
+    message.max_batch_size = serving.max_batch or message.max_batch_size
+    instances = serving.instances if message.max_batch_size else None
+    configure(message, replace(serving, max_batch=None, instances=instances))
+    if serving.instances and not message.max_batch_size:
+        group = message.instance_group[0] if message.instance_group else message.instance_group.add()
+        group.count = serving.instances
 
 
-def _same_contract(model_dir: Path, message: pb.ModelConfig) -> None:
+def _warm_up(message: pb.ModelConfig, folder: Path, sample: Feeds, number: int) -> None:
+    """Writes the version's own sample: versions may differ in its shape."""
+    for warmup in message.model_warmup:
+        if warmup.name != WARMUP_NAME:
+            continue  # the operator's
+        for index, given in enumerate(message.input):
+            array = sample[given.name][:1] if message.max_batch_size else sample[given.name]
+            file = f"{number}_{index}_" + "".join(letter if letter.isalnum() else "_" for letter in given.name)
+            entry = warmup.inputs[given.name]
+            entry.data_type, entry.input_data_file = given.data_type, file
+            entry.dims[:] = (array.shape[1:] if message.max_batch_size else array.shape) or [1]
+            write_atomically(folder / WARMUP / file, np.ascontiguousarray(array).tobytes())
+
+
+def _check_same_contract(model_dir: Path, held: pb.ModelConfig, message: pb.ModelConfig) -> None:
     """Raises PublishError if older versions' clients could not call the new version."""
-    held = read_config(model_dir)
+    if "model_config" in held.parameters:
+        raise PublishError(f"{model_dir}: expected a foreign model, found exports; publish it under another --name")
     for kind in ("input", "output"):
-        old, new = ([(t.name, t.data_type, [*t.dims]) for t in getattr(each, kind)] for each in (held, message))
-        if (old, held.max_batch_size) != (new, message.max_batch_size):
+        old, new = ([(t.name, t.data_type, _shape(t)) for t in getattr(each, kind)] for each in (held, message))
+        if old != new:
             raise PublishError(f"{model_dir}: expected the {kind}s {old}, found {new}; publish it under another --name")
+    if bool(held.max_batch_size) != bool(message.max_batch_size):
+        raise PublishError(
+            f"{model_dir}: expected max_batch_size {held.max_batch_size}, found {message.max_batch_size}; "
+            "publish it under another --name"
+        )
+
+
+def _shape(tensor: pb.ModelInput | pb.ModelOutput) -> list[int]:
+    """In the file, which `reshape` tells apart from the clients'."""
+    return [*(tensor.reshape.shape if tensor.HasField("reshape") else tensor.dims)]
 
 
 def _sample(file: Path) -> Feeds:
@@ -179,6 +200,8 @@ def verify_foreign(folder: Path) -> str | None:
         given = {name[3:]: array for name, array in sample.items() if name.startswith("in:")}
         for name, array in answers(session(folder / ONNX_FILE), given).items():
             expected = sample[f"out:{name}"].astype(np.float64)
+            if array.shape != expected.shape:
+                return f"{folder}: {name}: expected the shape {expected.shape}, found {array.shape}"
             error = float(np.abs(expected - array).max()) / (float(np.abs(expected).max()) or 1.0)
             if not error <= manifest["tolerance"]:
                 return f"{folder}: {name}: expected an error of at most {manifest['tolerance']:.0e}, found {error:.1e}"

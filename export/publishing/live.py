@@ -11,6 +11,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from http.client import HTTPException
 from typing import Any
 
 from export.errors import ExportError
@@ -44,10 +45,15 @@ class LiveServer:
     def served(self) -> dict[str, list[int]]:
         """Model -> its ready versions, ascending."""
         models: dict[str, list[int]] = {}
-        for entry in self._post("v2/repository/index", {}):
-            versions = models.setdefault(entry["name"], [])
-            if entry.get("state") == "READY":
-                versions.append(int(entry["version"]))
+        index = self._post("v2/repository/index", {})
+        try:
+            for entry in index:
+                versions = models.setdefault(entry["name"], [])
+                if entry.get("state") == "READY":
+                    versions.append(int(entry["version"]))
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            found = " ".join(str(index).split())[:100]
+            raise ServerUnreachable(f"no Triton server at {self.address} (expected its index, found {found})") from error
         return {name: sorted(versions) for name, versions in models.items()}
 
     def load(self, model: str) -> None:
@@ -87,8 +93,8 @@ class LiveServer:
                 return json.loads(response.read() or b"null")
         except urllib.error.HTTPError as error:
             raise _refused(self.address, _reason(error)) from error
-        except (OSError, ValueError) as error:
-            raise ServerUnreachable(f"no Triton server at {self.address} ({error})") from error
+        except (OSError, ValueError, HTTPException) as error:
+            raise ServerUnreachable(f"no Triton server at {self.address} ({' '.join(str(error).split())})") from error
 
 
 def connect(address: str, headers: Mapping[str, str], grpc: str | None = None) -> LiveServer | None:
@@ -104,7 +110,7 @@ def connect(address: str, headers: Mapping[str, str], grpc: str | None = None) -
 def _reason(error: urllib.error.HTTPError) -> str:
     try:
         reason = " ".join(str(json.loads(error.read())["error"]).split())
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, HTTPException, KeyError, TypeError):
         reason = f"HTTP status {error.code}"
     if error.code == 403:
         reason += " (the key of --http-restricted-api goes into --header NAME:VALUE)"

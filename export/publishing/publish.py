@@ -84,33 +84,38 @@ def publish(repository: Path, name: str, artifact: Artifact, serving: Serving | 
 
 
 def _add(model_dir: Path, artifact: Artifact, message: pb.ModelConfig, default: Sequence[int]) -> Path:
-    def describe(folder: Path, number: int) -> None:
+    def write(folder: Path, number: int) -> None:
+        describe(message, artifact.manifest)
+        store_probe(message, _readable_manifests(model_dir, default) | {number: artifact.manifest})
+        _write_version(folder, artifact, message)
+
+    def write_config(folder: Path, number: int) -> None:
         if number == 1:
             labels = "".join(f"{label}\n" for label in artifact.config.labels)
             write_atomically(folder / LABELS_FILE, labels.encode())
         _write_config(folder, message, [*default, number])
 
-    return add_version(model_dir, lambda folder: _write_version(folder, artifact, message), describe)
+    return add_version(model_dir, write, write_config)
 
 
-def add_version(model_dir: Path, write: Callable[[Path], None], describe: Callable[[Path, int], None]) -> Path:
+def add_version(model_dir: Path, write: Callable[[Path, int], None], write_config: Callable[[Path, int], None]) -> Path:
     """Returns the next version's folder; the caller holds the lock.
 
-    `write` fills that folder, `describe` writes config.pbtxt into the model's folder.
+    `write` fills that folder, `write_config` writes config.pbtxt into the model's folder.
     """
     if not model_dir.is_dir():
         with _staging_beside(model_dir.parent) as staging:
             (staging / "1").mkdir()
-            write(staging / "1")
-            describe(staging, 1)
+            write(staging / "1", 1)
+            write_config(staging, 1)
             _rename(staging, model_dir)
         return model_dir / "1"
     number = 1 + max(versions(model_dir), default=0)
     # The version first: Triton refuses a config that names a missing version.
     with _staging(model_dir) as staging:
-        write(staging)
+        write(staging, number)
         _rename(staging, model_dir / str(number))
-    describe(model_dir, number)
+    write_config(model_dir, number)
     return model_dir / str(number)
 
 
@@ -186,8 +191,9 @@ def check_same_contract(model_dir: Path, message: pb.ModelConfig, artifact: Arti
     config, path = artifact.config, model_dir / LABELS_FILE
     try:
         labels = tuple(path.read_text().splitlines())
-    except OSError as error:
-        raise PublishError(f"{path}: expected the classes of a published model, found {error.strerror}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        found = error.strerror if isinstance(error, OSError) else error
+        raise PublishError(f"{path}: expected the classes of a published model, found {found}") from error
     shape = image_shape(message)
     if (shape, labels) != (config.input_shape, config.labels):
         raise PublishError(

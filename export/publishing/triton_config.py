@@ -44,14 +44,14 @@ class Serving:
     """None keeps the value in config.pbtxt or, for a new model, means the default.
 
     `instances`: per device (default 1). `threads`: of each on a CPU (default 0: one per core). `max_batch`: in images
-    (default 256; TensorRT: the engine's). `device`: default the server's GPUs, if any. `bfloat16`: new OpenVINO models
-    only.
+    (default 256; TensorRT: the engine's). `device`: default the server's GPUs, if any. `bfloat16`: with the engine
+    OpenVINO.
     """
 
     engine: Engine | None = None
     instances: int | None = None
     threads: int | None = None
-    bfloat16: bool = False
+    bfloat16: bool | None = None
     max_batch: int | None = None
     device: Literal["cpu", "cuda"] | None = None
 
@@ -94,8 +94,6 @@ def new_config(name: str, config: ModelConfig, serving: Serving) -> pb.ModelConf
         message.parameters["inner_batch"].string_value = str(INNER_BATCH)
     if engine == "openvino":
         message.default_model_filename = ONNX_FILE  # the backend's default name differs
-        if serving.bfloat16:
-            message.parameters["HINT_BF16"].string_value = "YES"
     defaults = Serving(instances=1, threads=0, max_batch=MAX_BATCH_SIZE)
     asked = {name: value for name, value in vars(serving).items() if value is not None}
     configure(message, replace(defaults, **asked))
@@ -136,6 +134,10 @@ def configure(message: pb.ModelConfig, serving: Serving) -> None:
         each.kind = pb.ModelInstanceGroup.KIND_GPU if serving.device == "cuda" else pb.ModelInstanceGroup.KIND_CPU
     if serving.threads is not None and (parameter := THREADS.get(engine_of(message))):
         message.parameters[parameter].string_value = str(serving.threads)
+    if engine_of(message) == serving.engine == "openvino" and serving.bfloat16 is not None:  # else nothing was measured
+        message.parameters.pop("HINT_BF16", None)
+        if serving.bfloat16:
+            message.parameters["HINT_BF16"].string_value = "YES"
     if serving.instances is None:
         return
     group = message.instance_group[0] if message.instance_group else pb.ModelInstanceGroup()

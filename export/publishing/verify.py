@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,7 +70,9 @@ def check_answer(path: Path, artifact: Artifact) -> None:
     if logits.shape != expected.shape:
         raise PublishError(f"{path}: expected logits {expected.shape} of the sample, found {logits.shape}")
     error, tolerance = float(np.abs(logits - expected).max()), manifest["tolerance"]
-    if manifest.get("precision", "fp32") == "fp32" and not error <= tolerance:  # NaN fails too
+    if not math.isfinite(error):  # argmax finds a class even in NaN
+        raise PublishError(f"{path}: expected finite logits of the sample, found an error of {error}")
+    if manifest.get("precision", "fp32") == "fp32" and not error <= tolerance:
         raise PublishError(f"{path}: expected the sample's logits to {tolerance:.2e}, found an error of {error:.2e}")
     if logits.argmax() != expected.argmax():
         raise PublishError(f"{path}: expected class {expected.argmax()} for the sample, found {logits.argmax()}")

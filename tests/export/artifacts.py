@@ -12,6 +12,7 @@ def artifact_of(config: ModelConfig = ModelConfig(), data: bytes = b"graph" * 10
         "model_config": json.loads(config.to_json()),
         "rewrites": ["fold_batchnorm"],
         "max_abs_error": 1e-6,
+        "tolerance": 1e-4,
         "checkpoint_sha256": "0",
         "metrics": {"test_accuracy": 0.98},
     }

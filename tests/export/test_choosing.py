@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from export.engines import choosing
-from export.engines.choosing import Candidate, choose
+from export.engines.choosing import Candidate, Row, choose
 from export.equivalence import Classifier
 from export.errors import Unavailable
 from export.precision import AccuracyError
@@ -91,6 +91,29 @@ def test_what_is_missing_is_left_out_with_its_reason(zeros: Dataset, monkeypatch
         "onnxruntime, fp32, instances: 1, threads of each: 1",
     ]
     assert [row.left_out for row in choice.rows[2:]] == ["int8: expected a drop", *["OpenVINO is not installed"] * 3]
+
+
+def test_every_instance_makes_as_many_calls(zeros: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[list[int]] = []  # the images of each call
+
+    def start(files: object, candidate: Candidate) -> Classifier:
+        made.append(calls := [])
+        return lambda images: calls.append(len(images))
+
+    monkeypatch.setattr(choosing, "_start", start)
+    clock = iter(range(100))
+    monkeypatch.setattr(choosing.time, "perf_counter", lambda: next(clock))  # a second later each time
+    (row,) = choosing._timed(FILES, [Row(Candidate("onnxruntime", "fp32", 3, 1))], zeros.test_images, "throughput")
+    assert made == [[8, 8]] * 3, "a call of each to warm up, another in the round"
+    assert (row.images_per_s, row.call_ms) == (24, 1000)
+
+
+def test_no_accuracy_is_measured_twice(zeros: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choosing, "_start", lambda files, candidate: len)
+    measured: list[object] = []
+    monkeypatch.setattr(choosing, "accuracy", lambda *arguments: measured.append(arguments) or 1.0)
+    choose(FILES, zeros, "latency", 0.1)
+    assert len(measured) == 5
 
 
 def run(*arguments: object) -> Result:

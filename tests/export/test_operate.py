@@ -1,4 +1,6 @@
 import json
+import socket
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +19,31 @@ def test_list_says_what_is_served(folder: Path) -> None:
     assert output.count(f"{accuracy:.2f}") == 3
     assert output.count("fold_batchnorm") == 3
     assert output.splitlines()[-1] == f"served: by config.pbtxt; no server answers at {NOWHERE}"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"SSH-2.0-OpenSSH_9.6\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n[]",
+        b'HTTP/1.1 200 OK\r\nContent-Length: 13\r\n\r\n{"hello": []}',
+    ],
+)
+def test_a_port_that_does_not_speak_http_or_triton_is_no_server(folder: Path, answer: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening, ThreadPoolExecutor(1) as pool:
+
+        def speak() -> None:
+            with listening.accept()[0] as client:
+                client.recv(1 << 16)
+                client.sendall(answer)
+
+        pool.submit(speak)
+        url = f"127.0.0.1:{listening.getsockname()[1]}"
+        assert ok(folder, "list", server=url).splitlines()[-1].endswith(f"no server answers at {url}")
+
+
+def test_a_port_by_its_name_is_no_server(folder: Path) -> None:
+    assert "no server answers at localhost:http" in ok(folder, "list", server="localhost:http")
 
 
 def test_list_shows_the_error_of_the_file_itself(folder: Path) -> None:

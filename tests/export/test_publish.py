@@ -61,12 +61,35 @@ def test_a_model_for_other_images_or_classes_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"temperature": 0}, {"temperature": float("nan")}, {"metrics": {"test_accuracy": "0.9"}}], ids=str
+    "wrong",
+    [
+        {"temperature": 0},
+        {"temperature": float("nan")},
+        {"metrics": {"test_accuracy": "0.9"}},
+        {"tolerance": float("nan")},
+    ],
+    ids=str,
 )
 def test_numbers_that_no_client_could_use_are_not_published(wrong: dict[str, Any], tmp_path: Path) -> None:
     publish(tmp_path, "vitbn", ARTIFACT)
     with pytest.raises(PublishError, match="expected the manifest of an export, found"):
         publish(tmp_path, "vitbn", replace(ARTIFACT, manifest=ARTIFACT.manifest | wrong))
+    assert versions(tmp_path / "vitbn") == [1]
+
+
+@pytest.mark.parametrize("field", ["checkpoint_sha256", "tolerance", "max_abs_error"])
+def test_a_manifest_without_what_is_read_later_is_not_published(field: str, tmp_path: Path) -> None:
+    manifest = {name: value for name, value in ARTIFACT.manifest.items() if name != field}
+    with pytest.raises(PublishError, match=rf"expected the manifest of an export, found KeyError\('{field}'\)"):
+        publish(tmp_path, "vitbn", replace(ARTIFACT, manifest=manifest))
+    assert not (tmp_path / "vitbn").exists()
+
+
+def test_labels_that_are_no_text_are_refused(tmp_path: Path) -> None:
+    publish(tmp_path, "vitbn", ARTIFACT)
+    (tmp_path / "vitbn/labels.txt").write_bytes(b"\xff")
+    with pytest.raises(PublishError, match=r"labels.txt: expected the classes of a published model, found 'utf-8'"):
+        publish(tmp_path, "vitbn", ARTIFACT)
     assert versions(tmp_path / "vitbn") == [1]
 
 

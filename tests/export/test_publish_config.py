@@ -60,6 +60,34 @@ def test_the_sample_and_the_logits_of_served_versions_are_in_the_config_for_the_
     assert sorted(stored()["answers"]) == ["1", "2"]
 
 
+def test_a_version_has_the_config_with_which_it_was_published(tmp_path: Path) -> None:
+    for number in ("1", "2"):
+        answer = {"sample_logits": [1.0] * 10, "checkpoint_sha256": number}
+        publish(tmp_path, "vitbn", replace(ARTIFACT, manifest=ARTIFACT.manifest | answer))
+        fallback, config = (read_config(folder) for folder in (tmp_path / "vitbn" / number, tmp_path / "vitbn"))
+        assert fallback.parameters["checkpoint_sha256"].string_value == number
+        assert number in json.loads(fallback.parameters["probe"].string_value)["answers"]
+        assert fallback.parameters == config.parameters
+
+
+def test_bfloat16_is_as_asked_for_or_else_stays(tmp_path: Path) -> None:
+    answer = replace(ARTIFACT, manifest=ARTIFACT.manifest | {"sample_logits": [1.0] * 10})
+    for asked, bfloat16, expected in (
+        ("openvino", False, False),
+        ("openvino", True, True),
+        ("openvino", None, True),
+        (None, False, True),  # nothing was measured in OpenVINO
+        ("openvino", False, False),
+    ):
+        publish(tmp_path, "openvino", answer, Serving(asked, bfloat16=bfloat16))
+        parameters = read_config(tmp_path / "openvino").parameters
+        answers = json.loads(parameters["probe"].string_value)["answers"].values()
+        assert ("HINT_BF16" in parameters) is expected
+        assert {each["tolerance"] for each in answers} == {None if expected else 0.01}
+    publish(tmp_path, "vitbn", ARTIFACT, Serving(bfloat16=True))
+    assert "HINT_BF16" not in read_config(tmp_path / "vitbn").parameters
+
+
 def test_several_instances_bound_the_queue(tmp_path: Path) -> None:
     publish(tmp_path, "vitbn", ARTIFACT, Serving(instances=2, threads=1))
     config = read_config(tmp_path / "vitbn")

@@ -222,6 +222,9 @@ def test_or_that_beside_it(tmp_path: Path) -> None:
     path.with_suffix(".json").write_text(json.dumps(MANIFEST | {"sha256": "of another file"}))
     with pytest.raises(SourceError, match=r"a.json: expected the manifest of the ONNX beside it .*found of another"):
         read_source(path)
+    path.with_suffix(".json").write_text("[]")
+    with pytest.raises(SourceError, match=r"a.json: expected the manifest that to_onnx.py stores, found a list"):
+        read_source(path)
 
 
 @pytest.mark.parametrize(

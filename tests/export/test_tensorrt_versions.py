@@ -54,6 +54,7 @@ def test_what_loads(here: str, server: str, version_compatible: bool) -> None:
             "expected the server's 10.4 or, to be version-compatible, an older 10, found",
         ),
         ("10.4.0", "11.4.0", True, "expected the server's 11.4.0"),
+        ("10.4.0", "abc", True, "expected the server's version such as 10.4.0, found 'abc'"),
     ],
 )
 def test_what_does_not(here: str, server: str, version_compatible: bool, message: str) -> None:

@@ -3,13 +3,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from operating import error, ok, operate
 
-from export.publishing.artifact import read_version
+from export import equivalence
+from export.publishing.artifact import PublishError, read_version
 from export.publishing.promote import served
 from export.publishing.publish import versions
-from export.publishing.verify import verify_version
+from export.publishing.verify import check_answer, verify_version
 
 
 def test_verify(folder: Path) -> None:
@@ -49,7 +51,12 @@ def _republish(data: bytes) -> Callable[[Path], None]:
         (_manifest(lambda manifest: manifest.update(metrics=[])), "expected the manifest of an export"),
         (_manifest(lambda manifest: manifest.update(test_accuracy="high")), "expected the manifest of an export"),
         (_manifest(lambda manifest: manifest.update(max_abs_error=float("nan"))), "ValueError('max_abs_error nan')"),
+        (_manifest(lambda manifest: manifest.pop("tolerance")), "found KeyError('tolerance')"),
         (_manifest(lambda manifest: manifest.update(sample_logits=[0.0] * 10)), "found an error of"),
+        (
+            _manifest(lambda manifest: manifest.update(precision="int8", sample_logits=[float("nan")] * 10)),
+            "expected finite logits of the sample",
+        ),
         (_manifest(lambda manifest: manifest.update(sample_logits=[0.0] * 9)), "expected logits (1, 9)"),
         (_manifest(lambda manifest: manifest["model_config"].update(channels=3)), "publish it under another --name"),
         (_republish(b"no graph"), "expected a valid ONNX graph that runs"),
@@ -83,6 +90,16 @@ def test_verify_finds_a_config_that_is_wrong(folder: Path, old: str, new: str, e
     result = operate(folder, "verify")
     assert result.exit_code == 1
     assert expected in result.output
+
+
+def test_nan_is_no_class(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    artifact = read_version(folder / "vitbn" / "1")
+    expected = [1.0] + [0.0] * 9  # the first NaN is argmax too
+    half = replace(artifact, manifest=artifact.manifest | {"precision": "fp16", "sample_logits": expected})
+    nan = lambda images: np.full((1, 10), np.nan, np.float32)  # noqa: E731
+    monkeypatch.setattr(equivalence, "onnx_classifier", lambda data: nan)
+    with pytest.raises(PublishError, match="expected finite logits of the sample, found an error of nan"):
+        check_answer(folder / "vitbn/1/model.onnx", half)
 
 
 def test_publish_of_a_file_that_is_damaged(folder: Path, exported: Path) -> None:

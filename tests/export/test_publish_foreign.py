@@ -1,0 +1,146 @@
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import tritonclient.http as http
+from artifacts import ARTIFACT
+from google.protobuf import text_format
+from onnx import TensorProto, helper, numpy_helper
+from tritonclient.grpc import model_config_pb2 as pb
+
+from export.publishing.artifact import PublishError
+from export.publishing.foreign import publish_foreign
+from export.publishing.publish import publish, read_config, versions
+from export.publishing.triton_config import Serving
+from export.publishing.verify import verify_version
+from serving.running import running_server
+
+FLOAT, HALF = TensorProto.FLOAT, TensorProto.FLOAT16
+
+
+def network(path: Path, first: int | str = "n", axes: tuple[int, ...] = (1,), kind: int = FLOAT) -> Path:
+    """`x:0` and `x_0` (first, 4) -> `sums`: of twice x:0 and x_0 along `axes`."""
+    given = [helper.make_tensor_value_info(name, kind, [first, 4]) for name in ("x:0", "x_0")]
+    sums = helper.make_tensor_value_info("sums", kind, [first][len(axes) - 1 :])
+    nodes = [
+        helper.make_node("Mul", ["x:0", "two"], ["twice"]),
+        helper.make_node("Add", ["twice", "x_0"], ["added"]),
+        helper.make_node("ReduceSum", ["added", "axes"], ["sums"], keepdims=0),
+    ]
+    two = np.array(2, helper.tensor_dtype_to_np_dtype(kind))
+    held = [numpy_helper.from_array(two, "two"), numpy_helper.from_array(np.array(axes), "axes")]
+    graph = helper.make_graph(nodes, "sums", given, [sums], held)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9), path)
+    return path
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return network(tmp_path / "sums.onnx")
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> Path:
+    return tmp_path / "models"
+
+
+def change(model_dir: Path, config: pb.ModelConfig) -> None:
+    (model_dir / "config.pbtxt").write_text(text_format.MessageToString(config))
+
+
+@pytest.mark.live
+def test_rows_of_numbers_and_names_that_differ_in_a_sign_are_served(file: Path, models: Path) -> None:
+    publish_foreign(models, "sums", file, Serving())
+    given = np.arange(8, dtype=np.float32).reshape(2, 4)
+    inputs = [http.InferInput(name, [2, 4], "FP32").set_data_from_numpy(given) for name in ("x:0", "x_0")]
+    with running_server(models, ["--disable-auto-complete-config"]) as server:
+        answer = http.InferenceServerClient(server.http_url).infer("sums", inputs).as_numpy("sums")
+    np.testing.assert_allclose(answer, 3 * given.sum(axis=1, keepdims=True))
+
+
+def test_each_input_has_its_own_warm_up_file(file: Path, models: Path) -> None:
+    publish_foreign(models, "sums", file, Serving())
+    (warmup,) = read_config(models / "sums").model_warmup
+    files = {given.input_data_file for given in warmup.inputs.values()}
+    assert files == {path.name for path in (models / "sums/warmup").iterdir()} == {"1_0_x_0", "1_1_x_0"}
+
+
+def test_a_scalar_is_refused(models: Path, tmp_path: Path) -> None:
+    scalar = network(tmp_path / "scalar.onnx", 3, axes=(0, 1))
+    with pytest.raises(PublishError, match="sums: expected at least one axis, found none: Triton takes no scalars"):
+        publish_foreign(models, "sums", scalar, Serving())
+    assert not (models / "sums").exists()
+
+
+@pytest.mark.parametrize(("kind", "use_tf32"), [(FLOAT, "0"), (HALF, "1")])
+def test_only_float32_forbids_tf32(kind: int, use_tf32: str, models: Path, tmp_path: Path) -> None:
+    publish_foreign(models, "sums", network(tmp_path / "sums.onnx", kind=kind), Serving())
+    (cuda,) = read_config(models / "sums").optimization.execution_accelerators.gpu_execution_accelerator
+    assert cuda.parameters["use_tf32"] == use_tf32
+
+
+def test_what_the_operator_set_stays(file: Path, models: Path) -> None:
+    publish_foreign(models, "sums", file, Serving(instances=3))
+    config = read_config(models / "sums")
+    config.max_batch_size = 16
+    config.dynamic_batching.preferred_batch_size.append(8)
+    config.model_warmup.add(name="mine", batch_size=1).CopyFrom(config.model_warmup[0])
+    config.model_warmup[1].name = "mine"
+    change(models / "sums", config)
+    publish_foreign(models, "sums", file, Serving())
+    found = read_config(models / "sums")
+    assert (found.max_batch_size, found.instance_group, found.dynamic_batching, found.model_warmup[1]) == (
+        16,
+        config.instance_group,
+        config.dynamic_batching,
+        config.model_warmup[1],
+    )
+    assert found.model_warmup[0].inputs["x:0"].input_data_file == "2_0_x_0"
+    assert verify_version(models / "sums", 2).problem is None
+
+
+@pytest.mark.parametrize("first", ["n", 3])
+def test_device_and_instances_are_served_as_asked_for(first: int | str, models: Path, tmp_path: Path) -> None:
+    file = network(tmp_path / "sums.onnx", first)
+    for serving in (Serving(device="cuda", instances=2, threads=1), Serving()):
+        publish_foreign(models, "sums", file, serving)
+        config = read_config(models / "sums")
+        (group,) = config.instance_group
+        threads = config.parameters["intra_op_thread_count"].string_value
+        assert (group.kind, group.count, threads) == (pb.ModelInstanceGroup.KIND_GPU, 2, "1")
+
+
+def test_the_largest_request_is_as_asked_for(file: Path, models: Path, tmp_path: Path) -> None:
+    publish_foreign(models, "sums", file, Serving(max_batch=8))
+    assert read_config(models / "sums").max_batch_size == 8
+    with pytest.raises(PublishError, match="fixed: expected a common free first axis for max_batch, found none"):
+        publish_foreign(models, "fixed", network(tmp_path / "fixed.onnx", 3), Serving(max_batch=8))
+    assert not (models / "fixed").exists()
+
+
+def test_what_clients_could_not_call_is_refused_by_its_field(file: Path, models: Path, tmp_path: Path) -> None:
+    publish_foreign(models, "sums", file, Serving())
+    config = read_config(models / "sums")
+    for other, message in (
+        (network(tmp_path / "half.onnx", kind=HALF), r"expected the inputs .*11.*, found .*10"),
+        (network(tmp_path / "fixed.onnx", 3), r"expected the inputs .*\[4\].*, found .*\[3, 4\]"),
+    ):
+        with pytest.raises(PublishError, match=message):
+            publish_foreign(models, "sums", other, Serving())
+    config.output[0].ClearField("reshape")
+    change(models / "sums", config)
+    with pytest.raises(PublishError, match=r"expected the outputs .*\[1\].*, found .*\[\]"):
+        publish_foreign(models, "sums", file, Serving())
+    config.output[0].reshape.SetInParent()
+    config.max_batch_size = 0
+    change(models / "sums", config)
+    with pytest.raises(PublishError, match="expected max_batch_size 0, found 256; publish it under another --name"):
+        publish_foreign(models, "sums", file, Serving())
+    assert versions(models / "sums") == [1]
+
+
+def test_exports_keep_their_model_to_themselves(file: Path, models: Path) -> None:
+    publish(models, "sums", ARTIFACT)
+    with pytest.raises(PublishError, match="expected a foreign model, found exports; publish it under another --name"):
+        publish_foreign(models, "sums", file, Serving())

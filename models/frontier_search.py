@@ -64,7 +64,9 @@ class FrontierTrial:
 
 
 def propose(search: FrontierSearch, trials: Sequence[FrontierTrial]) -> Geometry:
-    """First spread points, then where the frontier may grow most."""
+    """First spread points, then where the frontier may grow most. A failed trial counts as the worst others."""
+    worst = min((trial.accuracy for trial in trials if trial.accuracy is not None), default=0.0)
+    slowest = min((trial.images_per_s for trial in trials if trial.images_per_s is not None), default=1.0)
     with quiet():
         from botorch.acquisition.multi_objective import logei
 
@@ -73,11 +75,9 @@ def propose(search: FrontierSearch, trials: Sequence[FrontierTrial]) -> Geometry
         client = ax_client(search.seed, _space(), "accuracy, log_speed", len(trials))
         for trial in trials:
             index = client.attach_trial(parameters=asdict(trial.geometry))
-            if trial.accuracy is None or trial.images_per_s is None:
-                client.mark_trial_failed(index)
-                continue
-            figures = {"accuracy": trial.accuracy, "log_speed": math.log10(trial.images_per_s)}
-            client.complete_trial(index, raw_data=figures)
+            accuracy = worst if trial.accuracy is None else trial.accuracy
+            speed = slowest if trial.images_per_s is None else trial.images_per_s
+            client.complete_trial(index, raw_data={"accuracy": accuracy, "log_speed": math.log10(speed)})
         (proposed,) = client.get_next_trials(max_trials=1).values()
     return Geometry(**{name: int(value) for name, value in proposed.items()})
 

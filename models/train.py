@@ -198,10 +198,11 @@ def _run(
     from models import distributed, training
 
     images, first = len(data.train_labels) - options.hold_out, distributed.rank() == 0
-    with _progress(options.epochs * images, first) as on_batch:
+    finished = _finished_epochs(output) if resume else 0
+    with _progress(options.epochs * images, finished * images, first) as on_batch:
         epochs = training.train(config, data, options, output, resume, on_batch)
         if not first:
-            return deque(epochs, maxlen=1).pop()
+            return next(iter(deque(epochs, maxlen=1)), None)
         if track:
             from models import tracking
 
@@ -215,11 +216,21 @@ def _run(
     return last
 
 
+def _finished_epochs(output: Path) -> int:
+    """For the progress bar alone: `training.train` reads them exactly."""
+    try:
+        return int(json.loads(output.with_suffix(".json").read_bytes())["epochs"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0
+
+
 @contextmanager
-def _progress(images: int, shown: bool) -> Iterator[Callable[[int, float], None]]:
+def _progress(images: int, finished: int, shown: bool) -> Iterator[Callable[[int, float], None]]:
     from tqdm import tqdm
 
-    with tqdm(total=images, unit=" images", unit_scale=True, leave=False, disable=None if shown else True) as bar:
+    with tqdm(
+        total=images, initial=finished, unit=" images", unit_scale=True, leave=False, disable=None if shown else True
+    ) as bar:
 
         def on_batch(count: int, loss: float) -> None:
             bar.set_postfix(loss=f"{loss:.3f}", refresh=False)

@@ -180,7 +180,7 @@ def _step(state: State, pixels: Tensor, labels: Tensor, options: TrainingOptions
             raise
         raise TrainingError(
             f"{options.device}: out of memory with batches of {options.batch_size} in {parts} parts; "
-            f"raise --accumulate, which trains the same, or lower --batch-size"
+            f"raise --accumulate or lower --batch-size"
         ) from error
     distributed.average_gradients(state.model)
     if options.clip is not None:

@@ -17,7 +17,7 @@ from models.evaluation import measure_accuracy, measure_calibration, on_device
 from models.files import write_atomically
 from models.metrics import Metrics
 from models.state_dict_file import unpickling_reason
-from models.training_options import Epoch, TrainingError, TrainingOptions, command_line
+from models.training_options import Epoch, TrainingError, TrainingOptions, command_line, depends_on_epochs
 
 
 @dataclass
@@ -88,10 +88,11 @@ def restore(state: State, path: Path, config: ModelConfig, dataset: Dataset, opt
         raise TrainingError(f"{path}: expected the state of an earlier run to resume, found no such file")
     try:
         saved = torch.load(path, map_location=options.device, weights_only=True)
-    except Exception as error:  # damaged bytes raise any exception
+        found = saved["run"]
+    except Exception as error:  # damaged bytes, and other objects, raise any exception
         reason = unpickling_reason(error)
         raise TrainingError(f"{path}: expected the state of an earlier run, found {reason}") from error
-    if (found := saved["run"]) != (expected := _run_key(config, dataset, options)):
+    if found != (expected := _run_key(config, dataset, options)):
         raise TrainingError(f"{path}: expected a run of {expected}, found {found}")
     state.model.load_state_dict(saved["model"])
     if state.average is not None:
@@ -104,10 +105,10 @@ def restore(state: State, path: Path, config: ModelConfig, dataset: Dataset, opt
 
 
 def _run_key(config: ModelConfig, dataset: Dataset, options: TrainingOptions) -> str:
-    """What must agree to resume; rate or norms may depend on the epochs."""
+    """What must agree to resume."""
     same = asdict(options) | {"processes": distributed.processes()}
     del same["device"]
-    if options.schedule == "constant" and config.model != "vit-prepbn":
+    if not depends_on_epochs(config, options):
         del same["epochs"]
     read = f"{dataset.name} {dataset.reading}".rstrip()
     return f"{config.to_json()} on {read}, {json.dumps(same)}"

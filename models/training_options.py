@@ -68,6 +68,11 @@ class Epoch:
     class_accuracy: Sequence[float | None] = ()
 
 
+def depends_on_epochs(config: ModelConfig, options: TrainingOptions) -> bool:
+    """Whether rate or norms depend on the number of epochs: then a run cannot go on to a larger number."""
+    return options.schedule != "constant" or config.model == "vit-prepbn"
+
+
 def choose_device(name: str) -> str:
     """`auto`: the first of cuda, mps, cpu. Raises TrainingError for `cuda` without a device."""
     import torch

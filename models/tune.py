@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 import vitbn  # noqa: F401  # reports another `models` that hides ours
 from models.config import AUGMENTATIONS, Augmentation, ConfigError, ModelName
@@ -84,7 +85,8 @@ def tune(
         check_installed()
         data = part_of(load_dataset(dataset, data_dir), train_images)
         if objective == "frontier":
-            if model != "vitbn" or search_depth or search_schedule or augment != "none" or track:
+            given = click.get_current_context().get_parameter_source("depth") is not ParameterSource.DEFAULT
+            if model != "vitbn" or given or search_depth or search_schedule or augment != "none" or track:
                 raise click.UsageError("expected --objective frontier with only --model vitbn, its sizes and seed")
             _run_frontier(data, epochs, seed, training.choose_device(device), count, output)
             return

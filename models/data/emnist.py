@@ -28,7 +28,7 @@ def load_emnist(folder: Path) -> Dataset:
 
 def load_emnist_part(folder: Path, part: Literal["train", "test"]) -> Part:
     """The files hold each image transposed."""
-    images, labels = read_part(folder, EMNIST_PARTS, part)
+    images, labels = read_part(folder, EMNIST_PARTS, part, len(DIGITS))
     return np.ascontiguousarray(images.swapaxes(2, 3)), labels
 
 

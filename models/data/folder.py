@@ -30,6 +30,8 @@ def load_folder(folder: Path, size: tuple[int, int] = (SIDE, SIDE), held_out: in
 
     Grey if all pictures are, else RGB. Raises DataError also for fewer than two classes or an empty class.
     """
+    if not str(folder).isprintable():  # it names the dataset in checkpoints
+        raise DataError(f"{folder}: expected a path of printable characters, found {str(folder)!r}")
     classes = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
     if len(classes) < 2:
         raise DataError(

@@ -20,13 +20,16 @@ from models.data.dataset import DataError, Part
 MAX_IDX_BYTES = 1 << 30  # a gzip file may claim any size; MNIST's largest part is 47 MB
 
 
-def read_part(folder: Path, names: Mapping[str, str], part: str) -> Part:
-    images, labels = (read_idx(_find(folder, names[f"{part} {kind}"])) for kind in ("images", "labels"))
+def read_part(folder: Path, names: Mapping[str, str], part: str, classes: int) -> Part:
+    paths = [_find(folder, names[f"{part} {kind}"]) for kind in ("images", "labels")]
+    images, labels = map(read_idx, paths)
     if images.ndim != 3 or labels.ndim != 1 or len(images) != len(labels) or len(images) == 0:
         raise DataError(
             f"{folder}: expected {part} images (n, height, width) and as many labels, "
             f"found {images.shape} and {labels.shape}"
         )
+    if labels.max() >= classes:
+        raise DataError(f"{paths[1]}: expected labels from 0 to {classes - 1}, found {labels.max()}")
     return images[:, None], labels.astype(np.int64)
 
 

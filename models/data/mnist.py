@@ -52,12 +52,12 @@ FASHION_MNIST_LABELS = (
 
 
 def load_mnist(folder: Path) -> Dataset:
-    train, test = (read_part(folder, MNIST_PARTS, part) for part in ("train", "test"))
+    train, test = (read_part(folder, MNIST_PARTS, part, len(DIGITS)) for part in ("train", "test"))
     return Dataset("mnist", *train, *test, DIGITS)
 
 
 def load_fashion_mnist(folder: Path) -> Dataset:
-    train, test = (read_part(folder, MNIST_PARTS, part) for part in ("train", "test"))
+    train, test = (read_part(folder, MNIST_PARTS, part, len(FASHION_MNIST_LABELS)) for part in ("train", "test"))
     return Dataset("fashion-mnist", *train, *test, FASHION_MNIST_LABELS, "photo")
 
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 
 TIMING = "Times exclude data loading: the images are on the device beforehand."
+REINFORCED = "Test times exclude data loading; training times include reading, and once making, the teacher's epochs."
 
 Result = dict[str, Any]
 """The content of the JSON file."""
@@ -36,6 +37,10 @@ class Column:
 def table(title: str, columns: Sequence[Column], rows: Sequence[Sequence[object]]) -> dict[str, Any]:
     """Unrounded numbers, None for an empty cell."""
     return {"title": title, "columns": [asdict(column) for column in columns], "rows": [list(row) for row in rows]}
+
+
+def percent(share: float | None) -> float | None:
+    return None if share is None else 100 * share
 
 
 def markdown(result: Result, plots: Sequence[str]) -> str:

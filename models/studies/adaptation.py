@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from models.plots.figures import accuracy_axis, row_of_panels
-from models.plots.results import Column, Result, footnote, table
+from models.plots.results import Column, Result, footnote, percent, table
 
 if TYPE_CHECKING:
     import numpy as np
@@ -56,7 +56,7 @@ def measure(
         row |= {
             "name": network.path.stem,
             "model": network.config.model,
-            "teacher": network.metrics["options"].get("teacher"),
+            "teacher": network.metrics.get("options", {}).get("teacher"),
         }
         sets = {"mnist": (plain, labels), "coarse": (coarse, labels), "digits": (x, y)}
         row |= {name: measure_accuracy(network.model, a[UNLABELLED:], b[UNLABELLED:]) for name, (a, b) in sets.items()}
@@ -84,7 +84,7 @@ def result(rows: list[dict[str, Any]], command: str) -> Result:
         *(Column(name, 2) for name in COLUMNS.values()),
     ]
     cells = [
-        [row["name"], row["model"], "yes" if row["teacher"] else "no", *(_percent(row[key]) for key in COLUMNS)]
+        [row["name"], row["model"], "yes" if row["teacher"] else "no", *(percent(row[key]) for key in COLUMNS)]
         for row in rows
     ]
     title = (
@@ -107,10 +107,6 @@ def result(rows: list[dict[str, Any]], command: str) -> Result:
     }
 
 
-def _percent(share: float | None) -> float | None:
-    return None if share is None else 100 * share
-
-
 def plots(result: Result) -> dict[str, Figure]:
     rows = result["derived"]
     title = f"Coarse digits, before and after {UNLABELLED} unlabelled images"
@@ -118,6 +114,8 @@ def plots(result: Result) -> dict[str, Figure]:
     figure, (axes,) = row_of_panels(title, footnote(result), [""], "scikit-learn digits right (%)", "", size)
     for key, face, label in (("digits", "#ffffff", "as trained"), ("digits_adapted", "#000000", "adapted")):
         shown = [(100 * row[key], place) for place, row in enumerate(rows) if row[key] is not None]
+        if not shown:  # no network has BatchNorm
+            continue
         xs, ys = zip(*shown, strict=True)
         axes.plot(xs, ys, "o", color="#000000", mfc=face, ms=8, ls="none", label=label)
     axes.set_yticks(range(len(rows)), [row["name"] for row in rows])

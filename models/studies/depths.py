@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from models.config import ModelConfig, ModelName
 from models.plots.figures import NAMES, legend, row_of_panels, style, whole_numbers
-from models.plots.results import Column, Result, footnote, table
+from models.plots.results import Column, Result, footnote, percent, table
 from models.studies.protocol import Extent, Scope, Study, name_of_part
 from models.studies.ratios import compare
 from models.studies.running import Run, Trained, seeded
@@ -59,8 +59,8 @@ def findings(trained: list[Trained], scope: Scope) -> dict[str, Any]:
         [
             row["depth"],
             row["lr"],
-            *(100 * row[model][kind] for model in MODELS for kind in ("distorted_test_accuracy", "test_accuracy")),
-            *(row["r_t"], 100 * row["g_t"], row["r_v"], 100 * row["g_v"]),
+            *(percent(row[model][kind]) for model in MODELS for kind in ("distorted_test_accuracy", "test_accuracy")),
+            *(row["r_t"], percent(row["g_t"]), row["r_v"], percent(row["g_v"])),
         ]
         for row in derived
     ]
@@ -71,13 +71,20 @@ def findings(trained: list[Trained], scope: Scope) -> dict[str, Any]:
 def _pair(vits: Sequence[Trained], others: Sequence[Trained], scope: Scope) -> dict[str, Any]:
     row: dict[str, Any] = {"depth": vits[0].run.config.depth, "lr": vits[0].run.options.lr}
     for trained in (vits, others):
-        row[trained[0].run.config.model] = {
-            "test_accuracy": mean(_plain_accuracy(training, scope) for training in trained),
-            "distorted_test_accuracy": mean(training.series[-1].test_accuracy for training in trained),
-            "training_time_s": median(training.training_time_s for training in trained),
-            "test_time_s": median(training.test_time_s for training in trained),
-        }
+        row[trained[0].run.config.model] = _over_seeds(trained, scope)
     return row | compare(vits, others)
+
+
+def _over_seeds(trained: Sequence[Trained], scope: Scope) -> dict[str, float | None]:
+    """None if a run diverged in its first epoch."""
+    if not all(training.series for training in trained):
+        return dict.fromkeys(("test_accuracy", "distorted_test_accuracy", "training_time_s", "test_time_s"))
+    return {
+        "test_accuracy": mean(_plain_accuracy(training, scope) for training in trained),
+        "distorted_test_accuracy": mean(training.series[-1].test_accuracy for training in trained),
+        "training_time_s": median(training.training_time_s for training in trained),
+        "test_time_s": median(training.test_time_s for training in trained),
+    }
 
 
 def _plain_accuracy(training: Trained, scope: Scope) -> float:
@@ -100,14 +107,17 @@ def plots(result: Result) -> dict[str, Figure]:
 
 
 def _over_depth(result: Result, quantity: Quantity, title: str) -> Figure:
+    import numpy as np
+
     rates = list(dict.fromkeys(derived["lr"] for derived in result["derived"]))
     titles = [f"learning rate {lr}" for lr in rates]
     figure, row = row_of_panels(title, footnote(result), titles, "depth (blocks)", quantity.label)
     for axes, lr in zip(row, rates, strict=True):
         shown = [derived for derived in result["derived"] if derived["lr"] == lr]
+        depths = [derived["depth"] for derived in shown]
         for model in MODELS:
-            values = [quantity.factor * derived[model][quantity.key] for derived in shown]
-            axes.plot([derived["depth"] for derived in shown], values, **style(model), label=NAMES[model])
+            ends = np.array([derived[model][quantity.key] for derived in shown], float)  # None becomes a gap
+            axes.plot(depths, quantity.factor * ends, **style(model), label=NAMES[model])
         whole_numbers(axes)
     quantity.scale(row[0])
     legend(figure, row[0])

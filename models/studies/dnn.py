@@ -39,9 +39,9 @@ def findings(trained: list[Trained], scope: Scope) -> dict[str, Any]:
         return [training for training in trained if (training.run.config.model, training.run.options.lr) == (model, lr)]
 
     derived = [{"lr": lr, **compare(of("dnn", lr), of("dnnbn", lr))} for lr in RATES]
-    said = (f"{row['r_t']:.2f} at a learning rate of {row['lr']}" for row in derived)
-    note = f"DNN's time for an epoch over DNNBN's: {', '.join(said)}."
-    return {"derived": derived, "tables": [runs_table(trained)], "notes": [note]}
+    said = ", ".join(f"{row['r_t']:.2f} at a learning rate of {row['lr']}" for row in derived if row["r_t"])
+    notes = [f"DNN's time for an epoch over DNNBN's: {said}."] if said else []
+    return {"derived": derived, "tables": [runs_table(trained)], "notes": notes}
 
 
 def plots(result: Result) -> dict[str, Figure]:

@@ -55,11 +55,11 @@ def recipe(path: Path, scope: Scope) -> TrainingOptions:
     from models.training import TrainingOptions
 
     try:
-        values = json.loads(path.read_bytes())
+        values: dict[str, Any] = {"form": scope.form, **json.loads(path.read_bytes())}
         if (dataset := values.pop("dataset")) != scope.dataset.name:
             raise StudyError(f"{path}: expected a recipe for {scope.dataset.name}, found a recipe for {dataset}")
         options = TrainingOptions(epochs=scope.epochs, seed=0, device=scope.device, **values)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise StudyError(f"{path}: expected a JSON object of training options, found {error!r}") from error
     return replace(options, hold_out=min(options.hold_out, len(scope.dataset.train_labels) // 12))
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from models.config import ModelConfig, ModelName
 from models.plots.figures import NAMES, legend, row_of_panels
-from models.plots.results import Column, Result, footnote, table
+from models.plots.results import Column, Result, footnote, percent, table
 from models.studies.protocol import Extent, Scope, Study, name_of_part
 from models.studies.ratios import compare, gain
 from models.studies.running import Run, Trained, seeded
@@ -75,7 +75,7 @@ def _gains_table(derived: Sequence[dict[str, Any]]) -> dict[str, Any]:
             row["configuration"],
             row["model"],
             *(value for s in "tv" for value in (row[f"r_{s}"], *row[f"r_{s}_range"])),
-            *(100 * row[f"g_{s}"] for s in "tv"),
+            *(percent(row[f"g_{s}"]) for s in "tv"),
         ]
         for row in derived
     ]
@@ -94,10 +94,11 @@ def plots(result: Result) -> dict[str, Figure]:
         name: by_epoch(result, quantity, f"{quantity.title} at equal depth {DEPTH}", by_rate)
         for name, quantity in BY_EPOCH.items()
     }
-    return figures | {"gains": _gains(result)}
+    timed = [row for row in result["derived"] if row["r_t"] is not None]
+    return figures | ({"gains": _gains(result, timed)} if timed else {})
 
 
-def _gains(result: Result) -> Figure:
+def _gains(result: Result, rows: Sequence[dict[str, Any]]) -> Figure:
     figure, (axes,) = row_of_panels(
         "Time saved against ViT, at equal depth and as published",
         footnote(result) + "\nRanges: the learning rates.",
@@ -108,7 +109,7 @@ def _gains(result: Result) -> Figure:
     )
     blank = {"facecolor": "#ffffff", "edgecolor": "none", "pad": 0.8}  # no line runs through a number
     names = []
-    for place, row in enumerate(result["derived"]):
+    for place, row in enumerate(rows):
         names.append(f"{NAMES[row['model']]}\n{row['configuration']}")
         for s, shift, marker, face, what in (
             ("t", -0.12, "o", "#000000", "training"),
@@ -124,7 +125,7 @@ def _gains(result: Result) -> Figure:
             )
     axes.axvline(0, color="#000000", linewidth=0.8)
     axes.axhline(
-        sum(row["configuration"] == EQUAL for row in result["derived"]) - 0.5,
+        sum(row["configuration"] == EQUAL for row in rows) - 0.5,
         color="#888888",
         linewidth=0.8,
         linestyle=":",

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from models.config import ModelName
 from models.plots.figures import NAMES, legend, row_of_panels, style
-from models.plots.results import Column, Result, footnote, table
+from models.plots.results import Column, Result, footnote, percent, table
 from models.studies.protocol import Extent, Scope, Study
 from models.studies.running import Run, Trained, seeded
 from models.studies.series import ACCURACY, by_epoch
@@ -82,8 +82,8 @@ def _table(derived: Sequence[dict[str, Any]], ways: Sequence[str], seeds: int) -
         [
             row["model"],
             "yes" if row["folds"] else "no",
-            *(_with_range(row[way]) if several else _percent(row[way]["test_accuracy"]) for way in ways),
-            *(_percent(row[way]["largest_fall"]) for way in ways),
+            *(_with_range(row[way]) if several else percent(row[way]["test_accuracy"]) for way in ways),
+            *(percent(row[way]["largest_fall"]) for way in ways),
             row["training_time_s"],
             row["of_layer_norm"],
         ]
@@ -128,10 +128,6 @@ def _fall(training: Trained) -> float:
     for epoch in training.series:
         fall, best = max(fall, best - epoch.test_accuracy), max(best, epoch.test_accuracy)
     return fall
-
-
-def _percent(share: float | None) -> float | None:
-    return None if share is None else 100 * share
 
 
 def _with_range(row: dict[str, Any]) -> str | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from models.config import ConfigError, ModelConfig
-from models.plots.results import Column, Result, table
+from models.plots.results import Column, Result, percent, table
 from models.studies.protocol import Extent, Scope, Study
 from models.studies.ratios import compare
 from models.studies.running import Run, StudyError, Trained
@@ -51,7 +51,7 @@ def read(path: Path, scope: Scope) -> Run:
     from models.training import TrainingOptions
 
     try:
-        values = dict(json.loads(path.read_bytes()))
+        values: dict[str, Any] = {"form": scope.form, **json.loads(path.read_bytes())}
         if (dataset := values.pop("dataset", scope.dataset.name)) != scope.dataset.name:
             raise StudyError(f"{path}: expected parameters for {scope.dataset.name}, found parameters for {dataset}")
         config = ModelConfig(**{name: values.pop(name) for name in ("model", "depth") if name in values})
@@ -71,7 +71,7 @@ def findings(trained: list[Trained], scope: Scope) -> dict[str, Any]:
 
 def _gains_table(derived: Sequence[dict[str, Any]]) -> dict[str, Any]:
     columns = [Column("model"), *(Column(name, 2) for name in ("r_t", "r_v")), *(Column(f"g_{s} %", 1) for s in "tv")]
-    rows = [[row["model"], row["r_t"], row["r_v"], 100 * row["g_t"], 100 * row["g_v"]] for row in derived]
+    rows = [[row["model"], row["r_t"], row["r_v"], percent(row["g_t"]), percent(row["g_v"])] for row in derived]
     title = "Time of ViT over time of the model, each at its own batch size: r_t training, r_v test, g = 1 - 1/r"
     return table(title, columns, rows)
 

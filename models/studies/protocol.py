@@ -156,13 +156,15 @@ def assemble(
 
     from models.environment import describe
 
+    reinforced = any(training.run.options.reinforced for training in trained)
+    clock = results.REINFORCED if reinforced else results.TIMING
     return {
         "study": name,
         "question": question,
         "command": command,
         "quick": scope.quick,
         "scope": scope.as_json(),
-        "timing": f"{results.TIMING} Test images are classified {scope.test_batch:,} at a time. "
+        "timing": f"{clock} Test images are classified {scope.test_batch:,} at a time. "
         "Denormal numbers are flushed to zero.",
         "environment": describe(torch.get_num_threads(), scope.device),
         "runs": describe_runs(trained),

@@ -107,6 +107,8 @@ def advance(
 
 def _plan(study: str, runs: Sequence[Run], dataset: Dataset, test_batch: int) -> dict[str, Any]:
     """What must agree to continue."""
+    from models.training_options import depends_on_epochs
+
     plan: dict[str, Any] = {
         "study": study,
         "dataset": dataset.name,
@@ -117,7 +119,7 @@ def _plan(study: str, runs: Sequence[Run], dataset: Dataset, test_batch: int) ->
     for run in runs:
         options = asdict(run.options)
         del options["device"]
-        if run.options.schedule == "constant":
+        if not depends_on_epochs(run.config, run.options):
             del options["epochs"]
         plan[run.label] = {"config": asdict(run.config), "options": options}
     converted: dict[str, Any] = json.loads(json.dumps(plan))  # tuples become lists

@@ -90,14 +90,19 @@ def runs_table(trained: Sequence[Trained]) -> dict[str, Any]:
             training.run.options.lr,
             training.run.options.batch_size,
             training.run.options.seed,
-            training.series[-1].training_loss,
-            100 * training.series[-1].test_accuracy,
-            training.training_time_s,
-            training.test_time_s,
+            *_last(training),
         ]
         for training in trained
     ]
     return table("Each run: loss and accuracy of the last epoch, medians of the times", columns, rows)
+
+
+def _last(training: Trained) -> list[float | None]:
+    """Empty cells for a run that diverged in its first epoch."""
+    if not training.series:
+        return [None] * 4
+    end = training.series[-1]
+    return [end.training_loss, 100 * end.test_accuracy, training.training_time_s, training.test_time_s]
 
 
 def spread_tables(trained: Sequence[Trained]) -> list[dict[str, Any]]:

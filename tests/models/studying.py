@@ -3,6 +3,7 @@ import json
 from click.testing import CliRunner
 
 from models.checkpoint import save
+from models.plots.results import REINFORCED, TIMING
 from models.registry import build, randomise_norms
 from models.studies import frontier
 from models.study import study
@@ -22,7 +23,7 @@ def carried_out(command, mnist, output, *arguments, name=None):
     written = json.loads((output / f"{name}.json").read_text())
     assert written["study"] == name
     assert written["question"]
-    assert written["timing"].startswith("Times exclude data loading: the images are on the device beforehand.")
+    assert written["timing"].startswith(REINFORCED if "--reinforced" in arguments else TIMING)
     assert written["environment"]["packages"]["torch"]
     assert str(output) not in json.dumps(written)
     assert str(mnist) not in json.dumps(written)

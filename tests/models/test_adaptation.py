@@ -14,6 +14,7 @@ from models.data import load_digits
 from models.data.digits import as_coarse
 from models.evaluation import measure_accuracy
 from models.registry import build, randomise_norms
+from models.studies import adaptation as coarse_digits
 from models.train import train as command
 from models.training import TrainingOptions, train
 
@@ -187,6 +188,17 @@ def test_refusals_are_a_line_and_write_nothing(saved, tmp_path):
     assert refusal().startswith(f"Error: {folder / '007.png'}: expected a picture, found ")
     assert refusal(output=saved).startswith(f"Error: {saved}: expected another file than the checkpoint")
     assert "No such file" in refusal(pictures=tmp_path / "none")
+
+
+def test_networks_without_batch_norm_and_without_options(tmp_path):
+    """As `train.py --adapt-to` writes them, without options."""
+    config, digits = replace(TINY, model="vit"), load_digits()
+    save(tmp_path / "vit.safetensors", build(config), config, {"dataset": "mnist"})
+    mnist = (digits.train_images[:250], digits.train_labels[:250])
+    rows = list(coarse_digits.measure([load(tmp_path / "vit.safetensors")], mnist))
+    assert (rows[0]["teacher"], rows[0]["digits_adapted"], 0 <= rows[0]["digits"] <= 1) == (None, None, True)
+    (axes,) = coarse_digits.plots(coarse_digits.result(rows, "command"))["accuracy"].axes
+    assert [line.get_label() for line in axes.lines] == ["as trained"]
 
 
 @pytest.mark.parametrize("given", [["--checkpoint", "x"], ["--adapt-to", "x"], ["--checkpoint", "x", "--epochs", "3"]])

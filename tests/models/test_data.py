@@ -175,6 +175,15 @@ def test_mnist_labels_in_the_place_of_images(tmp_path):
         load_mnist(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["mnist", "fashion-mnist", "emnist-digits"])
+def test_a_label_without_a_class(tmp_path, name):
+    write_emnist(tmp_path) if name == "emnist-digits" else write_mnist(tmp_path)
+    path = next(tmp_path.glob("*train-labels*"))
+    write(path, idx(bytes([0, 37, 9][: len(read_idx(path))]), read_idx(path).shape))
+    with pytest.raises(DataError, match=f"{path.name}: expected labels from 0 to 9, found 37"):
+        load_dataset(name, tmp_path)
+
+
 def test_real_mnist(mnist_dir):
     dataset = load_dataset("mnist", mnist_dir)
     assert dataset.train_images.shape == (60000, 1, 28, 28)

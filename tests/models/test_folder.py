@@ -99,6 +99,12 @@ def test_folders_that_are_refused(folder, change, said):
         load_folder(folder)
 
 
+def test_a_path_that_cannot_be_printed(folder):
+    moved = folder.rename(folder.with_name("grey\xa0cloth"))
+    with pytest.raises(DataError, match=r"expected a path of printable characters, found .*grey\\xa0cloth"):
+        load_folder(moved)
+
+
 def test_a_picture_of_too_many_pixels(tmp_path):
     Image.new("1", (MAX_PIXELS // 1000, 1001)).save(tmp_path / "x.png")
     with pytest.raises(DataError, match=r"x\.png: expected up to 67108864 pixels, found 67108 x 1001"):

@@ -47,6 +47,14 @@ def test_proposals_stay_in_the_space_and_differ() -> None:
     assert len({trial.geometry for trial in trials}) == len(trials)
 
 
+@pytest.mark.slow
+def test_failed_trials_are_proposed_no_second_time() -> None:
+    trials: list[FrontierTrial] = []
+    for _ in range(FIRST_TRIALS + 2):
+        trials.append(FrontierTrial(propose(SEARCH, trials), None, None, 1.0, "diverged"))
+    assert len({trial.geometry for trial in trials}) == len(trials)
+
+
 def test_the_frontier_is_what_no_other_beats() -> None:
     quick, middle, best = trial(0.90, 9000.0), trial(0.95, 5000.0), trial(0.99, 100.0)
     beaten = trial(0.94, 4000.0)
@@ -95,7 +103,8 @@ def test_a_trial_is_trained_measured_and_kept(tmp_path: Path, monkeypatch: pytes
     assert 0 < row["accuracy"] < 1
 
 
-def test_what_the_frontier_does_not_search_is_refused(tmp_path: Path) -> None:
-    result = CliRunner().invoke(tune, ["--objective", "frontier", "--model", "cnn", "--output", str(tmp_path)])
+@pytest.mark.parametrize("option", [("--model", "cnn"), ("--depth", "6")])
+def test_what_the_frontier_does_not_search_is_refused(option: tuple[str, str], tmp_path: Path) -> None:
+    result = CliRunner().invoke(tune, ["--objective", "frontier", *option, "--output", str(tmp_path)])
     assert (result.exit_code, list(tmp_path.iterdir())) == (2, [])
     assert "expected --objective frontier with only --model vitbn" in result.output

@@ -12,7 +12,7 @@ from models.data import load_digits
 from models.plots import figures, results
 from models.plots.results import Column, cell, markdown, table
 from models.studies import adaptation, depths, designed, dnn, frontier, learning_rates, norm_choice, optimised, shift
-from models.studies.protocol import Extent, describe_runs, in_words
+from models.studies.protocol import Extent, assemble, describe_runs, in_words
 from models.studies.ratios import compare, gain, ratio
 from models.studies.running import Run, StudyError, Trained
 from models.training import Epoch, TrainingOptions
@@ -83,6 +83,36 @@ def test_comparison_is_over_all_pairs_with_the_range_of_each():
     assert compared["r_t_range"] == [2.0, 4.0]
     assert compared["g_t"] == pytest.approx(2 / 3)
     assert (compared["r_v"], compared["g_v"], compared["r_v_range"]) == (0.5, -1.0, [0.5, 0.5])
+
+
+def test_pairs_with_a_run_without_an_epoch_are_left_out():
+    whole, none = trained("vit", [4, 4, 4], [3, 3, 3]), trained("vitbn", [], [])
+    assert compare([whole, whole], [none, trained("vitbn", [2, 2, 2], [3, 3, 3])])["r_t_range"] == [2.0, 2.0]
+    nothing = compare([whole], [none])
+    assert (nothing["r_t"], nothing["g_v"], nothing["r_v_range"]) == (None, None, [None, None])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("every", [True, False], ids=["all", "some"])
+@pytest.mark.parametrize("study", [learning_rates, depths, dnn, optimised])
+def test_runs_that_diverge_in_their_first_epoch_leave_empty_cells(study, every, scope, monkeypatch):
+    monkeypatch.setattr(depths, "_plain_accuracy", lambda one, scope: 0.5)
+    planned = {
+        learning_rates: learning_rates.runs(scope, learning_rates.RATES),
+        depths: depths.runs(scope, depths.RATES, (2, 3, 4)),
+        dnn: dnn.runs(scope),
+        optimised: [Run(model, ModelConfig(model=model), OPTIONS) for model in ("vit", "vitbn", "cnn")],
+    }
+    whole = trained("vit", [4, 4, 4], [3, 3, 3]).series
+    ended = [
+        Trained(run, Path("none"), {}, () if every or number == 1 else whole)
+        for number, run in enumerate(planned[study])
+    ]
+    result = {"study": "s", "question": "?", "command": "c", "scope": scope.as_json(), "timing": "", "notes": []}
+    result |= {"environment": MACHINE, "runs": describe_runs(ended), **study.findings(ended, scope)}
+    assert "| - |" in markdown(result, [])
+    for figure in study.plots(result).values():
+        assert figures.png(figure)
 
 
 def test_published_configuration_is_named_and_apart(result):
@@ -275,6 +305,20 @@ def test_every_committed_plot_has_three_ticks_an_axis(study):
     for result in committed:
         for plot, figure in study.plots(result).items():
             assert all(min(visible_ticks(axes)) >= 3 for axes in figure.axes), (result["study"], plot)
+
+
+def test_parameters_take_the_form_of_the_study_unless_they_name_theirs(tmp_path, scope):
+    path, plain = tmp_path / "parameters.json", replace(scope, form="plain")
+    for named, form in (({}, "plain"), ({"form": "served"}, "served")):
+        path.write_text(json.dumps({"dataset": "digits", "batch_size": 50, "lr": 0.01} | named))
+        assert optimised.read(path, plain).options.form == frontier.recipe(path, plain).form == form
+
+
+def test_times_of_reinforced_runs_say_what_they_include(scope):
+    usual = trained("vit", [1], [1])
+    other = replace(usual, run=replace(usual.run, options=replace(OPTIONS, teacher="t", reinforced="folder")))
+    for ended, text in ((usual, results.TIMING), (other, results.REINFORCED)):
+        assert assemble("s", "?", "c", scope, {}, [ended])["timing"].startswith(text)
 
 
 def test_depths_sets_each_pair_side_by_side(scope, monkeypatch):

@@ -161,9 +161,10 @@ def test_folder_with_more_runs(whole, digits):
     assert "expected b config model none, found vitbn" in refusal(whole[0], digits, RUNS[:1])
 
 
-def test_epochs_of_a_schedule_cannot_change(digits, tmp_path):
+@pytest.mark.parametrize(("model", "schedule"), [("vit", "one-cycle"), ("vit-prepbn", "constant")])
+def test_epochs_that_matter_cannot_change(digits, tmp_path, model, schedule):
     def once(epochs):
-        return [Run("a", TINY, replace(OPTIONS, schedule="one-cycle", epochs=epochs))]
+        return [Run("a", replace(TINY, model=model), replace(OPTIONS, schedule=schedule, epochs=epochs))]
 
     carry_on(tmp_path, digits, once(1))
     assert "expected a options epochs 2, found 1" in refusal(tmp_path, digits, once(2))

@@ -4,12 +4,14 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 import torch
 from click.testing import CliRunner
 
+import models.train as module
 from models.checkpoint import load
 from models.train import train as command
 
@@ -41,6 +43,17 @@ def test_command_writes_prints_and_resumes(tmp_path):
     assert f"Wrote {output} and {output.with_suffix('.json')}" in result.output
     message, exit_code = failure(*arguments, "--epochs", "2", "--resume")
     assert (exit_code, "expected fewer than 2 finished epochs, found them all" in message) == (1, True)
+
+
+def test_the_bar_goes_on_where_the_run_does(tmp_path, monkeypatch):
+    bars = []
+    silent = nullcontext(lambda images, loss: None)
+    monkeypatch.setattr(module, "_progress", lambda *counts: bars.append(counts) or silent)
+    arguments = ["--depth", 1, "--dim", 16, "--heads", 2, "--dim-head", 8, "--mlp-dim", 16, "--batch-size", 500]
+    arguments += ["--device", "cpu", "--output", tmp_path / "run.safetensors"]
+    for more in (["--epochs", 1], ["--epochs", 3, "--resume"]):
+        assert CliRunner().invoke(command, [str(each) for each in (*arguments, *more)]).exit_code == 0
+    assert bars == [(1438, 0, True), (3 * 1438, 1438, True)]
 
 
 def test_command_on_a_folder_that_is_not_there(tmp_path):

@@ -1,3 +1,4 @@
+import io
 import json
 import os
 import subprocess
@@ -105,7 +106,13 @@ def test_resume_of_nothing(tmp_path, some_digits):
         run(tmp_path / "run.safetensors", some_digits, resume=True)
 
 
-@pytest.mark.parametrize("content", [b"", b"not a state", b"PK\x03\x04"])
+def state(content):
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize("content", [b"", b"not a state", b"PK\x03\x04", state({"epoch": 3}), state([1, 2])])
 def test_resume_of_a_damaged_state(tmp_path, some_digits, content):
     (tmp_path / "run.resume.pt").write_bytes(content)
     with pytest.raises(TrainingError, match=r"run\.resume\.pt: expected "):
@@ -202,7 +209,8 @@ train.train()
         env=os.environ | {"OMP_NUM_THREADS": "1"},
     )
     assert child.returncode == 1
-    assert "Error: cpu: out of memory with batches of 1400 in 1 parts; raise --accumulate" in child.stderr
+    said = "Error: cpu: out of memory with batches of 1400 in 1 parts; raise --accumulate or lower --batch-size\n"
+    assert said in child.stderr
     assert "Traceback" not in child.stderr
     assert list(tmp_path.iterdir()) == []
 

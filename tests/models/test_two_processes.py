@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from models import distributed
+from models import distributed, training
 from models.checkpoint import load
 from models.train import train as command
 
@@ -77,6 +77,14 @@ def test_two_processes_train_one_network(tmp_path):
     tensors = [load(output).model.state_dict() for output in outputs]
     differs = [name for name in tensors[0] if (tensors[0][name] - tensors[1][name]).abs().max() > 0.1]
     assert not differs, "weights and statistics are those of both halves"
+
+
+def test_a_finished_run_is_refused_by_every_process(tmp_path, monkeypatch):
+    monkeypatch.setattr(distributed, "rank", lambda: 1)
+    monkeypatch.setattr(training, "train", lambda *arguments: iter(()))
+    result = invoke("--epochs", 2, "--resume", "--output", tmp_path / "run.safetensors")
+    assert isinstance(result.exception, SystemExit), result.exception
+    assert (result.exit_code, "found them all" in result.stderr) == (1, True)
 
 
 def test_a_batch_that_two_processes_cannot_share(tmp_path, monkeypatch):

@@ -52,8 +52,8 @@ class LiveServer:
                 if entry.get("state") == "READY":
                     versions.append(int(entry["version"]))
         except (LookupError, TypeError, ValueError, AttributeError) as error:
-            found = " ".join(str(index).split())[:100]
-            raise ServerUnreachable(f"no Triton server at {self.address} (expected its index, found {found})") from error
+            found = " ".join(str(index).split())[:80]
+            raise ServerUnreachable(f"no Triton at {self.address} (expected its index, found {found})") from error
         return {name: sorted(versions) for name, versions in models.items()}
 
     def load(self, model: str) -> None:

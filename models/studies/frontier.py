@@ -79,10 +79,11 @@ def findings(pretrained: Path, trained: list[Trained], scope: Scope) -> dict[str
     from models.macs import macs_per_image
 
     there = shipped(pretrained, scope)
-    here = {each.run.config: load(each.checkpoint) for each in trained}
+    here = {each.run.config: load(each.checkpoint) for each in trained if each.series}  # else it diverged at once
     derived = []
     for config in NETWORKS:
-        checkpoint = there.get(config) or here[config]
+        if (checkpoint := there.get(config) or here.get(config)) is None:
+            continue
         derived.append(
             {
                 "model": config.model,

@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from models.catalog import PRETRAINED, shipped
+from models.checkpoint import load
 from models.config import ModelConfig
 from models.data import load_digits
 from models.plots import figures, results
@@ -113,6 +115,16 @@ def test_runs_that_diverge_in_their_first_epoch_leave_empty_cells(study, every, 
     assert "| - |" in markdown(result, [])
     for figure in study.plots(result).values():
         assert figures.png(figure)
+
+
+def test_a_network_that_diverges_at_once_is_left_out_of_the_frontier(scope, monkeypatch):
+    first, *others = frontier.NETWORKS
+    held = dict.fromkeys(others, load(shipped("vitbn-tiny")))
+    monkeypatch.setattr(frontier, "shipped", lambda pretrained, scope: held)
+    monkeypatch.setattr(frontier, "recipe", lambda path, scope: OPTIONS)
+    ended = [Trained(Run("vitbn-depth-1", first, OPTIONS), Path("none"), {}, ())]
+    derived = frontier.findings(PRETRAINED, ended, scope)["derived"]
+    assert len(derived) == len(others)
 
 
 def test_published_configuration_is_named_and_apart(result):

@@ -57,7 +57,7 @@ def rows_of(path: Path, result: Result, *reasons: str) -> list[dict[str, Any]]:
             assert in_flight == pytest.approx(row["in_flight"], rel=0.7)
         else:
             assert row["in_process_images_per_s"] is None
-            assert row["images_per_s"] == pytest.approx(row["rate"], rel=0.2)
+            assert row["images_per_s"] == pytest.approx(row["rate"], rel=0.5)  # a busy machine sends late
     return list(written["rows"])
 
 

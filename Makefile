@@ -63,9 +63,9 @@ test: style perf_analyzer bindings
 	@$(MAKE) --no-print-directory --jobs=2 all-tests types
 
 # Three workers on two cores, for each waits for servers a fifth of its time. A failed test runs once more: on a shared
-# machine a server or a browser can miss its time. The summary lists reruns.
+# machine a server or a browser can miss its time. The summary shows why.
 all-tests: setup
-	$(PYTEST) -n 3 --reruns 1
+	$(PYTEST) -n 3 --reruns 1 --rerun-show-tracebacks
 
 # The daily loop: no server, no trained network, no export, and no test that takes over a second.
 check: style

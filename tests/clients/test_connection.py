@@ -117,9 +117,9 @@ def test_retries_slow_down_and_end(protocol):
         start = time.monotonic()
         with pytest.raises(ServerUnavailable, match=r"is too busy: Exceeds maximum queue size$"):
             classifier.classify(IMAGES[:1])
-    assert 0.3 < times[-1] - start < 1.5
-    # Pauses of 0.05 to 0.8 s, each shortened by up to half: 3 to 5 fit into a second.
-    assert 3 <= len(times) <= 6
+    assert 0.3 < times[-1] - start < 5
+    # Pauses of 0.05 to 0.8 s, each shortened by up to half: 3 to 5 fit into a second, fewer on a busy machine.
+    assert 2 <= len(times) <= 6
     assert times[-1] - times[-2] > 0.05
 
 

@@ -47,9 +47,14 @@ class Geometry:
     def config(self, data: Dataset) -> ModelConfig:
         from dataclasses import replace
 
-        sizes = {"dim": self.dim, "heads": self.heads, "dim_head": HEADS_FEATURES, "mlp_dim": self.mlp_dim}
-        late = (self.last_heads, HEADS_FEATURES)
-        return replace(data.model_config("vitbn", self.depth), late_cls=late, **sizes)  # type: ignore[arg-type]
+        return replace(
+            data.model_config("vitbn", self.depth),
+            dim=self.dim,
+            heads=self.heads,
+            dim_head=HEADS_FEATURES,
+            mlp_dim=self.mlp_dim,
+            late_cls=(self.last_heads, HEADS_FEATURES),
+        )
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ def test_what_is_faster_slower_and_noise(tmp_path: Path) -> None:
 @pytest.mark.parametrize("make", [make for make in sample.EVERY if make is not sample.accuracy])
 def test_every_row_of_every_benchmark_is_the_same_as_itself(make: object, tmp_path: Path) -> None:
     """Operators have only medians."""
-    path = sample.write(tmp_path / "a.json", make())  # type: ignore[operator]
+    path = sample.write(tmp_path / "a.json", make())
     code, output = run(path, path)
     if make is sample.operators:
         assert "expected rows with samples that are also in" in output

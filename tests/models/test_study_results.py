@@ -13,13 +13,12 @@ from models.config import ModelConfig
 from models.data import load_digits
 from models.plots import figures, results
 from models.plots.results import Column, cell, markdown, table
-from models.studies import adaptation, depths, designed, dnn, frontier, learning_rates, norm_choice, optimised, shift
+from models.studies import depths, dnn, frontier, learning_rates, optimised
 from models.studies.protocol import Extent, assemble, describe_runs, in_words
 from models.studies.ratios import compare, gain, ratio
 from models.studies.running import Run, StudyError, Trained
 from models.training import Epoch, TrainingOptions
 
-STUDIES = Path(__file__).resolve().parents[2] / "benchmarks/results/studies"
 MACHINE = {"cpu": "a CPU", "cores": 2, "threads": 1, "device": "cpu", "load_1min": 1.5}
 OPTIONS = TrainingOptions(epochs=3, batch_size=100, lr=0.01, seed=0, device="cpu")
 
@@ -265,58 +264,6 @@ def test_a_failed_write_leaves_no_part(tmp_path, result, monkeypatch):
     with pytest.raises(OSError, match="no space left"):
         results.write(tmp_path, result, learning_rates.plots)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_models_are_told_apart_without_colour():
-    together = ("vit", "vitbnffn", "vitbn", "cnn")
-    assert len({figures.STYLES[model][2] for model in together}) == len(together)
-    assert len({str(figures.STYLES[model][1]) for model in together}) == len(together)
-    assert len({figures.STYLES[model][0] for model in together}) == len(together)
-
-
-def test_accuracy_axis_is_spread_towards_100():
-    _, (axes,) = figures.row_of_panels("", "", [""], "", "")
-    axes.plot([0, 1], [50, 99.7])
-    figures.accuracy_axis(axes)
-    ticks = axes.get_yticks()
-    places = axes.transData.transform([(0, percent) for percent in ticks])[:, 1]
-    assert {90, 99} <= set(ticks)
-    assert len(ticks) >= 5
-    assert np.abs(np.diff(places)).min() > 10  # pixels
-
-
-@pytest.mark.parametrize("percent", [(97.99, 98.2), (99.31, 99.34), (10, 99.9), (50, 51)])
-def test_a_narrow_accuracy_axis_has_three_ticks(percent):
-    _, (axes,) = figures.row_of_panels("", "", [""], "", "")
-    axes.plot([0, 1], percent)
-    figures.accuracy_axis(axes)
-    assert min(visible_ticks(axes)) >= 3
-
-
-@pytest.mark.parametrize("seconds", [(1.05, 1.9), (0.31, 0.32), (0.001, 1000)])
-@pytest.mark.parametrize("horizontal", [False, True])
-def test_a_narrow_logarithmic_axis_has_three_ticks(seconds, horizontal):
-    _, (axes,) = figures.row_of_panels("", "", [""], "", "")
-    axes.plot(*([seconds, [0, 1]] if horizontal else [[0, 1], seconds]))
-    figures.plain_ticks(axes, horizontal)
-    assert min(visible_ticks(axes)) >= 3
-
-
-def visible_ticks(axes):
-    limits = ((axes.xaxis, sorted(axes.get_xlim())), (axes.yaxis, sorted(axes.get_ylim())))
-    return [sum(low <= tick <= high for tick in axis.get_majorticklocs()) for axis, (low, high) in limits]
-
-
-@pytest.mark.parametrize(
-    "study", [adaptation, depths, designed, dnn, frontier, learning_rates, norm_choice, optimised, shift]
-)
-def test_every_committed_plot_has_three_ticks_an_axis(study):
-    name = {norm_choice: "norms", learning_rates: "learning-rates"}.get(study, study.__name__.split(".")[-1])
-    committed = [json.loads((path / f"{path.name}.json").read_bytes()) for path in STUDIES.glob(f"{name}*")]
-    assert committed
-    for result in committed:
-        for plot, figure in study.plots(result).items():
-            assert all(min(visible_ticks(axes)) >= 3 for axes in figure.axes), (result["study"], plot)
 
 
 def test_parameters_take_the_form_of_the_study_unless_they_name_theirs(tmp_path, scope):

@@ -1,0 +1,62 @@
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from models.plots import figures
+from models.studies import adaptation, depths, designed, dnn, frontier, learning_rates, norm_choice, optimised, shift
+
+STUDIES = Path(__file__).resolve().parents[2] / "benchmarks/results/studies"
+
+
+def test_models_are_told_apart_without_colour():
+    together = ("vit", "vitbnffn", "vitbn", "cnn")
+    assert len({figures.STYLES[model][2] for model in together}) == len(together)
+    assert len({str(figures.STYLES[model][1]) for model in together}) == len(together)
+    assert len({figures.STYLES[model][0] for model in together}) == len(together)
+
+
+def test_accuracy_axis_is_spread_towards_100():
+    _, (axes,) = figures.row_of_panels("", "", [""], "", "")
+    axes.plot([0, 1], [50, 99.7])
+    figures.accuracy_axis(axes)
+    ticks = axes.get_yticks()
+    places = axes.transData.transform([(0, percent) for percent in ticks])[:, 1]
+    assert {90, 99} <= set(ticks)
+    assert len(ticks) >= 5
+    assert np.abs(np.diff(places)).min() > 10  # pixels
+
+
+@pytest.mark.parametrize("percent", [(97.99, 98.2), (99.31, 99.34), (10, 99.9), (50, 51)])
+def test_a_narrow_accuracy_axis_has_three_ticks(percent):
+    _, (axes,) = figures.row_of_panels("", "", [""], "", "")
+    axes.plot([0, 1], percent)
+    figures.accuracy_axis(axes)
+    assert min(visible_ticks(axes)) >= 3
+
+
+@pytest.mark.parametrize("seconds", [(1.05, 1.9), (0.31, 0.32), (0.001, 1000)])
+@pytest.mark.parametrize("horizontal", [False, True])
+def test_a_narrow_logarithmic_axis_has_three_ticks(seconds, horizontal):
+    _, (axes,) = figures.row_of_panels("", "", [""], "", "")
+    axes.plot(*([seconds, [0, 1]] if horizontal else [[0, 1], seconds]))
+    figures.plain_ticks(axes, horizontal)
+    assert min(visible_ticks(axes)) >= 3
+
+
+def visible_ticks(axes):
+    limits = ((axes.xaxis, sorted(axes.get_xlim())), (axes.yaxis, sorted(axes.get_ylim())))
+    return [sum(low <= tick <= high for tick in axis.get_majorticklocs()) for axis, (low, high) in limits]
+
+
+@pytest.mark.parametrize(
+    "study", [adaptation, depths, designed, dnn, frontier, learning_rates, norm_choice, optimised, shift]
+)
+def test_every_committed_plot_has_three_ticks_an_axis(study):
+    name = {norm_choice: "norms", learning_rates: "learning-rates"}.get(study, study.__name__.split(".")[-1])
+    committed = [json.loads((path / f"{path.name}.json").read_bytes()) for path in STUDIES.glob(f"{name}*")]
+    assert committed
+    for result in committed:
+        for plot, figure in study.plots(result).items():
+            assert all(min(visible_ticks(axes)) >= 3 for axes in figure.axes), (result["study"], plot)

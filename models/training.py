@@ -125,7 +125,7 @@ def _start(config: ModelConfig, options: TrainingOptions, images: int) -> State:
 def _batches(order: Tensor, batch_size: int) -> list[Tensor]:
     """Indices (n,) in batches that processes share evenly.
 
-    Drops a last batch of less than two images a process: BatchNorm has no variance of one.
+    Drops a last batch of less than two images a process: BatchNorm has no variance of a single image.
     """
     share = distributed.processes()
     batches = [batch[: len(batch) // share * share] for batch in order.split(batch_size)]
@@ -139,7 +139,7 @@ def _train_epoch(
     options: TrainingOptions,
     on_batch: Callable[[int, float], None],
 ) -> float:
-    """The mean loss of all processes; `draw` as `_draw`."""
+    """The mean loss of all processes; `draw` turns indices into pixels and targets."""
     state.model.train()
     torch.set_rng_state(state.random)  # other trainings use the same generator
     order = torch.randperm(images, generator=state.order).to(options.device)
@@ -168,7 +168,7 @@ def _draw(images: Tensor, target: Tensor, distort: Callable[[Tensor], Tensor], c
 def _step(state: State, pixels: Tensor, labels: Tensor, options: TrainingOptions) -> Tensor:
     """Pixels (B, C, H, W), labels (B,) or probabilities (B, num_classes) -> the loss."""
     state.optimizer.zero_grad(set_to_none=True)
-    parts = min(options.accumulate, len(labels) // 2)  # as `_batches`
+    parts = min(options.accumulate, len(labels) // 2)  # BatchNorm has no variance of a single image
     total = torch.zeros((), device=pixels.device)
     try:
         for x, y in zip(pixels.tensor_split(parts), labels.tensor_split(parts), strict=True):

@@ -55,7 +55,7 @@ class TrainingOptions:
 
 @dataclass(frozen=True)
 class Epoch:
-    """Mean training loss; accuracy in [0, 1]. With held-out images, `test_` and `class_accuracy` are of these.
+    """Mean training loss; accuracy in [0, 1]. `test_` and `class_accuracy` come from held-out images, if there are any.
 
     A class without images has None.
     """

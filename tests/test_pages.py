@@ -284,7 +284,7 @@ def test_the_fleets_are_the_simulated_ones() -> None:
 def test_the_rates_of_a_bulk_run_are_the_measured_ones() -> None:
     row = json.loads((RESULTS / "bulk.json").read_text())["undisturbed"]
     page = " ".join((ROOT / "docs/scale.md").read_text().split())
-    for name in ("share_of_plain", "whole_share"):
+    for name in ("share_of_program", "share_of_plain", "whole_share"):
         low, high = row[f"{name}_range"]
         assert f"{row[name]:.2f} " in page
         assert f"({low:.2f} to {high:.2f})" in page

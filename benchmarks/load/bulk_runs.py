@@ -43,20 +43,26 @@ class BulkBench:
         os.sync()  # else the runs wait while the input is written back
 
     def compared(self) -> Row:
-        """Rounds of ONNX Runtime in a loop over a single batch in a process per core, vitbn bulk, ONNX Runtime again.
+        """Rounds of plain ONNX Runtime and vitbn bulk; medians of the rounds, and the range of each share.
 
-        Medians of the rounds, with the range of shares: the rates of the whole run and of the parts after each
-        process's first, as shares of the mean rate of ONNX Runtime before and after. Memory is the peak of all
-        processes in the second quarter and in the second half, the highest of all runs.
+        ONNX Runtime twice: as a program over the same file from start to end (`program_images_per_s`), and as a loop
+        over a single batch in memory without its start (`plain_images_per_s`), before and after each run of vitbn bulk.
+        `share_of_program` compares whole runs, `share_of_plain` what follows the starts, and `whole_share` the whole
+        run with the loop. Memory is the peak of all processes in the second quarter and in the second half, the highest
+        of all runs.
         """
-        rounds = [self._round(number) for number in range(ROUNDS)]
-        plain, whole, later, quarters, halves = (np.array(each) for each in zip(*rounds, strict=True))
-        shares = {"share_of_plain": later / plain, "whole_share": whole / plain}
+        columns = zip(*(self._round(number) for number in range(ROUNDS)), strict=True)
+        program, plain, whole, later, quarters, halves = (np.array(each) for each in columns)
+        rates = {
+            "program_images_per_s": program,
+            "plain_images_per_s": plain,
+            "images_per_s": later,
+            "whole_images_per_s": whole,
+        }
+        shares = {"share_of_program": whole / program, "share_of_plain": later / plain, "whole_share": whole / plain}
         return {
             "seconds": round(self._rows / float(np.median(whole)), 2),
-            "plain_images_per_s": round(float(np.median(plain))),
-            "images_per_s": round(float(np.median(later))),
-            "whole_images_per_s": round(float(np.median(whole))),
+            **{name: round(float(np.median(each))) for name, each in rates.items()},
             **{name: round(float(np.median(each)), 3) for name, each in shares.items()},
             **{
                 f"{name}_range": [round(float(end), 3) for end in (each.min(), each.max())]
@@ -66,9 +72,9 @@ class BulkBench:
             "second_half_peak_mb": round(max(halves)),
         }
 
-    def _round(self, number: int) -> tuple[float, float, float, float, float]:
-        """Plain rate, rate of the whole run, rate after its start, memory in the second quarter, in the second half."""
-        before = self._plain()
+    def _round(self, number: int) -> tuple[float, float, float, float, float, float]:
+        """Four rates (program, loop, whole run, run after its start), memory in the second quarter and second half."""
+        program, before = self._program(), self._plain()
         memory_mb, started = list[float](), time.monotonic()
         output = self._folder / ("undisturbed" if number == 0 else f"again-{number}")
         driver = self._start(output)
@@ -78,7 +84,19 @@ class BulkBench:
         _check_ended(driver)
         half = memory_mb[len(memory_mb) // 2 : -1] or memory_mb
         early = memory_mb[len(memory_mb) // 4 : len(memory_mb) // 2] or memory_mb
-        return (before + self._plain()) / 2, whole, _rate_after_start(output), max(early), max(half)
+        plain = (before + self._plain()) / 2
+        return program, plain, whole, _rate_after_start(output), max(early), max(half)
+
+    def _program(self) -> float:
+        """One process per core; from the start of the first to the end of the last."""
+        command = [sys.executable, "-m", "benchmarks.load.plain_program", str(self._model), str(self._input)]
+        started = time.monotonic()
+        processes = [subprocess.Popen([*command, str(index), str(cores())]) for index in range(cores())]
+        codes = [process.wait() for process in processes]
+        rate = self._rows / (time.monotonic() - started)
+        if any(codes):
+            raise RuntimeError(f"benchmarks.load.plain_program: expected exit codes 0, found {codes}")
+        return rate
 
     def _plain(self) -> float:
         with multiprocessing.get_context("spawn").Pool(cores()) as pool:

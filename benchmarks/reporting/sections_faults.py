@@ -22,10 +22,11 @@ BEHIND_PROXY = {"scenario": "scenario", "protocol": "protocol", **COUNTS, **TIME
 BULK = {
     "rows": "rows",
     "seconds": "s",
-    "images_per_s": "images/s after the start",
-    "share_of_plain": "share of plain",
     "whole_images_per_s": "images/s, whole run",
-    "whole_share": "its share",
+    "whole_share": "share of the loop",
+    "share_of_program": "share of the program",
+    "images_per_s": "images/s after the start",
+    "share_of_plain": "share of the loop after the start",
     "second_quarter_peak_mb": "MB, 2nd quarter",
     "second_half_peak_mb": "MB, 2nd half",
 }
@@ -51,7 +52,10 @@ def bulk(sources: Sources) -> Section:
         once = "Every row came once, byte by byte the same" if same else "**Rows were lost or doubled**"
         blocks += [
             _told(result, f"`vitbn bulk` with {result['model']}"),
-            Text("Plain is ONNX Runtime with pixels in memory, in turns; medians of rounds."),
+            Text(
+                "The program is ONNX Runtime over the same file, from start to end; the loop is ONNX Runtime over one "
+                "batch in memory, without its start. Medians of rounds in turns."
+            ),
             _table([{"rows": result["rows"], **result["undisturbed"]}], BULK),
             Text(f"{once}, after a worker and then the driver were killed and the command was given again."),
         ]

@@ -1,8 +1,14 @@
 import subprocess
 import sys
 import time
+from collections import Counter
+from pathlib import Path
 
-from benchmarks.load.bulk_runs import _ended
+import numpy as np
+import pytest
+
+from benchmarks.load.bulk_runs import _digits, _ended, _write_idx, _write_parquet
+from benchmarks.load.plain_program import BATCH_SIZE, _idx, _parquet
 
 
 def test_a_run_ends_when_it_ends_and_not_at_the_next_look():
@@ -14,3 +20,13 @@ def test_a_run_ends_when_it_ends_and_not_at_the_next_look():
         assert _ended(run, 60)
         assert time.monotonic() - started < 30
         assert run.wait() == 0
+
+
+@pytest.mark.parametrize(("write", "read"), [(_write_idx, _idx), (_write_parquet, _parquet)])
+def test_the_plain_program_reads_every_image_once(write, read, tmp_path: Path) -> None:
+    rows = 2 * 4096 + 700
+    path = str(write(tmp_path, rows))
+    batches = [batch for index in range(2) for batch in read(path, index, 2)]
+    assert max(map(len, batches)) == BATCH_SIZE
+    expected = np.resize(_digits(), (rows, 1, 28, 28))
+    assert Counter(each.tobytes() for each in np.concatenate(batches)) == Counter(each.tobytes() for each in expected)

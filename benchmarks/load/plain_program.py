@@ -1,0 +1,49 @@
+"""What a user would write with ONNX Runtime alone: share INDEX of COUNT of a file's images, answers thrown away.
+
+    python -m benchmarks.load.plain_program MODEL.onnx FILE INDEX COUNT
+
+FILE: idx of uint8 images (n, 28, 28), or Parquet with a column `image` of fixed_size_binary(784). One thread.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+
+BATCH_SIZE = 256  # as vitbn bulk
+SHAPE = (-1, 1, 28, 28)
+
+Pixels = np.ndarray[Any, np.dtype[np.uint8]]
+
+
+def main(model: str, path: str, index: int, count: int) -> None:
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    session = ort.InferenceSession(model, options, ["CPUExecutionProvider"])
+    for batch in (_parquet if path.endswith(".parquet") else _idx)(path, index, count):
+        session.run(["logits"], {"image": batch})[0].argmax(axis=1)
+
+
+def _idx(path: str, index: int, count: int) -> Iterator[Pixels]:
+    images = np.memmap(path, np.uint8, "r", offset=16).reshape(SHAPE)
+    for start in range(index * BATCH_SIZE, len(images), count * BATCH_SIZE):
+        yield images[start : start + BATCH_SIZE]
+
+
+def _parquet(path: str, index: int, count: int) -> Iterator[Pixels]:
+    import pyarrow.parquet as pq
+
+    file = pq.ParquetFile(path)
+    groups = range(index, file.num_row_groups, count)
+    for batch in file.iter_batches(BATCH_SIZE, row_groups=groups, columns=["image"], use_threads=False):
+        images = batch.column("image")
+        pixels = np.frombuffer(images.buffers()[1], np.uint8, len(batch) * 784, images.offset * 784)
+        yield pixels.reshape(SHAPE)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))

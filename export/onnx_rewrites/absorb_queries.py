@@ -18,7 +18,7 @@ from collections.abc import Mapping
 import onnx_ir as ir
 
 from export.onnx_rewrites.attention import given, pooled_of, scores_of, take_apart, takes_apart
-from export.onnx_rewrites.attributes import attribute_int
+from export.onnx_rewrites.attributes import attribute_int, opset
 from export.onnx_rewrites.constants import Constants, of_type
 from export.onnx_rewrites.demand import analyse
 from export.onnx_rewrites.errors import Refusal, Refused, Site
@@ -82,7 +82,7 @@ class AbsorbQueries(ir.passes.InPlacePass):
 
 def _parts(shapes: Shapes, softmax: ir.Node) -> Parts:
     dims, name = shapes.dims(softmax.outputs[0]), softmax.outputs[0].name or ""
-    if len(dims) != 4 or attribute_int(softmax, "axis", -1) not in (-1, 3):
+    if len(dims) != 4 or attribute_int(softmax, "axis", 1 if opset(softmax) < 13 else -1) not in (-1, 3):
         raise Refused(name, "Softmax", "expected scores (batch, heads, queries, tokens)")
     if not isinstance(dims[1], int) or not isinstance(dims[2], int):
         raise Refused(name, "Softmax", f"expected a known number of queries, found {dims[2]}")
@@ -111,10 +111,9 @@ class Absorber:
             raise Refused(self.parts.pooled.name or "", "MatMul", "expected the product that pools the values")
         ir.convenience.replace_all_uses_with(scores.outputs[0], self._scores())
         old, new = pooled.outputs[0], self._pooled(weights)
-        ir.convenience.replace_all_uses_with(old, new)
         if old.is_graph_output():
             new.name, old.name, new.type = old.name, self.constants.name(f"{old.name}_absorbed"), old.type
-            self.graph.outputs[[*self.graph.outputs].index(old)] = new
+        ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
 
     def _scores(self) -> ir.Value:
         """(q Wk') X', (batch, heads, queries, tokens)."""

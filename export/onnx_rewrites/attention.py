@@ -11,7 +11,7 @@ import math
 import numpy as np
 import onnx_ir as ir
 
-from export.onnx_rewrites.attributes import attends_to_all, attribute_float
+from export.onnx_rewrites.attributes import attends_to_all, attribute_float, reads_shape_alone
 from export.onnx_rewrites.constants import Constants, is_constant, number, of_type
 from export.onnx_rewrites.errors import Refused
 from export.onnx_rewrites.shapes import Dim, Shapes, same
@@ -32,12 +32,16 @@ def scores_of(shapes: Shapes, softmax: ir.Node) -> tuple[ir.Node, bool]:
     value, uniform = given(softmax, 0), True
     while True:
         node = value.producer()
+        readers = [use for use in value.uses() if not reads_shape_alone(use.node)]
+        uniform = uniform and len(readers) == 1 and not value.is_graph_output()
         if node is None or node.domain or node.op_type not in ("MatMul", "Add", "Sub", "Mul", "Div", "Where"):
             what = node.op_type if node is not None else "graph input"
             raise Refused(value.name or "", what, "stands between scores and softmax")
         if node.op_type == "MatMul":
             if not _same_shape(shapes, value, softmax.outputs[0]):
                 raise Refused(value.name or "", "MatMul", "expected scores of the softmax's shape")
+            if value.is_graph_output():
+                raise Refused(value.name or "", "MatMul", "its scores are an output of the graph")
             return node, uniform
         wide = [operand for operand in node.inputs if operand is not None and _from_matmul(shapes, operand, softmax)]
         if len(wide) != 1:
@@ -112,9 +116,9 @@ def pooled_of(weights: ir.Value) -> tuple[ir.Node, ir.Value, bool]:
 def takes_apart(shapes: Shapes, node: ir.Node) -> tuple[int, int, Dim]:
     """Heads, queries and tokens; raises Refused if `take_apart` does not support the Attention."""
     name, dims = node.outputs[0].name or "", shapes.dims(node.outputs[0])
-    used = any(value.uses() or value.is_graph_output() for value in node.outputs[1:])
+    used = node.outputs[0].is_graph_output() or any(v.uses() or v.is_graph_output() for v in node.outputs[1:])
     if len(dims) != 4 or used or any(value is not None for value in node.inputs[4:]):
-        raise Refused(name, "Attention", "expected (batch, heads, queries, features) and no cache")
+        raise Refused(name, "Attention", "expected (batch, heads, queries, features) inside the graph, and no cache")
     if not attends_to_all(node) or attribute_float(node, "softcap", 0.0):
         raise Refused(name, "Attention", "expected no causal mask, no window and no softcap")
     heads, queries = dims[1], dims[2]
@@ -126,7 +130,8 @@ def takes_apart(shapes: Shapes, node: ir.Node) -> tuple[int, int, Dim]:
 def take_apart(shapes: Shapes, node: ir.Node) -> ir.Node:
     """Writes an Attention of opset 23 as MatMul, Softmax and MatMul; returns the Softmax.
 
-    scores = scale * q K' + mask; a boolean mask becomes 0 and -inf.
+    scores = scale * q K' + mask; a boolean mask becomes 0 and -inf. As in ONNX Runtime the lowest float masks, too, and
+    a query without a key gives zeros.
     """
     graph, constants = shapes.graph, Constants(shapes.graph)
     query, key, value = (given(node, position) for position in range(3))
@@ -143,14 +148,17 @@ def take_apart(shapes: Shapes, node: ir.Node) -> ir.Node:
     scale = constants.add(np.array(attribute_float(node, "scale", 1 / math.sqrt(features))), "scale", query.dtype)
     scores = add("MatMul", add("Mul", query, scale), add("Transpose", key, perm=[0, 1, 3, 2]))
     mask = node.inputs[3] if len(node.inputs) > 3 else None
-    if mask is not None and mask.dtype == ir.DataType.BOOL:
-        zero, low = (constants.add(np.array(fill), "mask", query.dtype) for fill in (0.0, -np.inf))
-        mask = add("Where", mask, zero, low)
     if mask is not None:
-        scores = add("Add", scores, mask)
-    weights = add("Softmax", scores, axis=-1)
+        fills = 0.0, -np.inf, np.finfo(query.dtype.numpy()).min
+        zero, masked, lowest = (constants.add(np.array(fill), "mask", query.dtype) for fill in fills)
+        boolean = mask.dtype == ir.DataType.BOOL
+        seen = mask if boolean else of_type(add("Greater", mask, lowest), ir.DataType.BOOL)
+        scores = add("Add", scores, add("Where", seen, zero if boolean else mask, masked))
+    weights = made = add("Softmax", scores, axis=-1)
+    if mask is not None:
+        weights = add("Where", of_type(add("IsNaN", made), ir.DataType.BOOL), zero, made)
     ir.convenience.replace_all_uses_with(node.outputs[0], add("MatMul", weights, value))
-    softmax = weights.producer()
+    softmax = made.producer()
     if softmax is None:
         raise Refused(node.outputs[0].name or "", "Attention", "expected a Softmax")
     return softmax

@@ -23,7 +23,7 @@ from export.onnx_rewrites.boxes import WHOLE, Box
 from export.onnx_rewrites.channels import Channels, trace
 from export.onnx_rewrites.constants import constant
 from export.onnx_rewrites.errors import Refused
-from export.onnx_rewrites.moves import RESHAPES, demand_of
+from export.onnx_rewrites.moves import RESHAPES, demand_of, gathered
 from export.onnx_rewrites.shapes import Dim, Shapes, same
 
 Array = NDArray[Any]
@@ -219,7 +219,11 @@ def alike(shapes: Shapes, value: ir.Value | None, wanted: Box = WHOLE) -> Array 
     if node.op_type in COMBINING:
         arrays = [known for known in (alike(shapes, *part) for part in parts) if known is not None]
         array = COMBINING[node.op_type](arrays[0], arrays[1]) if len(arrays) == 2 else None
-    elif node.op_type in ("Expand", "Gather", "Slice") or (node.op_type == "Concat" and len(parts) == 1):
+    elif (
+        node.op_type in ("Expand", "Slice")
+        or (node.op_type == "Gather" and gathered(shapes, node) is not None)
+        or (node.op_type == "Concat" and len(parts) == 1)
+    ):
         array = alike(shapes, *parts[0])
     if array is None:
         return None

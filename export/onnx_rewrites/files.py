@@ -33,6 +33,8 @@ def read_model(path: Path) -> ir.Model:
     except (OSError, ValueError, KeyError, TypeError, DecodeError, StopIteration, RuntimeError) as error:
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise BadRequest(f"{path}: expected an ONNX model, found {reason}") from error
+    if "ai.onnx" in (opsets := model.graph.opset_imports):  # the long name of the standard domain
+        opsets[""] = opsets.pop("ai.onnx")
     _follow_links(model, path.resolve().parent)
     if missing := [each for each in weight_files(model) if not each.exists()]:
         raise BadRequest(f"{path}: expected its weights in {missing[0]}, found no such file")

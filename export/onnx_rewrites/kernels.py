@@ -133,7 +133,10 @@ class Gelu(OpRun):
 
 
 class Attention(OpRun):
-    """softmax(scale q k' + mask) v over (batch, heads, tokens, features), or with heads inside the features."""
+    """softmax(scale q k' + mask) v over (batch, heads, tokens, features), or with heads inside the features.
+
+    As in ONNX Runtime, the lowest float32 masks, and a query without a key gives zeros.
+    """
 
     op_domain = ""
 
@@ -167,9 +170,12 @@ class Attention(OpRun):
         k, v = (np.repeat(array, q.shape[1] // array.shape[1], axis=1) for array in (k, v))
         scores = q @ k.swapaxes(2, 3) * (1 / np.sqrt(q.shape[3]) if scale is None else scale)
         if mask is not None:
-            scores = scores + (np.where(mask, 0.0, -np.inf) if mask.dtype == bool else mask)
-        weights = np.exp(scores - scores.max(-1, keepdims=True))
-        out = weights / weights.sum(-1, keepdims=True) @ v
+            seen = mask if mask.dtype == bool else mask > np.finfo(np.float32).min
+            scores = scores + np.where(seen, 0.0 if mask.dtype == bool else mask, -np.inf)
+        top = scores.max(-1, keepdims=True)
+        weights = np.exp(scores - np.where(np.isneginf(top), 0.0, top))
+        total = weights.sum(-1, keepdims=True)
+        out = weights / np.where(total == 0, 1.0, total) @ v
         return (out.swapaxes(1, 2).reshape(*out.shape[::2], -1) if joined else out,)
 
 

@@ -1,12 +1,15 @@
 """Evaluates choices in the sizes of a Reshape or an Expand.
 
 In: a graph after shape inference. Out: the same without Equal and Where on vectors of sizes. The older exporter writes
-`expand(-1, ...)` as Where(Equal(sizes, -1), 1, sizes); a size is at least 1, so the answer is known.
+`expand(-1, ...)` as Where(Equal(sizes, -1), 1, sizes); a size is at least 1, so the answer is known. A difference of
+sizes may be less.
 """
 
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Set
 
 import numpy as np
 import onnx_ir as ir
@@ -16,14 +19,14 @@ from export.onnx_rewrites.constants import Constants, constant, integers, is_con
 
 
 def decide_sizes(graph: ir.Graph) -> bool:
-    constants, changed = Constants(graph), False
+    constants, sizes, changed = Constants(graph), _sizes(graph), False
     for node in list(graph):
         output = node.outputs[0] if node.outputs else None
         if output is None or node.domain or not output.uses() or output.is_graph_output():
             continue
         new = None
         if node.op_type == "Equal":
-            answer = _compare(node)
+            answer = _compare(node, sizes)
             new = constants.add(np.array(answer), output.name or "equal") if answer is not None else None
         elif node.op_type == "Where":
             new = _choose(graph, node, constants)
@@ -33,7 +36,19 @@ def decide_sizes(graph: ir.Graph) -> bool:
     return changed
 
 
-def _compare(node: ir.Node) -> list[bool] | None:
+def _sizes(graph: ir.Graph) -> set[str]:
+    """The free sizes of the graph's values, as expressions."""
+    values = [*graph.inputs, *(value for node in graph for value in node.outputs)]
+    return {str(dim) for value in values if value.shape is not None for dim in value.shape.dims}
+
+
+def _is_size(expression: str, sizes: Set[str]) -> bool:
+    """Whether it is a size, or sums and products of sizes and numbers."""
+    parts = re.split(r"[ *+()]+", expression)
+    return expression in sizes or all(not part or part.isdecimal() or part in sizes for part in parts)
+
+
+def _compare(node: ir.Node, known_sizes: Set[str]) -> list[bool] | None:
     """Whether each size equals the number opposite; None if unknown."""
     for sizes, other in (node.inputs, reversed(node.inputs)):
         numbers = integers(other)
@@ -42,7 +57,8 @@ def _compare(node: ir.Node) -> list[bool] | None:
         known: list[int | str] = json.loads(sizes.metadata_props[SYM_DATA_KEY])
         numbers = numbers * len(known) if len(numbers) == 1 else numbers
         if len(known) == len(numbers) and all(
-            isinstance(size, int) or number < 1 for size, number in zip(known, numbers, strict=True)
+            isinstance(size, int) or (number < 1 and _is_size(size, known_sizes))
+            for size, number in zip(known, numbers, strict=True)
         ):
             return [size == number for size, number in zip(known, numbers, strict=True)]
     return None

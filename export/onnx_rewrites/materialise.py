@@ -33,22 +33,26 @@ class Materialiser:
 
     def run(self) -> None:
         """Replaces nodes whose inputs are partly computed; the caller removes unused nodes."""
-        for node in list(self.graph):
+        nodes = list(self.graph)
+        for node in nodes:
             if node.op_type == "Shape" and node.domain == "":
                 self._shape(node)
                 continue
             for index, output in enumerate(node.outputs):
                 if self.demands.get(output) == WHOLE_VALUE:
-                    self._rewire(node, index, output)
+                    self._join(node, index, output)
+        for node in nodes:  # last: the parts of a Split are built from its first input
+            self._rewire(node)
         for position, output in enumerate(list(self.graph.outputs)):
             if output in self._whole:
                 self._replace_output(position, output)
 
-    def _rewire(self, node: ir.Node, index: int, output: ir.Value) -> None:
+    def _join(self, node: ir.Node, index: int, output: ir.Value) -> None:
         read = demand_of(self.shapes, node, index, WHOLE).inputs
         if any(part != WHOLE and self._partial(node.inputs[position]) for position, part in read.items()):
             self._whole[output] = self._emit(node, output, WHOLE, read)
-            return
+
+    def _rewire(self, node: ir.Node) -> None:
         for position, value in enumerate(node.inputs):
             if value is not None and value in self._whole:
                 node.replace_input_with(position, self._whole[value])
@@ -190,7 +194,6 @@ class Materialiser:
         if value is None or output not in self.demands or value.producer() is None or is_constant(value):
             return
         if self.demands.get(value) == WHOLE_VALUE:
-            node.replace_input_with(0, self._whole.get(value, value))
             return
         dims = self.shapes.dims(value)
         self._whole[output] = self._vector([dims[axis] for axis in shape_range(node, len(dims))])

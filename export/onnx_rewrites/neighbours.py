@@ -52,12 +52,12 @@ def linear_weight(node: ir.Node) -> Array | None:
 
 
 def old_bias(node: ir.Node) -> Array:
-    """Raises Refused for a bias that is no constant vector."""
+    """Raises Refused for a bias that is no constant row."""
     if len(node.inputs) < 3 or node.inputs[2] is None:
         return np.zeros(1)
     bias = constant(node.inputs[2])
-    if bias is None or bias.size != max(bias.shape, default=1):
-        raise Refused(node.outputs[0].name or "", node.op_type, "expected a constant vector as bias")
+    if bias is None or bias.size != max(bias.shape[-1:], default=1):
+        raise Refused(node.outputs[0].name or "", node.op_type, "expected a constant row as bias")
     return bias.astype(np.float64).reshape(-1)
 
 

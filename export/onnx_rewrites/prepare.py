@@ -12,7 +12,6 @@ from collections.abc import Iterator
 import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes.common import (
-    IdentityEliminationPass,
     InlinePass,
     LiftConstantsToInitializersPass,
     RemoveInitializersFromInputsPass,
@@ -46,7 +45,7 @@ class Prepare(ir.passes.InPlacePass):
         LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
         _drop_dropout(model.graph)
         _expand_fills(model.graph)
-        IdentityEliminationPass()(model)
+        _drop_identities(model.graph)
         _name_free_dimensions(model.graph)
         infer(model)
         while _fold_constants(model.graph) or decide_sizes(model.graph):
@@ -92,13 +91,28 @@ def _unsupported(node: ir.Node, version: int) -> Iterator[str]:
 def _drop_dropout(graph: ir.Graph) -> None:
     """A Dropout whose mask is read stays."""
     for node in list(graph):
-        if node.op_type == "Dropout" and not any(value.uses() for value in node.outputs[1:]):
+        if node.op_type == "Dropout" and not any(value.uses() or value.is_graph_output() for value in node.outputs[1:]):
             training = node.inputs[2] if len(node.inputs) > 2 else None
             if training is not None and integers(training) != [0]:
                 raise NotSupported(f"node {node.name!r}: expected Dropout in inference, found a training mode")
             new = ir.node("Identity", node.inputs[:1])
             graph.insert_before(node, new)
             ir.convenience.replace_nodes_and_values(graph, node, [node], [new], node.outputs[:1], new.outputs)
+
+
+def _drop_identities(graph: ir.Graph) -> None:
+    """An output that copies another output, an input or a weight keeps its Identity, and so its name."""
+    for node in list(graph):
+        value = node.inputs[0] if node.op_type == "Identity" and not node.domain else None
+        put_out = node.outputs[0].is_graph_output()
+        if value is None or (put_out and (value.producer() is None or value.is_graph_output())):
+            continue
+        copy = node.outputs[0]
+        value.type = value.type or copy.type
+        ir.convenience.replace_all_uses_with(copy, value, replace_graph_outputs=True)
+        if put_out:
+            value.name = copy.name
+        graph.remove(node, safe=True)
 
 
 def _expand_fills(graph: ir.Graph) -> None:

@@ -7,6 +7,7 @@ array, for the proof.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -60,9 +61,10 @@ def _index(part: str, text: str) -> Index:
 
 
 def _has(size: int | ir.SymbolicDim, index: Index) -> bool:
-    """Whether the index picks an element, as it may of a free dimension."""
+    """Whether the index picks an element, of a free dimension at some size."""
     rows = slice(index, index + 1 or None) if isinstance(index, int) else index
-    return not isinstance(size, int) or len(range(size)[rows]) > 0
+    sizes = (size,) if isinstance(size, int) else (1, sys.maxsize)
+    return any(len(range(each)[rows]) > 0 for each in sizes)
 
 
 def _text(index: Index) -> str:

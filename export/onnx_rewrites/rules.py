@@ -146,7 +146,10 @@ def _softmax(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
 def _layer_norm(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
     if index:
         return everything(node)
-    axis = attribute_int(node, "axis", -1) % shapes.rank(node.outputs[index])
+    rank = shapes.rank(node.outputs[index])
+    axis = attribute_int(node, "axis", -1) % rank
+    if any(value is not None and shapes.rank(value) > rank - axis for value in node.inputs[1:]):  # differs between rows
+        return everything(node)
     kept = box({own: indices for own, indices in demand if own < axis})
     return Demand(kept, {**everything(node).inputs, 0: kept})
 

@@ -138,7 +138,6 @@ def model(proto: onnx.ModelProto) -> ir.Model:
 
 
 def parse(text: str, **initializers: Any) -> ir.Model:
-    """From ONNX's text form; `initializers` are arrays."""
     proto = onnx.parser.parse_model(text)
     for name, array in initializers.items():
         proto.graph.initializer.append(onnx.numpy_helper.from_array(array, name))

@@ -33,6 +33,7 @@ STAYS = [
     ("x = Transpose<perm = [0, 2, 1]>(a) n = {norm} y = Conv<pads = [1, 1]>(n, k)", "is padded"),
     ("x = Transpose<perm = [0, 2, 1]>(a) n = {norm} y = Relu(n)", "no linear layer"),
     ("x = Transpose<perm = [0, 2, 1]>(a) n = {norm} y = MatMul(n, w5)", "expected a map along axis 2"),
+    ("r = ReduceMean<keepdims = 0>(a, one) x = Gemm(r, w, column) y = {norm}", "expected a constant row as bias"),
 ]
 
 
@@ -51,6 +52,7 @@ def network(nodes: str) -> ir.Model:
         c=drawn(6, 6, 1),
         k=drawn(6, 6, 3),
         d=drawn(6, 2, 1),
+        column=drawn(6, 1),
         one=np.array([1]),
         two=np.array([2]),
         flat=np.array([-1, 6]),

@@ -84,6 +84,13 @@ def test_a_comparison_needs_elements_that_are_finite() -> None:
             compare(expected, found, "float64", 1e-10)
 
 
+def test_numbers_that_fill_masked_places_do_not_hide_an_error() -> None:
+    right, wrong = (np.array([[-3e38, 1.0, other]]) for other in (0.5, 0.51))
+    for found, error in (wrong, "1.0e-02"), (np.array([[-3e38, 1.0, np.nan]]), "nan"):
+        with pytest.raises(ProofFailed, match=f"found {error}"):
+            compare([right], [found], "float32", 1e-5)
+
+
 def test_inputs_fit_the_graph() -> None:
     graph = model(export(Encoder())).graph
     ids, mask = graph.inputs

@@ -1,8 +1,7 @@
-"""On networks of both exporters; operators' rules against the operators."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
@@ -17,7 +16,7 @@ from export.onnx_rewrites.evaluate import evaluate
 from export.onnx_rewrites.inputs import draw, size_rounds
 from export.onnx_rewrites.materialise import Materialiser
 from export.onnx_rewrites.prepare import Prepare
-from export.onnx_rewrites.proof import Proof, prove_double
+from export.onnx_rewrites.proof import Proof, prove_double, session
 from export.onnx_rewrites.reads import parse_read
 from export.onnx_rewrites.shapes import Shapes
 
@@ -85,6 +84,7 @@ RULES = [
     ("y = MatMul(a, b)", (1, 5, 4), (2, 4, 4)),
     ("y = Softmax<axis = 1>(a)", (2, 5, 4), (1,)),
     ("y = LayerNormalization<axis = -1>(a, b)", (2, 5, 4), (4,)),
+    ("y = LayerNormalization<axis = -1>(a, b)", (2, 5, 4), (5, 4)),
     ("y = BatchNormalization(a, b, b, b, b)", (2, 5, 4), (5,)),
     ("y = Transpose<perm = [2, 0, 1]>(a)", (5, 4, 2), (1,)),
     ("y = Reshape(a, two_five_four)", (10, 4), (1,)),
@@ -161,6 +161,119 @@ def test_sizes_pass_through_filled_tensors() -> None:
     rewritten = rewrite(original, sizes=SIZES)
     assert rewritten.steps[-1].macs * SIZES["seq"] == rewritten.macs
     assert proved(original, rewritten).error < 1e-13
+
+
+HALVES = {"w": np.arange(16, dtype=np.float32).reshape(4, 4) / 16, "zero": np.array(0)}
+ROWS = '<ir_version: 8, opset_import: ["": 17]> g (float[n, s, 4] a) => '
+
+
+def test_a_size_less_a_number_may_be_zero() -> None:
+    nodes = """sizes = Shape<start = 1>(a) less = Sub(sizes, six_four) none = Equal(less, zeros)
+        both = Where(none, six_four, zeros) shift = Cast<to = 1>(both)
+        made = MatMul(a, w) row = Gather<axis = 1>(made, zero) few = ReduceSum<keepdims = 0>(shift) y = Add(row, few)"""
+    given = {"six_four": np.array([6, 4]), "zeros": np.array([0, 0])} | HALVES
+    original = parse(ROWS + f"(float[n, 4] y) {{ {nodes} }}", **given)
+    feeds = {"a": np.random.default_rng(0).standard_normal((2, 6, 4))}
+    after = evaluate(rewrite(original).model, feeds)
+    np.testing.assert_allclose(after[0], evaluate(original, feeds)[0], rtol=1e-13)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "nodes"),
+    [
+        ("float[n, 4] y, float[n, 4] z", "y = Gather<axis = 1>(made, zero) z = Identity(y)"),
+        ("float[n, 4] y, float[n, 4] z", "r = Gather<axis = 1>(made, zero) y = Identity(r) z = Identity(r)"),
+        ("float[n, 4] y, bool[n, s, 4] z", "kept, z = Dropout(a) y = Gather<axis = 1>(made, zero)"),
+    ],
+)
+def test_all_outputs_keep_their_names(outputs: str, nodes: str) -> None:
+    original = parse(ROWS + f"({outputs}) {{ made = MatMul(a, w) {nodes} }}", **HALVES)
+    rewritten = rewrite(original)
+    assert [value.name for value in rewritten.model.graph.outputs] == ["y", "z"]
+    assert proved(original, rewritten).error < 1e-13
+
+
+def test_a_split_may_have_whole_and_partial_outputs() -> None:
+    nodes = """part = Slice(a, start, end, last) x = Relu(part)
+        left, right = Split<axis = 2>(part, sizes) y = Relu(left)
+        made = MatMul(right, single) z = Gather<axis = 1>(made, zero)"""
+    given = {
+        name: np.array(numbers) for name, numbers in {"start": [0], "end": [2], "last": [2], "sizes": [1, 1]}.items()
+    }
+    outputs = "float[n, s, 2] x, float[n, s, 1] y, float[n, 1] z"
+    original = parse(ROWS + f"({outputs}) {{ {nodes} }}", **given, zero=np.array(0), single=np.ones((1, 1), np.float32))
+    assert proved(original, rewrite(original)).error < 1e-13
+
+
+FIRST_TOKEN = "tokens = Slice(a, zero, one, one)"
+SCORES = "t = Transpose<perm = [0, 1, 3, 2]>(k) s = MatMul(q, t)"
+
+
+def attention(nodes: str, more: str = "", outputs: str = "", opset: int = 17, tokens: str = FIRST_TOKEN) -> ir.Model:
+    """Two heads; `nodes` lead from q, k and v to y."""
+    rng = np.random.default_rng(0)
+    given = {f"{kind}{name}": rng.standard_normal((8, 8) if kind == "w" else 8) for kind in "wb" for name in "qkv"}
+    return parse(
+        f"""<ir_version: 10, opset_import: ["": {opset}]> g (float[n, s, 8] a{more}) => (float y{outputs}) {{ {tokens}
+            qw = MatMul(tokens, wq) qb = Add(qw, bq) qh = Reshape(qb, heads) q = Transpose<perm = [0, 2, 1, 3]>(qh)
+            kw = MatMul(a, wk) kb = Add(kw, bk) kh = Reshape(kb, heads) k = Transpose<perm = [0, 2, 1, 3]>(kh)
+            vw = MatMul(a, wv) vb = Add(vw, bv) vh = Reshape(vb, heads) v = Transpose<perm = [0, 2, 1, 3]>(vh)
+            {nodes} }}""",
+        **{name: array.astype(np.float32) for name, array in given.items()},
+        table=rng.standard_normal((2, 8)).astype(np.float32),
+        heads=np.array([0, 0, 2, 4]),
+        zero=np.array([0]),
+        one=np.array([1]),
+    )
+
+
+@pytest.mark.parametrize(
+    ("nodes", "outputs"),
+    [
+        ("h = Tanh(s) z = Add(s, h) p = Softmax(z) y = MatMul(p, v)", ""),
+        ("p = Softmax(s) y = MatMul(p, v) z = Sigmoid(s)", ", float z"),
+    ],
+)
+def test_scores_that_another_node_reads_stay_as_they_are(nodes: str, outputs: str) -> None:
+    original = attention(f"{SCORES} {nodes}", outputs=outputs)
+    assert proved(original, rewrite(original)).error < 1e-13
+
+
+@pytest.mark.parametrize(
+    ("nodes", "outputs", "opset", "reason"),
+    [
+        ("p = Softmax(s) y = MatMul(p, v)", ", float s", 17, "its scores are an output of the graph"),
+        ("p = Softmax(s) y = MatMul(p, v)", "", 11, "expected scores (batch, heads, queries, tokens)"),
+        ("y = Attention(q, k, v)", "", 23, "expected (batch, heads, queries, features) inside the graph, and no cache"),
+    ],
+)
+def test_an_attention_that_cannot_be_absorbed_is_named(nodes: str, outputs: str, opset: int, reason: str) -> None:
+    """Up to opset 12 a Softmax without an axis joins heads, queries and tokens."""
+    refusals = AbsorbQueries()(attention(f"{SCORES} {nodes}", outputs=outputs, opset=opset)).refusals
+    assert [refusal.reason for refusal in refusals] == [reason]
+
+
+def test_queries_that_an_input_picks_are_not_alike() -> None:
+    ids, tokens = ", int64[n, 2] ids", "tokens = Gather(table, ids)"
+    original = attention(f"{SCORES} p = Softmax(s) y = MatMul(p, v)", ids, tokens=tokens)
+    assert proved(original, rewrite(original)).error < 1e-13
+
+
+@pytest.mark.parametrize("kind", ["bool", "float"])
+def test_a_query_without_a_key_gives_what_onnx_runtime_gives(kind: str, tmp_path: Path) -> None:
+    original = attention("p = Attention(q, k, v, m) y = Relu(p)", f", {kind}[n, 1, 1, s] m", opset=23)
+    rewritten = rewrite(original)
+    assert rewritten.steps[-1].sites
+    ir.save(original, tmp_path / "plain.onnx")
+    ir.save(rewritten.model, tmp_path / "few.onnx")
+    seen = np.arange(3 * 5).reshape(3, 1, 1, 5) < 7  # none of the last row
+    fills = [np.finfo(np.float32).min, -np.inf] if kind == "float" else [0]
+    for fill in fills:
+        mask = seen if kind == "bool" else np.where(seen, 0, fill).astype(np.float32)
+        feeds = {"a": np.random.default_rng(0).standard_normal((3, 5, 8)).astype(np.float32), "m": mask}
+        before, after = (session(tmp_path / name).run(None, feeds)[0] for name in ("plain.onnx", "few.onnx"))
+        np.testing.assert_allclose(after, before, atol=1e-5)
+        np.testing.assert_allclose(evaluate(original, feeds)[0], before, atol=1e-5)
 
 
 def test_a_value_of_unknown_shape_is_named() -> None:

@@ -133,6 +133,7 @@ def test_missing_weights_are_named(cached: Path, tmp_path: Path) -> None:
         (("--only", "read-rows", "--require", "absorb-queries"), 2, "that run (read-rows), found 'absorb-queries'"),
         (("--only", "fold"), 2, "expected some of fold-affine, read-rows, absorb-queries, found 'fold'"),
         (("--dims", "batch"), 2, "expected NAME=SIZE"),
+        (("--dims", "batch=²"), 2, "expected NAME=SIZE, found 'batch' and '²'"),
         (("--dims", "width=3"), 2, "expected one of batch, seq, found 'width'"),
         (("--read", "z[0]"), 2, "expected one of the outputs y, found 'z'"),
     ],
@@ -236,10 +237,19 @@ def test_a_read_beyond_the_first_sizes_is_proved_at_larger_ones(tokens: Path, tm
     assert "S=32" in json.loads(result.output)["inputs"]
 
 
+def test_the_standard_domain_may_have_its_long_name(tokens: Path, tmp_path: Path) -> None:
+    proto = onnx.load(tokens)
+    proto.opset_import[0].domain = "ai.onnx"
+    onnx.save(proto, tokens)
+    result = run(tokens, "-o", tmp_path / "out.onnx", "--read", "y[:,0]")
+    assert result.exit_code == 0, result.output
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
         (("--read", "y[0,0,50]"), 2, "read: expected indices within the shape (B, S, 16), found y[0,0,50]"),
+        (("--read", "y[:,2:2]"), 2, "read: expected indices within the shape (B, S, 16), found y[:,2:2]"),
         (("--read", "y[:,500]"), 2, "--dims B=SIZE,S=SIZE: read: expected indices within the shape (2, 7, 16), found"),
         (("--read", "y[:,0]", "--time"), 4, "expected the file to run on its inputs"),
         (("--read", "y[:,0]", "--require", "absorb-queries"), 3, "found none: nothing of its kind"),

@@ -26,9 +26,9 @@ class LabelsMismatch(Exception):
 
 
 def answer_paths(paths: tuple[str, ...], labels: str | None, server: dict[str, Any], printer: Printer) -> int:
-    """Returns the exit code; `server` has Classifier's keywords.
+    """`server` has Classifier's keywords.
 
-    Raises LabelsMismatch, ValueError for contradictory options of `server`, and OSError of standard output.
+    Raises LabelsMismatch, ValueError for contradictory options, and OSError of standard output.
     """
     try:
         with ExitStack() as stack:
@@ -93,7 +93,7 @@ class Answering:
                     )
 
     def _inputs(self, pictures: Iterator[Picture]) -> Iterator[NDArray[np.uint8]]:
-        """Images (C, H, W); reports unusable pictures."""
+        """Images (C, H, W)."""
         model = self.classifier.model
         for picture, truth in zip(pictures, map(int, self.truths) if self.truths else repeat(None), strict=False):
             try:

@@ -1,4 +1,4 @@
-"""The client for asyncio programs; Classifier wraps it."""
+"""The client for asyncio programs."""
 
 import asyncio
 import math
@@ -30,8 +30,8 @@ class AsyncClassifier:
     batch_size:    most images per request, within the model's limit.
     concurrency:   most requests at a time; twice as many batches are in memory.
     shared_memory: passes images through memory, to a server on this host.
-    tls, headers:  for guarded servers.
     open_retry_s:  replaces retry_s while opening.
+    tls, headers:  for guarded servers.
 
     Calls raise ServerUnavailable (or ServerBusy), DeadlineExceeded and ServerError; open() also ModelNotFound,
     ModelNotReady and ModelMismatch. Invalid options raise ValueError.

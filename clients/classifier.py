@@ -1,6 +1,6 @@
 """A client of the server: uint8 images in, 0 = background, 255 = ink; labels with probabilities out.
 
-Threads may share a Classifier; a forked child gets RuntimeError. AsyncClassifier has the same methods for asyncio.
+Threads may share a Classifier; a forked child gets RuntimeError.
 """
 
 import asyncio
@@ -53,7 +53,7 @@ __all__ = [
 
 
 class Classifier:
-    """Options and errors as in AsyncClassifier; the constructor opens.
+    """Methods, options and errors as in AsyncClassifier; the constructor opens.
 
     `timeout_s` excludes the wait for a turn; `concurrency` counts all threads' requests.
     """
@@ -88,11 +88,11 @@ class Classifier:
         return self._asking.model
 
     def classify(self, images: Images) -> list[Prediction]:
-        """uint8 (n, 1, 28, 28) -> n predictions in order."""
+        """uint8 (n, C, H, W) -> n predictions in order."""
         return self._thread.run(self._asking.classify(images))
 
     def logits(self, images: Images) -> NDArray[np.float32]:
-        """uint8 (n, 1, 28, 28) -> float32 (n, classes)."""
+        """uint8 (n, C, H, W) -> float32 (n, classes)."""
         return self._thread.run(self._asking.logits(images))
 
     def stream(self, images: Iterable[Images]) -> Iterator[Prediction]:
@@ -113,7 +113,7 @@ class Classifier:
         return self._thread.run(self._asking.models())
 
     def close(self) -> None:
-        """Cancels open requests; later calls do nothing."""
+        """Cancels open requests."""
         self._close()
 
     def __enter__(self) -> "Classifier":

@@ -19,7 +19,7 @@ class ServerUnavailable(ClientError):
     def __init__(self, message: str, may_pass: bool = False, retry_after_s: float = 0.0) -> None:
         super().__init__(message)
         self.may_pass = may_pass  # a retry may help
-        self.retry_after_s = retry_after_s  # asked by the server
+        self.retry_after_s = retry_after_s
 
 
 class ServerBusy(ServerUnavailable):

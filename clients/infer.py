@@ -155,7 +155,7 @@ def _answer(
         return answer_paths(paths, labels, server, Printer(form, top, split, reject_below))
     except LabelsMismatch as error:
         raise click.UsageError(f"--labels: {error}") from error
-    except ValueError as error:  # contradictory options
+    except ValueError as error:
         raise click.UsageError(str(error)) from error
     except KeyboardInterrupt:
         return INTERRUPTED

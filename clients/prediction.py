@@ -28,7 +28,6 @@ class Prediction:
     latency_ms: float = field(compare=False)  # retries included
 
     def top(self, k: int) -> list[tuple[str, float]]:
-        """Best first."""
         ranked = sorted(zip(self.labels, self.probabilities, strict=True), key=lambda pair: -pair[1])
         return ranked[:k]
 
@@ -46,7 +45,7 @@ def predictions(answer: Answer, labels: tuple[str, ...], temperature: float) -> 
 
 
 def probabilities(logits: NDArray[np.float32], temperature: float) -> NDArray[np.float64]:
-    """(n, classes) -> softmax(logits / temperature); subtracting the largest logit keeps the exponentials finite."""
+    """(n, classes) -> softmax(logits / temperature)."""
     scaled = (logits / temperature).astype(np.float64)
     powers = np.exp(scaled - scaled.max(axis=1, keepdims=True))
     return np.asarray(powers / powers.sum(axis=1, keepdims=True))

@@ -1,9 +1,4 @@
-"""Any picture in, the uint8 image that a model reads out.
-
-read_image      file -> upright picture
-to_model_input  picture -> uint8 (1, 28, 28)   a digit: paper removed, scaled, centred
-prepare         picture -> uint8 (C, H, W)     as the model's config says: "ink" or "photo"
-"""
+"""Any picture in, the uint8 image that a model reads out."""
 
 from clients.errors import BlankImage, ClientError, InvalidImage
 from clients.images.decode import read_image

@@ -19,16 +19,15 @@ FORMS = ("text", "picture", "json", "csv")
 
 @dataclass(frozen=True)
 class Item:
-    name: str  # of its picture
+    name: str
     pixels: NDArray[np.uint8]  # the model's input (C, h, w)
     shape: int  # from 1; 1 without --split
-    shapes: int  # in the picture
+    shapes: int
 
 
 class Printer:
     """Prints in one of FORMS.
 
-    top:          most probable labels to print.
     split:        an answer is of one shape.
     reject_below: marks less probable answers; `rejected` counts them.
     """
@@ -51,7 +50,6 @@ class Printer:
             terminal.print(_row(columns))
 
     def print_answer(self, terminal: Terminal, item: Item, prediction: Prediction, model: str) -> bool:
-        """Returns whether it is rejected."""
         rejected = self._reject_below is not None and prediction.probability < self._reject_below
         self.rejected += rejected
         if self._form == "json":
@@ -66,7 +64,6 @@ class Printer:
         return rejected
 
     def print_accuracy(self, terminal: Terminal, correct: int, answered: int, count: int) -> None:
-        """Counts no rejected answers."""
         text = f"accuracy: {100 * correct / max(1, answered):.2f} % ({correct} of {answered})"
         if self._reject_below is not None:
             text += f", rejected: {100 * self.rejected / count:.2f} % ({self.rejected} of {count})"
@@ -125,7 +122,7 @@ def blocks(image: NDArray[np.uint8], colour: bool) -> list[str]:
 
 
 def _coloured(upper: list[int], lower: list[int]) -> str:
-    """Upper and lower half in one character; terminals have 24 greys."""
+    """Terminals have 24 greys."""
     if len(upper) == 1:
         return f"\x1b[38;5;{232 + upper[0] * 23 // 255};48;5;{232 + lower[0] * 23 // 255}m▀"
     return f"\x1b[38;2;{';'.join(map(str, upper))};48;2;{';'.join(map(str, lower))}m▀"

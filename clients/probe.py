@@ -98,7 +98,7 @@ class Server:
                 return content, int(answer.headers.get("Inference-Header-Content-Length") or len(content))
         except urllib.error.HTTPError as error:
             words = ""
-            with suppress(OSError, HTTPException):  # the status is enough
+            with suppress(OSError, HTTPException):
                 words = " ".join(error.read(500).decode(errors="replace").split())
             raise ProbeFailed(f"HTTP {error.code} {words}", passing=error.code == 503) from error
         except (OSError, ValueError) as error:
@@ -133,7 +133,7 @@ def probe_server(
 
 
 def served_versions(server: Server, models: Sequence[str]) -> list[tuple[str, str]]:
-    """Ready (model, version) pairs; raises ProbeFailed if a wanted model is not ready."""
+    """Ready (model, version) pairs."""
     index = server.json("v2/repository/index", b"{}")
     try:
         ready = [(str(entry["name"]), str(entry["version"])) for entry in index if entry.get("state") == "READY"]
@@ -174,7 +174,6 @@ def _verdict(
 
 
 def _progresses(server: Server, which: tuple[str, str], before: Mapping[tuple[str, str], int]) -> bool:
-    """Whether the version answers another request before the deadline."""
     try:
         while _successes(server).get(which, 0) <= before.get(which, 0):
             time.sleep(PROGRESS_S)

@@ -1,6 +1,4 @@
-"""The command line of bulk classification: pictures in, Parquet out, without a server.
-
-    vitbn bulk s3://bucket/shards/ --output answers --model triton_repo/vitbn
+"""`vitbn bulk`: pictures in, Parquet out, without a server.
 
 Exit codes: 0 every part has its file; 1 a part failed, or an input is invalid; 2 usage; 130 interrupted.
 """

@@ -1,4 +1,4 @@
-"""A part in, blocks of rows out: ids, uint8 pixels for the network, and the error of each row without pixels.
+"""A part in, blocks of rows out.
 
 A bad picture is a row with an error; a damaged shard ends with such a row. Failing storage raises OSError, and the part
 is tried again.
@@ -11,18 +11,18 @@ import io
 import math
 import tarfile
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-import fsspec
 import numpy as np
 from numpy.typing import NDArray
 
 from clients.bulk.job import JobMismatch, Part, Settings
 from clients.bulk.network import BATCH_SIZE
-from clients.bulk.planning import image_form, size_of
+from clients.bulk.planning import as_text, image_form, opened, size_of
 from clients.errors import InvalidImage
 from clients.images.decode import read_image
 from clients.images.idx import IdxFile
@@ -33,13 +33,14 @@ from clients.images.prepare import Preprocessing, prepare
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from typing_extensions import Self
 
 Shape = tuple[int, int, int]
 Ids: TypeAlias = "pa.Array | list[str] | range"  # a range of rows of the part's file
 
 _BLOCK_BYTES = 1 << 20  # of pixels; larger blocks are not quicker
 _IDS = 10_000  # at most in an array
-_LARGEST_PICTURE = 1 << 27  # bytes, held in memory
+_LARGEST_PICTURE = 1 << 27  # bytes
 
 
 @dataclass
@@ -58,15 +59,15 @@ class Reader:
     settings: Settings
 
     def blocks(self, part: Part) -> Iterator[Block]:
-        """In order; raises JobMismatch if the part's file differs from the plan."""
+        """Raises JobMismatch if the part's file differs from the plan."""
         if part.kind == "pictures":
-            yield from self._gathered((path, lambda path=path: _content(path)) for path in part.paths)
+            yield from self._gathered((path, partial(_content, path)) for path in part.paths)
             return
         path = part.paths[0]
         if (size := size_of(path)) != part.file_bytes:
             raise JobMismatch(f"{path}: expected {part.file_bytes} bytes as planned, found {size}")
         read = {"idx": self._idx, "parquet": self._parquet, "tar": self._tar}[part.kind]
-        with fsspec.open(path, "rb") as raw:
+        with opened(path) as raw:
             try:
                 yield from read(path, raw, part)
             except _damage() as error:
@@ -99,7 +100,7 @@ class Reader:
         row = part.first_row
         for batch in file.iter_batches(rows, row_groups=groups, columns=columns, use_threads=False):
             named = id_column in columns
-            ids = batch.column(id_column).cast(pa.string()) if named else range(row, row + len(batch))
+            ids = as_text(path, batch.column(id_column)) if named else range(row, row + len(batch))
             images = batch.column(image_column)
             row += len(batch)
             if form == "pixels":
@@ -125,7 +126,7 @@ class Reader:
         return Block(ids, pixels, errors)
 
     def _fitted(self, row: int, images: NDArray[np.uint8]) -> Iterator[Block]:
-        """For images (n, h, w) of an idx file whose size differs from the network's."""
+        """For images (n, h, w) of another size than the network's."""
         for start in range(0, len(images), BATCH_SIZE):
             some = images[start : start + BATCH_SIZE]
             rows = range(row + start, row + start + len(some))
@@ -143,8 +144,8 @@ class Reader:
         while damage is None:
             some = []
             try:
-                for picture in islice(waiting, BATCH_SIZE):
-                    some.append(picture)  # keeps the pictures before the damage
+                for name, content in islice(waiting, BATCH_SIZE):
+                    some.append((name, self._tried(content)))  # keeps the pictures before the damage
             except _damage() as error:
                 damage = error
             if some:
@@ -153,19 +154,23 @@ class Reader:
                 return
         raise damage
 
-    def _block(self, pictures: Sequence[tuple[str, Any]]) -> Block:
-        block = Block([name for name, _ in pictures], np.zeros((len(pictures), *self.shape), np.uint8))
-        for place, (_, content) in enumerate(pictures):
-            try:
-                block.pixels[place] = self._prepared(content())
-            except InvalidImage as error:
-                block.errors[place] = _reason(error)
+    def _block(self, prepared: Sequence[tuple[str, NDArray[np.uint8] | str]]) -> Block:
+        block = Block([name for name, _ in prepared], np.zeros((len(prepared), *self.shape), np.uint8))
+        for place, (_, result) in enumerate(prepared):
+            if isinstance(result, str):
+                block.errors[place] = result
+            else:
+                block.pixels[place] = result
         return block
 
-    def _prepared(self, content: bytes | None) -> NDArray[np.uint8]:
-        if content is None:
-            raise InvalidImage("expected an image, found none")
-        return prepare(read_image(io.BytesIO(content)), self.shape, self.preprocessing)
+    def _tried(self, read: Callable[[], bytes | None]) -> NDArray[np.uint8] | str:
+        """The pixels, or the reason for none."""
+        try:
+            if (content := read()) is None:
+                raise InvalidImage("expected an image, found none")
+            return prepare(read_image(io.BytesIO(content)), self.shape, self.preprocessing)
+        except InvalidImage as error:
+            return _reason(error)
 
     def _empty(self, name: str, reason: str) -> Block:
         return Block([name], np.zeros((1, *self.shape), np.uint8), {0: reason})
@@ -190,11 +195,12 @@ def _reason(error: InvalidImage) -> str:
 
 
 def _content(path: str) -> bytes:
-    """Raises InvalidImage if the file is gone or too large."""
     try:
-        with fsspec.open(path, "rb") as file:
+        with opened(path) as file:
             content: bytes = file.read(_LARGEST_PICTURE + 1)
     except (FileNotFoundError, PermissionError, IsADirectoryError) as error:
+        if isinstance(error, PermissionError) and error.errno is None:  # storage without access, as of an expired token
+            raise
         raise InvalidImage(f"expected an image, found {error.strerror or 'no such file'}") from error
     return _bounded(content)
 
@@ -205,16 +211,33 @@ def _bounded(content: bytes) -> bytes:
     return content
 
 
+class _Member(tarfile.TarInfo):
+    @classmethod
+    def fromtarfile(cls, shard: tarfile.TarFile) -> Self:
+        """Raises ReadError for a damaged or missing header, which tarfile takes for the shard's end."""
+        try:
+            return super().fromtarfile(shard)
+        except tarfile.HeaderError as error:
+            if shard.offset == 0 or isinstance(error, tarfile.EOFHeaderError):  # type: ignore[attr-defined]
+                raise
+            raise tarfile.ReadError(f"{error} at byte {shard.offset}") from error
+
+
+def _no_image(found: str) -> bytes:
+    raise InvalidImage(f"expected an image, found {found}")
+
+
 def _members(path: str, raw: Any) -> Iterator[tuple[str, Any]]:
-    """A tar shard's pictures, in one pass; skips other members, such as a webdataset's labels."""
-    with tarfile.open(fileobj=raw, mode="r|*") as shard:
+    with tarfile.open(fileobj=raw, mode="r|*", tarinfo=_Member) as shard:
         for member in shard:
             if member.isfile() and has_image_suffix(member.name):
                 file = shard.extractfile(member)
-                content = file.read(_LARGEST_PICTURE + 1) if file else b""
+                content = file.read(min(member.size, _LARGEST_PICTURE + 1)) if file else b""
                 if len(content) < min(member.size, _LARGEST_PICTURE):
                     raise tarfile.ReadError(f"{member.name}: expected {member.size} bytes, found {len(content)}")
-                yield f"{path}/{member.name}", lambda content=content: _bounded(content)
+                yield f"{path}/{member.name}", partial(_bounded, content)
+            elif (member.islnk() or member.issym()) and has_image_suffix(member.name):
+                yield f"{path}/{member.name}", partial(_no_image, f"a link to {member.linkname}")
             shard.members = []  # type: ignore[attr-defined]  # else it keeps every header
 
 
@@ -226,7 +249,8 @@ def numbered(path: str, rows: range) -> Iterator[pa.Array]:
     while start < rows.stop:
         digits = len(str(start))
         numbers = np.arange(start, start := min(rows.stop, 10**digits, start + _IDS))
-        text = np.tile(np.frombuffer(f"{path}[{'0' * digits}]".encode(), np.uint8), (len(numbers), 1))
+        name = f"{path}[{'0' * digits}]".encode(errors="backslashreplace")
+        text = np.tile(np.frombuffer(name, np.uint8), (len(numbers), 1))
         for place in range(-2, -2 - digits, -1):
             numbers, digit = np.divmod(numbers, 10)
             text[:, place] += digit.astype(np.uint8)
@@ -240,17 +264,20 @@ def _pixels(images: pa.Array, shape: Shape) -> tuple[NDArray[np.uint8], dict[int
     import pyarrow.compute as pc
 
     size, rows = math.prod(shape), len(images)
-    if images.null_count == 0 and pa.types.is_fixed_size_binary(images.type):
+    if pa.types.is_fixed_size_binary(images.type):
         values = np.frombuffer(images.buffers()[1], np.uint8, rows * size, images.offset * size)
-        return values.reshape(rows, *shape), {}
-    if images.null_count == 0 and not pa.types.is_fixed_size_binary(images.type):
+        missing = np.flatnonzero(images.is_null()).tolist() if images.null_count else []
+        return values.reshape(rows, *shape), dict.fromkeys(missing, f"expected {size} pixels, found none")
+    if images.null_count == 0:
         flat = images.flatten()
         if flat.null_count == 0 and pc.all(pc.equal(pc.list_value_length(images), size)).as_py() is not False:
             return flat.to_numpy(zero_copy_only=False).reshape(rows, *shape), {}
     pixels, errors = np.zeros((rows, *shape), np.uint8), {}
     for row, value in enumerate(images.to_pylist()):
-        if value is None or len(value) != size or None in value:
+        if value is None or len(value) != size:
             errors[row] = f"expected {size} pixels, found {'none' if value is None else len(value)}"
+        elif None in value:
+            errors[row] = f"expected {size} pixels, found nulls among them"
         else:
             pixels[row] = np.frombuffer(bytes(value), np.uint8).reshape(shape)
     return pixels, errors

@@ -16,8 +16,7 @@ from clients.bulk.scoring import Outcome, do_part
 
 
 def run(job: Job, parts: Iterator[Part]) -> Iterator[Outcome]:
-    """Keeps one part per core running and as many waiting."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a new cluster would report its use
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     import ray
 
     ray.init(log_to_driver=False, include_dashboard=False)

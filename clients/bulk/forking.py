@@ -12,6 +12,6 @@ CONTEXT = multiprocessing.get_context("forkserver")
 
 
 def start() -> None:
-    """Returns at once; a second call does nothing."""
+    """Returns at once."""
     CONTEXT.set_forkserver_preload(PRELOADED)
     forkserver.ensure_running()

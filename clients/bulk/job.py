@@ -14,8 +14,10 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import IO, Literal
@@ -52,7 +54,7 @@ class Part:
         return f"part-{self.number:08d}.parquet"
 
     def to_line(self) -> str:
-        return json.dumps(asdict(self), ensure_ascii=False)
+        return json.dumps(asdict(self))  # ASCII: file names may not be UTF-8
 
     @staticmethod
     def from_line(line: str) -> Part:
@@ -86,12 +88,14 @@ class Job:
 
 
 def absolute(path: str) -> str:
+    if not path:  # else the current folder
+        raise ClientError("expected a path or URL, found an empty one")
     filesystem, inner = url_to_fs(path)
     return inner if isinstance(filesystem, LocalFileSystem) else str(filesystem.unstrip_protocol(inner))
 
 
 class Output:
-    """A folder or fsspec URL; files appear whole or not at all."""
+    """A folder or fsspec URL."""
 
     def __init__(self, path: str) -> None:
         self.path = absolute(path)
@@ -99,24 +103,33 @@ class Output:
         self._filesystem.makedirs(self._inner, exist_ok=True)
 
     def write(self, name: str, data: bytes) -> None:
-        """Atomic: on disk a flushed file that is renamed, on object storage one upload."""
+        """Atomic, as `copy_in`: on disk a flushed file that is renamed, on object storage one upload."""
         if not isinstance(self._filesystem, LocalFileSystem):
             self._filesystem.pipe_file(f"{self._inner}/{name}", data)
             return
+        with self._appearing(name) as file:
+            file.write(data)
+
+    def copy_in(self, source: Path, name: str) -> None:
+        if not isinstance(self._filesystem, LocalFileSystem):
+            self._filesystem.put_file(str(source), f"{self._inner}/{name}")
+            return
+        with source.open("rb") as content, self._appearing(name) as file:
+            shutil.copyfileobj(content, file)
+
+    @contextmanager
+    def _appearing(self, name: str) -> Iterator[IO[bytes]]:
         descriptor, beside = tempfile.mkstemp(prefix=f".{name}.", dir=self._inner)
         try:
             with os.fdopen(descriptor, "wb") as file:
                 os.fchmod(file.fileno(), 0o644)  # mkstemp makes it private
-                file.write(data)
+                yield file
                 file.flush()
                 os.fsync(file.fileno())
             Path(beside).replace(Path(self._inner) / name)
         except BaseException:
             Path(beside).unlink(missing_ok=True)
             raise
-
-    def copy_in(self, file: Path, name: str) -> None:
-        self._filesystem.put_file(str(file), f"{self._inner}/{name}")
 
     def read(self, name: str) -> bytes | None:
         try:
@@ -172,9 +185,12 @@ def _write_job(output: Output, settings: Settings, plan: Iterable[Part]) -> None
 
 
 def parts_to_do(output: Output, job: Job, share: tuple[int, int]) -> Iterator[Part]:
-    """The parts of this share, (index, count), that have no file."""
+    """The parts of this share, (index, count), that have no file; raises JobMismatch after an incomplete list."""
     done, (index, count) = output.done(), share
+    number = -1
     with output.open(job.parts_file) as lines:
         for number, line in enumerate(lines):
             if number % count == index and number not in done:
                 yield Part.from_line(line.decode())
+    if number + 1 != job.parts:
+        raise JobMismatch(f"{output.path}/{job.parts_file}: expected {job.parts} parts, found {number + 1}")

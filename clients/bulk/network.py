@@ -1,4 +1,4 @@
-"""A classifier in this process: a published version or exported file, run by ONNX Runtime on one core.
+"""A classifier in this process, run by ONNX Runtime on one core.
 
 In: `triton_repo/vitbn` (the served version), `triton_repo/vitbn/2`, or `FILE.onnx`, which hold configuration and
 temperature. Out: labels and probabilities.
@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,10 +33,7 @@ class ModelFile:
 
 
 def find_model(path: Path) -> ModelFile:
-    """The file behind a model's folder, a version's folder or an ONNX file.
-
-    Raises ModelNotFound, and ModelMismatch for a version whose file has changed since publishing.
-    """
+    """Raises ModelNotFound, and ModelMismatch for a version whose file has changed since publishing."""
     if path.is_file():
         digest = _digest(path)
         return ModelFile(str(path.resolve()), path.stem, digest[:12], digest)
@@ -68,14 +67,15 @@ def _served_version(folder: Path) -> int:
         raise ModelNotFound(
             f"{folder}: expected an ONNX file, a model's folder or a version's, found {' '.join(str(error).split())}"
         ) from error
-    served: set[int] = set(config.version_policy.specific.versions) & set(present) or set(present)
+    specific = set(config.version_policy.specific.versions)
+    served = [each for each in present if not specific or each in specific]
     if not served:
         raise ModelNotFound(f"{folder}: expected a version, found none")
     return max(served)
 
 
 class Network:
-    """On one thread; raises ModelMismatch for another kind of model."""
+    """Raises ModelMismatch for another kind of model."""
 
     def __init__(self, model: ModelFile) -> None:
         import onnxruntime as ort
@@ -96,6 +96,8 @@ class Network:
             self.shape: tuple[int, int, int] = (int(config["channels"]), int(height), int(width))
             self.preprocessing: Preprocessing = config.get("preprocessing", "ink")
             self.temperature = float(about.get("temperature", 1.0))
+            if not 0 < self.temperature < math.inf or self.preprocessing not in get_args(Preprocessing):
+                raise ValueError(f"the temperature {self.temperature} and preprocessing {self.preprocessing!r}")
         except Exception as error:  # ONNX Runtime's errors have no common base class
             reason = " ".join(str(error).split())
             raise ModelMismatch(f"{model.path}: expected a classifier of the exporter, found {reason}") from error

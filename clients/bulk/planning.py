@@ -1,6 +1,6 @@
 """Inputs to parts: folders, patterns, picture files, tar shards, Parquet and idx files, local or on object storage.
 
-Names tell the kind of a file. Only headers are read: an idx file's, a Parquet file's last bytes.
+Names tell the kind of a file. Only headers are read.
 """
 
 from __future__ import annotations
@@ -11,16 +11,20 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
-from typing import Any, Literal, cast
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, cast
 
 import fsspec
 from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 
-from clients.bulk.job import Kind, Part
+from clients.bulk.job import JobMismatch, Kind, Part
 from clients.errors import InvalidImage
 from clients.images.idx import IdxFile
 from clients.images.paths import has_image_suffix
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 PART_ROWS = 100_000  # of pixels: under a second of a small network
 PART_PICTURES = 2_000  # decoding takes longer
@@ -31,7 +35,7 @@ _IDX = re.compile(r"(-ubyte|\.idx)(\.gz)?$", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Planner:
-    """shape: (C, H, W) of the network's images; part_rows: None for the defaults."""
+    """shape: (C, H, W) of the network's images."""
 
     shape: tuple[int, int, int]
     image_column: str
@@ -39,10 +43,7 @@ class Planner:
     part_rows: int | None
 
     def plan(self, inputs: Sequence[str], noted: Callable[[str], None]) -> Iterator[Part]:
-        """The numbered parts of absolute inputs; raises InvalidImage for an input of another kind or without files.
-
-        noted: called with a line about files left out.
-        """
+        """The numbered parts of absolute inputs; raises InvalidImage for an input of another kind or without files."""
         numbers = count()
         for part in self._parts(inputs, noted):
             yield replace(part, number=next(numbers))
@@ -68,7 +69,7 @@ class Planner:
     def _idx(self, path: str) -> Iterator[Part]:
         """Ranges of rows; a zipped file is one part: it cannot be read from the middle."""
         size = size_of(path)
-        with fsspec.open(path, "rb") as raw, IdxFile(path, dimensions=2, raw=raw) as images:
+        with opened(path) as raw, IdxFile(path, dimensions=2, raw=raw) as images:
             total, zipped = images.count, images.is_zipped
             expected = 16 + total * math.prod(images.item_shape)
         if not zipped and size != expected:
@@ -85,9 +86,12 @@ class Planner:
 
         size, most = size_of(path), self.part_rows or PART_ROWS
         try:
-            with fsspec.open(path, "rb") as raw:
+            with opened(path) as raw:
                 file = pq.ParquetFile(raw)
-                image_form(path, file.schema_arrow, self.image_column, math.prod(self.shape))
+                schema = file.schema_arrow
+                image_form(path, schema, self.image_column, math.prod(self.shape))
+                if self.id_column in schema.names:
+                    as_text(path, pa.nulls(0, schema.types[schema.names.index(self.id_column)]))
                 sizes = [file.metadata.row_group(number).num_rows for number in range(file.num_row_groups)]
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             raise InvalidImage(f"{path}: expected a Parquet file, found {' '.join(str(error).split())}") from error
@@ -110,8 +114,8 @@ def image_form(path: str, schema: Any, column: str, item_bytes: int) -> ImageFor
     """
     from pyarrow import types
 
-    if column not in schema.names:
-        raise InvalidImage(f"{path}: expected a column {column!r}, found {', '.join(schema.names)}")
+    if schema.names.count(column) != 1:
+        raise InvalidImage(f"{path}: expected one column {column!r}, found {', '.join(schema.names)}")
     kind = schema.field(column).type
     if types.is_fixed_size_binary(kind):
         if kind.byte_width != item_bytes:
@@ -122,13 +126,23 @@ def image_form(path: str, schema: Any, column: str, item_bytes: int) -> ImageFor
         return "pixels"
     if types.is_binary(kind) or types.is_large_binary(kind):
         return "encoded"
-    if types.is_struct(kind) and kind.get_field_index("bytes") >= 0:
+    inner = kind.field("bytes").type if types.is_struct(kind) and kind.get_field_index("bytes") >= 0 else kind
+    if types.is_binary(inner) or types.is_large_binary(inner):
         return "bytes in a struct"
     raise InvalidImage(f"{path}: expected {column!r} of bytes or uint8, found {kind}")
 
 
+def as_text(path: str, ids: pa.Array) -> pa.Array:
+    """Raises JobMismatch for ids that are no text, as bytes of a hash."""
+    import pyarrow as pa
+
+    try:
+        return ids.cast(pa.string())
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise JobMismatch(f"{path}: expected ids that are text, found {ids.type}: {error}") from error
+
+
 def kind_of(path: str) -> Kind | None:
-    """By name; None for other files."""
     if has_image_suffix(path):
         return "pictures"
     if path.lower().endswith(".parquet"):
@@ -136,28 +150,39 @@ def kind_of(path: str) -> Kind | None:
     return "tar" if _TAR.search(path) else "idx" if _IDX.search(path) else None
 
 
+def opened(path: str) -> Any:
+    """For reading; `::`, which a local name may contain, chains URLs in fsspec."""
+    return Path(path).open("rb") if path.startswith("/") else fsspec.open(path, "rb")
+
+
 def size_of(path: str) -> int | None:
     """In bytes; None if the storage does not know."""
+    if path.startswith("/"):
+        return Path(path).stat().st_size
     filesystem, inner = url_to_fs(path)
     size = filesystem.info(inner).get("size")
     return None if size is None else int(size)
 
 
 def _files(inputs: Sequence[str], noted: Callable[[str], None]) -> Iterator[str]:
-    """In a fixed order; raises InvalidImage for an input without files."""
+    """In a fixed order."""
     for given in inputs:
         filesystem, inner = url_to_fs(given)
         full = _full_name(filesystem)
         matches = sorted(filesystem.glob(inner)) if filesystem.exists(inner) is False else [inner]
         if not matches:
             raise InvalidImage(f"{given}: expected a file, a folder or a pattern that matches, found none")
+        folders: set[PurePosixPath] = set()
         for match in matches:
+            if not folders.isdisjoint(PurePosixPath(match).parents):  # `**` also matches what is in a folder
+                continue
             if not filesystem.isdir(match):
                 if kind_of(match) is None:
                     wanted = "a picture, .tar, .parquet or an idx file (-ubyte, .idx)"
                     raise InvalidImage(f"{full(match)}: expected {wanted}, found another name")
                 yield full(match)
                 continue
+            folders.add(PurePosixPath(match))
             taken = left_out = 0
             for path in _below(filesystem, match):
                 if kind_of(path) is None:
@@ -171,17 +196,32 @@ def _files(inputs: Sequence[str], noted: Callable[[str], None]) -> Iterator[str]
                 noted(f"{full(match)}: files left out because of their names: {left_out}")
 
 
+def _raise(error: OSError) -> NoReturn:
+    raise error
+
+
 def _full_name(filesystem: Any) -> Callable[[str], str]:
     if isinstance(filesystem, LocalFileSystem):
         return lambda path: path
     return lambda path: cast(str, filesystem.unstrip_protocol(path))
 
 
+def _walk(filesystem: Any, folder: str) -> Iterator[tuple[str, list[str], list[str]]]:
+    """As fsspec's, which leaves out folders that it cannot list."""
+    folder = folder.rstrip("/")
+    types = {entry["name"].rstrip("/"): entry["type"] for entry in filesystem.ls(folder, detail=True)}
+    types.pop(folder, None)  # some storage lists the folder itself
+    folders = [name.rpartition("/")[2] for name, kind in types.items() if kind == "directory"]
+    yield folder, folders, [name.rpartition("/")[2] for name, kind in types.items() if kind != "directory"]
+    for name in folders:
+        yield from _walk(filesystem, f"{folder}/{name}")
+
+
 def _below(filesystem: Any, folder: str) -> Iterator[str]:
-    """Files in and below a folder, sorted within each, without hidden names."""
+    """Files in and below a folder, sorted within each, without hidden names; raises OSError for a locked folder."""
     local = isinstance(filesystem, LocalFileSystem)  # its own walk asks for the size of every file
-    for current, folders, files in os.walk(folder) if local else filesystem.walk(folder):
+    for current, folders, files in os.walk(folder, onerror=_raise) if local else _walk(filesystem, folder):
         folders[:] = sorted(name for name in folders if not name.startswith((".", "_")))
         for name in sorted(files):
-            if not name.startswith((".", "_")):
+            if not name.startswith("."):  # cameras write _DSC0001.JPG
                 yield f"{str(current).rstrip('/')}/{name}"

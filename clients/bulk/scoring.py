@@ -30,10 +30,7 @@ class Outcome:
 
 
 def score_part(network: Network, reader: Reader, part: Part) -> pa.Table:
-    """Columns id, label, probability, model_version, error; an error's row has no label and probability.
-
-    Memory: one block, and about 80 bytes a row for the answers.
-    """
+    """Columns id, label, probability, model_version, error; an error's row has no label and probability."""
     import pyarrow as pa
 
     none = np.empty((0, *network.shape), np.uint8)  # a shard without pictures still gives every column
@@ -44,6 +41,8 @@ def score_part(network: Network, reader: Reader, part: Part) -> pa.Table:
         errors |= {rows + row: error for row, error in block.errors.items()}
         rows += len(block.pixels)
     index, probability = (np.concatenate(each) for each in zip(*answers, strict=True))
+    for row in np.flatnonzero(np.isnan(probability)).tolist():
+        errors.setdefault(row, "expected finite logits, found NaN or infinity")
     missing = np.isin(np.arange(rows), list(errors)) if errors else None
     columns = {
         "id": pa.chunked_array(_id_arrays(part.paths[0], ids), pa.string()),
@@ -58,12 +57,17 @@ def score_part(network: Network, reader: Reader, part: Part) -> pa.Table:
 
 def _id_arrays(path: str, ids: Sequence[Ids]) -> list[pa.Array]:
     """One range for all row numbers: an array a block would cost more. Only the row of a damage follows them."""
-    import pyarrow as pa
-
     ranges = [each for each in ids if isinstance(each, range)]
     arrays = list(numbered(path, range(ranges[0].start, ranges[-1].stop))) if ranges else []
     others = (each for each in ids if not isinstance(each, range))
-    return arrays + [pa.array(each, pa.string()) if isinstance(each, list) else each for each in others]
+    return arrays + [_texts(each) if isinstance(each, list) else each for each in others]
+
+
+def _texts(names: Sequence[str | None]) -> pa.Array:
+    """Escapes bytes that are not UTF-8, as old tars and folders have."""
+    import pyarrow as pa
+
+    return pa.array([each and each.encode(errors="backslashreplace") for each in names], pa.string())
 
 
 def _repeated(places: NDArray[np.int32], values: Sequence[str], missing: NDArray[np.bool_] | None = None) -> pa.Array:
@@ -93,7 +97,6 @@ def do_part(job: Job, line: str) -> Outcome:
 
 @cache
 def _tools(job: Job) -> tuple[Network, Reader, Output]:
-    """Cached per process; Arrow gets one core."""
     import pyarrow as pa
 
     pa.set_cpu_count(1)

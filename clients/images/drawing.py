@@ -1,8 +1,7 @@
 """Pictures of drawings to images for models of ink.
 
 MNIST's recipe (LeCun, Cortes, Burges, http://yann.lecun.com/exdb/mnist/): the digit is scaled to a 20x20 box, with its
-aspect ratio and antialiasing; its centre of mass moves to pixel (14, 14) of a 28x28 field. MNIST's own images hardly
-change.
+aspect ratio and antialiasing; its centre of mass moves to pixel (14, 14) of a 28x28 field.
 """
 
 import numpy as np

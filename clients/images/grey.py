@@ -5,7 +5,7 @@ from PIL import Image
 
 from clients.errors import InvalidImage
 
-_SAMPLE_SIDE = 128  # pixels of the sampled view
+_SAMPLE_SIDE = 128  # pixels
 _TELLING = 2.0  # ratio of spreads above which a colour replaces brightness
 
 

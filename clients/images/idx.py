@@ -24,11 +24,10 @@ _GZIP = b"\x1f\x8b"
 _BYTE, _TYPES = 0x08, b"\x08\x09\x0b\x0c\x0d\x0e"
 _MOST_DIMENSIONS = 4
 _LARGEST_ITEM = 1 << 26  # bytes
-_PORTION = 1 << 18  # bytes of a read, unless an item is larger
+_PORTION = 1 << 18  # bytes of a read
 
 
 def is_idx(path: str) -> bool:
-    """Whether a readable file starts like idx of any type."""
     try:
         with Path(path).open("rb") as raw, _unzipped(raw) as data:
             start = data.read(4)
@@ -78,8 +77,6 @@ class IdxFile:
     def __iter__(self) -> Iterator[NDArray[np.uint8]]:
         for block in self.blocks(0, self.count, _PORTION):
             yield from block
-        if self._read(1):
-            raise InvalidImage(f"{self.name}: expected {self._expected()}, found more bytes")
 
     def blocks(self, start: int, stop: int, most_bytes: int) -> Iterator[NDArray[np.uint8]]:
         """Items `start` to `stop`, exclusive, as arrays (n, ...) of at most `most_bytes`, or one item.
@@ -98,6 +95,8 @@ class IdxFile:
                 passed = first == start > 0 and not data  # seeking does not stop at the end
                 found = f"at most {start}" if passed else f"{first + items} and {len(data) % item_bytes} bytes"
                 raise InvalidImage(f"{self.name}: expected {self._expected()}, found {found}")
+        if stop == self.count and self._read(1):  # reading a zipped file's end also compares its checksum
+            raise InvalidImage(f"{self.name}: expected {self._expected()}, found more bytes")
 
     def _expected(self) -> str:
         return f"{self.count} items of {math.prod(self.item_shape)} bytes"

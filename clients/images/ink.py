@@ -49,7 +49,7 @@ def find_ink(grey: Image.Image) -> Pixels:
 
 
 def separate(pixels: Pixels) -> tuple[Pixels, Box]:
-    """(h, w) -> ink (h, w), 0 on paper, and its bounding box. Raises BlankImage."""
+    """(h, w) -> ink (h, w), 0 on paper, and its bounding box."""
     away = pixels - estimate_paper(pixels)
     edge = np.concatenate([away[0], away[-1], away[:, 0], away[:, -1]])  # mostly paper, however large the digit
     away -= np.median(edge)
@@ -106,7 +106,6 @@ def _strokes(ink: Pixels, visible: Mask, strong: float) -> Mask:
 
 
 def _bounding_box(stroke: Mask) -> Box:
-    """Raises BlankImage for specks."""
     rows, columns = np.flatnonzero(stroke.any(axis=1)), np.flatnonzero(stroke.any(axis=0))
     left, top, right, bottom = int(columns[0]), int(rows[0]), int(columns[-1]) + 1, int(rows[-1]) + 1
     width, height = right - left, bottom - top

@@ -18,7 +18,7 @@ from clients.images.idx import IdxFile, is_idx
 from clients.images.paths import STANDARD_INPUT, Report, expand, has_image_suffix
 from clients.images.prepare import Preprocessing, check_ready, prepare_shapes
 
-_LARGEST_STREAM = 1 << 27  # bytes of a piped image
+_LARGEST_STREAM = 1 << 27  # bytes
 
 
 @dataclass(frozen=True)

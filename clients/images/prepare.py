@@ -30,7 +30,6 @@ def prepare_shapes(
 
 
 def check_ready(pixels: NDArray[np.uint8], preprocessing: Preprocessing) -> None:
-    """Raises BlankImage for a drawing without ink."""
     if preprocessing == "ink" and int(pixels.max()) <= LEAST_CONTRAST:
         raise BlankImage(
             f"no ink found: expected a level above {LEAST_CONTRAST:.0f} of 255 somewhere, found at most {pixels.max()}"

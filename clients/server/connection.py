@@ -80,7 +80,7 @@ class Connection:
         tensor = self._triton.InferInput(INPUT, list(batch.shape), "UINT8")
         wanted = self._triton.InferRequestedOutput(OUTPUT)
         if region is None:
-            tensor.set_data_from_numpy(batch)
+            tensor.set_data_from_numpy(np.asarray(batch))  # a masked array would send its fill value
         else:
             region.write(batch)
             tensor.set_shared_memory(region.name, batch.nbytes)

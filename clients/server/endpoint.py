@@ -31,7 +31,7 @@ class Tls:
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Options as in AsyncClassifier; gRPC sends header names in lower case.
+    """Options as in AsyncClassifier.
 
     Raises ValueError for an invalid option; connecting checks the addresses.
     """

@@ -43,7 +43,7 @@ class LoopThread:
         return result_of(self.submit(coroutine))
 
     def stop(self, farewell: Callable[[], Awaitable[None]]) -> None:
-        """Cancels all coroutines, then runs `farewell`; later calls do nothing."""
+        """Cancels all coroutines, then runs `farewell`."""
         if self._loop.is_closed():
             return
         with self._order:
@@ -56,7 +56,6 @@ class LoopThread:
 
 
 def result_of(future: "concurrent.futures.Future[T]") -> T:
-    """Raises RuntimeError if the thread ended."""
     try:
         return future.result()
     except concurrent.futures.CancelledError:

@@ -1,4 +1,4 @@
-"""Shared memory between a client and a server on one host: pixels in, logits out.
+"""Shared memory between a client and a server on one host.
 
 A region is a file in /dev/shm: a batch of images, then their logits. It is removed on closing, on collection and at
 exit; after SIGKILL by Python's resource tracker.
@@ -46,9 +46,8 @@ class Region:
         return rows * self._classes * _FLOAT_BYTES
 
     def write(self, batch: NDArray[np.uint8]) -> None:
-        """Also writes NaN over the old logits."""
         np.ndarray(batch.shape, np.uint8, self._memory.buf)[:] = batch
-        self._logits((len(batch), self._classes))[:] = np.nan
+        self._logits((len(batch), self._classes))[:] = np.nan  # old logits must not pass for an answer
 
     def read(self, shape: Sequence[int]) -> NDArray[np.float32]:
         """Raises TypeError for too large a shape."""

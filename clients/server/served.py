@@ -62,6 +62,8 @@ async def find(connection: Connection, name: str) -> ServedModel:
     entries = [entry for entry in index if entry["name"] == name]
     if not entries:
         raise ModelNotFound(f"model {name!r} is not at {connection.url}; there: {_names(index)}")
+    if any(map(_is_ready, entries)):  # the first server failed, another gave the index
+        return await _describe(connection, name)
     raise ModelNotReady(f"model {name!r} is not ready at {connection.url}: {_state(entries)}")
 
 

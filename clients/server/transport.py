@@ -17,6 +17,7 @@ _BUSY_WORDS = re.compile(r"maximum queue size|timeout expired|overload|overflow|
 _NOT_FOUND = ("StatusCode.NOT_FOUND", "404")
 # gRPC gives an unreachable server the status of a busy server.
 _GRPC_UNCONNECTED = ("failed to connect", "errors resolving", "DNS resolution failed")
+_WORDLESS = "client received an empty response from the server."  # tritonclient's, without the status
 _LONGEST_WORDS = 500  # characters
 # By default gRPC pauses up to two minutes before it redials.
 _GRPC_OPTIONS = [
@@ -30,8 +31,6 @@ _retry_after: ContextVar[list[str]] = ContextVar("retry_after")  # of this task'
 
 
 class Transport:
-    """Raises ServerUnavailable for unreadable TLS files."""
-
     def __init__(self, address: str, endpoint: Endpoint, concurrency: int) -> None:
         self.address = address
         self._endpoint = endpoint
@@ -84,6 +83,7 @@ class Transport:
 
     def _refused(self, error: Any, heard: list[str]) -> ClientError:
         words, status = _line(error.message() or ""), error.status()
+        words = f"HTTP {status}" if words == _WORDLESS else words
         wait_s = _seconds(heard if self._is_http else _metadata(error))
         if self._is_http and error.debug_details() and status not in (*_PASSING, *_BUSY):  # not Triton's JSON
             return self.no_triton(f"HTTP {status}, {words}")
@@ -141,7 +141,7 @@ def _reason(error: Exception) -> str:
     if not isinstance(cause, OSError) or isinstance(error, ssl.SSLError):
         return str(error)
     if isinstance(cause, socket.gaierror) or not cause.errno:
-        return cause.strerror or str(cause)
+        return cause.strerror or str(cause) or "the connection ended"  # as where TLS meets a server without it
     return os.strerror(cause.errno)
 
 

@@ -24,8 +24,8 @@ class Answer:
     prediction: Prediction
     model: str
     image: NDArray[np.uint8]  # (height, width), 0 = background, 255 = ink
-    shapes: int  # in the picture
-    preparation_ms: float  # from file to image
+    shapes: int
+    preparation_ms: float
 
 
 class Triton:

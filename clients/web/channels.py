@@ -19,7 +19,7 @@ from clients.web.guards import HEADERS, sender_of
 CONNECTIONS = 96
 CONNECTIONS_OF_ADDRESS = 32  # a browser opens 6
 HEADER_S = 10.0  # from the connection or a request's first byte to the end of the headers
-BODY_S = 30.0  # from there to the end of its body; the page gives up after 15 s
+BODY_S = 30.0  # from there to the end of its body
 
 
 class Refusal(ErrorTask):

@@ -112,7 +112,6 @@ def _classify(triton: Triton) -> Response:
 
 
 def _failure(error: HTTPException) -> Response:
-    """Keeps the error's headers."""
     response = Response(status=error.code, headers=error.get_headers())
     response.data = jsonify(error=" ".join((error.description or error.name).split())).data
     response.content_type = "application/json"

@@ -1,5 +1,3 @@
-"""Seeded pictures of no digit, or several."""
-
 import string
 from pathlib import Path
 
@@ -15,7 +13,6 @@ SIDE = 120  # pixels
 
 
 def letters() -> list[tuple[str, Image.Image]]:
-    """Dark on light: 624 pictures."""
     pictures = []
     for name in NAMES:
         font = ImageFont.truetype(str(FONTS / f"{name}.ttf"), 80)
@@ -27,7 +24,6 @@ def letters() -> list[tuple[str, Image.Image]]:
 
 
 def noise(count: int = 200, seed: int = 0) -> list[Image.Image]:
-    """In turn grey, black and white, blobs."""
     rng = np.random.default_rng(seed)
     pictures = []
     for number in range(count):

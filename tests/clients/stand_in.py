@@ -1,7 +1,4 @@
-"""A server with Triton's two protocols; counts requests, fails on demand.
-
-Logits follow from the sum of the pixels.
-"""
+"""A server with Triton's two protocols; counts requests, fails on demand."""
 
 import json
 import ssl

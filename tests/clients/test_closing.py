@@ -15,7 +15,6 @@ WITHIN_S = 30
 
 @pytest.fixture
 def server():
-    """Sets `reached` and holds every inference until `go_on`."""
     go_on, reached = threading.Event(), threading.Event()
 
     def hold(number):

@@ -146,7 +146,6 @@ def test_a_path_may_be_text_or_path(tmp_path):
 
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
 def test_the_limit_of_pixels_is_exact(monkeypatch):
-    """Also without Pillow's warning as an error."""
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 64 * 48)
     assert refusal(WHOLE["PNG"]) is None
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 64 * 48 - 1)
@@ -154,7 +153,6 @@ def test_the_limit_of_pixels_is_exact(monkeypatch):
 
 
 def test_threads_share_it():
-    """As in one thread; the warning filters stay."""
     exif = Image.Exif()
     exif[ExifTags.Base.Orientation] = 6
     turned, bomb = encoded("JPEG", exif=exif), png(10_000, 10_000)

@@ -98,7 +98,7 @@ def test_show_prints_what_the_model_sees(server):
 
 
 def test_blocks_of_a_terminal_are_grey():
-    image = np.array([[[0, 255], [128, 0], [7, 200]]], dtype=np.uint8)  # an odd number of rows
+    image = np.array([[[0, 255], [128, 0], [7, 200]]], dtype=np.uint8)
     assert blocks(image, colour=False) == ["▄▀", " ▀"]
     first, second = blocks(image, colour=True)
     assert first == "\x1b[38;5;232;48;5;243m▀\x1b[38;5;255;48;5;232m▀\x1b[0m"

@@ -1,6 +1,8 @@
 import csv
 import io
 import struct
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
 import pytest
@@ -92,3 +94,21 @@ def test_noise_is_called_noise(server, tmp_path):
     code, _, error = run(tmp_path / "noise.png", "--url", server)
     assert (code, "contrast" in error) == (1, False)
     assert "no ink found: expected strokes that stand out from the paper, found noise" in error
+
+
+def test_a_refusal_without_words_shows_its_status(draw):
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self):
+            self.send_response(401)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *arguments):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as guarded:
+        threading.Thread(target=guarded.serve_forever, args=(0.01,)).start()
+        code, _, error = run(draw, "--url", f"127.0.0.1:{guarded.server_port}")
+        guarded.shutdown()
+    assert code == 3
+    assert error.endswith("answered: HTTP 401\n")

@@ -1,5 +1,3 @@
-"""The probe beside a server that answers anything."""
-
 import base64
 import json
 import socketserver
@@ -51,7 +49,6 @@ def reply(content: object, binary: bytes = b"") -> bytes:
 def answers(
     logits: Sequence[float] = (5, 1, 2), tolerance: float | None = 1e-4, others: Mapping[str, bytes] | None = None
 ) -> dict[str, bytes]:
-    """Of the model `net`, whose stored logits are 5, 1, 2."""
     image = base64.b64encode(zlib.compress(bytes(4))).decode()
     stored = {"image": image, "answers": {"1": {"logits": [5, 1, 2], "tolerance": tolerance}}}
     count = {"name": "net", "version": "1", "inference_stats": {"success": {"count": 0}}}

@@ -60,7 +60,6 @@ def limit(confidences, digits):
 
 
 def refused(confidences, limit, pictures):
-    """Whether each picture is blank or below the limit."""
     inputs, blank = [], []
     for picture in pictures:
         try:

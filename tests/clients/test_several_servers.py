@@ -2,6 +2,7 @@ import socket
 import threading
 import time
 from contextlib import ExitStack
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
 import pytest
@@ -61,6 +62,26 @@ def test_a_silent_one_leaves_time_for_the_next():
         url = f"127.0.0.1:{silent.getsockname()[1]},{server.urls['http']}"
         with Classifier(url, timeout_s=4, retry_s=0) as classifier:
             assert len(classifier.classify(IMAGES)) == 9
+
+
+@pytest.mark.parametrize("status", [500, 503])
+def test_a_failing_one_is_not_believed_about_a_model(status):
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_error(status)
+
+        def do_POST(self):
+            self.do_GET()
+
+        def log_message(self, *arguments):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as failing, StandIn().serving("http") as server:
+        threading.Thread(target=failing.serve_forever, args=(0.01,)).start()
+        url = f"127.0.0.1:{failing.server_port},{server.urls['http']}"
+        with Classifier(url, "net", retry_s=0) as classifier:
+            np.testing.assert_array_equal(classifier.logits(IMAGES), expected_logits(IMAGES))
+        failing.shutdown()
 
 
 def test_all_away():

@@ -45,6 +45,12 @@ def test_any_portions_become_batches_of_one_size(lengths, size, chance):
     assert all(0 < len(batch) <= size for batch in batches)
 
 
+def test_a_mask_changes_no_pixels(server):
+    with connect(server) as classifier:
+        masked = np.ma.masked_array(IMAGES, IMAGES > 99)
+        np.testing.assert_array_equal(classifier.logits(masked), expected_logits(IMAGES))
+
+
 def test_an_array_that_its_owner_fills_again_is_copied():
     def refilled():
         buffer = np.empty(SHAPE, np.uint8)

@@ -1,6 +1,8 @@
 import os
 import shutil
+import socket
 import subprocess
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -64,6 +66,20 @@ def test_files_that_are_none(tmp_path, certificates):
     for file in ("empty.pem", "missing.pem"):
         with pytest.raises(ServerUnavailable, match="expected PEM files for TLS"):
             Classifier("127.0.0.1:1", retry_s=0, tls=Tls(ca_file=str(tmp_path / file)))
+
+
+def test_a_server_that_ends_the_connection_instead_of_encrypting():
+    def hang_up():
+        peer, _ = listener.accept()
+        peer.recv(4096)
+        peer.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=hang_up)
+        thread.start()
+        with pytest.raises(ServerUnavailable, match=r"over http \(the connection ended\)"):
+            Classifier(f"127.0.0.1:{listener.getsockname()[1]}", retry_s=0, tls=Tls())
+        thread.join()
 
 
 def test_the_command_line(server, certificates):

@@ -1,5 +1,3 @@
-"""Real parts for tests and the screenshot."""
-
 import shutil
 import subprocess
 import sys

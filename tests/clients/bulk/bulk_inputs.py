@@ -17,8 +17,7 @@ SEEN = np.random.default_rng(7).normal(size=(784, 10)).astype(np.float32) / 255
 CONFIG = {"channels": 1, "image_size": [28, 28], "labels": [f"digit-{each}" for each in range(10)]}
 
 
-def write_network(path: Path, weights: np.ndarray = SEEN, **config: object) -> Path:
-    """A linear network with the exporter's metadata."""
+def write_network(path: Path, weights: np.ndarray = SEEN, temperature: str = "2.0", **config: object) -> Path:
     nodes = [
         helper.make_node("Cast", ["image"], ["pixels"], to=TensorProto.FLOAT),
         helper.make_node("Reshape", ["pixels", "flat_shape"], ["flat"]),
@@ -30,7 +29,7 @@ def write_network(path: Path, weights: np.ndarray = SEEN, **config: object) -> P
     tensors = [numpy_helper.from_array(value, name) for name, value in constants.items()]
     graph = helper.make_graph(nodes, "linear", inputs, outputs, tensors)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
-    helper.set_model_props(model, {"model_config": json.dumps(CONFIG | config), "temperature": "2.0"})
+    helper.set_model_props(model, {"model_config": json.dumps(CONFIG | config), "temperature": temperature})
     path.write_bytes(model.SerializeToString())
     return path
 

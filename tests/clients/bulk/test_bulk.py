@@ -1,6 +1,10 @@
 import gzip
+import io
 import json
+import os
 import re
+import tarfile
+import tracemalloc
 from pathlib import Path
 
 import fsspec
@@ -10,13 +14,15 @@ import pyarrow.parquet as pq
 import pytest
 from bulk_inputs import expected, idx_bytes, png, publish, write_all, write_network, write_parquet, write_tar
 from click.testing import CliRunner
+from fsspec.implementations.memory import MemoryFileSystem
+from PIL import Image
 
 from clients.bulk.app import _job, bulk
-from clients.bulk.job import JobMismatch, parts_to_do
+from clients.bulk.job import JobMismatch, Output, parts_to_do
 from clients.bulk.network import Network, find_model
 from clients.bulk.progress import Progress
 from clients.bulk.scoring import Outcome, do_part
-from clients.errors import ClientError, InvalidImage, ModelMismatch
+from clients.errors import ClientError, InvalidImage, ModelMismatch, ModelNotFound
 
 FORMS = ("folder", "idx", "tar", "pixels", "lists", "encoded", "struct")
 
@@ -133,6 +139,179 @@ def test_a_damaged_shard_costs_its_end(tmp_path, digits, network):
     assert len(table) > 3
 
 
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (lambda shard: shard[:4500], "truncated header at byte 4096"),
+        (lambda shard: shard[:4096], "empty header at byte 4096"),
+        (lambda shard: shard[:4100] + b"x" + shard[4101:], "bad checksum at byte 4096"),
+    ],
+)
+def test_a_damaged_header_is_no_end_of_a_shard(tmp_path, digits, network, damage, reason):
+    shard = write_tar(tmp_path / "x.tar", {f"{number}.png": png(digits[39]) for number in range(9)})
+    shard.write_bytes(damage(shard.read_bytes()))
+    errors = run([shard], tmp_path / "out", network)["error"].to_pylist()
+    assert errors == [None] * 4 + [f"damaged from here on: {reason}"]
+
+
+def test_a_link_in_a_shard_is_an_error(tmp_path, digits, network):
+    shard = write_tar(tmp_path / "x.tar", {"1.png": png(digits[0])})
+    with tarfile.open(shard, "a") as more:
+        for kind in (tarfile.LNKTYPE, tarfile.SYMTYPE):
+            link = tarfile.TarInfo("2.png")
+            link.type, link.linkname = kind, "1.png"
+            more.addfile(link)
+    errors = run([shard], tmp_path / "out", network)["error"].to_pylist()
+    assert errors == [None, *["expected an image, found a link to 1.png"] * 2]
+
+
+def test_a_shard_is_decoded_as_it_comes(tmp_path, network):
+    picture = io.BytesIO()
+    Image.fromarray(np.full((600, 600), 9, np.uint8)).save(picture, "BMP")
+    write_tar(tmp_path / "x.tar", {f"{number}.bmp": picture.getvalue() for number in range(30)})
+    tracemalloc.start()
+    assert len(run([tmp_path / "x.tar"], tmp_path / "out", network)) == 30
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 15 * len(picture.getvalue())
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda content: content + gzip.compress(b"x"), lambda content: content[:-8] + b"12345678"]
+)
+def test_the_end_of_a_zipped_file_is_checked(tmp_path, digits, network, damage):
+    (tmp_path / "x.idx.gz").write_bytes(damage(gzip.compress(idx_bytes(digits))))
+    table = run([tmp_path / "x.idx.gz"], tmp_path / "out", network)
+    assert len(table) == 41
+    assert "damaged" in table["error"][40].as_py()
+
+
+def test_a_row_without_pixels_costs_itself(tmp_path, digits, network):
+    rows = digits[:9].reshape(9, -1)
+    holes = [*rows[:3].tolist(), None, [None, *rows[4].tolist()[1:]], *rows[5:].tolist()]
+    lists = write_parquet(tmp_path / "lists.parquet", pa.array(holes, pa.list_(pa.uint8())))
+    fixed = pa.array([None if number == 3 else row.tobytes() for number, row in enumerate(rows)], pa.binary(784))
+    labels = expected(digits[:9])[0]
+    table = run([lists], tmp_path / "lists", network)
+    assert table["label"].to_pylist() == [*labels[:3], None, None, *labels[5:]]
+    assert table["error"][4].as_py() == "expected 784 pixels, found nulls among them"
+    table = run([write_parquet(tmp_path / "fixed.parquet", fixed)], tmp_path / "fixed", network)
+    assert table["label"].to_pylist() == [*labels[:3], None, *labels[4:]]
+
+
+def test_ids_that_are_no_text_fail_their_part(tmp_path, digits, network):
+    pixels = pa.array([each.tobytes() for each in digits[:2]], pa.binary(784))
+    path = write_parquet(tmp_path / "x.parquet", pixels, key=pa.array([b"a", b"\xff"]))
+    with pytest.raises(JobMismatch, match="expected ids that are text, found binary"):
+        run([path], tmp_path / "out", network, id_column="key")
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_logits_that_are_no_numbers_are_errors(tmp_path, digits, value):
+    weights = np.zeros((784, 10), np.float32)
+    weights[np.flatnonzero(digits[39] == 0)[0], 3] = value  # of a pixel without ink: 0 times infinity is NaN
+    network = write_network(tmp_path / "x.onnx", weights, preprocessing="photo")
+    (tmp_path / "x.idx").write_bytes(idx_bytes(digits[39:]))
+    table = run([tmp_path / "x.idx"], tmp_path / "out", network)
+    assert table["error"].to_pylist() == ["expected finite logits, found NaN or infinity"]
+    assert (table["label"].null_count, table["probability"].null_count) == (1, 1)
+
+
+def test_names_that_are_not_utf8(tmp_path, digits, network):
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    (folder / os.fsdecode(b"b\xfc.png")).write_bytes(png(digits[0]))
+    with tarfile.open(folder / os.fsdecode(b"\xe4.tar"), "w", encoding="latin-1", format=tarfile.GNU_FORMAT) as shard:
+        shard.add(folder / os.fsdecode(b"b\xfc.png"), "b\u00fc.png")
+    (folder / os.fsdecode(b"\xf6.idx")).write_bytes(idx_bytes(digits[:1]))
+    table = run([folder], tmp_path / "out", network)
+    ids = [r"b\udcfc.png", r"\udce4.tar/b\udcfc.png", r"\udcf6.idx[0]"]
+    assert sorted(table["id"].to_pylist()) == sorted(f"{folder}/{each}" for each in ids)
+    assert table["label"].to_pylist() == expected(digits[:1])[0] * 3
+
+
+def test_a_pattern_gives_each_file_once(tmp_path, forms, network):
+    table = run([forms["folder"] / "**"], tmp_path / "out", network)
+    assert len(table) == len(set(table["id"].to_pylist())) == 40
+
+
+def test_local_names_are_no_chains_of_urls(tmp_path, digits, network):
+    (tmp_path / "10::30.png").write_bytes(png(digits[0]))
+    write_tar(tmp_path / "a::b.tar", {"1.png": png(digits[0])})
+    (tmp_path / "c::d.idx").write_bytes(idx_bytes(digits[:1]))
+    assert run([tmp_path], tmp_path / "out", network)["label"].to_pylist() == expected(digits[:1])[0] * 3
+
+
+def test_a_picture_with_an_underscore_is_taken(tmp_path, digits, network):
+    (tmp_path / "_DSC0001.png").write_bytes(png(digits[0]))
+    assert len(run([tmp_path], tmp_path / "out", network)) == 1
+
+
+@pytest.mark.parametrize("local", [True, False])
+def test_a_folder_that_cannot_be_listed_stops_the_plan(tmp_path, digits, network, monkeypatch, local):
+    if local:
+        (folder := tmp_path / "pictures").mkdir()
+        (folder / "1.png").write_bytes(png(digits[0]))
+        with monkeypatch.context() as below:
+            below.chdir(folder)
+            for _ in range(20):  # together longer than a path may be
+                Path("d" * 250).mkdir()
+                os.chdir("d" * 250)
+    else:
+        folder = "memory://locked"
+        fsspec.filesystem("memory").pipe_file("/locked/below/1.png", png(digits[0]))
+        listed = MemoryFileSystem.ls
+
+        def ls(self, path, *arguments, **options):
+            if path.endswith("below"):
+                raise PermissionError("denied")
+            return listed(self, path, *arguments, **options)
+
+        monkeypatch.setattr(MemoryFileSystem, "ls", ls)
+    with pytest.raises(OSError, match=r"File name too long|denied"):
+        run([folder], tmp_path / "out", network)
+    assert not list((tmp_path / "out").iterdir())
+
+
+def test_storage_that_denies_access_is_no_error_of_the_picture(tmp_path, digits, network, monkeypatch):
+    fsspec.filesystem("memory").pipe_file("/expired/1.png", png(digits[0]))
+    job, target = _job(("memory://expired",), str(tmp_path / "out"), network, "image", "id", None)
+
+    def denied(*unused, **options):
+        raise PermissionError("The provided token has expired")  # as of s3fs, without a number
+
+    monkeypatch.setattr(MemoryFileSystem, "_open", denied)
+    (part,) = parts_to_do(target, job, (0, 1))
+    with pytest.raises(PermissionError, match="expired"):
+        do_part(job, part.to_line())
+
+
+def test_a_second_planner_leaves_an_open_list_alone(tmp_path):
+    output = Output(str(tmp_path))
+    (tmp_path / "before").write_text("before")
+    (tmp_path / "after").write_text("after")
+    output.copy_in(tmp_path / "before", "list")
+    with output.open("list") as reader:
+        output.copy_in(tmp_path / "after", "list")
+        assert reader.read() == b"before"
+    assert output.read("list") == b"after"
+    assert {path.name for path in tmp_path.iterdir()} == {"before", "after", "list"}
+
+
+def test_an_incomplete_list_of_parts_is_refused(tmp_path, forms, network):
+    job, target = _job((str(forms["idx"]),), str(tmp_path / "out"), network, "image", "id", 9)
+    listed = tmp_path / "out" / job.parts_file
+    listed.write_text("".join(listed.read_text().splitlines(keepends=True)[:3]))
+    with pytest.raises(JobMismatch, match="expected 5 parts, found 3"):
+        list(parts_to_do(target, job, (0, 2)))
+
+
+def test_an_empty_path_is_not_the_current_folder(tmp_path, network):
+    for paths, output in (([""], tmp_path / "out"), ([tmp_path], "")):
+        with pytest.raises(ClientError, match="expected a path or URL, found an empty one"):
+            run(paths, output, network)
+
+
 def test_what_is_done_is_skipped(tmp_path, forms, network):
     whole = run([forms["idx"]], tmp_path / "out", network, part_rows=9)
     kept, missing = (tmp_path / f"out/part-0000000{number}.parquet" for number in (1, 3))
@@ -171,11 +350,21 @@ def test_the_served_version_answers(tmp_path, network):
     model = publish(tmp_path / "repository", network, other)
     assert find_model(model).version == "2"
     assert find_model(model / "1").version == "1"
+    (model / "config.pbtxt").write_text('name: "linear" version_policy { specific { versions: [3] } }')
+    with pytest.raises(ModelNotFound, match="found none"):
+        find_model(model)
     (model / "config.pbtxt").write_text('name: "linear" version_policy { specific { versions: [1] } }')
     assert (find_model(model).name, find_model(model).version) == ("linear", "1")
     (model / "1/model.onnx").write_bytes(b"changed")
     with pytest.raises(ModelMismatch, match="expected the SHA-256"):
         find_model(model)
+
+
+@pytest.mark.parametrize("config", [{"preprocessing": "sound"}, {"temperature": "0"}, {"temperature": "nan"}])
+def test_a_network_that_cannot_be_right_is_refused(tmp_path, config):
+    file = write_network(tmp_path / "x.onnx", **config)
+    with pytest.raises(ModelMismatch, match="expected a classifier of the exporter, found the temperature"):
+        Network(find_model(file))
 
 
 @pytest.mark.slow
@@ -196,6 +385,10 @@ def refusals(folder: Path) -> dict[str, tuple[Path, str]]:
     (folder / "torn.parquet").write_bytes(b"PAR1")
     narrow = write_parquet(folder / "narrow.parquet", pa.array([b"12"], pa.binary(2)))
     words = write_parquet(folder / "words.parquet", pa.array(["12"]))
+    text = write_parquet(folder / "text.parquet", pa.array([{"bytes": "12"}]))
+    key = write_parquet(folder / "key.parquet", pa.array([b"12"]), id=pa.array([[1]]))
+    twice = pa.Table.from_arrays([pa.array([b"12"])] * 2, names=["image", "image"])
+    pq.write_table(twice, folder / "twice.parquet")
     return {
         "absent": (folder / "absent", "expected a file, a folder or a pattern"),
         "empty": (folder / "empty", "found none"),
@@ -205,6 +398,9 @@ def refusals(folder: Path) -> dict[str, tuple[Path, str]]:
         "torn": (folder / "torn.parquet", "expected a Parquet file"),
         "narrow": (narrow, "expected pixels of 784 bytes, found 2"),
         "words": (words, "of bytes or uint8, found string"),
+        "text": (text, "of bytes or uint8, found struct<bytes: string>"),
+        "key": (key, "expected ids that are text, found list"),
+        "twice": (folder / "twice.parquet", "expected one column 'image', found image, image"),
     }
 
 

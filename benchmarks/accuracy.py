@@ -1,5 +1,3 @@
-"""Test accuracy of every runtime and precision."""
-
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator

@@ -7,12 +7,14 @@ from pathlib import Path
 
 import click
 
+from benchmarks.measure.choices import Result
+
 
 @click.command()
 @click.option("--rows", type=click.IntRange(10_000), default=2_000_000, show_default=True)
 @click.option("--model", default="vitbn-tiny", show_default=True, help="A shipped network, with all rewrites.")
 @click.option("--form", type=click.Choice(["idx", "parquet"]), default="idx", show_default=True)
-@click.option("--json", "path", type=click.Path(dir_okay=False, path_type=Path), help="Write the result here.")
+@click.option("--json", "path", type=Result(), help="Write the result here.")
 def bulk(rows: int, model: str, form: str, path: Path | None) -> None:
     """Compare vitbn bulk with plain ONNX Runtime, watch its memory, kill it and count its rows."""
     from benchmarks.load.bulk_runs import BulkBench

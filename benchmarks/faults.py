@@ -1,4 +1,4 @@
-"""In: scenarios, most against a supervised server, all of them local.
+"""In: scenarios against local servers, most of them supervised.
 
 Out: a JSON row each: requests sent, right, wrong, refused and failed; p50, p99 and worst latency of right answers in
 ms; seconds until answers were right again; memory in MB.
@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+
+from benchmarks.measure.choices import FiniteRange, Result
 
 if TYPE_CHECKING:
     from benchmarks.load.scenarios import Row
@@ -33,9 +35,9 @@ NAMES = (
 @click.command()
 @click.option("--scenario", "names", type=click.Choice(NAMES), multiple=True, help="Repeatable.  [default: all]")
 @click.option("--publications", type=click.IntRange(1, 200), default=20, show_default=True)
-@click.option("--overload-seconds", type=click.FloatRange(1, 120), default=20.0, show_default=True)
-@click.option("--hours", type=click.FloatRange(0.001, 48), help="Also soak: steady requests for this long.")
-@click.option("--json", "path", type=click.Path(dir_okay=False, path_type=Path), help="Write the result here.")
+@click.option("--overload-seconds", type=FiniteRange(1, 120), default=20.0, show_default=True)
+@click.option("--hours", type=FiniteRange(0.001, 48), help="Also soak: steady requests for this long.")
+@click.option("--json", "path", type=Result(), help="Write the result here.")
 def faults(
     names: tuple[str, ...], publications: int, overload_seconds: float, hours: float | None, path: Path | None
 ) -> None:

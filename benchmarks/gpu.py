@@ -95,7 +95,6 @@ def gpu(dry_run: bool, output: Path) -> None:
 
 
 def check(step: Step) -> None:
-    """Raises ClickException for a missing command or wrong options."""
     try:
         command: click.Command = getattr(importlib.import_module(step.module), step.name)
         command.make_context(step.name, [*step.arguments])

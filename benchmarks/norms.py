@@ -1,5 +1,3 @@
-"""The cost of each norm at inference, after all folds."""
-
 from __future__ import annotations
 
 import json
@@ -48,7 +46,6 @@ def norms(study: Path, count: int, seconds: float, output: Path) -> None:
 
 
 def study_rows(study: Path) -> dict[str, dict[str, Any]]:
-    """Rows by model; raises NormsError without a study."""
     path = study / "norms.json"
     try:
         return {row["model"]: row for row in json.loads(path.read_bytes())["derived"]}

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from benchmarks.measure.choices import FiniteRange, Result
+
 if TYPE_CHECKING:
     from benchmarks.load.behind_proxy import Row
 
@@ -21,8 +23,8 @@ NAMES = (*FAULTS, "hostile", "overload", "added")
 @click.command()
 @click.option("--scenario", "names", type=click.Choice(NAMES), multiple=True, help="Repeatable.  [default: all]")
 @click.option("--requests", type=click.IntRange(100, 1_000_000), default=10_000, show_default=True)
-@click.option("--overload-seconds", type=click.FloatRange(1, 120), default=10.0, show_default=True)
-@click.option("--json", "path", type=click.Path(dir_okay=False, path_type=Path), help="Write the result here.")
+@click.option("--overload-seconds", type=FiniteRange(1, 120), default=10.0, show_default=True)
+@click.option("--json", "path", type=Result(), help="Write the result here.")
 def proxy(names: tuple[str, ...], requests: int, overload_seconds: float, path: Path | None) -> None:
     """Break or update one of two servers behind the proxy and count what its clients see."""
     from benchmarks.load.behind_proxy import BehindProxy

@@ -6,10 +6,13 @@ In: service times of two real servers. Out as JSON: these two measured and simul
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import click
+
+from benchmarks.measure.choices import FiniteRange, Result
 
 SERVERS = (10, 100, 1000)
 PEAKS = (0.5, 0.7, 0.9)  # of the fleet's capacity, at the busiest hour
@@ -18,9 +21,9 @@ DAY_S = 86_400
 
 @click.command()
 @click.option("--measured", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="An earlier result.")
-@click.option("--seconds", type=click.FloatRange(1, 600), default=30.0, show_default=True, help="Of each measurement.")
+@click.option("--seconds", type=FiniteRange(1, 600), default=30.0, show_default=True, help="Of each measurement.")
 @click.option("--requests", type=click.IntRange(100), default=40_000, show_default=True, help="At the busiest hour.")
-@click.option("--json", "path", type=click.Path(dir_okay=False, path_type=Path), help="Write the result here.")
+@click.option("--json", "path", type=Result(), help="Write the result here.")
 def scale(measured: Path | None, seconds: float, requests: int, path: Path | None) -> None:
     """Measure two servers, simulate them, and simulate 10, 100 and 1,000."""
     from benchmarks.load.simulation import Fleet, simulate, simulate_day
@@ -50,7 +53,9 @@ def scale(measured: Path | None, seconds: float, requests: int, path: Path | Non
 def _earlier(path: Path) -> dict[str, Any]:
     try:
         two: dict[str, Any] = json.loads(path.read_bytes())["two_servers"]
-        sum(two["service_ms"]), sum(row["rate"] for row in two["rows"])  # else they fail in the simulation
+        numbers = [*two["service_ms"], *(row["rate"] for row in two["rows"])]
+        if not two["service_ms"] or not all(0 < number < math.inf for number in numbers):  # NaN would never end
+            raise ValueError("no service times, or numbers that are not above 0")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise click.ClickException(f"{path}: expected a result of benchmarks/scale.py, found {error!r}") from error
     return two

@@ -1,7 +1,7 @@
 """Attention with the normalised tokens as keys and values: weights and cost.
 
 In: head-major query-key-value and output projections. Out: the absorbed layer's tensors, differentiable.
-H heads of size E, N tokens, D features; s = 1/sqrt(E). Equations: export/rewrites/absorb.py.
+H heads of size E, D features; s = 1/sqrt(E). Equations: export/rewrites/absorb.py.
 """
 
 from __future__ import annotations

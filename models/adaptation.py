@@ -66,9 +66,9 @@ def form_of_training(metrics: Metrics) -> Form:
 def adapt(
     model: nn.Module, images: Tensor, statistics: tuple[Statistic, ...] = BOTH, form: Form = "plain"
 ) -> nn.Module:
-    """A copy in eval mode, with statistics of all images as one batch.
+    """A copy in eval mode. After training in the served `form`, the last BatchNorms get statistics of CLS rows.
 
-    After training in the served `form`, the last BatchNorms get statistics of CLS rows. Raises AdaptationError.
+    Raises AdaptationError.
     """
     adapted = copy.deepcopy(model).eval()
     norms = [module for module in adapted.modules() if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d)]

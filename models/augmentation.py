@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from models.config import Augmentation
 
-ELASTIC_SIGMA = 4.0  # pixels, smooths the displacements
+ELASTIC_SIGMA = 4.0  # pixels
 ELASTIC_PIXELS = 1.5
 ZOOM_OUT_SHARE = 0.2  # of the images
 SAMPLES = 3  # per side of a zoomed-out pixel

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 import vitbn  # noqa: F401  # reports another `models` that hides ours
-from models.data import DATA_DIR_HELP, DataError, load_dataset
+from models.data import DATA_DIR_HELP, DATASETS, DataError, load_dataset
 
 if TYPE_CHECKING:
     from models.checkpoint import Checkpoint
@@ -37,11 +37,16 @@ def measure(checkpoint: Checkpoint, data_dir: Path | None) -> dict[str, float]:
     from models.checkpoint import CheckpointError
     from models.training import measure_calibration
 
-    metrics = checkpoint.metrics
-    count = metrics.get("options", {}).get("hold_out", 0)
+    path, metrics, shape = checkpoint.path, checkpoint.metrics, checkpoint.config.input_shape
+    count, name = metrics.get("options", {}).get("hold_out", 0), metrics.get("dataset")
     if not count:
-        raise CheckpointError(f"{checkpoint.path}: expected a training with --hold-out, found none in the metrics")
-    return measure_calibration(checkpoint.model, load_dataset(metrics["dataset"], data_dir), count)
+        raise CheckpointError(f"{path}: expected a training with --hold-out, found none in the metrics")
+    if type(count) is not int or name not in DATASETS:
+        raise CheckpointError(f"{path}: expected --hold-out N of a --dataset in the metrics, found {count!r}, {name!r}")
+    data = load_dataset(name, data_dir)
+    if (found := data.train_images.shape[1:]) != shape:
+        raise CheckpointError(f"{path}: expected images of the shape {shape}, found {found} in {name}")
+    return measure_calibration(checkpoint.model, data, count)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Checkpoints: tensors, configuration and metrics in a safetensors file.
 
-In: our file or a state dict of the published study (.pth); its bytes decide. Out: the network in eval mode,
-configuration and metrics. Claimed sizes are checked before allocation.
+In: our file or a state dict of the published study (.pth); its bytes decide. Out: a `Checkpoint`.
+Claimed sizes are checked before allocation.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Checkpoint:
 
 
 def save(path: Path, model: nn.Module, config: ModelConfig, metrics: Metrics) -> None:
-    """All or nothing; raises MetricsError for metrics that `load` would refuse."""
+    """Raises MetricsError for metrics that `load` would refuse."""
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
     metadata = {"config": config.to_json(), "metrics": metrics_json.to_json(metrics)}
     write_atomically(path, to_safetensors(tensors, metadata))

@@ -152,7 +152,6 @@ class ModelConfig:
 
     @classmethod
     def from_json(cls, text: str) -> ModelConfig:
-        """Raises ConfigError."""
         try:
             return cls(**_arguments(text))
         except (TypeError, AttributeError) as error:

@@ -27,13 +27,12 @@ def rank() -> int:
 
 
 def local_device(device: str) -> str:
-    """`cuda` -> this process's GPU; other devices are shared."""
     return f"cuda:{os.environ['LOCAL_RANK']}" if device == "cuda" and "LOCAL_RANK" in os.environ else device
 
 
 @contextmanager
 def process_group(device: str) -> Iterator[None]:
-    """Joins torchrun's processes: NCCL between GPUs, else gloo.
+    """Joins torchrun's processes.
 
     An optimizer's first step imports `torch.distributed.nn`, which keeps the group that exists at its import. Its gloo
     threads sometimes abort the interpreter at its end, so this file imports it before there is a group.

@@ -28,7 +28,6 @@ PACKAGES = (
 
 
 def describe(threads: int, device: str) -> dict[str, Any]:
-    """`gpu`, for cuda only, is null without nvidia-smi."""
     import torch
 
     gpu = {"gpu": _gpu(), "cuda": torch.version.cuda} if device == "cuda" else {}

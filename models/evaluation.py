@@ -28,7 +28,7 @@ def measure_accuracy(
 
 
 def accuracy_by_class(right: Tensor, labels: Tensor, classes: int) -> list[float | None]:
-    """Shares of `right` bool (n,) by class; None for a class without images."""
+    """`right`: bool (n,)."""
     counts = labels.bincount(minlength=classes).tolist()
     hits = labels[right].bincount(minlength=classes).tolist()
     return [hit / count if count else None for hit, count in zip(hits, counts, strict=True)]
@@ -40,10 +40,7 @@ def classify(
     distort: Callable[[Tensor], Tensor] | None = None,
     batch_size: int = TEST_BATCH,
 ) -> Tensor:
-    """The logits (n, num_classes) of uint8 `images` (n, C, H, W); raises Diverged if they are not finite.
-
-    `distort` first changes pixels (B, C, H, W) in [0, 1].
-    """
+    """The logits (n, num_classes) of uint8 `images` (n, C, H, W); raises Diverged if they are not finite."""
     model.eval()
     batches = []
     with torch.inference_mode():
@@ -57,7 +54,6 @@ def classify(
 
 
 def measure_calibration(model: nn.Module, dataset: Dataset, held_out: int) -> dict[str, float]:
-    """Fits the temperature on `held_out` training images; measures on the test images."""
     device = str(next(model.parameters()).device)
     parts = []
     for part in (hold_out(dataset, held_out), dataset):

@@ -36,8 +36,6 @@ class FrontierSearch:
 
 @dataclass(frozen=True)
 class Geometry:
-    """A ViTBN with late CLS and `last_heads` heads in its last block."""
-
     depth: int
     dim: int
     heads: int
@@ -69,7 +67,6 @@ class FrontierTrial:
 
 
 def propose(search: FrontierSearch, trials: Sequence[FrontierTrial]) -> Geometry:
-    """First spread points, then where the frontier may grow most. A failed trial counts as the worst others."""
     worst = min((trial.accuracy for trial in trials if trial.accuracy is not None), default=0.0)
     slowest = min((trial.images_per_s for trial in trials if trial.images_per_s is not None), default=1.0)
     with quiet():
@@ -107,7 +104,6 @@ def write(path: Path, search: FrontierSearch, trials: Sequence[FrontierTrial], e
 
 
 def read(path: Path, search: FrontierSearch) -> list[FrontierTrial]:
-    """Raises SearchError for a damaged file or another search."""
     return read_trials(path, _as_json(search), _trial, {})
 
 

@@ -16,7 +16,7 @@ from models.norms import NormFactory
 class TokenEmbedding(nn.Module):
     """Puts the CLS token first and adds positions: (B, N-1, D) -> (B, N, D).
 
-    With `late_cls` only `join` adds the token: (B, N-1, D) -> (B, N-1, D).
+    With `late_cls` only `join` adds the token.
     """
 
     def __init__(self, config: ModelConfig) -> None:

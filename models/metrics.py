@@ -18,7 +18,6 @@ class MetricsError(ValueError):
 
 
 def to_json(metrics: Metrics) -> str:
-    """Raises MetricsError."""
     _check(metrics)
     try:
         return json.dumps(metrics, allow_nan=False)
@@ -27,7 +26,6 @@ def to_json(metrics: Metrics) -> str:
 
 
 def from_json(text: str) -> Metrics:
-    """Raises MetricsError."""
     try:
         metrics = json.loads(text, parse_constant=_refuse)
     except (ValueError, RecursionError) as error:
@@ -46,7 +44,8 @@ def _check(metrics: Metrics) -> None:
     expected = f"a number above 0, up to {HIGHEST_TEMPERATURE:g}"
     _require(metrics, "temperature", expected, lambda value: _is_number(value) and 0 < value <= HIGHEST_TEMPERATURE)
     _require(metrics, "dataset", "a printable name", lambda value: isinstance(value, str) and value.isprintable())
-    _require(metrics, "options", "an object", lambda value: isinstance(value, dict))
+    for name in ("options", "adapted"):
+        _require(metrics, name, "an object", lambda value: isinstance(value, dict))
 
 
 def _require(metrics: Metrics, name: str, expected: str, holds: Callable[[Any], bool]) -> None:

@@ -130,7 +130,6 @@ class ProgressiveRepBN(TokenNorm):
         return self.batch_norm.eval_affine()
 
     def get_extra_state(self) -> Tensor:
-        """w, float64 ()."""
         return torch.tensor(self.layer_norm_share, dtype=torch.float64)
 
     def set_extra_state(self, state: Tensor) -> None:
@@ -234,7 +233,7 @@ class DynamicFeatureNorm(RowNorm):
 
 
 def batch_norm_affine(norm: nn.modules.batchnorm._BatchNorm) -> Affine:
-    """D and c of BN(x) = Dx + c; raises NotAffine without running statistics."""
+    """D and c of BN(x) = Dx + c."""
     if norm.running_mean is None or norm.running_var is None:
         raise NotAffine("expected running statistics, found none (track_running_stats=False)")
     scale = (norm.running_var + norm.eps).rsqrt()

@@ -2,7 +2,7 @@
 
 In: names and tensors. Out: our configuration, and the tensors under our names, none transposed: both flatten a patch
 (p1 p2 c) and order query-key-value rows q, k, v, each head-major.
-Source: github.com/anindyahepth/BatchNorm_in_Transformers_CV; all its files have 64 features per head.
+Source: github.com/anindyahepth/BatchNorm_in_Transformers_CV.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 from models.config import ModelConfig, ModelName
 from models.tensor_check import shown
 
-DIM_HEAD = 64  # not visible in the shapes
+DIM_HEAD = 64  # of all published files; not visible in the shapes
 CNN_LAYERS = ("conv1", "norm1", "conv2", "norm2", "conv3", "norm3", "fc1", "normfc", "fc2")
 
 # Tensors whose shapes give the widths -> their dimensions.
@@ -52,7 +52,6 @@ class UnknownLayoutError(ValueError):
 
 
 def from_reference(state: Mapping[str, Tensor]) -> tuple[ModelConfig, dict[str, Tensor]]:
-    """Raises UnknownLayoutError for another state dict."""
     try:
         if set(CNN_LAYERS) == {name.split(".")[0] for name in state}:
             _check_dimensions(state, {"conv1.weight": 4})

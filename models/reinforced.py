@@ -1,4 +1,4 @@
-"""Epochs of images, distorted and labelled by a teacher once, for many trainings.
+"""Epochs of images, distorted and labelled by a teacher once.
 
 In: training images uint8 (n, C, H, W), a distortion, a teacher. Out: a file per epoch with images uint8 (n, C, H, W)
 and probabilities float16 (n, num_classes). Teacher and distortions take longer than a small student; only the first
@@ -46,7 +46,7 @@ class Reinforced:
     classes: int
 
     def epoch(self, number: int) -> tuple[Tensor, Tensor]:
-        """Images uint8 (n, C, H, W) and probabilities float32 (n, classes); raises TrainingError for a damaged file."""
+        """Images uint8 (n, C, H, W) and probabilities float32 (n, classes)."""
         path = self.folder / f"epoch-{number:04d}.safetensors"
         if not path.exists():
             write_atomically(path, save(self._compute(number)))
@@ -80,7 +80,7 @@ class Reinforced:
 def open_folder(
     folder: Path, part: Dataset, images: Tensor, config: ModelConfig, options: TrainingOptions
 ) -> Reinforced:
-    """`images`: those of `part`, on the device. Raises TrainingError for another origin or without a teacher."""
+    """`images`: those of `part`, on the device."""
     if options.teacher is None:
         raise TrainingError(f"reinforced {folder}: expected a teacher, found none")
     teacher = load_teacher(Path(options.teacher), config)

@@ -1,8 +1,7 @@
 """Bayesian search of training parameters: trials -> the next parameters, and their file.
 
 A Gaussian process models accuracy; the next trial has the highest expected improvement under noise (Snoek et al.,
-"Practical Bayesian optimization", 2012; Ament et al., 2023; BoTorch: Balandat et al., 2020). Killed searches continue
-exactly.
+"Practical Bayesian optimization", 2012; Ament et al., 2023; BoTorch: Balandat et al., 2020).
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ LEARNING_RATES: dict[ModelName, tuple[float, float]] = {
     name: (1e-5, 1e-3 if name in NARROW else 1e-2) for name in (*TRANSFORMER_NAMES, "cnn")
 }
 BATCH_SIZES = (20, 120)
-FIRST_TRIALS = 5  # spread over the space, before the Gaussian process
+FIRST_TRIALS = 5  # the centre and Sobol's points, before the Gaussian process
 
 
 class SearchError(Exception):
@@ -44,8 +43,6 @@ class SearchError(Exception):
 
 @dataclass(frozen=True)
 class Search:
-    """Depths and schedules are searched if there are several."""
-
     model: ModelName
     dataset: str
     depths: tuple[int, int]  # lowest, highest
@@ -82,10 +79,7 @@ class Trial:
 
 
 def propose(search: Search, trials: Sequence[Trial]) -> Parameters:
-    """First the centre and Sobol's points. A failed trial counts as the worst other.
-
-    The same seed gives the same trial, up to rounding.
-    """
+    """The same seed gives the same trial, up to rounding."""
     worst = min((trial.accuracy for trial in trials if trial.accuracy is not None), default=0.0)
     with quiet():
         client = ax_client(search.seed, _space(search), "accuracy", len(trials))
@@ -166,7 +160,6 @@ def write(path: Path, search: Search, trials: Sequence[Trial], environment: dict
 
 
 def read(path: Path, search: Search) -> list[Trial]:
-    """Raises SearchError for a damaged file or another search."""
     trials = read_trials(path, _as_json(search), _trial, {"augment": Search.augment})
     for number, trial in enumerate(trials, start=1):
         _check(f"{path}: trial {number}", search, trial)
@@ -176,7 +169,9 @@ def read(path: Path, search: Search) -> list[Trial]:
 def read_trials(
     path: Path, search: Mapping[str, Any], trial: Callable[[dict[str, Any]], AnyTrial], usual: Mapping[str, Any]
 ) -> list[AnyTrial]:
-    """`search`: as in the file; `usual`: values that older files lack."""
+    """`search`: as in the file; `usual`: values that older files lack. Raises SearchError for a damaged file or
+    another search.
+    """
     if not path.exists():
         return []
     try:

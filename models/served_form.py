@@ -27,7 +27,7 @@ def served_form(model: nn.Module) -> nn.Module:
 
 
 class ServedForm(nn.Module):
-    """Computes only the CLS row of the last block; absorbs attention where that is cheaper."""
+    """Computes only the CLS row of the last block."""
 
     def __init__(self, model: VisionTransformer) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ def attend(attention: Attention, x: Tensor) -> Tensor:
 
 
 def last_row(block: Block, x: Tensor, alike: bool) -> Tensor:
-    """Row 0 after `block` (B, 1, D), of tokens (B, N, D); `alike`: all images have the same row 0."""
+    """Row 0 after `block`; `alike`: all images have the same row 0."""
     row = x[:, :1] + attend_to_row(cast(Attention, block.attention), x, alike)  # (B, 1, D)
     y: Tensor = row + block.ffn(row)
     return y

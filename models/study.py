@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import click
 from click.core import ParameterSource
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from models.studies.running import Run, Track
     from models.training import Epoch
 
+Choice = TypeVar("Choice")
 # Facts of a machine, not of a study.
 UNSAID = {"output", "reinforced", "data_dir", "emnist_dir", "checkpoints", "params", "device", "track"}
 
@@ -73,7 +74,7 @@ def study() -> None:
 @_shrinkable
 def run_learning_rates(rate: tuple[str, ...], **options: Any) -> None:
     """ViT, ViTBNFFN and ViTBN at three learning rates, 30 epochs."""
-    rates = [float(each) for each in rate] or learning_rates.RATES
+    rates = _chosen(learning_rates.RATES, rate)
     _train(learning_rates.study(rates, _all_images(**options)), **options)
 
 
@@ -84,8 +85,8 @@ def run_learning_rates(rate: tuple[str, ...], **options: Any) -> None:
 @_shrinkable
 def run_depths(rate: tuple[str, ...], depth: tuple[int, ...], **options: Any) -> None:
     """ViT and ViTBNFFN of depth 2 to 7 on distorted images, 10 epochs."""
-    rates = [float(each) for each in rate] or depths.RATES
-    _train(depths.study(rates, depth or depths.DEPTHS, _all_images(**options)), **options)
+    rates, blocks = _chosen(depths.RATES, rate), sorted({*depth}) or depths.DEPTHS
+    _train(depths.study(rates, blocks, _all_images(**options)), **options)
 
 
 @study.command("dnn")
@@ -110,7 +111,7 @@ def run_frontier(checkpoints: Path, **options: Any) -> None:
 @_shrinkable
 def run_designed(network: tuple[str, ...], reinforced: str | None, **options: Any) -> None:
     """ViTBNs designed for their cost after the rewrites, taught by the CNN, 40 epochs."""
-    _train(designed.study(network or tuple(designed.NETWORKS), reinforced), **options)
+    _train(designed.study(_chosen(tuple(designed.NETWORKS), network), reinforced), **options)
 
 
 @study.command("six-blocks")
@@ -129,8 +130,8 @@ def run_six_blocks(reinforced: str | None, **options: Any) -> None:
 @_shrinkable
 def run_norms(norm: tuple[ModelName, ...], way: tuple[str, ...], **options: Any) -> None:
     """LayerNorm, BatchNorm and seven others at a usual and a high learning rate and with a recipe, 10 epochs."""
-    ways = tuple(each for each in norm_choice.WAYS if not way or each in way)
-    _train(norm_choice.study(ways, tuple(each for each in norm_choice.NORMS if not norm or each in norm)), **options)
+    ways = _chosen(tuple(norm_choice.WAYS), way)
+    _train(norm_choice.study(ways, _chosen(norm_choice.NORMS, norm)), **options)
 
 
 @study.command("optimised")
@@ -197,6 +198,11 @@ def run_claims(results: Path, output: Path) -> None:
     with _one_line_errors():
         write_atomically(output, page(results).encode())
     click.echo(f"Wrote {output}")
+
+
+def _chosen(every: Sequence[Choice], names: Sequence[str]) -> tuple[Choice, ...]:
+    """Each once, in the study's order; all without names."""
+    return tuple(each for each in every if not names or str(each) in names)
 
 
 def _all_images(quick: bool, train_images: int | None, **unused: Any) -> bool:

@@ -14,7 +14,6 @@ from models.training_options import TrainingError
 
 
 def load_teacher(path: Path, config: ModelConfig) -> checkpoint.Checkpoint:
-    """Raises TrainingError for a network of other images or other classes."""
     try:
         teacher = checkpoint.load(path)
     except checkpoint.CheckpointError as error:

@@ -57,7 +57,6 @@ def check_tensors(config: ModelConfig, found: Mapping[str, Form]) -> None:
 
 
 def _built(config: ModelConfig) -> int:
-    """2 if late CLS gives the last block other heads."""
     return 1 if config.late_cls is None else min(2, config.depth)
 
 

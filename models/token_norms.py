@@ -115,10 +115,7 @@ class DynamicTokenNorm(GainedTokenNorm):
 
 
 def first_gaze(heads: int) -> Tensor:
-    """(H, 3): head h attends to the place (dx, dy) of a square around its own, as -(d - c)^2 = -d^2 + 2cd - c^2.
-
-    The square has isqrt(H) places a side; an even number puts them between patches.
-    """
+    """(H, 3): head h attends to the place (dx, dy) of a square around its own, as -(d - c)^2 = -d^2 + 2cd - c^2."""
     side = math.isqrt(heads)
     head = torch.arange(side * side)
     dy, dx = head // side - (side - 1) / 2, head % side - (side - 1) / 2

@@ -1,7 +1,7 @@
 """`models/train.py --track`: epochs pass through to MLflow.
 
-Configuration and options become parameters, the series metrics by epoch; at the end JSON and checkpoint become
-artifacts. The address is $MLFLOW_TRACKING_URI, else ./mlruns, for which MLflow 3 needs MLFLOW_ALLOW_FILE_STORE.
+Configuration and options become parameters, the series metrics by epoch. The address is $MLFLOW_TRACKING_URI, else
+./mlruns, for which MLflow 3 needs MLFLOW_ALLOW_FILE_STORE.
 """
 
 from __future__ import annotations

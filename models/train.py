@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any, get_args
 
 import click
@@ -29,10 +30,22 @@ DATASET_HELP = f"{', '.join(DATASETS)}, or a folder with a sub-folder of picture
 HOLD_OUT_HELP = "Training images to test on; of a folder, its test images: a fifth if 0."
 
 
-def _finite(ctx: click.Context, param: click.Parameter, value: float) -> float:
-    if not math.isfinite(value):
+def _finite(ctx: click.Context, param: click.Parameter, value: float | None) -> float | None:
+    if value is not None and not math.isfinite(value):
         raise click.BadParameter(f"expected a finite number, found {value}")
     return value
+
+
+def _check_output(ctx: click.Context, param: click.Parameter, path: Path | None) -> Path | None:
+    if path and (not path.name or path.suffix == ".json" or (path.exists() and not path.is_file())):
+        # the series go to the same name with .json
+        raise click.BadParameter(f"expected a file for the checkpoint, such as run.safetensors, found {path}")
+    return path
+
+
+def _check_writable(output: Path) -> None:
+    """Raises OSError now, not after the first epoch. Writes nothing: missing folders are made later."""
+    TemporaryFile(dir=next(each for each in output.absolute().parents if each.exists())).close()
 
 
 def _read_params(ctx: click.Context, param: click.Parameter, path: Path | None) -> None:
@@ -47,7 +60,17 @@ def _read_params(ctx: click.Context, param: click.Parameter, path: Path | None) 
     unknown = sorted(values.keys() - known) if isinstance(values, dict) else [type(values).__name__]
     if unknown:
         raise click.BadParameter(f"{path}: expected options out of {', '.join(sorted(known))}, found {unknown[0]}")
-    ctx.default_map = values
+    options = {option.name: option for option in ctx.command.params}
+    given = {name: value for name, value in values.items() if value is not None}
+    ctx.default_map = {name: _as_words(path, options[name], value) for name, value in given.items()}
+
+
+def _as_words(path: Path, option: click.Parameter, value: object) -> str | list[str]:
+    """As on a command line: click cuts the number 1.9 to 1, but refuses the text."""
+    if isinstance(value, dict) or isinstance(value, list) != (option.nargs > 1):
+        values = f"{option.nargs} values" if option.nargs > 1 else "one value"
+        raise click.BadParameter(f"{path}: expected {values} for {option.name}, found {value}")
+    return [str(each) for each in value] if isinstance(value, list) else str(value)
 
 
 def _check_model(ctx: click.Context, param: click.Parameter, model: str) -> str:
@@ -69,7 +92,11 @@ def _check_model(ctx: click.Context, param: click.Parameter, model: str) -> str:
 @click.option("--model", type=click.Choice(MODEL_NAMES), default="vitbn", show_default=True, callback=_check_model)
 @click.option("--dataset", default="digits", show_default=True, help=DATASET_HELP)
 @click.option("--data-dir", type=click.Path(path_type=Path), help=DATA_DIR_HELP)
-@click.option("--image-size", type=(int, int), help="Height and width of a folder's images.  [default: 28 28]")
+@click.option(
+    "--image-size",
+    type=(click.IntRange(1), click.IntRange(1)),
+    help="Height and width of a folder's images.  [default: 28 28]",
+)
 @click.option("--depth", type=click.IntRange(1), default=6, show_default=True, help="Blocks of a transformer.")
 @click.option("--dim", type=click.IntRange(1), default=64, show_default=True, help="Features of a token.")
 @click.option("--heads", type=click.IntRange(1), default=8, show_default=True, help="Heads of a block.")
@@ -89,13 +116,24 @@ def _check_model(ctx: click.Context, param: click.Parameter, model: str) -> str:
 @click.option("--lr", type=click.FloatRange(0, 10, min_open=True), callback=_finite, default=0.001, show_default=True)
 @click.option("--schedule", type=click.Choice(["constant", "one-cycle"]), default="constant", show_default=True)
 @click.option(
-    "--weight-decay", type=click.FloatRange(0, 1), default=0.0, show_default=True, help="Weight decay of AdamW."
+    "--weight-decay",
+    type=click.FloatRange(0, 1),
+    callback=_finite,
+    default=0.0,
+    show_default=True,
+    help="Weight decay of AdamW.",
 )
-@click.option("--label-smoothing", type=click.FloatRange(0, 1, max_open=True), default=0.0, show_default=True)
+@click.option(
+    "--label-smoothing",
+    type=click.FloatRange(0, 1, max_open=True),
+    callback=_finite,
+    default=0.0,
+    show_default=True,
+)
 @click.option(
     "--accumulate", type=click.IntRange(1), default=1, show_default=True, help="Process each batch in this many parts."
 )
-@click.option("--clip", type=click.FloatRange(0, min_open=True), help="Largest norm of the gradient.")
+@click.option("--clip", type=click.FloatRange(0, min_open=True), callback=_finite, help="Largest norm of the gradient.")
 @click.option("--precision", type=click.Choice(["fp32", "bf16"]), default="fp32", show_default=True)
 @click.option("--augment", type=click.Choice(AUGMENTATIONS), default="none", show_default=True)
 @click.option("--augment-test", is_flag=True, help="Distort the test images too, as the study did.")
@@ -117,14 +155,20 @@ def _check_model(ctx: click.Context, param: click.Parameter, model: str) -> str:
 @click.option(
     "--ema",
     type=click.FloatRange(0, 1, max_open=True),
+    callback=_finite,
     help="Decay of a moving average of the weights, which is kept instead.",
 )
 @click.option(
     "--skip-init", type=float, callback=_finite, default=0.0, show_default=True, help="RepBN's factor; theirs is 1."
 )
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
+@click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True)
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda", "mps"]), default="auto", show_default=True)
-@click.option("--output", type=click.Path(path_type=Path), help="Default: checkpoints/<model>-<dataset>.safetensors")
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path),
+    callback=_check_output,
+    help="Default: checkpoints/<model>-<dataset>.safetensors",
+)
 @click.option("--resume", is_flag=True, help="Continue the run at --output.")
 @click.option("--track", is_flag=True, help="Record the run with MLflow: $MLFLOW_TRACKING_URI, else ./mlruns.")
 @click.option(
@@ -166,7 +210,8 @@ def train(
         device = distributed.local_device(training_options.choose_device(device))
         held_out = 0 if data.reading else hold_out  # a folder's are its test part
         options = training_options.TrainingOptions(device=device, hold_out=held_out, **others)
-        output = output or CHECKPOINTS / f"{model}-{Path(dataset).name}.safetensors"
+        output = output or CHECKPOINTS / f"{model}-{Path(dataset).absolute().name}.safetensors"
+        _check_writable(output)
         with distributed.process_group(device):
             last = _run(config, data, options, output, resume, track)
     except (ConfigError, DataError, training_options.TrainingError, OSError) as error:

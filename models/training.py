@@ -70,6 +70,9 @@ def train(
             f"batch size: expected a multiple of the {distributed.processes()} processes, found {options.batch_size}"
         )
     part = hold_out(dataset, options.hold_out) if options.hold_out else dataset
+    if not _batches(torch.arange(len(part.train_labels)), options.batch_size):
+        found = f"{len(part.train_labels)} training images in batches of {options.batch_size}"
+        raise TrainingError(f"{dataset.name}: expected a batch of two images or more for each process, found {found}")
     state = _start(config, options, len(part.train_labels))
     resume_path = output.with_suffix(".resume.pt")
     if resume:
@@ -139,7 +142,7 @@ def _train_epoch(
     options: TrainingOptions,
     on_batch: Callable[[int, float], None],
 ) -> float:
-    """The mean loss of all processes; `draw` turns indices into pixels and targets."""
+    """The mean loss of all processes."""
     state.model.train()
     torch.set_rng_state(state.random)  # other trainings use the same generator
     order = torch.randperm(images, generator=state.order).to(options.device)
@@ -168,7 +171,7 @@ def _draw(images: Tensor, target: Tensor, distort: Callable[[Tensor], Tensor], c
 def _step(state: State, pixels: Tensor, labels: Tensor, options: TrainingOptions) -> Tensor:
     """Pixels (B, C, H, W), labels (B,) or probabilities (B, num_classes) -> the loss."""
     state.optimizer.zero_grad(set_to_none=True)
-    parts = min(options.accumulate, len(labels) // 2)  # BatchNorm has no variance of a single image
+    parts = min(options.accumulate, len(labels) // 2)  # BatchNorm: see `_batches`
     total = torch.zeros((), device=pixels.device)
     try:
         for x, y in zip(pixels.tensor_split(parts), labels.tensor_split(parts), strict=True):

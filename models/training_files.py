@@ -28,7 +28,7 @@ class State:
     teacher: nn.Module | None
     optimizer: torch.optim.Optimizer
     schedule: torch.optim.lr_scheduler.LRScheduler
-    order: torch.Generator  # draws the order of the images
+    order: torch.Generator  # of the images
     random: Tensor  # PyTorch's own generator, for dropout and distortions
     series: list[Epoch]
 
@@ -47,6 +47,7 @@ def write(
     epochs = [asdict(epoch) for epoch in state.series]
     resumable = {
         "run": _run_key(config, dataset, options),
+        "images": len(dataset.train_labels),
         "model": state.model.state_dict(),
         "average": None if state.average is None else state.average.state_dict(),
         "optimizer": state.optimizer.state_dict(),
@@ -93,7 +94,11 @@ def restore(state: State, path: Path, config: ModelConfig, dataset: Dataset, opt
         reason = unpickling_reason(error)
         raise TrainingError(f"{path}: expected the state of an earlier run, found {reason}") from error
     if found != (expected := _run_key(config, dataset, options)):
-        raise TrainingError(f"{path}: expected a run of {expected}, found {found}")
+        differ = _lacking(expected, str(found)), _lacking(str(found), expected)
+        raise TrainingError(f"{path}: expected a run of {differ[0]}, found {differ[1]}")
+    count = len(dataset.train_labels)
+    if saved.get("images", count) != count:
+        raise TrainingError(f"{path}: expected a run of {count} training images, found {saved['images']}")
     state.model.load_state_dict(saved["model"])
     if state.average is not None:
         state.average.load_state_dict(saved["average"])
@@ -102,6 +107,12 @@ def restore(state: State, path: Path, config: ModelConfig, dataset: Dataset, opt
     state.order.set_state(saved["order"].cpu())
     state.random = saved["random"][distributed.rank()].cpu()
     state.series.extend(Epoch(**epoch) for epoch in saved["series"])
+
+
+def _lacking(key: str, other: str) -> str:
+    """The parts of a run's key that another lacks."""
+    parts = other.split(", ")
+    return ", ".join(part for part in key.split(", ") if part not in parts) or "none of it"
 
 
 def _run_key(config: ModelConfig, dataset: Dataset, options: TrainingOptions) -> str:

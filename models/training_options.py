@@ -69,21 +69,17 @@ class Epoch:
 
 
 def depends_on_epochs(config: ModelConfig, options: TrainingOptions) -> bool:
-    """Whether rate or norms depend on the number of epochs: then a run cannot go on to a larger number."""
+    """If so, a run cannot go on to a larger number."""
     return options.schedule != "constant" or config.model == "vit-prepbn"
 
 
 def choose_device(name: str) -> str:
-    """`auto`: the first of cuda, mps, cpu. Raises TrainingError for `cuda` without a device."""
     import torch
 
-    if name == "cuda" and not torch.cuda.is_available():
-        raise TrainingError("device cuda: expected a CUDA device, found none")
-    if name != "auto":
-        return name
-    if torch.cuda.is_available():
-        return "cuda"
-    return "mps" if torch.backends.mps.is_available() else "cpu"
+    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    if not there.get(name, True):
+        raise TrainingError(f"device {name}: expected it on this machine, found none")
+    return next(device for device in there if there[device]) if name == "auto" else name
 
 
 def command_line(config: ModelConfig, dataset: Dataset, options: TrainingOptions) -> str:
@@ -102,4 +98,4 @@ def _option(name: str, value: object) -> str:
     option = f"--{name.replace('_', '-')}"
     if value is True:
         return option
-    return " ".join([option, *(map(str, value) if isinstance(value, tuple) else [str(value)])])
+    return shlex.join([option, *(map(str, value) if isinstance(value, tuple) else [str(value)])])

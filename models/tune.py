@@ -58,7 +58,7 @@ COLUMNS = {"lr": "learning rate", "batch_size": "batch size", "depth": "depth", 
     show_default=True,
     help="frontier: accuracy and measured speed of a vitbn, over its geometry.",
 )
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
+@click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True)
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda", "mps"]), default="auto", show_default=True)
 @click.option("--output", type=click.Path(path_type=Path), default=SEARCHES, show_default=True, help="Folder.")
 def tune(
@@ -124,7 +124,6 @@ def _depths(model: ModelName, depths: tuple[int, int]) -> tuple[int, int]:
 
 
 def part_of(data: Dataset, train_images: int | None) -> Dataset:
-    """Holds out a fifth, at most 5,000; `train_images` limits the rest. Raises DataError if fewer are left."""
     part = hold_out(data, min(5000, len(data.train_labels) // 5))
     left = len(part.train_labels)
     if train_images is not None and train_images > left:
@@ -172,7 +171,7 @@ def run_trials(
 
 
 def run_trial(search: Search, data: Dataset, device: str, parameters: Parameters, track: bool = False) -> Trial:
-    """A TrainingError makes a failed trial, except TrackingError. With `track` MLflow keeps the network."""
+    """With `track` MLflow keeps the network."""
     from models import tracking
     from models.training import TrainingError, TrainingOptions, train
 
@@ -205,7 +204,7 @@ def run_trial(search: Search, data: Dataset, device: str, parameters: Parameters
 def write_results(search: Search, trials: list[Trial], output: Path) -> Path:
     """Returns the best parameters' file, for `models/train.py --params`.
 
-    It omits epochs (few in a trial) and accuracy (the best of many is too high). Raises SearchError if all failed.
+    It omits epochs (few in a trial) and accuracy (the best of many is too high).
     """
     from models.plots.search_plots import convergence, plane
 

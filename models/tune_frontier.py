@@ -92,7 +92,6 @@ def run_trial(
 
 
 def images_per_s(checkpoint: Path) -> float:
-    """Raises SearchError if the speed cannot be measured."""
     with tempfile.TemporaryDirectory() as folder:
         alone = Path(folder, "checkpoints", checkpoint.name)
         alone.parent.mkdir()

@@ -31,7 +31,6 @@ def layer_norm(config: ModelConfig, dim: int) -> nn.Module:
 
 
 def features(config: ModelConfig, dim: int) -> int:
-    """One statistic per feature, or one for all values."""
     return dim if config.bn_features == "dim" else 1
 
 
@@ -99,11 +98,10 @@ class VisionTransformer(nn.Module):
         return tokens
 
     def join(self, x: Tensor) -> Tensor:
-        """Tokens of the last block (B, N, D)."""
         return cast(TokenEmbedding, self.embedding).join(x) if self.config.late_cls else x
 
     def classify(self, x: Tensor) -> Tensor:
-        """Last tokens (B, N, D) -> logits (B, num_classes)."""
+        """Last tokens (B, N, D), or their first row (B, 1, D) -> logits (B, num_classes)."""
         x = self.norm(x)
         x = x[:, 0] if self.config.pool == "cls" else x.mean(dim=1)  # (B, D)
         logits: Tensor = self.head(x)  # (B, num_classes)
@@ -115,7 +113,7 @@ Size = int | tuple[int, int]
 
 
 class _Published(VisionTransformer):
-    """The study's keywords and defaults; `optional`: other fields of ModelConfig."""
+    """The study's keywords and defaults."""
 
     model: ModelName
 

@@ -49,7 +49,6 @@ class TimedCall:
         self.counted = 0
 
     def end_round(self, counts: bool) -> None:
-        """Forgets the round unless it counts."""
         if not counts:
             del self.device_ms[self.counted :]
         self.counted = len(self.device_ms)

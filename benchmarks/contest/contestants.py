@@ -44,7 +44,7 @@ class Contestant:
     setup: Setup
     run: Run
     macs: int
-    values: int = 0  # moved by its kernels per image, see floors.py
+    values: int = 0  # per image, see floors.py
 
     @property
     def weight_bytes(self) -> int:
@@ -94,7 +94,6 @@ def build(entries: Sequence[Entry], batches: Sequence[int], options: Options, mi
 
 
 def contestant(entry: Entry, of: Subject, options: Options, batches: Sequence[int]) -> Contestant:
-    """Raises Unavailable."""
     if reason := entry.why_not(options.device):
         raise Unavailable(reason)
     sizes = tuple(sorted({size for batch in batches for size in call_sizes(batch, options)}))
@@ -105,7 +104,7 @@ def contestant(entry: Entry, of: Subject, options: Options, batches: Sequence[in
 
 
 def call_sizes(batch: int, options: Options) -> set[int]:
-    """The batch sizes that an engine needs a profile for."""
+    """Batch sizes that need a profile."""
     if options.micro_batch == "auto":
         steps = {size for size in MICRO_BATCHES if size < batch} | {batch}
     else:
@@ -156,7 +155,7 @@ def first_call(who: Contestant, batch: int, options: Options) -> Ready:
 
 
 def _device_memory(device: Device) -> int | None:
-    """Bytes, None on the CPU; resets the peak."""
+    """Bytes; resets the peak."""
     if device == "cpu":
         return None
     torch.cuda.reset_peak_memory_stats()

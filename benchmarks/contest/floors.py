@@ -63,7 +63,6 @@ def moved_values(model: nn.Module) -> int:
 
 
 def floor_ms(macs: int, values: int, batch: int, precision: str, limits: Any) -> float:
-    """`limits` holds the measured rates."""
     rates = limits["gemm_gflops_per_s_by_precision"]
     products_ms = 2 * macs * batch / rates.get(precision, rates["fp32"]) / 1e6
     return float(max(products_ms, values * batch * BYTES[precision] / limits["copy_gb_per_s"] / 1e6))

@@ -33,7 +33,7 @@ BASES = {OPTIMISER: PLAIN, OURS: PLAIN, OPENVINO: PLAIN, OPENVINO_OURS: OPENVINO
 def contestants(
     files: Mapping[str, Path], read: Callable[[Outputs], Array], feeds: Feeds
 ) -> tuple[dict[str, Call], dict[str, str]]:
-    """Calls, and why others are missing; `read` picks the read part of a plain file's outputs."""
+    """`read` picks the read part of a plain file's outputs."""
     from export.errors import ExportError
     from export.onnx_rewrites.proof import session
 

@@ -48,7 +48,7 @@ def in_wheel(distribution: str, ending: str) -> Callable[[Path], Path]:
 
 
 def draw(network: Any) -> Any:
-    """Draws biases, norms and statistics, seeded: a new network's defaults would hide faults."""
+    """Draws biases, norms and statistics: a new network's defaults would hide faults."""
     import torch
     from torch import nn
 

@@ -53,8 +53,6 @@ def measure(
 
 
 class _Run:
-    """Each contestant's name is a number."""
-
     def __init__(
         self, ready: dict[str, Ready], batch: int, options: Options, limits: Limits, title: str, missing: Missing
     ) -> None:
@@ -177,5 +175,4 @@ def _row(ready: Ready, durations: Durations, batch: int, options: Options, limit
 
 
 def _by_events(ready: Ready) -> float | None:
-    """The median of all calls."""
     return float(np.median(ready.call.device_ms)) if ready.call.device_ms else None

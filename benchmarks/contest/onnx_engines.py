@@ -1,5 +1,3 @@
-"""An ONNX file in ONNX Runtime, OpenVINO or TensorRT."""
-
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -95,7 +93,6 @@ def _in_openvino(data: bytes, setup: Setup) -> Run:
 
 
 def _in_tensorrt(data: bytes, setup: Setup) -> Run:
-    """Each batch size has its own profile."""
     require()
     precision: Any = setup.precision
     options = EngineOptions(precision, opt_batch=1, max_batch=max(setup.batches), fixed=setup.batches)
@@ -104,7 +101,7 @@ def _in_tensorrt(data: bytes, setup: Setup) -> Run:
 
 
 def execution(plan: bytes, profile_of: Callable[[int], int], graph: bool = False) -> Execution:
-    """Runs on PyTorch's current stream; raises EngineError."""
+    """Raises EngineError."""
     import torch
 
     with load(plan) as engine:

@@ -1,5 +1,3 @@
-"""Profiles an ONNX graph in ONNX Runtime on the CPU."""
-
 from __future__ import annotations
 
 import json

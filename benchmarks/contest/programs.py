@@ -38,7 +38,6 @@ def for_runtime(subject: Subject, how: Runtime, precision: Precision) -> tuple[P
 def rewritten_file(
     subject: Subject, rewrites: Sequence[pipeline.Rewrite], precision: Precision = "fp32"
 ) -> tuple[bytes, int]:
-    """The ONNX file, and an image's multiply-accumulates."""
     network = _rewritten(subject, rewrites)
     return _file(subject, network, precision), macs_per_image(network.model)
 

@@ -119,6 +119,6 @@ def timed_rows(rows: Sequence[Row], measured: Mapping[str, Durations]) -> list[R
 
 
 def pairs_of(rows: Sequence[Row]) -> list[tuple[Row, Row]]:
-    """The rows (one call, best) of each contestant."""
+    """(one call, best) of each contestant."""
     contestants = [row for row in rows if "model" in row]
     return list(zip(contestants[::2], contestants[1::2], strict=True))

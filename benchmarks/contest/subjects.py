@@ -16,8 +16,8 @@ from models.config import ModelConfig
 from models.registry import build, randomise_norms
 
 # Relative to the largest logit. Measured on vit, vitbnffn, vitbn and cnn: fp16 0.0008 (TF32 has as many bits), bf16
-# 0.012, int8 0.045. Without the 1/255, vitbn and cnn are off by more than 38, vit and vitbnffn only by 0.013 to 0.021
-# (their first LayerNorm removes a scale): bf16 and int8 miss that.
+# 0.012, int8 0.045. Without the 1/255, vit and vitbnffn err by only 0.013 to 0.021 (their first LayerNorm removes a
+# scale): bf16 and int8 miss that.
 TOLERANCES: dict[Precision, float] = {"fp32": 2e-5, "tf32": 0.01, "fp16": 0.01, "bf16": 0.05, "int8": 0.15}
 
 
@@ -63,5 +63,5 @@ def subject(config: ModelConfig) -> Subject:
 
 
 def example_images(config: ModelConfig, count: int) -> Images:
-    """uint8 (count, C, H, W): the exporter's proof images, repeated."""
+    """uint8 (count, C, H, W), repeated."""
     return np.resize(proof_images(config), (count, *config.input_shape))

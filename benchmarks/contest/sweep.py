@@ -49,7 +49,6 @@ def run(
     missing: Missing,
     add: Callable[[Axis, list[Row]], None],
 ) -> None:
-    """All points of the three axes share `options.seconds`."""
     batches = batches or BATCHES
     share = replace(options, seconds=options.seconds / (len(batches) + len(DEPTHS) + len(DIMS)))
     middle = ModelConfig(depth=swept.depth)

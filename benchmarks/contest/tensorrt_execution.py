@@ -70,7 +70,6 @@ class Execution:
 
 
 def captured(enqueue: Call, images: Any, stream: torch.cuda.Stream) -> Call:
-    """Raises RuntimeError if CUDA or TensorRT refuses."""
     import torch
 
     static, graph = images.clone(), torch.cuda.CUDAGraph()

@@ -1,5 +1,3 @@
-"""A network in PyTorch's engines: eager, compiled, as a CUDA graph."""
-
 from __future__ import annotations
 
 import copy

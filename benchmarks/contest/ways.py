@@ -29,7 +29,6 @@ class Way:
 
 
 def best_way(program: Program, images: Images) -> Way:
-    """The lowest median on a part of the images."""
     from benchmarks.measure.timing import time_interleaved
 
     ways = [Way(size, workers) for size in MICRO_BATCHES for workers in sorted({1, cores()})]
@@ -40,7 +39,7 @@ def best_way(program: Program, images: Images) -> Way:
 
 
 def best_micro_batch(make: Callable[[Images, int], Callable[[], object]], images: Images) -> int:
-    """The size with the least time per image; `make(images, size)` gives a call in batches of that size."""
+    """`make(images, size)` gives a call in batches of that size."""
     from benchmarks.measure.timing import time_interleaved
 
     parts = {size: images[:SEARCH_IMAGES] for size in MICRO_BATCHES if size < len(images)} | {len(images): images}

@@ -146,7 +146,6 @@ class BehindProxy:
         return {"statuses": statuses, "good_sent": GOOD, "good_right": right, "servers_alive": alive}
 
     def _status(self, body: bytes, headers: dict[str, str]) -> int:
-        """0 without an answer."""
         try:
             return hostile.send(self._fleet.http_url, "POST", f"/v2/models/{MODEL}/infer", body, headers)[0]
         except (OSError, HTTPException):
@@ -217,7 +216,6 @@ def _restart(fleet: RunningFleet) -> None:
 
 @contextmanager
 def _until_more(count: Callable[[], int], what: str) -> Iterator[None]:
-    """Raises TimeoutError after HEAL_S."""
     before = count()
     yield
     deadline = time.monotonic() + HEAL_S

@@ -43,10 +43,10 @@ class BulkBench:
         os.sync()  # else the runs wait while the input is written back
 
     def compared(self) -> Row:
-        """Rounds of plain ONNX Runtime and vitbn bulk; medians of the rounds, and the range of each share.
+        """Medians of the rounds, and the range of each share.
 
-        ONNX Runtime twice: as a program over the same file from start to end (`program_images_per_s`), and as a loop
-        over a single batch in memory without its start (`plain_images_per_s`), before and after each run of vitbn bulk.
+        ONNX Runtime runs in two ways: as a program over the same file from start to end (`program_images_per_s`), and
+        as a loop over one batch in memory (`plain_images_per_s`), before and after each run of vitbn bulk.
         `share_of_program` compares whole runs, `share_of_plain` what follows the starts, and `whole_share` the whole
         run with the loop. Memory is the peak of all processes in the second quarter and in the second half, the highest
         of all runs.
@@ -88,7 +88,6 @@ class BulkBench:
         return program, plain, whole, _rate_after_start(output), max(early), max(half)
 
     def _program(self) -> float:
-        """One process per core; from the start of the first to the end of the last."""
         command = [sys.executable, "-m", "benchmarks.load.plain_program", str(self._model), str(self._input)]
         started = time.monotonic()
         processes = [subprocess.Popen([*command, str(index), str(cores())]) for index in range(cores())]

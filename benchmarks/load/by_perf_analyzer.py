@@ -31,7 +31,6 @@ COMPUTE = ("Server Compute Input", "Server Compute Infer", "Server Compute Outpu
 
 
 def program() -> Path:
-    """Raises Failed without a program."""
     path = TOOL / "bin" / "perf_analyzer"
     if path.is_file():
         return path
@@ -90,7 +89,6 @@ def _write_intervals(path: Path, load: Load, seconds: float) -> None:
 
 
 def _run(command: list[str], report: Path) -> None:
-    """Raises LeftOut or Failed."""
     inherited = [folder] if (folder := os.environ.get("LD_LIBRARY_PATH")) else []  # the driver's, in a container
     environment = os.environ | {"LD_LIBRARY_PATH": os.pathsep.join([str(TOOL / "lib"), *inherited])}
     report.unlink(missing_ok=True)

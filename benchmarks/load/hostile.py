@@ -40,7 +40,6 @@ def good(images: NDArray[np.uint8], header: str | None = None, **more: Any) -> R
 
 
 def requests() -> dict[str, Request]:
-    """By description."""
     image = np.zeros((1, 1, 28, 28), np.uint8)
     body, headers = good(image)
     text = body[: int(headers[LENGTH])].decode()

@@ -1,5 +1,3 @@
-"""Shipped networks on the server."""
-
 from __future__ import annotations
 
 import os
@@ -32,7 +30,7 @@ class Published:
 
 
 def device_of_server(wanted: str) -> Device:
-    """Only a native server computes on a GPU. Raises ClickException without it."""
+    """Only a native server computes on a GPU."""
     from benchmarks.contest.devices import choose
     from serving.launcher import native_server
 
@@ -89,7 +87,6 @@ def _engine(exported: Any, precision: Any, largest: int) -> Artifact:
 
 
 def check(who: object, found: Logits, expected: Logits, precision: Precision = "fp32") -> None:
-    """Raises WrongAnswer if the logits differ."""
     import numpy as np
 
     from benchmarks.contest.subjects import TOLERANCES

@@ -138,11 +138,7 @@ class Faults:
             _wait_until_right(server)
             time.sleep(AFTER_S)
             memory_mb = _memory_mb(server)
-        starts = [start for start, _ in verdicts.right if start > started]
-        # the end of the longest silence after the fault
-        gaps = [(later - earlier, later) for earlier, later in zip([started, *starts], starts, strict=False)]
-        recovery_s = max(gaps)[1] - started if gaps else None
-        return {**verdicts.row(), "recovery_s": recovery_s, "memory_mb": memory_mb}
+        return {**verdicts.row(), "recovery_s": verdicts.recovery_s(started), "memory_mb": memory_mb}
 
     def _newest_broken(self) -> Row:
         with tempfile.TemporaryDirectory(dir=self._folder.name) as folder:
@@ -234,7 +230,7 @@ def _stubs(server: Server) -> list[psutil.Process]:
 
 
 def _workers(server: Server) -> set[int]:
-    """The ids of the server's process and its stubs; empty while there is no server."""
+    """The server's process and its stubs; empty while there is no server."""
     with suppress(psutil.Error, StopIteration, IndexError):
         return {_triton(server).pid, *(each.pid for each in _stubs(server))}
     return set()

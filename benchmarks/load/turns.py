@@ -155,7 +155,7 @@ def take(
     rounds: int,
     lost: Mapping[Who, Exception] = MappingProxyType({}),
 ) -> Iterator[Outcome]:
-    """Yields all samples after each round. Skips those in `lost`."""
+    """Yields all samples after each round."""
     wrong = any(isinstance(error, WrongAnswer) for error in lost.values())
     outcome = Outcome({turn: [] for turn in order if turn[0] not in lost}, {}, wrong)
     for who, error in lost.items():

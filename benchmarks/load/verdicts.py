@@ -43,6 +43,12 @@ class Verdicts:
     def sent(self) -> int:
         return len(self.right) + len(self.refused) + self.wrong + self.failed
 
+    def recovery_s(self, fault: float) -> float | None:
+        """To the end of the longest silence after the fault; None without a right answer."""
+        starts = sorted(start for start, _ in self.right if start > fault)  # `right` has the order of the answers
+        gaps = [(later - earlier, later) for earlier, later in zip([fault, *starts], starts, strict=False)]
+        return max(gaps)[1] - fault if gaps else None
+
     def row(self) -> dict[str, Any]:
         latencies = [1e3 * seconds for _, seconds in self.right]
         counts = {"sent": self.sent, "right": len(self.right), "wrong": self.wrong, "refused": len(self.refused)}
@@ -64,7 +70,7 @@ def _quantile(values: list[float], share: float) -> float | None:
 
 @contextmanager
 def meanwhile(ask: Callable[[Callable[[], bool], Verdicts], object]) -> Iterator[Verdicts]:
-    """Runs `ask(until, verdicts)` in a thread: from the first verdict in the block on, complete after it.
+    """Runs `ask(until, verdicts)` in a thread until the block ends; the block starts after the first verdict.
 
     Raises what `ask` raised.
     """

@@ -58,6 +58,8 @@ class Result(click.Path):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         path = Path(str(super().convert(value, param, ctx)))
+        if path.exists() and not (path.is_dir() or path.is_file()):
+            self.fail(f"{path}: expected a file or nothing, found something else", param, ctx)
         folder = path if self.dir_okay else path.parent
         existing = next(each for each in (folder, *folder.absolute().parents) if each.exists())
         try:

@@ -17,7 +17,6 @@ def note(line: str) -> None:
 
 
 def one_line(error: Exception) -> str:
-    """This project's messages as they are, others with their type."""
     first = next(iter(str(error).splitlines()), "no reason given")
     return first if type(error).__module__.partition(".")[0] in OURS else f"{type(error).__name__}: {first}"
 
@@ -39,7 +38,7 @@ def count_bar(title: str, total: int, unit: str) -> Iterator[Callable[[int], obj
 
 @contextmanager
 def share_bar(title: str) -> Iterator[Callable[[float], object]]:
-    """The yielded function sets the share, 0 to 1. No bar without a title."""
+    """The yielded function sets the share, 0 to 1."""
     from tqdm import tqdm
 
     with tqdm(total=100, unit="%", desc=title, leave=False, disable=None if title else True) as bar:

@@ -26,8 +26,6 @@ ROUNDS_VARIABLE = "VITBN_BENCHMARK_ROUNDS"
 
 @dataclass(frozen=True)
 class Durations:
-    """A contestant's samples, in order."""
-
     samples_ns: tuple[int, ...]
 
     def percentile_ms(self, percent: float) -> float:

@@ -38,7 +38,6 @@ def inverted(ink: Ink, rng: Rng) -> Image.Image:
 
 
 def coloured(ink: Ink, rng: Rng) -> Image.Image:
-    """Random colours, at least 80 apart in brightness."""
     while True:
         paper, pen = rng.uniform(0, 255, (2, 3))
         if abs((paper - pen) @ (0.299, 0.587, 0.114)) > 80:
@@ -81,7 +80,6 @@ def at_the_border(ink: Ink, rng: Rng) -> Image.Image:
 
 
 def cropped(ink: Ink, rng: Rng) -> Image.Image:
-    """The ink touches all four sides."""
     return developed(paint(tight(ink) / 255, white(rng), dark(rng)))
 
 
@@ -120,7 +118,6 @@ def jpeg(ink: Ink, rng: Rng) -> Image.Image:
 
 
 def texture(ink: Ink, rng: Rng) -> Image.Image:
-    """Paper with fibres and stains."""
     paper = white(rng) - 15 + 7 * clouds(SHEET, rng, 1.5) + 7 * clouds(SHEET, rng, 25)
     return developed(paint(middle(ink, rng), paper, dark(rng)))
 
@@ -137,7 +134,6 @@ def squared(ink: Ink, rng: Rng) -> Image.Image:
 
 
 def specks(ink: Ink, rng: Rng) -> Image.Image:
-    """Dust and crumbs, as dark as the ink."""
     cover = middle(ink, rng)
     for x, y in rng.integers(8, SHEET - 8, (rng.integers(3, 10), 2)):
         cover[y : y + rng.integers(1, 6), x : x + rng.integers(1, 6)] = 1
@@ -156,7 +152,6 @@ def pencil(ink: Ink, rng: Rng) -> Image.Image:
 
 
 def photo(ink: Ink, rng: Rng) -> Image.Image:
-    """All effects of a telephone held over a sheet."""
     cover = place(ink, rng, rng.uniform(0.2, 0.4), rng.uniform(0.1, 0.9, 2), side=800)
     light = shade(800, rng) * (1 - rng.uniform(0.05, 0.2) * (1 + ramp(800, rng)))
     paper = white(rng) - 15 + 4 * clouds(800, rng, 2)

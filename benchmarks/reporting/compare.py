@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.measure.timing import RESAMPLES, Ratio
-from benchmarks.reporting.sources import ReportError, Result, Row, benchmark, cell, read
+from benchmarks.reporting.sources import ReportError, Result, Row, benchmark, cell, read_result
 
 # Fields that identify a row.
 KEYS = (
@@ -56,7 +56,6 @@ def changes(before: Path, after: Path) -> tuple[tuple[str, ...], list[tuple[str,
 
 
 def differences(before: Path, after: Path) -> Iterator[str]:
-    """A line per difference in machine and versions."""
     old, new = (_result(path)["environment"] for path in (before, after))
     pairs = [(name, old.get(name), new.get(name)) for name in MACHINE]
     names = dict.fromkeys((*old["packages"], *new["packages"]))
@@ -73,7 +72,7 @@ def verdict(ratio: Ratio) -> str:
 
 
 def ratio_of_runs(before_ms: Sequence[float], after_ms: Sequence[float]) -> Ratio:
-    """Speed of the second run relative to the first. Seeded."""
+    """Speed of the second run relative to the first."""
     generator = np.random.default_rng(0)
     medians = []
     for samples in (np.asarray(before_ms), np.asarray(after_ms)):
@@ -84,8 +83,7 @@ def ratio_of_runs(before_ms: Sequence[float], after_ms: Sequence[float]) -> Rati
 
 
 def _result(path: Path) -> Result:
-    content = read(path)
-    if not isinstance(content, dict) or not benchmark(content):
+    if not (content := read_result(path)):
         raise ReportError(f'{path}: expected the result of a benchmark, found no known "benchmark"')
     return content
 

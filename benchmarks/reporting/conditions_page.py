@@ -1,5 +1,3 @@
-"""The result of benchmarks/conditions.py."""
-
 from __future__ import annotations
 
 from collections.abc import Mapping

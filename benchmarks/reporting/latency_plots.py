@@ -1,5 +1,3 @@
-"""Figures of latency and sweep results."""
-
 from __future__ import annotations
 
 import io
@@ -39,7 +37,7 @@ def beside(path: Path | None) -> Extras:
 
 
 def figures(result: Mapping[str, Any]) -> dict[str, Figure]:
-    """File suffix -> figure; a sweep has several, a result without rows has none."""
+    """File suffix -> figure."""
     if result["benchmark"] == "sweep":
         return _of_sweep(result)
     return {"": _of_latency(result)} if result["rows"] else {}

@@ -1,5 +1,3 @@
-"""What benchmarks/latency.py prints."""
-
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,5 +1,3 @@
-"""The result of benchmarks/norms.py."""
-
 from __future__ import annotations
 
 from collections.abc import Mapping

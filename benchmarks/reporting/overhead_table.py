@@ -1,5 +1,3 @@
-"""What benchmarks/overhead.py prints."""
-
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence

@@ -1,5 +1,3 @@
-"""The plots of the report."""
-
 from __future__ import annotations
 
 import io

@@ -88,7 +88,6 @@ def _told(result: Result, what: str) -> Text:
 
 
 def _table(rows: list[Row], columns: Mapping[str, str]) -> Table:
-    """Without the columns that no row fills."""
     kept = {name: title for name, title in columns.items() if any(row.get(name) is not None for row in rows)}
     return Table(tuple(kept.values()), tuple(tuple(_shown(row.get(name)) for name in kept) for row in rows))
 

@@ -1,5 +1,3 @@
-"""The sections about networks."""
-
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence

@@ -79,21 +79,30 @@ def benchmark(content: object) -> str | None:
     if not isinstance(content, dict):
         return None
     name = content.get("benchmark") or content.get("study")
-    return name if name in COMMANDS else None
+    return name if isinstance(name, str) and name in COMMANDS else None
 
 
 def read(path: Path) -> object:
-    """Raises ReportError unless the file is JSON."""
     try:
         return json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
         raise ReportError(f"{path}: expected a JSON file, found {error}") from error
 
 
+def read_result(path: Path) -> Result | None:
+    """None for other JSON. Raises ReportError as `read`, and for a result without its machine."""
+    content = read(path)
+    if not isinstance(content, dict) or not benchmark(content):
+        return None
+    if not isinstance(content.get("environment"), dict):
+        raise ReportError(f"{path}: expected the environment of a {benchmark(content)} result, found none")
+    return content
+
+
 def find(folder: Path) -> Sources:
     """In `folder` and below; ignores other JSON. Raises ReportError without a result."""
-    contents = ((path.relative_to(folder).as_posix(), read(path)) for path in sorted(folder.rglob("*.json")))
-    files = [File(name, content) for name, content in contents if isinstance(content, dict) and benchmark(content)]
+    contents = ((path.relative_to(folder).as_posix(), read_result(path)) for path in sorted(folder.rglob("*.json")))
+    files = [File(name, content) for name, content in contents if content]
     interrupted = tuple(file.name for file in files if "interrupted" in file.content)
     whole = tuple(file for file in files if file.name not in interrupted)
     if not whole:
@@ -121,7 +130,6 @@ def said(ratio: Ratio) -> str:
 
 
 def number(value: float) -> str:
-    """Rounds to about three digits."""
     return f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 100 else f"{value:,.0f}"
 
 

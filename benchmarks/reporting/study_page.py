@@ -12,8 +12,6 @@ from models.plots.results import Plots, markdown
 
 
 def beside(folder: Path, name: str, plots: Plots) -> Extras:
-    """NAME.md and a PNG per plot."""
-
     def files(result: Mapping[str, Any]) -> dict[Path, bytes]:
         pictures = {f"{name}-{plot}.png": png(figure) for plot, figure in plots(dict(result)).items()}
         page = {f"{name}.md": markdown(dict(result), list(pictures)).encode()}

@@ -1,5 +1,3 @@
-"""The result of benchmarks/throughput.py."""
-
 from __future__ import annotations
 
 import io

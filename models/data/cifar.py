@@ -31,14 +31,13 @@ TEST_BATCH = "test_batch"
 BATCHES = (*TRAIN_BATCHES, TEST_BATCH)
 
 ARCHIVE = "cifar-10-binary.tar.gz"
-CHECKSUMS = {ARCHIVE: "md5:c32a1d4ab5d03f1284b67883e8d87530"}  # as published on the dataset's page
+CHECKSUMS = {ARCHIVE: "md5:c32a1d4ab5d03f1284b67883e8d87530"}  # as published
 MIRRORS = ("https://www.cs.toronto.edu/~kriz/",)
 OTHERWISE = f"Put CIFAR-10's batches in a folder and name it: --data-dir DIR or {VARIABLE}"
 MAX_BATCH_BYTES = 1 << 26  # an archive may claim any size; a real batch has 31 MB
 
 
 def find_cifar10(data_dir: Path | None, fetch: bool = True) -> Path:
-    """`data_dir`, else $CIFAR10_DIR, else the cache, which `fetch` fills. Raises DataError."""
     if named := named_folder(data_dir, VARIABLE):
         return named
     cache = cache_folder("cifar10")
@@ -54,7 +53,7 @@ def find_cifar10(data_dir: Path | None, fetch: bool = True) -> Path:
 
 
 def unpack(archive: Path, folder: Path) -> None:
-    """Follows no path in the archive; raises DataError for a missing, too large or irregular batch."""
+    """Follows no path in the archive."""
     try:
         with tarfile.open(archive, "r:gz") as tar:
             for name in BATCHES:
@@ -69,7 +68,7 @@ def unpack(archive: Path, folder: Path) -> None:
 
 
 def load_cifar10(folder: Path) -> Dataset:
-    """Prefers binary batches; raises DataError for missing, damaged or unequal batches."""
+    """Prefers binary batches."""
     place, suffix, read = _find_batches(folder)
     parts = {name: read(place / f"{name}{suffix}") for name in BATCHES}
     counts = [len(labels) for _, labels in parts.values()]

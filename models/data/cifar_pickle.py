@@ -62,7 +62,6 @@ def _entry(batch: Any, key: str) -> Any:
 
 
 def _pixels(array: Any) -> NDArray[np.uint8]:
-    """The state: version, shape, dtype, whether columns come first, bytes."""
     if not isinstance(array, _Recorded):
         raise TypeError(f"data that are a {type(array).__name__}")
     _, shape, dtype, by_columns, content = array.state

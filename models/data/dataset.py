@@ -9,7 +9,7 @@ from models.config import ModelConfig, ModelName, Preprocessing
 
 DIGITS = tuple("0123456789")
 
-Part = tuple[NDArray[np.uint8], NDArray[np.int64]]  # images (n, C, H, W) and labels (n,)
+Part = tuple[NDArray[np.uint8], NDArray[np.int64]]  # images and labels
 
 
 class DataError(Exception):
@@ -34,6 +34,11 @@ class Dataset:
     patch_size: tuple[int, int] = (7, 7)
     reading: str = ""
 
+    def __post_init__(self) -> None:
+        train, test = self.train_images.shape[1:], self.test_images.shape[1:]
+        if train != test:
+            raise DataError(f"{self.name}: expected training and test images of one shape, found {train} and {test}")
+
     def model_config(self, model: ModelName, depth: int) -> ModelConfig:
         channels, height, width = self.train_images.shape[1:]
         return ModelConfig(
@@ -49,7 +54,7 @@ class Dataset:
 
 
 def hold_out(dataset: Dataset, count: int) -> Dataset:
-    """`count` training images, always the same, replace the test part; raises DataError unless two stay."""
+    """`count` training images, always the same, replace the test part."""
     total = len(dataset.train_labels)
     if not 1 <= count <= total - 2:
         raise DataError(f"{dataset.name}: expected to hold out 1 to {total - 2} of {total} images, found {count}")

@@ -14,7 +14,6 @@ def named_folder(data_dir: Path | None, variable: str) -> Path | None:
 
 
 def cache_folder(name: str) -> Path:
-    """Raises DataError without pooch."""
     try:
         import pooch
     except ModuleNotFoundError as error:

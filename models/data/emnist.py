@@ -33,7 +33,7 @@ def load_emnist_part(folder: Path, part: Literal["train", "test"]) -> Part:
 
 
 def find_emnist(data_dir: Path | None) -> Path:
-    """No download: the archive has half a gigabyte, mostly other characters. Raises DataError without a folder."""
+    """No download: the archive has half a gigabyte, mostly other characters."""
     folder = named_folder(data_dir, "EMNIST_DIR")
     if folder is None:
         files = ", ".join(EMNIST_PARTS.values())

@@ -28,7 +28,7 @@ COLOUR_MODES = frozenset(("P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "HS
 def load_folder(folder: Path, size: tuple[int, int] = (SIDE, SIDE), held_out: int = 0) -> Dataset:
     """`size`: height and width; `held_out`: pictures of the test part, by default a fifth.
 
-    Grey if all pictures are, else RGB. Raises DataError also for fewer than two classes or an empty class.
+    Grey if all pictures are, else RGB.
     """
     if not str(folder).isprintable():  # it names the dataset in checkpoints
         raise DataError(f"{folder}: expected a path of printable characters, found {str(folder)!r}")
@@ -59,7 +59,7 @@ def load_folder(folder: Path, size: tuple[int, int] = (SIDE, SIDE), held_out: in
 def load_unlabelled(folder: Path, config: ModelConfig, fewest: int, most: int) -> NDArray[np.uint8]:
     """Pictures as a model reads them, uint8 (n, C, H, W); of more than `most`, an even part by name.
 
-    Models of ink need pictures of their own size, light on black. Raises DataError also for fewer than `fewest`.
+    Models of ink need pictures of their own size, light on black.
     """
     paths = pictures(folder)
     if len(paths) < fewest:
@@ -79,18 +79,15 @@ def _check_size(path: Path, size: tuple[int, int]) -> None:
 
 
 def pictures(folder: Path) -> list[Path]:
-    """Sorted by name; raises DataError for an empty folder."""
-    paths = sorted(path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES)
+    there = (path for path in folder.iterdir() if not path.name.startswith("."))  # macOS adds ._NAME.png
+    paths = sorted(path for path in there if path.suffix.lower() in SUFFIXES)
     if not paths:
         raise DataError(f"{folder}: expected pictures ({', '.join(sorted(SUFFIXES))}), found none")
     return paths
 
 
 def read_picture(path: Path, channels: int, size: tuple[int, int]) -> NDArray[np.uint8]:
-    """The middle of a picture, resized to `size` (height, width): uint8 (channels, H, W).
-
-    Turned upright; transparent pixels become white.
-    """
+    """The middle of a picture, resized to `size` (height, width): uint8 (channels, H, W)."""
     with _opened(path) as picture:
         upright = ImageOps.exif_transpose(picture)
         if upright.has_transparency_data:

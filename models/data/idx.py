@@ -34,7 +34,6 @@ def read_part(folder: Path, names: Mapping[str, str], part: str, classes: int) -
 
 
 def read_idx(path: Path) -> NDArray[np.uint8]:
-    """Raises DataError for a wrong magic number, a truncated file, or bytes left over."""
     try:
         with path.open("rb") as raw:
             zipped = raw.read(2) == b"\x1f\x8b"

@@ -62,12 +62,10 @@ def load_fashion_mnist(folder: Path) -> Dataset:
 
 
 def find_mnist(data_dir: Path | None, fetch: bool = True) -> Path:
-    """`data_dir`, else $MNIST_DIR, else the cache, which `fetch` fills."""
     return _find("mnist", data_dir, "MNIST_DIR", MNIST_CHECKSUMS, MNIST_MIRRORS, fetch)
 
 
 def find_fashion_mnist(data_dir: Path | None, fetch: bool = True) -> Path:
-    """As `find_mnist`, with $FASHION_MNIST_DIR."""
     checksums, mirrors = FASHION_MNIST_CHECKSUMS, FASHION_MNIST_MIRRORS
     return _find("fashion-mnist", data_dir, "FASHION_MNIST_DIR", checksums, mirrors, fetch)
 

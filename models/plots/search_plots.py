@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 SIZE_INCHES = (7.0, 4.4)
 ERROR = "held-out images wrong (%)"
-TRIAL, BEST, FAILED = "#0072B2", "#E69F00", "#D55E00"  # out of Okabe and Ito's colours
+TRIAL, BEST, FAILED = "#0072B2", "#E69F00", "#D55E00"
 
 
 def convergence(search: Search, trials: Sequence[Trial]) -> bytes:
@@ -93,10 +93,7 @@ def _finished(figure: Figure, axes: Axes) -> bytes:
 
 
 def _sorted(search: Search, trials: Sequence[Trial]) -> tuple[list[int], list[float], list[int]]:
-    """Finished trials, their errors in percent, failed trials.
-
-    No mistake counts as half: a logarithmic scale has no zero.
-    """
+    """No mistake counts as half: a logarithmic scale has no zero."""
     half_a_mistake = 0.5 / search.held_out_images
     finished = {number: trial.accuracy for number, trial in enumerate(trials, 1) if trial.accuracy is not None}
     errors_percent = [100 * max(1 - accuracy, half_a_mistake) for accuracy in finished.values()]

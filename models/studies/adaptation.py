@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from models.plots.figures import accuracy_axis, row_of_panels
 from models.plots.results import Column, Result, footnote, percent, table
+from models.studies.running import StudyError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -45,6 +46,8 @@ def measure(
     from models.data.digits import as_coarse
     from models.evaluation import measure_accuracy
 
+    if len(mnist[1]) <= UNLABELLED:
+        raise StudyError(f"mnist: expected more than {UNLABELLED} test images, found {len(mnist[1])}")
     digits = load_digits()
     x = torch.tensor(np.concatenate((digits.train_images, digits.test_images)))
     y = torch.tensor(np.concatenate((digits.train_labels, digits.test_labels)))

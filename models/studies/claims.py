@@ -61,7 +61,6 @@ class Judged:
 
 
 def page(folder: Path) -> str:
-    """`folder` holds NAME/NAME.json of each study; raises StudyError for an unreadable file."""
     studies = {claim: [claim.study, *(name for name in claim.also if (folder / name).is_dir())] for claim in CLAIMS}
     sizes = {name: claim.size for claim, names in studies.items() for name in names}
     results = {name: _read(folder / name / f"{name}.json") for name in sorted(sizes)}

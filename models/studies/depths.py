@@ -76,7 +76,6 @@ def _pair(vits: Sequence[Trained], others: Sequence[Trained], scope: Scope) -> d
 
 
 def _over_seeds(trained: Sequence[Trained], scope: Scope) -> dict[str, float | None]:
-    """None if a run diverged in its first epoch."""
     if not all(training.series for training in trained):
         return dict.fromkeys(("test_accuracy", "distorted_test_accuracy", "training_time_s", "test_time_s"))
     return {

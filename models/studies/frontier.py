@@ -51,7 +51,6 @@ def label(config: ModelConfig) -> str:
 
 
 def recipe(path: Path, scope: Scope) -> TrainingOptions:
-    """Raises StudyError without a recipe for the dataset."""
     from models.training import TrainingOptions
 
     try:
@@ -79,7 +78,7 @@ def findings(pretrained: Path, trained: list[Trained], scope: Scope) -> dict[str
     from models.macs import macs_per_image
 
     there = shipped(pretrained, scope)
-    here = {each.run.config: load(each.checkpoint) for each in trained if each.series}  # else it diverged at once
+    here = {each.run.config: load(each.checkpoint) for each in trained if not each.diverged}
     derived = []
     for config in NETWORKS:
         if (checkpoint := there.get(config) or here.get(config)) is None:

@@ -31,7 +31,7 @@ WAYS: dict[str, dict[str, Any]] = {
 """Three trainings of each norm: the name in the JSON, and the options."""
 TITLES = {"usual": f"at {USUAL}", "high": f"at {HIGH}", "recipe": "with warm-up, one-cycle, clipping"}
 FOLDING: tuple[ModelName, ...] = ("vitbn", "vit-repbn", "vit-prepbn", "vit-un", "vit-dfn")
-BY_TOKEN: tuple[ModelName, ...] = ("vit", "vit-dtn", "vit-minmax", "vit-zscore")  # statistics of each image
+BY_TOKEN: tuple[ModelName, ...] = ("vit", "vit-dtn", "vit-minmax", "vit-zscore")
 NORMS: tuple[ModelName, ...] = (*BY_TOKEN, *FOLDING)
 DATASETS = ("mnist", "fashion-mnist", "cifar10")
 
@@ -116,7 +116,7 @@ def _row(model: str, ways: dict[str, list[Trained]]) -> dict[str, Any]:
 
 
 def _stability(runs: Sequence[Trained]) -> dict[str, Any]:
-    """Mean last accuracy, its range, and the largest fall below an earlier epoch; None if a run diverged."""
+    """`largest_fall`: of accuracy, below an earlier epoch."""
     if any(run.diverged for run in runs):
         return {"test_accuracy": None, "range": None, "largest_fall": None}
     last = [run.series[-1].test_accuracy for run in runs]

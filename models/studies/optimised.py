@@ -22,7 +22,6 @@ SUFFIX = ".best.json"
 
 
 def study(params: Sequence[Path]) -> Study:
-    """`params`: files or folders."""
     return Study(
         name="optimised",
         question="How do the models compare when each is trained at its own searched learning rate and batch size?",
@@ -36,7 +35,6 @@ def study(params: Sequence[Path]) -> Study:
 
 
 def runs(params: Sequence[Path], scope: Scope) -> list[Run]:
-    """Raises StudyError for an empty folder, and for two files of one model."""
     files = [file for path in params for file in (sorted(path.glob(f"*{SUFFIX}")) if path.is_dir() else [path])]
     listed = [read(file, scope) for file in files]
     for number, run in enumerate(listed):

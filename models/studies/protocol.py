@@ -27,7 +27,7 @@ class Extent:
 
 @dataclass(frozen=True)
 class Scope:
-    """`dataset` has only the images in use; `reduced` describes the rest."""
+    """`dataset` has only the images in use."""
 
     dataset: Dataset
     epochs: int
@@ -60,7 +60,6 @@ class Scope:
 
 
 def name_of_part(study: str, chosen: Sequence[float], every: Sequence[float], all_images: bool) -> str:
-    """`study`, or for a part of its learning rates a name with them and whether all images train."""
     if tuple(chosen) == tuple(every):
         return study
     return "-".join([study, *map(str, chosen), *(["all-images"] if all_images else [])])
@@ -88,7 +87,6 @@ class Study:
         train_images: int | None = None,
         **others: Any,
     ) -> Scope:
-        """`epochs` and `train_images` shorten the whole or quick study."""
         whole = Extent(self.epochs, len(dataset.train_labels), len(dataset.test_labels))
         if (train_images or 0) > whole.train_images:
             raise StudyError(f"{dataset.name}: expected at most {whole.train_images} images, found {train_images}")

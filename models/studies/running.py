@@ -28,8 +28,6 @@ class StudyError(Exception):
 
 @dataclass(frozen=True)
 class Run:
-    """The label names its files."""
-
     label: str
     config: ModelConfig
     options: TrainingOptions
@@ -75,7 +73,7 @@ def advance(
     on_epoch: OnEpoch,
     track: Track | None = None,
 ) -> list[Trained]:
-    """Trains all `runs` in `folder` to their last epoch: A1 B1 C1 A2 B2 … (numbers are epochs).
+    """Trains all `runs` in `folder` to their last epoch.
 
     When a run diverges, the others continue. Further runs may join. Raises StudyError for a folder with another plan or
     more epochs; TrainingError for a failed training.
@@ -127,7 +125,7 @@ def _plan(study: str, runs: Sequence[Run], dataset: Dataset, test_batch: int) ->
 
 
 def _check_plan(path: Path, plan: dict[str, Any]) -> None:
-    """Raises StudyError for another plan, also with fewer runs: its result would replace the larger."""
+    """Also refuses fewer runs: their result would replace the larger study."""
     if path.exists():
         try:
             earlier = dict(json.loads(path.read_bytes()))

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Quantity:
-    """The label includes the unit."""
-
     key: str
     title: str
     label: str
@@ -50,10 +48,7 @@ BY_EPOCH = {
 
 
 def by_epoch(result: Result, quantity: Quantity, title: str, panels: Mapping[str, Sequence[dict[str, Any]]]) -> Figure:
-    """A panel per title, a line per run; the seeds of a model look alike.
-
-    Of several learning rates, all but the highest have hollow marks.
-    """
+    """A panel per title, a line per run; the seeds of a model look alike."""
     figure, row = row_of_panels(title, footnote(result), list(panels), "epoch", quantity.label)
     for axes, runs in zip(row, panels.values(), strict=True):
         for run in runs:
@@ -98,7 +93,6 @@ def runs_table(trained: Sequence[Trained]) -> dict[str, Any]:
 
 
 def _last(training: Trained) -> list[float | None]:
-    """Empty cells for a run that diverged in its first epoch."""
     if not training.series:
         return [None] * 4
     end = training.series[-1]
@@ -106,7 +100,6 @@ def _last(training: Trained) -> list[float | None]:
 
 
 def spread_tables(trained: Sequence[Trained]) -> list[dict[str, Any]]:
-    """Last accuracies over the seeds; empty for one seed."""
     by_run: dict[tuple[str, int, float], list[Trained]] = {}
     for training in trained:
         config, options = training.run.config, training.run.options

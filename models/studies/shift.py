@@ -1,7 +1,7 @@
 """Accuracy and time on other people's digits, without training.
 
 In: checkpoints trained on MNIST. Out: accuracy and time on the test images of MNIST, of EMNIST's digits if available,
-and on all of scikit-learn's digits. Networks that learned from a teacher stand apart.
+and on all of scikit-learn's digits.
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ BATCH = 100
 
 
 def checkpoints(folder: Path) -> list[Checkpoint]:
-    """Raises StudyError for an empty folder, and for checkpoints not trained on MNIST."""
     from models.checkpoint import load
 
     loaded = [load(path) for path in sorted(folder.glob("*.safetensors"))]

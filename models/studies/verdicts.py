@@ -24,7 +24,7 @@ class Finding:
 
 
 def _series(result: Result, model: str, depth: int, lr: float) -> list[list[Mapping[str, float]]]:
-    """Of all seeds; raises KeyError without runs."""
+    """Of all seeds."""
     key = (model, depth, lr)
     runs = [
         list(run["series"])
@@ -37,7 +37,7 @@ def _series(result: Result, model: str, depth: int, lr: float) -> list[list[Mapp
 
 
 def _last_percent(result: Result, model: str, depth: int, lr: float) -> list[float]:
-    """Test accuracy after the last epoch by seed; 10 % for a run that diverged in its first."""
+    """By seed; 10 % for a run that diverged in its first epoch."""
     every = _series(result, model, depth, lr)
     return [100 * series[-1]["test_accuracy"] if series else 10.0 for series in every]
 

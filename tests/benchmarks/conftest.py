@@ -17,7 +17,6 @@ def any_rounds(monkeypatch: pytest.MonkeyPatch, three_rounds: None) -> None:
 
 @pytest.fixture
 def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The real sizes take seconds."""
     from benchmarks.contest import roofline
 
     monkeypatch.setattr(roofline, "SIDE", {"cpu": 128})

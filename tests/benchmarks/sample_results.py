@@ -24,7 +24,6 @@ ENVIRONMENT = {
 
 
 def samples_ns(median_ms: float, seed: int = 0, rounds: int = 9) -> list[int]:
-    """Within 2 % of `median_ms`."""
     spread = np.random.default_rng(seed).uniform(-0.02, 0.02, rounds)
     return [round(1e6 * median_ms * (1 + one)) for one in spread - np.median(spread)]
 
@@ -181,7 +180,6 @@ EVERY = (foreign, rewrites, frontier, operators, latency, sweep, engines, accura
 
 
 def write(path: Path, result: Row, **environment: object) -> Path:
-    """`environment` replaces facts of the machine."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(result | {"environment": ENVIRONMENT | environment}))
     return path

@@ -56,7 +56,6 @@ def test_results_that_name_no_engine_are_compared_with_those_that_do(tmp_path: P
 
 
 def test_the_interval_is_that_of_runs_apart() -> None:
-    """At 2 % spread a change of 10 % shows, of 0.1 % does not."""
     samples = [ns / 1e6 for ns in sample.samples_ns(100.0, seed=1, rounds=15)]
     other = [ns / 1e6 for ns in sample.samples_ns(100.0, seed=2, rounds=15)]
     assert verdict(ratio_of_runs(samples, [1.1 * ms for ms in other])) == "slower"

@@ -1,5 +1,3 @@
-"""The GPU run without a GPU."""
-
 from pathlib import Path
 
 import click

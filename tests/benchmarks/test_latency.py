@@ -40,7 +40,6 @@ FIELDS = {
 
 @pytest.fixture(autouse=True)
 def known_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The real limits take seconds."""
     monkeypatch.setattr("benchmarks.contest.roofline.limits", lambda *arguments: LIMITS)
 
 

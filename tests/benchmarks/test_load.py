@@ -55,7 +55,7 @@ def sleepless(monkeypatch: pytest.MonkeyPatch) -> Callable[[Coroutine[Any, Any, 
 
 
 def one_at_a_time(stalled: int) -> Callable[[], Awaitable[None]]:
-    """Answers one request at a time; request `stalled` takes STALL_S."""
+    """Request `stalled` takes STALL_S."""
     turn, asked = asyncio.Lock(), iter(range(10**6))
 
     async def ask() -> None:
@@ -184,6 +184,12 @@ def test_the_largest_rate_that_is_carried(rows: list[dict[str, Any]], rate: floa
     measured, missing = ([each for each in rows if ("p99_ms" in each) == there] for there in (True, False))
     (point,) = saturation(measured, missing, max_p99_ms=50)
     assert (point["by"], point["rate"], point["beyond"]) == ("rate", rate, beyond)
+
+
+def test_recovery_ends_with_the_longest_silence() -> None:
+    late = (10.1, 29.95)  # sent right after the fault at 10 s, answered after the next
+    assert Verdicts(right=[(9.0, 0.1), (40.0, 0.01), late, (40.1, 0.01)]).recovery_s(10.0) == 30.0
+    assert Verdicts(right=[(9.0, 0.1)]).recovery_s(10.0) is None
 
 
 @pytest.mark.parametrize(

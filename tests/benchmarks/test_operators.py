@@ -9,7 +9,6 @@ from benchmarks.operators import operators
 
 
 def event(name: str, operator: str, us: int, inputs: list[list[int]], output: list[int]) -> dict[str, object]:
-    """In ONNX Runtime's format."""
     shapes = {"input_type_shape": [{"float": shape} for shape in inputs], "output_type_shape": [{"float": output}]}
     return {"cat": "Node", "name": f"{name}_kernel_time", "dur": us, "args": {"op_name": operator, **shapes}}
 
@@ -20,7 +19,7 @@ def event(name: str, operator: str, us: int, inputs: list[list[int]], output: li
         ("MatMul", [[8, 17, 64]], [8, 17, 512], 2 * 8 * 17 * 512 * 64),
         ("MatMul", [[8, 17, 64], [64, 512]], [8, 17, 512], 2 * 8 * 17 * 512 * 64),
         ("FusedMatMul", [[8, 64, 17], [8, 64, 32]], [8, 17, 32], 2 * 8 * 17 * 32 * 64),  # left transposed
-        ("MatMul", [[1, 8, 64], [32, 64, 17]], [32, 8, 17], 2 * 32 * 8 * 17 * 64),  # left factor without a batch
+        ("MatMul", [[1, 8, 64], [32, 64, 17]], [32, 8, 17], 2 * 32 * 8 * 17 * 64),
         ("Gemm", [[8, 64], [10, 64], [10]], [8, 10], 2 * 8 * 10 * 64),
         ("Conv", [[8, 1, 28, 28], [64, 1, 7, 7], [64]], [8, 64, 4, 4], 2 * 8 * 64 * 16 * 49),
         ("Softmax", [[8, 17, 17]], [8, 17, 17], None),
@@ -40,7 +39,6 @@ def test_nodes_are_medians_of_the_last_calls() -> None:
 
 @pytest.mark.parametrize("untimed", [[], [70]], ids=["slow", "quick"])
 def test_only_timed_calls_count(untimed: list[int]) -> None:
-    """A quick graph gets an untimed call before each timed call."""
     took_us = [99, *untimed, 10, *untimed, 20, *untimed, 30]
     (node,) = nodes_of([event("a", "MatMul", each, [[2, 4]], [2, 3]) for each in took_us], 3)
     assert node["p50_us"] == 20

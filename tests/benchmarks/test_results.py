@@ -1,4 +1,5 @@
 import json
+import os
 import re
 import subprocess
 import sys
@@ -11,7 +12,9 @@ import pytest
 from click.testing import CliRunner
 
 from benchmarks.accuracy import accuracy
+from benchmarks.bulk import bulk
 from benchmarks.engines import engines
+from benchmarks.faults import faults
 from benchmarks.frontier import frontier
 from benchmarks.latency import latency
 from benchmarks.measure.choices import FiniteRange, NameList, Result, json_option, seconds_option
@@ -20,12 +23,14 @@ from benchmarks.measure.timing import ROUNDS_VARIABLE, Interrupted, time_interle
 from benchmarks.norms import norms
 from benchmarks.operators import operators
 from benchmarks.overhead import overhead
+from benchmarks.proxy import proxy
 from benchmarks.rewrites import rewrites
+from benchmarks.scale import scale
 from benchmarks.throughput import throughput
 
 pytestmark = pytest.mark.usefixtures("any_rounds")
-WITH_JSON = (accuracy, engines, latency, operators, overhead, rewrites, throughput)
-WITH_SECONDS = (engines, frontier, latency, norms, overhead, rewrites, throughput)
+WITH_JSON = (accuracy, bulk, engines, faults, latency, operators, overhead, proxy, rewrites, scale, throughput)
+WITH_SECONDS = (engines, frontier, latency, norms, overhead, rewrites, scale, throughput)
 
 
 @click.command()
@@ -142,6 +147,13 @@ def test_a_place_that_cannot_be_written_is_refused_first(
     assert result.exit_code == 2
     assert str(tmp_path) in result.output
     assert reason in result.output
+
+
+def test_a_pipe_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    result = CliRunner().invoke(accuracy, ["--json", str(tmp_path / "pipe")])
+    assert result.exit_code == 2
+    assert f"{tmp_path / 'pipe'}: expected a file or nothing, found something else" in result.output
 
 
 def test_a_folder_of_the_system_is_refused(tmp_path: Path) -> None:

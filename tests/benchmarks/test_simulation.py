@@ -48,7 +48,15 @@ def test_without_faults_nothing_fails() -> None:
     assert min(day_rates(200)) == 50
 
 
-@pytest.mark.parametrize("content", ["{", "[]", '{"benchmark": "bulk"}', '{"two_servers": {"service_ms": [1.0]}}'])
+@pytest.mark.parametrize(
+    "content",
+    [
+        *("{", "[]", '{"benchmark": "bulk"}', '{"two_servers": {"service_ms": [1.0]}}'),
+        '{"two_servers": {"service_ms": [], "rows": []}}',
+        '{"two_servers": {"service_ms": [NaN], "rows": [{"rate": 5.0}]}}',
+        '{"two_servers": {"service_ms": [1.0], "rows": [{"rate": 0}]}}',
+    ],
+)
 def test_measured_times_of_another_file(content, tmp_path):
     (tmp_path / "other.json").write_text(content)
     done = CliRunner().invoke(scale, ["--measured", str(tmp_path / "other.json")])

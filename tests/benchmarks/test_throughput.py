@@ -38,7 +38,6 @@ def run(*arguments: object) -> Result:
 
 
 def rows_of(path: Path, result: Result, *reasons: str) -> list[dict[str, Any]]:
-    """Loads may be missing only for `reasons`."""
     assert result.exit_code == 0, result.output
     written = json.loads(path.read_text())
     assert written["benchmark"] == "throughput"
@@ -228,7 +227,6 @@ def test_the_server_takes_large_requests_on_the_gpu(tmp_path: Path) -> None:
 
 
 def test_a_plan_is_executed_in_process_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not the ONNX file behind it."""
     asked = []
 
     def execution(plan: bytes, profile_of: Any) -> str:

@@ -69,7 +69,6 @@ def small_emnist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
-    """Three blocks."""
     from saved_networks import TINY, network
 
     from models.checkpoint import save
@@ -79,8 +78,6 @@ def saved(tmp_path: Path) -> Path:
 
 
 class Mirror(BaseHTTPRequestHandler):
-    """404 for unknown paths."""
-
     def __init__(self, contents: dict[str, bytes], requests: list[str], *arguments: object) -> None:
         self.contents, self.requests = contents, requests
         super().__init__(*arguments)

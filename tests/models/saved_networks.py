@@ -1,5 +1,3 @@
-"""Checkpoints, ours and under the published names."""
-
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -59,7 +57,6 @@ def published(model, names):
 
 
 def network(config):
-    """Seeded weights and norms."""
     torch.manual_seed(0)
     model = build(config).eval()
     randomise_norms(model)

@@ -15,6 +15,7 @@ from models.data.digits import as_coarse
 from models.evaluation import measure_accuracy
 from models.registry import build, randomise_norms
 from models.studies import adaptation as coarse_digits
+from models.studies.running import StudyError
 from models.train import train as command
 from models.training import TrainingOptions, train
 
@@ -93,7 +94,6 @@ def faint(images):
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    """As if trained in the served form."""
     path = tmp_path_factory.mktemp("saved") / "digits.safetensors"
     network = build(TINY)
     randomise_norms(network)
@@ -191,7 +191,6 @@ def test_refusals_are_a_line_and_write_nothing(saved, tmp_path):
 
 
 def test_networks_without_batch_norm_and_without_options(tmp_path):
-    """As `train.py --adapt-to` writes them, without options."""
     config, digits = replace(TINY, model="vit"), load_digits()
     save(tmp_path / "vit.safetensors", build(config), config, {"dataset": "mnist"})
     mnist = (digits.train_images[:250], digits.train_labels[:250])
@@ -199,6 +198,11 @@ def test_networks_without_batch_norm_and_without_options(tmp_path):
     assert (rows[0]["teacher"], rows[0]["digits_adapted"], 0 <= rows[0]["digits"] <= 1) == (None, None, True)
     (axes,) = coarse_digits.plots(coarse_digits.result(rows, "command"))["accuracy"].axes
     assert [line.get_label() for line in axes.lines] == ["as trained"]
+
+
+def test_too_few_images_for_the_study():
+    with pytest.raises(StudyError, match="mnist: expected more than 200 test images, found 200"):
+        next(coarse_digits.measure([], (np.zeros((200, 1, 28, 28), np.uint8), np.zeros(200, np.int64))))
 
 
 @pytest.mark.parametrize("given", [["--checkpoint", "x"], ["--adapt-to", "x"], ["--checkpoint", "x", "--epochs", "3"]])

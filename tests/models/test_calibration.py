@@ -21,7 +21,6 @@ KEYS = ["temperature", "calibration_error", "calibration_error_before"]
 
 
 def drawn(temperature, count=20_000):
-    """Logits, and labels from softmax(logits / temperature)."""
     generator = torch.Generator().manual_seed(0)
     logits = 3 * torch.randn(count, 10, generator=generator)
     return logits, torch.multinomial((logits / temperature).softmax(1), 1, generator=generator)[:, 0]
@@ -119,6 +118,29 @@ def test_command_refuses_a_training_that_held_nothing_out(tmp_path, small_mnist)
         result.output.splitlines()[-1]
         == f"Error: {path}: expected a training with --hold-out, found none in the metrics"
     )
+
+
+@pytest.mark.parametrize(
+    ("metrics", "said"),
+    [
+        ({"dataset": "mnist", "options": {"hold_out": 5.5}}, "expected --hold-out N of a --dataset in the metrics"),
+        ({"options": {"hold_out": 5}}, "in the metrics, found 5, None"),
+        ({"dataset": "photos", "options": {"hold_out": 5}}, "in the metrics, found 5, 'photos'"),
+    ],
+)
+def test_command_refuses_metrics_of_strangers(tmp_path, small_mnist, metrics, said):
+    save(tmp_path / "x.safetensors", build(TINY), TINY, metrics)
+    result = CliRunner().invoke(command, [str(tmp_path / "x.safetensors"), "--data-dir", str(small_mnist)])
+    assert isinstance(result.exception, SystemExit), result.exception
+    assert said in result.output.splitlines()[-1]
+
+
+def test_command_refuses_images_of_another_shape(tmp_path, small_mnist):
+    config = replace(TINY, image_size=(14, 14))
+    save(tmp_path / "x.safetensors", build(config), config, {"dataset": "mnist", "options": {"hold_out": 5}})
+    result = CliRunner().invoke(command, [str(tmp_path / "x.safetensors"), "--data-dir", str(small_mnist)])
+    said = "expected images of the shape (1, 14, 14), found (1, 28, 28) in mnist"
+    assert (result.exit_code, said in result.output) == (1, True)
 
 
 def test_metrics_of_another_file(tmp_path):

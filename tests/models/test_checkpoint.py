@@ -31,6 +31,13 @@ def test_round_trip_bit_for_bit(tmp_path, model):
     torch.testing.assert_close(read.model.state_dict(), written.state_dict(), rtol=0, atol=0)
 
 
+def test_a_pipe_is_not_replaced(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match="pipe: expected a file or nothing, found something else"):
+        save(tmp_path / "pipe", network(TINY), TINY, {})
+    assert [path.is_fifo() for path in tmp_path.iterdir()] == [True]
+
+
 def test_first_blocks(saved):
     read = load(saved, depth=2)
     assert read.config == replace(TINY, depth=2)

@@ -44,7 +44,6 @@ def write(path, content):
 
 
 def write_mnist(folder, train=3, test=2, train_labels=3):
-    """Gzipped in part."""
     parts = {"train-images-idx3-ubyte.gz": (train, 2, 2), "t10k-images-idx3-ubyte": (test, 2, 2)}
     parts |= {"train-labels-idx1-ubyte": (train_labels,), "t10k-labels-idx1-ubyte.gz": (test,)}
     for name, shape in parts.items():
@@ -166,6 +165,12 @@ def test_mnist_part_missing(tmp_path):
 def test_mnist_counts_that_differ(tmp_path, images, labels):
     write_mnist(tmp_path, train=images, train_labels=labels)
     with pytest.raises(DataError, match=rf"train images .* as many labels, found \({images}, 2, 2\) and \({labels},\)"):
+        load_mnist(tmp_path)
+
+
+def test_mnist_images_of_two_shapes(tmp_path):
+    write(write_mnist(tmp_path) / "t10k-images-idx3-ubyte", idx(bytes(12), (2, 3, 2)))
+    with pytest.raises(DataError, match=r"of one shape, found \(1, 2, 2\) and \(1, 3, 2\)"):
         load_mnist(tmp_path)
 
 

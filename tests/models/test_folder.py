@@ -66,6 +66,12 @@ def test_a_picture_is_what_clients_send_of_it(tmp_path, mode, channels):
         np.testing.assert_array_equal(read, photo_to_model_input(picture, (channels, 14, 21)))
 
 
+def test_files_of_a_mac_are_no_pictures(folder):
+    before = load_folder(folder)
+    (folder / "stripes/._00.png").write_bytes(b"\0\5\x16\7")
+    np.testing.assert_array_equal(load_folder(folder).train_images, before.train_images)
+
+
 def damaged(folder):
     path = folder / "stripes/00.png"
     path.write_bytes(path.read_bytes()[:60])

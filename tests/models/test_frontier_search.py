@@ -31,7 +31,6 @@ def trial(accuracy: float, speed: float) -> FrontierTrial:
 
 
 def measured(geometry: Geometry) -> FrontierTrial:
-    """Larger networks are more accurate and slower."""
     work = geometry.depth * geometry.dim * (geometry.last_heads + geometry.mlp_dim)
     return FrontierTrial(geometry, 1 - 1 / math.sqrt(work), 1e9 / work, 1.0)
 

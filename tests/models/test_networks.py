@@ -40,7 +40,6 @@ def attention(**arguments):
 
 
 def norms_of(model):
-    """BatchNorms and LayerNorms: name -> features."""
     modules = dict(model.named_modules())
     batch = {name: module.num_features for name, module in modules.items() if isinstance(module, nn.BatchNorm1d)}
     layer = {name: module.normalized_shape[0] for name, module in modules.items() if isinstance(module, nn.LayerNorm)}

@@ -94,7 +94,6 @@ def test_every_option_counts(tmp_path, some_digits, change):
 
 @pytest.fixture(scope="module")
 def teacher(tmp_path_factory, some_digits):
-    """Learned each label plus one."""
     path = tmp_path_factory.mktemp("teacher") / "teacher.safetensors"
     shifted = replace(some_digits, train_labels=(some_digits.train_labels + 1) % 10)
     run(path, shifted, replace(PLAIN, epochs=25))
@@ -214,7 +213,8 @@ def params_file(tmp_path, content):
 
 
 def test_parameters_from_a_file(tmp_path):
-    path = params_file(tmp_path, {"model": "vit", "lr": 0.002, "batch_size": 200, "augment": "light", "epochs": 9})
+    values = {"model": "vit", "lr": 0.002, "batch_size": 200, "augment": "light", "epochs": 9, "clip": None}
+    path = params_file(tmp_path, values)
     output = tmp_path / "run.safetensors"
     result = invoke("--params", path, "--depth", 1, "--epochs", 1, "--model", "vit", "--output", output)
     assert result.exit_code == 0, result.output
@@ -231,10 +231,13 @@ def test_parameters_from_a_file(tmp_path):
         ({"output": "elsewhere"}, "found output"),
         ({"lr": 0}, "0.0 is not in the range"),
         ({"lr": "much"}, "'much' is not a valid float"),
+        ({"lr": [0.1]}, "expected one value for lr, found [0.1]"),
+        ({"epochs": 1.9}, "'1.9' is not a valid integer"),
+        ({"patch_size": 7}, "expected 2 values for patch_size, found 7"),
         ([1], "found list"),
         ("{", "expected a JSON object of options"),
     ],
-    ids=["model", "unknown", "path", "zero", "text", "list", "damaged"],
+    ids=["model", "unknown", "path", "zero", "text", "several", "fraction", "one of two", "list", "damaged"],
 )
 def test_parameters_that_are_none(tmp_path, content, expected):
     result = invoke("--params", params_file(tmp_path, content), "--model", "vitbn", "--output", tmp_path / "run")

@@ -22,12 +22,10 @@ pytestmark = pytest.mark.slow  # Ax takes seconds to import
 
 
 def peak(parameters):
-    """0.95 at a learning rate of 1e-3 and a batch of 60."""
     return 0.95 - 0.05 * (math.log10(parameters.lr) + 3) ** 2 - 0.0002 * abs(parameters.batch_size - 60)
 
 
 def searched(search, count, accuracy=peak):
-    """A formula replaces the trainings."""
     trials = []
     for _ in range(count):
         parameters = propose(search, trials)

@@ -30,7 +30,6 @@ def trained(config: ModelConfig) -> nn.Module:
 
 
 def answers(network: nn.Module, model: nn.Module, config: ModelConfig) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """Logits, and gradients of `model`."""
     generator = torch.Generator().manual_seed(1)
     images = torch.rand(32, *config.input_shape, generator=generator)
     labels = torch.randint(config.num_classes, (32,), generator=generator)

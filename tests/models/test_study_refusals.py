@@ -3,7 +3,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from studying import carried_out, failure, shipped
+from studying import carried_out, failure, run, shipped
 
 import models.study as module
 from models import catalog
@@ -76,6 +76,21 @@ def test_values_that_are_none(small_mnist, tmp_path, arguments, code, said):
     message, exit_code = failure("dnn", "--data-dir", small_mnist, "--output", tmp_path / "out", *arguments)
     assert (exit_code, said in message) == (code, True)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_named_twice_is_carried_out_once(monkeypatch, tmp_path):
+    carried_out = []
+    monkeypatch.setattr(module, "_train", lambda study, **options: carried_out.append(study))
+    for arguments in (
+        ["learning-rates", "--rate", "0.01", "--rate", "0.005", "--rate", "0.01"],
+        ["depths", "--rate", "0.003", "--depth", "4", "--depth", "2", "--depth", "4"],
+        ["designed", "--network", "late", "--network", "wide", "--network", "late"],
+    ):
+        assert run(*arguments, "--output", tmp_path).exit_code == 0
+    rates, depths, designed = carried_out
+    assert rates.name == "learning-rates-0.005-0.01-all-images"
+    assert depths.runs.keywords == {"rates": (0.003,), "depths": [2, 4]}
+    assert designed.runs.args[0] == ("wide", "late")
 
 
 def test_output_that_is_a_file(small_mnist, tmp_path):

@@ -33,8 +33,6 @@ def trained(model, training_s, test_s, depth=6, lr=0.01):
 
 
 def all_of_learning_rates():
-    """Training: 1 s a block, ViT 1.25 s; test: 0.1 s a block, ViTBN 0.2 s."""
-
     def times(model, depth, lr):
         block_s = (1.25 if model == "vit" else 1.0) * (1 + lr)
         test_s = 0.2 if model == "vitbn" else 0.1
@@ -116,12 +114,14 @@ def test_runs_that_diverge_in_their_first_epoch_leave_empty_cells(study, every, 
         assert figures.png(figure)
 
 
-def test_a_network_that_diverges_at_once_is_left_out_of_the_frontier(scope, monkeypatch):
+@pytest.mark.parametrize("epochs", [0, 1])
+def test_a_network_that_diverges_is_left_out_of_the_frontier(scope, monkeypatch, epochs):
+    """Without its last epoch it has no test accuracy."""
     first, *others = frontier.NETWORKS
     held = dict.fromkeys(others, load(shipped("vitbn-tiny")))
     monkeypatch.setattr(frontier, "shipped", lambda pretrained, scope: held)
     monkeypatch.setattr(frontier, "recipe", lambda path, scope: OPTIONS)
-    ended = [Trained(Run("vitbn-depth-1", first, OPTIONS), Path("none"), {}, ())]
+    ended = [replace(trained("vitbn", [1] * epochs, [1] * epochs), run=Run("vitbn-depth-1", first, OPTIONS))]
     derived = frontier.findings(PRETRAINED, ended, scope)["derived"]
     assert len(derived) == len(others)
 

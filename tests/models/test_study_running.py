@@ -40,7 +40,6 @@ def carry_on(folder, digits, runs=RUNS, study="a study", stop_after=None):
 
 
 def refusal(folder, digits, runs=RUNS, study="a study"):
-    """The folder stays unchanged."""
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     with pytest.raises(StudyError) as refused:
         carry_on(folder, digits, runs, study)
@@ -54,7 +53,6 @@ def refusal(folder, digits, runs=RUNS, study="a study"):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory, digits):
-    """Folder, reports and result."""
     folder = tmp_path_factory.mktemp("whole")
     return folder, *carry_on(folder, digits)
 

@@ -28,7 +28,6 @@ CLASSES = [f"class_accuracy/{number} {number}" for number in range(10)]
 
 @pytest.fixture(autouse=True)
 def store(tmp_path, monkeypatch):
-    """The default store, without MLflow's variables."""
     monkeypatch.chdir(tmp_path)
     for name in ("MLFLOW_TRACKING_URI", "MLFLOW_DISABLE_TELEMETRY", *SETTINGS):
         monkeypatch.setenv(name, "")  # restored afterwards
@@ -64,7 +63,6 @@ def runs(store):
 
 
 def sent_series(store, run_id):
-    """Fails for a step sent twice."""
     client = MlflowClient(tracking_uri=store.as_uri())
     rows = {}
     for name in SERIES:

@@ -66,16 +66,28 @@ def test_command_with_nothing_to_resume(tmp_path):
     assert (exit_code, "found no such file" in message) == (1, True)
 
 
-def test_command_with_an_output_that_cannot_be_written(tmp_path):
+def test_command_with_an_output_that_cannot_be_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "_run", None)  # refused before the first epoch
     (tmp_path / "file").write_bytes(b"")
     message, exit_code = failure("--depth", "1", "--epochs", "1", "--output", tmp_path / "file" / "run.safetensors")
     assert (exit_code, str(tmp_path / "file") in message) == (1, True)
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA")
-def test_command_on_a_device_that_is_not_there(tmp_path):
-    message, exit_code = failure("--device", "cuda", "--output", tmp_path / "run.safetensors")
-    assert (exit_code, "cuda" in message) == (1, True)
+def test_command_with_an_output_that_is_no_place_for_a_checkpoint(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for output in (tmp_path / "run.json", tmp_path, tmp_path / "pipe", ""):
+        message, exit_code = failure("--output", output)
+        assert exit_code == 2
+        assert "'--output': expected a file for the checkpoint, such as run.safetensors, found " in message
+    assert [path.name for path in tmp_path.iterdir()] == ["pipe"]
+
+
+@pytest.mark.parametrize("device", ["cuda", "mps"])
+def test_command_on_a_device_that_is_not_there(tmp_path, device):
+    if torch.cuda.is_available() if device == "cuda" else torch.backends.mps.is_available():
+        pytest.skip(f"this machine has {device}")
+    message, exit_code = failure("--device", device, "--output", tmp_path / "run.safetensors")
+    assert (exit_code, f"device {device}: expected it on this machine, found none" in message) == (1, True)
 
 
 @pytest.mark.parametrize(
@@ -84,11 +96,16 @@ def test_command_on_a_device_that_is_not_there(tmp_path):
         ("--lr", "0"),
         ("--lr", "nan"),
         ("--lr", "inf"),
+        ("--weight-decay", "nan"),
+        ("--label-smoothing", "nan"),
+        ("--clip", "inf"),
+        ("--ema", "nan"),
         ("--batch-size", "0"),
         ("--batch-size", "1"),
         ("--depth", "0"),
         ("--epochs", "0"),
         ("--seed", "-1"),
+        ("--seed", str(2**63)),
         ("--model", "resnet"),
         ("--device", "abacus"),
     ],

@@ -1,6 +1,7 @@
 import io
 import json
 import os
+import shlex
 import subprocess
 import sys
 from dataclasses import asdict, replace
@@ -14,6 +15,7 @@ import torch.nn.functional as F
 from models.checkpoint import load
 from models.config import TRANSFORMER_NAMES, ModelConfig
 from models.training import TrainingError, TrainingOptions, measure_accuracy, train
+from models.training_options import command_line
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = ModelConfig(dim=16, depth=1, heads=2, dim_head=8, mlp_dim=24, dropout=0.1, emb_dropout=0.1)
@@ -101,6 +103,32 @@ def test_resume_of_another_run(tmp_path, some_digits, options, config):
     assert path.read_bytes() == before
 
 
+def test_resume_says_what_differs(tmp_path, some_digits):
+    run(tmp_path / "run.safetensors", some_digits, replace(OPTIONS, epochs=1))
+    with pytest.raises(TrainingError, match=r'expected a run of "lr": 0\.1, found "lr": 0\.003$'):
+        run(tmp_path / "run.safetensors", some_digits, replace(OPTIONS, lr=0.1), resume=True)
+
+
+def test_resume_with_other_images(tmp_path, some_digits):
+    run(tmp_path / "run.safetensors", some_digits, replace(OPTIONS, epochs=1))
+    fewer = replace(some_digits, train_images=some_digits.train_images[:60], train_labels=some_digits.train_labels[:60])
+    with pytest.raises(TrainingError, match=r"expected a run of 60 training images, found 101"):
+        run(tmp_path / "run.safetensors", fewer, resume=True)
+
+
+def test_a_single_image_is_refused(tmp_path, some_digits):
+    lone = replace(some_digits, train_images=some_digits.train_images[:1], train_labels=some_digits.train_labels[:1])
+    with pytest.raises(
+        TrainingError, match="digits: expected a batch of two images or more for each process, found 1 "
+    ):
+        run(tmp_path / "run.safetensors", lone)
+
+
+def test_the_command_can_be_pasted(some_digits):
+    options = replace(OPTIONS, teacher="my nets/it's.safetensors")
+    assert shlex.split(command_line(TINY, some_digits, options))[-2:] == ["--teacher", options.teacher]
+
+
 def test_resume_of_nothing(tmp_path, some_digits):
     with pytest.raises(TrainingError, match="expected the state of an earlier run to resume, found no such file"):
         run(tmp_path / "run.safetensors", some_digits, resume=True)
@@ -173,7 +201,6 @@ def test_accumulated_gradients_are_those_of_the_whole_batch(tmp_path, some_digit
 
 
 def test_a_part_takes_a_part_of_the_memory(some_digits, tmp_path):
-    """Autograd keeps no tensor of more images than a part."""
     for parts, most in ((1, 50), (4, 13)):
         kept = []
         watched = torch.autograd.graph.saved_tensors_hooks(

@@ -1,7 +1,4 @@
-"""`make demo`: rewrites, publishes, serves, asks and times the shipped ViTBN.
-
-The server takes free ports and stops at the end; triton_repo/ stays.
-"""
+"""`make demo`: rewrites, publishes, serves, asks and times the shipped ViTBN."""
 
 from __future__ import annotations
 

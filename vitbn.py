@@ -63,7 +63,6 @@ def main() -> None:
 
 
 def foreign_package(error: BaseException) -> str | None:
-    """An error line if another package hides ours, else None."""
     package = (error.name or "").partition(".")[0] if isinstance(error, ImportError) else ""
     spec = find_spec(package) if package in PACKAGES else None
     places = [*(spec.submodule_search_locations or ()), spec.origin or ""] if spec else []

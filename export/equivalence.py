@@ -54,7 +54,7 @@ class ValuesDiffer(EquivalenceError):
 
 
 class ArgmaxDiffers(EquivalenceError):
-    """The two best logits are no tie."""
+    pass
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,6 @@ def onnx_classifier(data: bytes, threads: int = 0) -> Classifier:
 
 
 def embedded_sample(config: ModelConfig) -> Sample:
-    """Test digits if their shape fits the model, else noise."""
     if config.input_shape == DIGIT_SHAPE:
         return Sample(load_digits().test_images[:PROOF_IMAGES], "digits")
     noise = np.random.default_rng(0).integers(0, 256, (PROOF_IMAGES, *config.input_shape), np.uint8)

@@ -1,9 +1,6 @@
-"""Errors of the export stages; their messages are for the user."""
-
-
 class ExportError(Exception):
-    """Nothing was written; one line says why."""
+    """The message is one line for the user."""
 
 
 class Unavailable(ExportError):
-    """The machine or the model lacks something; the message says how to get it."""
+    """The message says how to get what is missing."""

@@ -57,8 +57,6 @@ class Exported:
 
 
 class Served(nn.Module):
-    """Takes uint8 pixels."""
-
     def __init__(self, model: nn.Module, scale_folded: bool) -> None:
         super().__init__()
         self.model = model
@@ -80,8 +78,7 @@ def export(
 ) -> Exported:
     """Proves rewrite and export on `sample`, by default the embedded images.
 
-    Leaves out `rewrites` that do not apply, unless `required`. metadata_props hold the manifest except `sample_logits`,
-    the file's answer to the first embedded image. Raises RewriteError, EquivalenceError or AccuracyError.
+    metadata_props hold the manifest except `sample_logits`. Raises RewriteError, EquivalenceError or AccuracyError.
     """
     _check_trained(checkpoint.model)
     embedded = embedded_sample(checkpoint.config)
@@ -131,7 +128,6 @@ def _check_trained(model: nn.Module) -> None:
 
 
 def rewrite(model: nn.Module, rewrites: Sequence[Rewrite], required: Sequence[Rewrite]) -> tuple[Served, list[Step]]:
-    """Keeps the dtype."""
     rewritten, steps = apply(model, rewrites, required)
     scale_folded = any(step.rewrite == fold_input_scale.__name__ and not step.left_out for step in steps)
     return Served(rewritten, scale_folded), steps

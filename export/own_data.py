@@ -1,4 +1,4 @@
-"""The dataset of a checkpoint, to prove, calibrate and measure its export."""
+"""The dataset of a checkpoint."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from models.data import DataError, Dataset, load_dataset
 
 
 def own_dataset(config: ModelConfig, metrics: dict[str, Any], data_dir: Path | None, fetch: bool = True) -> Dataset:
-    """Raises DataError if the dataset is missing, or if its images or classes differ from the model's."""
+    """Raises DataError if the dataset is missing or does not fit the model."""
     dataset = load_dataset(metrics.get("dataset", "mnist"), data_dir, fetch, config.image_size)
     expected = (config.input_shape, config.num_classes)
     if (found := (dataset.test_images.shape[1:], len(dataset.labels))) != expected:
@@ -25,7 +25,7 @@ def own_dataset(config: ModelConfig, metrics: dict[str, Any], data_dir: Path | N
 
 
 def own_sample(config: ModelConfig, metrics: dict[str, Any], data_dir: Path | None) -> Sample:
-    """Downloads nothing. Raises DataError as `own_dataset`."""
+    """Raises DataError."""
     if reads_digits(config) or "dataset" not in metrics:
         return embedded_sample(config)
     dataset = own_dataset(config, metrics, data_dir, fetch=False)

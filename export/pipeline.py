@@ -18,7 +18,7 @@ from export.errors import ExportError
 from export.graph import DEFAULT_OPSET, Exported, export
 from export.own_data import own_dataset, own_sample
 from export.precision import AccuracyError, Converted, EngineAccuracy, Lowering
-from export.publishing.artifact import Artifact
+from export.publishing.artifact import Artifact, PublishError
 from export.publishing.publish import check_name, publish
 from export.publishing.triton_config import Engine, Serving
 from export.rewrites import pipeline
@@ -51,9 +51,12 @@ class Destination:
     model: str | None = None
 
     def __post_init__(self) -> None:
-        """Raises PublishError for a bad name before the export."""
+        """Raises PublishError before the export."""
         if self.name is not None:
             check_name(self.name)
+        if self.output and (self.output.suffix == ".json" or self.output.is_dir()):
+            found = "a folder" if self.output.is_dir() else "the name of its manifest"
+            raise PublishError(f"{self.output}: expected a file as OUT.onnx, found {found}")
 
 
 @dataclass(frozen=True)
@@ -194,10 +197,7 @@ def _with(artifact: Artifact, **fields: Any) -> Artifact:
 def export_engine(
     source: OnnxSource, options: EngineOptions, gpu: Gpu, destination: Destination, data_dir: Path | None = None
 ) -> tuple[Built, Path | None]:
-    """For fp16 converts an fp32 `source` first.
-
-    The conversion, and with test images the engine, may lose ACCURACY_DROP percentage points of test accuracy.
-    """
+    """Conversion and, with test images, the engine may each lose ACCURACY_DROP percentage points of test accuracy."""
     from export.engines.onnx_source import in_precision
     from export.engines.tensorrt_engine import ACCURACY_DROP, make
 

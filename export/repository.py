@@ -72,12 +72,15 @@ def list_(repository: Path, server: str, header: dict[str, str]) -> None:
 def show(model: str, version: int | None, repository: Path) -> None:
     """Print the manifest of a version, by default the served version."""
     with _errors():
-        from export.publishing.artifact import read_version
+        from export.publishing.artifact import MANIFEST_FILE, read_version
+        from export.publishing.foreign import is_foreign
         from export.publishing.promote import served
 
         model_dir = _model(repository, model)
-        artifact = read_version(model_dir / str(version or max(served(model_dir), default=0)))
-        click.echo(artifact.manifest_json().decode())
+        folder = model_dir / str(version or max(served(model_dir), default=0))
+        manifest = folder / MANIFEST_FILE
+        foreign = manifest.exists() and is_foreign(manifest)
+        click.echo(manifest.read_text() if foreign else read_version(folder).manifest_json().decode())
 
 
 @repository.command()
@@ -99,9 +102,10 @@ def publish(
         with publishing.locked(repository, OPERATING):
             model_dir, write = _publication(file, repository, name, instances, threads)
             before = served(model_dir) if model_dir.is_dir() else []
+            live = _connect(**server)  # refuses a wrong key before anything is written
             click.echo(f"Wrote {write()}")
             with _later(model_dir):
-                activate(model_dir, before, _server_of(model_dir, **server))
+                activate(model_dir, before, _with_model(live, model_dir, server["server"]))
 
 
 @repository.command()
@@ -173,7 +177,6 @@ OPERATING = ".operating"  # lock, held until the server has loaded or refused th
 
 
 def _list(model_dir: Path, loaded: dict[str, list[int]] | None) -> None:
-    """`loaded`: the server's versions, None without a server."""
     from export.publishing.promote import served
     from export.publishing.publish import versions
 
@@ -230,15 +233,18 @@ def _promote(repository: Path, model: str, choose: Callable[[Path], int], server
             if (model_dir / str(version)).is_dir() and (problem := verify_version(model_dir, version).problem):
                 raise PublishError(problem)
             with _later(model_dir):
-                promote.promote(model_dir, version, _server_of(model_dir, **server))
+                live = _with_model(_connect(**server), model_dir, server["server"])
+                promote.promote(model_dir, version, live)
             click.echo(f"{model_dir.name}: version {version} is the default")
 
 
-def _server_of(model_dir: Path, server: str, header: dict[str, str], grpc: str | None) -> LiveServer | None:
-    """None, and a line printed, without a server that has the model."""
+def _connect(server: str, header: dict[str, str], grpc: str | None) -> LiveServer | None:
     from export.publishing.live import connect
 
-    live = connect(server, header, grpc)
+    return connect(server, header, grpc)
+
+
+def _with_model(live: LiveServer | None, model_dir: Path, server: str) -> LiveServer | None:
     if live and model_dir.name in live.served():
         return live
     _say_later(f"the server at {server} has no model {model_dir.name}" if live else f"no server at {server}", model_dir)
@@ -247,7 +253,6 @@ def _server_of(model_dir: Path, server: str, header: dict[str, str], grpc: str |
 
 @contextmanager
 def _later(model_dir: Path) -> Iterator[None]:
-    """Reports a server without model control; the files keep the change."""
     from export.publishing.live import NotExplicit
 
     try:
@@ -275,7 +280,6 @@ def _model(repository: Path, name: str) -> Path:
 
 
 def _each(models: list[Path], action: Callable[[Path], None]) -> int:
-    """Returns the number of failures."""
     from export.publishing.artifact import PublishError
 
     failures = 0
@@ -312,7 +316,6 @@ def _worth(version_dir: Path) -> str:
 
 
 def _foreign_bytes(version_dir: Path) -> int:
-    """Of the model and the weights beside it."""
     from export.publishing.artifact import MANIFEST_FILE, ONNX_FILE, SAMPLE_FILE
 
     files = {version_dir / ONNX_FILE, *version_dir.iterdir()}

@@ -25,7 +25,7 @@ def _passes(context: click.Context, parameter: click.Parameter, text: str | None
 def _dims(context: click.Context, parameter: click.Parameter, text: str | None) -> dict[str, int]:
     pairs = [pair.partition("=") for pair in text.split(",")] if text else []
     for name, _, size in pairs:
-        if not (name and size.isdigit() and int(size) > 0):
+        if not (name and size.strip().isdecimal() and int(size) > 0):
             raise click.BadParameter(f"expected NAME=SIZE, found {name!r} and {size!r}")
     return {name.strip(): int(size) for name, _, size in pairs}
 

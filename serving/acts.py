@@ -63,7 +63,6 @@ class Acts:
             self.say(f"model {model}, version {version} is bad: {problem.text}; serving {serving}")
 
     def forget_plans(self) -> None:
-        """Call before judging the files again."""
         self._bad.clear()
 
     def probed(self, ok: bool) -> None:

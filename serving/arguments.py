@@ -5,6 +5,7 @@ In: the arguments of `tritonserver`. Out: `ServerOptions`, or ValueError in one 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,10 +35,7 @@ class ServerOptions:
     grpc_headers: dict[str, str] = field(default_factory=dict)
 
     def command(self, at_start: Sequence[str], complete: bool) -> list[str]:
-        """For a server that loads the models `at_start` and survives a broken model.
-
-        If configurations are `complete`, Triton need not start models to complete them: half the loading time.
-        """
+        """If configurations are `complete`, Triton need not start models to complete them: half the loading time."""
         own = ["--model-control-mode=explicit", "--exit-on-error=false", f"--exit-timeout-secs={EXIT_TIMEOUT_S}"]
         own += [BY_PRIORITY]
         own += ["--disable-auto-complete-config"] if complete else []
@@ -54,7 +52,6 @@ class ServerOptions:
 
 
 def parse(arguments: Sequence[str]) -> ServerOptions:
-    """Raises ValueError."""
     pairs = list(_pairs(arguments))
     values = {name: value for name, value, _ in pairs}
     if values.get("--model-control-mode", "explicit") != "explicit":
@@ -86,10 +83,21 @@ def _allowed(values: Mapping[str, str], service: str) -> bool:
 
 
 def _url(values: Mapping[str, str], service: str, port: str) -> str:
-    address = values.get(f"--{service}-address", "127.0.0.1")
-    address = "127.0.0.1" if address in ("0.0.0.0", "::") else address
+    given = values.get(f"--{service}-address", "127.0.0.1")
+    address = given.removeprefix("ipv6:").strip("[]")
+    if service == "http" and ":" in address and not given.startswith("ipv6:"):
+        raise ValueError(f"--http-address: expected ipv6:{address}, found {given}, in which Triton reads no IPv6")
+    address = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address, address)
     address = f"[{address}]" if ":" in address else address
-    return f"{address}:{values.get(f'--{service}-port', port)}"
+    return f"{address}:{port_of(values, service, port)}"
+
+
+def port_of(values: Mapping[str, str], service: str, default: str) -> int:
+    """Raises ValueError."""
+    text = values.get(f"--{service}-port", default)
+    if not re.fullmatch("[0-9]{1,5}", text) or not 0 < int(text) < 1 << 16:
+        raise ValueError(f"--{service}-port: expected a port, found {text!r}")
+    return int(text)
 
 
 def _keys(pairs: Iterable[tuple[str, str, tuple[str, ...]]], option: str) -> dict[str, str]:

@@ -32,7 +32,6 @@ def parameter(config: Config, key: str) -> str | None:
 
 
 def check_features(config: Config) -> None:
-    """Raise ModelRefused for a feature of native backends only."""
     for feature in UNSUPPORTED:
         if config.get(feature):
             raise ModelRefused(f"config.pbtxt asks for {feature}, which this server's backend does not have")
@@ -42,7 +41,6 @@ def check_features(config: Config) -> None:
 
 
 def check_tensors(config: Config, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> None:
-    """Raise ModelRefused if inputs or outputs in `config` differ from the model's."""
     wanted = [entry["name"] for entry in config["input"] if not entry.get("optional")]
     needed = [name for name, tensor in inputs.items() if not tensor.optional]
     if len(wanted) != len(needed):

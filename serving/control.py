@@ -49,7 +49,6 @@ class Control:
             self._post(f"v2/repository/models/{model}/load", content, timeout_s)
 
     def _load_over_grpc(self, model: str, config: str | None, timeout_s: float) -> bool:
-        """False without gRPC."""
         if self.grpc_url is None:
             return False
         from tritonclient.grpc import InferenceServerClient

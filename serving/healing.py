@@ -98,7 +98,6 @@ class Healing:
                 return
 
     def _reload(self, model: str, reason: str, stubs: Sequence[Stub]) -> None:
-        """Raises ServerLost if a load fails or did not help the last time."""
         if model in self._reloaded:
             raise ServerLost("failed", f"model {model} is not right after a load: {reason}")
         self._acts.reloading(model, reason)

@@ -36,7 +36,6 @@ class LauncherError(RuntimeError):
 
 
 def native_server(search_path: str) -> Path | None:
-    """The first on `search_path` (as $PATH), else the container's."""
     candidates = [Path(folder, "tritonserver") for folder in search_path.split(os.pathsep)]
     for candidate in [*candidates, CONTAINER_SERVER]:
         if candidate.is_file() and os.access(candidate, os.X_OK) and not _is_launcher(candidate):
@@ -59,7 +58,6 @@ def _is_launcher(program: Path) -> bool:
 
 
 def pytriton_folder() -> Path:
-    """Raises LauncherError without a working pytriton."""
     spec = importlib.util.find_spec("pytriton")
     if spec is None or spec.origin is None:
         raise LauncherError(
@@ -76,7 +74,7 @@ def check_numpy(version: str) -> None:
 
 
 def backend_files(pytriton: Path, python_version: str = PYTHON_VERSION) -> dict[str, Path]:
-    """Name in the backend folder -> source; raises LauncherError if this Python has no stub."""
+    """Name in the backend folder -> source."""
     stubs = pytriton / "tritonserver" / "python_backend_stubs"
     stub = stubs / python_version / "triton_python_backend_stub"
     if not stub.is_file():
@@ -99,7 +97,7 @@ def cache_folder(environment: Mapping[str, str]) -> Path:
 def assemble_backends(files: Mapping[str, Path], cache: Path) -> Path:
     """A folder in `cache` for --backend-directory, which the next start reuses.
 
-    One rename completes it: no launcher sees half of it. Raises LauncherError if `cache` is not writable.
+    One rename completes it: no launcher sees half of it.
     """
     contents = [f"{name} {source} {source.stat().st_mtime_ns}" for name, source in files.items() if source.is_file()]
     contents += [f"{name} {source}" for name, source in files.items() if source.is_dir()]
@@ -125,7 +123,7 @@ def assemble_backends(files: Mapping[str, Path], cache: Path) -> Path:
 
 
 def server_environment(pytriton: Path, inherited: Mapping[str, str]) -> dict[str, str]:
-    """Puts the server's libraries, this libpython and python3 first; stops ONNX Runtime's reports to Microsoft."""
+    """Puts the server's libraries, this libpython and python3 first."""
     libraries = [str(pytriton.parent / "nvidia_pytriton.libs"), str(Path(sys.base_prefix, "lib"))]
     programs = str(Path(sys.executable).parent)  # the first python3 on PATH selects the stub's environment
     return {
@@ -143,7 +141,6 @@ def file_of_locks() -> str:
 
 
 def check_stub(stub: Path, environment: Mapping[str, str]) -> None:
-    """Raises LauncherError, for example without libpython."""
     result = subprocess.run([stub], env=environment, capture_output=True, text=True)
     if result.returncode == 127:  # from the dynamic loader; a working stub returns 1
         reason = " ".join(result.stderr.split())

@@ -27,11 +27,17 @@ class Loading:
         self._refused: dict[str, set[int]] = {}  # model -> versions
 
     def plans(self) -> dict[str, Plan]:
-        return {name: self.plan(name) for name in self._options.model_dirs()}
+        """Raises ServerLost without the repository, such as a network folder that is away."""
+        try:
+            return {name: self.plan(name) for name in self._options.model_dirs()}
+        except OSError as error:
+            text = f"{error.filename}: expected a model repository, found {error.strerror}"
+            raise ServerLost("blocked", text) from error
 
     def plan(self, name: str) -> Plan:
-        """Without refused versions."""
-        return plan(self._options.model_dirs()[name], self._refused.get(name, ()))
+        """Also of a model that an operator has loaded or removed since the start."""
+        folders = [repository / name for repository in self._options.repositories if (repository / name).is_dir()]
+        return plan(folders[0], self._refused.get(name, ())) if folders else Plan(name, None)
 
     def load_all(self, process: subprocess.Popen[bytes], plans: Mapping[str, Plan]) -> None:
         """Loads what the server could not load at its start; raises ServerLost."""
@@ -47,7 +53,6 @@ class Loading:
             self._load_newest(name, first)
 
     def _load_newest(self, name: str, current: Plan) -> None:
-        """Leaves out the newest version if the server refuses it."""
         while current.versions:
             try:
                 self._waits.call(partial(self._control.load, name, current.config, LOAD_S))
@@ -68,7 +73,7 @@ class Loading:
         raise ServerLost("hung", f"no answer within {START_S:g} s of its start")
 
     def load_again(self, name: str, current: Plan) -> None:
-        """Unloads the model first; raises ControlFailed."""
+        """Raises ControlFailed."""
         self._waits.call(lambda: self._control.unload(name, UNLOAD_S))
         deadline = time.monotonic() + UNLOAD_S
         while "READY" in self._control.index().get(name, {}).values() and time.monotonic() < deadline:
@@ -76,7 +81,6 @@ class Loading:
         self._waits.call(lambda: self._control.load(name, current.config, RELOAD_S))
 
     def is_ready(self, name: str, version: int) -> bool:
-        """False also without an answer."""
         with suppress(ControlFailed):
             return self._control.index().get(name, {}).get(version) == "READY"
         return False

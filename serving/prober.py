@@ -64,7 +64,6 @@ class Prober:
         threading.Thread(target=_read, args=(self._process, self._lines), daemon=True).start()
 
     def verdict(self) -> Verdict | None:
-        """The next verdict, if any; restarts a silent prober."""
         with suppress(queue.Empty):
             line = self._lines.get_nowait()
             self._heard_s = time.monotonic()

@@ -55,7 +55,7 @@ def _supervise(own: Mapping[str, Any], arguments: Sequence[str]) -> int:
 )
 @click.option(
     "--tls",
-    type=click.Path(path_type=Path),
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
     nargs=2,
     metavar="CERTIFICATE KEY",
     help="With --servers: files for clients to connect with TLS.",

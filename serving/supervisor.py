@@ -6,8 +6,10 @@ exit code 1 after too many restarts. How it heals: triton_repo/README.md, Superv
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -29,6 +31,7 @@ from serving.waits import ServerLost, Stopping, Waits
 STOP_S = 4.0  # Triton's own --exit-timeout-secs is below
 DEATH_S = 0.5  # between a server's last answer and its exit code
 END_S = 1.5  # for a server that has failed
+PORTS_S = 5.0  # a server whose supervisor was killed frees its ports meanwhile
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 RESTARTS, RESTARTS_WITHIN_S = 10, 600.0
 METRICS_PORT = 8003
@@ -39,6 +42,8 @@ class Supervisor:
         self._options, self._acts, self._waits = options, acts, Waits()
         self._loading = Loading(options, acts, self._waits)
         self._prober = Prober(options.http_url, options.headers, health_port)
+        health_url = f"127.0.0.1:{health_port}" if health_port else None
+        self._urls = [url for url in (options.http_url, options.grpc_url, health_url) if url]
         self._restarts: deque[float] = deque()
 
     def stop(self, number: int, frame: FrameType | None) -> None:
@@ -57,7 +62,6 @@ class Supervisor:
                 return 0 if self._waits.stopped.is_set() else 1
 
     def _pause(self) -> bool:
-        """False after too many restarts or a signal."""
         now = time.monotonic()
         self._restarts.append(now)
         while now - self._restarts[0] > RESTARTS_WITHIN_S:
@@ -73,7 +77,12 @@ class Supervisor:
 
     def _serve(self) -> None:
         self._acts.forget_plans()
-        plans = self._loading.plans()
+        try:
+            self._wait_for_ports()
+            plans = self._loading.plans()
+        except ServerLost as lost:
+            self._acts.ended(lost.reason, str(lost))
+            raise
         at_start = [name for name, each in plans.items() if each.config is None and each.versions != ()]
         complete = all(each.versions is not None for each in plans.values())
         process = subprocess.Popen(
@@ -103,6 +112,24 @@ class Supervisor:
             if code and self._waits.stopped.is_set():
                 self._acts.say(f"requests or connections were still open after {EXIT_TIMEOUT_S} s: they were cut off")
 
+    def _wait_for_ports(self) -> None:
+        """Raises ServerLost: on a taken port another server's answers would pass for this server's."""
+        deadline = time.monotonic() + PORTS_S
+        while taken := [url for url in self._urls if _is_taken(url)]:
+            if time.monotonic() > deadline:
+                raise ServerLost("blocked", f"{taken[0]}: expected a free port, found {os.strerror(errno.EADDRINUSE)}")
+            self._waits.tick()
+
+
+def _is_taken(url: str) -> bool:
+    host, _, port = url.rpartition(":")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        socket.create_server((host.strip("[]"), int(port)), family=family).close()
+    except OSError as error:
+        return error.errno == errno.EADDRINUSE  # of other errors the server tells itself
+    return False
+
 
 def _cause(process: subprocess.Popen[bytes], lost: ServerLost) -> tuple[str, str]:
     """A server that dies during a load looks as if only the load had failed."""
@@ -122,7 +149,7 @@ def _end(process: subprocess.Popen[bytes], grace_s: float) -> int:
 
 
 def supervise(arguments: Sequence[str], metrics_port: int | None = METRICS_PORT, health_port: int | None = None) -> int:
-    """Returns the exit code. Raises ValueError for bad arguments and a taken port."""
+    """Raises ValueError for bad arguments and a taken port."""
     end_with_parent(os.environ.pop(PARENT_VARIABLE, None))
     options = parse(arguments)
     try:

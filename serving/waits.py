@@ -33,14 +33,13 @@ class Waits:
         self.rest(TICK_S)
 
     def check(self, process: subprocess.Popen[bytes]) -> None:
-        """Raises ServerLost if the server has died."""
         if self.stopped.is_set():
             raise Stopping
         if process.poll() is not None:
             raise ServerLost("died", f"exit code {process.returncode}")
 
     def call(self, function: Callable[[], None]) -> None:
-        """In a thread: a signal need not wait. Raises what `function` raises."""
+        """In a thread: a signal need not wait."""
         in_thread(function, self.tick)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,6 +66,8 @@ def _plan(model_dir: Path, refused: Collection[int]) -> Plan:
     except Broken as error:
         problems.append(Problem(None, str(error)))
         wanted = present[-2:]
+    missing = [model_dir / str(number) for number in wanted if number not in present]
+    problems += [Problem(int(path.name), f"{path}: expected what config.pbtxt serves, found none") for path in missing]
     whole: dict[int, Mapping[str, Any]] = {}
     for number in sorted((each for each in present if each <= max(wanted, default=0)), reverse=True):
         if len(whole) == len(wanted):
@@ -89,7 +92,7 @@ def _plan(model_dir: Path, refused: Collection[int]) -> Plan:
 def _versions(model_dir: Path) -> list[int]:
     """Ascending, without leading zeros, as Triton does."""
     names = (path.name for path in model_dir.iterdir() if path.is_dir())
-    return sorted(int(name) for name in names if name.isdecimal() and name.isascii() and not name.startswith("0"))
+    return sorted(int(name) for name in names if re.fullmatch("[1-9][0-9]*", name) and int(name) < 1 << 63)
 
 
 def _read_config(path: Path, name: str) -> pb.ModelConfig:
@@ -107,7 +110,6 @@ def _read_config(path: Path, name: str) -> pb.ModelConfig:
 
 
 def _published_config(model_dir: Path, chosen: Sequence[int]) -> pb.ModelConfig | None:
-    """Of the newest version with a readable config."""
     for number in reversed(chosen):
         try:
             return _read_config(model_dir / str(number) / CONFIG_FILE, model_dir.name)
@@ -127,7 +129,6 @@ def _served(message: pb.ModelConfig, present: Sequence[int]) -> list[int]:
 
 
 def _check_version(folder: Path) -> dict[str, Any]:
-    """The manifest; raises Broken for a changed version."""
     path = folder / MANIFEST_FILE
     try:
         manifest: dict[str, Any] = json.loads(path.read_text())
@@ -146,7 +147,6 @@ def _check_version(folder: Path) -> dict[str, Any]:
 
 
 def _sha256(files: Sequence[Path]) -> str:
-    """Of the concatenated files; raises Broken."""
     digest = hashlib.sha256()
     for path in files:
         try:

@@ -9,7 +9,7 @@ from models.data.cifar import BATCHES
 
 
 def write_binary(folder: Path, batches: dict[str, tuple[np.ndarray, np.ndarray]], suffix: str = ".bin") -> Path:
-    """Images (n, 3, 32, 32) and labels (n,): a label, then the red, green and blue plane."""
+    """Images (n, 3, 32, 32) and labels (n,)."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, (images, labels) in batches.items():
         records = np.concatenate([labels[:, None].astype(np.uint8), images.reshape(len(images), -1)], axis=1)

@@ -49,7 +49,6 @@ def pytest_collection_finish() -> None:
 
 
 def _there(path: Path, what: str) -> Path:
-    """Skips, or fails under CI, if `path` is missing."""
     if not path.exists():
         (pytest.fail if os.environ.get("CI") else pytest.skip)(f"{what} is not at {path}")
     return path
@@ -84,8 +83,6 @@ def _one_torch_thread() -> None:
 
 @pytest.fixture
 def processor_time_s() -> Callable[..., float]:
-    """Seconds, whatever the machine's load."""
-
     def run(command: list[str], code: int = 0) -> float:
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         assert subprocess.run(command, capture_output=True, timeout=60).returncode == code

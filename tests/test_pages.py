@@ -1,5 +1,3 @@
-"""What the pages name exists; their tables are measured."""
-
 import ast
 import json
 import math
@@ -39,7 +37,6 @@ def prose(name: str) -> str:
 
 
 def shell_lines(text: str) -> Iterator[str]:
-    """From fenced sh blocks, indented blocks and backticks."""
     for block in re.findall(r"^```sh\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
         yield from block.replace("\\\n", " ").splitlines()
     outside = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
@@ -90,7 +87,6 @@ def parse(command: click.Command, words: list[str], line: str) -> None:
 
 
 def check(line: str) -> None:
-    """Program, target, extra and options exist."""
     words = shlex.split(line, comments=True)
     if not words:
         return

@@ -57,7 +57,6 @@ def test_part(mnist_dir):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SHIPPED)
 def test_accuracy_before_and_after_export(name, test_part):
-    """The file has the recorded accuracy on all images; PyTorch errs where the file errs."""
     images, labels = test_part
     checkpoint = load(shipped(name))
     recorded = checkpoint.metrics["test_accuracy"]

@@ -25,9 +25,9 @@ EngineName = Literal["onnxruntime", "openvino"]
 Numbers = Literal["fp32", "bf16", "int8"]
 
 IMAGES_A_CALL: Mapping[Goal, int] = {"latency": 1, "throughput": 64}
-CALLS = 16  # per timed sample, at least; shared by the instances
+CALLS = 16  # per timed sample, at least
 LEAST_ROUNDS = 5
-SECONDS = 15.0  # for all candidates, unless LEAST_ROUNDS take longer
+SECONDS = 15.0  # for all candidates
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def choose(
             rows.append(Row(candidate, left_out=str(reason)))
             continue
         row = Row(candidate, share)
-        if 100 * (base - share) > max_drop_points:
+        if not 100 * (base - share) <= max_drop_points:
             drop = f"accuracy falls by {100 * (base - share):.2f} points, {max_drop_points:g} are allowed"
             row = replace(row, left_out=drop)
         rows.append(row)

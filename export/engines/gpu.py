@@ -1,4 +1,4 @@
-"""Checks what an engine build needs: an NVIDIA GPU with its driver, TensorRT, Polygraphy, CUDA's runtime."""
+"""Checks what an engine build needs."""
 
 from __future__ import annotations
 

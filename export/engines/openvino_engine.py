@@ -23,10 +23,7 @@ def has_bfloat16() -> bool:
 
 
 def openvino_classifier(data: bytes, bfloat16: bool, threads: int = 0) -> Classifier:
-    """uint8 (n, C, H, W) -> float32 (n, K) on the CPU. 0 threads: all cores.
-
-    Raises Unavailable without OpenVINO, or for `bfloat16` on a CPU that only emulates it.
-    """
+    """uint8 (n, C, H, W) -> float32 (n, K) on the CPU. 0 threads: all cores. Raises Unavailable."""
     if bfloat16 and not has_bfloat16():
         raise Unavailable("OpenVINO in bfloat16: expected a CPU with AVX-512 BF16 or AMX, found none")
     core = openvino_module().Core()
@@ -38,13 +35,12 @@ def openvino_classifier(data: bytes, bfloat16: bool, threads: int = 0) -> Classi
 
 
 def check_accuracy(data: bytes, dataset: Dataset, max_drop_points: float, bfloat16: bool) -> EngineAccuracy:
-    """Raises AccuracyError if OpenVINO is over `max_drop_points` below ONNX Runtime, or Unavailable."""
+    """Raises AccuracyError, as `engine_accuracy`, or Unavailable."""
     classify, precision = openvino_classifier(data, bfloat16), "bfloat16" if bfloat16 else "float32"
     return engine_accuracy("OpenVINO", precision, classify, data, dataset, max_drop_points)
 
 
 def openvino_module() -> Any:
-    """Raises Unavailable without OpenVINO."""
     sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]  # stops OpenVINO's reports to Intel
     try:
         import openvino

@@ -1,4 +1,4 @@
-"""ONNX -> a TensorRT engine, through Polygraphy: built, read back, compared with ONNX Runtime, described.
+"""ONNX -> a TensorRT engine, through Polygraphy.
 
 In: an ONNX source in the engine's precision; the engine is strongly typed (TensorRT 11 knows no other). Out: the plan
 with manifest and proof.
@@ -132,7 +132,6 @@ def load(plan: bytes) -> Iterator[Any]:
 
 
 def inspect(engine: Any, config: ModelConfig, options: EngineOptions) -> str:
-    """TensorRT's report, as JSON, at the optimal batch size."""
     import tensorrt as trt
 
     context = engine.create_execution_context()
@@ -152,10 +151,7 @@ def engine_classifier(engine: Any) -> Iterator[Classifier]:
 
 
 def compare(expected: Classifier, found: Classifier, images: Images, options: EngineOptions) -> Proof:
-    """Compares at the profile's batch sizes and the BATCH_SIZES between. Raises EquivalenceError.
-
-    Below float32, leaves out images whose two best logits lie within rounding.
-    """
+    """Below float32, leaves out images whose two best logits lie within rounding. Raises EquivalenceError."""
     logits = np.sort(expected(images), axis=1)
     tolerance = TOLERANCES[options.precision] * float(np.abs(logits).max())
     if options.precision != "fp32":
@@ -168,7 +164,6 @@ def compare(expected: Classifier, found: Classifier, images: Images, options: En
 
 
 def describe(source: OnnxSource, options: EngineOptions, gpu: Gpu) -> dict[str, Any]:
-    """An engine loads only on this TensorRT version and architecture."""
     import polygraphy
     import tensorrt as trt
 
@@ -199,7 +194,6 @@ def in_parts(classify: Classifier, largest: int, smallest: int = 1) -> Classifie
 
 @contextmanager
 def _engine_errors() -> Iterator[None]:
-    """TensorRT's log goes to standard error, its first line into an EngineError."""
     from polygraphy.exception import PolygraphyException
     from polygraphy.logger import G_LOGGER
 

@@ -1,8 +1,7 @@
 """Checks the precision of a TensorRT engine, layer by layer.
 
 In: the inspector's JSON and the ONNX graph. Out: counts, or LayerTypesDiffer. Element types stand under
-"Format/Datatype" up to TensorRT 10, under "Datatype" from 11 on. A fused layer names its ONNX nodes under "Metadata" or
-in its name.
+"Format/Datatype" up to TensorRT 10, under "Datatype" from 11 on.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ def check_layers(information: str, proto: onnx.ModelProto, precision: str) -> di
     """Counts, by type, the layers with a MatMul, Gemm or Conv of `proto`; empty if the inspector hides their types.
 
     A layer may hold only the types of its ONNX nodes: a float32 Softmax stays. A layer with products must hold a type
-    of `precision` (fp32, tf32 or fp16). Raises LayerTypesDiffer.
+    of `precision`. Raises LayerTypesDiffer.
     """
     asked, nodes, types = COMPUTED_IN[precision], {node.name: node for node in proto.graph.node}, element_types(proto)
     counted: Counter[str] = Counter()

@@ -18,7 +18,7 @@ class UnsupportedGraph(ExportError):
 def prepare(proto: onnx.ModelProto) -> onnx.ModelProto:
     """Reads the batch size after the images' Cast: TensorRT accepts uint8 only as input of Cast.
 
-    Raises UnsupportedGraph if `proto` is not valid.
+    Raises UnsupportedGraph.
     """
     prepared = onnx.ModelProto()
     prepared.CopyFrom(proto)

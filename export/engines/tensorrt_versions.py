@@ -27,10 +27,9 @@ def server_version(root: Path = Path("/")) -> str | None:
 
 
 def check_server(built_by: str, server: str, version_compatible: bool) -> None:
-    """Raises VersionMismatch unless TensorRT `server` is a version that loads a plan of TensorRT `built_by`.
+    """Raises VersionMismatch unless TensorRT `server` loads a plan of TensorRT `built_by`.
 
-    Compares as many numbers as both have, at most three. A version-compatible plan also loads in later versions of its
-    major version.
+    A version-compatible plan also loads in later versions of its major version.
     """
     ours, theirs = numbers(built_by)[:3], numbers(server)[:3]
     if not theirs:

@@ -38,7 +38,6 @@ class Artifact:
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """Raises PublishError for a missing or wrong field."""
     try:
         manifest: dict[str, Any] = json.loads(path.read_text())
         check_manifest(path, manifest)
@@ -55,6 +54,7 @@ def check_manifest(path: Path, manifest: dict[str, Any]) -> None:
         ModelConfig.from_json(json.dumps(manifest["model_config"]))
         if missing := sorted({"rewrites", "metrics", "checkpoint_sha256"} - manifest.keys()):
             raise KeyError(missing[0])
+        _check_types(manifest)
         _check_numbers(manifest)
     except (ValueError, KeyError, TypeError, AttributeError, ConfigError) as error:
         raise PublishError(f"{path}: expected the manifest of an export, found {error!r}") from error
@@ -64,6 +64,16 @@ def accuracy_of(manifest: dict[str, Any]) -> float | None:
     """The file's test accuracy; the checkpoint's if the file was not measured."""
     accuracy: float | None = manifest.get("test_accuracy", manifest["metrics"].get("test_accuracy"))
     return accuracy
+
+
+def _check_types(manifest: dict[str, Any]) -> None:
+    for name, kind in (("file", str), ("checkpoint_sha256", str), ("engine", dict)):
+        if not isinstance(manifest.get(name, kind()), kind):
+            raise TypeError(f"{name} {manifest[name]!r}")
+    for name, kinds in (("rewrites", (str,)), ("sample_logits", (int, float))):
+        values = manifest.get(name, [])
+        if not isinstance(values, list) or not all(isinstance(each, kinds) for each in values):
+            raise TypeError(f"{name} {values!r}")
 
 
 def _check_numbers(manifest: dict[str, Any]) -> None:
@@ -90,6 +100,5 @@ def read_artifact(path: Path, manifest_path: Path) -> Artifact:
 
 
 def read_version(folder: Path) -> Artifact:
-    """Raises PublishError for a changed version."""
     manifest_path = folder / MANIFEST_FILE
     return read_artifact(folder / Path(read_manifest(manifest_path)["file"]).name, manifest_path)

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     import onnxruntime as ort
     from tritonclient.grpc import model_config_pb2 as pb
 
-KIND, WARMUP, WARMUP_NAME = "foreign", "warmup", "sample"
+KIND, REWRITTEN, WARMUP, WARMUP_NAME = "foreign", "rewritten", "warmup", "sample"
 TOLERANCE = 1e-4  # relative to the outputs: processors and batch sizes round differently
 
 TYPES = {
@@ -53,12 +53,11 @@ TYPES = {
 
 
 def is_foreign(manifest_path: Path) -> bool:
-    """A missing manifest counts as foreign."""
     try:
         manifest = json.loads(manifest_path.read_text())
     except (OSError, ValueError):
         return not manifest_path.exists()
-    return isinstance(manifest, dict) and manifest.get("kind") in (KIND, "rewritten")
+    return isinstance(manifest, dict) and manifest.get("kind") in (KIND, REWRITTEN)
 
 
 def publish_foreign(repository: Path, name: str, file: Path, serving: Serving) -> Path:
@@ -66,13 +65,14 @@ def publish_foreign(repository: Path, name: str, file: Path, serving: Serving) -
     check_name(name)
     model, runner, sample = read_model(file), session(file), _sample(file)
     outputs, model_dir = answers(runner, sample), repository / name
+    about = _about(file, weight_files(model))
 
     def write(version: Path, number: int) -> None:
         for path in weight_files(model):
             shutil.copyfile(path, version / path.name)
         shutil.copyfile(file, version / ONNX_FILE)
         write_sample(version / SAMPLE_FILE, sample, outputs)
-        write_atomically(version / MANIFEST_FILE, json.dumps(_manifest(file, version), indent=2).encode())
+        write_atomically(version / MANIFEST_FILE, json.dumps(about | _manifest(file, version), indent=2).encode())
 
     def write_config(folder: Path, number: int) -> None:
         _warm_up(message, folder, sample, number)
@@ -150,7 +150,6 @@ def _warm_up(message: pb.ModelConfig, folder: Path, sample: Feeds, number: int) 
 
 
 def _check_same_contract(model_dir: Path, held: pb.ModelConfig, message: pb.ModelConfig) -> None:
-    """Raises PublishError if older versions' clients could not call the new version."""
     if "model_config" in held.parameters:
         raise PublishError(f"{model_dir}: expected a foreign model, found exports; publish it under another --name")
     for kind in ("input", "output"):
@@ -165,7 +164,7 @@ def _check_same_contract(model_dir: Path, held: pb.ModelConfig, message: pb.Mode
 
 
 def _shape(tensor: pb.ModelInput | pb.ModelOutput) -> list[int]:
-    """In the file, which `reshape` tells apart from the clients'."""
+    """The file's shape; clients see `dims`."""
     return [*(tensor.reshape.shape if tensor.HasField("reshape") else tensor.dims)]
 
 
@@ -179,13 +178,23 @@ def _sample(file: Path) -> Feeds:
     return proof_inputs(model, model.graph, file, Request(proof="float32")).rounds[-1]
 
 
-def _manifest(file: Path, version: Path) -> dict[str, Any]:
+def _about(file: Path, weights: list[Path]) -> dict[str, Any]:
+    """The manifest of `vitbn rewrite` beside it. Raises PublishError for another file's."""
     beside = file.with_suffix(".json")
-    about: dict[str, Any] = json.loads(beside.read_text()) if beside.exists() else {"rewrites": []}
+    if not beside.exists():
+        return {"rewrites": []}
+    about: dict[str, Any] = json.loads(beside.read_text())
+    found = sha256([file, *weights])
+    if about.get("kind") == REWRITTEN and about.get("sha256") != found:
+        raise PublishError(f"{file}: expected the SHA-256 {about.get('sha256')} of {beside.name}, found {found}")
+    return about
+
+
+def _manifest(file: Path, version: Path) -> dict[str, Any]:
     held = sorted(path for path in version.iterdir() if path.name not in (MANIFEST_FILE,))
     names = [path.name for path in held]
     tolerance = max(TOLERANCE, TOLERANCES[dtype_of(read_model(file))])
-    return about | {"kind": KIND, "file": ONNX_FILE, "files": names, "sha256": sha256(held), "tolerance": tolerance}
+    return {"kind": KIND, "file": ONNX_FILE, "files": names, "sha256": sha256(held), "tolerance": tolerance}
 
 
 def verify_foreign(folder: Path) -> str | None:

@@ -36,7 +36,7 @@ class NotExplicit(ServerRefused):
 
 @dataclass(frozen=True)
 class LiveServer:
-    """`address` and `grpc` are HOST:PORT; default `grpc`: port 8001 if HTTP has 8000."""
+    """`address` and `grpc` are HOST:PORT."""
 
     address: str
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -57,7 +57,7 @@ class LiveServer:
         return {name: sorted(versions) for name, versions in models.items()}
 
     def load(self, model: str) -> None:
-        """Raises ServerRefused or NotExplicit."""
+        """Raises ServerRefused, NotExplicit or ServerUnreachable."""
         if not self._load_over_grpc(model):
             self._post(f"v2/repository/models/{model}/load", {})
 
@@ -98,7 +98,7 @@ class LiveServer:
 
 
 def connect(address: str, headers: Mapping[str, str], grpc: str | None = None) -> LiveServer | None:
-    """None if the server does not answer; raises ServerRefused if it does not list its models."""
+    """Raises ServerRefused if the server does not list its models."""
     server = LiveServer(address, headers, grpc)
     try:
         server.served()

@@ -20,7 +20,7 @@ def served(model_dir: Path) -> list[int]:
 
 
 def fall_back(model_dir: Path) -> int:
-    """The newest older version, preferably served. Raises PublishError if there is none."""
+    """The newest older version, preferably served."""
     now = served(model_dir)
     older = now[:-1] or [number for number in versions(model_dir) if number < min(now, default=0)]
     if not older:
@@ -29,10 +29,7 @@ def fall_back(model_dir: Path) -> int:
 
 
 def promote(model_dir: Path, number: int, server: LiveServer | None) -> list[int]:
-    """Serves version `number` and the version before it; returns the versions served until now.
-
-    Raises PublishError for a missing version, and as `activate`.
-    """
+    """Serves version `number` and the version before it; returns those served until now. Raises as `activate`."""
     present, before = versions(model_dir), served(model_dir)
     if number not in present:
         raise PublishError(f"{model_dir}: expected one of the versions {_listed(present)}, found {number}")
@@ -68,7 +65,8 @@ def prune(model_dir: Path, keep: int, loaded: Collection[int]) -> list[int]:
     with locked(model_dir.parent):
         present = versions(model_dir)
         kept = {*present[-keep:], *served(model_dir), *loaded}
-        removed = [number for number in present if number not in kept]
+        needed = {(model_dir / str(number)).resolve() for number in kept}  # a kept version may be a link to another
+        removed = [number for number in present if (model_dir / str(number)).resolve() not in needed]
         for number in removed:
             remove_version(model_dir, number)
     return removed

@@ -55,8 +55,7 @@ def publish(repository: Path, name: str, artifact: Artifact, serving: Serving | 
     """Publishes the next version and serves it beside the former default; returns its folder.
 
     An existing config.pbtxt keeps what `serving` does not set, except TF32 and TensorRT's batch sizes, which follow the
-    served versions. Raises PublishError for a bad name or manifest, another engine, other classes or image shape, and
-    as `set_limits`.
+    served versions. Raises PublishError.
     """
     check_name(name)
     model_dir, serving = repository / name, serving or Serving()
@@ -115,12 +114,15 @@ def add_version(model_dir: Path, write: Callable[[Path, int], None], write_confi
     with _staging(model_dir) as staging:
         write(staging, number)
         _rename(staging, model_dir / str(number))
-    write_config(model_dir, number)
+    try:
+        write_config(model_dir, number)
+    except BaseException:  # the policy in config.pbtxt may serve it already
+        remove_version(model_dir, number)
+        raise
     return model_dir / str(number)
 
 
 def check_name(name: str) -> None:
-    """Raises PublishError."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", name):
         raise PublishError(f"model name: expected letters, digits, _ and -, found {name!r}")
 
@@ -132,9 +134,9 @@ def serve(model_dir: Path, served: Sequence[int]) -> None:
 
 
 def versions(model_dir: Path) -> list[int]:
-    """Ascending. Ignores other folders and leading zeros, as Triton does."""
+    """Ascending. Ignores other folders, leading zeros and what needs over 63 bits."""
     names = (path.name for path in model_dir.iterdir() if path.is_dir())
-    return sorted(int(name) for name in names if re.fullmatch("[1-9][0-9]*", name))
+    return sorted(int(name) for name in names if re.fullmatch("[1-9][0-9]*", name) and int(name) < 1 << 63)
 
 
 def remove_version(model_dir: Path, number: int) -> None:
@@ -154,7 +156,7 @@ def remove_model(model_dir: Path) -> None:
 def sweep(repository: Path) -> list[Path]:
     """Removes the leftovers of killed publishers."""
     with locked(repository):
-        whole = repository.absolute()
+        whole = repository.resolve()
         left = [*whole.parent.glob(f"{STAGING}{whole.name}-????????"), *whole.glob(f"*/{STAGING}*")]
         left += whole.glob(f"*/.{CONFIG_FILE}.*")  # left by write_atomically
         for path in left:
@@ -172,7 +174,6 @@ def locked(repository: Path, name: str = LOCK_FILE) -> Iterator[None]:
 
 
 def read_config(model_dir: Path) -> pb.ModelConfig:
-    """Raises PublishError unless `model_dir` is a published model."""
     from google.protobuf import text_format
     from tritonclient.grpc import model_config_pb2 as pb
 
@@ -204,7 +205,6 @@ def check_same_contract(model_dir: Path, message: pb.ModelConfig, artifact: Arti
 
 
 def _shown(labels: Sequence[str]) -> str:
-    """Escapes control characters."""
     return ", ".join(label if label.isprintable() else ascii(label) for label in labels)
 
 
@@ -242,7 +242,7 @@ def _write_version(folder: Path, artifact: Artifact, message: pb.ModelConfig) ->
 
 @contextmanager
 def _staging(parent: Path, prefix: str = STAGING) -> Iterator[Path]:
-    """A folder on the repository's file system, removed afterwards unless renamed."""
+    """A folder on the repository's file system."""
     path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
     path.chmod(0o755)  # mkdtemp makes it private; the server may be another user
     try:
@@ -252,12 +252,11 @@ def _staging(parent: Path, prefix: str = STAGING) -> Iterator[Path]:
 
 
 def _staging_beside(repository: Path) -> AbstractContextManager[Path]:
-    """Outside the repository: Triton takes every folder in it for a model."""
-    return _staging(repository.absolute().parent, f"{STAGING}{repository.absolute().name}-")
+    """Outside the repository: Triton takes every folder in it for a model. Beside a link no rename may reach it."""
+    return _staging(repository.resolve().parent, f"{STAGING}{repository.resolve().name}-")
 
 
 def _rename(source: Path, target: Path) -> None:
-    """Flushes to disk; raises PublishError."""
     try:
         source.rename(target)
     except OSError as error:

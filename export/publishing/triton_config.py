@@ -43,9 +43,8 @@ THREADS = {"onnxruntime": "intra_op_thread_count", "openvino": "INFERENCE_NUM_TH
 class Serving:
     """None keeps the value in config.pbtxt or, for a new model, means the default.
 
-    `instances`: per device (default 1). `threads`: of each on a CPU (default 0: one per core). `max_batch`: in images
-    (default 256; TensorRT: the engine's). `device`: default the server's GPUs, if any. `bfloat16`: with the engine
-    OpenVINO.
+    `instances`: per device. `threads`: of each on a CPU; 0: one per core. `max_batch`: in images; TensorRT
+    takes the engine's. `device`: default the server's GPUs, if any. `bfloat16`: only for OpenVINO.
     """
 
     engine: Engine | None = None
@@ -78,7 +77,7 @@ def new_config(name: str, config: ModelConfig, serving: Serving) -> pb.ModelConf
         instance_group=[
             pb.ModelInstanceGroup(kind=pb.ModelInstanceGroup.KIND_CPU if batch else pb.ModelInstanceGroup.KIND_AUTO)
         ],
-        # Joins requests that queued up. A delay cost every lone request 0.2 ms.
+        # No delay: it cost every lone request 0.2 ms.
         dynamic_batching=pb.ModelDynamicBatching(),
         # Images rarely repeat.
         response_cache=pb.ModelResponseCache(enable=False),
@@ -160,8 +159,7 @@ def configure(message: pb.ModelConfig, serving: Serving) -> None:
 def set_limits(message: pb.ModelConfig, manifests: Collection[dict[str, Any]]) -> None:
     """Gives a TensorRT model the batch sizes that every engine in `manifests` takes; Triton refuses larger limits.
 
-    A batch runs in the CUDA graph of the next power of two. Raises PublishError without a common batch size, and for
-    another file's manifest.
+    A batch runs in the CUDA graph of the next power of two. Raises PublishError.
     """
     try:
         profiles = [manifest["engine"]["profile"] for manifest in manifests]
@@ -234,7 +232,7 @@ def store_probe(message: pb.ModelConfig, manifests: Mapping[int, dict[str, Any]]
 
 @cache
 def _packed_sample(model_config: str) -> str:
-    """Compressed, in base64. Cached: reading it is slow."""
+    """Cached: reading the sample is slow."""
     image = embedded_sample(ModelConfig.from_json(model_config)).images[0]
     return base64.b64encode(zlib.compress(image.tobytes(), 9)).decode()
 

@@ -1,4 +1,4 @@
-"""Third rewrite: the query takes up the key's weights, the output projection the value's."""
+"""The query takes up the key's weights, the output projection the value's."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def absorb_attention(model: nn.Module) -> nn.Module:
         out_i    = sum_h (Wo_h Wv_h)(A_h X)_i + (sum_h Wo_h bv_h + bo)
 
     The softmax over j ignores terms free of j. Its rows sum to one, so the value bias is a constant.
-    Raises DoesNotApply without attention, and if no block gets cheaper.
+    Raises DoesNotApply if no block gets cheaper.
     """
     if not isinstance(model, VisionTransformer):
         raise DoesNotApply(f"{type(model).__name__}: there is no attention")

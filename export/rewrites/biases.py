@@ -1,4 +1,4 @@
-"""Fourth rewrite: constants travel along the residual stream to layers that add them at no cost."""
+"""Constants travel along the residual stream to layers that add them at no cost."""
 
 from __future__ import annotations
 
@@ -108,7 +108,6 @@ def _carry_through_attention(block: nn.Module, shift: Tensor, tokens: int) -> Te
 
 
 def _carry_through_ffn(block: nn.Module, shift: Tensor, wanted: Tensor | None) -> Tensor:
-    """Returns `wanted`, or what remains without a bias."""
     first, second = block.get_submodule("ffn.linear1"), block.get_submodule("ffn.linear2")
     first.get_parameter("bias").data -= first.get_parameter("weight").data @ shift  # shift is 0 if a norm precedes
     bias = second.get_parameter("bias").data
@@ -120,7 +119,7 @@ def _carry_through_ffn(block: nn.Module, shift: Tensor, wanted: Tensor | None) -
 
 
 def _query(attention: nn.Module) -> tuple[Tensor, Tensor] | None:
-    """Weight (rows, D) and bias (rows,); None if the queries are constant or have no bias."""
+    """Weight (rows, D) and bias (rows,) of the queries."""
     layer = attention.qkv if isinstance(attention, Attention) else attention.query
     if not isinstance(layer, nn.Linear) or layer.bias is None:
         return None

@@ -1,4 +1,4 @@
-"""Fifth rewrite: in a network of one block the patches serve as keys and values."""
+"""In a network of one block the patches serve as keys and values."""
 
 from __future__ import annotations
 
@@ -26,8 +26,7 @@ def absorb_embedding(model: nn.Module) -> nn.Module:
         score_hj = q_h' x_j         = (W'q_h)' p_j + q_h' t_j
         row      = sum_h Wov_h (A_h x) + r = sum_h (Wov_h W) sum_j>0 A_hj p_j + sum_hj A_hj (Wov_h t_j + r / H)
 
-    with r the CLS row plus the output bias; the H rows of A sum to one. Raises DoesNotApply for any other network, and
-    if this costs more multiplications.
+    with r the CLS row plus the output bias; the H rows of A sum to one. Raises DoesNotApply.
     """
     if not isinstance(model, VisionTransformer):
         raise DoesNotApply(f"{type(model).__name__}: there are no patches")

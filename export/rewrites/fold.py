@@ -1,4 +1,4 @@
-"""First rewrite: norms and the 1/255 of the pixels fold into the linear layers beside them."""
+"""Norms and the 1/255 of the pixels fold into the linear layers beside them."""
 
 from __future__ import annotations
 
@@ -37,8 +37,7 @@ def fold_batchnorm(model: nn.Module) -> nn.Module:
 
     In eval mode BN(x) = Dx + c with D = diag(gamma / sqrt(var + eps)), c = beta - mean gamma / sqrt(var + eps), so
     BN(Wx + b) = (DW) x + (Db + c) and W(Dx + c) + b = (WD) x + (Wc + b). `models.norms` has D and c of other norms.
-    A LayerNorm is D n(x) + c with D = gamma, c = beta; its bare normalisation n stays. The CLS token moves into the
-    table of positions, as does the patch embedding's bias if no norm stays after it.
+    A LayerNorm is D n(x) + c with D = gamma, c = beta; its bare normalisation n stays.
 
     Raises RewriteError for a BatchNorm in training mode, without running statistics or a linear layer beside it; for
     shared weights, non-finite numbers, negative variances and a norm that is not affine yet. Raises DoesNotApply for a

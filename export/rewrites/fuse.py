@@ -1,7 +1,4 @@
-"""Attention in the form that GPU kernels fuse: softmax(q k') v in rank 4, with nothing between product and softmax.
-
-They never write the scores to memory.
-"""
+"""Attention in the form that GPU kernels fuse: softmax(q k') v in rank 4, with nothing between product and softmax."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ def fuse_attention(model: nn.Module) -> nn.Module:
     """Folds s = 1/sqrt(E) into the queries: s (Wq x + bq)'k = (s Wq x + s bq)'k.
 
     Absorbed attention holds s already; it becomes one head of H*N queries over N shared keys and values.
-    Raises DoesNotApply without attention.
+    Raises DoesNotApply.
     """
     fused = copy.deepcopy(model)
     kinds = (Attention, ClsAttention, AbsorbedAttention, AbsorbedClsAttention)

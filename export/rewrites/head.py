@@ -1,4 +1,4 @@
-"""Seventh rewrite: the classifier takes up the second Linear of the last FFN."""
+"""The classifier takes up the second Linear of the last FFN."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ def merge_head(model: nn.Module) -> nn.Module:
 
         logits = Wh (r + W2 g + b2) + bh = Wh r + (Wh W2) g + (Wh b2 + bh)
 
-    Raises DoesNotApply if the last block computes other rows too, if a LayerNorm precedes the head, and if there are at
-    least as many classes as features.
+    Raises DoesNotApply.
     """
     if not isinstance(model, VisionTransformer):
         raise DoesNotApply(f"{type(model).__name__}: there is no FFN")

@@ -1,4 +1,4 @@
-"""Sixth rewrite: a late CLS token stays apart from the patches, so their tokens are not copied."""
+"""A late CLS token stays apart from the patches, so their tokens are not copied."""
 
 from __future__ import annotations
 
@@ -24,8 +24,7 @@ def keep_cls_apart(model: nn.Module) -> nn.Module:
         score_h0 = q_h' c,   score_hj = q_h' x_j
         row      = sum_h Wov_h sum_j>0 A_hj x_j + sum_h A_h0 (Wov_h c) + (c + the bias of the output)
 
-    A norm before the attention treats each row separately and stays first. Raises DoesNotApply without a late CLS token
-    or absorbed attention.
+    A norm before the attention treats each row separately and stays first. Raises DoesNotApply.
     """
     if not isinstance(model, VisionTransformer):
         raise DoesNotApply(f"{type(model).__name__}: there is no CLS token")

@@ -1,4 +1,4 @@
-"""Eighth rewrite: another order of the pixels in a patch replaces a slow copy.
+"""Another order of the pixels in a patch replaces a slow copy.
 
 A convolution in place of copy and Linear was slower at depth 2.
 """
@@ -20,8 +20,7 @@ ROWS_FIRST, CHANNELS_FIRST = "(p1 p2 c)", "(c p1 p2)"
 def cut_by_channel(model: nn.Module) -> nn.Module:
     """Cuts the patches channel by channel, in rows of pixels; training cut pixel by pixel.
 
-    Reorders the columns of the patch embedding alike. A LayerNorm between ignores the order. Raises DoesNotApply if
-    another norm or no Linear follows the cut.
+    Reorders the columns of the patch embedding alike. A LayerNorm between ignores the order. Raises DoesNotApply.
     """
     if not isinstance(model, VisionTransformer):
         raise DoesNotApply(f"{type(model).__name__}: there are no patches")

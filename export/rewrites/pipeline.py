@@ -48,10 +48,7 @@ class Step:
 
 
 def apply(model: nn.Module, rewrites: Sequence[Rewrite], required: Sequence[Rewrite]) -> tuple[nn.Module, list[Step]]:
-    """Applies `rewrites` in `ORDER`; leaves out those that do not apply.
-
-    Raises RewriteError for an inexact rewrite, DoesNotApply if a `required` rewrite does not apply.
-    """
+    """Raises RewriteError for an inexact rewrite, DoesNotApply if a `required` rewrite does not apply."""
     steps, macs = [], macs_per_image(model)
     for rewrite in (rewrite for rewrite in ORDER if rewrite in rewrites):
         try:

@@ -1,4 +1,4 @@
-"""Second rewrite: the last block computes only the row that the head reads."""
+"""The last block computes only the row that the head reads."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from models.vit import VisionTransformer
 
 
 def cls_only(model: nn.Module) -> nn.Module:
-    """Computes the last block for the CLS row alone; only its keys and values need every row.
+    """Only the keys and values of the last block need every row.
 
     At depth 1, and with late CLS, row 0 enters the block as a constant, so its query is constant too. Raises
-    DoesNotApply for pool 'mean', a norm after the attention that mixes rows, and a network without tokens.
+    DoesNotApply.
     """
     if not isinstance(model, VisionTransformer):
         raise DoesNotApply(f"{type(model).__name__}: there is no CLS token")

@@ -1,1 +1,0 @@
-"""Several supervised servers behind one proxy on one machine."""

@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from types import FrameType
 
-from serving.arguments import parse, split
+from serving.arguments import parse, port_of, split
 from serving.control import ControlFailed
 from serving.fleet.api import Api
 from serving.fleet.member import DEVICES, Member, share, targets
@@ -62,7 +62,7 @@ class Fleet:
             Member(index, first_port, rest, options.headers, share(cores, index, count), devices)
             for index in range(count)
         ]
-        ports = (int(places.get("--http-port", HTTP_PORT)), int(places.get("--grpc-port", GRPC_PORT)))
+        ports = (port_of(places, "http", str(HTTP_PORT)), port_of(places, "grpc", str(GRPC_PORT)))
         settings = Settings(
             [each.backend for each in self._members],
             host=places.get("--http-address", "127.0.0.1"),
@@ -83,10 +83,7 @@ class Fleet:
             self._stop.set()
 
     def load(self, model: str) -> None:
-        """Loads on every server in turn, up to the first refusal, which raises ControlFailed.
-
-        Call it from another thread than `run`.
-        """
+        """Raises ControlFailed at the first refusal. Call it from another thread than `run`."""
         job = Job("load", partial(self._load, model), Future())
         self._jobs.put(job)
         job.done.result()
@@ -169,7 +166,6 @@ class Fleet:
         return False
 
     def _tick(self) -> None:
-        """Restarts what has ended; raises Stopping."""
         if self._stop.wait(TICK_S):
             raise Stopping
         for member in self._members:
@@ -184,7 +180,6 @@ class Fleet:
             self._tick()
 
     def _wait(self, condition: Callable[[], bool], seconds: float, what: str) -> None:
-        """Raises ControlFailed after `seconds`, or Stopping."""
         until = time.monotonic() + seconds
         while not condition():
             if time.monotonic() > until:
@@ -192,7 +187,6 @@ class Fleet:
             self._tick()
 
     def _end(self) -> None:
-        """Lets the proxy's open requests finish first."""
         self._proxy.finish()
         for member in self._members:
             member.terminate()
@@ -208,7 +202,6 @@ def serve_fleet(
     own_port: int = OWN_PORT,
     access: Access | None = None,
 ) -> int:
-    """Raises ValueError for what `Fleet` refuses."""
     with tempfile.TemporaryDirectory(prefix="fleet-") as folder:
         try:
             fleet = Fleet(count, arguments, first_port, own_port, access or Access(), Path(folder))

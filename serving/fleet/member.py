@@ -93,7 +93,6 @@ class Member:
                 self.process.send_signal(signal.SIGTERM)
 
     def wait(self) -> None:
-        """Kills after STOP_S."""
         if self.process is not None:
             try:
                 self.process.wait(STOP_S)

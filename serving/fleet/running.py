@@ -27,7 +27,7 @@ BLOCKS, ATTEMPTS = (10_000, 30_000), 50  # below the ports that Linux gives to c
 
 @dataclass(frozen=True)
 class RunningFleet:
-    """URLs are HOST:PORT; `own_url`: for an operator."""
+    """`own_url`: for an operator."""
 
     process: subprocess.Popen[bytes]
     first_port: int
@@ -60,7 +60,6 @@ class RunningFleet:
         return Family(self.triton(index).pid).look()[0].process
 
     def restart(self) -> None:
-        """Returns at once."""
         self.process.send_signal(signal.SIGHUP)
 
     def restarts(self) -> int:
@@ -72,7 +71,6 @@ class RunningFleet:
 
 @contextmanager
 def running_fleet(repository: Path, count: int = 2, arguments: Sequence[str] = ()) -> Iterator[RunningFleet]:
-    """Yields when every server answers right. Raises ServerFailed."""
     with tempfile.TemporaryDirectory(prefix="fleet-") as folder:
         first, (http, grpc) = _free_block(count), free_ports(2)
         own = first + PORTS_EACH * count
@@ -99,7 +97,6 @@ def running_fleet(repository: Path, count: int = 2, arguments: Sequence[str] = (
 
 
 def _free_block(count: int) -> int:
-    """The first of enough free ports in a row; raises ServerFailed."""
     for _ in range(ATTEMPTS):
         first = random.randrange(*BLOCKS)
         with suppress(OSError), ExitStack() as stack:

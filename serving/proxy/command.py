@@ -33,7 +33,13 @@ from serving.proxy.settings import ADMIN_PORT, IN_FLIGHT, Backend, Settings, Tls
     help="Statistics at --host for Prometheus on another machine.  [none]",
 )
 @click.option("--in-flight", type=click.IntRange(1, 10_000), default=IN_FLIGHT, show_default=True, help="A server.")
-@click.option("--tls", type=click.Path(path_type=Path), nargs=2, metavar="CERTIFICATE KEY", help="PEM files.")
+@click.option(
+    "--tls",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    nargs=2,
+    metavar="CERTIFICATE KEY",
+    help="PEM files.",
+)
 @click.option("--keys", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Lines CLIENT KEY.")
 def proxy(
     servers: tuple[str, ...],
@@ -61,7 +67,6 @@ def proxy(
 
 
 def drained(backends: list[Backend], drain: list[Backend]) -> list[Backend]:
-    """By host and HTTP port; raises ValueError for an unknown server."""
     places = {(each.host, each.http) for each in drain}
     if unknown := places - {(each.host, each.http) for each in backends}:
         host, port = min(unknown)

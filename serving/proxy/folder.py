@@ -1,4 +1,4 @@
-"""The proxy's folder, and its Envoy."""
+"""Writes the proxy's folder; the real Envoy checks it first."""
 
 from __future__ import annotations
 
@@ -50,7 +50,6 @@ def write_endpoints(settings: Settings, folder: Path) -> None:
 
 
 def check(folder: Path) -> None:
-    """Raises ProxyError if the real Envoy refuses `folder`."""
     command = [str(envoy()), "--mode", "validate", "--log-level", "error", "-c", str(folder / "envoy.json")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=CHECK_S)
     if done.returncode:

@@ -26,7 +26,7 @@ RESTART_S = 1.0
 
 
 class Proxy:
-    """An Envoy with its configuration in `folder`; raises ProxyError if Envoy refuses it."""
+    """An Envoy with its configuration in `folder`."""
 
     def __init__(self, settings: Settings, folder: Path, log_path: Path) -> None:
         self.settings, self._folder, self.log_path = settings, folder, log_path
@@ -36,7 +36,7 @@ class Proxy:
 
     def start(self) -> None:
         command = [sys.executable, "-m", "serving.proxy.child", str(os.getpid()), str(envoy())]
-        command += ["-c", str(self._folder / "envoy.json"), "--log-level", "warning", "--use-dynamic-base-id"]
+        command += ["-c", str(self._folder / "envoy.json"), "--log-level", "warning", "--disable-hot-restart"]
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
@@ -60,7 +60,6 @@ class Proxy:
             raise OSError(f"port {self.settings.admin}: expected an answer of Envoy, found {error!r}") from error
 
     def wait_until_ready(self) -> None:
-        """Raises ProxyError if Envoy ends or is not ready in time."""
         deadline = time.monotonic() + START_S
         while self.process and self.process.poll() is None and time.monotonic() < deadline:
             with suppress(OSError):
@@ -82,7 +81,6 @@ class Proxy:
         return sum(int(value) for _, address, _, value in lines if int(address.rpartition(":")[2]) in ports)
 
     def set_draining(self, index: int, draining: bool) -> None:
-        """Envoy sees it within milliseconds."""
         backends = [
             replace(each, draining=draining) if number == index else each
             for number, each in enumerate(self.settings.backends)
@@ -114,7 +112,6 @@ class Proxy:
 
 @contextmanager
 def running_proxy(settings: Settings) -> Iterator[Proxy]:
-    """Yields when Envoy is ready. Raises ProxyError."""
     with tempfile.TemporaryDirectory(prefix="proxy-") as folder:
         proxy = Proxy(settings, Path(folder), Path(folder, "envoy.log"))
         try:

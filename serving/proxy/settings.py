@@ -82,9 +82,9 @@ def parse_backend(text: str) -> Backend:
 
 
 def read_keys(path: Path) -> dict[str, str]:
-    """Client -> API key, from lines `CLIENT KEY`; skips empty and `#` lines. Raises ValueError."""
+    """Client -> API key; skips empty and `#` lines. Raises ValueError."""
     keys: dict[str, str] = {}
-    for number, line in enumerate(path.read_text().splitlines(), 1):
+    for number, line in enumerate(path.read_text(errors="replace").splitlines(), 1):
         words = line.split()
         if not words or words[0].startswith("#"):
             continue

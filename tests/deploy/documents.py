@@ -60,7 +60,7 @@ def misspelt(document: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
 def _fields(value: Any, path: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
     if isinstance(value, dict):
         for key, below in value.items():
-            if path and below is not None:  # a patch removes by null
+            if path and below is not None:
                 yield (*path, key)
             if key not in FREE or (key == "selector" and "matchLabels" in below):
                 yield from _fields(below, (*path, key))

@@ -28,6 +28,5 @@ def error(folder: Path, *arguments: str, server: str = NOWHERE) -> str:
 
 
 def states(output: str) -> list[tuple[str, str, str]]:
-    """Model, version, state in `list`."""
     rows = [tuple(line.split()[:3]) for line in output.splitlines()[1:-1]]
     return [(model, version, state) for model, version, state in rows]

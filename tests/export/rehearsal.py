@@ -221,7 +221,6 @@ ANSWERS: dict[tuple[str, str], Any] = {
 
 
 def served(folder: Path) -> None:
-    """Executed as in benchmarks/throughput.py and latency.py."""
     import torch
 
     from benchmarks.contest.engines import start

@@ -66,7 +66,6 @@ def prepared_and_checked(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def check(proto: onnx.ModelProto) -> None:
-    """Raises UnsupportedGraph for what TensorRT's parser refuses."""
     for opset in proto.opset_import:
         if opset.domain in ("", "ai.onnx") and opset.version not in OPSETS:
             raise UnsupportedGraph(f"ONNX: expected opset {OPSETS[0]} to {OPSETS[-1]}, found {opset.version}")

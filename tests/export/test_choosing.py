@@ -35,8 +35,6 @@ def zeros() -> Dataset:
 
 
 def engines(monkeypatch: pytest.MonkeyPatch, quick: Candidate, wrong: str | None = None) -> None:
-    """Candidates but `quick` sleep; the precision `wrong` errs on a quarter."""
-
     def start(files: object, candidate: Candidate) -> Classifier:
         def classify(images: np.ndarray) -> np.ndarray:
             time.sleep(QUICK_S if candidate == quick else SLOW_S)
@@ -102,7 +100,7 @@ def test_every_instance_makes_as_many_calls(zeros: Dataset, monkeypatch: pytest.
 
     monkeypatch.setattr(choosing, "_start", start)
     clock = iter(range(100))
-    monkeypatch.setattr(choosing.time, "perf_counter", lambda: next(clock))  # a second later each time
+    monkeypatch.setattr(choosing.time, "perf_counter", lambda: next(clock))
     (row,) = choosing._timed(FILES, [Row(Candidate("onnxruntime", "fp32", 3, 1))], zeros.test_images, "throughput")
     assert made == [[8, 8]] * 3, "a call of each to warm up, another in the round"
     assert (row.images_per_s, row.call_ms) == (24, 1000)

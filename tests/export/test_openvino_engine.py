@@ -59,8 +59,6 @@ def test_bfloat16_is_another_precision_and_passes_the_gate(graph: bytes, digits:
 
 
 def wrong(make: Callable[[bytes, bool], Classifier]) -> Callable[[bytes, bool], Classifier]:
-    """The next class for a quarter of the images."""
-
     def made(data: bytes, bfloat16: bool) -> Classifier:
         def classify(images: Images) -> Logits:
             logits = make(data, bfloat16)(images)

@@ -102,9 +102,14 @@ def test_prune_keeps_what_is_served_and_the_newest(folder: Path, repository: Pat
     assert sorted(path.name for path in folder.iterdir() if path.is_dir()) == ["vitbn"]
 
 
+def test_prune_keeps_what_a_served_link_leads_to(folder: Path) -> None:
+    (folder / "vitbn" / "4").symlink_to("1")
+    ok(folder, "prune", "--keep", "1")
+    assert versions(folder / "vitbn") == [1, 3, 4]
+
+
 @pytest.fixture
 def crowded(folder: Path, tmp_path: Path) -> Path:
-    """With foreign entries."""
     (tmp_path / "notes").mkdir()
     (folder / "a_folder").mkdir()
     (folder / "b_link").symlink_to(tmp_path / "notes")

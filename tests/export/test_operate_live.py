@@ -148,10 +148,11 @@ def test_a_server_in_another_mode_leaves_the_change_to_the_next_start(folder: Pa
 
 @pytest.mark.live
 @pytest.mark.usefixtures("lone")
-def test_a_restricted_server_asks_for_its_key(folder: Path) -> None:
+def test_a_restricted_server_asks_for_its_key(folder: Path, exported: Path) -> None:
     restricted = [*EXPLICIT, "--http-restricted-api=model-repository:key=secret"]
     with running_server(folder, restricted) as server:
-        assert "--header NAME:VALUE" in error(folder, "rollback", "vitbn", server=server.http_url)
+        for change in (("rollback", "vitbn"), ("publish", str(exported))):
+            assert "--header NAME:VALUE" in error(folder, *change, server=server.http_url)
         assert served(folder / "vitbn") == [2, 3]
         ok(folder, "rollback", "vitbn", "--header", "key: secret", server=server.http_url)
         assert served(folder / "vitbn") == [1, 2]

@@ -19,7 +19,6 @@ ONE_BLOCK = replace(SMALL, depth=1)
 
 
 def without_embedding(config: ModelConfig) -> tuple[nn.Module, nn.Module]:
-    """Before and after `absorb_embedding`, one block."""
     before, _ = apply(network(config), ALL[: ALL.index(absorb_embedding)], ())
     return before, absorb_embedding(before)
 

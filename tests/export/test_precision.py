@@ -94,6 +94,8 @@ def test_a_conversion_that_costs_too_much_is_refused(
     monkeypatch.setattr(precision, "_to_int8", damaged)
     with pytest.raises(AccuracyError, match=r"int8: expected a drop of at most 0.1 points, found test acc"):
         convert(float32_proto(float32), Lowering("int8", digits, 0.1))
+    with pytest.raises(AccuracyError, match="int8: expected a drop of at most nan points"):
+        convert(float32_proto(float32), Lowering("int8", digits, float("nan")))
     assert convert(float32_proto(float32), Lowering("int8", digits, 100)).accuracy < 0.5
 
 

@@ -50,6 +50,12 @@ def test_names_that_triton_would_not_take(tmp_path: Path, name: str) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_a_folder_whose_number_has_no_place_in_the_config_is_no_version(tmp_path: Path) -> None:
+    publish(tmp_path, "vitbn", ARTIFACT)
+    (tmp_path / "vitbn" / "20261123170000123456").mkdir()
+    assert publish(tmp_path, "vitbn", ARTIFACT).name == "2"
+
+
 def test_a_model_for_other_images_or_classes_is_refused(tmp_path: Path) -> None:
     publish(tmp_path, "vitbn", ARTIFACT)
     before = (tmp_path / "vitbn/config.pbtxt").read_bytes()
@@ -99,8 +105,14 @@ def test_a_folder_that_is_no_model_is_refused(tmp_path: Path) -> None:
         publish(tmp_path, "vitbn", ARTIFACT)
 
 
-@pytest.mark.parametrize("existing", [False, True], ids=["new model", "next version"])
-def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, existing: bool) -> None:
+@pytest.mark.parametrize(
+    ("existing", "failing"),
+    [(False, "1/manifest.json"), (True, "manifest.json"), (True, "vitbn/config.pbtxt")],
+    ids=["new model", "next version", "the model's config"],
+)
+def test_a_failed_write_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, existing: bool, failing: str
+) -> None:
     repository = tmp_path / "repository"
     if existing:
         publish(repository, "vitbn", ARTIFACT)
@@ -109,7 +121,7 @@ def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monke
     real = module.write_atomically
 
     def full_disk(path: Path, data: bytes) -> None:
-        if path.name == "manifest.json":
+        if str(path).endswith(failing):
             raise OSError(28, "No space left on device")
         real(path, data)
 
@@ -134,6 +146,17 @@ def test_sweeping_leaves_what_is_anothers(tmp_path: Path) -> None:
         folder.mkdir(parents=True)
     assert sweep(tmp_path / "a") == [mine]
     assert another.is_dir()
+
+
+def test_a_link_to_a_repository_is_staged_and_swept_beside_the_repository(tmp_path: Path) -> None:
+    """The link may stand on another file system."""
+    left = tmp_path / "disk" / ".publishing-models-12345678"
+    for folder in (left, left.with_name("models"), tmp_path / "links"):
+        folder.mkdir(parents=True)
+    (tmp_path / "links" / "a").symlink_to(left.with_name("models"))
+    with module._staging_beside(tmp_path / "links" / "a") as staging:
+        assert staging.parent == left.parent
+    assert sweep(tmp_path / "links" / "a") == [left]
 
 
 def test_a_published_graph_is_the_exported_one(repository: Path) -> None:

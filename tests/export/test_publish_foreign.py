@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 
 import numpy as np
@@ -7,8 +8,10 @@ import tritonclient.http as http
 from artifacts import ARTIFACT
 from google.protobuf import text_format
 from onnx import TensorProto, helper, numpy_helper
+from operating import ok
 from tritonclient.grpc import model_config_pb2 as pb
 
+from export.onnx_rewrites.files import sha256
 from export.publishing.artifact import PublishError
 from export.publishing.foreign import publish_foreign
 from export.publishing.publish import publish, read_config, versions
@@ -136,6 +139,20 @@ def test_what_clients_could_not_call_is_refused_by_its_field(file: Path, models:
     config.max_batch_size = 0
     change(models / "sums", config)
     with pytest.raises(PublishError, match="expected max_batch_size 0, found 256; publish it under another --name"):
+        publish_foreign(models, "sums", file, Serving())
+    assert versions(models / "sums") == [1]
+
+
+def test_a_manifest_of_another_file_is_refused(file: Path, models: Path) -> None:
+    """Its proofs and rewrites are not this file's."""
+    about = {"kind": "rewritten", "rewrites": ["read-rows"], "sha256": sha256([file])}
+    file.with_suffix(".json").write_text(json.dumps(about))
+    publish_foreign(models, "sums", file, Serving())
+    shown = ok(models, "show", "sums")
+    assert json.loads(shown) == json.loads((models / "sums/1/manifest.json").read_text())
+    assert json.loads(shown)["rewrites"] == ["read-rows"]
+    network(file, axes=(1,), first="m")
+    with pytest.raises(PublishError, match=r"sums.onnx: expected the SHA-256 .* of sums.json, found"):
         publish_foreign(models, "sums", file, Serving())
     assert versions(models / "sums") == [1]
 

@@ -81,7 +81,7 @@ def test_a_publisher_killed_at_any_moment_leaves_a_repository_that_serves(
         pid = publishers.start(1_000_000)
         time.sleep(delay_s or 0)
         deadline = time.monotonic() + PATIENCE_S
-        while delay_s is None and not publishers.published(pid):  # however slow the machine
+        while delay_s is None and not publishers.published(pid):
             assert time.monotonic() < deadline
             time.sleep(0.01)
         process = psutil.Process(pid)

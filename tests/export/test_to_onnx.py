@@ -81,8 +81,10 @@ def test_networks_without_anything_to_rewrite_but_norms(model: str, tmp_path: Pa
         (["--checkpoint", "{trained}", "--depth", "9"], "expected at least 9 blocks (--depth 9), found 2 blocks"),
         (["--checkpoint", "{trained}", "--name", "a/b"], "model name: expected"),
         (["--checkpoint", "{trained}", "--repository", "text"], "text"),
+        (["--checkpoint", "{trained}", "--output", "m.json"], "expected a file as OUT.onnx, found the name of its man"),
+        (["--checkpoint", "{trained}", "--output", "."], "expected a file as OUT.onnx, found a folder"),
     ],
-    ids=["missing", "not a checkpoint", "too deep", "name", "repository is a file"],
+    ids=["missing", "not a checkpoint", "too deep", "name", "repository is a file", "manifest", "folder"],
 )
 def test_one_line_and_nothing_written(
     arguments: list[str], message: str, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -52,6 +52,10 @@ def _republish(data: bytes) -> Callable[[Path], None]:
         (_manifest(lambda manifest: manifest.update(test_accuracy="high")), "expected the manifest of an export"),
         (_manifest(lambda manifest: manifest.update(max_abs_error=float("nan"))), "ValueError('max_abs_error nan')"),
         (_manifest(lambda manifest: manifest.pop("tolerance")), "found KeyError('tolerance')"),
+        (_manifest(lambda manifest: manifest.update(file=5)), "found TypeError('file 5')"),
+        (_manifest(lambda manifest: manifest.update(checkpoint_sha256=5)), "found TypeError('checkpoint_sha256 5')"),
+        (_manifest(lambda manifest: manifest.update(rewrites=[1])), "found TypeError('rewrites [1]')"),
+        (_manifest(lambda manifest: manifest.update(sample_logits=["1"])), "found TypeError(\"sample_logits ['1']\")"),
         (_manifest(lambda manifest: manifest.update(sample_logits=[0.0] * 10)), "found an error of"),
         (
             _manifest(lambda manifest: manifest.update(precision="int8", sample_logits=[float("nan")] * 10)),
@@ -68,6 +72,7 @@ def test_verify_finds_what_is_wrong(folder: Path, damage: Callable[[Path], None]
     assert result.exit_code == 1
     assert result.output.count("  ok\n") == 2
     assert expected in result.output
+    assert ok(folder, "list").count("vitbn ") == 3
     assert result.output.splitlines()[-1].endswith("expected every version as published, found 1 wrong")
     assert verify_version(folder / "vitbn", 2).problem
     assert "Error: " in error(folder, "promote", "vitbn", "2")

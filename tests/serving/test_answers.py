@@ -92,5 +92,4 @@ def test_bad_request_in_a_batch_fails_alone(http_client: http.InferenceServerCli
 
 
 def executions(client: http.InferenceServerClient, model: str) -> int:
-    """Fewer than the requests if batched."""
     return int(client.get_inference_statistics(model)["model_stats"][0]["execution_count"])

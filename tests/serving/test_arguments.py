@@ -17,7 +17,8 @@ def test_addresses_headers_and_models(tmp_path: Path) -> None:
     key = "--grpc-restricted-protocol=model-repository:Admin=9"
     assert parse([*words, key]).grpc_headers == {"triton-grpc-protocol-admin": "9"}
     assert parse([*words, "--allow-grpc=false"]).grpc_url is None
-    assert parse([*words, "--http-address=::1", "--grpc-address=::"]).http_url == "[::1]:81"
+    sixth = parse([*words, "--http-address=ipv6:::1", "--grpc-address=[::]"])
+    assert (sixth.http_url, sixth.grpc_url) == ("[::1]:81", "[::1]:8001")
     assert list(options.model_dirs()) == ["a"]
     assert list(parse(words).model_dirs()) == ["a", "b"]
     assert list(parse([*words, "--load-model=*"]).model_dirs()) == ["a", "b"]
@@ -39,6 +40,9 @@ def test_the_users_words_stay_but_for_those_the_supervisor_sets(tmp_path: Path) 
         (["--model-repository=/nowhere"], "/nowhere: expected a model repository, found no such folder"),
         (["--model-repository=/", "--model-control-mode=poll"], "needs --model-control-mode=explicit"),
         (["--model-repository=/", "--allow-http", "false"], "needs HTTP"),
+        (["--model-repository=/", "--http-address=::1"], "--http-address: expected ipv6:::1, found ::1"),
+        (["--model-repository=/", "--http-port=http"], "--http-port: expected a port, found 'http'"),
+        (["--model-repository=/", "--grpc-port", "65536"], "--grpc-port: expected a port, found '65536'"),
     ],
 )
 def test_what_cannot_be_supervised(arguments: list[str], expected: str) -> None:

@@ -52,7 +52,8 @@ def test_servers_may_be_names(tmp_path: Path) -> None:
         (["10.0.0.1:99999"], "expected HOST[:HTTP[:GRPC[:HEALTH]]], found '10.0.0.1:99999'"),
         (["10.0.0.1", "--drain", "10.0.0.2"], "expected one of the servers to drain, found 10.0.0.2:8000"),
         (["server-1", "--drain", "server-1"], "expected an IP address of the server to drain"),
-        (["10.0.0.1", "--tls", "no.crt", "no.key"], "Envoy refuses the configuration"),
+        (["10.0.0.1", "--tls", "no.crt", "no.key"], "File 'no.crt' does not exist"),
+        (["10.0.0.1", "--tls", "README.md", "README.md"], "Envoy refuses the configuration"),
     ],
 )
 def test_a_wrong_list_is_one_line_and_no_file(tmp_path: Path, words: list[str], expected: str) -> None:
@@ -69,9 +70,11 @@ def test_envoy_itself_refuses_a_misspelt_field(tmp_path: Path, monkeypatch: pyte
     assert not (tmp_path / "envoy").exists()
 
 
-@pytest.mark.parametrize("text", ["", "web short", "web", "web a-key-of-16-characters\nweb another-of-16-characters"])
-def test_keys_that_cannot_be_meant_are_refused(tmp_path: Path, text: str) -> None:
-    (tmp_path / "keys.txt").write_text(text)
+@pytest.mark.parametrize(
+    "text", [b"", b"web short", b"web", b"web a-key-of-16-characters\nweb another-of-16-characters", b"\xff\xfe"]
+)
+def test_keys_that_cannot_be_meant_are_refused(tmp_path: Path, text: bytes) -> None:
+    (tmp_path / "keys.txt").write_bytes(text)
     with pytest.raises(ValueError, match=r"keys\.txt"):
         read_keys(tmp_path / "keys.txt")
 
@@ -82,6 +85,13 @@ def test_the_end_of_envoy_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> No
         settings = Settings([Backend("127.0.0.1")], ports=(taken.getsockname()[1],), admin=free_ports(1)[0])
         with pytest.raises(ProxyError, match=r"found its end with exit code 1: .*Address already in use"):
             running_proxy(settings).__enter__()
+
+
+def test_a_killed_envoy_leaves_no_shared_memory() -> None:
+    port, admin = free_ports(2)
+    with running_proxy(Settings([Backend("127.0.0.1")], ports=(port,), admin=admin)) as running:
+        assert running.process is not None
+        assert "/dev/shm" not in Path(f"/proc/{running.process.pid}/maps").read_text()
 
 
 def test_an_address_of_six_words(tmp_path: Path) -> None:

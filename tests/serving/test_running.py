@@ -60,7 +60,6 @@ def test_metrics_are_served(server: Server) -> None:
 
 
 def test_every_path_may_have_a_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """PATH starts with another Python."""
     write_model(tmp_path / "my models")
     foreign = tmp_path / "other python" / "python3"
     foreign.parent.mkdir()

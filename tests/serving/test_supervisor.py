@@ -129,7 +129,6 @@ def damaged_model(name: str) -> str:
 
 @pytest.fixture(scope="module")
 def over_damaged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A model of three versions for each damage."""
     repository: Path = tmp_path_factory.mktemp("damaged")
     for name, (damage, _, _) in DAMAGES.items():
         damage(published(repository, versions=3, name=damaged_model(name)))

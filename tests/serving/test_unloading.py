@@ -29,7 +29,6 @@ def stubs(server: Server) -> set[int]:
 
 
 def shared_memory(server: Server) -> set[str]:
-    """Mapped, and still on the machine."""
     fields = (line.split() for line in Path(f"/proc/{server.pid}/maps").read_text().splitlines())
     return {path for *_, path in fields if path.startswith("/dev/shm/") and Path(path).exists()}
 

@@ -44,7 +44,6 @@ def answering_version(server: Server) -> str:
 @pytest.mark.live
 @pytest.mark.slow
 def test_publish_and_promote_reach_a_server_started_plainly(repository: Path, tmp_path: Path) -> None:
-    """`tritonserver --model-repository X`, no further option."""
     own = tmp_path / "models"
     shutil.copytree(repository, own)
     file = tmp_path / "vitbn.onnx"

@@ -1,5 +1,3 @@
-"""Tiny ONNX models and their config.pbtxt."""
-
 from pathlib import Path
 
 import numpy as np

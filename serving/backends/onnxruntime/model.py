@@ -99,7 +99,6 @@ def inner_batch(config: Config, kind: str) -> int:
 
 
 def session_options(config: Config) -> ort.SessionOptions:
-    """Raises ModelRefused."""
     options = ort.SessionOptions()
     level = config.get("optimization", {}).get("graph", {}).get("level", 0)
     options.graph_optimization_level = GRAPH_LEVELS.get(int(level), ort.GraphOptimizationLevel.ORT_ENABLE_ALL)

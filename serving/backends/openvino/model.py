@@ -91,10 +91,7 @@ def check_config(config: Config, kind: str) -> None:
 
 
 def cpu_properties(config: Config, bfloat16: bool) -> dict[str, str]:
-    """float32 unless HINT_BF16 asks for bfloat16, OpenVINO's default on a CPU with `bfloat16`.
-
-    Raises ModelRefused for a bad value.
-    """
+    """float32 unless HINT_BF16 asks for bfloat16, OpenVINO's default on a CPU with `bfloat16`."""
     properties = {"INFERENCE_PRECISION_HINT": "bf16" if wants_bfloat16(config) and bfloat16 else "f32"}
     for key, pattern in PROPERTIES.items():
         text = (parameter(config, key) or "").upper()
@@ -124,7 +121,6 @@ def _core() -> ov.Core:
 
 
 def _tensor(port: ov.ConstOutput) -> Tensor:
-    """Raises ModelRefused for a range of sizes."""
     shape = port.partial_shape
     if shape.rank.is_dynamic or any(each.is_dynamic and each.max_length != -1 for each in shape):
         raise ModelRefused(f"'{port.any_name}': its shape {shape} has a range, which is not supported")

@@ -37,8 +37,8 @@ def _finite(ctx: click.Context, param: click.Parameter, value: float | None) -> 
 
 
 def _check_output(ctx: click.Context, param: click.Parameter, path: Path | None) -> Path | None:
-    if path and (not path.name or path.suffix == ".json" or (path.exists() and not path.is_file())):
-        # the series go to the same name with .json
+    # The series replace the ending by .json: lr0.01 and lr0.02 would share a file.
+    if path and (path.suffix not in ("", ".safetensors") or not path.name or (path.exists() and not path.is_file())):
         raise click.BadParameter(f"expected a file for the checkpoint, such as run.safetensors, found {path}")
     return path
 

@@ -75,7 +75,7 @@ def test_command_with_an_output_that_cannot_be_written(tmp_path, monkeypatch):
 
 def test_command_with_an_output_that_is_no_place_for_a_checkpoint(tmp_path):
     os.mkfifo(tmp_path / "pipe")
-    for output in (tmp_path / "run.json", tmp_path, tmp_path / "pipe", ""):
+    for output in (tmp_path / "run.json", tmp_path / "lr0.01", tmp_path, tmp_path / "pipe", ""):
         message, exit_code = failure("--output", output)
         assert exit_code == 2
         assert "'--output': expected a file for the checkpoint, such as run.safetensors, found " in message

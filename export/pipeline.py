@@ -128,6 +128,8 @@ class Published:
 def export_checkpoint(path: Path, options: ExportOptions | None = None) -> Published:
     """Warns with UntrainedBlockWarning."""
     options = options or ExportOptions()
+    if (output := options.destination.output) and output.exists() and path.exists() and output.samefile(path):
+        raise PublishError(f"{output}: expected another file than the checkpoint, found the checkpoint itself")
     if options.backend == "openvino":
         openvino_module()
     loaded = load(path, options.depth)

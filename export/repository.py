@@ -253,12 +253,12 @@ def _with_model(live: LiveServer | None, model_dir: Path, server: str) -> LiveSe
 
 @contextmanager
 def _later(model_dir: Path) -> Iterator[None]:
-    from export.publishing.live import NotExplicit
+    from export.publishing.live import NotExplicit, ServerUnreachable
 
     try:
         yield
-    except NotExplicit as refusal:
-        _say_later(str(refusal), model_dir)
+    except (NotExplicit, ServerUnreachable) as reason:
+        _say_later(str(reason), model_dir)
 
 
 def _say_later(why: str, model_dir: Path) -> None:

@@ -98,7 +98,7 @@ class ModelConfig:
             even = self.pos_emb == "learn" or self.dim % 2 == 0
             _require(even, "dim", "an even number for pos_emb pe1d", self.dim)
         if (late := self.late_cls) is not None:
-            sizes = len(late) == 2 and all(isinstance(size, int) and size >= 1 for size in late)
+            sizes = isinstance(late, tuple) and len(late) == 2 and all(type(size) is int and size >= 1 for size in late)
             _require(sizes, "late_cls", "two integers of at least 1, heads and their width", late)
             reads = self.is_transformer and self.pool == "cls" and self.model != "vit-dtn"
             _require(reads, "late_cls", "none without pool 'cls', or for vit-dtn, which needs its token", late)

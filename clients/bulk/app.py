@@ -68,6 +68,10 @@ def bulk(
     from clients.bulk import forking
     from clients.errors import ClientError
 
+    if output.startswith("memory:"):
+        raise click.BadParameter(
+            f"expected a folder or storage that processes share, found {output}", param_hint="output"
+        )
     if engine == "processes":
         forking.start()
     elif processes:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -195,6 +196,8 @@ def _reason(error: InvalidImage) -> str:
 
 
 def _content(path: str) -> bytes:
+    if path.startswith("/") and Path(path).is_fifo():  # it would wait for a writer
+        raise InvalidImage("expected an image, found a pipe")
     try:
         with opened(path) as file:
             content: bytes = file.read(_LARGEST_PICTURE + 1)

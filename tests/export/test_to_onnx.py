@@ -83,8 +83,9 @@ def test_networks_without_anything_to_rewrite_but_norms(model: str, tmp_path: Pa
         (["--checkpoint", "{trained}", "--repository", "text"], "text"),
         (["--checkpoint", "{trained}", "--output", "m.json"], "expected a file as OUT.onnx, found the name of its man"),
         (["--checkpoint", "{trained}", "--output", "."], "expected a file as OUT.onnx, found a folder"),
+        (["--checkpoint", "{trained}", "--output", "{trained}"], "expected another file than the checkpoint"),
     ],
-    ids=["missing", "not a checkpoint", "too deep", "name", "repository is a file", "manifest", "folder"],
+    ids=["missing", "not a checkpoint", "too deep", "name", "repository is a file", "manifest", "folder", "itself"],
 )
 def test_one_line_and_nothing_written(
     arguments: list[str], message: str, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

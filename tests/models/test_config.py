@@ -48,6 +48,8 @@ def test_geometry():
         ("image_size", (28, 0), "two integers of at least 1, height and width"),
         ("patch_size", (7,), "two integers of at least 1, height and width"),
         ("patch_size", (7, 5), "a divisor of image_size (28, 28)"),
+        ("late_cls", (True, 1), "two integers of at least 1, heads and their width"),
+        ("late_cls", 5, "two integers of at least 1, heads and their width"),
         ("dropout", 1.0, "a number in [0, 1)"),
         ("emb_dropout", -0.1, "a number in [0, 1)"),
     ],

@@ -247,6 +247,11 @@ def test_a_picture_with_an_underscore_is_taken(tmp_path, digits, network):
     assert len(run([tmp_path], tmp_path / "out", network)) == 1
 
 
+def test_a_pipe_is_not_waited_for(tmp_path, network):
+    os.mkfifo(tmp_path / "1.png")
+    assert run([tmp_path], tmp_path / "out", network)["error"].to_pylist() == ["expected an image, found a pipe"]
+
+
 @pytest.mark.parametrize("local", [True, False])
 def test_a_folder_that_cannot_be_listed_stops_the_plan(tmp_path, digits, network, monkeypatch, local):
     if local:
@@ -423,6 +428,7 @@ def test_the_command_says_what_is_wrong_in_a_line(tmp_path, forms):
     for option in (
         *(("--share", share) for share in ("1", "2/2", "-1/2", "a/b")),
         ("--engine", "ray", "--processes", "2"),
+        ("--output", "memory://answers"),
     ):
         assert CliRunner().invoke(bulk, [*arguments, *option]).exit_code == 2, option
 

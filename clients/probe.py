@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import json
+import signal
 import struct
 import sys
 import threading
@@ -303,6 +304,8 @@ def probe(
     listen: str | None,
 ) -> None:
     """Ask every served version a stored image; print JSON; exit code 1 unless all answer right."""
+    if every is not None:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # else a container's first process ignores it
     health = _health(listen, every, timeout)
     while True:
         result = probe_server(url, models, header, timeout)

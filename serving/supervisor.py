@@ -110,7 +110,7 @@ class Supervisor:
             code = _end(process, grace_s)
             self._acts.swept(*family.sweep())
             if code and self._waits.stopped.is_set():
-                self._acts.say(f"requests or connections were still open after {EXIT_TIMEOUT_S} s: they were cut off")
+                self._acts.say(f"requests, connections or models were open after {EXIT_TIMEOUT_S} s: they were cut off")
 
     def _wait_for_ports(self) -> None:
         """Raises ServerLost: on a taken port another server's answers would pass for this server's."""

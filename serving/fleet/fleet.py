@@ -23,7 +23,7 @@ from types import FrameType
 from serving.arguments import parse, port_of, split
 from serving.control import ControlFailed
 from serving.fleet.api import Api
-from serving.fleet.member import DEVICES, Member, share, targets
+from serving.fleet.member import DEVICES, STOP_S, Member, share, targets
 from serving.proxy.folder import ProxyError
 from serving.proxy.process import DRAIN_S, Proxy
 from serving.proxy.routes import ANSWER_S
@@ -72,7 +72,7 @@ class Fleet:
             keys=access.keys,
         )
         self._proxy = Proxy(settings, folder, folder / "envoy.log")
-        self._jobs: queue.Queue[Job] = queue.Queue()
+        self._jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()  # a signal may interrupt a look at it
         self._stop = threading.Event()
         self._api = Api(own_port, self._members, self.load, lambda: targets(self._members, own_port, settings.admin))
 
@@ -90,6 +90,9 @@ class Fleet:
 
     def run(self) -> int:
         try:
+            for member in self._members:
+                first, *_, last = sorted(member.ports.values())
+                self._wait(member.has_free_ports, STOP_S, f"free ports {first} to {last} for server {member.index}")
             self._proxy.start()
             self._proxy.wait_until_ready()
             for member in self._members:
@@ -172,7 +175,7 @@ class Fleet:
             if member.revive():
                 self._api.say(f"server {member.index} had ended: started again")
         if self._proxy.revive():
-            self._api.say("the proxy had ended: started again")
+            self._api.say("the proxy had ended or hung: started again")
 
     def _pause(self, seconds: float) -> None:
         until = time.monotonic() + seconds

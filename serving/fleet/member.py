@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -59,6 +60,15 @@ class Member:
     def backend(self) -> Backend:
         return Backend("127.0.0.1", self.ports["http"], self.ports["grpc"], self.ports["health"])
 
+    def has_free_ports(self) -> bool:
+        """Another server's answers would pass for this server's."""
+        try:
+            for port in self.ports.values():
+                socket.create_server(("127.0.0.1", port)).close()
+        except OSError:
+            return False
+        return True
+
     def start(self) -> None:
         """In its own session: the fleet takes Ctrl-C and drains first."""
         environment = {**os.environ, PARENT_VARIABLE: str(os.getpid())}
@@ -72,7 +82,7 @@ class Member:
 
     def revive(self) -> bool:
         """At most once in 5 s."""
-        if self.process is not None and self.process.poll() is None:
+        if self.process is None or self.process.poll() is None:
             return False
         if time.monotonic() < self._next_start_s:
             return False

@@ -62,7 +62,8 @@ def _metrics_listeners(settings: Settings) -> list[dict[str, Any]]:
         "route_config": {"name": "metrics", "virtual_hosts": [host]},
     }
     chain = {"filters": [_filter("network.http_connection_manager", manager)]}
-    return [{"name": "metrics", "address": socket(settings.host, settings.metrics), "filter_chains": [chain]}]
+    address = socket(settings.host, settings.metrics)
+    return [{"name": "metrics", "address": address, "enable_reuse_port": False, "filter_chains": [chain]}]
 
 
 def _admin_clusters(settings: Settings) -> list[dict[str, Any]]:
@@ -94,7 +95,7 @@ def _overload() -> dict[str, Any]:
 
 
 def _listener(settings: Settings) -> dict[str, Any]:
-    first, *others = settings.ports
+    first, *others = dict.fromkeys(settings.ports)
     chain: dict[str, Any] = {"filters": [_filter("network.http_connection_manager", _manager(settings))]}
     if settings.tls:
         pair = {
@@ -112,6 +113,7 @@ def _listener(settings: Settings) -> dict[str, Any]:
         "name": "clients",
         "address": socket(settings.host, first),
         "additional_addresses": [{"address": socket(settings.host, port)} for port in others],
+        "enable_reuse_port": False,  # else a second proxy gets part of the connections
         "per_connection_buffer_limit_bytes": LIMITS["body"],
         "filter_chains": [chain],
     }
@@ -133,6 +135,7 @@ def _manager(settings: Settings) -> dict[str, Any]:
             "headers_with_underscores_action": "REJECT_REQUEST",
             "max_headers_count": 64,
         },
+        "http_protocol_options": {"accept_http_10": True},
         "http2_protocol_options": {"max_concurrent_streams": 256, "initial_connection_window_size": 2**20},
         "max_request_headers_kb": 16,
         "request_headers_timeout": f"{HEADERS_S}s",

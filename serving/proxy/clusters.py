@@ -13,7 +13,7 @@ PROTOCOLS: tuple[Protocol, ...] = ("http", "grpc")
 CHECK_S = 0.5  # between health checks
 CONNECT_S = 0.5
 EJECT_S = 5.0
-FAILURES = 5  # in a row, before the probe has noticed
+FAILURES = 5  # in a row, before the probe has noticed; not 500, Triton's answer to wrong JSON
 SPARE_RETRIES = 10
 
 
@@ -48,7 +48,9 @@ def cluster(settings: Settings, protocol: Protocol, folder: str) -> dict[str, An
         "close_connections_on_host_health_failure": True,  # frees the requests that a stopped process holds
         "ignore_health_on_host_removal": True,
         "outlier_detection": {
-            "consecutive_5xx": FAILURES,
+            "consecutive_gateway_failure": FAILURES,
+            "enforcing_consecutive_gateway_failure": 100,
+            "enforcing_consecutive_5xx": 0,
             "interval": "1s",
             "base_ejection_time": f"{EJECT_S}s",
             "max_ejection_percent": 100 * (count - 1) // count,

@@ -64,7 +64,10 @@ def _write_all(settings: Settings, folder: Path, seen_as: str) -> None:
 
 def _replace(path: Path, text: str) -> None:
     building = path.with_name(f".{path.name}.{os.getpid()}")
-    descriptor = os.open(building, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(text)
-    building.rename(path)
+    try:
+        descriptor = os.open(building, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(text)
+        building.rename(path)
+    finally:
+        building.unlink(missing_ok=True)  # after a failure: it holds keys

@@ -1,5 +1,6 @@
 -- What Triton's HTTP parser must not see: it ends the server on deep nesting and on a shape of more than 2^31 with JSON
--- data. `LIMITS` stands above this text in the configuration. Over gRPC the server refuses such requests itself.
+-- data. `LIMITS` stands above this text in the configuration. Over gRPC the server refuses such requests itself, but
+-- unpacks a compressed message of 600 kB to 1.4 GB.
 
 local function refuse(handle, status, text)
   handle:respond({ [":status"] = status, ["content-type"] = "application/json" }, '{"error":"proxy: ' .. text .. '"}')
@@ -47,7 +48,10 @@ function envoy_on_request(handle)
   local headers = handle:headers()
   local path = headers:get(":path"):gsub("%?.*", "")
   if not path:find("^/v2") then
-    return -- gRPC
+    if (headers:get("grpc-encoding") or "identity") ~= "identity" then
+      refuse(handle, "415", "expected a message without compression")
+    end
+    return
   end
   if headers:get("content-encoding") then
     return refuse(handle, "415", "expected a body without Content-Encoding")

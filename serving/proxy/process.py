@@ -23,6 +23,7 @@ from serving.proxy.settings import Settings
 DRAIN_S = 1.5  # until a server's open requests are answered, measured
 START_S, FINISH_S, STOP_S, POLL_S = 20.0, 2.0, 3.0, 0.05
 RESTART_S = 1.0
+ASK_S, SILENCES = 5.0, 3  # questions without an answer in a row: Envoy hangs
 
 
 class Proxy:
@@ -30,7 +31,8 @@ class Proxy:
 
     def __init__(self, settings: Settings, folder: Path, log_path: Path) -> None:
         self.settings, self._folder, self.log_path = settings, folder, log_path
-        self._started_s = 0.0
+        self._started_s = self._asked_s = 0.0
+        self._silences = 0
         self.process: subprocess.Popen[bytes] | None = None
         write(settings, folder)
 
@@ -41,20 +43,35 @@ class Proxy:
             self.process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
             )
-        self._started_s = time.monotonic()
+        self._started_s, self._silences = time.monotonic(), 0
 
     def revive(self) -> bool:
-        """At most once a second."""
-        if self.process is None or self.process.poll() is None or time.monotonic() - self._started_s < RESTART_S:
+        """If it has ended or hangs; at most once a second."""
+        if self.process is None or time.monotonic() - self._started_s < RESTART_S:
             return False
+        if self.process.poll() is None and not self._hangs():
+            return False
+        self.stop()
         self.start()
         return True
+
+    def _hangs(self) -> bool:
+        if time.monotonic() - self._asked_s < RESTART_S:
+            return False
+        silent = False
+        try:
+            self.ask("ready")
+        except OSError as error:
+            silent = isinstance(error, TimeoutError)
+        self._silences = self._silences + 1 if silent else 0
+        self._asked_s = time.monotonic()
+        return self._silences >= SILENCES
 
     def ask(self, path: str, body: bytes | None = None) -> str:
         """Asks the administration port; raises OSError."""
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # ignores $http_proxy
         try:
-            with opener.open(f"http://127.0.0.1:{self.settings.admin}/{path}", body, timeout=5.0) as answer:
+            with opener.open(f"http://127.0.0.1:{self.settings.admin}/{path}", body, timeout=ASK_S) as answer:
                 return str(answer.read().decode())
         except HTTPException as error:
             raise OSError(f"port {self.settings.admin}: expected an answer of Envoy, found {error!r}") from error

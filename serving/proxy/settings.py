@@ -59,12 +59,18 @@ class Settings:
     def __post_init__(self) -> None:
         if not self.backends:
             raise ValueError("expected at least one server, found none")
-        if len({(each.host, each.http) for each in self.backends}) < len(self.backends):
-            raise ValueError("expected different servers, found a server twice")
+        places = self._places()
+        if twice := [f"{host}:{port}" for host, port in places if places.count((host, port)) > 1]:
+            raise ValueError(f"expected different servers and ports, found {twice[0]} twice")
         if len({each.is_address for each in self.backends}) > 1:
             raise ValueError("expected IP addresses or names, found both: names cannot be drained by a file")
         if any(each.draining and not each.is_address for each in self.backends):
             raise ValueError("expected an IP address of the server to drain, found a name")
+
+    def _places(self) -> list[tuple[str, int]]:
+        own = [*{*self.ports}, *([] if self.metrics is None else [self.metrics])]
+        places = [("127.0.0.1", self.admin), *((self.host, port) for port in own)]
+        return places + [(each.host, port) for each in self.backends for port in (each.http, each.grpc, each.health)]
 
     @property
     def by_file(self) -> bool:

@@ -62,6 +62,16 @@ def test_a_server_that_is_away_fails_the_probe() -> None:
     assert "Connection refused" in found["reason"]
 
 
+def test_a_containers_first_process_ends_at_sigterm() -> None:
+    """Such a process ignores a signal without a handler."""
+    command = [sys.executable, "clients/probe.py", "--url", "127.0.0.1:1", "--every", "60"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as running:
+        assert running.stdout is not None
+        assert running.stdout.readline()
+        running.terminate()
+        assert running.wait(30) == 0
+
+
 def test_a_model_that_is_asked_for_must_be_served(live_server: Server) -> None:
     assert probe_server(live_server.http_url, ["vitbn"], timeout_s=PATIENCE_S).ok
     missing = probe_server(live_server.http_url, ["vit"], timeout_s=PATIENCE_S)

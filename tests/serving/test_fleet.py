@@ -1,10 +1,14 @@
 import json
 import os
+import queue
 import signal
+import socket
+import struct
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
 import psutil
@@ -21,7 +25,7 @@ from export.publishing.live import LiveServer, ServerRefused
 from serving.control import ControlFailed
 from serving.fleet.fleet import Access, Fleet
 from serving.fleet.member import Member, share, targets
-from serving.fleet.running import RunningFleet, running_fleet
+from serving.fleet.running import RunningFleet, _free_block, running_fleet
 from serving.launcher import TURNS_VARIABLE
 from serving.proxy.folder import ProxyError
 from serving.proxy.settings import Backend
@@ -158,10 +162,10 @@ class StandIn:
 
     def __init__(self, first: object, *_: object) -> None:
         self.settings, self.index, self.ports = first, 0, {"http": 1, "grpc": 2}
-        self.control, self.backend, self.draining = self, Backend("127.0.0.1"), False
+        self.control, self.backend, self.draining = self, Backend("10.0.0.1"), False
 
     def __getattr__(self, name: str) -> Callable[..., bool]:
-        return lambda *_: name == "right"
+        return lambda *_: name in ("right", "has_free_ports")
 
     def healthy(self) -> int:
         return 0 if self.draining else 1
@@ -214,6 +218,57 @@ def test_an_envoy_that_does_not_start_ends_the_fleet(
     monkeypatch.setattr("serving.fleet.fleet.START_S", 0)
     assert stand_ins.run() == 1
     assert "fleet: Address already in use" in capsys.readouterr().err
+
+
+def test_servers_of_others_are_never_behind_the_proxy(
+    stand_ins: Fleet, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = _free_block(1)
+    member = Member(0, first, [], {}, {0}, [])
+    assert member.has_free_ports()
+    monkeypatch.setattr(stand_ins, "_members", [member])
+    monkeypatch.setattr(StandIn, "start", fail(AssertionError("the proxy starts")), raising=False)
+    monkeypatch.setattr("serving.fleet.fleet.STOP_S", 0)
+    with socket.create_server(("127.0.0.1", member.ports["health"])):
+        assert stand_ins.run() == 1
+    assert f"expected free ports {first} to {first + 4} for server 0 within 0 s" in capsys.readouterr().err
+
+
+def test_an_operator_who_leaves_costs_no_traceback(stand_ins: Fleet, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_connection(("127.0.0.1", stand_ins._proxy.settings.admin - 1)) as operator:
+        operator.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # resets at the end
+        operator.sendall(b"POST /v2/repository/models/linear/load HTTP/1.0\r\n\r\n")
+        wait_until(lambda: not stand_ins._jobs.empty(), "asked")
+    with ThreadPoolExecutor() as pool:
+        running = pool.submit(stand_ins.run)
+        for thread in threading.enumerate():
+            if "process_request_thread" in thread.name:
+                thread.join(10)
+        stand_ins.signalled(signal.SIGTERM, None)
+        assert running.result(timeout=10) == 0
+    told = capsys.readouterr().err
+    assert "load: done" in told
+    assert "Traceback" not in told
+
+
+def test_a_signal_may_interrupt_a_look_at_the_jobs(stand_ins: Fleet) -> None:
+    handlers = {
+        signal.SIGALRM: lambda *_: stand_ins.signalled(signal.SIGHUP, None),
+        signal.SIGUSR1: fail(TimeoutError("it hangs")),
+    }
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    rescue = threading.Timer(5, os.kill, (os.getpid(), signal.SIGUSR1))
+    rescue.start()
+    signal.setitimer(signal.ITIMER_REAL, 2e-4, 2e-4)
+    try:
+        for _ in range(50_000):
+            with suppress(queue.Empty):
+                stand_ins._jobs.get_nowait()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        rescue.cancel()
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def test_each_server_has_its_own_ports_and_graphics_card() -> None:

@@ -110,6 +110,28 @@ def test_a_hostile_request_is_refused_and_the_servers_live(front: Front, name: s
     assert all(each.is_running() for each in before)
 
 
+def test_clients_of_http_1_0_are_answered(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("http.client.HTTPConnection._http_vsn_str", "HTTP/1.0")
+    assert front.ask("POST", INFER, *hostile.good(SAMPLE))[0] == 200
+
+
+def test_a_compressed_message_is_refused_and_never_unpacked(front: Front) -> None:
+    image = tritonclient.grpc.InferInput("image", [1, 1, 28, 28], "UINT8")
+    image.set_data_from_numpy(SAMPLE)
+    with (
+        tritonclient.grpc.InferenceServerClient(front.url) as client,
+        pytest.raises(InferenceServerException, match="expected a message without compression"),
+    ):
+        client.infer("linear", [image], headers={"x-api-key": KEY}, compression_algorithm="gzip")
+
+
+def test_wrong_json_ejects_no_server(front: Front) -> None:
+    body, headers = hostile.good(SAMPLE, '{"inputs": null}')
+    for _ in range(10):
+        assert front.ask("POST", INFER, body, headers)[0] == 500
+    assert front.proxy.ask("stats?filter=outlier_detection.ejections_enforced_total$").split()[1::2] == ["0", "0"]
+
+
 def test_a_long_question_about_the_models_is_refused(front: Front) -> None:
     assert front.ask("POST", "/v2/repository/index", b"[" * 150_000)[0] == 413
 

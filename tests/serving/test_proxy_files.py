@@ -1,4 +1,5 @@
 import json
+import signal
 import socket
 from pathlib import Path
 
@@ -8,7 +9,7 @@ from click.testing import CliRunner
 from serving.proxy import bootstrap, process
 from serving.proxy.command import proxy
 from serving.proxy.folder import ProxyError, write
-from serving.proxy.process import running_proxy
+from serving.proxy.process import SILENCES, running_proxy
 from serving.proxy.settings import Backend, Settings, TlsFiles, parse_backend, read_keys
 from serving.running import free_ports
 
@@ -47,6 +48,8 @@ def test_servers_may_be_names(tmp_path: Path) -> None:
     ("words", "expected"),
     [
         (["10.0.0.1", "10.0.0.1"], "expected different servers"),
+        (["10.0.0.1:8100", "10.0.0.1:8110"], "expected different servers and ports, found 10.0.0.1:8001 twice"),
+        (["127.0.0.1:8000:8101:8104"], "expected different servers and ports, found 127.0.0.1:8000 twice"),
         (["10.0.0.1", "server-1"], "expected IP addresses or names, found both"),
         (["10.0.0.1:http"], "expected HOST[:HTTP[:GRPC[:HEALTH]]], found '10.0.0.1:http'"),
         (["10.0.0.1:99999"], "expected HOST[:HTTP[:GRPC[:HEALTH]]], found '10.0.0.1:99999'"),
@@ -66,8 +69,15 @@ def test_a_wrong_list_is_one_line_and_no_file(tmp_path: Path, words: list[str], 
 def test_envoy_itself_refuses_a_misspelt_field(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bootstrap, "_overload", lambda: {"refresh_intervall": "1s"})
     with pytest.raises(ProxyError, match="refresh_intervall"):
-        write(Settings([Backend("127.0.0.1")]), tmp_path / "envoy")
+        write(Settings([Backend("10.0.0.1")]), tmp_path / "envoy")
     assert not (tmp_path / "envoy").exists()
+
+
+def test_no_file_with_keys_is_left_of_a_failure(tmp_path: Path) -> None:
+    (tmp_path / "envoy.json").mkdir()
+    code, output = invoke(*TWO, "--output", str(tmp_path))
+    assert (code, "Is a directory" in output) == (1, True)
+    assert {path.name for path in tmp_path.iterdir()} == {"envoy.json", "http.json", "grpc.json"}
 
 
 @pytest.mark.parametrize(
@@ -85,6 +95,29 @@ def test_the_end_of_envoy_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> No
         settings = Settings([Backend("127.0.0.1")], ports=(taken.getsockname()[1],), admin=free_ports(1)[0])
         with pytest.raises(ProxyError, match=r"found its end with exit code 1: .*Address already in use"):
             running_proxy(settings).__enter__()
+
+
+@pytest.mark.slow
+def test_two_proxies_never_share_a_port() -> None:
+    port, *admins = free_ports(3)
+    first, second = (Settings([Backend("10.0.0.1")], ports=(port, port), admin=admin) for admin in admins)
+    with running_proxy(first), pytest.raises(ProxyError, match="Address already in use"):
+        running_proxy(second).__enter__()
+
+
+@pytest.mark.slow
+def test_an_envoy_that_hangs_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"ASK_S": 0.1, "STOP_S": 0.1, "RESTART_S": 0.0}.items():
+        monkeypatch.setattr(process, name, value)
+    port, admin = free_ports(2)
+    with running_proxy(Settings([Backend("10.0.0.1")], ports=(port,), admin=admin)) as running:
+        assert not running.revive()
+        assert running.process is not None
+        before = running.process
+        before.send_signal(signal.SIGSTOP)
+        assert [running.revive() for _ in range(SILENCES)] == [False, False, True]
+        assert before.poll() == -signal.SIGKILL
+        running.wait_until_ready()
 
 
 def test_a_killed_envoy_leaves_no_shared_memory() -> None:

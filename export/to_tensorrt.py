@@ -53,7 +53,7 @@ def tensorrt(
     **options: Any,
 ) -> None:
     """Build a TensorRT engine, compare it with ONNX Runtime on real digits and publish it as <model>_trt."""
-    _check(onnx_file, model, options)
+    _check(onnx_file, model, output, options)
     from export.engines.gpu import require_for_server
     from export.errors import ExportError
     from models.data import DataError
@@ -73,9 +73,11 @@ def tensorrt(
     click.echo(f"Wrote {path} ({len(built.artifact.data) / 1e6:.1f} MB)")
 
 
-def _check(onnx_file: Path | None, model: str | None, options: dict[str, Any]) -> None:
+def _check(onnx_file: Path | None, model: str | None, output: Path | None, options: dict[str, Any]) -> None:
     if onnx_file and model:
         raise click.UsageError("expected --onnx or --model, found both")
+    if onnx_file and output and onnx_file.exists() and output.exists() and output.samefile(onnx_file):
+        raise click.UsageError(f"--output: expected another file than --onnx, found {output}")
     smallest, best, largest = (options[name] for name in ("min_batch", "opt_batch", "max_batch"))
     if not smallest <= best <= largest:
         raise click.UsageError(

@@ -24,6 +24,8 @@ DEPTHS = (1, 4)
 HEADS_FEATURES = 16  # per head; narrow heads cost little once absorbed
 CHOICES = {"dim": (32, 48, 64, 96, 128), "heads": (2, 4, 8), "last_heads": (4, 8, 16, 32), "mlp_dim": (64, 128, 256)}
 
+LARGEST = 1e12  # of a duration in seconds, and of images a second
+
 
 @dataclass(frozen=True)
 class FrontierSearch:
@@ -112,12 +114,17 @@ def _trial(row: dict[str, Any]) -> FrontierTrial:
     low, high = DEPTHS
     allowed = {"depth": range(low, high + 1), **CHOICES}
     for name, values in allowed.items():
-        if getattr(geometry, name) not in values:
+        if type(getattr(geometry, name)) is not int or getattr(geometry, name) not in values:
             raise ValueError(f"{name} {getattr(geometry, name)}")
     trial = FrontierTrial(geometry, *(row[name] for name in ("accuracy", "images_per_s", "duration_s", "error")))
-    figures = (trial.accuracy, trial.images_per_s)
-    if (trial.error is None) != all(type(figure) is float and 0 <= figure < math.inf for figure in figures):
-        raise ValueError(f"accuracy and images_per_s {figures}, error {trial.error}")
+    ranges = {"duration_s": (0.0, LARGEST)}
+    if trial.error is None:
+        ranges |= {"accuracy": (0.0, 1.0), "images_per_s": (1 / LARGEST, LARGEST)}
+    for name, (least, most) in ranges.items():
+        if not (type(row[name]) is float and least <= row[name] <= most):
+            raise ValueError(f"{name} {row[name]}")
+    if trial.error is not None and (not isinstance(trial.error, str) or trial.accuracy is not None):
+        raise ValueError(f"accuracy {trial.accuracy}, error {trial.error}")
     return trial
 
 

@@ -86,9 +86,11 @@ def _stand_in(name: str, config: ModelConfig) -> str:
 
 
 def _names(expected: Mapping[str, Form], config: ModelConfig) -> Iterator[str]:
-    blocks = [match[2] for match in map(BLOCK.fullmatch, expected) if match and match[1] == "0"]
+    blocks = [match.groups() for match in map(BLOCK.fullmatch, expected) if match]
     yield from (name for name in expected if not BLOCK.fullmatch(name))
-    yield from (f"blocks.{number}.{rest}" for number in range(config.depth) for rest in blocks)
+    for number in range(config.depth):
+        alike = str(_built(config) - 1 if number == config.depth - 1 else 0)
+        yield from (f"blocks.{number}.{rest}" for block, rest in blocks if block == alike)
 
 
 def shown(text: str) -> str:

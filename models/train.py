@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -234,15 +235,17 @@ def _adapt(folder: Path | None, path: Path | None, output: Path | None) -> None:
     except (AdaptationError, CheckpointError, DataError, OSError) as error:
         raise click.ClickException(str(error)) from error
     click.echo(f"Wrote {output}: {path} with the BatchNorm statistics of {count} pictures in {folder}")
-    click.echo(f"Export it: python export/to_onnx.py --checkpoint {output}")
+    click.echo(f"Export it: python export/to_onnx.py --checkpoint {shlex.quote(str(output))}")
 
 
 def _run(
     config: ModelConfig, data: Dataset, options: TrainingOptions, output: Path, resume: bool, track: bool
 ) -> Epoch | None:
     from models import distributed, training
+    from models.data import hold_out
 
-    images, first = len(data.train_labels) - options.hold_out, distributed.rank() == 0
+    part = hold_out(data, options.hold_out) if options.hold_out else data  # refuses before anything is printed
+    images, first = len(part.train_labels), distributed.rank() == 0
     finished = _finished_epochs(output) if resume else 0
     with _progress(options.epochs * images, finished * images, first) as on_batch:
         epochs = training.train(config, data, options, output, resume, on_batch)
@@ -257,7 +260,7 @@ def _run(
         last = _print_epochs(epochs, f"{'held-out' if options.hold_out else 'test'} accuracy %")
     if last:
         click.echo(f"Wrote {output} and {output.with_suffix('.json')}")
-        click.echo(f"Export it: python export/to_onnx.py --checkpoint {output}")
+        click.echo(f"Export it: python export/to_onnx.py --checkpoint {shlex.quote(str(output))}")
     return last
 
 

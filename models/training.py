@@ -158,7 +158,8 @@ def _train_epoch(
         total += loss * len(batch)
         trained_on += len(batch)
         on_batch(len(batch), value)
-    distributed.average_buffers(state.model)
+    for network in filter(None, (state.model, state.average)):
+        distributed.average_buffers(network)
     state.random = torch.get_rng_state()
     return distributed.sum_over_processes(total) / distributed.processes() / trained_on
 

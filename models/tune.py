@@ -163,10 +163,12 @@ def run_trials(
 
     from models.environment import describe
 
-    trials = list(earlier)
+    trials, environment = list(earlier), describe(torch.get_num_threads(), device)
+    if len(trials) < count:
+        write(path, search, trials, environment)  # raises OSError now, not after a trial
     while len(trials) < count:
         trials.append(run_trial(search, data, device, propose(search, trials), track))
-        write(path, search, trials, describe(torch.get_num_threads(), device))
+        write(path, search, trials, environment)
         yield trials[-1]
 
 

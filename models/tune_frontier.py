@@ -58,11 +58,13 @@ def run_trials(
 
     from models.environment import describe
 
-    trials = list(earlier)
+    trials, environment = list(earlier), describe(torch.get_num_threads(), device)
+    if len(trials) < count:
+        write(output / TRIALS, search, trials, environment)  # as there
     while len(trials) < count:
         checkpoint = output / "trials" / f"{len(trials) + 1:03d}.safetensors"
         trials.append(run_trial(search, data, device, propose(search, trials), checkpoint))
-        write(output / TRIALS, search, trials, describe(torch.get_num_threads(), device))
+        write(output / TRIALS, search, trials, environment)
         yield trials[-1]
 
 

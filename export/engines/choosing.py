@@ -10,7 +10,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
@@ -116,11 +116,21 @@ def _timed(files: Mapping[Numbers, bytes | ExportError], rows: Sequence[Row], im
     size = min(IMAGES_A_CALL[goal], len(images))
     counts = [_calls(row.candidate) for row in rows]
     batches = [images[start % (len(images) - size + 1) :][:size] for start in range(0, max(counts) * size, size)]
-    runs = [
-        _runner([_start(files, row.candidate) for _ in range(row.candidate.instances)], batches[:calls])
-        for row, calls in zip(rows, counts, strict=True)
+    with ThreadPoolExecutor(max(row.candidate.instances for row in rows)) as pool:
+        runs = [
+            _runner(pool, [_start(files, row.candidate) for _ in range(row.candidate.instances)], batches[:calls])
+            for row, calls in zip(rows, counts, strict=True)
+        ]
+        medians = _medians(runs)
+    return [
+        replace(row, images_per_s=calls * size / took_s, call_ms=1000 * took_s * row.candidate.instances / calls)
+        for row, calls, took_s in zip(rows, counts, medians, strict=True)
     ]
-    samples: list[list[float]] = [[] for _ in rows]
+
+
+def _medians(runs: Sequence[Callable[[], None]]) -> list[float]:
+    """Seconds."""
+    samples: list[list[float]] = [[] for _ in runs]
     for run in runs:
         run()  # the first calls allocate
     end, rounds = time.perf_counter() + SECONDS, 0
@@ -130,11 +140,7 @@ def _timed(files: Mapping[Numbers, bytes | ExportError], rows: Sequence[Row], im
             run()
             taken.append(time.perf_counter() - start)
         rounds += 1
-    medians = [statistics.median(taken) for taken in samples]
-    return [
-        replace(row, images_per_s=calls * size / took_s, call_ms=1000 * took_s * row.candidate.instances / calls)
-        for row, calls, took_s in zip(rows, counts, medians, strict=True)
-    ]
+    return [statistics.median(taken) for taken in samples]
 
 
 def _calls(candidate: Candidate) -> int:
@@ -142,9 +148,7 @@ def _calls(candidate: Candidate) -> int:
     return math.ceil(CALLS / candidate.instances) * candidate.instances
 
 
-def _runner(workers: Sequence[Classifier], batches: Sequence[Images]) -> Callable[[], None]:
-    pool = ThreadPoolExecutor(len(workers))
-
+def _runner(pool: Executor, workers: Sequence[Classifier], batches: Sequence[Images]) -> Callable[[], None]:
     def share(worker: int) -> None:
         for batch in batches[worker :: len(workers)]:
             workers[worker](batch)

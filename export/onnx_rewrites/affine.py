@@ -76,7 +76,10 @@ class Affines:
         if len(held) < 4 or node.inputs[0] is None or value.index():
             return None
         gamma, beta, mean, variance = (array.reshape([1, -1] + [1] * (rank - 2)) for array in held)
-        scale = gamma / np.sqrt(variance + attribute_float(node, "epsilon", DEFAULT_EPSILON))
+        spread = variance + attribute_float(node, "epsilon", DEFAULT_EPSILON)
+        if not (spread > 0).all():
+            return None
+        scale = gamma / np.sqrt(spread)
         return self._then(self.of(node.inputs[0]), scale, beta - mean * scale, node)
 
     def _arithmetic(self, node: ir.Node, value: ir.Value, rank: int) -> Affine | None:

@@ -38,7 +38,18 @@ def read_model(path: Path) -> ir.Model:
     _follow_links(model, path.resolve().parent)
     if missing := [each for each in weight_files(model) if not each.exists()]:
         raise BadRequest(f"{path}: expected its weights in {missing[0]}, found no such file")
+    _check_lengths(model, path)
     return model
+
+
+def _check_lengths(model: ir.Model, path: Path) -> None:
+    """Raises BadRequest for a file of weights that was cut off, as by an interrupted download."""
+    for value in model.graph.initializers.values():
+        tensor = value.const_value
+        if isinstance(tensor, ir.ExternalTensor):
+            end, size = (tensor.offset or 0) + tensor.nbytes, Path(tensor.path).stat().st_size
+            if size < end:
+                raise BadRequest(f"{path}: expected at least {end:,} bytes in {tensor.path}, found {size:,}")
 
 
 def _follow_links(model: ir.Model, folder: Path) -> None:

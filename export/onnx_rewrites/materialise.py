@@ -17,7 +17,7 @@ from export.onnx_rewrites.constants import Constants, constant, is_constant, of_
 from export.onnx_rewrites.demand import WHOLE_VALUE, Demands, shape_range
 from export.onnx_rewrites.errors import NotSupported
 from export.onnx_rewrites.moves import RESHAPES, demand_of, gathered, shape_plan, slices
-from export.onnx_rewrites.shapes import Dim, Shapes
+from export.onnx_rewrites.shapes import WITHIN, Dim, Shapes
 
 
 class Materialiser:
@@ -101,7 +101,9 @@ class Materialiser:
     def _cut(self, value: ir.Value, axis: int, chosen: Sequence[int]) -> ir.Value:
         if len(chosen) > 1 and list(chosen) == list(range(chosen[0], chosen[-1] + 1)):
             ends = (chosen[0], chosen[-1] + 1, axis)
-            return self.node("Slice", [value, *(self.constants.add_integers([end]) for end in ends)], value)
+            rows = self.node("Slice", [value, *(self.constants.add_integers([end]) for end in ends)], value)
+            rows.meta[WITHIN] = True
+            return rows
         return self.node("Gather", [value, self.constants.add_integers([*chosen])], value, {"axis": axis})
 
     def node(

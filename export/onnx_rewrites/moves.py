@@ -151,6 +151,8 @@ def _slice(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
     read = dict(wanted)
     for axis, (start, end, step) in cuts.items():
         size, after = shapes.static(value, axis), shapes.static(node.outputs[index], axis)
+        if start == 0 and step == 1 and same(shapes.dims(value)[axis], shapes.dims(node.outputs[index])[axis]):
+            continue  # TensorFlow's exporter names every axis
         places: Sequence[int]
         if size is not None:
             places = range(size)[slice(start, None if step < 0 and end < -size else end, step)]

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from export.onnx_rewrites.constants import Constants, of_type
 from export.onnx_rewrites.errors import BadRequest
+from export.onnx_rewrites.shapes import WITHIN
 
 Index = int | slice
 
@@ -103,7 +104,10 @@ def _part(graph: ir.Graph, value: ir.Value, read: Read, constants: Constants) ->
             stop = np.iinfo(np.int64).max if index.stop is None else index.stop
             ends = [constants.add_integers([end]) for end in (index.start or 0, stop, axis)]
             part = _add(graph, ir.node("Slice", [part, *ends]), constants, name)
+            part.meta[WITHIN] = True
     if part is not value:
+        if value.is_graph_input():
+            raise BadRequest(f"read: expected an output that a node computes, found the input {read}")
         value.name, of_type(part, dtype).name = constants.name(f"{name}_whole"), name
     return part
 

@@ -12,13 +12,14 @@ from dataclasses import dataclass, field
 from functools import cache
 
 import onnx_ir as ir
-from onnx_shape_inference import SYM_DATA_KEY, infer_symbolic_shapes
+from onnx_shape_inference import SYM_DATA_KEY, ShapeInferenceContext, infer_symbolic_shapes, registry
 
 from export.onnx_rewrites.errors import NotSupported, Refused
 
 Dim = int | ir.SymbolicDim
 
 NOMINAL = 64  # of a free dimension without a given size
+WITHIN = "vitbn.within"  # marks rows that exist in every input
 
 
 def infer(model: ir.Model) -> None:
@@ -35,6 +36,28 @@ def infer(model: ir.Model) -> None:
         infer_symbolic_shapes(model, warn_on_missing=False, adopt_declared_symbols=False)
     except ValueError as error:  # the base class of all its errors
         raise NotSupported(f"shapes: expected a graph that fits together, found {error}") from error
+
+
+registry.collect()
+_library_slice = registry.get("", "Slice", version=10)
+
+
+def _slice(context: ShapeInferenceContext, node: ir.Node) -> None:
+    """The library takes [:, :512] of a free axis for 512 rows, however short the axis is."""
+    source, rows = node.inputs[0], node.outputs[0]
+    if _library_slice is not None:
+        _library_slice(context, node)
+    if WITHIN not in rows.meta and source is not None and source.shape is not None and rows.shape is not None:
+        pairs = zip(source.shape.dims, rows.shape.dims, strict=True)
+        rows.shape = ir.Shape([context.new_symbolic_dim() if _cut(old, new) else new for old, new in pairs])
+
+
+def _cut(old: Dim, new: Dim) -> bool:
+    """Whether a short axis would leave less than `new`; a size is at least 1."""
+    return isinstance(old, ir.SymbolicDim) and isinstance(new, int) and new > 1
+
+
+registry.register("", "Slice", since_version=10)(_slice)
 
 
 def same(left: Dim, right: Dim) -> bool:

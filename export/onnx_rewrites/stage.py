@@ -54,6 +54,7 @@ from export.onnx_rewrites.reads import Read, parse_read
 from export.onnx_rewrites.timing import Timed, time_both
 
 USUAL_LENGTH = 128  # for costs: free dimensions other than first axes
+LEAST_IR_VERSION = 4  # older files list every weight among the inputs
 
 
 @dataclass(frozen=True)
@@ -217,6 +218,7 @@ def clean(model: ir.Model, original: ir.Model, reads: Sequence[Read]) -> ir.Mode
         value.metadata_props.clear()
         if value.is_graph_output() and value.name in whole and declared[value.name] is not None:
             value.shape = declared[value.name]
+    model.ir_version = max(model.ir_version, LEAST_IR_VERSION)
     model.metadata_props["vitbn.rewritten"] = version("vitbn")
     return model
 

@@ -59,6 +59,7 @@ def carry_biases(model: nn.Module) -> nn.Module:
 class QueryBiasAttention(Attention):
     def __init__(self, attention: Attention, query_bias: Tensor) -> None:
         nn.Module.__init__(self)
+        self.training = attention.training  # as its dropout
         self.heads, self.dim_head = attention.heads, attention.dim_head
         self.scale, self.fused = attention.scale, attention.fused
         self.norm, self.qkv, self.out = attention.norm, attention.qkv, attention.out

@@ -7,6 +7,7 @@ import copy
 from torch import nn
 
 from export.rewrites.absorb import AbsorbedAttention, AbsorbedClsAttention
+from export.rewrites.biases import QueryBiasAttention
 from export.rewrites.errors import DoesNotApply
 from export.rewrites.prune import ClsAttention, Constant
 from models.layers import Attention
@@ -34,6 +35,7 @@ def _scale_queries(layer: Attention | ClsAttention) -> None:
     if isinstance(layer, Attention):
         width = layer.heads * layer.dim_head
         tensors = [part.data[:width] for part in (layer.qkv.weight, layer.qkv.bias) if part is not None]
+        tensors += [layer.query_bias] if isinstance(layer, QueryBiasAttention) else []
     elif isinstance(layer.query, Constant):
         tensors = [layer.query.value]
     else:

@@ -48,7 +48,7 @@ def find_cifar10(data_dir: Path | None, fetch: bool = True) -> Path:
         raise DataError(f"cifar10: expected its batches in --data-dir, {VARIABLE} or {folder}, found none")
     download(CHECKSUMS, MIRRORS, cache, OTHERWISE)
     unpack(cache / ARCHIVE, folder)
-    (cache / ARCHIVE).unlink()
+    (cache / ARCHIVE).unlink(missing_ok=True)  # another process of torchrun was first
     return folder
 
 

@@ -25,7 +25,7 @@ def cache_folder(name: str) -> Path:
 def download(checksums: Mapping[str, str], mirrors: Sequence[str], folder: Path, otherwise: str) -> None:
     """Fetches missing files from the first mirror that has them.
 
-    Raises DataError, ending in `otherwise`, if no mirror gives the right checksum.
+    Raises DataError, ending in `otherwise` if no mirror gives the right checksum.
     """
     import pooch
     import requests
@@ -38,7 +38,11 @@ def download(checksums: Mapping[str, str], mirrors: Sequence[str], folder: Path,
                 fetch = pooch.HTTPDownloader(progressbar=True, timeout=30)
                 pooch.retrieve(mirror + name, known_hash=checksum, fname=name, path=folder, downloader=fetch)
                 break
-            except (requests.RequestException, ValueError, OSError) as error:
+            except requests.RequestException as error:
                 reasons.append(f"{mirror}: {type(error).__name__}")
+            except ValueError as error:  # another checksum
+                reasons.append(f"{mirror}: {' '.join(str(error).split()).partition('. ')[0]}")
+            except OSError as error:
+                raise DataError(f"{folder / name}: expected to write it, found {error}") from error
         else:
             raise DataError(f"{name}: expected it from a mirror, found {'; '.join(reasons)}. Offline? {otherwise}")

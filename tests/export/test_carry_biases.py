@@ -44,6 +44,7 @@ def test_a_query_bias_that_no_shift_yields_stays() -> None:
     config = replace(SMALL, qkv_bias=True)
     carried = carry_biases(fold_batchnorm(network(config)))
     assert isinstance(carried.get_submodule("blocks.0").attention, QueryBiasAttention)
+    assert not carried.get_submodule("blocks.0").attention.training
     assert attention_biases(carried) == {"0.attention.query_bias", "1.attention.query_bias"}
     assert error(network(config), carried, config) < 1e-10
 

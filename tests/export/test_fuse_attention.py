@@ -42,7 +42,12 @@ def attention_of(proto: onnx.ModelProto) -> list[list[str]]:
     return chains
 
 
-@pytest.mark.parametrize("config", [SMALL, BIASED, ABSORBED, replace(SMALL, model="vit")], ids=lambda c: f"{c.model}")
+NARROW = replace(BIASED, dim=6)  # more query rows than features: the bias of the query stays
+
+
+@pytest.mark.parametrize(
+    "config", [SMALL, BIASED, NARROW, ABSORBED, replace(SMALL, model="vit")], ids=lambda c: f"{c.model}"
+)
 @pytest.mark.parametrize("rewrites", [(), (*FUSE, cls_only), ALL], ids=["plain", "folded, CLS row", "all"])
 def test_the_same_answers(config: ModelConfig, rewrites: tuple[Rewrite, ...]) -> None:
     model = trained(config)

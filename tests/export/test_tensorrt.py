@@ -273,6 +273,13 @@ def test_wrong_usage(arguments: list[object], message: str) -> None:
     assert (result.exit_code, message in result.output) == (2, True)
 
 
+def test_the_plan_does_not_replace_its_graph(tmp_path: Path) -> None:
+    (tmp_path / "a.onnx").write_bytes(b"graph")
+    (tmp_path / "link").symlink_to(tmp_path / "a.onnx")
+    result = run("--onnx", tmp_path / "a.onnx", "--output", tmp_path / "link")
+    assert (result.exit_code, "--output: expected another file than --onnx, found " in result.output) == (2, True)
+
+
 @pytest.mark.skipif(find_gpu() is not None, reason="this machine has a GPU")
 def test_without_a_gpu_one_line_and_nothing_written(tmp_path: Path) -> None:
     for where in ("--output", "--repository"):

@@ -15,6 +15,7 @@ from saved_networks import (
 from models.checkpoint import CheckpointError, load, read_config, save
 from models.config import ModelConfig
 from models.metrics import MetricsError
+from models.tensor_check import WrongTensors, check_tensors, form_of
 
 
 @pytest.mark.parametrize("model", ["vit", "vitbnffn", "vitbn", "cnn"])
@@ -29,6 +30,18 @@ def test_round_trip_bit_for_bit(tmp_path, model):
     assert read.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
     assert not any(module.training for module in read.model.modules())
     torch.testing.assert_close(read.model.state_dict(), written.state_dict(), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(("heads", "late"), [((2, 4), (1, 16)), ((1, 16), (2, 4))])
+def test_a_projection_may_be_in_the_last_block_alone_or_in_all_others(tmp_path, heads, late):
+    config = replace(TINY, dim=16, heads=heads[0], dim_head=heads[1], late_cls=late)
+    written = network(config)
+    save(tmp_path / "late.safetensors", written, config, {})
+    assert load(tmp_path / "late.safetensors").model.state_dict().keys() == written.state_dict().keys()
+    tensors = {name: form_of(tensor) for name, tensor in written.state_dict().items()}
+    for name in (name for name in tensors if name.endswith("out.weight")):
+        with pytest.raises(WrongTensors, match=f"tensor {name}: expected .*, found none"):
+            check_tensors(config, {other: form for other, form in tensors.items() if other != name})
 
 
 def test_a_pipe_is_not_replaced(tmp_path):

@@ -183,6 +183,17 @@ def test_it_is_downloaded_once(tmp_path, monkeypatch, serve, members):
     assert sorted(path.name for path in kept) == sorted(f"{name}.bin" for name in BATCHES)
 
 
+def test_another_process_that_was_first_removes_the_archive(tmp_path, monkeypatch, serve, members):
+    """As with torchrun, whose processes download at once."""
+    archive = packed(members)
+    monkeypatch.delenv("CIFAR10_DIR", raising=False)
+    monkeypatch.setattr(pooch, "os_cache", lambda project: tmp_path / project)
+    monkeypatch.setattr(cifar, "MIRRORS", (f"{serve({f'/{cifar.ARCHIVE}': archive})[0]}/",))
+    monkeypatch.setattr(cifar, "CHECKSUMS", {cifar.ARCHIVE: "md5:" + hashlib.md5(archive).hexdigest()})
+    monkeypatch.setattr(cifar, "unpack", lambda path, folder: (unpack(path, folder), path.unlink()))
+    assert len(load_dataset("cifar10").train_labels) == 15
+
+
 def test_nothing_is_fetched_where_it_must_not(tmp_path, monkeypatch):
     monkeypatch.delenv("CIFAR10_DIR", raising=False)
     monkeypatch.setattr(pooch, "os_cache", lambda project: tmp_path / project)

@@ -50,9 +50,15 @@ def test_what_is_damaged_is_fetched_again(tmp_path, mirror):
 
 
 def test_wrong_checksum_leaves_nothing(tmp_path, mirror):
-    with pytest.raises(DataError, match="part: expected it from a mirror, found "):
+    with pytest.raises(DataError, match=r"part: expected it from a mirror, found .*: MD5 hash .* does not match the"):
         download(CHECKSUM, (mirror[0] + "/bad/",), tmp_path, OTHERWISE)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_place_that_cannot_be_written_is_no_fault_of_the_mirror(tmp_path, mirror):
+    (tmp_path / "file").touch()
+    with pytest.raises(DataError, match=f"^{tmp_path}/file/part: expected to write it, found .*Not a directory"):
+        download(CHECKSUM, (mirror[0] + "/good/",), tmp_path / "file", OTHERWISE)
 
 
 def test_offline_says_what_to_do(tmp_path):

@@ -87,6 +87,24 @@ def test_a_file_gives_back_its_trials_and_refuses_others(tmp_path: Path) -> None
             read(path, SEARCH)
 
 
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        *(("10.0", figure) for figure in ("0.0", "NaN", "Infinity")),
+        ("0.9", "2.0"),
+        ('"depth": 1', '"depth": 1.0'),
+        ('"duration_s": 1.0', '"duration_s": null'),
+        ('"error": null', '"error": "x"'),
+    ],
+)
+def test_figures_that_no_trial_has(before: str, after: str, tmp_path: Path) -> None:
+    path = tmp_path / "trials.json"
+    write(path, SEARCH, [trial(0.9, 10.0)], {})
+    path.write_text(path.read_text().replace(before, after))
+    with pytest.raises(SearchError, match="expected the trials of a search"):
+        read(path, SEARCH)
+
+
 @pytest.mark.slow
 def test_a_trial_is_trained_measured_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VITBN_BENCHMARK_ROUNDS", "1")

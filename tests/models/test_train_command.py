@@ -1,5 +1,6 @@
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -41,6 +42,7 @@ def test_command_writes_prints_and_resumes(tmp_path):
     accuracy = load(output).metrics["test_accuracy"]
     assert ROW.findall(result.output) == [("2", f"{100 * accuracy:.2f}")]
     assert f"Wrote {output} and {output.with_suffix('.json')}" in result.output
+    assert shlex.split(result.output)[-1] == str(output)
     message, exit_code = failure(*arguments, "--epochs", "2", "--resume")
     assert (exit_code, "expected fewer than 2 finished epochs, found them all" in message) == (1, True)
 
@@ -64,6 +66,12 @@ def test_command_on_a_folder_that_is_not_there(tmp_path):
 def test_command_with_nothing_to_resume(tmp_path):
     message, exit_code = failure("--resume", "--output", tmp_path / "run.safetensors")
     assert (exit_code, "found no such file" in message) == (1, True)
+
+
+def test_command_that_holds_out_more_images_than_there_are(tmp_path):
+    result = CliRunner().invoke(command, ["--hold-out", "5000", "--output", str(tmp_path / "run.safetensors")])
+    line = "Error: digits: expected to hold out 1 to 1436 of 1438 images, found 5000\n"
+    assert (result.exit_code, result.output) == (1, line)
 
 
 def test_command_with_an_output_that_cannot_be_written(tmp_path, monkeypatch):

@@ -95,6 +95,15 @@ def test_a_killed_search_keeps_its_trials(tmp_path):
     assert outcomes(tmp_path)[:-1] == kept
 
 
+def test_a_place_that_cannot_be_written_is_seen_before_the_first_trial(tmp_path, monkeypatch):
+    monkeypatch.setattr(training, "train", lambda *arguments: pytest.fail("a trial ran"))
+    (tmp_path / "file").touch()
+    for objective in ("accuracy", "frontier"):
+        options = [*(QUICK[2:] if objective == "frontier" else QUICK), "--objective", objective]
+        result = CliRunner().invoke(tune, [*options, "--output", str(tmp_path / "file")])
+        assert (result.exit_code, "Error: " in result.stderr) == (1, True), result.output
+
+
 def test_ctrl_c_keeps_the_trials(tmp_path, monkeypatch):
     calls = []
 

@@ -79,6 +79,29 @@ def test_two_processes_train_one_network(tmp_path):
     assert not differs, "weights and statistics are those of both halves"
 
 
+@pytest.mark.slow
+def test_the_moving_average_has_the_statistics_of_every_process(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("""
+import torch
+from models import distributed, training
+from models.data import load_digits
+
+options = training.TrainingOptions(epochs=1, batch_size=20, lr=1e-3, seed=0, device="cpu", ema=0.9)
+images = torch.from_numpy(load_digits().train_images[:40])
+labels = torch.arange(40) % 10
+with distributed.process_group("cpu"):
+    config = load_digits().model_config("vitbn", 1)
+    state = training._start(config, options, len(images))
+    draw = lambda chosen: (images[chosen] / 255, labels[chosen])
+    training._train_epoch(state, draw, len(images), options, lambda count, loss: None)
+    first, second = distributed.gather([*state.average.buffers()])
+    assert all(map(torch.equal, first, second))
+""")
+    child = torchrun(script)
+    assert child.returncode == 0, child.stderr
+
+
 def test_a_finished_run_is_refused_by_every_process(tmp_path, monkeypatch):
     monkeypatch.setattr(distributed, "rank", lambda: 1)
     monkeypatch.setattr(training, "train", lambda *arguments: iter(()))

@@ -89,3 +89,10 @@ def test_a_norm_that_cannot_fold_stays_and_is_named(nodes: str, reason: str) -> 
     result = FoldAffine()(model)
     assert norms(model) == 1
     assert any(re.search(reason, refusal.reason) for refusal in result.refusals)
+
+
+def test_a_norm_without_variance_stays() -> None:
+    model = network("x = Transpose<perm = [0, 2, 1]>(a) n = {norm} t = Transpose<perm = [0, 2, 1]>(n) y = MatMul(t, w)")
+    model.graph.initializers["v"].const_value = ir.tensor(np.full(6, -1, np.float32))
+    FoldAffine()(model)
+    assert norms(model) == 1

@@ -178,6 +178,28 @@ def test_a_size_less_a_number_may_be_zero() -> None:
     np.testing.assert_allclose(after[0], evaluate(original, feeds)[0], rtol=1e-13)
 
 
+@pytest.mark.parametrize("length", [1, 2, 4, 7])
+def test_a_cut_of_at_most_four_rows_may_have_fewer(length: int) -> None:
+    nodes = """cut = Slice(a, none, four, one) made = MatMul(cut, w) sizes = Shape(cut) rows = Gather(sizes, one)
+        number = Cast<to = 1>(rows) all = ReduceSum<keepdims = 0>(made, one) mean = Div(all, number)
+        row = Gather<axis = 1>(made, zero) y = Add(mean, row) more = MatMul(a, w) z = Gather<axis = 1>(more, zero)"""
+    given = {"none": np.array([0]), "one": np.array([1]), "four": np.array([4])} | HALVES
+    original = parse(ROWS + f"(float[n, 4] y, float[n, 4] z) {{ {nodes} }}", **given)
+    feeds = {"a": np.random.default_rng(0).standard_normal((2, length, 4))}
+    for before, after in zip(evaluate(original, feeds), evaluate(rewrite(original).model, feeds), strict=True):
+        np.testing.assert_allclose(after, before, rtol=1e-13)
+
+
+def test_a_slice_may_name_axes_that_it_does_not_cut() -> None:
+    """As TensorFlow's exporter writes x[:, 0]."""
+    nodes = "made = MatMul(a, w) row = Slice(made, none, ends, axes) y = Squeeze(row, one)"
+    given = {"none": np.zeros(3, np.int64), "ends": np.array([2**31 - 1, 1, 2**31 - 1]), "axes": np.arange(3)}
+    original = parse(ROWS + f"(float[n, 4] y) {{ {nodes} }}", one=np.array([1]), **given, **HALVES)
+    rewritten = rewrite(original, sizes={"n": 1, "s": 24})
+    assert rewritten.steps[-1].macs * 24 == rewritten.macs
+    assert proved(original, rewritten).error < 1e-13
+
+
 @pytest.mark.parametrize(
     ("outputs", "nodes"),
     [

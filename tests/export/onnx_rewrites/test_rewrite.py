@@ -126,6 +126,14 @@ def test_missing_weights_are_named(cached: Path, tmp_path: Path) -> None:
     assert result.output == f"Error: {cached}: expected its weights in {weights}, found no such file; nothing written\n"
 
 
+def test_weights_that_were_cut_off_are_named(cached: Path, tmp_path: Path) -> None:
+    (weights := tmp_path / "blobs" / "weights").write_bytes(weights.read_bytes()[:-100])
+    result = run(cached, "-o", tmp_path / "out.onnx")
+    assert result.exit_code == 2
+    size = weights.stat().st_size
+    assert f"expected at least {size + 100:,} bytes in {weights}, found {size:,}" in result.output
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
@@ -243,6 +251,28 @@ def test_the_standard_domain_may_have_its_long_name(tokens: Path, tmp_path: Path
     onnx.save(proto, tokens)
     result = run(tokens, "-o", tmp_path / "out.onnx", "--read", "y[:,0]")
     assert result.exit_code == 0, result.output
+
+
+def test_a_file_whose_weights_are_inputs_gives_a_valid_file(tokens: Path, tmp_path: Path) -> None:
+    proto = onnx.load(tokens)
+    proto.ir_version = 3
+    for tensor in proto.graph.initializer:
+        proto.graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
+    onnx.checker.check_model(proto)
+    onnx.save(proto, tokens)
+    result = run(tokens, "-o", tmp_path / "out.onnx", "--read", "y[:,0]")
+    assert result.exit_code == 0, result.output
+    onnx.checker.check_model(tmp_path / "out.onnx")
+    assert [value.name for value in ort.InferenceSession(tmp_path / "out.onnx").get_inputs()] == ["a"]
+
+
+def test_a_part_of_an_output_that_is_an_input_is_refused(tokens: Path, tmp_path: Path) -> None:
+    proto = onnx.load(tokens)
+    proto.graph.output.append(proto.graph.input[0])
+    onnx.save(proto, tokens)
+    result = run(tokens, "-o", tmp_path / "out.onnx", "--read", "y[:,0]", "--read", "a[:,0]")
+    assert result.exit_code == 2
+    assert "read: expected an output that a node computes, found the input a[:,0]" in result.output
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,11 @@ from __future__ import annotations
 import importlib
 import os
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +25,7 @@ RUNTIMES = (
 )
 SERVED = ("--engine", "onnxruntime,tensorrt", "--device", "cuda", "--sharing", "1x0", "--rounds", "2")
 PRECISIONS = ("fp32", "fp16")
+GRACE_S = 30.0  # of a step that is stopped
 
 
 @dataclass(frozen=True)
@@ -126,12 +129,24 @@ def _missing_server_and_images(fetch: bool) -> Iterator[str]:
 
 def _run(step: Step) -> bool:
     click.echo(f"\n$ {shlex.join(step.words)}")
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # else steps of a job in the background ignore it
+    process = subprocess.Popen([sys.executable, *step.words[1:]], cwd=ROOT)
     try:
-        done = subprocess.run([sys.executable, *step.words[1:]], cwd=ROOT, timeout=60 * step.minutes)
+        return process.wait(60 * step.minutes) == 0
     except subprocess.TimeoutExpired:
         click.echo(f"Stopped after {step.minutes:g} minutes; what it has written stands", err=True)
-        return False
-    return done.returncode == 0
+        process.send_signal(signal.SIGINT)
+    finally:
+        _end(process)
+    return False
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Lets an interrupted step mark its result and end its server."""
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(GRACE_S)
+    process.kill()
+    process.wait()
 
 
 if __name__ == "__main__":

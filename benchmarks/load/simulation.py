@@ -22,6 +22,7 @@ from serving.proxy.settings import IN_FLIGHT
 
 WARM = 0.2  # of a window's requests, not counted
 TRIES = 3  # of a request
+Tried = tuple[int, ...]  # the servers that failed a request
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ class _Window:
     def __init__(self, service_ms: Sequence[float], fleet: Fleet, rng: np.random.Generator) -> None:
         self._fleet, self._rng = fleet, rng
         self._service_s = np.asarray(service_ms, dtype=float) / 1e3
-        self._queues: list[deque[tuple[float, int, bool]]] = [deque() for _ in range(fleet.servers)]
+        self._queues: list[deque[tuple[float, Tried, bool]]] = [deque() for _ in range(fleet.servers)]
         self._up = [True] * fleet.servers
         self._seen_up = [True] * fleet.servers
         self._generation = [0] * fleet.servers  # a request under way at a failure never ends
@@ -104,7 +105,7 @@ class _Window:
                 self._tally.refused += counted
             else:
                 self._in_flight += 1
-                self._ask(now, now, 1, counted)
+                self._ask(now, now, (), counted)
         # faults never end, answers do
         while self._in_flight:
             self._advance(self._events[0][0])
@@ -140,34 +141,40 @@ class _Window:
                 self._up[server] = self._seen_up[server] = True
                 self._at(now + self._rng.exponential(self._fleet.between_failures_s), "fail", server)
 
-    def _ask(self, now: float, arrived: float, attempt: int, counted: bool) -> None:
-        server = self._choose()
-        if server is None or not self._up[server]:
-            self._again(now, arrived, attempt, counted, server is not None)
-            return
-        queue = self._queues[server]
-        queue.append((arrived, attempt, counted))
-        if len(queue) == 1:
-            self._start(now, server)
-
-    def _again(self, now: float, arrived: float, attempt: int, counted: bool, possible: bool) -> None:
-        if possible and attempt < TRIES:
-            self._tally.asked_again += counted
-            self._ask(now, arrived, attempt + 1, counted)
+    def _ask(self, now: float, arrived: float, tried: Tried, counted: bool) -> None:
+        server = self._choose(tried)
+        if server is None:
+            self._fail_request(counted)
+        elif not self._up[server]:
+            self._again(now, arrived, (*tried, server), counted)
         else:
-            self._in_flight -= 1
-            self._tally.failed += counted
+            queue = self._queues[server]
+            queue.append((arrived, tried, counted))
+            if len(queue) == 1:
+                self._start(now, server)
 
-    def _choose(self) -> int | None:
-        """The two draws may be equal; only servers that the proxy believes up count."""
+    def _again(self, now: float, arrived: float, tried: Tried, counted: bool) -> None:
+        if len(tried) < TRIES:
+            self._tally.asked_again += counted
+            self._ask(now, arrived, tried, counted)
+        else:
+            self._fail_request(counted)
+
+    def _fail_request(self, counted: bool) -> None:
+        self._in_flight -= 1
+        self._tally.failed += counted
+
+    def _choose(self, tried: Tried) -> int | None:
+        """The two draws may be equal; only servers that the proxy believes up count, tried ones last."""
         several = self._fleet.servers
         picked = [int(each) for each in self._rng.integers(0, several, 2)] if several > 1 else [0]
-        seen = [each for each in picked if self._seen_up[each]]
+        seen = [each for each in picked if self._seen_up[each] and each not in tried]
         if not seen:
-            seen = [each for each in range(several) if self._seen_up[each]]
-            if not seen:
+            up = [each for each in range(several) if self._seen_up[each]]
+            if not up:
                 return None
-            seen = [seen[int(self._rng.integers(0, len(seen)))]]
+            fresh = [each for each in up if each not in tried] or up
+            seen = [fresh[int(self._rng.integers(0, len(fresh)))]]
         return min(seen, key=lambda each: len(self._queues[each]))
 
     def _start(self, now: float, server: int) -> None:
@@ -189,5 +196,5 @@ class _Window:
         self._generation[server] += 1
         self._at(now + self._fleet.detection_s, "detect", server)
         self._at(now + self._fleet.repair_s, "back", server)
-        for arrived, attempt, counted in lost:
-            self._again(now, arrived, attempt, counted, possible=True)
+        for arrived, tried, counted in lost:
+            self._again(now, arrived, (*tried, server), counted)

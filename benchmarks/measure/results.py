@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,14 @@ def recording(
     extras: Extras = lambda content: {},
     kind: str = "benchmark",
 ) -> Iterator[Record]:
-    """Writes the extras at the end. Ctrl-C marks the measurements `interrupted` and exits with 130."""
+    """Writes the extras at the end.
+
+    Ctrl-C and errors mark the measurements `interrupted`; Ctrl-C exits with 130. Raises ClickException for lost
+    servers and OSError.
+    """
+    from clients.errors import ClientError
+    from serving.running import ServerFailed
+
     record = Record({kind: benchmark}, path, threads, device)
     try:
         yield record
@@ -55,6 +62,13 @@ def recording(
             _finish(record, extras)
         click.echo("Interrupted: only the finished rounds count", err=True)
         raise click.exceptions.Exit(130) from None
+    except Exception as error:
+        if not record.is_empty:
+            with suppress(OSError):  # of a full disk; the first error says more
+                record.update({"interrupted": True})
+        if isinstance(error, (ClientError, ServerFailed, OSError)):
+            raise click.ClickException(str(error)) from error
+        raise
     _finish(record, extras)
 
 

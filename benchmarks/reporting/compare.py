@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ def changes(before: Path, after: Path) -> tuple[tuple[str, ...], list[tuple[str,
     old, new = _result(before), _result(after)
     if benchmark(old) != benchmark(new):
         raise ReportError(f"{after}: expected a result of {benchmark(old)} as {before} is, found {benchmark(new)}")
-    olds, news = dict(_samples(old)), dict(_samples(new))
+    olds, news = _by_name(before, old), _by_name(after, new)
     common = [name for name in news if name in olds]
     if not common:
         raise ReportError(f"{after}: expected rows with samples that are also in {before}, found none")
@@ -56,10 +57,14 @@ def changes(before: Path, after: Path) -> tuple[tuple[str, ...], list[tuple[str,
 
 
 def differences(before: Path, after: Path) -> Iterator[str]:
-    old, new = (_result(path)["environment"] for path in (before, after))
+    old, new = _result(before), _result(after)
+    for path, result in ((before, old), (after, new)):
+        if "interrupted" in result:
+            yield f"{path}: interrupted"
+    old, new = old["environment"], new["environment"]
     pairs = [(name, old.get(name), new.get(name)) for name in MACHINE]
-    names = dict.fromkeys((*old["packages"], *new["packages"]))
-    pairs += [(name, old["packages"].get(name), new["packages"].get(name)) for name in names]
+    packages = [each.get("packages", {}) for each in (old, new)]
+    pairs += [(name, *(each.get(name) for each in packages)) for name in dict.fromkeys(chain(*packages))]
     for name, was, is_now in pairs:
         if was != is_now:
             yield f"{name}: {was or 'not there'} before, {is_now or 'not there'} after"
@@ -86,6 +91,13 @@ def _result(path: Path) -> Result:
     if not (content := read_result(path)):
         raise ReportError(f'{path}: expected the result of a benchmark, found no known "benchmark"')
     return content
+
+
+def _by_name(path: Path, result: Result) -> dict[str, list[float]]:
+    try:
+        return {name: [float(sample) for sample in samples] for name, samples in _samples(result)}
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ReportError(f"{path}: expected rows with their samples, found {error!r}") from error
 
 
 def _samples(result: Result) -> Iterator[tuple[str, list[float]]]:

@@ -50,7 +50,7 @@ class File:
 
 @dataclass(frozen=True)
 class Sources:
-    """`interrupted`: names of results that Ctrl-C stopped; their parts may be missing."""
+    """`interrupted`: names of results of stopped or failed runs; their parts may be missing."""
 
     files: tuple[File, ...]
     interrupted: tuple[str, ...]

@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.load.bulk_runs import _digits, _ended, _write_idx, _write_parquet
+from benchmarks.load import bulk_runs
+from benchmarks.load.bulk_runs import _digits, _ended, _part_rows, _write_idx, _write_parquet
 from benchmarks.load.plain_program import BATCH_SIZE, _idx, _parquet
 
 
@@ -30,3 +31,11 @@ def test_the_plain_program_reads_every_image_once(write, read, tmp_path: Path) -
     assert max(map(len, batches)) == BATCH_SIZE
     expected = np.resize(_digits(), (rows, 1, 28, 28))
     assert Counter(each.tobytes() for each in np.concatenate(batches)) == Counter(each.tobytes() for each in expected)
+
+
+@pytest.mark.parametrize(
+    ("count", "rows", "expected"), [(2, 2_000_000, 100_000), (2, 10_000, 1250), (64, 2_000_000, 7812)]
+)
+def test_every_process_has_parts_after_its_first(count, rows, expected, monkeypatch) -> None:
+    monkeypatch.setattr(bulk_runs, "cores", lambda: count)
+    assert _part_rows(rows) == expected

@@ -87,6 +87,21 @@ def test_other_machines_and_versions_are_warned_of(tmp_path: Path) -> None:
     assert "Warning: onnxruntime: 1.31.1 before, not there after" in output
 
 
+def test_an_interrupted_result_is_warned_of(tmp_path: Path) -> None:
+    before = sample.write(tmp_path / "a.json", sample.engines())
+    after = sample.write(tmp_path / "b.json", {**sample.engines(), "interrupted": True})
+    code, output = run(before, after)
+    assert (code, f"Warning: {after}: interrupted\n" in output) == (0, True)
+
+
+@pytest.mark.parametrize("rows", [["x"], [{"samples": [{"p50_ms": None}]}], [{"samples": [{}]}], [{"samples_ns": 5}]])
+def test_rows_of_another_form(rows: list[object], tmp_path: Path) -> None:
+    path = sample.write(tmp_path / "a.json", {**sample.throughput(), "rows": rows})
+    code, output = run(path, path)
+    assert (code, output.count("\n")) == (1, 1)
+    assert output.startswith(f"Error: {path}: expected rows with their samples, found ")
+
+
 def test_files_of_different_benchmarks(tmp_path: Path) -> None:
     before = sample.write(tmp_path / "a.json", sample.engines())
     after = sample.write(tmp_path / "b.json", sample.overhead())

@@ -96,3 +96,18 @@ def test_a_step_that_fails_or_takes_too_long_costs_itself_alone(
     assert result.exit_code == 1
     assert "2 of 3 commands failed; the others' results stand" in result.output
     assert (tmp_path / "done").exists()
+
+
+@pytest.mark.slow
+def test_a_step_that_takes_too_long_ends_as_by_ctrl_c(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So it marks its result and stops its server."""
+    (tmp_path / "slow.py").write_text("""
+import time
+try:
+    time.sleep(60)
+except KeyboardInterrupt:
+    open("marked", "w")
+""")
+    monkeypatch.setattr(module, "ROOT", tmp_path)
+    assert not module._run(Step("slow", "slow", (), 0.05))
+    assert (tmp_path / "marked").exists()

@@ -27,6 +27,7 @@ from benchmarks.proxy import proxy
 from benchmarks.rewrites import rewrites
 from benchmarks.scale import scale
 from benchmarks.throughput import throughput
+from serving.running import ServerFailed
 
 pytestmark = pytest.mark.usefixtures("any_rounds")
 WITH_JSON = (accuracy, bulk, engines, faults, latency, operators, overhead, proxy, rewrites, scale, throughput)
@@ -83,6 +84,21 @@ def test_ctrl_c_leaves_what_was_measured(tmp_path: Path) -> None:
     assert "Interrupted: only the finished rounds count" in result.output
     written = json.loads(path.read_text())
     assert (written["interrupted"], written["rows"]) == (True, [1])
+
+
+@pytest.mark.parametrize("error", [ServerFailed("no server"), TimeoutError("no answer"), ZeroDivisionError()])
+def test_an_error_marks_what_was_measured(error: Exception, tmp_path: Path) -> None:
+    @click.command()
+    def failing() -> None:
+        with recording("failing", tmp_path / "result.json", 1) as record:
+            record.update({"rows": [1]})
+            raise error
+
+    result = CliRunner().invoke(failing)
+    written = json.loads((tmp_path / "result.json").read_text())
+    assert (written["interrupted"], written["rows"]) == (True, [1])
+    known = not isinstance(error, ZeroDivisionError)
+    assert (result.exit_code, result.output) == (1, f"Error: {error}\n" if known else "")
 
 
 CTRL_C = """

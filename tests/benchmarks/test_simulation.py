@@ -41,6 +41,13 @@ def test_failures_are_asked_elsewhere_until_nothing_is_left() -> None:
     assert alone.failed / alone.requests == pytest.approx(1 / 6, abs=0.1)
 
 
+def test_no_request_returns_to_the_server_that_failed_it() -> None:
+    """Until its failure is seen, its empty queue is the shortest."""
+    tally = simulate([1.0], Fleet(3, between_failures_s=30, repair_s=1), 300, 8000)
+    assert tally.asked_again > 0
+    assert tally.failed == 0
+
+
 def test_without_faults_nothing_fails() -> None:
     day = simulate_day([10.0], Fleet(4), 200, 500)
     assert (day.failed, day.asked_again, day.refused) == (0, 0, 0)

@@ -1,6 +1,6 @@
 """The program `vitbn COMMAND`.
 
-Importing this module also installs a one-line error for a foreign package that hides ours.
+Importing this module also installs one-line errors: for a foreign package that hides ours, and for a missing extra.
 """
 
 from __future__ import annotations
@@ -35,6 +35,15 @@ COMMANDS = {
     "web": ("clients.web.app", "Serve a page to draw a digit on."),
     "latency": ("benchmarks.latency", "Time calls before and after the rewrites."),
     "conditions": ("benchmarks.conditions", "Measure the accuracy on pictures taken under other conditions."),
+}
+
+# Extra -> packages that it brings.
+EXTRAS = {
+    "base": ("onnx", "onnx_ir", "onnxruntime", "safetensors", "scipy", "sklearn", "tabulate", "torch"),
+    "client": ("PIL", "tritonclient"),
+    "serve": ("prometheus_client",),
+    "train": ("kornia", "matplotlib"),
+    "web": ("flask", "waitress"),
 }
 
 
@@ -72,8 +81,15 @@ def foreign_package(error: BaseException) -> str | None:
     return f"Error: expected the package {package} of {HERE}, found another in {folder}: remove it from PYTHONPATH"
 
 
+def missing_package(error: BaseException) -> str | None:
+    name = error.name if isinstance(error, ModuleNotFoundError) else None
+    for extra in (extra for extra, packages in EXTRAS.items() if name in packages):
+        return f"Error: expected {name}, found none; install it: pip install -c constraints.txt -e '.[{extra}]'"
+    return None
+
+
 def _excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    line = foreign_package(error)
+    line = foreign_package(error) or missing_package(error)
     if line is None:
         sys.__excepthook__(kind, error, trace)
     else:

@@ -232,6 +232,7 @@ def _promote(repository: Path, model: str, choose: Callable[[Path], int], server
             version = choose(model_dir)
             if (model_dir / str(version)).is_dir() and (problem := verify_version(model_dir, version).problem):
                 raise PublishError(problem)
+            promote.versions_with(model_dir, version)  # before a word about the server
             with _later(model_dir):
                 live = _with_model(_connect(**server), model_dir, server["server"])
                 promote.promote(model_dir, version, live)

@@ -54,6 +54,17 @@ def test_a_package_that_hides_nothing_is_no_error(tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.parametrize(
+    ("command", "package", "extra"),
+    [(["web"], "flask", "web"), (["infer", "digit.png"], "PIL", "client"), (["models"], "torch", "base")],
+)
+def test_a_missing_package_is_named_with_its_extra(tmp_path, command, package, extra):
+    without = f"import sys; sys.modules[{package!r}] = None; import vitbn; vitbn.main({command})"
+    done = run([sys.executable, "-c", without], tmp_path)
+    line = f"Error: expected {package}, found none; install it: pip install -c constraints.txt -e '.[{extra}]'\n"
+    assert (done.returncode, done.stderr) == (1, line)
+
+
 def test_another_error_keeps_its_traceback(tmp_path):
     done = run([sys.executable, "-c", "import vitbn; import no_such_module"], tmp_path)
     assert done.stderr.startswith("Traceback")

@@ -5,6 +5,8 @@ from typing import Literal
 
 import click
 
+import vitbn  # noqa: F401  # says in one line which package is missing
+
 
 @click.command()
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on, 0.0.0.0 for all.")

@@ -30,12 +30,18 @@ def fall_back(model_dir: Path) -> int:
 
 def promote(model_dir: Path, number: int, server: LiveServer | None) -> list[int]:
     """Serves version `number` and the version before it; returns those served until now. Raises as `activate`."""
-    present, before = versions(model_dir), served(model_dir)
-    if number not in present:
-        raise PublishError(f"{model_dir}: expected one of the versions {_listed(present)}, found {number}")
+    present, before = versions_with(model_dir, number), served(model_dir)
     serve(model_dir, [version for version in present if version <= number][-SERVED_VERSIONS:])
     activate(model_dir, before, server)
     return before
+
+
+def versions_with(model_dir: Path, number: int) -> list[int]:
+    """Raises PublishError if `number` is none of them."""
+    present = versions(model_dir)
+    if number not in present:
+        raise PublishError(f"{model_dir}: expected one of the versions {_listed(present)}, found {number}")
+    return present
 
 
 def activate(model_dir: Path, before: Sequence[int], server: LiveServer | None) -> None:

@@ -83,6 +83,7 @@ def test_show(folder: Path) -> None:
 )
 def test_what_is_not_there(folder: Path, arguments: tuple[str, ...], expected: str) -> None:
     assert expected in error(folder, *arguments)
+    assert "Not served yet" not in operate(folder, *arguments).output
 
 
 def test_a_repository_that_is_not_there(tmp_path: Path) -> None:

@@ -40,8 +40,8 @@ def answers(output: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in output.glob("part-*")}
 
 
-def command(rows: Path, output: Path, network: Path) -> list[str]:
-    options = ["--output", str(output), "--model", str(network), "--part-rows", str(ROWS), "--processes", "2"]
+def command(rows: Path, output: Path, network: Path, engine: tuple[str, str] = ("--processes", "2")) -> list[str]:
+    options = ["--output", str(output), "--model", str(network), "--part-rows", str(ROWS), *engine]
     return [sys.executable, "-m", "clients.bulk.app", str(rows), *options]
 
 
@@ -92,6 +92,7 @@ def test_parts_that_fail_are_tried_again_and_named(tmp_path, rows, network):
 def test_ray_gives_the_same_files(tmp_path, rows, network, undisturbed):
     pytest.importorskip("ray", reason="ray is not installed: pip install '.[ray]'")
     output = tmp_path / "out"
-    done = subprocess.run([*command(rows, output, network), "--engine", "ray"], capture_output=True, text=True)
+    asked = command(rows, output, network, ("--engine", "ray"))
+    done = subprocess.run(asked, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert answers(output) == undisturbed

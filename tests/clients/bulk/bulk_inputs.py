@@ -13,6 +13,10 @@ import pyarrow.parquet as pq
 from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
 
+from clients.bulk.app import _job
+from clients.bulk.job import parts_to_do
+from clients.bulk.scoring import do_part
+
 SEEN = np.random.default_rng(7).normal(size=(784, 10)).astype(np.float32) / 255
 CONFIG = {"channels": 1, "image_size": [28, 28], "labels": [f"digit-{each}" for each in range(10)]}
 
@@ -98,3 +102,11 @@ def write_all(folder: Path, images: np.ndarray) -> dict[str, Path]:
         "encoded": write_parquet(folder / "encoded.parquet", pa.array(encoded)),
         "struct": write_parquet(folder / "struct.parquet", pa.array([{"bytes": each, "path": ""} for each in encoded])),
     }
+
+
+def run(inputs, output, model, share=(0, 1), id_column="id", part_rows=None) -> pa.Table:
+    job, target = _job(tuple(map(str, inputs)), str(output), Path(model), "image", id_column, part_rows)
+    for part in list(parts_to_do(target, job, share)):
+        do_part(job, part.to_line())
+    names = [f"part-{number:08d}.parquet" for number in sorted(target.done())]
+    return pa.concat_tables(pq.read_table(target.open(name)) for name in names)

@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from bulk_inputs import write_network
+from bulk_inputs import write_all, write_network
 
 
 @pytest.fixture(scope="session")
@@ -18,3 +18,8 @@ def network(tmp_path_factory: pytest.TempPathFactory):
 @pytest.fixture(scope="session")
 def network_of_ink(tmp_path_factory: pytest.TempPathFactory):
     return write_network(tmp_path_factory.mktemp("network") / "ink.onnx")
+
+
+@pytest.fixture(scope="session")
+def forms(tmp_path_factory: pytest.TempPathFactory, digits: np.ndarray):
+    return write_all(tmp_path_factory.mktemp("forms") / "inputs", digits)

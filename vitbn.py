@@ -10,32 +10,67 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
+from typing import NamedTuple
 
 import click
 
 HERE = Path(__file__).resolve().parent
 PACKAGES = ("models", "export", "serving", "clients", "benchmarks")
 
-# Name -> module and help, so that `vitbn --help` imports no command.
-COMMANDS = {
-    "models": ("models.catalog", "List the shipped checkpoints."),
-    "train": ("models.train", "Train a model."),
-    "calibrate": ("models.calibrate", "Fit the temperature of checkpoints."),
-    "tune": ("models.tune", "Search learning rate and batch size, or the geometry."),
-    "study": ("models.study", "Carry out a published study."),
-    "export": ("export.to_onnx", "Rewrite a checkpoint exactly and publish it."),
-    "rewrite": ("export.rewrite", "Rewrite any ONNX transformer exactly."),
-    "tensorrt": ("export.to_tensorrt", "Build and publish a TensorRT engine."),
-    "repository": ("export.repository", "Operate a Triton model repository."),
-    "serve": ("serving.serve", "Run tritonserver."),
-    "proxy": ("serving.proxy.command", "Write Envoy's configuration for several servers."),
-    "infer": ("clients.infer", "Ask the server what pictures show."),
-    "bulk": ("clients.bulk.app", "Classify pictures without a server."),
-    "probe": ("clients.probe", "Ask every served version a stored image."),
-    "web": ("clients.web.app", "Serve a page to draw a digit on."),
-    "latency": ("benchmarks.latency", "Time calls before and after the rewrites."),
-    "conditions": ("benchmarks.conditions", "Measure the accuracy on pictures taken under other conditions."),
+
+class Entry(NamedTuple):
+    module: str
+    help: str
+    example: str
+
+
+# Group -> name -> command, so that `vitbn --help` imports no command.
+GROUPS: dict[str, dict[str, Entry]] = {
+    "Prepare": {
+        "models": Entry("models.catalog", "List the shipped checkpoints.", ""),
+        "train": Entry("models.train", "Train a network.", "--model vitbn --dataset pictures/"),
+        "calibrate": Entry(
+            "models.calibrate", "Fit the temperature of checkpoints.", "checkpoints/vitbn-mnist.safetensors"
+        ),
+        "tune": Entry(
+            "models.tune", "Search learning rate and batch size, or the geometry.", "--model vitbn --dataset mnist"
+        ),
+        "study": Entry(
+            "models.study", "Repeat a study of the published claims.", "learning-rates --quick --output DIR"
+        ),
+    },
+    "Export": {
+        "export": Entry("export.to_onnx", "Rewrite a checkpoint and publish it.", "--model vitbn --fuse-bn"),
+        "rewrite": Entry("export.rewrite", "Rewrite any ONNX transformer.", "IN.onnx -o OUT.onnx --read 'logits[:,0]'"),
+        "tensorrt": Entry(
+            "export.to_tensorrt", "Build and publish a TensorRT engine.", "--model vitbn --precision fp16"
+        ),
+        "repository": Entry("export.repository", "Operate a Triton model repository.", "list"),
+    },
+    "Serve": {
+        "serve": Entry("serving.serve", "Run tritonserver.", "--supervised --model-repository triton_repo"),
+        "proxy": Entry(
+            "serving.proxy.command",
+            "Write Envoy's configuration for several servers.",
+            "10.0.0.1 10.0.0.2 --output proxy",
+        ),
+    },
+    "Ask": {
+        "infer": Entry("clients.infer", "Ask the server what pictures show.", "digit.png --top 3"),
+        "bulk": Entry(
+            "clients.bulk.app",
+            "Classify pictures without a server.",
+            "pictures/ --output answers --model triton_repo/vitbn",
+        ),
+        "probe": Entry("clients.probe", "Ask every served version a stored image.", "--url 127.0.0.1:8000"),
+        "web": Entry("clients.web.app", "Serve a page to draw a digit on.", "--port 8080"),
+    },
+    "Measure": {
+        "latency": Entry("benchmarks.latency", "Time calls before and after the rewrites.", "--batch 5000"),
+        "conditions": Entry("benchmarks.conditions", "Measure the accuracy on other pictures.", "--output DIR"),
+    },
 }
+COMMANDS = {name: entry for group in GROUPS.values() for name, entry in group.items()}
 
 # Extra -> packages that it brings.
 EXTRAS = {
@@ -54,21 +89,32 @@ class LazyGroup(click.Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in COMMANDS:
+        if (entry := COMMANDS.get(cmd_name)) is None:
             return None
-        module = import_module(COMMANDS[cmd_name][0])
+        module = import_module(entry.module)
         if not isinstance(command := getattr(module, cmd_name, None), click.Command):
             raise ImportError(f"{module.__name__} has no command {cmd_name}", name=module.__name__)
+        command.epilog = f"Example: vitbn {cmd_name} {entry.example}".rstrip()
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.NoSuchCommand as error:  # click knows only imported commands
+            raise click.NoSuchCommand(error.command_name, possibilities=COMMANDS, ctx=ctx) from None
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, purpose) for name, (_, purpose) in COMMANDS.items()])
+        for group, commands in GROUPS.items():
+            with formatter.section(group):
+                formatter.write_dl([(f"{name:10}", entry.help) for name, entry in commands.items()])
 
 
 @click.group(cls=LazyGroup)
+@click.version_option(package_name="vitbn", prog_name="vitbn", message="%(prog)s %(version)s")
 def main() -> None:
-    """Train a Vision Transformer with BatchNorm, rewrite it exactly, serve it on Triton, ask it, time it."""
+    """Train a vision transformer with BatchNorm, rewrite it exactly, serve it on Triton, ask it, measure it."""
 
 
 def foreign_package(error: BaseException) -> str | None:

@@ -76,11 +76,11 @@ def test_the_published_checkpoint_served(depth: int, reference_dir: Path, mnist_
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_is_a_subcommand_of_vitbn(command: str) -> None:
     found = main.get_command(click.Context(main), command)
-    assert found is getattr(import_module(COMMANDS[command][0]), command)
+    assert found is getattr(import_module(COMMANDS[command].module), command)
     assert isinstance(found, click.Command)
 
 
-SCRIPTS = [f"{module.replace('.', '/')}.py" for module, _ in COMMANDS.values()]
+SCRIPTS = [f"{entry.module.replace('.', '/')}.py" for entry in COMMANDS.values()]
 
 
 @pytest.mark.parametrize("script", [*SCRIPTS, "vitbn.py"])

@@ -1,0 +1,44 @@
+"""The program `vitbn`: one screen of help, examples that parse, suggestions."""
+
+import pytest
+from click.testing import CliRunner
+from test_pages import check
+
+from vitbn import COMMANDS, main
+
+SCREEN = 40  # lines
+
+
+def run(*words: str) -> tuple[int, str]:
+    result = CliRunner().invoke(main, list(words))
+    return result.exit_code, result.output
+
+
+def test_help_fits_one_screen() -> None:
+    code, output = run("--help")
+    assert code == 0
+    assert output.count("\n") <= SCREEN
+    assert max(map(len, output.splitlines())) <= 80
+    assert all(f"\n  {name} " in output for name in COMMANDS)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_shows_an_example_that_parses(name: str) -> None:
+    example = f"vitbn {name} {COMMANDS[name].example}".rstrip()
+    check(example)
+    code, output = run(name, "--help")
+    assert code == 0
+    assert "Example: vitbn" in output
+    assert " ".join(output.split()).endswith(example)
+
+
+def test_a_mistyped_command_suggests_the_nearest() -> None:
+    code, output = run("infr", "digit.png")
+    assert code == 2
+    assert "No such command 'infr'. Did you mean 'infer'?" in output
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    from importlib.metadata import version
+
+    assert run("--version") == (0, f"vitbn {version('vitbn')}\n")

@@ -3,21 +3,35 @@ PYTHON ?= python3
 BIN := .venv/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: setup demo test all-tests check quick-tests lint style types clean perf_analyzer bindings report benchmarks \
+.PHONY: setup setup-gpu demo test all-tests check quick-tests lint style types clean perf_analyzer bindings report benchmarks \
 	benchmarks-gpu
 
 setup: .venv/installed
 
 # A set-up that broke off leaves no stamp, so the next run repeats it.
 .venv/installed: pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; (3, 10) <= sys.version_info[:2] < (3, 13) or sys.exit("Python 3.10 to 3.12 is needed, found %d.%d: make PYTHON=python3.11" % sys.version_info[:2])'
+	@$(PYTHON) -c 'import sys; (3, 11) <= sys.version_info[:2] < (3, 13) or sys.exit("Python 3.11 or 3.12 is needed, found %d.%d: make PYTHON=python3.11" % sys.version_info[:2])'
 	@echo "Setting up .venv (a few minutes the first time)"
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
+# The GPU's packages and the CPU's exclude each other, so they have an environment each.
+setup-gpu: .venv-gpu/installed
+
+.venv-gpu/installed: pyproject.toml constraints-gpu.txt
+	@echo "Setting up .venv-gpu (several gigabytes the first time)"
+	$(PYTHON) -m venv .venv-gpu
+	.venv-gpu/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-gpu.txt -e '.[gpu,tensorrt,train,client]'
+	@touch $@
+
+# With a GPU and its environment the demo runs there.
 demo: setup
-	$(BIN)/python demo.py
+	@if command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1 && [ -e .venv-gpu/installed ]; then \
+		PATH="$(CURDIR)/.venv-gpu/bin:$$PATH" .venv-gpu/bin/python demo.py; \
+	else \
+		echo "On the CPU: no GPU here, or no .venv-gpu (make setup-gpu)"; $(BIN)/python demo.py; \
+	fi
 
 lint: style types
 
@@ -118,4 +132,4 @@ benchmarks-gpu:
 	python benchmarks/gpu.py $(if $(DRY_RUN),--dry-run)
 
 clean:
-	rm -rf .venv .perf_analyzer .tensorrt checkpoints *.egg-info
+	rm -rf .venv .venv-gpu .perf_analyzer .tensorrt checkpoints *.egg-info

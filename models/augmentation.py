@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.config import Augmentation
+from models.pens import pens
 
 ELASTIC_SIGMA = 4.0  # pixels
 ELASTIC_PIXELS = 1.5
@@ -33,6 +34,8 @@ def augmentation(name: Augmentation) -> Callable[[Tensor], Tensor]:
         return _crop_flip
     if name == "elastic":
         return _elastic
+    if name == "pens":
+        return lambda images: pens(_elastic(images))
     from kornia.augmentation import RandomAffine
 
     if name == "light":

@@ -34,7 +34,7 @@ Pool = Literal["cls", "mean"]
 PositionEncoding = Literal["learn", "pe1d"]
 BatchNormFeatures = Literal["dim", "one"]
 Preprocessing = Literal["ink", "photo"]
-Augmentation = Literal["none", "light", "elastic", "study", "crop-flip"]
+Augmentation = Literal["none", "light", "elastic", "pens", "study", "crop-flip"]
 
 CNN_MIN_SIDE = 20  # pixels; convolutions and poolings reduce them to 1
 
@@ -72,6 +72,7 @@ class ModelConfig:
     qkv_bias: bool = False
     labels: tuple[str, ...] = tuple("0123456789")
     late_cls: tuple[int, int] | None = None  # heads and their width in the last block, where the CLS token joins
+    standardise: bool = False  # each picture by its own mean and spread, before the first layer
     preprocessing: Preprocessing = "ink"  # ink of a picture, or the picture as it is
 
     def __post_init__(self) -> None:

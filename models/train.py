@@ -112,6 +112,7 @@ def _check_model(ctx: click.Context, param: click.Parameter, model: str) -> str:
 @click.option("--dropout", type=click.FloatRange(0, 1, max_open=True), default=0.0, show_default=True)
 @click.option("--emb-dropout", type=click.FloatRange(0, 1, max_open=True), default=0.0, show_default=True)
 @click.option("--qkv-bias", is_flag=True, help="Queries, keys and values with a bias.")
+@click.option("--standardise", is_flag=True, help="Subtract each picture's mean and divide by its spread.")
 @click.option("--epochs", type=click.IntRange(1), default=10, show_default=True)
 @click.option("--batch-size", type=click.IntRange(2), default=100, show_default=True)
 @click.option("--lr", type=click.FloatRange(0, 10, min_open=True), callback=_finite, default=0.001, show_default=True)
@@ -139,6 +140,7 @@ def _check_model(ctx: click.Context, param: click.Parameter, model: str) -> str:
 @click.option("--augment", type=click.Choice(AUGMENTATIONS), default="none", show_default=True)
 @click.option("--augment-test", is_flag=True, help="Distort the test images too, as the study did.")
 @click.option("--hold-out", type=click.IntRange(0), default=0, show_default=True, help=HOLD_OUT_HELP)
+@click.option("--init", type=click.Path(path_type=str), help="Checkpoint whose weights to start from.")
 @click.option("--teacher", type=click.Path(path_type=str), help="Checkpoint of a network to distil from.")
 @click.option(
     "--reinforced",

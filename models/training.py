@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models import distributed
+from models import checkpoint, distributed
 from models.augmentation import augmentation
 from models.config import INPUT_SCALE, ModelConfig
 from models.data import Dataset, hold_out
@@ -104,7 +104,10 @@ def train(
 def _start(config: ModelConfig, options: TrainingOptions, images: int) -> State:
     """The same network in every process."""
     torch.manual_seed(options.seed)
-    model = build(config).to(options.device)
+    model = build(config)
+    if options.init:
+        _load_weights(model, Path(options.init))
+    model.to(options.device)
     start_skips(model, options.skip_init)
     trained = served_form(model) if options.form == "served" else model
     average = copy.deepcopy(model) if options.ema is not None else None
@@ -123,6 +126,19 @@ def _start(config: ModelConfig, options: TrainingOptions, images: int) -> State:
         schedule = torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0)
     order = torch.Generator().manual_seed(options.seed)
     return State(model, trained, average, teacher, optimizer, schedule, order, torch.get_rng_state(), [])
+
+
+def _load_weights(model: nn.Module, path: Path) -> None:
+    try:
+        weights = checkpoint.load(path).model.state_dict()
+    except checkpoint.CheckpointError as error:
+        raise TrainingError(f"init {error}") from error
+    own = model.state_dict()
+    for name in sorted(own.keys() | weights.keys()):
+        shapes = [tuple(tensors[name].shape) if name in tensors else "none" for tensors in (own, weights)]
+        if shapes[0] != shapes[1]:
+            raise TrainingError(f"init {path}: expected {name} {shapes[0]}, found {shapes[1]}")
+    model.load_state_dict(weights)
 
 
 def _batches(order: Tensor, batch_size: int) -> list[Tensor]:

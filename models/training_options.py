@@ -11,7 +11,7 @@ from models.data import Dataset
 # Fields of ModelConfig with options in train.py, besides model and depth.
 ARCHITECTURE = (
     *("dim", "heads", "dim_head", "mlp_dim", "late_cls"),
-    *("patch_size", "pool", "pos_emb", "dropout", "emb_dropout", "qkv_bias"),
+    *("patch_size", "pool", "pos_emb", "dropout", "emb_dropout", "qkv_bias", "standardise"),
 )
 
 
@@ -28,6 +28,7 @@ class TrainingOptions:
     """AdamW (Loshchilov and Hutter, 2019) on the cross-entropy; other fields: `models/train.py --help`.
 
     - `schedule`: `one-cycle` (Smith and Topin, 2019) warms up to `lr` and anneals to nearly 0.
+    - `init`: a checkpoint of the same sizes whose weights the training starts from.
     - `teacher`: its probabilities are half of the target (Hinton et al., 2015; Touvron et al., DeiT, 2021).
     - `accumulate`: parts of a batch: same gradient, less memory, but BatchNorm normalises each by itself.
     """
@@ -45,6 +46,7 @@ class TrainingOptions:
     augment: Augmentation = "none"
     augment_test: bool = False
     hold_out: int = 0
+    init: str | None = None
     teacher: str | None = None
     reinforced: str | None = None
     accumulate: int = 1

@@ -71,6 +71,8 @@ class VisionTransformer(nn.Module):
         self.config = config
         norm, ffn_norm, hidden_norm = (partial(norm, config) for norm in NORMS[config.model])
         height, width = config.patch_size
+        standardised = partial(nn.LayerNorm, config.input_shape, elementwise_affine=False)
+        self.input_norm: nn.Module = standardised() if config.standardise else nn.Identity()
         self.to_patches: nn.Module = Rearrange("b c (h p1) (w p2) -> b (h w) (p1 p2 c)", p1=height, p2=width)
         self.patch_norm = norm(config.patch_dim)
         self.patch_embedding: nn.Module = nn.Linear(config.patch_dim, config.dim)
@@ -92,7 +94,7 @@ class VisionTransformer(nn.Module):
 
     def embed(self, image: Tensor) -> Tensor:
         """Images (B, C, H, W) -> tokens (B, N, D)."""
-        x = self.to_patches(image)  # (B, N-1, P)
+        x = self.to_patches(self.input_norm(image))  # (B, N-1, P)
         x = self.embedding_norm(self.patch_embedding(self.patch_norm(x)))  # (B, N-1, D)
         tokens: Tensor = self.embedding(x)
         return tokens

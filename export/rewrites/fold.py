@@ -163,7 +163,7 @@ def _bare(norm: nn.Module) -> nn.Module:
 
 
 def _first_layer(model: nn.Module) -> nn.Module:
-    names = ("patch_norm", "patch_embedding", "conv1", "linear1")
+    names = ("input_norm", "patch_norm", "patch_embedding", "conv1", "linear1")
     layers: dict[str, nn.Module] = dict(model.named_modules())
     return next(layers[name] for name in names if name in layers and not isinstance(layers[name], nn.Identity))
 

@@ -33,6 +33,7 @@ def geometries(draw: st.DrawFn) -> ModelConfig:
         pos_emb=draw(st.sampled_from(["learn", "pe1d"])),
         bn_features=draw(st.sampled_from(["dim", "one"])),
         qkv_bias=draw(st.booleans()),
+        standardise=draw(st.booleans()),
         labels=tuple(map(str, range(classes))),
         late_cls=None if late is None else draw(st.none() | late),
     )
@@ -47,5 +48,5 @@ def test_any_geometry_after_each_rewrite_and_after_all(data: st.DataObject, seed
     x = pixels(config)
     bound = 1e-10 * max(1.0, float(answer(model, x / 255).abs().max()))
     rewritten, scaled = rewritten_in_turn(model, x, ALL, bound)
-    assert scaled == (config.model in FOLD)
+    assert scaled == (config.model in FOLD or config.standardise)
     assert macs_per_image(rewritten) <= macs_per_image(model)

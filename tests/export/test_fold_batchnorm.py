@@ -41,6 +41,7 @@ GEOMETRIES = [
     replace(SMALL, heads=1, dim_head=24),  # no output projection
     replace(SMALL, depth=1),
     replace(SMALL, channels=3, image_size=(28, 42), patch_size=(14, 7)),
+    *(replace(SMALL, model=name, standardise=True, channels=2) for name in ("vit", "vitbnffn", "vitbn")),
     ModelConfig(),
 ]
 

@@ -22,6 +22,7 @@ UNUSUAL = ModelConfig(
     pos_emb="pe1d",
     bn_features="one",
     qkv_bias=True,
+    standardise=True,
     labels=("null", "eins", "zwölf"),
 )
 

@@ -268,6 +268,7 @@ def test_build_keeps_the_whole_config(model):
         pos_emb="pe1d",
         bn_features="one",
         qkv_bias=True,
+        standardise=True,
         labels=tuple("abcde"),
     )
     default, names = ModelConfig(), {field.name for field in dataclasses.fields(config)} - {"model", "late_cls"}
@@ -286,3 +287,15 @@ def test_build_keeps_the_config_of_a_cnn():
 def test_module_needs_no_torch(module):
     program = f"import sys, {module}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=False).returncode == 0
+
+
+@pytest.mark.parametrize("model", ["vit", "vitbn"])
+def test_a_standardised_picture_has_no_contrast(model):
+    torch.manual_seed(0)
+    network = build(ModelConfig(model=model, depth=1, standardise=True)).eval()
+    x = torch.rand(4, 1, 28, 28)
+    with torch.no_grad():
+        torch.testing.assert_close(network(0.5 * x + 0.2), network(x), rtol=0, atol=1e-3)
+        assert network(torch.zeros_like(x)).isfinite().all(), "without ink there is no spread"
+        plain = build(ModelConfig(model="vitbn", depth=1)).eval()
+        assert (plain(0.5 * x + 0.2) - plain(x)).abs().max() > 0.01

@@ -192,6 +192,33 @@ def test_the_average_of_the_weights_is_what_is_measured_and_written(tmp_path, so
     assert f"--ema {decay}" in written.metrics["command"]
 
 
+def test_a_training_starts_from_another_ones_weights(tmp_path, some_digits):
+    first, second = tmp_path / "first.safetensors", tmp_path / "second.safetensors"
+    run(first, some_digits, PLAIN)
+    options = replace(PLAIN, epochs=1, lr=1e-9, init=str(first), seed=5)
+    run(second, some_digits, options)
+    before, after = (load(path).model.state_dict() for path in (first, second))
+    for name, tensor in after.items():
+        if "running" not in name and "tracked" not in name:
+            torch.testing.assert_close(tensor, before[name], rtol=0, atol=1e-7)
+    assert f"--init {first}" in load(second).metrics["command"]
+
+
+def test_weights_that_do_not_fit(tmp_path, some_digits):
+    missing = replace(PLAIN, init=str(tmp_path / "none.safetensors"))
+    with pytest.raises(TrainingError, match=r"^init .*none.safetensors: expected a checkpoint, found No such file"):
+        run(tmp_path / "run.safetensors", some_digits, missing)
+    path = tmp_path / "other.safetensors"
+    for other, expected in (
+        (replace(TINY, mlp_dim=32), r"blocks.0.ffn.hidden_norm.norm.bias \(24,\), found \(32,\)"),
+        (replace(TINY, depth=2), r"blocks.1.attention.norm.norm.bias none, found \(16,\)"),
+    ):
+        list(train(other, some_digits, replace(PLAIN, epochs=1), path, False, lambda images, loss: None))
+        with pytest.raises(TrainingError, match=f"other.safetensors: expected {expected}"):
+            run(tmp_path / "run.safetensors", some_digits, replace(PLAIN, init=str(path)))
+    assert not (tmp_path / "run.safetensors").exists()
+
+
 def invoke(*arguments):
     return CliRunner().invoke(command, [str(argument) for argument in arguments])
 

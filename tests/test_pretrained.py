@@ -18,16 +18,14 @@ from models.training import measure_accuracy
 LEAST = dict.fromkeys(SHIPPED, 0.994) | {
     "vitbn-late-deep": 0.995,
     "vitbn-late-64": 0.995,
-    "vitbn-small": 0.993,
     "vitbn-wide": 0.992,
     "vitbn-tiny": 0.986,
     "cnn": 0.996,
 }
-DEPTHS = {"vitbn-medium": 4, "vitbn-small": 2, "vitbn-tiny": 1}
+DEPTHS = {"vitbn-tiny": 1}
 SIZES = {
     "vitbn-late-deep": {"depth": 4, "heads": 4, "late_cls": (32, 16)},
     "vitbn-late-64": {"depth": 2, "heads": 4, "mlp_dim": 256, "late_cls": (32, 16)},
-    "vitbn-late": {"depth": 2, "dim": 32, "heads": 4, "dim_head": 16, "late_cls": (32, 16)},
     "vitbn-wide": {"depth": 1, "heads": 32, "dim_head": 16, "mlp_dim": 256},
 }
 BATCH = 100
@@ -36,10 +34,7 @@ SOME = 200  # images
 WEIGHTS = {
     "cnn": "821639c0d449eceb",
     "vit": "417a65ef966e64b9",
-    "vitbn-medium": "2e43d6e6afd3ca21",
-    "vitbn-small": "4529df889ae6e5b0",
     "vitbn-tiny": "338328ecf146699e",
-    "vitbn-late": "e7d5585241168b40",
     "vitbn-late-deep": "c0f8df9a4da5c7ec",
     "vitbn-late-64": "e22c2b7a7fe518fc",
     "vitbn-wide": "4103c8417327837f",
@@ -119,9 +114,9 @@ def test_all_together_are_small():
 
 
 def test_matching_architecture():
-    assert matching(ModelConfig(model="vitbn", depth=2)) == shipped("vitbn-small")
+    assert matching(ModelConfig(model="vitbn", depth=1)) == shipped("vitbn-tiny")
     assert matching(ModelConfig(model="vitbn", depth=3)) is None
-    assert matching(ModelConfig(model="vitbn", depth=2, pool="mean")) is None
+    assert matching(ModelConfig(model="vitbn", depth=1, pool="mean")) is None
 
 
 def test_the_list_names_each_with_its_numbers():

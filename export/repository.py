@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -12,7 +12,7 @@ import click
 
 if TYPE_CHECKING:
     from export.publishing.artifact import Artifact
-    from export.publishing.live import LiveServer
+    from export.publishing.live import LiveServers
     from export.publishing.triton_config import Serving
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -33,13 +33,22 @@ repository_option = click.option(
 
 def server_options(command: Command) -> Command:
     header = click.option("--header", multiple=True, metavar="NAME:VALUE", callback=_headers, help="For the server.")
-    server = click.option("--server", default="127.0.0.1:8000", show_default=True, help="HOST:PORT of HTTP.")
+    server = click.option(
+        "--server",
+        "servers",
+        multiple=True,
+        default=("127.0.0.1:8000",),
+        show_default=True,
+        help="HOST:PORT of HTTP; repeatable: servers load in turn.",
+    )
     return repository_option(server(header(command)))
 
 
 def loading_options(command: Command) -> Command:
     default = "8001 on its host if --server has port 8000, else HTTP, which holds up other requests"
-    grpc = click.option("--grpc", metavar="HOST:PORT", help=f"For loads over gRPC.  [default: {default}]")
+    grpc = click.option(
+        "--grpc", multiple=True, metavar="HOST:PORT", help=f"For loads over gRPC, one a server.  [default: {default}]"
+    )
     return server_options(grpc(command))
 
 
@@ -50,17 +59,19 @@ def repository() -> None:
 
 @repository.command("list")
 @server_options
-def list_(repository: Path, server: str, header: dict[str, str]) -> None:
+def list_(repository: Path, servers: tuple[str, ...], header: dict[str, str]) -> None:
     """List the versions of every model, served or not, with accuracy, error and size."""
     with _errors():
         from export.publishing.live import connect
 
-        live = connect(server, header)
+        live = connect(servers, header)
         loaded = live.served() if live else None
         click.echo(f"{'model':16} {'version':>7} {'served':8} {'accuracy %':>10} {'max error':>9} {'MB':>6}  rewrites")
         problems = _each(_models(repository), lambda model_dir: _list(model_dir, loaded))
         click.echo(
-            f"served: by the server at {server}" if live else f"served: by config.pbtxt; no server answers at {server}"
+            f"served: by {_named(servers)}"
+            if live
+            else f"served: by config.pbtxt; no server answers at {', '.join(servers)}"
         )
     _no_problems(repository, problems)
 
@@ -105,7 +116,7 @@ def publish(
             live = _connect(**server)  # refuses a wrong key before anything is written
             click.echo(f"Wrote {write()}")
             with _later(model_dir):
-                activate(model_dir, before, _with_model(live, model_dir, server["server"]))
+                activate(model_dir, before, _with_model(live, model_dir, server["servers"]))
 
 
 @repository.command()
@@ -131,7 +142,7 @@ def rollback(model: str, repository: Path, **server: Any) -> None:
 @click.argument("model", required=False)
 @click.option("--keep", type=click.IntRange(1), default=2, show_default=True, help="Number of newest versions.")
 @server_options
-def prune(model: str | None, keep: int, repository: Path, server: str, header: dict[str, str]) -> None:
+def prune(model: str | None, keep: int, repository: Path, servers: tuple[str, ...], header: dict[str, str]) -> None:
     """Remove versions that are neither served nor among the newest, and leftovers of killed publishers."""
     with _errors():
         from export.publishing.live import connect
@@ -143,7 +154,7 @@ def prune(model: str | None, keep: int, repository: Path, server: str, header: d
                 click.echo(f"Removed {model_dir / str(number)}")
 
         chosen = [_model(repository, model)] if model else _models(repository)
-        live = connect(server, header)
+        live = connect(servers, header)
         loaded = live.served() if live else {}
         for path in sweep(repository):
             click.echo(f"Removed {path}")
@@ -234,22 +245,29 @@ def _promote(repository: Path, model: str, choose: Callable[[Path], int], server
                 raise PublishError(problem)
             promote.versions_with(model_dir, version)  # before a word about the server
             with _later(model_dir):
-                live = _with_model(_connect(**server), model_dir, server["server"])
+                live = _with_model(_connect(**server), model_dir, server["servers"])
                 promote.promote(model_dir, version, live)
             click.echo(f"{model_dir.name}: version {version} is the default")
 
 
-def _connect(server: str, header: dict[str, str], grpc: str | None) -> LiveServer | None:
+def _connect(servers: Sequence[str], header: dict[str, str], grpc: Sequence[str]) -> LiveServers | None:
     from export.publishing.live import connect
 
-    return connect(server, header, grpc)
+    if grpc and len(grpc) != len(servers):
+        raise click.UsageError(f"--grpc: expected one for each of {len(servers)} servers, found {len(grpc)}")
+    return connect(servers, header, grpc)
 
 
-def _with_model(live: LiveServer | None, model_dir: Path, server: str) -> LiveServer | None:
+def _with_model(live: LiveServers | None, model_dir: Path, servers: Sequence[str]) -> LiveServers | None:
     if live and model_dir.name in live.served():
         return live
-    _say_later(f"the server at {server} has no model {model_dir.name}" if live else f"no server at {server}", model_dir)
+    missing = f"{_named(servers)} has no model {model_dir.name}"
+    _say_later(missing if live else f"no server at {', '.join(servers)}", model_dir)
     return None
+
+
+def _named(servers: Sequence[str]) -> str:
+    return f"the server at {servers[0]}" if len(servers) == 1 else f"the servers at {', '.join(servers)}"
 
 
 @contextmanager

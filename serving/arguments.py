@@ -50,6 +50,10 @@ class ServerOptions:
                     folders.setdefault(path.name, path)
         return folders
 
+    def folder(self, model: str) -> Path | None:
+        """The first repository wins."""
+        return next((each / model for each in self.repositories if (each / model).is_dir()), None)
+
 
 def parse(arguments: Sequence[str]) -> ServerOptions:
     pairs = list(_pairs(arguments))

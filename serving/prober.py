@@ -19,7 +19,6 @@ from typing import Any
 EVERY_S = 1.0
 TIMEOUT_S = 1.5
 SILENCE_S = 15.0  # then the prober itself is restarted
-WITHDRAW_S = 1.5  # a proxy checks twice meanwhile (serving/proxy/clusters.py)
 
 
 @dataclass(frozen=True)
@@ -27,6 +26,7 @@ class Failure:
     model: str
     version: int
     reason: str
+    wrong: bool = False  # it answers, but not as published
 
     @property
     def silent(self) -> bool:
@@ -51,7 +51,6 @@ class Prober:
         self._command += ["--every", str(EVERY_S), "--timeout", str(TIMEOUT_S)]
         self._command += [f"--header={name}:{value}" for name, value in headers.items()]
         self._command += [f"--listen=127.0.0.1:{health_port}"] if health_port else []
-        self._withdraw_s = WITHDRAW_S if health_port else 0.0
         self._lines: queue.Queue[bytes] = queue.Queue()
         self._process: subprocess.Popen[bytes] | None = None
         self._heard_s = 0.0
@@ -72,10 +71,11 @@ class Prober:
             self.start()
         return None
 
-    def withdraw(self) -> float:
-        """Stops, health checks too; returns the seconds until a proxy sends this server nothing."""
-        self.stop()
-        return self._withdraw_s
+    def forget(self) -> None:
+        """Drops the verdicts that wait."""
+        with suppress(queue.Empty):
+            while True:
+                self._lines.get_nowait()
 
     def stop(self) -> None:
         if self._process is not None:
@@ -87,7 +87,7 @@ class Prober:
 def parse(probe: Mapping[str, Any]) -> Verdict:
     versions = probe["versions"]
     failures = tuple(
-        Failure(each["model"], int(each["version"]), each["reason"])
+        Failure(each["model"], int(each["version"]), each["reason"], each["state"] == "wrong")
         for each in versions
         if each["state"] in ("failed", "wrong")
     )

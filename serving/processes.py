@@ -34,6 +34,10 @@ class Stub:
             return self.process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE)
         return True
 
+    def kill(self) -> None:
+        with suppress(psutil.NoSuchProcess):
+            self.process.kill()
+
     def processor_s(self) -> float:
         with suppress(psutil.NoSuchProcess):
             times = self.process.cpu_times()

@@ -1,4 +1,4 @@
-"""`vitbn serve --supervised`: keeps a server answering correctly.
+"""`vitbn serve --supervised`: keeps a server answering correctly. One loop: start, probe, heal, stop.
 
 In: Triton's arguments. Out: every model's newest whole versions are served until SIGTERM or SIGINT, then exit code 0;
 exit code 1 after too many restarts. How it heals: triton_repo/README.md, Supervise.
@@ -12,42 +12,77 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from functools import partial
 from types import FrameType
 
 import click
 
 from serving.acts import Acts
 from serving.arguments import EXIT_TIMEOUT_S, ServerOptions, parse
-from serving.healing import Healing
+from serving.control import Control, ControlFailed
+from serving.healing import Judge, ServerLost, Sick
 from serving.launcher import PARENT_VARIABLE, LauncherError, end_with_parent
-from serving.loading import Loading
 from serving.prober import Prober
-from serving.processes import Family
-from serving.waits import ServerLost, Stopping, Waits
+from serving.processes import Family, Stub
+from serving.whole import Plan, config_again, plan
 
+START_S, LOAD_S, RELOAD_S = 180.0, 120.0, 20.0
 STOP_S = 4.0  # Triton's own --exit-timeout-secs is below
 DEATH_S = 0.5  # between a server's last answer and its exit code
 END_S = 1.5  # for a server that has failed
 PORTS_S = 5.0  # a server whose supervisor was killed frees its ports meanwhile
+LOOK_S = 0.5  # between looks at processes
+REPLACED_S = 5.0  # for processes whose model was loaded again: Triton 2.51 never ends them beside a dead process
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 RESTARTS, RESTARTS_WITHIN_S = 10, 600.0
 METRICS_PORT = 8003
+TICK_S = 0.1
+
+
+class Stopping(Exception):
+    """A signal asked for the end."""
 
 
 class Supervisor:
+    """Remembers over all runs of the server what it refused."""
+
     def __init__(self, options: ServerOptions, acts: Acts, health_port: int | None = None) -> None:
-        self._options, self._acts, self._waits = options, acts, Waits()
-        self._loading = Loading(options, acts, self._waits)
+        self._options, self._acts, self._stopped = options, acts, threading.Event()
+        self._control = Control(options.http_url, options.headers, options.grpc_url, options.grpc_headers)
         self._prober = Prober(options.http_url, options.headers, health_port)
         health_url = f"127.0.0.1:{health_port}" if health_port else None
         self._urls = [url for url in (options.http_url, options.grpc_url, health_url) if url]
         self._restarts: deque[float] = deque()
+        self._refused: dict[str, set[int]] = {}  # model -> versions
+
+    def _tick(self) -> None:
+        if self._stopped.wait(TICK_S):
+            raise Stopping
+
+    def _call(self, function: Callable[[], None]) -> None:
+        """In a thread: a signal need not wait. Raises what `function` raises."""
+        failures: list[Exception] = []
+
+        def run() -> None:
+            try:
+                function()
+            except Exception as error:
+                failures.append(error)
+
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        while thread.is_alive():
+            self._tick()
+        if failures:
+            raise failures[0]
 
     def stop(self, number: int, frame: FrameType | None) -> None:
-        self._waits.stopped.set()
+        self._stopped.set()
 
     def run(self) -> int:
         while True:
@@ -59,7 +94,7 @@ class Supervisor:
             except ServerLost:
                 pass
             if not self._pause():
-                return 0 if self._waits.stopped.is_set() else 1
+                return 0 if self._stopped.is_set() else 1
 
     def _pause(self) -> bool:
         now = time.monotonic()
@@ -73,13 +108,14 @@ class Supervisor:
         pause_s = 0.0 if count == 1 else min(FIRST_PAUSE_S * 2 ** (count - 2), LONGEST_PAUSE_S)
         if pause_s:
             self._acts.say(f"next start in {pause_s:g} s")
-        return not self._waits.stopped.wait(pause_s)
+        return not self._stopped.wait(pause_s)
 
     def _serve(self) -> None:
+        """One run of the server, from its start to its end."""
         self._acts.forget_plans()
         try:
             self._wait_for_ports()
-            plans = self._loading.plans()
+            plans = self._plans()
         except ServerLost as lost:
             self._acts.ended(lost.reason, str(lost))
             raise
@@ -95,9 +131,9 @@ class Supervisor:
         family = Family(process.pid)
         grace_s = END_S
         try:
-            self._loading.load_all(process, plans)
+            self._load(process, plans)
             self._prober.start()
-            Healing(self._loading, self._prober, self._acts, self._waits).watch(process, family)
+            self._watch(process, family)
         except Stopping:
             grace_s = STOP_S
             raise
@@ -109,7 +145,7 @@ class Supervisor:
             family.look()
             code = _end(process, grace_s)
             self._acts.swept(*family.sweep())
-            if code and self._waits.stopped.is_set():
+            if code and self._stopped.is_set():
                 self._acts.say(f"requests, connections or models were open after {EXIT_TIMEOUT_S} s: they were cut off")
 
     def _wait_for_ports(self) -> None:
@@ -118,7 +154,123 @@ class Supervisor:
         while taken := [url for url in self._urls if _is_taken(url)]:
             if time.monotonic() > deadline:
                 raise ServerLost("blocked", f"{taken[0]}: expected a free port, found {os.strerror(errno.EADDRINUSE)}")
-            self._waits.tick()
+            self._tick()
+
+    def _plans(self) -> dict[str, Plan]:
+        """Raises ServerLost without the repository, such as a network folder that is away."""
+        try:
+            return {name: self._plan(name) for name in self._options.model_dirs()}
+        except OSError as error:
+            text = f"{error.filename}: expected a model repository, found {error.strerror}"
+            raise ServerLost("blocked", text) from error
+
+    def _plan(self, name: str) -> Plan:
+        """Also of a model that an operator has loaded or removed since the start."""
+        folder = self._options.folder(name)
+        return plan(folder, self._refused.get(name, ())) if folder else Plan(name, None)
+
+    def _load(self, process: subprocess.Popen[bytes], plans: dict[str, Plan]) -> None:
+        """Loads what the server could not load at its start; raises ServerLost."""
+        index = self._wait_for_index(process)
+        for name, first in plans.items():
+            self._acts.planned(name, first.versions or (), first.problems)
+            ready = {number for number, state in index.get(name, {}).items() if state == "READY"}
+            if not first.versions or ready >= {*first.versions}:
+                continue
+            if first.config is None:  # Triton says "not ready" for ever after a failed load at its start
+                self._refused.setdefault(name, set()).add(first.versions[-1])
+                raise ServerLost("refused", f"model {name}, version {first.versions[-1]} does not load")
+            self._load_newest(name, first)
+
+    def _wait_for_index(self, process: subprocess.Popen[bytes]) -> dict[str, dict[int, str]]:
+        deadline = time.monotonic() + START_S
+        while time.monotonic() < deadline:
+            self._check(process)
+            with suppress(ControlFailed):
+                return self._control.index()
+            self._tick()
+        raise ServerLost("hung", f"no answer within {START_S:g} s of its start")
+
+    def _load_newest(self, name: str, current: Plan) -> None:
+        """An older version where Triton refuses the newer."""
+        while current.versions:
+            try:
+                self._call(partial(self._control.load, name, current.config, LOAD_S))
+                return
+            except ControlFailed as error:
+                self._acts.say(f"model {name}: {error}")
+                current = self._plan_without(name, {current.versions[-1]})
+
+    def _plan_without(self, name: str, refused: Collection[int]) -> Plan:
+        self._refused.setdefault(name, set()).update(refused)
+        current = self._plan(name)
+        self._acts.planned(name, current.versions or (), current.problems)
+        return current
+
+    def _check(self, process: subprocess.Popen[bytes]) -> None:
+        if self._stopped.is_set():
+            raise Stopping
+        if process.poll() is not None:
+            raise ServerLost("died", f"exit code {process.returncode}")
+
+    def _watch(self, process: subprocess.Popen[bytes], family: Family) -> None:
+        judge, looked_s, stubs, healthy = Judge(), 0.0, list[Stub](), False
+        replaced: dict[Stub, float] = {}  # stubs of models that were loaded again -> when to kill them
+        while True:
+            self._check(process)
+            if time.monotonic() - looked_s > LOOK_S:
+                stubs, looked_s = family.look(), time.monotonic()
+                for stub in [stub for stub, due_s in replaced.items() if due_s < looked_s]:
+                    stub.kill()
+                for stub in judge.lame(stubs, replaced):
+                    if self._is_ready(stub.model, stub.version):  # an unloaded version's processes end rightly
+                        reason = f"version {stub.version} has lost process {stub.process.pid}"
+                        replaced |= self._heal(judge, Sick(stub.model, reason), stubs)
+                        break
+            verdict = self._prober.verdict()
+            if verdict is None:
+                self._tick()
+                continue
+            self._acts.probed(verdict.ok)
+            if verdict.ok and not healthy:
+                self._acts.say(f"every served version answers right: {', '.join(sorted(verdict.models))}")
+            healthy = verdict.ok
+            for sick in judge.sick(verdict, stubs):
+                replaced |= self._heal(judge, sick, stubs)
+
+    def _heal(self, judge: Judge, sick: Sick, stubs: Sequence[Stub]) -> dict[Stub, float]:
+        """Loads a model again: its other processes answer until the new ones do. Returns the replaced processes.
+
+        A version that still answers wrong gives way to an older one, or to none. Raises ServerLost where only a new
+        server helps.
+        """
+        name, own = sick.model, [stub for stub in stubs if stub.model == sick.model]
+        if judge.is_healed_in_vain(name) and not sick.wrong:
+            raise ServerLost("failed", f"model {name} is not right after a load: {sick.reason}")
+        current = self._plan_without(name, sick.wrong) if judge.is_healed_in_vain(name) else self._plan(name)
+        self._acts.reloading(name, sick.reason)
+        for stub in own:
+            if stub.stopped:  # it would hold up the unload and, if it went on, end the server
+                stub.kill()
+        folder = self._options.folder(name)
+        try:
+            if current.versions == ():
+                self._call(partial(self._control.unload, name, RELOAD_S))
+            elif folder and (config := config_again(folder, current)):
+                self._call(partial(self._control.load, name, config, RELOAD_S))
+            else:
+                raise ServerLost("failed", f"model {name} {sick.reason}, and its config.pbtxt names no inputs")
+        except ControlFailed as error:
+            raise ServerLost("failed", f"model {name} does not load again: {error}") from error
+        judge.healed(name)
+        self._prober.forget()
+        self._acts.say(f"model {name} is loaded again")
+        return dict.fromkeys(own, time.monotonic() + REPLACED_S)
+
+    def _is_ready(self, name: str, version: int) -> bool:
+        with suppress(ControlFailed):
+            return self._control.index().get(name, {}).get(version) == "READY"
+        return False
 
 
 def _is_taken(url: str) -> bool:

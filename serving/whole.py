@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,6 +88,21 @@ def _plan(model_dir: Path, refused: Collection[int]) -> Plan:
     problems += [Problem(None, labels)] if labels else []
     as_wanted = chosen == tuple(wanted) and not any(problem.version is None for problem in problems)
     return Plan(name, chosen, None if as_wanted else _override(message, chosen, bool(labels)), tuple(problems))
+
+
+def config_again(model_dir: Path, current: Plan) -> str | None:
+    """JSON like `current`, which Triton loads although nothing has changed; None without config.pbtxt."""
+    from google.protobuf import json_format
+    from tritonclient.grpc import model_config_pb2 as pb
+
+    try:
+        message = _read_config(model_dir / CONFIG_FILE, model_dir.name) if current.config is None else pb.ModelConfig()
+    except Broken:
+        return None
+    if current.config is not None:
+        json_format.Parse(current.config, message)
+    message.parameters["loaded_again"].string_value = str(time.time_ns())
+    return _as_json(message)
 
 
 def _versions(model_dir: Path) -> list[int]:
@@ -171,12 +187,16 @@ def _labels_problem(model_dir: Path, manifest: Mapping[str, Any]) -> str | None:
 
 def _override(message: pb.ModelConfig, versions: Sequence[int], without_labels: bool) -> str:
     """JSON that serves exactly `versions`."""
-    from google.protobuf import json_format
-
     message.version_policy.Clear()
     message.version_policy.specific.versions.extend(versions)
     if without_labels:
         for output in message.output:
             output.label_filename = ""
+    return _as_json(message)
+
+
+def _as_json(message: pb.ModelConfig) -> str:
+    from google.protobuf import json_format
+
     text: str = json_format.MessageToJson(message, preserving_proto_field_name=True, indent=None)
     return text

@@ -136,7 +136,7 @@ class BehindProxy:
 
     def _publish(self, fleet: RunningFleet) -> None:
         publish(self._repository, MODEL, read_version(self._repository / MODEL / "1"))
-        LiveServer(fleet.own_url).load(MODEL)
+        _load(fleet, MODEL)
 
     def _hostile(self) -> Row:
         before = [self._fleet.triton(index) for index in range(2)]
@@ -153,7 +153,7 @@ class BehindProxy:
 
     def _overload(self) -> Row:
         images, logits = self._export(OVERLOAD_MODEL, OVERLOAD_BATCH)
-        LiveServer(self._fleet.own_url).load(OVERLOAD_MODEL)
+        _load(self._fleet, OVERLOAD_MODEL)
         asker, ends = Asker(self._fleet.http_url, OVERLOAD_MODEL, images, logits), time.monotonic() + CAPACITY_S
         capacity = len(asker.closed_loop(8, lambda: time.monotonic() > ends).right) / CAPACITY_S
         verdicts = asker.open_loop(OVERLOAD * capacity, self._overload_s)
@@ -192,6 +192,12 @@ class BehindProxy:
         with suppress(OSError), build_opener(ProxyHandler({})).open(url, timeout=5) as answer:
             return all(each["value"] == 2 for each in json.loads(answer.read())["stats"])
         return False
+
+
+def _load(fleet: RunningFleet, model: str) -> None:
+    """In turn, as `vitbn repository` with several --server."""
+    for index in range(2):
+        LiveServer(fleet.server_url(index), grpc=fleet.server_url(index, "grpc")).load(model)
 
 
 def _used_up(left: Iterator[int]) -> bool:

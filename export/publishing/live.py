@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from http.client import HTTPException
 from typing import Any
@@ -97,14 +97,30 @@ class LiveServer:
             raise ServerUnreachable(f"no Triton server at {self.address} ({' '.join(str(error).split())})") from error
 
 
-def connect(address: str, headers: Mapping[str, str], grpc: str | None = None) -> LiveServer | None:
-    """Raises ServerRefused if the server does not list its models."""
-    server = LiveServer(address, headers, grpc)
+@dataclass(frozen=True)
+class LiveServers:
+    """Several servers of one repository, which load in turn."""
+
+    servers: Sequence[LiveServer]
+
+    def served(self) -> dict[str, list[int]]:
+        """Model -> the versions that are ready on every server, ascending."""
+        first, *others = (server.served() for server in self.servers)
+        return {
+            name: [number for number in numbers if all(number in each.get(name, ()) for each in others)]
+            for name, numbers in first.items()
+        }
+
+
+def connect(addresses: Sequence[str], headers: Mapping[str, str], grpc: Sequence[str] = ()) -> LiveServers | None:
+    """Raises ServerRefused if a server does not list its models."""
+    of_grpc: Sequence[str | None] = grpc or [None] * len(addresses)
+    servers = LiveServers([LiveServer(each, headers, port) for each, port in zip(addresses, of_grpc, strict=True)])
     try:
-        server.served()
+        servers.served()
     except ServerUnreachable:
         return None
-    return server
+    return servers
 
 
 def _reason(error: urllib.error.HTTPError) -> str:

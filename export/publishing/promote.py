@@ -6,10 +6,11 @@ In: a model's folder and the running server, if any. Out: config.pbtxt with anot
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from export.publishing.artifact import PublishError
-from export.publishing.live import LiveServer, NotExplicit, ServerRefused
+from export.publishing.live import LiveServer, LiveServers, NotExplicit, ServerRefused, ServerUnreachable
 from export.publishing.publish import locked, read_config, remove_model, remove_version, serve, versions
 from export.publishing.triton_config import SERVED_VERSIONS, served_versions
 
@@ -28,7 +29,7 @@ def fall_back(model_dir: Path) -> int:
     return older[-1]
 
 
-def promote(model_dir: Path, number: int, server: LiveServer | None) -> list[int]:
+def promote(model_dir: Path, number: int, server: LiveServers | None) -> list[int]:
     """Serves version `number` and the version before it; returns those served until now. Raises as `activate`."""
     present, before = versions_with(model_dir, number), served(model_dir)
     serve(model_dir, [version for version in present if version <= number][-SERVED_VERSIONS:])
@@ -44,7 +45,7 @@ def versions_with(model_dir: Path, number: int) -> list[int]:
     return present
 
 
-def activate(model_dir: Path, before: Sequence[int], server: LiveServer | None) -> None:
+def activate(model_dir: Path, before: Sequence[int], server: LiveServers | None) -> None:
     """Makes the running server load a changed model.
 
     A refused load raises ServerRefused: `before` is served again; a new model (empty `before`) is removed unless it has
@@ -52,13 +53,19 @@ def activate(model_dir: Path, before: Sequence[int], server: LiveServer | None) 
     """
     if server is None:
         return
+    loaded: list[LiveServer] = []
     try:
-        server.load(model_dir.name)
+        for each in server.servers:
+            each.load(model_dir.name)
+            loaded.append(each)
     except NotExplicit:
         raise
     except ServerRefused:
         if before:
             serve(model_dir, before)
+            for each in loaded:
+                with suppress(ServerRefused, ServerUnreachable):
+                    each.load(model_dir.name)
             raise
         with locked(model_dir.parent):
             if versions(model_dir) == [1]:

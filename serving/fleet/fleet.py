@@ -7,31 +7,29 @@ exit code 0. Operation: deploy/README.md, "One machine, several servers".
 from __future__ import annotations
 
 import os
-import queue
 import signal
+import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import FrameType
 
+from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
+
 from serving.arguments import parse, port_of, split
-from serving.control import ControlFailed
-from serving.fleet.api import Api
-from serving.fleet.member import DEVICES, STOP_S, Member, share, targets
-from serving.proxy.folder import ProxyError
+from serving.fleet.member import DEVICES, STOP_S, Member, share
+from serving.proxy.files import ProxyError
 from serving.proxy.process import DRAIN_S, Proxy
-from serving.proxy.routes import ANSWER_S
-from serving.proxy.settings import GRPC_PORT, HTTP_PORT, Settings, TlsFiles
-from serving.waits import TICK_S, Stopping, in_thread
+from serving.proxy.settings import ANSWER_S, GRPC_PORT, HTTP_PORT, Settings, TlsFiles
+from serving.supervisor import TICK_S, Stopping
 
 FIRST_PORT, OWN_PORT = 8100, 8003
-START_S, LOAD_S = 180.0, 120.0
+START_S = 180.0
 PLACES = ("--http-port", "--grpc-port", "--http-address")  # of the proxy
 OWN = ("--grpc-address", "--metrics-port", "--metrics-address")
 
@@ -42,11 +40,20 @@ class Access:
     tls: TlsFiles | None = None
 
 
-@dataclass(frozen=True)
-class Job:
-    name: str
-    act: Callable[[Member], None]
-    done: Future[None]
+class NotInTime(Exception):
+    pass
+
+
+class Metrics:
+    """At /metrics of `port` on loopback; raises OSError for a taken port."""
+
+    def __init__(self, port: int, members: Sequence[Member]) -> None:
+        registry = CollectorRegistry()
+        starts = Gauge("vitbn_fleet_server_starts", "Starts of a supervisor", ["server"], registry=registry)
+        for member in members:
+            starts.labels(str(member.index)).set_function(partial(getattr, member, "starts"))
+        self.rolls = Counter("vitbn_fleet_rolls", "Restarts of all servers", ["job", "result"], registry=registry)
+        start_http_server(port, addr="127.0.0.1", registry=registry)
 
 
 class Fleet:
@@ -55,13 +62,10 @@ class Fleet:
     ) -> None:
         """Raises ValueError for bad arguments, ProxyError without Envoy, OSError for a taken port."""
         places, rest = split(arguments, PLACES + OWN)
-        options = parse(rest)
+        parse(rest)
         devices = [each for each in os.environ.get(DEVICES, "").split(",") if each]
         cores = sorted(os.sched_getaffinity(0))
-        self._members = [
-            Member(index, first_port, rest, options.headers, share(cores, index, count), devices)
-            for index in range(count)
-        ]
+        self._members = [Member(index, first_port, rest, share(cores, index, count), devices) for index in range(count)]
         ports = (port_of(places, "http", str(HTTP_PORT)), port_of(places, "grpc", str(GRPC_PORT)))
         settings = Settings(
             [each.backend for each in self._members],
@@ -72,21 +76,11 @@ class Fleet:
             keys=access.keys,
         )
         self._proxy = Proxy(settings, folder, folder / "envoy.log")
-        self._jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()  # a signal may interrupt a look at it
-        self._stop = threading.Event()
-        self._api = Api(own_port, self._members, self.load, lambda: targets(self._members, own_port, settings.admin))
+        self._stop, self._restart = threading.Event(), threading.Event()
+        self._metrics = Metrics(own_port, self._members)
 
     def signalled(self, number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGHUP:
-            self._jobs.put(Job("restart", self._restart, Future()))
-        else:
-            self._stop.set()
-
-    def load(self, model: str) -> None:
-        """Raises ControlFailed at the first refusal. Call it from another thread than `run`."""
-        job = Job("load", partial(self._load, model), Future())
-        self._jobs.put(job)
-        job.done.result()
+        (self._restart if number == signal.SIGHUP else self._stop).set()
 
     def run(self) -> int:
         try:
@@ -98,65 +92,49 @@ class Fleet:
             for member in self._members:
                 member.start()
             self._wait(lambda: self._healthy() > 0, START_S, "a server that answers right")
-            self._api.say(f"the proxy answers at {self._proxy.settings.host}, ports {self._proxy.settings.ports}")
+            say(f"the proxy answers at {self._proxy.settings.host}, ports {self._proxy.settings.ports}")
             while True:
                 self._tick()
-                with suppress(queue.Empty):
-                    self._do(self._jobs.get_nowait())
+                if self._restart.is_set():
+                    self._restart.clear()
+                    self._restart_all()
         except Stopping:
-            self._api.say("stopping")
+            say("stopping")
             return 0
-        except (ControlFailed, ProxyError) as error:
-            self._api.say(str(error))
+        except (NotInTime, ProxyError) as error:
+            say(str(error))
             return 1
         finally:
             self._end()
 
-    def _do(self, job: Job) -> None:
-        """Other jobs wait: at most one server is drained."""
-        self._api.say(f"{job.name}: begins")
+    def _restart_all(self) -> None:
+        """At most one server is drained."""
+        say("restart: begins")
+        result = "done"
         try:
             for member in self._members:
-                self._in_turn(member, partial(job.act, member))
-        except ControlFailed as error:
-            self._api.rolled(job.name, f"failed: {error}")
-            job.done.set_exception(error)
-        except Exception:  # Stopping among them
-            job.done.set_exception(ControlFailed("the fleet is stopping"))
-            raise
-        else:
-            self._api.rolled(job.name, "done")
-            job.done.set_result(None)
+                self._restart_one(member)
+        except NotInTime as error:
+            result = f"failed: {error}"
+        self._metrics.rolls.labels("restart", result.partition(":")[0]).inc()
+        say(f"restart: {result}")
 
-    def _in_turn(self, member: Member, act: Callable[[], None]) -> None:
+    def _restart_one(self, member: Member) -> None:
         count = len(self._members)
         self._wait(lambda: self._healthy() == count, START_S, f"{count} servers that answer right")
         self._proxy.set_draining(member.index, True)
         try:
             self._wait(lambda: self._healthy() < count, START_S, "the proxy to drain a server")
             self._pause(DRAIN_S)
-            with suppress(ControlFailed):  # a request may not take longer than ANSWER_S
+            with suppress(NotInTime):  # a request may not take longer than ANSWER_S
                 self._wait(lambda: self._idle(member), ANSWER_S, "")
-            act()
+            member.terminate()
+            member.wait()
+            member.start()
             self._wait(member.right, START_S, f"server {member.index} to answer right")
         finally:
             self._proxy.set_draining(member.index, False)
         self._wait(lambda: self._healthy() == count, START_S, f"{count} servers that answer right")
-
-    def _restart(self, member: Member) -> None:
-        member.terminate()
-        member.wait()
-        member.start()
-
-    def _load(self, model: str, member: Member) -> None:
-
-        def load() -> None:
-            try:
-                member.control.load(model, None, LOAD_S)
-            except ControlFailed as error:
-                raise ControlFailed(f"server {member.index}: {error}") from error
-
-        in_thread(load, self._tick)
 
     def _healthy(self) -> int:
         with suppress(OSError, ValueError):
@@ -173,9 +151,9 @@ class Fleet:
             raise Stopping
         for member in self._members:
             if member.revive():
-                self._api.say(f"server {member.index} had ended: started again")
+                say(f"server {member.index} had ended: started again")
         if self._proxy.revive():
-            self._api.say("the proxy had ended or hung: started again")
+            say("the proxy had ended or hung: started again")
 
     def _pause(self, seconds: float) -> None:
         until = time.monotonic() + seconds
@@ -186,7 +164,7 @@ class Fleet:
         until = time.monotonic() + seconds
         while not condition():
             if time.monotonic() > until:
-                raise ControlFailed(f"expected {what} within {seconds:g} s")
+                raise NotInTime(f"expected {what} within {seconds:g} s")
             self._tick()
 
     def _end(self) -> None:
@@ -196,6 +174,10 @@ class Fleet:
         for member in self._members:
             member.wait()
         self._proxy.stop()
+
+
+def say(text: str) -> None:
+    print(f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime())}Z fleet: {text}", file=sys.stderr, flush=True)
 
 
 def serve_fleet(

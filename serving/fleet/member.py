@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
@@ -10,10 +9,9 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 
-from serving.control import Control
 from serving.launcher import PARENT_VARIABLE
 from serving.proxy.settings import Backend
 
@@ -42,14 +40,12 @@ class Member:
         index: int,
         first_port: int,
         arguments: Sequence[str],
-        headers: Mapping[str, str],
         cores: set[int],
         devices: Sequence[str],
     ) -> None:
         first = first_port + PORTS_EACH * index
         self.index, self.starts, self._cores = index, 0, cores
         self.ports = {service: first + number for number, service in enumerate(SERVICES)}
-        self.control = Control(f"127.0.0.1:{self.ports['http']}", headers)
         self._command = [sys.executable, "-m", "serving.supervisor", *arguments]
         self._command += [f"--{service}-port={port}" for service, port in self.ports.items()]
         self.devices = devices[index % len(devices)] if devices else None
@@ -109,17 +105,3 @@ class Member:
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()
-
-
-def targets(members: Sequence[Member], own_port: int, admin_port: int) -> str:
-    """For Prometheus (http_sd_config): addresses with metrics, by job."""
-
-    def group(job: str, ports: Sequence[int], path: str = "/metrics") -> dict[str, object]:
-        addresses = [f"127.0.0.1:{port}" for port in ports]
-        return {"targets": addresses, "labels": {"job": job, "__metrics_path__": path}}
-
-    groups = [
-        group(job, [each.ports[port] for each in members])
-        for job, port in (("triton", "metrics"), ("supervisor", "supervisor"))
-    ]
-    return json.dumps([*groups, group("fleet", [own_port]), group("envoy", [admin_port], "/stats/prometheus")])

@@ -27,9 +27,10 @@ BLOCKS, ATTEMPTS = (10_000, 30_000), 50  # below the ports that Linux gives to c
 
 @dataclass(frozen=True)
 class RunningFleet:
-    """`own_url`: for an operator."""
+    """`own_url`: the fleet's metrics."""
 
     process: subprocess.Popen[bytes]
+    repository: Path
     first_port: int
     log_path: Path
     http_url: str
@@ -88,7 +89,7 @@ def running_fleet(repository: Path, count: int = 2, arguments: Sequence[str] = (
             )
         services = {"http": http, "grpc": grpc, "own": own, "admin": own + 1}
         urls = {f"{service}_url": f"127.0.0.1:{port}" for service, port in services.items()}
-        fleet = RunningFleet(process, first, log_path, **urls)
+        fleet = RunningFleet(process, repository, first, log_path, **urls)
         try:
             _wait_until_right(fleet, count)
             yield fleet

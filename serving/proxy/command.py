@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from serving.proxy.folder import ProxyError, write
+from serving.proxy.files import ProxyError, write
 from serving.proxy.settings import ADMIN_PORT, IN_FLIGHT, Backend, Settings, TlsFiles, parse_backend, read_keys
 
 
@@ -54,7 +54,7 @@ def proxy(
     tls: tuple[Path, Path] | None,
     keys: Path | None,
 ) -> None:
-    """Write Envoy's configuration for these servers; run it with: envoy -c DIR/envoy.json."""
+    """Write Envoy's configuration for these servers; run it with: envoy -c DIR/envoy.yaml."""
     try:
         backends = drained([parse_backend(each) for each in servers], [parse_backend(each) for each in drain])
         clients = read_keys(keys) if keys else {}
@@ -63,7 +63,7 @@ def proxy(
         write(settings, output, seen_as)
     except (ValueError, OSError, ProxyError) as error:
         raise click.ClickException(str(error)) from error
-    click.echo(f"Wrote {output / 'envoy.json'}")
+    click.echo(f"Wrote {output / 'envoy.yaml'}")
 
 
 def drained(backends: list[Backend], drain: list[Backend]) -> list[Backend]:

@@ -1,6 +1,8 @@
 -- What Triton's HTTP parser must not see: it ends the server on deep nesting and on a shape of more than 2^31 with JSON
--- data. `LIMITS` stands above this text in the configuration. Over gRPC the server refuses such requests itself, but
+-- data. Over gRPC the server refuses such requests itself, but
 -- unpacks a compressed message of 600 kB to 1.4 GB.
+
+local LIMITS = { header = 4096, body = 16 * 1024 * 1024, question = 1024, dimension = 65536 } -- per request
 
 local function refuse(handle, status, text)
   handle:respond({ [":status"] = status, ["content-type"] = "application/json" }, '{"error":"proxy: ' .. text .. '"}')

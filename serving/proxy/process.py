@@ -17,7 +17,7 @@ from dataclasses import replace
 from http.client import HTTPException
 from pathlib import Path
 
-from serving.proxy.folder import ProxyError, envoy, write, write_endpoints
+from serving.proxy.files import ProxyError, envoy, write, write_endpoints
 from serving.proxy.settings import Settings
 
 DRAIN_S = 1.5  # until a server's open requests are answered, measured
@@ -38,7 +38,7 @@ class Proxy:
 
     def start(self) -> None:
         command = [sys.executable, "-m", "serving.proxy.child", str(os.getpid()), str(envoy())]
-        command += ["-c", str(self._folder / "envoy.json"), "--log-level", "warning", "--disable-hot-restart"]
+        command += ["-c", str(self._folder / "envoy.yaml"), "--log-level", "warning", "--disable-hot-restart"]
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True

@@ -10,6 +10,8 @@ from pathlib import Path
 
 HTTP_PORT, GRPC_PORT, HEALTH_PORT, ADMIN_PORT = 8000, 8001, 8004, 9901
 IN_FLIGHT = 8  # at a server; fewer than its queue holds: the proxy refuses first
+HEADERS_S, ANSWER_S = 5, 30  # for a request's headers; for a server's answer
+EVERY_INTERFACE = ("0.0.0.0", "::")
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,9 @@ class Settings:
     def __post_init__(self) -> None:
         if not self.backends:
             raise ValueError("expected at least one server, found none")
+        own = {*self.ports, self.metrics}
+        if self.admin in own and self.host in ("127.0.0.1", "localhost", *EVERY_INTERFACE):
+            raise ValueError(f"port {self.admin}: expected another port than the proxy's administration (--admin-port)")
         places = self._places()
         if twice := [f"{host}:{port}" for host, port in places if places.count((host, port)) > 1]:
             raise ValueError(f"expected different servers and ports, found {twice[0]} twice")

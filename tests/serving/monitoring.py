@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from serving.fleet.running import RunningFleet
 from serving.running import free_ports
 
 ROOT = Path(__file__).parents[2] / "deploy"
@@ -45,16 +46,19 @@ class Monitoring:
 
 
 @contextmanager
-def monitoring(folder: Path, targets_url: str) -> Iterator[Monitoring]:
-    """Scrapes what `targets_url` lists, each second."""
+def monitoring(folder: Path, fleet: RunningFleet) -> Iterator[Monitoring]:
+    """Scrapes what servers.json lists, at the ports of `fleet`, each second."""
     prometheus_port, manager_port, webhook_port = free_ports(3)
     alerts: list[dict[str, Any]] = []
     places = {
-        "http://127.0.0.1:8003/targets": targets_url,
+        "127.0.0.1:8003": fleet.own_url,
+        "127.0.0.1:8004": fleet.admin_url,
         "127.0.0.1:9093": f"127.0.0.1:{manager_port}",
         "127.0.0.1:5001": f"127.0.0.1:{webhook_port}",
     }
-    for path in (ROOT / "prometheus").glob("*.yml"):
+    places |= {f"127.0.0.1:81{i}2": fleet.server_url(i, "metrics") for i in range(2)}
+    places |= {f"127.0.0.1:81{i}3": fleet.server_url(i, "supervisor") for i in range(2)}
+    for path in [*(ROOT / "prometheus").glob("*.yml"), ROOT / "prometheus" / "servers.json"]:
         text = re.sub(r"(interval|group_wait): \d+[sm]\b", r"\1: 1s", path.read_text())
         for old, new in places.items():
             text = text.replace(old, new)

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 import pytest
+from serving.waits import in_thread
 
 from serving.control import Control, ControlFailed
-from serving.waits import in_thread
 
 BROKEN = {
     "no HTTP": b"garbage\r\n\r\n",

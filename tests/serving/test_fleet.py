@@ -1,14 +1,10 @@
-import json
 import os
-import queue
 import signal
 import socket
-import struct
-import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import psutil
@@ -21,13 +17,12 @@ from waiting import wait_until
 from benchmarks.load.hostile import send
 from benchmarks.load.verdicts import Asker, Verdicts, meanwhile
 from clients.probe import probe_server
-from export.publishing.live import LiveServer, ServerRefused
-from serving.control import ControlFailed
+from export.repository import repository
 from serving.fleet.fleet import Access, Fleet
-from serving.fleet.member import Member, share, targets
+from serving.fleet.member import Member, share
 from serving.fleet.running import RunningFleet, _free_block, running_fleet
 from serving.launcher import TURNS_VARIABLE
-from serving.proxy.folder import ProxyError
+from serving.proxy.files import ProxyError
 from serving.proxy.settings import Backend
 from serving.running import free_ports
 from serving.serve import serve
@@ -77,14 +72,18 @@ def restart(fleet: RunningFleet) -> None:
     assert not {*servers} & {fleet.triton(index).pid for index in range(2)}
 
 
-def load(fleet: RunningFleet) -> None:
-    LiveServer(fleet.own_url).load("linear")
-    assert LiveServer(fleet.own_url).served() == {"linear": [1]}
+def promote(fleet: RunningFleet) -> None:
+    """As an operator does: each server in turn."""
+    words = ["promote", "linear", "1", "--repository", str(fleet.repository)]
+    for index in range(2):
+        words += ["--server", fleet.server_url(index), "--grpc", fleet.server_url(index, "grpc")]
+    done = CliRunner().invoke(repository, words)
+    assert done.exit_code == 0, done.output
 
 
 @pytest.mark.live
 @pytest.mark.slow
-@pytest.mark.parametrize("event", [load, kill_server, kill_stub, kill_supervisor, restart])
+@pytest.mark.parametrize("event", [promote, kill_server, kill_stub, kill_supervisor, restart])
 def test_no_client_sees_it(fleet: RunningFleet, event: Callable[[RunningFleet], None]) -> None:
     wait_until(lambda: right(fleet), "right before")
     with traffic(fleet) as verdicts:
@@ -112,14 +111,10 @@ def test_cores_are_shared_out_and_none_is_left_idle() -> None:
 
 @pytest.mark.live
 @pytest.mark.slow
-def test_the_own_port_refuses_what_no_server_has(fleet: RunningFleet) -> None:
-    with pytest.raises(ServerRefused, match=r"server 0: .*failed to load 'nosuch'"):
-        LiveServer(fleet.own_url).load("nosuch")
-    assert send(fleet.own_url, "POST", "/v2/repository/models/linear/unload")[0] == 404
+def test_the_own_port_shows_metrics_alone(fleet: RunningFleet) -> None:
     metrics = send(fleet.own_url, "GET", "/metrics")[1].decode()
-    assert 'vitbn_fleet_rolls_total{job="load",result="failed"} 1.0' in metrics
-    (triton, *_) = json.loads(send(fleet.own_url, "GET", "/targets")[1])
-    assert triton["targets"] == [fleet.server_url(index, "metrics") for index in range(2)]
+    assert 'vitbn_fleet_server_starts{server="0"}' in metrics
+    assert 'vitbn_fleet_rolls_total{job="restart",result="done"}' in metrics
 
 
 @pytest.mark.live
@@ -162,7 +157,7 @@ class StandIn:
 
     def __init__(self, first: object, *_: object) -> None:
         self.settings, self.index, self.ports = first, 0, {"http": 1, "grpc": 2}
-        self.control, self.backend, self.draining = self, Backend("10.0.0.1"), False
+        self.backend, self.draining = Backend("10.0.0.1"), False
 
     def __getattr__(self, name: str) -> Callable[..., bool]:
         return lambda *_: name in ("right", "has_free_ports")
@@ -193,22 +188,13 @@ def fail(error: Exception) -> Callable[..., None]:
     return raise_it
 
 
-def test_a_load_outlives_envoy(stand_ins: Fleet) -> None:
+def test_a_restart_outlives_envoy(stand_ins: Fleet, capsys: pytest.CaptureFixture[str]) -> None:
+    stand_ins.signalled(signal.SIGHUP, None)
     with ThreadPoolExecutor() as pool:
         running = pool.submit(stand_ins.run)
-        pool.submit(stand_ins.load, "linear").result(timeout=10)
+        wait_until(lambda: "restart: done" in capsys.readouterr().err, "restarted")
         stand_ins.signalled(signal.SIGTERM, None)
         assert running.result(timeout=10) == 0
-
-
-def test_a_load_ends_with_the_fleet(stand_ins: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(StandIn, "right", fail(KeyError("unforeseen")), raising=False)
-    with ThreadPoolExecutor() as pool:
-        running = pool.submit(stand_ins.run)
-        with pytest.raises(ControlFailed, match="the fleet is stopping"):
-            pool.submit(stand_ins.load, "linear").result(timeout=10)
-        with pytest.raises(KeyError, match="unforeseen"):
-            running.result(timeout=10)
 
 
 def test_an_envoy_that_does_not_start_ends_the_fleet(
@@ -224,7 +210,7 @@ def test_servers_of_others_are_never_behind_the_proxy(
     stand_ins: Fleet, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first = _free_block(1)
-    member = Member(0, first, [], {}, {0}, [])
+    member = Member(0, first, [], {0}, [])
     assert member.has_free_ports()
     monkeypatch.setattr(stand_ins, "_members", [member])
     monkeypatch.setattr(StandIn, "start", fail(AssertionError("the proxy starts")), raising=False)
@@ -234,47 +220,7 @@ def test_servers_of_others_are_never_behind_the_proxy(
     assert f"expected free ports {first} to {first + 4} for server 0 within 0 s" in capsys.readouterr().err
 
 
-def test_an_operator_who_leaves_costs_no_traceback(stand_ins: Fleet, capsys: pytest.CaptureFixture[str]) -> None:
-    with socket.create_connection(("127.0.0.1", stand_ins._proxy.settings.admin - 1)) as operator:
-        operator.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # resets at the end
-        operator.sendall(b"POST /v2/repository/models/linear/load HTTP/1.0\r\n\r\n")
-        wait_until(lambda: not stand_ins._jobs.empty(), "asked")
-    with ThreadPoolExecutor() as pool:
-        running = pool.submit(stand_ins.run)
-        for thread in threading.enumerate():
-            if "process_request_thread" in thread.name:
-                thread.join(10)
-        stand_ins.signalled(signal.SIGTERM, None)
-        assert running.result(timeout=10) == 0
-    told = capsys.readouterr().err
-    assert "load: done" in told
-    assert "Traceback" not in told
-
-
-def test_a_signal_may_interrupt_a_look_at_the_jobs(stand_ins: Fleet) -> None:
-    handlers = {
-        signal.SIGALRM: lambda *_: stand_ins.signalled(signal.SIGHUP, None),
-        signal.SIGUSR1: fail(TimeoutError("it hangs")),
-    }
-    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
-    rescue = threading.Timer(5, os.kill, (os.getpid(), signal.SIGUSR1))
-    rescue.start()
-    signal.setitimer(signal.ITIMER_REAL, 2e-4, 2e-4)
-    try:
-        for _ in range(50_000):
-            with suppress(queue.Empty):
-                stand_ins._jobs.get_nowait()
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        rescue.cancel()
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
 def test_each_server_has_its_own_ports_and_graphics_card() -> None:
-    members = [Member(index, 8100, ["--model-repository=x"], {}, {index}, ["4", "5"]) for index in range(3)]
+    members = [Member(index, 8100, ["--model-repository=x"], {index}, ["4", "5"]) for index in range(3)]
     assert [each.devices for each in members] == ["4", "5", "4"]
     assert [each.ports["http"] for each in members] == [8100, 8110, 8120]
-    groups = json.loads(targets(members, 8003, 8004))
-    assert [group["labels"]["job"] for group in groups] == ["triton", "supervisor", "fleet", "envoy"]
-    assert groups[3]["labels"]["__metrics_path__"] == "/stats/prometheus"

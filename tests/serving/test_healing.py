@@ -8,8 +8,7 @@ from damages import published
 from serving import supervisor
 from serving.acts import Acts
 from serving.arguments import ServerOptions, parse
-from serving.healing import Healing
-from serving.loading import Loading
+from serving.healing import FAILURES, SILENCES, Judge, ServerLost, Sick
 from serving.prober import Failure, Verdict
 from serving.supervisor import Supervisor
 from serving.whole import Plan
@@ -26,27 +25,46 @@ class Stub:
         return self.spent_s
 
 
-class Anything:
-    """Loading, prober, acts and waits that do nothing."""
-
-    def __getattr__(self, name: str) -> object:
-        return lambda *_: None
-
-
 SILENT = Verdict(False, (Failure("linear", 1, "no answer in time"),), frozenset({"linear"}), "")
-WRONG = Verdict(False, (Failure("linear", 1, "wrong"),), frozenset({"linear"}), "")
+WRONG = Verdict(False, (Failure("linear", 1, "wrong", wrong=True),), frozenset({"linear"}), "")
+RIGHT = Verdict(True, (), frozenset({"linear"}), "")
+NOTHING = Verdict(False, (), frozenset(), "no answer")
 
 
-def test_new_processes_are_not_compared_with_old(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_is_sick_after_two_of_its_last_four_probes() -> None:
+    """Of two instances one may be dead."""
+    judge = Judge()
+    found = [judge.sick(each, []) for each in (WRONG, RIGHT, RIGHT, WRONG)]
+    assert found == [[], [], [], [Sick("linear", "failed twice (wrong)", frozenset({1}))]]
+
+
+def test_a_slow_model_is_not_sick_and_a_stuck_model_is() -> None:
+    judge = Judge()
+    assert [judge.sick(SILENT, [Stub(float(seconds))]) for seconds in range(9)] == 9 * [[]], "its processes work"
+    judge = Judge()
+    found = [judge.sick(SILENT, [Stub(1.0)]) for _ in range(1 + FAILURES)]
+    assert [len(each) for each in found] == [0, 0, 1]
+
+
+def test_new_processes_are_not_compared_with_old() -> None:
     """A slow model would fail at once after its load."""
-    monkeypatch.setattr("serving.healing._kill", lambda stub: None)
-    healing = Healing(*(Anything() for _ in range(4)))
-    healing._judge(SILENT, [Stub(100.0)])
-    for _ in range(2):
-        healing._judge(WRONG, [Stub(100.0)])
-    assert healing._reloaded == {"linear"}
-    for _ in range(2):
-        healing._judge(SILENT, [Stub(1.0)])
+    judge = Judge()
+    judge.sick(SILENT, [Stub(100.0)])
+    for _ in range(FAILURES):
+        judge.sick(WRONG, [Stub(100.0)])
+    judge.healed("linear")
+    assert judge.is_healed_in_vain("linear")
+    assert judge.sick(SILENT, [Stub(1.0)]) == []
+    judge.sick(RIGHT, [Stub(1.0)])
+    assert not judge.is_healed_in_vain("linear")
+
+
+def test_a_server_that_lists_no_models_is_lost() -> None:
+    judge = Judge()
+    for _ in range(SILENCES - 1):
+        judge.sick(NOTHING, [])
+    with pytest.raises(ServerLost, match="no answer"):
+        judge.sick(NOTHING, [])
 
 
 @pytest.fixture
@@ -86,7 +104,7 @@ def test_a_repository_that_is_away_blocks_the_start(
 
 def test_a_model_that_was_not_there_at_the_start_has_a_plan(options: ServerOptions) -> None:
     """An operator may load any model."""
-    loading = Loading(options, Acts(None), Anything())
-    assert loading.plans() == {}
-    assert loading.plan("linear") == Plan("linear", (1,))
-    assert loading.plan("removed") == Plan("removed", None)
+    watching = Supervisor(options, Acts(None))
+    assert watching._plans() == {}
+    assert watching._plan("linear") == Plan("linear", (1,))
+    assert watching._plan("removed") == Plan("removed", None)

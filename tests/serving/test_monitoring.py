@@ -61,7 +61,7 @@ def test_panels_show_traffic_and_a_killed_process_reaches_the_webhook(tmp_path: 
     (tmp_path / "prometheus").mkdir()
     with (
         running_fleet(tmp_path / "models") as fleet,
-        monitoring(tmp_path / "prometheus", f"http://{fleet.own_url}/targets") as running,
+        monitoring(tmp_path / "prometheus", fleet) as running,
     ):
         empty = {panel["title"]: panel["targets"][0]["expr"] for panel in DASHBOARD["panels"]}
 

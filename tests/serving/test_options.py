@@ -102,3 +102,30 @@ def test_a_batch_runs_in_parts(backend: ModuleType, inner: int, rows: list[int])
 )
 def test_parts_need_a_batch_and_a_cpu(backend: ModuleType, text: str, size: int, kind: str, expected: int) -> None:
     assert backend.inner_batch(parameters(inner_batch=text) | {"max_batch_size": size}, kind) == expected
+
+
+GPU = {
+    "optimization": {
+        "execution_accelerators": {"gpu_execution_accelerator": [{"name": "cuda", "parameters": {"use_tf32": "0"}}]}
+    }
+}
+
+
+def test_a_model_for_a_gpu_gets_cuda_or_is_refused(backend: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert backend.providers(GPU, "CPU", "0") == ["CPUExecutionProvider"]
+    with pytest.raises(
+        backend.ModelRefused, match=r"expected an ONNX Runtime with CUDA for KIND_GPU, found .* for CPUs"
+    ):
+        backend.providers(GPU, "GPU", "0")
+    loaded: list[str] = []
+    monkeypatch.setattr(backend.ort, "preload_dlls", lambda: loaded.append("CUDA"))
+    monkeypatch.setattr(backend.ort, "get_available_providers", lambda: [backend.CUDA, "CPUExecutionProvider"])
+    ((provider, options),) = backend.providers(GPU, "GPU", "3")
+    assert (provider, options, loaded) == (backend.CUDA, {"device_id": "3", "use_tf32": "0"}, ["CUDA"])
+    assert backend.providers({}, "GPU", "0")[0][1]["use_tf32"] == "1", "ONNX Runtime's default"
+
+
+def test_a_session_that_fell_back_to_the_cpu_is_refused(backend: ModuleType) -> None:
+    backend.check_provider([backend.CUDA, "CPUExecutionProvider"], "GPU")
+    with pytest.raises(backend.ModelRefused, match="expected CUDAExecutionProvider for KIND_GPU, found CPUExec"):
+        backend.check_provider(["CPUExecutionProvider"], "GPU")

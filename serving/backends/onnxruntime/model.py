@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import onnxruntime as ort
-import triton_python_backend_utils as pb_utils
 from onnxruntime.capi import onnxruntime_pybind11_state
 
 from serving.batching import Array, RunFailed
@@ -44,6 +43,7 @@ GRAPH_LEVELS = {
     1: ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
     2: ort.GraphOptimizationLevel.ORT_DISABLE_ALL,
 }
+CUDA = "CUDAExecutionProvider"
 BOOLEANS = {"true": True, "on": True, "1": True, "false": False, "off": False, "0": False}
 
 
@@ -75,19 +75,42 @@ class TritonPythonModel(StandIn):
     default_file = "model.onnx"
 
     def load(self, path: Path, config: Config, args: Mapping[str, str]) -> OnnxRuntime:
-        providers: list[Any] = ["CPUExecutionProvider"]
-        if args["model_instance_kind"] == "GPU":
-            if "CUDAExecutionProvider" in ort.get_available_providers():
-                device = {"device_id": args["model_instance_device_id"]}
-                providers.insert(0, ("CUDAExecutionProvider", device))
-            else:
-                pb_utils.Logger.log_warn(f"{path}: this ONNX Runtime has no CUDA, the model runs on the CPU")
         options, inner = session_options(config), inner_batch(config, args["model_instance_kind"])
+        wanted = providers(config, args["model_instance_kind"], args["model_instance_device_id"])
         try:
             file = path / "model.onnx" if path.is_dir() else path
-            return OnnxRuntime(ort.InferenceSession(file, options, providers), inner)
+            session = ort.InferenceSession(file, options, wanted)
         except ORT_ERRORS as error:
             raise ModelRefused(f"ONNX Runtime cannot read the model: {error}") from error
+        check_provider(session.get_providers(), args["model_instance_kind"])
+        return OnnxRuntime(session, inner)
+
+
+def providers(config: Config, kind: str, device: str) -> list[Any]:
+    """ONNX Runtime's, first choice first. Raises ModelRefused for a GPU that it cannot use."""
+    if kind != "GPU":
+        return ["CPUExecutionProvider"]
+    if hasattr(ort, "preload_dlls"):  # from 1.21 on: the CUDA libraries of pip's packages
+        ort.preload_dlls()
+    if CUDA not in ort.get_available_providers():
+        raise ModelRefused(
+            f"instance_group: expected an ONNX Runtime with CUDA for KIND_GPU, found {ort.__version__} for CPUs: "
+            "pip install onnxruntime-gpu, or publish for KIND_CPU"
+        )
+    return [(CUDA, {"device_id": device, "use_tf32": cuda_parameters(config).get("use_tf32", "1")})]
+
+
+def check_provider(found: Sequence[str], kind: str) -> None:
+    """ONNX Runtime falls back to the CPU without an error if CUDA's libraries are missing."""
+    if kind == "GPU" and CUDA not in found:
+        raise ModelRefused(f"instance_group: expected {CUDA} for KIND_GPU, found {', '.join(found)}: see the log above")
+
+
+def cuda_parameters(config: Config) -> dict[str, str]:
+    """Of the execution accelerator `cuda`, as the native backend reads them."""
+    accelerators = config.get("optimization", {}).get("execution_accelerators", {})
+    cuda = [each for each in accelerators.get("gpu_execution_accelerator", []) if each["name"] == "cuda"]
+    return dict(cuda[0].get("parameters", {})) if cuda else {}
 
 
 def inner_batch(config: Config, kind: str) -> int:

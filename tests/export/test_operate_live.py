@@ -1,3 +1,4 @@
+import shutil
 import threading
 import time
 from collections import Counter
@@ -11,6 +12,7 @@ from operating import error, ok, states
 from tritonclient.grpc import InferenceServerClient, InferInput
 
 from export.publishing.artifact import read_version
+from export.publishing.live import connect
 from export.publishing.promote import served
 from export.publishing.publish import publish, read_config
 from export.publishing.triton_config import to_text
@@ -76,6 +78,21 @@ def test_versions_change_under_load_without_a_failure(folder: Path, exported: Pa
         load.wait_for(4)
         assert sum(load.answered.values()) > 20
         assert not load.failures
+
+
+@pytest.mark.live
+def test_what_the_second_server_refuses_is_undone_at_the_first(folder: Path, tmp_path: Path) -> None:
+    other = Path(shutil.copytree(folder, tmp_path / "other"))
+    with running_server(folder, EXPLICIT) as first, running_server(other, EXPLICIT) as second:
+        both = connect([first.http_url, second.http_url], {})
+        assert both is not None
+        ok(folder, "promote", "vitbn", "2", "--server", second.http_url, server=first.http_url)
+        assert [max(each.served()["vitbn"]) for each in both.servers] == [2, 3]  # the second has its own files
+        (other / "vitbn" / "config.pbtxt").write_text("broken")
+        assert second.http_url in error(
+            folder, "promote", "vitbn", "3", "--server", second.http_url, server=first.http_url
+        )
+        assert max(served(folder / "vitbn")) == max(both.servers[0].served()["vitbn"]) == 2
 
 
 @pytest.fixture

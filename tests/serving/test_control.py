@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 import pytest
-from serving.waits import in_thread
 
 from serving.control import Control, ControlFailed
 
@@ -43,12 +42,4 @@ def test_a_broken_answer_is_a_failure(name: str) -> None:
 
 def test_a_load_whose_answer_is_cut_off_has_failed() -> None:
     with answering(BROKEN["cut off"]) as control, pytest.raises(ControlFailed, match="no answer at"):
-        in_thread(lambda: control.load("linear", None, 5.0), lambda: None)
-
-
-def test_any_exception_of_the_thread_is_raised() -> None:
-    def fail() -> None:
-        raise KeyError("config")
-
-    with pytest.raises(KeyError, match="config"):
-        in_thread(fail, lambda: None)
+        control.load("linear", None, 5.0)

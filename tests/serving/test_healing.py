@@ -108,3 +108,11 @@ def test_a_model_that_was_not_there_at_the_start_has_a_plan(options: ServerOptio
     assert watching._plans() == {}
     assert watching._plan("linear") == Plan("linear", (1,))
     assert watching._plan("removed") == Plan("removed", None)
+
+
+def test_any_exception_of_a_call_is_raised(options: ServerOptions) -> None:
+    def fail() -> None:
+        raise KeyError("config")
+
+    with pytest.raises(KeyError, match="config"):
+        Supervisor(options, Acts(None))._call(fail)

@@ -25,10 +25,15 @@ HEADER = ("model", "runtime", "accuracy %", "same class %", "max error")
 
 
 @click.command()
-@click.option("--models", type=NameList(SHIPPED), default=",".join(COMPARED), show_default=True)
+@click.option(
+    "--models", type=NameList(SHIPPED), help=f"[default: {','.join(COMPARED)}; with --conditions all shipped networks]"
+)
+@click.option("--conditions", is_flag=True, help="As served, on digits of other pens, scanners and cameras.")
 @dataset_options
 @json_option
-def accuracy(models: list[str], dataset: str, data_dir: Path | None, json_path: Path | None) -> None:
+def accuracy(
+    models: list[str] | None, conditions: bool, dataset: str, data_dir: Path | None, json_path: Path | None
+) -> None:
     """Measure the shipped --models in every runtime and precision that this machine has."""
     from benchmarks.measure.results import recording
     from benchmarks.measure.tables import table
@@ -38,14 +43,40 @@ def accuracy(models: list[str], dataset: str, data_dir: Path | None, json_path: 
         data = load_dataset(dataset, data_dir)
     except DataError as error:
         raise click.ClickException(str(error)) from error
+    if conditions:
+        _on_conditions(models or list(SHIPPED), data, json_path)
+        return
     rows: list[dict[str, Any]] = []
     with recording("accuracy", json_path, cores()) as record:
-        for model in models:
+        for model in models or COMPARED:
             for row in _rows(model, load(shipped(model)), data):
                 rows.append(row)
                 record.update({"dataset": dataset, "images": len(data.test_labels), "rows": rows})
     click.echo(table(HEADER, [_cells(row) for row in rows]))
     click.echo(f"{len(data.test_labels)} test images; class and error against PyTorch eager")
+
+
+def _on_conditions(models: list[str], data: Dataset, json_path: Path | None) -> None:
+    from benchmarks.measure.results import recording
+    from benchmarks.measure.tables import table
+    from benchmarks.pictures.pens import conditions
+    from export.equivalence import onnx_classifier
+    from export.pipeline import ExportOptions, export_checkpoint
+
+    pictures = conditions(data)
+    rows: list[dict[str, Any]] = []
+    with recording("accuracy-conditions", json_path, cores()) as record:
+        for model in models:
+            note(f"Measuring {model}")
+            classify = onnx_classifier(export_checkpoint(shipped(model), ExportOptions(optimize=True)).onnx)
+            shares = {
+                name: float((_classify(classify, images).argmax(1) == labels).mean())
+                for name, (images, labels) in pictures.items()
+            }
+            rows.append({"model": model, "accuracy": shares})
+            record.update({"dataset": data.name, "images": len(data.test_labels), "rows": rows})
+    percents = [(row["model"], *(f"{100 * share:.2f}" for share in row["accuracy"].values())) for row in rows]
+    click.echo(table(("right, %", *pictures), percents))
 
 
 def _rows(model: str, checkpoint: Checkpoint, data: Dataset) -> Iterator[dict[str, Any]]:

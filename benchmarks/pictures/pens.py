@@ -12,6 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import ndimage
 
+from models.data import Dataset
+from models.data.digits import load_digits
+
 Pictures = NDArray[np.uint8]
 
 BLUR = 1.2  # pixels
@@ -43,6 +46,15 @@ PENS: dict[str, Callable[[Pictures], Pictures]] = {
     "contrast halved": dimmed,
     "noise 0.2": noisy,
 }
+
+
+def conditions(data: Dataset) -> dict[str, tuple[Pictures, NDArray[np.int64]]]:
+    """Images and labels by condition; `8x8 digits` are scikit-learn's, the others the test images."""
+    digits = load_digits()
+    images = np.concatenate((digits.train_images, digits.test_images))
+    small = images, np.concatenate((digits.train_labels, digits.test_labels))
+    changed = {name: (change(data.test_images), data.test_labels) for name, change in PENS.items()}
+    return {data.name: (data.test_images, data.test_labels), "8x8 digits": small} | changed
 
 
 def _as_bytes(levels: NDArray[np.float32] | NDArray[np.float64]) -> Pictures:

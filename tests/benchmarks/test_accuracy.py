@@ -8,6 +8,7 @@ from click.testing import CliRunner
 from benchmarks import accuracy as module
 from benchmarks.accuracy import EXACT, accuracy
 from benchmarks.contest.runtimes import RUNTIMES
+from benchmarks.pictures.pens import PENS
 from export.engines.openvino_engine import has_bfloat16
 
 
@@ -38,3 +39,17 @@ def test_a_wrong_runtime_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setattr(module, maker, lambda *arguments: lambda images: np.zeros((len(images), 10), np.float32))
     rows = run(tmp_path / "accuracy.json")
     assert rows["ONNX Runtime, all rewrites, int8"]["agreement"] < 0.2
+
+
+@pytest.mark.slow
+def test_conditions_of_a_shipped_network(tmp_path: Path) -> None:
+    path = tmp_path / "conditions.json"
+    arguments = ["--conditions", "--models", "vitbn-tiny,vit", "--dataset", "digits", "--json", str(path)]
+    result = CliRunner().invoke(accuracy, arguments)
+    assert result.exit_code == 0, result.output
+    rows = {row["model"]: row["accuracy"] for row in json.loads(path.read_text())["rows"]}
+    assert list(rows) == ["vitbn-tiny", "vit"]
+    for shares in rows.values():
+        assert list(shares) == ["digits", "8x8 digits", *PENS]
+        assert 0.2 < min(shares.values()) < max(shares.values()) < 1
+    assert f"{100 * rows['vit']['noise 0.2']:.2f}" in result.output

@@ -1,4 +1,7 @@
-"""A box is the part of a value that is read: ascending indices of some axes, all of the others."""
+"""A box is the part of a value that is read: ascending indices of some axes, all of the others.
+
+Negative indices count from the end, on free axes alone: -1 is the last row of an input of any length.
+"""
 
 from __future__ import annotations
 

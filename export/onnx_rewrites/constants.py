@@ -32,6 +32,14 @@ def constant(value: ir.Value | None) -> NDArray[np.generic] | None:
     return array.astype(np.float64) if value.const_value.dtype in FLOATS else array
 
 
+def stored(value: ir.Value | None) -> NDArray[np.generic] | None:
+    """In its own dtype, and in double only if a pass computed it so."""
+    if value is None or value.const_value is None:
+        return None
+    exact = value.meta.get(EXACT)
+    return exact if isinstance(exact, np.ndarray) else value.const_value.numpy()
+
+
 def integers(value: ir.Value | None) -> list[int] | None:
     array = constant(value)
     return None if array is None else [int(number) for number in np.atleast_1d(array).ravel()]

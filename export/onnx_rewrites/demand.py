@@ -13,7 +13,7 @@ from export.onnx_rewrites.attributes import attribute_int, reads_shape_alone
 from export.onnx_rewrites.boxes import WHOLE, Box, ascending, merge
 from export.onnx_rewrites.moves import demand_of
 from export.onnx_rewrites.rules import clean
-from export.onnx_rewrites.shapes import Dim, Shapes
+from export.onnx_rewrites.shapes import Shapes
 
 Demands = dict[ir.Value, list[Box]]
 
@@ -57,7 +57,9 @@ def _merge(shapes: Shapes, value: ir.Value, boxes: list[Box]) -> list[Box]:
 
     def share(part: Box) -> float:
         dims = shapes.dims(value)
-        return math.prod(len(chosen) / max(shapes.nominal(dims[axis]), max(chosen) + 1) for axis, chosen in part)
+        return math.prod(
+            len(chosen) / max(shapes.nominal(dims[axis]), max(chosen) + 1, -min(chosen)) for axis, chosen in part
+        )
 
     return merge(boxes, share, lambda part: clean(shapes, value, part))
 
@@ -79,8 +81,4 @@ def demand_shape(shapes: Shapes, node: ir.Node, demands: Demands) -> None:
 
 def _known(shapes: Shapes, node: ir.Node, value: ir.Value) -> bool:
     dims = shapes.dims(value)
-    return all(known_size(shapes, dims[axis]) for axis in shape_range(node, len(dims)))
-
-
-def known_size(shapes: Shapes, dim: Dim) -> bool:
-    return isinstance(dim, int) or shapes.source(dim) is not None
+    return all(shapes.is_known(dims[axis]) for axis in shape_range(node, len(dims)))

@@ -6,18 +6,18 @@ readers of less select it with Gather or Slice.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
 
 from export.onnx_rewrites.attributes import attribute_int
 from export.onnx_rewrites.boxes import WHOLE, Box, box, covers
-from export.onnx_rewrites.constants import Constants, constant, is_constant, of_type
+from export.onnx_rewrites.constants import Constants, is_constant, of_type, stored
 from export.onnx_rewrites.demand import WHOLE_VALUE, Demands, shape_range
 from export.onnx_rewrites.errors import NotSupported
-from export.onnx_rewrites.moves import RESHAPES, demand_of, gathered, shape_plan, slices
-from export.onnx_rewrites.shapes import WITHIN, Dim, Shapes
+from export.onnx_rewrites.moves import ALWAYS, RESHAPES, demand_of, gathered, shape_plan
+from export.onnx_rewrites.shapes import FAR, Dim, Shapes, slices
 
 
 class Materialiser:
@@ -63,7 +63,7 @@ class Materialiser:
     def part(self, value: ir.Value, wanted: Box) -> ir.Value:
         boxes = [WHOLE] if is_constant(value) else self.demands[value]
         if boxes == WHOLE_VALUE:
-            return self._select(self._whole.get(value, value), wanted)
+            return self._select(self._whole.get(value, value), wanted, self._free(value))
         held = next(part for part in boxes if covers(part, wanted))
         places, relative = dict(held), {}
         for axis, chosen in wanted:
@@ -71,40 +71,67 @@ class Materialiser:
                 relative[axis] = chosen
             elif places[axis] != chosen:
                 relative[axis] = tuple(places[axis].index(place) for place in chosen)
-        return self._select(self._build(value, held), box(relative))
+        return self._select(self._build(value, held), box(relative), self._free(value) - dict(held).keys())
 
     def _build(self, value: ir.Value, held: Box) -> ir.Value:
         if (value, held) not in self._built:
             node, index = value.producer(), value.index()
             if node is None or index is None:
-                self._built[value, held] = self._select(value, held)
+                self._built[value, held] = self._select(value, held, self._free(value))
             else:
                 read = demand_of(self.shapes, node, index, held).inputs
                 self._built[value, held] = self._emit(node, value, held, read)
         return self._built[value, held]
 
-    def _select(self, value: ir.Value, wanted: Box) -> ir.Value:
+    def _free(self, value: ir.Value) -> set[int]:
+        return {axis for axis, dim in enumerate(self.shapes.dims(value)) if not isinstance(dim, int)}
+
+    def _select(self, value: ir.Value, wanted: Box, free: Container[int]) -> ir.Value:
         if wanted == WHOLE:
             return value
         if (value, wanted) not in self._selected:
-            selected, array = value, constant(value)
+            selected, array = value, stored(value)
             if array is not None:
                 for axis, chosen in wanted:
                     array = np.take(array, chosen, axis=axis)
                 selected = self.constants.add(array, f"{value.name}_rows", value.dtype)
             else:
                 for axis, chosen in wanted:
-                    selected = self._cut(selected, axis, chosen)
+                    selected = self._cut(selected, axis, chosen, axis in free)
             self._selected[value, wanted] = selected
         return self._selected[value, wanted]
 
-    def _cut(self, value: ir.Value, axis: int, chosen: Sequence[int]) -> ir.Value:
-        if len(chosen) > 1 and list(chosen) == list(range(chosen[0], chosen[-1] + 1)):
-            ends = (chosen[0], chosen[-1] + 1, axis)
-            rows = self.node("Slice", [value, *(self.constants.add_integers([end]) for end in ends)], value)
-            rows.meta[WITHIN] = True
-            return rows
-        return self.node("Gather", [value, self.constants.add_integers([*chosen])], value, {"axis": axis})
+    def _cut(self, value: ir.Value, axis: int, chosen: Sequence[int], free: bool) -> ir.Value:
+        """Rows that a short input lacks are copies of its first or last; a reader of them guards itself."""
+        if not free and len(chosen) > 1 and list(chosen) == list(range(chosen[0], chosen[-1] + 1)):
+            return self._clip(value, axis, *(self.constants.add_integers([end]) for end in (chosen[0], chosen[-1] + 1)))
+        places = self.constants.add_integers([*chosen])
+        if free and not set(chosen) <= ALWAYS:
+            sizes = of_type(self.node("Shape", [value], value), ir.DataType.INT64)
+            size = self.node("Gather", [sizes, self.constants.add_integers([axis])], sizes, {"axis": 0})
+            last = self.node("Sub", [size, self.constants.add_integers([1])], sizes)
+            first = self.node("Neg", [size], sizes)
+            places = self.node("Max", [self.node("Min", [places, last], sizes), first], sizes)
+        return self.node("Gather", [value, places], value, {"axis": axis})
+
+    def _clip(self, rows: ir.Value, axis: int, start: ir.Value | None, end: ir.Value | None) -> ir.Value:
+        ends = [start or self.constants.add_integers([0]), end or self.constants.add_integers([FAR])]
+        return self.node("Slice", [rows, *ends, self.constants.add_integers([axis])], rows)
+
+    def _existing(self, rows: ir.Value, axis: int, start: int, size: Dim) -> ir.Value:
+        """The rows of a Slice from `start` on that an axis of this size has."""
+        length = self._vector([size])
+        if start < 0:
+            return self._clip(rows, axis, self.node("Neg", [length], length), None)
+        if start > 0:
+            left = self.node("Sub", [length, self.constants.add_integers([start])], length)
+            length = self.node("Max", [left, self.constants.add_integers([0])], length)
+        return self._clip(rows, axis, None, length)
+
+    def _guarded(self, row: ir.Value, axis: int, place: int, size: Dim) -> ir.Value:
+        """No row if an axis of this size lacks `place`, so that the Gather of the row fails."""
+        length, number = self._vector([size]), self.constants.add_integers([-place if place >= 0 else place + 1])
+        return self._clip(row, axis, None, self.node("Add", [length, number], length))
 
     def node(
         self, operator: str, inputs: Sequence[ir.Value], like: ir.Value, attributes: Mapping[str, int] | None = None
@@ -148,13 +175,21 @@ class Materialiser:
         if node.op_type == "Split":
             return self.part(source, read[0])
         if node.op_type == "Slice":
-            cuts = slices(self.shapes, node) or {}
-            return self.part(source, read[0]) if cuts.keys() & dict(read[0]).keys() else None
-        if node.op_type == "Gather" and gathered(self.shapes, node) is not None:
+            cuts = slices(node, self.shapes.rank(source)) or {}
+            held = cuts.keys() & dict(read[0]).keys()
+            rows = self.part(source, read[0]) if held else None
+            for axis in sorted(held - dict(wanted).keys()):
+                if rows is not None and not isinstance(self.shapes.dims(value)[axis], int):
+                    rows = self._existing(rows, axis, cuts[axis][0], self.shapes.dims(source)[axis])
+            return rows
+        if node.op_type == "Gather" and (places := gathered(self.shapes, node)) is not None:
             row = self.part(source, read[0])
             if node.inputs[1] is not None and self.shapes.rank(node.inputs[1]):
                 return row
             axis = attribute_int(node, "axis", 0) % self.shapes.rank(source)
+            size = self.shapes.dims(source)[axis]
+            if not isinstance(size, int) and not {*places} <= ALWAYS:
+                row = self._guarded(row, axis, places[0], size)
             return self.node("Gather", [row, self.constants.add(np.array(0, np.int64), "first")], value, {"axis": axis})
         return None
 

@@ -16,9 +16,10 @@ from export.onnx_rewrites.boxes import WHOLE, Box, box
 from export.onnx_rewrites.constants import constant, integers
 from export.onnx_rewrites.errors import Refused
 from export.onnx_rewrites.rules import COMPUTING, Demand, Rule, broadcast, clean, everything
-from export.onnx_rewrites.shapes import Dim, Shapes, groups, same
+from export.onnx_rewrites.shapes import FAR, Dim, Shapes, groups, same, slices
 
 RESHAPES = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze"})
+ALWAYS = {0, -1}  # rows of every axis
 LARGEST_RUN = 1 << 22  # elements of a run that is followed index by index
 
 
@@ -119,52 +120,59 @@ def _gather(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
 
 
 def gathered(shapes: Shapes, node: ir.Node) -> list[int] | None:
-    """None if unknown, of two axes, or counted from the end of a free axis."""
+    """The indices of a Gather; None if unknown, of two axes, or if their guard cannot be built.
+
+    On a free axis 0 and -1 always exist; any other index has to be alone, and `Materialiser` guards it.
+    """
     value, indices = node.inputs[0], node.inputs[1]
     known = integers(indices)
     if value is None or indices is None or known is None or shapes.rank(indices) > 1:
         return None
-    size = shapes.static(value, attribute_int(node, "axis", 0))
-    flat = known if size is None else [number % size for number in known]
-    return flat if min(flat, default=0) >= 0 else None
-
-
-def slices(shapes: Shapes, node: ir.Node) -> dict[int, tuple[int, int, int]] | None:
-    """Axis -> (start, end, step); None if unknown."""
-    value, inputs = node.inputs[0], [*node.inputs[1:], None, None]
-    starts, ends = integers(inputs[0]), integers(inputs[1])
-    if value is None or starts is None or ends is None:
-        return None
-    rank = shapes.rank(value)
-    axes = integers(inputs[2]) if inputs[2] is not None else list(range(len(starts)))
-    steps = integers(inputs[3]) if inputs[3] is not None else [1] * len(starts)
-    if axes is None or steps is None:
-        return None
-    cuts = zip(starts, ends, steps, strict=True)
-    return {axis % rank: cut for axis, cut in zip(axes, cuts, strict=True)}
+    dim = shapes.dims(value)[attribute_int(node, "axis", 0)]
+    if isinstance(dim, int):
+        return [number % dim for number in known]
+    guarded = shapes.rank(indices) == 0 and shapes.is_known(dim)
+    return known if guarded or set(known) <= ALWAYS else None
 
 
 def _slice(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
-    value, cuts, wanted = node.inputs[0], slices(shapes, node), dict(demand)
+    value, wanted = node.inputs[0], dict(demand)
+    cuts = slices(node, shapes.rank(value)) if value is not None else None
     if value is None or cuts is None:
         return everything(node)
     read = dict(wanted)
-    for axis, (start, end, step) in cuts.items():
-        size, after = shapes.static(value, axis), shapes.static(node.outputs[index], axis)
-        if start == 0 and step == 1 and same(shapes.dims(value)[axis], shapes.dims(node.outputs[index])[axis]):
+    for axis, cut in cuts.items():
+        before, after = shapes.dims(value)[axis], shapes.dims(node.outputs[index])[axis]
+        if cut[0] == 0 and cut[2] == 1 and same(before, after):
             continue  # TensorFlow's exporter names every axis
-        places: Sequence[int]
-        if size is not None:
-            places = range(size)[slice(start, None if step < 0 and end < -size else end, step)]
-        elif start >= 0 and step > 0 and after is not None:
-            places = range(start, start + step * after, step)
-        elif start >= 0 and step > 0 and axis in wanted:
-            places = range(start, start + step * (max(wanted[axis]) + 1), step)
-        else:  # the Slice stays, on parts of the other axes
+        places = _places(shapes, before, after, cut, wanted.get(axis))
+        if places is None:  # the Slice stays, on parts of the other axes
             kept = box({own: chosen for own, chosen in demand if own not in cuts})
             return Demand(kept, {**everything(node).inputs, 0: clean(shapes, value, kept)})
-        read[axis] = tuple(places[position] for position in wanted[axis]) if axis in wanted else tuple(places)
+        read[axis] = places
     return Demand(demand, {**everything(node).inputs, 0: clean(shapes, value, box(read))})
+
+
+def _places(
+    shapes: Shapes, before: Dim, after: Dim, cut: tuple[int, int, int], wanted: tuple[int, ...] | None
+) -> tuple[int, ...] | None:
+    """The rows of the source that are the rows `wanted` of a Slice, by default all; None if their number is free."""
+    start, end, step = cut
+    if isinstance(before, int):
+        every = range(before)[slice(start, None if step < 0 and end < -before else end, step)]
+        return (tuple(every[place] for place in wanted) if wanted is not None else tuple(every)) or None
+    if step < 1:
+        return None
+    if wanted is None:
+        rows = range(start, 0) if start < 0 and end >= FAR else range(start, end) if 0 <= start < end else range(0)
+        exact = isinstance(after, int) or shapes.is_known(before)
+        few = 0 < len(rows) <= max(shapes.nominal(before) // 2, 1)
+        return tuple(rows) if exact and few and step == 1 else None
+    if min(wanted) >= 0 and start >= 0:
+        return tuple(start + step * place for place in wanted)
+    if max(wanted) < 0 and step == 1 and (end < 0 or end >= FAR):
+        return tuple(place + min(end, 0) for place in wanted)
+    return None
 
 
 def _split(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
@@ -183,20 +191,38 @@ def _concat(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
     axis = attribute_int(node, "axis", 0) % shapes.rank(node.outputs[index])
     rest = {own: chosen for own, chosen in demand if own != axis}
     every = Demand(box(rest), {k: box(rest) for k, value in enumerate(node.inputs) if value is not None})
-    wanted, start = dict(demand).get(axis), 0
+    wanted = dict(demand).get(axis)
     if wanted is None:
         return every
-    read: dict[int, Box] = {}
-    for position, value in enumerate(node.inputs):
-        if value is None or start > max(wanted):
-            break
-        size = shapes.static(value, axis)
-        if size is None:
-            return every
-        if mine := [place - start for place in wanted if start <= place < start + size]:
-            read[position] = clean(shapes, value, box({**rest, axis: mine}))
-        start += size
-    return Demand(demand, read) if start > max(wanted) else every
+    read = _joined(shapes, [(k, value) for k, value in enumerate(node.inputs) if value is not None], axis, wanted)
+    if read is None:
+        return every
+    return Demand(demand, {k: clean(shapes, value, box({**rest, axis: places})) for k, (value, places) in read.items()})
+
+
+def _joined(
+    shapes: Shapes, parts: Sequence[tuple[int, ir.Value]], axis: int, wanted: Sequence[int]
+) -> dict[int, tuple[ir.Value, list[int]]] | None:
+    """The places of each joined value that are the rows `wanted` of the whole; None if that depends on a size.
+
+    The last row of past and new tokens is the last of the new, which are at least one.
+    """
+    back, left, start = max(wanted) < 0, list(wanted), 0
+    read: dict[int, tuple[ir.Value, list[int]]] = {}
+    for position, value in reversed(parts) if back else parts:
+        dim = shapes.dims(value)[axis]
+        if not isinstance(dim, int):
+            if left != [-1 - start] or not back or not shapes.is_positive(dim):
+                return None
+            return {position: (value, [-1]), **read}
+        mine = [place for place in left if (-start - dim <= place if back else place < start + dim)]
+        if mine:
+            read = {position: (value, [place + start + dim if back else place - start for place in mine]), **read}
+        left = [place for place in left if place not in mine]
+        start += dim
+        if not left:
+            return read
+    return None
 
 
 def _expand(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:

@@ -16,7 +16,7 @@ from export.onnx_rewrites.errors import NothingToRewrite, Refusal, Site
 from export.onnx_rewrites.fold_affine import FoldAffine
 from export.onnx_rewrites.prepare import Prepare
 from export.onnx_rewrites.read_rows import ReadRows
-from export.onnx_rewrites.reads import Read, apply_reads, parse_read
+from export.onnx_rewrites.reads import Read, apply_reads, parse_read, resolve
 from export.onnx_rewrites.results import RewriteResult
 from export.onnx_rewrites.shapes import Shapes, infer
 
@@ -54,7 +54,8 @@ def rewrite(
     multiplication is saved and no BatchNormalization goes.
     """
     model = model.clone()
-    apply_reads(model.graph, [parse_read(read) if isinstance(read, str) else read for read in reads])
+    given = [parse_read(read) if isinstance(read, str) else read for read in reads]
+    apply_reads(model.graph, resolve(given, [str(value.name) for value in model.graph.outputs]))
     Prepare()(model)
     before = graph_macs(Shapes(model.graph, sizes or {}))
     steps = []

@@ -7,7 +7,7 @@ values that do not depend on the inputs, and with inferred shapes. Raises NotSup
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 
 import numpy as np
 import onnx_ir as ir
@@ -130,11 +130,14 @@ def _expand_fills(graph: ir.Graph) -> None:
 def _name_free_dimensions(graph: ir.Graph) -> None:
     """Names every free dimension of an input; some exporters write -1, 0 or ?."""
     taken = {_kept(dim) for value in graph.inputs if value.shape is not None for dim in value.shape.dims}
+    plain = {name for name in taken if isinstance(name, str)}
     for value in graph.inputs:
         if value.shape is None:
             raise NotSupported(f"input {value.name!r}: expected a tensor of known rank, found {value.type}")
         dims = enumerate(value.shape.dims)
-        value.shape = ir.Shape([_kept(dim) or _fresh(f"{value.name}_{axis}", taken) for axis, dim in dims])
+        value.shape = ir.Shape(
+            [_kept(dim) or _sum(dim, plain) or _fresh(f"{value.name}_{axis}", taken) for axis, dim in dims]
+        )
 
 
 def _kept(dim: int | ir.SymbolicDim) -> int | str | None:
@@ -143,6 +146,12 @@ def _kept(dim: int | ir.SymbolicDim) -> int | str | None:
         return dim if dim > 0 else None
     readable = dim.value and re.fullmatch(SYMBOL, dim.value) and dim.value.lower() not in RESERVED
     return dim.value if readable else None
+
+
+def _sum(dim: int | ir.SymbolicDim, known: Container[str]) -> str | None:
+    """A sum of named sizes: optimum writes past_sequence_length + sequence_length for a mask."""
+    parts = str(dim.value).split(" + ") if isinstance(dim, ir.SymbolicDim) else []
+    return " + ".join(parts) if len(parts) > 1 and all(part in known for part in parts) else None
 
 
 def _fresh(name: str, taken: set[int | str | None]) -> str:

@@ -124,8 +124,9 @@ def answers(runner: ort.InferenceSession, feeds: Feeds) -> dict[str, Array]:
 def finite_answers(runner: ort.InferenceSession, feeds: Feeds, reads: Sequence[Read]) -> list[Array]:
     """The parts that are read. Raises BadRequest if there is no such part."""
     found = answers(runner, feeds)
-    check_finite(list(found.values()))
-    return picked(list(found), list(found.values()), reads)
+    parts = picked(list(found), list(found.values()), reads)
+    check_finite(parts)
+    return parts
 
 
 def check_finite(outputs: Sequence[Array]) -> None:

@@ -21,7 +21,7 @@ from export.onnx_rewrites.attributes import (
 )
 from export.onnx_rewrites.boxes import WHOLE, Box, box
 from export.onnx_rewrites.errors import Refused
-from export.onnx_rewrites.shapes import Shapes, operator, same
+from export.onnx_rewrites.shapes import Shapes, agree, operator, same
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def broadcast(shapes: Shapes, out: ir.Value, value: ir.Value, demand: Box, matri
         if 0 <= own < len(narrow) - matrix and axis < len(wide) - matrix:
             if same(narrow[own], 1):
                 continue
-            if not same(narrow[own], wide[axis]):
+            if not agree(wide[axis], narrow[own]):
                 raise Refused(value.name or "", operator(value), f"axis {own} may be broadcast: {narrow[own]}")
             chosen[own] = indices
     return clean(shapes, value, box(chosen))

@@ -7,19 +7,25 @@ the file's own names for inner dimensions: they may be wrong.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
 import onnx_ir as ir
 from onnx_shape_inference import SYM_DATA_KEY, ShapeInferenceContext, infer_symbolic_shapes, registry
 
+from export.onnx_rewrites.constants import integers
 from export.onnx_rewrites.errors import NotSupported, Refused
 
 Dim = int | ir.SymbolicDim
 
+WHOLE_NUMBERS = {ir.DataType.INT32, ir.DataType.INT64}
+
 NOMINAL = 64  # of a free dimension without a given size
-WITHIN = "vitbn.within"  # marks rows that exist in every input
+FAR = (1 << 31) - 1  # the end of every axis; exporters write this or larger numbers
+ARITHMETIC = "Add And BitwiseAnd BitwiseOr BitwiseXor Div Max Mean Min Mod Mul Or PRelu Pow Sub Sum Xor"
+COMPARING = "Equal Expand Greater GreaterOrEqual Less LessOrEqual MatMul Where"
 
 
 def infer(model: ir.Model) -> None:
@@ -43,13 +49,18 @@ _library_slice = registry.get("", "Slice", version=10)
 
 
 def _slice(context: ShapeInferenceContext, node: ir.Node) -> None:
-    """The library takes [:, :512] of a free axis for 512 rows, however short the axis is."""
+    """The library takes [:, :512] of a free axis for 512 rows, however short it is, and [:, -1:] for any number."""
     source, rows = node.inputs[0], node.outputs[0]
     if _library_slice is not None:
         _library_slice(context, node)
-    if WITHIN not in rows.meta and source is not None and source.shape is not None and rows.shape is not None:
-        pairs = zip(source.shape.dims, rows.shape.dims, strict=True)
-        rows.shape = ir.Shape([context.new_symbolic_dim() if _cut(old, new) else new for old, new in pairs])
+    if source is None or source.shape is None or rows.shape is None:
+        return
+    pairs = zip(source.shape.dims, rows.shape.dims, strict=True)
+    dims = [context.new_symbolic_dim() if _cut(old, new) else new for old, new in pairs]
+    for axis, (start, end, step) in (slices(node, len(dims)) or {}).items():
+        if start == -1 and end >= FAR and step == 1 and isinstance(source.shape[axis], ir.SymbolicDim):
+            dims[axis] = 1
+    rows.shape = ir.Shape(dims)
 
 
 def _cut(old: Dim, new: Dim) -> bool:
@@ -57,7 +68,55 @@ def _cut(old: Dim, new: Dim) -> bool:
     return isinstance(old, ir.SymbolicDim) and isinstance(new, int) and new > 1
 
 
-registry.register("", "Slice", since_version=10)(_slice)
+def slices(node: ir.Node, rank: int) -> dict[int, tuple[int, int, int]] | None:
+    """Of a Slice: axis -> (start, end, step); None if unknown."""
+    inputs = [*node.inputs[1:], None, None]
+    starts, ends = integers(inputs[0]), integers(inputs[1])
+    if starts is None or ends is None:
+        return None
+    axes = integers(inputs[2]) if inputs[2] is not None else list(range(len(starts)))
+    steps = integers(inputs[3]) if inputs[3] is not None else [1] * len(starts)
+    if axes is None or steps is None:
+        return None
+    return {axis % rank: cut for axis, cut in zip(axes, zip(starts, ends, steps, strict=True), strict=True)}
+
+
+def _careful(library: Callable[[ShapeInferenceContext, ir.Node], None]) -> Callable[..., None]:
+    """The library takes two free axes that meet for equal; either may be 1 and be broadcast to the other."""
+
+    def infer_broadcast(context: ShapeInferenceContext, node: ir.Node) -> None:
+        library(context, node)
+        out = node.outputs[0]
+        if out.shape is None:
+            return
+        operands = [[*value.shape.dims] for value in node.inputs if value is not None and value.shape is not None]
+        if node.op_type == "Expand":
+            operands = operands[:1]
+        apart = 2 if node.op_type == "MatMul" else 0
+        dims = list(out.shape.dims)
+        for axis in range(len(dims) - apart):
+            places = [axis - len(dims) + len(operand) for operand in operands]
+            sizes = [operand[place] for operand, place in zip(operands, places, strict=True) if place >= 0]
+            sizes += [dims[axis]] if node.op_type == "Expand" else []
+            free = [size for size in sizes if isinstance(_number(size), ir.SymbolicDim)]
+            if isinstance(_number(dims[axis]), ir.SymbolicDim) and free:
+                longest = next((size for size in free if all(agree(size, other) for other in free)), None)
+                dims[axis] = context.new_symbolic_dim() if longest is None else longest
+        out.shape = ir.Shape(dims)
+
+    return infer_broadcast
+
+
+def _register() -> None:
+    registry.register("", "Slice", since_version=10)(_slice)
+    for name in [*ARITHMETIC.split(), *COMPARING.split()]:
+        library = {version: registry.get("", name, version) for version in registry.version_boundaries("", name)}
+        for version, function in library.items():
+            if function is not None:
+                registry.register("", name, since_version=version)(_careful(function))
+
+
+_register()
 
 
 def same(left: Dim, right: Dim) -> bool:
@@ -67,6 +126,17 @@ def same(left: Dim, right: Dim) -> bool:
     if left.value is None or right.value is None:
         return False
     return left.value == right.value or _equal(left.value, right.value)
+
+
+def agree(size: Dim, other: Dim) -> bool:
+    """Whether two axes that meet have one size in every graph that runs.
+
+    A table of 512 positions cut to n tokens has min(512, n) rows: n, or too few to be added to n tokens.
+    """
+    if same(size, other):
+        return True
+    clipped = re.fullmatch(r"Min\((\d+), (.+)\)", str(_number(other)))
+    return clipped is not None and int(clipped[1]) > 1 and str(_number(size)) == clipped[2]
 
 
 @cache
@@ -121,6 +191,17 @@ class Shapes:
     def nominal(self, dim: Dim) -> int:
         """With symbols set to `sizes`, by default NOMINAL."""
         return dim if isinstance(dim, int) else _evaluate(dim, tuple(sorted(self.sizes.items())), NOMINAL)
+
+    def is_known(self, dim: Dim) -> bool:
+        """Whether the graph's inputs have this size."""
+        return isinstance(dim, int) or self.source(dim) is not None
+
+    def is_positive(self, dim: Dim) -> bool:
+        """Whether an input of integers has this size: of the others a cache may be empty."""
+        if isinstance(dim, int):
+            return dim > 0
+        given = [value for value in self.graph.inputs if value.dtype in WHOLE_NUMBERS and value.shape is not None]
+        return any(same(size, dim) for value in given if value.shape is not None for size in value.shape.dims)
 
     def source(self, dim: Dim) -> tuple[ir.Value, int] | None:
         """A graph input and its axis of this size, if any."""

@@ -9,13 +9,10 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx_ir as ir
-from numpy.typing import NDArray
 
 from export.onnx_rewrites.errors import BadRequest, ForeignError, NothingToRewrite, NotSupported
 from export.onnx_rewrites.files import (
@@ -27,30 +24,12 @@ from export.onnx_rewrites.files import (
     write_sample,
     written,
 )
-from export.onnx_rewrites.inputs import (
-    Feeds,
-    bound_sizes,
-    channels,
-    draw,
-    first_dimensions,
-    free_dimensions,
-    size_rounds,
-)
-from export.onnx_rewrites.memory import check_memory
+from export.onnx_rewrites.inputs import channels, first_dimensions, free_dimensions
 from export.onnx_rewrites.pipeline import PASSES, Rewritten, rewrite
 from export.onnx_rewrites.prepare import Prepare
-from export.onnx_rewrites.proof import (
-    Proof,
-    answers,
-    check_finite,
-    double_answers,
-    finite_answers,
-    picked,
-    prove_double,
-    prove_file,
-    session,
-)
-from export.onnx_rewrites.reads import Read, parse_read
+from export.onnx_rewrites.proof import Proof, answers, prove_double, prove_file, session
+from export.onnx_rewrites.reads import Read, parse_read, resolve
+from export.onnx_rewrites.rounds import Asked, find_rounds
 from export.onnx_rewrites.timing import Timed, time_both
 
 USUAL_LENGTH = 128  # for costs: free dimensions other than first axes
@@ -91,7 +70,7 @@ def rewrite_file(path: Path, output: Path, request: Request) -> Written:
 
 
 def _rewrite(original: ir.Model, path: Path, output: Path, request: Request) -> Written:
-    reads = [parse_read(text) for text in request.reads]
+    reads = resolve([parse_read(text) for text in request.reads], [str(value.name) for value in original.graph.outputs])
     if outside := [name for name in request.require if name not in request.only]:
         raise BadRequest(f"require: expected passes that run ({', '.join(request.only)}), found {outside[0]!r}")
     check_apart(output, [path, *weight_files(original), *([request.inputs] if request.inputs else [])])
@@ -105,18 +84,19 @@ def _rewrite(original: ir.Model, path: Path, output: Path, request: Request) -> 
         reasons = "; ".join(refusals[-3:]) or "nothing of its kind"
         raise NothingToRewrite(f"{missing[0]}: expected a place to rewrite, found none: {reasons}")
     plain, proofs = without_functions(original), []
-    inputs = proof_inputs(plain, prepared.graph, path, request)
-    rounds, exact = inputs.rounds, inputs.doubles
-    if request.proof == "float64":
-        proofs.append(prove_double(plain, rewritten.model, reads, rounds, exact))
+    given = (request.inputs, read_inputs(request.inputs, prepared.graph)) if request.inputs else None
+    asked = Asked(reads, request.dims, given, request.proof == "float64")
+    rounds = find_rounds(plain, prepared.graph, path, asked)
+    if asked.double:
+        proofs.append(prove_double(plain, rewritten.model, reads, rounds.feeds, rounds.doubles))
     with written(clean(rewritten.model, original, reads), output) as staged:
-        runner, sample = session(staged), rounds[-1]
-        proofs.append(prove_file(runner, rounds, inputs.answers, exact, dtype))
+        runner, sample = session(staged), rounds.feeds[-1]
+        proofs.append(prove_file(runner, rounds.feeds, rounds.answers, rounds.doubles, dtype))
         answered = answers(runner, sample)
         del runner  # holds all weights
         timed = time_both(path, staged, prepared.graph, sizes) if request.time else ()
         hashes = sha256([path, *weight_files(original)]), sha256(sorted(staged.parent.iterdir()))
-        manifest = describe(path, output, hashes, original, rewritten, proofs, request, sizes, inputs.source)
+        manifest = describe(path, output, hashes, original, rewritten, proofs, request, sizes, rounds.source)
         write_sample(staged.with_suffix(".npz"), sample, answered)
         staged.with_suffix(".json").write_text(json.dumps(manifest, indent=2))
     return Written(rewritten, tuple(proofs), timed, sizes, manifest)
@@ -130,60 +110,6 @@ def cost_sizes(graph: ir.Graph, dims: Mapping[str, int]) -> dict[str, int]:
         raise BadRequest(f"dims: expected one of {', '.join(symbols) or 'none'}, found {unknown[0]!r}")
     usual = {symbol: 1 if symbol in first else USUAL_LENGTH for symbol in symbols}
     return usual | channels(graph) | {**dims}
-
-
-@dataclass(frozen=True)
-class ProofInputs:
-    """`answers` and `doubles` are the parts that are read."""
-
-    rounds: list[Feeds]
-    answers: list[list[NDArray[np.generic]]]
-    doubles: list[list[NDArray[np.generic]]]
-    source: str
-
-
-def proof_inputs(original: ir.Model, graph: ir.Graph, path: Path, request: Request) -> ProofInputs:
-    """Inputs on which the original gives finite answers and has the parts that are read.
-
-    Tries sizes from small to large, then with --dims fixed. Raises BadRequest if nothing runs, NotSupported if the
-    proof in double is impossible.
-    """
-    runner, reason, unsupported = session(path), "", None
-    reads = [parse_read(text) for text in request.reads]
-    names = [str(value.name) for value in original.graph.outputs]
-    given = [read_inputs(request.inputs, graph)] if request.inputs else []
-    given_sizes = [bound_sizes(graph, feeds) for feeds in given]
-    for feeds in given:
-        finite_answers(runner, feeds, reads)
-    for family in chain(size_rounds(graph, request.dims), [[]] if given else []):
-        drawn = [draw(graph, chosen, seed) for seed, chosen in enumerate(family)]
-        if request.proof == "float64":
-            asked = [*family, *given_sizes]
-            check_memory(graph, {symbol: max(sizes[symbol] for sizes in asked) for symbol in asked[0]})
-        try:
-            rounds = [*drawn, *given]
-            found = [finite_answers(runner, feeds, reads) for feeds in rounds]
-        except ForeignError as error:
-            reason = reason or str(error)
-            continue
-        try:
-            whole = double_answers(original, rounds) if request.proof == "float64" else []
-            for outputs in whole:
-                check_finite(outputs)
-            doubles = [picked(names, outputs, reads) for outputs in whole]
-        except ForeignError as error:  # no output for a window larger than the image
-            unsupported = unsupported or error
-            continue
-        sizes = [", ".join(f"{name}={size}" for name, size in chosen.items()) or "fixed" for chosen in family]
-        sources = ([f"drawn at {'; '.join(sizes)}"] if family else []) + ([str(request.inputs)] if given else [])
-        return ProofInputs(rounds, found, doubles, "; ".join(sources))
-    dims = ",".join(f"{symbol}=SIZE" for symbol in free_dimensions(graph))
-    if unsupported and dims:
-        raise type(unsupported)(f"{unsupported}; --dims {dims} sets other sizes") from unsupported
-    if unsupported:
-        raise unsupported
-    what = "--inputs" + (f" or --dims {dims}" if dims else "")
-    raise BadRequest(f"expected the file to run on drawn inputs, give {what}: {reason}")
 
 
 def without_functions(model: ir.Model) -> ir.Model:

@@ -19,7 +19,8 @@ from export.onnx_rewrites.files import read_model, sha256, weight_files, write_s
 from export.onnx_rewrites.inputs import Feeds
 from export.onnx_rewrites.prepare import Prepare
 from export.onnx_rewrites.proof import TOLERANCES, answers, session
-from export.onnx_rewrites.stage import Request, dtype_of, proof_inputs
+from export.onnx_rewrites.rounds import Asked, find_rounds
+from export.onnx_rewrites.stage import dtype_of
 from export.publishing.artifact import MANIFEST_FILE, ONNX_FILE, SAMPLE_FILE, PublishError
 from export.publishing.publish import CONFIG_FILE, add_version, check_name, locked, read_config, versions
 from export.publishing.triton_config import (
@@ -175,7 +176,7 @@ def _sample(file: Path) -> Feeds:
             return {name[3:]: held[name] for name in held.files if name.startswith("in:")}
     model = read_model(file)
     Prepare()(model)
-    return proof_inputs(model, model.graph, file, Request(proof="float32")).rounds[-1]
+    return find_rounds(model, model.graph, file, Asked()).feeds[-1]
 
 
 def _about(file: Path, weights: list[Path]) -> dict[str, Any]:

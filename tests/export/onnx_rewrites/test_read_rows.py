@@ -26,7 +26,7 @@ EXPORTERS = [("old", 17), ("new", 18), ("new", 20), ("new", 23)]
 
 def proved(original: ir.Model, rewritten: Rewritten, reads: Sequence[str] = ()) -> Proof:
     Prepare()(drawn := original.clone())
-    rounds = [draw(drawn.graph, sizes, seed) for seed, sizes in enumerate(next(size_rounds(drawn.graph)))]
+    rounds = [draw(drawn.graph, sizes, seed) for seed, sizes in enumerate(next(size_rounds(drawn.graph)).needed)]
     return prove_double(original, rewritten.model, [parse_read(read) for read in reads], rounds)
 
 

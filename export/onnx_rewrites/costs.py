@@ -13,7 +13,9 @@ from export.onnx_rewrites.attributes import attribute_int, attribute_string
 from export.onnx_rewrites.errors import Refused
 from export.onnx_rewrites.shapes import Shapes
 
-MULTIPLYING = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum", "Attention"})
+STANDARD = "Attention Conv ConvTranspose Einsum Gemm MatMul MatMulInteger QLinearMatMul"
+CONTRIB = "DynamicQuantizeMatMul FusedMatMul GroupQueryAttention MatMulIntegerToFloat MatMulNBits MultiHeadAttention"
+MULTIPLYING = frozenset([*STANDARD.split(), *CONTRIB.split()])
 
 
 def graph_macs(shapes: Shapes) -> int:
@@ -22,7 +24,7 @@ def graph_macs(shapes: Shapes) -> int:
 
 def node_macs(shapes: Shapes, node: ir.Node) -> int:
     """0 if the shapes are unknown."""
-    if node.domain or node.op_type not in MULTIPLYING:
+    if node.op_type not in (CONTRIB if node.domain else STANDARD).split():
         return 0
     try:
         return _macs(shapes, node)
@@ -34,8 +36,16 @@ def _macs(shapes: Shapes, node: ir.Node) -> int:
     sizes = [[shapes.nominal(dim) for dim in shapes.dims(value)] if value is not None else [] for value in node.inputs]
     out = math.prod(shapes.nominal(dim) for dim in shapes.dims(node.outputs[0]))
     match node.op_type:
-        case "MatMul":
+        case "MatMul" | "MatMulInteger" | "QLinearMatMul" | "MatMulIntegerToFloat" | "DynamicQuantizeMatMul":
             return out * sizes[0][-1]
+        case "MatMulNBits":
+            return out * attribute_int(node, "K", 0)
+        case "FusedMatMul":
+            return out * sizes[0][-2 if attribute_int(node, "transA", 0) else -1]
+        case "GroupQueryAttention":
+            return 2 * out * (sizes[0][1] + (sizes[3][2] if len(sizes) > 3 and sizes[3] else 0))
+        case "MultiHeadAttention":
+            return 2 * out * (sizes[1] or sizes[0])[1]
         case "Gemm":
             return out * sizes[0][0 if attribute_int(node, "transA", 0) else 1]
         case "Conv":

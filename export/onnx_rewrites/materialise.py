@@ -30,6 +30,7 @@ class Materialiser:
         self._selected: dict[tuple[ir.Value, Box], ir.Value] = {}
         self._sizes_read: dict[tuple[ir.Value, int], ir.Value] = {}
         self._whole: dict[ir.Value, ir.Value] = {}
+        self._emitted: dict[tuple[ir.Node, Box, tuple[ir.Value | None, ...]], ir.Node] = {}
 
     def run(self) -> None:
         """Replaces nodes whose inputs are partly computed; the caller removes unused nodes."""
@@ -151,11 +152,18 @@ class Materialiser:
             self.part(given, read[position]) if given is not None and position in read else given
             for position, given in enumerate(node.inputs)
         ]
-        new = ir.Node(node.domain, node.op_type, inputs, list(node.attributes.values()), num_outputs=1)
-        new.outputs[0].name = self.constants.name(f"{value.name}_rows")
-        new.name = new.outputs[0].name
+        key = node, wanted, tuple(inputs)
+        if key not in self._emitted:  # several outputs may be read in the same part
+            self._emitted[key] = self._copy(node, inputs)
+        return self._emitted[key].outputs[value.index() or 0]
+
+    def _copy(self, node: ir.Node, inputs: Sequence[ir.Value | None]) -> ir.Node:
+        new = ir.Node(node.domain, node.op_type, inputs, list(node.attributes.values()), num_outputs=len(node.outputs))
+        for old, made in zip(node.outputs, new.outputs, strict=True):
+            of_type(made, old.dtype).name = self.constants.name(f"{old.name}_rows") if old.name else ""
+        new.name = self.constants.name(f"{node.outputs[0].name}_{node.op_type}")
         self.graph.append(new)
-        return of_type(new.outputs[0], value.dtype)
+        return new
 
     def _moved(self, node: ir.Node, value: ir.Value, wanted: Box, read: Mapping[int, Box]) -> ir.Value | None:
         """As `_emit`, for operators that move elements and whose attributes do not fit a part."""

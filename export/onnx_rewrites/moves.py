@@ -14,6 +14,7 @@ import onnx_ir as ir
 from export.onnx_rewrites.attributes import attribute_int, permutation, reads_shape_alone
 from export.onnx_rewrites.boxes import WHOLE, Box, box
 from export.onnx_rewrites.constants import constant, integers
+from export.onnx_rewrites.contrib import CONTRIB, DOMAIN, QUANTISED
 from export.onnx_rewrites.errors import Refused
 from export.onnx_rewrites.rules import COMPUTING, Demand, Rule, broadcast, clean, everything
 from export.onnx_rewrites.shapes import FAR, Dim, Shapes, groups, same, slices
@@ -26,7 +27,8 @@ LARGEST_RUN = 1 << 22  # elements of a run that is followed index by index
 def demand_of(shapes: Shapes, node: ir.Node, index: int, wanted: Box) -> Demand:
     if reads_shape_alone(node):
         return Demand(WHOLE, {})
-    rule = RULES.get(node.op_type) if node.domain == "" else None
+    rules = RULES if node.domain == "" else CONTRIB if node.domain == DOMAIN else {}
+    rule = rules.get(node.op_type)
     if rule is None:
         return everything(node)
     try:
@@ -235,6 +237,7 @@ def _expand(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
 
 RULES: Mapping[str, Rule] = {
     **COMPUTING,
+    **QUANTISED,
     **dict.fromkeys(RESHAPES, _reshape),
     "Transpose": _transpose,
     "Gather": _gather,

@@ -15,22 +15,23 @@ from onnx_ir.passes.common import (
     InlinePass,
     LiftConstantsToInitializersPass,
     RemoveInitializersFromInputsPass,
-    RemoveUnusedNodesPass,
 )
 
 from export.onnx_rewrites.attributes import attribute_int
 from export.onnx_rewrites.constants import Constants, constant, integers, is_constant
+from export.onnx_rewrites.contrib import DOMAIN, KNOWN
 from export.onnx_rewrites.errors import NotSupported
 from export.onnx_rewrites.evaluate import UnknownOperator, evaluate_node
+from export.onnx_rewrites.inference import infer
 from export.onnx_rewrites.known import decide_sizes
 from export.onnx_rewrites.moves import RESHAPES
-from export.onnx_rewrites.shapes import Shapes, infer, same
+from export.onnx_rewrites.shapes import Shapes, same
+from export.onnx_rewrites.unused import remove_unused
 
 OLDEST_OPSET, NEWEST_OPSET = 10, 26
 RANDOM = frozenset(
     {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial"}
 )
-QUANTISED = frozenset(["QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "ConvInteger", "MatMulInteger"])
 SYMBOL = r"[A-Za-z_]\w*"
 RESERVED = frozenset({"max", "min", "floor", "ceiling", "sqrt", "mod"})  # functions in symbolic expressions
 LARGEST_GROWTH = 1 << 16  # elements by which folding a node may enlarge the file
@@ -49,11 +50,11 @@ class Prepare(ir.passes.InPlacePass):
         _name_free_dimensions(model.graph)
         infer(model)
         while _fold_constants(model.graph) or decide_sizes(model.graph):
-            RemoveUnusedNodesPass()(model)
+            remove_unused(model)
             infer(model)
         if _join_reshapes(model.graph):
             infer(model)
-        RemoveUnusedNodesPass()(model)
+        remove_unused(model)
         return ir.passes.PassResult(model, True)
 
 
@@ -74,10 +75,8 @@ def _unsupported(node: ir.Node, version: int) -> Iterator[str]:
     operator = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
     if any(attr.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for attr in node.attributes.values()):
         yield f"expected no graph within the graph, found {operator} with a body"
-    if node.domain:
-        yield f"expected the standard operators, found {operator}"
-    if node.op_type in QUANTISED or node.op_type.startswith("QLinear"):
-        yield f"expected floats, found the quantised operator {operator}"
+    if node.domain and (node.domain != DOMAIN or node.op_type not in KNOWN):
+        yield f"expected an operator of ONNX, or of ONNX Runtime that is known, found {operator}"
     if node.op_type in RANDOM:
         yield f"expected a graph that always gives the same, found {operator}"
     if node.op_type.startswith(("Sequence", "Optional", "SplitToSequence", "ConcatFromSequence")):

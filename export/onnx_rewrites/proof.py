@@ -79,8 +79,9 @@ def prove_file(
     original: Sequence[Sequence[Array]],
     exact: Sequence[Sequence[Array]],
     dtype: str,
+    without: ir.Node | None = None,
 ) -> Proof:
-    """The reference is `exact`, the original in double, or without it `original`.
+    """The reference is `exact`, the original in double, or without it `original`; `without` is a reason for that.
 
     The tolerance is the dtype's or, if larger, twice the original's own error. Raises ProofFailed, and NotSupported if
     that error exceeds WORST.
@@ -91,6 +92,8 @@ def prove_file(
     except ProofFailed as failed:
         raise NotSupported(f"the file itself, beside its answers in float64: {failed}") from failed
     beside = "the original in float64" if exact else "the original"
+    if without is not None:
+        beside = f"the original in ONNX Runtime, as {without.op_type} has no reference in float64"
     if 2 * own > tolerance:
         tolerance, beside = 2 * own, f"{beside}; the original in {dtype} is off by {own:.1e}"
     found = [list(answers(rewritten, feeds).values()) for feeds in inputs]

@@ -15,7 +15,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import onnx_ir as ir
-from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from export.onnx_rewrites.boxes import WHOLE, Box
 from export.onnx_rewrites.costs import MULTIPLYING, node_macs
@@ -25,6 +24,7 @@ from export.onnx_rewrites.materialise import Materialiser
 from export.onnx_rewrites.prepare import Prepare
 from export.onnx_rewrites.results import RewriteResult
 from export.onnx_rewrites.shapes import Shapes
+from export.onnx_rewrites.unused import remove_unused
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class ReadRows(ir.passes.InPlacePass):
 
     def rewrite(self, model: ir.Model, plan: RowsPlan) -> None:
         Materialiser(plan.shapes, plan.demands).run()
-        RemoveUnusedNodesPass()(model)
+        remove_unused(model)
         model.graph.sort()
 
     def call(self, model: ir.Model) -> RewriteResult:

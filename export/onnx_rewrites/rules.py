@@ -86,8 +86,8 @@ def _broadcasting(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Dem
     return Demand(demand, read)
 
 
-def _matmul(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
-    left, right = node.inputs
+def matmul(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
+    left, right = node.inputs[:2]
     if left is None or right is None or min(shapes.rank(left), shapes.rank(right)) < 2:
         return everything(node)
     out, chosen = node.outputs[index], dict(demand)
@@ -143,7 +143,7 @@ def _softmax(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
     return Demand(kept, {0: kept})
 
 
-def _layer_norm(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
+def layer_norm(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
     if index:
         return everything(node)
     rank = shapes.rank(node.outputs[index])
@@ -214,14 +214,14 @@ def _attention(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand
 COMPUTING: Mapping[str, Rule] = {
     **dict.fromkeys(ELEMENTWISE, _elementwise),
     **dict.fromkeys(BROADCASTING, _broadcasting),
-    "MatMul": _matmul,
+    "MatMul": matmul,
     "Gemm": _gemm,
     "Conv": _conv,
     "Softmax": _softmax,
     "LogSoftmax": _softmax,
-    "LayerNormalization": _layer_norm,
-    "SimplifiedLayerNormalization": _layer_norm,
-    "RMSNormalization": _layer_norm,
+    "LayerNormalization": layer_norm,
+    "SimplifiedLayerNormalization": layer_norm,
+    "RMSNormalization": layer_norm,
     "BatchNormalization": _batch_norm,
     "Einsum": _einsum,
     "Attention": _attention,

@@ -1,22 +1,19 @@
 """Shapes of a graph's values as integers and expressions in its free dimensions.
 
-In: a graph with a symbol for each free dimension of its inputs. Out: `Shapes`. Inference (onnx_shape_inference) ignores
-the file's own names for inner dimensions: they may be wrong.
+In: a graph after `inference.infer`. Out: `Shapes`.
 """
 
 from __future__ import annotations
 
-import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
 import onnx_ir as ir
-from onnx_shape_inference import SYM_DATA_KEY, ShapeInferenceContext, infer_symbolic_shapes, registry
 
 from export.onnx_rewrites.constants import integers
-from export.onnx_rewrites.errors import NotSupported, Refused
+from export.onnx_rewrites.errors import Refused
 
 Dim = int | ir.SymbolicDim
 
@@ -24,48 +21,6 @@ WHOLE_NUMBERS = {ir.DataType.INT32, ir.DataType.INT64}
 
 NOMINAL = 64  # of a free dimension without a given size
 FAR = (1 << 31) - 1  # the end of every axis; exporters write this or larger numbers
-ARITHMETIC = "Add And BitwiseAnd BitwiseOr BitwiseXor Div Max Mean Min Mod Mul Or PRelu Pow Sub Sum Xor"
-COMPARING = "Equal Expand Greater GreaterOrEqual Less LessOrEqual MatMul Where"
-
-
-def infer(model: ir.Model) -> None:
-    """Sets the shape and dtype of every value, and the elements of known integers."""
-    kept = {id(value) for value in (*model.graph.inputs, *model.graph.initializers.values())}
-    for node in model.graph:
-        for value in node.outputs:
-            if id(value) not in kept:
-                value.shape = None
-                value.const_value = None
-            value.metadata_props.pop(SYM_DATA_KEY, None)
-    logging.getLogger("onnx_shape_inference").setLevel(logging.ERROR)
-    try:
-        infer_symbolic_shapes(model, warn_on_missing=False, adopt_declared_symbols=False)
-    except ValueError as error:  # the base class of all its errors
-        raise NotSupported(f"shapes: expected a graph that fits together, found {error}") from error
-
-
-registry.collect()
-_library_slice = registry.get("", "Slice", version=10)
-
-
-def _slice(context: ShapeInferenceContext, node: ir.Node) -> None:
-    """The library takes [:, :512] of a free axis for 512 rows, however short it is, and [:, -1:] for any number."""
-    source, rows = node.inputs[0], node.outputs[0]
-    if _library_slice is not None:
-        _library_slice(context, node)
-    if source is None or source.shape is None or rows.shape is None:
-        return
-    pairs = zip(source.shape.dims, rows.shape.dims, strict=True)
-    dims = [context.new_symbolic_dim() if _cut(old, new) else new for old, new in pairs]
-    for axis, (start, end, step) in (slices(node, len(dims)) or {}).items():
-        if start == -1 and end >= FAR and step == 1 and isinstance(source.shape[axis], ir.SymbolicDim):
-            dims[axis] = 1
-    rows.shape = ir.Shape(dims)
-
-
-def _cut(old: Dim, new: Dim) -> bool:
-    """Whether a short axis would leave less than `new`; a size is at least 1."""
-    return isinstance(old, ir.SymbolicDim) and isinstance(new, int) and new > 1
 
 
 def slices(node: ir.Node, rank: int) -> dict[int, tuple[int, int, int]] | None:
@@ -81,46 +36,8 @@ def slices(node: ir.Node, rank: int) -> dict[int, tuple[int, int, int]] | None:
     return {axis % rank: cut for axis, cut in zip(axes, zip(starts, ends, steps, strict=True), strict=True)}
 
 
-def _careful(library: Callable[[ShapeInferenceContext, ir.Node], None]) -> Callable[..., None]:
-    """The library takes two free axes that meet for equal; either may be 1 and be broadcast to the other."""
-
-    def infer_broadcast(context: ShapeInferenceContext, node: ir.Node) -> None:
-        library(context, node)
-        out = node.outputs[0]
-        if out.shape is None:
-            return
-        operands = [[*value.shape.dims] for value in node.inputs if value is not None and value.shape is not None]
-        if node.op_type == "Expand":
-            operands = operands[:1]
-        apart = 2 if node.op_type == "MatMul" else 0
-        dims = list(out.shape.dims)
-        for axis in range(len(dims) - apart):
-            places = [axis - len(dims) + len(operand) for operand in operands]
-            sizes = [operand[place] for operand, place in zip(operands, places, strict=True) if place >= 0]
-            sizes += [dims[axis]] if node.op_type == "Expand" else []
-            free = [size for size in sizes if isinstance(_number(size), ir.SymbolicDim)]
-            if isinstance(_number(dims[axis]), ir.SymbolicDim) and free:
-                longest = next((size for size in free if all(agree(size, other) for other in free)), None)
-                dims[axis] = context.new_symbolic_dim() if longest is None else longest
-        out.shape = ir.Shape(dims)
-
-    return infer_broadcast
-
-
-def _register() -> None:
-    registry.register("", "Slice", since_version=10)(_slice)
-    for name in [*ARITHMETIC.split(), *COMPARING.split()]:
-        library = {version: registry.get("", name, version) for version in registry.version_boundaries("", name)}
-        for version, function in library.items():
-            if function is not None:
-                registry.register("", name, since_version=version)(_careful(function))
-
-
-_register()
-
-
 def same(left: Dim, right: Dim) -> bool:
-    left, right = _number(left), _number(right)
+    left, right = number(left), number(right)
     if isinstance(left, int) or isinstance(right, int):
         return isinstance(left, int) and isinstance(right, int) and left == right
     if left.value is None or right.value is None:
@@ -135,8 +52,8 @@ def agree(size: Dim, other: Dim) -> bool:
     """
     if same(size, other):
         return True
-    clipped = re.fullmatch(r"Min\((\d+), (.+)\)", str(_number(other)))
-    return clipped is not None and int(clipped[1]) > 1 and str(_number(size)) == clipped[2]
+    clipped = re.fullmatch(r"Min\((\d+), (.+)\)", str(number(other)))
+    return clipped is not None and int(clipped[1]) > 1 and str(number(size)) == clipped[2]
 
 
 @cache
@@ -147,7 +64,7 @@ def _equal(left: str, right: str) -> bool:
         return False
 
 
-def _number(dim: Dim) -> Dim:
+def number(dim: Dim) -> Dim:
     return int(dim.value) if isinstance(dim, ir.SymbolicDim) and dim.value and dim.value.isdigit() else dim
 
 
@@ -179,7 +96,7 @@ class Shapes:
         """Raises Refused if the rank is unknown."""
         if value.shape is None:
             raise Refused(value.name or "", operator(value), "its shape does not follow from the graph")
-        return tuple(_number(dim) for dim in value.shape.dims)
+        return tuple(number(dim) for dim in value.shape.dims)
 
     def rank(self, value: ir.Value) -> int:
         return len(self.dims(value))

@@ -14,6 +14,7 @@ from typing import Any
 
 import onnx_ir as ir
 
+from export.onnx_rewrites.contrib import without_double
 from export.onnx_rewrites.errors import BadRequest, ForeignError, NothingToRewrite, NotSupported
 from export.onnx_rewrites.files import (
     check_apart,
@@ -85,13 +86,14 @@ def _rewrite(original: ir.Model, path: Path, output: Path, request: Request) -> 
         raise NothingToRewrite(f"{missing[0]}: expected a place to rewrite, found none: {reasons}")
     plain, proofs = without_functions(original), []
     given = (request.inputs, read_inputs(request.inputs, prepared.graph)) if request.inputs else None
-    asked = Asked(reads, request.dims, given, request.proof == "float64")
+    without = without_double(plain.graph)
+    asked = Asked(reads, request.dims, given, request.proof == "float64" and without is None)
     rounds = find_rounds(plain, prepared.graph, path, asked)
     if asked.double:
         proofs.append(prove_double(plain, rewritten.model, reads, rounds.feeds, rounds.doubles))
     with written(clean(rewritten.model, original, reads), output) as staged:
         runner, sample = session(staged), rounds.feeds[-1]
-        proofs.append(prove_file(runner, rounds.feeds, rounds.answers, rounds.doubles, dtype))
+        proofs.append(prove_file(runner, rounds.feeds, rounds.answers, rounds.doubles, dtype, without))
         answered = answers(runner, sample)
         del runner  # holds all weights
         timed = time_both(path, staged, prepared.graph, sizes) if request.time else ()

@@ -6,17 +6,18 @@ A Shape does not keep its value alive: it is rebuilt from the graph's inputs.
 from __future__ import annotations
 
 import onnx_ir as ir
-from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from export.onnx_rewrites.attributes import reads_shape_alone
 from export.onnx_rewrites.boxes import WHOLE
 from export.onnx_rewrites.demand import WHOLE_VALUE, Demands, demand_shape
+from export.onnx_rewrites.inference import infer
 from export.onnx_rewrites.materialise import Materialiser
-from export.onnx_rewrites.shapes import Shapes, infer
+from export.onnx_rewrites.shapes import Shapes
+from export.onnx_rewrites.unused import remove_unused
 
 
 def drop_unread(model: ir.Model) -> None:
-    RemoveUnusedNodesPass()(model)
+    remove_unused(model)
     model.graph.sort()
     infer(model)
     shapes = Shapes(model.graph)
@@ -27,6 +28,6 @@ def drop_unread(model: ir.Model) -> None:
         elif any(output in demands for output in node.outputs):
             demands |= {value: [WHOLE] for value in node.inputs if value is not None}
     Materialiser(shapes, dict.fromkeys(demands, WHOLE_VALUE)).run()
-    RemoveUnusedNodesPass()(model)
+    remove_unused(model)
     model.graph.sort()
     infer(model)

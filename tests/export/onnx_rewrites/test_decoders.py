@@ -47,9 +47,7 @@ def check_same(before: Path, after: Path, part: Callable[[Array], Array], kept: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("exporter", "opset"), [("old", 17), ("new", 18), ("new", 23)])
-def test_the_last_row_of_a_decoder_cuts_its_last_layer_and_its_head(
-    exporter: str, opset: int, tmp_path: Path
-) -> None:
+def test_the_last_row_of_a_decoder_cuts_its_last_layer_and_its_head(exporter: str, opset: int, tmp_path: Path) -> None:
     onnx.save(export(exporter, opset), path := tmp_path / "model.onnx")
     result = run(path, out := tmp_path / "last.onnx", "logits[:,-1:]", "*")
     assert result.exit_code == 0, result.output

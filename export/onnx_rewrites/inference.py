@@ -1,0 +1,124 @@
+"""Infers shapes and dtypes, and corrects onnx_shape_inference where a free axis may be shorter than it takes.
+
+In: a graph with a symbol for each free dimension of its inputs. Out: the same with shapes. Names that the file gives to
+inner dimensions are ignored: they may be wrong.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import onnx_ir as ir
+from onnx_shape_inference import SYM_DATA_KEY, ShapeInferenceContext, infer_symbolic_shapes, registry
+
+from export.onnx_rewrites.errors import NotSupported
+from export.onnx_rewrites.shapes import FAR, Dim, agree, number, slices
+
+Inference = Callable[[ShapeInferenceContext, ir.Node], None]
+
+ARITHMETIC = "Add And BitwiseAnd BitwiseOr BitwiseXor Div Max Mean Min Mod Mul Or PRelu Pow Sub Sum Xor"
+COMPARING = "Equal Expand Greater GreaterOrEqual Less LessOrEqual MatMul Where"
+
+
+def infer(model: ir.Model) -> None:
+    """Sets the shape and dtype of every value, and the elements of known integers."""
+    kept = {id(value) for value in (*model.graph.inputs, *model.graph.initializers.values())}
+    for node in model.graph:
+        for value in node.outputs:
+            if id(value) not in kept:
+                value.shape = None
+                value.const_value = None
+            value.metadata_props.pop(SYM_DATA_KEY, None)
+    logging.getLogger("onnx_shape_inference").setLevel(logging.ERROR)
+    try:
+        infer_symbolic_shapes(model, warn_on_missing=False, adopt_declared_symbols=False)
+    except ValueError as error:  # the base class of all its errors
+        raise NotSupported(f"shapes: expected a graph that fits together, found {error}") from error
+
+
+registry.collect()
+_library_slice = registry.get("", "Slice", version=10)
+
+
+def _slice(context: ShapeInferenceContext, node: ir.Node) -> None:
+    """The library takes [:, :512] of a free axis for 512 rows, however short it is, and [:, -1:] for any number."""
+    source, rows = node.inputs[0], node.outputs[0]
+    if _library_slice is not None:
+        _library_slice(context, node)
+    if source is None or source.shape is None or rows.shape is None:
+        return
+    pairs = zip(source.shape.dims, rows.shape.dims, strict=True)
+    dims = [context.new_symbolic_dim() if _cut(old, new) else new for old, new in pairs]
+    for axis, (start, end, step) in (slices(node, len(dims)) or {}).items():
+        if start == -1 and end >= FAR and step == 1 and isinstance(source.shape[axis], ir.SymbolicDim):
+            dims[axis] = 1
+    rows.shape = ir.Shape(dims)
+
+
+def _cut(old: Dim, new: Dim) -> bool:
+    """Whether a short axis would leave less than `new`; a size is at least 1."""
+    return isinstance(old, ir.SymbolicDim) and isinstance(new, int) and new > 1
+
+
+def _careful(library: Inference) -> Inference:
+    """The library takes two free axes that meet for equal; either may be 1 and be broadcast to the other."""
+
+    def infer_broadcast(context: ShapeInferenceContext, node: ir.Node) -> None:
+        library(context, node)
+        out = node.outputs[0]
+        if out.shape is None:
+            return
+        operands = [[*value.shape.dims] for value in node.inputs if value is not None and value.shape is not None]
+        if node.op_type == "Expand":
+            operands = operands[:1]
+        apart = 2 if node.op_type == "MatMul" else 0
+        dims = list(out.shape.dims)
+        for axis in range(len(dims) - apart):
+            places = [axis - len(dims) + len(operand) for operand in operands]
+            sizes = [operand[place] for operand, place in zip(operands, places, strict=True) if place >= 0]
+            sizes += [dims[axis]] if node.op_type == "Expand" else []
+            free = [size for size in sizes if isinstance(number(size), ir.SymbolicDim)]
+            if isinstance(number(dims[axis]), ir.SymbolicDim) and free:
+                longest = next((size for size in free if all(agree(size, other) for other in free)), None)
+                dims[axis] = context.new_symbolic_dim() if longest is None else longest
+        out.shape = ir.Shape(dims)
+
+    return infer_broadcast
+
+
+def _of_any_length(library: Inference) -> Inference:
+    """The cache may be a buffer that is longer than past and new tokens."""
+
+    def infer_attention(context: ShapeInferenceContext, node: ir.Node) -> None:
+        library(context, node)
+        for value in node.outputs[1:3]:
+            if value.shape is not None:
+                value.shape = ir.Shape([*value.shape.dims[:2], context.new_symbolic_dim(), value.shape.dims[3]])
+
+    return infer_attention
+
+
+def _integer_product(context: ShapeInferenceContext, node: ir.Node) -> None:
+    """The library does not know these operators; their second factor has two axes."""
+    left, right = node.inputs[:2]
+    if left is not None and right is not None and left.shape is not None and right.shape is not None:
+        shape = ir.Shape([*left.shape.dims[:-1], right.shape.dims[-1]])
+        context.set_shape_and_dtype(node.outputs[0], shape, ir.DataType.FLOAT)
+
+
+def _register() -> None:
+    registry.register("", "Slice", since_version=10)(_slice)
+    for name in ("MatMulIntegerToFloat", "DynamicQuantizeMatMul"):
+        registry.register("com.microsoft", name, since_version=1)(_integer_product)
+    grouped = registry.get("com.microsoft", "GroupQueryAttention", 1)
+    if grouped is not None:
+        registry.register("com.microsoft", "GroupQueryAttention", since_version=1)(_of_any_length(grouped))
+    for name in [*ARITHMETIC.split(), *COMPARING.split()]:
+        library = {version: registry.get("", name, version) for version in registry.version_boundaries("", name)}
+        for version, function in library.items():
+            if function is not None:
+                registry.register("", name, since_version=version)(_careful(function))
+
+
+_register()

@@ -29,11 +29,17 @@ NAMES = (
     "publish",
     "slow-connections",
     "lone-requests",
+    "answers-nan",
+    "disk-full",
+    "clock-jump",
+    "slow-probe",
+    "two-supervisors",
 )
+EVERY = (*NAMES, "many-faults")  # the last takes ten minutes: only by name
 
 
 @click.command()
-@click.option("--scenario", "names", type=click.Choice(NAMES), multiple=True, help="Repeatable.  [default: all]")
+@click.option("--scenario", "names", type=click.Choice(EVERY), multiple=True, help="Repeatable.  [default: all]")
 @click.option("--publications", type=click.IntRange(1, 200), default=20, show_default=True)
 @click.option("--overload-seconds", type=FiniteRange(1, 120), default=20.0, show_default=True)
 @click.option("--hours", type=FiniteRange(0.001, 48), help="Also soak: steady requests for this long.")

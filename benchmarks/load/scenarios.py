@@ -21,6 +21,7 @@ import numpy as np
 import psutil
 from numpy.typing import NDArray
 
+from benchmarks.load import supervised_faults
 from benchmarks.load.lone_requests import lone_requests
 from benchmarks.load.slow_connections import slow_connections
 from benchmarks.load.verdicts import TOLERANCE, Asker, Verdicts, meanwhile
@@ -42,8 +43,8 @@ REQUESTS = 500  # between two publications
 
 
 class Faults:
-    def __init__(self, publications: int, overload_seconds: float) -> None:
-        self._publications, self._overload_seconds = publications, overload_seconds
+    def __init__(self, publications: int, overload_seconds: float, minutes: float = 10.0) -> None:
+        self._publications, self._overload_seconds, self._minutes = publications, overload_seconds, minutes
         self._folder = tempfile.TemporaryDirectory(prefix="faults-")
         self._repository = Path(self._folder.name, "source")
 
@@ -76,7 +77,7 @@ class Faults:
         }
         if name in healing:
             return {"scenario": name, **self._heal(healing[name])}
-        others = {
+        others: dict[str, Callable[[], Row]] = {
             "newest-broken": self._newest_broken,
             "sigterm": self._sigterm,
             "overload": self._overload,
@@ -84,12 +85,18 @@ class Faults:
             "server-killed-retries": self._killed_under_clients,
             "slow-connections": slow_connections,
             "lone-requests": lone_requests,
+            "answers-nan": partial(supervised_faults.answers_nan, self),
+            "disk-full": partial(supervised_faults.disk_full, self),
+            "clock-jump": partial(supervised_faults.clock_jump, self),
+            "slow-probe": partial(supervised_faults.slow_probe, self),
+            "two-supervisors": partial(supervised_faults.two_supervisors, self),
+            "many-faults": partial(supervised_faults.many_faults, self, self._minutes),
         }
         return {"scenario": name, **others[name]()}
 
     def soak(self, hours: float) -> Row:
         """Steady requests; slopes over the second half."""
-        with self._server() as server:
+        with self.server() as server:
             looks: list[tuple[float, float, int]] = []
 
             def look() -> None:
@@ -97,7 +104,7 @@ class Faults:
                 memory_mb = sum(each.memory_info().rss for each in family) / 1e6
                 looks.append((time.monotonic() / 3600, memory_mb, sum(each.num_fds() for each in family)))
 
-            with self._traffic(server, SOAK_PAUSE_S) as verdicts:
+            with self.traffic(server, SOAK_PAUSE_S) as verdicts:
                 ends = time.monotonic() + 3600 * hours
                 while time.monotonic() < ends:
                     look()
@@ -113,23 +120,27 @@ class Faults:
         }
 
     @contextmanager
-    def _server(self) -> Iterator[Server]:
-        """Yields once the answers are right."""
+    def repository(self) -> Iterator[Path]:
+        """A copy."""
         with tempfile.TemporaryDirectory(dir=self._folder.name) as folder:
-            repository = Path(shutil.copytree(self._repository, Path(folder, "models")))
-            with running_server(repository, supervised=True, timeout_s=HEAL_S) as server:
-                _wait_until_right(server)
-                yield server
+            yield Path(shutil.copytree(self._repository, Path(folder, "models")))
+
+    @contextmanager
+    def server(self, repository: Path | None = None) -> Iterator[Server]:
+        """Yields once the answers are right."""
+        with self.repository() as copy, running_server(repository or copy, supervised=True, timeout_s=HEAL_S) as server:
+            _wait_until_right(server)
+            yield server
 
     def _asker(self, server: Server, batch: int = 1) -> Asker:
         return Asker(server.http_url, MODEL, self._images[:batch], self._logits[:batch])
 
-    def _traffic(self, server: Server, pause_s: float = 0) -> AbstractContextManager[Verdicts]:
+    def traffic(self, server: Server, pause_s: float = 0) -> AbstractContextManager[Verdicts]:
         asker = self._asker(server)
         return meanwhile(lambda until, verdicts: asker.closed_loop(STEADY, until, verdicts, pause_s))
 
     def _heal(self, fault: Callable[[Server], object]) -> Row:
-        with self._server() as server, self._traffic(server) as verdicts:
+        with self.server() as server, self.traffic(server) as verdicts:
             time.sleep(BEFORE_S)
             first = _workers(server)
             started = time.perf_counter()
@@ -148,14 +159,14 @@ class Faults:
             with running_server(repository, supervised=True, timeout_s=HEAL_S) as server:
                 _wait_until_right(server)
                 recovery_s = time.perf_counter() - started
-                with self._traffic(server) as verdicts:
+                with self.traffic(server) as verdicts:
                     time.sleep(AFTER_S)
                 versions = sorted(version.version for version in probe_server(server.http_url).versions)
         return {**verdicts.row(), "recovery_s": recovery_s, "served": versions}
 
     def _sigterm(self) -> Row:
-        with self._server() as server:
-            with self._traffic(server) as verdicts:
+        with self.server() as server:
+            with self.traffic(server) as verdicts:
                 time.sleep(BEFORE_S)
             process = psutil.Process(server.pid)
             family = process.children(recursive=True)
@@ -185,7 +196,7 @@ class Faults:
         from clients.errors import ClientError
 
         latencies, failed, wrong = list[float](), 0, 0
-        with self._server() as server, Classifier(server.http_url, MODEL) as classifier:
+        with self.server() as server, Classifier(server.http_url, MODEL) as classifier:
             fault = threading.Timer(BEFORE_S, lambda: _triton(server).kill())
             fault.start()
             ends = time.monotonic() + BEFORE_S + RETRIED_S
@@ -202,13 +213,13 @@ class Faults:
         return {**counts, "p50_ms": float(np.median(latencies)), "worst_ms": max(latencies)}
 
     def _publish(self) -> Row:
-        with self._server() as server:
+        with self.server() as server:
             repository = Path(
                 next(word for word in psutil.Process(server.pid).cmdline() if "repository=" in word).partition("=")[2]
             )
             artifact = read_version(repository / MODEL / "1")
             live = LiveServer(server.http_url, grpc=server.grpc_url)
-            with self._traffic(server) as verdicts:
+            with self.traffic(server) as verdicts:
                 for number in range(1, self._publications + 1):
                     publish(repository, MODEL, artifact)
                     live.load(MODEL)

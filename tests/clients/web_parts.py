@@ -14,6 +14,7 @@ from serving import running
 
 ROOT = Path(__file__).resolve().parents[2]
 CHROMIUM = shutil.which("chromium") or "/usr/bin/chromium"
+MISSING = f"Chromium is not at {CHROMIUM}, so no test of the page runs: apt-get install chromium"
 ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
 ARGUMENTS += ["--disable-component-update", "--disable-sync"]
 PATIENCE_S = 60.0

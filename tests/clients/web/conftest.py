@@ -1,4 +1,3 @@
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -7,6 +6,13 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, Request, expect
 from web_http import listening
 from web_parts import CHROMIUM, PATIENCE_S, Triton, publish_shipped, running_browser, running_page
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Without a browser test_browser.py says so, once for all."""
+    if not Path(CHROMIUM).exists():
+        config.hook.pytest_deselected(items=[item for item in items if "browser" in item.fixturenames])
+        items[:] = [item for item in items if "browser" not in item.fixturenames]
 
 
 @pytest.fixture(scope="session")
@@ -35,8 +41,6 @@ def address(triton: Triton) -> Iterator[str]:
 
 @pytest.fixture(scope="module")  # Playwright lets no other event loop into its thread
 def browser() -> Iterator[Browser]:
-    if not Path(CHROMIUM).exists():
-        (pytest.fail if os.environ.get("CI") else pytest.skip)(f"Chromium is not at {CHROMIUM}")
     with running_browser() as started:
         yield started
 

@@ -1,0 +1,252 @@
+"""Faults that a supervisor must not make worse: a model that answers NaN, a full disk, a jumping clock, a slow probe, a
+second supervisor; and one fault every 20 s for minutes.
+
+In: a `Bench`. Out: counts of requests and what the supervisor did. Clients do not retry.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from itertools import cycle
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import psutil
+
+from benchmarks.load.verdicts import Verdicts
+from clients.probe import probe_server
+from export.publishing.artifact import read_version
+from export.publishing.live import LiveServer
+from export.publishing.publish import publish
+from serving.processes import Family
+from serving.running import Server
+
+Row = dict[str, Any]
+MODEL = "vitbn-tiny"
+SETTLE_S, DEADLINE_S = 3.0, 120.0
+FAKETIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1")
+DISK_BYTES, LEFT_BYTES = 64 * 2**20, 64 * 2**10
+FAULT_EVERY_S, PAUSE_S = 20.0, 0.02
+RESTARTED, RELOADED = "started the server", "is loaded again"
+
+
+class Bench(Protocol):
+    def repository(self) -> AbstractContextManager[Path]:
+        """With two versions of MODEL, by default both served."""
+
+    def server(self, repository: Path | None = None) -> AbstractContextManager[Server]:
+        """Supervised; answers right."""
+
+    def traffic(self, server: Server, pause_s: float = 0) -> AbstractContextManager[Verdicts]:
+        """Checks every answer of MODEL."""
+
+
+def answers_nan(bench: Bench) -> Row:
+    """The newest version is whole, loads, and answers NaN: an older version replaces it, the server stays."""
+    with bench.repository() as repository:
+        _make_nan(repository / MODEL / "2")
+        started = time.perf_counter()
+        with bench.server(repository) as server:
+            recovery_s = time.perf_counter() - started
+            with bench.traffic(server) as verdicts:
+                time.sleep(2 * SETTLE_S)
+            served = sorted(each.version for each in probe_server(server.http_url, timeout_s=5).versions)
+            return {**verdicts.row(), "recovery_s": recovery_s, "served": served, **_acts(server)}
+
+
+def _make_nan(version: Path) -> None:
+    import onnx
+
+    path = version / "model.onnx"
+    model = onnx.load(path)
+    weights = max(model.graph.initializer, key=lambda each: len(each.raw_data))
+    weights.raw_data = np.full(len(weights.raw_data) // 4, np.nan, np.float32).tobytes()
+    onnx.save(model, path)
+    manifest = json.loads((version / "manifest.json").read_text())
+    manifest["sha256"] = hashlib.sha256(path.read_bytes()).hexdigest()
+    (version / "manifest.json").write_text(json.dumps(manifest))
+
+
+def disk_full(bench: Bench) -> Row:
+    """The repository's disk fills while a version is written and the server is told to load."""
+    with bench.repository() as source, _small_disk(source.parent / "disk") as disk:
+        if disk is None:
+            return {"left_out": "only root may mount a small disk"}
+        subprocess.run(["cp", "-r", source, disk / "models"], check=True)
+        repository = disk / "models"
+        artifact = read_version(repository / MODEL / "1")
+        with bench.server(repository) as server, bench.traffic(server) as verdicts:
+            live = LiveServer(server.http_url, grpc=server.grpc_url)
+            filler = disk / "filler"
+            free = os.statvfs(disk).f_bavail * os.statvfs(disk).f_frsize
+            filler.write_bytes(bytes(free - LEFT_BYTES))
+            refusal = ""
+            try:
+                publish(repository, MODEL, artifact)
+            except Exception as error:  # what the publisher says is the result
+                refusal = f"{type(error).__name__}: {error}"[:100]
+            live.load(MODEL)
+            versions = sorted(each.name for each in (repository / MODEL).iterdir() if each.name.isdigit())
+            filler.unlink()
+            publish(repository, MODEL, artifact)
+            live.load(MODEL)
+            time.sleep(SETTLE_S)
+            served = live.served()[MODEL]
+        return {**verdicts.row(), "refusal": refusal, "versions_when_full": versions, "served": served, **_acts(server)}
+
+
+@contextmanager
+def _small_disk(folder: Path) -> Iterator[Path | None]:
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(folder)]
+    if os.geteuid() or subprocess.run(command, capture_output=True).returncode:
+        yield None
+        return
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+def clock_jump(bench: Bench) -> Row:
+    """The wall clock of server and supervisor jumps an hour on, then back; libfaketime leaves monotonic time."""
+    if not FAKETIME.exists():
+        return {"left_out": f"{FAKETIME} is missing: apt-get install libfaketime"}
+    with bench.repository() as repository:
+        offset = repository.parent / "offset"
+        offset.write_text("+0")
+        faked = {"LD_PRELOAD": str(FAKETIME), "FAKETIME_TIMESTAMP_FILE": str(offset), "FAKETIME_NO_CACHE": "1"}
+        os.environ |= faked | {"FAKETIME_DONT_FAKE_MONOTONIC": "1"}
+        try:
+            server_block = bench.server(repository)
+            server = server_block.__enter__()
+        finally:
+            for name in (*faked, "FAKETIME_DONT_FAKE_MONOTONIC"):
+                del os.environ[name]
+        try:
+            with bench.traffic(server) as verdicts:
+                for text in ("+3600", "+0"):
+                    offset.write_text(text)
+                    time.sleep(2 * SETTLE_S)
+            stamps = {line[:13] for line in server.log().splitlines() if "supervisor: " in line}
+            acts = _acts(server)
+            process = psutil.Process(server.pid)
+        finally:
+            server_block.__exit__(None, None, None)
+        return {**verdicts.row(), **acts, "stopped": not process.is_running(), "hours_in_log": len(stamps)}
+
+
+def slow_probe(bench: Bench) -> Row:
+    """The prober stands still for three seconds again and again, then for longer than the supervisor waits."""
+    with bench.server() as server, bench.traffic(server) as verdicts:
+        first = _prober(server)
+        for seconds in (3.0, 3.0, 3.0, 20.0):
+            with suppress(psutil.NoSuchProcess):
+                first.suspend()
+                time.sleep(seconds)
+                first.resume()
+            time.sleep(1.0)
+        _wait_until(lambda: _prober(server).pid != first.pid)
+        return {**verdicts.row(), **_acts(server)}
+
+
+def _prober(server: Server) -> psutil.Process:
+    children = psutil.Process(server.pid).children()
+    return next(each for each in children if "clients.probe" in each.cmdline())
+
+
+def two_supervisors(bench: Bench) -> Row:
+    """A second supervisor serves the same repository; a third finds its ports taken."""
+    with bench.repository() as repository, bench.server(repository) as server, bench.traffic(server) as verdicts:
+        with bench.server(repository) as second:
+            acts = _acts(second)
+        ports = [
+            f"--{name}-port={getattr(server, f'{name}_url').split(':')[1]}" for name in ("http", "grpc", "metrics")
+        ]
+        command = [
+            sys.executable,
+            "-m",
+            "serving.supervisor",
+            "--supervisor-port=0",
+            f"--model-repository={repository}",
+        ]
+        third = subprocess.Popen([*command, *ports], stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        time.sleep(4 * SETTLE_S)
+        third.terminate()
+        told = third.communicate(timeout=DEADLINE_S)[1]
+        right = probe_server(server.http_url, timeout_s=5).ok
+        return {
+            **{**verdicts.row(), **_acts(server)},
+            "second_restarts": acts["restarts"],
+            "third_blocked": "expected a free port" in told and RESTARTED not in told,
+            "right_at_the_end": right,
+        }
+
+
+def many_faults(bench: Bench, minutes: float) -> Row:
+    """One fault every 20 s. Memory in MB: of server and supervisor, minimum over a quarter, first and last quarter."""
+    faults: Sequence[Callable[[Server], None]] = (_kill_stub, _stop_stub, _kill_prober, _kill_server, _kill_stub)
+    memory, family, count = list[float](), set[psutil.Process](), 0
+    with bench.server() as server, bench.traffic(server, PAUSE_S) as verdicts:
+        ends, process = time.monotonic() + 60 * minutes, psutil.Process(server.pid)
+        for fault in cycle(faults):
+            if time.monotonic() > ends:
+                break
+            with suppress(psutil.Error, StopIteration, IndexError):  # the last fault is not healed yet
+                fault(server)
+                count += 1
+            due = time.monotonic() + FAULT_EVERY_S
+            while time.monotonic() < due:
+                with suppress(psutil.Error):
+                    members = [process, *process.children(recursive=True)]
+                    family |= {*members}
+                    memory.append(sum(each.memory_info().rss for each in members) / 1e6)
+                time.sleep(1.0)
+        _wait_until(lambda: probe_server(server.http_url, timeout_s=5).ok)
+        acts = _acts(server)
+    orphans = sum(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in family)
+    quarters = np.array_split(np.array(memory), 4)
+    medians = [float(np.median(each)) for each in quarters]
+    return {**verdicts.row(), "faults": count, **acts, "orphans": orphans, "memory_mb_by_quarter": medians}
+
+
+def _triton(server: Server) -> psutil.Process:
+    children = psutil.Process(server.pid).children()
+    return next(each for each in children if Path(each.cmdline()[0]).name == "tritonserver")
+
+
+def _kill_stub(server: Server) -> None:
+    Family(_triton(server).pid).look()[0].process.kill()
+
+
+def _stop_stub(server: Server) -> None:
+    Family(_triton(server).pid).look()[0].process.suspend()
+
+
+def _kill_prober(server: Server) -> None:
+    _prober(server).kill()
+
+
+def _kill_server(server: Server) -> None:
+    _triton(server).kill()
+
+
+def _acts(server: Server) -> Row:
+    log = server.log()
+    return {"restarts": log.count(RESTARTED) - 1, "reloads": log.count(RELOADED)}
+
+
+def _wait_until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"expected the server to change within {DEADLINE_S:g} s")
+        time.sleep(0.1)

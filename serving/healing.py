@@ -44,6 +44,7 @@ class Judge:
         self._silent = 0
         self._failed: dict[str, deque[bool]] = {}  # model -> its last probes
         self._healed: set[str] = set()  # loaded again and not right since
+        self._right: set[str] = set()  # models that were right once
         self._busy: dict[str, tuple[float, float, float]] = {}  # model -> since, last look, processor
         self._lame: dict[Stub, float] = {}  # dead or stopped stub -> since
 
@@ -55,6 +56,10 @@ class Judge:
 
     def is_healed_in_vain(self, model: str) -> bool:
         return model in self._healed
+
+    def is_version_to_blame(self, sick: Sick) -> bool:
+        """Whether another load of a version that answers wrong would be in vain."""
+        return bool(sick.wrong) and (sick.model in self._healed or sick.model not in self._right)
 
     def lame(self, stubs: Sequence[Stub], replaced: Collection[Stub]) -> list[Stub]:
         """Stubs that have been dead or stopped for a while: other instances of their model may pass the probe."""
@@ -75,6 +80,7 @@ class Judge:
             self._failed.setdefault(model, deque(maxlen=RECENT)).append(False)
             self._busy.pop(model, None)
             self._healed.discard(model)
+            self._right.add(model)
         found = []
         for model, failure in failing.items():
             if failure.silent and self._works(model, [stub for stub in stubs if stub.model == model]):

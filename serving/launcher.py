@@ -26,7 +26,6 @@ PYTHON_VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 ENGINES = ("onnxruntime", "openvino")
 REPOSITORY_OPTIONS = ("--model-repository", "--model-store")
 PARENT_VARIABLE = "VITBN_PARENT"  # the server ends with this process
-TURNS_VARIABLE = "VITBN_TURNS"  # the server's file of locks, for serving/turns.py
 PR_SET_PDEATHSIG = 1
 CLIENT_MEMORY = "--allow-client-shm"
 BY_PRIORITY = "--rate-limit=execution_count"  # else a standby instance gets every second request
@@ -145,12 +144,6 @@ def server_environment(pytriton: Path, inherited: Mapping[str, str]) -> dict[str
     }
 
 
-def file_of_locks() -> str:
-    """The name, for the server's children, of a file in memory that ends with it."""
-    descriptor = os.memfd_create("vitbn-turns", 0)  # without a flag it survives exec
-    return f"/proc/{os.getpid()}/fd/{descriptor}"
-
-
 def check_stub(stub: Path, environment: Mapping[str, str]) -> None:
     result = subprocess.run([stub], env=environment, capture_output=True, text=True)
     if result.returncode == 127:  # from the dynamic loader; a working stub returns 1
@@ -208,7 +201,7 @@ def launch(arguments: Sequence[str]) -> NoReturn:
     if native is not None:
         os.execv(native, [str(native), *arguments])
     pytriton = pytriton_folder()
-    environment = server_environment(pytriton, os.environ) | {TURNS_VARIABLE: file_of_locks()}
+    environment = server_environment(pytriton, os.environ)
     files = backend_files(pytriton)
     check_stub(files["python/triton_python_backend_stub"], environment)
     backends = assemble_backends(files, cache_folder(os.environ))

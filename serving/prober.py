@@ -71,12 +71,6 @@ class Prober:
             self.start()
         return None
 
-    def forget(self) -> None:
-        """Drops the verdicts that wait."""
-        with suppress(queue.Empty):
-            while True:
-                self._lines.get_nowait()
-
     def stop(self) -> None:
         if self._process is not None:
             self._process.kill()

@@ -35,14 +35,16 @@ def _supervise(own: Mapping[str, Any], arguments: Sequence[str]) -> int:
 
 
 @click.command(context_settings={"ignore_unknown_options": True})
-@click.option("--supervised", is_flag=True, help="Probe the server, and restart it when it fails.")
-@click.option("--servers", type=click.IntRange(2, 64), metavar="N", help="N supervised servers behind a proxy.")
+@click.option("--supervised", is_flag=True, help="Probe the server and heal it.  [default: off]")
+@click.option(
+    "--servers", type=click.IntRange(2, 64), metavar="N", help="N supervised servers behind a proxy.  [default: one]"
+)
 @click.option(
     "--supervisor-port",
     type=click.IntRange(0, 65535),
-    help="Metrics of the supervisor, 0: none; with --servers also its orders, never 0.  [default: 8003]",
+    help="Metrics of the supervisor or of all servers, 0: none (not with --servers).  [default: 8003]",
 )
-@click.option("--health-port", type=click.IntRange(0, 65535), help="Answer health checks by the last probe here.")
+@click.option("--health-port", type=click.IntRange(0, 65535), help="Answers a proxy's health checks.  [default: none]")
 @click.option(
     "--first-port",
     type=click.IntRange(1024, 64000),
@@ -51,14 +53,14 @@ def _supervise(own: Mapping[str, Any], arguments: Sequence[str]) -> int:
 @click.option(
     "--keys",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="With --servers: a file with lines CLIENT KEY.",
+    help="With --servers: a file with lines CLIENT KEY.  [default: anybody may ask]",
 )
 @click.option(
     "--tls",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     nargs=2,
     metavar="CERTIFICATE KEY",
-    help="With --servers: files for clients to connect with TLS.",
+    help="With --servers: PEM files.  [default: no TLS]",
 )
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[TRITON'S OPTIONS]...")
 def serve(arguments: tuple[str, ...], **own: Any) -> None:

@@ -13,7 +13,6 @@ import triton_python_backend_utils as pb_utils
 
 from serving.batching import Call, Engine, RunFailed, answer
 from serving.contract import Config, ModelRefused, check_features, check_tensors
-from serving.turns import turns
 
 
 class StandIn(ABC):
@@ -40,7 +39,6 @@ class StandIn(ABC):
         except ModelRefused as refusal:
             message = f"unable to load model '{args['model_name']}' ({path}): {refusal}"
             raise pb_utils.TritonModelException(message) from refusal
-        self.turns = turns(config, path)
         self.batched: bool = config["max_batch_size"] > 0
         self.outputs: list[str] = [entry["name"] for entry in config["output"]]
 
@@ -53,9 +51,7 @@ class StandIn(ABC):
             )
             for request in requests
         ]
-        with self.turns:
-            answers = answer(self.engine, self.outputs, calls, self.batched)
-        return [_response(each) for each in answers]
+        return [_response(each) for each in answer(self.engine, self.outputs, calls, self.batched)]
 
     def finalize(self) -> None:
         del self.engine

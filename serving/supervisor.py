@@ -245,14 +245,16 @@ class Supervisor:
         server helps.
         """
         name, own = sick.model, [stub for stub in stubs if stub.model == sick.model]
-        if judge.is_healed_in_vain(name) and not sick.wrong:
+        blamed = judge.is_version_to_blame(sick)
+        if judge.is_healed_in_vain(name) and not blamed:
             raise ServerLost("failed", f"model {name} is not right after a load: {sick.reason}")
-        current = self._plan_without(name, sick.wrong) if judge.is_healed_in_vain(name) else self._plan(name)
+        current = self._plan_without(name, sick.wrong) if blamed else self._plan(name)
         self._acts.reloading(name, sick.reason)
         for stub in own:
             if stub.stopped:  # it would hold up the unload and, if it went on, end the server
                 stub.kill()
         folder = self._options.folder(name)
+        self._prober.stop()  # health checks, too: a proxy frees the requests that a dead process holds
         try:
             if current.versions == ():
                 self._call(partial(self._control.unload, name, RELOAD_S))
@@ -263,7 +265,7 @@ class Supervisor:
         except ControlFailed as error:
             raise ServerLost("failed", f"model {name} does not load again: {error}") from error
         judge.healed(name)
-        self._prober.forget()
+        self._prober.start()
         self._acts.say(f"model {name} is loaded again")
         return dict.fromkeys(own, time.monotonic() + REPLACED_S)
 

@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import partial
 from itertools import cycle
 from pathlib import Path
 from typing import Any, Protocol
@@ -99,8 +100,8 @@ def disk_full(bench: Bench) -> Row:
             publish(repository, MODEL, artifact)
             live.load(MODEL)
             time.sleep(SETTLE_S)
-            served = live.served()[MODEL]
-        return {**verdicts.row(), "refusal": refusal, "versions_when_full": versions, "served": served, **_acts(server)}
+            served, acts = live.served()[MODEL], _acts(server)
+        return {**verdicts.row(), "refusal": refusal, "versions_when_full": versions, "served": served, **acts}
 
 
 @contextmanager
@@ -117,7 +118,7 @@ def _small_disk(folder: Path) -> Iterator[Path | None]:
 
 
 def clock_jump(bench: Bench) -> Row:
-    """The wall clock of server and supervisor jumps an hour on, then back; libfaketime leaves monotonic time."""
+    """The wall clock of server and supervisor jumps an hour on, then back; after each jump a stub dies."""
     if not FAKETIME.exists():
         return {"left_out": f"{FAKETIME} is missing: apt-get install libfaketime"}
     with bench.repository() as repository:
@@ -135,13 +136,20 @@ def clock_jump(bench: Bench) -> Row:
             with bench.traffic(server) as verdicts:
                 for text in ("+3600", "+0"):
                     offset.write_text(text)
-                    time.sleep(2 * SETTLE_S)
+                    time.sleep(SETTLE_S)
+                    before = _acts(server)["reloads"]
+                    _kill_stub(server)  # healed although time jumped
+                    _wait_until(partial(_was_reloaded, server, before))
             stamps = {line[:13] for line in server.log().splitlines() if "supervisor: " in line}
             acts = _acts(server)
             process = psutil.Process(server.pid)
         finally:
             server_block.__exit__(None, None, None)
         return {**verdicts.row(), **acts, "stopped": not process.is_running(), "hours_in_log": len(stamps)}
+
+
+def _was_reloaded(server: Server, before: int) -> bool:
+    return bool(_acts(server)["reloads"] > before)
 
 
 def slow_probe(bench: Bench) -> Row:

@@ -43,3 +43,20 @@ def test_slow_connections_to_the_page_keep_nobody_out(tmp_path: Path) -> None:
     row = run(tmp_path, "--scenario", "slow-connections")
     assert (row["connections"], row["failed"]) == (500, 0)
     assert int(str(row["right"])) > 0
+
+
+@pytest.mark.parametrize("name", ["answers-nan", "disk-full", "clock-jump", "slow-probe", "two-supervisors"])
+def test_the_supervisor_makes_no_fault_worse(tmp_path: Path, name: str) -> None:
+    row = run(tmp_path, "--scenario", name)
+    if "left_out" in row:
+        pytest.skip(str(row["left_out"]))
+    assert (row["wrong"], row["restarts"]) == (0, 0)
+    assert int(str(row["right"])) > 100
+    assert row["failed"] == 0 or name == "clock-jump", "there a process is killed, too"
+    expected = {
+        "answers-nan": ("served", ["1"]),
+        "clock-jump": ("hours_in_log", 2),
+        "two-supervisors": ("third_blocked", True),
+    }
+    key, value = expected.get(name, ("wrong", 0))
+    assert row[key] == value

@@ -22,7 +22,6 @@ from export.publishing.promote import activate
 from serving.fleet.fleet import Access, Fleet
 from serving.fleet.member import Member, share
 from serving.fleet.running import RunningFleet, _free_block, running_fleet
-from serving.launcher import TURNS_VARIABLE
 from serving.proxy.files import ProxyError
 from serving.proxy.settings import Backend
 from serving.running import free_ports
@@ -86,6 +85,7 @@ def test_no_client_sees_it(fleet: RunningFleet, event: Callable[[RunningFleet], 
     wait_until(lambda: right(fleet), "right before")
     with traffic(fleet) as verdicts:
         event(fleet)
+        time.sleep(1.0)
         wait_until(lambda: right(fleet), "right again")
     assert (verdicts.failed, verdicts.wrong, verdicts.refused) == (0, 0, [])
     assert len(verdicts.right) > 50
@@ -93,13 +93,12 @@ def test_no_client_sees_it(fleet: RunningFleet, event: Callable[[RunningFleet], 
 
 @pytest.mark.live
 @pytest.mark.slow
-def test_a_model_keeps_to_the_cores_and_locks_of_its_server(fleet: RunningFleet) -> None:
+def test_a_model_keeps_to_the_cores_of_its_server(fleet: RunningFleet) -> None:
     cores = sorted(os.sched_getaffinity(0))
     for index in range(2):
         process = fleet.stub(index)
         threads = {core for thread in process.threads() for core in os.sched_getaffinity(thread.id)}
         assert threads == share(cores, index, 2)
-        assert f"/proc/{fleet.triton(index).pid}/fd/" in process.environ()[TURNS_VARIABLE]
 
 
 def test_cores_are_shared_out_and_none_is_left_idle() -> None:

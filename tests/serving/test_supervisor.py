@@ -22,6 +22,7 @@ from waiting import HEAL_S, wait_until
 from clients.probe import Probe, probe_server
 from export.publishing.foreign import publish_foreign
 from export.publishing.triton_config import Serving
+from serving.control import Control
 from serving.processes import Family, Stub
 from serving.running import Server, running_server
 
@@ -106,6 +107,21 @@ def test_a_model_of_two_instances_gets_its_dead_process_back(supervised: Server,
     dead.kill()
     wait_until(lambda: supervised.log().count(f"model {name} is loaded again") > before, "in the log")
     wait_until(lambda: len(pair() - {dead}) == 2 and right(supervised), "whole")
+
+
+@pytest.mark.slow
+def test_what_an_operator_loads_after_a_heal_is_served(tmp_path: Path) -> None:
+    """The supervisor's own configuration lasts until then."""
+    model = published(tmp_path, versions=2)
+    with running_server(tmp_path, supervised=True) as server:
+        wait_until(lambda: right(server) and served(server) == {"1", "2"}, "right")
+        kill_stub(server)
+        wait_until(lambda: "model linear is loaded again" in server.log() and right(server), "healed")
+        path = model / "config.pbtxt"
+        path.write_text(path.read_text().replace("latest { num_versions: 2 }", "specific { versions: [1] }"))
+        Control(server.http_url, {}).load("linear", None, HEAL_S)
+        wait_until(lambda: right(server) and served(server) == {"1"}, "served as asked")
+        assert server.log().count("started the server") == 1, "no new server was needed"
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ In: a model repository. Out: this environment's `tritonserver` as a child proces
 shared memory and files end with the block or with this process.
 """
 
+import errno
 import os
 import signal
 import socket
@@ -100,13 +101,40 @@ def free_ports(count: int) -> list[int]:
         return [each.getsockname()[1] for each in sockets]
 
 
+def answers(url: str, path: str = "", timeout_s: float = 2.0) -> bool:
+    """Whether HOST:PORT answers without an HTTP error."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # ignores $http_proxy
+    with suppress(OSError), opener.open(f"http://{url}/{path}", timeout=timeout_s):  # HTTP errors are OSError too
+        return True
+    return False
+
+
+def is_taken(url: str) -> bool:
+    """Whether something listens at HOST:PORT."""
+    host, _, port = url.rpartition(":")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        socket.create_server((host.strip("[]"), int(port)), family=family).close()
+    except OSError as error:
+        return error.errno == errno.EADDRINUSE  # other errors the server tells itself
+    return False
+
+
+def end(process: subprocess.Popen[bytes], grace_s: float) -> int:
+    """SIGTERM, after `grace_s` SIGKILL; returns the exit code."""
+    process.terminate()
+    try:
+        return process.wait(grace_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.wait()
+
+
 def _wait_until_ready(process: subprocess.Popen[bytes], server: Server, timeout_s: float) -> str | None:
     """The failure, if any."""
     deadline = time.monotonic() + timeout_s
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # ignores $http_proxy
     while process.poll() is None:
-        # HTTP errors are OSError too.
-        with suppress(OSError), opener.open(f"http://{server.http_url}/v2/health/ready", timeout=1):
+        if answers(server.http_url, "v2/health/ready", 1.0):
             return None
         if time.monotonic() > deadline:
             return f"was not ready after {timeout_s:g} s"
@@ -121,12 +149,7 @@ def _reason(log: str) -> str:
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    process.terminate()
-    try:
-        process.wait(STOP_GRACE_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+    end(process, STOP_GRACE_S)
     # Stubs of a dead server remove their shared memory first.
     deadline = time.monotonic() + STOP_GRACE_S
     with suppress(ProcessLookupError):  # no process is left in the group

@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -29,6 +28,7 @@ from serving.healing import Judge, ServerLost, Sick
 from serving.launcher import PARENT_VARIABLE, LauncherError, end_with_parent
 from serving.prober import Prober
 from serving.processes import Family, Stub
+from serving.running import end, is_taken
 from serving.whole import Plan, config_again, plan
 
 START_S, LOAD_S, RELOAD_S = 180.0, 120.0, 20.0
@@ -143,7 +143,7 @@ class Supervisor:
         finally:
             self._prober.stop()
             family.look()
-            code = _end(process, grace_s)
+            code = end(process, grace_s)
             self._acts.swept(*family.sweep())
             if code and self._stopped.is_set():
                 self._acts.say(f"requests, connections or models were open after {EXIT_TIMEOUT_S} s: they were cut off")
@@ -151,7 +151,7 @@ class Supervisor:
     def _wait_for_ports(self) -> None:
         """Raises ServerLost: on a taken port another server's answers would pass for this server's."""
         deadline = time.monotonic() + PORTS_S
-        while taken := [url for url in self._urls if _is_taken(url)]:
+        while taken := [url for url in self._urls if is_taken(url)]:
             if time.monotonic() > deadline:
                 raise ServerLost("blocked", f"{taken[0]}: expected a free port, found {os.strerror(errno.EADDRINUSE)}")
             self._tick()
@@ -275,31 +275,12 @@ class Supervisor:
         return False
 
 
-def _is_taken(url: str) -> bool:
-    host, _, port = url.rpartition(":")
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        socket.create_server((host.strip("[]"), int(port)), family=family).close()
-    except OSError as error:
-        return error.errno == errno.EADDRINUSE  # of other errors the server tells itself
-    return False
-
-
 def _cause(process: subprocess.Popen[bytes], lost: ServerLost) -> tuple[str, str]:
     """A server that dies during a load looks as if only the load had failed."""
     try:
         return "died", f"exit code {process.wait(DEATH_S)}"
     except subprocess.TimeoutExpired:
         return lost.reason, str(lost)
-
-
-def _end(process: subprocess.Popen[bytes], grace_s: float) -> int:
-    process.terminate()
-    try:
-        return process.wait(grace_s)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        return process.wait()
 
 
 def supervise(arguments: Sequence[str], metrics_port: int | None = METRICS_PORT, health_port: int | None = None) -> int:

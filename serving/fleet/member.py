@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Sequence
 from contextlib import suppress
 
 from serving.launcher import PARENT_VARIABLE
 from serving.proxy.settings import Backend
+from serving.running import answers, end, is_taken
 
 SERVICES = ("http", "grpc", "metrics", "supervisor", "health")
 PORTS_EACH = 10
@@ -58,12 +57,7 @@ class Member:
 
     def has_free_ports(self) -> bool:
         """Another server's answers would pass for this server's."""
-        try:
-            for port in self.ports.values():
-                socket.create_server(("127.0.0.1", port)).close()
-        except OSError:
-            return False
-        return True
+        return not any(is_taken(f"127.0.0.1:{port}") for port in self.ports.values())
 
     def start(self) -> None:
         """In its own session: the fleet takes Ctrl-C and drains first."""
@@ -88,10 +82,7 @@ class Member:
 
     def right(self) -> bool:
         """Every served version passed its last probe."""
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # ignores $http_proxy
-        with suppress(OSError), opener.open(f"http://127.0.0.1:{self.ports['health']}/", timeout=ASK_S):
-            return True
-        return False
+        return answers(f"127.0.0.1:{self.ports['health']}", timeout_s=ASK_S)
 
     def terminate(self) -> None:
         if self.process is not None:
@@ -100,8 +91,4 @@ class Member:
 
     def wait(self) -> None:
         if self.process is not None:
-            try:
-                self.process.wait(STOP_S)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-                self.process.wait()
+            end(self.process, STOP_S)

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ import psutil
 
 from serving.fleet.member import PORTS_EACH, SERVICES
 from serving.processes import Family
-from serving.running import ServerFailed, free_ports
+from serving.running import ServerFailed, answers, end, free_ports
 
 START_S, STOP_S, POLL_S = 120.0, 30.0, 0.1
 BLOCKS, ATTEMPTS = (10_000, 30_000), 50  # below the ports that Linux gives to connections
@@ -94,7 +93,7 @@ def running_fleet(repository: Path, count: int = 2, arguments: Sequence[str] = (
             _wait_until_right(fleet, count)
             yield fleet
         finally:
-            _stop(process)
+            end(process, STOP_S)
 
 
 def _free_block(count: int) -> int:
@@ -110,26 +109,10 @@ def _free_block(count: int) -> int:
 def _wait_until_right(fleet: RunningFleet, count: int) -> None:
     deadline = time.monotonic() + START_S
     while fleet.process.poll() is None and time.monotonic() < deadline:
-        if all(_answers(fleet.server_url(index, "health")) for index in range(count)) and _answers(
+        if all(answers(fleet.server_url(index, "health")) for index in range(count)) and answers(
             fleet.admin_url, "ready"
         ):
             time.sleep(1.0)  # two health checks of the proxy
             return
         time.sleep(POLL_S)
     raise ServerFailed(f"the fleet is not ready: {fleet.log()[-1000:]}")
-
-
-def _answers(address: str, path: str = "") -> bool:
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # ignores $http_proxy
-    with suppress(OSError), opener.open(f"http://{address}/{path}", timeout=2):
-        return True
-    return False
-
-
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    process.terminate()
-    try:
-        process.wait(STOP_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()

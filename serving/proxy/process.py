@@ -19,6 +19,7 @@ from pathlib import Path
 
 from serving.proxy.files import ProxyError, envoy, write, write_endpoints
 from serving.proxy.settings import Settings
+from serving.running import end
 
 DRAIN_S = 1.5  # until a server's open requests are answered, measured
 START_S, FINISH_S, STOP_S, POLL_S = 20.0, 2.0, 3.0, 0.05
@@ -114,14 +115,8 @@ class Proxy:
                 time.sleep(POLL_S)
 
     def stop(self) -> None:
-        if self.process is None:
-            return
-        self.process.terminate()
-        try:
-            self.process.wait(STOP_S)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+        if self.process is not None:
+            end(self.process, STOP_S)
 
     def _numbers(self, pattern: str) -> list[int]:
         return [int(line.rpartition(":")[2]) for line in self.ask(f"stats?filter={pattern}").splitlines()]

@@ -7,6 +7,7 @@ exit code 1 after too many restarts. How it heals: triton_repo/README.md, Superv
 from __future__ import annotations
 
 import errno
+import math
 import os
 import signal
 import subprocess
@@ -222,6 +223,7 @@ class Supervisor:
                 stubs, looked_s = family.look(), time.monotonic()
                 for stub in [stub for stub, due_s in replaced.items() if due_s < looked_s]:
                     stub.kill()
+                    replaced[stub] = math.inf
                 for stub in judge.lame(stubs, replaced):
                     if self._is_ready(stub.model, stub.version):  # an unloaded version's processes end rightly
                         reason = f"version {stub.version} has lost process {stub.process.pid}"
@@ -246,9 +248,9 @@ class Supervisor:
         """
         name, own = sick.model, [stub for stub in stubs if stub.model == sick.model]
         blamed = judge.is_version_to_blame(sick)
-        if judge.is_healed_in_vain(name) and not blamed:
-            raise ServerLost("failed", f"model {name} is not right after a load: {sick.reason}")
         current = self._plan_without(name, sick.wrong) if blamed else self._plan(name)
+        if judge.is_healed_in_vain(name) and (not blamed or current.versions is None):
+            raise ServerLost("failed", f"model {name} is not right after a load: {sick.reason}")
         self._acts.reloading(name, sick.reason)
         for stub in own:
             if stub.stopped:  # it would hold up the unload and, if it went on, end the server

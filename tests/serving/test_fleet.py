@@ -1,9 +1,10 @@
 import os
 import signal
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -19,11 +20,8 @@ from benchmarks.load.verdicts import Asker, Verdicts, meanwhile
 from clients.probe import probe_server
 from export.publishing.live import connect
 from export.publishing.promote import activate
-from serving.fleet.fleet import Access, Fleet
 from serving.fleet.member import Member, share
 from serving.fleet.running import RunningFleet, _free_block, running_fleet
-from serving.proxy.files import ProxyError
-from serving.proxy.settings import Backend
 from serving.running import free_ports
 from serving.serve import serve
 
@@ -111,7 +109,7 @@ def test_cores_are_shared_out_and_none_is_left_idle() -> None:
 def test_the_own_port_shows_metrics_alone(fleet: RunningFleet) -> None:
     metrics = send(fleet.own_url, "GET", "/metrics")[1].decode()
     assert 'vitbn_fleet_server_starts{server="0"}' in metrics
-    assert 'vitbn_fleet_rolls_total{job="restart",result="done"}' in metrics
+    assert "TYPE vitbn_fleet_rolls_total counter" in metrics
 
 
 @pytest.mark.live
@@ -149,72 +147,27 @@ def test_what_cannot_be_meant_is_refused(words: list[str], expected: str) -> Non
     assert expected in done.output
 
 
-class StandIn:
-    """The proxy or the only server: all is well, but Envoy has ended when a server drains."""
-
-    def __init__(self, first: object, *_: object) -> None:
-        self.settings, self.index, self.ports = first, 0, {"http": 1, "grpc": 2}
-        self.backend, self.draining = Backend("10.0.0.1"), False
-
-    def __getattr__(self, name: str) -> Callable[..., bool]:
-        return lambda *_: name in ("right", "has_free_ports")
-
-    def healthy(self) -> int:
-        return 0 if self.draining else 1
-
-    def set_draining(self, index: int, draining: bool) -> None:
-        self.draining = draining
-
-    def in_flight(self, *ports: int) -> int:
-        raise ConnectionRefusedError
+def refusal(repository: Path, taken: str) -> str:
+    """What the fleet says where another process has the port `taken`: "http" of the proxy or "health" of server 0."""
+    published(repository, versions=1)
+    first, (http, grpc) = _free_block(2), free_ports(2)
+    words = [f"--first-port={first}", f"--supervisor-port={first + 20}", f"--http-port={http}", f"--grpc-port={grpc}"]
+    command = [sys.executable, "-m", "serving.serve", "--servers=2", *words, f"--model-repository={repository}"]
+    with socket.create_server(("127.0.0.1", {"http": http, "health": first + 4}[taken])):
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    return done.stderr.replace(str(first + 4), "LAST").replace(str(first), "FIRST")
 
 
-@pytest.fixture
-def stand_ins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fleet:
-    for name in ("Proxy", "Member"):
-        monkeypatch.setattr(f"serving.fleet.fleet.{name}", StandIn)
-    for name in ("DRAIN_S", "ANSWER_S", "TICK_S"):
-        monkeypatch.setattr(f"serving.fleet.fleet.{name}", 0.001)
-    return Fleet(1, [f"--model-repository={tmp_path}"], 8100, free_ports(1)[0], Access(), tmp_path)
+@pytest.mark.slow
+def test_an_envoy_that_does_not_start_ends_the_fleet(tmp_path: Path) -> None:
+    assert "Address already in use" in refusal(tmp_path, "http")
 
 
-def fail(error: Exception) -> Callable[..., None]:
-    def raise_it(*_: object) -> None:
-        raise error
-
-    return raise_it
-
-
-def test_a_restart_outlives_envoy(stand_ins: Fleet, capsys: pytest.CaptureFixture[str]) -> None:
-    stand_ins.signalled(signal.SIGHUP, None)
-    with ThreadPoolExecutor() as pool:
-        running = pool.submit(stand_ins.run)
-        wait_until(lambda: "restart: done" in capsys.readouterr().err, "restarted")
-        stand_ins.signalled(signal.SIGTERM, None)
-        assert running.result(timeout=10) == 0
-
-
-def test_an_envoy_that_does_not_start_ends_the_fleet(
-    stand_ins: Fleet, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(StandIn, "wait_until_ready", fail(ProxyError("Address already in use")), raising=False)
-    monkeypatch.setattr("serving.fleet.fleet.START_S", 0)
-    assert stand_ins.run() == 1
-    assert "fleet: Address already in use" in capsys.readouterr().err
-
-
-def test_servers_of_others_are_never_behind_the_proxy(
-    stand_ins: Fleet, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    first = _free_block(1)
-    member = Member(0, first, [], {0}, [])
-    assert member.has_free_ports()
-    monkeypatch.setattr(stand_ins, "_members", [member])
-    monkeypatch.setattr(StandIn, "start", fail(AssertionError("the proxy starts")), raising=False)
-    monkeypatch.setattr("serving.fleet.fleet.STOP_S", 0)
-    with socket.create_server(("127.0.0.1", member.ports["health"])):
-        assert stand_ins.run() == 1
-    assert f"expected free ports {first} to {first + 4} for server 0 within 0 s" in capsys.readouterr().err
+@pytest.mark.slow
+def test_servers_of_others_are_never_behind_the_proxy(tmp_path: Path) -> None:
+    assert "fleet: expected free ports FIRST to LAST for server 0 within 8 s" in refusal(tmp_path, "health")
 
 
 def test_each_server_has_its_own_ports_and_graphics_card() -> None:

@@ -14,7 +14,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from functools import partial
 from itertools import cycle
 from pathlib import Path
 from typing import Any, Protocol
@@ -118,7 +117,7 @@ def _small_disk(folder: Path) -> Iterator[Path | None]:
 
 
 def clock_jump(bench: Bench) -> Row:
-    """The wall clock of server and supervisor jumps an hour on, then back; after each jump a stub dies."""
+    """The wall clock of server and supervisor jumps an hour on, then back."""
     if not FAKETIME.exists():
         return {"left_out": f"{FAKETIME} is missing: apt-get install libfaketime"}
     with bench.repository() as repository:
@@ -136,20 +135,13 @@ def clock_jump(bench: Bench) -> Row:
             with bench.traffic(server) as verdicts:
                 for text in ("+3600", "+0"):
                     offset.write_text(text)
-                    time.sleep(SETTLE_S)
-                    before = _acts(server)["reloads"]
-                    _kill_stub(server)  # healed although time jumped
-                    _wait_until(partial(_was_reloaded, server, before))
+                    time.sleep(2 * SETTLE_S)
             stamps = {line[:13] for line in server.log().splitlines() if "supervisor: " in line}
             acts = _acts(server)
             process = psutil.Process(server.pid)
         finally:
             server_block.__exit__(None, None, None)
         return {**verdicts.row(), **acts, "stopped": not process.is_running(), "hours_in_log": len(stamps)}
-
-
-def _was_reloaded(server: Server, before: int) -> bool:
-    return bool(_acts(server)["reloads"] > before)
 
 
 def slow_probe(bench: Bench) -> Row:

@@ -65,8 +65,12 @@ class Supervisor:
         if self._stopped.wait(TICK_S):
             raise Stopping
 
-    def _call(self, function: Callable[[], None]) -> None:
-        """In a thread: a signal need not wait. Raises what `function` raises."""
+    def _call(self, function: Callable[[], None], seconds: float = LOAD_S) -> None:
+        """In a thread: a signal need not wait. Raises what `function` raises.
+
+        ControlFailed after twice `seconds`: gRPC's own deadline may be lost when the wall clock jumps.
+        """
+        deadline = time.monotonic() + 2 * seconds
         failures: list[Exception] = []
 
         def run() -> None:
@@ -78,6 +82,8 @@ class Supervisor:
         thread = threading.Thread(target=run, daemon=True)
         thread.start()
         while thread.is_alive():
+            if time.monotonic() > deadline:
+                raise ControlFailed(f"no answer within {2 * seconds:g} s")
             self._tick()
         if failures:
             raise failures[0]
@@ -259,9 +265,9 @@ class Supervisor:
         self._prober.stop()  # health checks, too: a proxy frees the requests that a dead process holds
         try:
             if current.versions == ():
-                self._call(partial(self._control.unload, name, RELOAD_S))
+                self._call(partial(self._control.unload, name, RELOAD_S), RELOAD_S)
             elif folder and (config := config_again(folder, current)):
-                self._call(partial(self._control.load, name, config, RELOAD_S))
+                self._call(partial(self._control.load, name, config, RELOAD_S), RELOAD_S)
             else:
                 raise ServerLost("failed", f"model {name} {sick.reason}, and its config.pbtxt names no inputs")
         except ControlFailed as error:

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +16,7 @@ import click
 if TYPE_CHECKING:
     from export.onnx_rewrites.stage import Written
 
+PROGRESS_SECONDS = 5
 PASS_NAMES = ("fold-affine", "read-rows", "absorb-queries")
 
 
@@ -39,7 +45,9 @@ def _dims(context: click.Context, parameter: click.Parameter, text: str | None) 
 @click.option("--inputs", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Proof inputs, .npz.")
 @click.option("--dims", callback=_dims, metavar="NAME=SIZE,...", help="Sizes for counting costs and timing.")
 @click.option("--proof", type=click.Choice(["float64", "float32"]), default="float64", show_default=True)
-@click.option("--time", is_flag=True, help="Measure before and after in ONNX Runtime, one thread, batch 1 and 8.")
+@click.option(
+    "--time", "timed", is_flag=True, help="Measure before and after in ONNX Runtime, one thread, batch 1 and 8."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the manifest instead of lines.")
 def rewrite(
     file: Path,
@@ -50,7 +58,7 @@ def rewrite(
     inputs: Path | None,
     dims: dict[str, int],
     proof: str,
-    time: bool,
+    timed: bool,
     as_json: bool,
 ) -> None:
     """Rewrite a transformer exactly: FILE is any ONNX model, OUT.onnx computes the same with less work."""
@@ -59,19 +67,38 @@ def rewrite(
 
     if output.resolve() == file.resolve():
         raise click.UsageError(f"{output}: expected another file than the source")
-    request = Request(reads, only or PASS_NAMES, require or (), inputs, dims, proof, time)
+    request = Request(reads, only or PASS_NAMES, require or (), inputs, dims, proof, timed)
     codes = {BadRequest: 2, NothingToRewrite: 3, NotSupported: 4, ProofFailed: 5, OSError: 1}
     try:
-        written = rewrite_file(file, output, request)
+        with _progress() as say:
+            written = rewrite_file(file, output, request, say)
     except tuple(codes) as error:
         code = next(number for kind, number in codes.items() if isinstance(error, kind))
         reason = str(error).removeprefix(f"{file}: ")
         click.echo(f"Error: {file}: {reason}; nothing written", err=True)
         click.get_current_context().exit(code)
     if as_json:
-        click.echo(json.dumps(written.manifest | {"timed": [vars(timed) for timed in written.timed]}, indent=2))
+        click.echo(json.dumps(written.manifest | {"timed": [vars(each) for each in written.timed]}, indent=2))
     else:
         _print(file, output, written)
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str], None]]:
+    """Tells a terminal every five seconds what runs."""
+    steps, done = ["reading the file"], threading.Event()
+
+    def tell() -> None:
+        start = time.monotonic()
+        while not done.wait(PROGRESS_SECONDS):
+            click.echo(f"  {time.monotonic() - start:.0f} s: {steps[-1]}", err=True)
+
+    if sys.stderr.isatty():
+        threading.Thread(target=tell, daemon=True).start()
+    try:
+        yield steps.append
+    finally:
+        done.set()
 
 
 def _print(file: Path, output: Path, written: Written) -> None:

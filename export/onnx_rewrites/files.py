@@ -30,6 +30,7 @@ def read_model(path: Path) -> ir.Model:
     try:
         model = ir.load(path)
         next(iter(model.graph.outputs))
+        model.graph.sort()  # ONNX Runtime's float16 converter writes nodes out of order
     except (OSError, ValueError, KeyError, TypeError, DecodeError, StopIteration, RuntimeError) as error:
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise BadRequest(f"{path}: expected an ONNX model, found {reason}") from error

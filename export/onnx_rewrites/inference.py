@@ -12,6 +12,8 @@ from collections.abc import Callable
 import onnx_ir as ir
 from onnx_shape_inference import SYM_DATA_KEY, ShapeInferenceContext, infer_symbolic_shapes, registry
 
+from export.onnx_rewrites.attributes import attribute_int
+from export.onnx_rewrites.constants import integers
 from export.onnx_rewrites.errors import NotSupported
 from export.onnx_rewrites.shapes import FAR, Dim, agree, number, slices
 
@@ -99,6 +101,36 @@ def _of_any_length(library: Inference) -> Inference:
     return infer_attention
 
 
+def _split(library: Inference) -> Inference:
+    """The library takes a Split whose sizes are an input for one in equal parts."""
+
+    def infer_split(context: ShapeInferenceContext, node: ir.Node) -> None:
+        library(context, node)
+        if len(node.inputs) > 1 and node.inputs[1] is not None and integers(node.inputs[1]) is None:
+            axis = attribute_int(node, "axis", 0)
+            for value in node.outputs:
+                if value.shape is not None:
+                    dims = [*value.shape.dims]
+                    dims[axis] = context.new_symbolic_dim()
+                    value.shape = ir.Shape(dims)
+
+    return infer_split
+
+
+def _squeeze(library: Inference) -> Inference:
+    """The library takes unknown axes for all those of size 1, and a free axis for longer than that."""
+
+    def infer_squeeze(context: ShapeInferenceContext, node: ir.Node) -> None:
+        library(context, node)
+        value, axes = node.inputs[0], node.inputs[1] if len(node.inputs) > 1 else None
+        free = value is None or value.shape is None or any(isinstance(dim, ir.SymbolicDim) for dim in value.shape.dims)
+        every = axes is None and "axes" not in node.attributes
+        if (every and free) or (axes is not None and integers(axes) is None):
+            node.outputs[0].shape = None
+
+    return infer_squeeze
+
+
 def _integer_product(context: ShapeInferenceContext, node: ir.Node) -> None:
     """The library does not know these operators; their second factor has two axes."""
     left, right = node.inputs[:2]
@@ -107,18 +139,35 @@ def _integer_product(context: ShapeInferenceContext, node: ir.Node) -> None:
         context.set_shape_and_dtype(node.outputs[0], shape, ir.DataType.FLOAT)
 
 
+def _gather_blocks(context: ShapeInferenceContext, node: ir.Node) -> None:
+    """Rows of a table with several numbers in a byte; the library does not know this operator."""
+    table, indices, scales = node.inputs[:3]
+    if table is None or indices is None or scales is None or table.shape is None or indices.shape is None:
+        return
+    packed = 8 // attribute_int(node, "bits", 4) if table.dtype == ir.DataType.UINT8 else 1
+    wide = table.shape.dims[1:]
+    if attribute_int(node, "gather_axis", 0) == 0 and len(wide) == 1 and isinstance(wide[0], int):
+        shape = ir.Shape([*indices.shape.dims, wide[0] * packed])
+        context.set_shape_and_dtype(node.outputs[0], shape, scales.dtype)
+
+
 def _register() -> None:
+    registry.register("com.microsoft", "GatherBlockQuantized", since_version=1)(_gather_blocks)
     registry.register("", "Slice", since_version=10)(_slice)
     for name in ("MatMulIntegerToFloat", "DynamicQuantizeMatMul"):
         registry.register("com.microsoft", name, since_version=1)(_integer_product)
     grouped = registry.get("com.microsoft", "GroupQueryAttention", 1)
     if grouped is not None:
         registry.register("com.microsoft", "GroupQueryAttention", since_version=1)(_of_any_length(grouped))
-    for name in [*ARITHMETIC.split(), *COMPARING.split()]:
+    wrappers = dict.fromkeys([*ARITHMETIC.split(), *COMPARING.split()], _careful) | {
+        "Split": _split,
+        "Squeeze": _squeeze,
+    }
+    for name, wrapper in wrappers.items():
         library = {version: registry.get("", name, version) for version in registry.version_boundaries("", name)}
         for version, function in library.items():
             if function is not None:
-                registry.register("", name, since_version=version)(_careful(function))
+                registry.register("", name, since_version=version)(wrapper(function))
 
 
 _register()

@@ -112,8 +112,13 @@ class Materialiser:
             size = self.node("Gather", [sizes, self.constants.add_integers([axis])], sizes, {"axis": 0})
             last = self.node("Sub", [size, self.constants.add_integers([1])], sizes)
             first = self.node("Neg", [size], sizes)
-            places = self.node("Max", [self.node("Min", [places, last], sizes), first], sizes)
+            places = self._larger(first, self._larger(places, last, other=True))
         return self.node("Gather", [value, places], value, {"axis": axis})
+
+    def _larger(self, left: ir.Value, right: ir.Value, other: bool = False) -> ir.Value:
+        """Or the `other`, smaller one. Min and Max take integers only from opset 12 on."""
+        less = of_type(self.node("Less", [left, right], left), ir.DataType.BOOL)
+        return of_type(self.node("Where", [less, *((left, right) if other else (right, left))], left), left.dtype)
 
     def _clip(self, rows: ir.Value, axis: int, start: ir.Value | None, end: ir.Value | None) -> ir.Value:
         ends = [start or self.constants.add_integers([0]), end or self.constants.add_integers([FAR])]
@@ -126,7 +131,7 @@ class Materialiser:
             return self._clip(rows, axis, self.node("Neg", [length], length), None)
         if start > 0:
             left = self.node("Sub", [length, self.constants.add_integers([start])], length)
-            length = self.node("Max", [left, self.constants.add_integers([0])], length)
+            length = self._larger(left, self.constants.add_integers([0]))
         return self._clip(rows, axis, None, length)
 
     def _guarded(self, row: ir.Value, axis: int, place: int, size: Dim) -> ir.Value:

@@ -32,9 +32,11 @@ def demand_of(shapes: Shapes, node: ir.Node, index: int, wanted: Box) -> Demand:
     if rule is None:
         return everything(node)
     try:
-        return rule(shapes, node, index, wanted)
+        demand = rule(shapes, node, index, wanted)
     except Refused:
         return everything(node)
+    empty = any(not chosen for read in demand.inputs.values() for _, chosen in read)
+    return everything(node) if empty else demand
 
 
 def _transpose(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
@@ -132,7 +134,7 @@ def gathered(shapes: Shapes, node: ir.Node) -> list[int] | None:
         return None
     dim = shapes.dims(value)[attribute_int(node, "axis", 0)]
     if isinstance(dim, int):
-        return [number % dim for number in known]
+        return [number % dim for number in known] if all(-dim <= number < dim for number in known) else None
     guarded = shapes.rank(indices) == 0 and shapes.is_known(dim)
     return known if guarded or set(known) <= ALWAYS else None
 
@@ -162,7 +164,7 @@ def _places(
     start, end, step = cut
     if isinstance(before, int):
         every = range(before)[slice(start, None if step < 0 and end < -before else end, step)]
-        return (tuple(every[place] for place in wanted) if wanted is not None else tuple(every)) or None
+        return tuple(every[place] for place in wanted) if wanted is not None else tuple(every)
     if step < 1:
         return None
     if wanted is None:
@@ -170,11 +172,9 @@ def _places(
         exact = isinstance(after, int) or shapes.is_known(before)
         few = 0 < len(rows) <= max(shapes.nominal(before) // 2, 1)
         return tuple(rows) if exact and few and step == 1 else None
-    if min(wanted) >= 0 and start >= 0:
-        return tuple(start + step * place for place in wanted)
-    if max(wanted) < 0 and step == 1 and (end < 0 or end >= FAR):
-        return tuple(place + min(end, 0) for place in wanted)
-    return None
+    if min(wanted) >= 0 and start == 0 < end:  # other cuts of a short axis may be empty
+        return tuple(step * place for place in wanted)
+    return wanted if max(wanted) < 0 and start <= 0 and end >= FAR and step == 1 else None
 
 
 def _split(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
@@ -192,11 +192,12 @@ def _split(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
 def _concat(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
     axis = attribute_int(node, "axis", 0) % shapes.rank(node.outputs[index])
     rest = {own: chosen for own, chosen in demand if own != axis}
-    every = Demand(box(rest), {k: box(rest) for k, value in enumerate(node.inputs) if value is not None})
+    parts = [(k, value) for k, value in enumerate(node.inputs) if value is not None]
+    every = Demand(box(rest), {k: clean(shapes, value, box(rest)) for k, value in parts})
     wanted = dict(demand).get(axis)
     if wanted is None:
         return every
-    read = _joined(shapes, [(k, value) for k, value in enumerate(node.inputs) if value is not None], axis, wanted)
+    read = _joined(shapes, parts, axis, wanted)
     if read is None:
         return every
     return Demand(demand, {k: clean(shapes, value, box({**rest, axis: places})) for k, (value, places) in read.items()})

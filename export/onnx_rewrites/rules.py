@@ -49,12 +49,14 @@ def everything(node: ir.Node) -> Demand:
 
 
 def clean(shapes: Shapes, value: ir.Value, demand: Box) -> Box:
+    """Of an axis of known size all indices count from its start, and all together are no choice."""
     kept = {}
     for axis, chosen in demand:
         size = shapes.static(value, axis)
-        if size is not None and chosen == tuple(range(size)):
-            continue
-        kept[axis] = chosen
+        if size is not None:
+            chosen = tuple(place if place >= 0 else max(place + size, 0) for place in chosen)
+        if size is None or chosen != tuple(range(size)):
+            kept[axis] = chosen
     return box(kept)
 
 

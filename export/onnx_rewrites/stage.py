@@ -6,7 +6,7 @@ In: a path and a request. Out: `Written`; or an error and nothing written.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -57,20 +57,19 @@ class Written:
     manifest: dict[str, Any]
 
 
-def rewrite_file(path: Path, output: Path, request: Request) -> Written:
-    """Raises ForeignError or OSError."""
+def rewrite_file(path: Path, output: Path, request: Request, say: Callable[[str], None] = lambda _: None) -> Written:
+    """`say` is told each step. Raises ForeignError or OSError."""
     original = read_model(path)
     try:
-        return _rewrite(original, path, output, request)
+        return _rewrite(original, path, output, request, say)
     except (ForeignError, OSError):
         raise
     except Exception as error:  # libraries fail in many ways on unknown graphs
-        reason = " ".join(str(error).split())[:200]
-        what = f"expected a graph that the passes read, found {type(error).__name__} {reason}"
-        raise NotSupported(what) from error
+        raise NotSupported(f"expected a graph that the passes read, found {type(error).__name__} in it") from error
 
 
-def _rewrite(original: ir.Model, path: Path, output: Path, request: Request) -> Written:
+def _rewrite(original: ir.Model, path: Path, output: Path, request: Request, say: Callable[[str], None]) -> Written:
+    say("rewriting the graph")
     reads = resolve([parse_read(text) for text in request.reads], [str(value.name) for value in original.graph.outputs])
     if outside := [name for name in request.require if name not in request.only]:
         raise BadRequest(f"require: expected passes that run ({', '.join(request.only)}), found {outside[0]!r}")
@@ -88,10 +87,13 @@ def _rewrite(original: ir.Model, path: Path, output: Path, request: Request) -> 
     given = (request.inputs, read_inputs(request.inputs, prepared.graph)) if request.inputs else None
     without = without_double(plain.graph)
     asked = Asked(reads, request.dims, given, request.proof == "float64" and without is None)
-    rounds = find_rounds(plain, prepared.graph, path, asked)
+    say("the original in ONNX Runtime")
+    rounds = find_rounds(plain, prepared.graph, path, asked, say)
     if asked.double:
+        say("the rewritten graph in float64")
         proofs.append(prove_double(plain, rewritten.model, reads, rounds.feeds, rounds.doubles))
     with written(clean(rewritten.model, original, reads), output) as staged:
+        say("the written file in ONNX Runtime")
         runner, sample = session(staged), rounds.feeds[-1]
         proofs.append(prove_file(runner, rounds.feeds, rounds.answers, rounds.doubles, dtype, without))
         answered = answers(runner, sample)

@@ -34,7 +34,7 @@ class Timed:
 def time_both(before: Path, after: Path, graph: ir.Graph, sizes: Mapping[str, int]) -> tuple[Timed, ...]:
     first = first_dimensions(graph)
     asked = [{**sizes, **dict.fromkeys(first, batch)} for batch in BATCHES] if first else [dict(sizes)]
-    runners = session(before), session(after)
+    runners = session(before, packed=True), session(after, packed=True)
     timed = []
     for chosen in asked:
         feeds = draw(graph, chosen)

@@ -124,11 +124,11 @@ def same(expected: Array, found: Array) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("chunk", range(CHUNKS))
-@pytest.mark.parametrize("free", [False, True])
-def test_parts_of_onnx_s_own_operator_tests(chunk: int, free: bool) -> None:
+def test_parts_of_onnx_s_own_operator_tests(chunk: int) -> None:
+    """Every second one with free sizes."""
     tally: collections.Counter[str] = collections.Counter()
     faults: list[str] = []
-    for case in cases()[chunk::CHUNKS]:
-        check(case, freed(case.model) if free else case.model, tally, faults)
+    for number, case in enumerate(cases()[chunk::CHUNKS]):
+        check(case, freed(case.model) if number % 2 else case.model, tally, faults)
     assert not faults, "\n".join([f"{len(faults)} faults of {tally}", *faults[:20]])
     assert tally["equal"] > 300

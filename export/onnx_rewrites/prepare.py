@@ -34,6 +34,7 @@ RANDOM = frozenset(
 )
 SYMBOL = r"[A-Za-z_]\w*"
 RESERVED = frozenset({"max", "min", "floor", "ceiling", "sqrt", "mod"})  # functions in symbolic expressions
+LARGEST_FOLDED = 1 << 24  # elements
 LARGEST_GROWTH = 1 << 16  # elements by which folding a node may enlarge the file
 
 
@@ -201,11 +202,13 @@ def _fold_constants(graph: ir.Graph) -> bool:
 
 
 def _fold(node: ir.Node, outputs: list[ir.Value], constants: Constants) -> bool:
+    before = sum(value.const_value.size for value in node.inputs if value is not None and value.const_value is not None)
+    if before > LARGEST_FOLDED:  # the transposed table of a head would be in the file twice
+        return False
     try:
         results = evaluate_node(node, {})
     except UnknownOperator:
         return False
-    before = sum(value.const_value.size for value in node.inputs if value is not None and value.const_value is not None)
     if sum(results[value].size for value in outputs) > before + LARGEST_GROWTH:
         return False
     for value in outputs:

@@ -235,11 +235,17 @@ def test_the_speeds_of_the_readme_are_the_committed_ones() -> None:
 
 
 def test_the_networks_to_choose_are_the_measured_ones() -> None:
+    from models.catalog import shipped
+    from models.checkpoint import load
+
     measured = json.loads((RESULTS / "studies/frontier/frontier-measured.json").read_text())["derived"]
-    figures = {(f"{100 * row['test_accuracy']:.2f}", f"{row['images_per_s']:,.0f}") for row in measured}
+    speeds = {Path(row["checkpoint"]).stem: f"{row['images_per_s']:,.0f}" for row in measured}
     rows = table("README.md", "Which network to choose")
     assert len(rows) == 4
-    assert {(row[2], row[3]) for row in rows} <= figures
+    for _, option, accuracy, speed in rows:
+        name = option.split("`")[1].removeprefix("--model ")
+        assert accuracy == f"{100 * load(shipped(name)).metrics['test_accuracy']:.2f}"
+        assert speed == speeds[name]
 
 
 def test_the_machines_for_a_rate_follow_from_the_committed_throughput() -> None:

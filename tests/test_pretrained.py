@@ -15,31 +15,31 @@ from models.config import ModelConfig
 from models.data import load_dataset
 from models.training import measure_accuracy
 
-LEAST = dict.fromkeys(SHIPPED, 0.994) | {
+LEAST = dict.fromkeys(SHIPPED, 0.993) | {
     "vitbn-late-deep": 0.995,
-    "vitbn-late-64": 0.995,
-    "vitbn-wide": 0.992,
-    "vitbn-tiny": 0.986,
-    "cnn": 0.996,
+    "vitbn-late-64": 0.994,
+    "vitbn-wide": 0.991,
+    "vitbn-tiny": 0.984,
+    "cnn": 0.995,
 }
 DEPTHS = {"vitbn-tiny": 1}
 SIZES = {
-    "vitbn-late-deep": {"depth": 4, "heads": 4, "late_cls": (32, 16)},
-    "vitbn-late-64": {"depth": 2, "heads": 4, "mlp_dim": 256, "late_cls": (32, 16)},
-    "vitbn-wide": {"depth": 1, "heads": 32, "dim_head": 16, "mlp_dim": 256},
+    "vitbn-late-deep": {"depth": 4, "heads": 4, "late_cls": (32, 16), "standardise": True},
+    "vitbn-late-64": {"depth": 2, "heads": 4, "mlp_dim": 256, "late_cls": (32, 16), "standardise": True},
+    "vitbn-wide": {"depth": 1, "heads": 32, "dim_head": 16, "mlp_dim": 256, "standardise": True},
 }
 BATCH = 100
 SOME = 200  # images
 # First 16 digits of the SHA-256 of names and tensors: metadata may change, weights may not.
 WEIGHTS = {
-    "cnn": "821639c0d449eceb",
-    "vit": "417a65ef966e64b9",
-    "vitbn-tiny": "338328ecf146699e",
-    "vitbn-late-deep": "c0f8df9a4da5c7ec",
-    "vitbn-late-64": "e22c2b7a7fe518fc",
-    "vitbn-wide": "4103c8417327837f",
-    "vitbn": "7775dd23d27a9da9",
-    "vitbnffn": "d265382313d27369",
+    "cnn": "62b980728f604b4e",
+    "vit": "1bf464b622ef097e",
+    "vitbn-tiny": "1776e41a6d51abc3",
+    "vitbn-late-deep": "bf5522c5053c0d00",
+    "vitbn-late-64": "d7af36305019aada",
+    "vitbn-wide": "37dabce551b5c41e",
+    "vitbn": "dd8b62e7d7ffb2d7",
+    "vitbnffn": "fa58d8f1d1015cac",
 }
 
 
@@ -79,8 +79,8 @@ def test_a_checkpoint_says_how_it_was_trained(name):
     assert metrics["epochs"] == metrics["options"]["epochs"], "trained to the end of its schedule"
     assert metrics["command"].startswith(f"python models/train.py --model {model} --dataset mnist")
     assert f"--seed {metrics['options']['seed']}" in metrics["command"]
-    taught = name in ("vit", "vitbnffn", "vitbn-wide") or name.startswith("vitbn-late")
-    assert ("--teacher models/pretrained/cnn.safetensors" in metrics["command"]) == taught
+    assert ("--teacher models/pretrained/cnn.safetensors" in metrics["command"]) == (name != "cnn")
+    assert "--augment pens" in metrics["command"]
 
 
 @pytest.mark.parametrize("name", SHIPPED)
@@ -95,9 +95,8 @@ def test_weights_are_those_of_the_training(name):
 @pytest.mark.parametrize("name", SHIPPED)
 def test_a_checkpoint_is_calibrated(name):
     metrics = load(shipped(name)).metrics
-    assert 0.5 < metrics["temperature"] < 0.7, "label smoothing or a teacher makes a network too modest"
-    assert metrics["calibration_error"] < 0.005
-    assert metrics["calibration_error_before"] > 0.02
+    assert 0.5 < metrics["temperature"] < 1, "a teacher makes a network too modest, and so do hard pictures"
+    assert metrics["calibration_error"] < min(0.005, metrics["calibration_error_before"])
 
 
 @pytest.mark.slow

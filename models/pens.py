@@ -11,8 +11,9 @@ Three images in five change; every number below is drawn for each of them:
 - Noise: 3 in 10 get Gaussian noise with a standard deviation of up to 0.25.
 - Contrast: half are multiplied by 0.4 to 1.3.
 
-Ranges of contrast, blur and noise: severities 1 to 3 of Hendrycks and Dietterich, "Benchmarking Neural Network
-Robustness to Common Corruptions", 2019. No loop over images: resizing and blurring are matrices.
+Blur, noise and contrast are corruptions of Hendrycks and Dietterich, "Benchmarking Neural Network Robustness to Common
+Corruptions", 2019: noise up to their severity 4, contrast down to their severity 1. The other ranges are guesses, with
+nothing chosen by test images. No loop over images: resizing, stretching and blurring are matrices.
 """
 
 from __future__ import annotations

@@ -5,16 +5,26 @@ In: the arguments of `tritonserver`. Out: `ServerOptions`, or ValueError in one 
 
 from __future__ import annotations
 
+import argparse
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NoReturn
 
 from serving.launcher import BY_PRIORITY
 
 REPOSITORIES = ("--model-repository", "--model-store")
 OWN = ("--model-control-mode", "--load-model", "--exit-on-error", "--exit-timeout-secs")  # the supervisor sets these
-FLAGS = ("--disable-auto-complete-config",)
+READ = (
+    *REPOSITORIES,
+    "--model-control-mode",
+    "--load-model",
+    "--http-restricted-api",
+    "--grpc-restricted-protocol",
+    *(f"--allow-{service}" for service in ("http", "grpc")),
+    *(f"--{service}-{part}" for service in ("http", "grpc") for part in ("address", "port")),
+)
 GRPC_KEY_PREFIX = "triton-grpc-protocol-"
 EXIT_TIMEOUT_S = 2  # for open requests; a request queues for at most a second
 
@@ -37,8 +47,7 @@ class ServerOptions:
     def command(self, at_start: Sequence[str], complete: bool) -> list[str]:
         """If configurations are `complete`, Triton need not start models to complete them: half the loading time."""
         own = ["--model-control-mode=explicit", "--exit-on-error=false", f"--exit-timeout-secs={EXIT_TIMEOUT_S}"]
-        own += [BY_PRIORITY]
-        own += ["--disable-auto-complete-config"] if complete else []
+        own += [BY_PRIORITY, *(["--disable-auto-complete-config"] if complete else [])]
         return [*own, *(f"--load-model={name}" for name in at_start), *self.rest]
 
     def model_dirs(self) -> dict[str, Path]:
@@ -55,39 +64,57 @@ class ServerOptions:
         return next((each / model for each in self.repositories if (each / model).is_dir()), None)
 
 
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(message)
+
+
+def split(arguments: Sequence[str], names: Iterable[str]) -> tuple[dict[str, list[str]], list[str]]:
+    """The values of `names`; the words of all other options."""
+    parser = _Parser(allow_abbrev=False, add_help=False, argument_default=[])
+    for name in names:
+        parser.add_argument(name, action="append", dest=name)
+    values, rest = parser.parse_known_args(list(arguments))
+    return vars(values), rest
+
+
 def parse(arguments: Sequence[str]) -> ServerOptions:
-    pairs = list(_pairs(arguments))
-    values = {name: value for name, value, _ in pairs}
-    if values.get("--model-control-mode", "explicit") != "explicit":
+    """Raises ValueError."""
+    values, _ = split(arguments, READ)
+    if values["--model-control-mode"] not in ([], ["explicit"]):
         raise ValueError("--supervised needs --model-control-mode=explicit: it loads and unloads models")
     if not _allowed(values, "http"):
         raise ValueError("--supervised needs HTTP: remove --allow-http=false")
-    repositories = tuple(Path(value) for name, value, _ in pairs if name in REPOSITORIES)
+    repositories = tuple(Path(value) for name in REPOSITORIES for value in values[name])
     if not repositories:
         raise ValueError("--supervised needs --model-repository")
     for repository in repositories:
         if not repository.is_dir():
             raise ValueError(f"{repository}: expected a model repository, found no such folder")
-    models = frozenset(value for name, value, _ in pairs if name == "--load-model")
+    models = frozenset(values["--load-model"])
+    grpc_keys = _keys(values["--grpc-restricted-protocol"])
     return ServerOptions(
-        http_url=_url(values, "http", "8000"),
+        http_url=_url(values, "http", 8000),
         repositories=repositories,
         models=None if not models or "*" in models else models,
-        rest=tuple(word for name, _, words in pairs if name not in OWN for word in words),
-        headers=_keys(pairs, "--http-restricted-api"),
-        grpc_url=_url(values, "grpc", "8001") if _allowed(values, "grpc") else None,
-        grpc_headers={
-            f"{GRPC_KEY_PREFIX}{name.lower()}": key for name, key in _keys(pairs, "--grpc-restricted-protocol").items()
-        },
+        rest=tuple(split(arguments, OWN)[1]),
+        headers=_keys(values["--http-restricted-api"]),
+        grpc_url=_url(values, "grpc", 8001) if _allowed(values, "grpc") else None,
+        grpc_headers={f"{GRPC_KEY_PREFIX}{name.lower()}": key for name, key in grpc_keys.items()},
     )
 
 
-def _allowed(values: Mapping[str, str], service: str) -> bool:
-    return values.get(f"--allow-{service}", "true").lower() not in ("false", "0")
+def _last(values: Mapping[str, Sequence[str]], name: str, default: str) -> str:
+    """Of equal options Triton takes the last."""
+    return [default, *values[name]][-1]
 
 
-def _url(values: Mapping[str, str], service: str, port: str) -> str:
-    given = values.get(f"--{service}-address", "127.0.0.1")
+def _allowed(values: Mapping[str, Sequence[str]], service: str) -> bool:
+    return _last(values, f"--allow-{service}", "true").lower() not in ("false", "0")
+
+
+def _url(values: Mapping[str, Sequence[str]], service: str, port: int) -> str:
+    given = _last(values, f"--{service}-address", "127.0.0.1")
     address = given.removeprefix("ipv6:").strip("[]")
     if service == "http" and ":" in address and not given.startswith("ipv6:"):
         raise ValueError(f"--http-address: expected ipv6:{address}, found {given}, in which Triton reads no IPv6")
@@ -96,35 +123,15 @@ def _url(values: Mapping[str, str], service: str, port: str) -> str:
     return f"{address}:{port_of(values, service, port)}"
 
 
-def port_of(values: Mapping[str, str], service: str, default: str) -> int:
+def port_of(values: Mapping[str, Sequence[str]], service: str, default: int) -> int:
     """Raises ValueError."""
-    text = values.get(f"--{service}-port", default)
+    text = _last(values, f"--{service}-port", str(default))
     if not re.fullmatch("[0-9]{1,5}", text) or not 0 < int(text) < 1 << 16:
         raise ValueError(f"--{service}-port: expected a port, found {text!r}")
     return int(text)
 
 
-def _keys(pairs: Iterable[tuple[str, str, tuple[str, ...]]], option: str) -> dict[str, str]:
+def _keys(guards: Iterable[str]) -> dict[str, str]:
     """Headers in values APIS:HEADER=CONTENT."""
-    guards = (value.partition(":")[2].partition("=") for name, value, _ in pairs if name == option)
-    return {key: value for key, _, value in guards}
-
-
-def split(arguments: Sequence[str], names: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """The values of `names`; the words of all other options."""
-    pairs = list(_pairs(arguments))
-    values = {name: value for name, value, _ in pairs if name in names}
-    return values, [word for name, _, words in pairs if name not in names for word in words]
-
-
-def _pairs(arguments: Sequence[str]) -> Iterator[tuple[str, str, tuple[str, ...]]]:
-    """(option, value, both as words)."""
-    words = list(arguments)
-    while words:
-        word = words.pop(0)
-        name, equals, value = word.partition("=")
-        if not equals and name not in FLAGS and words and not words[0].startswith("-"):
-            value = words.pop(0)
-            yield name, value, (word, value)
-        else:
-            yield name, value, (word,)
+    pairs = (guard.partition(":")[2].partition("=") for guard in guards)
+    return {header: content for header, _, content in pairs}

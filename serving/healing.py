@@ -6,9 +6,9 @@ In: the probe's verdicts, the server's stubs. Out: `Sick`, or ServerLost for a s
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from serving.prober import Verdict
 from serving.processes import Stub
@@ -37,29 +37,46 @@ class Sick:
     wrong: frozenset[int] = frozenset()
 
 
+@dataclass
+class History:
+    """Of a model, in one run of the server."""
+
+    failed: deque[bool] = field(default_factory=lambda: deque(maxlen=RECENT))  # its last probes
+    was_right: bool = False
+    in_vain: bool = False  # loaded again and not right since
+    busy: tuple[float, float, float] | None = None  # since, last look, processor time then
+
+    def works(self, stubs: Sequence[Stub]) -> bool:
+        """Whether a silent model is only slow: its stubs use the processor."""
+        if not stubs or any(stub.stopped for stub in stubs):
+            return False
+        now, spent_s = time.monotonic(), sum(stub.processor_s() for stub in stubs)
+        since_s, looked_s, before_s = self.busy or (now, now, spent_s)
+        self.busy = (since_s, now, spent_s)
+        if now == looked_s:
+            return True  # nothing to compare with yet
+        return spent_s - before_s > BUSY_SHARE * (now - looked_s) and now - since_s < BUSY_S
+
+
 class Judge:
     """Of one run of the server."""
 
     def __init__(self) -> None:
         self._silent = 0
-        self._failed: dict[str, deque[bool]] = {}  # model -> its last probes
-        self._healed: set[str] = set()  # loaded again and not right since
-        self._right: set[str] = set()  # models that were right once
-        self._busy: dict[str, tuple[float, float, float]] = {}  # model -> since, last look, processor
+        self._models = defaultdict[str, History](History)
         self._lame: dict[Stub, float] = {}  # dead or stopped stub -> since
 
     def healed(self, model: str) -> None:
         """It was loaded again: new processes answer."""
-        self._failed.pop(model, None)
-        self._busy.pop(model, None)
-        self._healed.add(model)
+        self._models[model] = History(was_right=self._models[model].was_right, in_vain=True)
 
     def is_healed_in_vain(self, model: str) -> bool:
-        return model in self._healed
+        return self._models[model].in_vain
 
     def is_version_to_blame(self, sick: Sick) -> bool:
         """Whether another load of a version that answers wrong would be in vain."""
-        return bool(sick.wrong) and (sick.model in self._healed or sick.model not in self._right)
+        history = self._models[sick.model]
+        return bool(sick.wrong) and (history.in_vain or not history.was_right)
 
     def lame(self, stubs: Sequence[Stub], replaced: Collection[Stub]) -> list[Stub]:
         """Stubs that have been dead or stopped for a while: other instances of their model may pass the probe."""
@@ -69,35 +86,20 @@ class Judge:
 
     def sick(self, verdict: Verdict, stubs: Sequence[Stub]) -> list[Sick]:
         """Raises ServerLost."""
-        if not verdict.models and not verdict.ok:
-            self._silent += 1
-            if self._silent >= SILENCES:
-                raise ServerLost("hung", verdict.reason)
-            return []
-        self._silent = 0
-        failing = {failure.model: failure for failure in verdict.failures}
-        for model in verdict.models - failing.keys():
-            self._failed.setdefault(model, deque(maxlen=RECENT)).append(False)
-            self._busy.pop(model, None)
-            self._healed.discard(model)
-            self._right.add(model)
+        self._silent = 0 if verdict.models or verdict.ok else self._silent + 1
+        if self._silent >= SILENCES:
+            raise ServerLost("hung", verdict.reason)
         found = []
-        for model, failure in failing.items():
-            if failure.silent and self._works(model, [stub for stub in stubs if stub.model == model]):
+        for model in sorted(verdict.models):
+            history, failures = self._models[model], [each for each in verdict.failures if each.model == model]
+            if not failures:
+                history.failed.append(False)
+                history.was_right, history.in_vain, history.busy = True, False, None
                 continue
-            self._failed.setdefault(model, deque(maxlen=RECENT)).append(True)
-            if sum(self._failed[model]) >= FAILURES:
-                wrong = frozenset(each.version for each in verdict.failures if each.model == model and each.wrong)
-                found.append(Sick(model, f"failed twice ({failure.reason})", wrong))
+            if failures[-1].silent and history.works([stub for stub in stubs if stub.model == model]):
+                continue
+            history.failed.append(True)
+            if sum(history.failed) >= FAILURES:
+                wrong = frozenset(each.version for each in failures if each.wrong)
+                found.append(Sick(model, f"failed twice ({failures[-1].reason})", wrong))
         return found
-
-    def _works(self, model: str, stubs: Sequence[Stub]) -> bool:
-        """Whether a silent model is only slow: its stubs use the processor."""
-        if not stubs or any(stub.stopped for stub in stubs):
-            return False
-        now, spent_s = time.monotonic(), sum(stub.processor_s() for stub in stubs)
-        since_s, looked_s, before_s = self._busy.get(model, (now, now, spent_s))
-        self._busy[model] = (since_s, now, spent_s)
-        if now == looked_s:
-            return True  # nothing to compare with yet
-        return spent_s - before_s > BUSY_SHARE * (now - looked_s) and now - since_s < BUSY_S

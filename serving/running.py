@@ -13,10 +13,12 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import IO
 
 from serving.launcher import PARENT_VARIABLE
 
@@ -58,7 +60,8 @@ def running_server(
         log_path = Path(folder, "server.log")
         for _ in range(PORT_ATTEMPTS):
             with _child(repository, arguments, log_path, supervised) as (process, server):
-                failure = _wait_until_ready(process, server, timeout_s)
+                ready = partial(answers, server.http_url, "v2/health/ready", 1.0)
+                failure = wait_until_ready(process, ready, timeout_s)
                 if failure is None:
                     yield server
                     return
@@ -73,18 +76,11 @@ def _child(
 ) -> Iterator[tuple[subprocess.Popen[bytes], Server]]:
     services = ["http", "grpc", "metrics", *(["supervisor", "health"] if supervised else [])]
     ports = dict(zip(services, free_ports(len(services)), strict=True))
-    program = "serving.supervisor" if supervised else "serving.launcher"
-    command = [sys.executable, "-m", program, f"--model-repository={repository}"]
+    program = ["serving.serve", "--supervised"] if supervised else ["serving.launcher"]
+    command = [sys.executable, "-m", *program, f"--model-repository={repository}"]
     command += [f"--{service}-port={port}" for service, port in ports.items()]
     with log_path.open("wb") as log:
-        process = subprocess.Popen(
-            [*command, *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            env={**os.environ, PARENT_VARIABLE: str(os.getpid())},
-        )
+        process = spawn([*command, *arguments], log)
     urls = dict.fromkeys(("supervisor_url", "health_url"), "")
     urls |= {f"{service}_url": f"127.0.0.1:{port}" for service, port in ports.items()}
     try:
@@ -120,6 +116,20 @@ def is_taken(url: str) -> bool:
     return False
 
 
+def spawn(
+    command: Sequence[str], log: IO[bytes] | None = None, environment: Mapping[str, str] | None = None
+) -> subprocess.Popen[bytes]:
+    """A child in its own session, which no Ctrl-C reaches; our programs end with the thread that started them."""
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        start_new_session=True,
+        env={**os.environ, **(environment or {}), PARENT_VARIABLE: str(os.getpid())},
+    )
+
+
 def end(process: subprocess.Popen[bytes], grace_s: float) -> int:
     """SIGTERM, after `grace_s` SIGKILL; returns the exit code."""
     process.terminate()
@@ -130,11 +140,11 @@ def end(process: subprocess.Popen[bytes], grace_s: float) -> int:
         return process.wait()
 
 
-def _wait_until_ready(process: subprocess.Popen[bytes], server: Server, timeout_s: float) -> str | None:
+def wait_until_ready(process: subprocess.Popen[bytes], ready: Callable[[], bool], timeout_s: float) -> str | None:
     """The failure, if any."""
     deadline = time.monotonic() + timeout_s
     while process.poll() is None:
-        if answers(server.http_url, "v2/health/ready", 1.0):
+        if ready():
             return None
         if time.monotonic() > deadline:
             return f"was not ready after {timeout_s:g} s"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 import click
 
-from serving.launcher import LauncherError, launch
+from serving.launcher import PARENT_VARIABLE, LauncherError, end_with_parent, launch
 
 NEEDS = {  # option -> modes in which it has an effect
     "supervisor_port": ("supervised", "servers"),
@@ -23,15 +24,16 @@ NEEDS = {  # option -> modes in which it has an effect
 def _supervise(own: Mapping[str, Any], arguments: Sequence[str]) -> int:
     from serving.supervisor import METRICS_PORT, supervise
 
+    end_with_parent(os.environ.pop(PARENT_VARIABLE, None))
     port = METRICS_PORT if own["supervisor_port"] is None else own["supervisor_port"]
     if not own["servers"]:
         return supervise(arguments, port or None, own["health_port"] or None)
-    from serving.fleet.fleet import FIRST_PORT, Access, serve_fleet
+    from serving.fleet.fleet import FIRST_PORT, serve_fleet
     from serving.proxy.settings import TlsFiles, read_keys
 
     keys = read_keys(own["keys"]) if own["keys"] else {}
-    access = Access(keys, TlsFiles(*own["tls"]) if own["tls"] else None)
-    return serve_fleet(own["servers"], arguments, own["first_port"] or FIRST_PORT, port, access)
+    tls = TlsFiles(*own["tls"]) if own["tls"] else None
+    return serve_fleet(own["servers"], arguments, own["first_port"] or FIRST_PORT, port, keys, tls)
 
 
 @click.command(context_settings={"ignore_unknown_options": True})

@@ -20,16 +20,13 @@ from contextlib import suppress
 from functools import partial
 from types import FrameType
 
-import click
-
 from serving.acts import Acts
 from serving.arguments import EXIT_TIMEOUT_S, ServerOptions, parse
 from serving.control import Control, ControlFailed
 from serving.healing import Judge, ServerLost, Sick
-from serving.launcher import PARENT_VARIABLE, LauncherError, end_with_parent
 from serving.prober import Prober
 from serving.processes import Family, Stub
-from serving.running import end, is_taken
+from serving.running import end, is_taken, spawn
 from serving.whole import Plan, config_again, plan
 
 START_S, LOAD_S, RELOAD_S = 180.0, 120.0, 20.0
@@ -128,12 +125,7 @@ class Supervisor:
             raise
         at_start = [name for name, each in plans.items() if each.config is None and each.versions != ()]
         complete = all(each.versions is not None for each in plans.values())
-        process = subprocess.Popen(
-            [sys.executable, "-m", "serving.launcher", *self._options.command(at_start, complete)],
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-            env={**os.environ, PARENT_VARIABLE: str(os.getpid())},
-        )
+        process = spawn([sys.executable, "-m", "serving.launcher", *self._options.command(at_start, complete)])
         self._acts.started(process.pid)
         family = Family(process.pid)
         grace_s = END_S
@@ -293,7 +285,6 @@ def _cause(process: subprocess.Popen[bytes], lost: ServerLost) -> tuple[str, str
 
 def supervise(arguments: Sequence[str], metrics_port: int | None = METRICS_PORT, health_port: int | None = None) -> int:
     """Raises ValueError for bad arguments and a taken port."""
-    end_with_parent(os.environ.pop(PARENT_VARIABLE, None))
     options = parse(arguments)
     try:
         acts = Acts(metrics_port)
@@ -303,19 +294,3 @@ def supervise(arguments: Sequence[str], metrics_port: int | None = METRICS_PORT,
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, supervisor.stop)
     return supervisor.run()
-
-
-@click.command(context_settings={"ignore_unknown_options": True})
-@click.option("--supervisor-port", type=click.IntRange(0, 65535), default=METRICS_PORT, show_default=True)
-@click.option("--health-port", type=click.IntRange(0, 65535), default=0, help="For a proxy's health checks.  [0: none]")
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-def main(supervisor_port: int, health_port: int, arguments: tuple[str, ...]) -> None:
-    """Run tritonserver under supervision; port 0: no metrics of the supervisor."""
-    try:
-        sys.exit(supervise(arguments, supervisor_port or None, health_port or None))
-    except (ValueError, LauncherError) as error:
-        raise click.ClickException(str(error)) from error
-
-
-if __name__ == "__main__":
-    main()

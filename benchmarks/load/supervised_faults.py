@@ -174,7 +174,8 @@ def two_supervisors(bench: Bench) -> Row:
         command = [
             sys.executable,
             "-m",
-            "serving.supervisor",
+            "serving.serve",
+            "--supervised",
             "--supervisor-port=0",
             f"--model-repository={repository}",
         ]

@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -28,37 +27,26 @@ from serving.proxy.process import DRAIN_S, Proxy
 from serving.proxy.settings import ANSWER_S, GRPC_PORT, HTTP_PORT, Settings, TlsFiles
 from serving.supervisor import TICK_S, Stopping
 
-FIRST_PORT, OWN_PORT = 8100, 8003
+FIRST_PORT = 8100
 START_S = 180.0
 PLACES = ("--http-port", "--grpc-port", "--http-address")  # of the proxy
 OWN = ("--grpc-address", "--metrics-port", "--metrics-address")
-
-
-@dataclass(frozen=True)
-class Access:
-    keys: Mapping[str, str] = field(default_factory=dict)
-    tls: TlsFiles | None = None
 
 
 class NotInTime(Exception):
     pass
 
 
-class Metrics:
-    """At /metrics of `port` on loopback; raises OSError for a taken port."""
-
-    def __init__(self, port: int, members: Sequence[Member]) -> None:
-        registry = CollectorRegistry()
-        starts = Gauge("vitbn_fleet_server_starts", "Starts of a supervisor", ["server"], registry=registry)
-        for member in members:
-            starts.labels(str(member.index)).set_function(partial(getattr, member, "starts"))
-        self.rolls = Counter("vitbn_fleet_rolls", "Restarts of all servers", ["job", "result"], registry=registry)
-        start_http_server(port, addr="127.0.0.1", registry=registry)
-
-
 class Fleet:
     def __init__(
-        self, count: int, arguments: Sequence[str], first_port: int, own_port: int, access: Access, folder: Path
+        self,
+        count: int,
+        arguments: Sequence[str],
+        first_port: int,
+        own_port: int,
+        keys: Mapping[str, str],
+        tls: TlsFiles | None,
+        folder: Path,
     ) -> None:
         """Raises ValueError for bad arguments, ProxyError without Envoy, OSError for a taken port."""
         places, rest = split(arguments, PLACES + OWN)
@@ -66,18 +54,22 @@ class Fleet:
         devices = [each for each in os.environ.get(DEVICES, "").split(",") if each]
         cores = sorted(os.sched_getaffinity(0))
         self._members = [Member(index, first_port, rest, share(cores, index, count), devices) for index in range(count)]
-        ports = (port_of(places, "http", str(HTTP_PORT)), port_of(places, "grpc", str(GRPC_PORT)))
         settings = Settings(
             [each.backend for each in self._members],
-            host=places.get("--http-address", "127.0.0.1"),
-            ports=ports,
+            host=["127.0.0.1", *places["--http-address"]][-1],
+            ports=(port_of(places, "http", HTTP_PORT), port_of(places, "grpc", GRPC_PORT)),
             admin=own_port + 1,
-            tls=access.tls,
-            keys=access.keys,
+            tls=tls,
+            keys=keys,
         )
         self._proxy = Proxy(settings, folder, folder / "envoy.log")
         self._stop, self._restart = threading.Event(), threading.Event()
-        self._metrics = Metrics(own_port, self._members)
+        registry = CollectorRegistry()
+        starts = Gauge("vitbn_fleet_server_starts", "Starts of a supervisor", ["server"], registry=registry)
+        for member in self._members:
+            starts.labels(str(member.index)).set_function(partial(getattr, member, "starts"))
+        self._rolls = Counter("vitbn_fleet_rolls", "Restarts of all servers", ["job", "result"], registry=registry)
+        start_http_server(own_port, addr="127.0.0.1", registry=registry)
 
     def signalled(self, number: int, frame: FrameType | None) -> None:
         (self._restart if number == signal.SIGHUP else self._stop).set()
@@ -116,7 +108,7 @@ class Fleet:
                 self._restart_one(member)
         except NotInTime as error:
             result = f"failed: {error}"
-        self._metrics.rolls.labels("restart", result.partition(":")[0]).inc()
+        self._rolls.labels("restart", result.partition(":")[0]).inc()
         say(f"restart: {result}")
 
     def _restart_one(self, member: Member) -> None:
@@ -183,13 +175,15 @@ def say(text: str) -> None:
 def serve_fleet(
     count: int,
     arguments: Sequence[str],
-    first_port: int = FIRST_PORT,
-    own_port: int = OWN_PORT,
-    access: Access | None = None,
+    first_port: int,
+    own_port: int,
+    keys: Mapping[str, str],
+    tls: TlsFiles | None,
 ) -> int:
+    """`own_port`: metrics of the fleet; `own_port` + 1: Envoy's administration. Raises ValueError."""
     with tempfile.TemporaryDirectory(prefix="fleet-") as folder:
         try:
-            fleet = Fleet(count, arguments, first_port, own_port, access or Access(), Path(folder))
+            fleet = Fleet(count, arguments, first_port, own_port, keys, tls, Path(folder))
         except ProxyError as error:
             raise ValueError(str(error)) from error
         except OSError as error:

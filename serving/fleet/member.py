@@ -10,9 +10,8 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 
-from serving.launcher import PARENT_VARIABLE
 from serving.proxy.settings import Backend
-from serving.running import answers, end, is_taken
+from serving.running import answers, end, is_taken, spawn
 
 SERVICES = ("http", "grpc", "metrics", "supervisor", "health")
 PORTS_EACH = 10
@@ -45,7 +44,7 @@ class Member:
         first = first_port + PORTS_EACH * index
         self.index, self.starts, self._cores = index, 0, cores
         self.ports = {service: first + number for number, service in enumerate(SERVICES)}
-        self._command = [sys.executable, "-m", "serving.supervisor", *arguments]
+        self._command = [sys.executable, "-m", "serving.serve", "--supervised", *arguments]
         self._command += [f"--{service}-port={port}" for service, port in self.ports.items()]
         self.devices = devices[index % len(devices)] if devices else None
         self._next_start_s = 0.0
@@ -61,11 +60,7 @@ class Member:
 
     def start(self) -> None:
         """In its own session: the fleet takes Ctrl-C and drains first."""
-        environment = {**os.environ, PARENT_VARIABLE: str(os.getpid())}
-        environment |= {} if self.devices is None else {DEVICES: self.devices}
-        self.process = subprocess.Popen(
-            self._command, stdin=subprocess.DEVNULL, start_new_session=True, env=environment
-        )
+        self.process = spawn(self._command, environment={} if self.devices is None else {DEVICES: self.devices})
         with suppress(ProcessLookupError):
             os.sched_setaffinity(self.process.pid, self._cores)  # its children inherit them
         self.starts += 1

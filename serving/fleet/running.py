@@ -18,9 +18,9 @@ import psutil
 
 from serving.fleet.member import PORTS_EACH, SERVICES
 from serving.processes import Family
-from serving.running import ServerFailed, answers, end, free_ports
+from serving.running import ServerFailed, answers, end, free_ports, spawn, wait_until_ready
 
-START_S, STOP_S, POLL_S = 120.0, 30.0, 0.1
+START_S, STOP_S = 120.0, 30.0
 BLOCKS, ATTEMPTS = (10_000, 30_000), 50  # below the ports that Linux gives to connections
 
 
@@ -49,7 +49,7 @@ class RunningFleet:
         for child in psutil.Process(self.process.pid).children():
             with suppress(psutil.NoSuchProcess):  # it just ended
                 words = child.cmdline()
-                members += [(words[-1], child)] if "serving.supervisor" in words else []
+                members += [(words[-1], child)] if "--supervised" in words else []
         return [child for _, child in sorted(members, key=lambda each: each[0])]
 
     def triton(self, index: int) -> psutil.Process:
@@ -74,23 +74,22 @@ def running_fleet(repository: Path, count: int = 2, arguments: Sequence[str] = (
     with tempfile.TemporaryDirectory(prefix="fleet-") as folder:
         first, (http, grpc) = _free_block(count), free_ports(2)
         own = first + PORTS_EACH * count
-        command = [sys.executable, "-m", "serving.serve", f"--servers={count}"]
-        command += [f"--first-port={first}"]
+        command = [sys.executable, "-m", "serving.serve", f"--servers={count}", f"--first-port={first}"]
         command += [f"--supervisor-port={own}", f"--http-port={http}", f"--grpc-port={grpc}"]
         log_path = Path(folder, "fleet.log")
         with log_path.open("wb") as log:
-            process = subprocess.Popen(
-                [*command, *arguments, f"--model-repository={repository}"],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+            process = spawn([*command, *arguments, f"--model-repository={repository}"], log)
         services = {"http": http, "grpc": grpc, "own": own, "admin": own + 1}
         urls = {f"{service}_url": f"127.0.0.1:{port}" for service, port in services.items()}
         fleet = RunningFleet(process, repository, first, log_path, **urls)
+        health = [fleet.server_url(index, "health") for index in range(count)]
         try:
-            _wait_until_right(fleet, count)
+            failure = wait_until_ready(
+                process, lambda: all(map(answers, health)) and answers(fleet.admin_url, "ready"), START_S
+            )
+            if failure:
+                raise ServerFailed(f"the fleet {failure}: {fleet.log()[-1000:]}")
+            time.sleep(1.0)  # two health checks of the proxy
             yield fleet
         finally:
             end(process, STOP_S)
@@ -104,15 +103,3 @@ def _free_block(count: int) -> int:
                 stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
             return first
     raise ServerFailed(f"expected {PORTS_EACH * count + 2} free ports in a row, found none")
-
-
-def _wait_until_right(fleet: RunningFleet, count: int) -> None:
-    deadline = time.monotonic() + START_S
-    while fleet.process.poll() is None and time.monotonic() < deadline:
-        if all(answers(fleet.server_url(index, "health")) for index in range(count)) and answers(
-            fleet.admin_url, "ready"
-        ):
-            time.sleep(1.0)  # two health checks of the proxy
-            return
-        time.sleep(POLL_S)
-    raise ServerFailed(f"the fleet is not ready: {fleet.log()[-1000:]}")

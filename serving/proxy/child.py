@@ -1,14 +1,13 @@
-"""A program that ends with its parent: `python -m serving.proxy.child PARENT PROGRAM ARGUMENT...`."""
+"""A program that ends with its parent: `python -m serving.proxy.child PROGRAM ARGUMENT...`."""
 
 import os
 import sys
 
-from serving.launcher import LauncherError, end_with_parent
+from serving.launcher import PARENT_VARIABLE, LauncherError, end_with_parent
 
 if __name__ == "__main__":
-    _, parent, *command = sys.argv
     try:
-        end_with_parent(parent)
+        end_with_parent(os.environ.pop(PARENT_VARIABLE, None))
     except LauncherError as error:
         sys.exit(str(error))
-    os.execv(command[0], command)
+    os.execv(sys.argv[1], sys.argv[1:])

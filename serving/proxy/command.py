@@ -14,8 +14,15 @@ from serving.proxy.settings import ADMIN_PORT, IN_FLIGHT, Backend, Settings, Tls
 @click.command()
 @click.argument("servers", nargs=-1, required=True, metavar="HOST[:HTTP[:GRPC[:HEALTH]]]...")
 @click.option("--output", type=click.Path(file_okay=False, path_type=Path), required=True, help="Folder for the files.")
-@click.option("--seen-as", metavar="FOLDER", help="Where Envoy will see that folder, as in a container.")
-@click.option("--drain", multiple=True, metavar="HOST[:HTTP]", help="A server that gets no new request; repeatable.")
+@click.option(
+    "--seen-as", metavar="FOLDER", help="Where Envoy will see that folder, as in a container.  [default: --output]"
+)
+@click.option(
+    "--drain",
+    multiple=True,
+    metavar="HOST[:HTTP]",
+    help="A server that gets no new request; repeatable.  [default: none]",
+)
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address for clients.")
 @click.option(
     "--port",
@@ -26,21 +33,37 @@ from serving.proxy.settings import ADMIN_PORT, IN_FLIGHT, Backend, Settings, Tls
     show_default=True,
     help="For HTTP and gRPC alike; repeatable.",
 )
-@click.option("--admin-port", type=click.IntRange(1, 65535), default=ADMIN_PORT, show_default=True)
+@click.option(
+    "--admin-port",
+    type=click.IntRange(1, 65535),
+    default=ADMIN_PORT,
+    show_default=True,
+    help="Envoy's administration, on loopback.",
+)
 @click.option(
     "--metrics-port",
     type=click.IntRange(1, 65535),
-    help="Statistics at --host for Prometheus on another machine.  [none]",
+    help="Statistics at --host for Prometheus on another machine.  [default: none]",
 )
-@click.option("--in-flight", type=click.IntRange(1, 10_000), default=IN_FLIGHT, show_default=True, help="A server.")
+@click.option(
+    "--in-flight",
+    type=click.IntRange(1, 10_000),
+    default=IN_FLIGHT,
+    show_default=True,
+    help="Requests at once to each server; the rest is refused.",
+)
 @click.option(
     "--tls",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     nargs=2,
     metavar="CERTIFICATE KEY",
-    help="PEM files.",
+    help="PEM files.  [default: no TLS]",
 )
-@click.option("--keys", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Lines CLIENT KEY.")
+@click.option(
+    "--keys",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="A file with lines CLIENT KEY.  [default: anybody may ask]",
+)
 def proxy(
     servers: tuple[str, ...],
     output: Path,

@@ -5,7 +5,6 @@ In: Settings. Out: a proxy for a `with` block; meanwhile a server can be drained
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import tempfile
@@ -19,7 +18,7 @@ from pathlib import Path
 
 from serving.proxy.files import ProxyError, envoy, write, write_endpoints
 from serving.proxy.settings import Settings
-from serving.running import end
+from serving.running import end, spawn, wait_until_ready
 
 DRAIN_S = 1.5  # until a server's open requests are answered, measured
 START_S, FINISH_S, STOP_S, POLL_S = 20.0, 2.0, 3.0, 0.05
@@ -38,12 +37,9 @@ class Proxy:
         write(settings, folder)
 
     def start(self) -> None:
-        command = [sys.executable, "-m", "serving.proxy.child", str(os.getpid()), str(envoy())]
-        command += ["-c", str(self._folder / "envoy.yaml"), "--log-level", "warning", "--disable-hot-restart"]
+        command = [sys.executable, "-m", "serving.proxy.child", str(envoy()), "-c", str(self._folder / "envoy.yaml")]
         with self.log_path.open("ab") as log:
-            self.process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
-            )
+            self.process = spawn([*command, "--log-level", "warning", "--disable-hot-restart"], log)
         self._started_s, self._silences = time.monotonic(), 0
 
     def revive(self) -> bool:
@@ -78,16 +74,14 @@ class Proxy:
             raise OSError(f"port {self.settings.admin}: expected an answer of Envoy, found {error!r}") from error
 
     def wait_until_ready(self) -> None:
-        deadline = time.monotonic() + START_S
-        while self.process and self.process.poll() is None and time.monotonic() < deadline:
-            with suppress(OSError):
-                if self.ask("ready").startswith("LIVE"):
-                    return
-            time.sleep(POLL_S)
-        lines = self.log_path.read_text(errors="replace").splitlines()
-        ended = self.process and self.process.poll()
-        found = f"not ready after {START_S:g} s" if ended is None else f"its end with exit code {ended}"
-        raise ProxyError(f"Envoy: expected an answer, found {found}: {' '.join(lines[-1:])}")
+        if self.process and (failure := wait_until_ready(self.process, self._is_live, START_S)):
+            lines = self.log_path.read_text(errors="replace").splitlines()
+            raise ProxyError(f"Envoy {failure}: {' '.join(lines[-1:])}")
+
+    def _is_live(self) -> bool:
+        with suppress(OSError):
+            return self.ask("ready").startswith("LIVE")
+        return False
 
     def healthy(self) -> int:
         """How many servers get requests; raises OSError."""

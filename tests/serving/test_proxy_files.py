@@ -99,7 +99,7 @@ def test_the_end_of_envoy_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(process, "START_S", 1e6)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         settings = Settings([Backend("127.0.0.1")], ports=(taken.getsockname()[1],), admin=free_ports(1)[0])
-        with pytest.raises(ProxyError, match=r"found its end with exit code 1: .*Address already in use"):
+        with pytest.raises(ProxyError, match=r"Envoy stopped with exit code 1: .*Address already in use"):
             running_proxy(settings).__enter__()
 
 

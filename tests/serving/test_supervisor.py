@@ -187,7 +187,14 @@ def test_a_whole_version_that_the_server_refuses_is_left_out(tmp_path: Path) -> 
 def test_a_signal_ends_it_within_6_s_with_exit_code_0_and_no_orphan(tmp_path: Path, number: signal.Signals) -> None:
     """With an idle connection Triton itself waits for 30 s and exits with code 1."""
     published(tmp_path, versions=1)
-    command = [sys.executable, "-m", "serving.supervisor", "--supervisor-port=0", f"--model-repository={tmp_path}"]
+    command = [
+        sys.executable,
+        "-m",
+        "serving.serve",
+        "--supervised",
+        "--supervisor-port=0",
+        f"--model-repository={tmp_path}",
+    ]
     with running_server(tmp_path, ["--model-control-mode=explicit"]) as other:  # its ports are free after its end
         ports = [f"--{name}-port={getattr(other, f'{name}_url').split(':')[1]}" for name in ("http", "grpc")]
         url = other.http_url

@@ -189,15 +189,14 @@ def run_adaptation(checkpoints: Path, output: Path, data_dir: Path | None) -> No
 
 @study.command("claims")
 @click.option("--results", type=click.Path(path_type=Path), default="benchmarks/results/studies", show_default=True)
-@click.option("--output", type=click.Path(path_type=Path), default="docs/claims.md", show_default=True)
-def run_claims(results: Path, output: Path) -> None:
-    """The published claims beside the results of the studies, each with a verdict: a page in Markdown."""
-    from models.files import write_atomically
-    from models.studies.claims import page
+@click.option("--page", type=click.Path(path_type=Path), default="docs/claims.md", show_default=True)
+def run_claims(results: Path, page: Path) -> None:
+    """Write the tables and pictures of the page on the published claims anew, from the results of the studies."""
+    from models.studies.claims import write
 
     with _one_line_errors():
-        write_atomically(output, page(results).encode())
-    click.echo(f"Wrote {output}")
+        paths = write(page, results)
+    click.echo(f"Wrote {', '.join(map(str, paths))}")
 
 
 def _chosen(every: Sequence[Choice], names: Sequence[str]) -> tuple[Choice, ...]:

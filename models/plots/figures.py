@@ -168,7 +168,8 @@ def accuracy_over_cost(
     return figure
 
 
-def png(figure: Figure) -> bytes:
+def png(figure: Figure, source: str = "") -> bytes:
+    """`source` is kept in the file, under "Source"."""
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png")
+    figure.savefig(buffer, format="png", metadata={"Source": source} if source else None)
     return buffer.getvalue()

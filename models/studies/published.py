@@ -1,0 +1,246 @@
+"""The published figures beside ours, as data: the tables and pictures of docs/claims.md.
+
+CITATION.cff names the sources.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from statistics import mean
+
+from models.config import ModelName
+from models.plots.curves import Line, Picture
+from models.plots.figures import NAMES
+from models.studies.results import (
+    Cell,
+    Key,
+    Results,
+    Row,
+    average,
+    critical,
+    ends,
+    first,
+    from_to,
+    last,
+    last_ten,
+    lead,
+    saved,
+    seconds,
+    slowest,
+    test_ratio,
+    time_s,
+    training_ratio,
+)
+
+MODELS: tuple[ModelName, ...] = ("vit", "vitbnffn", "vitbn")
+PAIR: tuple[ModelName, ...] = ("vit", "vitbnffn")
+RATES = (0.0005, 0.005, 0.01)
+AGAINST_ONE, EACH = (6, 1, 1), (6, 6, 6)  # blocks of MODELS
+SMALL, LONG, WHOLE = "learning-rates-three-seeds", "learning-rates-0.01-all-images", "learning-rates"
+PUBLISHED, ON_L4 = "30 epochs, 60,000 images, whole", "30 epochs, 60,000 images, L4 GPU"
+RIGHT = "test images right, %"
+
+
+def row(*cells: Cell) -> Row:
+    return cells
+
+
+def by_model(
+    name: str, study: str, rate: float | None, blocks: Sequence[int | None], figure: Callable[..., str]
+) -> Row:
+    return (name, *((figure, (study, model, depth, rate)) for model, depth in zip(MODELS, blocks, strict=True)))
+
+
+def at_rate(rate: float, *published: str) -> list[Row]:
+    return [
+        (RIGHT, "ViT", "ViTBNFFN", "ViTBN", "size"),
+        (*published, PUBLISHED),
+        by_model("6 blocks against 1: last epoch", SMALL, rate, AGAINST_ONE, last),
+        by_model("6 against 1: mean of the epochs", SMALL, rate, AGAINST_ONE, average),
+        by_model("6 blocks each: last epoch", SMALL, rate, EACH, last),
+        by_model("6 blocks each: mean of the epochs", SMALL, rate, EACH, average),
+    ]
+
+
+def ratios(figure: Callable[..., str], *published: Row) -> list[Row]:
+    return [
+        ("time of ViT over the network's", *(f"rate {rate:g}" for rate in RATES), "size"),
+        *((*its, ON_L4) for its in published),
+        *(
+            row(
+                f"{NAMES[model]}, {name}",
+                *((figure, (study, "vit", 6, rate), (study, model, blocks, rate)) for rate in RATES),
+            )
+            for name, blocks, study in (("6 blocks each", 6, SMALL), ("6 blocks against 1", 1, WHOLE))
+            for model in MODELS[1:]
+        ),
+    ]
+
+
+def by_depth(study: str, rate: float, published: dict[int, str]) -> list[Row]:
+    """`published`: the lead of ViTBNFFN."""
+    rows: list[Row] = [("depth", "published: ViTBNFFN is", "ViT, %", "ViTBNFFN, %", "lead, points", "size")]
+    for depth, said in published.items():
+        vit, other = ((study, model, depth, rate) for model in PAIR)
+        rows.append((str(depth), said, (last, vit), (last, other), (lead, vit, other)))
+    return rows
+
+
+def fall(model: ModelName, depth: int, published: str) -> Row:
+    keys = [(f"depths-{rate:g}", model, depth, rate) for rate in (0.003, 0.005)]
+    return (str(depth), NAMES[model], published, (from_to, *keys), (lead, *keys))
+
+
+DEPTHS = range(2, 8)
+SEARCHED: list[Key] = [("optimised", model, None, None) for model in MODELS]
+TABLES: dict[str, list[Row]] = {
+    "training-time": ratios(
+        training_ratio, ("ViTBNFFN, published", "2.7", "3.6", "2.7"), ("ViTBN, published", "2.5", "3.5", "4.3")
+    ),
+    "gains": [
+        ("training time saved, against ViT of 6 blocks, %", "ViT", "ViTBNFFN", "ViTBN", "size"),
+        ("published, at 0.005", "-", "72", "71", ON_L4),
+        *(
+            row(
+                f"{blocks} block{'s' if blocks > 1 else ''}",
+                *(
+                    (saved, *((SMALL, *own, rate) for rate in RATES for own in (("vit", 6), (model, blocks))))
+                    for model in MODELS
+                ),
+            )
+            for blocks in (6, 1)
+        ),
+    ],
+    "test-time": ratios(
+        test_ratio, ("ViTBNFFN, published", "2.6", "2.5", "2.6"), ("ViTBN, published", "2.5", "2.5", "2.7")
+    ),
+    "time-by-rate": [
+        ("seconds to train an epoch", *(f"rate {rate:g}" for rate in RATES), "slowest over quickest", "size"),
+        *(
+            row(f"{NAMES[model]}, 6 blocks", *((seconds, key) for key in keys), (slowest, *keys))
+            for model in MODELS
+            for keys in [[(SMALL, model, 6, rate) for rate in RATES]]
+        ),
+    ],
+    "searched": [
+        (RIGHT, "ViT", "ViTBNFFN", "ViTBN", "size"),
+        ("published, last epoch", "98.1", "97.6", "97.8", PUBLISHED),
+        ("6 blocks each: last epoch, distorted", *((last, key) for key in SEARCHED)),
+        ("6 blocks each: mean of the epochs", *((average, key) for key in SEARCHED)),
+    ],
+    "searched-times": [
+        ("time of ViT over the network's", "ViTBNFFN", "ViTBN", "size"),
+        ("training: published", "3.9", "3.5", ON_L4),
+        ("training: 6 blocks each", *((training_ratio, SEARCHED[0], key) for key in SEARCHED[1:])),
+        ("test: published", "2.6", "2.5", ON_L4),
+        ("test: 6 blocks each", *((test_ratio, SEARCHED[0], key) for key in SEARCHED[1:])),
+    ],
+    "rate-0.0005": at_rate(0.0005, "published, last epoch", "98.2", "97.8", "97.1"),
+    "rate-0.01": [
+        (RIGHT, "ViT", "ViTBNFFN", "ViTBN", "size"),
+        ("published", "unstable from 15 on", "above 97", "above 97", PUBLISHED),
+        by_model("6 blocks against 1: last epoch", LONG, 0.01, AGAINST_ONE, last),
+        by_model("6 against 1: last ten epochs", LONG, 0.01, AGAINST_ONE, last_ten),
+        by_model("6 blocks each: last epoch", LONG, 0.01, EACH, last),
+        by_model("6 blocks each: last ten epochs", LONG, 0.01, EACH, last_ten),
+        by_model("6 blocks each, short run", SMALL, 0.01, EACH, last),
+    ],
+    "depth-0.003": by_depth(
+        "depths-0.003",
+        0.003,
+        {2: "equal", 3: "equal", 4: "equal", 5: "slightly ahead", 6: "clearly ahead", 7: "clearly ahead"},
+    ),
+    "depth-0.003-whole": by_depth("depths-0.003-all-images", 0.003, {6: "clearly ahead"}),
+    "rate-0.005": at_rate(0.005, "published", "alike", "alike", "alike"),
+    "depth-0.005": by_depth(
+        "depths-0.005", 0.005, {2: "equal", 3: "slightly ahead", **dict.fromkeys((4, 5, 6, 7), "clearly ahead")}
+    ),
+    "critical-depth": [
+        ("rate", "published: clearly ahead from", "ours: 5 points ahead from", "size"),
+        *(
+            (f"{rate:g}", said, (critical, *((f"depths-{rate:g}", m, depth, rate) for depth in DEPTHS for m in PAIR)))
+            for rate, said in ((0.003, "depth 6"), (0.005, "depth 4"))
+        ),
+    ],
+    "falls": [
+        ("depth", "network", "published, %", "ours, %", "ours, points", "size"),
+        *(fall(model, 2, "alike") for model in PAIR),
+        fall("vit", 3, "91 to 78"),
+        fall("vitbnffn", 3, "92 to 90"),
+        *(fall(model, 4, "as at 3, stronger") for model in PAIR),
+    ],
+    "sigmoids": [
+        (RIGHT, "without BatchNorm", "with BatchNorm", "size"),
+        *(
+            row(f"rate {rate:g}, {name}", *((figure, ("dnn", model, None, rate)) for model in ("dnn", "dnnbn")))
+            for rate in (0.01, 0.1)
+            for name, figure in (("first epoch", first), ("mean of the epochs", average), ("last epoch", last))
+        ),
+    ],
+}
+
+
+def curve(results: Results, study: str, model: ModelName, depth: int | None, rate: float) -> Line:
+    """The mean of the seeds by epoch, and their range."""
+    seeds = results.of((study, model, depth, rate))
+    columns = [[100 * epoch["test_accuracy"] for epoch in epochs] for epochs in zip(*seeds, strict=False)]
+    low, high = ([f(column) for column in columns] if len(seeds) > 1 else [] for f in (min, max))
+    label = f"{NAMES[model]}, {depth} block{'s' if depth != 1 else ''}" if depth else ""
+    return Line(model, range(1, len(columns) + 1), [*map(mean, columns)], low, high, label, hollow=depth == 1)
+
+
+def at_rate_picture(study: str, rate: float, *published: float) -> Callable[[Results], Picture]:
+    def picture(results: Results) -> Picture:
+        epochs = results[study]["scope"]["epochs"]
+        crosses = [Line(model, [epochs], [end], published=True) for model, end in zip(MODELS, published, strict=False)]
+        panels = {
+            name: [curve(results, study, model, depth, rate) for model, depth in zip(MODELS, blocks, strict=True)]
+            for name, blocks in (("6 blocks each", EACH), ("6 blocks against 1, as published", AGAINST_ONE))
+        }
+        panels["6 blocks against 1, as published"] += crosses
+        note = f"{results.size(study)}.{' Crosses: the published end, after 30 epochs.' if crosses else ''}"
+        return Picture(f"Learning rate {rate:g}", note, "epoch", "test images right (%)", "accuracy", panels)
+
+    return picture
+
+
+def sigmoid_picture(results: Results) -> Picture:
+    models: tuple[ModelName, ...] = ("dnn", "dnnbn")
+    panels = {
+        f"learning rate {rate:g}": [curve(results, "dnn", model, None, rate) for model in models]
+        for rate in (0.01, 0.1)
+    }
+    y = "distorted test images right (%)"
+    return Picture("Hidden layers with sigmoids", f"{results.size('dnn')}.", "epoch", y, "from zero", panels)
+
+
+def depth_picture(results: Results) -> Picture:
+    panels: dict[str, list[Line]] = {}
+    for rate, published in ((0.003, (91, 92)), (0.005, (78, 90))):
+        panel = panels[f"learning rate {rate:g}"] = []
+        for model, end in zip(PAIR, published, strict=True):
+            every = [ends(results.of((f"depths-{rate:g}", model, depth, rate))) for depth in DEPTHS]
+            panel.append(Line(model, DEPTHS, [*map(mean, every)], [*map(min, every)], [*map(max, every)]))
+            panel.append(Line(model, [3], [end], published=True))
+    note = f"{results.size('depths-0.005')}; bands: the seeds. Crosses: published, 60,000 images, depth 3."
+    y = "distorted test images right (%)"
+    return Picture("Accuracy by depth", note, "depth (blocks)", y, "from zero", panels)
+
+
+def time_picture(results: Results) -> Picture:
+    own = [
+        Line(model, [1000 * r for r in RATES], [time_s(results.of((SMALL, model, 6, r)), "training") for r in RATES])
+        for model in MODELS
+    ]
+    x, y = "learning rate (thousandths)", "training (s an epoch)"
+    return Picture("Time by learning rate, 6 blocks", f"{results.size(SMALL)}.", x, y, "from zero", {"": own})
+
+
+PICTURES: dict[str, Callable[[Results], Picture]] = {
+    "rate-0.0005": at_rate_picture(SMALL, 0.0005, 98.2, 97.8, 97.1),
+    "rate-0.005": at_rate_picture(SMALL, 0.005),
+    "rate-0.01": at_rate_picture(LONG, 0.01),
+    "time-by-rate": time_picture,
+    "sigmoids": sigmoid_picture,
+    "depth": depth_picture,
+}

@@ -1,0 +1,133 @@
+"""The committed results of the studies, and figures of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import mean, median
+from typing import Any
+
+from models.studies.running import StudyError
+
+CHANCE = [{"test_accuracy": 0.1}]  # a run that diverged in its first epoch
+
+Seeds = list[list[dict[str, Any]]]
+"""The series of each seed of a network."""
+Key = tuple[str, str, int | None, float | None]
+"""Folder of the study, model, depth, rate; None for any."""
+Cell = str | tuple[Any, ...]
+"""A text, or a function to a text and the keys of its arguments."""
+Row = tuple[Cell, ...]
+
+
+class Results:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.read: dict[str, dict[str, Any]] = {}
+
+    def __getitem__(self, study: str) -> dict[str, Any]:
+        if study not in self.read:
+            path = self.folder / study / f"{study}.json"
+            try:
+                self.read[study] = content = json.loads(path.read_bytes())
+                content["scope"]["train_images"], content["runs"][0]
+            except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
+                raise StudyError(f"{path}: expected the result of a study, found {error!r}") from error
+        return self.read[study]
+
+    def of(self, key: Key) -> Seeds:
+        study, model, depth, rate = key
+        chosen = [
+            run["series"] or CHANCE
+            for run in self[study]["runs"]
+            if run["config"]["model"] == model
+            and depth in (None, run["config"]["depth"])
+            and rate in (None, run["options"]["lr"])
+        ]
+        if not chosen:
+            raise StudyError(f"{study}: expected runs of {model}, depth {depth}, rate {rate}, found none")
+        return chosen
+
+    def size(self, study: str) -> str:
+        scope, runs = self[study]["scope"], self[study]["runs"]
+        seeds = len({run["options"]["seed"] for run in runs})
+        form = "CLS row" if runs[0]["options"].get("form") == "served" else "whole"
+        counted = f"{seeds} seeds" if seeds > 1 else "1 seed"
+        return f"{scope['epochs']} epochs, {scope['train_images']:,} images, {counted}, {form}"
+
+    def cell(self, cell: Cell) -> str:
+        return cell if isinstance(cell, str) else cell[0](*map(self.of, cell[1:]))
+
+    def row(self, row: Row) -> list[str]:
+        """With the size of the study that its figures come from."""
+        studies = [key[0] for cell in row if not isinstance(cell, str) for key in cell[1:]]
+        return [*map(self.cell, row), *map(self.size, studies[:1])]
+
+
+def ends(seeds: Seeds) -> list[float]:
+    return [100 * series[-1]["test_accuracy"] for series in seeds]
+
+
+def spread(values: Sequence[float]) -> str:
+    several = f" ({min(values):.1f} to {max(values):.1f})" if len(values) > 1 else ""
+    return f"{mean(values):.1f}{several}"
+
+
+def last(seeds: Seeds) -> str:
+    return spread(ends(seeds))
+
+
+def first(seeds: Seeds) -> str:
+    return last([series[:1] for series in seeds])
+
+
+def average(seeds: Seeds) -> str:
+    """Of the epochs: higher for a network that converges sooner."""
+    return spread([100 * mean(epoch["test_accuracy"] for epoch in series) for series in seeds])
+
+
+def last_ten(seeds: Seeds) -> str:
+    values = [100 * epoch["test_accuracy"] for series in seeds for epoch in series[-10:]]
+    return f"{min(values):.1f} to {max(values):.1f}"
+
+
+def lead(seeds: Seeds, others: Seeds) -> str:
+    return f"{mean(ends(others)) - mean(ends(seeds)):+.1f}"
+
+
+def from_to(seeds: Seeds, others: Seeds) -> str:
+    return f"{mean(ends(seeds)):.1f} to {mean(ends(others)):.1f}"
+
+
+def critical(*seeds: Seeds) -> str:
+    """ViT and ViTBNFFN of a depth of 2, 3, ...: the first depth from which on the lead is 5 points or more."""
+    leads = [mean(ends(other)) - mean(ends(vit)) for vit, other in zip(seeds[::2], seeds[1::2], strict=True)]
+    return f"depth {min(2 + i for i in range(len(leads)) if min(leads[i:]) >= 5)}"
+
+
+def time_s(seeds: Seeds, part: str) -> float:
+    return float(median(epoch[f"{part}_time_s"] for series in seeds for epoch in series))
+
+
+def seconds(seeds: Seeds) -> str:
+    return f"{time_s(seeds, 'training'):.2f}"
+
+
+def slowest(*seeds: Seeds) -> str:
+    times = [time_s(each, "training") for each in seeds]
+    return f"{100 * (max(times) / min(times) - 1):.0f} % more"
+
+
+def training_ratio(vit: Seeds, other: Seeds) -> str:
+    return f"{time_s(vit, 'training') / time_s(other, 'training'):.2f}"
+
+
+def test_ratio(vit: Seeds, other: Seeds) -> str:
+    return f"{time_s(vit, 'test') / time_s(other, 'test'):.2f}"
+
+
+def saved(*seeds: Seeds) -> str:
+    """ViT and the other network at each rate."""
+    pairs = zip(seeds[::2], seeds[1::2], strict=True)
+    return f"{100 * mean(1 - time_s(other, 'training') / time_s(vit, 'training') for vit, other in pairs):.0f}"

@@ -18,8 +18,8 @@ from models.data import DataError, load_dataset
 if TYPE_CHECKING:
     from benchmarks.measure.timing import Durations
     from export.equivalence import Classifier, Images
-    from serving.batching import Array
-    from serving.contract import Tensor
+    from serving.backends.batching import Array
+    from serving.backends.contract import Tensor
 
 SIZES = (1, 16, 128)  # images per call
 REQUESTS = (2, 8, 32)  # one-image requests in one call of the backend
@@ -78,7 +78,7 @@ def _classifiers(model: str) -> dict[str, Classifier]:
 
 
 def _runs(classifiers: Mapping[str, Classifier], images: Images) -> dict[str, Callable[[], object]]:
-    from serving.batching import Call, answer
+    from serving.backends.batching import Call, answer
 
     runs: dict[str, Callable[[], object]] = {
         f"{name}, {size} a call": partial(classify, images[:size])

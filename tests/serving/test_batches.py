@@ -9,8 +9,8 @@ import pytest
 from backends import imported
 from tiny_models import expected_logits, linear_model
 
-from serving.batching import Array, Call, RunFailed, answer
-from serving.contract import Tensor
+from serving.backends.batching import Array, Call, RunFailed, answer
+from serving.backends.contract import Tensor
 
 X = {"x": Tensor("TYPE_INT64", (-1, -1))}
 

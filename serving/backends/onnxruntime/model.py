@@ -13,9 +13,9 @@ import numpy as np
 import onnxruntime as ort
 from onnxruntime.capi import onnxruntime_pybind11_state
 
-from serving.batching import Array, RunFailed
-from serving.contract import Config, ModelRefused, Tensor, parameter
-from serving.stand_in import StandIn
+from serving.backends.batching import Array, RunFailed
+from serving.backends.contract import Config, ModelRefused, Tensor, parameter
+from serving.backends.stand_in import StandIn
 
 # ONNX Runtime's errors have no common base class.
 ORT_ERRORS: tuple[type[Exception], ...] = tuple(

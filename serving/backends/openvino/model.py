@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 import triton_python_backend_utils as pb_utils
 
-from serving.batching import Array, RunFailed
-from serving.contract import Config, ModelRefused, Tensor, parameter
-from serving.stand_in import StandIn
+from serving.backends.batching import Array, RunFailed
+from serving.backends.contract import Config, ModelRefused, Tensor, parameter
+from serving.backends.stand_in import StandIn
 
 if TYPE_CHECKING:
     import openvino as ov

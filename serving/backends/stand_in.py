@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 
 import triton_python_backend_utils as pb_utils
 
-from serving.batching import Call, Engine, RunFailed, answer
-from serving.contract import Config, ModelRefused, check_features, check_tensors
+from serving.backends.batching import Call, Engine, RunFailed, answer
+from serving.backends.contract import Config, ModelRefused, check_features, check_tensors
 
 
 class StandIn(ABC):

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from serving.contract import Tensor
+from serving.backends.contract import Tensor
 
 Array = npt.NDArray[Any]
 Outputs = dict[str, Array]

@@ -1,0 +1,1 @@
+"""Engines behind Triton, where the native backend is missing."""

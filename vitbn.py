@@ -74,7 +74,8 @@ COMMANDS = {name: entry for group in GROUPS.values() for name, entry in group.it
 
 # Extra -> packages that it brings.
 EXTRAS = {
-    "base": ("onnx", "onnx_ir", "onnxruntime", "safetensors", "scipy", "sklearn", "tabulate", "torch"),
+    "base": ("safetensors", "scipy", "sklearn", "tabulate", "torch"),
+    "rewrite": ("onnx", "onnx_ir", "onnx_shape_inference", "onnxruntime"),
     "client": ("PIL", "tritonclient"),
     "serve": ("prometheus_client",),
     "train": ("kornia", "matplotlib"),

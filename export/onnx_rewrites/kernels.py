@@ -1,28 +1,37 @@
 """Kernels in double for operators that onnx's reference computes slowly or wrongly.
 
 In onnx 1.23 LayerNormalization computes in float32, BatchNormalization of opset 9 to 13 uses batch statistics,
-GatherElements fails on indices of shape (1, n), and Erf and Conv are Python loops.
+GatherElements fails on indices of shape (1, n), and Erf and Conv are Python loops. No torch: `vitbn rewrite` runs
+without it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from onnx.reference.op_run import OpRun
+
+from export.onnx_rewrites.erf import erf
 
 Array = NDArray[Any]
 
 
-def _tensor(array: Array) -> torch.Tensor:
-    return torch.from_numpy(np.array(array))  # a copy: torch refuses negative strides and warns of read-only arrays
+def _columns(image: Array, kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int]) -> Array:
+    """A view of the pixels that each place of a kernel meets: (batch, channels, *kernel, *output)."""
+    reach = [(size - 1) * wide + 1 for size, wide in zip(kernel, dilations, strict=True)]
+    axes = tuple(range(2, image.ndim))
+    # Raises ValueError for a kernel larger than the image. numpy's types allow one axis.
+    windows = np.lib.stride_tricks.sliding_window_view(image, reach, axes)  # type: ignore[call-overload]
+    every = (slice(None), slice(None))
+    thinned = windows[(*every, *(slice(None, None, step) for step in (*strides, *dilations)))]
+    return np.moveaxis(thinned, axes, tuple(axis + len(axes) for axis in axes))
 
 
 class Conv(OpRun):
-    """One to three axes."""
+    """One product of matrices for each image and group."""
 
     op_domain = ""
 
@@ -47,10 +56,13 @@ class Conv(OpRun):
                 total = max((-(-x.shape[k + 2] // step[k]) - 1) * step[k] + reach - x.shape[k + 2], 0)
                 small, large = total // 2, total - total // 2
                 sides[k], sides[k + axes] = (small, large) if auto_pad == "SAME_UPPER" else (large, small)
-        padding = [side for k in reversed(range(axes)) for side in (sides[k], sides[k + axes])]
-        image, weight = F.pad(_tensor(x), padding), _tensor(w)
-        convolve = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}[axes]
-        return (convolve(image, weight, None if b is None else _tensor(b), step, 0, spread, group or 1).numpy(),)
+        image = np.pad(x, [(0, 0), (0, 0), *((sides[k], sides[k + axes]) for k in range(axes))])
+        columns = _columns(image, w.shape[2:], step, spread)
+        groups, shape = group or 1, columns.shape[2 + axes :]
+        filters = w.reshape(groups, len(w) // groups, -1)
+        images = [filters @ each.reshape(groups, filters.shape[2], -1) for each in columns]  # one copied at a time
+        whole = np.stack(images).reshape(len(x), len(w), *shape)
+        return (whole if b is None else whole + b.reshape(-1, *[1] * axes),)
 
 
 class LayerNormalization(OpRun):
@@ -122,14 +134,16 @@ class Erf(OpRun):
     op_domain = ""
 
     def _run(self, x: Array) -> tuple[Array]:
-        return (torch.erf(_tensor(x)).numpy(),)
+        return (erf(x),)
 
 
 class Gelu(OpRun):
     op_domain = ""
 
     def _run(self, x: Array, approximate: str | None = None) -> tuple[Array]:
-        return (F.gelu(_tensor(x), approximate=approximate or "none").numpy(),)
+        if approximate == "tanh":
+            return (x * 0.5 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))),)
+        return (x * 0.5 * (1 + erf(x / np.sqrt(2))),)
 
 
 class Attention(OpRun):
@@ -201,9 +215,12 @@ class AveragePool(OpRun):
         even = sides[:2] == sides[2:] and auto_pad in (None, "", "NOTSET", "VALID")
         if len(kernel) != 2 or ceil_mode or not even or set(dilations or [1]) != {1}:
             raise NotImplementedError("expected two axes, even padding and no ceil_mode")
-        image = _tensor(x)
-        include = bool(count_include_pad)
-        return (F.avg_pool2d(image, kernel, list(strides or [1, 1]), sides[:2], False, include).numpy(),)
+        padding = [(0, 0), (0, 0), *((side, side) for side in sides[:2])]
+        total, count = (
+            _columns(np.pad(each, padding), kernel, strides or [1, 1], [1, 1]).sum((2, 3))
+            for each in (x, np.ones((1, 1, *x.shape[2:])))
+        )
+        return (total / (np.prod(kernel) if count_include_pad else count),)
 
 
 class GatherElements(OpRun):

@@ -1,4 +1,5 @@
 from collections.abc import Iterator
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -17,8 +18,8 @@ def pictures(count: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 256, size=(count, 1, 28, 28), dtype=np.uint8)
 
 
-def tensor(protocol: object, name: str, value: np.ndarray, dtype: str) -> object:
-    each = protocol.InferInput(name, list(value.shape), dtype)  # type: ignore[attr-defined]
+def tensor(protocol: ModuleType, name: str, value: np.ndarray, dtype: str) -> object:
+    each = protocol.InferInput(name, list(value.shape), dtype)
     each.set_data_from_numpy(value)
     return each
 
@@ -35,17 +36,12 @@ def grpc_client(server: Server) -> Iterator[grpc.InferenceServerClient]:
         yield client
 
 
+@pytest.mark.parametrize("protocol", [http, grpc])
 @pytest.mark.parametrize("count", [1, 7, 64])
-def test_values_over_http(http_client: http.InferenceServerClient, count: int) -> None:
+def test_values(request: pytest.FixtureRequest, protocol: ModuleType, count: int) -> None:
+    client = request.getfixturevalue("http_client" if protocol is http else "grpc_client")
     images = pictures(count)
-    answer = http_client.infer("linear", [tensor(http, "image", images, "UINT8")])
-    np.testing.assert_allclose(answer.as_numpy("logits"), expected_logits(images), rtol=1e-5, atol=1e-4)
-
-
-@pytest.mark.parametrize("count", [1, 7, 64])
-def test_values_over_grpc(grpc_client: grpc.InferenceServerClient, count: int) -> None:
-    images = pictures(count)
-    answer = grpc_client.infer("linear", [tensor(grpc, "image", images, "UINT8")], client_timeout=TIMEOUT_S)
+    answer = client.infer("linear", [tensor(protocol, "image", images, "UINT8")])
     np.testing.assert_allclose(answer.as_numpy("logits"), expected_logits(images), rtol=1e-5, atol=1e-4)
 
 

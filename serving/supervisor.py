@@ -27,7 +27,7 @@ from serving.healing import Judge, ServerLost, Sick
 from serving.prober import Prober
 from serving.processes import Family, Stub
 from serving.running import end, is_taken, spawn
-from serving.whole import Plan, config_again, plan
+from serving.whole import Plan, plan
 
 START_S, LOAD_S, RELOAD_S = 180.0, 120.0, 20.0
 STOP_S = 4.0  # Triton's own --exit-timeout-secs is below
@@ -123,7 +123,7 @@ class Supervisor:
         except ServerLost as lost:
             self._acts.ended(lost.reason, str(lost))
             raise
-        at_start = [name for name, each in plans.items() if each.config is None and each.versions != ()]
+        at_start = [name for name, each in plans.items() if not each.differs and each.versions != ()]
         complete = all(each.versions is not None for each in plans.values())
         process = spawn([sys.executable, "-m", "serving.launcher", *self._options.command(at_start, complete)])
         self._acts.started(process.pid)
@@ -176,7 +176,7 @@ class Supervisor:
             ready = {number for number, state in index.get(name, {}).items() if state == "READY"}
             if not first.versions or ready >= {*first.versions}:
                 continue
-            if first.config is None:  # Triton says "not ready" for ever after a failed load at its start
+            if not first.differs:  # Triton says "not ready" for ever after a failed load at its start
                 self._refused.setdefault(name, set()).add(first.versions[-1])
                 raise ServerLost("refused", f"model {name}, version {first.versions[-1]} does not load")
             self._load_newest(name, first)
@@ -194,7 +194,7 @@ class Supervisor:
         """An older version where Triton refuses the newer."""
         while current.versions:
             try:
-                self._call(partial(self._control.load, name, current.config, LOAD_S))
+                self._call(partial(self._control.load, name, current.json(), LOAD_S))
                 return
             except ControlFailed as error:
                 self._acts.say(f"model {name}: {error}")
@@ -253,12 +253,11 @@ class Supervisor:
         for stub in own:
             if stub.stopped:  # it would hold up the unload and, if it went on, end the server
                 stub.kill()
-        folder = self._options.folder(name)
         self._prober.stop()  # health checks, too: a proxy frees the requests that a dead process holds
         try:
             if current.versions == ():
                 self._call(partial(self._control.unload, name, RELOAD_S), RELOAD_S)
-            elif folder and (config := config_again(folder, current)):
+            elif config := current.json(again=True):
                 self._call(partial(self._control.load, name, config, RELOAD_S), RELOAD_S)
             else:
                 raise ServerLost("failed", f"model {name} {sick.reason}, and its config.pbtxt names no inputs")

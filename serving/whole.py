@@ -10,7 +10,7 @@ import json
 import re
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,13 +37,28 @@ class Problem:
 class Plan:
     """`versions`: ascending, empty if nothing can be served, None if Triton decides.
 
-    `config`: JSON for Triton's load call, None if config.pbtxt says the same.
+    `config`: what serves them, None if no file names the inputs; `differs`: from config.pbtxt.
     """
 
     model: str
     versions: tuple[int, ...] | None
-    config: str | None = None
     problems: tuple[Problem, ...] = ()
+    config: pb.ModelConfig | None = field(default=None, compare=False)
+    differs: bool = False
+
+    def json(self, again: bool = False) -> str | None:
+        """For Triton's load call; `again`: it loads although nothing has changed."""
+        from google.protobuf import json_format
+        from tritonclient.grpc import model_config_pb2 as pb
+
+        if self.config is None or not (self.differs or again):
+            return None
+        message = pb.ModelConfig()
+        message.CopyFrom(self.config)
+        if again:
+            message.parameters["loaded_again"].string_value = str(time.time_ns())
+        text: str = json_format.MessageToJson(message, preserving_proto_field_name=True, indent=None)
+        return text
 
 
 def plan(model_dir: Path, refused: Collection[int] = ()) -> Plan:
@@ -52,21 +67,20 @@ def plan(model_dir: Path, refused: Collection[int] = ()) -> Plan:
         return _plan(model_dir, refused)
     except OSError as error:  # such as lost+found
         text = f"{error.filename}: expected a readable folder, found {error.strerror}"
-        return Plan(model_dir.name, (), None, (Problem(None, text),))
+        return Plan(model_dir.name, (), (Problem(None, text),))
 
 
 def _plan(model_dir: Path, refused: Collection[int]) -> Plan:
     name, present = model_dir.name, _versions(model_dir)
-    if not any((model_dir / str(number) / MANIFEST_FILE).exists() for number in present):
-        return Plan(name, None)
     problems: list[Problem] = []
-    message = None
     try:
         message = _read_config(model_dir / CONFIG_FILE, name)
-        wanted = _served(message, present)
     except Broken as error:
+        message = None
         problems.append(Problem(None, str(error)))
-        wanted = present[-2:]
+    if not any((model_dir / str(number) / MANIFEST_FILE).exists() for number in present):
+        return Plan(name, None, config=message)
+    wanted = _served(message, present) if message else present[-2:]
     missing = [model_dir / str(number) for number in wanted if number not in present]
     problems += [Problem(int(path.name), f"{path}: expected what config.pbtxt serves, found none") for path in missing]
     whole: dict[int, Mapping[str, Any]] = {}
@@ -80,29 +94,18 @@ def _plan(model_dir: Path, refused: Collection[int]) -> Plan:
         except Broken as error:
             problems.append(Problem(number, str(error)))
     chosen = tuple(sorted(whole))
-    if not chosen:
-        return Plan(name, (), None, tuple(problems))
-    if message is None and (message := _published_config(model_dir, chosen)) is None:
-        return Plan(name, (), None, tuple(problems))
+    message = message or _published_config(model_dir, chosen)
+    if not chosen or message is None:
+        return Plan(name, (), tuple(problems))
     labels = _labels_problem(model_dir, whole[chosen[-1]])
     problems += [Problem(None, labels)] if labels else []
-    as_wanted = chosen == tuple(wanted) and not any(problem.version is None for problem in problems)
-    return Plan(name, chosen, None if as_wanted else _override(message, chosen, bool(labels)), tuple(problems))
-
-
-def config_again(model_dir: Path, current: Plan) -> str | None:
-    """JSON like `current`, which Triton loads although nothing has changed; None without config.pbtxt."""
-    from google.protobuf import json_format
-    from tritonclient.grpc import model_config_pb2 as pb
-
-    try:
-        message = _read_config(model_dir / CONFIG_FILE, model_dir.name) if current.config is None else pb.ModelConfig()
-    except Broken:
-        return None
-    if current.config is not None:
-        json_format.Parse(current.config, message)
-    message.parameters["loaded_again"].string_value = str(time.time_ns())
-    return _as_json(message)
+    if chosen == tuple(wanted) and not any(problem.version is None for problem in problems):
+        return Plan(name, chosen, tuple(problems), message)
+    message.version_policy.Clear()
+    message.version_policy.specific.versions.extend(chosen)
+    for output in message.output if labels else ():
+        output.label_filename = ""
+    return Plan(name, chosen, tuple(problems), message, differs=True)
 
 
 def _versions(model_dir: Path) -> list[int]:
@@ -183,20 +186,3 @@ def _labels_problem(model_dir: Path, manifest: Mapping[str, Any]) -> str | None:
     except (OSError, UnicodeDecodeError) as error:
         return f"{path}: expected {len(expected)} labels, found {error!r}"
     return None if labels == expected else f"{path}: expected {len(expected)} labels, found {len(labels)} or others"
-
-
-def _override(message: pb.ModelConfig, versions: Sequence[int], without_labels: bool) -> str:
-    """JSON that serves exactly `versions`."""
-    message.version_policy.Clear()
-    message.version_policy.specific.versions.extend(versions)
-    if without_labels:
-        for output in message.output:
-            output.label_filename = ""
-    return _as_json(message)
-
-
-def _as_json(message: pb.ModelConfig) -> str:
-    from google.protobuf import json_format
-
-    text: str = json_format.MessageToJson(message, preserving_proto_field_name=True, indent=None)
-    return text

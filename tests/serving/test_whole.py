@@ -12,7 +12,7 @@ from serving.whole import Plan, Problem, plan
 def test_whole_files_leave_everything_to_config_pbtxt(tmp_path: Path) -> None:
     model = published(tmp_path, versions=3)
     found = plan(model)
-    assert (found.versions, found.config, found.problems) == ((2, 3), None, ())
+    assert (found.versions, found.json(), found.problems) == ((2, 3), None, ())
 
 
 @pytest.mark.parametrize("name", DAMAGES)
@@ -24,8 +24,7 @@ def test_each_damage_is_named_and_the_newest_whole_version_served(tmp_path: Path
     assert found.versions == ((1, 2) if version else (2, 3))
     assert [problem.version for problem in found.problems] == [version]
     assert expected in found.problems[0].text
-    assert found.config is not None
-    config = json.loads(found.config)
+    config = json.loads(found.json() or "")
     assert [int(number) for number in config["version_policy"]["specific"]["versions"]] == list(found.versions or ())
     assert config["backend"] == "onnxruntime"
 
@@ -102,4 +101,4 @@ def test_an_unreadable_folder_is_a_problem(tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(Path, "iterdir", refuse)  # root may read all folders
     problem = Problem(None, f"{tmp_path}: expected a readable folder, found Permission denied")
-    assert plan(tmp_path) == Plan(tmp_path.name, (), None, (problem,))
+    assert plan(tmp_path) == Plan(tmp_path.name, (), (problem,))

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import click
@@ -9,6 +10,7 @@ import click
 from benchmarks.contest.ways import SEARCH_IMAGES
 from benchmarks.measure.choices import Result, seconds_option
 from benchmarks.measure.machine import cores
+from models.studies.grids import FOLDING
 
 LEARNED = 0.5  # networks below it failed to learn; their logits may be too large for the proof
 
@@ -34,7 +36,7 @@ def norms(study: Path, count: int, seconds: float, output: Path) -> None:
     path = output / f"{page.NAME}.json"
     try:
         studied = study_rows(study)
-        learned = [row for row in studied.values() if (row["usual"]["test_accuracy"] or 0) > LEARNED]
+        learned = [row for row in studied.values() if row["test_accuracy"] > LEARNED]
         if not learned:
             expected = f"a network with an accuracy above {100 * LEARNED:g} %"
             raise NormsError(f"{study / 'norms.json'}: expected {expected}, found none")
@@ -46,9 +48,28 @@ def norms(study: Path, count: int, seconds: float, output: Path) -> None:
 
 
 def study_rows(study: Path) -> dict[str, dict[str, Any]]:
+    """By model, of the first seed at the usual rate: checkpoint, accuracy, and an epoch's time over LayerNorm's."""
     path = study / "norms.json"
     try:
-        return {row["model"]: row for row in json.loads(path.read_bytes())["derived"]}
+        runs = {
+            run["at"]["norm"]: run
+            for run in json.loads(path.read_bytes())["runs"]
+            if (run["at"]["way"], run["options"]["seed"]) == ("usual", 0)
+        }
+        times = {
+            model: median(epoch["training_time_s"] for epoch in run["series"])
+            for model, run in runs.items()
+            if run["series"]
+        }
+        return {
+            model: {
+                "checkpoint": f"{run['label']}.safetensors",
+                "test_accuracy": run["series"][-1]["test_accuracy"] if run["series"] else 0.0,
+                "folds": model in FOLDING,
+                "of_layer_norm": times[model] / times["vit"] if {model, "vit"} <= times.keys() else None,
+            }
+            for model, run in runs.items()
+        }
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise NormsError(f"{path}: expected the result of models/study.py norms, found {error!r}") from error
 

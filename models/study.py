@@ -1,197 +1,239 @@
-"""Command line: dataset -> tables and plots of a study."""
+"""Command line: dataset -> results, tables and pictures of a study."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING
 
 import click
 from click.core import ParameterSource
 
 import vitbn  # noqa: F401  # says in one line that another `models` hides ours
 from models.catalog import PRETRAINED
-from models.config import ModelName
-from models.studies import adaptation, depths, designed, dnn, frontier, learning_rates, norm_choice, optimised, shift
-from models.studies.protocol import Study
+from models.studies.grids import STUDIES, Fields, Study
 from models.studies.running import StudyError
 
 if TYPE_CHECKING:
+    from models.checkpoint import Checkpoint
+    from models.config import ModelConfig
     from models.studies.running import Run, Track
+    from models.studies.study import Scope
     from models.training import Epoch
 
-Choice = TypeVar("Choice")
 # Facts of a machine, not of a study.
 UNSAID = {"output", "reinforced", "data_dir", "emnist_dir", "checkpoints", "params", "device", "track"}
+BEST, RECIPE = ".best.json", "recipe.json"
+_path = click.Path(path_type=Path)
+_device = click.Choice(["auto", "cpu", "cuda", "mps"])
 
 
-def _common(command: Callable[..., None]) -> Callable[..., None]:
-    for option in (
-        _output,
-        click.option("--quick", is_flag=True, help="A small version, in a few minutes on two cores."),
-        _data_dir,
-        click.option("--device", type=click.Choice(["auto", "cpu", "cuda", "mps"]), default="auto", show_default=True),
-    ):
-        command = option(command)
-    return command
+def _output() -> click.Option:
+    return click.Option(["--output"], type=_path, required=True, help="A folder of its own.")
 
 
-def _shrinkable(command: Callable[..., None]) -> Callable[..., None]:
-    command = click.option(
-        "--train-images", type=click.IntRange(2), help="Use only the first N training images.", metavar="N"
-    )(command)
-    command = click.option("--epochs", type=click.IntRange(1), help="Epochs.  [default: as published]")(command)
-    forms = click.Choice(["served", "plain"])
-    command = click.option("--track", is_flag=True, help="Record each run with MLflow, as train.py does.")(command)
-    command = click.option("--form", type=forms, default="served", show_default=True, help="As in train.py.")(command)
-    return _common(command)
+def _data_dir() -> click.Option:
+    return click.Option(["--data-dir"], type=_path, help="Folder with the images, else $MNIST_DIR.")
 
 
-def _rates(rates: Sequence[float]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    names = click.Choice([str(rate) for rate in rates])
-    return click.option("--rate", type=names, multiple=True, help="Only this rate, repeatable.  [default: all]")
+def _checkpoints() -> click.Option:
+    help_ = "Default: the shipped checkpoints."
+    return click.Option(["--checkpoints"], type=_path, default=PRETRAINED, help=help_)
 
 
-_checkpoints = click.option(
-    "--checkpoints", type=click.Path(path_type=Path), default=PRETRAINED, help="Default: the shipped checkpoints."
-)
-_reinforced = click.option("--reinforced", metavar="FOLDER", help="As in train.py: saves the teacher's time.")
-_output = click.option("--output", type=click.Path(path_type=Path), required=True, help="A folder of its own.")
-_data_dir = click.option("--data-dir", type=click.Path(path_type=Path), help="Folder with the images, else $MNIST_DIR.")
-_seeds = click.option("--seeds", type=click.IntRange(1), default=1, show_default=True, help="Runs of each network.")
+def _quick() -> click.Option:
+    return click.Option(["--quick"], is_flag=True, help="A small version, in a few minutes on two cores.")
+
+
+def _list(context: click.Context, parameter: click.Parameter, wanted: bool) -> None:
+    if not wanted or context.resilient_parsing:
+        return
+    click.echo(f"{'study':16}{'runs':>5}{'epochs':>8}{'hours':>7}  question")
+    for name, study in STUDIES.items():
+        runs = 1
+        for axis in study.axes.values():
+            runs *= len(axis)
+        counted = str(runs) if runs else "-"
+        click.echo(f"{name:16}{counted:>5}{study.epochs:8}{study.hours:7.1f}  {study.question}")
+    for name in ("shift", "adaptation"):
+        click.echo(f"{name:16}{'-':>5}{'-':>8}{0.1:7.1f}  {COMMANDS[name].help}")
+    click.echo("Hours of all images with one seed on one thread; --seeds 3 takes three times as long.")
+    context.exit()
 
 
 @click.group()
+@click.option("--list", is_flag=True, is_eager=True, expose_value=False, callback=_list, help="Runs and hours of each.")
 def study() -> None:
-    """Carry out a published study: a JSON file, a table and plots. The same command continues a stopped study."""
+    """Carry out a study: a JSON file, a table and pictures. The same command continues a stopped study."""
 
 
-@study.command("learning-rates")
-@_seeds
-@_rates(learning_rates.RATES)
-@_shrinkable
-def run_learning_rates(rate: tuple[str, ...], **options: Any) -> None:
-    """ViT, ViTBNFFN and ViTBN at three learning rates, 30 epochs."""
-    rates = _chosen(learning_rates.RATES, rate)
-    _train(learning_rates.study(rates, _all_images(**options)), **options)
+def _command(name: str, grid: Study) -> click.Command:
+    options = [
+        click.Option(
+            [f"--{axis}"], type=click.Choice(list(choices)), multiple=True, help=f"Only this {axis}, repeatable."
+        )
+        for axis, choices in grid.axes.items()
+        if choices
+    ]
+    if name == "optimised":
+        help_ = "A file that models/tune.py wrote, or a folder of them."
+        options.append(click.Option(["--params"], type=_path, multiple=True, required=True, help=help_))
+    if name == "frontier":
+        options.append(_checkpoints())
+    if "teacher" in grid.fixed:
+        help_ = "As in train.py: saves the teacher's time."
+        options.append(click.Option(["--reinforced"], metavar="FOLDER", help=help_))
+    if len(grid.datasets) > 1:
+        datasets = click.Choice(grid.datasets)
+        options.append(click.Option(["--dataset"], type=datasets, default=grid.datasets[0], show_default=True))
+    forms = click.Choice(["served", "plain"])
+    options += [
+        click.Option(["--seeds"], type=click.IntRange(1), default=1, show_default=True, help="Runs of each network."),
+        click.Option(["--epochs"], type=click.IntRange(1), help=f"Epochs.  [default: {grid.epochs}]"),
+        click.Option(
+            ["--train-images"], type=click.IntRange(2), metavar="N", help="Use only the first N training images."
+        ),
+        click.Option(["--form"], type=forms, default="served", show_default=True, help="As in train.py."),
+        click.Option(["--track"], is_flag=True, help="Record each run with MLflow, as train.py does."),
+        click.Option(["--device"], type=_device, default="auto", show_default=True),
+        _data_dir(),
+        _quick(),
+        _output(),
+    ]
+    return click.Command(name, params=list(options), callback=partial(_train, name, grid), help=grid.question)
 
 
-@study.command("depths")
-@_rates(depths.RATES)
-@click.option("--depth", type=click.IntRange(1), multiple=True, help="Only this depth, repeatable.  [default: 2 to 7]")
-@_seeds
-@_shrinkable
-def run_depths(rate: tuple[str, ...], depth: tuple[int, ...], **options: Any) -> None:
-    """ViT and ViTBNFFN of depth 2 to 7 on distorted images, 10 epochs."""
-    rates, blocks = _chosen(depths.RATES, rate), sorted({*depth}) or depths.DEPTHS
-    _train(depths.study(rates, blocks, _all_images(**options)), **options)
-
-
-@study.command("dnn")
-@_shrinkable
-def run_dnn(**options: Any) -> None:
-    """Three hidden layers of 100 with sigmoids, with and without BatchNorm, 15 epochs."""
-    _train(dnn.STUDY, **options)
-
-
-@study.command("frontier")
-@_checkpoints
-@_shrinkable
-def run_frontier(checkpoints: Path, **options: Any) -> None:
-    """ViTBN of depth 1, 2, 3, 4 and 6 and the CNN: accuracy against work. Uses shipped checkpoints."""
-    _train(frontier.study(checkpoints), **options)
-
-
-@study.command("designed")
-@click.option("--network", type=click.Choice(list(designed.NETWORKS)), multiple=True, help="Only this, repeatable.")
-@_reinforced
-@_seeds
-@_shrinkable
-def run_designed(network: tuple[str, ...], reinforced: str | None, **options: Any) -> None:
-    """ViTBNs designed for their cost after the rewrites, taught by the CNN, 40 epochs."""
-    _train(designed.study(_chosen(tuple(designed.NETWORKS), network), reinforced), **options)
-
-
-@study.command("six-blocks")
-@_reinforced
-@_shrinkable
-def run_six_blocks(reinforced: str | None, **options: Any) -> None:
-    """ViT, ViTBNFFN, ViTBN, and ViTBN with a late CLS token: six blocks, the recipe of `designed`, 12 epochs."""
-    _train(designed.study(tuple(designed.SIX_BLOCKS), reinforced), **options)
-
-
-@study.command("norms")
-@click.option("--norm", type=click.Choice(norm_choice.NORMS), multiple=True, help="Only this, repeatable.")
-@click.option("--way", type=click.Choice(list(norm_choice.WAYS)), multiple=True, help="Only this way of training.")
-@_seeds
-@click.option("--dataset", type=click.Choice(norm_choice.DATASETS), default="mnist", show_default=True)
-@_shrinkable
-def run_norms(norm: tuple[ModelName, ...], way: tuple[str, ...], **options: Any) -> None:
-    """LayerNorm, BatchNorm and seven others at a usual and a high learning rate and with a recipe, 10 epochs."""
-    ways = _chosen(tuple(norm_choice.WAYS), way)
-    _train(norm_choice.study(ways, _chosen(norm_choice.NORMS, norm)), **options)
-
-
-@study.command("optimised")
-@click.option(
-    "--params",
-    type=click.Path(path_type=Path),
-    multiple=True,
-    required=True,
-    help="A file that models/tune.py wrote, or a folder of them.",
-)
-@_shrinkable
-def run_optimised(params: tuple[Path, ...], **options: Any) -> None:
-    """Each model at its searched learning rate and batch size, 30 epochs."""
-    _train(optimised.study(params), **options)
-
-
-@study.command("shift")
-@_checkpoints
-@click.option("--emnist-dir", type=click.Path(path_type=Path), help="EMNIST digits' idx files, else $EMNIST_DIR.")
-@_common
-def run_shift(
-    checkpoints: Path, emnist_dir: Path | None, output: Path, quick: bool, data_dir: Path | None, device: str
+def _train(
+    name: str,
+    grid: Study,
+    output: Path,
+    data_dir: Path | None,
+    device: str,
+    track: bool,
+    form: str,
+    quick: bool,
+    epochs: int | None,
+    train_images: int | None,
+    seeds: int,
+    dataset: str = "mnist",
+    reinforced: str | None = None,
+    checkpoints: Path | None = None,
+    params: Sequence[Path] = (),
+    **chosen: Sequence[str],
 ) -> None:
-    """The checkpoints trained on MNIST on digits of other people: accuracy and time."""
     from models.data import load_dataset
-    from models.plots.results import write
+    from models.studies import study as studying
+    from models.studies import summary
+    from models.studies.checkpoints import over_work, write_over_work
     from models.training import choose_device
 
     with _one_line_errors():
-        networks = shift.checkpoints(checkpoints)
-        emnist = shift.emnist_images(emnist_dir)
+        data = load_dataset(dataset, data_dir)
+        options = {"form": form} | ({"reinforced": reinforced} if reinforced else {})
+        scope = studying.scope_of(grid, data, choose_device(device), quick, epochs, train_images, seeds, **options)
+        if params:
+            grid = replace(grid, axes={"network": _searched(params, grid, scope)})
+        there: dict[ModelConfig, Checkpoint] = {}
+        if checkpoints:
+            grid = replace(grid, fixed=_fields(checkpoints / RECIPE, grid, scope))
+            there = {} if quick or train_images else _finished(checkpoints, dataset)
+        runs = [run for run in studying.runs(grid, scope, chosen) if run.config not in there]
+        click.echo(grid.question)
+        if scope.reduced:
+            click.echo(f"Not the whole study: {scope.reduced}")
+        click.echo(f"epoch  {'run':26}  training s  test s  training loss  accuracy %")
+        try:
+            result, trained = studying.carry_out(
+                name, grid, runs, scope, _command_line(), output, _print, _tracker() if track else None
+            )
+        except KeyboardInterrupt:
+            click.echo("Interrupted: finished epochs are kept, the same command goes on")
+            raise SystemExit(130) from None
+        if checkpoints:
+            from models.checkpoint import load
+
+            ended = {each.run.config: load(each.checkpoint) for each in trained if not each.diverged}
+            configs = [run.config for run in studying.runs(grid, scope, chosen) if not run.options.seed]
+            every = there | ended
+            result["rows"] = over_work([every[config] for config in configs if config in every])
+            _say_written(write_over_work(output, result))
+        else:
+            _say_written(summary.write(output, result))
+
+
+def _searched(params: Sequence[Path], grid: Study, scope: Scope) -> dict[str, Fields]:
+    """A choice for each file of a search, named by its model."""
+    files = [file for path in params for file in (sorted(path.glob(f"*{BEST}")) if path.is_dir() else [path])]
+    if not files:
+        raise StudyError(f"{params[0]}: expected files *{BEST}, as models/tune.py writes, found none")
+    axis: dict[str, Fields] = {}
+    for file in files:
+        fields = _fields(file, grid, scope)
+        if (name := fields["model"]) in axis:
+            raise StudyError(f"{file}: expected another model than in the files before, found {name}")
+        axis[name] = fields
+    return axis
+
+
+def _fields(path: Path, grid: Study, scope: Scope) -> Fields:
+    """Of a file of models/tune.py or a recipe; refuses what no run can have."""
+    from models.studies.study import run_at
+
+    dataset = scope.dataset.name
+    try:
+        values = {"model": "vitbn", **json.loads(path.read_bytes())}
+        if (found := values.pop("dataset", dataset)) != dataset:
+            raise StudyError(f"expected options for {dataset}, found options for {found}")
+        run_at(replace(grid, axes={}, fixed=values), scope, {}, 0)
+    except (OSError, ValueError, TypeError) as error:
+        raise StudyError(f"{path}: expected a JSON object of options for models/train.py, found {error}") from error
+    except StudyError as error:
+        raise StudyError(f"{path}: {error}") from error
+    return values
+
+
+def _finished(folder: Path, dataset: str) -> dict[ModelConfig, Checkpoint]:
+    from models.checkpoint import load
+
+    loaded = [load(path) for path in sorted(folder.glob("*.safetensors"))]
+    of_dataset = [each for each in loaded if each.metrics.get("dataset") == dataset]
+    return {each.config: each for each in of_dataset if "test_accuracy" in each.metrics}
+
+
+def _shift(
+    checkpoints: Path, emnist_dir: Path | None, output: Path, quick: bool, data_dir: Path | None, device: str
+) -> None:
+    from models.data import load_dataset
+    from models.studies import checkpoints as on_digits
+    from models.training import choose_device
+
+    with _one_line_errors():
+        networks = on_digits.trained_on_mnist(checkpoints)
+        emnist = on_digits.emnist_images(emnist_dir)
         if emnist is None:
             click.echo(f"EMNIST digits: not measured: no EMNIST files in {emnist_dir or '--emnist-dir or $EMNIST_DIR'}")
         mnist = load_dataset("mnist", data_dir)
-        sets = shift.image_sets((mnist.test_images, mnist.test_labels), emnist, quick)
+        sets = on_digits.image_sets((mnist.test_images, mnist.test_labels), emnist, quick)
         device = choose_device(device)
-        rows = shift.measure(networks, sets, device, lambda name, number: click.echo(f"{name}: round {number}"))
-        _say_written(write(output, shift.result(rows, quick, _command_line(), device), shift.plots))
+        rows = on_digits.shift(networks, sets, device, lambda name, number: click.echo(f"{name}: round {number}"))
+        _say_written(on_digits.write(output, on_digits.shift_result(rows, quick, _command_line(), device)))
 
 
-@study.command("adaptation")
-@_checkpoints
-@_output
-@_data_dir
-def run_adaptation(checkpoints: Path, output: Path, data_dir: Path | None) -> None:
-    """The checkpoints on coarse digits, with BatchNorm's statistics from 200 unlabelled images and without."""
+def _adaptation(checkpoints: Path, output: Path, data_dir: Path | None) -> None:
     from models.data import load_dataset
-    from models.plots.results import write
+    from models.studies import checkpoints as on_digits
 
     with _one_line_errors():
-        networks, mnist = shift.checkpoints(checkpoints), load_dataset("mnist", data_dir)
-        rows = list(adaptation.measure(networks, (mnist.test_images, mnist.test_labels)))
-        _say_written(write(output, adaptation.result(rows, _command_line()), adaptation.plots))
+        networks, mnist = on_digits.trained_on_mnist(checkpoints), load_dataset("mnist", data_dir)
+        rows = list(on_digits.adaptation(networks, (mnist.test_images, mnist.test_labels)))
+        _say_written(on_digits.write(output, on_digits.adaptation_result(rows, _command_line())))
 
 
-@study.command("claims")
-@click.option("--results", type=click.Path(path_type=Path), default="benchmarks/results/studies", show_default=True)
-@click.option("--page", type=click.Path(path_type=Path), default="docs/claims.md", show_default=True)
-def run_claims(results: Path, page: Path) -> None:
-    """Write the tables and pictures of the page on the published claims anew, from the results of the studies."""
+def _claims(results: Path, page: Path) -> None:
     from models.studies.claims import write
 
     with _one_line_errors():
@@ -199,44 +241,41 @@ def run_claims(results: Path, page: Path) -> None:
     click.echo(f"Wrote {', '.join(map(str, paths))}")
 
 
-def _chosen(every: Sequence[Choice], names: Sequence[str]) -> tuple[Choice, ...]:
-    """Each once, in the study's order; all without names."""
-    return tuple(each for each in every if not names or str(each) in names)
+def _other(callback: Callable[..., None], help_: str, *params: click.Option) -> click.Command:
+    return click.Command(callback.__name__.strip("_"), params=list(params), callback=callback, help=help_)
 
 
-def _all_images(quick: bool, train_images: int | None, **unused: Any) -> bool:
-    return not (quick or train_images)
-
-
-def _train(
-    study: Study,
-    output: Path,
-    quick: bool,
-    data_dir: Path | None,
-    device: str,
-    epochs: int | None,
-    train_images: int | None,
-    form: Literal["served", "plain"],
-    track: bool,
-    dataset: str = "mnist",
-    seeds: int = 1,
-) -> None:
-    from models.data import load_dataset
-    from models.studies.protocol import carry_out
-    from models.training import choose_device
-
-    with _one_line_errors():
-        data = load_dataset(dataset, data_dir)
-        scope = study.scope(data, choose_device(device), quick, epochs, train_images, form=form, seeds=seeds)
-        click.echo(study.question)
-        if scope.reduced:
-            click.echo(f"Not the whole study: {scope.reduced}")
-        click.echo(f"epoch  {'run':26}  training s  test s  training loss  accuracy %")
-        try:
-            _say_written(carry_out(study, scope, _command_line(), output, _print, _tracker() if track else None))
-        except KeyboardInterrupt:
-            click.echo("Interrupted: finished epochs are kept, the same command goes on")
-            raise SystemExit(130) from None
+COMMANDS = {
+    each.name or "": each
+    for each in (
+        *(_command(name, grid) for name, grid in STUDIES.items()),
+        _other(
+            _shift,
+            "The checkpoints trained on MNIST on digits of other people: accuracy and time.",
+            _checkpoints(),
+            click.Option(["--emnist-dir"], type=_path, help="EMNIST digits' idx files, else $EMNIST_DIR."),
+            click.Option(["--device"], type=_device, default="auto", show_default=True),
+            _data_dir(),
+            _quick(),
+            _output(),
+        ),
+        _other(
+            _adaptation,
+            "The checkpoints on coarse digits, with BatchNorm's statistics from 200 unlabelled images and without.",
+            _checkpoints(),
+            _data_dir(),
+            _output(),
+        ),
+        _other(
+            _claims,
+            "Write the tables and pictures of the page on the published claims anew, from the results of the studies.",
+            click.Option(["--results"], type=_path, default=Path("benchmarks/results/studies"), show_default=True),
+            click.Option(["--page"], type=_path, default=Path("docs/claims.md"), show_default=True),
+        ),
+    )
+}
+for command in COMMANDS.values():
+    study.add_command(command)
 
 
 def _tracker() -> Track:

@@ -67,6 +67,8 @@ def parse(command: click.Command, words: list[str], line: str) -> None:
     context = click.Context(command, info_name=command.name, **command.context_settings)
     options, left, _ = command.make_parser(context).parse_args(list(words))
     if isinstance(command, click.Group):
+        if not left and any(options.values()):  # `--list`
+            return None
         assert left, line
         sub = command.get_command(context, left[0])
         assert sub is not None, f"{line}: no command {left[0]}"

@@ -1,6 +1,6 @@
-"""The files of a study: NAME.json, and NAME.md and plots from it alone.
+"""The files of a study: NAME.json, and NAME.md and pictures from it alone.
 
-In the JSON `scope` is what was run (`reduced` describes the rest); `runs` have config, options and four series.
+In the JSON `scope` is what was run (`reduced` describes the rest); `runs` have config, options and series.
 """
 
 from __future__ import annotations
@@ -95,12 +95,13 @@ def cell(value: object, decimals: int | None) -> str:
     return str(value) if decimals is None else f"{value:,.{decimals}f}"
 
 
-def write(folder: Path, result: Result, plots: Plots) -> list[Path]:
+def write(folder: Path, result: Result, page: dict[str, Any], figures: Mapping[str, Figure]) -> list[Path]:
+    """`page`: `tables` and `notes`, which the JSON's figures give."""
     name = result["study"]
-    pictures = {f"{name}-{plot}.png": png(figure) for plot, figure in plots(result).items()}
+    pictures = {f"{name}-{plot}.png": png(figure) for plot, figure in figures.items()}
     contents = {
         f"{name}.json": json.dumps(result, indent=2).encode(),
-        f"{name}.md": markdown(result, list(pictures)).encode(),
+        f"{name}.md": markdown(result | page, list(pictures)).encode(),
         **pictures,
     }
     for file, content in contents.items():

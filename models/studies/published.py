@@ -36,7 +36,8 @@ MODELS: tuple[ModelName, ...] = ("vit", "vitbnffn", "vitbn")
 PAIR: tuple[ModelName, ...] = ("vit", "vitbnffn")
 RATES = (0.0005, 0.005, 0.01)
 AGAINST_ONE, EACH = (6, 1, 1), (6, 6, 6)  # blocks of MODELS
-SMALL, LONG, WHOLE = "learning-rates-three-seeds", "learning-rates-0.01-all-images", "learning-rates"
+SMALL, LONG = "learning-rates-three-seeds/learning-rates", "learning-rates-0.01-all-images/learning-rates"
+WHOLE = "learning-rates/learning-rates"
 PUBLISHED, ON_L4 = "30 epochs, 60,000 images, whole", "30 epochs, 60,000 images, L4 GPU"
 RIGHT = "test images right, %"
 
@@ -87,12 +88,12 @@ def by_depth(study: str, rate: float, published: dict[int, str]) -> list[Row]:
 
 
 def fall(model: ModelName, depth: int, published: str) -> Row:
-    keys = [(f"depths-{rate:g}", model, depth, rate) for rate in (0.003, 0.005)]
+    keys = [(f"depths-{rate:g}/depths", model, depth, rate) for rate in (0.003, 0.005)]
     return (str(depth), NAMES[model], published, (from_to, *keys), (lead, *keys))
 
 
 DEPTHS = range(2, 8)
-SEARCHED: list[Key] = [("optimised", model, None, None) for model in MODELS]
+SEARCHED: list[Key] = [("optimised/optimised", model, None, None) for model in MODELS]
 TABLES: dict[str, list[Row]] = {
     "training-time": ratios(
         training_ratio, ("ViTBNFFN, published", "2.7", "3.6", "2.7"), ("ViTBN, published", "2.5", "3.5", "4.3")
@@ -146,19 +147,23 @@ TABLES: dict[str, list[Row]] = {
         by_model("6 blocks each, short run", SMALL, 0.01, EACH, last),
     ],
     "depth-0.003": by_depth(
-        "depths-0.003",
+        "depths-0.003/depths",
         0.003,
         {2: "equal", 3: "equal", 4: "equal", 5: "slightly ahead", 6: "clearly ahead", 7: "clearly ahead"},
     ),
-    "depth-0.003-whole": by_depth("depths-0.003-all-images", 0.003, {6: "clearly ahead"}),
+    "depth-0.003-whole": by_depth("depths-0.003-all-images/depths", 0.003, {6: "clearly ahead"}),
     "rate-0.005": at_rate(0.005, "published", "alike", "alike", "alike"),
     "depth-0.005": by_depth(
-        "depths-0.005", 0.005, {2: "equal", 3: "slightly ahead", **dict.fromkeys((4, 5, 6, 7), "clearly ahead")}
+        "depths-0.005/depths", 0.005, {2: "equal", 3: "slightly ahead", **dict.fromkeys((4, 5, 6, 7), "clearly ahead")}
     ),
     "critical-depth": [
         ("rate", "published: clearly ahead from", "ours: 5 points ahead from", "size"),
         *(
-            (f"{rate:g}", said, (critical, *((f"depths-{rate:g}", m, depth, rate) for depth in DEPTHS for m in PAIR)))
+            (
+                f"{rate:g}",
+                said,
+                (critical, *((f"depths-{rate:g}/depths", m, depth, rate) for depth in DEPTHS for m in PAIR)),
+            )
             for rate, said in ((0.003, "depth 6"), (0.005, "depth 4"))
         ),
     ],
@@ -172,7 +177,7 @@ TABLES: dict[str, list[Row]] = {
     "sigmoids": [
         (RIGHT, "without BatchNorm", "with BatchNorm", "size"),
         *(
-            row(f"rate {rate:g}, {name}", *((figure, ("dnn", model, None, rate)) for model in ("dnn", "dnnbn")))
+            row(f"rate {rate:g}, {name}", *((figure, ("dnn/dnn", model, None, rate)) for model in ("dnn", "dnnbn")))
             for rate in (0.01, 0.1)
             for name, figure in (("first epoch", first), ("mean of the epochs", average), ("last epoch", last))
         ),
@@ -207,11 +212,11 @@ def at_rate_picture(study: str, rate: float, *published: float) -> Callable[[Res
 def sigmoid_picture(results: Results) -> Picture:
     models: tuple[ModelName, ...] = ("dnn", "dnnbn")
     panels = {
-        f"learning rate {rate:g}": [curve(results, "dnn", model, None, rate) for model in models]
+        f"learning rate {rate:g}": [curve(results, "dnn/dnn", model, None, rate) for model in models]
         for rate in (0.01, 0.1)
     }
     y = "distorted test images right (%)"
-    return Picture("Hidden layers with sigmoids", f"{results.size('dnn')}.", "epoch", y, "from zero", panels)
+    return Picture("Hidden layers with sigmoids", f"{results.size('dnn/dnn')}.", "epoch", y, "from zero", panels)
 
 
 def depth_picture(results: Results) -> Picture:
@@ -219,10 +224,10 @@ def depth_picture(results: Results) -> Picture:
     for rate, published in ((0.003, (91, 92)), (0.005, (78, 90))):
         panel = panels[f"learning rate {rate:g}"] = []
         for model, end in zip(PAIR, published, strict=True):
-            every = [ends(results.of((f"depths-{rate:g}", model, depth, rate))) for depth in DEPTHS]
+            every = [ends(results.of((f"depths-{rate:g}/depths", model, depth, rate))) for depth in DEPTHS]
             panel.append(Line(model, DEPTHS, [*map(mean, every)], [*map(min, every)], [*map(max, every)]))
             panel.append(Line(model, [3], [end], published=True))
-    note = f"{results.size('depths-0.005')}; bands: the seeds. Crosses: published, 60,000 images, depth 3."
+    note = f"{results.size('depths-0.005/depths')}; bands: the seeds. Crosses: published, 60,000 images, depth 3."
     y = "distorted test images right (%)"
     return Picture("Accuracy by depth", note, "depth (blocks)", y, "from zero", panels)
 

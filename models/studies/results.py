@@ -15,7 +15,7 @@ CHANCE = [{"test_accuracy": 0.1}]  # a run that diverged in its first epoch
 Seeds = list[list[dict[str, Any]]]
 """The series of each seed of a network."""
 Key = tuple[str, str, int | None, float | None]
-"""Folder of the study, model, depth, rate; None for any."""
+"""File of the result, model, depth, rate; None for any."""
 Cell = str | tuple[Any, ...]
 """A text, or a function to a text and the keys of its arguments."""
 Row = tuple[Cell, ...]
@@ -28,7 +28,7 @@ class Results:
 
     def __getitem__(self, study: str) -> dict[str, Any]:
         if study not in self.read:
-            path = self.folder / study / f"{study}.json"
+            path = self.folder / f"{study}.json"
             try:
                 self.read[study] = content = json.loads(path.read_bytes())
                 content["scope"]["train_images"], content["runs"][0]

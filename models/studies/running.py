@@ -1,15 +1,16 @@
 """Trainings that take turns, an epoch each: a drift of the machine affects all equally.
 
-Each run has its own random numbers.
+An epoch starts from the files of the one before, so a study that goes on and one that was stopped take the same way,
+and one run at a time is in memory.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from models.config import ModelConfig
@@ -28,9 +29,12 @@ class StudyError(Exception):
 
 @dataclass(frozen=True)
 class Run:
+    """`at`: the choice of each axis."""
+
     label: str
     config: ModelConfig
     options: TrainingOptions
+    at: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -46,17 +50,17 @@ class Trained:
     def diverged(self) -> bool:
         return len(self.series) < self.run.options.epochs
 
-    @property
-    def training_time_s(self) -> float:
-        return median(epoch.training_time_s for epoch in self.series)
-
-    @property
-    def test_time_s(self) -> float:
-        return median(epoch.test_time_s for epoch in self.series)
-
-
-def seeded(label: str, seed: int) -> str:
-    return f"{label}-seed-{seed}" if seed else label
+    def as_json(self) -> dict[str, Any]:
+        """`test_accuracy` of runs with held-out images alone: the series of the others ends with it."""
+        held_out = {"test_accuracy": self.metrics.get("test_accuracy")} if self.run.options.hold_out else {}
+        return {
+            "label": self.run.label,
+            "at": dict(self.run.at),
+            "config": asdict(self.run.config),
+            "options": asdict(self.run.options),
+            **held_out,
+            "series": [asdict(epoch) for epoch in self.series],
+        }
 
 
 OnEpoch = Callable[[Run, "Epoch"], None]
@@ -78,29 +82,35 @@ def advance(
     When a run diverges, the others continue. Further runs may join. Raises StudyError for a folder with another plan or
     more epochs; TrainingError for a failed training.
     """
-    from models.training import Diverged, train
+    from models.training import Diverged
 
     _check_plan(folder / PLAN, _plan(study, runs, dataset, test_batch))
     finished = {run.label: _finished(folder, run) for run in runs}
-    trainings: dict[str, Iterator[Epoch]] = {}
-    for run in runs:
-        path, resume = folder / f"{run.label}.safetensors", (folder / f"{run.label}.resume.pt").is_file()
-        epochs = train(run.config, dataset, run.options, path, resume, lambda images, loss: None, test_batch)
-        unfinished = finished[run.label] < run.options.epochs
-        trainings[run.label] = track(epochs, path, resume) if track and unfinished else epochs
     for number in range(1, max((run.options.epochs for run in runs), default=0) + 1):
         for run in runs:
             while finished[run.label] < min(number, run.options.epochs):
                 try:
-                    epoch = next(trainings[run.label])
+                    epoch = _train_epoch(run, dataset, test_batch, folder, track)
                 except Diverged:
                     finished[run.label] = run.options.epochs
-                    break
-                finished[run.label] = epoch.epoch
-                on_epoch(run, epoch)
-                if epoch.epoch == run.options.epochs:
-                    next(trainings[run.label], None)  # a tracker ends its run after the last epoch
+                else:
+                    finished[run.label] = epoch.epoch
+                    on_epoch(run, epoch)
     return [_read(folder, run) for run in runs]
+
+
+def _train_epoch(run: Run, dataset: Dataset, test_batch: int, folder: Path, track: Track | None) -> Epoch:
+    from models.training import train
+
+    path, resume = folder / f"{run.label}.safetensors", _state(folder, run).is_file()
+    epochs = train(run.config, dataset, run.options, path, resume, lambda images, loss: None, test_batch)
+    first = itertools.islice(epochs, 1)
+    (epoch,) = track(first, path, resume) if track else first
+    return epoch
+
+
+def _state(folder: Path, run: Run) -> Path:
+    return folder / f"{run.label}.resume.pt"
 
 
 def _plan(study: str, runs: Sequence[Run], dataset: Dataset, test_batch: int) -> dict[str, Any]:
@@ -149,7 +159,7 @@ def _leaves(plan: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]
 
 
 def _finished(folder: Path, run: Run) -> int:
-    if not (folder / f"{run.label}.resume.pt").is_file():
+    if not _state(folder, run).is_file():
         return 0
     count = len(_read(folder, run).series)
     if count > run.options.epochs:
@@ -162,7 +172,7 @@ def _read(folder: Path, run: Run) -> Trained:
     from models.training import Epoch
 
     path = folder / f"{run.label}.json"
-    if not path.exists() and not (folder / f"{run.label}.resume.pt").exists():  # diverged in its first epoch
+    if not path.exists() and not _state(folder, run).exists():  # diverged in its first epoch
         return Trained(run, path.with_suffix(".safetensors"), {}, ())
     try:
         metrics = json.loads(path.read_bytes())

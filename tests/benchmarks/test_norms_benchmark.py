@@ -15,21 +15,26 @@ from models.registry import build, randomise_norms
 ACCURACY: dict[ModelName, float] = {"vit": 0.99, "vit-dfn": 0.98, "vit-dtn": 0.97}
 
 
+def studied(model: str, accuracy: float | None, training_s: float = 1.0) -> dict[str, object]:
+    """A run as `models/study.py norms` writes it; without an accuracy it diverged at once."""
+    series = [] if accuracy is None else [{"test_accuracy": accuracy, "training_time_s": training_s}]
+    label = f"{model}-usual"
+    return {"label": label, "at": {"way": "usual", "norm": model}, "options": {"seed": 0}, "series": series}
+
+
 @pytest.fixture
 def study(tmp_path: Path) -> Path:
-    """As `models/study.py norms` writes it."""
-    rows = []
+    runs = []
     for model, accuracy in ACCURACY.items():
         torch.manual_seed(0)
         network = build(ModelConfig(model=model, dim=16, depth=1, heads=2, dim_head=8, mlp_dim=24)).eval()
         randomise_norms(network)
-        path = tmp_path / f"study/runs/{model}-lr-0.001.safetensors"
+        run = studied(model, accuracy, 1.0 if model == "vit" else 1.5)
+        path = tmp_path / f"study/runs/{run['label']}.safetensors"
         save(path, network, network.config, {"dataset": "mnist", "test_images": 10_000, "test_accuracy": accuracy})
-        row = {"model": model, "folds": model == "vit-dfn", "checkpoint": path.name}
-        rows.append(row | {"usual": {"test_accuracy": accuracy}, "of_layer_norm": 1.5})
-    for model, accuracy in (("vit-repbn", 0.1), ("vit-un", None)):  # their checkpoints are not opened
-        rows.append({"model": model, "checkpoint": "none", "usual": {"test_accuracy": accuracy}})
-    (tmp_path / "study/norms.json").write_text(json.dumps({"derived": rows}))
+        runs.append(run)
+    runs += [studied("vit-repbn", 0.1), studied("vit-un", None)]  # their checkpoints are not opened
+    (tmp_path / "study/norms.json").write_text(json.dumps({"runs": runs}))
     return tmp_path / "study"
 
 
@@ -64,7 +69,7 @@ def test_without_vit_nothing_is_compared_with_it() -> None:
 
 
 def test_a_study_in_which_nothing_learned(study: Path, tmp_path: Path) -> None:
-    (study / "norms.json").write_text('{"derived": [{"model": "vit", "usual": {"test_accuracy": 0.1}}]}')
+    (study / "norms.json").write_text(json.dumps({"runs": [studied("vit", 0.1)]}))
     code, output = run(study, "--output", tmp_path / "out")
     assert code == 1
     assert f"Error: {study / 'norms.json'}: expected a network with an accuracy above 50 %, found none" in output

@@ -5,7 +5,6 @@ from click.testing import CliRunner
 from models.checkpoint import save
 from models.plots.results import REINFORCED, TIMING
 from models.registry import build, randomise_norms
-from models.studies import frontier
 from models.study import study
 
 RECIPE = {"dataset": "mnist", "batch_size": 50, "lr": 0.01, "schedule": "one-cycle", "hold_out": 5000}
@@ -15,10 +14,9 @@ def run(*arguments):
     return CliRunner().invoke(study, [str(argument) for argument in arguments])
 
 
-def carried_out(command, mnist, output, *arguments, name=None):
-    """After common checks; the study is named after the command."""
-    name = name or command
-    result = run(command, "--data-dir", mnist, "--output", output, "--device", "cpu", *arguments)
+def carried_out(name, mnist, output, *arguments):
+    """After common checks."""
+    result = run(name, "--data-dir", mnist, "--output", output, "--device", "cpu", *arguments)
     assert result.exit_code == 0, result.output
     written = json.loads((output / f"{name}.json").read_text())
     assert written["study"] == name
@@ -35,6 +33,15 @@ def carried_out(command, mnist, output, *arguments, name=None):
     return written
 
 
+def rows_of(output, name):
+    """Of the page's table: a dictionary a row."""
+    lines = [
+        line.strip("| ").split(" | ") for line in (output / f"{name}.md").read_text().splitlines() if line[:1] == "|"
+    ]
+    header, _, *rows = lines
+    return [dict(zip(header, row, strict=True)) for row in rows]
+
+
 def failure(*arguments):
     result = run(*arguments)
     assert isinstance(result.exception, SystemExit), result.exception
@@ -48,7 +55,7 @@ def shipped(folder, *configs, **metrics):
     (folder / "recipe.json").write_text(json.dumps(RECIPE))
     for config in configs:
         described = {"dataset": "mnist", "test_accuracy": 0.5, "test_images": 40, "epochs": 7, "command": "none"}
-        path = folder / f"{frontier.label(config)}.safetensors"
+        path = folder / f"{config.model}-{config.depth}.safetensors"
         model = build(config).eval()
         randomise_norms(model)
         save(path, model, config, described | metrics)

@@ -70,6 +70,7 @@ def test_folder_of_another_study(small_mnist, tmp_path):
         (["--train-images", 1], 2, "--train-images"),
         (["--train-images", 121], 1, "mnist: expected at most 120 images, found 121"),
         (["--device", "abacus"], 2, "--device"),
+        (["--rate", "0.02"], 2, "--rate"),
     ],
 )
 def test_values_that_are_none(small_mnist, tmp_path, arguments, code, said):
@@ -78,19 +79,13 @@ def test_values_that_are_none(small_mnist, tmp_path, arguments, code, said):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_is_named_twice_is_carried_out_once(monkeypatch, tmp_path):
-    carried_out = []
-    monkeypatch.setattr(module, "_train", lambda study, **options: carried_out.append(study))
-    for arguments in (
-        ["learning-rates", "--rate", "0.01", "--rate", "0.005", "--rate", "0.01"],
-        ["depths", "--rate", "0.003", "--depth", "4", "--depth", "2", "--depth", "4"],
-        ["designed", "--network", "late", "--network", "wide", "--network", "late"],
-    ):
-        assert run(*arguments, "--output", tmp_path).exit_code == 0
-    rates, depths, designed = carried_out
-    assert rates.name == "learning-rates-0.005-0.01-all-images"
-    assert depths.runs.keywords == {"rates": (0.003,), "depths": [2, 4]}
-    assert designed.runs.args[0] == ("wide", "late")
+def test_list_says_how_long_each_takes():
+    ended = run("--list")
+    assert ended.exit_code == 0
+    lines = {line.split()[0]: line.split() for line in ended.output.splitlines()[1:-1]}
+    assert set(lines) == {*module.STUDIES, "shift", "adaptation"}
+    assert lines["learning-rates"][1:4] == ["18", "30", "4.8"]
+    assert all(float(line[3]) > 0 for line in lines.values())
 
 
 def test_output_that_is_a_file(small_mnist, tmp_path):

@@ -1,183 +1,161 @@
-import io
 import json
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
+from studying import rows_of
 
-from models.catalog import PRETRAINED, shipped
-from models.checkpoint import load
-from models.config import ModelConfig
 from models.data import load_digits
-from models.plots import figures, results
-from models.plots.results import Column, cell, markdown, table
-from models.studies import depths, dnn, frontier, learning_rates, optimised
-from models.studies.protocol import Extent, assemble, describe_runs, in_words
-from models.studies.ratios import compare, gain, ratio
-from models.studies.running import Run, StudyError, Trained
-from models.training import Epoch, TrainingOptions
-
-MACHINE = {"cpu": "a CPU", "cores": 2, "threads": 1, "device": "cpu", "load_1min": 1.5}
-OPTIONS = TrainingOptions(epochs=3, batch_size=100, lr=0.01, seed=0, device="cpu")
+from models.plots import results
+from models.plots.results import Column, cell, table
+from models.studies import summary
+from models.studies.grids import STUDIES, Extent
+from models.studies.running import StudyError, Trained
+from models.studies.study import assemble, in_words, runs, scope_of
+from models.training import Epoch
 
 
-def trained(model, training_s, test_s, depth=6, lr=0.01):
-    run = Run(f"{model}-{depth}-{lr}", ModelConfig(model=model, depth=depth), replace(OPTIONS, lr=lr))
-    series = tuple(
-        Epoch(number, training, test, 2.0 / number, 0.9 + 0.02 * number)
-        for number, (training, test) in enumerate(zip(training_s, test_s, strict=True), 1)
-    )
-    return Trained(run, Path("none"), {}, series)
+def trained(run, training_s=1.0, test_s=0.1, epochs=None):
+    ended = run.options.epochs if epochs is None else epochs
+    series = tuple(Epoch(n, training_s, test_s, 2.0 / n, 0.9 + 0.02 * n) for n in range(1, ended + 1))
+    return Trained(run, Path("none"), {"test_accuracy": 0.5}, series)
 
 
-def all_of_learning_rates():
-    def times(model, depth, lr):
-        block_s = (1.25 if model == "vit" else 1.0) * (1 + lr)
-        test_s = 0.2 if model == "vitbn" else 0.1
-        return [9.0, depth * block_s, depth * block_s], [depth * test_s] * 3
+def scope_for(name, **options):
+    return scope_of(STUDIES[name], load_digits(), "cpu", quick=True, **options)
 
-    return [
-        trained(model, *times(model, depth, lr), depth=depth, lr=lr)
-        for lr in learning_rates.RATES
-        for model, depth in learning_rates.NETWORKS
-    ]
+
+def result_of(name, ended, **options):
+    return assemble(name, STUDIES[name], scope_for(name, **options), "the command", ended)
 
 
 @pytest.fixture(scope="module")
-def scope():
-    return learning_rates.study(learning_rates.RATES, all_images=False).scope(load_digits(), "cpu", quick=True)
+def result():
+    """ViT's block takes a quarter more; depth multiplies."""
+    every = runs(STUDIES["learning-rates"], scope_for("learning-rates"))
+    times = [run.config.depth * (1.25 if run.config.model == "vit" else 1.0) for run in every]
+    return result_of("learning-rates", [trained(run, time) for run, time in zip(every, times, strict=True)])
 
 
-@pytest.fixture(scope="module")
-def result(scope):
-    runs = all_of_learning_rates()
-    return {
-        "study": "learning-rates",
-        "question": "Why?",
-        "command": "python models/study.py learning-rates --output DIR",
-        "scope": scope.as_json(),
-        "timing": results.TIMING,
-        "environment": MACHINE,
-        "runs": describe_runs(runs),
-        **learning_rates.findings(runs, scope),
-    }
+def test_every_study_is_a_grid():
+    for name in STUDIES.keys() - {"frontier", "optimised"}:  # these take fields from files
+        study = STUDIES[name]
+        every = runs(study, scope_for(name, seeds=2))
+        combinations = int(np.prod([len(axis) for axis in study.axes.values()]))
+        assert len({run.label for run in every}) == len(every) == 2 * combinations
+        assert all(set(run.at) == set(study.axes) for run in every)
 
 
-def test_ratio_is_of_medians():
-    assert ratio([6.0, 100.0, 5.0], [2.0, 2.0, 0.1]) == 3.0
+def test_the_published_settings():
+    (first, *_), last = (runs(STUDIES[name], scope_for(name)) for name in ("learning-rates", "depths"))
+    assert (first.label, first.config.dim, first.config.heads, first.config.dim_head) == (
+        "vit-depth-6-rate-0.0005", 64, 8, 64,
+    )  # fmt: skip
+    assert (first.options.batch_size, first.options.lr, first.options.schedule) == (100, 0.0005, "constant")
+    assert (first.options.augment, first.config.dropout) == ("none", 0)
+    assert last[-1].label == "vitbnffn-depth-7-rate-0.003"
+    assert {(run.options.augment, run.options.augment_test) for run in last} == {("study", True)}
 
 
-@pytest.mark.parametrize(("r", "g"), [(1.0, 0.0), (2.0, 0.5), (5.0, 0.8), (0.5, -1.0)])
-def test_gain_is_the_share_of_time_saved(r, g):
-    assert gain(r) == pytest.approx(g)
+def test_choices_leave_the_others_out_and_keep_the_order():
+    chosen = {"rate": ("0.003",), "depth": ("4", "2", "4")}
+    every = runs(STUDIES["depths"], scope_for("depths", seeds=2), chosen)
+    labels = [f"{model}-depth-{depth}-rate-0.003" for depth in (2, 4) for model in ("vit", "vitbnffn")]
+    assert [run.label for run in every] == [*labels, *(f"{label}-seed-1" for label in labels)]
 
 
-def test_comparison_is_over_all_pairs_with_the_range_of_each():
-    vits = [trained("vit", [4, 4, 4], [3, 3, 3]), trained("vit", [8, 8, 8], [3, 3, 3])]
-    others = [trained("vitbn", [2, 2, 2], [6, 6, 6]), trained("vitbn", [2, 2, 2], [6, 6, 6])]
-    compared = compare(vits, others)
-    assert compared["r_t"] == 3.0  # (4 4 4 8 8 8) over 2
-    assert compared["r_t_range"] == [2.0, 4.0]
-    assert compared["g_t"] == pytest.approx(2 / 3)
-    assert (compared["r_v"], compared["g_v"], compared["r_v_range"]) == (0.5, -1.0, [0.5, 0.5])
+def test_held_out_images_are_at_most_a_twelfth():
+    (run, *_) = runs(STUDIES["designed"], scope_for("designed"))
+    assert (run.options.hold_out, run.options.teacher) == (100, "models/pretrained/cnn.safetensors")
+    ended = result_of("designed", [trained(run)])
+    assert ended["runs"][0]["test_accuracy"] == 0.5
+    columns = [column["name"] for column in summary.summary(ended)["columns"]]
+    assert columns[3:5] == ["held-out images right %", "test images right %"]
+    assert summary.summary(ended)["rows"][0][3:5] == ["94.00", "50.00"]
 
 
-def test_pairs_with_a_run_without_an_epoch_are_left_out():
-    whole, none = trained("vit", [4, 4, 4], [3, 3, 3]), trained("vitbn", [], [])
-    assert compare([whole, whole], [none, trained("vitbn", [2, 2, 2], [3, 3, 3])])["r_t_range"] == [2.0, 2.0]
-    nothing = compare([whole], [none])
-    assert (nothing["r_t"], nothing["g_v"], nothing["r_v_range"]) == (None, None, [None, None])
+def test_times_compare_with_the_reference_at_both_readings_of_the_depth(result):
+    made = summary.summary(result)
+    for row in made["rows"]:
+        cells = dict(zip((column["name"] for column in made["columns"]), row, strict=True))
+        shallower = 1 if cells["depth"] == "6" else 6
+        faster = 1 if cells["model"] == "vit" else 1.25
+        assert cells["reference's training time over it"] == pytest.approx(faster * shallower)
+        assert cells["reference's test time over it"] == 1
+    assert made["title"].endswith("Reference: depth 6, model vit.")
 
 
-@pytest.mark.slow
+def test_seeds_share_a_row_with_their_range():
+    first, second = runs(STUDIES["dnn"], scope_for("dnn", seeds=2), {"rate": ("0.01",), "model": ("dnn",)})
+    ended = [trained(first, 1.0), trained(second, 3.0)]
+    ended[1] = replace(ended[1], series=(*ended[1].series[:-1], replace(ended[1].series[-1], test_accuracy=0.5)))
+    (row,) = summary.summary(result_of("dnn", ended, seeds=2))["rows"]
+    assert row[:3] == ["0.01", "dnn", 2]
+    assert row[4:6] == ["85.00 (50.00 to 120.00)", pytest.approx(68.0)]
+    assert row[7] == 2.0
+
+
 @pytest.mark.parametrize("every", [True, False], ids=["all", "some"])
-@pytest.mark.parametrize("study", [learning_rates, depths, dnn, optimised])
-def test_runs_that_diverge_in_their_first_epoch_leave_empty_cells(study, every, scope, monkeypatch):
-    monkeypatch.setattr(depths, "_plain_accuracy", lambda one, scope: 0.5)
-    planned = {
-        learning_rates: learning_rates.runs(scope, learning_rates.RATES),
-        depths: depths.runs(scope, depths.RATES, (2, 3, 4)),
-        dnn: dnn.runs(scope),
-        optimised: [Run(model, ModelConfig(model=model), OPTIONS) for model in ("vit", "vitbn", "cnn")],
-    }
-    whole = trained("vit", [4, 4, 4], [3, 3, 3]).series
-    ended = [
-        Trained(run, Path("none"), {}, () if every or number == 1 else whole)
-        for number, run in enumerate(planned[study])
-    ]
-    result = {"study": "s", "question": "?", "command": "c", "scope": scope.as_json(), "timing": "", "notes": []}
-    result |= {"environment": MACHINE, "runs": describe_runs(ended), **study.findings(ended, scope)}
-    assert "| - |" in markdown(result, [])
-    for figure in study.plots(result).values():
-        assert figures.png(figure)
+@pytest.mark.parametrize("name", ["learning-rates", "depths", "dnn", "norms", "six-blocks"])
+def test_runs_that_diverge_in_their_first_epoch_leave_empty_cells(name, every, tmp_path):
+    planned = runs(STUDIES[name], scope_for(name))
+    ended = [trained(run, epochs=0 if every or number == 0 else None) for number, run in enumerate(planned)]
+    summary.write(tmp_path, result_of(name, ended))
+    first, *others = rows_of(tmp_path, name)
+    assert (first["diverged"], first["test images right %"], first["test, s"]) == ("1", "-", "-")
+    assert all((row["test images right %"] == "-") == every for row in others)
 
 
-@pytest.mark.parametrize("epochs", [0, 1])
-def test_a_network_that_diverges_is_left_out_of_the_frontier(scope, monkeypatch, epochs):
-    """Without its last epoch it has no test accuracy."""
-    first, *others = frontier.NETWORKS
-    held = dict.fromkeys(others, load(shipped("vitbn-tiny")))
-    monkeypatch.setattr(frontier, "shipped", lambda pretrained, scope: held)
-    monkeypatch.setattr(frontier, "recipe", lambda path, scope: OPTIONS)
-    ended = [replace(trained("vitbn", [1] * epochs, [1] * epochs), run=Run("vitbn-depth-1", first, OPTIONS))]
-    derived = frontier.findings(PRETRAINED, ended, scope)["derived"]
-    assert len(derived) == len(others)
+def test_a_diverged_seed_has_no_accuracy():
+    first, second = runs(STUDIES["dnn"], scope_for("dnn", seeds=2), {"rate": ("0.01",), "model": ("dnn",)})
+    (row,) = summary.summary(result_of("dnn", [trained(first), trained(second, epochs=3)], seeds=2))["rows"]
+    assert row[2:5] == [2, 1, "120.00"]
 
 
-def test_published_configuration_is_named_and_apart(result):
-    rows = {(row["configuration"], row["model"]): row for row in result["derived"]}
-    assert set(rows) == {
-        ("equal depth, 6 against 6", "vitbnffn"),
-        ("equal depth, 6 against 6", "vitbn"),
-        ("published configuration, ViT 6 against 1", "vitbnffn"),
-        ("published configuration, ViT 6 against 1", "vitbn"),
-        ("control, ViT 6 against ViT 1", "vit"),
-    }
-    for (configuration, model), row in rows.items():
-        shallower = 1 if configuration.startswith("equal") else 6
-        assert row["depth"] == 6 / shallower
-        assert row["r_t"] == pytest.approx((1 if model == "vit" else 1.25) * shallower)
-        assert row["r_v"] == pytest.approx((0.5 if model == "vitbn" else 1) * shallower)
-    page = markdown(result, [])
-    assert page.count("published configuration, ViT 6 against 1") == 2
+def test_the_page_comes_from_the_json(tmp_path, result):
+    paths = summary.write(tmp_path, result)
+    assert {path.name for path in paths} == {path.name for path in tmp_path.iterdir()}
+    written = json.loads((tmp_path / "learning-rates.json").read_text())
+    assert written == json.loads(json.dumps(result))
+    before = {path.name: path.read_bytes() for path in paths}
+    summary.write(tmp_path, written)
+    assert {path.name: path.read_bytes() for path in paths} == before
+    shown = rows_of(tmp_path, "learning-rates")
+    assert len(shown) == 18
+    assert [row["training an epoch, s"] for row in shown[:3]] == ["7.50", "6.00", "6.00"]
+    page = (tmp_path / "learning-rates.md").read_text()
+    assert "**Not the whole study, 3 of 30 epochs, 1,000 of" not in page
+    assert "**Not the whole study, 3 of 30 epochs" in page
+    assert results.footnote(result).startswith("NOT THE WHOLE STUDY: 3 of 30 epochs")
 
 
-def numbers(page, title):
-    lines = page.split(f"**{title}**\n\n")[1].split("\n\n")[0].splitlines()
-    return [[part.strip() for part in line.strip("|").split("|")] for line in [lines[0], *lines[2:]]]
+def test_pictures_show_every_line(result):
+    drawn = summary.pictures(result)
+    assert list(drawn) == ["accuracy", "loss"]
+    assert list(drawn["accuracy"].panels) == ["rate 0.0005", "rate 0.005", "rate 0.01"]
+    labels = [f"{name}, depth {depth}" for depth in (6, 1) for name in ("ViT", "ViTBNFFN", "ViTBN")]
+    for panel in drawn["accuracy"].panels.values():
+        assert [line.label for line in panel] == labels
+        np.testing.assert_allclose(panel[0].ys, [92, 94, 96])
+    axes = drawn["accuracy"].draw().axes
+    assert [one.get_title() for one in axes] == list(drawn["accuracy"].panels)
+    assert {"ViT, depth 6", "ViTBN, depth 1"} <= set(axes[0].get_legend_handles_labels()[1])
 
 
-def test_table_shows_what_the_json_holds(result):
-    page = markdown(result, [])
-    assert len(result["tables"]) == 2
-    for entry in json.loads(json.dumps(result["tables"])):
-        header, *rows = numbers(page, entry["title"])
-        assert header == [column["name"] for column in entry["columns"]]
-        assert len(rows) == len(entry["rows"])
-        for shown, row in zip(rows, entry["rows"], strict=True):
-            for text, value, column in zip(shown, row, entry["columns"], strict=True):
-                if isinstance(value, str):
-                    assert text == value
-                else:
-                    unit_of_last_place = 10.0 ** -(column["decimals"] if column["decimals"] is not None else 9)
-                    assert float(text.replace(",", "")) == pytest.approx(value, abs=0.51 * unit_of_last_place)
+def test_depths_are_drawn_along_the_depth():
+    every = runs(STUDIES["depths"], scope_for("depths"))
+    ended = [trained(run, epochs=1 if run.label == "vit-depth-3-rate-0.003" else None) for run in every]
+    (picture,) = summary.pictures(result_of("depths", ended)).values()
+    vit, vitbnffn = picture.panels["rate 0.003"]
+    assert (vit.xs, vitbnffn.xs) == ([1, 2, 4, 5, 6, 7], [1, 2, 3, 4, 5, 6, 7])
 
 
-def test_runs_table_is_of_the_last_epoch(result):
-    row = result["tables"][1]["rows"][0]
-    assert row == [
-        "vit",
-        6,
-        0.0005,
-        100,
-        0,
-        2 / 3,
-        pytest.approx(96.0),
-        pytest.approx(7.5, rel=0.01),
-        pytest.approx(0.6),
-    ]
+def test_other_figures_have_another_digest(result):
+    changed = json.loads(json.dumps(result))
+    changed["runs"][0]["series"][0]["test_accuracy"] += 0.001
+    before, after = (summary.pictures(each)["accuracy"].digest() for each in (result, changed))
+    assert before != after
 
 
 @pytest.mark.parametrize(
@@ -187,73 +165,26 @@ def test_cells(value, decimals, text):
     assert cell(value, decimals) == text
 
 
-def test_a_reduced_study_says_so_everywhere(result):
-    missing = "3 of 30 epochs"
-    assert result["scope"]["reduced"].startswith(missing)
-    assert f"**Not the whole study, {missing}" in markdown(result, [])
-    assert results.footnote(result).startswith(f"NOT THE WHOLE STUDY: {missing}")
+def test_table_keeps_numbers_unrounded():
+    assert table("t", [Column("a", 1)], [[0.123456789]])["rows"] == [[0.123456789]]
 
 
-def test_a_whole_study_does_not():
+def test_a_whole_study_is_not_reduced():
     assert in_words(Extent(30, 60_000, 10_000), Extent(30, 60_000, 10_000)) == ""
-    assert in_words(Extent(2, 500, 10_000), Extent(30, 60_000, 10_000)) == (
-        "2 of 30 epochs, 500 of 60,000 training images"
-    )
+    some = in_words(Extent(2, 500, 10_000), Extent(30, 60_000, 10_000))
+    assert some == "2 of 30 epochs, 500 of 60,000 training images"
 
 
 def test_more_images_than_there_are():
     with pytest.raises(StudyError, match="digits: expected at most 1438 images, found 1439"):
-        dnn.STUDY.scope(load_digits(), "cpu", quick=False, train_images=1439)
+        scope_of(STUDIES["dnn"], load_digits(), "cpu", train_images=1439)
 
 
-def test_plots_show_every_line(result):
-    plots = learning_rates.plots(result)
-    assert set(plots) == {"training-loss", "test-accuracy", "training-time", "test-time", "gains"}
-    for name in ("training-loss", "test-accuracy", "training-time", "test-time"):
-        panels = plots[name].axes
-        assert [axes.get_title() for axes in panels] == [f"learning rate {lr}" for lr in learning_rates.RATES]
-        for axes in panels:
-            assert axes.get_xlabel() == "epoch"
-            assert [line.get_label() for line in axes.lines] == ["ViT", "ViTBNFFN", "ViTBN"]
-            assert [len(line.get_xdata()) for line in axes.lines] == [3, 3, 3]
-    assert plots["training-time"].axes[0].get_ylabel() == "time (s)"
-    accuracies = plots["test-accuracy"].axes[0].lines[0].get_ydata()
-    np.testing.assert_allclose(accuracies, [92, 94, 96])
-
-
-def test_plots_of_gains_name_both_configurations(result):
-    (axes,) = learning_rates.plots(result)["gains"].axes
-    labels = [label.get_text() for label in axes.get_yticklabels()]
-    assert len(labels) == 5
-    assert "equal depth, 6 against 6" in labels[0]
-    assert "published configuration, ViT 6 against 1" in labels[2]
-    assert "control, ViT 6 against ViT 1" in labels[4]
-    assert "20.0 %" in [text.get_text() for text in axes.texts]  # 1 - 1 / 1.25
-
-
-def pixels_of(png, model):
-    with Image.open(io.BytesIO(png)) as image:
-        pixels = np.asarray(image.convert("RGB"))
-    assert pixels.shape[0] >= 500
-    assert pixels.shape[1] >= 1000
-    colour = [int(figures.STYLES[model][0][i : i + 2], 16) for i in (1, 3, 5)]
-    return int((pixels == colour).all(axis=2).sum())
-
-
-@pytest.mark.slow
-def test_written_files(tmp_path, result):
-    paths = results.write(tmp_path, result, learning_rates.plots)
-    assert {path.name for path in paths} == {path.name for path in tmp_path.iterdir()}
-    assert json.loads((tmp_path / "learning-rates.json").read_text()) == json.loads(json.dumps(result))
-    page = (tmp_path / "learning-rates.md").read_text()
-    pictures = sorted(tmp_path.glob("*.png"))
-    assert len(pictures) == 5
-    for picture in pictures:
-        assert f"({picture.name})" in page
-        for model in ("vit",) if "gains" in picture.name else ("vit", "vitbnffn", "vitbn"):
-            assert pixels_of(picture.read_bytes(), model) > 100
-    blank = figures.png(figures.row_of_panels("", "", [""], "", "")[0])
-    assert pixels_of(blank, "vitbn") == 0
+def test_times_of_reinforced_runs_say_what_they_include():
+    (run, *_) = runs(STUDIES["six-blocks"], scope_for("six-blocks"))
+    other = replace(run, options=replace(run.options, reinforced="folder"))
+    assert result_of("six-blocks", [trained(run)])["timing"].startswith(results.TIMING)
+    assert result_of("six-blocks", [trained(other)])["timing"].startswith(results.REINFORCED)
 
 
 def test_a_failed_write_leaves_no_part(tmp_path, result, monkeypatch):
@@ -262,44 +193,5 @@ def test_a_failed_write_leaves_no_part(tmp_path, result, monkeypatch):
 
     monkeypatch.setattr(results, "png", broken)
     with pytest.raises(OSError, match="no space left"):
-        results.write(tmp_path, result, learning_rates.plots)
+        summary.write(tmp_path, result)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_parameters_take_the_form_of_the_study_unless_they_name_theirs(tmp_path, scope):
-    path, plain = tmp_path / "parameters.json", replace(scope, form="plain")
-    for named, form in (({}, "plain"), ({"form": "served"}, "served")):
-        path.write_text(json.dumps({"dataset": "digits", "batch_size": 50, "lr": 0.01} | named))
-        assert optimised.read(path, plain).options.form == frontier.recipe(path, plain).form == form
-
-
-def test_times_of_reinforced_runs_say_what_they_include(scope):
-    usual = trained("vit", [1], [1])
-    other = replace(usual, run=replace(usual.run, options=replace(OPTIONS, teacher="t", reinforced="folder")))
-    for ended, text in ((usual, results.TIMING), (other, results.REINFORCED)):
-        assert assemble("s", "?", "c", scope, {}, [ended])["timing"].startswith(text)
-
-
-def test_depths_sets_each_pair_side_by_side(scope, monkeypatch):
-    monkeypatch.setattr(depths, "_plain_accuracy", lambda one, scope: 0.5)
-    runs = [
-        trained(model, [depth * (2 if model == "vit" else 1)] * 3, [1] * 3, depth, lr)
-        for lr in depths.RATES
-        for depth in depths.DEPTHS
-        for model in depths.MODELS
-    ]
-    found = depths.findings(runs, scope)
-    assert [(row["lr"], row["depth"]) for row in found["derived"]] == [
-        *((0.005, depth) for depth in (2, 3, 4, 5, 6, 7)),
-        *((0.003, depth) for depth in (2, 3, 4, 5, 6, 7)),
-    ]
-    assert all(row["r_t"] == 2.0 for row in found["derived"])
-    result = found | {"scope": scope.as_json(), "timing": "", "environment": MACHINE}
-    left, right = depths.plots(result)["training-time"].axes
-    np.testing.assert_allclose(left.lines[0].get_ydata(), [4, 6, 8, 10, 12, 14])
-    np.testing.assert_allclose(right.lines[1].get_xdata(), [2, 3, 4, 5, 6, 7])
-
-
-def test_table_keeps_numbers_unrounded():
-    entry = table("t", [Column("a", 1)], [[0.123456789]])
-    assert entry["rows"] == [[0.123456789]]

@@ -1,4 +1,6 @@
+import gc
 import json
+import weakref
 from dataclasses import asdict, replace
 
 import pytest
@@ -6,13 +8,17 @@ import pytest
 from models.checkpoint import load
 from models.config import ModelConfig
 from models.data import load_digits
-from models.studies.protocol import Extent, cut
+from models.studies.grids import Extent
 from models.studies.running import Run, StudyError, advance
+from models.studies.study import cut
 from models.training import TrainingOptions, train
 
 OPTIONS = TrainingOptions(epochs=3, batch_size=50, lr=0.01, seed=0, device="cpu")
 TINY = ModelConfig(model="vit", dim=16, depth=1, heads=2, dim_head=8, mlp_dim=24, dropout=0.1)
-RUNS = [Run("a", TINY, OPTIONS), Run("b", replace(TINY, model="vitbn"), replace(OPTIONS, augment="light"))]
+RUNS = [
+    Run("a", TINY, OPTIONS, {"network": "a"}),
+    Run("b", replace(TINY, model="vitbn"), replace(OPTIONS, augment="light"), {"network": "b"}),
+]
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +78,7 @@ def test_series_are_those_of_each_run_alone(whole, digits, tmp_path):
 
 
 def test_a_run_that_diverges_ends_and_the_others_go_on(digits, tmp_path):
-    wild = Run("wild", TINY, replace(OPTIONS, lr=1e30))
+    wild = Run("wild", TINY, replace(OPTIONS, lr=1e30), {})
     epochs, trained = carry_on(tmp_path, digits, [wild, RUNS[1]])
     assert [(run.label, epoch.epoch) for run, epoch in epochs] == [("b", 1), ("b", 2), ("b", 3)]
     assert [(one.run.label, one.diverged, len(one.series)) for one in trained] == [("wild", True, 0), ("b", False, 3)]
@@ -123,6 +129,23 @@ def test_fewer_epochs_than_there_are(whole, digits):
     assert "a.json: expected at most 2 epochs, found 3" in refusal(whole[0], digits, fewer)
 
 
+def test_one_run_is_in_memory_at_a_time(digits, tmp_path, monkeypatch):
+    """A run that is waiting holds neither its network nor the images."""
+    from models import training
+
+    alive = weakref.WeakSet()
+    build = training.build
+    monkeypatch.setattr(training, "build", lambda config: alive.add(network := build(config)) or network)
+    counts = []
+
+    def on_epoch(run, epoch):
+        gc.collect()
+        counts.append(len(alive))
+
+    advance("a study", RUNS, digits, 10, tmp_path, on_epoch)
+    assert counts == [0] * 6
+
+
 def test_folder_of_another_study(whole, digits):
     assert "plan.json: expected study another study, found a study" in refusal(whole[0], digits, study="another study")
 
@@ -162,7 +185,7 @@ def test_folder_with_more_runs(whole, digits):
 @pytest.mark.parametrize(("model", "schedule"), [("vit", "one-cycle"), ("vit-prepbn", "constant")])
 def test_epochs_that_matter_cannot_change(digits, tmp_path, model, schedule):
     def once(epochs):
-        return [Run("a", replace(TINY, model=model), replace(OPTIONS, schedule=schedule, epochs=epochs))]
+        return [Run("a", replace(TINY, model=model), replace(OPTIONS, schedule=schedule, epochs=epochs), {})]
 
     carry_on(tmp_path, digits, once(1))
     assert "expected a options epochs 2, found 1" in refusal(tmp_path, digits, once(2))
@@ -181,17 +204,6 @@ def test_damaged_series(digits, tmp_path, content):
     (tmp_path / "a.json").write_bytes(content)
     with pytest.raises(StudyError, match=r"a\.json: expected the series of a training, found"):
         carry_on(tmp_path, digits)
-
-
-def test_medians(whole):
-    trained = replace(
-        whole[2][0],
-        series=tuple(
-            replace(e, training_time_s=t, test_time_s=t + 1)
-            for e, t in zip(whole[2][0].series, (5.0, 1.0, 3.0), strict=True)
-        ),
-    )
-    assert (trained.training_time_s, trained.test_time_s) == (3.0, 4.0)
 
 
 def test_plan_is_what_was_asked_for(whole):

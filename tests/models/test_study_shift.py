@@ -3,11 +3,11 @@ import statistics
 
 import numpy as np
 import pytest
-from studying import carried_out, failure, shipped
+from studying import carried_out, failure, rows_of, shipped
 
 from models.config import ModelConfig
 from models.data import load_emnist_part
-from models.studies import shift
+from models.studies import checkpoints as on_digits
 
 
 @pytest.fixture(scope="module")
@@ -18,38 +18,36 @@ def checkpoints(tmp_path_factory):
 
 def test_shift_without_emnist_says_so(small_mnist, checkpoints, tmp_path, monkeypatch):
     monkeypatch.delenv("EMNIST_DIR", raising=False)
-    monkeypatch.setattr(shift, "QUICK_IMAGES", 50)
+    monkeypatch.setattr(on_digits, "QUICK_IMAGES", 50)
     written = carried_out("shift", small_mnist, tmp_path / "out", "--checkpoints", checkpoints, "--quick")
     assert written["scope"]["images"] == {"mnist": 40, "digits": 50}
-    assert written["notes"] == ["EMNIST digits: not measured: no EMNIST files in --emnist-dir or EMNIST_DIR."]
-    by_model = {row["model"]: row for row in written["derived"]}
-    assert all(len(row["sets"]["mnist"]["times_s"]) == 3 for row in written["derived"])
-    columns = [column["name"] for column in written["tables"][0]["columns"]]
-    assert "ms per 1,000 images of MNIST" in columns
-    relative = {row[1]: row[-1] for row in written["tables"][0]["rows"]}
-    assert relative["cnn"] == 1.0
-    times = {model: statistics.median(row["sets"]["mnist"]["times_s"]) for model, row in by_model.items()}
-    assert relative["vitbn"] == pytest.approx(times["vitbn"] / times["cnn"])
+    page = (tmp_path / "out/shift.md").read_text()
+    assert "EMNIST digits: not measured: no EMNIST files in --emnist-dir or EMNIST_DIR." in page
+    assert all(len(row["sets"]["mnist"]["times_s"]) == 3 for row in written["rows"])
+    shown = {row["model"]: row for row in rows_of(tmp_path / "out", "shift")}
+    times = {row["model"]: statistics.median(row["sets"]["mnist"]["times_s"]) for row in written["rows"]}
+    assert shown["cnn"]["ms per 1,000 images of MNIST"] == f"{1e6 * times['cnn'] / 40:,.1f}"
+    assert shown["vitbn"]["times the CNN's"] == f"{times['vitbn'] / times['cnn']:,.2f}"
 
 
 def test_shift_sets_networks_with_a_teacher_apart(small_mnist, tmp_path, monkeypatch):
-    monkeypatch.setattr(shift, "QUICK_IMAGES", 20)
+    monkeypatch.setattr(on_digits, "QUICK_IMAGES", 20)
     folder = shipped(tmp_path / "shipped", ModelConfig(depth=1))
     taught = shipped(tmp_path / "taught", ModelConfig(model="cnn"), options={"teacher": "a network"})
-    (taught / "cnn.safetensors").rename(folder / "cnn.safetensors")
-    written = carried_out("shift", small_mnist, tmp_path / "out", "--checkpoints", folder, "--quick")
-    assert [[row[1] for row in entry["rows"]] for entry in written["tables"]] == [["vitbn"], ["cnn"]]
-    assert ["without a teacher" in entry["title"] for entry in written["tables"]] == [True, False]
+    (taught / "cnn-6.safetensors").rename(folder / "cnn.safetensors")
+    carried_out("shift", small_mnist, tmp_path / "out", "--checkpoints", folder, "--quick")
+    apart = (tmp_path / "out/shift.md").read_text().split("Networks that learned from a teacher")
+    assert ["| vitbn |" in part for part in apart] == [True, False]
+    assert ["| cnn |" in part for part in apart] == [False, True]
 
 
 @pytest.mark.slow
 def test_shift_on_emnist_reads_it_upright(small_mnist, small_emnist, checkpoints, tmp_path, monkeypatch):
-    monkeypatch.setattr(shift, "QUICK_IMAGES", 50)
+    monkeypatch.setattr(on_digits, "QUICK_IMAGES", 50)
     arguments = ["--checkpoints", checkpoints, "--quick", "--emnist-dir", small_emnist]
     written = carried_out("shift", small_mnist, tmp_path / "out", *arguments)
-    assert written["notes"] == []
     assert str(small_emnist) not in json.dumps(written)
-    for row in written["derived"]:  # the same images, once turned
+    for row in written["rows"]:  # the same images, once turned
         assert row["sets"]["emnist-digits"]["accuracy"] == row["sets"]["mnist"]["accuracy"]
     page = (tmp_path / "out/shift.md").read_text()
     assert "ms per 1,000 images of EMNIST digits" in page
@@ -62,7 +60,7 @@ def test_small_emnist_would_show_a_missing_turn(small_emnist):
 
 def test_all_of_the_digits_are_asked_about():
     mnist = (np.zeros((2, 1, 28, 28), np.uint8), np.zeros(2, np.int64))
-    sets = shift.image_sets(mnist, None, quick=False)
+    sets = on_digits.image_sets(mnist, None, quick=False)
     assert {name: len(labels) for name, (_, labels) in sets.items()} == {"mnist": 2, "digits": 1797}
 
 

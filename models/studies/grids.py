@@ -1,0 +1,178 @@
+"""The studies as data: every run is a combination of one choice of each axis.
+
+Sources: Anindya Dey's two articles for `learning-rates`, `optimised`, `depths` and `dnn` (CITATION.cff); Ioffe and
+Szegedy, "Batch Normalization", 2015, section 4.1, for the network of `dnn`; Touvron et al., "CaiT", 2021, for the CLS
+token that joins in the last block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from models.config import ModelName
+
+Fields = dict[str, Any]
+"""Of ModelConfig and of TrainingOptions; `teacher` may name a shipped checkpoint."""
+Axis = dict[str, Fields]
+"""Choices by name."""
+
+
+@dataclass(frozen=True)
+class Extent:
+    epochs: int
+    train_images: int
+    test_images: int
+
+
+@dataclass(frozen=True)
+class Study:
+    """`axes`: by the option that picks choices, outermost first; `fixed`: fields of all runs.
+
+    `hours`: of all runs with one seed, on one thread. `reference`: the choices whose times are divided by the others'.
+    `panel` and `x`: the axes of the pictures, if not the first axis and the epoch.
+    """
+
+    question: str
+    axes: dict[str, Axis]
+    epochs: int
+    hours: float
+    quick: Extent
+    fixed: Fields = field(default_factory=dict)
+    test_batch: int = 5000
+    datasets: Sequence[str] = ("mnist",)
+    reference: dict[str, str] = field(default_factory=dict)
+    panel: str = ""
+    x: str = "epoch"
+
+
+def values(name: str, *every: object) -> Axis:
+    return {str(value): {name: value} for value in every}
+
+
+def models(*names: ModelName) -> Axis:
+    return values("model", *names)
+
+
+BY_TOKEN: tuple[ModelName, ...] = ("vit", "vit-dtn", "vit-minmax", "vit-zscore")
+FOLDING: tuple[ModelName, ...] = ("vitbn", "vit-repbn", "vit-prepbn", "vit-un", "vit-dfn")
+LATE = {"late_cls": (32, 16)}
+RECIPE: Fields = {
+    "batch_size": 128,
+    "schedule": "one-cycle",
+    "weight_decay": 0.05,
+    "clip": 1.0,
+    "augment": "elastic",
+    "ema": 0.999,
+    "hold_out": 5000,
+    "teacher": "cnn",
+}
+DISTORTED: Fields = {"augment": "study", "augment_test": True}
+
+STUDIES: dict[str, Study] = {
+    "learning-rates": Study(
+        "Does BatchNorm let a Vision Transformer train faster, and at higher learning rates, than LayerNorm?",
+        {
+            "rate": values("lr", 0.0005, 0.005, 0.01),
+            "depth": values("depth", 6, 1),
+            "model": models("vit", "vitbnffn", "vitbn"),
+        },
+        epochs=30,
+        hours=4.8,
+        quick=Extent(epochs=3, train_images=2000, test_images=1000),
+        reference={"depth": "6", "model": "vit"},
+    ),
+    "depths": Study(
+        "On distorted digits, how deep can a network be trained with and without BatchNorm in its FFN?",
+        {
+            "rate": values("lr", 0.005, 0.003),
+            "depth": values("depth", *range(1, 8)),
+            "model": models("vit", "vitbnffn"),
+        },
+        epochs=10,
+        hours=4.0,
+        quick=Extent(epochs=3, train_images=1500, test_images=1000),
+        fixed=DISTORTED,
+        reference={"model": "vit"},
+        x="depth",
+    ),
+    "dnn": Study(
+        "What does BatchNorm do for a network of three hidden layers of 100 with sigmoids?",
+        {"rate": values("lr", 0.01, 0.1), "model": models("dnn", "dnnbn")},
+        epochs=15,
+        hours=0.3,
+        quick=Extent(epochs=15, train_images=10_000, test_images=2000),
+        fixed=DISTORTED,
+        reference={"model": "dnn"},
+    ),
+    "norms": Study(
+        "Which norm trains well, stays stable at a high learning rate, and costs nothing once folded?",
+        {
+            "way": {
+                "usual": {"lr": 0.001},
+                "high": {"lr": 0.01},
+                "recipe": {"lr": 0.001, "schedule": "one-cycle", "clip": 1.0},
+            },
+            "norm": models(*BY_TOKEN, *FOLDING),
+        },
+        epochs=10,
+        hours=5.3,
+        quick=Extent(epochs=2, train_images=1000, test_images=500),
+        fixed={"depth": 6},
+        test_batch=100,
+        datasets=("mnist", "fashion-mnist", "cifar10"),
+        reference={"norm": "vit"},
+    ),
+    "designed": Study(
+        "How accurate are networks designed for their rewritten cost, all trained with one recipe?",
+        {
+            "network": {
+                "wide": {"depth": 1, "heads": 32, "dim_head": 16, "mlp_dim": 256},
+                "late": {"depth": 2, "dim": 32, "heads": 8, "dim_head": 16, **LATE},
+                "late-4": {"depth": 2, "dim": 32, "heads": 4, "dim_head": 16, **LATE},
+                "late-64": {"depth": 2, "heads": 4, "mlp_dim": 256, **LATE},
+                "late-deep": {"depth": 4, "heads": 4, **LATE},
+            }
+        },
+        epochs=40,
+        hours=1.5,
+        quick=Extent(epochs=2, train_images=1200, test_images=500),
+        fixed=RECIPE | {"lr": 0.003},
+        test_batch=100,
+        panel="network",
+    ),
+    "six-blocks": Study(
+        "How accurate are the published networks of six blocks, all trained with one recipe?",
+        {"network": {**models("vit", "vitbnffn", "vitbn"), "vitbn-late": {"model": "vitbn", **LATE}}},
+        epochs=12,
+        hours=1.1,
+        quick=Extent(epochs=2, train_images=1200, test_images=500),
+        fixed=RECIPE | {"lr": 0.0015, "depth": 6},
+        test_batch=100,
+        panel="network",
+    ),
+    "frontier": Study(
+        "Which network for which work? ViTBN by depth, and the CNN.",
+        {
+            "network": {
+                **{f"vitbn-{depth}": {"model": "vitbn", "depth": depth} for depth in (1, 2, 3, 4, 6)},
+                **models("cnn"),
+            }
+        },
+        epochs=36,
+        hours=2.0,
+        quick=Extent(epochs=6, train_images=3000, test_images=1000),
+        test_batch=100,
+        panel="network",
+    ),
+    "optimised": Study(
+        "How do the models compare when each is trained at its own searched learning rate and batch size?",
+        {"network": {}},
+        epochs=30,
+        hours=6.1,
+        quick=Extent(epochs=4, train_images=4000, test_images=1000),
+        reference={"network": "vit"},
+    ),
+}
+"""`optimised` and `frontier` take fields from files."""

@@ -44,10 +44,14 @@ class ServerOptions:
     grpc_url: str | None = None
     grpc_headers: dict[str, str] = field(default_factory=dict)
 
-    def command(self, at_start: Sequence[str], complete: bool) -> list[str]:
-        """If configurations are `complete`, Triton need not start models to complete them: half the loading time."""
+    def command(self, at_start: Sequence[str], complete: bool, memory: str) -> list[str]:
+        """If configurations are `complete`, Triton need not start models to complete them: half the loading time.
+
+        `memory` begins the names of the stubs' shared memory.
+        """
         own = ["--model-control-mode=explicit", "--exit-on-error=false", f"--exit-timeout-secs={EXIT_TIMEOUT_S}"]
-        own += [BY_PRIORITY, *(["--disable-auto-complete-config"] if complete else [])]
+        own += [BY_PRIORITY, f"--backend-config=python,shm-region-prefix-name={memory}"]
+        own += ["--disable-auto-complete-config"] if complete else []
         return [*own, *(f"--load-model={name}" for name in at_start), *self.rest]
 
     def model_dirs(self) -> dict[str, Path]:

@@ -1,6 +1,6 @@
-"""A server's processes: itself, a Python stub per model instance, and their shared memory.
+"""A server's processes: itself and a Python stub per model instance.
 
-In: the server's process id. Out: its stubs; after its death nothing remains.
+In: the server's process id. Out: its stubs; after its death neither they nor their shared memory remain.
 """
 
 from __future__ import annotations
@@ -47,29 +47,25 @@ class Stub:
 
 @dataclass
 class Family:
-    """`look` records what `sweep` removes."""
+    """`look` records what `sweep` ends; `prefix`: of the names of the stubs' shared memory."""
 
     pid: int
+    prefix: str = ""
     members: set[psutil.Process] = field(default_factory=set)
-    regions: set[Path] = field(default_factory=set)
     stubs: dict[psutil.Process, Stub] = field(default_factory=dict)  # a dead process no longer tells its arguments
 
     def look(self) -> list[Stub]:
         """The loaded models' stubs, dead or alive."""
         children: list[psutil.Process] = []
         with suppress(psutil.NoSuchProcess):
-            server = psutil.Process(self.pid)
-            mapped = _regions(server)
-            _remove(self.regions - mapped)  # of a dead stub that was unloaded
-            self.regions = mapped
-            children = server.children(recursive=True)
+            children = psutil.Process(self.pid).children(recursive=True)
         self.members |= {*children}
         known = {child: self.stubs[child] for child in children if child in self.stubs}
         self.stubs = known | {stub.process: stub for child in children for stub in _stub(child)}
         return [*self.stubs.values()]
 
     def sweep(self) -> tuple[int, int]:
-        """Returns how many processes it killed and the freed bytes."""
+        """After the server's death. Returns how many processes it killed and the freed bytes."""
         left = [member for member in self.members if _lives(member)]
         for member in left:
             with suppress(psutil.NoSuchProcess):
@@ -77,9 +73,11 @@ class Family:
         deadline = time.monotonic() + KILL_S
         while any(map(_lives, left)) and time.monotonic() < deadline:
             time.sleep(POLL_S)
-        removed = _remove(self.regions)
-        self.members, self.regions = set(), set()
-        return len(left), removed
+        regions = [*SHARED_MEMORY.glob(f"{self.prefix}*")] if self.prefix else []
+        size = sum(each.stat().st_size for each in regions)
+        for region in regions:
+            region.unlink()
+        return len(left), size
 
 
 def _lives(process: psutil.Process) -> bool:
@@ -87,16 +85,6 @@ def _lives(process: psutil.Process) -> bool:
     with suppress(psutil.NoSuchProcess):
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     return False
-
-
-def _remove(regions: Iterable[Path]) -> int:
-    removed = 0
-    for region in regions:
-        with suppress(FileNotFoundError):
-            size = region.stat().st_size
-            region.unlink()
-            removed += size
-    return removed
 
 
 def _stub(process: psutil.Process) -> Iterable[Stub]:
@@ -107,10 +95,3 @@ def _stub(process: psutil.Process) -> Iterable[Stub]:
             version = next(int(part) for part in reversed(file.parts) if re.fullmatch("[1-9][0-9]*", part))
             return [Stub(process, re.sub(r"_\d+_\d+$", "", instance), version)]
     return []
-
-
-def _regions(process: psutil.Process) -> set[Path]:
-    with suppress(psutil.NoSuchProcess, psutil.AccessDenied, OSError):
-        maps = Path(f"/proc/{process.pid}/maps").read_text()
-        return {Path(name) for name in re.findall(rf"{SHARED_MEMORY}/triton_\w*_shm_region_[\w-]+", maps)}
-    return set()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import math
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -125,10 +126,10 @@ class Supervisor:
             raise
         at_start = [name for name, each in plans.items() if not each.differs and each.versions != ()]
         complete = all(each.versions is not None for each in plans.values())
-        process = spawn([sys.executable, "-m", "serving.launcher", *self._options.command(at_start, complete)])
+        memory = f"vitbn_{secrets.token_hex(4)}_"
+        process = spawn([sys.executable, "-m", "serving.launcher", *self._options.command(at_start, complete, memory)])
         self._acts.started(process.pid)
-        family = Family(process.pid)
-        grace_s = END_S
+        family, grace_s = Family(process.pid, memory), END_S
         try:
             self._load(process, plans)
             self._prober.start()

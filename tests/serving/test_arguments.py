@@ -27,7 +27,7 @@ def test_addresses_headers_and_models(tmp_path: Path) -> None:
 def test_the_users_words_stay_but_for_those_the_supervisor_sets(tmp_path: Path) -> None:
     kept = [f"--model-repository={tmp_path}", "--log-verbose", "1", "--disable-auto-complete-config"]
     options = parse([*kept, "--load-model=a", "--exit-timeout-secs", "60", "--model-control-mode=explicit"])
-    command = options.command(["a", "b"], complete=False)
+    command = options.command(["a", "b"], complete=False, memory="vitbn_1_")
     assert command[-len(kept) :] == kept
     assert [word for word in command if word.startswith("--load-model")] == ["--load-model=a", "--load-model=b"]
     assert not any("60" in word for word in command)

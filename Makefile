@@ -116,7 +116,6 @@ benchmarks: setup perf_analyzer
 	python benchmarks/faults.py --scenario sigterm --hours 0.5 --json $(NEW)/soak.json
 	python benchmarks/proxy.py --json $(NEW)/proxy.json
 	python benchmarks/bulk.py --json $(NEW)/bulk.json
-	python benchmarks/scale.py --seconds 20 --requests 10000 --json $(NEW)/scale.json
 	python benchmarks/throughput.py --model vitbn --model vitbn-tiny --model cnn --in-flight 1 --in-flight 8 \
 		--json $(NEW)/throughput.json
 	python benchmarks/throughput.py --sharing 1x0 --batch 1 --rate 500 --rate 1000 --rate 2000 \

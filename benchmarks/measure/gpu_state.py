@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
 from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
-LIBRARY = "libnvidia-ml.so.1"
-SM_CLOCK, MEMORY_CLOCK, GPU_SENSOR = 1, 2, 0  # of nvml.h
 # Bits of nvml.h. A power cap is normal under load, so it is only recorded.
 SLOWED_BY = {0x08: "hardware slowdown", 0x20: "software thermal", 0x40: "hardware thermal", 0x80: "power brake"}
 POWER_CAP = 0x04
@@ -28,32 +25,23 @@ class Reading:
 
 
 class Monitor:
-    """Raises OSError without NVML or the GPU."""
+    """`nvml`: the module pynvml. Raises its NVMLError without NVML or the GPU."""
 
-    def __init__(self, uuid: str, library: str = LIBRARY) -> None:
-        self.nvml = ctypes.CDLL(library)
-        self.device = ctypes.c_void_p()
+    def __init__(self, uuid: str, nvml: Any) -> None:
+        self.nvml = nvml
         self.readings: list[Reading] = []
-        self._ask("nvmlInit_v2")
-        self._ask("nvmlDeviceGetHandleByUUID", uuid.encode(), ctypes.byref(self.device))
-
-    def _ask(self, function: str, *arguments: object) -> None:
-        if code := getattr(self.nvml, function)(*arguments):
-            raise OSError(f"{function}: expected success, found NVML error {code}")
-
-    def _value(self, function: str, *arguments: object, kind: Any = ctypes.c_uint) -> int:
-        value = kind()
-        self._ask(function, self.device, *arguments, ctypes.byref(value))
-        return int(value.value)
+        nvml.nvmlInit()
+        self.device = nvml.nvmlDeviceGetHandleByUUID(uuid)
 
     def undisturbed(self) -> bool:
         """Takes a reading; False for a reason in SLOWED_BY: the round does not count."""
+        nvml, device = self.nvml, self.device
         reading = Reading(
-            self._value("nvmlDeviceGetClockInfo", SM_CLOCK),
-            self._value("nvmlDeviceGetClockInfo", MEMORY_CLOCK),
-            self._value("nvmlDeviceGetPowerUsage") / 1000,
-            self._value("nvmlDeviceGetTemperature", GPU_SENSOR),
-            self._value("nvmlDeviceGetCurrentClocksThrottleReasons", kind=ctypes.c_ulonglong),
+            nvml.nvmlDeviceGetClockInfo(device, nvml.NVML_CLOCK_SM),
+            nvml.nvmlDeviceGetClockInfo(device, nvml.NVML_CLOCK_MEM),
+            nvml.nvmlDeviceGetPowerUsage(device) / 1000,
+            nvml.nvmlDeviceGetTemperature(device, nvml.NVML_TEMPERATURE_GPU),
+            nvml.nvmlDeviceGetCurrentClocksEventReasons(device),
         )
         self.readings.append(reading)
         return not reading.slowed_by
@@ -71,12 +59,16 @@ class Monitor:
         return {**ranges, "rejected": {name: slowed.count(name) for name in sorted({*slowed})}, "power_capped": capped}
 
 
-def monitor(uuid: str, library: str = LIBRARY) -> Monitor | None:
+def monitor(uuid: str) -> Monitor | None:
     """None if NVML is missing or, as for some virtual GPUs, withholds a value."""
     try:
-        watch = Monitor(uuid, library)
+        import pynvml
+    except ImportError:
+        return None
+    try:
+        watch = Monitor(uuid, pynvml)
         watch.undisturbed()
-    except (OSError, AttributeError):  # AttributeError: this NVML lacks a function
+    except pynvml.NVMLError:
         return None
     watch.readings.clear()
     return watch

@@ -7,7 +7,7 @@ from pathlib import Path
 from benchmarks.contest.rewritten import ALL, EAGER, PLAIN
 from benchmarks.measure.timing import Ratio
 from benchmarks.reporting.page import Block, Heading, Picture, Points, Table, Text, html, markdown
-from benchmarks.reporting.sections_faults import bulk, faults, scale
+from benchmarks.reporting.sections_faults import bulk, faults
 from benchmarks.reporting.sections_foreign import foreign
 from benchmarks.reporting.sections_machine import latency, limit, operators, precision
 from benchmarks.reporting.sections_models import batchnorm, equal_accuracy, equal_depth, rewrites, row_of
@@ -31,7 +31,6 @@ ANSWERS: tuple[tuple[Callable[[Sources], Section], tuple[str, ...]], ...] = (
     (cheapest, ("frontier-measured", "throughput")),
     (faults, ()),
     (bulk, ()),
-    (scale, ()),
 )
 VERSIONS = ("torch", "onnxruntime", "onnxruntime-gpu", "openvino", "tensorrt")
 HEADLINES = (("vitbn", "fold", PLAIN), ("vitbn", ALL, PLAIN), ("vitbn", ALL, EAGER), ("vit", ALL, PLAIN))

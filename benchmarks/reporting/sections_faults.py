@@ -30,7 +30,6 @@ BULK = {
     "second_quarter_peak_mb": "MB, 2nd quarter",
     "second_half_peak_mb": "MB, 2nd half",
 }
-DAY = {"servers": "servers", "peak": "peak load", "peak_rate": "requests/s", "p50_ms": "p50 ms", "p99_ms": "p99 ms"}
 
 
 def faults(sources: Sources) -> Section:
@@ -60,27 +59,6 @@ def bulk(sources: Sources) -> Section:
             Text(f"{once}, after a worker and then the driver were killed and the command was given again."),
         ]
     return Section("What does a bulk run cost?", (), tuple(blocks))
-
-
-def scale(sources: Sources) -> Section:
-    blocks: list[Block] = []
-    for result in sources.all("scale"):
-        pairs = [
-            {"load": row["load"]} | {f"{name}, {who}": times[f"{name}_ms"] for name, who, times in _pairs(row)}
-            for row in result["two_servers"]["rows"]
-        ]
-        blocks += [
-            _told(result, "Two servers under Poisson arrivals, in ms"),
-            _table(pairs, {name: name for name in pairs[0]}),
-            Text("Simulated only: a day with failures."),
-            _table(result["days"], DAY),
-        ]
-    return Section("What would a fleet do?", (), tuple(blocks))
-
-
-def _pairs(row: Row) -> Iterator[tuple[str, str, Row]]:
-    for name in ("p50", "p99"):
-        yield from ((name, "measured", row), (name, "simulated", row["simulated"]))
 
 
 def _told(result: Result, what: str) -> Text:

@@ -28,7 +28,6 @@ COMMANDS = {
     "faults": "python benchmarks/faults.py --json FILE",
     "proxy": "python benchmarks/proxy.py --json FILE",
     "bulk": "python benchmarks/bulk.py --json FILE",
-    "scale": "python benchmarks/scale.py --json FILE",
 }
 
 

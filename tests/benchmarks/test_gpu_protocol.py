@@ -1,11 +1,10 @@
 """The GPU protocol on the CPU, with a stub of NVML."""
 
-import os
-import shutil
-import subprocess
+import sys
 import time
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -65,42 +64,42 @@ def test_a_device_that_is_slow_in_all_rounds_gives_no_figure() -> None:
     assert len(asked) == MAX_REFUSED
 
 
-NVML = """
-#include <string.h>
-static int reads = 0;
-int nvmlInit_v2(void) { return FAILS; }
-int nvmlDeviceGetHandleByUUID(const char *uuid, void **device) {
-    *device = (void *)0x123456789abc;
-    return strcmp(uuid, "GPU-1");
-}
-static int known(void *device) { return device == (void *)0x123456789abc ? 0 : 2; }
-int nvmlDeviceGetClockInfo(void *device, int kind, unsigned *mhz) {
-    *mhz = kind == 1 ? 1700 + 100 * reads : 2600;
-    return known(device);
-}
-int nvmlDeviceGetPowerUsage(void *device, unsigned *mw) { *mw = 350500; return known(device) + NO_POWER; }
-int nvmlDeviceGetTemperature(void *device, int sensor, unsigned *celsius) {
-    *celsius = 60 + reads; return known(device); }
-int nvmlDeviceGetCurrentClocksThrottleReasons(void *device, unsigned long long *reasons) {
-    static const unsigned long long each[] = {0x0, 0x4, 0x44};
-    *reasons = each[reads++];
-    return known(device);
-}
-"""
+class NvmlError(Exception):
+    pass
 
 
-def library(folder: Path, fails: int = 0, no_power: int = 0, code: str = NVML) -> str:
-    if not shutil.which("cc"):
-        (pytest.fail if os.environ.get("CI") else pytest.skip)("a C compiler is not installed")
-    path = folder / f"libstub-{fails}-{no_power}-{len(code)}.so"
-    defined = [f"-DFAILS={fails}", f"-DNO_POWER={no_power}"]
-    command = ["cc", "-shared", "-fPIC", *defined, "-x", "c", "-", "-o", str(path)]
-    subprocess.run(command, input=code, text=True, check=True)
-    return str(path)
+def nvml(fails: str = "") -> SimpleNamespace:
+    """In place of NVIDIA's module pynvml, which needs the driver. The GPU warms up from reading to reading."""
+    reads: list[str] = []
+
+    def answer(call: str, value: Callable[..., Any]) -> Callable[..., Any]:
+        def ask(*arguments: Any) -> Any:
+            if call == fails:
+                raise NvmlError(call)
+            return value(*arguments)
+
+        return ask
+
+    def reasons(device: str) -> int:
+        reads.append(device)
+        return (0x0, 0x4, 0x44)[len(reads) - 1]
+
+    return SimpleNamespace(
+        NVMLError=NvmlError,
+        NVML_CLOCK_SM=1,
+        NVML_CLOCK_MEM=2,
+        NVML_TEMPERATURE_GPU=0,
+        nvmlInit=answer("Init", lambda: None),
+        nvmlDeviceGetHandleByUUID=answer("Handle", lambda uuid: f"handle of {uuid}"),
+        nvmlDeviceGetClockInfo=answer("Clock", lambda device, kind: 1700 + 100 * len(reads) if kind == 1 else 2600),
+        nvmlDeviceGetPowerUsage=answer("Power", lambda device: 350_500),
+        nvmlDeviceGetTemperature=answer("Temperature", lambda device, sensor: 60 + len(reads)),
+        nvmlDeviceGetCurrentClocksEventReasons=answer("Reasons", reasons),
+    )
 
 
-def test_clocks_power_temperature_and_why_a_round_was_refused(tmp_path: Path) -> None:
-    watch = Monitor("GPU-1", library(tmp_path))
+def test_clocks_power_temperature_and_why_a_round_was_refused() -> None:
+    watch = Monitor("GPU-1", nvml())
     assert [watch.undisturbed() for _ in range(3)] == [True, True, False]
     assert watch.readings[0].slowed_by == []
     assert watch.summary() == {
@@ -113,12 +112,13 @@ def test_clocks_power_temperature_and_why_a_round_was_refused(tmp_path: Path) ->
     }
 
 
-def test_without_nvml_nothing_is_watched(tmp_path: Path) -> None:
-    assert monitor("GPU-1", "libno-such-nvml.so.1") is None
-    assert monitor("GPU-1", library(tmp_path, fails=9)) is None
-    assert monitor("GPU-1", library(tmp_path, no_power=3)) is None
-    assert monitor("GPU-1", library(tmp_path, code=NVML.replace("GetTemperature", "GetWarmth"))) is None
-    assert monitor("GPU-2", library(tmp_path)) is None
-    watch = monitor("GPU-1", library(tmp_path))
+def test_without_nvml_nothing_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert monitor("GPU-1") is None
+    for fails in ("Init", "Handle", "Clock", "Power", "Temperature", "Reasons"):
+        monkeypatch.setitem(sys.modules, "pynvml", nvml(fails))
+        assert monitor("GPU-1") is None, fails
+    monkeypatch.setitem(sys.modules, "pynvml", nvml())
+    watch = monitor("GPU-1")
     assert watch is not None
     assert watch.readings == [], "the first reading only asks what the GPU tells"

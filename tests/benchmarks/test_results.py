@@ -25,13 +25,12 @@ from benchmarks.operators import operators
 from benchmarks.overhead import overhead
 from benchmarks.proxy import proxy
 from benchmarks.rewrites import rewrites
-from benchmarks.scale import scale
 from benchmarks.throughput import throughput
 from serving.running import ServerFailed
 
 pytestmark = pytest.mark.usefixtures("any_rounds")
-WITH_JSON = (accuracy, bulk, engines, faults, latency, operators, overhead, proxy, rewrites, scale, throughput)
-WITH_SECONDS = (engines, frontier, latency, norms, overhead, rewrites, scale, throughput)
+WITH_JSON = (accuracy, bulk, engines, faults, latency, operators, overhead, proxy, rewrites, throughput)
+WITH_SECONDS = (engines, frontier, latency, norms, overhead, rewrites, throughput)
 
 
 @click.command()

@@ -126,9 +126,8 @@ def _train(
     **chosen: Sequence[str],
 ) -> None:
     from models.data import load_dataset
+    from models.studies import frontier, summary
     from models.studies import study as studying
-    from models.studies import summary
-    from models.studies.checkpoints import over_work, write_over_work
     from models.training import choose_device
 
     with _one_line_errors():
@@ -140,7 +139,7 @@ def _train(
         there: dict[ModelConfig, Checkpoint] = {}
         if checkpoints:
             grid = replace(grid, fixed=_fields(checkpoints / RECIPE, grid, scope))
-            there = {} if quick or train_images else _finished(checkpoints, dataset)
+            there = {} if quick or train_images else frontier.finished(checkpoints, dataset)
         runs = [run for run in studying.runs(grid, scope, chosen) if run.config not in there]
         click.echo(grid.question)
         if scope.reduced:
@@ -154,13 +153,8 @@ def _train(
             click.echo("Interrupted: finished epochs are kept, the same command goes on")
             raise SystemExit(130) from None
         if checkpoints:
-            from models.checkpoint import load
-
-            ended = {each.run.config: load(each.checkpoint) for each in trained if not each.diverged}
-            configs = [run.config for run in studying.runs(grid, scope, chosen) if not run.options.seed]
-            every = there | ended
-            result["rows"] = over_work([every[config] for config in configs if config in every])
-            _say_written(write_over_work(output, result))
+            result["rows"] = frontier.rows(studying.runs(grid, scope, chosen), there, trained)
+            _say_written(frontier.write(output, result))
         else:
             _say_written(summary.write(output, result))
 
@@ -196,41 +190,33 @@ def _fields(path: Path, grid: Study, scope: Scope) -> Fields:
     return values
 
 
-def _finished(folder: Path, dataset: str) -> dict[ModelConfig, Checkpoint]:
-    from models.checkpoint import load
-
-    loaded = [load(path) for path in sorted(folder.glob("*.safetensors"))]
-    of_dataset = [each for each in loaded if each.metrics.get("dataset") == dataset]
-    return {each.config: each for each in of_dataset if "test_accuracy" in each.metrics}
-
-
 def _shift(
     checkpoints: Path, emnist_dir: Path | None, output: Path, quick: bool, data_dir: Path | None, device: str
 ) -> None:
     from models.data import load_dataset
-    from models.studies import checkpoints as on_digits
+    from models.studies import digits
     from models.training import choose_device
 
     with _one_line_errors():
-        networks = on_digits.trained_on_mnist(checkpoints)
-        emnist = on_digits.emnist_images(emnist_dir)
+        networks = digits.trained_on_mnist(checkpoints)
+        emnist = digits.emnist_images(emnist_dir)
         if emnist is None:
             click.echo(f"EMNIST digits: not measured: no EMNIST files in {emnist_dir or '--emnist-dir or $EMNIST_DIR'}")
         mnist = load_dataset("mnist", data_dir)
-        sets = on_digits.image_sets((mnist.test_images, mnist.test_labels), emnist, quick)
+        sets = digits.image_sets((mnist.test_images, mnist.test_labels), emnist, quick)
         device = choose_device(device)
-        rows = on_digits.shift(networks, sets, device, lambda name, number: click.echo(f"{name}: round {number}"))
-        _say_written(on_digits.write(output, on_digits.shift_result(rows, quick, _command_line(), device)))
+        rows = digits.shift(networks, sets, device, lambda name, number: click.echo(f"{name}: round {number}"))
+        _say_written(digits.write(output, digits.shift_result(rows, quick, _command_line(), device)))
 
 
 def _adaptation(checkpoints: Path, output: Path, data_dir: Path | None) -> None:
     from models.data import load_dataset
-    from models.studies import checkpoints as on_digits
+    from models.studies import digits
 
     with _one_line_errors():
-        networks, mnist = on_digits.trained_on_mnist(checkpoints), load_dataset("mnist", data_dir)
-        rows = list(on_digits.adaptation(networks, (mnist.test_images, mnist.test_labels)))
-        _say_written(on_digits.write(output, on_digits.adaptation_result(rows, _command_line())))
+        networks, mnist = digits.trained_on_mnist(checkpoints), load_dataset("mnist", data_dir)
+        rows = list(digits.adaptation(networks, (mnist.test_images, mnist.test_labels)))
+        _say_written(digits.write(output, digits.adaptation_result(rows, _command_line())))
 
 
 def _claims(results: Path, page: Path) -> None:

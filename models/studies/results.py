@@ -52,9 +52,11 @@ class Results:
     def size(self, study: str) -> str:
         scope, runs = self[study]["scope"], self[study]["runs"]
         seeds = len({run["options"]["seed"] for run in runs})
-        form = "CLS row" if runs[0]["options"].get("form") == "served" else "whole"
-        counted = f"{seeds} seeds" if seeds > 1 else "1 seed"
-        return f"{scope['epochs']} epochs, {scope['train_images']:,} images, {counted}, {form}"
+        parts = [f"{scope['epochs']} epochs", f"{scope['train_images']:,} images"]
+        parts.append(f"{seeds} seeds" if seeds > 1 else "1 seed")
+        if runs[0]["config"]["model"].startswith("vit"):
+            parts.append("CLS row" if runs[0]["options"].get("form") == "served" else "whole")
+        return ", ".join(parts)
 
     def cell(self, cell: Cell) -> str:
         return cell if isinstance(cell, str) else cell[0](*map(self.of, cell[1:]))

@@ -15,7 +15,7 @@ from models.data import load_digits
 from models.data.digits import as_coarse
 from models.evaluation import measure_accuracy
 from models.registry import build, randomise_norms
-from models.studies import checkpoints as on_digits
+from models.studies import digits as on_digits
 from models.studies.running import StudyError
 from models.train import train as command
 from models.training import TrainingOptions, train

@@ -7,7 +7,7 @@ from studying import carried_out, failure, rows_of, shipped
 
 from models.config import ModelConfig
 from models.data import load_emnist_part
-from models.studies import checkpoints as on_digits
+from models.studies import digits as on_digits
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Studies that train nothing: checkpoints of MNIST on other digits, and accuracy over work.
+"""Studies that train nothing: checkpoints of MNIST on other digits.
 
 In: checkpoints. Out: a JSON with a row a checkpoint, and a table and a picture of it.
 """
@@ -12,7 +12,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from models.plots import results
-from models.plots.figures import accuracy_axis, accuracy_over_cost, row_of_panels
+from models.plots.figures import accuracy_axis, row_of_panels
 from models.plots.results import TIMING, Column, Result, footnote, percent, table
 from models.studies.running import StudyError
 
@@ -279,42 +279,3 @@ def _dots(result: Result, title: str, x: str, dots: Mapping[str, Sequence[float 
     axes.margins(x=0.08, y=0.12)
     axes.legend(frameon=False, loc="upper center", bbox_to_anchor=(0.5, 1.18), ncols=3, fontsize=9)
     return figure
-
-
-def over_work(networks: Sequence[Checkpoint]) -> Rows:
-    from models.macs import macs_per_image
-
-    return [
-        {
-            "checkpoint": network.path.name,
-            "model": network.config.model,
-            "depth": network.config.depth if network.config.is_transformer else None,
-            "macs": macs_per_image(network.model),
-            "test_accuracy": network.metrics["test_accuracy"],
-            "epochs": network.metrics["epochs"],
-            "training_command": network.metrics.get("command"),
-        }
-        for network in networks
-    ]
-
-
-def write_over_work(folder: Path, result: Result) -> list[Path]:
-    columns = [
-        *(Column("checkpoint"), Column("model"), Column("depth", 0), Column("M MACs an image", 2)),
-        *(Column("test accuracy %", 2), Column("epochs", 0)),
-    ]
-    rows = result["rows"]
-    cells = [
-        [row["checkpoint"], row["model"], row["depth"], row["macs"] / 1e6, 100 * row["test_accuracy"], row["epochs"]]
-        for row in rows
-    ]
-    title = "Accuracy on the test images, and multiply-accumulates (MACs) as trained, before any rewrite"
-    note = "The test images are looked at once, after the last epoch."
-    points = [
-        (row["model"], f"depth {row['depth']}" if row["depth"] else "", row["macs"] / 1e6, 100 * row["test_accuracy"])
-        for row in rows
-    ]
-    axis = "multiply-accumulates an image as trained (millions)"
-    figure = accuracy_over_cost("What accuracy costs in work", footnote(result), points, axis)
-    page = {"tables": [table(title, columns, cells)], "notes": [note]}
-    return results.write(folder, result, page, {"accuracy-macs": figure})

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -93,6 +94,10 @@ def cell(value: object, decimals: int | None) -> str:
     if value is None:
         return "-"
     return str(value) if decimals is None else f"{value:,.{decimals}f}"
+
+
+def now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
 def write(folder: Path, result: Result, page: dict[str, Any], figures: Mapping[str, Figure]) -> list[Path]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from models.plots import results
 from models.plots.figures import accuracy_axis, row_of_panels
-from models.plots.results import TIMING, Column, Result, footnote, percent, table
+from models.plots.results import TIMING, Column, Result, footnote, now, percent, table
 from models.studies.running import StudyError
 
 if TYPE_CHECKING:
@@ -155,6 +155,7 @@ def shift_result(rows: Rows, quick: bool, command: str, device: str) -> Result:
         "study": "shift",
         "question": "What is left of the accuracy on digits of other people, and what does it cost in time?",
         "command": command,
+        "date": now(),
         "scope": {
             "images": {name: measured["images"] for name, measured in rows[0]["sets"].items()},
             "test_batch": BATCH,
@@ -173,6 +174,7 @@ def adaptation_result(rows: Rows, command: str) -> Result:
         "question": "Why do coarse digits cost a BatchNorm network more, and what do statistics of the new source give "
         "back?",
         "command": command,
+        "date": now(),
         "scope": {"unlabelled": UNLABELLED, "mnist_images": MNIST_IMAGES, "reduced": ""},
         "timing": f"No times. MNIST: the first {MNIST_IMAGES:,} test images; the first {UNLABELLED} adapt only.",
         "environment": _environment("cpu"),

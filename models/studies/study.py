@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from models.catalog import SHIPPED, relative, shipped
 from models.config import ConfigError, ModelConfig
-from models.plots.results import REINFORCED, TIMING, Result
+from models.plots.results import REINFORCED, TIMING, Result, now
 from models.studies.grids import Extent, Fields, Study
 from models.studies.running import OnEpoch, Run, StudyError, Track, Trained, advance
 
@@ -143,6 +143,7 @@ def assemble(name: str, study: Study, scope: Scope, command: str, trained: Seque
         "study": name,
         "question": study.question,
         "command": command,
+        "date": now(),
         "scope": {
             "dataset": scope.dataset.name,
             "train_images": len(scope.dataset.train_labels),

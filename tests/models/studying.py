@@ -1,4 +1,5 @@
 import json
+from datetime import datetime
 
 from click.testing import CliRunner
 
@@ -21,6 +22,7 @@ def carried_out(name, mnist, output, *arguments):
     written = json.loads((output / f"{name}.json").read_text())
     assert written["study"] == name
     assert written["question"]
+    assert datetime.fromisoformat(written["date"]).tzinfo
     assert written["timing"].startswith(REINFORCED if "--reinforced" in arguments else TIMING)
     assert written["environment"]["packages"]["torch"]
     assert str(output) not in json.dumps(written)

@@ -149,7 +149,7 @@ TABLES: dict[str, list[Row]] = {
     "depth-0.003": by_depth(
         "depths-0.003/depths",
         0.003,
-        {2: "equal", 3: "equal", 4: "equal", 5: "slightly ahead", 6: "clearly ahead", 7: "clearly ahead"},
+        {2: "equal", 3: "equal", 4: "slightly behind", 5: "slightly ahead", 6: "clearly ahead", 7: "clearly ahead"},
     ),
     "depth-0.003-whole": by_depth("depths-0.003-all-images/depths", 0.003, {6: "clearly ahead"}),
     "rate-0.005": at_rate(0.005, "published", "alike", "alike", "alike"),

@@ -16,7 +16,9 @@ def step(number: int, title: str, *command: str) -> None:
 
 
 def main() -> None:
-    step(1, "Rewrite the ViTBN trained on MNIST, export, prove and publish it", "export/to_onnx.py", "--optimize")
+    step(
+        1, "Rewrite the ViTBN trained on MNIST, export, prove and publish it", "export/to_onnx.py", "--rewrites", "all"
+    )
     print("\n[2/4] Start the server\n      $ vitbn serve --supervised --model-repository triton_repo", flush=True)
     with running_server(Path("triton_repo"), supervised=True) as server:
         print(f"      ready on {server.http_url} (HTTP) and {server.grpc_url} (gRPC)")

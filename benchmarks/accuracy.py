@@ -68,7 +68,7 @@ def _on_conditions(models: list[str], data: Dataset, json_path: Path | None) -> 
     with recording("accuracy-conditions", json_path, cores()) as record:
         for model in models:
             note(f"Measuring {model}")
-            classify = onnx_classifier(export_checkpoint(shipped(model), ExportOptions(optimize=True)).onnx)
+            classify = onnx_classifier(export_checkpoint(shipped(model), ExportOptions(rewrites="all")).onnx)
             shares = {
                 name: float((_classify(classify, images).argmax(1) == labels).mean())
                 for name, (images, labels) in pictures.items()
@@ -117,7 +117,7 @@ def _contestants(checkpoint: Checkpoint, data: Dataset) -> dict[str, Callable[[]
     def optimized() -> bytes:
         from export.pipeline import ExportOptions, export_checkpoint
 
-        return export_checkpoint(checkpoint.path, ExportOptions(optimize=True)).onnx
+        return export_checkpoint(checkpoint.path, ExportOptions(rewrites="all")).onnx
 
     makers: dict[str, Callable[[], Classifier]] = {RUNTIMES[name].label: partial(exact, name) for name in EXACT}
     for precision in ("fp16", "int8"):

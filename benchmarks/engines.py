@@ -70,7 +70,7 @@ def _classifiers(model: str) -> dict[str, Classifier]:
     from export.engines.openvino_engine import has_bfloat16, openvino_classifier
     from export.pipeline import ExportOptions, export_checkpoint
 
-    data = export_checkpoint(shipped(model), ExportOptions(optimize=True)).onnx
+    data = export_checkpoint(shipped(model), ExportOptions(rewrites="all")).onnx
     classifiers = {ORT: start(data), "OpenVINO, float32": openvino_classifier(data, bfloat16=False)}
     if has_bfloat16():
         classifiers["OpenVINO, bfloat16"] = openvino_classifier(data, bfloat16=True)

@@ -29,7 +29,7 @@ def operators(model: str, batch: int, calls: int, threads: int | None, json_path
     graphs = []
     with recording("operators", json_path, threads) as record:
         for name, rewritten in (("plain", False), ("all", True)):
-            data = export_checkpoint(shipped(model), ExportOptions(fuse_bn=rewritten, optimize=rewritten)).onnx
+            data = export_checkpoint(shipped(model), ExportOptions(rewrites="all" if rewritten else "none")).onnx
             graph = profile_graph(data, images, calls, threads)
             graphs.append({"rewrites": name} | graph)
             record.update({"model": model, "batch": batch, "calls": calls, "graphs": graphs})

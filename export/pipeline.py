@@ -22,11 +22,9 @@ from export.publishing.artifact import Artifact, PublishError
 from export.publishing.publish import check_name, publish
 from export.publishing.triton_config import Engine, Serving
 from export.rewrites import pipeline
-from export.rewrites.absorb import absorb_attention
 from export.rewrites.fold import fold_batchnorm
 from export.rewrites.fuse import fuse_attention
 from export.rewrites.pipeline import Rewrite, Step
-from export.rewrites.prune import cls_only
 from models.checkpoint import Checkpoint, load
 from models.data import DataError, Dataset
 from models.files import write_atomically
@@ -39,37 +37,20 @@ if TYPE_CHECKING:
 
 Backend = Literal["onnxruntime", "openvino", "auto"]
 Precision = Literal["fp32", "tf32", "fp16", "int8"]
-
-
-@dataclass(frozen=True)
-class Destination:
-    """The file `output`, else the model `name` in `repository`, else nowhere."""
-
-    repository: Path | None = None
-    name: str | None = None
-    output: Path | None = None
-    model: str | None = None
-
-    def __post_init__(self) -> None:
-        """Raises PublishError before the export."""
-        if self.name is not None:
-            check_name(self.name)
-        if self.output and (self.output.suffix == ".json" or self.output.is_dir()):
-            found = "a folder" if self.output.is_dir() else "the name of its manifest"
-            raise PublishError(f"{self.output}: expected a file as OUT.onnx, found {found}")
+Rewrites = Literal["none", "bn", "all"]
 
 
 @dataclass(frozen=True)
 class ExportOptions:
-    """The backend "auto" chooses engine, precision, instances and threads for `goal`."""
+    """The file goes to `output`, else to the model `name` in `repository`, else nowhere.
 
-    destination: Destination = Destination()
-    depth: int | None = None  # blocks; None: all
-    fuse_bn: bool = True
-    absorb_attention: bool = False
-    cls_only: bool = False
-    optimize: bool = False
+    The backend "auto" chooses engine, precision, instances and threads for `goal`. `model`: the network's name where
+    `name` is not given, by default the name in its configuration.
+    """
+
+    rewrites: Rewrites = "bn"
     fuse_attention: bool = False
+    depth: int | None = None  # blocks; None: all
     precision: Precision = "fp32"
     max_accuracy_drop: float = 0.1  # percentage points
     data_dir: Path | None = None
@@ -78,23 +59,23 @@ class ExportOptions:
     goal: Goal = "throughput"
     instances: int | None = None
     threads: int | None = None
+    repository: Path | None = None
+    name: str | None = None
+    output: Path | None = None
+    model: str | None = None
+
+    def __post_init__(self) -> None:
+        """Raises PublishError before the export."""
+        check_destination(self.name, self.output)
 
     @property
-    def required(self) -> list[Rewrite]:
-        asked = {
-            fold_batchnorm: self.fuse_bn,
-            absorb_attention: self.absorb_attention,
-            cls_only: self.cls_only,
-        }
-        return [rewrite for rewrite, wanted in asked.items() if wanted]
-
-    @property
-    def rewrites(self) -> tuple[Rewrite, ...]:
-        if self.optimize or self.backend == "auto":
-            exact = pipeline.ALL
-        else:
-            exact = (*self.required, *(pipeline.FUSE if self.fuse_bn else ()))
+    def passes(self) -> tuple[Rewrite, ...]:
+        exact: tuple[Rewrite, ...] = {"none": (), "bn": pipeline.FUSE, "all": pipeline.ALL}[self.rewrites]
         return (*exact, fuse_attention) if self.fuse_attention else exact
+
+    @property
+    def required(self) -> tuple[Rewrite, ...]:
+        return (fold_batchnorm,) if self.rewrites == "bn" else ()
 
 
 @dataclass(frozen=True)
@@ -128,21 +109,21 @@ class Published:
 def export_checkpoint(path: Path, options: ExportOptions | None = None) -> Published:
     """Warns with UntrainedBlockWarning."""
     options = options or ExportOptions()
-    if (output := options.destination.output) and output.exists() and path.exists() and output.samefile(path):
+    if (output := options.output) and output.exists() and path.exists() and output.samefile(path):
         raise PublishError(f"{output}: expected another file than the checkpoint, found the checkpoint itself")
     if options.backend == "openvino":
         openvino_module()
     loaded = load(path, options.depth)
     sample, note = _sample(loaded, options.data_dir)
-    make = partial(export, loaded, options.rewrites, options.required, options.opset, sample=sample)
+    make = partial(export, loaded, options.passes, options.required, options.opset, sample=sample)
     dataset = partial(own_dataset, loaded.config, loaded.metrics, options.data_dir)
     if options.backend == "auto":
         made = _best(make, dataset(), options)
     else:
         lowers = options.precision not in ("fp32", "tf32") or options.backend == "openvino"
         made = _asked_for(make, dataset() if lowers else None, options, options.backend)
-    name = served_name(options.destination.model or loaded.config.model, made.serving.engine)
-    written = _write(made.artifact, options.destination, name, made.serving)
+    name = options.name or served_name(options.model or loaded.config.model, made.serving.engine)
+    written = write(made.artifact, options.output, options.repository, name, made.serving)
     macs = macs_per_image(loaded.model)
     return Published(loaded, made.exported, made.artifact, macs, made.accuracy, made.choice, note, written)
 
@@ -196,9 +177,7 @@ def _with(artifact: Artifact, **fields: Any) -> Artifact:
     return replace(artifact, manifest=artifact.manifest | fields)
 
 
-def export_engine(
-    source: OnnxSource, options: EngineOptions, gpu: Gpu, destination: Destination, data_dir: Path | None = None
-) -> tuple[Built, Path | None]:
+def export_engine(source: OnnxSource, options: EngineOptions, gpu: Gpu, data_dir: Path | None = None) -> Built:
     """Conversion and, with test images, the engine may each lose ACCURACY_DROP percentage points of test accuracy."""
     from export.engines.onnx_source import in_precision
     from export.engines.tensorrt_engine import ACCURACY_DROP, make
@@ -213,9 +192,7 @@ def export_engine(
         images = dataset(False)
     except DataError:
         images = None
-    built = make(converted, options, gpu, images)
-    default = served_name(source.config.model, "trt")
-    return built, _write(built.artifact, destination, default, Serving("tensorrt"))
+    return make(converted, options, gpu, images)
 
 
 def served_name(model: str, engine: str | None) -> str:
@@ -230,12 +207,19 @@ def _sample(loaded: Checkpoint, data_dir: Path | None) -> tuple[Sample, str | No
         return sample, f"proved on {sample.of}, not on the model's own images; {missing}"
 
 
-def _write(artifact: Artifact, destination: Destination, default_name: str, serving: Serving) -> Path | None:
-    if output := destination.output:
+def check_destination(name: str | None, output: Path | None) -> None:
+    """Raises PublishError."""
+    if name is not None:
+        check_name(name)
+    if output and (output.suffix == ".json" or output.is_dir()):
+        found = "a folder" if output.is_dir() else "the name of its manifest"
+        raise PublishError(f"{output}: expected a file as OUT.onnx, found {found}")
+
+
+def write(artifact: Artifact, output: Path | None, repository: Path | None, name: str, serving: Serving) -> Path | None:
+    """Writes the file `output` with its manifest, else publishes to `repository`, else does nothing."""
+    if output:
         write_atomically(output, artifact.data)
         write_atomically(output.with_suffix(".json"), artifact.manifest_json())
         return output
-    if not destination.repository:
-        return None
-    name = default_name if destination.name is None else destination.name
-    return publish(destination.repository, name, artifact, serving)
+    return publish(repository, name, artifact, serving) if repository else None

@@ -335,9 +335,9 @@ def _worth(version_dir: Path) -> str:
 
 
 def _foreign_bytes(version_dir: Path) -> int:
-    from export.publishing.artifact import MANIFEST_FILE, ONNX_FILE, SAMPLE_FILE
+    from export.publishing.artifact import MANIFEST_FILE, SAMPLE_FILE
 
-    files = {version_dir / ONNX_FILE, *version_dir.iterdir()}
+    files = (path for path in version_dir.rglob("*") if path.is_file())
     return sum(path.stat().st_size for path in files if path.name not in (MANIFEST_FILE, SAMPLE_FILE))
 
 

@@ -15,14 +15,22 @@ if TYPE_CHECKING:
     from export.pipeline import ExportOptions, Published
 
 
+DEFAULT_REPOSITORY = Path("triton_repo")
+repository_option = click.option(
+    "--repository", type=click.Path(path_type=Path), help=f"Model repository.  [default: {DEFAULT_REPOSITORY}]"
+)
+
+
 @click.command()
 @click.option("--model", type=click.Choice(SHIPPED), help="A shipped checkpoint.  [default: vitbn]")
 @click.option("--checkpoint", type=click.Path(path_type=Path), help="Your .safetensors, or a published .pth.")
 @click.option("--depth", type=click.IntRange(1), help="Read only the first N blocks of the checkpoint.")
-@click.option("--fuse-bn/--no-fuse-bn", default=True, show_default=True, help="Fold every BatchNorm.")
-@click.option("--absorb-attention", is_flag=True, help="Use the tokens themselves as keys and values.")
-@click.option("--cls-only", is_flag=True, help="Compute only the CLS row in the last block.")
-@click.option("--optimize", is_flag=True, help="All rewrites that apply and save work.")
+@click.option(
+    "--rewrites",
+    type=click.Choice(["none", "bn", "all"]),
+    help="bn folds every BatchNorm; all: every exact rewrite that applies.  [default: bn; with --backend auto: all]",
+)
+@click.option("--fuse-bn", is_flag=True, help="As --rewrites bn.")
 @click.option("--fuse-attention", is_flag=True, help="Attention in the form that GPU kernels fuse.")
 @click.option("--precision", type=click.Choice(["fp32", "tf32", "fp16", "int8"]), default="fp32", show_default=True)
 @click.option(
@@ -30,7 +38,7 @@ if TYPE_CHECKING:
 )
 @click.option("--data-dir", type=click.Path(path_type=Path), help="The model's dataset, for proof and measurement.")
 @click.option("--opset", type=click.IntRange(18, 21), default=20, show_default=True, help="ONNX operator set.")
-@click.option("--repository", type=click.Path(path_type=Path), default=Path("triton_repo"), show_default=True)
+@repository_option
 @click.option("--name", help="Model name.  [default: the network's]")
 @click.option("--backend", type=click.Choice(["onnxruntime", "openvino", "auto"]), help="[default: onnxruntime]")
 @click.option(
@@ -39,27 +47,45 @@ if TYPE_CHECKING:
 @click.option("--instances", type=click.IntRange(1, 64), help="Copies of the model in the server.")
 @click.option("--threads", type=click.IntRange(0, 256), help="Per copy on a CPU; 0: one per core.")
 @click.option("--output", type=click.Path(path_type=Path), help="Write only this ONNX file and its manifest.")
-def export(
-    model: str | None, checkpoint: Path | None, repository: Path, name: str | None, output: Path | None, **options: Any
-) -> None:
-    """Rewrite a checkpoint exactly, prove it on real images and publish it as the next version of its model."""
+def export(model: str | None, checkpoint: Path | None, fuse_bn: bool, **options: Any) -> None:
+    """Rewrite a checkpoint exactly, compare it on real images and publish it as the next version of its model."""
     if model and checkpoint:
         raise click.UsageError("expected --model or --checkpoint, found both")
-    if output and (options["backend"] or options["instances"] or options["threads"] is not None):
-        raise click.UsageError("expected --output alone, found options of a repository")
+    _check_destination(options)
+    options["rewrites"] = _rewrites(options["rewrites"], fuse_bn, options["backend"])
     if options["precision"] == "tf32" and options["backend"] in ("openvino", "auto"):
         raise click.UsageError("expected --backend onnxruntime for tf32, which only NVIDIA GPUs have")
     options["goal"] = _goal(options)
     from export.errors import ExportError
-    from export.pipeline import Destination, ExportOptions
+    from export.pipeline import ExportOptions
     from models.checkpoint import CheckpointError
     from models.data import DataError
 
     try:
-        destination = Destination(repository, name, output, model)
-        _print(_export(checkpoint or shipped(model or "vitbn"), ExportOptions(destination, **options)))
+        _print(_export(checkpoint or shipped(model or "vitbn"), ExportOptions(model=model, **options)))
     except (CheckpointError, DataError, ExportError, OSError) as error:
         raise click.ClickException(str(error)) from error
+
+
+def _check_destination(options: dict[str, Any]) -> None:
+    """Sets the default repository if no other place is given."""
+    sharing = options["instances"] or options["threads"] is not None
+    check_output_alone(options["output"], options["repository"] or options["name"] or options["backend"] or sharing)
+    if not options["output"]:
+        options["repository"] = options["repository"] or DEFAULT_REPOSITORY
+
+
+def check_output_alone(output: Path | None, others: object) -> None:
+    if output and others:
+        raise click.UsageError(
+            "expected --output alone, found --name, --repository, --backend, --instances or --threads"
+        )
+
+
+def _rewrites(asked: str | None, fuse_bn: bool, backend: str | None) -> str:
+    if fuse_bn and asked not in (None, "bn"):
+        raise click.UsageError(f"expected --fuse-bn or --rewrites {asked}, found both")
+    return "bn" if fuse_bn else asked or ("all" if backend == "auto" else "bn")
 
 
 def _goal(options: dict[str, Any]) -> str:
@@ -113,6 +139,8 @@ def _print_choice(choice: Choice) -> None:
         figures = f"{100 * (row.accuracy or 0):15.2f}  {row.images_per_s:8,.0f}  {row.call_ms:9.3f}"
         click.echo(f"{head}  {sharing}  {figures}")
     click.echo(f"Chose for {choice.goal}: {choice.best.candidate}")
+    if choice.reason:
+        click.echo(f"  {choice.reason}")
 
 
 def _print_steps(published: Published) -> None:

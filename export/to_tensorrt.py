@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from export.to_onnx import DEFAULT_REPOSITORY, check_output_alone, repository_option
 from models.catalog import SHIPPED, relative, shipped
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def _version(context: click.Context, parameter: click.Parameter, value: str | No
 @click.option("--hardware-compatible", is_flag=True, help="Runs on other GPUs too, Ampere and later.")
 @click.option("--workspace", "workspace_mib", type=click.IntRange(1), metavar="MIB", help="Scratch.  [default: all]")
 @click.option("--data-dir", type=click.Path(path_type=Path), help="The model's dataset, for measuring accuracy.")
-@click.option("--repository", type=click.Path(path_type=Path), default=Path("triton_repo"), show_default=True)
+@repository_option
 @click.option("--name", help="Model name.  [default: the network's, with _trt]")
 @click.option("--output", type=click.Path(path_type=Path), help="Write only this plan and its manifest.")
 def tensorrt(
@@ -47,12 +48,13 @@ def tensorrt(
     model: str | None,
     server_tensorrt: str | None,
     data_dir: Path | None,
-    repository: Path,
+    repository: Path | None,
     name: str | None,
     output: Path | None,
     **options: Any,
 ) -> None:
     """Build a TensorRT engine, compare it with ONNX Runtime on real digits and publish it as <model>_trt."""
+    check_output_alone(output, repository or name)
     _check(onnx_file, model, output, options)
     from export.engines.gpu import require_for_server
     from export.errors import ExportError
@@ -61,12 +63,15 @@ def tensorrt(
     try:
         gpu = require_for_server(server_tensorrt, options["version_compatible"])
         from export.engines.tensorrt_engine import EngineOptions
-        from export.pipeline import Destination, export_engine, served_name
+        from export.pipeline import check_destination, export_engine, served_name, write
+        from export.publishing.triton_config import Serving
 
-        destination = Destination(repository, served_name(model, "trt") if model and name is None else name, output)
+        check_destination(name, output)
         source = _source(onnx_file, model or "vitbn")
         click.echo(f"Read {relative(onnx_file or shipped(model or 'vitbn'))}; building for {gpu.name}")
-        built, path = export_engine(source, EngineOptions(**options), gpu, destination, data_dir)
+        built = export_engine(source, EngineOptions(**options), gpu, data_dir)
+        name = name or served_name(model or source.config.model, "trt")
+        path = write(built.artifact, output, repository or DEFAULT_REPOSITORY, name, Serving("tensorrt"))
     except (DataError, ExportError, OSError) as error:
         raise click.ClickException(str(error)) from error
     _print(built, options["version_compatible"])
@@ -91,7 +96,7 @@ def _source(onnx_file: Path | None, model: str) -> OnnxSource:
 
     if onnx_file:
         return read_source(onnx_file)
-    return from_export(export_checkpoint(shipped(model), ExportOptions(optimize=True, fuse_attention=True)).exported)
+    return from_export(export_checkpoint(shipped(model), ExportOptions(rewrites="all", fuse_attention=True)).exported)
 
 
 def _print(built: Built, version_compatible: bool) -> None:

@@ -153,7 +153,9 @@ def _check_version(folder: Path) -> dict[str, Any]:
         manifest: dict[str, Any] = json.loads(path.read_text())
         expected = str(manifest["sha256"])
         if manifest.get("kind") == FOREIGN:
-            names = [Path(name).name for name in manifest["files"]]
+            names = [str(name) for name in manifest["files"]]
+            if any(Path(name).is_absolute() or ".." in Path(name).parts for name in names):
+                raise ValueError(f"files {names}")
         else:
             names = [Path(manifest["file"]).name]
             list(manifest["model_config"]["labels"])

@@ -131,10 +131,10 @@ def trained(shared_dir: Path) -> Path:
 @pytest.fixture(scope="session")
 def repository(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """`trained`, folded, as version 1 of `vitbn`."""
-    from export.pipeline import Destination, ExportOptions, export_checkpoint
+    from export.pipeline import ExportOptions, export_checkpoint
 
     path = tmp_path_factory.mktemp("repository with a space")
-    export_checkpoint(trained, ExportOptions(Destination(path), threads=1))
+    export_checkpoint(trained, ExportOptions(repository=path, threads=1))
     return path
 
 

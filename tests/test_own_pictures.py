@@ -34,7 +34,7 @@ def test_from_a_folder_to_answers(tmp_path: Path) -> None:
     small = ("--depth", 1, "--dim", 16, "--heads", 2, "--dim-head", 8, "--mlp-dim", 16)
     options = ("--epochs", 8, "--batch-size", 12, "--lr", 0.01, "--device", "cpu", "--output", path)
     run(train, "--dataset", tmp_path / "places", *small, *options)
-    told = run(export, "--checkpoint", path, "--optimize", "--repository", repository, "--name", "places").output
+    told = run(export, "--checkpoint", path, "--rewrites", "all", "--repository", repository, "--name", "places").output
     assert f"of {tmp_path / 'places'}" in told or "places" in told
     assert (repository / "places/labels.txt").read_text().splitlines() == sorted(COLOURS)
     model = onnxruntime.InferenceSession(repository / "places/1/model.onnx")

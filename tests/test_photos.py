@@ -65,7 +65,7 @@ def checkpoint(cifar: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def exported(checkpoint: Path, cifar: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     repository = tmp_path_factory.mktemp("photos") / "repository"
-    options = ("--optimize", "--repository", repository, "--name", "photos", "--data-dir", cifar)
+    options = ("--rewrites", "all", "--repository", repository, "--name", "photos", "--data-dir", cifar)
     return repository, run(export, "--checkpoint", checkpoint, *options).output
 
 

@@ -55,7 +55,7 @@ def test_accuracy_before_and_after_export(name, test_part):
     images, labels = test_part
     checkpoint = load(shipped(name))
     recorded = checkpoint.metrics["test_accuracy"]
-    classify = onnx_classifier(export_checkpoint(shipped(name), ExportOptions(optimize=True)).onnx)
+    classify = onnx_classifier(export_checkpoint(shipped(name), ExportOptions(rewrites="all")).onnx)
     right = np.concatenate(
         [
             classify(images[start : start + BATCH]).argmax(1) == labels[start : start + BATCH]

@@ -25,7 +25,7 @@ def measure(checkpoints: Sequence[Checkpoint], count: int, seconds: float, add: 
     rows: list[Row] = []
     runs: dict[str, Callable[[], object]] = {}
     for loaded in steps(checkpoints, "searching the best way"):
-        exported = export_checkpoint(loaded.path, ExportOptions(fuse_bn=False, optimize=True))
+        exported = export_checkpoint(loaded.path, ExportOptions(rewrites="all"))
         images = example_images(loaded.config, count)
         way, name = best_way(exported.onnx, images), name_of(loaded.path)
         runs[name] = runner(exported.onnx, way, images)

@@ -33,12 +33,12 @@ class BulkBench:
     """Call `compared`, then `killed`."""
 
     def __init__(self, folder: Path, rows: int, model: str, form: str) -> None:
-        from export.pipeline import Destination, ExportOptions, export_checkpoint
+        from export.pipeline import ExportOptions, export_checkpoint
         from models.catalog import shipped
 
         self._folder, self._rows = folder, rows
         self._model = folder / "model.onnx"
-        export_checkpoint(shipped(model), ExportOptions(Destination(output=self._model), optimize=True))
+        export_checkpoint(shipped(model), ExportOptions(output=self._model, rewrites="all"))
         self._input = _write_idx(folder, rows) if form == "idx" else _write_parquet(folder, rows)
         os.sync()  # else the runs wait while the input is written back
 

@@ -63,10 +63,10 @@ def publish(
     engine: Any = form.engine
     precision: Any = "fp32" if form.precision == "bf16" else form.precision  # OpenVINO rounds a float32 file itself
     if engine == "tensorrt":
-        exported = export_checkpoint(shipped(form.model), ExportOptions(optimize=True, fuse_attention=True))
+        exported = export_checkpoint(shipped(form.model), ExportOptions(rewrites="all", fuse_attention=True))
         artifact = _engine(exported.exported, precision, largest)
     else:
-        exported = export_checkpoint(shipped(form.model), ExportOptions(optimize=True, precision=precision))
+        exported = export_checkpoint(shipped(form.model), ExportOptions(rewrites="all", precision=precision))
         artifact = exported.artifact
     for name, sharing in names.items():
         instances, threads = (sharing.instances, sharing.threads) if sharing else (None, None)
@@ -79,11 +79,11 @@ def _engine(exported: Any, precision: Any, largest: int) -> Artifact:
     from export.engines.gpu import require_for_server
     from export.engines.onnx_source import from_export
     from export.engines.tensorrt_engine import EngineOptions
-    from export.pipeline import Destination, export_engine
+    from export.pipeline import export_engine
 
     gpu = require_for_server()
     options = EngineOptions(precision, opt_batch=largest, max_batch=max(largest, IMAGES))
-    return export_engine(from_export(exported), options, gpu, Destination())[0].artifact
+    return export_engine(from_export(exported), options, gpu).artifact
 
 
 def check(who: object, found: Logits, expected: Logits, precision: Precision = "fp32") -> None:

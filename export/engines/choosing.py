@@ -28,6 +28,7 @@ IMAGES_A_CALL: Mapping[Goal, int] = {"latency": 1, "throughput": 64}
 CALLS = 16  # per timed sample, at least
 LEAST_ROUNDS = 5
 SECONDS = 15.0  # for all candidates
+NORMAL_95 = 1.96
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,11 @@ class Candidate:
     precision: Numbers
     instances: int = 1
     threads: int = 0
+
+    @property
+    def complexity(self) -> tuple[int, ...]:
+        kinds = [(each.engine, each.precision) for each in (BASELINE, *OTHERS)]
+        return kinds.index((self.engine, self.precision)), self.instances, self.threads
 
     def __str__(self) -> str:
         threads = "all" if self.threads == 0 else str(self.threads)
@@ -55,10 +61,13 @@ OTHERS = (  # ONNX Runtime has no CPU kernels for bfloat16
 
 @dataclass(frozen=True)
 class Row:
+    """`of_quickest`: 95 % interval of the time, as a share of the quickest row's."""
+
     candidate: Candidate
     accuracy: float | None = None
     images_per_s: float | None = None
     call_ms: float | None = None
+    of_quickest: tuple[float, float] | None = None
     left_out: str | None = None
 
     def as_json(self) -> dict[str, Any]:
@@ -67,7 +76,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Choice:
-    """Rows best first, then the rejected rows."""
+    """Rows quickest first, then the rejected rows."""
 
     goal: Goal
     max_drop_points: float
@@ -75,11 +84,27 @@ class Choice:
 
     @property
     def best(self) -> Row:
-        return self.rows[0]
+        """The simplest of the rows whose interval includes the quickest's time."""
+        level = [row for row in self.rows if row.of_quickest and row.of_quickest[0] <= 1]
+        return min(level, key=lambda row: row.candidate.complexity)
+
+    @property
+    def reason(self) -> str | None:
+        """Why the best is not the quickest."""
+        quickest, best = self.rows[0], self.best
+        if best is quickest or best.of_quickest is None:
+            return None
+        low, high = best.of_quickest
+        return f"simpler than {quickest.candidate}, and as fast: {low:.2f} to {high:.2f} times its time"
 
     def manifest(self) -> dict[str, Any]:
-        rows = [row.as_json() for row in self.rows]
-        return {"for": self.goal, "max_accuracy_drop": self.max_drop_points, "chosen": rows[0], "measured": rows}
+        return {
+            "for": self.goal,
+            "max_accuracy_drop": self.max_drop_points,
+            "chosen": self.best.as_json(),
+            "reason": self.reason,
+            "measured": [row.as_json() for row in self.rows],
+        }
 
 
 def choose(
@@ -112,7 +137,7 @@ def _sharings(row: Row, goal: Goal) -> Iterator[Candidate]:
 
 
 def _timed(files: Mapping[Numbers, bytes | ExportError], rows: Sequence[Row], images: Images, goal: Goal) -> list[Row]:
-    """Medians of interleaved rounds: drift affects all alike."""
+    """In interleaved rounds: drift affects all alike."""
     size = min(IMAGES_A_CALL[goal], len(images))
     counts = [_calls(row.candidate) for row in rows]
     batches = [images[start % (len(images) - size + 1) :][:size] for start in range(0, max(counts) * size, size)]
@@ -121,15 +146,32 @@ def _timed(files: Mapping[Numbers, bytes | ExportError], rows: Sequence[Row], im
             _runner(pool, [_start(files, row.candidate) for _ in range(row.candidate.instances)], batches[:calls])
             for row, calls in zip(rows, counts, strict=True)
         ]
-        medians = _medians(runs)
+        samples = _samples(runs)
+    medians = [statistics.median(taken) for taken in samples]
+    seconds_an_image = [took_s / calls for took_s, calls in zip(medians, counts, strict=True)]
+    quickest = seconds_an_image.index(min(seconds_an_image))
     return [
-        replace(row, images_per_s=calls * size / took_s, call_ms=1000 * took_s * row.candidate.instances / calls)
-        for row, calls, took_s in zip(rows, counts, medians, strict=True)
+        replace(
+            row,
+            images_per_s=calls * size / took_s,
+            call_ms=1000 * took_s * row.candidate.instances / calls,
+            of_quickest=_interval(
+                [a / calls * counts[quickest] / b for a, b in zip(taken, samples[quickest], strict=True)]
+            ),
+        )
+        for row, calls, took_s, taken in zip(rows, counts, medians, samples, strict=True)
     ]
 
 
-def _medians(runs: Sequence[Callable[[], None]]) -> list[float]:
-    """Seconds."""
+def _interval(ratios: Sequence[float]) -> tuple[float, float]:
+    """Of the median at 95 %, from the order of the values alone; of few values their range."""
+    ordered, count = sorted(ratios), len(ratios)
+    outside = max(0, math.floor((count - NORMAL_95 * math.sqrt(count)) / 2))
+    return ordered[outside], ordered[count - 1 - outside]
+
+
+def _samples(runs: Sequence[Callable[[], None]]) -> list[list[float]]:
+    """Seconds of each run, a value a round."""
     samples: list[list[float]] = [[] for _ in runs]
     for run in runs:
         run()  # the first calls allocate
@@ -140,7 +182,7 @@ def _medians(runs: Sequence[Callable[[], None]]) -> list[float]:
             run()
             taken.append(time.perf_counter() - start)
         rounds += 1
-    return [statistics.median(taken) for taken in samples]
+    return samples
 
 
 def _calls(candidate: Candidate) -> int:

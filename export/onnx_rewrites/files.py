@@ -100,6 +100,21 @@ def sha256(paths: list[Path]) -> str:
     return digest.hexdigest()
 
 
+def weights_by_place(path: Path) -> dict[str, Path]:
+    """The weights' files by the place that the model names, relative to its folder.
+
+    Raises NotSupported for a place outside.
+    """
+    places = {}
+    for value in ir.load(path).graph.initializers.values():
+        if isinstance(tensor := value.const_value, ir.ExternalTensor):
+            place = Path(tensor.location)
+            if place.is_absolute() or ".." in place.parts:
+                raise NotSupported(f"{path}: expected its weights in its folder, found {place}")
+            places[place.as_posix()] = Path(tensor.path)
+    return places
+
+
 def read_inputs(path: Path, graph: ir.Graph) -> Feeds:
     """Reads an .npz file; raises BadRequest if it does not fit the graph's inputs."""
     names = [str(value.name) for value in graph.inputs]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from export.onnx_rewrites.errors import ForeignError
-from export.onnx_rewrites.files import read_model, sha256, weight_files, write_sample
+from export.onnx_rewrites.files import read_model, sha256, weight_files, weights_by_place, write_sample
 from export.onnx_rewrites.inputs import Feeds
 from export.onnx_rewrites.prepare import Prepare
 from export.onnx_rewrites.proof import TOLERANCES, answers, session
@@ -66,14 +66,18 @@ def publish_foreign(repository: Path, name: str, file: Path, serving: Serving) -
     check_name(name)
     model, runner, sample = read_model(file), session(file), _sample(file)
     outputs, model_dir = answers(runner, sample), repository / name
+    weights = weights_by_place(file)
     about = _about(file, weight_files(model))
 
     def write(version: Path, number: int) -> None:
-        for path in weight_files(model):
-            shutil.copyfile(path, version / path.name)
+        for place, path in weights.items():
+            (version / place).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, version / place)
         shutil.copyfile(file, version / ONNX_FILE)
         write_sample(version / SAMPLE_FILE, sample, outputs)
         write_atomically(version / MANIFEST_FILE, json.dumps(about | _manifest(file, version), indent=2).encode())
+        if problem := verify_foreign(version):
+            raise PublishError(problem)
 
     def write_config(folder: Path, number: int) -> None:
         _warm_up(message, folder, sample, number)
@@ -192,8 +196,8 @@ def _about(file: Path, weights: list[Path]) -> dict[str, Any]:
 
 
 def _manifest(file: Path, version: Path) -> dict[str, Any]:
-    held = sorted(path for path in version.iterdir() if path.name not in (MANIFEST_FILE,))
-    names = [path.name for path in held]
+    held = sorted(path for path in version.rglob("*") if path.is_file() and path.name != MANIFEST_FILE)
+    names = [path.relative_to(version).as_posix() for path in held]
     tolerance = max(TOLERANCE, TOLERANCES[dtype_of(read_model(file))])
     return {"kind": KIND, "file": ONNX_FILE, "files": names, "sha256": sha256(held), "tolerance": tolerance}
 

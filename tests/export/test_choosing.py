@@ -61,6 +61,29 @@ def test_the_quickest_is_chosen(goal: choosing.Goal, zeros: Dataset, monkeypatch
     assert choice.manifest()["chosen"]["precision"] == "bf16"
 
 
+@pytest.mark.parametrize("lead", [0.01, 0.2])
+def test_of_level_rows_the_simplest_is_chosen_and_the_reason_given(
+    lead: float, zeros: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choosing, "_start", lambda files, candidate: len)
+    monkeypatch.setattr(choosing, "accuracy", lambda classify, dataset: 1.0)
+
+    def samples(runs: list[object]) -> list[list[float]]:
+        noise = np.random.default_rng(0).normal(1, 0.05, (len(runs), 40))
+        noise /= np.median(noise, axis=1, keepdims=True)
+        noise[-1] *= 1 - lead  # OpenVINO, int8, a thread
+        return noise.tolist()
+
+    monkeypatch.setattr(choosing, "_samples", samples)
+    choice = choose(FILES, zeros, "latency", 0.1)
+    assert choice.rows[0].candidate == Candidate("openvino", "int8", 1, 1)
+    if lead < 0.1:
+        assert choice.best.candidate == choosing.BASELINE
+        assert str(choice.reason).startswith("simpler than openvino, int8, instances: 1, threads of each: 1, and as")
+    else:
+        assert (choice.best, choice.reason) == (choice.rows[0], None)
+
+
 def test_one_that_loses_accuracy_is_left_out_even_if_it_is_the_quickest(
     zeros: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:

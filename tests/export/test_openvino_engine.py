@@ -17,7 +17,7 @@ from models.data import Dataset, load_digits
 
 @pytest.fixture(scope="module")
 def graph(trained: Path) -> bytes:
-    return export_checkpoint(trained, ExportOptions(optimize=True)).onnx
+    return export_checkpoint(trained, ExportOptions(rewrites="all")).onnx
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import pytest
 
 from export import pipeline
 from export.errors import Unavailable
-from export.pipeline import Destination, ExportOptions, export_checkpoint, served_name
+from export.pipeline import ExportOptions, export_checkpoint, served_name
 from export.publishing.artifact import PublishError, read_version
 from models.catalog import shipped
 
@@ -17,7 +17,7 @@ TINY = shipped("vitbn-tiny")
 @pytest.mark.slow
 def test_without_a_destination_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    published = export_checkpoint(TINY, ExportOptions(optimize=True))
+    published = export_checkpoint(TINY, ExportOptions(rewrites="all"))
     assert published.path is None
     assert list(tmp_path.iterdir()) == []
     assert published.artifact.data == published.onnx
@@ -28,7 +28,7 @@ def test_without_a_destination_nothing_is_written(tmp_path: Path, monkeypatch: p
 
 @pytest.mark.slow
 def test_it_publishes_under_the_name_asked_for(tmp_path: Path) -> None:
-    published = export_checkpoint(TINY, ExportOptions(Destination(tmp_path, "tiny")))
+    published = export_checkpoint(TINY, ExportOptions(repository=tmp_path, name="tiny"))
     assert published.path == tmp_path / "tiny" / "1"
     assert read_version(published.path).data == published.onnx
 
@@ -36,7 +36,7 @@ def test_it_publishes_under_the_name_asked_for(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_output_comes_with_its_manifest(tmp_path: Path) -> None:
     output = tmp_path / "tiny.onnx"
-    published = export_checkpoint(TINY, ExportOptions(Destination(tmp_path / "repository", output=output)))
+    published = export_checkpoint(TINY, ExportOptions(output=output))
     assert published.path == output
     assert sorted(path.name for path in tmp_path.iterdir()) == ["tiny.json", "tiny.onnx"]
     manifest = json.loads((tmp_path / "tiny.json").read_text())
@@ -49,7 +49,7 @@ def test_a_name_is_refused_before_anything_is_proved(
 ) -> None:
     monkeypatch.delattr(pipeline, "load")
     with pytest.raises(PublishError, match=r"model name: expected letters, digits, _ and -, found "):
-        Destination(tmp_path / "repository", name)
+        ExportOptions(repository=tmp_path / "repository", name=name)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -60,7 +60,7 @@ def test_an_engine_that_is_not_the_default_has_a_name_of_its_own() -> None:
 
 def test_openvino_that_is_not_installed_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "openvino", None)
-    options = ExportOptions(Destination(tmp_path / "repository"), backend="openvino")
+    options = ExportOptions(repository=tmp_path / "repository", backend="openvino")
     with pytest.raises(Unavailable, match="OpenVINO is not installed"):
         export_checkpoint(TINY, options)
     assert list(tmp_path.iterdir()) == []

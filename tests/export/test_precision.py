@@ -25,7 +25,7 @@ def digits() -> Dataset:
 
 @pytest.fixture(scope="module")
 def float32(trained: Path) -> Exported:
-    return export_checkpoint(trained, ExportOptions(optimize=True)).exported
+    return export_checkpoint(trained, ExportOptions(rewrites="all")).exported
 
 
 def float32_proto(exported: Exported) -> onnx.ModelProto:
@@ -103,7 +103,16 @@ def test_the_command_writes_nothing_through_a_closed_gate(
     trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(precision, "_to_fp16", damaged)
-    arguments = ["--checkpoint", str(trained), "--optimize", "--precision", "fp16", "--repository", str(tmp_path / "r")]
+    arguments = [
+        "--checkpoint",
+        str(trained),
+        "--rewrites",
+        "all",
+        "--precision",
+        "fp16",
+        "--repository",
+        str(tmp_path / "r"),
+    ]
     result = CliRunner().invoke(command, arguments)
     assert result.exit_code == 1
     assert result.output.splitlines()[-1].startswith("Error: fp16: expected a drop of at most 0.1 points")

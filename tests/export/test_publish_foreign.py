@@ -1,4 +1,5 @@
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -8,16 +9,19 @@ import tritonclient.http as http
 from artifacts import ARTIFACT
 from google.protobuf import text_format
 from onnx import TensorProto, helper, numpy_helper
+from onnx.external_data_helper import set_external_data
 from operating import ok
 from tritonclient.grpc import model_config_pb2 as pb
 
 from export.onnx_rewrites.files import sha256
+from export.publishing import foreign
 from export.publishing.artifact import PublishError
 from export.publishing.foreign import publish_foreign
 from export.publishing.publish import publish, read_config, versions
 from export.publishing.triton_config import Serving
 from export.publishing.verify import verify_version
 from serving.running import running_server
+from serving.whole import plan
 
 FLOAT, HALF = TensorProto.FLOAT, TensorProto.FLOAT16
 
@@ -36,6 +40,17 @@ def network(path: Path, first: int | str = "n", axes: tuple[int, ...] = (1,), ki
     graph = helper.make_graph(nodes, "sums", given, [sums], held)
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9), path)
     return path
+
+
+def with_weights_outside(file: Path, folder: Path, place: str) -> Path:
+    model = onnx.load(file)
+    two = next(tensor for tensor in model.graph.initializer if tensor.name == "two")
+    (folder / place).parent.mkdir(parents=True)
+    (folder / place).write_bytes(two.raw_data)
+    set_external_data(two, place)
+    two.ClearField("raw_data")
+    onnx.save(model, folder / file.name)
+    return folder / file.name
 
 
 @pytest.fixture
@@ -67,6 +82,30 @@ def test_each_input_has_its_own_warm_up_file(file: Path, models: Path) -> None:
     (warmup,) = read_config(models / "sums").model_warmup
     files = {given.input_data_file for given in warmup.inputs.values()}
     assert files == {path.name for path in (models / "sums/warmup").iterdir()} == {"1_0_x_0", "1_1_x_0"}
+
+
+@pytest.mark.parametrize("place", ["weights.bin", "sub/folder/weights.bin"])
+def test_weights_keep_the_place_that_the_model_names(place: str, file: Path, models: Path, tmp_path: Path) -> None:
+    outside = with_weights_outside(file, tmp_path / "outside", place)
+    publish_foreign(models, "sums", outside, Serving())
+    assert (models / "sums/1" / place).is_file()
+    shutil.rmtree(outside.parent)
+    assert verify_version(models / "sums", 1).problem is None
+    assert plan(models / "sums").problems == ()
+    (models / "sums/1" / place).write_bytes(b"other")
+    assert "expected the SHA-256" in str(verify_version(models / "sums", 1).problem)
+    assert "expected the SHA-256" in plan(models / "sums").problems[0].text
+
+
+def test_a_version_that_does_not_load_is_not_published(
+    file: Path, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish_foreign(models, "sums", file, Serving())
+    monkeypatch.setattr(foreign, "weights_by_place", lambda file: {})  # as if the weights were forgotten
+    outside = with_weights_outside(file, tmp_path / "outside", "w.bin")
+    with pytest.raises(PublishError, match="expected a file that ONNX Runtime runs"):
+        publish_foreign(models, "sums", outside, Serving())
+    assert versions(models / "sums") == [1]
 
 
 def test_a_scalar_is_refused(models: Path, tmp_path: Path) -> None:

@@ -328,7 +328,7 @@ def test_onnx_runtime_on_the_gpu(model: str) -> None:
         pytest.skip("no NVIDIA GPU")
     if "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
         pytest.skip("no CUDA provider in this onnxruntime; pip install -c constraints.txt -e '.[gpu]' in its place")
-    exported = export_checkpoint(shipped(model), ExportOptions(optimize=True)).exported
+    exported = export_checkpoint(shipped(model), ExportOptions(rewrites="all")).exported
     providers = [("CUDAExecutionProvider", {"use_tf32": "0"})]  # with TF32 products keep ten bits
     session = onnxruntime.InferenceSession(exported.onnx, providers=providers)
     assert session.get_providers()[0] == "CUDAExecutionProvider"

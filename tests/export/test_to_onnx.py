@@ -34,9 +34,7 @@ def test_it_proves_and_publishes(trained: Path, tmp_path: Path) -> None:
 
 
 def test_output_writes_only_the_file_and_its_manifest(trained: Path, tmp_path: Path) -> None:
-    result = run(
-        "--no-fuse-bn", "--checkpoint", trained, "--output", tmp_path / "plain.onnx", "--repository", tmp_path / "r"
-    )
+    result = run("--rewrites", "none", "--checkpoint", trained, "--output", tmp_path / "plain.onnx")
     assert result.exit_code == 0, result.output
     assert sorted(path.name for path in tmp_path.iterdir()) == ["plain.json", "plain.onnx"]
     assert json.loads((tmp_path / "plain.json").read_text())["rewrites"] == []
@@ -65,7 +63,7 @@ def test_networks_without_anything_to_rewrite_but_norms(model: str, tmp_path: Pa
     network = build(ModelConfig(model=model)).eval()
     randomise_norms(network)
     save(tmp_path / "x.safetensors", network, network.config, {})
-    result = run("--optimize", "--checkpoint", tmp_path / "x.safetensors", "--output", tmp_path / "x.onnx")
+    result = run("--rewrites", "all", "--checkpoint", tmp_path / "x.safetensors", "--output", tmp_path / "x.onnx")
     assert result.exit_code == 0, result.output
     assert f"Read {tmp_path / 'x.safetensors'}: {model}\n" in result.output
     changed = next(line for line in result.output.splitlines() if "fold_batchnorm" in line)
@@ -109,7 +107,7 @@ def test_paths_are_shown_from_the_current_folder(tmp_path: Path, monkeypatch: py
 
 @pytest.mark.slow
 def test_a_shipped_checkpoint_by_name(tmp_path: Path) -> None:
-    result = run("--model", "vitbn-tiny", "--optimize", "--repository", tmp_path / "repository")
+    result = run("--model", "vitbn-tiny", "--rewrites", "all", "--repository", tmp_path / "repository")
     assert result.exit_code == 0, result.output
     assert sorted(path.name for path in (tmp_path / "repository").iterdir()) == [".lock", "vitbn-tiny"]
 
@@ -124,7 +122,7 @@ def test_openvino_passes_the_gate_and_is_served_as_a_model_of_its_own(
     trained: Path, repository: Path, tmp_path: Path
 ) -> None:
     shutil.copytree(repository, tmp_path, dirs_exist_ok=True)
-    options = ("--optimize", "--checkpoint", trained, "--repository", tmp_path)
+    options = ("--rewrites", "all", "--checkpoint", trained, "--repository", tmp_path)
     result = run(*options, "--backend", "openvino", "--threads", 1)
     assert result.exit_code == 0, result.output
     assert "in ONNX Runtime, 359 images" in result.output
@@ -161,8 +159,21 @@ def test_one_engine_a_model(trained: Path, repository: Path, tmp_path: Path) -> 
     )
 
 
-@pytest.mark.parametrize("threads", [0, 1])
-def test_output_has_no_repository(tmp_path: Path, threads: int) -> None:
-    result = run("--output", tmp_path / "x.onnx", "--threads", threads)
-    assert result.exit_code == 2
-    assert not list(tmp_path.iterdir())
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--output", "x.onnx", "--threads", 0], "expected --output alone"),
+        (["--output", "x.onnx", "--threads", 1], "expected --output alone"),
+        (["--output", "x.onnx", "--name", "mine"], "expected --output alone"),
+        (["--output", "x.onnx", "--repository", "models"], "expected --output alone"),
+        (["--fuse-bn", "--rewrites", "none"], "expected --fuse-bn or --rewrites none, found both"),
+        (["--fuse-bn", "--rewrites", "all"], "expected --fuse-bn or --rewrites all, found both"),
+    ],
+)
+def test_options_that_contradict_each_other_are_refused(
+    arguments: list[object], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = run(*arguments)
+    assert (result.exit_code, list(tmp_path.iterdir())) == (2, [])
+    assert message in result.output

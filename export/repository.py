@@ -12,7 +12,7 @@ import click
 
 if TYPE_CHECKING:
     from export.publishing.artifact import Artifact
-    from export.publishing.live import LiveServers
+    from export.publishing.promote import Servers
     from export.publishing.triton_config import Serving
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -62,7 +62,7 @@ def repository() -> None:
 def list_(repository: Path, servers: tuple[str, ...], header: dict[str, str]) -> None:
     """List the versions of every model, served or not, with accuracy, error and size."""
     with _errors():
-        from export.publishing.live import connect
+        from export.publishing.promote import connect
 
         live = connect(servers, header)
         loaded = live.served() if live else None
@@ -145,7 +145,7 @@ def rollback(model: str, repository: Path, **server: Any) -> None:
 def prune(model: str | None, keep: int, repository: Path, servers: tuple[str, ...], header: dict[str, str]) -> None:
     """Remove versions that are neither served nor among the newest, and leftovers of killed publishers."""
     with _errors():
-        from export.publishing.live import connect
+        from export.publishing.promote import connect
         from export.publishing.promote import prune as prune_model
         from export.publishing.publish import sweep
 
@@ -250,15 +250,15 @@ def _promote(repository: Path, model: str, choose: Callable[[Path], int], server
             click.echo(f"{model_dir.name}: version {version} is the default")
 
 
-def _connect(servers: Sequence[str], header: dict[str, str], grpc: Sequence[str]) -> LiveServers | None:
-    from export.publishing.live import connect
+def _connect(servers: Sequence[str], header: dict[str, str], grpc: Sequence[str]) -> Servers | None:
+    from export.publishing.promote import connect
 
     if grpc and len(grpc) != len(servers):
         raise click.UsageError(f"--grpc: expected one for each of {len(servers)} servers, found {len(grpc)}")
     return connect(servers, header, grpc)
 
 
-def _with_model(live: LiveServers | None, model_dir: Path, servers: Sequence[str]) -> LiveServers | None:
+def _with_model(live: Servers | None, model_dir: Path, servers: Sequence[str]) -> Servers | None:
     if live and model_dir.name in live.served():
         return live
     missing = f"{_named(servers)} has no model {model_dir.name}"
@@ -272,11 +272,11 @@ def _named(servers: Sequence[str]) -> str:
 
 @contextmanager
 def _later(model_dir: Path) -> Iterator[None]:
-    from export.publishing.live import NotExplicit, ServerUnreachable
+    from serving.control import NotExplicit, Unreachable
 
     try:
         yield
-    except (NotExplicit, ServerUnreachable) as reason:
+    except (NotExplicit, Unreachable) as reason:
         _say_later(str(reason), model_dir)
 
 
@@ -351,10 +351,11 @@ def _measured_error(manifest: dict[str, Any]) -> str:
 @contextmanager
 def _errors() -> Iterator[None]:
     from export.errors import ExportError
+    from serving.control import ControlFailed
 
     try:
         yield
-    except (ExportError, OSError) as error:
+    except (ExportError, ControlFailed, OSError) as error:
         raise click.ClickException(str(error)) from error
 
 

@@ -1,4 +1,4 @@
-"""A running Triton server's model-control API.
+"""A running Triton server's model-control API, for `vitbn repository` and the supervisor.
 
 Source: triton-inference-server/server, docs/protocol/extension_model_repository.md.
 """
@@ -9,15 +9,31 @@ import json
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from http.client import HTTPException
 from typing import Any
 
+DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # ignores $http_proxy
+
 ANSWER_S = 2.0
+LOAD_S = 120.0  # a load includes the warm-up
+EXPLICIT_MODE = "--model-control-mode=explicit --load-model=*"
+NOT_EXPLICIT = "explicit model load / unload is not allowed"  # Triton's message in its other two modes
 
 
 class ControlFailed(Exception):
+    """The message is one line for the user."""
+
+
+class Unreachable(ControlFailed):
+    pass
+
+
+class Refused(ControlFailed):
+    pass
+
+
+class NotExplicit(Refused):
     pass
 
 
@@ -25,25 +41,41 @@ class ControlFailed(Exception):
 class Control:
     """`url` is HOST:PORT of HTTP; `headers` go with every request.
 
-    Loads go to `grpc_url`, if given: over HTTP they hold a thread of Triton with all its connections.
+    Loads go to `grpc_url`, if given: over HTTP they hold a thread of Triton with all its connections. The methods raise
+    Unreachable, or Refused with Triton's reason.
     """
 
     url: str
-    headers: Mapping[str, str]
+    headers: Mapping[str, str] = field(default_factory=dict)
     grpc_url: str | None = None
     grpc_headers: Mapping[str, str] = field(default_factory=dict)
 
-    def index(self) -> dict[str, dict[int, str]]:
-        """Model -> version -> state ("READY", "LOADING", "UNAVAILABLE", …); raises ControlFailed."""
+    def index(self, timeout_s: float = ANSWER_S) -> dict[str, dict[int, str]]:
+        """Model -> version -> state ("READY", "LOADING", "UNAVAILABLE", …)."""
         states: dict[str, dict[int, str]] = {}
-        for entry in self._post("v2/repository/index", {}, ANSWER_S):
-            versions = states.setdefault(entry["name"], {})
-            if entry.get("version"):
-                versions[int(entry["version"])] = entry.get("state", "")
+        answer = self._post("v2/repository/index", {}, timeout_s)
+        try:
+            for entry in answer:
+                versions = states.setdefault(entry["name"], {})
+                if entry.get("version"):
+                    versions[int(entry["version"])] = entry.get("state", "")
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            found = " ".join(str(answer).split())[:80]
+            raise Unreachable(f"no Triton at {self.url} (expected its index, found {found})") from error
         return states
 
-    def load(self, model: str, config: str | None, timeout_s: float) -> None:
-        """`config` (JSON) replaces config.pbtxt; raises ControlFailed."""
+    def served(self) -> dict[str, list[int]]:
+        """Model -> its ready versions, ascending."""
+        return {
+            name: sorted(number for number, state in versions.items() if state == "READY")
+            for name, versions in self.index(LOAD_S).items()
+        }
+
+    def load(self, model: str, config: str | None = None, timeout_s: float = LOAD_S) -> None:
+        """`config` (JSON) replaces config.pbtxt. The old version answers until the new one is loaded.
+
+        Raises NotExplicit too.
+        """
         if not self._load_over_grpc(model, config, timeout_s):
             content = {} if config is None else {"parameters": {"config": config}}
             self._post(f"v2/repository/models/{model}/load", content, timeout_s)
@@ -60,24 +92,36 @@ class Control:
         except InferenceServerException as error:
             if error.status() in ("StatusCode.UNAVAILABLE", "StatusCode.UNIMPLEMENTED"):
                 return False  # no gRPC there, or guarded by another key
-            raise ControlFailed(f"{error.status()} {' '.join(str(error.message()).split())}") from error
+            raise _refused(self.grpc_url, " ".join(str(error.message()).split())) from error
         return True
 
     def unload(self, model: str, timeout_s: float) -> None:
-        """Answers before the model is gone; raises ControlFailed."""
+        """Answers before the model is gone."""
         self._post(f"v2/repository/models/{model}/unload", {}, timeout_s)
 
     def _post(self, path: str, content: dict[str, Any], timeout_s: float) -> Any:
         headers = {"Content-Type": "application/json", **self.headers}
         request = urllib.request.Request(f"http://{self.url}/{path}", json.dumps(content).encode(), headers)
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # ignores $http_proxy
         try:
-            with opener.open(request, timeout=timeout_s) as answer:
+            with DIRECT.open(request, timeout=timeout_s) as answer:
                 return json.loads(answer.read() or b"null")
         except urllib.error.HTTPError as error:
-            words = error.reason
-            with suppress(OSError, HTTPException):
-                words = " ".join(error.read(2000).decode(errors="replace").split())
-            raise ControlFailed(f"HTTP {error.code} {words}") from error
+            raise _refused(self.url, _reason(error)) from error
         except (OSError, ValueError, HTTPException) as error:
-            raise ControlFailed(f"no answer at {self.url}: {error}") from error
+            raise Unreachable(f"no Triton server at {self.url} ({' '.join(str(error).split())})") from error
+
+
+def _reason(error: urllib.error.HTTPError) -> str:
+    try:
+        reason = " ".join(str(json.loads(error.read())["error"]).split())
+    except (OSError, ValueError, HTTPException, KeyError, TypeError):
+        reason = f"HTTP status {error.code}"
+    if error.code == 403:
+        reason += " (the key of --http-restricted-api goes into --header NAME:VALUE)"
+    return reason
+
+
+def _refused(address: str, reason: str) -> Refused:
+    if NOT_EXPLICIT in reason:
+        return NotExplicit(f"the server at {address} loads no models on request; start it with {EXPLICIT_MODE}")
+    return Refused(f"{address}: {reason}")

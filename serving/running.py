@@ -12,7 +12,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO
 
+from serving.control import DIRECT
 from serving.launcher import PARENT_VARIABLE
 
 PORT_ATTEMPTS = 3
@@ -99,8 +99,7 @@ def free_ports(count: int) -> list[int]:
 
 def answers(url: str, path: str = "", timeout_s: float = 2.0) -> bool:
     """Whether HOST:PORT answers without an HTTP error."""
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # ignores $http_proxy
-    with suppress(OSError), opener.open(f"http://{url}/{path}", timeout=timeout_s):  # HTTP errors are OSError too
+    with suppress(OSError), DIRECT.open(f"http://{url}/{path}", timeout=timeout_s):  # HTTP errors are OSError too
         return True
     return False
 

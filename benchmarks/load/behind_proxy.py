@@ -30,8 +30,8 @@ from clients.async_classifier import AsyncClassifier
 from clients.errors import ClientError
 from clients.probe import probe_server
 from export.publishing.artifact import read_version
-from export.publishing.live import LiveServer
 from export.publishing.publish import publish
+from serving.control import Control
 from serving.fleet.running import RunningFleet, running_fleet
 
 Row = dict[str, Any]
@@ -197,7 +197,7 @@ class BehindProxy:
 def _load(fleet: RunningFleet, model: str) -> None:
     """In turn, as `vitbn repository` with several --server."""
     for index in range(2):
-        LiveServer(fleet.server_url(index), grpc=fleet.server_url(index, "grpc")).load(model)
+        Control(fleet.server_url(index), grpc_url=fleet.server_url(index, "grpc")).load(model)
 
 
 def _used_up(left: Iterator[int]) -> bool:

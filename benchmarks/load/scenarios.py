@@ -27,8 +27,8 @@ from benchmarks.load.slow_connections import slow_connections
 from benchmarks.load.verdicts import TOLERANCE, Asker, Verdicts, meanwhile
 from clients.probe import probe_server
 from export.publishing.artifact import read_version
-from export.publishing.live import LiveServer
 from export.publishing.publish import publish
+from serving.control import Control
 from serving.processes import Family
 from serving.running import Server, running_server
 
@@ -218,7 +218,7 @@ class Faults:
                 next(word for word in psutil.Process(server.pid).cmdline() if "repository=" in word).partition("=")[2]
             )
             artifact = read_version(repository / MODEL / "1")
-            live = LiveServer(server.http_url, grpc=server.grpc_url)
+            live = Control(server.http_url, grpc_url=server.grpc_url)
             with self.traffic(server) as verdicts:
                 for number in range(1, self._publications + 1):
                     publish(repository, MODEL, artifact)

@@ -24,8 +24,8 @@ import psutil
 from benchmarks.load.verdicts import Verdicts
 from clients.probe import probe_server
 from export.publishing.artifact import read_version
-from export.publishing.live import LiveServer
 from export.publishing.publish import publish
+from serving.control import Control
 from serving.processes import Family
 from serving.running import Server
 
@@ -84,7 +84,7 @@ def disk_full(bench: Bench) -> Row:
         repository = disk / "models"
         artifact = read_version(repository / MODEL / "1")
         with bench.server(repository) as server, bench.traffic(server) as verdicts:
-            live = LiveServer(server.http_url, grpc=server.grpc_url)
+            live = Control(server.http_url, grpc_url=server.grpc_url)
             filler = disk / "filler"
             free = os.statvfs(disk).f_bavail * os.statvfs(disk).f_frsize
             filler.write_bytes(bytes(free - LEFT_BYTES))

@@ -5,14 +5,53 @@ In: a model's folder and the running server, if any. Out: config.pbtxt with anot
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from export.publishing.artifact import PublishError
-from export.publishing.live import LiveServer, LiveServers, NotExplicit, ServerRefused, ServerUnreachable
 from export.publishing.publish import locked, read_config, remove_model, remove_version, serve, versions
 from export.publishing.triton_config import SERVED_VERSIONS, served_versions
+from serving.control import Control, ControlFailed, NotExplicit, Refused, Unreachable
+
+DEFAULT_HTTP_PORT, DEFAULT_GRPC_PORT = "8000", "8001"
+
+
+@dataclass(frozen=True)
+class Servers:
+    """Several servers of one repository, which load in turn."""
+
+    controls: Sequence[Control]
+
+    def served(self) -> dict[str, list[int]]:
+        """Model -> the versions that are ready on every server, ascending."""
+        first, *others = (each.served() for each in self.controls)
+        return {
+            name: [number for number in numbers if all(number in each.get(name, ()) for each in others)]
+            for name, numbers in first.items()
+        }
+
+
+def connect(addresses: Sequence[str], headers: Mapping[str, str], grpc: Sequence[str] = ()) -> Servers | None:
+    """None if no server answers; raises Refused if one does not list its models.
+
+    Triton's restricted gRPC calls know the key under a longer name.
+    """
+    lower = {name.lower(): value for name, value in headers.items()}
+    keys = lower | {f"triton-grpc-protocol-{name}": value for name, value in lower.items()}
+    ports: Sequence[str | None] = grpc or [_grpc_of(each) for each in addresses]
+    servers = Servers([Control(each, headers, port, keys) for each, port in zip(addresses, ports, strict=True)])
+    try:
+        servers.served()
+    except Unreachable:
+        return None
+    return servers
+
+
+def _grpc_of(address: str) -> str | None:
+    host, _, port = address.rpartition(":")
+    return f"{host}:{DEFAULT_GRPC_PORT}" if port == DEFAULT_HTTP_PORT else None
 
 
 def served(model_dir: Path) -> list[int]:
@@ -29,7 +68,7 @@ def fall_back(model_dir: Path) -> int:
     return older[-1]
 
 
-def promote(model_dir: Path, number: int, server: LiveServers | None) -> list[int]:
+def promote(model_dir: Path, number: int, server: Servers | None) -> list[int]:
     """Serves version `number` and the version before it; returns those served until now. Raises as `activate`."""
     present, before = versions_with(model_dir, number), served(model_dir)
     serve(model_dir, [version for version in present if version <= number][-SERVED_VERSIONS:])
@@ -45,26 +84,26 @@ def versions_with(model_dir: Path, number: int) -> list[int]:
     return present
 
 
-def activate(model_dir: Path, before: Sequence[int], server: LiveServers | None) -> None:
+def activate(model_dir: Path, before: Sequence[int], server: Servers | None) -> None:
     """Makes the running server load a changed model.
 
-    A refused load raises ServerRefused: `before` is served again; a new model (empty `before`) is removed unless it has
+    A refused load raises Refused: `before` is served again; a new model (empty `before`) is removed unless it has
     gained a version since. Without model control it raises NotExplicit; the change stays.
     """
     if server is None:
         return
-    loaded: list[LiveServer] = []
+    loaded: list[Control] = []
     try:
-        for each in server.servers:
+        for each in server.controls:
             each.load(model_dir.name)
             loaded.append(each)
     except NotExplicit:
         raise
-    except ServerRefused:
+    except Refused:
         if before:
             serve(model_dir, before)
             for each in loaded:
-                with suppress(ServerRefused, ServerUnreachable):
+                with suppress(ControlFailed):
                     each.load(model_dir.name)
             raise
         with locked(model_dir.parent):

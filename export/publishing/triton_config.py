@@ -180,6 +180,8 @@ def set_limits(message: pb.ModelConfig, manifests: Collection[dict[str, Any]]) -
         if smallest <= size <= largest:
             graph = cuda.graph_spec.add(batch_size=size)
             graph.graph_lower_bound.batch_size = max(smallest, size // 2 + 1)
+            for each in (graph, graph.graph_lower_bound):  # without dims no request finds its graph
+                each.input[INPUT_NAME].dim[:] = image_shape(message)
     cuda.graphs = bool(cuda.graph_spec)
 
 

@@ -9,13 +9,13 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from http.client import HTTPException
 from pathlib import Path
 
+from serving.control import DIRECT
 from serving.proxy.files import ProxyError, envoy, write, write_endpoints
 from serving.proxy.settings import Settings
 from serving.running import end, spawn, wait_until_ready
@@ -66,9 +66,8 @@ class Proxy:
 
     def ask(self, path: str, body: bytes | None = None) -> str:
         """Asks the administration port; raises OSError."""
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # ignores $http_proxy
         try:
-            with opener.open(f"http://127.0.0.1:{self.settings.admin}/{path}", body, timeout=ASK_S) as answer:
+            with DIRECT.open(f"http://127.0.0.1:{self.settings.admin}/{path}", body, timeout=ASK_S) as answer:
                 return str(answer.read().decode())
         except HTTPException as error:
             raise OSError(f"port {self.settings.admin}: expected an answer of Envoy, found {error!r}") from error

@@ -12,8 +12,7 @@ from operating import error, ok, states
 from tritonclient.grpc import InferenceServerClient, InferInput
 
 from export.publishing.artifact import read_version
-from export.publishing.live import connect
-from export.publishing.promote import served
+from export.publishing.promote import connect, served
 from export.publishing.publish import publish, read_config
 from export.publishing.triton_config import to_text
 from serving.running import Server, running_server
@@ -87,12 +86,12 @@ def test_what_the_second_server_refuses_is_undone_at_the_first(folder: Path, tmp
         both = connect([first.http_url, second.http_url], {})
         assert both is not None
         ok(folder, "promote", "vitbn", "2", "--server", second.http_url, server=first.http_url)
-        assert [max(each.served()["vitbn"]) for each in both.servers] == [2, 3]  # the second has its own files
+        assert [max(each.served()["vitbn"]) for each in both.controls] == [2, 3]  # the second has its own files
         (other / "vitbn" / "config.pbtxt").write_text("broken")
         assert second.http_url in error(
             folder, "promote", "vitbn", "3", "--server", second.http_url, server=first.http_url
         )
-        assert max(served(folder / "vitbn")) == max(both.servers[0].served()["vitbn"]) == 2
+        assert max(served(folder / "vitbn")) == max(both.controls[0].served()["vitbn"]) == 2
 
 
 @pytest.fixture

@@ -181,6 +181,9 @@ def test_a_plan_is_no_version_of_an_onnx_model(tmp_path: Path) -> None:
     assert (config.platform, config.backend, config.max_batch_size) == ("tensorrt_plan", "", 512)
     graphs = {spec.batch_size: spec.graph_lower_bound.batch_size for spec in config.optimization.cuda.graph_spec}
     assert graphs == {1: 1, 2: 2, 4: 3, 8: 5, 16: 9, 32: 17, 64: 33, 128: 65, 256: 129}
+    for spec in config.optimization.cuda.graph_spec:  # Triton matches a request by both shapes, without the batch
+        assert {name: list(shape.dim) for name, shape in spec.input.items()} == {"image": [1, 28, 28]}
+        assert spec.graph_lower_bound.input == spec.input
     assert [warmup.batch_size for warmup in config.model_warmup] == [1, 512]
     assert "enable_mem_pattern" not in config.parameters
     with pytest.raises(PublishError, match=r"expected a model\.plan, found a model\.onnx"):

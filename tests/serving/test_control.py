@@ -41,5 +41,5 @@ def test_a_broken_answer_is_a_failure(name: str) -> None:
 
 
 def test_a_load_whose_answer_is_cut_off_has_failed() -> None:
-    with answering(BROKEN["cut off"]) as control, pytest.raises(ControlFailed, match="no answer at"):
+    with answering(BROKEN["cut off"]) as control, pytest.raises(ControlFailed, match="no Triton server at"):
         control.load("linear", None, 5.0)

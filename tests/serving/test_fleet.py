@@ -18,8 +18,7 @@ from waiting import wait_until
 from benchmarks.load.hostile import send
 from benchmarks.load.verdicts import Asker, Verdicts, meanwhile
 from clients.probe import probe_server
-from export.publishing.live import connect
-from export.publishing.promote import activate
+from export.publishing.promote import activate, connect
 from serving.fleet.member import Member, share
 from serving.fleet.running import RunningFleet, _free_block, running_fleet
 from serving.running import free_ports

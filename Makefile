@@ -83,47 +83,55 @@ all-tests: setup
 
 # The daily loop: no server, no trained network, no export, and no test that takes over a second.
 check: style
+	python benchmarks/report.py build --check
 	@$(MAKE) --no-print-directory --jobs=2 quick-tests types
 
 quick-tests: setup
 	$(PYTEST) -n 2 -q -m "not slow and not live"
 
-# The page and its plots, from the committed results.
-RESULTS ?= benchmarks/results
+# The tables of all pages, and their pictures, from the committed results.
+RESULTS := benchmarks/results
 NEW := $(RESULTS).new
 
 report: setup
-	python benchmarks/report.py build $(RESULTS) --output $(RESULTS)
+	python benchmarks/report.py build
 
-# Every file that the page reads, measured again into a new folder that then replaces the old files: two and a half hours
-# on two cores that do nothing else. An interrupted run leaves the old results as they are.
-benchmarks: setup perf_analyzer
-	rm -rf $(NEW)
-	python benchmarks/latency.py --batch 1 --batch 64 --runtimes all --precision fp32,bf16,int8 --seconds 20 \
-		--json $(NEW)/latency.json
-	python benchmarks/latency.py --batch 5000 --models vitbn --runtimes torch,onnx,onnx-optimized \
-		--precision fp32,int8 --memory --seconds 20 --json $(NEW)/latency-5000.json
-	python benchmarks/latency.py --sweep --json $(NEW)/sweep.json
-	python benchmarks/rewrites.py --json $(NEW)/rewrites.json
-	python benchmarks/frontier.py --output $(NEW)/studies/frontier
-	python benchmarks/operators.py --model vitbn --json $(NEW)/operators-vitbn.json
-	python benchmarks/operators.py --model vitbn-tiny --json $(NEW)/operators-vitbn-tiny.json
-	python benchmarks/accuracy.py --json $(NEW)/accuracy.json
-	python benchmarks/engines.py --json $(NEW)/engines.json
-	python benchmarks/overhead.py --json $(NEW)/overhead.json
-	python benchmarks/foreign.py --json $(NEW)/foreign.json
-	python benchmarks/faults.py --json $(NEW)/faults.json
-	python benchmarks/faults.py --scenario sigterm --hours 0.5 --json $(NEW)/soak.json
-	python benchmarks/proxy.py --json $(NEW)/proxy.json
-	python benchmarks/bulk.py --json $(NEW)/bulk.json
-	python benchmarks/throughput.py --model vitbn --model vitbn-tiny --model cnn --in-flight 1 --in-flight 8 \
-		--json $(NEW)/throughput.json
-	python benchmarks/throughput.py --sharing 1x0 --batch 1 --rate 500 --rate 1000 --rate 2000 \
-		--json $(NEW)/throughput-rates.json
-	python benchmarks/conditions.py --images 100 --output $(NEW)
-	rm -f $(RESULTS)/*.json $(RESULTS)/*.png $(RESULTS)/report.* $(RESULTS)/studies/frontier/frontier-measured*
-	cp -R $(NEW)/. $(RESULTS) && rm -rf $(NEW)
+# Every file that the pages read, but for norms.json, which needs a study's networks: measured again into a new folder
+# whose files then replace the old ones, in two and a half hours on two cores that do nothing else. After an interruption
+# the next run measures only what is missing.
+MEASURED := latency latency-5000 sweep rewrites frontier operators-vitbn operators-vitbn-tiny accuracy engines added \
+	foreign faults soak proxy bulk throughput rates conditions
+
+benchmarks: setup perf_analyzer $(MEASURED:%=$(NEW)/%.json)
+	mv $(NEW)/*.json $(RESULTS) && rmdir $(NEW)
 	$(MAKE) report
+
+# The file of an interrupted command stays a .part, which counts as missing.
+$(NEW)/%.json:
+	@echo "[$$(ls $(NEW)/*.json 2>/dev/null | wc -l) of $(words $(MEASURED))] $*"
+	@mkdir -p $(NEW)
+	python benchmarks/$(call command,$*) --json $(NEW)/$*.part && mv $(NEW)/$*.part $@
+
+command = $(COMMAND_$(1))
+COMMAND_latency := latency.py --batch 1 --batch 64 --runtimes all --precision fp32,bf16,int8 --seconds 20
+COMMAND_latency-5000 := latency.py --batch 5000 --models vitbn --runtimes torch,onnx,onnx-optimized \
+	--precision fp32,int8 --memory --seconds 20
+COMMAND_sweep := latency.py --sweep
+COMMAND_rewrites := rewrites.py
+COMMAND_frontier := frontier.py
+COMMAND_operators-vitbn := operators.py --model vitbn
+COMMAND_operators-vitbn-tiny := operators.py --model vitbn-tiny
+COMMAND_accuracy := accuracy.py
+COMMAND_engines := engines.py
+COMMAND_added := overhead.py
+COMMAND_foreign := foreign.py
+COMMAND_faults := faults.py
+COMMAND_soak := faults.py --scenario sigterm --hours 0.5
+COMMAND_proxy := proxy.py
+COMMAND_bulk := bulk.py
+COMMAND_throughput := throughput.py --model vitbn --model vitbn-tiny --model cnn --in-flight 1 --in-flight 8
+COMMAND_rates := throughput.py --sharing 1x0 --batch 1 --rate 500 --rate 1000 --rate 2000
+COMMAND_conditions := conditions.py --images 100
 
 # All that is measured on a GPU, in at most 30 minutes; DRY_RUN=1 prints the commands and checks options and imports.
 # It runs in the Python that is on PATH: .venv holds the CPU's packages (docs/usage.md, Measure).

@@ -67,14 +67,14 @@ GROUPS: dict[str, dict[str, Entry]] = {
     },
     "Measure": {
         "latency": Entry("benchmarks.latency", "Time calls before and after the rewrites.", "--batch 5000"),
-        "conditions": Entry("benchmarks.conditions", "Measure the accuracy on other pictures.", "--output DIR"),
+        "conditions": Entry("benchmarks.conditions", "Measure the accuracy on other pictures.", "--json FILE"),
     },
 }
 COMMANDS = {name: entry for group in GROUPS.values() for name, entry in group.items()}
 
 # Extra -> packages that it brings.
 EXTRAS = {
-    "base": ("safetensors", "scipy", "sklearn", "tabulate", "torch"),
+    "base": ("jsonschema", "safetensors", "scipy", "sklearn", "tabulate", "torch"),
     "rewrite": ("onnx", "onnx_ir", "onnx_shape_inference", "onnxruntime"),
     "client": ("PIL", "tritonclient"),
     "serve": ("prometheus_client",),

@@ -35,7 +35,7 @@ def accuracy(
     models: list[str] | None, conditions: bool, dataset: str, data_dir: Path | None, json_path: Path | None
 ) -> None:
     """Measure the shipped --models in every runtime and precision that this machine has."""
-    from benchmarks.measure.results import recording
+    from benchmarks.measure.run import recording
     from benchmarks.measure.tables import table
     from models.checkpoint import load
 
@@ -47,17 +47,17 @@ def accuracy(
         _on_conditions(models or list(SHIPPED), data, json_path)
         return
     rows: list[dict[str, Any]] = []
-    with recording("accuracy", json_path, cores()) as record:
+    with recording(json_path, cores()) as record:
         for model in models or COMPARED:
             for row in _rows(model, load(shipped(model)), data):
-                rows.append(row)
-                record.update({"dataset": dataset, "images": len(data.test_labels), "rows": rows})
+                rows.append({"dataset": dataset, "images": len(data.test_labels), **row})
+                record.update(rows)
     click.echo(table(HEADER, [_cells(row) for row in rows]))
     click.echo(f"{len(data.test_labels)} test images; class and error against PyTorch eager")
 
 
 def _on_conditions(models: list[str], data: Dataset, json_path: Path | None) -> None:
-    from benchmarks.measure.results import recording
+    from benchmarks.measure.run import recording
     from benchmarks.measure.tables import table
     from benchmarks.pictures.pens import conditions
     from export.equivalence import onnx_classifier
@@ -65,7 +65,7 @@ def _on_conditions(models: list[str], data: Dataset, json_path: Path | None) -> 
 
     pictures = conditions(data)
     rows: list[dict[str, Any]] = []
-    with recording("accuracy-conditions", json_path, cores()) as record:
+    with recording(json_path, cores()) as record:
         for model in models:
             note(f"Measuring {model}")
             classify = onnx_classifier(export_checkpoint(shipped(model), ExportOptions(rewrites="all")).onnx)
@@ -73,9 +73,13 @@ def _on_conditions(models: list[str], data: Dataset, json_path: Path | None) -> 
                 name: float((_classify(classify, images).argmax(1) == labels).mean())
                 for name, (images, labels) in pictures.items()
             }
-            rows.append({"model": model, "accuracy": shares})
-            record.update({"dataset": data.name, "images": len(data.test_labels), "rows": rows})
-    percents = [(row["model"], *(f"{100 * share:.2f}" for share in row["accuracy"].values())) for row in rows]
+            rows += [
+                {"dataset": data.name, "images": len(pictures[name][1]), "model": model, "condition": name}
+                | {"accuracy": share}
+                for name, share in shares.items()
+            ]
+            record.update(rows)
+    percents = [(model, *(f"{100 * row['accuracy']:.2f}" for row in rows if row["model"] == model)) for model in models]
     click.echo(table(("right, %", *pictures), percents))
 
 

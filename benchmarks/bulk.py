@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -19,17 +20,19 @@ def bulk(rows: int, model: str, form: str, path: Path | None) -> None:
     """Compare vitbn bulk with plain ONNX Runtime, watch its memory, kill it and count its rows."""
     from benchmarks.load.bulk_runs import BulkBench
     from benchmarks.measure.machine import cores
-    from benchmarks.measure.results import recording
+    from benchmarks.measure.run import recording
 
-    with recording("bulk", path, cores()) as record, tempfile.TemporaryDirectory(prefix="bulk-") as folder:
+    with recording(path, cores()) as record, tempfile.TemporaryDirectory(prefix="bulk-") as folder:
+        measured: list[dict[str, Any]] = []
         bench = BulkBench(Path(folder), rows, model, form)
         for name, measure in (("undisturbed", bench.compared), ("killed", bench.killed)):
             row = measure()
             click.echo(f"{name}: " + ", ".join(f"{key} {value}" for key, value in row.items()))
-            record.update({"rows": rows, "model": model, "form": form, name: row})
+            measured.append({"model": model, "form": form, "rows": rows, "run": name, **row})
+            record.update(measured)
         verdict = bench.verdict()
         click.echo(", ".join(f"{key} {value}" for key, value in verdict.items()))
-        record.update({"verdict": verdict})
+        record.update([*measured[:-1], {**measured[-1], **verdict}])
 
 
 if __name__ == "__main__":

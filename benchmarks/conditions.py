@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from benchmarks.measure.choices import Result, dataset_options
+from benchmarks.measure.choices import dataset_options, json_option
 from benchmarks.measure.machine import cores
 from models.data import DataError, load_dataset
 
@@ -17,29 +17,30 @@ SOURCES = ("dataset", "strokes", "scikit-learn")
 @click.option("--images", "count", type=click.IntRange(1), default=200, show_default=True, help="Per source.")
 @click.option("--source", "sources", type=click.Choice(SOURCES), multiple=True, help="[default: all]")
 @dataset_options
-@click.option("--output", type=Result(folder=True), help="Folder for conditions.json and conditions.md.")
+@json_option
 def conditions(
     names: tuple[str, ...],
     count: int,
     sources: tuple[str, ...],
     dataset: str,
     data_dir: Path | None,
-    output: Path | None,
+    json_path: Path | None,
 ) -> None:
     """Measure the accuracy on each CONDITION (all by default), by source of the ink."""
-    from benchmarks.measure.results import recording
+    from benchmarks.measure.run import recording
+    from benchmarks.measure.tables import table
     from benchmarks.pictures.conditions import CONDITIONS
-    from benchmarks.reporting.conditions_page import beside, text
 
     if unknown := [name for name in names if name not in CONDITIONS]:
         raise click.UsageError(f"{unknown[0]}: expected one of {', '.join(CONDITIONS)}")
-    path = output / "conditions.json" if output else None
     try:
-        with recording("conditions", path, cores(), extras=beside(output)) as record:
+        with recording(json_path, cores()) as record:
             _measure(names or tuple(CONDITIONS), sources or SOURCES, count, dataset, data_dir, record.update)
     except DataError as error:
         raise click.ClickException(str(error)) from error
-    click.echo(text(record.content))
+    seen = [name for name in record.rows[-1] if name not in ("condition", "images")]
+    cells = [[row["condition"], *(f"{row[name]:.0f}" if name in row else "" for name in seen)] for row in record.rows]
+    click.echo(table(("right, %", *seen), cells))
 
 
 def _measure(
@@ -54,15 +55,17 @@ def _measure(
     if "dataset" in sources:
         images, labels = inks.test_images(load_dataset(dataset, data_dir), count)
         drawn[dataset] = inks.enlarged(images), labels
-        rows.append({"condition": "raw, as in the file", dataset: judge.percent(images[:, None], labels)})
+        rows.append(
+            {"condition": "raw, as in the file", "images": count, dataset: judge.percent(images[:, None], labels)}
+        )
     if "strokes" in sources:
         drawn["strokes"] = inks.strokes(count)
     if "scikit-learn" in sources:
         drawn["scikit-learn"] = inks.scikit_learn(count)
     for name in steps(names, "conditions"):
         percents = {source: judge.percent(seen(pictures(name, ink)), labels) for source, (ink, labels) in drawn.items()}
-        rows.append({"condition": name, **percents})
-        update({"images": count, "sources": list(drawn), "rows": rows})
+        rows.append({"condition": name, "images": count, **percents})
+        update(rows)
 
 
 if __name__ == "__main__":

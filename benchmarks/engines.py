@@ -44,7 +44,7 @@ class LoadedModel:
 @json_option
 def engines(model: str, dataset: str, data_dir: Path | None, seconds: float, json_path: Path | None) -> None:
     """Time the same file, all rewrites done, in ONNX Runtime and OpenVINO, and requests batched or one by one."""
-    from benchmarks.measure.results import recording
+    from benchmarks.measure.run import recording
     from benchmarks.measure.timing import finished_rounds, time_interleaved
     from export.errors import Unavailable
     from export.precision import accuracy
@@ -54,15 +54,14 @@ def engines(model: str, dataset: str, data_dir: Path | None, seconds: float, jso
         classifiers = _classifiers(model)
     except (DataError, Unavailable) as error:
         raise click.ClickException(str(error)) from error
-    with recording("engines", json_path, cores()) as record:
+    with recording(json_path, cores()) as record:
         accuracies = {name: accuracy(classify, data) for name, classify in classifiers.items()}
         runs = _runs(classifiers, data.test_images)
-        about = {"model": model, "accuracies": accuracies}
         finished_rounds(
             lambda: time_interleaved(runs, seconds, "engines"),
-            lambda measured: record.update({**about, "rows": _rows(measured)}),
+            lambda measured: record.update(_rows(model, accuracies, measured)),
         )
-    _print(accuracies, record.content["rows"])
+    _print(accuracies, record.rows)
 
 
 def _classifiers(model: str) -> dict[str, Classifier]:
@@ -93,9 +92,11 @@ def _runs(classifiers: Mapping[str, Classifier], images: Images) -> dict[str, Ca
     return runs
 
 
-def _rows(measured: Mapping[str, Durations]) -> list[dict[str, Any]]:
+def _rows(model: str, accuracies: Mapping[str, float], measured: Mapping[str, Durations]) -> list[dict[str, Any]]:
     return [
-        {"name": name} | durations.percentiles(50, 90) | {"samples_ns": durations.samples_ns}
+        {"model": model, "name": name, "accuracy": accuracies.get(name.rpartition(", ")[0])}
+        | durations.percentiles(50, 90, 99)
+        | {"samples_ns": durations.samples_ns}
         for name, durations in measured.items()
     ]
 

@@ -51,18 +51,18 @@ def faults(
     from benchmarks.load.scenarios import Faults
     from benchmarks.load.verdicts import in_a_line
     from benchmarks.measure.machine import cores
-    from benchmarks.measure.results import recording
+    from benchmarks.measure.run import recording
 
-    with recording("faults", path, cores()) as record, Faults(publications, overload_seconds) as bench:
+    with recording(path, cores()) as record, Faults(publications, overload_seconds) as bench:
         rows: list[Row] = []
         for name in names or NAMES:
             rows.append(bench.run(name))
             click.echo(in_a_line(rows[-1]))
-            record.update({"rows": rows})
+            record.update(rows)
         if hours:
             rows.append(bench.soak(hours))
             click.echo(in_a_line(rows[-1]))
-            record.update({"rows": rows})
+            record.update(rows)
 
 
 if __name__ == "__main__":

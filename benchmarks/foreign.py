@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,19 +21,19 @@ BATCHES = (1, 8)
 @json_option
 def foreign(names: tuple[str, ...], seconds: float, json_path: Path | None) -> None:
     """Time published networks plain, optimised by ONNX Runtime, rewritten, and both of the files in OpenVINO."""
-    from benchmarks.measure.results import recording
+    from benchmarks.measure.run import recording
     from export.onnx_rewrites.errors import ForeignError
 
     rows: list[dict[str, Any]] = []
-    with recording("foreign", json_path, 1) as record:
+    with recording(json_path, 1) as record:
         for name in names or NETWORKS:
             try:
                 row = measure(NETWORKS[name], seconds, name)
             except (ForeignError, ImportError) as error:
-                row = {"left_out": " ".join(str(error).split())[:300]}
-            rows.append({"network": name, "title": NETWORKS[name].title} | row)
-            record.update({"rows": rows})
-            _print(rows[-1])
+                row = {"reason": " ".join(str(error).split())[:300]}
+            _print({"network": name} | row)
+            rows += flat({"network": name, "title": NETWORKS[name].title} | row)
+            record.update(rows)
 
 
 def measure(network: Foreign, seconds: float, name: str) -> dict[str, Any]:
@@ -78,9 +79,21 @@ def _times(
     for contestant, durations in measured.items():
         base = BASES.get(contestant)
         ratio = vars(ratio_with_interval(measured[base], durations)) if base in measured else None
-        times = {"p50_ms": durations.percentile_ms(50), "samples_ns": durations.samples_ns}
+        times = {**durations.percentiles(50, 90, 99), "samples_ns": durations.samples_ns}
         rows.append({"contestant": contestant, **times, "base": base, "times_as_fast": ratio})
     return {"batch": batch, "rows": rows, "left_out": left_out}
+
+
+def flat(network: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """A row for each batch and contestant, measured or left out."""
+    about = {name: value for name, value in network.items() if name != "times"}
+    if "times" not in network:
+        yield about
+    for times in network.get("times", ()):
+        for row in times["rows"]:
+            yield about | {"batch": times["batch"]} | row
+        for contestant, reason in times["left_out"].items():
+            yield about | {"batch": times["batch"], "contestant": contestant, "reason": reason}
 
 
 def _norms(path: Path) -> int:
@@ -92,8 +105,8 @@ def _norms(path: Path) -> int:
 def _print(row: dict[str, Any]) -> None:
     from benchmarks.contest.foreign_contestants import OPTIMISER
 
-    if "left_out" in row:
-        click.echo(f"{row['network']:24} left out: {row['left_out']}")
+    if "reason" in row:
+        click.echo(f"{row['network']:24} left out: {row['reason']}")
         return
     left = [*row["macs_after"].values()][-1]
     saved = f"{100 * (1 - left / row['macs']):.1f} % saved"

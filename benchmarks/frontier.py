@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from benchmarks.contest.ways import SEARCH_IMAGES
-from benchmarks.measure.choices import Result, seconds_option
+from benchmarks.measure.choices import json_option, seconds_option
 from benchmarks.measure.machine import cores
 from models.catalog import PRETRAINED
 
@@ -30,27 +30,25 @@ class FrontierError(Exception):
 )
 @click.option("--images", "count", type=click.IntRange(SEARCH_IMAGES), default=5000, show_default=True)
 @seconds_option(60, "At most, to measure; three rounds in any case.")
-@click.option("--output", type=Result(folder=True), required=True, help="Folder for the JSON, table and plot.")
-def frontier(folders: Sequence[Path], count: int, seconds: float, output: Path) -> None:
-    """Plot test accuracy against images a second of checkpoints with all rewrites."""
+@json_option
+def frontier(folders: Sequence[Path], count: int, seconds: float, json_path: Path | None) -> None:
+    """Compare test accuracy and images a second of checkpoints with all rewrites."""
     from benchmarks.contest.speeds import Row, measure
-    from benchmarks.measure.results import recording
-    from benchmarks.reporting import accuracy_and_speed as page
+    from benchmarks.measure.run import recording
     from export.equivalence import EquivalenceError
     from export.rewrites.errors import RewriteError
     from models.checkpoint import CheckpointError
 
     def add(rows: list[Row]) -> None:
-        record.update(page.fields(rows, count))
+        record.update(rows)
         for row in rows:
             click.echo(
                 f"{row['checkpoint']:24} {100 * row['test_accuracy']:6.2f} % {row['images_per_s']:12,.0f} images/s"
             )
 
-    path = output / f"{page.NAME}.json"
     try:
         checkpoints = comparable(folders)
-        with recording(page.NAME, path, cores(), extras=page.beside(output), kind="study") as record:
+        with recording(json_path, cores()) as record:
             measure(checkpoints, count, seconds, add)
     except (CheckpointError, FrontierError, EquivalenceError, RewriteError, OSError) as error:
         raise click.ClickException(str(error)) from error

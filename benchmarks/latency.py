@@ -15,7 +15,7 @@ from benchmarks.contest.runtimes import (
     Entry,
     Precision,
 )
-from benchmarks.measure.choices import MicroBatch, NameList, Result, json_option, seconds_option
+from benchmarks.measure.choices import MicroBatch, NameList, json_option, seconds_option
 from benchmarks.measure.machine import cores
 from models.catalog import SHIPPED, shipped
 from models.config import MODEL_NAMES, ModelConfig, ModelName
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from benchmarks.contest.contestants import Missing, Options
     from benchmarks.contest.measuring import Row
     from benchmarks.contest.sweep import Axis
-    from benchmarks.measure.results import Record
+    from benchmarks.measure.run import Record
 
 NAMES = tuple(dict.fromkeys((*MODEL_NAMES, *SHIPPED)))
 DEFAULT_BATCH, DEFAULT_DEPTH = 5000, 6
@@ -62,7 +62,6 @@ CAVEAT = (
 @click.option("--published-configuration", "published", is_flag=True, help="ViT at depth 6, BatchNorm models at 1.")
 @click.option("--sweep", is_flag=True, help="Time against batch size, depth and width instead of one comparison.")
 @json_option
-@click.option("--plot", "plot_path", type=Result(), help="Draw to FILE, as PNG and as SVG.")
 @click.pass_context
 def latency(
     context: click.Context,
@@ -79,7 +78,6 @@ def latency(
     published: bool,
     sweep: bool,
     json_path: Path | None,
-    plot_path: Path | None,
 ) -> None:
     """Time calls with --batch images in PyTorch, ONNX Runtime and more, before and after the rewrites.
 
@@ -90,13 +88,12 @@ def latency(
     _check(models, depth, published, sweep)
     from benchmarks.contest.contestants import Missing, Options
     from benchmarks.contest.devices import choose
-    from benchmarks.measure.results import recording
-    from benchmarks.reporting.latency_plots import beside
+    from benchmarks.measure.run import recording
 
     device, missing = choose(wanted), Missing()
     options = Options(device, threads or cores(), seconds, micro_batch, memory)
     kinds = precisions or DEFAULT_PRECISIONS[device]
-    with recording("sweep" if sweep else "latency", json_path, options.threads, device, beside(plot_path)) as record:
+    with recording(json_path, options.threads, device) as record:
         if sweep:
             names = cast("list[ModelName]", models)
             _sweep(names, runtimes or SWEPT_RUNTIMES, kinds, batches, depth or DEFAULT_DEPTH, options, missing, record)
@@ -152,7 +149,7 @@ def _compare(
 
     def add(measured: list[Row]) -> None:
         rows.extend(measured)
-        record.update({"limits": reachable, "caveat": caveat, "missing": missing.rows, "rows": rows})
+        record.update([*rows, *missing.rows], reachable)
         click.echo(batch_table(measured))
 
     networks = list(dict.fromkeys(entry.config for entry in entries))
@@ -164,7 +161,7 @@ def _compare(
             measure(contestants, batch, options, reachable, f"batch {batch}", missing, add)
         del contestants
         free()
-    _finish(record, missing)
+    _finish(record, rows, missing)
     for line in closing_lines(rows, missing.rows, reachable, caveat):
         click.echo(line)
 
@@ -184,23 +181,23 @@ def _sweep(
     from benchmarks.reporting.latency_table import batch_table, unstable_lines
 
     reachable = limits(options.device, options.threads, tuple(precisions))
-    axes: dict[Axis, list[Row]] = {"batch": [], "depth": [], "dim": []}
+    swept: list[Row] = []
 
     def add(axis: Axis, rows: list[Row]) -> None:
-        axes[axis] += rows
-        record.update({"limits": reachable, "missing": missing.rows, "axes": axes})
+        swept.extend({"axis": axis, **row} for row in rows)
+        record.update([*swept, *missing.rows], reachable)
         click.echo(batch_table(rows, with_dim=axis == "dim"))
 
     run(Swept(tuple(models), tuple(runtimes), tuple(precisions), depth), batches, options, reachable, missing, add)
-    _finish(record, missing)
-    for line in unstable_lines([row for rows in axes.values() for row in rows]):
+    _finish(record, swept, missing)
+    for line in unstable_lines(swept):
         click.echo(line)
 
 
-def _finish(record: Record, missing: Missing) -> None:
-    if record.is_empty:
+def _finish(record: Record, rows: Sequence[Row], missing: Missing) -> None:
+    if not record.rows:
         raise click.ClickException("nothing to measure: expected one of --runtimes on this machine, found none")
-    record.update({"missing": missing.rows})  # also of a network without contestants
+    record.update([*rows, *missing.rows])  # also of a network without contestants
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 import click
 
 from benchmarks.contest.ways import SEARCH_IMAGES
-from benchmarks.measure.choices import Result, seconds_option
+from benchmarks.measure.choices import json_option, seconds_option
 from benchmarks.measure.machine import cores
 from models.studies.grids import FOLDING
 
@@ -23,17 +24,16 @@ class NormsError(Exception):
 @click.argument("study", type=click.Path(path_type=Path))
 @click.option("--images", "count", type=click.IntRange(SEARCH_IMAGES), default=5000, show_default=True)
 @seconds_option(60, "At most, to measure; three rounds in any case.")
-@click.option("--output", type=Result(folder=True), required=True, help="Folder for the JSON, table and plot.")
-def norms(study: Path, count: int, seconds: float, output: Path) -> None:
+@json_option
+def norms(study: Path, count: int, seconds: float, json_path: Path | None) -> None:
     """Time the networks that `models/study.py norms --output STUDY` trained, with all rewrites that apply."""
     from benchmarks.contest.speeds import measure
-    from benchmarks.measure.results import recording
-    from benchmarks.reporting import norms_and_speed as page
+    from benchmarks.measure.run import recording
+    from benchmarks.measure.tables import table
     from export.equivalence import EquivalenceError
     from export.rewrites.errors import RewriteError
     from models.checkpoint import CheckpointError, load
 
-    path = output / f"{page.NAME}.json"
     try:
         studied = study_rows(study)
         learned = [row for row in studied.values() if row["test_accuracy"] > LEARNED]
@@ -41,10 +41,26 @@ def norms(study: Path, count: int, seconds: float, output: Path) -> None:
             expected = f"a network with an accuracy above {100 * LEARNED:g} %"
             raise NormsError(f"{study / 'norms.json'}: expected {expected}, found none")
         checkpoints = [load(study / "runs" / row["checkpoint"]) for row in learned]
-        with recording(page.NAME, path, cores(), extras=page.beside(output), kind="study") as record:
-            measure(checkpoints, count, seconds, lambda rows: record.update(page.fields(rows, studied, count)))
+        with recording(json_path, cores()) as record:
+            measure(checkpoints, count, seconds, lambda rows: record.update(compared(rows, studied)))
+            cells = [(row["model"], f"{row['images_per_s']:,.0f}", row["way"]) for row in record.rows]
+            click.echo(table(("model", "images/s", "best way"), cells))
     except (CheckpointError, NormsError, EquivalenceError, RewriteError, OSError) as error:
         raise click.ClickException(str(error)) from error
+
+
+def compared(rows: list[dict[str, Any]], studied: Mapping[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    """Adds what the study says, and the speed relative to LayerNorm."""
+    layer_norm_ms = next((row["p50_ms"] for row in rows if row["model"] == "vit"), None)
+    return [
+        row
+        | {
+            "folds": studied[row["model"]]["folds"],
+            "of_layer_norm_training": studied[row["model"]]["of_layer_norm"],
+            "speedup_over_layer_norm": layer_norm_ms and layer_norm_ms / row["p50_ms"],
+        }
+        for row in rows
+    ]
 
 
 def study_rows(study: Path) -> dict[str, dict[str, Any]]:

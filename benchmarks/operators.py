@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -19,20 +20,22 @@ def operators(model: str, batch: int, calls: int, threads: int | None, json_path
     """Time each operator of a shipped model in ONNX Runtime on the CPU: the plain export and all rewrites."""
     from benchmarks.contest.profiling import profile_graph
     from benchmarks.contest.subjects import example_images
-    from benchmarks.measure.results import recording
+    from benchmarks.measure.run import recording
     from benchmarks.reporting.operators_table import text
     from export.pipeline import ExportOptions, export_checkpoint
     from models.checkpoint import read_config
 
     threads = threads or cores()
     images = example_images(read_config(shipped(model)), batch)
-    graphs = []
-    with recording("operators", json_path, threads) as record:
+    rows: list[dict[str, Any]] = []
+    with recording(json_path, threads) as record:
         for name, rewritten in (("plain", False), ("all", True)):
             data = export_checkpoint(shipped(model), ExportOptions(rewrites="all" if rewritten else "none")).onnx
             graph = profile_graph(data, images, calls, threads)
-            graphs.append({"rewrites": name} | graph)
-            record.update({"model": model, "batch": batch, "calls": calls, "graphs": graphs})
+            about = {"model": model, "batch": batch, "calls": calls, "rewrites": name}
+            about |= {name: graph[name] for name in ("p50_ms", "profiled_p50_ms", "nodes_p50_ms")}
+            rows += [about | row for kind in ("operators", "groups") for row in graph[kind]]
+            record.update(rows)
             click.echo(text(f"{model}, {name}, {batch} images a call, {threads} threads", graph))
 
 

@@ -19,7 +19,7 @@ from models.data import DataError, load_dataset
 
 if TYPE_CHECKING:
     from benchmarks.contest.runtimes import Device
-    from benchmarks.measure.results import Record
+    from benchmarks.measure.run import Record
     from export.equivalence import Images
 
 CHECKED = 1000  # images whose logits are compared
@@ -51,7 +51,7 @@ def overhead(
 ) -> None:
     """Time all test images in one `classify` call, and single images, against the same file in process."""
     from benchmarks.load.published import device_of_server
-    from benchmarks.measure.results import recording
+    from benchmarks.measure.run import recording
     from benchmarks.reporting.overhead_table import text
     from clients.errors import ClientError
     from export.errors import ExportError
@@ -61,13 +61,11 @@ def overhead(
         device, images = device_of_server(wanted), load_dataset(dataset, data_dir).test_images
         if reason := why_not(engine, precision, device):
             raise Failed(reason)
-        with recording("overhead", json_path, cores(), device) as record:
-            about = {"model": model, "engine": engine, "precision": precision}
-            record.content |= about | {"dataset": dataset, "batch_size": batch}
+        with recording(json_path, cores(), device) as record:
             _measure(Form(model, engine, precision), batch, device, images, seconds, streamed, record)
     except (ClientError, DataError, ExportError, ServerFailed, Failed, OSError) as error:
         raise click.ClickException(str(error)) from error
-    click.echo(text(record.content))
+    click.echo(text(record.rows, device))
 
 
 def _measure(
@@ -89,20 +87,21 @@ def _measure(
         check("in process", alone.logits(images[:CHECKED], batch), expected, form.precision)
         for name, classifier in classifiers.items():
             check(name, classifier.logits(images[:CHECKED]), expected, form.precision)
-        rows = []
+        rows: list[dict[str, Any]] = []
+        about = {"model": form.model, "engine": form.engine, "precision": form.precision, "batch_size": batch}
         for count in (len(images), 1):
             contestants = transports.calls(classifiers, partial(alone.logits, images[:count], batch), images[:count])
 
             def add(measured: dict[str, Durations], count: int = count) -> None:
-                rows.extend(transports.rows(measured, count))
-                record.update({"rows": rows})
+                rows.extend(about | row for row in transports.rows(measured, count))
+                record.update(rows)
 
             finished_rounds(partial(time_interleaved, contestants, seconds, f"{count} images a call"), add)
         statistics_url = f"http://{server.http_url}/v2/models/{form.model}/stats"
         for name, samples in transports.client_part_ns(classifiers, statistics_url, images[:1]).items():
             row = next(row for row in rows if (row["transport"], row["images_a_call"]) == (name, 1))
             row |= {"client_ms": median(samples) / 1e6, "client_samples_ns": samples}
-        record.update({"rows": rows, "streamed": list(transports.stream(classifiers["HTTP"], images, streamed))})
+        record.update([*rows, *(about | row for row in transports.stream(classifiers["HTTP"], images, streamed))])
 
 
 if __name__ == "__main__":

@@ -30,15 +30,15 @@ def proxy(names: tuple[str, ...], requests: int, overload_seconds: float, path: 
     from benchmarks.load.behind_proxy import BehindProxy
     from benchmarks.load.verdicts import in_a_line
     from benchmarks.measure.machine import cores
-    from benchmarks.measure.results import recording
+    from benchmarks.measure.run import recording
 
-    with recording("proxy", path, cores()) as record, BehindProxy(requests, overload_seconds) as bench:
+    with recording(path, cores()) as record, BehindProxy(requests, overload_seconds) as bench:
         rows: list[Row] = []
         for name in names or NAMES:
             for protocol in ("http", "grpc") if name in FAULTS else ("http",):
                 rows.append(bench.run(name, protocol))
                 click.echo(in_a_line(rows[-1]))
-                record.update({"rows": rows})
+                record.update(rows)
 
 
 if __name__ == "__main__":

@@ -4,27 +4,43 @@ from pathlib import Path
 
 import click
 
+RESULTS = Path(__file__).parent / "results"
 JSON_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
 @click.group()
 def report() -> None:
-    """Make one page of the benchmarks' results, or compare two of them."""
+    """Write the tables of the pages from results, or compare two results."""
 
 
 @report.command()
-@click.argument("results", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.option("--output", type=click.Path(path_type=Path), required=True, help="Folder for the pages and plots.")
-def build(results: Path, output: Path) -> None:
-    """Write report.md and report.html, with every plot, from the JSON files in the folder RESULTS."""
-    from benchmarks.reporting.build import write
-    from benchmarks.reporting.sources import ReportError, find
+@click.argument("results", type=click.Path(exists=True, file_okay=False, path_type=Path), default=RESULTS)
+@click.option("--check", is_flag=True, help="Write nothing; fail if a page differs from its results.")
+def build(results: Path, check: bool) -> None:
+    """Write report.md and its pictures into the folder RESULTS, by default the project's, with its other pages."""
+    from benchmarks.measure.run import RunError
+    from benchmarks.reporting.pages import PageError, contents, pictures
+    from models.files import write_atomically
 
     try:
-        paths = write(find(results), output)
-    except (ReportError, OSError) as error:
+        texts = contents(results)
+        if check:
+            _compare(texts)
+            return
+        files = {path: text.encode() for path, text in texts.items()}
+        files |= {path: draw() for path, draw in pictures(results)}
+        for path, content in files.items():
+            write_atomically(path, content)
+    except (RunError, PageError, OSError) as error:
         raise click.ClickException(str(error)) from error
-    click.echo(f"Wrote {', '.join(path.name for path in paths)} in {output}")
+    click.echo(f"Wrote {', '.join(path.name for path in files)}")
+
+
+def _compare(texts: dict[Path, str]) -> None:
+    stale = [path for path, text in texts.items() if not path.is_file() or path.read_text() != text]
+    if stale:
+        names = ", ".join(map(str, stale))
+        raise click.ClickException(f"{names}: expected the tables of the results, found others; run make report")
 
 
 @report.command()
@@ -32,18 +48,17 @@ def build(results: Path, output: Path) -> None:
 @click.argument("after", type=JSON_FILE)
 def compare(before: Path, after: Path) -> None:
     """Show which rows of AFTER are faster or slower than in BEFORE, and which are the same within their noise."""
+    from benchmarks.measure.run import RunError
     from benchmarks.measure.tables import table
-    from benchmarks.reporting.compare import changes, differences
-    from benchmarks.reporting.sources import ReportError
+    from benchmarks.reporting.compare import HEADER, changes, differences
 
     try:
-        header, rows = changes(before, after)
-        warnings = list(differences(before, after))
-    except ReportError as error:
+        rows, warnings = changes(before, after), list(differences(before, after))
+    except RunError as error:
         raise click.ClickException(str(error)) from error
     for line in warnings:
         click.echo(f"Warning: {line}", err=True)
-    click.echo(table(header, rows))
+    click.echo(table(HEADER, rows))
 
 
 if __name__ == "__main__":

@@ -20,18 +20,18 @@ def rewrites(depths: tuple[int, ...], count: int, seconds: float, json_path: Pat
     Every contestant classifies the same images as one call, and in its best way, which a short search finds.
     """
     from benchmarks.contest.rewritten import Row, measure
-    from benchmarks.measure.results import recording
+    from benchmarks.measure.run import recording
     from benchmarks.reporting.rewrites_table import text
     from export.equivalence import EquivalenceError
 
-    results = []
+    measured: list[Row] = []
 
     def add(rows: list[Row]) -> None:
-        results.append({"depth": depth, "rows": rows})
-        record.update({"images": count, "results": results})
+        measured.extend({"at_depth": depth, "images": count, **row} for row in rows)
+        record.update(measured)
         click.echo(text(depth, rows))
 
-    with recording("rewrites", json_path, cores()) as record:
+    with recording(json_path, cores()) as record:
         for depth in depths:
             try:
                 measure(depth, count, seconds, add)

@@ -10,7 +10,7 @@ import click
 
 from benchmarks.contest.runtimes import PRECISIONS, SERVED_ENGINES
 from benchmarks.load.terms import LARGEST_BATCH, MIN_REQUESTS, Failed, Form, Load, Sharing, Target
-from benchmarks.measure.choices import FiniteRange, NameList, Result, json_option
+from benchmarks.measure.choices import FiniteRange, NameList, json_option
 from benchmarks.measure.machine import cores
 from benchmarks.measure.progress import note
 from models.catalog import SHIPPED
@@ -79,7 +79,6 @@ def _sharings(context: click.Context, parameter: click.Parameter, values: tuple[
 @click.option("--max-p99-ms", type=FiniteRange(0), default=100, show_default=True, help="p99 limit for a carried rate.")
 @click.option("--device", "wanted", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
 @json_option
-@click.option("--plot", "plot_path", type=Result(), help="Write FILE-MODEL.png and FILE-MODEL.svg.")
 @click.pass_context
 def throughput(
     context: click.Context,
@@ -93,7 +92,6 @@ def throughput(
     max_p99_ms: float,
     wanted: str,
     json_path: Path | None,
-    plot_path: Path | None,
     **targets: Any,
 ) -> None:
     """Load the server with requests of --batch images, at a number in flight or at a rate, and compare with this
@@ -103,7 +101,7 @@ def throughput(
     """
     from benchmarks.load.published import device_of_server
     from benchmarks.load.turns import Plan, run
-    from benchmarks.measure.results import recording
+    from benchmarks.measure.run import recording
     from benchmarks.reporting import throughput_report as report
     from serving.running import ServerFailed
 
@@ -111,12 +109,11 @@ def throughput(
     try:
         plan = Plan(_targets(**targets), loads, _generator(generator), seconds, rounds, device_of_server(wanted))
         about = {"generator": plan.generator, "seconds": seconds, "rounds": rounds, "max_p99_ms": max_p99_ms}
-        with recording("throughput", json_path, cores(), plan.device, report.beside(plot_path)) as record:
-            record.content |= about
+        with recording(json_path, cores(), plan.device) as record:
             for outcome in run(plan):
-                record.update(report.fields(outcome, max_p99_ms))
+                record.update([{**about, **row} for row in report.fields(outcome)])
                 wrong = outcome.wrong
-            click.echo(report.text(record.content))
+            click.echo(report.text(record.rows, plan.device))
     except (Failed, ServerFailed, OSError) as error:
         raise click.ClickException(str(error)) from error
     context.exit(1 if wrong else 0)

@@ -98,13 +98,13 @@ def images_per_s(checkpoint: Path) -> float:
         alone = Path(folder, "checkpoints", checkpoint.name)
         alone.parent.mkdir()
         alone.symlink_to(checkpoint.resolve())
-        arguments = ["--checkpoints", alone.parent, "--output", folder, "--seconds", MEASURE_S]
+        arguments = ["--checkpoints", alone.parent, "--json", Path(folder, "measured.json"), "--seconds", MEASURE_S]
         command = [sys.executable, "-m", "benchmarks.frontier", *map(str, arguments)]
         done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[1], check=False)
         if done.returncode:
             last_line = (done.stderr.strip().splitlines() or ["nothing"])[-1]
             raise SearchError(f"{checkpoint}: expected its measured speed, found {last_line}")
-        (row,) = json.loads(Path(folder, "frontier-measured.json").read_bytes())["derived"]
+        (row,) = json.loads(Path(folder, "measured.json").read_bytes())["rows"]
     return float(row["images_per_s"])
 
 

@@ -32,6 +32,7 @@ def measure(checkpoints: Sequence[Checkpoint], count: int, seconds: float, add: 
         rows.append(
             {
                 "checkpoint": name,
+                "images": count,
                 "sha256": loaded.sha256,
                 "model": loaded.config.model,
                 "depth": loaded.config.depth if loaded.config.is_transformer else None,

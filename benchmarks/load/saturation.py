@@ -8,29 +8,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
 SHORTFALL = 0.05
-ALIKE = ("model", "engine", "precision", "protocol", "shared_memory", "instances", "threads", "batch")
+ALIKE = (
+    *("model", "engine", "precision", "protocol", "shared_memory", "instances", "threads", "batch"),
+    "max_p99_ms",
+)
 
-Row = dict[str, Any]
+Row = Mapping[str, Any]
 
 
-def carried(row: Row, max_p99_ms: float) -> bool:
+def carried(row: Row) -> bool:
     reached: bool = row["images_per_s"] >= (1 - SHORTFALL) * row["rate"]
-    return reached and bool(row["p99_ms"] <= max_p99_ms)
+    return reached and bool(row["p99_ms"] <= row["max_p99_ms"])
 
 
-def saturation(rows: Sequence[Row], missing: Sequence[Row], max_p99_ms: float) -> list[Row]:
-    """Rate None if no rate was carried; `missing` are loads left out."""
+def saturation(rows: Sequence[Row]) -> list[Row]:
+    """Rate None if no rate was carried; rows with a `reason` are loads left out."""
     points = []
-    for alike, group in _grouped([*rows, *missing]):
+    for alike, group in _grouped([row for row in rows if row["protocol"] != "in process"]):
         measured = [row for row in group if "images_per_s" in row]
         largest = max((row["rate"] for row in group if row["rate"]), default=None)
         if largest is not None:
-            held = [row for row in measured if row["rate"] and carried(row, max_p99_ms)]
+            held = [row for row in measured if row["rate"] and carried(row)]
             best = max(held, key=lambda row: float(row["rate"]), default={})
             points.append(_point(alike, "rate", best, best.get("rate") == largest))
         closed = sorted((row for row in measured if row["in_flight"]), key=lambda row: int(row["in_flight"]))

@@ -10,6 +10,7 @@ from types import MappingProxyType
 
 import click
 import numpy as np
+from numpy.typing import NDArray
 
 from benchmarks.measure.progress import note, share_bar
 
@@ -90,12 +91,18 @@ def ratio_with_interval(numerator: Durations, denominator: Durations) -> Ratio:
     rounds = len(above)
     if rounds != len(below) or not rounds:
         raise ValueError(f"ratio: expected samples of the same rounds, found {rounds} and {len(below)}")
-    block = round(rounds ** (1 / 3))
-    starts = np.random.default_rng(0).integers(rounds, size=(RESAMPLES, -(-rounds // block)))
-    drawn = ((starts[..., None] + np.arange(block)) % rounds).reshape(RESAMPLES, -1)[:, :rounds]
+    drawn = blocks(np.random.default_rng(0), rounds, RESAMPLES)
     ratios = np.median(above[drawn], axis=1) / np.median(below[drawn], axis=1)
     low, high = np.percentile(ratios, (2.5, 97.5))
     return Ratio(float(np.median(above) / np.median(below)), float(low), float(high))
+
+
+def blocks(generator: np.random.Generator, rounds: int, resamples: int) -> NDArray[np.int64]:
+    """Places (resamples, rounds) of drawn rounds, in runs of rounds^(1/3) neighbours."""
+    block = round(rounds ** (1 / 3))
+    starts = generator.integers(rounds, size=(resamples, -(-rounds // block)))
+    places: NDArray[np.int64] = (starts[..., None] + np.arange(block)) % rounds
+    return places.reshape(resamples, -1)[:, :rounds]
 
 
 def is_stable(durations: Durations, baseline: Durations) -> bool:

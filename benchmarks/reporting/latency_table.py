@@ -57,8 +57,7 @@ def _number(value: float | None, decimals: int) -> str:
 
 
 def closing_lines(rows: Rows, missing: Rows, limits: Mapping[str, Any], caveat: str | None) -> Iterator[str]:
-    gemm = f"{limits['gemm_gflops_per_s']:,.0f} GFLOP/s ({limits['gemm_library']})"
-    yield f"Limits measured first: GEMM {gemm}, copy {limits['copy_gb_per_s']:.1f} GB/s"
+    yield limits_line(limits)
     if any(row["device"] == "cuda" for row in rows):
         yield "floor: the least time at these limits, with one kernel per product and per attention"
     for row in rows:
@@ -71,6 +70,11 @@ def closing_lines(rows: Rows, missing: Rows, limits: Mapping[str, Any], caveat: 
         yield from _published(rows)
         yield caveat
     yield from unstable_lines(rows)
+
+
+def limits_line(limits: Mapping[str, Any]) -> str:
+    gemm = f"{limits['gemm_gflops_per_s']:,.0f} GFLOP/s ({limits['gemm_library']})"
+    return f"Limits measured first: GEMM {gemm}, copy {limits['copy_gb_per_s']:.1f} GB/s"
 
 
 def unstable_lines(rows: Rows) -> Iterator[str]:

@@ -9,9 +9,9 @@ from benchmarks.measure.tables import table
 HEADER = ("images a call", "transport", "p50 ms", "p99 ms", "images/s", "of in process", "added ms", "client ms")
 
 
-def text(result: Mapping[str, Any]) -> str:
-    rows: Sequence[Mapping[str, Any]] = result["rows"]
-    memory: Sequence[Mapping[str, float]] = result["streamed"]
+def text(measured: Sequence[Mapping[str, Any]], device: str) -> str:
+    rows = [row for row in measured if "transport" in row]
+    memory = [row for row in measured if "resident_mb" in row]
     cells = [
         (
             f"{row['images_a_call']:,}",
@@ -25,8 +25,8 @@ def text(result: Mapping[str, Any]) -> str:
         )
         for row in rows
     ]
-    form = f"{result['model']}, {ENGINES[result['engine']]} {result['precision']}"
-    lines = [f"{form}, {result['batch_size']} images a request, device: {result['environment']['device']}"]
+    form = f"{rows[0]['model']}, {ENGINES[rows[0]['engine']]} {rows[0]['precision']}"
+    lines = [f"{form}, {rows[0]['batch_size']} images a request, device: {device}"]
     lines.append(table(HEADER, cells))
     if memory:
         before, after = (f"{step['images']:,} streamed images {step['resident_mb']:.1f} MB" for step in memory[::9])

@@ -1,20 +1,17 @@
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from dataclasses import fields as fields_of
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 from benchmarks.load.saturation import saturation
 from benchmarks.load.terms import Load, Sample, Target, engine_and_sharing, in_process, wire
 from benchmarks.load.turns import Outcome, Who
-from benchmarks.measure.results import Extras
 from benchmarks.measure.tables import table
 
-Row = dict[str, Any]
+Row = Mapping[str, Any]
 ALONE = {"protocol": "in process", "shared_memory": "none"}
 HEADER = (
     *("model", "instances x threads", "images a request", "asked", "images/s", "in process"),
@@ -22,11 +19,10 @@ HEADER = (
 )
 
 
-def fields(outcome: Outcome, max_p99_ms: float) -> Row:
-    """Takes medians over the rounds."""
-    rows = list(_rows(outcome))
+def fields(outcome: Outcome) -> list[Row]:
+    """Medians over the rounds; then the loads that were left out."""
     missing = [_named(who, load) | {"reason": why} for (who, load), why in outcome.left_out.items()]
-    return {"rows": rows, "missing": missing, "saturation": saturation(rows, missing, max_p99_ms)}
+    return [*_rows(outcome), *missing]
 
 
 def _rows(outcome: Outcome) -> Iterator[Row]:
@@ -38,11 +34,13 @@ def _rows(outcome: Outcome) -> Iterator[Row]:
                 **_named(who, load),
                 **served,
                 **_compared(served, alone),
-                "samples": [asdict(each) for each in taken],
+                "rounds_images_per_s": [each.images_per_s for each in taken],
+                "rounds_p50_ms": [each.p50_ms for each in taken],
+                "rounds_in_process_images_per_s": [each.images_per_s for each in alone],
             }
 
 
-def _named(who: Who, load: Load) -> Row:
+def _named(who: Who, load: Load) -> dict[str, Any]:
     reached = {"protocol": who.protocol, "shared_memory": who.shared_memory} if isinstance(who, Target) else ALONE
     return {**asdict(who.form), **reached, **asdict(who.sharing), **asdict(load)}
 
@@ -54,7 +52,6 @@ def _compared(served: Row, alone: Sequence[Sample]) -> Row:
         "in_process_p50_ms": p50_ms,
         "of_in_process": served["images_per_s"] / images_per_s if images_per_s else None,
         "added_ms": served["p50_ms"] - p50_ms if p50_ms else None,
-        "in_process_samples": [asdict(each) for each in alone],
     }
 
 
@@ -63,14 +60,15 @@ def _middle(samples: Sequence[Sample], name: str) -> float | None:
     return float(median(values)) if values else None
 
 
-def text(measured: Mapping[str, Any]) -> str:
-    lines = [table(HEADER, [_cells(row) for row in measured["rows"]])]
+def text(rows: Sequence[Row], device: str) -> str:
+    measured, missing = ([row for row in rows if ("reason" in row) == left_out] for left_out in (False, True))
+    lines = [table(HEADER, [_cells(row) for row in measured])]
     lines.append("Queue and compute: what the server's statistics say, means of a request.")
-    lines.append(f"Server and process compute on: {measured['environment']['device']}")
-    for row in measured["missing"]:
+    lines.append(f"Server and process compute on: {device}")
+    for row in missing:
         lines.append(f"{_target(row)}, {row['batch']} a request, {_asked(row)}: not measured, {row['reason']}")
-    for point in measured["saturation"]:
-        lines.append(f"{_target(point)}, {point['batch']} a request: {_saturated(point, measured['max_p99_ms'])}")
+    for point in saturation(rows):
+        lines.append(f"{_target(point)}, {point['batch']} a request: {said(point)}")
     return "\n".join(lines)
 
 
@@ -90,31 +88,10 @@ def _asked(row: Row) -> str:
     return f"{row['rate']:,g} images/s" if row["rate"] else f"{row['in_flight']} in flight"
 
 
-def _saturated(point: Row, max_p99_ms: float) -> str:
+def said(point: Row) -> str:
     if point["by"] == "rate" and point["rate"] is None:
-        return f"no rate was carried with p99 below {max_p99_ms:g} ms"
+        return f"no rate was carried with p99 below {point['max_p99_ms']:g} ms"
     at = f"{point['images_per_s']:,.0f} images/s at {_asked(point)}, p99 {point['p99_ms']:.1f} ms"
     if point["beyond"]:
         return f"not saturated by the largest load asked, {at}"
     return f"{'largest rate carried' if point['by'] == 'rate' else 'no gain from more in flight after'} {at}"
-
-
-def beside(path: Path | None) -> Extras:
-    def files(result: Mapping[str, Any]) -> dict[Path, bytes]:
-        return dict(_pictures(result, path)) if path else {}
-
-    return files
-
-
-def _pictures(result: Mapping[str, Any], path: Path) -> Iterator[tuple[Path, bytes]]:
-    from benchmarks.reporting.throughput_plot import by_model
-
-    environment = result["environment"]
-    device = "" if environment["device"] == "cpu" else f"{environment['device']}, "
-    machine = f"{device}{environment['cpu']}, {environment['threads']} cores"
-    footnote = f"{machine}; {result['generator']}, {result['rounds']} rounds of {result['seconds']:g} s"
-    for name, figure in by_model(result["rows"], footnote).items():
-        for kind in ("png", "svg"):
-            buffer = io.BytesIO()
-            figure.savefig(buffer, format=kind)
-            yield path.with_name(f"{path.stem}-{name}.{kind}"), buffer.getvalue()

@@ -1,8 +1,6 @@
 import pytest
 
 from benchmarks.measure.timing import MIN_ROUNDS, ROUNDS_VARIABLE
-from benchmarks.reporting import plots
-from benchmarks.reporting.page import Picture
 
 
 @pytest.fixture(autouse=True)
@@ -21,9 +19,3 @@ def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(roofline, "SIDE", {"cpu": 128})
     monkeypatch.setattr(roofline, "STREAM_FLOATS", 1 << 16)
-
-
-@pytest.fixture
-def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drawing takes most of a page's time."""
-    monkeypatch.setattr(plots, "picture", lambda name, caption, figure: Picture(name, caption, b"", b""))

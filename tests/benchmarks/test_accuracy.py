@@ -47,7 +47,9 @@ def test_conditions_of_a_shipped_network(tmp_path: Path) -> None:
     arguments = ["--conditions", "--models", "vitbn-tiny,vit", "--dataset", "digits", "--json", str(path)]
     result = CliRunner().invoke(accuracy, arguments)
     assert result.exit_code == 0, result.output
-    rows = {row["model"]: row["accuracy"] for row in json.loads(path.read_text())["rows"]}
+    rows: dict[str, dict[str, float]] = {}
+    for row in json.loads(path.read_text())["rows"]:
+        rows.setdefault(row["model"], {})[row["condition"]] = row["accuracy"]
     assert list(rows) == ["vitbn-tiny", "vit"]
     for shares in rows.values():
         assert list(shares) == ["digits", "8x8 digits", *PENS]

@@ -1,12 +1,37 @@
+import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
-import sample_results as sample
 from click.testing import CliRunner
 
 from benchmarks.measure.timing import Ratio
 from benchmarks.report import report
-from benchmarks.reporting.compare import ratio_of_runs, verdict
+from benchmarks.reporting.compare import MIN_ROUNDS, ratio_of_runs, verdict
+
+MACHINE = {
+    **{"cpu": "A CPU", "cores": 2, "threads": 2, "device": "cpu", "load_1min": 0.1, "system": "Linux"},
+    **{"python": "3.11", "packages": {"torch": "2.13.0", "onnxruntime": "1.31.1"}},
+}
+Noise = Callable[[np.random.Generator, int], Any]
+
+
+def samples_ns(median_ms: float, seed: int = 0, rounds: int = 15) -> list[int]:
+    spread = np.random.default_rng(seed).uniform(-0.02, 0.02, rounds)
+    return [round(1e6 * median_ms * (1 + each)) for each in spread - np.median(spread)]
+
+
+def row(median_ms: float, model: str = "vitbn", **fields: object) -> dict[str, object]:
+    times = {f"p{percent}_ms": median_ms for percent in (50, 90, 99)}
+    return {"model": model, "samples_ns": samples_ns(median_ms), **times, **fields}
+
+
+def write(path: Path, *rows: dict[str, object], machine: object = MACHINE, **fields: object) -> Path:
+    origin = {"command": "python benchmarks/it.py", "commit": "abc1234", "date": "2026-11-24T10:00:00+00:00"}
+    path.write_text(json.dumps({**origin, "machine": machine, "limits": None, "rows": rows, **fields}))
+    return path
 
 
 def run(*paths: Path) -> tuple[int, str]:
@@ -20,67 +45,76 @@ def line(output: str, name: str) -> str:
 
 
 def test_what_is_faster_slower_and_noise(tmp_path: Path) -> None:
-    before = sample.write(tmp_path / "before.json", sample.rewrites())
-    after = sample.write(tmp_path / "after.json", sample.rewrites(faster=2.0))
+    before = write(tmp_path / "before.json", row(20.0), row(30.0, "vit"))
+    after = write(tmp_path / "after.json", row(10.0), row(30.0, "vit"))
     code, output = run(before, after)
     assert code == 0
-    assert "faster" in line(output, "depth 6, vitbn, all, best")
-    assert "2.00 (" in line(output, "depth 6, vitbn, all, best")
-    assert "same within noise" in line(output, "depth 6, vitbn, plain, best")
-    assert "slower" in line(run(after, before)[1], "depth 1, vit, all, one call")
+    assert "faster" in line(output, "vitbn")
+    assert "2.00 (" in line(output, "vitbn")
+    assert "same within noise" in line(output, "vit ")
+    assert "slower" in line(run(after, before)[1], "vitbn")
 
 
-@pytest.mark.parametrize("make", [make for make in sample.EVERY if make is not sample.accuracy])
-def test_every_row_of_every_benchmark_is_the_same_as_itself(make: object, tmp_path: Path) -> None:
-    """Operators have only medians."""
-    path = sample.write(tmp_path / "a.json", make())
-    code, output = run(path, path)
-    if make is sample.operators:
-        assert "expected rows with samples that are also in" in output
-        return
-    assert code == 0
-    rows = output.splitlines()[2:]
-    assert rows
-    assert all("same within noise" in row for row in rows)
-    assert len({row.split("same within")[0] for row in rows}) == len(rows)
+def test_below_ten_rounds_nobody_can_tell(tmp_path: Path) -> None:
+    few = [row(ms, samples_ns=samples_ns(ms, rounds=MIN_ROUNDS - 1)) for ms in (20.0, 10.0)]
+    before, after = (write(tmp_path / f"{i}.json", each) for i, each in enumerate(few))
+    assert "cannot tell: 9 rounds, 10 wanted" in run(before, after)[1]
 
 
-def test_results_that_name_no_engine_are_compared_with_those_that_do(tmp_path: Path) -> None:
-    old, new, other = (sample.throughput() for _ in range(3))
-    for result, engine in ((new, "onnxruntime"), (other, "tensorrt")):
-        for row in result["rows"]:
-            row |= {"engine": engine, "precision": "fp32", "shared_memory": "none"}
-    paths = [sample.write(tmp_path / f"{i}.json", result) for i, result in enumerate((old, new, other))]
-    assert all("same within noise" in row for row in run(*paths[:2])[1].splitlines()[2:])
-    assert "expected rows with samples that are also in" in run(paths[0], paths[2])[1]
+def independent(generator: np.random.Generator, rounds: int) -> Any:
+    return 1 + 0.05 * generator.standard_normal(rounds)
 
 
-def test_the_interval_is_that_of_runs_apart() -> None:
-    samples = [ns / 1e6 for ns in sample.samples_ns(100.0, seed=1, rounds=15)]
-    other = [ns / 1e6 for ns in sample.samples_ns(100.0, seed=2, rounds=15)]
-    assert verdict(ratio_of_runs(samples, [1.1 * ms for ms in other])) == "slower"
-    assert verdict(ratio_of_runs(samples, [0.9 * ms for ms in other])) == "faster"
-    assert verdict(ratio_of_runs(samples, [1.001 * ms for ms in other])) == "same within noise"
-    assert ratio_of_runs(samples, other) == ratio_of_runs(samples, other)
+def with_outliers(generator: np.random.Generator, rounds: int) -> Any:
+    return 1 + 0.05 * np.abs(generator.standard_cauchy(rounds))
+
+
+def drifting(generator: np.random.Generator, rounds: int) -> Any:
+    """Neighbours correlate by a half."""
+    noise = generator.standard_normal(rounds)
+    for i in range(1, rounds):
+        noise[i] += 0.5 * noise[i - 1]
+    return 1 + 0.03 * noise
+
+
+@pytest.mark.parametrize("noise", [independent, with_outliers, drifting])
+@pytest.mark.parametrize("rounds", [10, 15, 30])
+def test_two_runs_of_one_program_rarely_differ(noise: Noise, rounds: int) -> None:
+    wrong = 0
+    for seed in range(150):
+        generator = np.random.default_rng(seed)
+        ratio = ratio_of_runs(*(100 * noise(generator, rounds) for _ in range(2)))
+        wrong += verdict(ratio, rounds) != "same within noise"
+    assert wrong / 150 <= 0.02
+
+
+def test_a_real_change_is_seen() -> None:
+    """Of 15 % with a noise of 5 %."""
+    seen = 0
+    for seed in range(50):
+        generator = np.random.default_rng(seed)
+        before, after = independent(generator, 30), 0.85 * independent(generator, 30)
+        seen += verdict(ratio_of_runs(before, after), 30) == "faster"
+    assert seen >= 45
 
 
 @pytest.mark.parametrize(
     ("low", "high", "expected"), [(1.01, 2, "faster"), (0.5, 0.99, "slower"), (0.9, 1.1, "same within noise")]
 )
 def test_verdict(low: float, high: float, expected: str) -> None:
-    assert verdict(Ratio(1.0, low, high)) == expected
+    assert verdict(Ratio(1.0, low, high), MIN_ROUNDS) == expected
 
 
 def test_rows_that_only_one_has(tmp_path: Path) -> None:
-    before = sample.write(tmp_path / "a.json", sample.throughput(["vitbn", "cnn"]))
-    after = sample.write(tmp_path / "b.json", sample.throughput(["vitbn", "vit"]))
+    before = write(tmp_path / "a.json", row(1.0), row(1.0, "cnn"))
+    after = write(tmp_path / "b.json", row(1.0), row(1.0, "vit"), row(1.0, batch=64))
     output = run(before, after)[1]
-    assert output.count("only before") == output.count("only after") == 2
+    assert (output.count("only before"), output.count("only after")) == (1, 2)
 
 
 def test_other_machines_and_versions_are_warned_of(tmp_path: Path) -> None:
-    before = sample.write(tmp_path / "a.json", sample.engines())
-    after = sample.write(tmp_path / "b.json", sample.engines(), cpu="Another", packages={"torch": "2.14.0"})
+    before = write(tmp_path / "a.json", row(1.0))
+    after = write(tmp_path / "b.json", row(1.0), machine=MACHINE | {"cpu": "Another", "packages": {"torch": "2.14.0"}})
     output = run(before, after)[1]
     assert "Warning: cpu: A CPU before, Another after" in output
     assert "Warning: torch: 2.13.0 before, 2.14.0 after" in output
@@ -88,35 +122,24 @@ def test_other_machines_and_versions_are_warned_of(tmp_path: Path) -> None:
 
 
 def test_an_interrupted_result_is_warned_of(tmp_path: Path) -> None:
-    before = sample.write(tmp_path / "a.json", sample.engines())
-    after = sample.write(tmp_path / "b.json", {**sample.engines(), "interrupted": True})
+    before = write(tmp_path / "a.json", row(1.0))
+    after = write(tmp_path / "b.json", row(1.0), interrupted=True)
     code, output = run(before, after)
     assert (code, f"Warning: {after}: interrupted\n" in output) == (0, True)
 
 
-@pytest.mark.parametrize("rows", [["x"], [{"samples": [{"p50_ms": None}]}], [{"samples": [{}]}], [{"samples_ns": 5}]])
-def test_rows_of_another_form(rows: list[object], tmp_path: Path) -> None:
-    path = sample.write(tmp_path / "a.json", {**sample.throughput(), "rows": rows})
-    code, output = run(path, path)
-    assert (code, output.count("\n")) == (1, 1)
-    assert output.startswith(f"Error: {path}: expected rows with their samples, found ")
+def test_results_without_common_rows(tmp_path: Path) -> None:
+    before = write(tmp_path / "a.json", row(1.0))
+    after = write(tmp_path / "b.json", {"scenario": "sigterm", "sent": 5})
+    assert run(before, after) == (
+        1,
+        f"Error: {after}: expected rows with samples that are also in {before}, found none\n",
+    )
 
 
-def test_files_of_different_benchmarks(tmp_path: Path) -> None:
-    before = sample.write(tmp_path / "a.json", sample.engines())
-    after = sample.write(tmp_path / "b.json", sample.overhead())
-    code, output = run(before, after)
-    assert code == 1
-    assert output == f"Error: {after}: expected a result of engines as {before} is, found overhead\n"
-
-
-def test_a_result_that_counts_its_rows() -> None:
-    bulk = Path(__file__).parents[2] / "benchmarks/results/bulk.json"
-    assert run(bulk, bulk) == (1, f"Error: {bulk}: expected rows with samples that are also in {bulk}, found none\n")
-
-
-def test_a_file_that_is_no_result(tmp_path: Path) -> None:
-    path = sample.write(tmp_path / "a.json", {"study": "depths"})
+def test_a_file_of_another_form(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text('{"study": "depths"}')
     code, output = run(path, path)
     assert code == 1
-    assert output.startswith(f"Error: {path}: expected the result of a benchmark")
+    assert output.startswith(f"Error: {path}: expected the form of run.schema.json")

@@ -82,15 +82,15 @@ def test_a_wrong_judgement_shows(judge, inks):
     assert 100 * judge.right(mirrored, labels).mean() < LEAST["strokes"] - 20
 
 
-def test_the_command_writes_its_page(tmp_path):
-    arguments = ["plain", "--images", "10", "--source", "strokes", "--output", str(tmp_path)]
+def test_the_command_writes_its_rows(tmp_path):
+    path = tmp_path / "conditions.json"
+    arguments = ["plain", "--images", "10", "--source", "strokes", "--json", str(path)]
     result = CliRunner().invoke(conditions, arguments)
     assert result.exit_code == 0, result.output
-    written = json.loads((tmp_path / "conditions.json").read_text())
-    assert written["rows"] == [{"condition": "plain", "strokes": 100.0}]
-    page = (tmp_path / "conditions.md").read_text()
-    assert "| plain | 100 |" in page
-    assert "    python benchmarks/conditions.py plain --images 10 --source strokes --output DIR" in page
+    written = json.loads(path.read_text())
+    assert written["rows"] == [{"condition": "plain", "images": 10, "strokes": 100.0}]
+    assert written["command"] == "python benchmarks/conditions.py plain --images 10 --source strokes --json FILE"
+    assert ["plain", "100"] in [line.split() for line in result.output.splitlines()]
 
 
 def test_more_images_than_a_source_has():

@@ -165,8 +165,10 @@ def test_in_process_no_more_are_in_flight_than_answer() -> None:
 
 def row(images_per_s: float | None, p99_ms: float = 10, **load: Any) -> dict[str, Any]:
     target = {"model": "vit", "engine": "onnxruntime", "precision": "fp32", "protocol": "grpc", "shared_memory": "none"}
-    target |= {"instances": 1, "threads": 0, "batch": 1}
-    figures = {} if images_per_s is None else {"images_per_s": images_per_s, "p99_ms": p99_ms}
+    target |= {"instances": 1, "threads": 0, "batch": 1, "max_p99_ms": 50}
+    figures = (
+        {"reason": "the queue is full"} if images_per_s is None else {"images_per_s": images_per_s, "p99_ms": p99_ms}
+    )
     return {**target, "in_flight": None, "rate": None, **load, **figures}
 
 
@@ -181,8 +183,7 @@ def row(images_per_s: float | None, p99_ms: float = 10, **load: Any) -> dict[str
     ],
 )
 def test_the_largest_rate_that_is_carried(rows: list[dict[str, Any]], rate: float | None, beyond: bool) -> None:
-    measured, missing = ([each for each in rows if ("p99_ms" in each) == there] for there in (True, False))
-    (point,) = saturation(measured, missing, max_p99_ms=50)
+    (point,) = saturation(rows)
     assert (point["by"], point["rate"], point["beyond"]) == ("rate", rate, beyond)
 
 
@@ -203,6 +204,6 @@ def test_recovery_ends_with_the_longest_silence() -> None:
 )
 def test_the_fewest_in_flight_that_give_the_most(by_count: dict[int, float], in_flight: int, beyond: bool) -> None:
     rows = [row(images_per_s, in_flight=count) for count, images_per_s in by_count.items()]
-    (point,) = saturation(rows, [], max_p99_ms=50)
+    (point,) = saturation(rows)
     assert (point["by"], point["in_flight"], point["beyond"]) == ("in_flight", in_flight, beyond)
     assert point["images_per_s"] == by_count[in_flight]

@@ -4,8 +4,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from benchmarks.contest.profiling import flops, nodes_of, together
+from benchmarks.contest.profiling import flops, nodes_of, profile_graph, together
+from benchmarks.contest.subjects import example_images
 from benchmarks.operators import operators
+from export.pipeline import ExportOptions, export_checkpoint
+from models.catalog import shipped
+from models.checkpoint import read_config
 
 
 def event(name: str, operator: str, us: int, inputs: list[list[int]], output: list[int]) -> dict[str, object]:
@@ -58,13 +62,20 @@ def test_a_short_run(tmp_path: Path) -> None:
     result = CliRunner().invoke(operators, arguments)
     assert result.exit_code == 0, result.output
     written = json.loads(path.read_text())
-    assert written["benchmark"] == "operators"
-    plain, rewritten = written["graphs"]
-    for graph in (plain, rewritten):
-        for name in ("operators", "groups"):
-            assert sum(row["share"] for row in graph[name]) == pytest.approx(1)
-        assert graph["nodes_p50_ms"] == pytest.approx(sum(node["p50_us"] for node in graph["nodes"]) / 1000)
-    assert any(row["operator"] == "BatchNormalization" for row in plain["operators"])
-    assert not any(row["operator"] == "BatchNormalization" for row in rewritten["operators"])
-    macs = [sum(node["flops"] or 0 for node in graph["nodes"]) / 2 / 4 for graph in (plain, rewritten)]
-    assert macs == pytest.approx([2_853_504, 56_448], rel=0.02)  # as `vitbn models` and the exporter count them
+    plain, rewritten = ([row for row in written["rows"] if row["rewrites"] == name] for name in ("plain", "all"))
+    for rows in (plain, rewritten):
+        for kind in (False, True):
+            assert sum(row["share"] for row in rows if ("shapes" in row) == kind) == pytest.approx(1)
+        assert rows[0]["nodes_p50_ms"] == pytest.approx(sum(row["p50_us"] for row in rows if "shapes" in row) / 1000)
+    assert any(row["operator"] == "BatchNormalization" for row in plain)
+    assert not any(row["operator"] == "BatchNormalization" for row in rewritten)
+
+
+@pytest.mark.slow
+def test_the_operations_are_those_that_the_exporter_counts() -> None:
+    images = example_images(read_config(shipped("vitbn-tiny")), 4)
+    macs = []
+    for rewritten in (False, True):
+        data = export_checkpoint(shipped("vitbn-tiny"), ExportOptions(rewrites="all" if rewritten else "none")).onnx
+        macs.append(sum(node["flops"] or 0 for node in profile_graph(data, images, 3, 1)["nodes"]) / 2 / 4)
+    assert macs == pytest.approx([2_853_504, 56_448], rel=0.02)

@@ -23,9 +23,9 @@ def test_a_short_run(tmp_path):
     result = run("--streamed", 5000, "--batch", 300, "--device", "cpu", "--json", path)
     assert result.exit_code == 0, result.output
     written = json.loads(path.read_text())
-    assert [written[name] for name in ("engine", "precision", "batch_size")] == ["onnxruntime", "fp32", 300]
-    assert written["environment"]["packages"]["onnxruntime"]
-    rows = {(row["images_a_call"], row["transport"]): row for row in written["rows"]}
+    about = {(row["engine"], row["precision"], row["batch_size"]) for row in written["rows"]}
+    assert about == {("onnxruntime", "fp32", 300)}
+    rows = {(row["images_a_call"], row["transport"]): row for row in written["rows"] if "transport" in row}
     calls = sorted({images for images, _ in rows})
     assert calls[0] == 1 < calls[1]
     assert set(rows) == {(images, way) for images in calls for way in (IN_PROCESS, *TRANSPORTS)}
@@ -40,7 +40,7 @@ def test_a_short_run(tmp_path):
         assert ("client_ms" in row) == (asked := images == 1 and way != IN_PROCESS)
         assert not asked or 0 < row["client_ms"] < 10 * row["p50_ms"]
         assert f"{row['images_per_s']:,.0f}" in result.output
-    assert [step["images"] for step in written["streamed"]] == list(range(500, 5001, 500))
+    assert [row["images"] for row in written["rows"] if "resident_mb" in row] == list(range(500, 5001, 500))
     assert "after 5,000" in result.output
     assert "vitbn-tiny, ONNX Runtime fp32, 300 images a request, device: cpu" in result.output
 

@@ -2,12 +2,10 @@ import json
 from pathlib import Path
 
 import pytest
-import sample_results as sample
 from click.testing import CliRunner
 
 from benchmarks.contest import roofline, sweep
 from benchmarks.latency import latency
-from benchmarks.reporting.latency_plots import figures
 
 
 @pytest.mark.slow
@@ -28,47 +26,34 @@ def test_every_axis_has_its_points_and_every_idea_its_figure(tmp_path: Path, mon
         "--runtimes",
         "torch",
     ]
-    files = ["--json", str(tmp_path / "sweep.json"), "--plot", str(tmp_path / "sweep.png")]
+    files = ["--json", str(tmp_path / "sweep.json")]
     result = CliRunner().invoke(
         latency, [*options, "--runtimes", "torch", *files, "--seconds", "1", "--device", "cpu", "--threads", "1"]
     )
     assert result.exit_code == 0, result.output
     written = json.loads((tmp_path / "sweep.json").read_text())
-    assert (written["benchmark"], written["missing"]) == ("sweep", [])
     points = {
-        axis: [(row["model"], row["batch"], row["depth"], row["dim"]) for row in rows]
-        for axis, rows in written["axes"].items()
+        axis: [(row["model"], row["batch"], row["depth"], row["dim"]) for row in written["rows"] if row["axis"] == axis]
+        for axis in ("batch", "depth", "dim")
     }
     cnn = [("cnn", batch, None, None) for batch in (1, 4)]
     assert points["batch"] == [("vitbn", 1, 1, 64), cnn[0], ("vitbn", 4, 1, 64), cnn[1]]
     assert [point for point in points["depth"] if point[0] == "vitbn"] == [("vitbn", 2, depth, 64) for depth in (1, 2)]
     assert [point for point in points["dim"] if point[0] == "vitbn"] == [("vitbn", 2, 1, dim) for dim in (32, 64)]
-    macs = [row["macs"] for row in written["axes"]["dim"] if row["model"] == "vitbn"]
+    macs = [row["macs"] for row in written["rows"] if (row["axis"], row["model"]) == ("dim", "vitbn")]
     assert macs[0] < macs[1]
-    pictures = {path.name for path in tmp_path.iterdir()} - {"sweep.json"}
-    against = {f"{axis}-{quantity}" for axis in ("batch", "depth") for quantity in ("latency", "throughput")}
-    assert pictures == {f"sweep-{idea}.{kind}" for idea in {"work", *against} for kind in ("png", "svg")}
 
 
 @pytest.mark.usefixtures("small_limits")
 def test_nothing_to_measure_is_said_and_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for axis in ("DEPTHS", "DIMS"):
         monkeypatch.setattr(sweep, axis, ())
-    files = ["--json", str(tmp_path / "sweep.json"), "--plot", str(tmp_path / "sweep.png")]
+    files = ["--json", str(tmp_path / "sweep.json")]
     options = ["--sweep", "--models", "cnn", "--runtimes", "tensorrt", "--device", "cpu", "--threads", "1"]
     result = CliRunner().invoke(latency, [*options, *files])
     assert result.exit_code == 1
     assert "Error: nothing to measure: expected one of --runtimes on this machine, found none" in result.output
     assert not list(tmp_path.iterdir())
-
-
-def test_no_figure_without_rows() -> None:
-    whole = sample.sweep() | {"environment": sample.ENVIRONMENT}
-    without_depth = [row | {"depth": None} for row in whole["axes"]["depth"]]
-    drawn = figures(whole | {"axes": whole["axes"] | {"depth": without_depth}})
-    assert set(drawn) == {"-work", "-batch-latency", "-batch-throughput"}
-    assert figures(whole | {"axes": {"batch": [], "depth": [], "dim": []}}) == {}
-    assert figures({"benchmark": "latency", "rows": []}) == {}
 
 
 @pytest.mark.usefixtures("small_limits")

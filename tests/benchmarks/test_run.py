@@ -18,7 +18,7 @@ from benchmarks.faults import faults
 from benchmarks.frontier import frontier
 from benchmarks.latency import latency
 from benchmarks.measure.choices import FiniteRange, NameList, Result, json_option, seconds_option
-from benchmarks.measure.results import recording
+from benchmarks.measure.run import recording
 from benchmarks.measure.timing import ROUNDS_VARIABLE, Interrupted, time_interleaved
 from benchmarks.norms import norms
 from benchmarks.operators import operators
@@ -42,8 +42,8 @@ WITH_SECONDS = (engines, frontier, latency, norms, overhead, rewrites, throughpu
 @seconds_option(3, "Not asked for.")
 @json_option
 def measure(json_path: Path | None, **options: object) -> None:
-    with recording("measure", json_path, 1) as record:
-        record.update({"rows": [1]})
+    with recording(json_path, 1) as record:
+        record.update([{"sent": 1}])
         if options["quick"]:
             raise KeyboardInterrupt
 
@@ -66,13 +66,14 @@ def test_every_result_says_what_measured_it_and_when(tmp_path: Path) -> None:
     result = CliRunner().invoke(measure, arguments)
     assert (result.exit_code, result.output) == (0, f"Wrote {path}\n")
     written = json.loads(path.read_text())
-    assert set(written) == {"benchmark", "command", "date", "environment", "rows"}
+    dirty = str(written["commit"]).endswith("-dirty")
+    assert set(written) - {"doubt"} == {"command", "commit", "date", "machine", "limits", "rows"}
+    assert ("uncommitted changes" in written.get("doubt", "")) == dirty
     assert (
         written["command"]
         == "python benchmarks/measure.py 'x y' --names c,a --batch 1 --batch 2 --folder DIR --json FILE"
     )
     assert abs(datetime.now(timezone.utc) - datetime.fromisoformat(written["date"])).total_seconds() < 600
-    assert "commit" in written["environment"]
     assert str(tmp_path) not in path.read_text()
 
 
@@ -82,20 +83,20 @@ def test_ctrl_c_leaves_what_was_measured(tmp_path: Path) -> None:
     assert result.exit_code == 130
     assert "Interrupted: only the finished rounds count" in result.output
     written = json.loads(path.read_text())
-    assert (written["interrupted"], written["rows"]) == (True, [1])
+    assert (written["interrupted"], written["rows"]) == (True, [{"sent": 1}])
 
 
 @pytest.mark.parametrize("error", [ServerFailed("no server"), TimeoutError("no answer"), ZeroDivisionError()])
 def test_an_error_marks_what_was_measured(error: Exception, tmp_path: Path) -> None:
     @click.command()
     def failing() -> None:
-        with recording("failing", tmp_path / "result.json", 1) as record:
-            record.update({"rows": [1]})
+        with recording(tmp_path / "result.json", 1) as record:
+            record.update([{"sent": 1}])
             raise error
 
     result = CliRunner().invoke(failing)
     written = json.loads((tmp_path / "result.json").read_text())
-    assert (written["interrupted"], written["rows"]) == (True, [1])
+    assert (written["interrupted"], written["rows"]) == (True, [{"sent": 1}])
     known = not isinstance(error, ZeroDivisionError)
     assert (result.exit_code, result.output) == (1, f"Error: {error}\n" if known else "")
 
@@ -172,18 +173,16 @@ def test_a_pipe_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_folder_of_the_system_is_refused(tmp_path: Path) -> None:
-    result = CliRunner().invoke(frontier, ["--output", "/proc/results"])
+    result = CliRunner().invoke(frontier, ["--json", "/proc/results.json"])
     assert result.exit_code == 2
-    assert "/proc/results: expected a place to write to, found" in result.output
+    assert "/proc/results.json: expected a place to write to, found" in result.output
 
 
 @pytest.mark.parametrize("command", WITH_SECONDS)
 @pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
 def test_seconds_are_finite(command: click.Command, value: str, tmp_path: Path) -> None:
-    arguments = ["--output", str(tmp_path)] if command in (frontier, norms) else []
-    result = CliRunner().invoke(
-        command, [*arguments, "--seconds", value, *([str(tmp_path)] if command is norms else [])]
-    )
+    study = [str(tmp_path)] if command is norms else []
+    result = CliRunner().invoke(command, [*study, "--seconds", value])
     assert result.exit_code == 2
     assert "--seconds" in result.output
 

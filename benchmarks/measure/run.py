@@ -1,0 +1,168 @@
+"""A run: what a command measured, in one form of JSON, checked against run.schema.json on writing and on reading.
+
+`pandas.DataFrame(json.load(file)["rows"])` is its table.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import click
+from click.core import ParameterSource
+
+Row = Mapping[str, Any]
+"""A measured cell, or with `reason` one that was left out."""
+
+DIRTY = "measured from a working tree with uncommitted changes"
+NO_COMMIT = "measured outside a git repository"
+
+
+class RunError(Exception):
+    """The message names the file."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """`doubt`: why the figures cannot be repeated as they are, such as an unknown command."""
+
+    command: str | None
+    commit: str | None
+    date: str | None
+    machine: Mapping[str, Any]
+    limits: Mapping[str, Any] | None
+    rows: Sequence[Row]
+    interrupted: bool | None = None
+    doubt: str | None = None
+
+    def text(self) -> str:
+        """Raises RunError if it does not fit the schema."""
+        optional = ("interrupted", "doubt")
+        fields = {name: value for name, value in asdict(self).items() if value is not None or name not in optional}
+        content: dict[str, Any] = json.loads(text := json.dumps(fields, indent=1))
+        _check("a result", content)
+        return text + "\n"
+
+
+def read(path: Path) -> Run:
+    """Raises RunError."""
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise RunError(f"{path}: expected a JSON file, found {error}") from error
+    _check(str(path), content)
+    return Run(**content)
+
+
+def _check(what: str, content: object) -> None:
+    import jsonschema
+
+    error = jsonschema.exceptions.best_match(_validator().iter_errors(content))
+    if error is not None:
+        raise RunError(
+            f"{what}: expected the form of run.schema.json, found at {error.json_path} {error.message[:200]}"
+        )
+
+
+@cache
+def _validator() -> Any:
+    import jsonschema
+
+    schema = json.loads(Path(__file__).with_name("run.schema.json").read_text())
+    return jsonschema.Draft202012Validator(schema)
+
+
+class Record:
+    """`path` None: nothing is written."""
+
+    def __init__(self, path: Path | None, threads: int, device: str) -> None:
+        self.path, self.threads, self.device = path, threads, device
+        self.command, self.date = command(), _now()
+        self.limits: Mapping[str, Any] | None = None
+        self.rows: Sequence[Row] = ()
+
+    def update(self, rows: Sequence[Row], limits: Mapping[str, Any] | None = None, interrupted: bool = False) -> None:
+        """Writes the file at once: an interrupted run keeps its measurements."""
+        from models.environment import describe
+        from models.files import write_atomically
+
+        self.rows, self.limits = rows, limits or self.limits
+        if self.path:
+            machine = describe(self.threads, self.device)
+            commit: str | None = machine.pop("commit")
+            doubt = NO_COMMIT if commit is None else DIRTY if commit.endswith("-dirty") else None
+            run = Run(self.command, commit, self.date, machine, self.limits, rows, interrupted or None, doubt)
+            write_atomically(self.path, run.text().encode())
+
+
+@contextmanager
+def recording(path: Path | None, threads: int, device: str = "cpu") -> Iterator[Record]:
+    """Ctrl-C and errors mark the measurements `interrupted`; Ctrl-C exits with 130.
+
+    Raises ClickException for lost servers and OSError.
+    """
+    from clients.errors import ClientError
+    from serving.running import ServerFailed
+
+    record = Record(path, threads, device)
+    try:
+        yield record
+    except KeyboardInterrupt:
+        if record.rows:
+            record.update(record.rows, interrupted=True)
+            _tell(record)
+        click.echo("Interrupted: only the finished rounds count", err=True)
+        raise click.exceptions.Exit(130) from None
+    except Exception as error:
+        if record.rows:
+            with suppress(OSError):  # of a full disk; the first error says more
+                record.update(record.rows, interrupted=True)
+        if isinstance(error, (ClientError, ServerFailed, OSError)):
+            raise click.ClickException(str(error)) from error
+        raise
+    _tell(record)
+
+
+def _tell(record: Record) -> None:
+    if record.path and record.rows:
+        click.echo(f"Wrote {record.path}")
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+
+
+def command() -> str:
+    """The command without default options; FILE and DIR replace local paths."""
+    context = click.get_current_context()
+    words = ["python", f"benchmarks/{context.command.name}.py"]
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            words += _words(parameter, context.params[name])
+    return " ".join(words)
+
+
+def _words(parameter: click.Parameter, value: Any) -> Iterator[str]:
+    if isinstance(parameter, click.Option) and parameter.is_flag:
+        yield parameter.opts[0]
+        return
+    for each in value if parameter.multiple or parameter.nargs == -1 else [value]:
+        if isinstance(parameter, click.Option):
+            yield parameter.opts[0]
+        yield _word(parameter, each)
+
+
+def _word(parameter: click.Parameter, value: Any) -> str:
+    if isinstance(parameter.type, click.Path):
+        return "FILE" if parameter.type.file_okay and not parameter.type.dir_okay else "DIR"
+    if isinstance(value, list):
+        return shlex.quote(",".join(map(str, value)))
+    return f"{value:g}" if isinstance(value, float) else shlex.quote(str(value))

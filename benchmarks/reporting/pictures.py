@@ -1,0 +1,104 @@
+"""The pictures that pages show. In: a run. Out: a PNG; equal numbers give equal bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.contest.foreign_contestants import OURS
+from benchmarks.contest.rewritten import ALL, BEST, EAGER, INT8, PLAIN
+from benchmarks.measure.run import Run
+from benchmarks.reporting.tables import number
+from models.config import ModelName
+from models.plots.figures import STYLES, accuracy_over_cost, legend, png, row_of_panels
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Step = tuple[ModelName, str, str, float]
+"""Model, contestant of `rewrites.py`, label, strength of the colour."""
+
+STEPS: tuple[Step, ...] = (
+    ("vitbn", EAGER, "PyTorch, eager", 0.25),
+    ("vitbn", PLAIN, "ONNX Runtime, plain export", 0.25),
+    ("vitbn", "fold", "BatchNorm folded", 0.45),
+    ("vitbn", "fold + absorb", "+ keys and values absorbed", 0.6),
+    ("vitbn", "fold + absorb + CLS row", "+ last block for one row", 0.8),
+    ("vitbn", ALL, "all rewrites", 1.0),
+    ("vitbn", INT8, "all rewrites, int8", 1.0),
+    ("cnn", ALL, "CNN, BatchNorm folded", 1.0),
+)
+
+
+def worth(run: Run) -> bytes:
+    """The README's: the gain of each rewrite of ViTBN, beside the CNN."""
+    images = run.rows[0]["images"]
+    title = f"What the exact rewrites of ViTBN are worth: {images:,} images, {_machine(run)}"
+    footnote = (
+        "Beside each bar: times as fast as the plain export. Each at its best batch and threads. "
+        "int8 rounds, the rest is exact. The CNN has no depth."
+    )
+    depths = dict.fromkeys(row["at_depth"] for row in run.rows)
+    titles = [f"depth {depth}" for depth in depths]
+    figure, panels = row_of_panels(title, footnote, titles, "images a second", "", (4.6 * len(titles) + 1.2, 3.9))
+    for axes, depth in zip(panels, depths, strict=True):
+        best = [row for row in run.rows if row.get("kind") == BEST and row["at_depth"] == depth]
+        _bars(axes, {(row["model"], row["contestant"]): row["p50_ms"] for row in best}, images)
+    panels[0].set_yticks(range(len(STEPS)), [label for *_, label, _ in STEPS])
+    panels[0].invert_yaxis()
+    return png(figure)
+
+
+def _bars(axes: Axes, best_ms: Mapping[tuple[str, str], float], images: int) -> None:
+    from matplotlib.ticker import MaxNLocator, StrMethodFormatter
+
+    for height, (model, contestant, _, alpha) in enumerate(STEPS):
+        ms = best_ms[model, contestant]
+        images_per_s = 1000 * images / ms
+        axes.barh(height, images_per_s, 0.7, color=STYLES[model][0], alpha=alpha)
+        label = f"{number(best_ms['vitbn', PLAIN] / ms)} x"
+        axes.annotate(label, (images_per_s, height), (4, 0), textcoords="offset points", va="center", fontsize=9)
+    axes.margins(x=0.16)
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=4, min_n_ticks=3))
+    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+    axes.grid(False, axis="y")
+
+
+def frontier(run: Run) -> bytes:
+    measured = [(row["model"], _label(row), row["images_per_s"], 100 * row["test_accuracy"]) for row in run.rows]
+    first = run.rows[0]
+    rounds, images = len(first["samples_ns"]), first["images"]
+    timing = f"Medians of {rounds} interleaved rounds, {images:,} images each, ONNX Runtime, all rewrites."
+    speed = "images a second, rewritten, on this machine"
+    return png(accuracy_over_cost("What accuracy costs in speed", f"{timing}\n{_machine(run)}.", measured, speed))
+
+
+def _label(row: Mapping[str, Any]) -> str:
+    """What the checkpoint's name says beyond its model, else the depth."""
+    added = PurePath(row["checkpoint"]).stem.removeprefix(row["model"]).strip("-")
+    return added or (f"depth {row['depth']}" if row["depth"] else "")
+
+
+def foreign(run: Run) -> bytes:
+    title, axis = "What the ONNX rewrites are worth on networks of others", "times as fast as the plain file"
+    ours = [row for row in run.rows if row.get("contestant") == OURS and "samples_ns" in row]
+    titles = list(dict.fromkeys(row["title"] for row in ours))
+    footnote = "One thread of ONNX Runtime, interleaved medians, 95 % bootstrap intervals."
+    figure, (axes,) = row_of_panels(title, footnote, [""], axis, "", (8.0, 1.6 + 0.4 * len(titles)))
+    for batch, marker, colour, above in ((1, "o", "#1f5f99", 0.0), (8, "s", "#b3541e", 0.2)):
+        for place, row in enumerate(row for row in ours if row["batch"] == batch):
+            ratio, height = row["times_as_fast"], titles.index(row["title"]) + above
+            spread = [[ratio["ratio"] - ratio["low"]], [ratio["high"] - ratio["ratio"]]]
+            label = f"batch {batch}" if place == 0 else "_"
+            look: dict[str, Any] = {"capsize": 3, "marker": marker, "color": colour, "label": label}
+            axes.errorbar([ratio["ratio"]], [height], xerr=spread, **look)
+    axes.axvline(1, color="#555555", linewidth=0.9)
+    axes.set_yticks(range(len(titles)), [each.replace("`", "") for each in titles])
+    axes.invert_yaxis()
+    legend(figure, axes)
+    return png(figure)
+
+
+def _machine(run: Run) -> str:
+    return f"{run.machine['threads']} of {run.machine['cores']} cores of {run.machine['cpu']}"

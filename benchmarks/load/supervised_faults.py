@@ -159,8 +159,13 @@ def slow_probe(bench: Bench) -> Row:
 
 
 def _prober(server: Server) -> psutil.Process:
-    children = psutil.Process(server.pid).children()
-    return next(each for each in children if "clients.probe" in each.cmdline())
+    """The server may answer before its supervisor has started the prober."""
+
+    def probers() -> list[psutil.Process]:
+        return [each for each in psutil.Process(server.pid).children() if "clients.probe" in each.cmdline()]
+
+    _wait_until(probers)
+    return probers()[0]
 
 
 def two_supervisors(bench: Bench) -> Row:

@@ -11,6 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
+USAGE = (ROOT / "docs" / "usage.md").read_text()
 READY_S = 60
 
 
@@ -67,7 +68,7 @@ def test_the_shell_blocks_run_word_for_word(checkout: Path) -> None:
             done = subprocess.run(["bash", "-c", line], cwd=checkout, env=environment, capture_output=True, text=True)
             assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
             printed[line] = done.stdout
-        for program in re.findall(r"```python\n(.*?)```", README, re.DOTALL):
+        for program in re.findall(r"```python\n(.*?)```", USAGE, re.DOTALL):
             done = subprocess.run(
                 ["python", "-c", program], cwd=checkout, env=environment, capture_output=True, text=True
             )

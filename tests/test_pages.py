@@ -1,4 +1,5 @@
 import ast
+import os
 import re
 import shlex
 import subprocess
@@ -89,7 +90,7 @@ def check(line: str) -> None:
     if not words:
         return
     program, *rest = words
-    if program == "python" and rest[0].startswith("tests/"):
+    if program == "python" and rest[0].startswith(("tests/", "docs/")):
         assert (ROOT / rest[0]).is_file(), line
     elif program == "python":
         parse(script(rest[0]), rest[1:], line)
@@ -200,6 +201,18 @@ def test_every_python_block_imports_what_there_is(name: str) -> None:
             if isinstance(statement, ast.ImportFrom) and statement.module:
                 module = import_module(statement.module)
                 assert all(hasattr(module, each.name) for each in statement.names), f"{name}: {ast.unparse(statement)}"
+
+
+def test_the_page_of_all_commands_is_current() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", "import write_cli; print(write_cli.page(), end='')"],
+        cwd=ROOT / "docs",
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == (ROOT / "docs" / "cli.md").read_text(), "run: python docs/write_cli.py"
 
 
 def test_front_pages_stay_short() -> None:

@@ -116,27 +116,27 @@ command = $(COMMAND_$(1))
 COMMAND_latency := latency.py --batch 1 --batch 64 --runtimes all --precision fp32,bf16,int8 --seconds 20
 COMMAND_latency-5000 := latency.py --batch 5000 --models vitbn --runtimes torch,onnx,onnx-optimized \
 	--precision fp32,int8 --memory --seconds 20
-COMMAND_sweep := latency.py --sweep
-COMMAND_rewrites := rewrites.py
-COMMAND_frontier := frontier.py
-COMMAND_operators-vitbn := operators.py --model vitbn
-COMMAND_operators-vitbn-tiny := operators.py --model vitbn-tiny
+COMMAND_sweep := latency.py --preset sweep
+COMMAND_rewrites := latency.py --preset rewrites
+COMMAND_frontier := latency.py --preset frontier
+COMMAND_operators-vitbn := latency.py --preset operators --model vitbn
+COMMAND_operators-vitbn-tiny := latency.py --preset operators --model vitbn-tiny
 COMMAND_accuracy := accuracy.py
-COMMAND_engines := engines.py
-COMMAND_added := overhead.py
+COMMAND_engines := latency.py --preset engines
+COMMAND_added := throughput.py --preset added
 COMMAND_foreign := foreign.py
 COMMAND_faults := faults.py
-COMMAND_soak := faults.py --scenario sigterm --hours 0.5
-COMMAND_proxy := proxy.py
-COMMAND_bulk := bulk.py
+COMMAND_soak := faults.py --hours 0.5
+COMMAND_proxy := throughput.py --preset proxy
+COMMAND_bulk := throughput.py --preset bulk
 COMMAND_throughput := throughput.py --model vitbn --model vitbn-tiny --model cnn --in-flight 1 --in-flight 8
 COMMAND_rates := throughput.py --sharing 1x0 --batch 1 --rate 500 --rate 1000 --rate 2000
-COMMAND_conditions := conditions.py --images 100
+COMMAND_conditions := accuracy.py --preset photographs --images 100
 
 # All that is measured on a GPU, in at most 30 minutes; DRY_RUN=1 prints the commands and checks options and imports.
 # It runs in the Python that is on PATH: .venv holds the CPU's packages (docs/usage.md, Measure).
 benchmarks-gpu:
-	python benchmarks/gpu.py $(if $(DRY_RUN),--dry-run)
+	python benchmarks/latency.py --preset gpu $(if $(DRY_RUN),--dry-run)
 
 clean:
 	rm -rf .venv .venv-gpu .perf_analyzer .tensorrt checkpoints *.egg-info

@@ -67,7 +67,7 @@ GROUPS: dict[str, dict[str, Entry]] = {
     },
     "Measure": {
         "latency": Entry("benchmarks.latency", "Time calls before and after the rewrites.", "--batch 5000"),
-        "conditions": Entry("benchmarks.conditions", "Measure the accuracy on other pictures.", "--json FILE"),
+        "accuracy": Entry("benchmarks.accuracy", "Compare the accuracy of runtimes and precisions.", "--models vitbn"),
     },
 }
 COMMANDS = {name: entry for group in GROUPS.values() for name, entry in group.items()}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from benchmarks.contest.runtimes import COMPARED, RUNTIMES, Entry
-from benchmarks.measure.choices import NameList, dataset_options, json_option
+from benchmarks.measure.choices import NameList, WithPresets, dataset_options, json_option, presets
 from benchmarks.measure.machine import cores
 from benchmarks.measure.progress import note
 from models.catalog import SHIPPED, shipped
@@ -24,7 +24,8 @@ EXACT = ("torch", "torch-sdpa", "onnx", "onnx-folded", "onnx-optimized")  # floa
 HEADER = ("model", "runtime", "accuracy %", "same class %", "max error")
 
 
-@click.command()
+@presets("photographs")
+@click.command(cls=WithPresets)
 @click.option(
     "--models", type=NameList(SHIPPED), help=f"[default: {','.join(COMPARED)}; with --conditions all shipped networks]"
 )

@@ -42,7 +42,7 @@ EVERY = (*NAMES, "many-faults")  # the last takes ten minutes: only by name
 @click.option("--scenario", "names", type=click.Choice(EVERY), multiple=True, help="Repeatable.  [default: all]")
 @click.option("--publications", type=click.IntRange(1, 200), default=20, show_default=True)
 @click.option("--overload-seconds", type=FiniteRange(1, 120), default=20.0, show_default=True)
-@click.option("--hours", type=FiniteRange(0.001, 48), help="Also soak: steady requests for this long.")
+@click.option("--hours", type=FiniteRange(0.001, 48), help="Steady requests for this long; alone without --scenario.")
 @click.option("--json", "path", type=Result(), help="Write the result here.")
 def faults(
     names: tuple[str, ...], publications: int, overload_seconds: float, hours: float | None, path: Path | None
@@ -55,7 +55,7 @@ def faults(
 
     with recording(path, cores()) as record, Faults(publications, overload_seconds) as bench:
         rows: list[Row] = []
-        for name in names or NAMES:
+        for name in names or (() if hours else NAMES):
             rows.append(bench.run(name))
             click.echo(in_a_line(rows[-1]))
             record.update(rows)

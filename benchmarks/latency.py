@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -15,20 +15,18 @@ from benchmarks.contest.runtimes import (
     Entry,
     Precision,
 )
-from benchmarks.measure.choices import MicroBatch, NameList, json_option, seconds_option
+from benchmarks.measure.choices import MicroBatch, NameList, WithPresets, json_option, presets, seconds_option
 from benchmarks.measure.machine import cores
 from models.catalog import SHIPPED, shipped
-from models.config import MODEL_NAMES, ModelConfig, ModelName
+from models.config import MODEL_NAMES, ModelConfig
 
 if TYPE_CHECKING:
     from benchmarks.contest.contestants import Missing, Options
     from benchmarks.contest.measuring import Row
-    from benchmarks.contest.sweep import Axis
     from benchmarks.measure.run import Record
 
 NAMES = tuple(dict.fromkeys((*MODEL_NAMES, *SHIPPED)))
 DEFAULT_BATCH, DEFAULT_DEPTH = 5000, 6
-SWEPT_RUNTIMES = ("torch", "onnx-optimized")
 
 PUBLISHED_DEPTHS = {"vit": 6, "vitbnffn": 1, "vitbn": 1}
 CAVEAT = (
@@ -37,7 +35,8 @@ CAVEAT = (
 )
 
 
-@click.command()
+@presets("rewrites", "sweep", "frontier", "norms", "engines", "operators", "gpu")
+@click.command(cls=WithPresets)
 @click.option("--batch", "batches", type=click.IntRange(1), multiple=True, help="Images per call; repeatable.  [5000]")
 @click.option(
     "--models",
@@ -50,7 +49,7 @@ CAVEAT = (
     "--runtimes",
     type=NameList(tuple(RUNTIMES)),
     help=f"all, or some of {', '.join(RUNTIMES)}.  [CPU: {','.join(DEFAULT_RUNTIMES['cpu'])}; GPU: "
-    f"{','.join(DEFAULT_RUNTIMES['cuda'])}; --sweep: {','.join(SWEPT_RUNTIMES)}]",
+    f"{','.join(DEFAULT_RUNTIMES['cuda'])}]",
 )
 @click.option("--precision", "precisions", type=NameList(PRECISIONS), help="[CPU: fp32; GPU: fp32,tf32,fp16]")
 @click.option("--depth", type=click.IntRange(1), help=f"Blocks of every transformer.  [{DEFAULT_DEPTH}]")
@@ -60,7 +59,6 @@ CAVEAT = (
 @seconds_option(60, "At most, for the rounds of a batch size; three rounds in any case. First calls come before.")
 @click.option("--memory", is_flag=True, help="Measure peak memory on the CPU, each row in its own process.")
 @click.option("--published-configuration", "published", is_flag=True, help="ViT at depth 6, BatchNorm models at 1.")
-@click.option("--sweep", is_flag=True, help="Time against batch size, depth and width instead of one comparison.")
 @json_option
 @click.pass_context
 def latency(
@@ -76,7 +74,6 @@ def latency(
     seconds: float,
     memory: bool,
     published: bool,
-    sweep: bool,
     json_path: Path | None,
 ) -> None:
     """Time calls with --batch images in PyTorch, ONNX Runtime and more, before and after the rewrites.
@@ -85,7 +82,7 @@ def latency(
     contestant is first compared with PyTorch eager. All take turns until the medians are stable or --seconds are spent.
     "x PyTorch" is the speed relative to PyTorch eager in float32, with a 95 % interval.
     """
-    _check(models, depth, published, sweep)
+    _check(models, depth, published)
     from benchmarks.contest.contestants import Missing, Options
     from benchmarks.contest.devices import choose
     from benchmarks.measure.run import recording
@@ -94,26 +91,20 @@ def latency(
     options = Options(device, threads or cores(), seconds, micro_batch, memory)
     kinds = precisions or DEFAULT_PRECISIONS[device]
     with recording(json_path, options.threads, device) as record:
-        if sweep:
-            names = cast("list[ModelName]", models)
-            _sweep(names, runtimes or SWEPT_RUNTIMES, kinds, batches, depth or DEFAULT_DEPTH, options, missing, record)
-        else:
-            configs = [_config(name, depth, published) for name in models]
-            which = runtimes or DEFAULT_RUNTIMES[device]
-            entries = [Entry(*each, kind) for each in _pairs(configs, which) for kind in kinds]
-            _compare(entries, kinds, batches or (DEFAULT_BATCH,), options, published, missing, record)
+        configs = [_config(name, depth, published) for name in models]
+        which = runtimes or DEFAULT_RUNTIMES[device]
+        entries = [Entry(*each, kind) for each in _pairs(configs, which) for kind in kinds]
+        _compare(entries, kinds, batches or (DEFAULT_BATCH,), options, published, missing, record)
     context.exit(1 if missing.wrong else 0)
 
 
-def _check(models: Sequence[str], depth: int | None, published: bool, sweep: bool) -> None:
-    if published and (sweep or depth or not set(models) <= set(COMPARED)):
-        others = "--sweep, --depth and models other than"
+def _check(models: Sequence[str], depth: int | None, published: bool) -> None:
+    if published and (depth or not set(models) <= set(COMPARED)):
+        others = "--depth and models other than"
         raise click.UsageError(f"--published-configuration excludes {others} {','.join(COMPARED)}")
     own_depth = [name for name in models if name not in MODEL_NAMES]
-    if own_depth and (sweep or depth):
-        raise click.UsageError(
-            f"{','.join(own_depth)}: a shipped network has its own depth, without --depth or --sweep"
-        )
+    if own_depth and depth:
+        raise click.UsageError(f"{','.join(own_depth)}: a shipped network has its own depth, without --depth")
 
 
 def _config(name: str, depth: int | None, published: bool) -> ModelConfig:
@@ -140,7 +131,7 @@ def _compare(
 ) -> None:
     from benchmarks.contest.contestants import build
     from benchmarks.contest.devices import free
-    from benchmarks.contest.measuring import measure
+    from benchmarks.contest.measuring import finish, measure
     from benchmarks.contest.roofline import limits
     from benchmarks.reporting.latency_table import batch_table, closing_lines
 
@@ -161,43 +152,9 @@ def _compare(
             measure(contestants, batch, options, reachable, f"batch {batch}", missing, add)
         del contestants
         free()
-    _finish(record, rows, missing)
+    finish(record, rows, missing)
     for line in closing_lines(rows, missing.rows, reachable, caveat):
         click.echo(line)
-
-
-def _sweep(
-    models: Sequence[ModelName],
-    runtimes: Sequence[str],
-    precisions: Sequence[Precision],
-    batches: Sequence[int],
-    depth: int,
-    options: Options,
-    missing: Missing,
-    record: Record,
-) -> None:
-    from benchmarks.contest.roofline import limits
-    from benchmarks.contest.sweep import Swept, run
-    from benchmarks.reporting.latency_table import batch_table, unstable_lines
-
-    reachable = limits(options.device, options.threads, tuple(precisions))
-    swept: list[Row] = []
-
-    def add(axis: Axis, rows: list[Row]) -> None:
-        swept.extend({"axis": axis, **row} for row in rows)
-        record.update([*swept, *missing.rows], reachable)
-        click.echo(batch_table(rows, with_dim=axis == "dim"))
-
-    run(Swept(tuple(models), tuple(runtimes), tuple(precisions), depth), batches, options, reachable, missing, add)
-    _finish(record, swept, missing)
-    for line in unstable_lines(swept):
-        click.echo(line)
-
-
-def _finish(record: Record, rows: Sequence[Row], missing: Missing) -> None:
-    if not record.rows:
-        raise click.ClickException("nothing to measure: expected one of --runtimes on this machine, found none")
-    record.update([*rows, *missing.rows])  # also of a network without contestants
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import click
 
 from benchmarks.contest.runtimes import PRECISIONS, SERVED_ENGINES
 from benchmarks.load.terms import LARGEST_BATCH, MIN_REQUESTS, Failed, Form, Load, Sharing, Target
-from benchmarks.measure.choices import FiniteRange, NameList, json_option
+from benchmarks.measure.choices import FiniteRange, NameList, WithPresets, json_option, presets
 from benchmarks.measure.machine import cores
 from benchmarks.measure.progress import note
 from models.catalog import SHIPPED
@@ -25,7 +25,8 @@ def _sharings(context: click.Context, parameter: click.Parameter, values: tuple[
     return list(dict.fromkeys(Sharing(*map(int, value.split("x"))) for value in values))
 
 
-@click.command()
+@presets("added", "proxy", "bulk")
+@click.command(cls=WithPresets)
 @click.option("--model", "models", type=click.Choice(SHIPPED), multiple=True, default=("vitbn",), show_default=True)
 @click.option(
     "--sharing",

@@ -1,6 +1,6 @@
 """A trial of the frontier: geometry -> checkpoint, held-out accuracy and speed.
 
-benchmarks/frontier.py measures the speed in a process without the training's threads.
+benchmarks/latency.py --preset frontier measures the speed in a process without the training's threads.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def images_per_s(checkpoint: Path) -> float:
         alone.parent.mkdir()
         alone.symlink_to(checkpoint.resolve())
         arguments = ["--checkpoints", alone.parent, "--json", Path(folder, "measured.json"), "--seconds", MEASURE_S]
-        command = [sys.executable, "-m", "benchmarks.frontier", *map(str, arguments)]
+        command = [sys.executable, "-m", "benchmarks.latency", "--preset", "frontier", *map(str, arguments)]
         done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[1], check=False)
         if done.returncode:
             last_line = (done.stderr.strip().splitlines() or ["nothing"])[-1]

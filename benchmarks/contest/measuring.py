@@ -7,12 +7,14 @@ from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
+import click
 import numpy as np
 
 from benchmarks.contest.contestants import Contestant, Missing, Options, Ready, first_calls
 from benchmarks.contest.devices import free, gpu_uuid
 from benchmarks.contest.floors import floor_ms
 from benchmarks.measure.gpu_state import monitor
+from benchmarks.measure.run import Record
 from benchmarks.measure.timing import (
     MIN_ROUNDS,
     ON_A_CPU,
@@ -50,6 +52,12 @@ def measure(
     ready = {str(i): each for i, each in enumerate(first_calls(contestants, batch, options, title, missing))}
     run = _Run(ready, batch, options, limits, title, missing)
     finished_rounds(run.timed, lambda measured: add(run.rows(measured)))
+
+
+def finish(record: Record, rows: Sequence[Row], missing: Missing) -> None:
+    if not record.rows:
+        raise click.ClickException("nothing to measure: expected one of --runtimes on this machine, found none")
+    record.update([*rows, *missing.rows])  # also of a network without contestants
 
 
 class _Run:

@@ -1,4 +1,4 @@
-"""The scenarios of benchmarks/proxy.py.
+"""The scenarios of benchmarks/throughput.py --preset proxy.
 
 In: a scenario's name. Out: its row. Clients do not retry: every failure counts.
 """

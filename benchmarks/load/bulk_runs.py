@@ -1,4 +1,4 @@
-"""The runs of benchmarks/bulk.py: ONNX Runtime alone and vitbn bulk in turns, and vitbn bulk killed twice.
+"""The runs of benchmarks/throughput.py --preset bulk: ONNX Runtime alone and vitbn bulk in turns, and killed twice.
 
 Rates are rows a second of wall time.
 """

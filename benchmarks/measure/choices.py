@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
+from importlib import import_module
 from math import isfinite
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -11,6 +12,47 @@ import click
 from models.data import DIGIT_SETS
 
 Command = TypeVar("Command", bound=Callable[..., object])
+
+
+PRESET_OF = "benchmarks.preset_of"
+"""Key of a context's `meta`: the name of the command whose preset runs."""
+
+
+class WithPresets(click.Command):
+    """`--preset NAME` passes the other arguments to the command NAME of benchmarks/presets/NAME.py."""
+
+    presets: tuple[str, ...] = ()
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        words = [word for arg in args for word in (arg.split("=", 1) if arg.startswith("--preset=") else [arg])]
+        place = words.index("--preset") if "--preset" in words else len(words)
+        name = next(iter(words[place + 1 :]), "")
+        if name not in self.presets:
+            return super().make_context(info_name, args, parent, **extra)
+        own = words[:place] + words[place + 2 :]
+        context = preset(name).make_context(f"{info_name} --preset {name}", own, parent, **extra)
+        context.meta[PRESET_OF] = self.name
+        return context
+
+    def invoke(self, ctx: click.Context) -> Any:
+        return super().invoke(ctx) if ctx.command is self else ctx.command.invoke(ctx)
+
+
+def preset(name: str) -> click.Command:
+    command: click.Command = getattr(import_module(f"benchmarks.presets.{name}"), name)
+    return command
+
+
+def presets(*names: str) -> Callable[[WithPresets], WithPresets]:
+    def decorate(command: WithPresets) -> WithPresets:
+        command.presets = names
+        what = "Measure this instead, with its own options: --preset NAME --help."
+        command.params.insert(0, click.Option(["--preset"], type=click.Choice(names), expose_value=False, help=what))
+        return command
+
+    return decorate
 
 
 class NameList(click.ParamType[list[str]]):

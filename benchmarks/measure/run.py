@@ -18,6 +18,8 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from benchmarks.measure.choices import PRESET_OF
+
 Row = Mapping[str, Any]
 """A measured cell, or with `reason` one that was left out."""
 
@@ -142,7 +144,9 @@ def _now() -> str:
 def command() -> str:
     """The command without default options; FILE and DIR replace local paths."""
     context = click.get_current_context()
-    words = ["python", f"benchmarks/{context.command.name}.py"]
+    preset_of = context.meta.get(PRESET_OF)
+    words = ["python", f"benchmarks/{preset_of or context.command.name}.py"]
+    words += ["--preset", str(context.command.name)] if preset_of else []
     for parameter in context.command.params:
         name = parameter.name or ""
         if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:

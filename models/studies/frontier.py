@@ -1,7 +1,7 @@
 """Accuracy over work: shipped checkpoints, and networks trained where none is shipped.
 
-In: checkpoints. Out: a row a checkpoint, a table and a picture of them. `benchmarks/frontier.py` measures the rewritten
-networks' speed.
+In: checkpoints. Out: a row a checkpoint, a table and a picture of them. `benchmarks/latency.py --preset frontier`
+measures the rewritten networks' speed.
 """
 
 from __future__ import annotations

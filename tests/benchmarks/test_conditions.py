@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from benchmarks.conditions import conditions
+from benchmarks.accuracy import accuracy
 from benchmarks.pictures import inks as sources
 from benchmarks.pictures.conditions import CONDITIONS, pictures
 from benchmarks.pictures.judge import Judge, seen
+from benchmarks.presets.photographs import photographs
 from models.data import DataError, load_dataset
 
 pytestmark = pytest.mark.slow
@@ -85,11 +86,14 @@ def test_a_wrong_judgement_shows(judge, inks):
 def test_the_command_writes_its_rows(tmp_path):
     path = tmp_path / "conditions.json"
     arguments = ["plain", "--images", "10", "--source", "strokes", "--json", str(path)]
-    result = CliRunner().invoke(conditions, arguments)
+    result = CliRunner().invoke(accuracy, ["--preset", "photographs", *arguments])
     assert result.exit_code == 0, result.output
     written = json.loads(path.read_text())
     assert written["rows"] == [{"condition": "plain", "images": 10, "strokes": 100.0}]
-    assert written["command"] == "python benchmarks/conditions.py plain --images 10 --source strokes --json FILE"
+    assert (
+        written["command"]
+        == "python benchmarks/accuracy.py --preset photographs plain --images 10 --source strokes --json FILE"
+    )
     assert ["plain", "100"] in [line.split() for line in result.output.splitlines()]
 
 
@@ -101,6 +105,6 @@ def test_more_images_than_a_source_has():
 
 
 def test_a_condition_that_is_none():
-    result = CliRunner().invoke(conditions, ["upside down"])
+    result = CliRunner().invoke(photographs, ["upside down"])
     assert result.exit_code == 2
     assert "upside down: expected one of plain, inverted" in result.output

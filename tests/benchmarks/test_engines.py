@@ -5,7 +5,7 @@ import pytest
 from click.testing import CliRunner
 
 from benchmarks.contest.runtimes import ORT
-from benchmarks.engines import REQUESTS, SIZES, engines
+from benchmarks.presets.engines import REQUESTS, SIZES, engines
 from export.engines.openvino_engine import has_bfloat16
 
 

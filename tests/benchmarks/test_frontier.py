@@ -7,8 +7,8 @@ import torch
 from click.testing import CliRunner
 
 from benchmarks.contest import ways
-from benchmarks.frontier import frontier
 from benchmarks.measure.timing import MIN_ROUNDS
+from benchmarks.presets.frontier import frontier
 from models.checkpoint import save
 from models.config import ModelConfig
 from models.registry import build, randomise_norms

@@ -4,8 +4,8 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from benchmarks import gpu as module
-from benchmarks.gpu import Step, check, gpu, steps
+from benchmarks.presets import gpu as module
+from benchmarks.presets.gpu import Step, check, gpu, steps
 from export.engines.gpu import Gpu
 from export.errors import Unavailable
 from models.data import DataError
@@ -51,7 +51,7 @@ def test_the_server_is_measured_with_tensorrt_and_in_every_memory() -> None:
     assert "--batch 5000" in many
     assert "--shared-memory none --shared-memory system --shared-memory cuda" in many
     assert sum("--engine onnxruntime,tensorrt" in line for line in words) == 2
-    assert any("overhead.py --engine tensorrt" in line for line in words)
+    assert any("throughput.py --preset added --engine tensorrt" in line for line in words)
 
 
 def test_all_of_it_takes_half_an_hour_at_most() -> None:

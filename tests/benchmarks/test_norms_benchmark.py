@@ -6,7 +6,7 @@ import torch
 from click.testing import CliRunner
 
 from benchmarks.contest import ways
-from benchmarks.norms import compared, norms
+from benchmarks.presets.norms import compared, norms
 from models.checkpoint import save
 from models.config import ModelConfig, ModelName
 from models.registry import build, randomise_norms

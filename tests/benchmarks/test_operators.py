@@ -6,7 +6,7 @@ from click.testing import CliRunner
 
 from benchmarks.contest.profiling import flops, nodes_of, profile_graph, together
 from benchmarks.contest.subjects import example_images
-from benchmarks.operators import operators
+from benchmarks.presets.operators import operators
 from export.pipeline import ExportOptions, export_checkpoint
 from models.catalog import shipped
 from models.checkpoint import read_config

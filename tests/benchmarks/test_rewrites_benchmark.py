@@ -8,7 +8,7 @@ from benchmarks.contest import rewritten, ways
 from benchmarks.contest.rewritten import ALL, BEST, EAGER, INT8, ONE_CALL, PLAIN, rewrites_of, timed_rows
 from benchmarks.contest.ways import Way, runner
 from benchmarks.measure.timing import Durations
-from benchmarks.rewrites import rewrites
+from benchmarks.presets.rewrites import rewrites
 from export.rewrites import pipeline
 from export.rewrites.absorb import absorb_attention
 from export.rewrites.prune import cls_only

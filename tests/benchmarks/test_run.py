@@ -12,25 +12,25 @@ import pytest
 from click.testing import CliRunner
 
 from benchmarks.accuracy import accuracy
-from benchmarks.bulk import bulk
-from benchmarks.engines import engines
 from benchmarks.faults import faults
-from benchmarks.frontier import frontier
 from benchmarks.latency import latency
-from benchmarks.measure.choices import FiniteRange, NameList, Result, json_option, seconds_option
+from benchmarks.measure.choices import FiniteRange, NameList, Result, WithPresets, json_option, seconds_option
 from benchmarks.measure.run import recording
 from benchmarks.measure.timing import ROUNDS_VARIABLE, Interrupted, time_interleaved
-from benchmarks.norms import norms
-from benchmarks.operators import operators
-from benchmarks.overhead import overhead
-from benchmarks.proxy import proxy
-from benchmarks.rewrites import rewrites
+from benchmarks.presets.added import added
+from benchmarks.presets.bulk import bulk
+from benchmarks.presets.engines import engines
+from benchmarks.presets.frontier import frontier
+from benchmarks.presets.norms import norms
+from benchmarks.presets.operators import operators
+from benchmarks.presets.proxy import proxy
+from benchmarks.presets.rewrites import rewrites
 from benchmarks.throughput import throughput
 from serving.running import ServerFailed
 
 pytestmark = pytest.mark.usefixtures("any_rounds")
-WITH_JSON = (accuracy, bulk, engines, faults, latency, operators, overhead, proxy, rewrites, throughput)
-WITH_SECONDS = (engines, frontier, latency, norms, overhead, rewrites, throughput)
+WITH_JSON = (accuracy, bulk, engines, faults, latency, operators, added, proxy, rewrites, throughput)
+WITH_SECONDS = (engines, frontier, latency, norms, added, rewrites, throughput)
 
 
 @click.command()
@@ -75,6 +75,26 @@ def test_every_result_says_what_measured_it_and_when(tmp_path: Path) -> None:
     )
     assert abs(datetime.now(timezone.utc) - datetime.fromisoformat(written["date"])).total_seconds() < 600
     assert str(tmp_path) not in path.read_text()
+
+
+@pytest.mark.parametrize("command", [latency, throughput, accuracy], ids=lambda command: command.name)
+def test_every_preset_has_a_command_with_its_own_options(command: WithPresets) -> None:
+    for name in command.presets:
+        result = CliRunner().invoke(command, ["--preset", name, "--help"])
+        assert result.exit_code == 0
+        assert f"{command.name} --preset {name} [OPTIONS]" in result.output
+        refused = CliRunner().invoke(command, [f"--preset={name}", "--no-such-option"])
+        assert refused.exit_code == 2
+        assert "No such option" in refused.output
+
+
+def test_an_option_of_another_preset_is_refused() -> None:
+    result = CliRunner().invoke(latency, ["--preset", "operators", "--runtimes", "all"])
+    assert result.exit_code == 2
+    assert "No such option" in result.output
+    result = CliRunner().invoke(latency, ["--preset", "sleep"])
+    assert result.exit_code == 2
+    assert "'sleep' is not one of 'rewrites'" in result.output
 
 
 def test_ctrl_c_leaves_what_was_measured(tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ def test_every_axis_has_its_points_and_every_idea_its_figure(tmp_path: Path, mon
     for name, points in (("DEPTHS", (1, 2)), ("DIMS", (32, 64)), ("AXIS_BATCH", 2)):
         monkeypatch.setattr(sweep, name, points)
     options = [
-        "--sweep",
         "--batch",
         "1",
         "--batch",
@@ -27,9 +26,8 @@ def test_every_axis_has_its_points_and_every_idea_its_figure(tmp_path: Path, mon
         "torch",
     ]
     files = ["--json", str(tmp_path / "sweep.json")]
-    result = CliRunner().invoke(
-        latency, [*options, "--runtimes", "torch", *files, "--seconds", "1", "--device", "cpu", "--threads", "1"]
-    )
+    limited = ["--seconds", "1", "--device", "cpu", "--threads", "1"]
+    result = CliRunner().invoke(latency, ["--preset", "sweep", *options, *limited, *files])
     assert result.exit_code == 0, result.output
     written = json.loads((tmp_path / "sweep.json").read_text())
     points = {
@@ -49,8 +47,8 @@ def test_nothing_to_measure_is_said_and_not_written(tmp_path: Path, monkeypatch:
     for axis in ("DEPTHS", "DIMS"):
         monkeypatch.setattr(sweep, axis, ())
     files = ["--json", str(tmp_path / "sweep.json")]
-    options = ["--sweep", "--models", "cnn", "--runtimes", "tensorrt", "--device", "cpu", "--threads", "1"]
-    result = CliRunner().invoke(latency, [*options, *files])
+    options = ["--models", "cnn", "--runtimes", "tensorrt", "--device", "cpu", "--threads", "1"]
+    result = CliRunner().invoke(latency, ["--preset", "sweep", *options, *files])
     assert result.exit_code == 1
     assert "Error: nothing to measure: expected one of --runtimes on this machine, found none" in result.output
     assert not list(tmp_path.iterdir())

@@ -227,7 +227,15 @@ def test_a_dry_run_of_all_gpu_measurements(stubs: dict[str, str], tmp_path: Path
     server.write_text("#!/bin/sh\n")
     server.chmod(0o755)
     there = stubs | {"PATH": f"{tmp_path}{os.pathsep}{stubs['PATH']}", "MNIST_DIR": str(tmp_path)}
-    done = python(there, REHEARSAL.parents[2] / "benchmarks" / "gpu.py", "--dry-run", "--output", tmp_path / "out")
+    done = python(
+        there,
+        REHEARSAL.parents[2] / "benchmarks" / "latency.py",
+        "--preset",
+        "gpu",
+        "--dry-run",
+        "--output",
+        tmp_path / "out",
+    )
     assert done.returncode == 0, done.stderr
     first, *_, last = done.stdout.splitlines()
     assert first == "GPU: Gpu(name='Stub GPU', compute_capability='9.0')"

@@ -37,7 +37,3 @@ def rewrites(depths: tuple[int, ...], count: int, seconds: float, json_path: Pat
                 measure(depth, count, seconds, add)
             except EquivalenceError as error:
                 raise click.ClickException(str(error)) from error
-
-
-if __name__ == "__main__":
-    rewrites()

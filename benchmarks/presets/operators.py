@@ -37,7 +37,3 @@ def operators(model: str, batch: int, calls: int, threads: int | None, json_path
             rows += [about | row for kind in ("operators", "groups") for row in graph[kind]]
             record.update(rows)
             click.echo(text(f"{model}, {name}, {batch} images a call, {threads} threads", graph))
-
-
-if __name__ == "__main__":
-    operators()

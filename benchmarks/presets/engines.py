@@ -109,7 +109,3 @@ def _print(accuracies: Mapping[str, float], rows: Sequence[Mapping[str, Any]]) -
     header = ("contestant", "rounds", "p50 ms", "p90 ms")
     cells = [(row["name"], str(len(row["samples_ns"])), f"{row['p50_ms']:.3f}", f"{row['p90_ms']:.3f}") for row in rows]
     click.echo(table(header, cells))
-
-
-if __name__ == "__main__":
-    engines()

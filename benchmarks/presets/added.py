@@ -37,7 +37,7 @@ CHECKED = 1000  # images whose logits are compared
 @seconds_option(30, "At most, per table; three rounds in any case.")
 @click.option("--streamed", type=click.IntRange(0), default=1_000_000, show_default=True, help="Images, for memory.")
 @json_option
-def overhead(
+def added(
     model: str,
     engine: Any,
     precision: Any,
@@ -102,7 +102,3 @@ def _measure(
             row = next(row for row in rows if (row["transport"], row["images_a_call"]) == (name, 1))
             row |= {"client_ms": median(samples) / 1e6, "client_samples_ns": samples}
         record.update([*rows, *(about | row for row in transports.stream(classifiers["HTTP"], images, streamed))])
-
-
-if __name__ == "__main__":
-    overhead()

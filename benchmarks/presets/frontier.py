@@ -84,7 +84,3 @@ def comparable(folders: Sequence[Path]) -> list[Checkpoint]:
 def _said(images: tuple[Any, Any]) -> str:
     dataset, count = images
     return f"{count} test images of {dataset}"
-
-
-if __name__ == "__main__":
-    frontier()

@@ -39,7 +39,3 @@ def proxy(names: tuple[str, ...], requests: int, overload_seconds: float, path: 
                 rows.append(bench.run(name, protocol))
                 click.echo(in_a_line(rows[-1]))
                 record.update(rows)
-
-
-if __name__ == "__main__":
-    proxy()

@@ -8,12 +8,12 @@ from click.testing import CliRunner
 import benchmarks.contest.engines
 from benchmarks.load.transports import IN_PROCESS, TRANSPORTS
 from benchmarks.measure.timing import MIN_ROUNDS
-from benchmarks.overhead import overhead
+from benchmarks.presets.added import added
 
 
 def run(*arguments):
     options = ("--model", "vitbn-tiny", "--dataset", "digits", "--seconds", 1, *arguments)
-    return CliRunner().invoke(overhead, [str(option) for option in options])
+    return CliRunner().invoke(added, [str(option) for option in options])
 
 
 @pytest.mark.live

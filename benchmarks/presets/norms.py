@@ -88,7 +88,3 @@ def study_rows(study: Path) -> dict[str, dict[str, Any]]:
         }
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise NormsError(f"{path}: expected the result of models/study.py norms, found {error!r}") from error
-
-
-if __name__ == "__main__":
-    norms()

@@ -18,7 +18,7 @@ SOURCES = ("dataset", "strokes", "scikit-learn")
 @click.option("--source", "sources", type=click.Choice(SOURCES), multiple=True, help="[default: all]")
 @dataset_options
 @json_option
-def conditions(
+def photographs(
     names: tuple[str, ...],
     count: int,
     sources: tuple[str, ...],
@@ -66,7 +66,3 @@ def _measure(
         percents = {source: judge.percent(seen(pictures(name, ink)), labels) for source, (ink, labels) in drawn.items()}
         rows.append({"condition": name, "images": count, **percents})
         update(rows)
-
-
-if __name__ == "__main__":
-    conditions()

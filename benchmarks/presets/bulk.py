@@ -33,7 +33,3 @@ def bulk(rows: int, model: str, form: str, path: Path | None) -> None:
         verdict = bench.verdict()
         click.echo(", ".join(f"{key} {value}" for key, value in verdict.items()))
         record.update([*measured[:-1], {**measured[-1], **verdict}])
-
-
-if __name__ == "__main__":
-    bulk()

@@ -1,0 +1,1 @@
+"""What a command measures with --preset NAME: one module a preset, with its own options."""

@@ -1,19 +1,21 @@
-"""A client of the server: uint8 images in, 0 = background, 255 = ink; labels with probabilities out.
+"""Clients of the server, for threads and for asyncio: uint8 images in, labels with probabilities out.
 
-Threads may share a Classifier; a forked child gets RuntimeError.
+In an image 0 is background and 255 ink. Threads may share a Classifier; a forked child gets RuntimeError.
 """
 
 import asyncio
 import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Iterator
 from concurrent.futures import Future
+from contextlib import aclosing
+from time import perf_counter_ns
 from types import TracebackType
 
 import numpy as np
 from numpy.typing import NDArray
 
-from clients.async_classifier import AsyncClassifier
+from clients.batches import Images, as_async, gather, gather_async, split
 from clients.errors import (
     ClientError,
     DeadlineExceeded,
@@ -25,12 +27,10 @@ from clients.errors import (
     ServerError,
     ServerUnavailable,
 )
-from clients.prediction import Answer, Prediction
-from clients.server.batches import Images, gather
-from clients.server.connection import Connection
-from clients.server.endpoint import BATCH_SIZE, CONCURRENCY, RETRY_S, TIMEOUT_S, Endpoint, Protocol, Tls
-from clients.server.loop_thread import LoopThread, result_of
-from clients.server.served import ListedModel, ServedModel, list_all
+from clients.options import DEFAULTS, Options, Tls
+from clients.prediction import Answer, Prediction, predictions
+from clients.served import ListedModel, ServedModel, choose, find, list_all
+from clients.transport import Connection, LoopThread, result_of
 
 __all__ = [
     "AsyncClassifier",
@@ -42,6 +42,7 @@ __all__ = [
     "ModelMismatch",
     "ModelNotFound",
     "ModelNotReady",
+    "Options",
     "Prediction",
     "ServedModel",
     "ServerBusy",
@@ -52,29 +53,132 @@ __all__ = [
 ]
 
 
+class AsyncClassifier:
+    """A connection to one model, bound to the event loop that opened it.
+
+    model: default: the most accurate, transformers first.
+
+    Calls raise ServerUnavailable (or ServerBusy), DeadlineExceeded and ServerError; open() also ModelNotFound,
+    ModelNotReady and ModelMismatch.
+    """
+
+    model: ServedModel
+    batch_size: int  # within the model's limit
+
+    def __init__(self, options: Options = DEFAULTS, model: str | None = None) -> None:
+        self.options = options
+        self._wanted = model
+        self._turns = asyncio.Semaphore(options.concurrency)
+        self._tasks: set[asyncio.Task[Answer]] = set()
+        self._connection: Connection | None = None
+
+    async def open(self) -> "AsyncClassifier":
+        self._connection = connection = Connection(self.options)
+        try:
+            if self.options.open_retry_s is not None:
+                connection.retry_s = self.options.open_retry_s
+            self.model = await (choose(connection) if self._wanted is None else find(connection, self._wanted))
+            connection.retry_s = self.options.retry_s
+        except BaseException:
+            await self.close()
+            raise
+        self.batch_size = min(self.options.batch_size, self.model.max_batch_size)
+        return self
+
+    async def classify(self, images: Images) -> list[Prediction]:
+        """uint8 (n, 1, 28, 28) -> n predictions in order."""
+        answers = self._answers(split(images, self.model.image_shape, self.batch_size))
+        return [prediction async for answer in answers for prediction in self.predictions(answer)]
+
+    async def logits(self, images: Images) -> NDArray[np.float32]:
+        """uint8 (n, 1, 28, 28) -> float32 (n, classes)."""
+        answers = self._answers(split(images, self.model.image_shape, self.batch_size))
+        empty = np.empty((0, len(self.model.labels)), dtype=np.float32)
+        return np.concatenate([empty, *[answer.logits async for answer in answers]])
+
+    async def stream(self, images: Iterable[Images] | AsyncIterable[Images]) -> AsyncIterator[Prediction]:
+        """Images (1, 28, 28) and batches (n, 1, 28, 28), mixed -> a prediction for each, in order.
+
+        An image waits until its batch is full or the images end.
+        """
+        batches = gather_async(images, self.model.image_shape, self.batch_size)
+        async with aclosing(self._answers(batches)) as answers:
+            async for answer in answers:
+                for prediction in self.predictions(answer):
+                    yield prediction
+
+    def predictions(self, answer: Answer) -> list[Prediction]:
+        return predictions(answer, self.model.labels, self.model.temperature)
+
+    async def models(self) -> list[ListedModel]:
+        return await list_all(self._opened())
+
+    async def answer(self, batch: Images) -> Answer:
+        """For at most a batch (b, 1, 28, 28)."""
+        connection = self._opened()
+        async with self._turns:
+            start_ns = perf_counter_ns()
+            logits, version = await connection.infer(self.model.name, batch)
+            latency_ms = (perf_counter_ns() - start_ns) / 1e6
+        finite = bool(np.isfinite(logits).all())
+        expected = (len(batch), len(self.model.labels))
+        if logits.shape != expected or not finite:
+            raise ServerError(
+                f"model {self.model.name!r}: expected finite logits {expected}, "
+                f"found {logits.shape}{'' if finite else ' with values that are not finite'}"
+            )
+        return Answer(logits, version, latency_ms)
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._connection is not None:
+            await self._connection.close()
+            self._connection = None
+
+    async def __aenter__(self) -> "AsyncClassifier":
+        return await self.open()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def _opened(self) -> Connection:
+        if self._connection is None:
+            raise RuntimeError("expected an open classifier, found it closed or not opened")
+        return self._connection
+
+    async def _answers(self, batches: Iterable[Images] | AsyncIterable[Images]) -> AsyncGenerator[Answer, None]:
+        held: deque[asyncio.Task[Answer]] = deque()
+        try:
+            async for batch in as_async(batches):
+                held.append(self._start(batch))
+                while held and (held[0].done() or len(held) >= 2 * self.options.concurrency):
+                    yield await held.popleft()
+            while held:
+                yield await held.popleft()
+        finally:
+            for task in held:
+                task.cancel()
+            await asyncio.gather(*held, return_exceptions=True)
+
+    def _start(self, batch: Images) -> "asyncio.Task[Answer]":
+        task = asyncio.create_task(self.answer(batch))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+
 class Classifier:
-    """Methods, options and errors as in AsyncClassifier; the constructor opens.
+    """Methods and errors as in AsyncClassifier; the constructor opens.
 
     `timeout_s` excludes the wait for a turn; `concurrency` counts all threads' requests.
     """
 
-    def __init__(
-        self,
-        url: str | None = None,
-        model: str | None = None,
-        protocol: Protocol = "http",
-        timeout_s: float = TIMEOUT_S,
-        retry_s: float = RETRY_S,
-        batch_size: int = BATCH_SIZE,
-        concurrency: int = CONCURRENCY,
-        shared_memory: bool = False,
-        tls: Tls | None = None,
-        headers: Mapping[str, str] | None = None,
-        open_retry_s: float | None = None,
-    ) -> None:
-        self._asking = AsyncClassifier(
-            url, model, protocol, timeout_s, retry_s, batch_size, concurrency, shared_memory, tls, headers, open_retry_s
-        )
+    def __init__(self, options: Options = DEFAULTS, model: str | None = None) -> None:
+        self._asking = AsyncClassifier(options, model)
         self._thread = LoopThread("classifier")
         self._close = weakref.finalize(self, self._thread.stop, self._asking.close)  # also at the end of the process
         try:
@@ -101,7 +205,7 @@ class Classifier:
         try:
             for batch in gather(images, self.model.image_shape, self._asking.batch_size):
                 held.append(self._thread.submit(self._asking.answer(batch)))
-                while held and (held[0].done() or len(held) >= 2 * self._asking.concurrency):
+                while held and (held[0].done() or len(held) >= 2 * self._asking.options.concurrency):
                     yield from self._asking.predictions(result_of(held.popleft()))
             while held:
                 yield from self._asking.predictions(result_of(held.popleft()))
@@ -125,22 +229,14 @@ class Classifier:
         self.close()
 
 
-def list_models(
-    url: str | None = None,
-    protocol: Protocol = "http",
-    timeout_s: float = TIMEOUT_S,
-    retry_s: float = RETRY_S,
-    tls: Tls | None = None,
-    headers: Mapping[str, str] | None = None,
-) -> list[ListedModel]:
+def list_models(options: Options = DEFAULTS) -> list[ListedModel]:
     """Sorted by name; raises the errors of Classifier."""
 
     async def listed() -> list[ListedModel]:
-        connection = Connection(endpoint, concurrency=CONCURRENCY)
+        connection = Connection(options)
         try:
             return await list_all(connection)
         finally:
             await connection.close()
 
-    endpoint = Endpoint(url, protocol, timeout_s, retry_s, tls, dict(headers or {}))
     return asyncio.run(listed())

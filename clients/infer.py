@@ -4,17 +4,34 @@ Exit codes: 0 all answered; 1 images failed, named on standard error; 2 usage; 3
 130 interrupted; 141 output closed by its reader.
 """
 
+from __future__ import annotations
+
 import errno
 import os
 import sys
 import warnings
-from typing import Any
+from collections import deque
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import chain, repeat
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from clients.server.endpoint import BATCH_SIZE, CONCURRENCY, TIMEOUT_S, Tls, check_header, check_seconds
+from clients.errors import ClientError, InvalidImage
+from clients.options import DEFAULTS, Options, Tls, check_header, check_seconds
 
-INTERRUPTED, UNREAD = 130, 141
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from clients.classifier import Classifier
+    from clients.images.idx import IdxFile
+    from clients.images.pictures import Picture
+    from clients.printing import Item, Printer, Terminal
+
+FAILED, SERVER, REJECTED, INTERRUPTED, UNREAD = 1, 3, 4, 130, 141
 OPEN_RETRY_S = 1.0  # reports a mistyped address soon
 
 
@@ -69,14 +86,17 @@ _FILE = click.Path(exists=True, dir_okay=False)
 @click.option("--show", is_flag=True, help="Also print what the model sees, in blocks.")
 @click.option("--labels", type=_FILE, help="An idx file with the labels of an idx file of images; prints the accuracy.")
 @click.option(
-    "--batch-size", type=click.IntRange(1), default=BATCH_SIZE, show_default=True, help="Images in a request."
+    "--batch-size", type=click.IntRange(1), default=DEFAULTS.batch_size, show_default=True, help="Images in a request."
 )
 @click.option(
-    "--concurrency", type=click.IntRange(1, 64), default=CONCURRENCY, show_default=True, help="Requests at a time."
+    "--concurrency",
+    type=click.IntRange(1, 64),
+    default=DEFAULTS.concurrency,
+    show_default=True,
+    help="Requests at a time.",
 )
-@click.option("--shared-memory", is_flag=True, help="Pass images to a server on this machine through memory.")
 @click.option(
-    "--timeout", type=float, default=TIMEOUT_S, show_default=True, callback=_seconds, help="Seconds a request."
+    "--timeout", type=float, default=DEFAULTS.timeout_s, show_default=True, callback=_seconds, help="Seconds a request."
 )
 @click.option("--ssl", is_flag=True, help="Encrypt, and verify the server by the system's authorities.")
 @click.option("--ssl-ca", type=_FILE, help="Encrypt, and verify the server by the authorities in this PEM file.")
@@ -86,8 +106,6 @@ _FILE = click.Path(exists=True, dir_okay=False)
 def infer(
     paths: tuple[str, ...],
     model: str | None,
-    url: str | None,
-    protocol: str,
     top: int | None,
     split: bool,
     reject_below: float | None,
@@ -95,15 +113,7 @@ def infer(
     as_csv: bool,
     show: bool,
     labels: str | None,
-    batch_size: int,
-    concurrency: int,
-    shared_memory: bool,
-    timeout: float,
-    ssl: bool,
-    ssl_ca: str | None,
-    ssl_cert: str | None,
-    ssl_key: str | None,
-    header: dict[str, str],
+    **server: Any,
 ) -> None:
     """Ask the server what PATH... shows: drawings, scans or photos of a digit, or what else its model classifies.
 
@@ -115,48 +125,35 @@ def infer(
         raise click.UsageError("expected at most one of --json, --csv and --show")
     if split and labels:
         raise click.UsageError("expected at most one of --split and --labels")
-    server: dict[str, Any] = {
-        "url": url,
-        "model": model,
-        "protocol": protocol,
-        "timeout_s": timeout,
-        "open_retry_s": OPEN_RETRY_S,
-        "batch_size": batch_size,
-        "concurrency": concurrency,
-        "shared_memory": shared_memory,
-        "tls": _tls(ssl, ssl_ca, ssl_cert, ssl_key),
-        "headers": header,
-    }
-    form = "json" if as_json else "csv" if as_csv else "picture" if show else "text"
-    sys.exit(_answer(paths, labels, server, form, top, split, reject_below))
-
-
-def _tls(ssl: bool, ca_file: str | None, certificate_file: str | None, key_file: str | None) -> Tls | None:
     try:
-        return Tls(ca_file, certificate_file, key_file) if ssl or ca_file or certificate_file or key_file else None
+        options = _options(**server)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
-
-
-def _answer(
-    paths: tuple[str, ...],
-    labels: str | None,
-    server: dict[str, Any],
-    form: str,
-    top: int | None,
-    split: bool,
-    reject_below: float | None,
-) -> int:
-    from clients.answering import LabelsMismatch, answer_paths
     from clients.printing import Printer
 
+    form = "json" if as_json else "csv" if as_csv else "picture" if show else "text"
+    sys.exit(_run(paths, labels, options, model, Printer(form, top, split, reject_below)))
+
+
+def _options(
+    timeout: float,
+    ssl: bool,
+    ssl_ca: str | None,
+    ssl_cert: str | None,
+    ssl_key: str | None,
+    header: dict[str, str],
+    **others: Any,
+) -> Options:
+    tls = Tls(ssl_ca, ssl_cert, ssl_key) if ssl or ssl_ca or ssl_cert or ssl_key else None
+    return Options(timeout_s=timeout, open_retry_s=OPEN_RETRY_S, tls=tls, headers=header, **others)
+
+
+def _run(paths: tuple[str, ...], labels: str | None, options: Options, model: str | None, printer: Printer) -> int:
     warnings.filterwarnings("ignore", module="PIL")  # serious faults are errors
     try:
-        return answer_paths(paths, labels, server, Printer(form, top, split, reject_below))
+        return _answer(paths, labels, options, model, printer)
     except LabelsMismatch as error:
         raise click.UsageError(f"--labels: {error}") from error
-    except ValueError as error:
-        raise click.UsageError(str(error)) from error
     except KeyboardInterrupt:
         return INTERRUPTED
     except OSError as error:  # of standard output; all other errors are ClientError
@@ -166,13 +163,108 @@ def _answer(
 
 
 def _output() -> str:
-    from clients.terminal import printable
+    from clients.printing import printable
 
     try:
         path = os.readlink("/proc/self/fd/1")  # noqa: PTH115 (of a pipe it is no path)
     except OSError:
         path = ""
     return f"standard output ({printable(path)})" if path.startswith("/") else "standard output"
+
+
+class LabelsMismatch(Exception):
+    pass
+
+
+def _answer(paths: tuple[str, ...], labels: str | None, options: Options, model: str | None, printer: Printer) -> int:
+    """The exit code. Raises LabelsMismatch, and OSError of standard output."""
+    from clients.classifier import Classifier
+    from clients.images.pictures import count_pictures, read_pictures
+    from clients.printing import Terminal, printable
+
+    try:
+        with ExitStack() as stack:
+            truths = None if labels is None else stack.enter_context(_read_labels(paths, labels))
+            terminal = stack.enter_context(Terminal(lambda: count_pictures(paths)))
+            pictures = read_pictures(paths, terminal.failed, terminal.noted)
+            first = next(pictures, None)
+            if first is not None:
+                classifier = stack.enter_context(Classifier(options, model))
+                _Answering(classifier, truths, terminal, printer).run(chain([first], pictures))
+    except ClientError as error:
+        click.echo(f"Error: {printable(str(error))}", err=True)
+        return FAILED if isinstance(error, InvalidImage) else SERVER
+    return FAILED if terminal.failures else REJECTED if printer.rejected else 0
+
+
+def _read_labels(paths: tuple[str, ...], labels: str) -> IdxFile:
+    from clients.images.idx import IdxFile, is_idx
+
+    if len(paths) != 1 or not is_idx(paths[0]):
+        raise LabelsMismatch("expected PATH to be one idx file of images")
+    try:
+        with IdxFile(paths[0], dimensions=2) as images, IdxFile(labels, dimensions=0) as whole:
+            expected, count = images.count, sum(1 for _ in whole)
+        if count != expected:
+            raise LabelsMismatch(f"expected {expected} labels in {labels}, found {count}")
+        return IdxFile(labels, dimensions=0)
+    except InvalidImage as error:
+        raise LabelsMismatch(str(error)) from error
+
+
+@dataclass
+class _Answering:
+    classifier: Classifier
+    truths: IdxFile | None
+    terminal: Terminal
+    printer: Printer
+
+    def __post_init__(self) -> None:
+        self._waiting: deque[tuple[Item, int | None]] = deque()  # sent, not answered
+        self._labels = self.classifier.model.labels
+        if self.truths is not None:
+            self._check(self.truths)
+
+    def run(self, pictures: Iterator[Picture]) -> None:
+        self.printer.print_header(self.terminal, len(self._labels))
+        correct, answered = 0, 0
+        for prediction in self.classifier.stream(self._inputs(pictures)):
+            item, truth = self._waiting.popleft()
+            rejected = self.printer.print_answer(self.terminal, item, prediction, self.classifier.model.name)
+            answered += not rejected
+            correct += not rejected and prediction.index == truth
+        if self.truths is not None:
+            self.printer.print_accuracy(self.terminal, correct, answered, self.truths.count)
+
+    def _check(self, truths: IdxFile) -> None:
+        from clients.images.idx import IdxFile
+
+        with IdxFile(truths.name, dimensions=0) as labels:
+            for number, label in enumerate(labels):
+                if label >= len(self._labels):
+                    raise LabelsMismatch(
+                        f"expected labels from 0 to {len(self._labels) - 1}, as model "
+                        f"{self.classifier.model.name!r} has {len(self._labels)} classes, found {label} "
+                        f"in {truths.name}, item {number}"
+                    )
+
+    def _inputs(self, pictures: Iterator[Picture]) -> Iterator[NDArray[np.uint8]]:
+        """Images (C, H, W)."""
+        from clients.printing import Item
+
+        model = self.classifier.model
+        for picture, truth in zip(pictures, map(int, self.truths) if self.truths else repeat(None), strict=False):
+            try:
+                images, shapes = picture.as_inputs(model.image_shape, model.preprocessing, self.printer.split)
+            except InvalidImage as error:
+                self.terminal.failed(picture.name, str(error))
+                continue
+            if shapes > 1 and not self.printer.split:
+                note = f"{shapes} separate shapes, read as one digit; --split reads each"
+                self.terminal.noted(picture.name, note)
+            for number, image in enumerate(images, 1):
+                self._waiting.append((Item(picture.name, image, number, shapes), truth))
+                yield image
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import pytest
 import tritonclient.grpc as grpc
 import tritonclient.http as http
 
-from clients.classifier import Classifier
+from clients.classifier import Classifier, Options
 from clients.preprocess import read_image, to_model_input
 from export.to_onnx import export
 from models.checkpoint import load
@@ -42,14 +42,14 @@ def test_http_and_grpc_give_the_logits_of_the_checkpoint(live_server: Server, tr
 @pytest.mark.live
 def test_the_served_model_is_as_accurate_as_the_trained_one(live_server: Server, trained: Path) -> None:
     digits = load_digits()
-    with Classifier(live_server.grpc_url, protocol="grpc") as classifier:
+    with Classifier(Options(live_server.grpc_url, "grpc")) as classifier:
         found = [prediction.index for prediction in classifier.classify(digits.test_images)]
     assert np.mean(found == digits.test_labels) == pytest.approx(load(trained).metrics["test_accuracy"])
 
 
 @pytest.mark.live
 def test_digit_png_is_read_right(live_server: Server) -> None:
-    with Classifier(live_server.http_url) as classifier:
+    with Classifier(Options(live_server.http_url)) as classifier:
         (prediction,) = classifier.classify(to_model_input(read_image(ROOT / "digit.png"))[None])
     assert prediction.label == DIGIT
     assert prediction.probability > 0.5
@@ -68,7 +68,7 @@ def test_the_published_checkpoint_served(depth: int, reference_dir: Path, mnist_
     published = np.load(reference_dir / "vitbn_logits.npz")[f"depth{depth}"]
     with (
         running_server(repository, ["--disable-auto-complete-config"]) as server,
-        Classifier(server.http_url) as classifier,
+        Classifier(Options(server.http_url)) as classifier,
     ):
         assert np.abs(classifier.logits(images) - published).max() < 1e-3
 

@@ -11,7 +11,7 @@ from cifar_files import write_binary
 from click.testing import CliRunner, Result
 from PIL import Image
 
-from clients.classifier import Classifier, ModelNotFound
+from clients.classifier import Classifier, ModelNotFound, Options
 from clients.infer import infer
 from clients.web.asking import Triton
 from export.own_data import own_dataset
@@ -131,14 +131,14 @@ def test_a_colour_png_is_answered_with_its_class(server: Server, tmp_path: Path,
 
 def test_the_server_is_as_accurate_as_the_checkpoint(server: Server, checkpoint: Path, cifar: Path) -> None:
     data = load_cifar10(cifar)
-    with Classifier(server.grpc_url, "photos", protocol="grpc") as classifier:
+    with Classifier(Options(server.grpc_url, "grpc"), "photos") as classifier:
         assert (classifier.model.preprocessing, classifier.model.image_shape) == ("photo", (3, 32, 32))
         found = [prediction.index for prediction in classifier.classify(data.test_images)]
     assert np.mean(found == data.test_labels) == pytest.approx(load(checkpoint).metrics["test_accuracy"])
 
 
 def test_the_page_to_draw_on_offers_models_of_drawings_alone(server: Server) -> None:
-    page = Triton(server.http_url, "http")
+    page = Triton(Options(server.http_url))
     models, preferred = page.models()
     assert ([model.name for model in models], preferred) == (["digits"], "digits")
     answer = page.ask(DIGIT_PNG.read_bytes(), None)
@@ -147,4 +147,4 @@ def test_the_page_to_draw_on_offers_models_of_drawings_alone(server: Server) -> 
     with pytest.raises(ModelNotFound, match=refusal):
         page.ask(DIGIT_PNG.read_bytes(), "photos")
     with pytest.raises(ModelNotFound, match=refusal):
-        Triton(server.http_url, "http", "photos").models()
+        Triton(Options(server.http_url), "photos").models()

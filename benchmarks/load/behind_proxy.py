@@ -26,7 +26,7 @@ from benchmarks.load import hostile
 from benchmarks.load.published import publish as export_and_publish
 from benchmarks.load.terms import Form
 from benchmarks.load.verdicts import Asker, Verdicts, meanwhile
-from clients.async_classifier import AsyncClassifier
+from clients.classifier import AsyncClassifier, Options
 from clients.errors import ClientError
 from clients.probe import probe_server
 from export.publishing.artifact import read_version
@@ -129,7 +129,7 @@ class BehindProxy:
 
         async def work() -> None:
             url = self._fleet.grpc_url
-            async with AsyncClassifier(url, MODEL, "grpc", retry_s=0, concurrency=STEADY) as classifier:
+            async with AsyncClassifier(Options(url, "grpc", retry_s=0, concurrency=STEADY), MODEL) as classifier:
                 await asyncio.gather(*(client(classifier) for _ in range(STEADY)))
 
         asyncio.run(work())

@@ -27,7 +27,7 @@ from benchmarks.load.terms import (
     sample,
     unmeasured,
 )
-from clients.async_classifier import AsyncClassifier
+from clients.classifier import AsyncClassifier, Options
 from clients.errors import ClientError
 
 if TYPE_CHECKING:
@@ -80,15 +80,9 @@ async def _measure(server: Server, target: Target, images: Images, load: Load, s
 
     batch = np.resize(images, (load.batch, *images.shape[1:]))
     url = server.grpc_url if target.protocol == "grpc" else server.http_url
-    classifier = AsyncClassifier(
-        url,
-        target.served_name,
-        target.protocol,
-        retry_s=0,
-        batch_size=load.batch,
-        concurrency=load.in_flight or MAX_IN_FLIGHT,
-        shared_memory=target.shared_memory == "system",
-    )
+    in_flight = load.in_flight or MAX_IN_FLIGHT
+    options = Options(url, target.protocol, retry_s=0, batch_size=load.batch, concurrency=in_flight)
+    classifier = AsyncClassifier(options, target.served_name)
     try:
         async with classifier:
             await classifier.answer(batch)  # connects

@@ -192,11 +192,11 @@ class Faults:
         return {"capacity_per_s": capacity, **verdicts.row(), "recovery_s": recovery_s, "memory_grown_mb": grown_mb}
 
     def _killed_under_clients(self) -> Row:
-        from clients.classifier import Classifier
+        from clients.classifier import Classifier, Options
         from clients.errors import ClientError
 
         latencies, failed, wrong = list[float](), 0, 0
-        with self.server() as server, Classifier(server.http_url, MODEL) as classifier:
+        with self.server() as server, Classifier(Options(server.http_url), MODEL) as classifier:
             fault = threading.Timer(BEFORE_S, lambda: _triton(server).kill())
             fault.start()
             ends = time.monotonic() + BEFORE_S + RETRIED_S

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from benchmarks.contest.runtimes import ENGINES, Engine, Precision
-from clients.server.endpoint import Protocol
+from clients.options import Protocol
 
 if TYPE_CHECKING:
     import numpy as np

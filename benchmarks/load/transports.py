@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.measure.progress import count_bar
+from clients.options import Options, Protocol
 
 if TYPE_CHECKING:
     from benchmarks.measure.timing import Durations
@@ -24,12 +25,7 @@ if TYPE_CHECKING:
     from serving.running import Server
 
 IN_PROCESS = "in process"
-TRANSPORTS: dict[str, dict[str, Any]] = {
-    "HTTP": {"protocol": "http"},
-    "HTTP, shared memory": {"protocol": "http", "shared_memory": True},
-    "gRPC": {"protocol": "grpc"},
-    "gRPC, shared memory": {"protocol": "grpc", "shared_memory": True},
-}
+TRANSPORTS: dict[str, Protocol] = {"HTTP": "http", "gRPC": "grpc"}
 STREAM_STEPS = 10
 CLIENT_CALLS = 300
 
@@ -37,9 +33,9 @@ CLIENT_CALLS = 300
 def connect(server: Server, transport: str, batch: int) -> Classifier:
     from clients.classifier import Classifier
 
-    options = TRANSPORTS[transport]
-    url = server.grpc_url if options["protocol"] == "grpc" else server.http_url
-    return Classifier(url, batch_size=batch, **options)
+    protocol = TRANSPORTS[transport]
+    url = server.grpc_url if protocol == "grpc" else server.http_url
+    return Classifier(Options(url, protocol, batch_size=batch))
 
 
 def calls(

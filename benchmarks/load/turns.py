@@ -113,14 +113,15 @@ def _alone(who: InProcess, model: Published, device: Device) -> Measure:
 
 
 def _served(target: Target, model: Published, server: Server, plan: Plan, folder: Path) -> Measure:
-    from clients.classifier import Classifier
+    from clients.classifier import Classifier, Options
 
     if target.shared_memory == "cuda" and (plan.device == "cpu" or plan.generator == "asyncio"):
         found = f"{plan.device} and {plan.generator}"
         raise Failed(f"CUDA shared memory: expected a GPU and perf_analyzer, found {found}")
+    if target.shared_memory == "system" and plan.generator == "asyncio":
+        raise Failed("shared memory: expected perf_analyzer, found asyncio")
     images, url = _images(model), server.grpc_url if target.protocol == "grpc" else server.http_url
-    system = target.shared_memory == "system"
-    with Classifier(url, target.served_name, target.protocol, shared_memory=system) as classifier:
+    with Classifier(Options(url, target.protocol), target.served_name) as classifier:
         check(target, classifier.logits(images), _expected(model, images), target.form.precision)
     if plan.generator == "asyncio":
         return by_asyncio.measurer(server, target, images)

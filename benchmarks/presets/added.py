@@ -13,7 +13,7 @@ from benchmarks.contest.runtimes import PRECISIONS, SERVED_ENGINES, why_not
 from benchmarks.load.terms import LARGEST_BATCH, Failed, Form, InProcess, Sharing
 from benchmarks.measure.choices import dataset_options, json_option, seconds_option
 from benchmarks.measure.machine import cores
-from clients.server.endpoint import BATCH_SIZE
+from clients.options import DEFAULTS
 from models.catalog import SHIPPED
 from models.data import DataError, load_dataset
 
@@ -30,7 +30,11 @@ CHECKED = 1000  # images whose logits are compared
 @click.option("--engine", type=click.Choice(SERVED_ENGINES), default="onnxruntime", show_default=True)
 @click.option("--precision", type=click.Choice(PRECISIONS), default="fp32", show_default=True)
 @click.option(
-    "--batch", type=click.IntRange(1, LARGEST_BATCH), default=BATCH_SIZE, show_default=True, help="Images per request."
+    "--batch",
+    type=click.IntRange(1, LARGEST_BATCH),
+    default=DEFAULTS.batch_size,
+    show_default=True,
+    help="Images per request.",
 )
 @click.option("--device", "wanted", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
 @dataset_options

@@ -41,7 +41,12 @@ def _share(context: click.Context, parameter: click.Parameter, value: str) -> tu
 @click.option("--processes", type=click.IntRange(1), help="Processes of one thread.  [default: one per core]")
 @click.option("--engine", type=click.Choice(["processes", "ray"]), default="processes", show_default=True)
 @click.option(
-    "--share", default="0/1", metavar="I/N", callback=_share, help="Do the I-th of N shares, from 0: one per machine."
+    "--share",
+    default="0/1",
+    show_default=True,
+    metavar="I/N",
+    callback=_share,
+    help="Do the I-th of N shares, from 0: one per machine.",
 )
 @click.option("--image-column", default="image", show_default=True, help="Parquet column of picture files or pixels.")
 @click.option("--id-column", default="id", show_default=True, help="Parquet column of ids; if missing, file and row.")

@@ -17,14 +17,16 @@ import vitbn  # noqa: F401  # says in one line which package is missing
 def web(host: str, port: int, model: str | None, url: str | None, protocol: Literal["http", "grpc"]) -> None:
     """Serve a page to draw a digit on. Everyone who reaches HOST may use it: there is no password."""
     from clients.errors import CannotListen
+    from clients.options import Options
     from clients.web.asking import Triton
     from clients.web.guards import RateLimit
     from clients.web.listening import address_of, open_server
     from clients.web.pages import create_app
 
     warnings.filterwarnings("ignore", module="PIL")  # serious faults are errors
+    triton = Triton(Options(url, protocol, timeout_s=5.0, retry_s=0), model)  # the page gives up later, and retries
     try:
-        server = open_server(create_app(Triton(url, protocol, model), RateLimit(), host), host, port)
+        server = open_server(create_app(triton, RateLimit(), host), host, port)
     except CannotListen as error:
         raise click.ClickException(str(error)) from error
     click.echo(f"Draw at http://{address_of(server)} (Ctrl-C ends)")

@@ -13,10 +13,8 @@ from clients.classifier import Classifier, Prediction, ServedModel
 from clients.errors import ModelNotFound
 from clients.images.decode import read_image
 from clients.images.prepare import prepare_shapes
-from clients.server.endpoint import Protocol
-from clients.server.served import best
-
-TIMEOUT_S = 5.0  # per request; the page gives up later
+from clients.options import Options
+from clients.served import best
 
 
 @dataclass(frozen=True)
@@ -31,9 +29,8 @@ class Answer:
 class Triton:
     """For any thread; without `preferred` the best transformer answers."""
 
-    def __init__(self, url: str | None, protocol: Protocol, preferred: str | None = None) -> None:
-        self._url = url
-        self._protocol = protocol
+    def __init__(self, options: Options, preferred: str | None = None) -> None:
+        self._options = options
         self._preferred = preferred
         self._decoding = threading.Lock()  # a huge picture takes hundreds of megabytes
 
@@ -68,7 +65,7 @@ class Triton:
         return Answer(prediction, classifier.model.name, images[0, 0], shapes, preparation_ms)
 
     def _open(self, name: str | None) -> Classifier:
-        return Classifier(self._url, name, self._protocol, TIMEOUT_S, retry_s=0)  # the page itself retries
+        return Classifier(self._options, name)
 
 
 def _check_ink(model: ServedModel) -> None:

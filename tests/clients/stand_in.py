@@ -99,8 +99,6 @@ def _http(stand_in: StandIn, address: str, tls: Certificates | None) -> Iterator
             body = self.rfile.read(int(self.headers["Content-Length"]))
             if self.path.endswith("/index"):
                 return self._answer([{"name": "net", "version": "1", "state": "READY"}])
-            if "/systemsharedmemory/" in self.path:
-                return self._answer({"error": "no memory is shared here"}, status=400)
             start = int(self.headers["Inference-Header-Content-Length"])
             shape = json.loads(body[:start])["inputs"][0]["shape"]
             images = np.frombuffer(body, np.uint8, offset=start).reshape(shape)

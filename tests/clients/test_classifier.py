@@ -4,12 +4,13 @@ import numpy as np
 import pytest
 from stand_in import expected_logits
 
-from clients import async_classifier as module
+from clients import classifier as module
 from clients.classifier import (
     Classifier,
     ModelMismatch,
     ModelNotFound,
     ModelNotReady,
+    Options,
     ServerError,
 )
 from clients.prediction import probabilities, top_probabilities
@@ -68,8 +69,8 @@ def answering(logits):
 @pytest.fixture
 def connect(monkeypatch):
     def connected(repository, model=None):
-        monkeypatch.setattr(module, "Connection", lambda endpoint, concurrency: repository)
-        opened.append(Classifier(model=model, concurrency=1))
+        monkeypatch.setattr(module, "Connection", lambda options: repository)
+        opened.append(Classifier(Options(concurrency=1), model))
         return opened[-1]
 
     opened = []

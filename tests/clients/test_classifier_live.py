@@ -1,29 +1,23 @@
 import asyncio
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-from tritonclient.http import InferenceServerClient
 
 from clients.classifier import (
     AsyncClassifier,
     Classifier,
     InvalidImage,
     ModelNotFound,
+    Options,
     ServerUnavailable,
     list_models,
 )
 from clients.preprocess import read_image, to_model_input
-from clients.server.regions import PREFIX
 
 pytestmark = pytest.mark.live
 
 PROTOCOLS = ["http", "grpc"]
-WAYS = [(protocol, shared_memory) for protocol in PROTOCOLS for shared_memory in (False, True)]
-SHM = Path("/dev/shm")
 
 
 def url_of(server, protocol):
@@ -31,17 +25,7 @@ def url_of(server, protocol):
 
 
 def connect(server, protocol="http", kind=Classifier, **options):
-    return kind(url_of(server, protocol), model="vitbn", protocol=protocol, **options)
-
-
-def regions_here(process=None):
-    return list(SHM.glob(f"{PREFIX}{process or os.getpid()}-*"))
-
-
-def regions_there(server, process=None):
-    with InferenceServerClient(server.http_url) as client:
-        names = [region["name"] for region in client.get_system_shared_memory_status()]
-    return [name for name in names if name.startswith(f"{PREFIX}{process or os.getpid()}-")]
+    return kind(Options(url_of(server, protocol), protocol, **options), "vitbn")
 
 
 @pytest.fixture(scope="module")
@@ -64,23 +48,21 @@ def close(logits, expected):
     np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize(("protocol", "shared_memory"), WAYS)
+@pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize("batch_size", [60, 100_000])
-def test_every_way_gives_the_same_answers(live_server, images, expected, protocol, shared_memory, batch_size):
-    with connect(live_server, protocol, shared_memory=shared_memory, batch_size=batch_size) as classifier:
+def test_every_way_gives_the_same_answers(live_server, images, expected, protocol, batch_size):
+    with connect(live_server, protocol, batch_size=batch_size) as classifier:
         close(classifier.logits(images), expected)
         best = expected.argmax(axis=1).tolist()
         assert [prediction.index for prediction in classifier.classify(images)] == best
         assert [prediction.index for prediction in classifier.stream(iter(images))] == best
-        assert bool(regions_here()) == bool(regions_there(live_server)) == shared_memory
     assert len({*best}) > 5
-    assert regions_here() == regions_there(live_server) == []
 
 
-@pytest.mark.parametrize(("protocol", "shared_memory"), WAYS)
-def test_every_way_with_asyncio(live_server, images, expected, protocol, shared_memory):
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_every_way_with_asyncio(live_server, images, expected, protocol):
     async def ask():
-        asking = connect(live_server, protocol, AsyncClassifier, shared_memory=shared_memory, batch_size=60)
+        asking = connect(live_server, protocol, AsyncClassifier, batch_size=60)
         async with asking as classifier:
             logits, predictions = await asyncio.gather(classifier.logits(images), classifier.classify(images))
             streamed = [prediction.index async for prediction in classifier.stream(images[:50])]
@@ -90,7 +72,6 @@ def test_every_way_with_asyncio(live_server, images, expected, protocol, shared_
     close(logits, expected)
     assert classified == expected.argmax(axis=1).tolist()
     assert streamed == classified[:50]
-    assert regions_here() == regions_there(live_server) == []
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
@@ -125,10 +106,10 @@ def test_what_is_no_batch_of_images_is_refused(live_server, images, protocol):
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_the_models_of_a_server(live_server, protocol):
-    (listed,) = list_models(url_of(live_server, protocol), protocol)
+    (listed,) = list_models(Options(url_of(live_server, protocol), protocol))
     with (
         connect(live_server, protocol) as classifier,
-        Classifier(url_of(live_server, protocol), None, protocol) as first,
+        Classifier(Options(url_of(live_server, protocol), protocol)) as first,
     ):
         assert classifier.models() == [listed]
         assert listed.model == classifier.model == first.model
@@ -141,30 +122,11 @@ def test_the_models_of_a_server(live_server, protocol):
 def test_a_model_that_is_not_there(live_server, protocol):
     for name in ("resnet", "", "vitbn/versions/1", "..", "vitbn?", "vit bn"):
         with pytest.raises(ModelNotFound, match="there: vitbn"):
-            Classifier(url_of(live_server, protocol), name, protocol)
+            Classifier(Options(url_of(live_server, protocol), protocol), name)
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_the_port_of_the_other_protocol(live_server, protocol):
     other = {"http": live_server.grpc_url, "grpc": live_server.http_url}[protocol]
     with pytest.raises(ServerUnavailable, match="no Triton server answers"):
-        Classifier(other, protocol=protocol, retry_s=0)
-
-
-ENDS = """
-import os, sys, numpy as np
-from clients.classifier import Classifier
-classifier = Classifier(sys.argv[1], protocol=sys.argv[2], shared_memory=True)
-print(os.getpid(), len(classifier.classify(np.zeros((9, 1, 28, 28), np.uint8))), flush=True)
-raise KeyError("unexpected")
-"""
-
-
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_an_exception_nobody_expected_leaves_no_memory(live_server, protocol):
-    command = [sys.executable, "-c", ENDS, url_of(live_server, protocol), protocol]
-    child = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    process, answered = child.stdout.split()
-    assert (child.returncode, answered) == (1, "9")
-    assert child.stderr.splitlines()[-1] == "KeyError: 'unexpected'"
-    assert regions_here(process) == regions_there(live_server, process) == []
+        Classifier(Options(other, protocol, retry_s=0))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from stand_in import StandIn
 
-from clients.classifier import AsyncClassifier, Classifier, ServerUnavailable
+from clients.classifier import AsyncClassifier, Classifier, Options, ServerUnavailable
 
 IMAGES = np.zeros((8, 1, 28, 28), dtype=np.uint8)
 WITHIN_S = 30
@@ -38,7 +38,7 @@ def run(script, *arguments, options=("-W", "error")):
 
 def test_a_closed_client_says_so(server):
     server.go_on.set()
-    classifier = Classifier(server.urls["http"])
+    classifier = Classifier(Options(server.urls["http"]))
     assert len(classifier.classify(IMAGES)) == 8
     classifier.close()
     classifier.close()
@@ -51,7 +51,7 @@ def test_a_closed_client_says_so(server):
 
 
 def test_a_client_that_is_not_opened_says_so():
-    asking = AsyncClassifier("127.0.0.1:1").models()
+    asking = AsyncClassifier(Options("127.0.0.1:1")).models()
     with pytest.raises(RuntimeError, match="not opened"):
         asking.send(None)
 
@@ -66,7 +66,7 @@ def test_closing_ends_what_others_wait_for(server, use):
         except RuntimeError as error:
             raised.append(str(error))
 
-    classifier = Classifier(server.urls["http"])
+    classifier = Classifier(Options(server.urls["http"]))
     waiting = threading.Thread(target=ask)
     waiting.start()
     assert server.reached.wait(WITHIN_S)
@@ -77,7 +77,7 @@ def test_closing_ends_what_others_wait_for(server, use):
 
 def test_a_forgotten_client_ends_its_thread(server):
     server.go_on.set()
-    classifier = Classifier(server.urls["http"])
+    classifier = Classifier(Options(server.urls["http"]))
     assert len(client_threads()) == 1
     del classifier
     gc.collect()
@@ -88,14 +88,14 @@ def test_a_forgotten_client_ends_its_thread(server):
 
 def test_a_client_that_finds_no_server_ends_its_thread():
     with pytest.raises(ServerUnavailable):
-        Classifier("127.0.0.1:1", retry_s=0)
+        Classifier(Options("127.0.0.1:1", retry_s=0))
     assert not client_threads()
 
 
 FORGET = """
 import sys, numpy as np
-from clients.classifier import Classifier
-classifier = Classifier(sys.argv[1], protocol=sys.argv[2])
+from clients.classifier import Classifier, Options
+classifier = Classifier(Options(sys.argv[1], sys.argv[2]))
 print(len(classifier.classify(np.zeros((8, 1, 28, 28), np.uint8))))
 if len(sys.argv) > 3:
     raise KeyError("unexpected")
@@ -115,9 +115,9 @@ def test_a_process_may_end_without_closing(protocol):
 
 FORK = """
 import os, sys, numpy as np
-from clients.classifier import Classifier
+from clients.classifier import Classifier, Options
 images = np.zeros((8, 1, 28, 28), np.uint8)
-with Classifier(sys.argv[1]) as classifier:
+with Classifier(Options(sys.argv[1])) as classifier:
     child = os.fork()
     if child == 0:
         try:

@@ -7,7 +7,15 @@ import numpy as np
 import pytest
 from stand_in import StandIn, expected_logits
 
-from clients.classifier import Classifier, DeadlineExceeded, ModelNotFound, ServerError, ServerUnavailable, list_models
+from clients.classifier import (
+    Classifier,
+    DeadlineExceeded,
+    ModelNotFound,
+    Options,
+    ServerError,
+    ServerUnavailable,
+    list_models,
+)
 
 PROTOCOLS = ["http", "grpc"]
 IMAGES = np.random.default_rng(0).integers(0, 256, (9, 1, 28, 28), dtype=np.uint8)
@@ -50,14 +58,14 @@ def http_reply(status, body, length=None):
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_a_server_that_never_answers(listener, protocol):
     with pytest.raises(DeadlineExceeded, match=r"did not answer within 0\.3 s"):
-        Classifier(listener(None), protocol=protocol, timeout_s=0.3)
+        Classifier(Options(listener(None), protocol, timeout_s=0.3))
 
 
 def test_a_server_that_answers_drop_by_drop_meets_the_same_deadline(listener):
     pieces = [http_reply(b"200 OK", b"", length=1000), *[b"["] * 100]
     start = time.monotonic()
     with pytest.raises(DeadlineExceeded, match=r"within 0\.5 s"):
-        Classifier(listener(*pieces), timeout_s=0.5)
+        Classifier(Options(listener(*pieces), timeout_s=0.5))
     assert time.monotonic() - start < 8
 
 
@@ -67,7 +75,7 @@ def test_a_server_that_answers_drop_by_drop_meets_the_same_deadline(listener):
 )
 def test_a_server_that_is_not_triton(listener, protocol, reply):
     with pytest.raises(ServerUnavailable, match="no Triton server answers"):
-        Classifier(listener(reply), protocol=protocol, timeout_s=5, retry_s=0)
+        Classifier(Options(listener(reply), protocol, timeout_s=5, retry_s=0))
 
 
 @pytest.mark.parametrize(
@@ -75,7 +83,7 @@ def test_a_server_that_is_not_triton(listener, protocol, reply):
 )
 def test_another_json_than_tritons(listener, body):
     with pytest.raises(ServerUnavailable, match="no Triton server answers"):
-        list_models(listener(http_reply(b"200 OK", body)), retry_s=0)
+        list_models(Options(listener(http_reply(b"200 OK", body)), retry_s=0))
 
 
 @pytest.mark.parametrize(
@@ -84,7 +92,7 @@ def test_another_json_than_tritons(listener, body):
 def test_a_refusal_keeps_the_words_of_the_server_on_one_line(listener, status, kind):
     words = http_reply(status, b'{"error":"This protocol\\n is restricted %s"}' % (b"x" * 2000))
     with pytest.raises(kind, match=r"answered: This protocol is restricted x+ …$") as raised:
-        Classifier(listener(words))
+        Classifier(Options(listener(words)))
     assert len(str(raised.value)) < 700
 
 
@@ -92,7 +100,7 @@ def test_a_refusal_keeps_the_words_of_the_server_on_one_line(listener, status, k
 def asking(protocol, before=lambda number: None, **options):
     with (
         StandIn(before).serving(protocol) as server,
-        Classifier(server.urls[protocol], protocol=protocol, **options) as classifier,
+        Classifier(Options(server.urls[protocol], protocol, **options)) as classifier,
     ):
         yield server, classifier
 
@@ -152,7 +160,7 @@ def test_a_server_that_starts_late_is_waited_for(protocol):
     found = []
 
     def ask():
-        with Classifier(address, protocol=protocol, retry_s=30) as classifier:
+        with Classifier(Options(address, protocol, retry_s=30)) as classifier:
             found.append(classifier.logits(IMAGES))
 
     thread = threading.Thread(target=ask)
@@ -190,7 +198,7 @@ def test_headers_go_with_every_request(protocol):
 )
 def test_options_that_cannot_be(options):
     with pytest.raises(ValueError, match="expected"):
-        Classifier("127.0.0.1:1", **options)
+        Classifier(Options("127.0.0.1:1", **options))
 
 
 def test_proxy_variables_are_not_followed(monkeypatch):

@@ -132,10 +132,10 @@ from clients.preprocess import read_image, to_model_input
 assert to_model_input(read_image({DIGIT!r})).shape == (1, 28, 28)
 """
 ASK = f"""
-from clients.classifier import Classifier, ServerUnavailable
+from clients.classifier import Classifier, Options, ServerUnavailable
 for protocol in ("http", "grpc"):
     try:
-        Classifier({NOBODY!r}, protocol=protocol, retry_s=0)
+        Classifier(Options({NOBODY!r}, protocol, retry_s=0))
     except ServerUnavailable:
         continue
     raise SystemExit("expected ServerUnavailable")

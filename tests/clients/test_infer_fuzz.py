@@ -59,7 +59,7 @@ def check(result, codes):
     return lines
 
 
-FLAGS = ["--json", "--csv", "--show", "--ssl", "--shared-memory", "--help"]
+FLAGS = ["--json", "--csv", "--show", "--ssl", "--help"]
 VALUED = ["--model", "--url", "--protocol", "--top", "--labels", "--batch-size", "--concurrency", "--timeout"]
 VALUED += ["--ssl-ca", "--ssl-cert", "--ssl-key", "--header"]
 PATHS = ["good.png", "bad.png", "images", "labels", "*", "*.png", "-", ".", "missing", "", "[", "**", "\udcff"]

@@ -78,7 +78,7 @@ def idx_files(tmp_path_factory):
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-@pytest.mark.parametrize("more", [[], ["--shared-memory", "--batch-size", "64", "--concurrency", "3"]])
+@pytest.mark.parametrize("more", [[], ["--batch-size", "64", "--concurrency", "3"]])
 def test_labels(live_server, protocol, idx_files, more):
     images, labels, truths = idx_files
     *lines, last = ask(live_server, protocol, images, "--labels", labels, *more).stdout.splitlines()

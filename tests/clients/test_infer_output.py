@@ -18,11 +18,10 @@ from click.testing import CliRunner
 from PIL import Image
 from stand_in import StandIn
 
+from clients import transport
 from clients.infer import infer
 from clients.preprocess import to_model_input
-from clients.printing import blocks
-from clients.server import retrying
-from clients.terminal import printable
+from clients.printing import blocks, printable
 
 ROOT = Path(__file__).resolve().parents[2]
 DIGIT = str(ROOT / "digit.png")
@@ -125,7 +124,7 @@ def test_options_reach_the_server(server, images):
 
 
 def test_a_server_that_fails_on_the_way(server, images, monkeypatch):
-    monkeypatch.setattr(retrying, "_LONGEST_PAUSE_S", 0.05)  # ten retries take 15 s otherwise
+    monkeypatch.setattr(transport, "_LONGEST_PAUSE_S", 0.05)  # ten retries take 15 s otherwise
     server.before = lambda number: "too busy" if number >= 2 else None
     code, lines, errors = run(server, images(30), "--batch-size", 4, "--concurrency", 1)
     assert (code, len(lines), len(errors)) == (3, 8, 1)
@@ -214,6 +213,7 @@ def read_terminal(descriptor):
 PEAK = """
 import sys
 from pathlib import Path
+from clients import transport
 from clients.infer import infer
 try:
     infer(sys.argv[1:])

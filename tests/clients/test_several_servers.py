@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from stand_in import StandIn, expected_logits
 
-from clients.classifier import Classifier, DeadlineExceeded, ServerBusy, ServerUnavailable, list_models
+from clients.classifier import Classifier, DeadlineExceeded, Options, ServerBusy, ServerUnavailable, list_models
 
 PROTOCOLS = ["http", "grpc"]
 IMAGES = np.random.default_rng(0).integers(0, 256, (9, 1, 28, 28), dtype=np.uint8)
@@ -19,8 +19,8 @@ NOBODY = "127.0.0.1:1"
 def test_the_next_is_asked_when_one_is_away(protocol):
     with StandIn().serving(protocol) as server:
         url = f"{NOBODY}, {server.urls[protocol]}"
-        assert [each.name for each in list_models(url, protocol, retry_s=0)] == ["net"]
-        with Classifier(url, protocol=protocol, retry_s=0) as classifier:
+        assert [each.name for each in list_models(Options(url, protocol, retry_s=0))] == ["net"]
+        with Classifier(Options(url, protocol, retry_s=0)) as classifier:
             np.testing.assert_array_equal(classifier.logits(IMAGES), expected_logits(IMAGES))
 
 
@@ -32,7 +32,7 @@ def test_one_goes_away_in_the_middle(protocol):
         leaving.enter_context(first.serving(protocol))
         second = stack.enter_context(StandIn().serving(protocol))
         url = f"{first.urls[protocol]},{second.urls[protocol]}"
-        classifier = stack.enter_context(Classifier(url, protocol=protocol, retry_s=5))
+        classifier = stack.enter_context(Classifier(Options(url, protocol, retry_s=5)))
         np.testing.assert_array_equal(classifier.logits(IMAGES), expected_logits(IMAGES))
         assert (len(first.batches), len(second.batches)) == (3, 0)
         if protocol == "http":
@@ -52,7 +52,7 @@ def test_a_busy_one_passes_the_request_on(protocol):
         busy = stack.enter_context(StandIn(lambda number: "too busy").serving(protocol))
         idle = stack.enter_context(StandIn().serving(protocol))
         url = f"{busy.urls[protocol]},{idle.urls[protocol]}"
-        classifier = stack.enter_context(Classifier(url, protocol=protocol, retry_s=0, concurrency=1))
+        classifier = stack.enter_context(Classifier(Options(url, protocol, retry_s=0, concurrency=1)))
         np.testing.assert_array_equal(classifier.logits(IMAGES), expected_logits(IMAGES))
         assert (len(busy.batches), len(idle.batches)) == (1, 3)
 
@@ -60,7 +60,7 @@ def test_a_busy_one_passes_the_request_on(protocol):
 def test_a_silent_one_leaves_time_for_the_next():
     with socket.create_server(("127.0.0.1", 0)) as silent, StandIn().serving("http") as server:
         url = f"127.0.0.1:{silent.getsockname()[1]},{server.urls['http']}"
-        with Classifier(url, timeout_s=4, retry_s=0) as classifier:
+        with Classifier(Options(url, timeout_s=4, retry_s=0)) as classifier:
             assert len(classifier.classify(IMAGES)) == 9
 
 
@@ -79,34 +79,29 @@ def test_a_failing_one_is_not_believed_about_a_model(status):
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as failing, StandIn().serving("http") as server:
         threading.Thread(target=failing.serve_forever, args=(0.01,)).start()
         url = f"127.0.0.1:{failing.server_port},{server.urls['http']}"
-        with Classifier(url, "net", retry_s=0) as classifier:
+        with Classifier(Options(url, retry_s=0), "net") as classifier:
             np.testing.assert_array_equal(classifier.logits(IMAGES), expected_logits(IMAGES))
         failing.shutdown()
 
 
 def test_all_away():
     with pytest.raises(ServerUnavailable, match=r"no Triton server answers at 127\.0\.0\.1:2"):
-        Classifier(f"{NOBODY},127.0.0.1:2", retry_s=0)
+        Classifier(Options(f"{NOBODY},127.0.0.1:2", retry_s=0))
     with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(DeadlineExceeded, match=r"within 0\.4 s"):
-        Classifier(f"{NOBODY},127.0.0.1:{silent.getsockname()[1]}", timeout_s=0.4, retry_s=0)
+        Classifier(Options(f"{NOBODY},127.0.0.1:{silent.getsockname()[1]}", timeout_s=0.4, retry_s=0))
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:8000,", ",", "127.0.0.1:8000;127.0.0.1:8001"])
 def test_a_list_with_an_address_that_is_none(url):
     with pytest.raises(ServerUnavailable, match="HOST:PORT"):
-        Classifier(url, retry_s=0)
-
-
-def test_shared_memory_is_of_one_host():
-    with pytest.raises(ValueError, match="shared_memory: expected one server"):
-        Classifier("127.0.0.1:8000,127.0.0.1:8010", shared_memory=True)
+        Classifier(Options(url, retry_s=0))
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_a_busy_server_is_told_from_one_that_is_away(protocol):
     with ExitStack() as stack:
         server = stack.enter_context(StandIn(lambda number: "Exceeds maximum queue size").serving(protocol))
-        classifier = stack.enter_context(Classifier(server.urls[protocol], protocol=protocol, retry_s=0))
+        classifier = stack.enter_context(Classifier(Options(server.urls[protocol], protocol, retry_s=0)))
         with pytest.raises(ServerBusy, match=r"is too busy: Exceeds maximum queue size$"):
             classifier.classify(IMAGES[:1])
         server.before = lambda number: "the model is starting"
@@ -125,12 +120,12 @@ def test_retry_after_is_heard(protocol):
 
     with StandIn(refuse_once).serving(protocol) as server:
         server.retry_after = "1"
-        with Classifier(server.urls[protocol], protocol=protocol, retry_s=20) as classifier:
+        with Classifier(Options(server.urls[protocol], protocol, retry_s=20)) as classifier:
             assert len(classifier.classify(IMAGES[:1])) == 1
         assert times[1] - times[0] >= 1
         server.before = lambda number: "starting"
         server.retry_after = "3600"
-        with Classifier(server.urls[protocol], protocol=protocol, retry_s=20) as classifier:
+        with Classifier(Options(server.urls[protocol], protocol, retry_s=20)) as classifier:
             start = time.monotonic()
             with pytest.raises(ServerBusy) as raised:
                 classifier.classify(IMAGES[:1])
@@ -142,7 +137,7 @@ def test_a_busy_server_meets_no_storm():
     """40 requests share 10 retries."""
     with StandIn(lambda number: "too busy").serving("http") as server:
         failures = []
-        with Classifier(server.urls["http"], retry_s=10, concurrency=8) as classifier:
+        with Classifier(Options(server.urls["http"], retry_s=10, concurrency=8)) as classifier:
 
             def ask():
                 for _ in range(5):
@@ -160,9 +155,9 @@ def test_a_busy_server_meets_no_storm():
 
 
 def test_answers_earn_retries():
-    from clients.server.retrying import RetryBudget
+    from clients.transport import _RetryBudget
 
-    budget = RetryBudget()
+    budget = _RetryBudget()
     assert [budget.spend() for _ in range(11)] == [True] * 10 + [False]
     for _ in range(11):
         budget.earn()
@@ -176,7 +171,7 @@ def test_by_default_a_restart_of_three_seconds_costs_no_answer(protocol):
     with ExitStack() as stack:
         leaving = stack.enter_context(ExitStack())
         leaving.enter_context(first.serving(protocol))
-        classifier = stack.enter_context(Classifier(first.urls[protocol], protocol=protocol))
+        classifier = stack.enter_context(Classifier(Options(first.urls[protocol], protocol)))
         assert len(classifier.classify(IMAGES)) == 9
         if protocol == "http":
             first.before = vanish

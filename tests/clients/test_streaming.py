@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from stand_in import StandIn, expected_logits
 
-from clients.classifier import AsyncClassifier, Classifier, InvalidImage
-from clients.server.batches import gather
+from clients.batches import gather
+from clients.classifier import AsyncClassifier, Classifier, InvalidImage, Options
 
 PROTOCOLS = ["http", "grpc"]
 IMAGES = np.random.default_rng(0).integers(0, 256, (90, 1, 28, 28), dtype=np.uint8)
@@ -31,7 +31,7 @@ def server(request):
 
 
 def connect(server, kind=Classifier, **options):
-    return kind(server.urls[server.protocol], protocol=server.protocol, **{"batch_size": 3, **options})
+    return kind(Options(server.urls[server.protocol], server.protocol, **{"batch_size": 3, **options}))
 
 
 @given(st.lists(st.integers(0, 9), max_size=12), st.integers(1, 7), st.randoms())
@@ -167,7 +167,7 @@ def test_memory_is_flat_over_many_images(protocol):
             yield image
 
     stand_in = StandIn(max_batch_size=128)
-    with stand_in.serving(protocol), Classifier(stand_in.urls[protocol], protocol=protocol) as classifier:
+    with stand_in.serving(protocol), Classifier(Options(stand_in.urls[protocol], protocol)) as classifier:
         assert sum(1 for _ in classifier.stream(images(3_000))) == 3_000
         before, most, answered = rss_bytes(), 0, 0
         for answered, _ in enumerate(classifier.stream(images(25_000)), start=1):
@@ -212,7 +212,7 @@ def test_a_cancelled_request_gives_its_turn_to_the_next():
             holding.wait(20)
 
     async def ask(url):
-        async with AsyncClassifier(url, concurrency=1) as classifier:
+        async with AsyncClassifier(Options(url, concurrency=1)) as classifier:
             stuck = asyncio.create_task(classifier.classify(IMAGES[:1]))
             while not first.is_set():
                 await asyncio.sleep(0.01)

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 from stand_in import Certificates, StandIn
 
-from clients.classifier import Classifier, ServerUnavailable, Tls, list_models
+from clients.classifier import Classifier, Options, ServerUnavailable, Tls, list_models
 from clients.infer import infer
 
 DIGIT = str(Path(__file__).resolve().parents[2] / "digit.png")
@@ -38,7 +38,7 @@ def server(request, certificates):
 
 
 def connect(server, **files):
-    return Classifier(server.urls[server.protocol], protocol=server.protocol, retry_s=0, tls=Tls(**files))
+    return Classifier(Options(server.urls[server.protocol], server.protocol, retry_s=0, tls=Tls(**files)))
 
 
 def test_both_sides_show_who_they_are(server, certificates):
@@ -47,7 +47,7 @@ def test_both_sides_show_who_they_are(server, certificates):
         assert len(classifier.classify(IMAGES)) == 9
         assert [each.name for each in classifier.models()] == ["net"]
     tls = Tls(certificates.certificate, certificates.certificate, certificates.key)
-    assert list_models(server.urls[server.protocol], server.protocol, tls=tls)[0].model
+    assert list_models(Options(server.urls[server.protocol], server.protocol, tls=tls))[0].model
 
 
 def test_who_is_not_trusted_is_not_talked_to(server, certificates):
@@ -56,7 +56,7 @@ def test_who_is_not_trusted_is_not_talked_to(server, certificates):
     with pytest.raises(ServerUnavailable):
         connect(server, ca_file=certificates.certificate)  # no client certificate
     with pytest.raises(ServerUnavailable, match="no Triton server answers"):
-        Classifier(server.urls[server.protocol], protocol=server.protocol, retry_s=0)  # not encrypted
+        Classifier(Options(server.urls[server.protocol], server.protocol, retry_s=0))  # not encrypted
 
 
 def test_files_that_are_none(tmp_path, certificates):
@@ -65,7 +65,7 @@ def test_files_that_are_none(tmp_path, certificates):
     (tmp_path / "empty.pem").write_text("seven")
     for file in ("empty.pem", "missing.pem"):
         with pytest.raises(ServerUnavailable, match="expected PEM files for TLS"):
-            Classifier("127.0.0.1:1", retry_s=0, tls=Tls(ca_file=str(tmp_path / file)))
+            Classifier(Options("127.0.0.1:1", retry_s=0, tls=Tls(ca_file=str(tmp_path / file))))
 
 
 def test_a_server_that_ends_the_connection_instead_of_encrypting():
@@ -78,7 +78,7 @@ def test_a_server_that_ends_the_connection_instead_of_encrypting():
         thread = threading.Thread(target=hang_up)
         thread.start()
         with pytest.raises(ServerUnavailable, match=r"over http \(the connection ended\)"):
-            Classifier(f"127.0.0.1:{listener.getsockname()[1]}", retry_s=0, tls=Tls())
+            Classifier(Options(f"127.0.0.1:{listener.getsockname()[1]}", retry_s=0, tls=Tls()))
         thread.join()
 
 

@@ -7,7 +7,7 @@ import onnx
 import pytest
 from click.testing import CliRunner, Result
 
-from clients.classifier import Classifier
+from clients.classifier import Classifier, Options
 from export.engines import openvino_engine
 from export.engines.openvino_engine import has_bfloat16
 from export.publishing.publish import read_config
@@ -134,7 +134,7 @@ def test_openvino_passes_the_gate_and_is_served_as_a_model_of_its_own(
     with running_server(tmp_path) as server:
         answers = []
         for name in ("vitbn", "vitbn_openvino"):
-            with Classifier(server.http_url, name) as classifier:
+            with Classifier(Options(server.http_url), name) as classifier:
                 answers.append(classifier.logits(load_digits().test_images[:300]))
     assert np.abs(answers[0] - answers[1]).max() < (0.5 if has_bfloat16() else 1e-4)
     assert (answers[0].argmax(1) == answers[1].argmax(1)).mean() > 0.98

@@ -18,7 +18,7 @@ from tritonclient.utils import InferenceServerException
 from waiting import wait_until
 
 from benchmarks.load import hostile
-from clients.classifier import Classifier, ServerUnavailable, Tls
+from clients.classifier import Classifier, Options, ServerUnavailable, Tls
 from clients.probe import probe_server
 from serving.proxy.process import Proxy, running_proxy
 from serving.proxy.settings import HEADERS_S, Backend, Settings, TlsFiles
@@ -68,7 +68,9 @@ def front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
 def test_answers_are_right_over_both_protocols(front: Front, protocol: str) -> None:
     images = np.repeat(SAMPLE, 5, axis=0)
-    with Classifier(front.url, "linear", protocol, headers={"x-api-key": KEY}, retry_s=0, batch_size=1) as classifier:
+    with Classifier(
+        Options(front.url, protocol, headers={"x-api-key": KEY}, retry_s=0, batch_size=1), "linear"
+    ) as classifier:
         np.testing.assert_allclose(classifier.logits(images), expected_logits(images), atol=1e-4)
 
 
@@ -191,11 +193,11 @@ def test_clients_that_trust_its_certificate_are_answered_and_plain_text_is_not(
             assert hostile.send(f"127.0.0.1:{metrics}", method, path)[0] == 404, path
         url, trusting = f"127.0.0.1:{port}", Tls(str(certificate.certificate))
         for protocol in ("http", "grpc"):
-            with Classifier(url, "linear", protocol, retry_s=0, tls=trusting) as classifier:
+            with Classifier(Options(url, protocol, retry_s=0, tls=trusting), "linear") as classifier:
                 np.testing.assert_allclose(classifier.logits(SAMPLE), expected_logits(SAMPLE), atol=1e-4)
             for tls in (None, Tls()):  # not encrypted; unknown authority
                 with pytest.raises(ServerUnavailable):
-                    Classifier(url, "linear", protocol, retry_s=0, tls=tls)
+                    Classifier(Options(url, protocol, retry_s=0, tls=tls), "linear")
 
 
 def test_a_request_whose_headers_do_not_end_is_closed(front: Front) -> None:

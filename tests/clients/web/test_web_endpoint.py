@@ -9,7 +9,7 @@ from PIL import Image
 from web_http import DIGIT, PNG, ask, check_raw, check_refusal, classify, listening, send_raw
 from web_parts import Triton
 
-from clients.classifier import Classifier
+from clients.classifier import Classifier, Options
 from clients.preprocess import read_image, to_model_input
 from clients.web import asking
 from clients.web.guards import HEADERS, RateLimit
@@ -37,7 +37,7 @@ def test_an_image_is_answered_as_by_the_library(
 ) -> None:
     status, answer = classify(address, DIGIT, query)
     image = to_model_input(read_image(io.BytesIO(DIGIT)))
-    with Classifier(triton.url, model) as classifier:
+    with Classifier(Options(triton.url), model) as classifier:
         (expected,) = classifier.classify(image[None])
     assert status == 200
     assert (answer["label"], answer["model"], answer["version"]) == ("3", model, version)
@@ -186,10 +186,11 @@ def test_no_triton_server() -> None:
             assert NOBODY in check_refusal(*answer)
 
 
-def test_a_triton_server_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asking, "TIMEOUT_S", 0.5)
-    with socket.create_server(("127.0.0.1", 0)) as silent, listening(f"127.0.0.1:{silent.getsockname()[1]}") as where:
-        answer = ask(where, "POST", "/api/classify", DIGIT, PNG)
+def test_a_triton_server_that_never_answers() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"127.0.0.1:{silent.getsockname()[1]}"
+        with listening(url, timeout_s=0.5) as where:
+            answer = ask(where, "POST", "/api/classify", DIGIT, PNG)
     assert answer[0] == 503
     assert "did not answer within 0.5 s" in check_refusal(*answer)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from waitress import wasyncore
 
+from clients.options import Options
 from clients.web import asking
 from clients.web.guards import HEADERS, RateLimit
 from clients.web.listening import address_of, open_server
@@ -22,8 +23,11 @@ HANG_S = 30.0
 
 
 @contextmanager
-def listening(triton_url: str, rate: RateLimit | None = None, model: str | None = None) -> Iterator[str]:
-    app = create_app(asking.Triton(triton_url, "http", model), rate or RateLimit(rate_hz=1e6, burst=10**6))
+def listening(
+    triton_url: str, rate: RateLimit | None = None, model: str | None = None, timeout_s: float = 5.0
+) -> Iterator[str]:
+    triton = asking.Triton(Options(triton_url, timeout_s=timeout_s, retry_s=0), model)
+    app = create_app(triton, rate or RateLimit(rate_hz=1e6, burst=10**6))
     server = open_server(app, "127.0.0.1", 0)
     thread = threading.Thread(target=server.run)
     thread.start()

@@ -13,7 +13,7 @@ from typing import Any, get_args
 
 from clients.errors import ModelMismatch, ModelNotFound, ModelNotReady, ServerError
 from clients.images.prepare import Preprocessing
-from clients.server.connection import INPUT, OUTPUT, Connection
+from clients.transport import INPUT, OUTPUT, Connection
 
 
 @dataclass(frozen=True)

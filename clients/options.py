@@ -1,12 +1,9 @@
-"""Addresses and all clients' defaults; light to import, for the command line."""
+"""What all clients of the server may choose, with the defaults; light to import, for the command line."""
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
-
-TIMEOUT_S, RETRY_S = 30.0, 10.0  # a killed server is back within 10 s
-BATCH_SIZE, CONCURRENCY = 128, 2  # fastest where server and client share two cores
 
 Protocol = Literal["http", "grpc"]
 _DEFAULT_URLS: Mapping[Protocol, str] = {"http": "127.0.0.1:8000", "grpc": "127.0.0.1:8001"}
@@ -30,23 +27,34 @@ class Tls:
 
 
 @dataclass(frozen=True)
-class Endpoint:
-    """Options as in AsyncClassifier.
+class Options:
+    """Raises ValueError for an invalid option; connecting checks the addresses.
 
-    Raises ValueError for an invalid option; connecting checks the addresses.
+    url:           HOST:PORT, or several with commas for failover. Default: Triton's local port.
+    timeout_s:     per request, retries included.
+    retry_s:       of timeout_s, for retries at an absent or busy server.
+    open_retry_s:  replaces retry_s while opening.
+    batch_size:    most images per request, within the model's limit.
+    concurrency:   most requests at a time; twice as many batches are in memory.
+    tls, headers:  for guarded servers.
     """
 
     url: str | None = None
     protocol: Protocol = "http"
-    timeout_s: float = TIMEOUT_S
-    retry_s: float = RETRY_S
+    timeout_s: float = 30.0
+    retry_s: float = 10.0  # a killed server is back within 10 s
+    open_retry_s: float | None = None
+    batch_size: int = 128  # with 2 requests at a time the fastest where server and client share two cores
+    concurrency: int = 2
     tls: Tls | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
-    open_retry_s: float | None = None
 
     def __post_init__(self) -> None:
         if self.protocol not in _DEFAULT_URLS:
             raise ValueError(f"protocol: expected http or grpc, found {self.protocol!r}")
+        if self.batch_size < 1 or self.concurrency < 1:
+            found = f"{self.batch_size} and {self.concurrency}"
+            raise ValueError(f"expected batch_size and concurrency of 1 or more, found {found}")
         check_seconds("timeout_s", self.timeout_s)
         for name, seconds in (("retry_s", self.retry_s), ("open_retry_s", self.open_retry_s or 0)):
             if not seconds >= 0:
@@ -73,3 +81,6 @@ def check_header(name: str, value: str) -> None:
         raise ValueError(f"header {name}: expected printable ASCII, found {value!r}")
     if name.lower() in ("transfer-encoding", "content-length", "content-encoding", "inference-header-content-length"):
         raise ValueError(f"header {name}: expected no header that describes the request's own body")
+
+
+DEFAULTS = Options()

@@ -113,9 +113,9 @@ $(NEW)/%.json:
 	python benchmarks/$(call command,$*) --json $(NEW)/$*.part && mv $(NEW)/$*.part $@
 
 command = $(COMMAND_$(1))
-COMMAND_latency := latency.py --batch 1 --batch 64 --runtimes all --precision fp32,bf16,int8 --seconds 20
+COMMAND_latency := latency.py --batch 1 --batch 64 --runtimes all --precision fp32,bf16,int8 --seconds 240
 COMMAND_latency-5000 := latency.py --batch 5000 --models vitbn --runtimes torch,onnx,onnx-optimized \
-	--precision fp32,int8 --memory --seconds 20
+	--precision fp32,int8 --memory --seconds 120
 COMMAND_sweep := latency.py --preset sweep
 COMMAND_rewrites := latency.py --preset rewrites
 COMMAND_frontier := latency.py --preset frontier

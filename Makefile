@@ -133,10 +133,11 @@ COMMAND_throughput := throughput.py --model vitbn --model vitbn-tiny --model cnn
 COMMAND_rates := throughput.py --sharing 1x0 --batch 1 --rate 500 --rate 1000 --rate 2000
 COMMAND_conditions := accuracy.py --preset photographs --images 100
 
-# All that is measured on a GPU, in at most 30 minutes; DRY_RUN=1 prints the commands and checks options and imports.
-# It runs in the Python that is on PATH: .venv holds the CPU's packages (docs/usage.md, Measure).
-benchmarks-gpu:
-	python benchmarks/latency.py --preset gpu $(if $(DRY_RUN),--dry-run)
+# All that is measured on a GPU, in its own environment. DRY_RUN=1 needs no GPU: it prints the commands, and checks their
+# options, imports and programs, in the environment of the CPU.
+benchmarks-gpu: $(if $(DRY_RUN),setup,setup-gpu) perf_analyzer
+	PATH="$(CURDIR)/$(if $(DRY_RUN),.venv,.venv-gpu)/bin:$$PATH" python benchmarks/latency.py --preset gpu \
+		$(if $(DRY_RUN),--dry-run)
 
 clean:
 	rm -rf .venv .venv-gpu .perf_analyzer .tensorrt checkpoints *.egg-info

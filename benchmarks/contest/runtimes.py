@@ -73,7 +73,7 @@ RUNTIMES: dict[str, Runtime] = {
     "onnx-folded": Runtime("onnxruntime", "norms folded", "folded"),
     "onnx-optimized": Runtime("onnxruntime", "all rewrites", "all"),
     "openvino": Runtime("openvino", "all rewrites", "all"),
-    "tensorrt-plain": Runtime("tensorrt", "plain export"),
+    "tensorrt-plain": Runtime("tensorrt", "plain export", fused=True),
     "tensorrt-folded": Runtime("tensorrt", "norms folded", "folded", fused=True),
     "tensorrt": Runtime("tensorrt", "all rewrites", "all", fused=True),
     "tensorrt-cudagraph": Runtime("tensorrt", "all rewrites, CUDA graph", "all", fused=True, graph=True),

@@ -1,4 +1,4 @@
-"""All GPU measurements in at most 30 minutes, each step with its own limit."""
+"""All GPU measurements in at most an hour, each step with its own limit."""
 
 from __future__ import annotations
 
@@ -15,12 +15,15 @@ from pathlib import Path
 
 import click
 
+from benchmarks.contest.runtimes import COMPARED
+
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("torch", "onnx", "onnxruntime", "tensorrt", "polygraphy", "tritonclient.grpc", "matplotlib", "pooch")
-MODELS = ("vitbn", "cnn")
-# 15 rounds of 0.2 s with and without copies at both batch sizes take about 6 minutes, plus the builds.
+SERVED_MODELS = ("vitbn", "cnn")
+# PyTorch as its users run it, then rewritten, then the other engines.
 RUNTIMES = (
-    *("torch", "torch-sdpa-optimized", "torch-cudagraphs-optimized", "onnx-optimized"),
+    *("torch", "torch-sdpa", "torch-compile", "torch-cudagraphs"),
+    *("torch-sdpa-optimized", "torch-cudagraphs-optimized", "onnx-optimized"),
     *("tensorrt-plain", "tensorrt-folded", "tensorrt", "tensorrt-cudagraph"),
 )
 SERVED = ("--engine", "onnxruntime,tensorrt", "--device", "cuda", "--sharing", "1x0", "--rounds", "2")
@@ -42,17 +45,19 @@ class Step:
 
 def steps(output: Path) -> Iterator[Step]:
     """The most wanted first; each writes its result at once."""
-    names = ("--models", ",".join(MODELS), "--runtimes", ",".join(RUNTIMES), "--precision", ",".join(PRECISIONS))
+    names = ("--models", ",".join(COMPARED), "--runtimes", ",".join(RUNTIMES), "--precision", ",".join(PRECISIONS))
     sizes = ("--batch", "5000", "--batch", "1", "--seconds", "8", "--device", "cuda")
-    yield Step("benchmarks.latency", "latency", (*sizes, *names, "--json", str(output / "latency.json")), 14)
-    for model in MODELS:
+    yield Step("benchmarks.latency", "latency", (*sizes, *names, "--json", str(output / "latency.json")), 32)
+    published = ("--published-configuration", *sizes, "--json", str(output / "published.json"))
+    yield Step("benchmarks.latency", "latency", published, 6)
+    for model in SERVED_MODELS:
         where = ("--repository", str(output / "triton_repo"), "--timing-cache", str(output / "timing.cache"))
         yield Step("export.to_tensorrt", "tensorrt", ("--model", model, "--precision", "fp16", *where), 2)
     many = ("--precision", "fp16", "--batch", "5000", *_each("--in-flight", "1", "2"))
     memories = _each("--shared-memory", "none", "system", "cuda")
     few = ("--precision", ",".join(PRECISIONS), *_each("--batch", "1", "64"), *_each("--in-flight", "1", "16"))
     for name, load, minutes in (
-        ("throughput-5000", (*_each("--model", *MODELS), *many, *memories), 5),
+        ("throughput-5000", (*_each("--model", *SERVED_MODELS), *many, *memories), 5),
         ("throughput", (*_each("--model", "vitbn"), *few), 4),
     ):
         written = ("--json", str(output / f"{name}.json"))
@@ -75,7 +80,7 @@ def gpu(dry_run: bool, output: Path) -> None:
     from export.engines.gpu import require_for_server
     from export.errors import ExportError
 
-    missing = [*_missing_packages(), *_missing_server_and_images(fetch=not dry_run)]
+    missing = [*_missing_packages(), *_missing_programs_and_images(fetch=not dry_run)]
     try:
         ready = str(require_for_server())
     except ExportError as reason:
@@ -114,11 +119,17 @@ def _missing_packages() -> Iterator[str]:
             yield f"{package} ({' '.join(str(error).split())})"
 
 
-def _missing_server_and_images(fetch: bool) -> Iterator[str]:
+def _missing_programs_and_images(fetch: bool) -> Iterator[str]:
     """Without the images only the last steps would fail, after a quarter of an hour."""
+    from benchmarks.load.by_perf_analyzer import program
+    from benchmarks.load.terms import Failed
     from models.data import DataError, find_mnist
     from serving.launcher import native_server
 
+    try:
+        program()
+    except Failed as error:
+        yield f"perf_analyzer ({error})"
     if not native_server(os.environ.get("PATH", os.defpath)):
         yield "native tritonserver (a release container has one)"
     try:

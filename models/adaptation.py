@@ -18,10 +18,9 @@ from models import checkpoint
 from models.config import INPUT_SCALE
 from models.data.folder import load_unlabelled
 from models.metrics import Metrics
-from models.served_form import served_form
+from models.vit import LastBlock, VisionTransformer
 
 Statistic = Literal["mean", "variance"]
-Form = Literal["served", "plain"]
 BOTH: tuple[Statistic, ...] = ("mean", "variance")
 FEWEST, MOST = 50, 500  # pictures: fewer give poor statistics, more fill the memory
 
@@ -40,7 +39,7 @@ def adapt_checkpoint(path: Path, folder: Path, output: Path) -> int:
     source = checkpoint.load(path)
     images = torch.from_numpy(load_unlabelled(folder, source.config, FEWEST, MOST))
     try:
-        adapted = adapt(source.model, images, form=form_of_training(source.metrics))
+        adapted = adapt(source.model, images, last_block=last_block_of_training(source.metrics))
     except AdaptationError as error:
         raise AdaptationError(f"{path}: {error}") from error
     metrics = {name: source.metrics[name] for name in ("dataset",) if name in source.metrics}
@@ -50,7 +49,7 @@ def adapt_checkpoint(path: Path, folder: Path, output: Path) -> int:
             "checkpoint": path.name,
             "sha256": source.sha256,
             "training_command": source.metrics.get("command"),
-            "form": form_of_training(source.metrics),
+            "last_block": last_block_of_training(source.metrics),
             "pictures": len(images),
         },
     }
@@ -58,19 +57,21 @@ def adapt_checkpoint(path: Path, folder: Path, output: Path) -> int:
     return len(images)
 
 
-def form_of_training(metrics: Metrics) -> Form:
+def last_block_of_training(metrics: Metrics) -> LastBlock:
     described = metrics.get("options") or metrics.get("adapted") or {}
-    return "served" if described.get("form") == "served" else "plain"
+    return "row" if described.get("last_block") == "row" else "all"
 
 
 def adapt(
-    model: nn.Module, images: Tensor, statistics: tuple[Statistic, ...] = BOTH, form: Form = "plain"
+    model: nn.Module, images: Tensor, statistics: tuple[Statistic, ...] = BOTH, last_block: LastBlock = "all"
 ) -> nn.Module:
-    """A copy in eval mode. After training in the served `form`, the last BatchNorms get statistics of CLS rows.
+    """A copy in eval mode. If training computed one row of the last block, its BatchNorms get statistics of CLS rows.
 
     Raises AdaptationError.
     """
     adapted = copy.deepcopy(model).eval()
+    if isinstance(adapted, VisionTransformer):
+        adapted.last_block = last_block
     norms = [module for module in adapted.modules() if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d)]
     if not norms:
         raise AdaptationError(f"expected a network with BatchNorm, found {type(model).__name__} without")
@@ -80,7 +81,7 @@ def adapt(
         norm.train()
         norm.momentum = 1.0  # the batch's statistics alone
     with torch.no_grad():
-        (served_form(adapted) if form == "served" else adapted)(images * INPUT_SCALE)
+        adapted(images * INPUT_SCALE)
     for norm, (mean, variance), momentum in zip(norms, before, momenta, strict=True):
         norm.momentum = momentum
         if "mean" not in statistics:

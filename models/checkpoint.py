@@ -80,9 +80,9 @@ def load(path: Path, depth: int | None = None) -> Checkpoint:
         if not 1 <= depth <= config.depth or not config.is_transformer:
             blocks = f"{config.depth} blocks" if config.is_transformer else "no transformer"
             raise CheckpointError(f"{path}: expected at least {depth} blocks (--depth {depth}), found {blocks}")
-        if depth < config.depth and config.late_cls is not None:
-            late = f"expected all {config.depth} blocks, found --depth {depth}: late CLS needs the last"
-            raise CheckpointError(f"{path}: {late}")
+        if depth < config.depth and config.class_attention is not None:
+            needs = f"expected all {config.depth} blocks, found --depth {depth}: class attention needs the last"
+            raise CheckpointError(f"{path}: {needs}")
         if depth < config.depth:
             config, tensors = replace(config, depth=depth), _first_blocks(tensors, depth)
             metrics = {

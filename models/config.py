@@ -71,7 +71,7 @@ class ModelConfig:
     bn_features: BatchNormFeatures = "dim"
     qkv_bias: bool = False
     labels: tuple[str, ...] = tuple("0123456789")
-    late_cls: tuple[int, int] | None = None  # heads and their width in the last block, where the CLS token joins
+    class_attention: tuple[int, int] | None = None  # heads and their width in the last block, where the CLS token joins
     standardise: bool = False  # each picture by its own mean and spread, before the first layer
     preprocessing: Preprocessing = "ink"  # ink of a picture, or the picture as it is
 
@@ -88,21 +88,21 @@ class ModelConfig:
             value = getattr(self, field)
             _require(type(value) is int and value >= 1, field, "an integer of at least 1", value)
         for field in ("image_size", "patch_size"):
-            value = getattr(self, field)
-            fits = len(value) == 2 and all(type(side) is int and side >= 1 for side in value)
-            _require(fits, field, "two integers of at least 1, height and width", value)
+            _require_sizes(field, getattr(self, field), "height and width")
         for field in ("dropout", "emb_dropout"):
-            _require(0 <= getattr(self, field) < 1, field, "a number in [0, 1)", getattr(self, field))
+            value = getattr(self, field)
+            _require(type(value) in (int, float) and 0 <= value < 1, field, "a number in [0, 1)", value)
+        for field in ("qkv_bias", "standardise"):
+            _require(type(getattr(self, field)) is bool, field, "true or false", getattr(self, field))
         if self.is_transformer:
             divides = all(side % patch == 0 for side, patch in zip(self.image_size, self.patch_size, strict=True))
             _require(divides, "patch_size", f"a divisor of image_size {self.image_size}", self.patch_size)
             even = self.pos_emb == "learn" or self.dim % 2 == 0
             _require(even, "dim", "an even number for pos_emb pe1d", self.dim)
-        if (late := self.late_cls) is not None:
-            sizes = isinstance(late, tuple) and len(late) == 2 and all(type(size) is int and size >= 1 for size in late)
-            _require(sizes, "late_cls", "two integers of at least 1, heads and their width", late)
-            reads = self.is_transformer and self.pool == "cls" and self.model != "vit-dtn"
-            _require(reads, "late_cls", "none without pool 'cls', or for vit-dtn, which needs its token", late)
+        if self.class_attention is not None:
+            _require_sizes("class_attention", self.class_attention, "heads and their width")
+            expected = "none without pool 'cls', or for vit-dtn, which needs its token"
+            _require(self.reads_row, "class_attention", expected, self.class_attention)
         if self.model == "cnn":
             large = min(self.image_size) >= CNN_MIN_SIDE
             _require(large, "image_size", f"at least {CNN_MIN_SIDE} pixels a side for the CNN", self.image_size)
@@ -111,6 +111,7 @@ class ModelConfig:
         self._check_labels()
 
     def _check_labels(self) -> None:
+        _require(isinstance(self.labels, tuple), "labels", "a tuple of names", self.labels)
         _require(len(self.labels) == self.num_classes, "labels", f"{self.num_classes} names", len(self.labels))
         for label in self.labels:
             # Triton counts lines of the labels file, and terminals obey control characters.
@@ -123,13 +124,19 @@ class ModelConfig:
     def is_transformer(self) -> bool:
         return self.model in TRANSFORMER_NAMES
 
+    @property
+    def reads_row(self) -> bool:
+        """Whether the head, and each norm before it, reads the CLS row alone."""
+        return self.is_transformer and self.pool == "cls" and self.model != "vit-dtn"
+
     def block(self, index: int) -> ModelConfig:
-        if self.late_cls is None or index < self.depth - 1:
+        if self.class_attention is None or index < self.depth - 1:
             return self
-        return dataclasses.replace(self, heads=self.late_cls[0], dim_head=self.late_cls[1])
+        heads, dim_head = self.class_attention
+        return dataclasses.replace(self, heads=heads, dim_head=dim_head)
 
     def tokens(self, index: int) -> int:
-        return self.num_patches + (self.late_cls is None or index == self.depth - 1)
+        return self.num_patches + (self.class_attention is None or index == self.depth - 1)
 
     @property
     def num_patches(self) -> int:
@@ -165,6 +172,11 @@ def _arguments(text: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:  # too deep, or a number of too many digits
         raise ConfigError(f"model config: expected a JSON object of ModelConfig fields, found {error}") from error
     return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+
+
+def _require_sizes(field: str, value: object, names: str) -> None:
+    fits = isinstance(value, tuple) and len(value) == 2 and all(type(size) is int and size >= 1 for size in value)
+    _require(fits, field, f"two integers of at least 1, {names}", value)
 
 
 def _require(holds: bool, field: str, expected: str, found: object) -> None:

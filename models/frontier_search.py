@@ -53,7 +53,7 @@ class Geometry:
             heads=self.heads,
             dim_head=HEADS_FEATURES,
             mlp_dim=self.mlp_dim,
-            late_cls=(self.last_heads, HEADS_FEATURES),
+            class_attention=(self.last_heads, HEADS_FEATURES),
         )
 
 

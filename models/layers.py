@@ -5,6 +5,8 @@ Shapes: B images, N tokens, D features, H heads of size E.
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -16,12 +18,12 @@ from models.norms import NormFactory
 class TokenEmbedding(nn.Module):
     """Puts the CLS token first and adds positions: (B, N-1, D) -> (B, N, D).
 
-    With `late_cls` only `join` adds the token.
+    Under class attention only `join` adds the token.
     """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.late = config.late_cls is not None
+        self.joins_late = config.class_attention is not None
         tokens = config.num_patches + 1
         self.cls_token = nn.Parameter(torch.randn(1, 1, config.dim))
         self.pos_embedding: Tensor
@@ -33,15 +35,15 @@ class TokenEmbedding(nn.Module):
 
     def join(self, x: Tensor) -> Tensor:
         """Tokens before the last block (B, N-1, D) or (B, N, D) -> (B, N, D)."""
-        if not self.late:
+        if not self.joins_late:
             return x
         cls_token = (self.cls_token + self.pos_embedding[:, :1]).expand(x.shape[0], -1, -1)  # (B, 1, D)
         return torch.cat((self.dropout(cls_token), x), dim=1)
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.late:
-            late: Tensor = self.dropout(x + self.pos_embedding[:, 1:])  # (B, N-1, D)
-            return late
+        if self.joins_late:
+            patches: Tensor = self.dropout(x + self.pos_embedding[:, 1:])  # (B, N-1, D)
+            return patches
         cls_token = self.cls_token.expand(x.shape[0], -1, -1)  # (B, 1, D)
         x = torch.cat((cls_token, x), dim=1) + self.pos_embedding  # (B, N, D)
         y: Tensor = self.dropout(x)
@@ -60,8 +62,20 @@ def sinusoidal_positions(tokens: int, dim: int) -> Tensor:
 
 
 class Attention(nn.Module):
-    """Norm and multi-head self-attention, without the residual: (B, N, D) -> (B, N, D)."""
+    """Norm and multi-head self-attention, without the residual: (B, N, D) -> (B, N, D), or with `rows` (B, rows, D).
 
+    `absorbed` computes the same with the normalised tokens as keys and values of all heads. For head h with weights Wq,
+    Wk, Wv (E x D) and its columns Wo_h (D x E) of the output projection, s = 1/sqrt(E):
+
+        score_ij = s (Wq x_i + bq)'(Wk x_j + bk) = (s Wk'Wq x_i + s Wk'bq)' x_j + (terms free of j)
+        out_i    = sum_h (Wo_h Wv_h)(A_h X)_i + (sum_h Wo_h bv_h + bo)
+
+    The softmax over j ignores terms free of j. Its rows sum to one, so the value bias is a constant.
+    """
+
+    rows: int | None = None  # only the first rows are queries; None: all
+    absorbed = False
+    alike = False  # all images have the same row 0
     scale: float  # of the scores; 1 once a rewrite has folded it into the queries
 
     def __init__(self, config: ModelConfig, norm: NormFactory) -> None:
@@ -78,14 +92,27 @@ class Attention(nn.Module):
         self.out: nn.Module = nn.Linear(width, config.dim) if projects else nn.Identity()
         self.out_dropout: nn.Module = nn.Dropout(config.dropout) if projects else nn.Identity()
 
-    def project(self, x: Tensor) -> list[Tensor]:
-        """Normalised tokens (B, N, D) -> queries, keys and values, each (B, N, H*E)."""
-        return list(self.qkv(x).chunk(3, dim=-1))
-
     def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(x)
+        y: Tensor = self.out_dropout(self._absorbed(x) if self.absorbed else self._projected(x))
+        return y
+
+    def projections(self) -> list[tuple[Tensor, Tensor | None]]:
+        """Weight (H*E, D) and bias (H*E,) of queries, keys and values."""
+        biases = [None] * 3 if self.qkv.bias is None else self.qkv.bias.chunk(3)
+        return list(zip(self.qkv.weight.chunk(3), biases, strict=True))
+
+    def project(self, x: Tensor) -> list[Tensor]:
+        """Normalised tokens (B, N, D) -> queries (B, N or rows, H*E), keys and values (B, N, H*E)."""
+        if self.rows is None:
+            return list(self.qkv(x).chunk(3, dim=-1))
+        query, key, value = self.projections()
+        return [F.linear(first_rows(x, self.rows), *query), F.linear(x, *key), F.linear(x, *value)]
+
+    def _projected(self, x: Tensor) -> Tensor:
         q, k, v = (
-            part.unflatten(-1, (self.heads, self.dim_head)).transpose(1, 2)  # (B, H, N, E)
-            for part in self.project(self.norm(x))
+            part.unflatten(-1, (self.heads, self.dim_head)).transpose(1, 2)  # (B, H, N or rows, E)
+            for part in self.project(x)
         )
         if self.fused:
             dropout = self.attention_dropout.p if self.training else 0.0
@@ -93,8 +120,71 @@ class Attention(nn.Module):
         else:
             scores = q @ k.transpose(-1, -2) * self.scale  # (B, H, N, N)
             heads = self.attention_dropout(scores.softmax(dim=-1)) @ v  # (B, H, N, E)
-        y: Tensor = self.out_dropout(self.out(heads.transpose(1, 2).flatten(2)))  # (B, N, D)
+        y: Tensor = self.out(heads.transpose(1, 2).flatten(2))  # (B, N, D)
         return y
+
+    def _absorbed(self, x: Tensor) -> Tensor:
+        if self.rows == 1:
+            return self._absorbed_row(x)
+        (query, query_bias), (key, _), (value, value_bias) = self.projections()
+        if self.training and self.attention_dropout.p > 0 and value_bias is not None:
+            return self._projected(x)  # after dropout the weights do not sum to one
+        tokens, dim = x.shape[1:]
+        if query_bias is not None:
+            query_bias = absorbed_query(query_bias[:, None], key, self.heads)[:, 0]
+        queries = F.linear(x, absorbed_query(query, key, self.heads), query_bias)  # (B, N, H*D)
+        scores = queries.reshape(-1, tokens * self.heads, dim) @ x.transpose(1, 2)  # (B, N*H, N)
+        means = (self.attention_dropout(scores.softmax(dim=-1)) @ x).reshape(-1, tokens, self.heads * dim)
+        return F.linear(means, *absorbed_output(self.out, value, value_bias, self.heads))  # (B, N, D)
+
+    def _absorbed_row(self, x: Tensor) -> Tensor:
+        """Projects neither keys nor values of the tokens."""
+        (query, query_bias), (key, _), (value, value_bias) = self.projections()
+        queries = F.linear(x[: 1 if self.alike else None, 0], query, query_bias)  # (B or 1, H*E)
+        queries = absorbed_query(queries.T, key, self.heads).T.unflatten(1, (self.heads, -1))  # (B or 1, H, D)
+        scores = F.linear(x, queries[0]).transpose(1, 2) if self.alike else queries @ x.transpose(1, 2)  # (B, H, N)
+        weights = self.attention_dropout(scores.softmax(dim=-1))
+        values = (weights @ x).transpose(0, 1) @ value.unflatten(0, (self.heads, -1)).transpose(1, 2)  # (H, B, E)
+        if value_bias is not None:  # after dropout the weights do not sum to one
+            values = values + weights.sum(dim=-1).T[:, :, None] * value_bias.reshape(self.heads, 1, -1)
+        y: Tensor = self.out(values.transpose(0, 1).flatten(1)[:, None])  # (B, 1, D)
+        return y
+
+
+def first_rows(x: Tensor, rows: int | None) -> Tensor:
+    """Tokens (B, N, D) -> (B, rows, D), or all."""
+    return x if rows is None else x[:, :rows]
+
+
+def absorbed_query(query: Tensor, key: Tensor, heads: int) -> Tensor:
+    """s Wk' `query`: `query` (H*E, X) is a weight, or a bias or query as column; key (H*E, D) -> (H*D, X)."""
+    queries, keys = query.unflatten(0, (heads, -1)), key.unflatten(0, (heads, -1))  # (H, E, X), (H, E, D)
+    absorbed: Tensor = queries.shape[1] ** -0.5 * keys.transpose(1, 2) @ queries
+    return absorbed.flatten(0, 1)
+
+
+def absorbed_output(out: nn.Module, value: Tensor, bias: Tensor | None, heads: int) -> tuple[Tensor, Tensor]:
+    """Weight Wo_h Wv_h (D, H*D) and bias Wo bv + bo (D,); value (H*E, D), its bias (H*E,)."""
+    output: Tensor
+    constant: Tensor
+    if isinstance(out, nn.Linear):
+        output, constant = out.weight, out.bias  # (D, H*E), (D,)
+    else:  # a single head as wide as the tokens
+        output, constant = torch.eye(len(value)).to(value), torch.zeros(len(value)).to(value)
+    if bias is not None:
+        constant = constant + output @ bias
+    per_head = output.unflatten(1, (heads, -1)).transpose(0, 1)  # (H, D, E)
+    return (per_head @ value.unflatten(0, (heads, -1))).transpose(0, 1).flatten(1), constant
+
+
+def attention_macs(tokens: int, dim: int, heads: int, dim_head: int) -> int:
+    inner = heads * dim_head
+    output = 0 if heads == 1 and dim_head == dim else inner * dim
+    return tokens * (3 * dim * inner + output) + 2 * tokens**2 * inner
+
+
+def absorbed_attention_macs(tokens: int, dim: int, heads: int) -> int:
+    return 2 * tokens * heads * dim**2 + 2 * tokens**2 * heads * dim
 
 
 def fused_attention(q: Tensor, k: Tensor, v: Tensor, scale: float, dropout: float = 0.0) -> Tensor:
@@ -130,12 +220,21 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
+    """(B, N, D) -> (B, N, D), or as many rows as its attention has queries.
+
+    `residual`: the identity, until a rewrite merges the head.
+    """
+
     def __init__(self, attention: nn.Module, ffn: nn.Module) -> None:
         super().__init__()
         self.attention = attention
         self.ffn = ffn
+        self.residual: nn.Module = nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x + self.attention(x)
-        y: Tensor = x + self.ffn(x)
+        return self.close(first_rows(x, cast(Attention, self.attention).rows) + self.attention(x))
+
+    def close(self, x: Tensor) -> Tensor:
+        """Tokens after the attention -> after the block."""
+        y: Tensor = self.residual(x) + self.ffn(x)
         return y

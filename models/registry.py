@@ -9,14 +9,14 @@ from models.cnn import CNN
 from models.config import ModelConfig
 from models.dnn import DNN
 from models.norms import TokenNorm
-from models.vit import VisionTransformer
+from models.vit import LastBlock, VisionTransformer
 
 Network = VisionTransformer | CNN | DNN
 
 
-def build(config: ModelConfig) -> Network:
+def build(config: ModelConfig, last_block: LastBlock = "all") -> Network:
     if config.is_transformer:
-        return VisionTransformer(config)
+        return VisionTransformer(config, last_block)
     return CNN(config) if config.model == "cnn" else DNN(config)
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from models.training import Epoch
 
 # Facts of a machine, not of a study.
-UNSAID = {"output", "reinforced", "data_dir", "emnist_dir", "checkpoints", "params", "device", "track"}
+UNSAID = {"output", "teacher_cache", "data_dir", "emnist_dir", "checkpoints", "params", "device", "track"}
 BEST, RECIPE = ".best.json", "recipe.json"
 _path = click.Path(path_type=Path)
 _device = click.Choice(["auto", "cpu", "cuda", "mps"])
@@ -86,18 +86,23 @@ def _command(name: str, grid: Study) -> click.Command:
         options.append(_checkpoints())
     if "teacher" in grid.fixed:
         help_ = "As in train.py: saves the teacher's time."
-        options.append(click.Option(["--reinforced"], metavar="FOLDER", help=help_))
+        options.append(click.Option(["--teacher-cache"], metavar="FOLDER", help=help_))
     if len(grid.datasets) > 1:
         datasets = click.Choice(grid.datasets)
         options.append(click.Option(["--dataset"], type=datasets, default=grid.datasets[0], show_default=True))
-    forms = click.Choice(["served", "plain"])
     options += [
         click.Option(["--seeds"], type=click.IntRange(1), default=1, show_default=True, help="Runs of each network."),
         click.Option(["--epochs"], type=click.IntRange(1), help=f"Epochs.  [default: {grid.epochs}]"),
         click.Option(
             ["--train-images"], type=click.IntRange(2), metavar="N", help="Use only the first N training images."
         ),
-        click.Option(["--form"], type=forms, default="served", show_default=True, help="As in train.py."),
+        click.Option(
+            ["--last-block"],
+            type=click.Choice(["row", "all"]),
+            default="row",
+            show_default=True,
+            help="As in train.py.",
+        ),
         click.Option(["--track"], is_flag=True, help="Record each run with MLflow, as train.py does."),
         click.Option(["--device"], type=_device, default="auto", show_default=True),
         _data_dir(),
@@ -114,13 +119,13 @@ def _train(
     data_dir: Path | None,
     device: str,
     track: bool,
-    form: str,
+    last_block: str,
     quick: bool,
     epochs: int | None,
     train_images: int | None,
     seeds: int,
     dataset: str = "mnist",
-    reinforced: str | None = None,
+    teacher_cache: str | None = None,
     checkpoints: Path | None = None,
     params: Sequence[Path] = (),
     **chosen: Sequence[str],
@@ -132,7 +137,7 @@ def _train(
 
     with _one_line_errors():
         data = load_dataset(dataset, data_dir)
-        options = {"form": form} | ({"reinforced": reinforced} if reinforced else {})
+        options = {"last_block": last_block} | ({"teacher_cache": teacher_cache} if teacher_cache else {})
         scope = studying.scope_of(grid, data, choose_device(device), quick, epochs, train_images, seeds, **options)
         if params:
             grid = replace(grid, axes={"network": _searched(params, grid, scope)})

@@ -1,8 +1,8 @@
 """Checks a file's tensors against its configuration before their size is allocated.
 
 In: a ModelConfig and each tensor's form. Out: nothing; or WrongTensors.
-A file of 1 kB may claim a depth of 10,000,000. So one block on PyTorch's meta device stands for all; with late CLS a
-second stands for the last.
+A file of 1 kB may claim a depth of 10,000,000. So one block on PyTorch's meta device stands for all; under class
+attention a second stands for the last.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def check_tensors(config: ModelConfig, found: Mapping[str, Form]) -> None:
 
 
 def _built(config: ModelConfig) -> int:
-    return 1 if config.late_cls is None else min(2, config.depth)
+    return 1 if config.class_attention is None else min(2, config.depth)
 
 
 def _few_blocks(config: ModelConfig) -> dict[str, Form]:

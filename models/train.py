@@ -104,7 +104,7 @@ def _check_model(ctx: click.Context, param: click.Parameter, model: str) -> str:
 @click.option("--dim-head", type=click.IntRange(1), default=64, show_default=True, help="Features of a head.")
 @click.option("--mlp-dim", type=click.IntRange(1), default=128, show_default=True, help="Hidden features of the FFN.")
 @click.option(
-    "--late-cls", type=(int, int), help="Heads of the last block and their features; the CLS token joins there."
+    "--class-attention", type=(int, int), help="Heads of the last block and their features; the CLS token joins there."
 )
 @click.option("--patch-size", type=(int, int), help="Height and width in pixels; default: the dataset's.")
 @click.option("--pool", type=click.Choice(get_args(Pool)), default="cls", show_default=True)
@@ -143,17 +143,17 @@ def _check_model(ctx: click.Context, param: click.Parameter, model: str) -> str:
 @click.option("--init", type=click.Path(path_type=str), help="Checkpoint whose weights to start from.")
 @click.option("--teacher", type=click.Path(path_type=str), help="Checkpoint of a network to distil from.")
 @click.option(
-    "--reinforced",
+    "--teacher-cache",
     type=click.Path(path_type=str),
     metavar="FOLDER",
     help="Keep each epoch's images and the teacher's answers here for further trainings.",
 )
 @click.option(
-    "--form",
-    type=click.Choice(["served", "plain"]),
-    default="served",
+    "--last-block",
+    type=click.Choice(["row", "all"]),
+    default="row",
     show_default=True,
-    help="served: computes only what the head reads, with the last block's statistics from CLS rows.",
+    help="row: computes only the row that the head reads, with the last block's statistics from CLS rows.",
 )
 @click.option(
     "--ema",

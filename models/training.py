@@ -1,7 +1,7 @@
 """The training loop: dataset -> checkpoint and the study's four series.
 
 In: `TrainingOptions` and a `Dataset`. Out: after every epoch the files of `models.training_files`. Times exclude data
-loading, except `models.reinforced`'s.
+loading, except `models.teacher_cache`'s.
 """
 
 from __future__ import annotations
@@ -31,9 +31,8 @@ from models.evaluation import (
 )
 from models.norms import anneal, start_skips
 from models.registry import build
-from models.reinforced import open_folder
-from models.served_form import served_form
 from models.teacher import load_teacher, targets
+from models.teacher_cache import open_folder
 from models.training_files import State, restore, write
 from models.training_options import ARCHITECTURE, Diverged, Epoch, TrainingError, TrainingOptions, choose_device
 
@@ -81,7 +80,7 @@ def train(
     test_images, test_labels = on_device(part.test_images, part.test_labels, options.device)
     distort = augmentation(options.augment)
     draw = partial(_draw, images, labels, distort)
-    folder = open_folder(Path(options.reinforced), part, images, config, options) if options.reinforced else None
+    folder = open_folder(Path(options.teacher_cache), part, images, config, options) if options.teacher_cache else None
     for number in range(len(state.series) + 1, options.epochs + 1):
         start = time.perf_counter()
         if folder:
@@ -91,8 +90,7 @@ def train(
         training_time_s = time.perf_counter() - start
         start = time.perf_counter()
         distorted = distort if options.augment_test else None
-        measured = served_form(state.kept) if options.form == "served" else state.kept
-        right = classify(measured, test_images, distorted, test_batch).argmax(1) == test_labels
+        right = classify(state.kept, test_images, distorted, test_batch).argmax(1) == test_labels
         accuracy, test_time_s = int(right.sum()) / len(right), time.perf_counter() - start
         by_class = accuracy_by_class(right, test_labels, config.num_classes)
         epoch = Epoch(number, training_time_s, test_time_s, loss, accuracy, by_class)
@@ -104,15 +102,14 @@ def train(
 def _start(config: ModelConfig, options: TrainingOptions, images: int) -> State:
     """The same network in every process."""
     torch.manual_seed(options.seed)
-    model = build(config)
+    model = build(config, options.last_block)
     if options.init:
         _load_weights(model, Path(options.init))
     model.to(options.device)
     start_skips(model, options.skip_init)
-    trained = served_form(model) if options.form == "served" else model
     average = copy.deepcopy(model) if options.ema is not None else None
     teacher = None
-    if options.teacher and not options.reinforced:
+    if options.teacher and not options.teacher_cache:
         teacher = load_teacher(Path(options.teacher), config).model.to(options.device)
     distributed.manual_seed(options.seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=options.lr, weight_decay=options.weight_decay, fused=True)
@@ -125,7 +122,7 @@ def _start(config: ModelConfig, options: TrainingOptions, images: int) -> State:
     else:
         schedule = torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0)
     order = torch.Generator().manual_seed(options.seed)
-    return State(model, trained, average, teacher, optimizer, schedule, order, torch.get_rng_state(), [])
+    return State(model, average, teacher, optimizer, schedule, order, torch.get_rng_state(), [])
 
 
 def _load_weights(model: nn.Module, path: Path) -> None:
@@ -229,7 +226,7 @@ def _loss(state: State, pixels: Tensor, labels: Tensor, options: TrainingOptions
         if state.teacher is not None:
             with torch.no_grad():
                 labels = targets(state.teacher(pixels).softmax(1), labels)
-        return F.cross_entropy(state.trained(pixels), labels, label_smoothing=options.label_smoothing)
+        return F.cross_entropy(state.model(pixels), labels, label_smoothing=options.label_smoothing)
 
 
 def _is_out_of_memory(error: RuntimeError) -> bool:

@@ -23,7 +23,6 @@ from models.training_options import Epoch, TrainingError, TrainingOptions, comma
 @dataclass
 class State:
     model: nn.Module
-    trained: nn.Module  # `model` or its served form
     average: nn.Module | None
     teacher: nn.Module | None
     optimizer: torch.optim.Optimizer

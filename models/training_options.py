@@ -10,7 +10,7 @@ from models.data import Dataset
 
 # Fields of ModelConfig with options in train.py, besides model and depth.
 ARCHITECTURE = (
-    *("dim", "heads", "dim_head", "mlp_dim", "late_cls"),
+    *("dim", "heads", "dim_head", "mlp_dim", "class_attention"),
     *("patch_size", "pool", "pos_emb", "dropout", "emb_dropout", "qkv_bias", "standardise"),
 )
 
@@ -48,9 +48,9 @@ class TrainingOptions:
     hold_out: int = 0
     init: str | None = None
     teacher: str | None = None
-    reinforced: str | None = None
+    teacher_cache: str | None = None
     accumulate: int = 1
-    form: Literal["served", "plain"] = "served"
+    last_block: Literal["all", "row"] = "row"
     ema: float | None = None
     skip_init: float = 0.0
 

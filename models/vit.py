@@ -1,20 +1,28 @@
 """The Vision Transformer; its variants differ only in their norms.
 
 In: images float (B, C, H, W), pixels in [0, 1]. Out: logits float (B, num_classes). Dosovitskiy et al., "An Image is
-Worth 16x16 Words", 2021, with a norm on both sides of the patch embedding (Kumar et al., "Dual PatchNorm", 2023).
+Worth 16x16 Words", 2021, with a norm on both sides of the patch embedding (Kumar et al., "Dual PatchNorm", 2023). Under
+class attention the CLS token joins in the last block (Touvron et al., "Going deeper with Image Transformers", 2021).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast
 
 from einops.layers.torch import Rearrange
 from torch import Tensor, nn
 
 from models.config import ModelConfig, ModelName
-from models.layers import Attention, Block, FeedForward, TokenEmbedding
+from models.layers import (
+    Attention,
+    Block,
+    FeedForward,
+    TokenEmbedding,
+    absorbed_attention_macs,
+    attention_macs,
+)
 from models.norms import DynamicFeatureNorm, ProgressiveRepBN, RepBN, RowNorm, TokenBatchNorm, UnifiedNorm
 from models.token_norms import DynamicTokenNorm, TokenMinMax, TokenZScore
 
@@ -65,15 +73,23 @@ NORMS: dict[ModelName, Norms] = {
 }
 
 
+LastBlock = Literal["all", "row"]
+
+
 class VisionTransformer(nn.Module):
-    def __init__(self, config: ModelConfig) -> None:
+    """`last_block`: "row" computes of the last block only the row that the head reads, and absorbs the attention of the
+    blocks before where that is cheaper: in eval mode the answers of "all", to 4e-7, with equal gradients. In training
+    the last FFN's and the last norm's statistics are then those of CLS rows.
+    """
+
+    def __init__(self, config: ModelConfig, last_block: LastBlock = "all") -> None:
         super().__init__()
         self.config = config
         norm, ffn_norm, hidden_norm = (partial(norm, config) for norm in NORMS[config.model])
         height, width = config.patch_size
         standardised = partial(nn.LayerNorm, config.input_shape, elementwise_affine=False)
         self.input_norm: nn.Module = standardised() if config.standardise else nn.Identity()
-        self.to_patches: nn.Module = Rearrange("b c (h p1) (w p2) -> b (h w) (p1 p2 c)", p1=height, p2=width)
+        self.to_patches: nn.Module = Rearrange("b c (h p1) (w p2) -> b (h w) (c p1 p2)", p1=height, p2=width)
         self.patch_norm = norm(config.patch_dim)
         self.patch_embedding: nn.Module = nn.Linear(config.patch_dim, config.dim)
         self.embedding_norm = norm(config.dim)
@@ -84,9 +100,29 @@ class VisionTransformer(nn.Module):
         )
         self.norm = norm(config.dim)
         self.head = nn.Linear(config.dim, config.num_classes)
+        self.last_block = last_block
+
+    @property
+    def last_block(self) -> LastBlock:
+        return "all" if self._last_attention().rows is None else "row"
+
+    @last_block.setter
+    def last_block(self, last_block: LastBlock) -> None:
+        """Leaves "all" where the head reads more than a row."""
+        row, config, last = last_block == "row" and self.config.reads_row, self.config, self._last_attention()
+        for i, block in enumerate(cast(list[Block], list(self.blocks))):
+            attention, tokens = cast(Attention, block.attention), config.tokens(i)
+            plain = attention_macs(tokens, config.dim, attention.heads, attention.dim_head)
+            cheaper = absorbed_attention_macs(tokens, config.dim, attention.heads) < plain
+            attention.absorbed = row and (attention is last or cheaper)
+        last.rows = 1 if row else None
+        last.alike = (config.depth == 1 or config.class_attention is not None) and config.emb_dropout == 0
+
+    def _last_attention(self) -> Attention:
+        return cast(Attention, self.blocks[-1].get_submodule("attention"))
 
     def forward(self, image: Tensor) -> Tensor:
-        x = self.embed(image)  # (B, N, D), or with late CLS (B, N-1, D)
+        x = self.embed(image)  # (B, N, D), or under class attention (B, N-1, D)
         *before, last = self.blocks
         for block in before:
             x = block(x)
@@ -100,7 +136,7 @@ class VisionTransformer(nn.Module):
         return tokens
 
     def join(self, x: Tensor) -> Tensor:
-        return cast(TokenEmbedding, self.embedding).join(x) if self.config.late_cls else x
+        return cast(TokenEmbedding, self.embedding).join(x) if self.config.class_attention else x
 
     def classify(self, x: Tensor) -> Tensor:
         """Last tokens (B, N, D), or their first row (B, 1, D) -> logits (B, num_classes)."""

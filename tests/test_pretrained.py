@@ -24,8 +24,8 @@ LEAST = dict.fromkeys(SHIPPED, 0.993) | {
 }
 DEPTHS = {"vitbn-tiny": 1}
 SIZES = {
-    "vitbn-late-deep": {"depth": 4, "heads": 4, "late_cls": (32, 16), "standardise": True},
-    "vitbn-late-64": {"depth": 2, "heads": 4, "mlp_dim": 256, "late_cls": (32, 16), "standardise": True},
+    "vitbn-late-deep": {"depth": 4, "heads": 4, "class_attention": (32, 16), "standardise": True},
+    "vitbn-late-64": {"depth": 2, "heads": 4, "mlp_dim": 256, "class_attention": (32, 16), "standardise": True},
     "vitbn-wide": {"depth": 1, "heads": 32, "dim_head": 16, "mlp_dim": 256, "standardise": True},
 }
 BATCH = 100

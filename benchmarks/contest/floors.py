@@ -11,14 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from export.rewrites.absorb import AbsorbedAttention, AbsorbedClsAttention
-from export.rewrites.prune import ClsAttention
+from export.rewrites.absorb import AbsorbedAttention
 from models.layers import Attention
 from models.registry import Network
 
 PRODUCTS = (nn.Linear, nn.Conv2d)
-SHARED = (AbsorbedAttention, AbsorbedClsAttention)  # the tokens are keys and values
-ATTENTION = (Attention, ClsAttention, *SHARED)
+ATTENTION = (Attention, AbsorbedAttention)
 BYTES = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "int8": 1}
 
 
@@ -45,13 +43,23 @@ def moved_values(model: nn.Module) -> int:
         nonlocal count
         count += inputs[0].numel()
 
+    def row(attention: Attention, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        """Projects the query of a row, and all keys and values, in three products."""
+        nonlocal count
+        tokens, dim = inputs[0].shape[1:]
+        rows = output.shape[1] + 2 * tokens
+        count += rows * (dim + 2 * attention.heads * attention.dim_head)
+
     hooks: list[Any] = [
         module.register_forward_hook(product) for module in model.modules() if isinstance(module, PRODUCTS)
     ]
     for attention in (module for module in model.modules() if isinstance(module, ATTENTION)):
-        parts = [part for name, part in attention.named_children() if name in ("qkv", "query", "key", "value", "out")]
+        parts = [part for name, part in attention.named_children() if name in ("qkv", "query", "out")]
         hooks += [part.register_forward_hook(kernel(attention)) for part in parts]
-        hooks += [attention.register_forward_hook(tokens)] if isinstance(attention, SHARED) else []
+        if isinstance(attention, AbsorbedAttention):  # the tokens are keys and values
+            hooks.append(attention.register_forward_hook(tokens))
+        elif attention.rows is not None:
+            hooks.append(attention.register_forward_hook(row))
     first = next(model.parameters())
     try:
         with torch.inference_mode():

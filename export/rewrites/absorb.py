@@ -3,37 +3,45 @@
 from __future__ import annotations
 
 import copy
-from typing import cast
 
+import torch
 from torch import Tensor, nn
 
 from export.rewrites.errors import DoesNotApply, RewriteError
-from export.rewrites.fold import linear
-from export.rewrites.prune import ClsAttention, Constant, projections
-from models.absorption import absorbed_attention_macs, absorbed_output, absorbed_query, attention_macs
-from models.layers import Attention, fused_attention
+from export.rewrites.fold import FoldedEmbedding, linear
+from models.layers import (
+    Attention,
+    TokenEmbedding,
+    absorbed_attention_macs,
+    absorbed_output,
+    absorbed_query,
+    attention_macs,
+    first_rows,
+    fused_attention,
+)
 from models.vit import VisionTransformer
 
 
 def absorb_attention(model: nn.Module) -> nn.Module:
     """Makes the normalised tokens the keys and values of all heads, in each block where that is cheaper.
 
-    For head h with weights Wq, Wk, Wv (E x D) and its columns Wo_h (D x E) of the output projection, s = 1/sqrt(E):
-
-        score_ij = s (Wq x_i + bq)'(Wk x_j + bk) = (s Wk'Wq x_i + s Wk'bq)' x_j + (terms free of j)
-        out_i    = sum_h (Wo_h Wv_h)(A_h X)_i + (sum_h Wo_h bv_h + bo)
-
-    The softmax over j ignores terms free of j. Its rows sum to one, so the value bias is a constant.
-    Raises DoesNotApply if no block gets cheaper.
+    `models.layers.Attention` has the equation. Where row 0, the only query, is the same for all images (at depth 1, and
+    under class attention), it becomes a constant. Raises DoesNotApply if no block gets cheaper.
     """
     if not isinstance(model, VisionTransformer):
         raise DoesNotApply(f"{type(model).__name__}: there is no attention")
     rewritten, costs = copy.deepcopy(model), []
     for i, block in enumerate(rewritten.blocks.children()):
-        tokens = model.config.tokens(i)
-        before, after, absorbed = _absorbed(f"blocks.{i}.attention", block.get_submodule("attention"), tokens)
+        attention, tokens = block.get_submodule("attention"), model.config.tokens(i)
+        if type(attention) is not Attention:
+            found = type(attention).__name__
+            raise RewriteError(f"blocks.{i}.attention: expected Attention, found {found}")
+        constant = None
+        if attention.rows is not None and (i == 0 or model.config.class_attention is not None):
+            constant = _cls_row(model.embedding)
+        before, after = absorption_macs(attention, tokens, constant is not None)
         if after < before:
-            block.add_module("attention", absorbed)
+            block.add_module("attention", AbsorbedAttention(attention, tokens, constant))
         costs.append((before, after))
     if all(after >= before for before, after in costs):
         before, after = costs[0]
@@ -45,81 +53,63 @@ def absorb_attention(model: nn.Module) -> nn.Module:
     return rewritten
 
 
-def _absorbed(name: str, attention: nn.Module, tokens: int) -> tuple[int, int, nn.Module]:
-    if isinstance(attention, Attention):
-        dim, heads = attention.qkv.in_features, attention.heads
+def absorption_macs(attention: Attention, tokens: int, constant: bool) -> tuple[int, int]:
+    """Multiplications per image before and after; a `constant` query is free after."""
+    dim, heads = attention.qkv.in_features, attention.heads
+    if attention.rows is None:
         before = attention_macs(tokens, dim, heads, attention.dim_head)
-        return before, absorbed_attention_macs(tokens, dim, heads), AbsorbedAttention(attention, tokens)
-    if isinstance(attention, ClsAttention):
-        return *cls_attention_macs(attention, tokens), AbsorbedClsAttention(attention)
-    raise RewriteError(f"{name}: expected Attention or ClsAttention, found {type(attention).__name__}")
-
-
-def cls_attention_macs(attention: ClsAttention, tokens: int) -> tuple[int, int]:
-    """Multiplications per image for row 0, before and after; a constant query is free."""
-    dim, heads = attention.key.in_features, attention.heads
+        return before, absorbed_attention_macs(tokens, dim, heads)
     inner = heads * attention.dim_head
-    query = 0 if isinstance(attention.query, Constant) else 1
     output = 0 if isinstance(attention.out, nn.Identity) else inner * dim
-    before = query * dim * inner + 2 * tokens * (dim + 1) * inner + output
-    return before, (query + 1) * heads * dim**2 + 2 * tokens * heads * dim
+    before = dim * inner + 2 * tokens * (dim + 1) * inner + output
+    return before, (1 if constant else 2) * heads * dim**2 + 2 * tokens * heads * dim
+
+
+class Constant(nn.Module):
+    def __init__(self, value: Tensor) -> None:
+        super().__init__()
+        self.value: Tensor
+        self.register_buffer("value", value.detach().clone())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.value
 
 
 class AbsorbedAttention(nn.Module):
-    """(B, N, D) -> (B, N, D), without the residual."""
+    """(B, N, D) -> (B, N, D), or with `rows` (B, rows, D); without the residual."""
 
-    def __init__(self, attention: Attention, tokens: int) -> None:
+    def __init__(self, attention: Attention, tokens: int, constant: Tensor | None) -> None:
+        """`constant`: row 0 of all images, (1, 1, D)."""
         super().__init__()
-        self.heads, self.tokens, self.fused = attention.heads, tokens, False
+        self.heads, self.rows, self.fused = attention.heads, attention.rows, False
+        self.queries = attention.rows or tokens
         self.norm = attention.norm
-        query, key, value = projections(attention)
-        self.query = _query(query, key.weight.data, self.heads)
-        self.out = _output(attention.out, value, self.heads)
+        (query, query_bias), (key, _), (value, value_bias) = attention.projections()
+        weight = absorbed_query(query.data, key.data, self.heads)
+        bias = None if query_bias is None else absorbed_query(query_bias.data[:, None], key.data, self.heads)[:, 0]
+        self.query: nn.Module = linear(weight, bias)
+        if constant is not None:
+            with torch.no_grad():
+                self.query = Constant(self.query(self.norm(constant)))  # (1, 1, H*D)
+        weight, bias = absorbed_output(attention.out, value, value_bias, self.heads)
+        self.out = linear(weight.data, bias.data)  # H*D -> D
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.norm(x)
-        query = self.query(x).reshape(-1, self.tokens * self.heads, x.shape[-1])  # (B, N*H, D), no copy
-        means = _shared(query, x, self.fused)
-        y: Tensor = self.out(means.reshape(-1, self.tokens, self.heads * x.shape[-1]))  # (B, N, D)
+        query = self.query(first_rows(x, self.rows)).reshape(-1, self.queries * self.heads, x.shape[-1])  # no copy
+        if self.fused:
+            query = query.expand(x.shape[0], -1, -1)[:, None]  # (B, 1, N*H, D)
+            means = fused_attention(query, x[:, None], x[:, None], scale=1.0)
+        else:
+            means = (query @ x.transpose(1, 2)).softmax(dim=-1) @ x  # (B, N*H, D)
+        y: Tensor = self.out(means.reshape(-1, self.queries, self.heads * x.shape[-1]))  # (B, N, D)
         return y
 
 
-class AbsorbedClsAttention(nn.Module):
-    """`AbsorbedAttention` of row 0: (B, N, D) -> (B, 1, D)."""
-
-    def __init__(self, attention: ClsAttention) -> None:
-        super().__init__()
-        self.heads, self.fused = attention.heads, False
-        self.norm = attention.norm
-        self.query = _query(attention.query, attention.key.weight.data, self.heads)
-        self.out = _output(attention.out, attention.value, self.heads)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.norm(x)
-        query = self.query(x[:, :1]).reshape(-1, self.heads, x.shape[-1])  # (B or 1, H, D)
-        means = _shared(query.expand(x.shape[0], -1, -1) if self.fused else query, x, self.fused)
-        y: Tensor = self.out(means.reshape(-1, 1, self.heads * x.shape[-1]))  # (B, 1, D)
-        return y
-
-
-def _shared(query: Tensor, x: Tensor, fused: bool) -> Tensor:
-    """Means of the tokens x (B, N, D) under queries (B, M, D) -> (B, M, D), fused (B, 1, M, D)."""
-    if fused:
-        return fused_attention(query[:, None], x[:, None], x[:, None], scale=1.0)  # (B, 1, M, D)
-    means: Tensor = (query @ x.transpose(1, 2)).softmax(dim=-1) @ x
-    return means
-
-
-def _query(query: nn.Module, key: Tensor, heads: int) -> nn.Module:
-    """Linear D -> H*E becomes D -> H*D, a constant (1, 1, H*E) becomes (1, 1, H*D)."""
-    if isinstance(query, Constant):
-        return Constant(absorbed_query(query.value[0].T, key, heads).T[None])
-    weight, bias = query.get_parameter("weight").data, cast(Tensor | None, query.bias)
-    absorbed_bias = None if bias is None else absorbed_query(bias.data[:, None], key, heads)[:, 0]
-    return linear(absorbed_query(weight, key, heads), absorbed_bias)
-
-
-def _output(out: nn.Module, value: nn.Linear, heads: int) -> nn.Linear:
-    """Linear H*E -> D becomes H*D -> D."""
-    weight, bias = absorbed_output(out, value.weight, value.bias, heads)
-    return linear(weight.data, bias.data)
+def _cls_row(embedding: nn.Module) -> Tensor:
+    """Row 0 as it enters its first block, (1, 1, D)."""
+    if isinstance(embedding, FoldedEmbedding):
+        return embedding.rows.data[:, :1]
+    if isinstance(embedding, TokenEmbedding):
+        return embedding.cls_token.data + embedding.pos_embedding.data[:, :1]
+    raise RewriteError(f"embedding: expected TokenEmbedding or FoldedEmbedding, found {type(embedding).__name__}")

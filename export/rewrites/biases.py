@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from export.rewrites.errors import DoesNotApply
 from export.rewrites.fold import FoldedEmbedding
-from export.rewrites.prune import ClsBlock, Constant
 from models.layers import Attention
 from models.vit import VisionTransformer
 
@@ -37,13 +36,11 @@ def carry_biases(model: nn.Module) -> nn.Module:
     shift = _wanted(blocks[0])
     if shift is None:
         shift = carried.head.weight.new_zeros(carried.config.dim)
-    late = carried.config.late_cls is not None
+    late = carried.config.class_attention is not None
     _shift_rows(carried.embedding, shift, slice(1 if late else 0, None))
     for i, (block, following) in enumerate(zip(blocks, [*blocks[1:], None], strict=True)):
         if late and following is None:
             _shift_rows(carried.embedding, shift, slice(1))
-            if isinstance(block, ClsBlock) and isinstance(block.row, Constant):
-                block.row.value += shift
         shift = _carry_through_attention(block, shift, tokens=carried.config.tokens(i))
         if following is not None:
             wanted = _wanted(following)
@@ -60,7 +57,7 @@ class QueryBiasAttention(Attention):
     def __init__(self, attention: Attention, query_bias: Tensor) -> None:
         nn.Module.__init__(self)
         self.training = attention.training  # as its dropout
-        self.heads, self.dim_head = attention.heads, attention.dim_head
+        self.heads, self.dim_head, self.rows = attention.heads, attention.dim_head, attention.rows
         self.scale, self.fused = attention.scale, attention.fused
         self.norm, self.qkv, self.out = attention.norm, attention.qkv, attention.out
         self.attention_dropout, self.out_dropout = attention.attention_dropout, attention.out_dropout

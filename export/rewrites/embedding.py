@@ -8,11 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from export.rewrites.absorb import AbsorbedClsAttention
+from export.rewrites.absorb import AbsorbedAttention, Constant
 from export.rewrites.errors import DoesNotApply
 from export.rewrites.fold import FoldedEmbedding, linear
-from export.rewrites.patches import cut_by_channel
-from export.rewrites.prune import ClsBlock, Constant, RowBlock
+from models.layers import Block
 from models.macs import macs_per_image
 from models.vit import VisionTransformer
 
@@ -33,19 +32,15 @@ def absorb_embedding(model: nn.Module) -> nn.Module:
     block = model.get_submodule("blocks.0")
     attention = block.attention
     if not (
-        isinstance(block, ClsBlock)
-        and isinstance(block.row, Constant)
-        and isinstance(attention, AbsorbedClsAttention)
+        isinstance(attention, AbsorbedAttention)
+        and isinstance(attention.query, Constant)
         and isinstance(attention.norm, nn.Identity)
         and isinstance(model.embedding, FoldedEmbedding)
         and isinstance(model.patch_embedding, nn.Linear)
     ):
         raise DoesNotApply("blocks.0: expected the only block, its norms folded, attention absorbed, for the CLS row")
     rewritten = copy.deepcopy(model)
-    cut = cut_by_channel(model)
-    rewritten.to_patches = cut.get_submodule("to_patches")
-    weight = cut.get_parameter("patch_embedding.weight").data
-    rewritten.blocks[0] = PatchBlock(block, weight, model.embedding.rows.data[0])
+    rewritten.blocks[0] = PatchBlock(block, model.patch_embedding.weight.data, model.embedding.rows.data[0])
     rewritten.patch_embedding, rewritten.embedding = nn.Identity(), NoEmbedding()
     before, after = macs_per_image(model), macs_per_image(rewritten)
     if after >= before:
@@ -60,15 +55,15 @@ class NoEmbedding(nn.Identity):
         return x
 
 
-class PatchBlock(RowBlock):
+class PatchBlock(Block):
     """Row 0 over patches of P pixels: (B, N-1, P) -> (B, 1, D)."""
 
-    def __init__(self, block: ClsBlock, embedding: Tensor, table: Tensor) -> None:
-        super().__init__(copy.deepcopy(block.ffn))
+    def __init__(self, block: nn.Module, embedding: Tensor, table: Tensor) -> None:
+        super().__init__(nn.Identity(), copy.deepcopy(block.get_submodule("ffn")))
         query = block.get_buffer("attention.query.value").unflatten(-1, (-1, table.shape[1]))[0, 0]  # (H, D)
         heads, last_is_cls = len(query), table.roll(-1, 0)  # (N, D)
         output = block.get_parameter("attention.out.weight").data.unflatten(1, (heads, -1))  # (D, H, D)
-        constant = block.get_buffer("row.value").flatten()
+        constant = table[0]
         if block.get_submodule("attention.out").bias is not None:
             constant = constant + block.get_parameter("attention.out.bias").data
         outputs = torch.einsum("ohd,nd->ohn", output, last_is_cls) + (constant / heads)[:, None, None]

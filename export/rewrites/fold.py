@@ -86,7 +86,7 @@ class FoldedEmbedding(nn.Module):
         super().__init__()
         if not isinstance(embedding, TokenEmbedding):
             raise RewriteError(f"embedding: expected TokenEmbedding, found {type(embedding).__name__}")
-        self.late = embedding.late
+        self.joins_late = embedding.joins_late
         rows = embedding.pos_embedding.data.clone()
         rows[:, :1] += embedding.cls_token.data
         rows[:, 1:] += patch_bias.data
@@ -97,7 +97,7 @@ class FoldedEmbedding(nn.Module):
         return torch.cat((self.rows[:, :1].expand(x.shape[0], -1, -1), x), dim=1)  # (B, N, D)
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.late:
+        if self.joins_late:
             return x + self.rows[:, 1:]  # (B, N-1, D)
         return F.pad(x, (0, 0, 1, 0)) + self.rows  # (B, N, D)
 

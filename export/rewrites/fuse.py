@@ -6,10 +6,9 @@ import copy
 
 from torch import nn
 
-from export.rewrites.absorb import AbsorbedAttention, AbsorbedClsAttention
+from export.rewrites.absorb import AbsorbedAttention
 from export.rewrites.biases import QueryBiasAttention
 from export.rewrites.errors import DoesNotApply
-from export.rewrites.prune import ClsAttention, Constant
 from models.layers import Attention
 
 
@@ -20,26 +19,20 @@ def fuse_attention(model: nn.Module) -> nn.Module:
     Raises DoesNotApply.
     """
     fused = copy.deepcopy(model)
-    kinds = (Attention, ClsAttention, AbsorbedAttention, AbsorbedClsAttention)
-    layers = [module for module in fused.modules() if isinstance(module, kinds)]
+    layers = [module for module in fused.modules() if isinstance(module, Attention | AbsorbedAttention)]
     if not layers:
         raise DoesNotApply(f"{type(model).__name__}: there is no attention")
     for layer in layers:
         layer.fused = True
-        if isinstance(layer, Attention | ClsAttention):
+        if isinstance(layer, Attention):
             _scale_queries(layer)
     return fused
 
 
-def _scale_queries(layer: Attention | ClsAttention) -> None:
-    if isinstance(layer, Attention):
-        width = layer.heads * layer.dim_head
-        tensors = [part.data[:width] for part in (layer.qkv.weight, layer.qkv.bias) if part is not None]
-        tensors += [layer.query_bias] if isinstance(layer, QueryBiasAttention) else []
-    elif isinstance(layer.query, Constant):
-        tensors = [layer.query.value]
-    else:
-        tensors = [part.data for part in layer.query.parameters()]
+def _scale_queries(layer: Attention) -> None:
+    width = layer.heads * layer.dim_head
+    tensors = [part.data[:width] for part in (layer.qkv.weight, layer.qkv.bias) if part is not None]
+    tensors += [layer.query_bias] if isinstance(layer, QueryBiasAttention) else []
     for tensor in tensors:
         tensor *= layer.scale
     layer.scale = 1.0

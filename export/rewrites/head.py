@@ -8,7 +8,6 @@ from torch import nn
 
 from export.rewrites.errors import DoesNotApply
 from export.rewrites.fold import linear
-from export.rewrites.prune import RowBlock
 from models.vit import VisionTransformer
 
 
@@ -24,7 +23,7 @@ def merge_head(model: nn.Module) -> nn.Module:
     if not isinstance(model, VisionTransformer):
         raise DoesNotApply(f"{type(model).__name__}: there is no FFN")
     last = f"blocks.{len(model.blocks) - 1}"
-    if not isinstance(model.get_submodule(last), RowBlock):
+    if not _computes_row(model.get_submodule(last)):
         raise DoesNotApply(f"{last}: expected the CLS row alone, found every row")
     if not isinstance(model.norm, nn.Identity):
         raise DoesNotApply(f"norm: expected none before the head, found {type(model.norm).__name__}")
@@ -41,3 +40,8 @@ def merge_head(model: nn.Module) -> nn.Module:
     block.set_submodule("residual", linear(weight, bias))
     merged.set_submodule("head", nn.Identity())
     return merged
+
+
+def _computes_row(block: nn.Module) -> bool:
+    attention = block.get_submodule("attention")
+    return isinstance(attention, nn.Identity) or getattr(attention, "rows", None) is not None

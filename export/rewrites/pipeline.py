@@ -10,13 +10,12 @@ from torch import nn
 
 from export.rewrites.absorb import absorb_attention
 from export.rewrites.biases import carry_biases
+from export.rewrites.class_attention import keep_cls_apart
 from export.rewrites.embedding import absorb_embedding
 from export.rewrites.errors import DoesNotApply
 from export.rewrites.fold import fold_batchnorm, fold_input_scale
 from export.rewrites.fuse import fuse_attention
 from export.rewrites.head import merge_head
-from export.rewrites.late import keep_cls_apart
-from export.rewrites.patches import cut_by_channel
 from export.rewrites.prune import cls_only
 from models.macs import macs_per_image
 
@@ -32,7 +31,6 @@ ALL: tuple[Rewrite, ...] = (
     absorb_embedding,
     keep_cls_apart,
     merge_head,
-    cut_by_channel,
 )
 ORDER: tuple[Rewrite, ...] = (*ALL, fuse_attention)  # fuse_attention changes only the form; CPUs gain nothing
 
@@ -65,14 +63,19 @@ def apply(model: nn.Module, rewrites: Sequence[Rewrite], required: Sequence[Rewr
 
 
 def changed_layers(before: nn.Module, after: nn.Module) -> Iterator[str]:
-    """The outermost layers whose type changed, else those whose weights changed."""
+    """The outermost layers whose type or rows changed, else those whose weights changed."""
     old = dict(before.named_modules())
     replaced: list[str] = []
     for name, module in after.named_modules():
         inside = any(name.startswith(f"{outer}.") for outer in replaced)
-        if not inside and type(old.get(name)) is not type(module):
+        if not inside and _kind(old.get(name)) != _kind(module):
             replaced.append(name)
     yield from replaced or (name for name, module in after.named_modules() if _weights_differ(old[name], module))
+
+
+def _kind(module: nn.Module | None) -> tuple[type, int | None]:
+    rows = getattr(module, "rows", None)
+    return type(module), rows if isinstance(rows, int) else None
 
 
 def _weights_differ(old: nn.Module, new: nn.Module) -> bool:

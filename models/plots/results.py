@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 
 TIMING = "Times exclude data loading: the images are on the device beforehand."
-REINFORCED = "Test times exclude data loading; training times include reading, and once making, the teacher's epochs."
+WITH_TEACHER_CACHE = (
+    "Test times exclude data loading; training times include reading, and once making, the teacher's epochs."
+)
 
 Result = dict[str, Any]
 """The content of the JSON file."""
@@ -58,15 +60,16 @@ def _paragraphs(result: Result) -> Iterator[str]:
     if result["scope"]["reduced"]:
         yield f"**Not the whole study, {result['scope']['reduced']}.**"
         yield ""
-    form = " and ".join(forms_of(result))
-    yield f"{machine(result)}. {result['timing']}{f' Trained and timed in the {form} form.' if form else ''}"
+    computed = " and ".join(last_blocks_of(result))
+    yield f"{machine(result)}. {result['timing']}{f' Last block, trained and timed: {computed}.' if computed else ''}"
     for note in result["notes"]:
         yield from ("", note)
 
 
-def forms_of(result: Mapping[str, Any]) -> list[str]:
-    """Older runs were "plain" without saying so."""
-    return sorted({run["options"].get("form", "plain") for run in result.get("runs", [])})
+def last_blocks_of(result: Mapping[str, Any]) -> list[str]:
+    """Runs of before there was a choice computed all rows."""
+    names = {"all": "all rows", "row": "the CLS row"}
+    return sorted({names[run["options"].get("last_block", "all")] for run in result.get("runs", [])})
 
 
 def machine(result: Result) -> str:

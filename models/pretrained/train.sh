@@ -14,15 +14,15 @@ OLD="--lr 0.0015 --label-smoothing 0.05 --augment light --precision bf16"
 TAUGHT="--teacher checkpoints/first/cnn.safetensors"
 ELASTIC="--lr 0.003 --augment elastic --ema 0.999 $TAUGHT"
 train cnn             $OLD --model cnn --epochs 12
-train vit             $OLD --model vit --epochs 36 --form plain $TAUGHT
-train vitbnffn        $OLD --model vitbnffn --epochs 36 --form plain $TAUGHT
-train vitbn           $OLD --model vitbn --epochs 36 --form plain
-train vitbn-tiny      $OLD --depth 1 --epochs 40 --form plain
+train vit             $OLD --model vit --epochs 36 --last-block all $TAUGHT
+train vitbnffn        $OLD --model vitbnffn --epochs 36 --last-block all $TAUGHT
+train vitbn           $OLD --model vitbn --epochs 36 --last-block all
+train vitbn-tiny      $OLD --depth 1 --epochs 40 --last-block all
 train vitbn-wide      $ELASTIC --depth 1 --heads 32 --dim-head 16 --mlp-dim 256 --epochs 30 --precision bf16
-train vitbn-late-64   $ELASTIC --depth 2 --heads 4 --mlp-dim 256 --late-cls 32 16 --epochs 40 --seed 2 \
-    --reinforced checkpoints/elastic
-train vitbn-late-deep $ELASTIC --depth 4 --heads 4 --late-cls 32 16 --epochs 40 \
-    --reinforced checkpoints/elastic
+train vitbn-late-64   $ELASTIC --depth 2 --heads 4 --mlp-dim 256 --class-attention 32 16 --epochs 40 --seed 2 \
+    --teacher-cache checkpoints/elastic
+train vitbn-late-deep $ELASTIC --depth 4 --heads 4 --class-attention 32 16 --epochs 40 \
+    --teacher-cache checkpoints/elastic
 
 # The teacher of all others.
 vitbn train $SHARED --augment pens --model cnn --epochs 3 --lr 0.001 --precision bf16 --ema 0.998 \
@@ -34,12 +34,12 @@ vitbn train $SHARED --augment pens --model cnn --epochs 3 --lr 0.001 --precision
 pens() {
     name=$1; init=$2; out=$3; shift 3
     vitbn train $SHARED --augment pens --teacher models/pretrained/cnn.safetensors \
-        --reinforced checkpoints/pens --init $init/$name.safetensors --output $out/$name.safetensors "$@"
+        --teacher-cache checkpoints/pens --init $init/$name.safetensors --output $out/$name.safetensors "$@"
 }
 FIRST=checkpoints/first SECOND=checkpoints/second LAST=models/pretrained
 SIX="--lr 0.001 --ema 0.998 --precision bf16"
 WIDE="--depth 1 --heads 32 --dim-head 16 --mlp-dim 256 --standardise --ema 0.999"
-LATE="--heads 4 --late-cls 32 16 --standardise --ema 0.999 --precision bf16"
+LATE="--heads 4 --class-attention 32 16 --standardise --ema 0.999 --precision bf16"
 vitbn train $SHARED $SIX --augment pens --epochs 5 --label-smoothing 0.05 \
     --init $FIRST/vitbn.safetensors --output $SECOND/vitbn.safetensors
 pens vitbn           $SECOND $LAST   $SIX --epochs 6

@@ -119,7 +119,7 @@ def adaptation(networks: Sequence[Checkpoint], mnist: Images, images: int = MNIS
     import numpy as np
     import torch
 
-    from models.adaptation import BOTH, AdaptationError, Statistic, adapt, form_of_training
+    from models.adaptation import BOTH, AdaptationError, Statistic, adapt, last_block_of_training
     from models.data.digits import as_coarse
     from models.evaluation import measure_accuracy
 
@@ -136,9 +136,9 @@ def adaptation(networks: Sequence[Checkpoint], mnist: Images, images: int = MNIS
         for name, (pixels, targets) in sets.items():
             for way, statistics in ways.items():
                 if f"{name}_{way}" in ADAPTED:
-                    form = form_of_training(network.metrics)
+                    last_block = last_block_of_training(network.metrics)
                     try:
-                        adapted = adapt(network.model, pixels[:UNLABELLED], statistics, form)
+                        adapted = adapt(network.model, pixels[:UNLABELLED], statistics, last_block)
                     except AdaptationError:
                         continue
                     row[f"{name}_{way}"] = measure_accuracy(adapted, pixels[UNLABELLED:], targets[UNLABELLED:])
@@ -217,7 +217,7 @@ def _shift_page(rows: Rows) -> dict[str, Any]:
             for row in rows
             if bool(row["teacher"]) == taught
         ]
-        title = f"Networks {how}: accuracy after MNIST, and time in the plain form, before any rewrite"
+        title = f"Networks {how}: accuracy after MNIST, and time with all rows of the last block, before any rewrite"
         tables += [table(title, columns, cells)] if cells else []
     missing = [name for name in SETS if name not in rows[0]["sets"]]
     notes = [f"{SETS[name]}: not measured: no EMNIST files in --emnist-dir or EMNIST_DIR." for name in missing]
@@ -242,8 +242,8 @@ def _adapted_page(rows: Rows) -> dict[str, Any]:
     ]
     title = f"Networks trained on MNIST; adapted: BatchNorm's statistics from {UNLABELLED} unlabelled images"
     note = (
-        "Networks that learned from a teacher compare with each other alone. Statistics are taken in the form in which "
-        "a network was trained; accuracy is the same in both."
+        "Networks that learned from a teacher compare with each other alone. Statistics of the last block are those of "
+        "the rows that training computed; accuracy is the same in both."
     )
     return {"tables": [table(title, columns, cells)], "notes": [note]}
 

@@ -57,7 +57,7 @@ def models(*names: ModelName) -> Axis:
 
 BY_TOKEN: tuple[ModelName, ...] = ("vit", "vit-dtn", "vit-minmax", "vit-zscore")
 FOLDING: tuple[ModelName, ...] = ("vitbn", "vit-repbn", "vit-prepbn", "vit-un", "vit-dfn")
-LATE = {"late_cls": (32, 16)}
+LATE = {"class_attention": (32, 16)}
 RECIPE: Fields = {
     "batch_size": 128,
     "schedule": "one-cycle",

@@ -55,7 +55,7 @@ class Results:
         parts = [f"{scope['epochs']} epochs", f"{scope['train_images']:,} images"]
         parts.append(f"{seeds} seeds" if seeds > 1 else "1 seed")
         if runs[0]["config"]["model"].startswith("vit"):
-            parts.append("CLS row" if runs[0]["options"].get("form") == "served" else "whole")
+            parts.append("CLS row" if runs[0]["options"].get("last_block") == "row" else "whole")
         return ", ".join(parts)
 
     def cell(self, cell: Cell) -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from models.catalog import SHIPPED, relative, shipped
 from models.config import ConfigError, ModelConfig
-from models.plots.results import REINFORCED, TIMING, Result, now
+from models.plots.results import TIMING, WITH_TEACHER_CACHE, Result, now
 from models.studies.grids import Extent, Fields, Study
 from models.studies.running import OnEpoch, Run, StudyError, Track, Trained, advance
 
@@ -137,8 +137,8 @@ def assemble(name: str, study: Study, scope: Scope, command: str, trained: Seque
 
     from models.environment import describe
 
-    reinforced = any(training.run.options.reinforced for training in trained)
-    clock = REINFORCED if reinforced else TIMING
+    cached = any(training.run.options.teacher_cache for training in trained)
+    clock = WITH_TEACHER_CACHE if cached else TIMING
     return {
         "study": name,
         "question": study.question,

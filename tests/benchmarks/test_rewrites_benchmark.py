@@ -12,7 +12,7 @@ from benchmarks.presets.rewrites import rewrites
 from export.rewrites import pipeline
 from export.rewrites.absorb import absorb_attention
 from export.rewrites.prune import cls_only
-from models.absorption import absorbed_attention_macs, attention_macs
+from models.layers import absorbed_attention_macs, attention_macs
 
 
 @pytest.mark.slow
@@ -53,7 +53,6 @@ def test_the_names_of_the_contestants() -> None:
         pipeline.absorb_embedding,
         pipeline.keep_cls_apart,
         pipeline.merge_head,
-        pipeline.cut_by_channel,
     }
     assert rewrites_of(ALL) == rewrites_of(INT8) == pipeline.ALL
 

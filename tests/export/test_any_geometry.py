@@ -35,7 +35,7 @@ def geometries(draw: st.DrawFn) -> ModelConfig:
         qkv_bias=draw(st.booleans()),
         standardise=draw(st.booleans()),
         labels=tuple(map(str, range(classes))),
-        late_cls=None if late is None else draw(st.none() | late),
+        class_attention=None if late is None else draw(st.none() | late),
     )
 
 

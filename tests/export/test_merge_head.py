@@ -14,7 +14,7 @@ from models.macs import macs_per_image
 CONFIGS = [
     SMALL,  # the row of a block of tokens
     replace(SMALL, depth=1, dim=32, dim_head=32),  # patches as keys and values
-    replace(SMALL, late_cls=(3, 5)),
+    replace(SMALL, class_attention=(3, 5)),
     replace(SMALL, num_classes=15, labels=tuple(map(str, range(15)))),
 ]
 

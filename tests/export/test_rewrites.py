@@ -8,16 +8,15 @@ from networks import FOLD, NEVER_FOLD, SMALL, answer, error, network, pixels
 from torch import nn
 
 from export.graph import Served, export
-from export.rewrites.absorb import AbsorbedAttention, absorb_attention, cls_attention_macs
+from export.rewrites.absorb import AbsorbedAttention, Constant, absorb_attention, absorption_macs
 from export.rewrites.biases import carry_biases
 from export.rewrites.errors import DoesNotApply, RewriteError
 from export.rewrites.fold import fold_batchnorm
-from export.rewrites.patches import cut_by_channel
 from export.rewrites.pipeline import ALL, Step, apply
-from export.rewrites.prune import ClsBlock, Constant, cls_only
-from models.absorption import absorbed_attention_macs, attention_macs
+from export.rewrites.prune import cls_only
 from models.checkpoint import Checkpoint
 from models.config import ModelConfig
+from models.layers import absorbed_attention_macs, attention_macs
 from models.macs import macs_per_image
 from models.norms import TokenNorm, anneal
 
@@ -72,8 +71,7 @@ def test_each_rewrite_alone() -> None:
     for rewrite in (absorb_attention, cls_only):
         assert error(network(SMALL), rewrite(network(SMALL)), SMALL) < 1e-10
     folded = fold_batchnorm(network(SMALL))
-    for rewrite in (carry_biases, cut_by_channel):
-        assert error(folded, rewrite(folded), SMALL) < 1e-10
+    assert error(folded, carry_biases(folded), SMALL) < 1e-10
 
 
 def test_the_callers_model_is_left_alone() -> None:
@@ -85,10 +83,9 @@ def test_the_callers_model_is_left_alone() -> None:
 
 
 def test_the_query_of_a_network_of_one_block_is_constant() -> None:
-    block = absorb_attention(cls_only(network(replace(SMALL, depth=1)))).get_submodule("blocks.0")
-    assert isinstance(block, ClsBlock)
-    assert isinstance(block.row, Constant)
-    assert isinstance(block.attention.query, Constant)
+    attention = absorb_attention(cls_only(network(replace(SMALL, depth=1)))).get_submodule("blocks.0.attention")
+    assert attention.rows == 1
+    assert isinstance(attention.query, Constant)
 
 
 def test_absorption_that_does_not_pay_is_left_out_and_says_why() -> None:
@@ -128,7 +125,7 @@ def test_a_row_of_few_features_a_head_is_left_as_it_is() -> None:
     cut = cls_only(network(config))
     with pytest.raises(DoesNotApply, match="absorbing costs"):
         absorb_attention(cut)
-    before, after = cls_attention_macs(cut.get_submodule("blocks.1").attention, 17)
+    before, after = absorption_macs(cut.get_submodule("blocks.1").attention, 17, constant=False)
     assert after >= before
 
 
@@ -137,7 +134,7 @@ def test_a_row_of_few_features_a_head_is_left_as_it_is() -> None:
 def test_the_cost_of_a_row_is_what_pytorch_counts(depth: int, dim_head: int) -> None:
     cut = cls_only(network(replace(SMALL, dim=32, depth=depth, dim_head=dim_head)))
     absorbed = absorb_attention(cut)
-    before, after = cls_attention_macs(cut.get_submodule(f"blocks.{depth - 1}").attention, 17)
+    before, after = absorption_macs(cut.get_submodule(f"blocks.{depth - 1}").attention, 17, depth == 1)
     full = depth - 1 if dim_head == 64 else 0
     saved = full * (attention_macs(17, 32, 4, dim_head) - absorbed_attention_macs(17, 32, 4))
     assert macs_per_image(cut) - macs_per_image(absorbed) == before - after + saved
@@ -153,9 +150,7 @@ def test_rewrites_in_the_wrong_order_or_twice_are_refused() -> None:
         cls_only(absorb_attention(network(SMALL)))
     with pytest.raises(RewriteError, match=r"blocks\.1: expected every row"):
         cls_only(cls_only(network(SMALL)))
-    with pytest.raises(
-        RewriteError, match=r"blocks\.0\.attention: expected Attention or ClsAttention, found AbsorbedAttention"
-    ):
+    with pytest.raises(RewriteError, match=r"blocks\.0\.attention: expected Attention, found AbsorbedAttention"):
         absorb_attention(absorb_attention(network(SMALL)))
 
 
@@ -186,7 +181,7 @@ def test_a_step_tells_where_and_how_much() -> None:
     _, steps = apply(network(ModelConfig(depth=2)), ALL, ())
     by_name: dict[str, Step] = {step.rewrite: step for step in steps}
     assert by_name["absorb_attention"].layers == ("blocks.0.attention", "blocks.1.attention")
-    assert by_name["cls_only"].layers == ("blocks.1",)
+    assert by_name["cls_only"].layers == ("blocks.1.attention",)
     assert "blocks.0.ffn.hidden_norm" in by_name["fold_batchnorm"].layers
     assert "blocks.0.attention.query" in by_name["carry_biases"].layers
     assert by_name["fold_input_scale"].layers == ("patch_embedding",)

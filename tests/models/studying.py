@@ -4,7 +4,7 @@ from datetime import datetime
 from click.testing import CliRunner
 
 from models.checkpoint import save
-from models.plots.results import REINFORCED, TIMING
+from models.plots.results import TIMING, WITH_TEACHER_CACHE
 from models.registry import build, randomise_norms
 from models.study import study
 
@@ -23,7 +23,7 @@ def carried_out(name, mnist, output, *arguments):
     assert written["study"] == name
     assert written["question"]
     assert datetime.fromisoformat(written["date"]).tzinfo
-    assert written["timing"].startswith(REINFORCED if "--reinforced" in arguments else TIMING)
+    assert written["timing"].startswith(WITH_TEACHER_CACHE if "--teacher-cache" in arguments else TIMING)
     assert written["environment"]["packages"]["torch"]
     assert str(output) not in json.dumps(written)
     assert str(mnist) not in json.dumps(written)

@@ -98,13 +98,13 @@ def saved(tmp_path_factory):
     path = tmp_path_factory.mktemp("saved") / "digits.safetensors"
     network = build(TINY)
     randomise_norms(network)
-    save(path, network, TINY, {"dataset": "digits", "command": "none", "options": {"form": "served"}, "epochs": 3})
+    save(path, network, TINY, {"dataset": "digits", "command": "none", "options": {"last_block": "row"}, "epochs": 3})
     return path
 
 
 @pytest.mark.slow
 def test_pictures_of_the_new_source_give_the_accuracy_back(tmp_path):
-    """The plain form's statistics would give back a third."""
+    """Statistics of all rows would give back a third."""
     digits, out, trained = load_digits(), tmp_path / "adapted.safetensors", tmp_path / "digits.safetensors"
     options = TrainingOptions(epochs=5, batch_size=50, lr=0.01, seed=0, device="cpu")
     list(train(replace(TINY, dim=32), digits, options, trained, False, lambda images, loss: None))
@@ -138,7 +138,7 @@ def test_the_checkpoint_says_where_it_comes_from(saved, tmp_path):
             "checkpoint": "digits.safetensors",
             "sha256": source.sha256,
             "training_command": source.metrics["command"],
-            "form": "served",
+            "last_block": "row",
             "pictures": 50,
         },
     }
@@ -150,7 +150,7 @@ def test_many_pictures_are_taken_evenly(saved, tmp_path, monkeypatch):
     folder = written_pictures(tmp_path / "new", images)
     out = tmp_path / "adapted.safetensors"
     assert run("--checkpoint", saved, "--adapt-to", folder, "--output", out).exit_code == 0
-    expected = adapt(load(saved).model, torch.tensor(images[::3]), form="served")
+    expected = adapt(load(saved).model, torch.tensor(images[::3]), last_block="row")
     assert load(out).metrics["adapted"]["pictures"] == 40
     torch.testing.assert_close(load(out).model.state_dict(), expected.state_dict(), rtol=0, atol=0)
 

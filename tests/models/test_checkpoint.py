@@ -34,7 +34,7 @@ def test_round_trip_bit_for_bit(tmp_path, model):
 
 @pytest.mark.parametrize(("heads", "late"), [((2, 4), (1, 16)), ((1, 16), (2, 4))])
 def test_a_projection_may_be_in_the_last_block_alone_or_in_all_others(tmp_path, heads, late):
-    config = replace(TINY, dim=16, heads=heads[0], dim_head=heads[1], late_cls=late)
+    config = replace(TINY, dim=16, heads=heads[0], dim_head=heads[1], class_attention=late)
     written = network(config)
     save(tmp_path / "late.safetensors", written, config, {})
     assert load(tmp_path / "late.safetensors").model.state_dict().keys() == written.state_dict().keys()

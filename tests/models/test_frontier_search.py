@@ -66,7 +66,7 @@ def test_the_frontier_is_what_no_other_beats() -> None:
 def test_the_network_of_a_geometry() -> None:
     config = Geometry(3, 48, 4, 16, 256).config(load_digits())
     assert (config.depth, config.dim, config.heads, config.dim_head, config.mlp_dim) == (3, 48, 4, 16, 256)
-    assert config.late_cls == (16, 16)
+    assert config.class_attention == (16, 16)
 
 
 def test_a_file_gives_back_its_trials_and_refuses_others(tmp_path: Path) -> None:

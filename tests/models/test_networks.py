@@ -271,10 +271,10 @@ def test_build_keeps_the_whole_config(model):
         standardise=True,
         labels=tuple("abcde"),
     )
-    default, names = ModelConfig(), {field.name for field in dataclasses.fields(config)} - {"model", "late_cls"}
+    default, names = ModelConfig(), {field.name for field in dataclasses.fields(config)} - {"model", "class_attention"}
     assert all(getattr(config, name) != getattr(default, name) for name in names)
     assert build(config).config == config
-    late = ModelConfig(model=model, late_cls=(2, 4))  # only with pool "cls"
+    late = ModelConfig(model=model, class_attention=(2, 4))  # only with pool "cls"
     assert build(late).config == late
 
 

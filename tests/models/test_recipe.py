@@ -37,7 +37,7 @@ def assert_identical(first, second):
         RECIPE,
         replace(RECIPE, precision="bf16"),
         replace(PLAIN, augment="study", augment_test=True),
-        replace(RECIPE, augment="elastic", ema=0.9, form="plain"),
+        replace(RECIPE, augment="elastic", ema=0.9, last_block="all"),
     ],
     ids=["recipe", "bfloat16", "study", "elastic and average"],
 )
@@ -77,7 +77,7 @@ def test_two_runs_in_turn_are_two_runs(tmp_path, some_digits):
         {"augment": "light"},
         {"augment": "study"},
         {"augment": "elastic"},
-        {"form": "plain"},
+        {"last_block": "all"},
         {"hold_out": 50},
     ],
     ids=lambda change: next(iter(change)),

@@ -18,8 +18,10 @@ SMALL = ("--epochs", 1, "--train-images", 20)
 @pytest.mark.slow
 def test_learning_rates(small_mnist, tmp_path):
     sizes = ("--epochs", 2, "--train-images", 20)
-    written = carried_out("learning-rates", small_mnist, tmp_path, "--rate", 0.005, "--form", "plain", *sizes)
-    typed = "python models/study.py learning-rates --rate 0.005 --form plain --epochs 2 --train-images 20 --output DIR"
+    written = carried_out("learning-rates", small_mnist, tmp_path, "--rate", 0.005, "--last-block", "all", *sizes)
+    typed = (
+        "python models/study.py learning-rates --rate 0.005 --last-block all --epochs 2 --train-images 20 --output DIR"
+    )
     assert sorted(written["command"].split()) == sorted(typed.split())
     assert written["scope"] == {
         "dataset": "mnist",
@@ -36,12 +38,12 @@ def test_learning_rates(small_mnist, tmp_path):
     for one in written["runs"]:
         assert (one["config"]["model"], str(one["config"]["depth"])) == (one["at"]["model"], one["at"]["depth"])
         assert (one["options"]["seed"], one["options"]["batch_size"], one["options"]["augment"]) == (0, 100, "none")
-        assert one["options"]["form"] == "plain"
+        assert one["options"]["last_block"] == "all"
         assert [set(epoch) for epoch in one["series"]] == [SERIES] * 2
     assert {path.name for path in (tmp_path / "runs").glob("vitbn-depth-1*")} == {
         f"vitbn-depth-1-rate-0.005{suffix}" for suffix in (".safetensors", ".json", ".resume.pt")
     }
-    assert "Trained and timed in the plain form." in (tmp_path / "learning-rates.md").read_text()
+    assert "Last block, trained and timed: all rows." in (tmp_path / "learning-rates.md").read_text()
 
 
 @pytest.mark.slow
@@ -124,7 +126,7 @@ def test_quick_is_marked(small_mnist, tmp_path):
 def test_designed_networks_share_their_epochs(small_mnist, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     networks = ["--network", "wide", "--network", "late-deep"]
-    arguments = [*networks, "--seeds", 2, "--epochs", 2, "--reinforced", "epochs"]
+    arguments = [*networks, "--seeds", 2, "--epochs", 2, "--teacher-cache", "epochs"]
     written = carried_out("designed", small_mnist, tmp_path / "out", *arguments)
     assert len(list((tmp_path / "epochs").glob("epoch-*"))) == 2
     assert [run["label"] for run in written["runs"]] == ["wide", "late-deep", "wide-seed-1", "late-deep-seed-1"]
@@ -132,7 +134,7 @@ def test_designed_networks_share_their_epochs(small_mnist, tmp_path, monkeypatch
     wide, deep = rows_of(tmp_path / "out", "designed")
     assert (wide["network"], deep["network"], wide["seeds"]) == ("wide", "late-deep", "2")
     assert wide["test images right %"].startswith(f"{(ends[0] + ends[2]) / 2:.2f} (")
-    assert written["runs"][1]["config"]["late_cls"] == [32, 16]
+    assert written["runs"][1]["config"]["class_attention"] == [32, 16]
     assert "10 training images are held out" in (tmp_path / "out/designed.md").read_text()
 
 
@@ -257,10 +259,10 @@ def test_parameters_twice_and_never(small_mnist, tmp_path):
     assert "expected files *.best.json" in message
 
 
-@pytest.mark.parametrize(("named", "form"), [({}, "plain"), ({"form": "served"}, "served")])
-def test_parameters_take_the_form_of_the_study_unless_they_name_theirs(tmp_path, named, form):
+@pytest.mark.parametrize(("named", "computed"), [({}, "all"), ({"last_block": "row"}, "row")])
+def test_parameters_take_the_last_block_of_the_study_unless_they_name_theirs(tmp_path, named, computed):
     path = best(tmp_path, dataset="digits", **named)
     grid = STUDIES["optimised"]
-    scope = scope_of(grid, load_digits(), "cpu", form="plain")
+    scope = scope_of(grid, load_digits(), "cpu", last_block="all")
     grid = replace(grid, axes={"network": module._searched([path], grid, scope)})
-    assert [run.options.form for run in runs(grid, scope)] == [form]
+    assert [run.options.last_block for run in runs(grid, scope)] == [computed]

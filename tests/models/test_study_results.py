@@ -180,11 +180,11 @@ def test_more_images_than_there_are():
         scope_of(STUDIES["dnn"], load_digits(), "cpu", train_images=1439)
 
 
-def test_times_of_reinforced_runs_say_what_they_include():
+def test_times_of_cached_runs_say_what_they_include():
     (run, *_) = runs(STUDIES["six-blocks"], scope_for("six-blocks"))
-    other = replace(run, options=replace(run.options, reinforced="folder"))
+    other = replace(run, options=replace(run.options, teacher_cache="folder"))
     assert result_of("six-blocks", [trained(run)])["timing"].startswith(results.TIMING)
-    assert result_of("six-blocks", [trained(other)])["timing"].startswith(results.REINFORCED)
+    assert result_of("six-blocks", [trained(other)])["timing"].startswith(results.WITH_TEACHER_CACHE)
 
 
 def test_a_failed_write_leaves_no_part(tmp_path, result, monkeypatch):

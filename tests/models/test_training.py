@@ -208,7 +208,7 @@ def test_a_part_takes_a_part_of_the_memory(some_digits, tmp_path):
             lambda tensor: tensor,
         )
         with watched:
-            options = replace(OPTIONS, epochs=1, accumulate=parts, form="plain")
+            options = replace(OPTIONS, epochs=1, accumulate=parts, last_block="all")
             run(tmp_path / f"{parts}.safetensors", some_digits, options)
         assert max(kept) == most
 
@@ -227,7 +227,7 @@ most = pages * resource.getpagesize() + 200 * 1024**2
 resource.setrlimit(resource.RLIMIT_AS, (most, most))
 train.train()
 """
-    arguments = ["--depth", "1", "--epochs", "1", "--batch-size", "1400", "--form", "plain", "--device", "cpu"]
+    arguments = ["--depth", "1", "--epochs", "1", "--batch-size", "1400", "--last-block", "all", "--device", "cpu"]
     output = tmp_path / "run.safetensors"
     child = subprocess.run(
         [sys.executable, "-c", limited, *arguments, "--output", str(output)],

@@ -61,8 +61,8 @@ def test_two_processes_train_one_network(tmp_path):
         2,
         "--clip",
         1,
-        "--form",
-        "plain",
+        "--last-block",
+        "all",
     )
     options += ("--output",)
     alone = invoke(*options, outputs[0])

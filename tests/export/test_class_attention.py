@@ -6,22 +6,22 @@ from networks import SMALL, answer, network, pixels, rewritten_in_turn
 from torch import nn
 
 from export.rewrites import biases
-from export.rewrites.absorb import AbsorbedClsAttention
+from export.rewrites.absorb import AbsorbedAttention
+from export.rewrites.class_attention import keep_cls_apart
 from export.rewrites.errors import DoesNotApply
 from export.rewrites.fold import fold_batchnorm
-from export.rewrites.late import keep_cls_apart
 from export.rewrites.pipeline import ALL, apply
 from models.checkpoint import CheckpointError, load, save
 from models.config import ConfigError, ModelConfig
 from models.macs import macs_per_image
-from models.served_form import served_form
+from models.vit import VisionTransformer
 
-LATE = replace(SMALL, late_cls=(3, 5))
+JOINING = replace(SMALL, class_attention=(3, 5))
 CONFIGS = [
-    *(replace(LATE, model=model, depth=depth) for model in ("vitbn", "vit", "vitbnffn") for depth in (1, 2, 3)),
-    replace(LATE, model="vit", qkv_bias=True),
-    replace(LATE, qkv_bias=True, pos_emb="pe1d"),
-    ModelConfig(depth=2, dim=32, dim_head=16, late_cls=(32, 16)),
+    *(replace(JOINING, model=model, depth=depth) for model in ("vitbn", "vit", "vitbnffn") for depth in (1, 2, 3)),
+    replace(JOINING, model="vit", qkv_bias=True),
+    replace(JOINING, qkv_bias=True, pos_emb="pe1d"),
+    ModelConfig(depth=2, dim=32, dim_head=16, class_attention=(32, 16)),
 ]
 
 
@@ -29,18 +29,21 @@ CONFIGS = [
 def test_each_rewrite_is_exact(config: ModelConfig) -> None:
     model, x = network(config), pixels(config)
     expected = answer(model, x / 255)
-    assert (answer(served_form(model), x / 255) - expected).abs().max() < 1e-10
+    assert isinstance(model, VisionTransformer)
+    model.last_block = "row"
+    assert (answer(model, x / 255) - expected).abs().max() < 1e-10
+    model.last_block = "all"
     for used in (ALL, [rewrite for rewrite in ALL if rewrite.__name__ != "cls_only"]):
         rewritten, _ = rewritten_in_turn(model, x, used, 1e-10)  # measured: at most 2e-15
         assert macs_per_image(rewritten) <= macs_per_image(model)
 
 
 def test_blocks_before_the_last_do_not_see_the_token() -> None:
-    model = network(LATE)
+    model = network(JOINING)
     seen: list[tuple[int, ...]] = []
     for block in model.get_submodule("blocks").children():
         block.register_forward_pre_hook(lambda block, inputs: seen.append(tuple(inputs[0].shape)))
-    answer(model, pixels(LATE) / 255)
+    answer(model, pixels(JOINING) / 255)
     assert seen == [(3, 16, 16), (3, 17, 16)]
     assert [block.attention.heads for block in model.get_submodule("blocks").children()] == [4, 3]
 
@@ -48,7 +51,7 @@ def test_blocks_before_the_last_do_not_see_the_token() -> None:
 def test_the_last_block_is_absorbed_with_its_own_heads() -> None:
     before, _ = apply(network(CONFIGS[-1]), ALL[: ALL.index(keep_cls_apart)], ())
     attention = before.get_submodule("blocks.1.attention")
-    assert isinstance(attention, AbsorbedClsAttention)
+    assert isinstance(attention, AbsorbedAttention)
     assert attention.heads == 32
     assert macs_per_image(before) == 559_936
     rewritten, _ = apply(network(CONFIGS[-1]), ALL, ())
@@ -61,7 +64,7 @@ def before_and_apart(config: ModelConfig) -> tuple[nn.Module, nn.Module]:
     return before, keep_cls_apart(before)
 
 
-@pytest.mark.parametrize("config", [LATE, replace(LATE, model="vit"), replace(LATE, model="vit", depth=1)])
+@pytest.mark.parametrize("config", [JOINING, replace(JOINING, model="vit"), replace(JOINING, model="vit", depth=1)])
 def test_the_token_stays_apart_from_the_patches(config: ModelConfig) -> None:
     before, apart = before_and_apart(config)
     seen: list[tuple[int, ...]] = []
@@ -74,19 +77,19 @@ def test_the_token_stays_apart_from_the_patches(config: ModelConfig) -> None:
 
 @pytest.mark.parametrize("part", ["query", "scores", "out.weight", "cls.weight", "cls.bias"])
 def test_a_wrong_constant_of_the_token_is_seen(part: str) -> None:
-    before, apart = before_and_apart(LATE)
+    before, apart = before_and_apart(JOINING)
     tensor = apart.get_submodule("blocks.1").state_dict()[part]
     tensor.copy_(tensor.roll(1, -1))
-    assert (answer(before, pixels(LATE)) - answer(apart, pixels(LATE))).abs().max() > 1e-6
+    assert (answer(before, pixels(JOINING)) - answer(apart, pixels(JOINING))).abs().max() > 1e-6
 
 
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
-        (SMALL, "blocks.1: expected a late CLS token"),
+        (SMALL, "blocks.1: expected class attention"),
         (
-            replace(LATE, dim=64, late_cls=(8, 1)),
-            "blocks.1: expected a late CLS token, norms folded, attention absorbed",
+            replace(JOINING, dim=64, class_attention=(8, 1)),
+            "blocks.1: expected class attention, norms folded, attention absorbed",
         ),
         (ModelConfig(model="cnn"), "CNN: there is no CLS token"),
     ],
@@ -101,22 +104,24 @@ def test_a_token_that_stays_says_why(config: ModelConfig, reason: str) -> None:
 def test_a_shift_that_some_rows_miss_is_seen(rows: slice, monkeypatch: pytest.MonkeyPatch) -> None:
     real = biases._shift_rows
     monkeypatch.setattr(biases, "_shift_rows", lambda e, shift, where: None if where == rows else real(e, shift, where))
-    folded = fold_batchnorm(network(LATE))
-    x = pixels(LATE) / 255
+    folded = fold_batchnorm(network(JOINING))
+    x = pixels(JOINING) / 255
     assert (answer(folded, x) - answer(biases.carry_biases(folded), x)).abs().max() > 1e-6
 
 
 def test_a_file_keeps_it(tmp_path) -> None:
-    model, path = network(LATE).float(), tmp_path / "late.safetensors"
-    save(path, model, LATE, {})
+    model, path = network(JOINING).float(), tmp_path / "network.safetensors"
+    save(path, model, JOINING, {})
     read = load(path)
-    assert read.config == LATE
+    assert read.config == JOINING
     assert torch.equal(answer(read.model, torch.zeros(1, 1, 28, 28)), answer(model, torch.zeros(1, 1, 28, 28)))
     with pytest.raises(CheckpointError, match="expected all 2 blocks, found --depth 1"):
         load(path, depth=1)
 
 
-@pytest.mark.parametrize("wrong", [{"late_cls": (0, 4)}, {"pool": "mean"}, {"model": "cnn"}, {"model": "vit-dtn"}])
-def test_what_cannot_be_late_is_refused(wrong: dict[str, object]) -> None:
-    with pytest.raises(ConfigError, match="late_cls: expected"):
-        replace(LATE, **wrong)
+@pytest.mark.parametrize(
+    "wrong", [{"class_attention": (0, 4)}, {"pool": "mean"}, {"model": "cnn"}, {"model": "vit-dtn"}]
+)
+def test_what_cannot_have_class_attention_is_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match="class_attention: expected"):
+        replace(JOINING, **wrong)

@@ -5,12 +5,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from models import absorption
-from models import served_form as module
+from models import layers
 from models.config import TRANSFORMER_NAMES, ModelConfig
 from models.macs import macs_per_image
 from models.registry import build, randomise_norms
-from models.served_form import ServedForm, served_form
+from models.vit import LastBlock
 
 SMALL = ModelConfig(depth=2, dim=16, heads=4, dim_head=16, mlp_dim=24)
 SERVED = [name for name in TRANSFORMER_NAMES if name != "vit-dtn"]
@@ -22,31 +21,29 @@ CONFIGS = [
 ]
 
 
-def trained(config: ModelConfig) -> nn.Module:
+def trained(config: ModelConfig, last_block: LastBlock = "all") -> nn.Module:
     torch.manual_seed(0)
-    model = build(config).eval()
+    model = build(config, last_block).eval()
     randomise_norms(model)
     return model
 
 
-def answers(network: nn.Module, model: nn.Module, config: ModelConfig) -> tuple[torch.Tensor, list[torch.Tensor]]:
+def answers(model: nn.Module, config: ModelConfig) -> tuple[torch.Tensor, list[torch.Tensor]]:
     generator = torch.Generator().manual_seed(1)
     images = torch.rand(32, *config.input_shape, generator=generator)
     labels = torch.randint(config.num_classes, (32,), generator=generator)
-    model.zero_grad()
-    logits = network(images)
+    logits = model(images)
     F.cross_entropy(logits, labels).backward()
     return logits.detach(), [torch.zeros(()) if p.grad is None else p.grad.clone() for p in model.parameters()]
 
 
 def largest_differences(config: ModelConfig, training: bool = False) -> tuple[float, float]:
     """Errors of the logits (relative to the largest) and of the gradients."""
-    model = trained(config).train(training)
-    logits, gradients = answers(model, model, config)
-    served_logits, served_gradients = answers(served_form(model).train(training), model, config)
-    pairs = zip(gradients, served_gradients, strict=True)
+    logits, gradients = answers(trained(config).train(training), config)
+    row_logits, row_gradients = answers(trained(config, "row").train(training), config)
+    pairs = zip(gradients, row_gradients, strict=True)
     scale = max(1.0, float(logits.abs().max()))
-    return float((logits - served_logits).abs().max()) / scale, max(float((a - b).abs().max()) for a, b in pairs)
+    return float((logits - row_logits).abs().max()) / scale, max(float((a - b).abs().max()) for a, b in pairs)
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda c: f"{c.model}-{c.depth}-{c.heads}x{c.dim_head}")
@@ -72,8 +69,9 @@ def test_in_training_mode_the_last_statistics_are_those_of_cls_rows() -> None:
     "config", [replace(SMALL, pool="mean"), replace(SMALL, model="vit-dtn"), ModelConfig(model="cnn")]
 )
 def test_a_network_whose_head_reads_more_is_left_as_it_is(config: ModelConfig) -> None:
-    model = build(config)
-    assert served_form(model) is model
+    model = build(config, "row")
+    assert getattr(model, "last_block", "all") == "all"
+    assert not any(getattr(module, "absorbed", False) for module in model.modules())
 
 
 def test_dropout_behind_a_value_bias_is_not_absorbed() -> None:
@@ -81,24 +79,26 @@ def test_dropout_behind_a_value_bias_is_not_absorbed() -> None:
     config = replace(SMALL, qkv_bias=True, dropout=0.5)
     model = trained(config)
     attention = model.get_submodule("blocks.0.attention")
+    assert isinstance(attention, layers.Attention)
     x = torch.rand(8, 17, 16)
     for training in (False, True):
         attention.train(training)
-        torch.manual_seed(0)
-        expected = attention(x)
-        torch.manual_seed(0)
-        assert (module.attend(attention, x) - expected).abs().max() <= (0 if training else 1e-6)
+        found = []
+        for attention.absorbed in (False, True):
+            torch.manual_seed(0)
+            found.append(attention(x))
+        assert (found[0] - found[1]).abs().max() <= (0 if training else 1e-6)
 
 
 @pytest.mark.parametrize("part", ["absorbed_query", "absorbed_output"])
 def test_a_wrong_weight_is_seen(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = getattr(absorption, part)
+    real = getattr(layers, part)
 
     def wrong(*arguments: object) -> object:
         result = real(*arguments)
         return result * 1.01 if isinstance(result, torch.Tensor) else (result[0] * 1.01, result[1])
 
-    monkeypatch.setattr(module, part, wrong)
+    monkeypatch.setattr(layers, part, wrong)
     of_logits, of_gradients = largest_differences(replace(SMALL, depth=3, dim_head=32))
     assert of_logits > 4e-6
     assert of_gradients > 1e-5
@@ -107,9 +107,7 @@ def test_a_wrong_weight_is_seen(part: str, monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize(("depth", "share"), [(1, 0.1), (2, 0.4)])
 def test_how_much_less_work_it_is(depth: int, share: float) -> None:
     model = trained(ModelConfig(depth=depth))
-    served = served_form(model)
-    assert isinstance(served, ServedForm)
-    assert operations(served) < share * macs_per_image(model) * 64
+    assert operations(trained(ModelConfig(depth=depth), "row")) < share * macs_per_image(model) * 64
 
 
 def operations(network: nn.Module) -> int:

@@ -1,4 +1,4 @@
-"""A late CLS token stays apart from the patches, so their tokens are not copied."""
+"""Under class attention the CLS token stays apart from the patches, so their tokens are not copied."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from export.rewrites.absorb import AbsorbedClsAttention
+from export.rewrites.absorb import AbsorbedAttention, Constant
 from export.rewrites.errors import DoesNotApply
 from export.rewrites.fold import FoldedEmbedding, linear
-from export.rewrites.prune import ClsBlock, Constant, RowBlock
+from models.layers import Block
 from models.vit import VisionTransformer
 
 
 def keep_cls_apart(model: nn.Module) -> nn.Module:
-    """Replaces the late CLS token by a constant score and a constant output per head.
+    """Replaces the CLS token by a constant score and a constant output per head.
 
     Row 0 of the last block is a constant c and so is its query q_h. With x_j the patches' tokens and A the softmax over
     all scores:
@@ -31,16 +31,15 @@ def keep_cls_apart(model: nn.Module) -> nn.Module:
     last = f"blocks.{len(model.blocks) - 1}"
     block = model.get_submodule(last)
     if not (
-        model.config.late_cls is not None
-        and isinstance(block, ClsBlock)
-        and isinstance(block.row, Constant)
-        and isinstance(block.attention, AbsorbedClsAttention)
+        model.config.class_attention is not None
+        and isinstance(block.attention, AbsorbedAttention)
+        and isinstance(block.attention.query, Constant)
         and isinstance(model.embedding, FoldedEmbedding)
     ):
-        raise DoesNotApply(f"{last}: expected a late CLS token, norms folded, attention absorbed, for the CLS row")
+        raise DoesNotApply(f"{last}: expected class attention, norms folded, attention absorbed, for the CLS row")
     apart = copy.deepcopy(model)
     rows = model.embedding.rows.data
-    apart.set_submodule(last, LateBlock(copy.deepcopy(block), rows[:, :1], model.config.num_patches))
+    apart.set_submodule(last, ClassBlock(copy.deepcopy(block), rows[:, :1], model.config.num_patches))
     apart.set_submodule("embedding", PatchPositions(rows[:, 1:]))
     return apart
 
@@ -60,17 +59,17 @@ class PatchPositions(nn.Module):
         return x + self.rows
 
 
-class LateBlock(RowBlock):
+class ClassBlock(Block):
     """A constant row over the patches' tokens: (B, M, D) -> (B, 1, D)."""
 
-    def __init__(self, block: ClsBlock, cls_row: Tensor, patches: int) -> None:
-        super().__init__(block.ffn)
+    def __init__(self, block: nn.Module, cls_row: Tensor, patches: int) -> None:
+        super().__init__(nn.Identity(), block.get_submodule("ffn"))
         self.norm = block.get_submodule("attention.norm")
         with torch.no_grad():
             key = self.norm(cls_row).flatten()  # (D,)
         query = block.get_buffer("attention.query.value").reshape(1, -1, len(key))  # (1, H, D)
         out = block.get_submodule("attention.out")
-        weight, constant = out.get_parameter("weight").data, block.get_buffer("row.value").flatten()
+        weight, constant = out.get_parameter("weight").data, cls_row.flatten()
         if out.bias is not None:
             constant = constant + out.get_parameter("bias").data
         self.query: Tensor

@@ -9,7 +9,6 @@ from export.rewrites.absorb import absorb_attention
 from export.rewrites.embedding import PatchBlock, absorb_embedding
 from export.rewrites.errors import DoesNotApply
 from export.rewrites.fold import fold_batchnorm
-from export.rewrites.patches import cut_by_channel
 from export.rewrites.pipeline import ALL, apply
 from export.rewrites.prune import cls_only
 from models.config import ModelConfig
@@ -56,25 +55,3 @@ def test_an_embedding_that_is_not_absorbed_says_why() -> None:
     many_pixels = replace(ONE_BLOCK, patch_size=(14, 14))
     with pytest.raises(DoesNotApply, match=r"absorbing costs 20,064 multiplications an image instead of 15,136"):
         without_embedding(many_pixels)
-
-
-@pytest.mark.parametrize("model", ["vit", "vitbn"])
-def test_the_order_of_the_pixels_of_a_patch(model: str) -> None:
-    config = replace(SMALL, model=model, channels=3, patch_size=(7, 4))
-    folded = fold_batchnorm(network(config))
-    cut = cut_by_channel(folded)
-    assert error(folded, cut, config) < 1e-10
-    cut.get_parameter("patch_embedding.weight").data = folded.get_parameter("patch_embedding.weight").data
-    assert error(folded, cut, config) > 1e-6
-
-
-def test_a_cut_that_stays_says_why() -> None:
-    folded = fold_batchnorm(network(SMALL))
-    for model, reason in (
-        (network(SMALL), "patch_norm: expected a LayerNorm without gamma and beta, or none, found TokenBatchNorm"),
-        (without_embedding(ModelConfig(depth=1))[1], "patch_embedding: expected Linear, found Identity"),
-        (cut_by_channel(folded), r"to_patches: expected \(p1 p2 c\), found b c"),
-        (network(ModelConfig(model="cnn")), "CNN: there are no patches"),
-    ):
-        with pytest.raises(DoesNotApply, match=reason):
-            cut_by_channel(model)

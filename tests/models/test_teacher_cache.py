@@ -45,7 +45,7 @@ def taught(tmp_path):
 
 def test_a_folder_gives_the_network_that_the_teacher_gives(tmp_path, some_digits, taught):
     usual = run(tmp_path / "usual.safetensors", some_digits, taught)
-    shared = run(tmp_path / "shared.safetensors", some_digits, replace(taught, reinforced=str(tmp_path / "epochs")))
+    shared = run(tmp_path / "shared.safetensors", some_digits, replace(taught, teacher_cache=str(tmp_path / "epochs")))
     for one, other in zip(usual, shared, strict=True):
         assert other.training_loss == pytest.approx(one.training_loss, rel=1e-4), "the folder rounds to float16"
     alone = run(tmp_path / "alone.safetensors", some_digits, SHORT)
@@ -53,7 +53,7 @@ def test_a_folder_gives_the_network_that_the_teacher_gives(tmp_path, some_digits
 
 
 def test_a_second_training_reads_what_the_first_wrote(tmp_path, some_digits, taught):
-    options = replace(taught, augment="elastic", reinforced=str(tmp_path / "epochs"))
+    options = replace(taught, augment="elastic", teacher_cache=str(tmp_path / "epochs"))
     first = run(tmp_path / "first.safetensors", some_digits, options)
     files = sorted((tmp_path / "epochs").glob("epoch-*"))
     written = [path.stat().st_mtime_ns for path in files]
@@ -68,7 +68,7 @@ def test_a_second_training_reads_what_the_first_wrote(tmp_path, some_digits, tau
 
 
 def test_another_seed_sees_the_same_images_in_another_order(tmp_path, some_digits, taught):
-    options = replace(taught, augment="elastic", reinforced=str(tmp_path / "epochs"))
+    options = replace(taught, augment="elastic", teacher_cache=str(tmp_path / "epochs"))
     first = run(tmp_path / "first.safetensors", some_digits, options)
     second = run(tmp_path / "second.safetensors", some_digits, replace(options, seed=1))
     assert len(list((tmp_path / "epochs").glob("epoch-*"))) == 2
@@ -76,7 +76,9 @@ def test_another_seed_sees_the_same_images_in_another_order(tmp_path, some_digit
 
 
 def test_stored_images_are_distorted_and_answered_as_stored(tmp_path, some_digits, taught):
-    run(tmp_path / "run.safetensors", some_digits, replace(taught, augment="elastic", reinforced=str(tmp_path / "e")))
+    run(
+        tmp_path / "run.safetensors", some_digits, replace(taught, augment="elastic", teacher_cache=str(tmp_path / "e"))
+    )
     stored = load_file(tmp_path / "e/epoch-0001.safetensors")
     torch.manual_seed(1)
     distorted = augmentation("elastic")(torch.from_numpy(some_digits.train_images[:100]) * INPUT_SCALE)
@@ -97,7 +99,7 @@ def test_stored_images_are_distorted_and_answered_as_stored(tmp_path, some_digit
     ids=["distortion", "held out", "teacher", "no teacher"],
 )
 def test_a_folder_of_another_origin(tmp_path, some_digits, taught, change, message):
-    options = replace(taught, augment="elastic", reinforced=str(tmp_path / "epochs"))
+    options = replace(taught, augment="elastic", teacher_cache=str(tmp_path / "epochs"))
     run(tmp_path / "first.safetensors", some_digits, options)
     if change.get("teacher"):
         change = {"teacher": str(network(tmp_path / "other.safetensors", seed=4))}
@@ -107,7 +109,7 @@ def test_a_folder_of_another_origin(tmp_path, some_digits, taught, change, messa
 
 
 def test_a_folder_of_other_images(tmp_path, some_digits, taught):
-    options = replace(taught, reinforced=str(tmp_path / "epochs"))
+    options = replace(taught, teacher_cache=str(tmp_path / "epochs"))
     run(tmp_path / "first.safetensors", some_digits, options)
     turned = replace(some_digits, train_images=some_digits.train_images[::-1].copy())
     with pytest.raises(TrainingError, match=r"origin\.json: expected images_sha256 "):
@@ -115,14 +117,14 @@ def test_a_folder_of_other_images(tmp_path, some_digits, taught):
 
 
 def test_damaged_files(tmp_path, some_digits, taught):
-    options = replace(taught, reinforced=str(tmp_path / "epochs"))
+    options = replace(taught, teacher_cache=str(tmp_path / "epochs"))
     run(tmp_path / "first.safetensors", some_digits, options)
     second = tmp_path / "epochs/epoch-0002.safetensors"
     os.truncate(second, 1000)
     with pytest.raises(TrainingError, match=r"epoch-0002\.safetensors: expected an epoch of images, found "):
         run(tmp_path / "second.safetensors", some_digits, options)
     cut = replace(some_digits, train_images=some_digits.train_images[:50], train_labels=some_digits.train_labels[:50])
-    run(tmp_path / "short.safetensors", cut, replace(options, reinforced=str(tmp_path / "short"), epochs=1))
+    run(tmp_path / "short.safetensors", cut, replace(options, teacher_cache=str(tmp_path / "short"), epochs=1))
     second.write_bytes((tmp_path / "short/epoch-0001.safetensors").read_bytes())
     with pytest.raises(TrainingError, match=r"epoch-0002\.safetensors: expected .*\(101, 1, 28, 28\).*found .*\(50, "):
         run(tmp_path / "second.safetensors", some_digits, options)

@@ -38,7 +38,7 @@ class Origin:
 
 
 @dataclass(frozen=True)
-class Reinforced:
+class TeacherCache:
     folder: Path
     images: Tensor
     distort: Callable[[Tensor], Tensor]
@@ -79,10 +79,10 @@ class Reinforced:
 
 def open_folder(
     folder: Path, part: Dataset, images: Tensor, config: ModelConfig, options: TrainingOptions
-) -> Reinforced:
+) -> TeacherCache:
     """`images`: those of `part`, on the device."""
     if options.teacher is None:
-        raise TrainingError(f"reinforced {folder}: expected a teacher, found none")
+        raise TrainingError(f"teacher cache {folder}: expected a teacher, found none")
     teacher = load_teacher(Path(options.teacher), config)
     digest = hashlib.sha256(part.train_images.tobytes()).hexdigest()
     expected = Origin(part.name, options.hold_out, digest, options.augment, teacher.sha256)
@@ -94,7 +94,7 @@ def open_folder(
         if found.get(name) != value:
             raise TrainingError(f"{path}: expected {name} {value}, found {found.get(name)}")
     model = teacher.model.to(options.device)
-    return Reinforced(folder, images, augmentation(options.augment), model, config.num_classes)
+    return TeacherCache(folder, images, augmentation(options.augment), model, config.num_classes)
 
 
 def _read_origin(path: Path) -> dict[str, object]:

@@ -1,7 +1,7 @@
 """State dicts of the published BatchNorm study.
 
-In: names and tensors. Out: our configuration, and the tensors under our names, none transposed: both flatten a patch
-(p1 p2 c) and order query-key-value rows q, k, v, each head-major.
+In: names and tensors. Out: our configuration, and the tensors under our names, none transposed: both flatten a grey
+patch row by row and order query-key-value rows q, k, v, each head-major.
 Source: github.com/anindyahepth/BatchNorm_in_Transformers_CV.
 """
 

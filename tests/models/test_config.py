@@ -98,11 +98,26 @@ def test_a_cnn_has_no_patches_to_fit():
 
 @pytest.mark.parametrize(
     "text",
-    ["", "{", "[]", "7", "null", '{"colour": 1}', '{"image_size": 28}', '{"dropout": "a lot"}', '{"labels": null}'],
+    ["", "{", "[]", "7", "null", '{"colour": 1}', '{"late_cls": null}'],
 )
 def test_json_that_is_no_config(text):
     with pytest.raises(ConfigError, match="model config: expected a JSON object of ModelConfig fields, found "):
         ModelConfig.from_json(text)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"image_size": 28}, "image_size: expected two integers of at least 1, height and width, found 28"),
+        ({"dropout": "a"}, "dropout: expected a number in [0, 1), found 'a'"),
+        ({"qkv_bias": "false"}, "qkv_bias: expected true or false, found 'false'"),
+        ({"labels": None}, "labels: expected a tuple of names, found None"),
+    ],
+)
+def test_a_value_of_another_type_is_refused(values, said):
+    for make in (lambda: ModelConfig(**values), lambda: ModelConfig.from_json(json.dumps(values))):
+        with pytest.raises(ConfigError, match=f"^{re.escape(said)}$"):
+            make()
 
 
 def test_json_is_checked_as_arguments_are():

@@ -128,14 +128,14 @@ def test_pool_decides_what_the_head_reads(pool):
     torch.testing.assert_close(seen["pooled"], expected, rtol=0, atol=0)
 
 
-def test_patches_are_flattened_row_column_channel():
+def test_patches_are_flattened_channel_row_column():
     model = ViT(**SMALL).eval()
     seen = {}
     model.patch_norm.register_forward_hook(lambda module, inputs, output: seen.update(patches=inputs[0]))
     image = image_batch(1, 2, 8, 12)
     model(image)
     corners = [(row, column) for row in (0, 4) for column in (0, 3, 6, 9)]
-    expected = [image[0, :, r : r + 4, c : c + 3].permute(1, 2, 0).flatten() for r, c in corners]
+    expected = [image[0, :, r : r + 4, c : c + 3].flatten() for r, c in corners]
     torch.testing.assert_close(seen["patches"][0], torch.stack(expected), rtol=0, atol=0)
 
 

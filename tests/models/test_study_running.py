@@ -135,7 +135,7 @@ def test_one_run_is_in_memory_at_a_time(digits, tmp_path, monkeypatch):
 
     alive = weakref.WeakSet()
     build = training.build
-    monkeypatch.setattr(training, "build", lambda config: alive.add(network := build(config)) or network)
+    monkeypatch.setattr(training, "build", lambda *given: alive.add(network := build(*given)) or network)
     counts = []
 
     def on_epoch(run, epoch):

@@ -140,6 +140,13 @@ def _check_model(ctx: click.Context, param: click.Parameter, model: str) -> str:
 @click.option("--augment", type=click.Choice(AUGMENTATIONS), default="none", show_default=True)
 @click.option("--augment-test", is_flag=True, help="Distort the test images too, as the study did.")
 @click.option("--hold-out", type=click.IntRange(0), default=0, show_default=True, help=HOLD_OUT_HELP)
+@click.option(
+    "--drawn",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="Train on this many digits of our own drawing too.",
+)
 @click.option("--init", type=click.Path(path_type=str), help="Checkpoint whose weights to start from.")
 @click.option("--teacher", type=click.Path(path_type=str), help="Checkpoint of a network to distil from.")
 @click.option(
@@ -247,7 +254,7 @@ def _run(
     from models.data import hold_out
 
     part = hold_out(data, options.hold_out) if options.hold_out else data  # refuses before anything is printed
-    images, first = len(part.train_labels), distributed.rank() == 0
+    images, first = len(part.train_labels) + options.drawn, distributed.rank() == 0
     finished = _finished_epochs(output) if resume else 0
     with _progress(options.epochs * images, finished * images, first) as on_batch:
         epochs = training.train(config, data, options, output, resume, on_batch)

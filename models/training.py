@@ -21,6 +21,7 @@ from models import checkpoint, distributed
 from models.augmentation import augmentation
 from models.config import INPUT_SCALE, ModelConfig
 from models.data import Dataset, hold_out
+from models.data.drawn import with_drawn
 from models.evaluation import (
     TEST_BATCH,
     accuracy_by_class,
@@ -69,6 +70,7 @@ def train(
             f"batch size: expected a multiple of the {distributed.processes()} processes, found {options.batch_size}"
         )
     part = hold_out(dataset, options.hold_out) if options.hold_out else dataset
+    part = with_drawn(part, options.drawn) if options.drawn else part
     if not _batches(torch.arange(len(part.train_labels)), options.batch_size):
         found = f"{len(part.train_labels)} training images in batches of {options.batch_size}"
         raise TrainingError(f"{dataset.name}: expected a batch of two images or more for each process, found {found}")

@@ -28,6 +28,7 @@ class TrainingOptions:
     """AdamW (Loshchilov and Hutter, 2019) on the cross-entropy; other fields: `models/train.py --help`.
 
     - `schedule`: `one-cycle` (Smith and Topin, 2019) warms up to `lr` and anneals to nearly 0.
+    - `drawn`: digits of our own drawing beside the training images (`models/data/drawn.py`).
     - `init`: a checkpoint of the same sizes whose weights the training starts from.
     - `teacher`: its probabilities are half of the target (Hinton et al., 2015; Touvron et al., DeiT, 2021).
     - `accumulate`: parts of a batch: same gradient, less memory, but BatchNorm normalises each by itself.
@@ -46,6 +47,7 @@ class TrainingOptions:
     augment: Augmentation = "none"
     augment_test: bool = False
     hold_out: int = 0
+    drawn: int = 0
     init: str | None = None
     teacher: str | None = None
     teacher_cache: str | None = None

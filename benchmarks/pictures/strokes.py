@@ -1,19 +1,16 @@
 """Random digits as a pen draws them."""
 
-import math
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from PIL import Image, ImageDraw
+from PIL import Image
 
 from benchmarks.pictures.parts import Array
+from models.data.drawn import draw
 
 SIDE = 224  # pixels; eight times the field of MNIST
 OVERSAMPLING = 2
 
-# Pen positions: x to the right, y down, the digit 1 high. A tuple is drawn with straight lines, a list as a curve
-# through its points.
 FORMS: dict[int, list[list[Any]]] = {
     0: [
         [[(0.30, 0), (0.06, 0.22), (0.0, 0.55), (0.12, 0.9), (0.35, 1), (0.58, 0.8), (0.64, 0.42),
@@ -85,35 +82,8 @@ def draw_strokes(count: int, seed: int = 0) -> tuple[Array, Array]:
 
 
 def _draw(form: list[Any], rng: np.random.Generator) -> Array:
-    points = [_along(stroke, rng) for stroke in form]
-    slant, squeeze, turn = rng.normal(0.1, 0.12), rng.uniform(0.8, 1.2), math.radians(rng.normal(0, 4))
-    lean = np.array([[squeeze, -slant], [0, 1]])
-    rotation = np.array([[math.cos(turn), -math.sin(turn)], [math.sin(turn), math.cos(turn)]])
-    points = [path @ (rotation @ lean).T for path in points]
-    every = np.concatenate(points)
-    middle, extent = (every.min(0) + every.max(0)) / 2, np.ptp(every, axis=0).max()
     large = SIDE * OVERSAMPLING
-    radius = large * rng.uniform(0.025, 0.05)  # 1.4 to 2.8 pixels wide in the field of MNIST
-    reach = large * 20 / 28 - 2 * radius
+    height = large * 20 // 28
     canvas = Image.new("L", (large, large))
-    pen = ImageDraw.Draw(canvas)
-    for path in points:
-        for x, y in (path - middle) / extent * reach + large / 2:
-            pen.ellipse((x - radius, y - radius, x + radius, y + radius), fill=255)
+    canvas.paste(Image.fromarray(draw(form, rng, height)), ((large - height) // 2,) * 2)
     return np.asarray(canvas.resize((SIDE, SIDE), Image.Resampling.BOX))
-
-
-def _along(stroke: list[Any] | tuple[Any, ...], rng: np.random.Generator, steps: int = 60) -> Array:
-    """Points (n, 2): straight lines or a Catmull-Rom curve (1974)."""
-    shaken = np.array(stroke) + rng.normal(0, 0.02, (len(stroke), 2))
-    t = np.linspace(0, 1, steps)[:, None]
-    if isinstance(stroke, tuple):
-        return np.concatenate([start + t * (end - start) for start, end in pairwise(shaken)])
-    padded = np.concatenate([shaken[:1], shaken, shaken[-1:]])
-    return np.concatenate(
-        [
-            start + (t * (end - before) + t**2 * (2 * before - 5 * start + 4 * end - after)
-                     + t**3 * (3 * start - before - 3 * end + after)) / 2
-            for before, start, end, after in zip(padded, padded[1:], padded[2:], padded[3:], strict=False)
-        ]
-    )  # fmt: skip

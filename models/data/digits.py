@@ -28,7 +28,7 @@ def _enlarged() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     from scipy.ndimage import zoom
 
     small, labels = bundled()
-    images = [_as_mnist(image) for image in zoom(small, (1, 2.5, 2.5), order=1, grid_mode=True, mode="nearest")]
+    images = [as_mnist(image) for image in zoom(small, (1, 2.5, 2.5), order=1, grid_mode=True, mode="nearest")]
     return np.stack(images), labels
 
 
@@ -44,10 +44,10 @@ def as_coarse(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
     from scipy.ndimage import zoom
 
     small = zoom(image[0, 4:24, 4:24].astype(np.float64), 0.4, order=1, grid_mode=True, mode="nearest")  # (8, 8)
-    return _as_mnist(zoom((small * (16 / 255)).round(), 2.5, order=1, grid_mode=True, mode="nearest"))
+    return as_mnist(zoom((small * (16 / 255)).round(), 2.5, order=1, grid_mode=True, mode="nearest"))
 
 
-def _as_mnist(ink: NDArray[np.float64]) -> NDArray[np.uint8]:
+def as_mnist(ink: NDArray[np.float64]) -> NDArray[np.uint8]:
     """Centres the mass of ink (20, 20), 0 to 16, on pixel (14, 14) of uint8 (1, 28, 28), 0 to 255."""
     canvas = np.zeros((28, 28))
     canvas[4:24, 4:24] = np.clip(ink * (255 / 16), 0, 255)

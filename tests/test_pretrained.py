@@ -32,13 +32,13 @@ BATCH = 100
 SOME = 200  # images
 # First 16 digits of the SHA-256 of names and tensors: metadata may change, weights may not.
 WEIGHTS = {
-    "cnn": "62b980728f604b4e",
+    "cnn": "f0c18cfc5e6bd465",
     "vit": "1bf464b622ef097e",
     "vitbn-tiny": "1776e41a6d51abc3",
-    "vitbn-late-deep": "bf5522c5053c0d00",
-    "vitbn-late-64": "d7af36305019aada",
-    "vitbn-wide": "37dabce551b5c41e",
-    "vitbn": "dd8b62e7d7ffb2d7",
+    "vitbn-late-deep": "00b5b93f0581bd88",
+    "vitbn-late-64": "43812f3106d3e619",
+    "vitbn-wide": "0841047ccefc050d",
+    "vitbn": "a8ac37e9654d5c63",
     "vitbnffn": "fa58d8f1d1015cac",
 }
 

@@ -126,7 +126,7 @@ class Materialiser:
 
     def _existing(self, rows: ir.Value, axis: int, start: int, size: Dim) -> ir.Value:
         """The rows of a Slice from `start` on that an axis of this size has."""
-        length = self._vector([size])
+        length = self.vector([size])
         if start < 0:
             return self._clip(rows, axis, self.node("Neg", [length], length), None)
         if start > 0:
@@ -136,11 +136,15 @@ class Materialiser:
 
     def _guarded(self, row: ir.Value, axis: int, place: int, size: Dim) -> ir.Value:
         """No row if an axis of this size lacks `place`, so that the Gather of the row fails."""
-        length, number = self._vector([size]), self.constants.add_integers([-place if place >= 0 else place + 1])
+        length, number = self.vector([size]), self.constants.add_integers([-place if place >= 0 else place + 1])
         return self._clip(row, axis, None, self.node("Add", [length, number], length))
 
     def node(
-        self, operator: str, inputs: Sequence[ir.Value], like: ir.Value, attributes: Mapping[str, int] | None = None
+        self,
+        operator: str,
+        inputs: Sequence[ir.Value],
+        like: ir.Value,
+        attributes: Mapping[str, int | Sequence[int]] | None = None,
     ) -> ir.Value:
         new = ir.node(operator, inputs, attributes=attributes)
         new.outputs[0].name = self.constants.name(f"{like.name}_rows")
@@ -159,10 +163,10 @@ class Materialiser:
         ]
         key = node, wanted, tuple(inputs)
         if key not in self._emitted:  # several outputs may be read in the same part
-            self._emitted[key] = self._copy(node, inputs)
+            self._emitted[key] = self.copy(node, inputs)
         return self._emitted[key].outputs[value.index() or 0]
 
-    def _copy(self, node: ir.Node, inputs: Sequence[ir.Value | None]) -> ir.Node:
+    def copy(self, node: ir.Node, inputs: Sequence[ir.Value | None]) -> ir.Node:
         new = ir.Node(node.domain, node.op_type, inputs, list(node.attributes.values()), num_outputs=len(node.outputs))
         for old, made in zip(node.outputs, new.outputs, strict=True):
             of_type(made, old.dtype).name = self.constants.name(f"{old.name}_rows") if old.name else ""
@@ -208,9 +212,9 @@ class Materialiser:
 
     def _sizes(self, value: ir.Value, wanted: Box) -> ir.Value:
         plan = shape_plan(self.shapes, self.shapes.dims(value), dict(wanted))
-        return self._vector(plan or [])
+        return self.vector(plan or [])
 
-    def _vector(self, sizes: Sequence[Dim]) -> ir.Value:
+    def vector(self, sizes: Sequence[Dim]) -> ir.Value:
         """Reads unknown sizes from the graph's inputs."""
         parts: list[ir.Value] = []
         numbers: list[int] = []
@@ -246,7 +250,7 @@ class Materialiser:
         if self.demands.get(value) == WHOLE_VALUE:
             return
         dims = self.shapes.dims(value)
-        self._whole[output] = self._vector([dims[axis] for axis in shape_range(node, len(dims))])
+        self._whole[output] = self.vector([dims[axis] for axis in shape_range(node, len(dims))])
 
     def _replace_output(self, position: int, output: ir.Value) -> None:
         name, output.name = output.name, self.constants.name(f"{output.name}_whole")

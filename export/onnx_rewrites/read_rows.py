@@ -5,7 +5,7 @@ projection, FFN and norms are computed for that row; keys and values need every 
 
     logits = head(x_L[:, 0]),   x_L[:, 0] = x[:, 0] + MLP(...)[:, 0],   A[:, 0] V = softmax(q[:, 0] K') V
 
-`demand` goes backward, `materialise` forward.
+`demand` goes backward, `materialise` forward. `chosen_row` first moves the choice of a row at run time.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from export.onnx_rewrites.boxes import WHOLE, Box
+from export.onnx_rewrites.chosen_row import move_choices
 from export.onnx_rewrites.costs import MULTIPLYING, node_macs
 from export.onnx_rewrites.demand import WHOLE_VALUE, Demands, analyse
 from export.onnx_rewrites.errors import Refusal, Site
@@ -63,11 +64,12 @@ class ReadRows(ir.passes.InPlacePass):
 
     def call(self, model: ir.Model) -> RewriteResult:
         Prepare()(model)
+        moved = move_choices(model)
         plan = self.check(model)
-        if not plan.sites:
-            return RewriteResult(model, False, (), (_obstacle(model.graph),))
-        self.rewrite(model, plan)
-        return RewriteResult(model, True, plan.sites, ())
+        if moved or plan.sites:
+            self.rewrite(model, plan)
+        sites = (*moved, *plan.sites)
+        return RewriteResult(model, bool(sites), sites, () if sites else (_obstacle(model.graph),))
 
 
 def _obstacle(graph: ir.Graph) -> Refusal:

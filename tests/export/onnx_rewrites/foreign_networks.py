@@ -44,7 +44,7 @@ class Block(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Reads token ids and a mask; the head reads `pool`: cls, mean, both, or hidden for all."""
+    """Reads token ids and a mask; the head reads `pool`: cls, last, mean, both, or hidden for all."""
 
     def __init__(self, pool: str = "cls", joined: bool = False, depth: int = 2) -> None:
         super().__init__()
@@ -64,6 +64,9 @@ class Encoder(nn.Module):
         match self.pool:
             case "cls":
                 return self.head(torch.tanh(x[:, 0]))
+            case "last":
+                last = (torch.arange(n) * (input_ids != 0).int()).argmax(-1)  # that is no padding
+                return self.head(x)[torch.arange(x.shape[0]), last]
             case "mean":
                 return self.head(x.mean(1))
             case "both":

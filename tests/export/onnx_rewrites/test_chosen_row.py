@@ -1,0 +1,78 @@
+"""A row chosen at run time, as by decoders that classify by their last token that is no padding."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from click.testing import CliRunner
+from foreign_networks import VOCABULARY, Encoder, export, parse
+
+from export.onnx_rewrites.errors import NothingToRewrite
+from export.onnx_rewrites.pipeline import rewrite
+from export.onnx_rewrites.proof import answers, session
+from export.rewrite import rewrite as command
+
+SIZES = {"batch": 1, "seq": 32}
+CHOSEN = "computed only for a row that is chosen at run time"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("joined", "exporter", "opset"), [(False, "old", 14), (True, "old", 17), (True, "new", 18)])
+def test_the_last_token_that_is_no_padding(joined: bool, exporter: str, opset: int, tmp_path: Path) -> None:
+    onnx.save(export(Encoder("last", joined), exporter, opset), path := tmp_path / "model.onnx")
+    result = CliRunner().invoke(command, [str(path), "-o", str(out := tmp_path / "out.onnx"), "--json"])
+    assert result.exit_code == 0, result.output
+    manifest = json.loads(result.output)
+    assert sum(site["change"] == CHOSEN for site in manifest["sites"]["read-rows"]) >= 5
+    assert manifest["macs"]["read-rows"] < 0.75 * manifest["macs"]["before"]
+    plain, rewritten = session(path), session(out)
+    for batch, seq in [(1, 1), (1, 2), (2, 2), (3, 5), (2, 32)]:
+        ids = np.random.default_rng(seq).integers(1, VOCABULARY, (batch, seq))
+        for row in range(batch):
+            ids[row, max(1, seq - 2 * row) :] = 0  # each ends elsewhere
+        given = {"input_ids": ids, "attention_mask": np.ones_like(ids)}
+        expected, found = answers(plain, given)["y"], answers(rewritten, given)["y"]
+        assert found.shape == expected.shape
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+
+
+PAIRS = """
+<ir_version: 8, opset_import: ["": 18]> g (float[b, n, 4] x, int64[{size}] chosen) => (float[b, 3] y{more}) {{
+    h = MatMul(x, w)
+    shape = Shape(x)
+    size = Gather(shape, zero)
+    counted = Range({start}, size, one)
+    column = Unsqueeze(counted, end)
+    rows = Unsqueeze(chosen, end)
+    pairs = Concat <axis = -1> ({pairs})
+    y = GatherND(h, pairs)
+}}
+"""
+
+
+def pairs(size: str = "b", start: str = "zero", order: str = "column, rows", more: str = "") -> ir.Model:
+    numbers = {"zero": np.array(0), "one": np.array(1), "end": np.array([-1])}
+    weights = np.random.default_rng(0).standard_normal((4, 3)).astype(np.float32)
+    return parse(PAIRS.format(size=size, start=start, pairs=order, more=more), w=weights, **numbers)
+
+
+def test_a_product_before_a_choice_is_computed_for_it() -> None:
+    assert [site.change for step in rewrite(pairs()).steps for site in step.sites] == [CHOSEN]
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        pairs(start="one"),  # the batch's rows from the second on
+        pairs(order="rows, column"),  # chosen texts
+        pairs(more=", float[b, n, 3] h"),  # all rows are read
+    ],
+)
+def test_other_choices_stay(model: ir.Model) -> None:
+    with pytest.raises(NothingToRewrite):
+        rewrite(model)

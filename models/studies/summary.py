@@ -100,7 +100,7 @@ def _spread(percents: Sequence[float]) -> str | None:
 
 
 def pictures(result: Result) -> dict[str, Picture]:
-    """Accuracy and loss by epoch, or the last accuracy along an axis: a panel a choice of `panel`."""
+    """Accuracy and loss by epoch, or the last accuracy along an axis of three values or more."""
     study = STUDIES[result["study"]]
     own = result["runs"][0]["at"]
     panel = study.panel or (next(iter(own)) if len(own) > 1 else "")
@@ -110,7 +110,7 @@ def pictures(result: Result) -> dict[str, Picture]:
             "loss": _by_epoch(result, panel, "Training loss", "cross-entropy (nats)", "log", _loss),
         }
     ended = {run["at"][study.x] for run in result["runs"] if run["series"]}
-    return {"accuracy": _along(result, panel, study.x)} if len(ended) > 1 else {}
+    return {"accuracy": _along(result, panel, study.x)} if len(ended) > 2 else {}
 
 
 def _percent(epoch: Mapping[str, Any]) -> float:

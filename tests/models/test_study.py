@@ -83,11 +83,11 @@ def test_a_study_grows_by_seeds_and_choices(small_mnist, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_depths(small_mnist, tmp_path):
-    sizes = ("--epochs", 1, "--train-images", 10, "--seeds", 2, "--depth", 1, "--depth", 2)
+    sizes = ("--epochs", 1, "--train-images", 10, "--seeds", 2, *(("--depth", 1, "--depth", 2, "--depth", 3)))
     written = carried_out("depths", small_mnist, tmp_path, *sizes)
     assert {(one["options"]["augment"], one["options"]["augment_test"]) for one in written["runs"]} == {("study", True)}
     rows = rows_of(tmp_path, "depths")
-    at = [(rate, depth, model) for rate in ("0.005", "0.003") for depth in "12" for model in ("vit", "vitbnffn")]
+    at = [(rate, depth, model) for rate in ("0.005", "0.003") for depth in "123" for model in ("vit", "vitbnffn")]
     assert [(row["rate"], row["depth"], row["model"]) for row in rows] == at
     assert {row["seeds"] for row in rows} == {"2"}
 

@@ -83,7 +83,7 @@ def test_a_study_grows_by_seeds_and_choices(small_mnist, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_depths(small_mnist, tmp_path):
-    sizes = ("--epochs", 1, "--train-images", 10, "--seeds", 2, *(("--depth", 1, "--depth", 2, "--depth", 3)))
+    sizes = ("--epochs", 1, "--train-images", 10, "--seeds", 2, "--depth", 1, "--depth", 2, "--depth", 3)
     written = carried_out("depths", small_mnist, tmp_path, *sizes)
     assert {(one["options"]["augment"], one["options"]["augment_test"]) for one in written["runs"]} == {("study", True)}
     rows = rows_of(tmp_path, "depths")

@@ -13,7 +13,7 @@ from benchmarks.load.terms import LARGEST_BATCH, MIN_REQUESTS, Failed, Form, Loa
 from benchmarks.measure.choices import FiniteRange, NameList, WithPresets, json_option, presets
 from benchmarks.measure.machine import cores
 from benchmarks.measure.progress import note
-from models.catalog import SHIPPED
+from models.catalog import SHIPPED, NameChoice
 
 IN_FLIGHT = (1, 2, 8)
 
@@ -27,7 +27,7 @@ def _sharings(context: click.Context, parameter: click.Parameter, values: tuple[
 
 @presets("added", "proxy", "bulk")
 @click.command(cls=WithPresets)
-@click.option("--model", "models", type=click.Choice(SHIPPED), multiple=True, default=("vitbn",), show_default=True)
+@click.option("--model", "models", type=NameChoice(SHIPPED), multiple=True, default=("vitbn",), show_default=True)
 @click.option(
     "--sharing",
     "--way",

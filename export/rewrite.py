@@ -75,7 +75,9 @@ def rewrite(
     except tuple(codes) as error:
         code = next(number for kind, number in codes.items() if isinstance(error, kind))
         reason = str(error).removeprefix(f"{file}: ")
-        click.echo(f"Error: {file}: {reason}; nothing written", err=True)
+        whole = isinstance(error, NothingToRewrite) and not reads
+        hint = "; if you use only a part of an output, name it: --read 'OUTPUT[:,0]'" if whole else ""
+        click.echo(f"Error: {file}: {reason}; nothing written{hint}", err=True)
         click.get_current_context().exit(code)
     if as_json:
         click.echo(json.dumps(written.manifest | {"timed": [vars(each) for each in written.timed]}, indent=2))
@@ -116,7 +118,9 @@ def _print(file: Path, output: Path, written: Written) -> None:
         click.echo(f"Proved {proof}")
     for timed in written.timed:
         click.echo(f"Timed {timed}")
-    click.echo(f"Wrote {output} ({output.stat().st_size / 1e6:.1f} MB), its manifest and a sample of its answers")
+    files = " and ".join(str(output.with_name(name)) for name in written.files)
+    size_mb = sum(written.files.values()) / 1e6
+    click.echo(f"Wrote {files} ({size_mb:.1f} MB), its manifest and a sample of its answers")
 
 
 if __name__ == "__main__":

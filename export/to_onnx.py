@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from models.catalog import SHIPPED, relative, shipped
+from models.catalog import SHIPPED, NameChoice, relative, shipped
 
 if TYPE_CHECKING:
     from export.engines.choosing import Choice
@@ -22,7 +22,7 @@ repository_option = click.option(
 
 
 @click.command()
-@click.option("--model", type=click.Choice(SHIPPED), help="A shipped checkpoint.  [default: vitbn]")
+@click.option("--model", type=NameChoice(SHIPPED), help="A shipped checkpoint.  [default: vitbn]")
 @click.option("--checkpoint", type=click.Path(path_type=Path), help="Your .safetensors, or a published .pth.")
 @click.option("--depth", type=click.IntRange(1), help="Read only the first N blocks of the checkpoint.")
 @click.option(

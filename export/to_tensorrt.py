@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from export.to_onnx import DEFAULT_REPOSITORY, check_output_alone, repository_option
-from models.catalog import SHIPPED, relative, shipped
+from models.catalog import SHIPPED, NameChoice, relative, shipped
 
 if TYPE_CHECKING:
     from export.engines.onnx_source import OnnxSource
@@ -27,7 +27,7 @@ def _version(context: click.Context, parameter: click.Parameter, value: str | No
 
 @click.command()
 @click.option("--onnx", "onnx_file", type=click.Path(path_type=Path), help="A file from to_onnx.py, fp32 or fp16.")
-@click.option("--model", type=click.Choice(SHIPPED), help="A shipped checkpoint, all rewrites.  [default: vitbn]")
+@click.option("--model", type=NameChoice(SHIPPED), help="A shipped checkpoint, all rewrites.  [default: vitbn]")
 @click.option("--precision", type=click.Choice(["fp32", "tf32", "fp16"]), default="fp32", show_default=True)
 @click.option("--min-batch", type=click.IntRange(1), default=1, show_default=True)
 @click.option("--opt-batch", type=click.IntRange(1), default=64, show_default=True, help="The size to optimise for.")

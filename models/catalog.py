@@ -5,6 +5,7 @@ In: a name or configuration. Out: the file.
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +17,14 @@ if TYPE_CHECKING:
 
 SHIPPED = ("vitbn", "vitbn-late-deep", "vitbn-late-64", "vitbn-wide", "vitbn-tiny", "vitbnffn", "vit", "cnn")
 PRETRAINED = Path(__file__).parent / "pretrained"
+
+
+class NameChoice(click.Choice[str]):
+    """Suggests the nearest name."""
+
+    def get_invalid_choice_message(self, value: object, ctx: click.Context | None) -> str:
+        near = get_close_matches(str(value), self.choices, 1)
+        return super().get_invalid_choice_message(value, ctx) + (f" Did you mean {near[0]!r}?" if near else "")
 
 
 def shipped(name: str) -> Path:

@@ -20,6 +20,7 @@ import click
 from click.core import ParameterSource
 
 import vitbn  # noqa: F401  # says in one line that another `models` hides ours
+from models.catalog import NameChoice
 from models.config import AUGMENTATIONS, MODEL_NAMES, ConfigError, ModelConfig, ModelName, Pool, PositionEncoding
 from models.data import DATA_DIR_HELP, DATASETS, DataError, Dataset, load_dataset
 
@@ -90,7 +91,7 @@ def _check_model(ctx: click.Context, param: click.Parameter, model: str) -> str:
     expose_value=False,
     help="JSON with values for the options below, such as models/tune.py writes.",
 )
-@click.option("--model", type=click.Choice(MODEL_NAMES), default="vitbn", show_default=True, callback=_check_model)
+@click.option("--model", type=NameChoice(MODEL_NAMES), default="vitbn", show_default=True, callback=_check_model)
 @click.option("--dataset", default="digits", show_default=True, help=DATASET_HELP)
 @click.option("--data-dir", type=click.Path(path_type=Path), help=DATA_DIR_HELP)
 @click.option(
@@ -244,7 +245,7 @@ def _adapt(folder: Path | None, path: Path | None, output: Path | None) -> None:
     except (AdaptationError, CheckpointError, DataError, OSError) as error:
         raise click.ClickException(str(error)) from error
     click.echo(f"Wrote {output}: {path} with the BatchNorm statistics of {count} pictures in {folder}")
-    click.echo(f"Export it: python export/to_onnx.py --checkpoint {shlex.quote(str(output))}")
+    click.echo(f"Export it: vitbn export --checkpoint {shlex.quote(str(output))}")
 
 
 def _run(
@@ -269,7 +270,7 @@ def _run(
         last = _print_epochs(epochs, f"{'held-out' if options.hold_out else 'test'} accuracy %")
     if last:
         click.echo(f"Wrote {output} and {output.with_suffix('.json')}")
-        click.echo(f"Export it: python export/to_onnx.py --checkpoint {shlex.quote(str(output))}")
+        click.echo(f"Export it: vitbn export --checkpoint {shlex.quote(str(output))}")
     return last
 
 

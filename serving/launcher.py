@@ -18,6 +18,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import NoReturn
 
@@ -61,7 +62,8 @@ def pytriton_folder() -> Path:
     spec = importlib.util.find_spec("pytriton")
     if spec is None or spec.origin is None:
         raise LauncherError(
-            "no native tritonserver found, and nvidia-pytriton is not installed: pip install 'nvidia-pytriton<0.8'"
+            "no native tritonserver found, and nvidia-pytriton is not installed: "
+            "pip install -c constraints.txt -e '.[serve]'"
         )
     check_numpy(importlib.metadata.version("numpy"))
     return Path(spec.origin).parent
@@ -177,6 +179,15 @@ def shell_safe_repositories(arguments: Sequence[str]) -> list[str]:
     return safe
 
 
+def check_repositories(arguments: Sequence[str]) -> None:
+    """Raises LauncherError for a missing folder: Triton's own line stands below a page of log."""
+    for previous, argument in pairwise(["", *arguments]):
+        option, _, joined = argument.partition("=")
+        value = argument if previous in REPOSITORY_OPTIONS else joined if option in REPOSITORY_OPTIONS else ""
+        if value and "://" not in value and not Path(value).is_dir():
+            raise LauncherError(f"{value}: expected a model repository, found no such folder")
+
+
 def control_defaults(arguments: Sequence[str]) -> list[str]:
     """Explicit mode with every model, unless `arguments` choose: Triton's default never loads again."""
     options = {argument.partition("=")[0] for argument in arguments}
@@ -200,6 +211,7 @@ def launch(arguments: Sequence[str]) -> NoReturn:
     native = native_server(os.environ.get("PATH", os.defpath))
     if native is not None:
         os.execv(native, [str(native), *arguments])
+    check_repositories(arguments)
     pytriton = pytriton_folder()
     environment = server_environment(pytriton, os.environ)
     files = backend_files(pytriton)

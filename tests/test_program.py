@@ -38,6 +38,13 @@ def test_a_mistyped_command_suggests_the_nearest() -> None:
     assert "No such command 'infr'. Did you mean 'infer'?" in output
 
 
+@pytest.mark.parametrize(("command", "names"), [("export", "'vit', 'cnn'"), ("train", "'dnnbn'")])
+def test_a_mistyped_model_suggests_the_nearest(command: str, names: str) -> None:
+    code, output = run(command, "--model", "vitbm")
+    assert code == 2
+    assert f"{names}. Did you mean 'vitbn'?" in " ".join(output.split())
+
+
 def test_the_version_is_that_of_the_package() -> None:
     from importlib.metadata import version
 

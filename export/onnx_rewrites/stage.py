@@ -54,6 +54,7 @@ class Written:
     proofs: tuple[Proof, ...]
     timed: tuple[Timed, ...]
     sizes: Mapping[str, int]
+    files: Mapping[str, int]  # the model's own: name -> bytes
     manifest: dict[str, Any]
 
 
@@ -99,11 +100,13 @@ def _rewrite(original: ir.Model, path: Path, output: Path, request: Request, say
         answered = answers(runner, sample)
         del runner  # holds all weights
         timed = time_both(path, staged, prepared.graph, sizes) if request.time else ()
-        hashes = sha256([path, *weight_files(original)]), sha256(sorted(staged.parent.iterdir()))
+        own = sorted(staged.parent.iterdir())
+        files = {file.name: file.stat().st_size for file in own}
+        hashes = sha256([path, *weight_files(original)]), sha256(own)
         manifest = describe(path, output, hashes, original, rewritten, proofs, request, sizes, rounds.source)
         write_sample(staged.with_suffix(".npz"), sample, answered)
         staged.with_suffix(".json").write_text(json.dumps(manifest, indent=2))
-    return Written(rewritten, tuple(proofs), timed, sizes, manifest)
+    return Written(rewritten, tuple(proofs), timed, sizes, files, manifest)
 
 
 def cost_sizes(graph: ir.Graph, dims: Mapping[str, int]) -> dict[str, int]:

@@ -75,6 +75,15 @@ def test_missing_pytriton_is_one_line_and_an_exit_code(
     assert "\n" not in str(exit_info.value)
 
 
+@pytest.mark.parametrize("given", [["--model-repository={}"], ["--model-store", "{}"]])
+def test_a_missing_repository_is_one_line(tmp_path: Path, given: list[str]) -> None:
+    arguments = [word.format(tmp_path / "a=b") for word in given]
+    with pytest.raises(LauncherError, match=r"a=b: expected a model repository, found no such folder$"):
+        launcher.check_repositories(arguments)
+    (tmp_path / "a=b").mkdir()
+    launcher.check_repositories([*arguments, "--model-repository=s3://bucket/models", "--log-verbose=1"])
+
+
 def test_python_without_stub_is_refused() -> None:
     with pytest.raises(LauncherError, match=r"supports Python .*3\.11.*, found Python 3\.99"):
         launcher.backend_files(launcher.pytriton_folder(), "3.99")

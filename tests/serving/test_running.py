@@ -133,7 +133,9 @@ def test_taken_port_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_missing_repository_is_the_reason(tmp_path: Path) -> None:
-    with pytest.raises(ServerFailed, match=r"stopped with exit code 1:\n(.|\n)*failed to stat file .*nowhere"):
+    with pytest.raises(
+        ServerFailed, match=r"stopped with exit code 1:\n.*nowhere: expected a model repository, found no such folder$"
+    ):
         running_server(tmp_path / "nowhere").__enter__()
 
 

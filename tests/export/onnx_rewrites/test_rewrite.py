@@ -54,7 +54,9 @@ def test_a_file_is_written_with_its_manifest_and_a_sample(encoder: Path, tmp_pat
 @pytest.mark.slow
 def test_a_read_halves_a_file_of_embeddings(hidden: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.onnx"
-    assert run(hidden, "-o", out).exit_code == 3
+    refused = run(hidden, "-o", out)
+    assert refused.exit_code == 3
+    assert refused.output.endswith("if you use only a part of an output, name it: --read 'OUTPUT[:,0]'\n")
     assert not list(tmp_path.iterdir())
     result = run(hidden, "-o", out, "--read", "y[:,0]", "--json")
     assert result.exit_code == 0
@@ -84,6 +86,7 @@ def test_weights_beside_the_file_stay_beside_it(encoder: Path, tmp_path: Path) -
     result = run(tmp_path / "in.onnx", "-o", out)
     assert result.exit_code == 0, result.output
     assert (out.parent / "out.onnx.data").stat().st_size > out.stat().st_size / 10
+    assert f"Wrote {out} and {out}.data (" in result.output
     assert ort.InferenceSession(out).get_outputs()[0].name == "y"
 
 

@@ -267,11 +267,21 @@ def _run(
             epochs = tracking.track(epochs, output, resume, _print_above_the_bar)
         what = f"{config.model}, depth {config.depth}," if config.is_transformer else config.model
         click.echo(f"{what} on {images} images of {data.name}, {options.device}, seed {options.seed}")
+        if data.reading:
+            click.echo(f"Pictures to train and to test on: {_class_counts(data)}")
         last = _print_epochs(epochs, f"{'held-out' if options.hold_out else 'test'} accuracy %")
     if last:
         click.echo(f"Wrote {output} and {output.with_suffix('.json')}")
         click.echo(f"Export it: vitbn export --checkpoint {shlex.quote(str(output))}")
     return last
+
+
+def _class_counts(data: Dataset) -> str:
+    counts = [
+        [int((labels == label).sum()) for labels in (data.train_labels, data.test_labels)]
+        for label in range(len(data.labels))
+    ]
+    return ", ".join(f"{name} {train} and {test}" for name, (train, test) in zip(data.labels, counts, strict=True))
 
 
 def _finished_epochs(output: Path) -> int:

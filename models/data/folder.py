@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
 from models.config import ModelConfig
-from models.data.dataset import DataError, Dataset, hold_out
+from models.data.dataset import DataError, Dataset
 
 SUFFIXES = frozenset((".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"))
 SIDE = 28  # pixels
@@ -28,7 +28,7 @@ COLOUR_MODES = frozenset(("P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "HS
 def load_folder(folder: Path, size: tuple[int, int] = (SIDE, SIDE), held_out: int = 0) -> Dataset:
     """`size`: height and width; `held_out`: pictures of the test part, by default a fifth.
 
-    Grey if all pictures are, else RGB.
+    Each class has its share of both parts, always the same pictures. Grey if all pictures are, else RGB.
     """
     if not str(folder).isprintable():  # it names the dataset in checkpoints
         raise DataError(f"{folder}: expected a path of printable characters, found {str(folder)!r}")
@@ -42,18 +42,39 @@ def load_folder(folder: Path, size: tuple[int, int] = (SIDE, SIDE), held_out: in
     images = np.stack([read_picture(path, channels, size) for path, _ in files])  # (n, C, H, W)
     labels = np.array([label for _, label in files], np.int64)
     names = tuple(place.name for place in classes)
-    whole = Dataset(
+    tested = _tested(folder, labels, names, held_out or max(len(names), len(files) // 5))
+    return Dataset(
         name=str(folder),
-        train_images=images,
-        train_labels=labels,
-        test_images=images[:0],
-        test_labels=labels[:0],
+        train_images=images[~tested],
+        train_labels=labels[~tested],
+        test_images=images[tested],
+        test_labels=labels[tested],
         labels=names,
         preprocessing="photo",
         patch_size=(max(1, size[0] // PATCHES), max(1, size[1] // PATCHES)),
         reading=f"--image-size {size[0]} {size[1]}" + (f" --hold-out {held_out}" if held_out else ""),
     )
-    return hold_out(whole, held_out or max(1, len(files) // 5))
+
+
+def _tested(folder: Path, labels: NDArray[np.int64], names: tuple[str, ...], count: int) -> NDArray[np.bool_]:
+    """`count` pictures to test on, bool (n,): of each class its share, at least one, and one is left to train on."""
+    sizes = np.bincount(labels)  # (classes,)
+    if sizes.min() < 2:
+        raise DataError(f"{folder / names[sizes.argmin()]}: expected two pictures or more, found {sizes.min()}")
+    total, classes = len(labels), len(names)
+    if not classes <= count <= total - classes:
+        limits = f"{classes} to {total - classes} of {total} pictures"
+        raise DataError(f"{folder}: expected to hold out {limits}, of {classes} classes, found {count}")
+    ideal = count * sizes / total
+    shares = np.clip(ideal.astype(np.int64), 1, sizes - 1)
+    while (left := count - shares.sum()) != 0:  # to the class that lacks most, from the class that has most too many
+        step = 1 if left > 0 else -1
+        free = shares < sizes - 1 if left > 0 else shares > 1
+        shares[np.where(free, step * (ideal - shares), -np.inf).argmax()] += step
+    random, tested = np.random.default_rng(0), np.zeros(total, bool)
+    for label, share in enumerate(shares):
+        tested[random.permutation(np.flatnonzero(labels == label))[:share]] = True
+    return tested
 
 
 def load_unlabelled(folder: Path, config: ModelConfig, fewest: int, most: int) -> NDArray[np.uint8]:

@@ -42,12 +42,32 @@ def test_classes_and_split(folder):
     assert (data.labels, data.preprocessing, data.patch_size) == (CLASSES, "photo", (7, 7))
     assert data.train_images.shape == (48, 1, 28, 28)
     assert data.test_images.shape == (12, 1, 28, 28)
-    counts = np.bincount(data.train_labels) + np.bincount(data.test_labels)
-    assert counts.tolist() == [20, 20, 20]
+    assert np.bincount(data.train_labels).tolist() == [16, 16, 16]
+    assert np.bincount(data.test_labels).tolist() == [4, 4, 4]
     again = load_folder(folder)
     np.testing.assert_array_equal(again.test_images, data.test_images)
     larger = load_folder(folder, (32, 48), 20)
     assert (larger.test_images.shape, larger.patch_size) == ((20, 1, 32, 48), (8, 12))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "held_out", "tested"),
+    [
+        ((20, 20, 2), 0, [4, 3, 1]),
+        ((20, 20, 2), 3, [1, 1, 1]),
+        ((20, 20, 2), 39, [19, 19, 1]),
+        ((20, 10, 5), 7, [4, 2, 1]),
+        ((2, 2, 2), 0, [1, 1, 1]),
+    ],
+)
+def test_each_class_has_its_share_of_both_parts(folder, sizes, held_out, tested):
+    for name, size in zip(CLASSES, sizes, strict=True):
+        for number in range(size, 20):
+            (folder / name / f"{number:02d}.png").unlink()
+    data = load_folder(folder, (28, 28), held_out)
+    found = np.bincount(data.test_labels, minlength=3)
+    assert sorted(found, reverse=True) == tested
+    assert (np.bincount(data.train_labels, minlength=3) + found).tolist() == list(sizes)
 
 
 def test_one_coloured_picture_makes_all_coloured(folder):
@@ -85,6 +105,11 @@ def empty(folder):
     (folder / "zebra").mkdir()
 
 
+def single(folder):
+    for number in range(1, 20):
+        (folder / "stripes" / f"{number:02d}.png").unlink()
+
+
 def lonely(folder):
     for name in CLASSES[1:]:
         (folder / name).rename(folder.parent / name)
@@ -96,6 +121,7 @@ def lonely(folder):
         (damaged, "stripes/00.png: expected a picture, found"),
         (deep, "stripes/00.png: expected 8 bits a channel, found the mode I;16"),
         (empty, "zebra: expected pictures"),
+        (single, "stripes: expected two pictures or more, found 1"),
         (lonely, "cloth: expected a sub-folder of pictures for each of two classes or more, found 1"),
     ],
 )
@@ -103,6 +129,12 @@ def test_folders_that_are_refused(folder, change, said):
     change(folder)
     with pytest.raises(DataError, match=said):
         load_folder(folder)
+
+
+@pytest.mark.parametrize("held_out", [2, 58])
+def test_a_part_that_would_lack_a_class(folder, held_out):
+    with pytest.raises(DataError, match=f"hold out 3 to 57 of 60 pictures, of 3 classes, found {held_out}"):
+        load_folder(folder, (28, 28), held_out)
 
 
 def test_a_path_that_cannot_be_printed(folder):
@@ -133,6 +165,7 @@ def test_training_with_the_published_options(folder, tmp_path):
     arguments = ("--dataset", folder, "--image-size", 32, 32, "--hold-out", 15, "--epochs", 2, "--batch-size", 9)
     result = run(*arguments, *small, *options, "--device", "cpu", "--output", path)
     assert result.exit_code == 0, result.output
+    assert "to test on: cross stripes 15 and 5, stripes 15 and 5, étoffe 15 and 5" in result.output
     config = load(path).config
     assert (config.pool, config.pos_emb, config.dropout, config.emb_dropout) == ("mean", "pe1d", 0.1, 0.2)
     assert (config.qkv_bias, config.patch_size, config.labels, config.image_size) == (True, (16, 16), CLASSES, (32, 32))

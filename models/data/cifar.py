@@ -1,21 +1,19 @@
 """CIFAR-10: 50,000 training and 10,000 test pictures, RGB, 32x32.
 
-In: a folder with the six batches, binary or pickled. Out: a `Dataset`; or DataError. Krizhevsky, "Learning Multiple
-Layers of Features from Tiny Images", 2009; the formats: https://www.cs.toronto.edu/~kriz/cifar.html.
+In: a folder with the six binary batches. Out: a `Dataset`; or DataError. Krizhevsky, "Learning Multiple Layers of
+Features from Tiny Images", 2009; the format: https://www.cs.toronto.edu/~kriz/cifar.html.
 """
 
 from __future__ import annotations
 
 import tarfile
 import zlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from models.data.cifar_pickle import read_pickled_batch
 from models.data.dataset import DataError, Dataset, Part
 from models.data.download import cache_folder, download, named_folder
 from models.files import write_atomically
@@ -25,7 +23,7 @@ SHAPE = (3, 32, 32)  # channels red, green, blue; height, width
 RECORD_BYTES = 1 + 3 * 32 * 32  # a label, then the planes row by row
 
 VARIABLE = "CIFAR10_DIR"
-BINARY_FOLDER, PICKLED_FOLDER = "cifar-10-batches-bin", "cifar-10-batches-py"
+BINARY_FOLDER = "cifar-10-batches-bin"
 TRAIN_BATCHES = tuple(f"data_batch_{number}" for number in range(1, 6))
 TEST_BATCH = "test_batch"
 BATCHES = (*TRAIN_BATCHES, TEST_BATCH)
@@ -48,7 +46,7 @@ def find_cifar10(data_dir: Path | None, fetch: bool = True) -> Path:
         raise DataError(f"cifar10: expected its batches in --data-dir, {VARIABLE} or {folder}, found none")
     download(CHECKSUMS, MIRRORS, cache, OTHERWISE)
     unpack(cache / ARCHIVE, folder)
-    (cache / ARCHIVE).unlink(missing_ok=True)  # another process of torchrun was first
+    (cache / ARCHIVE).unlink(missing_ok=True)  # another training was first
     return folder
 
 
@@ -68,9 +66,8 @@ def unpack(archive: Path, folder: Path) -> None:
 
 
 def load_cifar10(folder: Path) -> Dataset:
-    """Prefers binary batches."""
-    place, suffix, read = _find_batches(folder)
-    parts = {name: read(place / f"{name}{suffix}") for name in BATCHES}
+    place = _find_batches(folder)
+    parts = {name: read_batch(place / f"{name}.bin") for name in BATCHES}
     counts = [len(labels) for _, labels in parts.values()]
     if len(set(counts)) > 1:
         raise DataError(f"{place}: expected as many pictures in each of the six batches, found {counts}")
@@ -78,27 +75,22 @@ def load_cifar10(folder: Path) -> Dataset:
     return Dataset("cifar10", images, labels, *parts[TEST_BATCH], LABELS, "photo", patch_size=(4, 4))
 
 
-def _find_batches(folder: Path) -> tuple[Path, str, Callable[[Path], Part]]:
-    for sub, suffix, read in ((BINARY_FOLDER, ".bin", read_binary_batch), (PICKLED_FOLDER, "", read_python_batch)):
-        for place in (folder, folder / sub):
-            if any((place / f"{name}{suffix}").is_file() for name in BATCHES):
-                return place, suffix, read
+def _find_batches(folder: Path) -> Path:
+    for place in (folder, folder / BINARY_FOLDER):
+        if any((place / f"{name}.bin").is_file() for name in BATCHES):
+            return place
     raise DataError(
-        f"{folder}: expected data_batch_1.bin to data_batch_5.bin and test_batch.bin, or the same names without .bin, "
-        f"there or in {BINARY_FOLDER} or {PICKLED_FOLDER}, found none"
+        f"{folder}: expected data_batch_1.bin to data_batch_5.bin and test_batch.bin there or in {BINARY_FOLDER}, "
+        "found none"
     )
 
 
-def read_binary_batch(path: Path) -> Part:
+def read_batch(path: Path) -> Part:
     data = _read(path)
     if not data or len(data) % RECORD_BYTES:
         raise DataError(f"{path}: expected records of {RECORD_BYTES} bytes, found {len(data)} bytes in all")
     records = np.frombuffer(data, np.uint8).reshape(-1, RECORD_BYTES)
     return _checked(path, records[:, 1:], records[:, 0])
-
-
-def read_python_batch(path: Path) -> Part:
-    return _checked(path, *read_pickled_batch(path, _read(path)))
 
 
 def _read(path: Path) -> bytes:

@@ -1,14 +1,10 @@
-"""Command line: dataset -> checkpoint.
-
-Several processes train one network: `torchrun --nproc-per-node 2 models/train.py …`.
-"""
+"""Command line: dataset -> checkpoint."""
 
 from __future__ import annotations
 
 import json
 import math
 import shlex
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -216,15 +212,12 @@ def train(
         data = load_dataset(dataset, data_dir, image_size=image_size, held_out=hold_out)
         sizes = {name: others.pop(name) for name in training_options.ARCHITECTURE}
         config = replace(data.model_config(model, depth), **{name: it for name, it in sizes.items() if it is not None})
-        from models import distributed  # takes seconds: after the checks above
-
-        device = distributed.local_device(training_options.choose_device(device))
+        device = training_options.choose_device(device)  # imports torch, which takes seconds: after the checks above
         held_out = 0 if data.reading else hold_out  # a folder's are its test part
         options = training_options.TrainingOptions(device=device, hold_out=held_out, **others)
         output = output or CHECKPOINTS / f"{model}-{Path(dataset).absolute().name}.safetensors"
         _check_writable(output)
-        with distributed.process_group(device):
-            last = _run(config, data, options, output, resume, track)
+        last = _run(config, data, options, output, resume, track)
     except (ConfigError, DataError, training_options.TrainingError, OSError) as error:
         raise click.ClickException(str(error)) from error
     if last is None:
@@ -251,16 +244,14 @@ def _adapt(folder: Path | None, path: Path | None, output: Path | None) -> None:
 def _run(
     config: ModelConfig, data: Dataset, options: TrainingOptions, output: Path, resume: bool, track: bool
 ) -> Epoch | None:
-    from models import distributed, training
+    from models import training
     from models.data import hold_out
 
     part = hold_out(data, options.hold_out) if options.hold_out else data  # refuses before anything is printed
-    images, first = len(part.train_labels) + options.drawn, distributed.rank() == 0
+    images = len(part.train_labels) + options.drawn
     finished = _finished_epochs(output) if resume else 0
-    with _progress(options.epochs * images, finished * images, first) as on_batch:
+    with _progress(options.epochs * images, finished * images) as on_batch:
         epochs = training.train(config, data, options, output, resume, on_batch)
-        if not first:
-            return next(iter(deque(epochs, maxlen=1)), None)
         if track:
             from models import tracking
 
@@ -293,12 +284,10 @@ def _finished_epochs(output: Path) -> int:
 
 
 @contextmanager
-def _progress(images: int, finished: int, shown: bool) -> Iterator[Callable[[int, float], None]]:
+def _progress(images: int, finished: int) -> Iterator[Callable[[int, float], None]]:
     from tqdm import tqdm
 
-    with tqdm(
-        total=images, initial=finished, unit=" images", unit_scale=True, leave=False, disable=None if shown else True
-    ) as bar:
+    with tqdm(total=images, initial=finished, unit=" images", unit_scale=True, leave=False, disable=None) as bar:
 
         def on_batch(count: int, loss: float) -> None:
             bar.set_postfix(loss=f"{loss:.3f}", refresh=False)

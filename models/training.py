@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models import checkpoint, distributed
+from models import checkpoint
 from models.augmentation import augmentation
 from models.config import INPUT_SCALE, ModelConfig
 from models.data import Dataset, hold_out
@@ -65,15 +65,11 @@ def train(
     `on_batch` gets a batch's number of images and loss; `resume` continues exactly. Raises Diverged, and TrainingError
     without a run to resume.
     """
-    if options.batch_size % distributed.processes():
-        raise TrainingError(
-            f"batch size: expected a multiple of the {distributed.processes()} processes, found {options.batch_size}"
-        )
     part = hold_out(dataset, options.hold_out) if options.hold_out else dataset
     part = with_drawn(part, options.drawn) if options.drawn else part
     if not _batches(torch.arange(len(part.train_labels)), options.batch_size):
         found = f"{len(part.train_labels)} training images in batches of {options.batch_size}"
-        raise TrainingError(f"{dataset.name}: expected a batch of two images or more for each process, found {found}")
+        raise TrainingError(f"{dataset.name}: expected a batch of two images or more, found {found}")
     state = _start(config, options, len(part.train_labels))
     resume_path = output.with_suffix(".resume.pt")
     if resume:
@@ -102,7 +98,6 @@ def train(
 
 
 def _start(config: ModelConfig, options: TrainingOptions, images: int) -> State:
-    """The same network in every process."""
     torch.manual_seed(options.seed)
     model = build(config, options.last_block)
     if options.init:
@@ -113,7 +108,7 @@ def _start(config: ModelConfig, options: TrainingOptions, images: int) -> State:
     teacher = None
     if options.teacher and not options.teacher_cache:
         teacher = load_teacher(Path(options.teacher), config).model.to(options.device)
-    distributed.manual_seed(options.seed)
+    torch.manual_seed(options.seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=options.lr, weight_decay=options.weight_decay, fused=True)
     schedule: torch.optim.lr_scheduler.LRScheduler
     if options.schedule == "one-cycle":
@@ -141,13 +136,8 @@ def _load_weights(model: nn.Module, path: Path) -> None:
 
 
 def _batches(order: Tensor, batch_size: int) -> list[Tensor]:
-    """Indices (n,) in batches that processes share evenly.
-
-    Drops a last batch of less than two images a process: BatchNorm has no variance of a single image.
-    """
-    share = distributed.processes()
-    batches = [batch[: len(batch) // share * share] for batch in order.split(batch_size)]
-    return [batch for batch in batches if len(batch) >= 2 * share]
+    """Indices (n,) in batches. Drops a last batch of one image: BatchNorm has no variance of it."""
+    return [batch for batch in order.split(batch_size) if len(batch) >= 2]
 
 
 def _train_epoch(
@@ -157,7 +147,7 @@ def _train_epoch(
     options: TrainingOptions,
     on_batch: Callable[[int, float], None],
 ) -> float:
-    """The mean loss of all processes."""
+    """The mean loss."""
     state.model.train()
     torch.set_rng_state(state.random)  # other trainings use the same generator
     order = torch.randperm(images, generator=state.order).to(options.device)
@@ -166,17 +156,14 @@ def _train_epoch(
     for number, batch in enumerate(batches):
         for network in filter(None, (state.model, state.average)):
             anneal(network, (len(state.series) + number / len(batches)) / options.epochs)
-        share = batch[distributed.rank() :: distributed.processes()]
-        loss = _step(state, *draw(share), options)
+        loss = _step(state, *draw(batch), options)
         if not math.isfinite(value := loss.item()):
             raise Diverged(f"training loss: expected a finite number, found {value}; try a lower --lr")
         total += loss * len(batch)
         trained_on += len(batch)
         on_batch(len(batch), value)
-    for network in filter(None, (state.model, state.average)):
-        distributed.average_buffers(network)
     state.random = torch.get_rng_state()
-    return distributed.sum_over_processes(total) / distributed.processes() / trained_on
+    return float(total) / trained_on
 
 
 def _draw(images: Tensor, target: Tensor, distort: Callable[[Tensor], Tensor], chosen: Tensor) -> tuple[Tensor, Tensor]:
@@ -201,7 +188,6 @@ def _step(state: State, pixels: Tensor, labels: Tensor, options: TrainingOptions
             f"{options.device}: out of memory with batches of {options.batch_size} in {parts} parts; "
             f"raise --accumulate or lower --batch-size"
         ) from error
-    distributed.average_gradients(state.model)
     if options.clip is not None:
         nn.utils.clip_grad_norm_(state.model.parameters(), options.clip)
     state.optimizer.step()

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from models import checkpoint, distributed
+from models import checkpoint
 from models.config import ModelConfig
 from models.data import Dataset
 from models.evaluation import measure_accuracy, measure_calibration, on_device
@@ -39,9 +39,6 @@ class State:
 def write(
     state: State, output: Path, resume_path: Path, config: ModelConfig, dataset: Dataset, options: TrainingOptions
 ) -> None:
-    random = distributed.gather(state.random)
-    if distributed.rank() != 0:
-        return
     metrics = _metrics(state, config, dataset, options)
     epochs = [asdict(epoch) for epoch in state.series]
     resumable = {
@@ -52,7 +49,7 @@ def write(
         "optimizer": state.optimizer.state_dict(),
         "schedule": state.schedule.state_dict(),
         "order": state.order.get_state(),
-        "random": random,
+        "random": state.random,
         "series": epochs,
     }
     buffer = io.BytesIO()
@@ -104,7 +101,7 @@ def restore(state: State, path: Path, config: ModelConfig, dataset: Dataset, opt
     state.optimizer.load_state_dict(saved["optimizer"])
     state.schedule.load_state_dict(saved["schedule"])
     state.order.set_state(saved["order"].cpu())
-    state.random = saved["random"][distributed.rank()].cpu()
+    state.random = saved["random"].cpu()
     state.series.extend(Epoch(**epoch) for epoch in saved["series"])
 
 
@@ -116,7 +113,7 @@ def _lacking(key: str, other: str) -> str:
 
 def _run_key(config: ModelConfig, dataset: Dataset, options: TrainingOptions) -> str:
     """What must agree to resume."""
-    same = asdict(options) | {"processes": distributed.processes()}
+    same = asdict(options)
     del same["device"]
     if not depends_on_epochs(config, options):
         del same["epochs"]

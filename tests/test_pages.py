@@ -27,7 +27,7 @@ LISTED = subprocess.run(
 PAGES = [name for name in LISTED if (ROOT / name).is_file()]
 OF_THEIR_DAY = ("benchmarks/results/studies/", "benchmarks/results/report.md")  # commands as they were given
 PROGRAMS = ("python ", "vitbn ", "tritonserver", "make ", "pip ", "pytest ")
-TOOLS = {"source", "curl", "cd", "docker", "torchrun", "envoy", "kill", "prometheus", "prometheus-alertmanager"}
+TOOLS = {"source", "curl", "cd", "docker", "envoy", "kill", "prometheus", "prometheus-alertmanager"}
 
 
 def prose(name: str) -> str:

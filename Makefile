@@ -76,10 +76,10 @@ PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 python -m pytest --dist loa
 test: style perf_analyzer bindings
 	@$(MAKE) --no-print-directory --jobs=2 all-tests types
 
-# Three workers on two cores, for each waits for servers a fifth of its time. A failed test runs once more: on a shared
-# machine a server or a browser can miss its time. The summary shows why.
+# Three workers on two cores, for each waits for servers a fifth of its time. Failed tests (exit code 1) run once more, in
+# a new process: on a shared machine a server or a browser can miss its time.
 all-tests: setup
-	$(PYTEST) -n 3 --reruns 1 --rerun-show-tracebacks
+	$(PYTEST) -n 3 || { [ $$? = 1 ] && echo "Failed tests once more" && $(PYTEST) --last-failed --last-failed-no-failures none; }
 
 # The daily loop: no server, no trained network, no export, and no test that takes over a second.
 check: style

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import aclosing
+from functools import partial
 from time import perf_counter_ns
 from types import TracebackType
 
@@ -239,4 +240,8 @@ def list_models(options: Options = DEFAULTS) -> list[ListedModel]:
         finally:
             await connection.close()
 
-    return asyncio.run(listed())
+    thread = LoopThread("models")  # a notebook runs a loop in the caller's
+    try:
+        return thread.run(listed())
+    finally:
+        thread.stop(partial(asyncio.sleep, 0))

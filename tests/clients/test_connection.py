@@ -1,3 +1,4 @@
+import asyncio
 import socket
 import threading
 import time
@@ -84,6 +85,15 @@ def test_a_server_that_is_not_triton(listener, protocol, reply):
 def test_another_json_than_tritons(listener, body):
     with pytest.raises(ServerUnavailable, match="no Triton server answers"):
         list_models(Options(listener(http_reply(b"200 OK", body)), retry_s=0))
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_lists_models_where_a_loop_runs_as_in_a_notebook(protocol):
+    async def cell():
+        return list_models(Options(server.urls[protocol], protocol))
+
+    with StandIn().serving(protocol) as server:
+        assert [model.name for model in asyncio.run(cell())] == ["net"]
 
 
 @pytest.mark.parametrize(

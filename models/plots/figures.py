@@ -169,7 +169,15 @@ def accuracy_over_cost(
 
 
 def png(figure: Figure, source: str = "") -> bytes:
-    """`source` is kept in the file, under "Source"."""
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", metadata={"Source": source} if source else None)
-    return buffer.getvalue()
+    """A third of the bytes by 256 colours, rare ones among them. `source` is kept in the file, under "Source"."""
+    from PIL import Image
+    from PIL.PngImagePlugin import PngInfo
+
+    drawn, packed, about = io.BytesIO(), io.BytesIO(), PngInfo()
+    figure.savefig(drawn, format="png")
+    if source:
+        about.add_text("Source", source)
+    with Image.open(drawn) as image:
+        colours = image.convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+    colours.save(packed, "png", optimize=True, pnginfo=about)
+    return packed.getvalue()

@@ -103,12 +103,21 @@ def now() -> str:
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
+def text(result: Result) -> str:
+    """JSON with a line for each run."""
+    fields = []
+    for name, value in result.items():
+        items = ",\n  ".join(json.dumps(each) for each in value) if isinstance(value, list) else ""
+        fields.append(f"{json.dumps(name)}: " + (f"[\n  {items}]" if items else json.dumps(value)))
+    return "{\n " + ",\n ".join(fields) + "\n}\n"
+
+
 def write(folder: Path, result: Result, page: dict[str, Any], figures: Mapping[str, Figure]) -> list[Path]:
     """`page`: `tables` and `notes`, which the JSON's figures give."""
     name = result["study"]
     pictures = {f"{name}-{plot}.png": png(figure) for plot, figure in figures.items()}
     contents = {
-        f"{name}.json": json.dumps(result, indent=2).encode(),
+        f"{name}.json": text(result).encode(),
         f"{name}.md": markdown(result | page, list(pictures)).encode(),
         **pictures,
     }

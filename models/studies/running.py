@@ -59,8 +59,15 @@ class Trained:
             "config": asdict(self.run.config),
             "options": asdict(self.run.options),
             **held_out,
-            "series": [asdict(epoch) for epoch in self.series],
+            "series": [_figures(epoch) for epoch in self.series],
         }
+
+
+def _figures(epoch: Epoch) -> dict[str, Any]:
+    """What pages and pictures show; the file of the training itself has the rest."""
+    figures = asdict(epoch)
+    del figures["class_accuracy"]
+    return {name: round(value, 8) for name, value in figures.items()}
 
 
 OnEpoch = Callable[[Run, "Epoch"], None]

@@ -74,6 +74,10 @@ def test_every_result_is_on_the_page_and_every_picture_on_a_page(runs: dict[str,
     assert all(any(f"benchmarks/results/{name})" in text for text in texts) for name in drawn)
 
 
+def test_the_results_stay_small() -> None:
+    assert sum(path.stat().st_size for path in RESULTS.rglob("*") if path.is_file()) <= 3e6
+
+
 def test_a_rerun_measures_every_result_and_no_other(runs: dict[str, Run]) -> None:
     dry = ["make", "--dry-run", "--always-make", "benchmarks", "PYTHON=true"]
     lines = subprocess.run(dry, cwd=ROOT, capture_output=True, text=True, check=True).stdout

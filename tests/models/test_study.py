@@ -11,7 +11,7 @@ from models.data import load_digits
 from models.studies.grids import BY_TOKEN, FOLDING, STUDIES
 from models.studies.study import runs, scope_of
 
-SERIES = {"epoch", "training_time_s", "test_time_s", "training_loss", "test_accuracy", "class_accuracy"}
+SERIES = {"epoch", "training_time_s", "test_time_s", "training_loss", "test_accuracy"}
 SMALL = ("--epochs", 1, "--train-images", 20)
 
 

@@ -6,11 +6,12 @@ Importing this module also installs one-line errors: for a foreign package that 
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import click
 
@@ -66,11 +67,20 @@ GROUPS: dict[str, dict[str, Entry]] = {
         "web": Entry("clients.web.app", "Serve a page to draw a digit on.", "--port 8080"),
     },
     "Measure": {
-        "latency": Entry("benchmarks.latency", "Time calls before and after the rewrites.", "--batch 5000"),
-        "accuracy": Entry("benchmarks.accuracy", "Compare the accuracy of runtimes and precisions.", "--models vitbn"),
+        "bench": Entry(__name__, "Measure speed, accuracy, load and faults.", "latency --batch 5000"),
     },
 }
 COMMANDS = {name: entry for group in GROUPS.values() for name, entry in group.items()}
+
+# The programs of benchmarks/.
+BENCHMARKS = {
+    "latency": Entry("benchmarks.latency", "Time calls before and after the rewrites.", "--batch 5000"),
+    "throughput": Entry("benchmarks.throughput", "Load a server.", "--batch 1 --rate 1000"),
+    "accuracy": Entry("benchmarks.accuracy", "Compare the accuracy of runtimes and precisions.", "--models vitbn"),
+    "faults": Entry("benchmarks.faults", "Break a server, count what its clients see.", "--scenario stub-killed"),
+    "foreign": Entry("benchmarks.foreign", "Time rewritten ONNX networks of others.", "--network bert-2x128"),
+    "report": Entry("benchmarks.report", "Write tables of results, compare two results.", "compare OLD.json NEW.json"),
+}
 
 # Extra -> packages that it brings.
 EXTRAS = {
@@ -86,16 +96,22 @@ EXTRAS = {
 class LazyGroup(click.Group):
     """Imports commands on demand: a client machine lacks other commands' packages."""
 
+    def __init__(self, groups: Mapping[str, Mapping[str, Entry]], **attributes: Any) -> None:
+        super().__init__(**attributes)
+        self.groups = groups
+        self.entries = {name: entry for group in groups.values() for name, entry in group.items()}
+
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(COMMANDS)
+        return list(self.entries)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if (entry := COMMANDS.get(cmd_name)) is None:
+        if (entry := self.entries.get(cmd_name)) is None:
             return None
         module = import_module(entry.module)
         if not isinstance(command := getattr(module, cmd_name, None), click.Command):
             raise ImportError(f"{module.__name__} has no command {cmd_name}", name=module.__name__)
-        command.epilog = f"Example: vitbn {cmd_name} {entry.example}".rstrip()
+        words = ["vitbn", *([] if self is main else [str(self.name)]), cmd_name, entry.example]
+        command.epilog = f"Example: {' '.join(words)}".rstrip()
         return command
 
     def resolve_command(
@@ -104,18 +120,23 @@ class LazyGroup(click.Group):
         try:
             return super().resolve_command(ctx, args)
         except click.NoSuchCommand as error:  # click knows only imported commands
-            raise click.NoSuchCommand(error.command_name, possibilities=COMMANDS, ctx=ctx) from None
+            raise click.NoSuchCommand(error.command_name, possibilities=self.entries, ctx=ctx) from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        for group, commands in GROUPS.items():
+        for group, commands in self.groups.items():
             with formatter.section(group):
                 formatter.write_dl([(f"{name:10}", entry.help) for name, entry in commands.items()])
 
 
-@click.group(cls=LazyGroup)
+@click.group(cls=LazyGroup, groups=GROUPS)
 @click.version_option(package_name="vitbn", prog_name="vitbn", message="%(prog)s %(version)s")
 def main() -> None:
     """Train a vision transformer with BatchNorm, rewrite it exactly, serve it on Triton, ask it, measure it."""
+
+
+@click.group(cls=LazyGroup, groups={"Commands": BENCHMARKS})
+def bench() -> None:
+    """Measure: vitbn bench NAME is python benchmarks/NAME.py."""
 
 
 def foreign_package(error: BaseException) -> str | None:

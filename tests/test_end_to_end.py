@@ -17,7 +17,7 @@ from export.to_onnx import export
 from models.checkpoint import load
 from models.data import load_digits, load_mnist
 from serving.running import Server, running_server
-from vitbn import COMMANDS, main
+from vitbn import BENCHMARKS, COMMANDS, bench, main
 
 ROOT = Path(__file__).parents[1]
 DIGIT = "3"  # what digit.png shows
@@ -80,10 +80,16 @@ def test_every_command_is_a_subcommand_of_vitbn(command: str) -> None:
     assert isinstance(found, click.Command)
 
 
-SCRIPTS = [f"{entry.module.replace('.', '/')}.py" for entry in COMMANDS.values()]
+def test_every_program_of_the_benchmarks_is_a_subcommand_of_bench() -> None:
+    assert {path.stem for path in (ROOT / "benchmarks").glob("*.py")} == {*BENCHMARKS, "__init__"}
+    for name, entry in BENCHMARKS.items():
+        assert bench.get_command(click.Context(bench), name) is getattr(import_module(entry.module), name)
 
 
-@pytest.mark.parametrize("script", [*SCRIPTS, "vitbn.py"])
+SCRIPTS = [f"{entry.module.replace('.', '/')}.py" for entry in (COMMANDS | BENCHMARKS).values()]
+
+
+@pytest.mark.parametrize("script", dict.fromkeys(SCRIPTS))
 def test_help_answers_in_under_half_a_second(script: str, processor_time_s: Callable[..., float]) -> None:
     assert any(processor_time_s([sys.executable, str(ROOT / script), "--help"]) < 0.5 for _ in range(3))
 

@@ -4,7 +4,7 @@ import pytest
 from click.testing import CliRunner
 from test_pages import check
 
-from vitbn import COMMANDS, main
+from vitbn import BENCHMARKS, COMMANDS, main
 
 SCREEN = 40  # lines
 
@@ -22,11 +22,14 @@ def test_help_fits_one_screen() -> None:
     assert all(f"\n  {name} " in output for name in COMMANDS)
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+EXAMPLES = COMMANDS | {f"bench {name}": entry for name, entry in BENCHMARKS.items()}
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
 def test_every_command_shows_an_example_that_parses(name: str) -> None:
-    example = f"vitbn {name} {COMMANDS[name].example}".rstrip()
+    example = f"vitbn {name} {EXAMPLES[name].example}".rstrip()
     check(example)
-    code, output = run(name, "--help")
+    code, output = run(*name.split(), "--help")
     assert code == 0
     assert "Example: vitbn" in output
     assert " ".join(output.split()).endswith(example)

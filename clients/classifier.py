@@ -57,7 +57,7 @@ __all__ = [
 class AsyncClassifier:
     """A connection to one model, bound to the event loop that opened it.
 
-    model: default: the most accurate, transformers first.
+    model: default: the most accurate, transformers first; needed if the models there have different labels.
 
     Calls raise ServerUnavailable (or ServerBusy), DeadlineExceeded and ServerError; open() also ModelNotFound,
     ModelNotReady and ModelMismatch.

@@ -27,7 +27,7 @@ class ServerBusy(ServerUnavailable):
 
 
 class ModelNotFound(ClientError):
-    """No model of this name, or none at all."""
+    """No model of this name, no model at all, or no name where models have different labels."""
 
 
 class ModelNotReady(ClientError):

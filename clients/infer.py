@@ -68,7 +68,11 @@ _FILE = click.Path(exists=True, dir_okay=False)
 
 @click.command()
 @click.argument("paths", metavar="PATH...", nargs=-1, required=True)
-@click.option("--model", help="Name of the model on the server.  [default: the best transformer there]")
+@click.option(
+    "--model",
+    help="Name of the model on the server, needed if its models have different labels."
+    "  [default: the best transformer there]",
+)
 @click.option(
     "--url",
     metavar="HOST:PORT",

@@ -39,7 +39,7 @@ class ListedModel:
 
 
 async def choose(connection: Connection) -> ServedModel:
-    """Of the ready models the most accurate, transformers before CNNs, then the first by name."""
+    """Of the ready models the best; raises ModelNotFound if their labels differ."""
     index = await connection.models()
     ready = sorted({entry["name"] for entry in index if _is_ready(entry)})
     if not ready:
@@ -48,10 +48,23 @@ async def choose(connection: Connection) -> ServedModel:
     candidates = [each.model for each in listed if each.model is not None]
     if not candidates:
         return await _describe(connection, ready[0])
+    check_labels(candidates, connection.url)
     return best(candidates)
 
 
+def check_labels(models: Sequence[ServedModel], url: str) -> None:
+    """Raises ModelNotFound if models differ in labels: the caller must name the model."""
+    if len({frozenset(model.labels) for model in models}) > 1:
+        names = ", ".join(f"{model.name} ({_some(model.labels)})" for model in models)
+        raise ModelNotFound(f"expected the name of a model (--model), found different labels at {url}: {names}")
+
+
+def _some(labels: Sequence[str]) -> str:
+    return " ".join(labels[:3]) + (" …" if len(labels) > 3 else "")
+
+
 def best(models: Sequence[ServedModel]) -> ServedModel:
+    """The most accurate, transformers before CNNs, then the first."""
     return max(models, key=lambda model: (model.family != "cnn", model.test_accuracy or 0.0))
 
 

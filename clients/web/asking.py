@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from clients.classifier import Classifier, Prediction, ServedModel
+from clients.classifier import Classifier, Prediction, ServedModel, list_models
 from clients.errors import ModelNotFound
 from clients.images.decode import read_image
 from clients.images.prepare import prepare_shapes
 from clients.options import Options
-from clients.served import best
+from clients.served import best, check_labels
 
 
 @dataclass(frozen=True)
@@ -39,22 +39,23 @@ class Triton:
 
         Raises the errors of Classifier, and ModelNotFound if the preferred model or every model is for photos.
         """
-        with self._open(self._preferred) as classifier:
-            ready = [each.model for each in classifier.models() if each.model is not None]
-            preferred = classifier.model
+        ready = [each.model for each in list_models(self._options) if each.model is not None]
         of_ink = [model for model in ready if model.preprocessing == "ink"]
-        if not of_ink or self._preferred:
-            _check_ink(preferred)
-        return of_ink, (preferred if preferred.preprocessing == "ink" else best(of_ink)).name
+        if of_ink and not self._preferred:
+            return of_ink, best(of_ink).name
+        with self._open(self._preferred) as classifier:
+            _check_ink(classifier.model)
+            return of_ink, classifier.model.name
 
     def ask(self, content: bytes, name: str | None) -> Answer:
         """Without `name` the preferred model answers the image file `content`.
 
-        Raises InvalidImage, the errors of Classifier, and ModelNotFound for a model of photos.
+        Raises InvalidImage, the errors of Classifier, and ModelNotFound for a model of photos, or if neither is named
+        and the models have different labels.
         """
         if name is not None and not re.fullmatch(r"[A-Za-z0-9][\w.-]*", name):  # part of Triton's URLs
             raise ModelNotFound(f"expected the name of a model on the server, found {name!r}")
-        with self._open(name or self._preferred or self.models()[1]) as classifier:
+        with self._open(name or self._preferred or self._default()) as classifier:
             _check_ink(classifier.model)
             with self._decoding:
                 start_ns = time.perf_counter_ns()
@@ -63,6 +64,11 @@ class Triton:
                 preparation_ms = (time.perf_counter_ns() - start_ns) / 1e6
             (prediction,) = classifier.classify(images)
         return Answer(prediction, classifier.model.name, images[0, 0], shapes, preparation_ms)
+
+    def _default(self) -> str:
+        models, name = self.models()
+        check_labels(models, self._options.addresses[0])
+        return name
 
     def _open(self, name: str | None) -> Classifier:
         return Classifier(self._options, name)

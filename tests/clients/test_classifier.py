@@ -18,8 +18,8 @@ from clients.prediction import probabilities, top_probabilities
 IMAGES = np.arange(7 * 784, dtype=np.uint32).reshape(7, 1, 28, 28).astype(np.uint8)
 
 
-def config(family="vitbn", accuracy=None, max_batch_size=3):
-    description = {"model": family, "labels": list("abc"), "image_size": [28, 28], "channels": 1}
+def config(family="vitbn", accuracy=None, max_batch_size=3, labels="abc"):
+    description = {"model": family, "labels": list(labels), "image_size": [28, 28], "channels": 1}
     parameters = {"model_config": {"string_value": json.dumps(description)}}
     if accuracy is not None:
         parameters["test_accuracy"] = {"string_value": accuracy}
@@ -92,6 +92,19 @@ def connect(monkeypatch):
 )
 def test_the_model_asked_by_default(connect, models, chosen):
     assert connect(Repository(**models)).model.name == chosen
+
+
+@pytest.mark.parametrize("labels", ["xyz", "abd"])
+def test_models_of_different_labels_are_not_chosen_from(connect, labels):
+    repository = Repository(best=config("vitbn", "1.0"), other=config("cnn", "0.9", labels=labels))
+    with pytest.raises(ModelNotFound, match=rf"--model\).*: best \(a b c\), other \({' '.join(labels)}\)$"):
+        connect(repository)
+    assert repository.closed
+    assert connect(repository, "other").model.labels == tuple(labels)
+
+
+def test_the_order_of_labels_does_not_matter(connect):
+    assert connect(Repository(a=config(accuracy="0.9"), b=config(accuracy="1.0", labels="cba"))).model.name == "b"
 
 
 def test_models_that_cannot_be_asked(connect):

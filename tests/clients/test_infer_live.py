@@ -1,11 +1,16 @@
 import json
+import shutil
 import struct
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
+from clients.errors import ModelNotFound
 from clients.infer import infer
+from clients.options import Options
+from clients.web.asking import Triton
 
 pytestmark = pytest.mark.live
 
@@ -63,6 +68,43 @@ def test_unknown_model(live_server, protocol):
     assert result.stderr.count("\n") == 1
     assert "'resnet'" in result.stderr
     assert "vitbn" in result.stderr
+
+
+@pytest.fixture(scope="module")
+def two_models(trained, repository, tmp_path_factory):
+    """A server of `vitbn` and of `letters`, the same network with other labels."""
+    from export.pipeline import ExportOptions, export_checkpoint
+    from models.checkpoint import load, save
+    from serving.running import running_server
+
+    folder = tmp_path_factory.mktemp("two")
+    whole = load(trained)
+    save(folder / "letters.safetensors", whole.model, replace(whole.config, labels=tuple("abcdefghij")), whole.metrics)
+    shutil.copytree(repository, folder / "repository")
+    options = ExportOptions(repository=folder / "repository", name="letters", threads=1)
+    export_checkpoint(folder / "letters.safetensors", options)
+    with running_server(folder / "repository", ["--disable-auto-complete-config"]) as server:
+        yield server
+
+
+def test_models_of_different_labels_must_be_named(two_models):
+    unnamed = CliRunner().invoke(infer, ["--url", two_models.http_url, DIGIT_PNG])
+    assert (unnamed.exit_code, unnamed.stdout) == (3, "")
+    (line,) = unnamed.stderr.splitlines()
+    assert line.endswith("letters (a b c …), vitbn (0 1 2 …)")
+    assert "--model" in line
+    named = CliRunner().invoke(infer, ["--url", two_models.http_url, "--model", "letters", DIGIT_PNG])
+    assert named.stdout.startswith(f"{DIGIT_PNG}: d (")
+
+
+def test_the_page_of_models_of_different_labels(two_models):
+    page = Triton(Options(two_models.http_url))
+    models, selected = page.models()
+    assert {model.name for model in models} == {"letters", "vitbn"}
+    assert page.ask(Path(DIGIT_PNG).read_bytes(), selected).model == selected
+    with pytest.raises(ModelNotFound, match="--model"):
+        page.ask(Path(DIGIT_PNG).read_bytes(), None)
+    assert Triton(Options(two_models.http_url), "vitbn").ask(Path(DIGIT_PNG).read_bytes(), None).prediction.label == "3"
 
 
 @pytest.fixture(scope="module")

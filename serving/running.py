@@ -54,8 +54,10 @@ def running_server(
 ) -> Iterator[Server]:
     """Yields when the server is ready; raises ServerFailed if it stops or is not ready in time.
 
-    `arguments` are Triton's, except addresses and ports. `supervised`: `pid` is the supervisor's.
+    `arguments` are Triton's, except addresses and ports. `supervised`: `pid` is the supervisor's. Triton 2.51 seldom
+    crashes while it starts: after a first crash it is started once more.
     """
+    crashed = False
     with tempfile.TemporaryDirectory(prefix="tritonserver-") as folder:
         log_path = Path(folder, "server.log")
         for _ in range(PORT_ATTEMPTS):
@@ -65,7 +67,10 @@ def running_server(
                 if failure is None:
                     yield server
                     return
-            if "already in use" not in server.log():  # a port was taken first
+            if process.returncode == -signal.SIGSEGV and not crashed:
+                print(f"tritonserver on {repository} {failure} at its start: once more", file=sys.stderr)
+                crashed = True
+            elif "already in use" not in server.log():  # a port was taken first
                 break
         raise ServerFailed(f"tritonserver on {repository} {failure}:\n{_reason(server.log())}")
 
@@ -148,7 +153,12 @@ def wait_until_ready(process: subprocess.Popen[bytes], ready: Callable[[], bool]
         if time.monotonic() > deadline:
             return f"was not ready after {timeout_s:g} s"
         time.sleep(POLL_S)
-    return f"stopped with exit code {process.returncode}"
+    return f"stopped with {end_of(process.returncode)}"
+
+
+def end_of(code: int) -> str:
+    """A child's end in words; Python gives a signal as a negative code."""
+    return f"exit code {code}" if code >= 0 else f"signal {-code} ({signal.strsignal(-code)})"
 
 
 def _reason(log: str) -> str:

@@ -27,7 +27,7 @@ from serving.control import Control, ControlFailed
 from serving.healing import Judge, ServerLost, Sick
 from serving.prober import Prober
 from serving.processes import Family, Stub
-from serving.running import end, is_taken, spawn
+from serving.running import end, end_of, is_taken, spawn
 from serving.whole import Plan, plan
 
 START_S, LOAD_S, RELOAD_S = 180.0, 120.0, 20.0
@@ -211,7 +211,7 @@ class Supervisor:
         if self._stopped.is_set():
             raise Stopping
         if process.poll() is not None:
-            raise ServerLost("died", f"exit code {process.returncode}")
+            raise ServerLost("died", end_of(process.returncode))
 
     def _watch(self, process: subprocess.Popen[bytes], family: Family) -> None:
         judge, looked_s, stubs, healthy = Judge(), 0.0, list[Stub](), False
@@ -278,7 +278,7 @@ class Supervisor:
 def _cause(process: subprocess.Popen[bytes], lost: ServerLost) -> tuple[str, str]:
     """A server that dies during a load looks as if only the load had failed."""
     try:
-        return "died", f"exit code {process.wait(DEATH_S)}"
+        return "died", end_of(process.wait(DEATH_S))
     except subprocess.TimeoutExpired:
         return lost.reason, str(lost)
 

@@ -132,6 +132,32 @@ def test_taken_port_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             assert server.http_url == f"127.0.0.1:{free[0]}"
 
 
+@pytest.mark.parametrize("crashes", [1, 2])
+def test_a_crash_at_the_start_is_tried_once_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], crashes: int
+) -> None:
+    """The native server on PATH crashes so many times, then is the real server."""
+    (folder := tmp_path / "bin").mkdir()
+    (repository := tmp_path / "models").mkdir()
+    (real := tmp_path / "real.py").write_text("from serving.launcher import main\nmain()\n")
+    native = folder / "tritonserver"
+    native.write_text(
+        f'#!/bin/sh\necho x >>{tmp_path}/starts\n[ "$(wc -l <{tmp_path}/starts)" -le {crashes} ] && kill -SEGV $$\n'
+        f'PATH="{os.environ["PATH"]}" exec {sys.executable} {real} "$@"\n'
+    )
+    native.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    server = running_server(repository, EMPTY)
+    if crashes == 1:
+        with server as started:
+            assert running.answers(started.http_url, "v2/health/ready")
+    else:
+        with pytest.raises(ServerFailed, match=r"stopped with signal 11 \(Segmentation fault\)"):
+            server.__enter__()
+    assert (tmp_path / "starts").read_text() == 2 * "x\n"
+    assert "signal 11 (Segmentation fault) at its start: once more" in capsys.readouterr().err
+
+
 def test_missing_repository_is_the_reason(tmp_path: Path) -> None:
     with pytest.raises(
         ServerFailed, match=r"stopped with exit code 1:\n.*nowhere: expected a model repository, found no such folder$"

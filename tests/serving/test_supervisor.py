@@ -132,11 +132,11 @@ def test_each_act_has_a_line_in_the_log_and_a_metric(supervised: Server) -> None
 
     wait_until(lambda: right(supervised), "right before the fault")
     deaths = metrics().count('server_ends_total{reason="died"}')
-    before = supervised.log().count("the server died: exit code -9")
+    before = supervised.log().count("the server died: signal 9 (Killed)")
     prefix = next(word for word in triton(supervised).cmdline() if "shm-region-prefix-name" in word).rpartition("=")[2]
     assert [*Path("/dev/shm").glob(f"{prefix}*")]
     kill_server(supervised)
-    wait_until(lambda: supervised.log().count("the server died: exit code -9") > before, "in the log")
+    wait_until(lambda: supervised.log().count("the server died: signal 9 (Killed)") > before, "in the log")
     wait_until(lambda: "vitbn_supervisor_healthy 1.0" in metrics(), "healthy")
     assert deaths <= metrics().count('server_ends_total{reason="died"}') == 1
     assert not [*Path("/dev/shm").glob(f"{prefix}*")]

@@ -2,27 +2,32 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from benchmarks.contest.runtimes import PRECISIONS, SERVED_ENGINES
-from benchmarks.load.terms import LARGEST_BATCH, MIN_REQUESTS, Failed, Form, Load, Sharing, Target
-from benchmarks.measure.choices import FiniteRange, NameList, WithPresets, json_option, presets
+from benchmarks.load.workload import LARGEST_BATCH, MIN_REQUESTS, Candidate, Failed, Workload
+from benchmarks.measure.choices import FiniteRange, WithPresets, json_option, presets
 from benchmarks.measure.machine import cores
 from benchmarks.measure.progress import note
 from models.catalog import SHIPPED, NameChoice
 
+if TYPE_CHECKING:
+    from benchmarks.contest.runtimes import Device
+    from benchmarks.load.rounds import Cell
+
 IN_FLIGHT = (1, 2, 8)
 
 
-def _sharings(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> list[Sharing]:
+def _sharings(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> list[list[int]]:
     for value in values:
         if not re.fullmatch("0*[1-9][0-9]*x[0-9]+", value):
             raise click.BadParameter(f"expected INSTANCESxTHREADS, such as 2x1, found {value}")
-    return list(dict.fromkeys(Sharing(*map(int, value.split("x"))) for value in values))
+    return [[int(number) for number in value.split("x")] for value in values]
 
 
 @presets("added", "proxy", "bulk")
@@ -30,7 +35,6 @@ def _sharings(context: click.Context, parameter: click.Parameter, values: tuple[
 @click.option("--model", "models", type=NameChoice(SHIPPED), multiple=True, default=("vitbn",), show_default=True)
 @click.option(
     "--sharing",
-    "--way",
     "sharings",
     multiple=True,
     default=("1x0", "2x1"),
@@ -41,12 +45,15 @@ def _sharings(context: click.Context, parameter: click.Parameter, values: tuple[
 @click.option(
     "--engine",
     "engines",
-    type=NameList(SERVED_ENGINES),
-    default="onnxruntime",
+    type=click.Choice(SERVED_ENGINES),
+    multiple=True,
+    default=("onnxruntime",),
     show_default=True,
     help="Of the server.",
 )
-@click.option("--precision", "precisions", type=NameList(PRECISIONS), default="fp32", show_default=True)
+@click.option(
+    "--precision", "precisions", type=click.Choice(PRECISIONS), multiple=True, default=("fp32",), show_default=True
+)
 @click.option(
     "--batch", "batches", type=click.IntRange(1, LARGEST_BATCH), multiple=True, default=(1, 64), show_default=True
 )
@@ -84,16 +91,21 @@ def _sharings(context: click.Context, parameter: click.Parameter, values: tuple[
 def throughput(
     context: click.Context,
     /,
-    batches: tuple[int, ...],
-    in_flight: tuple[int, ...],
-    rates: tuple[float, ...],
+    models: Sequence[str],
+    engines: Sequence[Any],
+    precisions: Sequence[Any],
+    sharings: Sequence[tuple[int, int]],
+    batches: Sequence[int],
+    in_flight: Sequence[int],
+    rates: Sequence[float],
+    protocols: Sequence[Any],
+    memories: Sequence[Any],
     generator: str,
     seconds: float,
     rounds: int,
     max_p99_ms: float,
     wanted: str,
     json_path: Path | None,
-    **targets: Any,
 ) -> None:
     """Load the server with requests of --batch images, at a number in flight or at a rate, and compare with this
     process.
@@ -101,46 +113,50 @@ def throughput(
     --engine and --precision apply to both. The output names what this machine cannot run.
     """
     from benchmarks.load.published import device_of_server
-    from benchmarks.load.turns import Plan, run
+    from benchmarks.load.rounds import run
     from benchmarks.measure.run import recording
-    from benchmarks.reporting import throughput_report as report
+    from benchmarks.reporting.throughput_report import text
     from serving.running import ServerFailed
 
-    loads, wrong = _loads(batches, in_flight or (() if rates else IN_FLIGHT), rates, seconds), False
+    loads = _loads(batches, in_flight or (() if rates else IN_FLIGHT), rates, seconds)
     try:
-        plan = Plan(_targets(**targets), loads, _generator(generator), seconds, rounds, device_of_server(wanted))
-        about = {"generator": plan.generator, "seconds": seconds, "rounds": rounds, "max_p99_ms": max_p99_ms}
-        with recording(json_path, cores(), plan.device) as record:
-            for outcome in run(plan):
-                record.update([{**about, **row} for row in report.fields(outcome)])
-                wrong = outcome.wrong
-            click.echo(report.text(record.rows, plan.device))
+        device, generator = device_of_server(wanted), _generator(generator)
+        served = product(loads, models, engines, precisions, sharings, protocols, memories)
+        cells = [_cell(*each, device) for each in served]
+        about = {"generator": generator, "seconds": seconds, "rounds": rounds, "max_p99_ms": max_p99_ms}
+        with recording(json_path, cores(), device) as record:
+            for rows in run(cells, generator, seconds, rounds):
+                record.update([{**about, **row} for row in rows])
+            click.echo(text(record.rows, device))
     except (Failed, ServerFailed, OSError) as error:
         raise click.ClickException(str(error)) from error
-    context.exit(1 if wrong else 0)
+    context.exit(1 if any("wrong_answer" in row for row in record.rows) else 0)
 
 
-def _targets(
-    models: Sequence[str],
-    engines: Sequence[Any],
-    precisions: Sequence[Any],
-    sharings: Sequence[Sharing],
-    protocols: Sequence[Any],
-    memories: Sequence[Any],
-) -> list[Target]:
-    forms = [Form(*each) for each in product(models, engines, precisions)]
-    return list(dict.fromkeys(Target(*each) for each in product(forms, sharings, protocols, memories)))
+def _cell(
+    load: Workload,
+    model: str,
+    engine: Any,
+    precision: Any,
+    sharing: tuple[int, int],
+    protocol: Any,
+    memory: Any,
+    device: Device,
+) -> Cell:
+    instances, threads = sharing
+    workload = replace(load, protocol=protocol, shared_memory=memory, instances=instances)
+    return Candidate(model, engine, precision, threads, device), workload
 
 
-def _loads(batches: Sequence[int], in_flight: Sequence[int], rates: Sequence[float], seconds: float) -> list[Load]:
-    open_loops = [Load(batch, rate=rate) for batch in batches for rate in sorted(rates)]
+def _loads(batches: Sequence[int], in_flight: Sequence[int], rates: Sequence[float], seconds: float) -> list[Workload]:
+    open_loops = [Workload(batch, rate=rate) for batch in batches for rate in sorted(rates)]
     for load in open_loops:
         if (requests := load.requests(seconds)) < MIN_REQUESTS:
             raise click.UsageError(
                 f"--rate {load.rate:g} with --batch {load.batch}: expected {MIN_REQUESTS} requests or more in "
                 f"{seconds:g} s, found {requests}; ask for more --seconds or a higher rate"
             )
-    return [Load(batch, count) for batch in batches for count in sorted(in_flight)] + open_loops
+    return [Workload(batch, count) for batch in batches for count in sorted(in_flight)] + open_loops
 
 
 def _generator(asked: str) -> str:

@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 
 from benchmarks.load import hostile
 from benchmarks.load.published import publish as export_and_publish
-from benchmarks.load.terms import Form
 from benchmarks.load.verdicts import Asker, Verdicts, meanwhile
+from benchmarks.load.workload import Candidate
 from clients.classifier import AsyncClassifier, Options
 from clients.errors import ClientError
 from clients.probe import probe_server
@@ -67,7 +67,7 @@ class BehindProxy:
         """Publishes `model`; returns images (batch, 1, 28, 28) and logits (batch, classes)."""
         from export.equivalence import embedded_sample, onnx_classifier
 
-        published = export_and_publish(Form(model), self._repository, {model: None})
+        published = export_and_publish(Candidate(model), self._repository, {model: None})
         images = embedded_sample(published.config).images[:batch]
         return images, onnx_classifier(published.data)(images).astype(np.float32)
 

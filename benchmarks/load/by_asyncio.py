@@ -15,16 +15,14 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.load.terms import (
+from benchmarks.load.workload import (
     MAX_IN_FLIGHT,
+    Candidate,
     Failed,
     LeftOut,
-    Load,
-    Measure,
-    Sample,
-    Target,
-    arrivals_s,
-    sample,
+    Workload,
+    figures,
+    served_name,
     unmeasured,
 )
 from clients.classifier import AsyncClassifier, Options
@@ -70,31 +68,32 @@ class ServerTimes:
         )
 
 
-def measurer(server: Server, target: Target, images: Images) -> Measure:
+def measure(
+    server: Server, candidate: Candidate, workload: Workload, images: Images, seconds: float
+) -> dict[str, float]:
     """Images uint8 (n, C, H, W)."""
-    return lambda load, seconds: asyncio.run(_measure(server, target, images, load, seconds))
+    return asyncio.run(_measure(server, served_name(candidate, workload), workload, images, seconds))
 
 
-async def _measure(server: Server, target: Target, images: Images, load: Load, seconds: float) -> Sample:
+async def _measure(server: Server, name: str, workload: Workload, images: Images, seconds: float) -> dict[str, float]:
     import numpy as np
 
-    batch = np.resize(images, (load.batch, *images.shape[1:]))
-    url = server.grpc_url if target.protocol == "grpc" else server.http_url
-    in_flight = load.in_flight or MAX_IN_FLIGHT
-    options = Options(url, target.protocol, retry_s=0, batch_size=load.batch, concurrency=in_flight)
-    classifier = AsyncClassifier(options, target.served_name)
+    batch = np.resize(images, (workload.batch, *images.shape[1:]))
+    in_flight = workload.in_flight or MAX_IN_FLIGHT
+    options = Options(*workload.address(server), retry_s=0, batch_size=workload.batch, concurrency=in_flight)
+    classifier = AsyncClassifier(options, name)
     try:
         async with classifier:
             await classifier.answer(batch)  # connects
-            before = server_times(server.http_url, target.served_name)
-            if load.in_flight is not None:
-                answered = await closed_loop(lambda: classifier.answer(batch), load.in_flight, seconds)
+            before = server_times(server.http_url, name)
+            if workload.in_flight is not None:
+                answered = await closed_loop(lambda: classifier.answer(batch), workload.in_flight, seconds)
             else:
-                answered = await open_loop(lambda: classifier.answer(batch), arrivals_s(load, seconds), seconds)
-            server_ms = server_times(server.http_url, target.served_name).mean_ms_since(before)
+                answered = await open_loop(lambda: classifier.answer(batch), workload.due_s(seconds), seconds)
+            server_ms = server_times(server.http_url, name).mean_ms_since(before)
     except ClientError as error:
         raise unmeasured(str(error)) from error
-    return sample(answered.latencies_s, answered.requests_per_s * load.batch, server_ms)
+    return figures(answered.latencies_s, answered.requests_per_s * workload.batch, server_ms)
 
 
 def server_times(http_url: str, name: str) -> ServerTimes:

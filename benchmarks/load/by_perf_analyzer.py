@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.load.terms import MAX_IN_FLIGHT, Failed, LeftOut, Load, Measure, Sample, Target, arrivals_s, unmeasured
+from benchmarks.load.workload import MAX_IN_FLIGHT, Candidate, Failed, LeftOut, Workload, served_name, unmeasured
 
 if TYPE_CHECKING:
     from export.equivalence import Images
@@ -46,45 +46,47 @@ def write_requests(path: Path, requests: Images, shape: Sequence[int] = ()) -> N
     path.write_text(json.dumps({"data": data}))
 
 
-def measurer(server: Server, target: Target, images: Images, folder: Path) -> Measure:
+def measure(
+    server: Server, candidate: Candidate, workload: Workload, images: Images, seconds: float, folder: Path
+) -> dict[str, float]:
     """Images uint8 (n, C, H, W)."""
+    name, whole = served_name(candidate, workload), candidate.engine == "openvino"  # its dims include the batch
+    requests, report, intervals = (folder / f"{name}.{kind}" for kind in ("json", "csv", "intervals"))
+    url, protocol = workload.address(server)
+    command = [str(program()), "-m", name, "-u", url, "-i", protocol]
+    command += ["--shared-memory", workload.shared_memory, "--input-data", str(requests)]
+    command += _in_batches(requests, workload.batch, images, whole)
+    if workload.rate is None:
+        command += ["--concurrency-range", f"{workload.in_flight}:{workload.in_flight}"]
+    else:
+        _write_intervals(intervals, workload, seconds)
+        threads = min(MAX_IN_FLIGHT, max(1, workload.requests(1)))
+        command += ["--request-intervals", str(intervals), "--max-threads", str(threads)]
+    # Average the windows whatever their spread: the spread between rounds says more.
+    command += ["-p", str(int(1000 * seconds / WINDOWS)), "-r", str(WINDOWS), "-s", "999"]
+    _run(command, report)
+    return _read(report, workload.batch if whole else 1)
+
+
+def _in_batches(requests: Path, batch: int, images: Images, whole: bool) -> list[str]:
     import numpy as np
 
-    url = server.grpc_url if target.protocol == "grpc" else server.http_url
-    command = [str(program()), "-m", target.served_name, "-u", url, "-i", target.protocol]
-    command += ["--shared-memory", target.shared_memory]
-    requests, report, intervals = (folder / f"{target.served_name}.{kind}" for kind in ("json", "csv", "intervals"))
-    whole = target.form.engine == "openvino"  # its dims include the batch
-
-    def batches(load: Load) -> list[str]:
-        if not whole:
-            write_requests(requests, images)
-            return ["-b", str(load.batch)]
-        shape = (load.batch, *images.shape[1:])
-        write_requests(requests, np.resize(images, (1, *shape)), shape)
-        room = LARGEST_LOGITS * load.batch
-        return ["--shape", f"image:{','.join(map(str, shape))}", "--output-shared-memory-size", str(room)]
-
-    def measure(load: Load, seconds: float) -> Sample:
-        if load.rate is None:
-            what = ["--concurrency-range", f"{load.in_flight}:{load.in_flight}"]
-        else:
-            _write_intervals(intervals, load, seconds)
-            threads = min(MAX_IN_FLIGHT, max(1, load.requests(1)))
-            what = ["--request-intervals", str(intervals), "--max-threads", str(threads)]
-        # Average the windows whatever their spread: the spread between rounds says more.
-        how = ["-p", str(int(1000 * seconds / WINDOWS)), "-r", str(WINDOWS), "-s", "999"]
-        _run([*command, "--input-data", str(requests), *batches(load), *what, *how], report)
-        return _read(report, load.batch if whole else 1)
-
-    return measure
+    if not whole:
+        write_requests(requests, images)
+        return ["-b", str(batch)]
+    shape = (batch, *images.shape[1:])
+    write_requests(requests, np.resize(images, (1, *shape)), shape)
+    return [
+        *("--shape", f"image:{','.join(map(str, shape))}"),
+        *("--output-shared-memory-size", str(LARGEST_LOGITS * batch)),
+    ]
 
 
-def _write_intervals(path: Path, load: Load, seconds: float) -> None:
+def _write_intervals(path: Path, workload: Workload, seconds: float) -> None:
     """Microseconds before each request; perf_analyzer starts over after the last."""
     import numpy as np
 
-    due_us = np.round(1e6 * arrivals_s(load, seconds))
+    due_us = np.round(1e6 * workload.due_s(seconds))
     path.write_text("".join(f"{max(1, int(interval))}\n" for interval in np.diff(due_us, prepend=0)))
 
 
@@ -101,10 +103,13 @@ def _run(command: list[str], report: Path) -> None:
         raise unmeasured(f"perf_analyzer stopped with exit code {done.returncode}: {words[-LONGEST_WORDS:]}")
 
 
-def _read(report: Path, images: int) -> Sample:
+def _read(report: Path, images: int) -> dict[str, float]:
     """An inference has `images` images; the report's times are microseconds."""
     with report.open(newline="") as file:
         row = next(csv.DictReader(file))
-    p50, p90, p95, p99 = (float(row[f"p{percent} latency"]) / 1000 for percent in (50, 90, 95, 99))
-    queue_ms, compute_ms = float(row["Server Queue"]) / 1000, sum(float(row[name]) for name in COMPUTE) / 1000
-    return Sample(images * float(row["Inferences/Second"]), p50, p90, p95, p99, queue_ms, compute_ms)
+    return {
+        "images_per_s": images * float(row["Inferences/Second"]),
+        **{f"p{percent}_ms": float(row[f"p{percent} latency"]) / 1000 for percent in (50, 90, 95, 99)},
+        "server_queue_ms": float(row["Server Queue"]) / 1000,
+        "server_compute_ms": sum(float(row[name]) for name in COMPUTE) / 1000,
+    }

@@ -10,7 +10,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 from benchmarks.contest.runtimes import Device, Setup
-from benchmarks.load.terms import InProcess, Load, Measure, Sample, sample
+from benchmarks.load.workload import Candidate, Workload, figures
 
 if TYPE_CHECKING:
     from benchmarks.contest.engines import Run
@@ -44,10 +44,9 @@ class Instance:
         return call.with_copies
 
 
-def instances(published: Published, who: InProcess, device: Device = "cpu") -> list[Instance]:
-    threads = who.sharing.threads
-    setup = Setup(who.form.engine, who.form.precision, device, threads, published.config)
-    return [_instance(published, setup) for _ in range(who.sharing.instances)]
+def instances(published: Published, candidate: Candidate, count: int) -> list[Instance]:
+    setup = Setup(candidate.engine, candidate.precision, candidate.device, candidate.threads, published.config)
+    return [_instance(published, setup) for _ in range(count)]
 
 
 def _instance(published: Published, setup: Setup) -> Instance:
@@ -70,29 +69,26 @@ def _start(published: Published, setup: Setup) -> Run:
     return start(published.data, setup)
 
 
-def measurer(copies: Sequence[Instance], images: Images) -> Measure:
+def measure(copies: Sequence[Instance], workload: Workload, images: Images, seconds: float) -> dict[str, float]:
     """A thread per instance; images uint8 (n, C, H, W)."""
     import numpy as np
 
-    def measure(load: Load, seconds: float) -> Sample:
-        batch = np.resize(images, (load.batch, *images.shape[1:]))
-        busy = copies[: load.in_flight]
-        calls = []
-        for each in busy:
-            with each.in_stream():
-                calls.append(each.call(batch))
-        begin = perf_counter()
+    batch = np.resize(images, (workload.batch, *images.shape[1:]))
+    busy = copies[: workload.in_flight]
+    calls = []
+    for each in busy:
+        with each.in_stream():
+            calls.append(each.call(batch))
+    begin = perf_counter()
 
-        def work(instance: Instance, call: Callable[[], object]) -> list[float]:
-            took_s = []
-            with instance.in_stream():
-                while (sent := perf_counter()) < begin + seconds:
-                    call()
-                    took_s.append(perf_counter() - sent)
-            return took_s
+    def work(instance: Instance, call: Callable[[], object]) -> list[float]:
+        took_s = []
+        with instance.in_stream():
+            while (sent := perf_counter()) < begin + seconds:
+                call()
+                took_s.append(perf_counter() - sent)
+        return took_s
 
-        with ThreadPoolExecutor(len(busy)) as pool:
-            latencies_s = np.concatenate(list(pool.map(work, busy, calls)))
-        return sample(latencies_s, len(latencies_s) * load.batch / (perf_counter() - begin), None)
-
-    return measure
+    with ThreadPoolExecutor(len(busy)) as pool:
+        latencies_s = np.concatenate(list(pool.map(work, busy, calls)))
+    return figures(latencies_s, len(latencies_s) * workload.batch / (perf_counter() - begin))

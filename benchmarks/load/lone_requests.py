@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.load.published import publish
-from benchmarks.load.terms import Form
 from benchmarks.load.verdicts import Asker, Verdicts
+from benchmarks.load.workload import Candidate
 from export.equivalence import embedded_sample, onnx_classifier
 from export.publishing.publish import read_config
 from export.publishing.triton_config import to_text
@@ -28,7 +28,7 @@ LATE_MS = 400.0  # a request that misses its wake-up sleeps for 500 ms
 def lone_requests() -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="lone-") as folder:
         repository = Path(folder)
-        published = publish(Form(MODEL), repository, {MODEL: None, UNBOUNDED: None})
+        published = publish(Candidate(MODEL), repository, {MODEL: None, UNBOUNDED: None})
         _without_bound(repository / UNBOUNDED)
         images = embedded_sample(published.config).images[:1]
         logits = onnx_classifier(published.data)(images).astype(np.float32)

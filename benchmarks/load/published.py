@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from benchmarks.load.terms import Form, Sharing, WrongAnswer
+from benchmarks.load.workload import Candidate, WrongAnswer
 from models.catalog import shipped
 
 if TYPE_CHECKING:
@@ -50,9 +50,11 @@ def server_arguments() -> list[str]:
 
 
 def publish(
-    form: Form, repository: Path, names: Mapping[str, Sharing | None], device: Device = "cpu", largest: int = 1
+    candidate: Candidate, repository: Path, names: Mapping[str, tuple[int, int] | None], largest: int = 1
 ) -> Published:
-    """Exports with all rewrites and publishes under each name, for requests of `largest` images.
+    """Exports with all rewrites and publishes under each name with its instances and threads, or the usual ones.
+
+    Requests may have `largest` images.
 
     Raises ExportError, or DataError if the check of a lower precision lacks the test images.
     """
@@ -60,18 +62,19 @@ def publish(
     from export.publishing.publish import publish as publish_artifact
     from export.publishing.triton_config import MAX_BATCH_SIZE, Serving
 
-    engine: Any = form.engine
-    precision: Any = "fp32" if form.precision == "bf16" else form.precision  # OpenVINO rounds a float32 file itself
+    engine: Any = candidate.engine
+    bfloat16 = candidate.precision == "bf16"
+    precision: Any = "fp32" if bfloat16 else candidate.precision  # OpenVINO rounds a float32 file itself
     if engine == "tensorrt":
-        exported = export_checkpoint(shipped(form.model), ExportOptions(rewrites="all", fuse_attention=True))
+        exported = export_checkpoint(shipped(candidate.model), ExportOptions(rewrites="all", fuse_attention=True))
         artifact = _engine(exported.exported, precision, largest)
     else:
-        exported = export_checkpoint(shipped(form.model), ExportOptions(rewrites="all", precision=precision))
+        exported = export_checkpoint(shipped(candidate.model), ExportOptions(rewrites="all", precision=precision))
         artifact = exported.artifact
     for name, sharing in names.items():
-        instances, threads = (sharing.instances, sharing.threads) if sharing else (None, None)
-        bfloat16, most = form.precision == "bf16", max(largest, MAX_BATCH_SIZE)
-        publish_artifact(repository, name, artifact, Serving(engine, instances, threads, bfloat16, most, device))
+        instances, threads = sharing or (None, None)
+        serving = Serving(engine, instances, threads, bfloat16, max(largest, MAX_BATCH_SIZE), candidate.device)
+        publish_artifact(repository, name, artifact, serving)
     return Published(exported.onnx, artifact.config, artifact.data if engine == "tensorrt" else None)
 
 

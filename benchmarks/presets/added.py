@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from benchmarks.contest.runtimes import PRECISIONS, SERVED_ENGINES, why_not
-from benchmarks.load.terms import LARGEST_BATCH, Failed, Form, InProcess, Sharing
+from benchmarks.load.workload import LARGEST_BATCH, Candidate, Failed
 from benchmarks.measure.choices import dataset_options, json_option, seconds_option
 from benchmarks.measure.machine import cores
 from clients.options import DEFAULTS
@@ -18,7 +18,6 @@ from models.catalog import SHIPPED
 from models.data import DataError, load_dataset
 
 if TYPE_CHECKING:
-    from benchmarks.contest.runtimes import Device
     from benchmarks.measure.run import Record
     from export.equivalence import Images
 
@@ -66,15 +65,13 @@ def added(
         if reason := why_not(engine, precision, device):
             raise Failed(reason)
         with recording(json_path, cores(), device) as record:
-            _measure(Form(model, engine, precision), batch, device, images, seconds, streamed, record)
+            _measure(Candidate(model, engine, precision, device=device), batch, images, seconds, streamed, record)
     except (ClientError, DataError, ExportError, ServerFailed, Failed, OSError) as error:
         raise click.ClickException(str(error)) from error
     click.echo(text(record.rows, device))
 
 
-def _measure(
-    form: Form, batch: int, device: Device, images: Images, seconds: float, streamed: int, record: Record
-) -> None:
+def _measure(candidate: Candidate, batch: int, images: Images, seconds: float, streamed: int, record: Record) -> None:
     from benchmarks.contest.engines import start
     from benchmarks.load import in_process, transports
     from benchmarks.load.published import check, publish, server_arguments
@@ -82,17 +79,17 @@ def _measure(
     from serving.running import running_server
 
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        published = publish(form, Path(folder), {form.model: None}, device, batch)
-        (alone,) = in_process.instances(published, InProcess(form, Sharing(1, 0)), device)
+        published = publish(candidate, Path(folder), {candidate.model: None}, batch)
+        (alone,) = in_process.instances(published, candidate, 1)
         server = stack.enter_context(running_server(Path(folder), server_arguments()))
         connected = {name: transports.connect(server, name, batch) for name in transports.TRANSPORTS}
         classifiers = {name: stack.enter_context(each) for name, each in connected.items()}
         expected = start(published.data)(images[:CHECKED])
-        check("in process", alone.logits(images[:CHECKED], batch), expected, form.precision)
+        check("in process", alone.logits(images[:CHECKED], batch), expected, candidate.precision)
         for name, classifier in classifiers.items():
-            check(name, classifier.logits(images[:CHECKED]), expected, form.precision)
+            check(name, classifier.logits(images[:CHECKED]), expected, candidate.precision)
         rows: list[dict[str, Any]] = []
-        about = {"model": form.model, "engine": form.engine, "precision": form.precision, "batch_size": batch}
+        about = {name: getattr(candidate, name) for name in ("model", "engine", "precision")} | {"batch_size": batch}
         for count in (len(images), 1):
             contestants = transports.calls(classifiers, partial(alone.logits, images[:count], batch), images[:count])
 
@@ -101,7 +98,7 @@ def _measure(
                 record.update(rows)
 
             finished_rounds(partial(time_interleaved, contestants, seconds, f"{count} images a call"), add)
-        statistics_url = f"http://{server.http_url}/v2/models/{form.model}/stats"
+        statistics_url = f"http://{server.http_url}/v2/models/{candidate.model}/stats"
         for name, samples in transports.client_part_ns(classifiers, statistics_url, images[:1]).items():
             row = next(row for row in rows if (row["transport"], row["images_a_call"]) == (name, 1))
             row |= {"client_ms": median(samples) / 1e6, "client_samples_ns": samples}

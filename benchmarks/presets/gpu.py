@@ -26,7 +26,7 @@ RUNTIMES = (
     *("torch-sdpa-optimized", "torch-cudagraphs-optimized", "onnx-optimized"),
     *("tensorrt-plain", "tensorrt-folded", "tensorrt", "tensorrt-cudagraph"),
 )
-SERVED = ("--engine", "onnxruntime,tensorrt", "--device", "cuda", "--sharing", "1x0", "--rounds", "2")
+SERVED = ("--engine", "onnxruntime", "--engine", "tensorrt", "--device", "cuda", "--sharing", "1x0", "--rounds", "2")
 PRECISIONS = ("fp32", "fp16")
 GRACE_S = 30.0  # of a step that is stopped
 
@@ -55,7 +55,7 @@ def steps(output: Path) -> Iterator[Step]:
         yield Step("export.to_tensorrt", "tensorrt", ("--model", model, "--precision", "fp16", *where), 2)
     many = ("--precision", "fp16", "--batch", "5000", *_each("--in-flight", "1", "2"))
     memories = _each("--shared-memory", "none", "system", "cuda")
-    few = ("--precision", ",".join(PRECISIONS), *_each("--batch", "1", "64"), *_each("--in-flight", "1", "16"))
+    few = (*_each("--precision", *PRECISIONS), *_each("--batch", "1", "64"), *_each("--in-flight", "1", "16"))
     for name, load, minutes in (
         ("throughput-5000", (*_each("--model", *SERVED_MODELS), *many, *memories), 5),
         ("throughput", (*_each("--model", "vitbn"), *few), 4),
@@ -122,7 +122,7 @@ def _missing_packages() -> Iterator[str]:
 def _missing_programs_and_images(fetch: bool) -> Iterator[str]:
     """Without the images only the last steps would fail, after a quarter of an hour."""
     from benchmarks.load.by_perf_analyzer import program
-    from benchmarks.load.terms import Failed
+    from benchmarks.load.workload import Failed
     from models.data import DataError, find_mnist
     from serving.launcher import native_server
 

@@ -10,7 +10,7 @@ from benchmarks.contest.foreign_contestants import OPENVINO_OURS, OPTIMISER, OUR
 from benchmarks.contest.rewritten import ALL, BEST, EAGER, ONE_CALL, PLAIN
 from benchmarks.contest.runtimes import ORT
 from benchmarks.load.saturation import saturation
-from benchmarks.load.terms import engine_and_sharing, wire
+from benchmarks.load.workload import engine_and_sharing, wire
 from benchmarks.measure.run import Row, Run
 from benchmarks.measure.timing import Durations, Ratio, ratio_with_interval
 

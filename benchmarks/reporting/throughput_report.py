@@ -1,63 +1,16 @@
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
-from dataclasses import fields as fields_of
-from statistics import median
-from typing import Any
+from collections.abc import Sequence
 
 from benchmarks.load.saturation import saturation
-from benchmarks.load.terms import Load, Sample, Target, engine_and_sharing, in_process, wire
-from benchmarks.load.turns import Outcome, Who
+from benchmarks.load.workload import engine_and_sharing, wire
+from benchmarks.measure.run import Row
 from benchmarks.measure.tables import table
 
-Row = Mapping[str, Any]
-ALONE = {"protocol": "in process", "shared_memory": "none"}
 HEADER = (
     *("model", "instances x threads", "images a request", "asked", "images/s", "in process"),
     *("p50 ms", "p90 ms", "p95 ms", "p99 ms", "queue ms", "compute ms"),
 )
-
-
-def fields(outcome: Outcome) -> list[Row]:
-    """Medians over the rounds; then the loads that were left out."""
-    missing = [_named(who, load) | {"reason": why} for (who, load), why in outcome.left_out.items()]
-    return [*_rows(outcome), *missing]
-
-
-def _rows(outcome: Outcome) -> Iterator[Row]:
-    for (who, load), taken in outcome.samples.items():
-        if isinstance(who, Target):
-            served = {field.name: _middle(taken, field.name) for field in fields_of(Sample)}
-            alone = outcome.samples.get(in_process(who, load), []) if load.in_flight else []
-            yield {
-                **_named(who, load),
-                **served,
-                **_compared(served, alone),
-                "rounds_images_per_s": [each.images_per_s for each in taken],
-                "rounds_p50_ms": [each.p50_ms for each in taken],
-                "rounds_in_process_images_per_s": [each.images_per_s for each in alone],
-            }
-
-
-def _named(who: Who, load: Load) -> dict[str, Any]:
-    reached = {"protocol": who.protocol, "shared_memory": who.shared_memory} if isinstance(who, Target) else ALONE
-    return {**asdict(who.form), **reached, **asdict(who.sharing), **asdict(load)}
-
-
-def _compared(served: Row, alone: Sequence[Sample]) -> Row:
-    images_per_s, p50_ms = _middle(alone, "images_per_s"), _middle(alone, "p50_ms")
-    return {
-        "in_process_images_per_s": images_per_s,
-        "in_process_p50_ms": p50_ms,
-        "of_in_process": served["images_per_s"] / images_per_s if images_per_s else None,
-        "added_ms": served["p50_ms"] - p50_ms if p50_ms else None,
-    }
-
-
-def _middle(samples: Sequence[Sample], name: str) -> float | None:
-    values = [value for each in samples if (value := getattr(each, name)) is not None]
-    return float(median(values)) if values else None
 
 
 def text(rows: Sequence[Row], device: str) -> str:

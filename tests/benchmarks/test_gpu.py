@@ -53,7 +53,7 @@ def test_the_server_is_measured_with_tensorrt_and_in_every_memory() -> None:
     (many,) = (line for line in words if "throughput-5000.json" in line)
     assert "--batch 5000" in many
     assert "--shared-memory none --shared-memory system --shared-memory cuda" in many
-    assert sum("--engine onnxruntime,tensorrt" in line for line in words) == 2
+    assert sum("--engine onnxruntime --engine tensorrt" in line for line in words) == 2
     assert any("throughput.py --preset added --engine tensorrt" in line for line in words)
 
 

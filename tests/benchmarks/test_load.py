@@ -9,22 +9,11 @@ import pytest
 from benchmarks.load import by_asyncio
 from benchmarks.load.by_asyncio import ServerTimes, closed_loop, open_loop
 from benchmarks.load.saturation import saturation
-from benchmarks.load.terms import (
-    Failed,
-    Form,
-    LeftOut,
-    Load,
-    Sharing,
-    Target,
-    arrivals_s,
-    in_process,
-    sample,
-    unmeasured,
-)
 from benchmarks.load.verdicts import Verdicts, meanwhile
+from benchmarks.load.workload import Failed, LeftOut, Workload, figures, unmeasured
 
 SERVICE_S, STALL_S, SECONDS = 0.002, 0.3, 1.0
-RATE = Load(batch=1, rate=100)
+RATE = Workload(batch=1, rate=100)
 T = TypeVar("T")
 
 
@@ -66,19 +55,19 @@ def one_at_a_time(stalled: int) -> Callable[[], Awaitable[None]]:
 
 
 def test_arrivals_are_a_poisson_process_of_an_exact_rate() -> None:
-    due_s = arrivals_s(Load(batch=64, rate=64_000), 10)
+    due_s = Workload(batch=64, rate=64_000).due_s(10)
     assert len(due_s) == 10_000
     assert due_s.min() >= 0
     assert due_s.max() <= 10
     gaps_s = np.diff(due_s)
     assert gaps_s.min() >= 0
     assert gaps_s.std() == pytest.approx(gaps_s.mean(), rel=0.05)  # even arrivals give 0
-    assert (arrivals_s(Load(batch=64, rate=64_000), 10) == due_s).all()
+    assert (Workload(batch=64, rate=64_000).due_s(10) == due_s).all()
 
 
 def test_a_stall_is_in_the_latency_of_all_that_was_due_meanwhile(sleepless: Callable[..., Any]) -> None:
     async def both() -> tuple[by_asyncio.Answered, by_asyncio.Answered]:
-        due_s = arrivals_s(RATE, SECONDS)
+        due_s = RATE.due_s(SECONDS)
         return (
             await open_loop(one_at_a_time(20), due_s, SECONDS),
             await closed_loop(one_at_a_time(20), 1, SECONDS),
@@ -88,7 +77,7 @@ def test_a_stall_is_in_the_latency_of_all_that_was_due_meanwhile(sleepless: Call
     assert len(opened.latencies_s) == 100
     # About 30 requests were due during the stall.
     assert 20 <= (opened.latencies_s > 0.02).sum() <= 60
-    assert sample(opened.latencies_s, 0, None).p99_ms > 800 * STALL_S
+    assert figures(opened.latencies_s, 0)["p99_ms"] > 800 * STALL_S
     # A closed loop meets the stall once.
     assert np.percentile(closed.latencies_s, 90) < STALL_S / 4
     assert (closed.latencies_s >= STALL_S).sum() == 1
@@ -110,7 +99,7 @@ def test_a_rate_above_what_the_server_answers(monkeypatch: pytest.MonkeyPatch, s
             await answer()
             now -= 1
 
-        return await open_loop(ask, arrivals_s(Load(batch=1, rate=4000), 0.5), 0.5)
+        return await open_loop(ask, Workload(batch=1, rate=4000).due_s(0.5), 0.5)
 
     answered = sleepless(overloaded())
     assert most == 4
@@ -159,8 +148,8 @@ def test_server_times_are_means_of_the_requests_since() -> None:
 
 
 def test_in_process_no_more_are_in_flight_than_answer() -> None:
-    target = Target(Form("vit"), Sharing(2, 1), "grpc", "none")
-    assert [in_process(target, Load(64, count))[1].in_flight for count in (1, 2, 8)] == [1, 2, 2]
+    alone = [Workload(64, count, protocol="grpc", instances=2).alone() for count in (1, 2, 8)]
+    assert [each.in_flight for each in alone] == [1, 2, 2]
 
 
 def row(images_per_s: float | None, p99_ms: float = 10, **load: Any) -> dict[str, Any]:

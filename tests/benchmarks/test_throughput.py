@@ -3,6 +3,7 @@ import os
 import re
 import time
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -16,13 +17,14 @@ from tritonclient.grpc import model_config_pb2 as pb
 
 from benchmarks import throughput
 from benchmarks.contest import engines
-from benchmarks.load import by_perf_analyzer, in_process, published, turns
+from benchmarks.load import by_perf_analyzer, in_process, published, rounds
 from benchmarks.load.published import Published
 from benchmarks.load.saturation import saturation
-from benchmarks.load.terms import Failed, Form, InProcess, LeftOut, Load, Sample, Sharing, Target, WrongAnswer
+from benchmarks.load.workload import Candidate, Failed, LeftOut, Workload, WrongAnswer
 from models.config import ModelConfig
 from models.data import DataError
 
+ENGINES = [word for engine in ("onnxruntime", "openvino", "tensorrt") for word in ("--engine", engine)]
 PERCENTILES = ("p50_ms", "p90_ms", "p95_ms", "p99_ms")
 
 
@@ -66,7 +68,7 @@ def rows_of(path: Path, result: Result, *reasons: str) -> list[dict[str, Any]]:
 def test_a_short_run(tmp_path: Path) -> None:
     path = tmp_path / "throughput.json"
     loads = ("--batch", 16, "--in-flight", 4, "--rate", 800)
-    reached = ("--way", "2x1", "--protocol", "grpc", "--protocol", "http", "--shared-memory", "system")
+    reached = ("--sharing", "2x1", "--protocol", "grpc", "--protocol", "http", "--shared-memory", "system")
     result = run(*loads, *reached, "--json", path)
     rows = rows_of(path, result)
     assert [(row["protocol"], row["in_flight"], row["rate"]) for row in rows] == [
@@ -92,7 +94,7 @@ def test_a_short_run(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("perf_analyzer")
 def test_engines_beside_one_another_with_large_requests(tmp_path: Path) -> None:
     path = tmp_path / "throughput.json"
-    asked = ("--engine", "onnxruntime,openvino,tensorrt", "--batch", 300, "--in-flight", 2, "--device", "cpu")
+    asked = (*ENGINES, "--batch", 300, "--in-flight", 2, "--device", "cpu")
     memories = ("--shared-memory", "system", "--shared-memory", "cuda")
     # On a busy machine perf_analyzer finds no whole request in a shorter window.
     result = run(*asked, *memories, "--sharing", "1x1", "--seconds", 4, "--json", path)
@@ -118,7 +120,7 @@ def test_engines_beside_one_another_with_large_requests(tmp_path: Path) -> None:
 def test_without_perf_analyzer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(by_perf_analyzer, "TOOL", tmp_path / "nothing")
     path = tmp_path / "throughput.json"
-    result = run("--way", "1x0", "--batch", 1, "--in-flight", 2, "--rate", 100, "--seconds", 1, "--json", path)
+    result = run("--sharing", "1x0", "--batch", 1, "--in-flight", 2, "--rate", 100, "--seconds", 1, "--json", path)
     assert "Load by asyncio: " in result.output
     assert "make perf_analyzer fetches it" in result.output
     rows = rows_of(path, result)
@@ -137,7 +139,7 @@ def test_perf_analyzer_asked_for_and_not_there(tmp_path: Path, monkeypatch: pyte
 def test_a_server_that_answers_otherwise_is_not_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = engines.start
     monkeypatch.setattr(engines, "start", lambda data, *setup: lambda images: real(data, *setup)(images) + 2e-3)
-    result = run("--way", "1x0", "--generator", "asyncio", "--json", tmp_path / "throughput.json")
+    result = run("--sharing", "1x0", "--generator", "asyncio", "--json", tmp_path / "throughput.json")
     assert result.exit_code == 1
     expected = (
         r"Error: vitbn-tiny-onnxruntime-fp32-1x0, grpc: expected logits within \de-04 of those in process, found 2"
@@ -146,76 +148,93 @@ def test_a_server_that_answers_otherwise_is_not_timed(tmp_path: Path, monkeypatc
     assert not list(tmp_path.iterdir())
 
 
+VIT = Candidate("vit")
+FIGURES = {"images_per_s": 1.0, "p50_ms": 2.0}
+
+
 def test_turns_share_what_they_are_compared_with() -> None:
-    one, two = (Target(Form("vit"), Sharing(1, 0), protocol, "none") for protocol in ("http", "grpc"))
-    alone = (InProcess(Form("vit"), Sharing(1, 0)), Load(1, 1))
-    loads = [Load(1, 1), Load(1, 8), Load(1, rate=50)]
-    assert turns.turns([one, two], loads) == [
-        alone,
-        *((who, load) for load in loads for who in (one, two)),
+    loads = [Workload(1, 1), Workload(1, 8), Workload(1, rate=50)]
+    cells: list[rounds.Cell] = [
+        (VIT, replace(load, protocol=protocol)) for load in loads for protocol in ("http", "grpc")
     ]
+    assert rounds.turns(cells) == [(VIT, Workload(1, 1)), *cells]
 
 
 def test_a_refused_load_is_left_out_with_its_reason() -> None:
-    figures, who = Sample(1, 2, 3, 4, 5), InProcess(Form("vit"), Sharing(1, 0))
-    order = [(who, Load(1, count)) for count in (1, 8)]
+    order: list[rounds.Cell] = [(VIT, Workload(1, count, protocol="grpc")) for count in (1, 8)]
 
-    def measure(load: Load, seconds: float) -> Sample:
-        if load.in_flight == 8:
+    def measure(candidate: Candidate, workload: Workload, seconds: float) -> dict[str, float]:
+        if workload.in_flight == 8:
             raise LeftOut("the server refused requests: Exceeds maximum queue size")
-        return figures
+        return FIGURES
 
-    *_, outcome = turns.take({who: measure}, order, 1, 3)
-    assert outcome.samples == {order[0]: [figures] * 3}
-    assert outcome.left_out == {order[1]: "the server refused requests: Exceeds maximum queue size"}
+    *_, taken = rounds.take(measure, order, 1, 3)
+    assert taken[order[0]] == [FIGURES] * 3
+    measured, missing = rounds.rows(taken)
+    assert (measured["in_flight"], measured["rounds_p50_ms"]) == (1, [2.0] * 3)
+    assert (missing["in_flight"], missing["reason"]) == (8, "the server refused requests: Exceeds maximum queue size")
 
 
 def test_what_fails_costs_its_own_figures_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    forms = [Form("vit", engine) for engine in ("onnxruntime", "tensorrt", "openvino")]
-    good, wrong, bad = (Target(form, Sharing(1, 0), "grpc", "none") for form in forms)
-    figures, calls = Sample(1, 2, 3, 4, 5), []
+    good, wrong, bad = (Candidate("vit", engine) for engine in ("onnxruntime", "tensorrt", "openvino"))
+    calls = []
 
-    def out_of_memory(load: Load, seconds: float) -> Sample:
-        calls.append(load)
-        raise MemoryError("5 GB are too many\nand more lines")
+    def measure(candidate: Candidate, workload: Workload, seconds: float) -> dict[str, float]:
+        if candidate == bad:
+            calls.append(candidate)
+            raise MemoryError("5 GB are too many\nand more lines")
+        return FIGURES
 
-    order = [(who, Load(1, 1)) for who in (good, wrong, bad)]
-    measures = {good: lambda load, seconds: figures, bad: out_of_memory}
-    *_, outcome = turns.take(measures, order, 1, 2, {wrong: WrongAnswer("other logits")})
-    assert outcome.samples == {order[0]: [figures] * 2}
-    assert outcome.left_out == {order[1]: "other logits", order[2]: "MemoryError: 5 GB are too many"}
-    assert outcome.wrong
+    order: list[rounds.Cell] = [(candidate, Workload(1, 1, protocol="grpc")) for candidate in (good, wrong, bad)]
+    *_, taken = rounds.take(measure, order, 1, 2, {order[1]: WrongAnswer("other logits")})
+    rows = rounds.rows(taken)
+    assert [row.get("reason") for row in rows] == [None, "other logits", "MemoryError: 5 GB are too many"]
+    assert [row.get("wrong_answer") for row in rows] == [None, True, None]
     assert len(calls) == 1
     assert "Not measured: vit-tensorrt-fp32-1x0, grpc: other logits" in capsys.readouterr().err
 
 
-def plan(*forms: Form, device: str = "cpu", batch: int = 1) -> turns.Plan:
-    targets = [Target(form, Sharing(1, 0), "grpc", "none") for form in forms]
-    return turns.Plan(targets, [Load(batch, 1)], "asyncio", 1, 1, device)
+def test_nothing_is_left_to_measure() -> None:
+    with pytest.raises(Failed, match="nothing was measured: other logits"):
+        next(
+            rounds.take(lambda *cell: FIGURES, [(VIT, Workload(1))], 1, 2, {(VIT, Workload(1)): Failed("other logits")})
+        )
 
 
 def test_a_form_that_cannot_be_made_costs_itself_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def make(form: Form, *more: Any) -> Published:
-        if form.precision == "fp16":
+    def make(candidate: Candidate, *more: Any) -> Published:
+        if candidate.precision == "fp16":
             raise DataError("mnist: expected its four idx files")
         return Published(b"", ModelConfig())
 
-    monkeypatch.setattr(turns, "publish", make)
-    forms = [Form("vit", "onnxruntime", precision) for precision in ("fp32", "fp16", "bf16")]
-    made, lost = turns._published(plan(*forms, device="cuda"), tmp_path)
+    monkeypatch.setattr(rounds, "publish", make)
+    forms = [Candidate("vit", precision=precision, device="cuda") for precision in ("fp32", "fp16", "bf16")]
+    made, lost = rounds.publish_all([(form, Workload(1, rate=50, protocol="grpc")) for form in forms], tmp_path)
     assert list(made) == forms[:1]
     assert [str(error) for error in lost.values()] == [
         "mnist: expected its four idx files",
         "ONNX Runtime on cuda is measured only in fp32, tf32, fp16",
     ]
     with pytest.raises(Failed, match="TensorRT needs another device than cpu"):
-        next(turns.run(plan(Form("vit", "tensorrt"))))
+        next(rounds.run([(Candidate("vit", "tensorrt"), Workload(1, 1, protocol="grpc"))], "asyncio", 1, 1))
+
+
+def test_candidates_that_differ_in_their_threads_share_an_export(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = []
+    monkeypatch.setattr(
+        rounds, "publish", lambda *arguments: made.append(arguments[2]) or Published(b"", ModelConfig())
+    )
+    sharings = [(1, 0), (2, 1)]
+    rounds.publish_all([(Candidate("vit", threads=t), Workload(1, 1, instances=n)) for n, t in sharings], tmp_path)
+    assert made == [{"vit-onnxruntime-fp32-1x0": (1, 0), "vit-onnxruntime-fp32-2x1": (2, 1)}]
 
 
 @pytest.mark.slow
 def test_the_server_takes_large_requests_on_the_gpu(tmp_path: Path) -> None:
-    form, sharing = Form("vitbn-tiny", "onnxruntime", "tf32"), Sharing(2, 1)
-    made = published.publish(form, tmp_path, {"it": sharing}, "cuda", 5000)
+    candidate = Candidate("vitbn-tiny", precision="tf32", device="cuda")
+    made = published.publish(candidate, tmp_path, {"it": (2, 1)}, 5000)
     config = text_format.Parse((tmp_path / "it" / "config.pbtxt").read_text(), pb.ModelConfig())
     assert (config.max_batch_size, made.plan) == (5000, None)
     assert [warmup.batch_size for warmup in config.model_warmup] == [1, 5000]
@@ -232,8 +251,7 @@ def test_a_plan_is_executed_in_process_too(monkeypatch: pytest.MonkeyPatch) -> N
         return "the plan"
 
     monkeypatch.setattr("benchmarks.contest.onnx_engines.execution", execution)
-    who = InProcess(Form("vit", "tensorrt"), Sharing(2, 0))
-    copies = in_process.instances(Published(b"onnx", ModelConfig(), b"plan"), who)
+    copies = in_process.instances(Published(b"onnx", ModelConfig(), b"plan"), Candidate("vit", "tensorrt"), 2)
     assert [copy.run for copy in copies] == ["the plan"] * 2
     assert asked == [(b"plan", 0, 0)] * 2
 
@@ -251,7 +269,7 @@ def test_answers_are_compared_relative_to_the_largest_logit(precision: Any, erro
 
 @pytest.mark.parametrize("way", ["2", "2x", "x", "axb", "1x2x3", "0x1", "1x-2"])
 def test_a_sharing_that_is_none(way: str) -> None:
-    result = run("--way", way)
+    result = run("--sharing", way)
     assert result.exit_code == 2
     assert f"expected INSTANCESxTHREADS, such as 2x1, found {way}" in result.output
 
@@ -283,8 +301,8 @@ def test_the_same_process_works_all_the_time_in_batches_of_the_load() -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engines, "start", lambda data, setup: run)
-        copies = in_process.instances(Published(b"", ModelConfig()), InProcess(Form("vit"), Sharing(2, 1)))
-        taken = in_process.measurer(copies, images)(Load(6, 2), 0.5)
+        copies = in_process.instances(Published(b"", ModelConfig()), Candidate("vit", threads=1), 2)
+        taken = in_process.measure(copies, Workload(6, 2), images, 0.5)
     assert set(sizes) == {6}
-    assert taken.images_per_s == pytest.approx(6 * len(sizes) / 0.5, rel=0.5)
-    assert taken.p50_ms >= 1
+    assert taken["images_per_s"] == pytest.approx(6 * len(sizes) / 0.5, rel=0.5)
+    assert taken["p50_ms"] >= 1

@@ -228,15 +228,15 @@ def served(folder: Path) -> None:
     from benchmarks.contest.subjects import example_images
     from benchmarks.load.in_process import instances
     from benchmarks.load.published import check, publish
-    from benchmarks.load.terms import Form, InProcess, Sharing
+    from benchmarks.load.workload import Candidate
 
-    form = Form("vitbn-tiny", "tensorrt")
-    published = publish(form, folder, {"it": Sharing(1, 0)}, "cuda", 64)
+    candidate = Candidate("vitbn-tiny", "tensorrt", device="cuda")
+    published = publish(candidate, folder, {"it": (1, 0)}, 64)
     images = example_images(published.config, 9)
     expected = start(published.data)(images)
     torch.cuda.Stream = torch.cuda.current_stream = lambda: SimpleNamespace(cuda_stream=7)  # the host is the device
     torch.cuda.stream, torch.Tensor.to = lambda stream: nullcontext(), lambda self, device: self
-    (copy,) = instances(published, InProcess(form, Sharing(1, 0)), "cuda")
+    (copy,) = instances(published, candidate, 1)
     check("for the server", copy.logits(images, 5), expected)
     run = start(published.data, Setup("tensorrt", "fp32", "cuda", 0, published.config, (4, 9)))
     check("in latency.py", run(torch.from_numpy(images)).numpy(), expected)

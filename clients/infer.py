@@ -80,15 +80,25 @@ _FILE = click.Path(exists=True, dir_okay=False)
     "  [default: 127.0.0.1, Triton's port]",
 )
 @click.option("--protocol", type=click.Choice(["http", "grpc"]), default="http", show_default=True)
-@click.option("--top", type=click.IntRange(1), metavar="K", help="Also print the K most probable labels.")
-@click.option("--split", is_flag=True, help="Read each separate shape, left to right.")
 @click.option(
-    "--reject-below", type=float, metavar="P", callback=_share, help="Reject answers with a probability below P."
+    "--top", type=click.IntRange(1), metavar="K", help="Also print the K most probable labels.  [default: none]"
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line.")
-@click.option("--csv", "as_csv", is_flag=True, help="Print CSV with a header.")
-@click.option("--show", is_flag=True, help="Also print what the model sees, in blocks.")
-@click.option("--labels", type=_FILE, help="An idx file with the labels of an idx file of images; prints the accuracy.")
+@click.option("--split", is_flag=True, help="Read each separate shape, left to right.  [default: off]")
+@click.option(
+    "--reject-below",
+    type=float,
+    metavar="P",
+    callback=_share,
+    help="Reject answers with a probability below P.  [default: none]",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line.  [default: off]")
+@click.option("--csv", "as_csv", is_flag=True, help="Print CSV with a header.  [default: off]")
+@click.option("--show", is_flag=True, help="Also print what the model sees.  [default: off]")
+@click.option(
+    "--labels",
+    type=_FILE,
+    help="An idx file with the labels of an idx file of images; prints the accuracy.  [default: none]",
+)
 @click.option(
     "--batch-size", type=click.IntRange(1), default=DEFAULTS.batch_size, show_default=True, help="Images in a request."
 )
@@ -102,11 +112,15 @@ _FILE = click.Path(exists=True, dir_okay=False)
 @click.option(
     "--timeout", type=float, default=DEFAULTS.timeout_s, show_default=True, callback=_seconds, help="Seconds a request."
 )
-@click.option("--ssl", is_flag=True, help="Encrypt, and verify the server by the system's authorities.")
-@click.option("--ssl-ca", type=_FILE, help="Encrypt, and verify the server by the authorities in this PEM file.")
-@click.option("--ssl-cert", type=_FILE, help="A PEM file with this client's certificate.")
-@click.option("--ssl-key", type=_FILE, help="A PEM file with that certificate's private key.")
-@click.option("--header", multiple=True, metavar="NAME:VALUE", callback=_headers, help="Sent with every request.")
+@click.option("--ssl", is_flag=True, help="Encrypt, and verify the server by the system's authorities.  [default: off]")
+@click.option(
+    "--ssl-ca", type=_FILE, help="Encrypt, and verify the server by the authorities in this PEM file.  [default: none]"
+)
+@click.option("--ssl-cert", type=_FILE, help="A PEM file with this client's certificate.  [default: none]")
+@click.option("--ssl-key", type=_FILE, help="A PEM file with that certificate's private key.  [default: none]")
+@click.option(
+    "--header", multiple=True, metavar="NAME:VALUE", callback=_headers, help="Sent with every request.  [default: none]"
+)
 def infer(
     paths: tuple[str, ...],
     model: str | None,

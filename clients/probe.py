@@ -288,13 +288,25 @@ def _health(address: str | None, every_s: float | None, timeout_s: float) -> Hea
 
 @click.command()
 @click.option("--url", default="127.0.0.1:8000", show_default=True, help="HOST:PORT of HTTP.")
-@click.option("--model", "models", multiple=True, help="Ask only this model, which must be served; repeatable.")
-@click.option("--timeout", type=click.FloatRange(0.05, 60), default=TIMEOUT_S, show_default=True, help="Seconds.")
-@click.option("--header", multiple=True, metavar="NAME:VALUE", callback=_headers, help="For a guarded server.")
 @click.option(
-    "--every", type=click.FloatRange(0.1), metavar="SECONDS", help="Repeat until interrupted, one line per probe."
+    "--model", "models", multiple=True, help="Ask only this model, which must be served; repeatable.  [default: all]"
 )
-@click.option("--listen", metavar="HOST:PORT", callback=_address, help="With --every: answer a proxy's health checks.")
+@click.option("--timeout", type=click.FloatRange(0.05, 60), default=TIMEOUT_S, show_default=True, help="Seconds.")
+@click.option(
+    "--header", multiple=True, metavar="NAME:VALUE", callback=_headers, help="For a guarded server.  [default: none]"
+)
+@click.option(
+    "--every",
+    type=click.FloatRange(0.1),
+    metavar="SECONDS",
+    help="Repeat until interrupted, one line per probe.  [default: once]",
+)
+@click.option(
+    "--listen",
+    metavar="HOST:PORT",
+    callback=_address,
+    help="With --every: answer a proxy's health checks.  [default: none]",
+)
 def probe(
     models: tuple[str, ...],
     url: str,

@@ -28,7 +28,6 @@ ENGINES = ("onnxruntime", "openvino")
 REPOSITORY_OPTIONS = ("--model-repository", "--model-store")
 PARENT_VARIABLE = "VITBN_PARENT"  # the server ends with this process
 PR_SET_PDEATHSIG = 1
-CLIENT_MEMORY = "--allow-client-shm"
 BY_PRIORITY = "--rate-limit=execution_count"  # else a standby instance gets every second request
 
 
@@ -42,15 +41,6 @@ def native_server(search_path: str) -> Path | None:
         if candidate.is_file() and os.access(candidate, os.X_OK) and not _is_launcher(candidate):
             return candidate
     return None
-
-
-def shared_memory_arguments(search_path: str) -> list[str]:
-    """Lets clients share memory: native servers from Triton 26.05 on need an argument."""
-    native = native_server(search_path)
-    if native is None:
-        return []
-    told = subprocess.run([native, "--help"], capture_output=True, text=True, timeout=60)
-    return [f"{CLIENT_MEMORY}=true"] if CLIENT_MEMORY in told.stdout + told.stderr else []
 
 
 def _is_launcher(program: Path) -> bool:

@@ -1,5 +1,7 @@
 """The program `vitbn`: one screen of help, examples that parse, suggestions."""
 
+import re
+
 import pytest
 from click.testing import CliRunner
 from test_pages import check
@@ -20,6 +22,15 @@ def test_help_fits_one_screen() -> None:
     assert output.count("\n") <= SCREEN
     assert max(map(len, output.splitlines())) <= 80
     assert all(f"\n  {name} " in output for name in COMMANDS)
+
+
+@pytest.mark.parametrize("name", ["serve", "proxy", "infer", "bulk", "probe", "web"])
+def test_help_is_short_and_states_every_default(name: str) -> None:
+    _, output = run(name, "--help")
+    assert output.count("\n") <= 45
+    options = re.split(r"\n  (?=--)", output.partition("Options:")[2].partition("\n  --help")[0])[1:]
+    silent = [" ".join(each.split()) for each in options if not re.search(r"\[(default:|required\])", each)]
+    assert (bool(options), silent) == (True, [])
 
 
 EXAMPLES = COMMANDS | {f"bench {name}": entry for name, entry in BENCHMARKS.items()}

@@ -23,6 +23,7 @@ import psutil
 from numpy.typing import NDArray
 
 from benchmarks.load import hostile
+from benchmarks.load.fleets import RunningFleet, running_fleet
 from benchmarks.load.published import publish as export_and_publish
 from benchmarks.load.verdicts import Asker, Verdicts, meanwhile
 from benchmarks.load.workload import Candidate
@@ -32,7 +33,6 @@ from clients.probe import probe_server
 from export.publishing.artifact import read_version
 from export.publishing.publish import publish
 from serving.control import Control
-from serving.fleet.running import RunningFleet, running_fleet
 
 Row = dict[str, Any]
 MODEL = "vitbn-tiny"

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,10 +44,22 @@ def device_of_server(wanted: str) -> Device:
 
 def server_arguments() -> list[str]:
     """A model that does not load costs only itself; clients may share memory."""
-    from serving.launcher import BY_PRIORITY, shared_memory_arguments
+    from serving.launcher import BY_PRIORITY
 
     alone = ["--exit-on-error=false", "--strict-readiness=false"]
     return [*alone, BY_PRIORITY, *shared_memory_arguments(os.environ.get("PATH", os.defpath))]
+
+
+def shared_memory_arguments(search_path: str) -> list[str]:
+    """Lets clients share memory: native servers from Triton 26.05 on need an argument."""
+    from serving.launcher import native_server
+
+    native = native_server(search_path)
+    if native is None:
+        return []
+    told = subprocess.run([native, "--help"], capture_output=True, text=True, timeout=60)
+    option = "--allow-client-shm"
+    return [f"{option}=true"] if option in told.stdout + told.stderr else []
 
 
 def publish(

@@ -1,16 +1,14 @@
 """Envoy as a child process.
 
-In: Settings. Out: a proxy for a `with` block; meanwhile a server can be drained.
+In: Settings. Out: a proxy; a server of it can be drained.
 """
 
 from __future__ import annotations
 
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from http.client import HTTPException
 from pathlib import Path
@@ -113,15 +111,3 @@ class Proxy:
 
     def _numbers(self, pattern: str) -> list[int]:
         return [int(line.rpartition(":")[2]) for line in self.ask(f"stats?filter={pattern}").splitlines()]
-
-
-@contextmanager
-def running_proxy(settings: Settings) -> Iterator[Proxy]:
-    with tempfile.TemporaryDirectory(prefix="proxy-") as folder:
-        proxy = Proxy(settings, Path(folder), Path(folder, "envoy.log"))
-        try:
-            proxy.start()
-            proxy.wait_until_ready()
-            yield proxy
-        finally:
-            proxy.stop()

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from serving.fleet.running import RunningFleet
+from benchmarks.load.fleets import RunningFleet
 from serving.running import free_ports
 
 ROOT = Path(__file__).parents[2] / "deploy"

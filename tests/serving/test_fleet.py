@@ -15,12 +15,12 @@ from damages import SAMPLE, published
 from tiny_models import expected_logits
 from waiting import wait_until
 
+from benchmarks.load.fleets import RunningFleet, _free_block, running_fleet
 from benchmarks.load.hostile import send
 from benchmarks.load.verdicts import Asker, Verdicts, meanwhile
 from clients.probe import probe_server
 from export.publishing.promote import activate, connect
 from serving.fleet.member import Member, share
-from serving.fleet.running import RunningFleet, _free_block, running_fleet
 from serving.running import free_ports
 from serving.serve import serve
 

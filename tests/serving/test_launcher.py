@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.load.published import shared_memory_arguments
 from serving import launcher
 from serving.launcher import LauncherError
 
@@ -54,8 +55,8 @@ def test_clients_may_share_memory_where_the_server_has_a_flag_for_it(
     told: str, expected: list[str], tmp_path: Path
 ) -> None:
     server = write_program(tmp_path / "native/tritonserver", f"#!/bin/sh\necho '{told}' >&2\nexit 1\n")
-    assert launcher.shared_memory_arguments(str(server.parent)) == expected
-    assert launcher.shared_memory_arguments(str(tmp_path)) == []
+    assert shared_memory_arguments(str(server.parent)) == expected
+    assert shared_memory_arguments(str(tmp_path)) == []
 
 
 def test_numpy_2_is_refused() -> None:

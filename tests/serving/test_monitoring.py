@@ -13,8 +13,8 @@ from damages import SAMPLE, published
 from monitoring import PROGRAMS, ROOT, monitoring, needs
 from waiting import wait_until
 
+from benchmarks.load.fleets import running_fleet
 from benchmarks.load.hostile import good, send
-from serving.fleet.running import running_fleet
 
 ALERTS = re.findall(r"- alert: (\w+)", (ROOT / "prometheus/alerts.yml").read_text())
 DASHBOARD = json.loads((ROOT / "grafana/dashboards/vitbn.json").read_text())

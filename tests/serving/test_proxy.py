@@ -13,6 +13,7 @@ import psutil
 import pytest
 import tritonclient.grpc
 from damages import SAMPLE, published
+from proxies import running_proxy
 from tiny_models import expected_logits
 from tritonclient.utils import InferenceServerException
 from waiting import wait_until
@@ -20,7 +21,7 @@ from waiting import wait_until
 from benchmarks.load import hostile
 from clients.classifier import Classifier, Options, ServerUnavailable, Tls
 from clients.probe import probe_server
-from serving.proxy.process import Proxy, running_proxy
+from serving.proxy.process import Proxy
 from serving.proxy.settings import HEADERS_S, Backend, Settings, TlsFiles
 from serving.running import Server, free_ports, running_server
 

@@ -5,11 +5,12 @@ from pathlib import Path
 import pytest
 import yaml
 from click.testing import CliRunner
+from proxies import running_proxy
 
 from serving.proxy import files, process
 from serving.proxy.command import proxy
 from serving.proxy.files import ProxyError, write
-from serving.proxy.process import SILENCES, running_proxy
+from serving.proxy.process import SILENCES
 from serving.proxy.settings import Backend, Settings, TlsFiles, parse_backend, read_keys
 from serving.running import free_ports
 

@@ -158,24 +158,27 @@ def shell_safe(folder: str) -> str:
     return f"/proc/{os.getpid()}/fd/{descriptor}"
 
 
-def shell_safe_repositories(arguments: Sequence[str]) -> list[str]:
-    safe: list[str] = []
-    for previous, argument in zip(["", *arguments], arguments, strict=False):
-        option, _, value = argument.partition("=")
-        if value and option in REPOSITORY_OPTIONS:
-            safe.append(f"{option}={shell_safe(value)}")
-        else:
-            safe.append(shell_safe(argument) if previous in REPOSITORY_OPTIONS else argument)
-    return safe
+def checked_repositories(arguments: Sequence[str]) -> list[str]:
+    """`arguments` with shell-safe repositories.
 
-
-def check_repositories(arguments: Sequence[str]) -> None:
-    """Raises LauncherError for a missing folder: Triton's own line stands below a page of log."""
+    Raises LauncherError for a missing folder: Triton's own line stands below a page of log.
+    """
+    checked: list[str] = []
     for previous, argument in pairwise(["", *arguments]):
-        option, _, joined = argument.partition("=")
-        value = argument if previous in REPOSITORY_OPTIONS else joined if option in REPOSITORY_OPTIONS else ""
-        if value and "://" not in value and not Path(value).is_dir():
-            raise LauncherError(f"{value}: expected a model repository, found no such folder")
+        option, equals, value = argument.partition("=")
+        if equals and option in REPOSITORY_OPTIONS:
+            checked.append(f"{option}={_repository(value)}")
+        else:
+            checked.append(_repository(argument) if previous in REPOSITORY_OPTIONS else argument)
+    return checked
+
+
+def _repository(value: str) -> str:
+    if not value or "://" in value:
+        return value
+    if not Path(value).is_dir():
+        raise LauncherError(f"{value}: expected a model repository, found no such folder")
+    return shell_safe(value)
 
 
 def control_defaults(arguments: Sequence[str]) -> list[str]:
@@ -201,7 +204,7 @@ def launch(arguments: Sequence[str]) -> NoReturn:
     native = native_server(os.environ.get("PATH", os.defpath))
     if native is not None:
         os.execv(native, [str(native), *arguments])
-    check_repositories(arguments)
+    arguments = checked_repositories(arguments)
     pytriton = pytriton_folder()
     environment = server_environment(pytriton, os.environ)
     files = backend_files(pytriton)
@@ -211,7 +214,7 @@ def launch(arguments: Sequence[str]) -> NoReturn:
     defaults = [f"--{service}-address=127.0.0.1" for service in ("http", "grpc", "metrics")]
     defaults += [f"--backend-directory={shell_safe(str(backends))}", BY_PRIORITY, *control_defaults(arguments)]
     server = pytriton / "tritonserver" / "bin" / "tritonserver"
-    os.execve(server, [str(server), *defaults, *shell_safe_repositories(arguments)], environment)
+    os.execve(server, [str(server), *defaults, *arguments], environment)
 
 
 def main() -> None:

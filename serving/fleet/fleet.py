@@ -38,31 +38,10 @@ class NotInTime(Exception):
 
 
 class Fleet:
-    def __init__(
-        self,
-        count: int,
-        arguments: Sequence[str],
-        first_port: int,
-        own_port: int,
-        keys: Mapping[str, str],
-        tls: TlsFiles | None,
-        folder: Path,
-    ) -> None:
-        """Raises ValueError for bad arguments, ProxyError without Envoy, OSError for a taken port."""
-        places, rest = split(arguments, PLACES + OWN)
-        parse(rest)
-        devices = [each for each in os.environ.get(DEVICES, "").split(",") if each]
-        cores = sorted(os.sched_getaffinity(0))
-        self._members = [Member(index, first_port, rest, share(cores, index, count), devices) for index in range(count)]
-        settings = Settings(
-            [each.backend for each in self._members],
-            host=["127.0.0.1", *places["--http-address"]][-1],
-            ports=(port_of(places, "http", HTTP_PORT), port_of(places, "grpc", GRPC_PORT)),
-            admin=own_port + 1,
-            tls=tls,
-            keys=keys,
-        )
-        self._proxy = Proxy(settings, folder, folder / "envoy.log")
+    """Raises OSError for a taken `own_port`, of its metrics."""
+
+    def __init__(self, members: Sequence[Member], proxy: Proxy, own_port: int) -> None:
+        self._members, self._proxy = members, proxy
         self._stop, self._restart = threading.Event(), threading.Event()
         registry = CollectorRegistry()
         starts = Gauge("vitbn_fleet_server_starts", "Starts of a supervisor", ["server"], registry=registry)
@@ -181,9 +160,22 @@ def serve_fleet(
     tls: TlsFiles | None,
 ) -> int:
     """`own_port`: metrics of the fleet; `own_port` + 1: Envoy's administration. Raises ValueError."""
+    places, rest = split(arguments, PLACES + OWN)
+    parse(rest)
+    devices = [each for each in os.environ.get(DEVICES, "").split(",") if each]
+    cores = sorted(os.sched_getaffinity(0))
+    members = [Member(index, first_port, rest, share(cores, index, count), devices) for index in range(count)]
+    settings = Settings(
+        [each.backend for each in members],
+        host=["127.0.0.1", *places["--http-address"]][-1],
+        ports=(port_of(places, "http", HTTP_PORT), port_of(places, "grpc", GRPC_PORT)),
+        admin=own_port + 1,
+        tls=tls,
+        keys=keys,
+    )
     with tempfile.TemporaryDirectory(prefix="fleet-") as folder:
         try:
-            fleet = Fleet(count, arguments, first_port, own_port, keys, tls, Path(folder))
+            fleet = Fleet(members, Proxy(settings, Path(folder), Path(folder, "envoy.log")), own_port)
         except ProxyError as error:
             raise ValueError(str(error)) from error
         except OSError as error:

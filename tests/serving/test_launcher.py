@@ -80,9 +80,9 @@ def test_missing_pytriton_is_one_line_and_an_exit_code(
 def test_a_missing_repository_is_one_line(tmp_path: Path, given: list[str]) -> None:
     arguments = [word.format(tmp_path / "a=b") for word in given]
     with pytest.raises(LauncherError, match=r"a=b: expected a model repository, found no such folder$"):
-        launcher.check_repositories(arguments)
+        launcher.checked_repositories(arguments)
     (tmp_path / "a=b").mkdir()
-    launcher.check_repositories([*arguments, "--model-repository=s3://bucket/models", "--log-verbose=1"])
+    launcher.checked_repositories([*arguments, "--model-repository=s3://bucket/models", "--log-verbose=1"])
 
 
 def test_python_without_stub_is_refused() -> None:
@@ -132,7 +132,7 @@ def test_only_repositories_a_shell_would_split_get_another_name(tmp_path: Path, 
     odd = tmp_path / name
     odd.mkdir()
     arguments = [f"--model-repository={odd}", "--model-store", str(odd), f"--log-file={odd}", "s3://a b/c"]
-    first, option, second, *others = launcher.shell_safe_repositories(arguments)
+    first, option, second, *others = launcher.checked_repositories(arguments)
     assert option == "--model-store"
     assert others == arguments[3:]
     for renamed in (first.removeprefix("--model-repository="), second):
@@ -143,4 +143,4 @@ def test_only_repositories_a_shell_would_split_get_another_name(tmp_path: Path, 
 
 def test_ordinary_repositories_keep_their_name(tmp_path: Path) -> None:
     arguments = [f"--model-repository={tmp_path}", "--model-repository", "triton_repo", "--model-store", "s3://a b/c"]
-    assert launcher.shell_safe_repositories(arguments) == arguments
+    assert launcher.checked_repositories(arguments) == arguments

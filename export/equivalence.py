@@ -58,7 +58,7 @@ class ArgmaxDiffers(EquivalenceError):
 
 
 @dataclass(frozen=True)
-class Sample:
+class NamedImages:
     """Images uint8 (64, C, H, W) and their source: a dataset's name, or noise."""
 
     images: Images
@@ -143,11 +143,11 @@ def onnx_classifier(data: bytes, threads: int = 0) -> Classifier:
     return lambda images: run([OUTPUT_NAME], {INPUT_NAME: images})[0]
 
 
-def embedded_sample(config: ModelConfig) -> Sample:
+def embedded_sample(config: ModelConfig) -> NamedImages:
     if config.input_shape == DIGIT_SHAPE:
-        return Sample(load_digits().test_images[:PROOF_IMAGES], "digits")
+        return NamedImages(load_digits().test_images[:PROOF_IMAGES], "digits")
     noise = np.random.default_rng(0).integers(0, 256, (PROOF_IMAGES, *config.input_shape), np.uint8)
-    return Sample(noise, "noise")
+    return NamedImages(noise, "noise")
 
 
 def proof_images(config: ModelConfig) -> Images:

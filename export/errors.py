@@ -4,3 +4,7 @@ class ExportError(Exception):
 
 class Unavailable(ExportError):
     """The message says how to get what is missing."""
+
+
+class PublishError(ExportError):
+    """A file or a repository that is not as expected."""

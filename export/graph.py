@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from export.equivalence import (
     AxesDiffer,
     DtypesDiffer,
+    NamedImages,
     NamesDiffer,
     Proof,
-    Sample,
     ShapesDiffer,
     embedded_sample,
     onnx_classifier,
@@ -29,7 +29,8 @@ from export.equivalence import (
     torch_classifier,
 )
 from export.precision import Converted, Lowering, convert
-from export.publishing.artifact import ONNX_FILE, Artifact
+from export.publishing.artifact import ONNX_FILE, Artifact, classifier_artifact
+from export.publishing.sample import Sample
 from export.rewrites.fold import affine_of, fold_input_scale
 from export.rewrites.pipeline import Rewrite, Step, apply
 from models.checkpoint import Checkpoint
@@ -49,11 +50,12 @@ class Exported:
     manifest: dict[str, Any]
     proofs: tuple[Proof, ...]
     steps: tuple[Step, ...]
+    sample: Sample
     converted: Converted | None = None
 
     @property
     def artifact(self) -> Artifact:
-        return Artifact(self.config, self.manifest, ONNX_FILE, self.onnx)
+        return classifier_artifact(ONNX_FILE, self.onnx, self.config, self.sample, self.manifest)
 
 
 class Served(nn.Module):
@@ -74,11 +76,11 @@ def export(
     required: Sequence[Rewrite] = (),
     opset: int = DEFAULT_OPSET,
     lowering: Lowering | None = None,
-    sample: Sample | None = None,
+    sample: NamedImages | None = None,
 ) -> Exported:
     """Proves rewrite and export on `sample`, by default the embedded images.
 
-    metadata_props hold the manifest except `sample_logits`. Raises RewriteError, EquivalenceError or AccuracyError.
+    metadata_props hold `manifest`. Raises RewriteError, EquivalenceError or AccuracyError.
     """
     _check_trained(checkpoint.model)
     embedded = embedded_sample(checkpoint.config)
@@ -116,8 +118,9 @@ def export(
     for key, value in manifest.items():
         proto.metadata_props.add(key=key, value=value if isinstance(value, str) else json.dumps(value))
     data = proto.SerializeToString()
-    manifest["sample_logits"] = onnx_classifier(data)(embedded.images[:1])[0].tolist()
-    return Exported(data, checkpoint.config, manifest, tuple(proofs), tuple(steps), converted)
+    first = embedded.images[:1]
+    answered = Sample({INPUT_NAME: first}, {OUTPUT_NAME: onnx_classifier(data)(first)})
+    return Exported(data, checkpoint.config, manifest, tuple(proofs), tuple(steps), answered, converted)
 
 
 def _check_trained(model: nn.Module) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from export.equivalence import PROOF_IMAGES, Sample, embedded_sample, reads_digits
+from export.equivalence import PROOF_IMAGES, NamedImages, embedded_sample, reads_digits
 from models.config import ModelConfig
 from models.data import DataError, Dataset, load_dataset
 
@@ -24,10 +24,10 @@ def own_dataset(config: ModelConfig, metrics: dict[str, Any], data_dir: Path | N
     return dataset
 
 
-def own_sample(config: ModelConfig, metrics: dict[str, Any], data_dir: Path | None) -> Sample:
+def own_sample(config: ModelConfig, metrics: dict[str, Any], data_dir: Path | None) -> NamedImages:
     """Raises DataError."""
     if reads_digits(config) or "dataset" not in metrics:
         return embedded_sample(config)
     dataset = own_dataset(config, metrics, data_dir, fetch=False)
     images = dataset.test_images[:PROOF_IMAGES]
-    return Sample(np.resize(images, (PROOF_IMAGES, *config.input_shape)), dataset.name)
+    return NamedImages(np.resize(images, (PROOF_IMAGES, *config.input_shape)), dataset.name)

@@ -6,19 +6,20 @@ Writes only if every proof and accuracy gate held. Raises CheckpointError, DataE
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from export.engines.choosing import Choice, Goal, Numbers, choose
 from export.engines.openvino_engine import check_accuracy, has_bfloat16, openvino_module
-from export.equivalence import Proof, Sample, embedded_sample
-from export.errors import ExportError
+from export.equivalence import NamedImages, Proof, embedded_sample
+from export.errors import ExportError, PublishError
 from export.graph import DEFAULT_OPSET, Exported, export
 from export.own_data import own_dataset, own_sample
 from export.precision import AccuracyError, Converted, EngineAccuracy, Lowering
-from export.publishing.artifact import Artifact, PublishError
+from export.publishing.artifact import Artifact
+from export.publishing.beside import write_beside
 from export.publishing.publish import check_name, publish
 from export.publishing.triton_config import Engine, Serving
 from export.rewrites import pipeline
@@ -27,7 +28,6 @@ from export.rewrites.fuse import fuse_attention
 from export.rewrites.pipeline import Rewrite, Step
 from models.checkpoint import Checkpoint, load
 from models.data import DataError, Dataset
-from models.files import write_atomically
 from models.macs import macs_per_image
 
 if TYPE_CHECKING:
@@ -149,11 +149,11 @@ def _asked_for(make: Make, dataset: Dataset | None, options: ExportOptions, engi
         lowering = Lowering(options.precision, dataset, options.max_accuracy_drop)
     exported = make(lowering=lowering)
     if options.precision == "tf32":  # the same file; config.pbtxt allows the rounding
-        return _Made(exported, _with(exported.artifact, precision="tf32"), serving)
+        return _Made(exported, exported.artifact.telling(precision="tf32"), serving)
     if not dataset or engine != "openvino":
         return _Made(exported, exported.artifact, serving)
     accuracy = check_accuracy(exported.onnx, dataset, options.max_accuracy_drop, bfloat16)
-    return _Made(exported, _with(exported.artifact, test_accuracy=accuracy.accuracy), serving, accuracy)
+    return _Made(exported, exported.artifact.telling(test_accuracy=accuracy.accuracy), serving, accuracy)
 
 
 def _best(make: Make, dataset: Dataset, options: ExportOptions) -> _Made:
@@ -168,13 +168,9 @@ def _best(make: Make, dataset: Dataset, options: ExportOptions) -> _Made:
     exported = files["int8" if best.precision == "int8" else "fp32"]
     if isinstance(exported, ExportError):
         raise exported
-    artifact = _with(exported.artifact, test_accuracy=choice.best.accuracy, choice=choice.manifest())
+    artifact = exported.artifact.telling(test_accuracy=choice.best.accuracy, choice=choice.manifest())
     serving = Serving(best.engine, best.instances, best.threads, best.precision == "bf16")
     return _Made(exported, artifact, serving, choice=choice)
-
-
-def _with(artifact: Artifact, **fields: Any) -> Artifact:
-    return replace(artifact, manifest=artifact.manifest | fields)
 
 
 def export_engine(source: OnnxSource, options: EngineOptions, gpu: Gpu, data_dir: Path | None = None) -> Built:
@@ -199,7 +195,7 @@ def served_name(model: str, engine: str | None) -> str:
     return model if engine in (None, "onnxruntime") else f"{model}_{engine}"
 
 
-def _sample(loaded: Checkpoint, data_dir: Path | None) -> tuple[Sample, str | None]:
+def _sample(loaded: Checkpoint, data_dir: Path | None) -> tuple[NamedImages, str | None]:
     try:
         return own_sample(loaded.config, loaded.metrics, data_dir), None
     except DataError as missing:
@@ -211,15 +207,14 @@ def check_destination(name: str | None, output: Path | None) -> None:
     """Raises PublishError."""
     if name is not None:
         check_name(name)
-    if output and (output.suffix == ".json" or output.is_dir()):
-        found = "a folder" if output.is_dir() else "the name of its manifest"
+    if output and (output.suffix in (".json", ".npz") or output.is_dir()):
+        found = "a folder" if output.is_dir() else "the name of its manifest or sample"
         raise PublishError(f"{output}: expected a file as OUT.onnx, found {found}")
 
 
 def write(artifact: Artifact, output: Path | None, repository: Path | None, name: str, serving: Serving) -> Path | None:
-    """Writes the file `output` with its manifest, else publishes to `repository`, else does nothing."""
+    """Writes the file `output` with manifest and sample, else publishes to `repository`, else does nothing."""
     if output:
-        write_atomically(output, artifact.data)
-        write_atomically(output.with_suffix(".json"), artifact.manifest_json())
+        write_beside(output, artifact)
         return output
     return publish(repository, name, artifact, serving) if repository else None

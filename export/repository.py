@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 if TYPE_CHECKING:
-    from export.publishing.artifact import Artifact
+    from export.publishing.artifact import Artifact, Manifest
     from export.publishing.promote import Servers
-    from export.publishing.triton_config import Serving
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -83,15 +82,12 @@ def list_(repository: Path, servers: tuple[str, ...], header: dict[str, str]) ->
 def show(model: str, version: int | None, repository: Path) -> None:
     """Print the manifest of a version, by default the served version."""
     with _errors():
-        from export.publishing.artifact import MANIFEST_FILE, read_version
-        from export.publishing.foreign import is_foreign
+        from export.publishing.artifact import read_version
         from export.publishing.promote import served
 
         model_dir = _model(repository, model)
         folder = model_dir / str(version or max(served(model_dir), default=0))
-        manifest = folder / MANIFEST_FILE
-        foreign = manifest.exists() and is_foreign(manifest)
-        click.echo(manifest.read_text() if foreign else read_version(folder).manifest_json().decode())
+        click.echo(read_version(folder).manifest.to_json().decode())
 
 
 @repository.command()
@@ -106,12 +102,18 @@ def publish(
     """Publish an ONNX file, or a file from `to_onnx.py --output`, `to_tensorrt.py --output` or `rewrite.py`."""
     with _errors():
         from export.publishing import publish as publishing
+        from export.publishing.artifact import ONNX_FILE
         from export.publishing.promote import activate, served
+        from export.publishing.triton_config import Serving
 
         if name is not None:
             publishing.check_name(name)
         with publishing.locked(repository, OPERATING):
-            model_dir, write = _publication(file, repository, name, instances, threads)
+            artifact, default_name = _read(file, name)
+            name = name or default_name
+            serving = Serving(None if artifact.manifest.file == ONNX_FILE else "tensorrt", instances, threads)
+            write = partial(publishing.publish, repository, name, artifact, serving)
+            model_dir = repository / name
             before = served(model_dir) if model_dir.is_dir() else []
             live = _connect(**server)  # refuses a wrong key before anything is written
             click.echo(f"Wrote {write()}")
@@ -198,43 +200,29 @@ def _list(model_dir: Path, loaded: dict[str, list[int]] | None) -> None:
         click.echo(f"{model_dir.name:16} {number:7} {state:8} {_worth(model_dir / str(number))}")
 
 
-def _publication(
-    file: Path, repository: Path, name: str | None, instances: int | None, threads: int | None
-) -> tuple[Path, Callable[[], Path]]:
-    """The model's folder, and a function that publishes `file` there."""
-    from export.publishing.artifact import PublishError
-    from export.publishing.foreign import is_foreign, publish_foreign
-    from export.publishing.publish import publish
-    from export.publishing.triton_config import Serving
+def _read(file: Path, name: str | None) -> tuple[Artifact, str]:
+    """With the name of its network; a network of another origin needs `name`."""
+    from export.errors import PublishError
+    from export.publishing.artifact import ONNX_FILE
+    from export.publishing.beside import read_beside
 
-    if file.suffix == ".onnx" and is_foreign(file.with_suffix(".json")):
-        if name is None:
-            manifest = file.with_suffix(".json")
-            raise PublishError(f"{manifest}: expected the manifest of an export, or --name for any other file")
-        serving = Serving(instances=instances, threads=threads)
-        return repository / name, partial(publish_foreign, repository, name, file, serving)
-    artifact, default_name, serving = _published_file(file, instances, threads)
-    name = default_name if name is None else name
-    return repository / name, partial(publish, repository, name, artifact, serving)
+    beside = file.with_suffix(".json")
+    if file.suffix == ".onnx" and not beside.exists() and name is not None:
+        from export.publishing.foreign import foreign_artifact
 
-
-def _published_file(file: Path, instances: int | None, threads: int | None) -> tuple[Artifact, str, Serving]:
-    from export.publishing.artifact import ONNX_FILE, PLAN_FILE, read_artifact
-    from export.publishing.triton_config import Serving
-    from export.publishing.verify import check_answer
-
-    artifact = read_artifact(file, file.with_suffix(".json"))
-    if artifact.file_name == ONNX_FILE:
-        check_answer(file, artifact)
-    if artifact.file_name != PLAN_FILE:
-        return artifact, str(artifact.config.model), Serving(instances=instances, threads=threads)
-    return artifact, f"{artifact.config.model}_trt", Serving("tensorrt", instances)
+        return foreign_artifact(file), name
+    artifact = read_beside(file)
+    config = artifact.manifest.config
+    if config is None and name is None:
+        raise PublishError(f"{beside}: expected the manifest of an export, or --name for any other file")
+    network = str(config.model) if config else ""
+    return artifact, network if artifact.manifest.file == ONNX_FILE else f"{network}_trt"
 
 
 def _promote(repository: Path, model: str, choose: Callable[[Path], int], server: dict[str, Any]) -> None:
     with _errors():
+        from export.errors import PublishError
         from export.publishing import promote
-        from export.publishing.artifact import PublishError
         from export.publishing.publish import locked
         from export.publishing.verify import verify_version
 
@@ -299,7 +287,7 @@ def _model(repository: Path, name: str) -> Path:
 
 
 def _each(models: list[Path], action: Callable[[Path], None]) -> int:
-    from export.publishing.artifact import PublishError
+    from export.errors import PublishError
 
     failures = 0
     for model_dir in models:
@@ -317,35 +305,26 @@ def _no_problems(repository: Path, problems: int) -> None:
 
 
 def _worth(version_dir: Path) -> str:
-    from export.publishing.artifact import PublishError, accuracy_of, read_version
-    from export.publishing.foreign import is_foreign
+    from export.errors import PublishError
+    from export.publishing.artifact import SAMPLE_FILE, read_version
 
-    if is_foreign(version_dir / "manifest.json"):
-        return f"{'-':>10} {'-':>9} {_foreign_bytes(version_dir) / 1e6:6.1f}  foreign ONNX"
     try:
-        artifact = read_version(version_dir)
+        manifest = read_version(version_dir).manifest
     except PublishError as error:
         return str(error)
-    manifest = artifact.manifest
-    accuracy = accuracy_of(manifest)
-    percent = "-" if accuracy is None else f"{100 * accuracy:.2f}"
-    max_error = _measured_error(manifest)
-    rewrites = ", ".join(manifest["rewrites"]) or "-"
-    return f"{percent:>10} {max_error:>9} {len(artifact.data) / 1e6:6.1f}  {rewrites}"
+    size_mb = sum((version_dir / place).stat().st_size for place in manifest.files if place != SAMPLE_FILE) / 1e6
+    if manifest.config is None:
+        return f"{'-':>10} {'-':>9} {size_mb:6.1f}  foreign ONNX"
+    percent = "-" if manifest.accuracy is None else f"{100 * manifest.accuracy:.2f}"
+    rewrites = ", ".join(manifest.about["rewrites"]) or "-"
+    return f"{percent:>10} {_measured_error(manifest):>9} {size_mb:6.1f}  {rewrites}"
 
 
-def _foreign_bytes(version_dir: Path) -> int:
-    from export.publishing.artifact import MANIFEST_FILE, SAMPLE_FILE
-
-    files = (path for path in version_dir.rglob("*") if path.is_file())
-    return sum(path.stat().st_size for path in files if path.name not in (MANIFEST_FILE, SAMPLE_FILE))
-
-
-def _measured_error(manifest: dict[str, Any]) -> str:
+def _measured_error(manifest: Manifest) -> str:
     """The published file's own error; `max_abs_error` belongs to its float32 source."""
-    if engine := manifest.get("engine"):
+    if engine := manifest.about.get("engine"):
         return f"{engine['max_abs_error']:.1e}"
-    return f"{manifest['max_abs_error']:.1e}" if manifest.get("precision", "fp32") == "fp32" else "-"
+    return f"{manifest.about['max_abs_error']:.1e}" if manifest.precision == "fp32" else "-"
 
 
 @contextmanager

@@ -46,7 +46,7 @@ repository_option = click.option(
 )
 @click.option("--instances", type=click.IntRange(1, 64), help="Copies of the model in the server.")
 @click.option("--threads", type=click.IntRange(0, 256), help="Per copy on a CPU; 0: one per core.")
-@click.option("--output", type=click.Path(path_type=Path), help="Write only this ONNX file and its manifest.")
+@click.option("--output", type=click.Path(path_type=Path), help="Write only this ONNX file, its manifest and sample.")
 def export(model: str | None, checkpoint: Path | None, fuse_bn: bool, **options: Any) -> None:
     """Rewrite a checkpoint exactly, compare it on real images and publish it as the next version of its model."""
     if model and checkpoint:
@@ -110,16 +110,16 @@ def _export(path: Path, options: ExportOptions) -> Published:
 
 
 def _print(published: Published) -> None:
-    config, manifest = published.artifact.config, published.artifact.manifest
+    config, about = published.artifact.config, published.artifact.about
     what = f"{config.model}, depth {config.depth}" if config.is_transformer else config.model
     click.echo(f"Read {relative(published.checkpoint.path)}: {what}")
     if published.note:
         click.echo(f"Note: {published.note}", err=True)
     _print_steps(published)
     for proof in published.proofs:
-        click.echo(f"Proved {proof} of {manifest['proved_on']}")
+        click.echo(f"Proved {proof} of {about['proved_on']}")
     if published.converted:
-        click.echo(f"Converted to {manifest['precision']}: {published.converted}")
+        click.echo(f"Converted to {about['precision']}: {published.converted}")
     if published.engine_accuracy:
         click.echo(f"Measured {published.engine_accuracy}")
     if published.choice:

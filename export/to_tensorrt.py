@@ -42,7 +42,7 @@ def _version(context: click.Context, parameter: click.Parameter, value: str | No
 @click.option("--data-dir", type=click.Path(path_type=Path), help="The model's dataset, for measuring accuracy.")
 @repository_option
 @click.option("--name", help="Model name.  [default: the network's, with _trt]")
-@click.option("--output", type=click.Path(path_type=Path), help="Write only this plan and its manifest.")
+@click.option("--output", type=click.Path(path_type=Path), help="Write only this plan, its manifest and sample.")
 def tensorrt(
     onnx_file: Path | None,
     model: str | None,
@@ -100,7 +100,7 @@ def _source(onnx_file: Path | None, model: str) -> OnnxSource:
 
 
 def _print(built: Built, version_compatible: bool) -> None:
-    facts = built.artifact.manifest["engine"]
+    facts = built.artifact.about["engine"]
     layers = ", ".join(f"{count} in {types}" for types, count in facts["layer_types"].items()) or "types that it hides"
     click.echo(f"Built in {facts['build_s']:.1f} s by TensorRT {facts['tensorrt']}; products of {layers}")
     if not facts["layer_types"]:

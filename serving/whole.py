@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from tritonclient.grpc import model_config_pb2 as pb
 
 CONFIG_FILE, LABELS_FILE, MANIFEST_FILE = "config.pbtxt", "labels.txt", "manifest.json"
-FOREIGN = "foreign"  # such a manifest names all files and no labels
 
 
 class Broken(Exception):
@@ -151,38 +150,38 @@ def _check_version(folder: Path) -> dict[str, Any]:
     path = folder / MANIFEST_FILE
     try:
         manifest: dict[str, Any] = json.loads(path.read_text())
-        expected = str(manifest["sha256"])
-        if manifest.get("kind") == FOREIGN:
-            names = [str(name) for name in manifest["files"]]
-            if any(Path(name).is_absolute() or ".." in Path(name).parts for name in names):
-                raise ValueError(f"files {names}")
-        else:
-            names = [Path(manifest["file"]).name]
-            list(manifest["model_config"]["labels"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        files = {str(place): str(digest) for place, digest in manifest["files"].items()}
+        if not files or any(Path(place).is_absolute() or ".." in Path(place).parts for place in files):
+            raise ValueError(f"files {list(files)}")
+        _labels(manifest)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise Broken(f"{path}: expected the manifest of an export, found {error!r}") from error
-    found = _sha256([folder / name for name in names])
-    if found != expected:
-        raise Broken(f"{folder}: expected the SHA-256 {expected} of {', '.join(names)}, found {found}")
+    for place, expected in files.items():
+        if (found := _sha256(folder / place)) != expected:
+            raise Broken(f"{folder}: expected the SHA-256 {expected} of {place}, found {found}")
     return manifest
 
 
-def _sha256(files: Sequence[Path]) -> str:
+def _sha256(path: Path) -> str:
     digest = hashlib.sha256()
-    for path in files:
-        try:
-            with path.open("rb") as file:
-                while block := file.read(1 << 20):
-                    digest.update(block)
-        except OSError as error:
-            raise Broken(f"{path}: expected the model, found {error.strerror}") from error
+    try:
+        with path.open("rb") as file:
+            while block := file.read(1 << 20):
+                digest.update(block)
+    except OSError as error:
+        raise Broken(f"{path}: expected the model, found {error.strerror}") from error
     return digest.hexdigest()
 
 
+def _labels(manifest: Mapping[str, Any]) -> list[str] | None:
+    """None for a network of another origin."""
+    return [str(label) for label in manifest["model_config"]["labels"]] if "model_config" in manifest else None
+
+
 def _labels_problem(model_dir: Path, manifest: Mapping[str, Any]) -> str | None:
-    if manifest.get("kind") == FOREIGN:
+    path, expected = model_dir / LABELS_FILE, _labels(manifest)
+    if expected is None:
         return None
-    path, expected = model_dir / LABELS_FILE, [str(label) for label in manifest["model_config"]["labels"]]
     try:
         labels = path.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:

@@ -38,7 +38,7 @@ def measure(checkpoints: Sequence[Checkpoint], count: int, seconds: float, add: 
                 "depth": loaded.config.depth if loaded.config.is_transformer else None,
                 "test_accuracy": loaded.metrics["test_accuracy"],
                 "macs": exported.steps[-1].macs,
-                "max_abs_error": exported.artifact.manifest["max_abs_error"],
+                "max_abs_error": exported.artifact.about["max_abs_error"],
                 "way": str(way),
             }
         )

@@ -71,7 +71,7 @@ def _make_nan(version: Path) -> None:
     weights.raw_data = np.full(len(weights.raw_data) // 4, np.nan, np.float32).tobytes()
     onnx.save(model, path)
     manifest = json.loads((version / "manifest.json").read_text())
-    manifest["sha256"] = hashlib.sha256(path.read_bytes()).hexdigest()
+    manifest["files"][path.name] = hashlib.sha256(path.read_bytes()).hexdigest()
     (version / "manifest.json").write_text(json.dumps(manifest))
 
 

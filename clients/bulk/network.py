@@ -40,7 +40,7 @@ def find_model(path: Path) -> ModelFile:
     folder = path if (path / "manifest.json").is_file() else path / str(_served_version(path))
     try:
         manifest = json.loads((folder / "manifest.json").read_text())
-        file, expected = folder / Path(manifest["file"]).name, str(manifest["sha256"])
+        file, expected = folder / Path(manifest["file"]).name, str(manifest["files"][manifest["file"]])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ModelNotFound(f"{folder}: expected a published version with its manifest, found {error!r}") from error
     if (digest := _digest(file)) != expected:

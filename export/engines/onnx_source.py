@@ -59,10 +59,9 @@ def read_source(path: Path) -> OnnxSource:
         raise SourceError(f"{path}: expected an ONNX file, found {error.strerror}") from error
     except DecodeError as error:
         raise SourceError(f"{path}: expected an ONNX file, found {error}") from error
-    manifest = _from_metadata(proto) or _from_json(path.with_suffix(".json"), data)
+    manifest = _from_metadata(proto)
     if missing := [key for key in NEEDED if key not in manifest]:
-        told = f"found no {', '.join(missing)} in its metadata, nor {path.with_suffix('.json').name} beside it"
-        raise SourceError(f"{path}: expected the manifest that to_onnx.py stores, {told}")
+        raise SourceError(f"{path}: expected the metadata that to_onnx.py stores, found no {', '.join(missing)}")
     source = OnnxSource(data, manifest)
     try:
         _ = source.config
@@ -101,16 +100,3 @@ def _from_metadata(proto: onnx.ModelProto) -> dict[str, Any]:
         return {key: value if key in TEXTS else json.loads(value) for key, value in known.items()}
     except json.JSONDecodeError as error:
         raise SourceError(f"ONNX metadata: expected what to_onnx.py stores, found {error}") from error
-
-
-def _from_json(path: Path, data: bytes) -> dict[str, Any]:
-    try:
-        manifest: dict[str, Any] = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return {}
-    if not isinstance(manifest, dict):
-        raise SourceError(f"{path}: expected the manifest that to_onnx.py stores, found a {type(manifest).__name__}")
-    found = hashlib.sha256(data).hexdigest()
-    if (expected := manifest.get("sha256")) != found:
-        raise SourceError(f"{path}: expected the manifest of the ONNX beside it ({found[:12]}…), found {expected}")
-    return manifest

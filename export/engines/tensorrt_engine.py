@@ -24,7 +24,8 @@ from export.engines.tensorrt_support import prepare
 from export.equivalence import BATCH_SIZES, Classifier, Images, Proof, onnx_classifier, proof_images, prove
 from export.errors import ExportError
 from export.precision import EngineAccuracy, engine_accuracy
-from export.publishing.artifact import PLAN_FILE, Artifact
+from export.publishing.artifact import PLAN_FILE, Artifact, classifier_artifact
+from export.publishing.sample import Sample
 from models.config import INPUT_NAME, OUTPUT_NAME, ModelConfig
 from models.data import Dataset
 
@@ -78,7 +79,7 @@ def make(source: OnnxSource, options: EngineOptions, gpu: Gpu, dataset: Dataset 
             images = proof_images(config)
             proof = compare(onnx_classifier(source.data), classify, images, options)
             whole = in_parts(classify, options.max_batch, options.min_batch)
-            sample = whole(images[:1])[0].tolist()
+            sample = Sample({INPUT_NAME: images[:1]}, {OUTPUT_NAME: whole(images[:1])})
             measured = None
             if dataset:
                 measured = engine_accuracy("TensorRT", options.precision, whole, source.data, dataset, ACCURACY_DROP)
@@ -88,10 +89,10 @@ def make(source: OnnxSource, options: EngineOptions, gpu: Gpu, dataset: Dataset 
         "max_abs_error": proof.max_abs_error,
         "tolerance": proof.tolerance,
     }
-    manifest = source.manifest | {"sample_logits": sample, "precision": options.precision, "engine": engine_facts}
+    about = source.manifest | {"precision": options.precision, "engine": engine_facts}
     if measured:
-        manifest["test_accuracy"] = measured.accuracy
-    return Built(Artifact(config, manifest, PLAN_FILE, plan), proof, measured)
+        about["test_accuracy"] = measured.accuracy
+    return Built(classifier_artifact(PLAN_FILE, plan, config, sample, about), proof, measured)
 
 
 def build(proto: onnx.ModelProto, config: ModelConfig, options: EngineOptions) -> bytes:

@@ -1,16 +1,11 @@
-"""ONNX files: weights stay on disk until needed; a file is written completely or not at all.
+"""ONNX files: weights stay on disk until needed.
 
-In: paths. Out: models, hashes.
+In: paths. Out: models.
 """
 
 from __future__ import annotations
 
-import hashlib
-import os
-import shutil
-import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +15,6 @@ from numpy.lib.npyio import NpzFile
 
 from export.onnx_rewrites.errors import BadRequest, NotSupported
 from export.onnx_rewrites.inputs import Feeds
-from models.files import write_atomically
 
 LARGEST_INSIDE = 1_500_000_000  # bytes of weights; protobuf's limit is 2 GB
 
@@ -90,14 +84,12 @@ def check_apart(output: Path, read: Sequence[Path]) -> None:
         raise BadRequest(f"{output}: expected other files than those that are read, found {taken[0]}")
 
 
-def sha256(paths: list[Path]) -> str:
-    """Of the concatenated files."""
-    digest = hashlib.sha256()
-    for path in paths:
-        with path.open("rb") as file:
-            while block := file.read(1 << 20):
-                digest.update(block)
-    return digest.hexdigest()
+def dtype_of(model: ir.Model) -> str:
+    """The narrowest float type of the weights selects the tolerance; raises NotSupported for bfloat16."""
+    held = {value.const_value.dtype for value in model.graph.initializers.values() if value.const_value is not None}
+    if ir.DataType.BFLOAT16 in held:
+        raise NotSupported("weights: expected float32 or float16, found bfloat16, which ONNX Runtime runs on no CPU")
+    return "float16" if ir.DataType.FLOAT16 in held else "float32"
 
 
 def weights_by_place(path: Path) -> dict[str, Path]:
@@ -139,37 +131,8 @@ def read_inputs(path: Path, graph: ir.Graph) -> Feeds:
     return arrays
 
 
-@contextmanager
-def written(model: ir.Model, output: Path) -> Iterator[Path]:
-    """Yields the model's path in a new folder, whose files all move beside `output` if the block succeeds.
-
-    Large weights, and those from a separate file, go to `data_file(output)`.
-    """
-    output.parent.mkdir(parents=True, exist_ok=True)
+def save_model(model: ir.Model, path: Path) -> None:
+    """Large weights, and those from a separate file, go to `data_file(path)`."""
     size = sum(value.const_value.nbytes for value in model.graph.initializers.values() if value.const_value is not None)
-    outside = data_file(output).name if size > LARGEST_INSIDE or weight_files(model) else None
-    folder = Path(tempfile.mkdtemp(prefix=f".{output.name}.", dir=output.parent))
-    try:
-        staged = folder / output.name
-        ir.save(model, staged, external_data=outside)
-        yield staged
-        for path in sorted(folder.iterdir(), key=lambda path: path == staged):  # the model last
-            path.chmod(0o644)
-            _flush(path)
-            path.replace(output.parent / path.name)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _flush(path: Path) -> None:
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-
-
-def write_sample(path: Path, inputs: Feeds, outputs: Feeds) -> None:
-    arrays = {f"in:{name}": array for name, array in inputs.items()}
-    arrays |= {f"out:{name}": array for name, array in outputs.items()}
-    with tempfile.TemporaryFile() as file:
-        np.savez_compressed(file, **arrays)
-        file.seek(0)
-        write_atomically(path, file.read())
+    outside = data_file(path).name if size > LARGEST_INSIDE or weight_files(model) else None
+    ir.save(model, path, external_data=outside)

@@ -16,15 +16,7 @@ import onnx_ir as ir
 
 from export.onnx_rewrites.contrib import without_double
 from export.onnx_rewrites.errors import BadRequest, ForeignError, NothingToRewrite, NotSupported
-from export.onnx_rewrites.files import (
-    check_apart,
-    read_inputs,
-    read_model,
-    sha256,
-    weight_files,
-    write_sample,
-    written,
-)
+from export.onnx_rewrites.files import check_apart, dtype_of, read_inputs, read_model, save_model, weight_files
 from export.onnx_rewrites.inputs import channels, first_dimensions, free_dimensions
 from export.onnx_rewrites.pipeline import PASSES, Rewritten, rewrite
 from export.onnx_rewrites.prepare import Prepare
@@ -32,6 +24,10 @@ from export.onnx_rewrites.proof import Proof, answers, prove_double, prove_file,
 from export.onnx_rewrites.reads import Read, parse_read, resolve
 from export.onnx_rewrites.rounds import Asked, find_rounds
 from export.onnx_rewrites.timing import Timed, time_both
+from export.publishing.artifact import ONNX_FILE, sha256
+from export.publishing.beside import lay, staged
+from export.publishing.foreign import any_artifact
+from export.publishing.sample import Sample
 
 USUAL_LENGTH = 128  # for costs: free dimensions other than first axes
 LEAST_IR_VERSION = 4  # older files list every weight among the inputs
@@ -93,20 +89,21 @@ def _rewrite(original: ir.Model, path: Path, output: Path, request: Request, say
     if asked.double:
         say("the rewritten graph in float64")
         proofs.append(prove_double(plain, rewritten.model, reads, rounds.feeds, rounds.doubles))
-    with written(clean(rewritten.model, original, reads), output) as staged:
+    with staged(output) as written:
+        save_model(clean(rewritten.model, original, reads), written)
         say("the written file in ONNX Runtime")
-        runner, sample = session(staged), rounds.feeds[-1]
+        runner = session(written)
         proofs.append(prove_file(runner, rounds.feeds, rounds.answers, rounds.doubles, dtype, without))
-        answered = answers(runner, sample)
+        sample = Sample(rounds.feeds[-1], answers(runner, rounds.feeds[-1]))
+        own = {file.name: file for file in sorted(written.parent.iterdir())}
+        files = {name: file.stat().st_size for name, file in own.items()}
+        about = describe(path, original, rewritten, proofs, request, sizes, rounds.source)
+        contents = {ONNX_FILE: own.pop(written.name), **own}
+        artifact = any_artifact(contents, runner, sample, dtype, about)
         del runner  # holds all weights
-        timed = time_both(path, staged, prepared.graph, sizes) if request.time else ()
-        own = sorted(staged.parent.iterdir())
-        files = {file.name: file.stat().st_size for file in own}
-        hashes = sha256([path, *weight_files(original)]), sha256(own)
-        manifest = describe(path, output, hashes, original, rewritten, proofs, request, sizes, rounds.source)
-        write_sample(staged.with_suffix(".npz"), sample, answered)
-        staged.with_suffix(".json").write_text(json.dumps(manifest, indent=2))
-    return Written(rewritten, tuple(proofs), timed, sizes, files, manifest)
+        timed = time_both(path, written, prepared.graph, sizes) if request.time else ()
+        lay(written, artifact)
+    return Written(rewritten, tuple(proofs), timed, sizes, files, json.loads(artifact.manifest.to_json()))
 
 
 def cost_sizes(graph: ir.Graph, dims: Mapping[str, int]) -> dict[str, int]:
@@ -130,14 +127,6 @@ def without_functions(model: ir.Model) -> ir.Model:
     return copy
 
 
-def dtype_of(model: ir.Model) -> str:
-    """The narrowest float type of the weights selects the tolerance; raises NotSupported for bfloat16."""
-    held = {value.const_value.dtype for value in model.graph.initializers.values() if value.const_value is not None}
-    if ir.DataType.BFLOAT16 in held:
-        raise NotSupported("weights: expected float32 or float16, found bfloat16, which ONNX Runtime runs on no CPU")
-    return "float16" if ir.DataType.FLOAT16 in held else "float32"
-
-
 def clean(model: ir.Model, original: ir.Model, reads: Sequence[Read]) -> ir.Model:
     """Drops inferred shapes and notes; restores the outputs' declared shapes."""
     for node in model.graph:
@@ -158,8 +147,6 @@ def clean(model: ir.Model, original: ir.Model, reads: Sequence[Read]) -> ir.Mode
 
 def describe(
     path: Path,
-    output: Path,
-    hashes: tuple[str, str],
     original: ir.Model,
     rewritten: Rewritten,
     proofs: Sequence[Proof],
@@ -168,12 +155,9 @@ def describe(
     source: str,
 ) -> dict[str, Any]:
     libraries = ("vitbn", "onnx", "onnx-ir", "onnx-shape-inference", "onnxruntime", "numpy")
+    hashes = {file.name: sha256(file) for file in (path, *weight_files(original))}
     return {
-        "kind": "rewritten",
-        "source": {"file": path.name, "sha256": hashes[0], "opsets": dict(original.graph.opset_imports)},
-        "file": output.name,
-        "sha256": hashes[1],
-        "sample": output.with_suffix(".npz").name,
+        "source": {"file": path.name, "files": hashes, "opsets": dict(original.graph.opset_imports)},
         "reads": list(request.reads),
         "versions": {name: version(name) for name in libraries},
         "macs_at": dict(sizes),
@@ -182,5 +166,5 @@ def describe(
         "sites": {step.name: [asdict(site) for site in step.sites] for step in rewritten.steps},
         "refusals": {step.name: [asdict(refusal) for refusal in step.refusals] for step in rewritten.steps},
         "proofs": [asdict(proof) for proof in proofs],
-        "inputs": source,
+        "proof_inputs": source,
     }

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from export.publishing.artifact import PublishError
+from export.errors import PublishError
 from export.publishing.publish import locked, read_config, remove_model, remove_version, serve, versions
 from export.publishing.triton_config import SERVED_VERSIONS, served_versions
 from serving.control import Control, ControlFailed, NotExplicit, Refused, Unreachable

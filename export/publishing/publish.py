@@ -1,7 +1,7 @@
 """The Triton model repository on disk: <model>/config.pbtxt, labels.txt, <version>/model.onnx and manifest.json.
 
-In: a proven artifact. Out: a new version, published by a rename: readers see all of it or nothing. A version never
-changes.
+In: an artifact. Out: a new version, published by a rename: readers see all of it or nothing. An ONNX file first answers
+its sample from there. A version never changes.
 """
 
 from __future__ import annotations
@@ -15,18 +15,30 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from export.errors import PublishError
 from export.publishing.artifact import (
     MANIFEST_FILE,
     ONNX_FILE,
     PLAN_FILE,
-    SAMPLE_FILE,
     Artifact,
-    PublishError,
+    Manifest,
     check_manifest,
+    open_version,
     read_manifest,
+    read_version,
 )
+from export.publishing.beside import put
+from export.publishing.graph_config import (
+    check_same_tensors,
+    configure_graph,
+    graph_config,
+    warm_up,
+    write_warm_up,
+)
+from export.publishing.replay import replay
+from export.publishing.sample import Arrays
 from export.publishing.triton_config import (
     LABELS_FILE,
     Serving,
@@ -41,6 +53,7 @@ from export.publishing.triton_config import (
     store_probe,
     to_text,
 )
+from models.config import ModelConfig
 from models.files import write_atomically
 
 if TYPE_CHECKING:
@@ -55,43 +68,57 @@ def publish(repository: Path, name: str, artifact: Artifact, serving: Serving | 
     """Publishes the next version and serves it beside the former default; returns its folder.
 
     An existing config.pbtxt keeps what `serving` does not set, except TF32 and TensorRT's batch sizes, which follow the
-    served versions. Raises PublishError.
+    served versions. Raises PublishError, also for an ONNX file that does not answer its sample.
     """
     check_name(name)
-    model_dir, serving = repository / name, serving or Serving()
-    check_manifest(model_dir, artifact.manifest)
+    model_dir, serving, manifest = repository / name, serving or Serving(), artifact.manifest
+    check_manifest(model_dir, manifest)
     with locked(repository):
-        if not model_dir.is_dir():
-            message = new_config(name, artifact.config, serving)
-            _check_kind(model_dir, message, artifact)
-            if engine_of(message) == "tensorrt":
-                set_limits(message, [artifact.manifest])
-            return _add(model_dir, artifact, message, [])
-        message = read_config(model_dir)
-        check_same_contract(model_dir, message, artifact)
-        if serving.engine and serving.engine != engine_of(message):
-            raise PublishError(
-                f"{model_dir}: expected a model for {serving.engine}, found a model for {engine_of(message)}; "
-                "publish it under another --name"
-            )
-        default = served_versions(message, versions(model_dir))[-1:]
-        configure(message, serving)
+        if model_dir.is_dir():
+            message = _next_config(model_dir, manifest, serving)
+            default = served_versions(message, versions(model_dir))[-1:]
+        else:
+            message, default = _first_config(name, manifest, serving), []
+        _check_kind(model_dir, message, manifest)
         if engine_of(message) == "tensorrt":
             beside = (read_manifest(model_dir / str(each) / MANIFEST_FILE) for each in default)
-            set_limits(message, [*beside, artifact.manifest])
+            set_limits(message, [*beside, manifest])
         return _add(model_dir, artifact, message, default)
 
 
+def _first_config(name: str, manifest: Manifest, serving: Serving) -> pb.ModelConfig:
+    if manifest.config is None:
+        return graph_config(name, manifest, serving)
+    return new_config(name, manifest.config, serving)
+
+
+def _next_config(model_dir: Path, manifest: Manifest, serving: Serving) -> pb.ModelConfig:
+    message = read_config(model_dir)
+    check_same_contract(model_dir, message, manifest)
+    if serving.engine and serving.engine != engine_of(message):
+        raise PublishError(
+            f"{model_dir}: expected a model for {serving.engine}, found a model for {engine_of(message)}; "
+            "publish it under another --name"
+        )
+    (configure_graph if manifest.config is None else configure)(message, serving)
+    return message
+
+
 def _add(model_dir: Path, artifact: Artifact, message: pb.ModelConfig, default: Sequence[int]) -> Path:
+    manifest, files = artifact.manifest, Arrays()
+
     def write(folder: Path, number: int) -> None:
-        describe(message, artifact.manifest)
-        store_probe(message, _readable_manifests(model_dir, default) | {number: artifact.manifest})
+        if manifest.config is None:
+            files.update(warm_up(message, artifact.sample.inputs, number))
+        describe(message, manifest)
+        store_probe(message, _readable(model_dir, default) | {number: artifact})
         _write_version(folder, artifact, message)
 
     def write_config(folder: Path, number: int) -> None:
-        if number == 1:
-            labels = "".join(f"{label}\n" for label in artifact.config.labels)
+        if number == 1 and manifest.config:
+            labels = "".join(f"{label}\n" for label in manifest.config.labels)
             write_atomically(folder / LABELS_FILE, labels.encode())
+        write_warm_up(folder, files)
         _write_config(folder, message, [*default, number])
 
     return add_version(model_dir, write, write_config)
@@ -187,9 +214,17 @@ def read_config(model_dir: Path) -> pb.ModelConfig:
     return message
 
 
-def check_same_contract(model_dir: Path, message: pb.ModelConfig, artifact: Artifact) -> None:
-    """Raises PublishError for another image shape, other classes or kind of file: clients read these once."""
-    config, path = artifact.config, model_dir / LABELS_FILE
+def check_same_contract(model_dir: Path, message: pb.ModelConfig, manifest: Manifest) -> None:
+    """Raises PublishError for other tensors, other classes or another kind of file: clients read these once."""
+    if manifest.config is None:
+        check_same_tensors(model_dir, message, manifest)
+    else:
+        _check_same_classes(model_dir, message, manifest.config)
+    _check_kind(model_dir, message, manifest)
+
+
+def _check_same_classes(model_dir: Path, message: pb.ModelConfig, config: ModelConfig) -> None:
+    path = model_dir / LABELS_FILE
     try:
         labels = tuple(path.read_text().splitlines())
     except (OSError, UnicodeDecodeError) as error:
@@ -201,43 +236,47 @@ def check_same_contract(model_dir: Path, message: pb.ModelConfig, artifact: Arti
             f"{model_dir}: expected a model for {config.input_shape} images and classes {_shown(config.labels)}, "
             f"found {shape} and {_shown(labels)}; publish it under another --name"
         )
-    _check_kind(model_dir, message, artifact)
 
 
 def _shown(labels: Sequence[str]) -> str:
     return ", ".join(label if label.isprintable() else ascii(label) for label in labels)
 
 
-def _check_kind(model_dir: Path, message: pb.ModelConfig, artifact: Artifact) -> None:
+def _check_kind(model_dir: Path, message: pb.ModelConfig, manifest: Manifest) -> None:
     expected = PLAN_FILE if engine_of(message) == "tensorrt" else ONNX_FILE
-    if artifact.file_name != expected:
-        raise PublishError(f"{model_dir}: expected a {expected}, found a {artifact.file_name}")
+    if manifest.file != expected:
+        raise PublishError(f"{model_dir}: expected a {expected}, found a {manifest.file}")
 
 
 def _write_config(model_dir: Path, message: pb.ModelConfig, served: Sequence[int]) -> None:
     serve_versions(message, served, versions(model_dir))
     if engine_of(message) == "tensorrt":
         set_limits(message, [read_manifest(model_dir / str(number) / MANIFEST_FILE) for number in served])
-    if not (model_dir / str(max(served)) / SAMPLE_FILE).exists():  # foreign models have no checkpoint to describe
-        describe(message, read_manifest(model_dir / str(max(served)) / MANIFEST_FILE))
-        store_probe(message, _readable_manifests(model_dir, served))
+    describe(message, read_manifest(model_dir / str(max(served)) / MANIFEST_FILE))
+    store_probe(message, _readable(model_dir, served))
     write_atomically(model_dir / CONFIG_FILE, to_text(message).encode())
 
 
-def _readable_manifests(model_dir: Path, served: Sequence[int]) -> dict[int, dict[str, Any]]:
-    """Skips broken manifests: they must not stop a new version."""
-    manifests = {}
+def _readable(model_dir: Path, served: Sequence[int]) -> dict[int, Artifact]:
+    """Skips broken versions: they must not stop a new version."""
+    found = {}
     for number in sorted(served):
         with suppress(PublishError):
-            manifests[number] = read_manifest(model_dir / str(number) / MANIFEST_FILE)
-    return manifests
+            artifact = open_version(model_dir / str(number))
+            _ = artifact.sample
+            found[number] = artifact
+    return found
 
 
 def _write_version(folder: Path, artifact: Artifact, message: pb.ModelConfig) -> None:
     """With a config, which a supervisor reads if the model's own is broken."""
     write_atomically(folder / CONFIG_FILE, to_text(message).encode())
-    write_atomically(folder / artifact.file_name, artifact.data)
-    write_atomically(folder / MANIFEST_FILE, artifact.manifest_json())
+    for place, content in artifact.contents.items():
+        put(content, folder / place)
+    write_atomically(folder / MANIFEST_FILE, artifact.manifest.to_json())
+    written = read_version(folder)
+    if written.manifest.file == ONNX_FILE:
+        replay(written)
 
 
 @contextmanager

@@ -10,11 +10,12 @@ import json
 import zlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
-from export.equivalence import embedded_sample
-from export.publishing.artifact import ONNX_FILE, PublishError, accuracy_of
+import numpy as np
+
+from export.errors import PublishError
+from export.publishing.artifact import ONNX_FILE, Artifact, Manifest
 from models.config import INPUT_NAME, OUTPUT_NAME, ModelConfig
 
 if TYPE_CHECKING:
@@ -156,13 +157,13 @@ def configure(message: pb.ModelConfig, serving: Serving) -> None:
     message.dynamic_batching.default_queue_policy.max_queue_size = MAX_QUEUE_SIZE
 
 
-def set_limits(message: pb.ModelConfig, manifests: Collection[dict[str, Any]]) -> None:
+def set_limits(message: pb.ModelConfig, manifests: Collection[Manifest]) -> None:
     """Gives a TensorRT model the batch sizes that every engine in `manifests` takes; Triton refuses larger limits.
 
     A batch runs in the CUDA graph of the next power of two. Raises PublishError.
     """
     try:
-        profiles = [manifest["engine"]["profile"] for manifest in manifests]
+        profiles = [manifest.about["engine"]["profile"] for manifest in manifests]
         smallest, largest = max(each["min"] for each in profiles), min(each["max"] for each in profiles)
     except KeyError as error:
         raise PublishError(
@@ -195,15 +196,19 @@ def set_tf32(message: pb.ModelConfig, precision: str) -> None:
     cuda.parameters["use_tf32"] = "0" if precision == "fp32" else "1"
 
 
-def describe(message: pb.ModelConfig, manifest: dict[str, Any]) -> None:
-    """Writes what clients and operators read, and whether TF32 is allowed."""
-    accuracy, temperature = accuracy_of(manifest), manifest.get("temperature")
+def describe(message: pb.ModelConfig, manifest: Manifest) -> None:
+    """Writes what clients and operators read of a network of this project, and whether TF32 is allowed."""
+    if engine_of(message) == "onnxruntime":
+        set_tf32(message, manifest.precision)
+    if manifest.config is None:
+        return
+    about, temperature = manifest.about, manifest.about.get("temperature")
     described = {
-        "model_config": json.dumps(manifest["model_config"]),
-        "rewrites": json.dumps(manifest["rewrites"]),
-        "max_abs_error": f"{manifest['max_abs_error']:.3e}",
-        "checkpoint_sha256": manifest["checkpoint_sha256"],
-        "test_accuracy": None if accuracy is None else str(accuracy),
+        "model_config": json.dumps(about["model_config"]),
+        "rewrites": json.dumps(about["rewrites"]),
+        "max_abs_error": f"{about['max_abs_error']:.3e}",
+        "checkpoint_sha256": about["checkpoint_sha256"],
+        "test_accuracy": None if manifest.accuracy is None else str(manifest.accuracy),
         "temperature": None if temperature is None else str(temperature),
     }
     for key, value in described.items():
@@ -211,32 +216,25 @@ def describe(message: pb.ModelConfig, manifest: dict[str, Any]) -> None:
             message.parameters.pop(key, None)
         else:
             message.parameters[key].string_value = value
-    if engine_of(message) == "onnxruntime":
-        set_tf32(message, manifest.get("precision", "fp32"))
 
 
-def store_probe(message: pb.ModelConfig, manifests: Mapping[int, dict[str, Any]]) -> None:
-    """Writes the sample and each version's logits, for `clients/probe.py`.
+def store_probe(message: pb.ModelConfig, versions: Mapping[int, Artifact]) -> None:
+    """Writes the highest version's sample, and the logits of each version with the same, for `clients/probe.py`.
 
     Below float32 processors differ: tolerance null, only the class counts.
     """
-    answers = {}
-    for number, manifest in manifests.items():
-        exact = manifest.get("precision", "fp32") == "fp32" and "HINT_BF16" not in message.parameters
-        if "sample_logits" in manifest:
-            tolerance = PROBE_TOLERANCE if exact else None
-            answers[str(number)] = {"logits": manifest["sample_logits"], "tolerance": tolerance}
     message.parameters.pop("probe", None)
-    if answers:
-        image = _packed_sample(json.dumps(next(iter(manifests.values()))["model_config"]))
-        message.parameters["probe"].string_value = json.dumps({"image": image, "answers": answers})
-
-
-@cache
-def _packed_sample(model_config: str) -> str:
-    """Cached: reading the sample is slow."""
-    image = embedded_sample(ModelConfig.from_json(model_config)).images[0]
-    return base64.b64encode(zlib.compress(image.tobytes(), 9)).decode()
+    samples = {number: each.sample for number, each in versions.items() if each.manifest.config is not None}
+    if not samples:
+        return
+    image, answers = samples[max(samples)].inputs[INPUT_NAME], {}
+    for number, sample in samples.items():
+        exact = versions[number].manifest.precision == "fp32" and "HINT_BF16" not in message.parameters
+        if np.array_equal(sample.inputs[INPUT_NAME], image):
+            logits = sample.outputs[OUTPUT_NAME][0].tolist()
+            answers[str(number)] = {"logits": logits, "tolerance": PROBE_TOLERANCE if exact else None}
+    packed = base64.b64encode(zlib.compress(image[0].tobytes(), 9)).decode()
+    message.parameters["probe"].string_value = json.dumps({"image": packed, "answers": answers})
 
 
 def served_versions(message: pb.ModelConfig, present: Sequence[int]) -> list[int]:

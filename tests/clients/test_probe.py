@@ -80,7 +80,7 @@ def test_a_model_that_is_asked_for_must_be_served(live_server: Server) -> None:
 
 def test_every_served_version_is_asked_and_a_wrong_one_found(own: Path) -> None:
     shutil.copytree(own / "vitbn/1", own / "vitbn/2")
-    answers = json.loads((own / "vitbn/1/manifest.json").read_text())["sample_logits"]
+    answers = np.load(own / "vitbn/1/sample.npz")["out:logits"][0].tolist()
     wrong = json.dumps([answers[0] + 0.5, *answers[1:]])
     # JSON in a quoted string
     replace_in_config(own, '{\\"1\\": ', f'{{\\"2\\": {{\\"logits\\": {wrong}, \\"tolerance\\": 0.01}}, \\"1\\": ')

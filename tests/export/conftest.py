@@ -3,6 +3,7 @@ from pathlib import Path
 import pytest
 
 from export.publishing.artifact import read_version
+from export.publishing.beside import write_beside
 from export.publishing.publish import publish
 
 
@@ -16,7 +17,5 @@ def folder(repository: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def exported(folder: Path, tmp_path: Path) -> Path:
-    artifact = read_version(folder / "vitbn" / "1")
-    (tmp_path / "vitbn.onnx").write_bytes(artifact.data)
-    (tmp_path / "vitbn.json").write_bytes(artifact.manifest_json())
+    write_beside(tmp_path / "vitbn.onnx", read_version(folder / "vitbn" / "1"))
     return tmp_path / "vitbn.onnx"

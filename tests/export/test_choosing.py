@@ -157,7 +157,7 @@ def test_the_best_is_published_with_its_figures(trained: Path, tmp_path: Path, m
     assert result.exit_code == 0, result.output
     assert "OpenVINO is not installed" in result.output
     assert "Chose for latency: onnxruntime, " in result.output
-    manifest = read_version(tmp_path / "vitbn/1").manifest
+    manifest = read_version(tmp_path / "vitbn/1").about
     choice = manifest["choice"]
     assert (choice["for"], choice["max_accuracy_drop"], len(choice["measured"])) == ("latency", 5.0, 7)
     assert manifest["rewrites"][-1] == "merge_head"

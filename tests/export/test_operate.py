@@ -1,13 +1,14 @@
 import json
 import socket
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from artifacts import artifact_of
 from operating import NOWHERE, error, ok, operate, states
 
 from export.publishing.artifact import read_version
+from export.publishing.beside import write_beside
 from export.publishing.promote import served
 from export.publishing.publish import publish, read_config, serve, versions
 
@@ -50,9 +51,9 @@ def test_list_shows_the_error_of_the_file_itself(folder: Path) -> None:
     """int8 versions and engines also have the float32 graph's error."""
     artifact = read_version(folder / "vitbn" / "1")
     for added in ({"precision": "int8"}, {"precision": "fp16", "engine": {"max_abs_error": 0.004}}):
-        publish(folder, "vitbn", replace(artifact, manifest=artifact.manifest | added))
+        publish(folder, "vitbn", artifact.telling(**added))
     errors = [line.split()[4] for line in ok(folder, "list").splitlines()[1:-1]]
-    assert errors == [*[f"{artifact.manifest['max_abs_error']:.1e}"] * 3, "-", "4.0e-03"]
+    assert errors == [*[f"{artifact.about['max_abs_error']:.1e}"] * 3, "-", "4.0e-03"]
 
 
 def test_rollback_and_promote(folder: Path) -> None:
@@ -143,11 +144,8 @@ def test_publish_refuses_a_name_before_the_file_is_run(name: str, folder: Path, 
 
 def test_publish_of_a_tensorrt_plan(folder: Path, exported: Path) -> None:
     profile = {"min": 1, "opt": 64, "max": 512}
-    onnx = read_version(folder / "vitbn" / "1")
-    plan = replace(onnx, manifest=onnx.manifest | {"engine": {"profile": profile}}, file_name="model.plan")
     file = exported.with_name("fast.plan")
-    file.write_bytes(plan.data)
-    file.with_suffix(".json").write_bytes(plan.manifest_json())
+    write_beside(file, artifact_of(file="model.plan", engine={"profile": profile}))
     ok(folder, "publish", str(file))
     config = read_config(folder / "vitbn_trt")
     assert (config.platform, config.max_batch_size) == ("tensorrt_plan", 512)

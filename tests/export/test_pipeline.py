@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from export import pipeline
-from export.errors import Unavailable
+from export.errors import PublishError, Unavailable
 from export.pipeline import ExportOptions, export_checkpoint, served_name
-from export.publishing.artifact import PublishError, read_version
+from export.publishing.artifact import read_version
 from models.catalog import shipped
 
 TINY = shipped("vitbn-tiny")
@@ -38,9 +38,9 @@ def test_output_comes_with_its_manifest(tmp_path: Path) -> None:
     output = tmp_path / "tiny.onnx"
     published = export_checkpoint(TINY, ExportOptions(output=output))
     assert published.path == output
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["tiny.json", "tiny.onnx"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["tiny.json", "tiny.npz", "tiny.onnx"]
     manifest = json.loads((tmp_path / "tiny.json").read_text())
-    assert manifest["sha256"] == hashlib.sha256(published.onnx).hexdigest()
+    assert manifest["files"]["model.onnx"] == hashlib.sha256(published.onnx).hexdigest()
 
 
 @pytest.mark.parametrize("name", ["../../evil", "a/b", "", ".hidden", "a b"])

@@ -1,17 +1,16 @@
 import base64
 import json
 import zlib
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from artifacts import ARTIFACT, engine
+from artifacts import ARTIFACT, artifact_of, engine
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
 from export.equivalence import embedded_sample
-from export.publishing.artifact import PublishError
+from export.errors import PublishError
 from export.publishing.publish import publish, read_config, serve, versions
 from export.publishing.triton_config import Serving
 from models.config import ModelConfig
@@ -43,8 +42,8 @@ def test_the_config_is_complete_and_parses_back(tmp_path: Path) -> None:
 
 def test_the_sample_and_the_logits_of_served_versions_are_in_the_config_for_the_probe(tmp_path: Path) -> None:
     for number in (1, 2, 3):
-        answer = {"sample_logits": [float(number)] * 10, "precision": "int8" if number == 3 else "fp32"}
-        publish(tmp_path, "vitbn", replace(ARTIFACT, manifest=ARTIFACT.manifest | answer))
+        precision = "int8" if number == 3 else "fp32"
+        publish(tmp_path, "vitbn", artifact_of(answer=[float(number)] * 10, precision=precision))
 
     def stored() -> dict[str, Any]:
         content: dict[str, Any] = json.loads(read_config(tmp_path / "vitbn").parameters["probe"].string_value)
@@ -62,8 +61,7 @@ def test_the_sample_and_the_logits_of_served_versions_are_in_the_config_for_the_
 
 def test_a_version_has_the_config_with_which_it_was_published(tmp_path: Path) -> None:
     for number in ("1", "2"):
-        answer = {"sample_logits": [1.0] * 10, "checkpoint_sha256": number}
-        publish(tmp_path, "vitbn", replace(ARTIFACT, manifest=ARTIFACT.manifest | answer))
+        publish(tmp_path, "vitbn", ARTIFACT.telling(checkpoint_sha256=number))
         fallback, config = (read_config(folder) for folder in (tmp_path / "vitbn" / number, tmp_path / "vitbn"))
         assert fallback.parameters["checkpoint_sha256"].string_value == number
         assert number in json.loads(fallback.parameters["probe"].string_value)["answers"]
@@ -71,7 +69,6 @@ def test_a_version_has_the_config_with_which_it_was_published(tmp_path: Path) ->
 
 
 def test_bfloat16_is_as_asked_for_or_else_stays(tmp_path: Path) -> None:
-    answer = replace(ARTIFACT, manifest=ARTIFACT.manifest | {"sample_logits": [1.0] * 10})
     for asked, bfloat16, expected in (
         ("openvino", False, False),
         ("openvino", True, True),
@@ -79,7 +76,7 @@ def test_bfloat16_is_as_asked_for_or_else_stays(tmp_path: Path) -> None:
         (None, False, True),  # nothing was measured in OpenVINO
         ("openvino", False, False),
     ):
-        publish(tmp_path, "openvino", answer, Serving(asked, bfloat16=bfloat16))
+        publish(tmp_path, "openvino", ARTIFACT, Serving(asked, bfloat16=bfloat16))
         parameters = read_config(tmp_path / "openvino").parameters
         answers = json.loads(parameters["probe"].string_value)["answers"].values()
         assert ("HINT_BF16" in parameters) is expected
@@ -102,7 +99,7 @@ def test_what_the_operator_set_stays(tmp_path: Path) -> None:
     config = read_config(tmp_path / "vitbn")
     config.dynamic_batching.preferred_batch_size.append(32)
     (tmp_path / "vitbn/config.pbtxt").write_text(text_format.MessageToString(config))
-    publish(tmp_path, "vitbn", replace(ARTIFACT, manifest=ARTIFACT.manifest | {"checkpoint_sha256": "1"}))
+    publish(tmp_path, "vitbn", ARTIFACT.telling(checkpoint_sha256="1"))
     config = read_config(tmp_path / "vitbn")
     assert (config.instance_group[0].count, list(config.dynamic_batching.preferred_batch_size)) == (3, [32])
     assert config.parameters["checkpoint_sha256"].string_value == "1", "of the version that is served now"
@@ -135,7 +132,7 @@ def test_engines_side_by_side_get_the_batch_sizes_that_all_of_them_take(tmp_path
     serve(tmp_path / "vitbn_trt", [1])
     assert limits()[:2] == (512, [1, 512])
     with pytest.raises(PublishError, match="vitbn_other: expected the profile of an engine in the manifest"):
-        publish(tmp_path, "vitbn_other", replace(ARTIFACT, file_name="model.plan"), Serving(engine="tensorrt"))
+        publish(tmp_path, "vitbn_other", artifact_of(file="model.plan"), Serving(engine="tensorrt"))
     assert not (tmp_path / "vitbn_other").exists()
 
 
@@ -164,8 +161,7 @@ def test_float32_means_float32_on_a_gpu_unless_tf32_is_asked_for(tmp_path: Path)
         return str(cuda.parameters["use_tf32"])
 
     for precision, expected in (("fp32", "0"), ("tf32", "1"), ("fp16", "1"), (None, "0")):
-        manifest = ARTIFACT.manifest | ({"precision": precision} if precision else {})
-        publish(tmp_path, "vitbn", replace(ARTIFACT, manifest=manifest))
+        publish(tmp_path, "vitbn", artifact_of(**({"precision": precision} if precision else {})))
         assert use_tf32() == expected
     serve(tmp_path / "vitbn", [1, 2])
     assert use_tf32() == "1", "the default version is the one that asked for TF32"
@@ -191,7 +187,7 @@ def test_a_plan_is_no_version_of_an_onnx_model(tmp_path: Path) -> None:
 
 
 def test_the_temperature_of_the_served_version_is_in_the_config(tmp_path: Path) -> None:
-    calibrated = replace(ARTIFACT, manifest=ARTIFACT.manifest | {"temperature": 1.25, "calibration_error": 0.004})
+    calibrated = ARTIFACT.telling(temperature=1.25, calibration_error=0.004)
     for artifact, expected in ((calibrated, "1.25"), (ARTIFACT, "")):
         publish(tmp_path, "vitbn", artifact)
         assert read_config(tmp_path / "vitbn").parameters["temperature"].string_value == expected

@@ -13,10 +13,10 @@ from onnx.external_data_helper import set_external_data
 from operating import ok
 from tritonclient.grpc import model_config_pb2 as pb
 
-from export.onnx_rewrites.files import sha256
+from export.errors import PublishError
 from export.publishing import foreign
-from export.publishing.artifact import PublishError
-from export.publishing.foreign import publish_foreign
+from export.publishing.beside import read_beside, write_beside
+from export.publishing.foreign import foreign_artifact
 from export.publishing.publish import publish, read_config, versions
 from export.publishing.triton_config import Serving
 from export.publishing.verify import verify_version
@@ -53,6 +53,10 @@ def with_weights_outside(file: Path, folder: Path, place: str) -> Path:
     return folder / file.name
 
 
+def publish_file(models: Path, file: Path, serving: Serving | None = None, name: str = "sums") -> None:
+    publish(models, name, foreign_artifact(file), serving)
+
+
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     return network(tmp_path / "sums.onnx")
@@ -69,7 +73,7 @@ def change(model_dir: Path, config: pb.ModelConfig) -> None:
 
 @pytest.mark.live
 def test_rows_of_numbers_and_names_that_differ_in_a_sign_are_served(file: Path, models: Path) -> None:
-    publish_foreign(models, "sums", file, Serving())
+    publish_file(models, file)
     given = np.arange(8, dtype=np.float32).reshape(2, 4)
     inputs = [http.InferInput(name, [2, 4], "FP32").set_data_from_numpy(given) for name in ("x:0", "x_0")]
     with running_server(models, ["--disable-auto-complete-config"]) as server:
@@ -78,7 +82,7 @@ def test_rows_of_numbers_and_names_that_differ_in_a_sign_are_served(file: Path, 
 
 
 def test_each_input_has_its_own_warm_up_file(file: Path, models: Path) -> None:
-    publish_foreign(models, "sums", file, Serving())
+    publish_file(models, file)
     (warmup,) = read_config(models / "sums").model_warmup
     files = {given.input_data_file for given in warmup.inputs.values()}
     assert files == {path.name for path in (models / "sums/warmup").iterdir()} == {"1_0_x_0", "1_1_x_0"}
@@ -87,7 +91,7 @@ def test_each_input_has_its_own_warm_up_file(file: Path, models: Path) -> None:
 @pytest.mark.parametrize("place", ["weights.bin", "sub/folder/weights.bin"])
 def test_weights_keep_the_place_that_the_model_names(place: str, file: Path, models: Path, tmp_path: Path) -> None:
     outside = with_weights_outside(file, tmp_path / "outside", place)
-    publish_foreign(models, "sums", outside, Serving())
+    publish_file(models, outside)
     assert (models / "sums/1" / place).is_file()
     shutil.rmtree(outside.parent)
     assert verify_version(models / "sums", 1).problem is None
@@ -100,37 +104,37 @@ def test_weights_keep_the_place_that_the_model_names(place: str, file: Path, mod
 def test_a_version_that_does_not_load_is_not_published(
     file: Path, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    publish_foreign(models, "sums", file, Serving())
+    publish_file(models, file)
     monkeypatch.setattr(foreign, "weights_by_place", lambda file: {})  # as if the weights were forgotten
     outside = with_weights_outside(file, tmp_path / "outside", "w.bin")
     with pytest.raises(PublishError, match="expected a file that ONNX Runtime runs"):
-        publish_foreign(models, "sums", outside, Serving())
+        publish_file(models, outside)
     assert versions(models / "sums") == [1]
 
 
 def test_a_scalar_is_refused(models: Path, tmp_path: Path) -> None:
     scalar = network(tmp_path / "scalar.onnx", 3, axes=(0, 1))
     with pytest.raises(PublishError, match="sums: expected at least one axis, found none: Triton takes no scalars"):
-        publish_foreign(models, "sums", scalar, Serving())
+        publish_file(models, scalar)
     assert not (models / "sums").exists()
 
 
 @pytest.mark.parametrize(("kind", "use_tf32"), [(FLOAT, "0"), (HALF, "1")])
 def test_only_float32_forbids_tf32(kind: int, use_tf32: str, models: Path, tmp_path: Path) -> None:
-    publish_foreign(models, "sums", network(tmp_path / "sums.onnx", kind=kind), Serving())
+    publish_file(models, network(tmp_path / "sums.onnx", kind=kind))
     (cuda,) = read_config(models / "sums").optimization.execution_accelerators.gpu_execution_accelerator
     assert cuda.parameters["use_tf32"] == use_tf32
 
 
 def test_what_the_operator_set_stays(file: Path, models: Path) -> None:
-    publish_foreign(models, "sums", file, Serving(instances=3))
+    publish_file(models, file, Serving(instances=3))
     config = read_config(models / "sums")
     config.max_batch_size = 16
     config.dynamic_batching.preferred_batch_size.append(8)
     config.model_warmup.add(name="mine", batch_size=1).CopyFrom(config.model_warmup[0])
     config.model_warmup[1].name = "mine"
     change(models / "sums", config)
-    publish_foreign(models, "sums", file, Serving())
+    publish_file(models, file)
     found = read_config(models / "sums")
     assert (found.max_batch_size, found.instance_group, found.dynamic_batching, found.model_warmup[1]) == (
         16,
@@ -146,7 +150,7 @@ def test_what_the_operator_set_stays(file: Path, models: Path) -> None:
 def test_device_and_instances_are_served_as_asked_for(first: int | str, models: Path, tmp_path: Path) -> None:
     file = network(tmp_path / "sums.onnx", first)
     for serving in (Serving(device="cuda", instances=2, threads=1), Serving()):
-        publish_foreign(models, "sums", file, serving)
+        publish_file(models, file, serving)
         config = read_config(models / "sums")
         (group,) = config.instance_group
         threads = config.parameters["intra_op_thread_count"].string_value
@@ -154,49 +158,47 @@ def test_device_and_instances_are_served_as_asked_for(first: int | str, models: 
 
 
 def test_the_largest_request_is_as_asked_for(file: Path, models: Path, tmp_path: Path) -> None:
-    publish_foreign(models, "sums", file, Serving(max_batch=8))
+    publish_file(models, file, Serving(max_batch=8))
     assert read_config(models / "sums").max_batch_size == 8
     with pytest.raises(PublishError, match="fixed: expected a common free first axis for max_batch, found none"):
-        publish_foreign(models, "fixed", network(tmp_path / "fixed.onnx", 3), Serving(max_batch=8))
+        publish_file(models, network(tmp_path / "fixed.onnx", 3), Serving(max_batch=8), "fixed")
     assert not (models / "fixed").exists()
 
 
 def test_what_clients_could_not_call_is_refused_by_its_field(file: Path, models: Path, tmp_path: Path) -> None:
-    publish_foreign(models, "sums", file, Serving())
+    publish_file(models, file)
     config = read_config(models / "sums")
     for other, message in (
         (network(tmp_path / "half.onnx", kind=HALF), r"expected the inputs .*11.*, found .*10"),
         (network(tmp_path / "fixed.onnx", 3), r"expected the inputs .*\[4\].*, found .*\[3, 4\]"),
     ):
         with pytest.raises(PublishError, match=message):
-            publish_foreign(models, "sums", other, Serving())
+            publish_file(models, other)
     config.output[0].ClearField("reshape")
     change(models / "sums", config)
     with pytest.raises(PublishError, match=r"expected the outputs .*\[1\].*, found .*\[\]"):
-        publish_foreign(models, "sums", file, Serving())
+        publish_file(models, file)
     config.output[0].reshape.SetInParent()
     config.max_batch_size = 0
     change(models / "sums", config)
     with pytest.raises(PublishError, match="expected max_batch_size 0, found 256; publish it under another --name"):
-        publish_foreign(models, "sums", file, Serving())
+        publish_file(models, file)
     assert versions(models / "sums") == [1]
 
 
 def test_a_manifest_of_another_file_is_refused(file: Path, models: Path) -> None:
     """Its proofs and rewrites are not this file's."""
-    about = {"kind": "rewritten", "rewrites": ["read-rows"], "sha256": sha256([file])}
-    file.with_suffix(".json").write_text(json.dumps(about))
-    publish_foreign(models, "sums", file, Serving())
+    write_beside(file, foreign_artifact(file).telling(rewrites=["read-rows"]))
+    publish(models, "sums", read_beside(file))
     shown = ok(models, "show", "sums")
     assert json.loads(shown) == json.loads((models / "sums/1/manifest.json").read_text())
     assert json.loads(shown)["rewrites"] == ["read-rows"]
     network(file, axes=(1,), first="m")
-    with pytest.raises(PublishError, match=r"sums.onnx: expected the SHA-256 .* of sums.json, found"):
-        publish_foreign(models, "sums", file, Serving())
-    assert versions(models / "sums") == [1]
+    with pytest.raises(PublishError, match=r"sums.onnx: expected the SHA-256 .*, found"):
+        read_beside(file)
 
 
 def test_exports_keep_their_model_to_themselves(file: Path, models: Path) -> None:
     publish(models, "sums", ARTIFACT)
     with pytest.raises(PublishError, match="expected a foreign model, found exports; publish it under another --name"):
-        publish_foreign(models, "sums", file, Serving())
+        publish_file(models, file)

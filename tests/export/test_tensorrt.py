@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from artifacts import artifact_of
 from click.testing import CliRunner, Result
 from onnx import TensorProto, helper, numpy_helper
 
@@ -17,7 +18,6 @@ from export.engines.tensorrt_layers import LayerTypesDiffer, check_layers
 from export.equivalence import Images, Logits, ShapesDiffer, ValuesDiffer, onnx_classifier, proof_images, prove
 from export.errors import Unavailable
 from export.pipeline import ExportOptions, export_checkpoint
-from export.publishing.artifact import Artifact
 from export.to_tensorrt import tensorrt
 from models.catalog import shipped
 from models.config import INPUT_NAME, OUTPUT_NAME, ModelConfig
@@ -181,7 +181,7 @@ def test_an_inspector_that_says_nothing_only_warns(
 ) -> None:
     facts = {"build_s": 1.0, "tensorrt": "11.4.0", "layer_types": counted}
     proof = compare(right, right, IMAGES, FP32)
-    to_tensorrt._print(Built(Artifact(ModelConfig(), {"engine": facts}, "model.plan", b""), proof), False)
+    to_tensorrt._print(Built(artifact_of(file="model.plan", engine=facts), proof), False)
     printed = capsys.readouterr()
     assert ("the precision is not verified" in printed.err) == warned
     assert ("products of 7 in float16" in printed.out) != warned
@@ -214,25 +214,12 @@ def test_the_manifest_is_that_of_the_files_metadata(tmp_path: Path) -> None:
     assert (source.config, source.precision) == (ModelConfig(depth=1), "fp16")
 
 
-def test_or_that_beside_it(tmp_path: Path) -> None:
-    path = onnx_file(tmp_path / "a.onnx", {})
-    sha256 = OnnxSource(path.read_bytes(), {}).sha256
-    path.with_suffix(".json").write_text(json.dumps(MANIFEST | {"sha256": sha256}))
-    assert read_source(path).config == ModelConfig(depth=1)
-    path.with_suffix(".json").write_text(json.dumps(MANIFEST | {"sha256": "of another file"}))
-    with pytest.raises(SourceError, match=r"a.json: expected the manifest of the ONNX beside it .*found of another"):
-        read_source(path)
-    path.with_suffix(".json").write_text("[]")
-    with pytest.raises(SourceError, match=r"a.json: expected the manifest that to_onnx.py stores, found a list"):
-        read_source(path)
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [
         (lambda path: path, "expected an ONNX file, found No such file"),
         (lambda path: (path.write_bytes(b"\xff text"), path)[1], "expected an ONNX file, found"),
-        (lambda path: onnx_file(path, {}), "expected the manifest that to_onnx.py stores, found no model_config, "),
+        (lambda path: onnx_file(path, {}), "expected the metadata that to_onnx.py stores, found no model_config, "),
         (lambda path: onnx_file(path, MANIFEST | {"rewrites": "none"}), "ONNX metadata: expected what to_onnx.py"),
         (lambda path: onnx_file(path, MANIFEST | {"model_config": {"depth": 0}}), "depth: expected an integer"),
     ],

@@ -33,10 +33,10 @@ def test_it_proves_and_publishes(trained: Path, tmp_path: Path) -> None:
     assert (tmp_path / "repo/vitbn/1/model.onnx").is_file()
 
 
-def test_output_writes_only_the_file_and_its_manifest(trained: Path, tmp_path: Path) -> None:
+def test_output_writes_only_the_file_its_manifest_and_sample(trained: Path, tmp_path: Path) -> None:
     result = run("--rewrites", "none", "--checkpoint", trained, "--output", tmp_path / "plain.onnx")
     assert result.exit_code == 0, result.output
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["plain.json", "plain.onnx"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["plain.json", "plain.npz", "plain.onnx"]
     assert json.loads((tmp_path / "plain.json").read_text())["rewrites"] == []
     assert any(node.op_type == "BatchNormalization" for node in onnx.load(tmp_path / "plain.onnx").graph.node)
 

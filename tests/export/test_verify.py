@@ -5,13 +5,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from artifacts import artifact_of
 from operating import error, ok, operate
 
-from export import equivalence
-from export.publishing.artifact import PublishError, read_version
+from export.equivalence import embedded_sample
+from export.errors import PublishError
+from export.publishing.artifact import Artifact, read_version, sha256
 from export.publishing.promote import served
-from export.publishing.publish import versions
-from export.publishing.verify import check_answer, verify_version
+from export.publishing.publish import publish, versions
+from export.publishing.sample import Sample
+from export.publishing.verify import verify_version
+from models.config import ModelConfig
 
 
 def test_verify(folder: Path) -> None:
@@ -31,14 +35,27 @@ def _manifest(change: Callable[[dict[str, object]], object]) -> Callable[[Path],
     return damage
 
 
-def _republish(data: bytes) -> Callable[[Path], None]:
+def _republish(data: bytes | None = None, sample: Sample | None = None, **fields: object) -> Callable[[Path], None]:
+    """With another file or sample, whose hashes are right."""
 
     def damage(version: Path) -> None:
-        artifact = replace(read_version(version), data=data)
-        (version / "model.onnx").write_bytes(artifact.data)
-        (version / "manifest.json").write_bytes(artifact.manifest_json())
+        artifact = read_version(version)
+        contents = {"model.onnx": data or artifact.data, "sample.npz": (sample or artifact.sample).to_bytes()}
+        hashes = {place: sha256(content) for place, content in contents.items()}
+        for place, content in contents.items():
+            (version / place).write_bytes(content)
+        manifest = replace(artifact.manifest, files=hashes, **fields)
+        (version / "manifest.json").write_bytes(manifest.to_json())
 
     return damage
+
+
+def _sample(logits: list[float]) -> Sample:
+    images = embedded_sample(ModelConfig()).images[:1]
+    return Sample({"image": images}, {"logits": np.array([logits], np.float32)})
+
+
+CLASS_ALONE = {"logits": None}
 
 
 @pytest.mark.parametrize(
@@ -46,8 +63,10 @@ def _republish(data: bytes) -> Callable[[Path], None]:
     [
         (_cut, "expected the SHA-256"),
         (lambda version: (version / "model.onnx").unlink(), "expected model.onnx, found No such file"),
+        (lambda version: (version / "sample.npz").unlink(), "expected sample.npz, found No such file"),
+        (lambda version: (version / "sample.npz").write_bytes(b"PK"), "sample.npz: expected the SHA-256"),
         (lambda version: (version / "manifest.json").write_text("{"), "expected the manifest of an export"),
-        (_manifest(lambda manifest: manifest.pop("sha256")), "found KeyError('sha256')"),
+        (_manifest(lambda manifest: manifest.pop("files")), "found KeyError('files')"),
         (_manifest(lambda manifest: manifest.update(metrics=[])), "expected the manifest of an export"),
         (_manifest(lambda manifest: manifest.update(test_accuracy="high")), "expected the manifest of an export"),
         (_manifest(lambda manifest: manifest.update(max_abs_error=float("nan"))), "ValueError('max_abs_error nan')"),
@@ -55,15 +74,23 @@ def _republish(data: bytes) -> Callable[[Path], None]:
         (_manifest(lambda manifest: manifest.update(file=5)), "found TypeError('file 5')"),
         (_manifest(lambda manifest: manifest.update(checkpoint_sha256=5)), "found TypeError('checkpoint_sha256 5')"),
         (_manifest(lambda manifest: manifest.update(rewrites=[1])), "found TypeError('rewrites [1]')"),
-        (_manifest(lambda manifest: manifest.update(sample_logits=["1"])), "found TypeError(\"sample_logits ['1']\")"),
-        (_manifest(lambda manifest: manifest.update(sample_logits=[0.0] * 10)), "found an error of"),
+        (_manifest(lambda manifest: manifest["files"].pop("sample.npz")), "found KeyError('sample.npz')"),
         (
-            _manifest(lambda manifest: manifest.update(precision="int8", sample_logits=[float("nan")] * 10)),
-            "expected finite logits of the sample",
+            _manifest(lambda manifest: manifest["files"].update({"../x": "0"})),
+            "found ValueError(\"files '../x': '0'\")",
         ),
-        (_manifest(lambda manifest: manifest.update(sample_logits=[0.0] * 9)), "expected logits (1, 9)"),
+        (_manifest(lambda manifest: manifest.update(sample_tolerance={})), "found KeyError('logits')"),
+        (
+            _manifest(lambda manifest: manifest.update(sample_tolerance={"logits": float("nan")})),
+            "found ValueError('sample_tolerance logits nan')",
+        ),
+        (_republish(sample=_sample([0.0] * 10)), "expected the sample's answer to 1.00e-04, found an error of"),
+        (_republish(sample=_sample([float("nan")] * 10), sample_tolerance=CLASS_ALONE), "expected finite numbers"),
+        (_republish(sample=_sample([0.0] * 9 + [1e9]), sample_tolerance=CLASS_ALONE), "expected class [9]"),
+        (_republish(sample=_sample([0.0] * 9)), "expected float32 (1, 9) for the sample, found float32 (1, 10)"),
+        (_republish(sample=Sample({}, {})), "expected the file to run on its inputs, found"),
         (_manifest(lambda manifest: manifest["model_config"].update(channels=3)), "publish it under another --name"),
-        (_republish(b"no graph"), "expected a valid ONNX graph that runs"),
+        (_republish(b"no graph"), "expected a file that ONNX Runtime runs, found"),
     ],
 )
 def test_verify_finds_what_is_wrong(folder: Path, damage: Callable[[Path], None], expected: str) -> None:
@@ -97,14 +124,26 @@ def test_verify_finds_a_config_that_is_wrong(folder: Path, old: str, new: str, e
     assert expected in result.output
 
 
-def test_nan_is_no_class(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    artifact = read_version(folder / "vitbn" / "1")
-    expected = [1.0] + [0.0] * 9  # the first NaN is argmax too
-    half = replace(artifact, manifest=artifact.manifest | {"precision": "fp16", "sample_logits": expected})
-    nan = lambda images: np.full((1, 10), np.nan, np.float32)  # noqa: E731
-    monkeypatch.setattr(equivalence, "onnx_classifier", lambda data: nan)
-    with pytest.raises(PublishError, match="expected finite logits of the sample, found an error of nan"):
-        check_answer(folder / "vitbn/1/model.onnx", half)
+def test_nan_is_no_class(tmp_path: Path) -> None:
+    nan = artifact_of(answer=[float("nan")] * 10)
+    half = replace(nan, manifest=replace(nan.manifest, sample_tolerance=CLASS_ALONE))
+    for artifact, message in ((nan, "expected the sample's answer to 1.00e-04"), (half, "expected finite numbers")):
+        with pytest.raises(PublishError, match=message):
+            publish(tmp_path, "vitbn", artifact)
+    assert not (tmp_path / "vitbn").exists()
+
+
+@pytest.mark.parametrize("existing", [False, True])
+def test_a_file_that_does_not_answer_its_sample_is_not_published(existing: bool, tmp_path: Path) -> None:
+    if existing:
+        publish(tmp_path, "vitbn", artifact_of())
+    other = artifact_of(answer=[float(number) for number in range(9)] + [9.001])
+    contents = {**other.contents, "sample.npz": artifact_of().contents["sample.npz"]}
+    hashes = {place: sha256(content) for place, content in contents.items()}
+    wrong = Artifact(replace(other.manifest, files=hashes), contents)
+    with pytest.raises(PublishError, match=r"expected the sample's answer to 1.00e-04, found an error of 1.00e-03"):
+        publish(tmp_path, "vitbn", wrong)
+    assert [path.name for path in tmp_path.glob("vitbn/[0-9]*")] == (["1"] if existing else [])
 
 
 def test_publish_of_a_file_that_is_damaged(folder: Path, exported: Path) -> None:

@@ -32,7 +32,7 @@ def published(repository: Path, versions: int, name: str = "linear", instances: 
     model = repository / name
     manifest = {
         "file": "model.onnx",
-        "sha256": hashlib.sha256(content).hexdigest(),
+        "files": {"model.onnx": hashlib.sha256(content).hexdigest()},
         "model_config": {"labels": LABELS},
     }
     for number in range(1, versions + 1):
@@ -45,14 +45,14 @@ def published(repository: Path, versions: int, name: str = "linear", instances: 
 
 
 def foreign(repository: Path, versions: int) -> Path:
-    """As export/publishing/foreign.py publishes."""
+    """As any ONNX file is published."""
     model = published(repository, versions)
     (model / "labels.txt").unlink()
     for number in range(1, versions + 1):
         files = [model / str(number) / name for name in ("model.onnx", "sample.npz")]
         files[1].write_bytes(b"sample")
-        digest = hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
-        manifest = {"kind": "foreign", "file": files[0].name, "files": [path.name for path in files], "sha256": digest}
+        digests = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+        manifest = {"file": files[0].name, "files": digests}
         (model / str(number) / "manifest.json").write_text(json.dumps(manifest))
     return model
 
@@ -76,7 +76,11 @@ def flip_a_bit(path: Path) -> None:
 DAMAGES: dict[str, tuple[Callable[[Path], object], int | None, str]] = {
     "truncated": (lambda model: truncate(newest(model) / "model.onnx"), 3, "expected the SHA-256"),
     "empty": (lambda model: (newest(model) / "model.onnx").write_bytes(b""), 3, "expected the SHA-256"),
-    "missing": (lambda model: (newest(model) / "model.onnx").unlink(), 3, "expected the model, found No such file"),
+    "missing": (
+        lambda model: (newest(model) / "model.onnx").unlink(),
+        3,
+        "expected the model, found No such file",
+    ),
     "bit flip": (lambda model: flip_a_bit(newest(model) / "model.onnx"), 3, "expected the SHA-256"),
     "manifest broken": (lambda model: truncate(newest(model) / "manifest.json"), 3, "expected the manifest"),
     "config truncated": (lambda model: truncate(model / "config.pbtxt"), None, "expected the configuration"),

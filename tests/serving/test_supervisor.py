@@ -20,8 +20,8 @@ from tiny_models import linear_model
 from waiting import HEAL_S, wait_until
 
 from clients.probe import Probe, probe_server
-from export.publishing.foreign import publish_foreign
-from export.publishing.triton_config import Serving
+from export.publishing.foreign import foreign_artifact
+from export.publishing.publish import publish
 from serving.control import Control
 from serving.processes import Family, Stub
 from serving.running import Server, running_server
@@ -59,7 +59,7 @@ def supervised(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     published(repository, versions=1, name="pair", instances="instance_group [{ kind: KIND_AUTO count: 2 }]")
     file: Path = tmp_path_factory.mktemp("exported") / "model.onnx"
     onnx.save(linear_model(), file)
-    publish_foreign(repository, "foreign", file, Serving())
+    publish(repository, "foreign", foreign_artifact(file))
     with running_server(repository, supervised=True) as server:
         wait_until(lambda: right(server), "right")
         yield server
@@ -178,7 +178,7 @@ def test_a_whole_version_that_the_server_refuses_is_left_out(tmp_path: Path) -> 
     model = published(tmp_path, versions=2)
     truncate(model / "2" / "model.onnx")
     manifest = json.loads((model / "2" / "manifest.json").read_text())
-    manifest["sha256"] = hashlib.sha256((model / "2" / "model.onnx").read_bytes()).hexdigest()
+    manifest["files"]["model.onnx"] = hashlib.sha256((model / "2" / "model.onnx").read_bytes()).hexdigest()
     (model / "2" / "manifest.json").write_text(json.dumps(manifest))
     with running_server(tmp_path, supervised=True) as server:
         wait_until(lambda: right(server), "right")

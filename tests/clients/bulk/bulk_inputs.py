@@ -44,7 +44,7 @@ def publish(repository: Path, *versions: Path) -> Path:
         folder.mkdir(parents=True)
         (folder / "model.onnx").write_bytes(file.read_bytes())
         digest = hashlib.sha256(file.read_bytes()).hexdigest()
-        (folder / "manifest.json").write_text(json.dumps({"file": "model.onnx", "sha256": digest}))
+        (folder / "manifest.json").write_text(json.dumps({"file": "model.onnx", "files": {"model.onnx": digest}}))
     (repository / "linear/config.pbtxt").write_text('name: "linear"\n')
     return repository / "linear"
 

@@ -55,8 +55,8 @@ def test_the_last_row_of_a_decoder_cuts_its_last_layer_and_its_head(exporter: st
     assert len(manifest["sites"]["read-rows"]) == 8  # queries, scores, pooled, output, three of the MLP, head
     assert manifest["macs"]["read-rows"] < 0.75 * manifest["macs"]["before"]
     assert manifest["proofs"][0]["precision"] == "float64"
-    assert "past=0" in manifest["inputs"]
-    assert "new=1, " in manifest["inputs"]
+    assert "past=0" in manifest["proof_inputs"]
+    assert "new=1, " in manifest["proof_inputs"]
     check_same(path, out, lambda logits: logits[:, -1:], PRESENT)
 
 

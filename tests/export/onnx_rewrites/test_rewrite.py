@@ -69,7 +69,7 @@ def test_inputs_may_be_given(encoder: Path, tmp_path: Path) -> None:
     ids = np.arange(12).reshape(2, 6)
     np.savez(given, input_ids=ids, attention_mask=np.ones_like(ids))
     result = run(encoder, "-o", tmp_path / "out.onnx", "--inputs", given, "--json")
-    assert json.loads(result.output)["inputs"].endswith(str(given))
+    assert json.loads(result.output)["proof_inputs"].endswith(str(given))
     np.savez(given, input_ids=ids)
     assert (
         "expected the inputs input_ids, attention_mask"
@@ -245,7 +245,7 @@ def tokens(tmp_path: Path) -> Path:
 def test_a_read_beyond_the_first_sizes_is_proved_at_larger_ones(tokens: Path, tmp_path: Path, read: str) -> None:
     result = run(tokens, "-o", tmp_path / "out.onnx", "--read", read, "--json")
     assert result.exit_code == 0, result.output
-    assert "S=32" in json.loads(result.output)["inputs"]
+    assert "S=32" in json.loads(result.output)["proof_inputs"]
 
 
 def test_the_standard_domain_may_have_its_long_name(tokens: Path, tmp_path: Path) -> None:

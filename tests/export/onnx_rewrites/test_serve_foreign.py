@@ -14,10 +14,9 @@ import tritonclient.http as http
 from click.testing import CliRunner
 from foreign_networks import Encoder, export, parse
 
-from export.publishing.foreign import publish_foreign
+from export.publishing.foreign import foreign_artifact
 from export.publishing.promote import served as live_versions
-from export.publishing.publish import read_config
-from export.publishing.triton_config import Serving
+from export.publishing.publish import publish, read_config
 from export.repository import repository as command
 from export.rewrite import rewrite
 from serving.running import running_server
@@ -53,7 +52,7 @@ def test_list_counts_the_weights_beside_the_model(tmp_path: Path) -> None:
         w=np.ones((600, 600), np.float32),
     )
     ir.save(network, tmp_path / "in.onnx", external_data="in.data")
-    publish_foreign(tmp_path / "models", "wide", tmp_path / "in.onnx", Serving())
+    publish(tmp_path / "models", "wide", foreign_artifact(tmp_path / "in.onnx"))
     listed = CliRunner().invoke(command, ["list", "--repository", str(tmp_path / "models"), "--server", "127.0.0.1:9"])
     assert listed.output.splitlines()[1].split()[-3:] == ["1.4", "foreign", "ONNX"]
 

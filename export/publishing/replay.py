@@ -1,0 +1,50 @@
+"""Runs an ONNX file on its sample: of a version before it is published, and whenever it is verified."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from export.errors import PublishError
+from export.onnx_rewrites.errors import ForeignError
+from export.onnx_rewrites.proof import answers, session
+from export.publishing.artifact import Artifact
+
+Numbers = NDArray[np.float64]
+
+
+def replay(artifact: Artifact) -> None:
+    """`artifact`: as `read_version` returns it.
+
+    Raises PublishError for a file that does not run, or that answers its sample otherwise than when it was made.
+    """
+    manifest = artifact.manifest
+    path = artifact.contents[manifest.file]
+    if not isinstance(path, Path):
+        raise TypeError(f"{manifest.file}: expected a file, found its bytes")
+    sample = artifact.sample
+    try:
+        found = answers(session(path), sample.inputs)
+    except ForeignError as error:
+        raise PublishError(f"{path.parent}: {error}") from error
+    if not found or found.keys() != sample.outputs.keys() or found.keys() != manifest.sample_tolerance.keys():
+        raise PublishError(f"{path}: expected the outputs {', '.join(sample.outputs)}, found {', '.join(found)}")
+    for name, array in found.items():
+        expected = sample.outputs[name]
+        if (array.shape, array.dtype) != (expected.shape, expected.dtype):
+            wanted = f"{expected.dtype} {expected.shape}"
+            raise PublishError(f"{path}: {name}: expected {wanted} for the sample, found {array.dtype} {array.shape}")
+        tolerance = manifest.sample_tolerance[name]
+        _compare(f"{path}: {name}", expected.astype(np.float64), array.astype(np.float64), tolerance)
+
+
+def _compare(what: str, expected: Numbers, found: Numbers, tolerance: float | None) -> None:
+    error = float(np.abs(expected - found).max(initial=0.0))
+    if tolerance is None and not np.isfinite(error):  # argmax finds a class even in NaN
+        raise PublishError(f"{what}: expected finite numbers for the sample, found an error of {error}")
+    if tolerance is None and (found.argmax(-1) != expected.argmax(-1)).any():
+        raise PublishError(f"{what}: expected class {expected.argmax(-1)} for the sample, found {found.argmax(-1)}")
+    if tolerance is not None and not error <= tolerance:  # NaN fails too
+        raise PublishError(f"{what}: expected the sample's answer to {tolerance:.2e}, found an error of {error:.2e}")

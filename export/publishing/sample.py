@@ -1,0 +1,46 @@
+"""sample.npz, beside every model: inputs, and the outputs that the file gave when it was made."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from export.errors import PublishError
+
+Arrays = dict[str, NDArray[np.generic]]
+
+
+@dataclass(frozen=True)
+class Sample:
+    inputs: Arrays
+    outputs: Arrays
+
+    def to_bytes(self) -> bytes:
+        """The same for the same arrays."""
+        named = {f"in:{name}": array for name, array in self.inputs.items()}
+        named |= {f"out:{name}": array for name, array in self.outputs.items()}
+        file = io.BytesIO()
+        np.savez_compressed(file, **named)
+        return file.getvalue()
+
+    @classmethod
+    def read(cls, content: bytes | Path) -> Sample:
+        """Raises PublishError."""
+        where = content if isinstance(content, Path) else "sample"
+        try:
+            data = io.BytesIO(content if isinstance(content, bytes) else content.read_bytes())
+            with np.load(data, allow_pickle=False) as held:
+                arrays = {name: held[name] for name in held.files}
+        except (OSError, ValueError, EOFError, TypeError, AttributeError, zipfile.BadZipFile, zlib.error) as error:
+            raise PublishError(f"{where}: expected the sample of a model, found {error!r}") from error
+        parts = [
+            {name.removeprefix(part): array for name, array in arrays.items() if name.startswith(part)}
+            for part in ("in:", "out:")
+        ]
+        return cls(*parts)

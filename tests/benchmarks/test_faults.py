@@ -26,6 +26,13 @@ def test_a_fault_ends_unattended_with_no_wrong_answer(tmp_path: Path) -> None:
     assert float(str(row["recovery_s"])) < HEAL_S
 
 
+def test_the_soak_runs_alone(tmp_path: Path) -> None:
+    row = run(tmp_path, "--hours", "0.002")
+    assert (row["scenario"], row["hours"], row["wrong"], row["failed"]) == ("soak", 0.002, 0, 0)
+    assert int(str(row["right"])) > 100
+    assert {"memory_mb_per_hour", "descriptors_per_hour"} <= row.keys()
+
+
 def test_sigterm_leaves_no_orphan(tmp_path: Path) -> None:
     row = run(tmp_path, "--scenario", "sigterm")
     assert (row["wrong"], row["failed"], row["orphans"]) == (0, 0, 0)

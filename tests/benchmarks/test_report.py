@@ -2,6 +2,7 @@ import json
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,8 @@ from benchmarks.measure.tables import table
 from benchmarks.report import report
 from benchmarks.reporting import pages
 from benchmarks.reporting.pages import PageError, contents, filled, find, pictures
-from benchmarks.reporting.tables import latency, markdown
+from benchmarks.reporting.tables import find as find_row
+from benchmarks.reporting.tables import latency, machines, markdown
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks/results"
@@ -68,6 +70,7 @@ def test_a_changed_figure_is_noticed(tmp_path: Path) -> None:
 def test_every_result_is_on_the_page_and_every_picture_on_a_page(runs: dict[str, Run]) -> None:
     page = (RESULTS / "report.md").read_text()
     assert all(f"<!-- origin {name} -->\n`{name}`; " in page for name in runs)
+    assert all(f"`{run.command}`" in page for run in runs.values() if run.command)
     texts = [(ROOT / name).read_text() for name in pages.PAGES]
     drawn = {path.name for path, _ in pictures(RESULTS)}
     assert drawn == {path.name for path in RESULTS.glob("*.png")}
@@ -78,10 +81,31 @@ def test_the_results_stay_small() -> None:
     assert sum(path.stat().st_size for path in RESULTS.rglob("*") if path.is_file()) <= 3e6
 
 
-def test_a_rerun_measures_every_result_and_no_other(runs: dict[str, Run]) -> None:
+def rerun() -> str:
     dry = ["make", "--dry-run", "--always-make", "benchmarks", "PYTHON=true"]
-    lines = subprocess.run(dry, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    assert set(re.findall(r"results\.new/([\w-]+\.json)", lines)) == set(runs) - {"norms.json"}
+    return subprocess.run(dry, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+
+
+def test_a_rerun_measures_every_result_and_no_other(runs: dict[str, Run]) -> None:
+    assert set(re.findall(r"results\.new/([\w-]+\.json)", rerun())) == set(runs) - {"norms.json"}
+
+
+def test_a_page_names_no_command_that_the_rerun_does_not_run() -> None:
+    run = {*re.findall(r"python (benchmarks/\S+\.py.*?) --json", rerun()), "benchmarks/latency.py --preset norms DIR"}
+    texts = [(ROOT / name).read_text() for name in pages.PAGES]
+    named = {line for text in texts for line in re.findall(r"^ {4}python (benchmarks/.*) --json FILE$", text, re.M)}
+    assert named
+    assert named <= run
+
+
+def test_cores_for_a_rate_are_those_of_the_measured_machine(runs: dict[str, Run]) -> None:
+    run = runs["throughput.json"]
+    wider = replace(run, machine={**run.machine, "threads": 2 * run.machine["threads"]})
+    rate = find_row(run.rows, model="vitbn", batch=64, in_flight=8, instances=1)["images_per_s"]
+    for each in (run, wider):
+        threads = each.machine["threads"]
+        assert f"images/s, {threads} cores" in machines(each)
+        assert f" {rate / threads:,.0f} |" in machines(each)
 
 
 def test_what_was_not_measured_is_said(tmp_path: Path) -> None:

@@ -280,6 +280,12 @@ def test_a_rate_that_sends_too_little() -> None:
     assert "--rate 10 with --batch 1: expected 40 requests or more in 2 s, found 20" in result.output
 
 
+def test_more_seconds_send_a_low_rate_enough() -> None:
+    (load,) = throughput._loads((1,), (), (10,), 4)
+    assert len(load.due_s(4)) == load.requests(4) == 40
+    assert load.due_s(4).max() > 3
+
+
 def test_a_gpu_needs_a_native_server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("serving.launcher.native_server", lambda path: None)
     assert published.device_of_server("auto") == published.device_of_server("cpu") == "cpu"

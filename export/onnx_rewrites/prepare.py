@@ -26,6 +26,7 @@ from export.onnx_rewrites.inference import infer
 from export.onnx_rewrites.known import decide_sizes
 from export.onnx_rewrites.moves import RESHAPES
 from export.onnx_rewrites.shapes import Shapes, same
+from export.onnx_rewrites.unflatten import unflatten
 from export.onnx_rewrites.unused import remove_unused
 
 OLDEST_OPSET, NEWEST_OPSET = 10, 26
@@ -50,7 +51,7 @@ class Prepare(ir.passes.InPlacePass):
         _drop_identities(model.graph)
         _name_free_dimensions(model.graph)
         infer(model)
-        while _fold_constants(model.graph) or decide_sizes(model.graph):
+        while _fold_constants(model.graph) or decide_sizes(model.graph) or unflatten(model.graph):
             remove_unused(model)
             infer(model)
         if _join_reshapes(model.graph):

@@ -19,7 +19,7 @@ Dim = int | ir.SymbolicDim
 
 WHOLE_NUMBERS = {ir.DataType.INT32, ir.DataType.INT64}
 
-NOMINAL = 64  # of a free dimension without a given size
+NOMINAL = 64  # of a free dimension where no sizes are given
 FAR = (1 << 31) - 1  # the end of every axis; exporters write this or larger numbers
 
 
@@ -82,7 +82,7 @@ def _evaluate(dim: ir.SymbolicDim, sizes: tuple[tuple[str, int], ...], default: 
         value = dim.evaluate({symbol: known.get(symbol, default) for symbol in dim.free_symbols()})
     except ValueError:  # as above
         return default
-    return value if isinstance(value, int) and value > 0 else default
+    return max(value, 1) if isinstance(value, int) else default
 
 
 @dataclass
@@ -106,8 +106,9 @@ class Shapes:
         return dim if isinstance(dim, int) else None
 
     def nominal(self, dim: Dim) -> int:
-        """With symbols set to `sizes`, by default NOMINAL."""
-        return dim if isinstance(dim, int) else _evaluate(dim, tuple(sorted(self.sizes.items())), NOMINAL)
+        """With symbols set to `sizes`; one that is unknown is taken for the longest."""
+        longest = max(self.sizes.values(), default=NOMINAL)
+        return dim if isinstance(dim, int) else _evaluate(dim, tuple(sorted(self.sizes.items())), longest)
 
     def is_known(self, dim: Dim) -> bool:
         """Whether the graph's inputs have this size."""

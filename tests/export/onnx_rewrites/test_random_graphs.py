@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from test_onnx_operators import part, runner
 
-from export.onnx_rewrites import moves
+from export.onnx_rewrites import moves, unflatten
 from export.onnx_rewrites.errors import BadRequest
 from export.onnx_rewrites.reads import Read
-from export.onnx_rewrites.rules import Rule, _elementwise
+from export.onnx_rewrites.rules import _elementwise
 
 Array = NDArray[Any]
 
@@ -48,6 +48,9 @@ TURNS = [
     "t{k} = Transpose<perm = [0, 2, 1]>({x}) m{k} = MatMul({z}, t{k}) p{k} = Softmax(m{k}) {out} = MatMul(p{k}, {x})",
     "h{k} = Reshape({x}, heads) q{k} = Transpose<perm = [0, 2, 1, 3]>(h{k}) g{k} = Relu(q{k}) "
     "u{k} = Transpose<perm = [0, 2, 1, 3]>(g{k}) {out} = Reshape(u{k}, joined)",
+    "f{k} = Reshape({x}, flat) g{k} = Gemm<transB = 1>(f{k}, w, v) r{k} = Add(g{k}, f{k}) s{k} = Shape({x}) "
+    "{out} = Reshape(r{k}, s{k})",
+    "f{k} = Reshape({x}, flat) g{k} = Gemm<alpha = 2.0>(f{k}, w) s{k} = Shape({x}) {out} = Reshape(g{k}, s{k})",
 ]
 
 
@@ -66,6 +69,7 @@ def weights() -> dict[str, Array]:
         "three": np.array([1, 1, WIDE]),
         "heads": np.array([0, 0, 2, 2]),
         "joined": np.array([0, 0, WIDE]),
+        "flat": np.array([-1, WIDE]),
         **{f"axis{axis}": np.array([axis]) for axis in range(3)},
         **{f"places{i}": np.array(places) for i, places in enumerate(PLACES)},
         **cuts,
@@ -79,7 +83,7 @@ def graphs(draw: st.DrawFn) -> str:
     for number in range(draw(st.integers(1, 6))):
         out = f"x{number}"
         fields = {"x": draw(st.sampled_from(values)), "z": draw(st.sampled_from(values))}
-        turn = draw(st.sampled_from([None, None, None, *TURNS]))
+        turn = draw(st.sampled_from([*[None] * 6, *TURNS]))
         if turn is not None:
             nodes.append(turn.format(k=number, out=out, **fields))
         else:
@@ -154,14 +158,19 @@ def test_no_random_graph_gives_a_wrong_part() -> None:
     assert search(250) > 300
 
 
-WRONG: list[tuple[str, Rule]] = [
-    ("Softmax", _elementwise),
-]
+def plant_softmax(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(moves.RULES, "Softmax", _elementwise)
+
+
+def plant_gemm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unflatten, "_is_product", lambda node, bias: True)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("operator", "rule"), WRONG)
-def test_a_planted_wrong_rule_is_found(operator: str, rule: Rule, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(moves.RULES, operator, rule)
+@pytest.mark.parametrize("plant", [plant_softmax, plant_gemm])
+def test_a_planted_wrong_rule_is_found(
+    plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch)
     with pytest.raises(Exception, match=r" at \(|sub-exceptions"):
         search(250)

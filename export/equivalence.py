@@ -1,6 +1,6 @@
 """Compares the logits of two stages: shapes, dtypes, values, argmax, in that order.
 
-In: two functions from images to logits. Out: a `Proof`, or an error that names the first difference.
+In: two functions from images to logits. Out: a `Comparison`, or an error that names the first difference.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class NamedImages:
 
 
 @dataclass(frozen=True)
-class Proof:
+class Comparison:
     stages: str
     max_abs_error: float
     tolerance: float
@@ -79,14 +79,14 @@ class Proof:
         )
 
 
-def prove(
+def compare(
     stages: str,
     expected: Classifier,
     found: Classifier,
     images: Images,
     tolerance: float,
     batch_sizes: Sequence[int] = BATCH_SIZES,
-) -> Proof:
+) -> Comparison:
     """Images (n, C, H, W), absolute `tolerance`. Raises EquivalenceError."""
     worst, compared = 0.0, 0
     for size in batch_sizes:
@@ -103,14 +103,14 @@ def prove(
             raise ValuesDiffer(
                 f"{stages}: expected an error of at most {tolerance:.2e} at batch {size}, found {error:.2e}"
             )
-        _compare_argmax(stages, want, have)
+        _check_argmax(stages, want, have)
         worst, compared = max(worst, float(error)), max(compared, size)
     if not compared:
         raise ShapesDiffer(f"{stages}: expected images to compare, found none")
-    return Proof(stages, worst, tolerance, compared)
+    return Comparison(stages, worst, tolerance, compared)
 
 
-def _compare_argmax(stages: str, want: Logits, have: Logits) -> None:
+def _check_argmax(stages: str, want: Logits, have: Logits) -> None:
     best = np.sort(want, axis=1)[:, -2:]
     decided = best[:, -1] - best[:, 0] > TIE
     differs = np.flatnonzero(decided & (want.argmax(1) != have.argmax(1)))

@@ -10,7 +10,8 @@ import logging
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import onnx
 import torch
@@ -18,24 +19,28 @@ from torch import Tensor, nn
 
 from export.equivalence import (
     AxesDiffer,
+    Comparison,
     DtypesDiffer,
     NamedImages,
     NamesDiffer,
-    Proof,
     ShapesDiffer,
+    compare,
     embedded_sample,
     onnx_classifier,
-    prove,
     torch_classifier,
 )
-from export.precision import Converted, Lowering, convert
+from export.precision import Accuracies, Lowering, convert
 from export.publishing.artifact import ONNX_FILE, Artifact, classifier_artifact
 from export.publishing.sample import Sample
 from export.rewrites.fold import affine_of, fold_input_scale
 from export.rewrites.pipeline import Rewrite, Step, apply
 from models.checkpoint import Checkpoint
 from models.config import INPUT_NAME, INPUT_SCALE, OUTPUT_NAME, ModelConfig
+from models.macs import macs_per_image
 from models.norms import ProgressiveRepBN
+
+if TYPE_CHECKING:
+    from export.engines.choosing import Choice
 
 DEFAULT_OPSET = 20  # has Gelu; ONNX Runtime 1.19, in Triton 24.10, refuses 22 and later
 CALIBRATION = ("temperature", "calibration_error")  # clients divide logits by the temperature
@@ -45,17 +50,34 @@ FLOAT32_TOLERANCE = 1e-4
 
 @dataclass(frozen=True)
 class Exported:
-    onnx: bytes
-    config: ModelConfig
-    manifest: dict[str, Any]
-    proofs: tuple[Proof, ...]
+    """A checkpoint as an ONNX file; `export_checkpoint` adds the last four fields.
+
+    `converted`: to a lower precision; `in_engine`: in another engine than ONNX Runtime; `note`: why it was compared on
+    other images than the model's own; `path`: where it was written.
+    """
+
+    checkpoint: Checkpoint
+    artifact: Artifact
     steps: tuple[Step, ...]
-    sample: Sample
-    converted: Converted | None = None
+    comparisons: tuple[Comparison, ...]
+    converted: Accuracies | None = None
+    in_engine: Accuracies | None = None
+    choice: Choice | None = None
+    note: str | None = None
+    path: Path | None = None
 
     @property
-    def artifact(self) -> Artifact:
-        return classifier_artifact(ONNX_FILE, self.onnx, self.config, self.sample, self.manifest)
+    def onnx(self) -> bytes:
+        return self.artifact.data
+
+    @property
+    def config(self) -> ModelConfig:
+        return self.checkpoint.config
+
+    @property
+    def macs(self) -> int:
+        """Of one image before any rewrite."""
+        return macs_per_image(self.checkpoint.model)
 
 
 class Served(nn.Module):
@@ -76,51 +98,62 @@ def export(
     required: Sequence[Rewrite] = (),
     opset: int = DEFAULT_OPSET,
     lowering: Lowering | None = None,
-    sample: NamedImages | None = None,
+    images: NamedImages | None = None,
 ) -> Exported:
-    """Proves rewrite and export on `sample`, by default the embedded images.
+    """Compares the rewritten network and the export on `images`, by default the embedded images.
 
-    metadata_props hold `manifest`. Raises RewriteError, EquivalenceError or AccuracyError.
+    metadata_props hold what the manifest tells of the origin. Raises RewriteError, EquivalenceError or AccuracyError.
     """
     _check_trained(checkpoint.model)
     embedded = embedded_sample(checkpoint.config)
-    sample = sample or embedded
+    images = images or embedded
     exact = copy.deepcopy(checkpoint.model).double()
     served, steps = rewrite(exact, rewrites, required)
     before, after = torch_classifier(Served(exact, scale_folded=False)), torch_classifier(served)
-    proofs = [prove("rewritten, float64", before, after, sample.images, FLOAT64_TOLERANCE)] if steps else []
+    compared = [compare("rewritten, float64", before, after, images.images, FLOAT64_TOLERANCE)] if steps else []
     proto = to_onnx(served.float(), checkpoint.config, opset)
     check_interface(proto, checkpoint.config)
     trained = torch_classifier(Served(checkpoint.model, scale_folded=False))
     exported = onnx_classifier(proto.SerializeToString())
-    proofs.append(prove("ONNX, float32", trained, exported, sample.images, FLOAT32_TOLERANCE))
-    manifest = {
+    compared.append(compare("ONNX, float32", trained, exported, images.images, FLOAT32_TOLERANCE))
+    about = _describe(checkpoint, steps, opset, compared[-1], images.of)
+    converted = None
+    if lowering:
+        proto, converted = convert(proto, lowering)
+        about |= {
+            "precision": lowering.precision,
+            "test_accuracy": converted.accuracy,
+            "float32_test_accuracy": converted.reference,
+        }
+    data, first = _with_metadata(proto, about), embedded.images[:1]
+    sample = Sample({INPUT_NAME: first}, {OUTPUT_NAME: onnx_classifier(data)(first)})
+    artifact = classifier_artifact(ONNX_FILE, data, checkpoint.config, sample, about)
+    return Exported(checkpoint, artifact, tuple(steps), tuple(compared), converted)
+
+
+def _describe(
+    checkpoint: Checkpoint, steps: Sequence[Step], opset: int, compared: Comparison, images: str
+) -> dict[str, Any]:
+    about = {
         "model_config": json.loads(checkpoint.config.to_json()),
         "rewrites": [step.rewrite for step in steps if not step.left_out],
         "opset": opset,
-        "max_abs_error": proofs[-1].max_abs_error,
-        "tolerance": proofs[-1].tolerance,
-        "proved_on": sample.of,
+        "max_abs_error": compared.max_abs_error,
+        "tolerance": compared.tolerance,
+        "proved_on": images,
         "checkpoint": checkpoint.path.name,
         "checkpoint_sha256": checkpoint.sha256,
         "metrics": checkpoint.metrics,
         "torch": torch.__version__,
     }
-    manifest |= {key: checkpoint.metrics[key] for key in CALIBRATION if key in checkpoint.metrics}
-    converted = convert(proto, lowering) if lowering else None
-    if lowering and converted:
-        proto = converted.proto
-        manifest |= {
-            "precision": lowering.precision,
-            "test_accuracy": converted.accuracy,
-            "float32_test_accuracy": converted.float32_accuracy,
-        }
-    for key, value in manifest.items():
+    return about | {key: checkpoint.metrics[key] for key in CALIBRATION if key in checkpoint.metrics}
+
+
+def _with_metadata(proto: onnx.ModelProto, about: dict[str, Any]) -> bytes:
+    for key, value in about.items():
         proto.metadata_props.add(key=key, value=value if isinstance(value, str) else json.dumps(value))
-    data = proto.SerializeToString()
-    first = embedded.images[:1]
-    answered = Sample({INPUT_NAME: first}, {OUTPUT_NAME: onnx_classifier(data)(first)})
-    return Exported(data, checkpoint.config, manifest, tuple(proofs), tuple(steps), answered, converted)
+    data: bytes = proto.SerializeToString()
+    return data
 
 
 def _check_trained(model: nn.Module) -> None:

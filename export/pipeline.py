@@ -1,23 +1,23 @@
-"""Checkpoint -> proven file -> version in a model repository.
+"""Checkpoint -> compared file -> version in a model repository.
 
-Writes only if every proof and accuracy gate held. Raises CheckpointError, DataError, ExportError or OSError.
+Writes only if every comparison and accuracy gate held. Raises CheckpointError, DataError, ExportError or OSError.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from export.engines.choosing import Choice, Goal, Numbers, choose
+from export.engines.choosing import Goal, Numbers, choose
 from export.engines.openvino_engine import check_accuracy, has_bfloat16, openvino_module
-from export.equivalence import NamedImages, Proof, embedded_sample
+from export.equivalence import NamedImages, embedded_sample
 from export.errors import ExportError, PublishError
 from export.graph import DEFAULT_OPSET, Exported, export
 from export.own_data import own_dataset, own_sample
-from export.precision import AccuracyError, Converted, EngineAccuracy, Lowering
+from export.precision import AccuracyError, Lowering
 from export.publishing.artifact import Artifact
 from export.publishing.beside import write_beside
 from export.publishing.publish import check_name, publish
@@ -25,10 +25,9 @@ from export.publishing.triton_config import Engine, Serving
 from export.rewrites import pipeline
 from export.rewrites.fold import fold_batchnorm
 from export.rewrites.fuse import fuse_attention
-from export.rewrites.pipeline import Rewrite, Step
+from export.rewrites.pipeline import Rewrite
 from models.checkpoint import Checkpoint, load
 from models.data import DataError, Dataset
-from models.macs import macs_per_image
 
 if TYPE_CHECKING:
     from export.engines.gpu import Gpu
@@ -78,35 +77,7 @@ class ExportOptions:
         return (fold_batchnorm,) if self.rewrites == "bn" else ()
 
 
-@dataclass(frozen=True)
-class Published:
-    checkpoint: Checkpoint
-    exported: Exported
-    artifact: Artifact
-    macs: int  # of one image before any rewrite
-    engine_accuracy: EngineAccuracy | None = None
-    choice: Choice | None = None
-    note: str | None = None  # why the proof used other images than the model's own
-    path: Path | None = None
-
-    @property
-    def onnx(self) -> bytes:
-        return self.exported.onnx
-
-    @property
-    def steps(self) -> tuple[Step, ...]:
-        return self.exported.steps
-
-    @property
-    def proofs(self) -> tuple[Proof, ...]:
-        return self.exported.proofs
-
-    @property
-    def converted(self) -> Converted | None:
-        return self.exported.converted
-
-
-def export_checkpoint(path: Path, options: ExportOptions | None = None) -> Published:
+def export_checkpoint(path: Path, options: ExportOptions | None = None) -> Exported:
     """Warns with UntrainedBlockWarning."""
     options = options or ExportOptions()
     if (output := options.output) and output.exists() and path.exists() and output.samefile(path):
@@ -114,34 +85,26 @@ def export_checkpoint(path: Path, options: ExportOptions | None = None) -> Publi
     if options.backend == "openvino":
         openvino_module()
     loaded = load(path, options.depth)
-    sample, note = _sample(loaded, options.data_dir)
-    make = partial(export, loaded, options.passes, options.required, options.opset, sample=sample)
+    images, note = _images(loaded, options.data_dir)
+    make = partial(export, loaded, options.passes, options.required, options.opset, images=images)
     dataset = partial(own_dataset, loaded.config, loaded.metrics, options.data_dir)
     if options.backend == "auto":
-        made = _best(make, dataset(), options)
+        exported, serving = _best(make, dataset(), options)
     else:
         lowers = options.precision not in ("fp32", "tf32") or options.backend == "openvino"
-        made = _asked_for(make, dataset() if lowers else None, options, options.backend)
-    name = options.name or served_name(options.model or loaded.config.model, made.serving.engine)
-    written = write(made.artifact, options.output, options.repository, name, made.serving)
-    macs = macs_per_image(loaded.model)
-    return Published(loaded, made.exported, made.artifact, macs, made.accuracy, made.choice, note, written)
-
-
-@dataclass(frozen=True)
-class _Made:
-    exported: Exported
-    artifact: Artifact
-    serving: Serving
-    accuracy: EngineAccuracy | None = None
-    choice: Choice | None = None
+        exported, serving = _asked_for(make, dataset() if lowers else None, options, options.backend)
+    name = options.name or served_name(options.model or loaded.config.model, serving.engine)
+    written = write(exported.artifact, options.output, options.repository, name, serving)
+    return replace(exported, note=note, path=written)
 
 
 Make = Callable[..., Exported]
-"""Makes the proven file, in float32 unless `lowering` is given."""
+"""Makes the compared file, in float32 unless `lowering` is given."""
 
 
-def _asked_for(make: Make, dataset: Dataset | None, options: ExportOptions, engine: Engine | None) -> _Made:
+def _asked_for(
+    make: Make, dataset: Dataset | None, options: ExportOptions, engine: Engine | None
+) -> tuple[Exported, Serving]:
     bfloat16 = engine == "openvino" and has_bfloat16()
     serving = Serving(engine, options.instances, options.threads, bfloat16)
     lowering = None
@@ -149,14 +112,15 @@ def _asked_for(make: Make, dataset: Dataset | None, options: ExportOptions, engi
         lowering = Lowering(options.precision, dataset, options.max_accuracy_drop)
     exported = make(lowering=lowering)
     if options.precision == "tf32":  # the same file; config.pbtxt allows the rounding
-        return _Made(exported, exported.artifact.telling(precision="tf32"), serving)
+        return replace(exported, artifact=exported.artifact.telling(precision="tf32")), serving
     if not dataset or engine != "openvino":
-        return _Made(exported, exported.artifact, serving)
-    accuracy = check_accuracy(exported.onnx, dataset, options.max_accuracy_drop, bfloat16)
-    return _Made(exported, exported.artifact.telling(test_accuracy=accuracy.accuracy), serving, accuracy)
+        return exported, serving
+    measured = check_accuracy(exported.onnx, dataset, options.max_accuracy_drop, bfloat16)
+    artifact = exported.artifact.telling(test_accuracy=measured.accuracy)
+    return replace(exported, artifact=artifact, in_engine=measured), serving
 
 
-def _best(make: Make, dataset: Dataset, options: ExportOptions) -> _Made:
+def _best(make: Make, dataset: Dataset, options: ExportOptions) -> tuple[Exported, Serving]:
     files: dict[Numbers, Exported | ExportError] = {"fp32": make()}
     try:
         files["int8"] = make(lowering=Lowering("int8", dataset, options.max_accuracy_drop))
@@ -170,7 +134,7 @@ def _best(make: Make, dataset: Dataset, options: ExportOptions) -> _Made:
         raise exported
     artifact = exported.artifact.telling(test_accuracy=choice.best.accuracy, choice=choice.manifest())
     serving = Serving(best.engine, best.instances, best.threads, best.precision == "bf16")
-    return _Made(exported, artifact, serving, choice=choice)
+    return replace(exported, artifact=artifact, choice=choice), serving
 
 
 def export_engine(source: OnnxSource, options: EngineOptions, gpu: Gpu, data_dir: Path | None = None) -> Built:
@@ -195,12 +159,12 @@ def served_name(model: str, engine: str | None) -> str:
     return model if engine in (None, "onnxruntime") else f"{model}_{engine}"
 
 
-def _sample(loaded: Checkpoint, data_dir: Path | None) -> tuple[NamedImages, str | None]:
+def _images(loaded: Checkpoint, data_dir: Path | None) -> tuple[NamedImages, str | None]:
     try:
         return own_sample(loaded.config, loaded.metrics, data_dir), None
     except DataError as missing:
-        sample = embedded_sample(loaded.config)
-        return sample, f"proved on {sample.of}, not on the model's own images; {missing}"
+        images = embedded_sample(loaded.config)
+        return images, f"proved on {images.of}, not on the model's own images; {missing}"
 
 
 def check_destination(name: str | None, output: Path | None) -> None:

@@ -34,31 +34,18 @@ class AccuracyError(ExportError):
 
 
 @dataclass(frozen=True)
-class Converted:
-    proto: onnx.ModelProto
+class Accuracies:
+    """Test accuracy of a lowered file or of an engine, beside that of the float32 file or of ONNX Runtime."""
+
     accuracy: float
-    float32_accuracy: float
+    reference: float
     images: int
+    engine: str | None = None
 
     def __str__(self) -> str:
-        after, before = 100 * self.accuracy, 100 * self.float32_accuracy
-        return f"test accuracy {after:.2f} % against {before:.2f} %, {self.images} images"
-
-
-@dataclass(frozen=True)
-class EngineAccuracy:
-    engine: str
-    precision: str
-    accuracy: float
-    onnxruntime_accuracy: float
-    images: int
-
-    def __str__(self) -> str:
-        ours, theirs = 100 * self.accuracy, 100 * self.onnxruntime_accuracy
-        return (
-            f"test accuracy {ours:.2f} % in {self.engine} ({self.precision}) against {theirs:.2f} % in ONNX Runtime,"
-            f" {self.images} images"
-        )
+        ours, theirs = 100 * self.accuracy, 100 * self.reference
+        where, there = (f" in {self.engine}", " in ONNX Runtime") if self.engine else ("", "")
+        return f"test accuracy {ours:.2f} %{where} against {theirs:.2f} %{there}, {self.images} images"
 
 
 @dataclass(frozen=True)
@@ -71,29 +58,29 @@ class Lowering:
     half_softmax: bool = False
 
 
-def convert(proto: onnx.ModelProto, lowering: Lowering) -> Converted:
+def convert(proto: onnx.ModelProto, lowering: Lowering) -> tuple[onnx.ModelProto, Accuracies]:
     """Raises AccuracyError above `max_drop_points`."""
     dataset = lowering.dataset
     kept = [kind for kind in KEPT_IN_FLOAT32 if not (lowering.half_softmax and kind == "Softmax")]
     lowered = _to_fp16(proto, kept) if lowering.precision == "fp16" else _to_int8(proto, dataset.train_images)
     onnx.checker.check_model(lowered, full_check=True)
-    before = accuracy(onnx_classifier(proto.SerializeToString()), dataset)
-    after = accuracy(onnx_classifier(lowered.SerializeToString()), dataset)
-    converted = Converted(lowered, after, before, len(dataset.test_labels))
-    if not 100 * (before - after) <= lowering.max_drop_points:  # NaN fails too
-        limit = f"a drop of at most {lowering.max_drop_points} points"
-        raise AccuracyError(f"{lowering.precision}: expected {limit}, found {converted}")
-    return converted
+    before, after = (onnx_classifier(each.SerializeToString()) for each in (proto, lowered))
+    return lowered, _gate(lowering.precision, None, after, before, dataset, lowering.max_drop_points)
 
 
 def engine_accuracy(
     engine: str, precision: str, classify: Classifier, data: bytes, dataset: Dataset, max_drop_points: float
-) -> EngineAccuracy:
+) -> Accuracies:
     """Raises AccuracyError if `classify` is over `max_drop_points` percentage points below ONNX Runtime."""
-    ours, theirs = accuracy(classify, dataset), accuracy(onnx_classifier(data), dataset)
-    measured = EngineAccuracy(engine, precision, ours, theirs, len(dataset.test_labels))
-    if not 100 * (theirs - ours) <= max_drop_points:
-        raise AccuracyError(f"{engine}: expected a drop of at most {max_drop_points} points, found {measured}")
+    return _gate(engine, f"{engine} ({precision})", classify, onnx_classifier(data), dataset, max_drop_points)
+
+
+def _gate(
+    what: str, engine: str | None, ours: Classifier, theirs: Classifier, dataset: Dataset, max_drop_points: float
+) -> Accuracies:
+    measured = Accuracies(accuracy(ours, dataset), accuracy(theirs, dataset), len(dataset.test_labels), engine)
+    if not 100 * (measured.reference - measured.accuracy) <= max_drop_points:  # NaN fails too
+        raise AccuracyError(f"{what}: expected a drop of at most {max_drop_points} points, found {measured}")
     return measured
 
 

@@ -12,7 +12,8 @@ from models.catalog import SHIPPED, NameChoice, relative, shipped
 
 if TYPE_CHECKING:
     from export.engines.choosing import Choice
-    from export.pipeline import ExportOptions, Published
+    from export.graph import Exported
+    from export.pipeline import ExportOptions
 
 
 DEFAULT_REPOSITORY = Path("triton_repo")
@@ -23,7 +24,7 @@ repository_option = click.option(
 
 @click.command()
 @click.option("--model", type=NameChoice(SHIPPED), help="A shipped checkpoint.  [default: vitbn]")
-@click.option("--checkpoint", type=click.Path(path_type=Path), help="Your .safetensors, or a published .pth.")
+@click.option("--checkpoint", type=click.Path(path_type=Path), help="Your .safetensors, or a exported .pth.")
 @click.option("--depth", type=click.IntRange(1), help="Read only the first N blocks of the checkpoint.")
 @click.option(
     "--rewrites",
@@ -97,34 +98,34 @@ def _goal(options: dict[str, Any]) -> str:
     return options["goal"] or "throughput"
 
 
-def _export(path: Path, options: ExportOptions) -> Published:
+def _export(path: Path, options: ExportOptions) -> Exported:
     from export.pipeline import export_checkpoint
     from models.checkpoint import UntrainedBlockWarning
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UntrainedBlockWarning)
-        published = export_checkpoint(path, options)
+        exported = export_checkpoint(path, options)
     for warning in caught:
         click.echo(f"Warning: {warning.message}", err=True)
-    return published
+    return exported
 
 
-def _print(published: Published) -> None:
-    config, about = published.artifact.config, published.artifact.about
+def _print(exported: Exported) -> None:
+    config, about = exported.config, exported.artifact.about
     what = f"{config.model}, depth {config.depth}" if config.is_transformer else config.model
-    click.echo(f"Read {relative(published.checkpoint.path)}: {what}")
-    if published.note:
-        click.echo(f"Note: {published.note}", err=True)
-    _print_steps(published)
-    for proof in published.proofs:
-        click.echo(f"Proved {proof} of {about['proved_on']}")
-    if published.converted:
-        click.echo(f"Converted to {about['precision']}: {published.converted}")
-    if published.engine_accuracy:
-        click.echo(f"Measured {published.engine_accuracy}")
-    if published.choice:
-        _print_choice(published.choice)
-    click.echo(f"Wrote {published.path} ({len(published.onnx) / 1e6:.1f} MB)")
+    click.echo(f"Read {relative(exported.checkpoint.path)}: {what}")
+    if exported.note:
+        click.echo(f"Note: {exported.note}", err=True)
+    _print_steps(exported)
+    for comparison in exported.comparisons:
+        click.echo(f"Proved {comparison} of {about['proved_on']}")
+    if exported.converted:
+        click.echo(f"Converted to {about['precision']}: {exported.converted}")
+    if exported.in_engine:
+        click.echo(f"Measured {exported.in_engine}")
+    if exported.choice:
+        _print_choice(exported.choice)
+    click.echo(f"Wrote {exported.path} ({len(exported.onnx) / 1e6:.1f} MB)")
 
 
 def _print_choice(choice: Choice) -> None:
@@ -143,9 +144,9 @@ def _print_choice(choice: Choice) -> None:
         click.echo(f"  {choice.reason}")
 
 
-def _print_steps(published: Published) -> None:
-    click.echo(f"  {'as trained':22}{published.macs:>12,} multiply-accumulates an image")
-    for step in published.steps:
+def _print_steps(exported: Exported) -> None:
+    click.echo(f"  {'as trained':22}{exported.macs:>12,} multiply-accumulates an image")
+    for step in exported.steps:
         if step.left_out:
             click.echo(f"  {step.rewrite:22}{'left out':>12}  {step.left_out}")
         else:

@@ -96,7 +96,7 @@ def _source(onnx_file: Path | None, model: str) -> OnnxSource:
 
     if onnx_file:
         return read_source(onnx_file)
-    return from_export(export_checkpoint(shipped(model), ExportOptions(rewrites="all", fuse_attention=True)).exported)
+    return from_export(export_checkpoint(shipped(model), ExportOptions(rewrites="all", fuse_attention=True)))
 
 
 def _print(built: Built, version_compatible: bool) -> None:
@@ -105,7 +105,7 @@ def _print(built: Built, version_compatible: bool) -> None:
     click.echo(f"Built in {facts['build_s']:.1f} s by TensorRT {facts['tensorrt']}; products of {layers}")
     if not facts["layer_types"]:
         click.echo("Warning: TensorRT's inspector named no type of a product: the precision is not verified", err=True)
-    click.echo(f"Proved {built.proof}")
+    click.echo(f"Proved {built.comparison}")
     click.echo(f"Measured {built.accuracy}" if built.accuracy else "Accuracy: not measured, no test images at hand")
     flags = " --backend-config=tensorrt,version-compatible=true" if version_compatible else ""
     later = " or a later minor version" if version_compatible else ""

@@ -50,6 +50,6 @@ def _rewritten(subject: Subject, rewrites: Sequence[pipeline.Rewrite]) -> Served
 def _file(subject: Subject, network: Served, precision: Precision, half_softmax: bool = False) -> bytes:
     proto = to_onnx(network, subject.config, DEFAULT_OPSET)
     if precision in ("fp16", "int8"):
-        proto = convert(proto, Lowering(precision, load_digits(), 100, half_softmax)).proto
+        proto, _ = convert(proto, Lowering(precision, load_digits(), 100, half_softmax))
     data: bytes = proto.SerializeToString()
     return data

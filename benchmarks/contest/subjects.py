@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from benchmarks.contest.runtimes import Precision
-from export.equivalence import Images, Logits, ValuesDiffer, proof_images, prove, torch_classifier
+from export.equivalence import Images, Logits, ValuesDiffer, compare, proof_images, torch_classifier
 from export.graph import Served
 from models.catalog import matching
 from models.checkpoint import load
@@ -41,7 +41,7 @@ class Subject:
         if precision == "fp32":
             images: Images = np.zeros((count, 1), np.uint8)  # dummies: the logits are already known
             tolerance = TOLERANCES[precision] * largest
-            return prove(name, lambda _: expected, lambda _: logits, images, tolerance, [count]).max_abs_error
+            return compare(name, lambda _: expected, lambda _: logits, images, tolerance, [count]).max_abs_error
         error = float(np.abs(logits - expected).max()) if logits.shape == expected.shape else np.nan
         if not error <= TOLERANCES[precision] * largest:  # NaN fails too
             limit = f"an error of at most {TOLERANCES[precision]:g} of the largest logit, {largest:.3g}"

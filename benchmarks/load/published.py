@@ -80,7 +80,7 @@ def publish(
     precision: Any = "fp32" if bfloat16 else candidate.precision  # OpenVINO rounds a float32 file itself
     if engine == "tensorrt":
         exported = export_checkpoint(shipped(candidate.model), ExportOptions(rewrites="all", fuse_attention=True))
-        artifact = _engine(exported.exported, precision, largest)
+        artifact = _engine(exported, precision, largest)
     else:
         exported = export_checkpoint(shipped(candidate.model), ExportOptions(rewrites="all", precision=precision))
         artifact = exported.artifact

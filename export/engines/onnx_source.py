@@ -48,7 +48,7 @@ class OnnxSource:
 
 
 def from_export(exported: Exported) -> OnnxSource:
-    return OnnxSource(exported.onnx, exported.manifest)
+    return OnnxSource(exported.onnx, dict(exported.artifact.about))
 
 
 def read_source(path: Path) -> OnnxSource:
@@ -77,12 +77,11 @@ def in_precision(source: OnnxSource, precision: str, lowering: Callable[[], Lowe
     if source.precision != "fp32":
         usable = "fp32" if precision == "fp32" else f"fp32 or {precision}"
         raise SourceError(f"ONNX: expected {usable} to build {precision} from, found {source.precision}")
-    converted = convert(onnx.load_from_string(source.data), lowering())
-    proto = converted.proto
+    proto, converted = convert(onnx.load_from_string(source.data), lowering())
     added = {
         "precision": precision,
         "test_accuracy": converted.accuracy,
-        "float32_test_accuracy": converted.float32_accuracy,
+        "float32_test_accuracy": converted.reference,
     }
     for key, value in added.items():
         proto.metadata_props.add(key=key, value=value if isinstance(value, str) else json.dumps(value))

@@ -12,7 +12,7 @@ from typing import Any
 
 from export.equivalence import Classifier, Logits
 from export.errors import Unavailable
-from export.precision import EngineAccuracy, engine_accuracy
+from export.precision import Accuracies, engine_accuracy
 from models.config import INPUT_NAME, OUTPUT_NAME
 from models.data import Dataset
 
@@ -34,7 +34,7 @@ def openvino_classifier(data: bytes, bfloat16: bool, threads: int = 0) -> Classi
     return lambda images: infer({INPUT_NAME: images}, share_inputs=True)[OUTPUT_NAME]
 
 
-def check_accuracy(data: bytes, dataset: Dataset, max_drop_points: float, bfloat16: bool) -> EngineAccuracy:
+def check_accuracy(data: bytes, dataset: Dataset, max_drop_points: float, bfloat16: bool) -> Accuracies:
     """Raises AccuracyError, as `engine_accuracy`, or Unavailable."""
     classify, precision = openvino_classifier(data, bfloat16), "bfloat16" if bfloat16 else "float32"
     return engine_accuracy("OpenVINO", precision, classify, data, dataset, max_drop_points)

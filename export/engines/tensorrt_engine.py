@@ -1,7 +1,7 @@
 """ONNX -> a TensorRT engine, through Polygraphy.
 
 In: an ONNX source in the engine's precision; the engine is strongly typed (TensorRT 11 knows no other). Out: the plan
-with manifest and proof.
+with manifest and comparison.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from export.engines.gpu import Gpu
 from export.engines.onnx_source import OnnxSource
 from export.engines.tensorrt_layers import check_layers
 from export.engines.tensorrt_support import prepare
-from export.equivalence import BATCH_SIZES, Classifier, Images, Proof, onnx_classifier, proof_images, prove
+from export.equivalence import BATCH_SIZES, Classifier, Comparison, Images, compare, onnx_classifier, proof_images
 from export.errors import ExportError
-from export.precision import EngineAccuracy, engine_accuracy
+from export.precision import Accuracies, engine_accuracy
 from export.publishing.artifact import PLAN_FILE, Artifact, classifier_artifact
 from export.publishing.sample import Sample
 from models.config import INPUT_NAME, OUTPUT_NAME, ModelConfig
@@ -63,8 +63,8 @@ class EngineOptions:
 @dataclass(frozen=True)
 class Built:
     artifact: Artifact
-    proof: Proof
-    accuracy: EngineAccuracy | None = None
+    comparison: Comparison
+    accuracy: Accuracies | None = None
 
 
 def make(source: OnnxSource, options: EngineOptions, gpu: Gpu, dataset: Dataset | None = None) -> Built:
@@ -77,7 +77,7 @@ def make(source: OnnxSource, options: EngineOptions, gpu: Gpu, dataset: Dataset 
         layer_types = check_layers(inspect(engine, config, options), proto, options.precision)
         with engine_classifier(engine) as classify:
             images = proof_images(config)
-            proof = compare(onnx_classifier(source.data), classify, images, options)
+            comparison = compare_engine(onnx_classifier(source.data), classify, images, options)
             whole = in_parts(classify, options.max_batch, options.min_batch)
             sample = Sample({INPUT_NAME: images[:1]}, {OUTPUT_NAME: whole(images[:1])})
             measured = None
@@ -86,13 +86,13 @@ def make(source: OnnxSource, options: EngineOptions, gpu: Gpu, dataset: Dataset 
     engine_facts = describe(source, options, gpu) | {
         "build_s": round(build_s, 3),
         "layer_types": layer_types,
-        "max_abs_error": proof.max_abs_error,
-        "tolerance": proof.tolerance,
+        "max_abs_error": comparison.max_abs_error,
+        "tolerance": comparison.tolerance,
     }
     about = source.manifest | {"precision": options.precision, "engine": engine_facts}
     if measured:
         about["test_accuracy"] = measured.accuracy
-    return Built(classifier_artifact(PLAN_FILE, plan, config, sample, about), proof, measured)
+    return Built(classifier_artifact(PLAN_FILE, plan, config, sample, about), comparison, measured)
 
 
 def build(proto: onnx.ModelProto, config: ModelConfig, options: EngineOptions) -> bytes:
@@ -151,7 +151,7 @@ def engine_classifier(engine: Any) -> Iterator[Classifier]:
         yield lambda images: np.array(runner.infer({INPUT_NAME: np.ascontiguousarray(images)})[OUTPUT_NAME])
 
 
-def compare(expected: Classifier, found: Classifier, images: Images, options: EngineOptions) -> Proof:
+def compare_engine(expected: Classifier, found: Classifier, images: Images, options: EngineOptions) -> Comparison:
     """Below float32, leaves out images whose two best logits lie within rounding. Raises EquivalenceError."""
     logits = np.sort(expected(images), axis=1)
     tolerance = TOLERANCES[options.precision] * float(np.abs(logits).max())
@@ -161,7 +161,7 @@ def compare(expected: Classifier, found: Classifier, images: Images, options: En
     sizes |= {options.min_batch, options.opt_batch, options.max_batch}
     repeated = np.resize(images, (max(sizes) if len(images) else 0, *images.shape[1:]))
     stages = f"TensorRT, {options.precision}"
-    return prove(stages, in_parts(expected, REFERENCE_BATCH), found, repeated, tolerance, sorted(sizes))
+    return compare(stages, in_parts(expected, REFERENCE_BATCH), found, repeated, tolerance, sorted(sizes))
 
 
 def describe(source: OnnxSource, options: EngineOptions, gpu: Gpu) -> dict[str, Any]:

@@ -74,7 +74,7 @@ def double_answers(model: ir.Model, inputs: Sequence[Feeds]) -> list[list[Array]
         raise NotSupported(f"proof in double: {unknown}; --proof float32 goes without") from unknown
 
 
-def prove_file(
+def compare_file(
     rewritten: ort.InferenceSession,
     inputs: Sequence[Feeds],
     original: Sequence[Sequence[Array]],

@@ -20,7 +20,7 @@ from export.onnx_rewrites.files import check_apart, dtype_of, read_inputs, read_
 from export.onnx_rewrites.inputs import channels, first_dimensions, free_dimensions
 from export.onnx_rewrites.pipeline import PASSES, Rewritten, rewrite
 from export.onnx_rewrites.prepare import Prepare
-from export.onnx_rewrites.proof import Proof, answers, prove_double, prove_file, session
+from export.onnx_rewrites.proof import Proof, answers, compare_file, prove_double, session
 from export.onnx_rewrites.reads import Read, parse_read, resolve
 from export.onnx_rewrites.rounds import Asked, find_rounds
 from export.onnx_rewrites.timing import Timed, time_both
@@ -93,7 +93,7 @@ def _rewrite(original: ir.Model, path: Path, output: Path, request: Request, say
         save_model(clean(rewritten.model, original, reads), written)
         say("the written file in ONNX Runtime")
         runner = session(written)
-        proofs.append(prove_file(runner, rounds.feeds, rounds.answers, rounds.doubles, dtype, without))
+        proofs.append(compare_file(runner, rounds.feeds, rounds.answers, rounds.doubles, dtype, without))
         sample = Sample(rounds.feeds[-1], answers(runner, rounds.feeds[-1]))
         own = {file.name: file for file in sorted(written.parent.iterdir())}
         files = {name: file.stat().st_size for name, file in own.items()}

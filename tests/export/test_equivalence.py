@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from export.equivalence import ArgmaxDiffers, DtypesDiffer, Proof, ShapesDiffer, ValuesDiffer, prove
+from export.equivalence import ArgmaxDiffers, Comparison, DtypesDiffer, ShapesDiffer, ValuesDiffer, compare
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (64, 1, 28, 28), np.uint8)
 WEIGHTS = np.random.default_rng(1).standard_normal((784, 10)).astype(np.float32) / 255
@@ -11,8 +11,8 @@ def right(images: np.ndarray) -> np.ndarray:
     return images.reshape(len(images), -1).astype(np.float32) @ WEIGHTS
 
 
-def check(found: object, tolerance: float = 1e-4, images: np.ndarray = IMAGES) -> Proof:
-    return prove("b against a", right, found, images, tolerance)
+def check(found: object, tolerance: float = 1e-4, images: np.ndarray = IMAGES) -> Comparison:
+    return compare("b against a", right, found, images, tolerance)
 
 
 def test_the_measured_error_and_the_tolerance_are_reported() -> None:
@@ -54,15 +54,15 @@ def two_classes(first: float, second: float) -> object:
 
 def test_another_class_within_the_tolerance() -> None:
     with pytest.raises(ArgmaxDiffers, match="expected class 1 of image 0, found 0"):
-        prove("close", two_classes(1, 1 + 5e-5), two_classes(1 + 5e-5, 1), IMAGES, 1e-4)
+        compare("close", two_classes(1, 1 + 5e-5), two_classes(1 + 5e-5, 1), IMAGES, 1e-4)
 
 
 def test_a_tie_is_no_difference() -> None:
-    assert prove("tie", two_classes(1, 1 + 5e-6), two_classes(1 + 5e-6, 1), IMAGES, 1e-4).max_abs_error < 1e-5
+    assert compare("tie", two_classes(1, 1 + 5e-6), two_classes(1 + 5e-6, 1), IMAGES, 1e-4).max_abs_error < 1e-5
 
 
 def test_nothing_compared_is_an_error() -> None:
     with pytest.raises(ShapesDiffer, match="expected 1 images to compare, found 0"):
         check(right, images=IMAGES[:0])
     with pytest.raises(ShapesDiffer, match="expected images to compare, found none"):
-        prove("nothing", right, right, IMAGES, 1e-4, [])
+        compare("nothing", right, right, IMAGES, 1e-4, [])

@@ -7,7 +7,7 @@ import torch
 from tensorrt_operators import prepared_and_checked
 from torch import nn
 
-from export.equivalence import ValuesDiffer, onnx_classifier, proof_images, prove, torch_classifier
+from export.equivalence import ValuesDiffer, compare, onnx_classifier, proof_images, torch_classifier
 from export.graph import Served, rewrite, to_onnx
 from export.rewrites import fuse
 from export.rewrites.errors import DoesNotApply
@@ -54,7 +54,7 @@ def test_the_same_answers(config: ModelConfig, rewrites: tuple[Rewrite, ...]) ->
     before, steps = rewrite(model, rewrites, ())
     after, _ = rewrite(model, (*rewrites, fuse_attention), ())
     images = proof_images(config)
-    prove("fused", torch_classifier(before), torch_classifier(after), images, 1e-10)
+    compare("fused", torch_classifier(before), torch_classifier(after), images, 1e-10)
     left = [step.rewrite for step in steps if step.left_out]
     assert not [m for m in after.modules() if getattr(m, "fused", True) is False], left
 
@@ -65,7 +65,7 @@ def test_a_scale_that_is_forgotten_is_seen(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(fuse, "_scale_queries", lambda layer: setattr(layer, "scale", 1.0))
     wrong, _ = rewrite(model, (*FUSE, fuse_attention), ())
     with pytest.raises(ValuesDiffer):
-        prove("fused", torch_classifier(before), torch_classifier(wrong), proof_images(SMALL), 1e-10)
+        compare("fused", torch_classifier(before), torch_classifier(wrong), proof_images(SMALL), 1e-10)
 
 
 @pytest.mark.slow

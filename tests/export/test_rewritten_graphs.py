@@ -52,7 +52,7 @@ def test_additions_that_are_left_of_vitbn(depth: int, additions: int) -> None:
 def test_fused_graphs_of_a_model_with_and_without_bias(model: str, bias: bool) -> None:
     config = ModelConfig(model=model, depth=1, qkv_bias=bias)
     exported = export(Checkpoint(Path("x"), network(config).float(), config, "0"), FUSE)
-    assert "carry_biases" in exported.manifest["rewrites"]
+    assert "carry_biases" in exported.artifact.about["rewrites"]
 
 
 @pytest.mark.slow
@@ -64,5 +64,5 @@ def test_the_published_checkpoint_survives_all_rewrites(reference_dir: Path, dep
     else:
         checkpoint = load(reference_dir / "vitbn.pth", depth)
     exported = export(checkpoint, ALL)
-    assert exported.proofs[0].max_abs_error < 1e-10
-    assert exported.proofs[1].max_abs_error < 1e-4
+    assert exported.comparisons[0].max_abs_error < 1e-10
+    assert exported.comparisons[1].max_abs_error < 1e-4

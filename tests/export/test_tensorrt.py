@@ -13,9 +13,9 @@ from onnx import TensorProto, helper, numpy_helper
 from export import to_tensorrt
 from export.engines.gpu import find_gpu, require
 from export.engines.onnx_source import OnnxSource, SourceError, in_precision, read_source
-from export.engines.tensorrt_engine import Built, EngineOptions, compare, in_parts
+from export.engines.tensorrt_engine import Built, EngineOptions, compare_engine, in_parts
 from export.engines.tensorrt_layers import LayerTypesDiffer, check_layers
-from export.equivalence import Images, Logits, ShapesDiffer, ValuesDiffer, onnx_classifier, proof_images, prove
+from export.equivalence import Images, Logits, ShapesDiffer, ValuesDiffer, compare, onnx_classifier, proof_images
 from export.errors import Unavailable
 from export.pipeline import ExportOptions, export_checkpoint
 from export.to_tensorrt import tensorrt
@@ -45,12 +45,12 @@ def test_an_engine_is_compared_at_the_sizes_of_its_profile() -> None:
         sizes.append(len(images))
         return right(images)
 
-    proof = compare(right, engine, IMAGES, FP32)
+    proof = compare_engine(right, engine, IMAGES, FP32)
     assert sizes == [1, 2, 7, 64, 300]
     assert "TensorRT, fp32: max |error|" in str(proof)
     assert np.isclose(proof.tolerance, 2e-5 * LARGEST)
     sizes.clear()
-    compare(right, engine, IMAGES, EngineOptions("fp32", min_batch=4, opt_batch=8, max_batch=16))
+    compare_engine(right, engine, IMAGES, EngineOptions("fp32", min_batch=4, opt_batch=8, max_batch=16))
     assert sizes == [4, 7, 8, 16]
 
 
@@ -60,12 +60,12 @@ def test_an_engine_is_compared_at_the_sizes_of_its_profile() -> None:
 )
 def test_a_wrong_engine_is_seen(options: EngineOptions, error: float) -> None:
     with pytest.raises(ValuesDiffer, match=f"TensorRT, {options.precision}: expected an error of at most"):
-        compare(right, wrong(error), IMAGES, options)
+        compare_engine(right, wrong(error), IMAGES, options)
 
 
 def test_an_engine_that_is_wrong_at_its_largest_batch_alone() -> None:
     with pytest.raises(ValuesDiffer, match="at batch 300"):
-        compare(right, wrong(0.1, at_batch=300), IMAGES, FP32)
+        compare_engine(right, wrong(0.1, at_batch=300), IMAGES, FP32)
 
 
 def test_what_float16_cannot_tell_apart_is_left_out() -> None:
@@ -75,9 +75,9 @@ def test_what_float16_cannot_tell_apart_is_left_out() -> None:
 
     images = IMAGES.copy()
     images[::2, 0, 0, 0], images[1::2, 0, 0, 0] = 255, 0
-    assert compare(two_classes(1.01), two_classes(0.99), images, FP16).max_abs_error == 0
+    assert compare_engine(two_classes(1.01), two_classes(0.99), images, FP16).max_abs_error == 0
     with pytest.raises(ShapesDiffer, match="expected 1 images to compare, found 0"):
-        compare(two_classes(1.01), two_classes(0.99), images[1::2], FP16)
+        compare_engine(two_classes(1.01), two_classes(0.99), images[1::2], FP16)
 
 
 def test_any_number_of_images_in_the_batches_of_a_profile() -> None:
@@ -180,7 +180,7 @@ def test_an_inspector_that_says_nothing_only_warns(
     counted: dict[str, int], warned: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     facts = {"build_s": 1.0, "tensorrt": "11.4.0", "layer_types": counted}
-    proof = compare(right, right, IMAGES, FP32)
+    proof = compare_engine(right, right, IMAGES, FP32)
     to_tensorrt._print(Built(artifact_of(file="model.plan", engine=facts), proof), False)
     printed = capsys.readouterr()
     assert ("the precision is not verified" in printed.err) == warned
@@ -315,7 +315,7 @@ def test_onnx_runtime_on_the_gpu(model: str) -> None:
         pytest.skip("no NVIDIA GPU")
     if "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
         pytest.skip("no CUDA provider in this onnxruntime; pip install -c constraints.txt -e '.[gpu]' in its place")
-    exported = export_checkpoint(shipped(model), ExportOptions(rewrites="all")).exported
+    exported = export_checkpoint(shipped(model), ExportOptions(rewrites="all"))
     providers = [("CUDAExecutionProvider", {"use_tf32": "0"})]  # with TF32 products keep ten bits
     session = onnxruntime.InferenceSession(exported.onnx, providers=providers)
     assert session.get_providers()[0] == "CUDAExecutionProvider"
@@ -323,4 +323,4 @@ def test_onnx_runtime_on_the_gpu(model: str) -> None:
     def on_gpu(images: Images) -> Logits:
         return session.run([OUTPUT_NAME], {INPUT_NAME: images})[0]
 
-    prove("ONNX Runtime, CUDA", onnx_classifier(exported.onnx), on_gpu, proof_images(exported.config), 1e-4)
+    compare("ONNX Runtime, CUDA", onnx_classifier(exported.onnx), on_gpu, proof_images(exported.config), 1e-4)

@@ -47,7 +47,7 @@ def stubs_of_10(stubs: dict[str, str], tmp_path_factory: pytest.TempPathFactory)
 @pytest.fixture(scope="module")
 def onnx_files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("onnx")
-    source = from_export(export_checkpoint(shipped("vitbn-tiny"), ExportOptions(rewrites="all")).exported)
+    source = from_export(export_checkpoint(shipped("vitbn-tiny"), ExportOptions(rewrites="all")))
     files = {}
     for precision in ("fp32", "fp16"):
         files[precision] = folder / f"{precision}.onnx"

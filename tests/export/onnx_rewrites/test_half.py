@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from foreign_networks import Encoder, export
 
 from export.onnx_rewrites.errors import NotSupported, ProofFailed
-from export.onnx_rewrites.proof import prove_file, session
+from export.onnx_rewrites.proof import compare_file, session
 from export.rewrite import rewrite
 
 FEEDS = {"input_ids": np.arange(28).reshape(4, 7), "attention_mask": np.ones((4, 7), np.int64)}
@@ -57,15 +57,15 @@ def test_another_row_fails_the_proof_in_float16(tmp_path: Path) -> None:
     runner = session(tmp_path / "in.onnx")
     answer = runner.run(None, FEEDS)[0]
     exact = [[answer.astype(np.float64)]]
-    assert prove_file(runner, [FEEDS], [[answer]], exact, "float16").error == 0
+    assert compare_file(runner, [FEEDS], [[answer]], exact, "float16").error == 0
     with pytest.raises(ProofFailed, match="float16: output 0: expected an error of at most 5e-03"):
-        prove_file(runner, [{**FEEDS, "input_ids": FEEDS["input_ids"] + 1}], [[answer]], exact, "float16")
+        compare_file(runner, [{**FEEDS, "input_ids": FEEDS["input_ids"] + 1}], [[answer]], exact, "float16")
     near, far = [[1.01 * exact[0][0]]], [[1.1 * exact[0][0]]]
-    widened = prove_file(runner, [FEEDS], [[answer]], near, "float16")
+    widened = compare_file(runner, [FEEDS], [[answer]], near, "float16")
     assert widened.tolerance == pytest.approx(2e-2, rel=0.02)
     assert widened.beside == "the original in float64; the original in float16 is off by 9.9e-03"
     with pytest.raises(NotSupported, match="the file itself, beside its answers in float64"):
-        prove_file(runner, [FEEDS], [[answer]], far, "float16")
+        compare_file(runner, [FEEDS], [[answer]], far, "float16")
 
 
 def test_an_original_that_is_too_coarse_in_float32_is_refused(tmp_path: Path) -> None:
@@ -74,9 +74,9 @@ def test_an_original_that_is_too_coarse_in_float32_is_refused(tmp_path: Path) ->
     answer = runner.run(None, FEEDS)[0]
     for off, allowed in ((1e-6, 1e-5), (2e-5, 4e-5)):
         exact = [[(1 + off) * answer.astype(np.float64)]]
-        assert prove_file(runner, [FEEDS], [[answer]], exact, "float32").tolerance == pytest.approx(allowed, rel=0.1)
+        assert compare_file(runner, [FEEDS], [[answer]], exact, "float32").tolerance == pytest.approx(allowed, rel=0.1)
     with pytest.raises(NotSupported, match="the file itself, beside its answers in float64"):
-        prove_file(runner, [FEEDS], [[answer]], [[1.0001 * answer.astype(np.float64)]], "float32")
+        compare_file(runner, [FEEDS], [[answer]], [[1.0001 * answer.astype(np.float64)]], "float32")
 
 
 def test_bfloat16_is_refused_in_one_line(tmp_path: Path) -> None:

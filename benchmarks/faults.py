@@ -6,15 +6,12 @@ ms; seconds until answers were right again; memory in MB.
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from benchmarks.measure.choices import FiniteRange, Result
-
-if TYPE_CHECKING:
-    from benchmarks.load.scenarios import Row
 
 NAMES = (
     "stub-killed",
@@ -48,19 +45,18 @@ def faults(
     names: tuple[str, ...], publications: int, overload_seconds: float, hours: float | None, path: Path | None
 ) -> None:
     """Break a real server in known ways and count what its clients see."""
-    from benchmarks.load.scenarios import Faults
+    from benchmarks.load.drill_bench import DrillBench, Row
+    from benchmarks.load.drills import drills, soak
     from benchmarks.load.verdicts import in_a_line
     from benchmarks.measure.machine import cores
     from benchmarks.measure.run import recording
 
-    with recording(path, cores()) as record, Faults(publications, overload_seconds) as bench:
+    chosen = list(names or (() if hours else NAMES)) + (["soak"] if hours else [])
+    runs = drills(publications, overload_seconds) | {"soak": partial(soak, hours=hours or 0)}
+    with recording(path, cores()) as record, DrillBench() as bench:
         rows: list[Row] = []
-        for name in names or (() if hours else NAMES):
-            rows.append(bench.run(name))
-            click.echo(in_a_line(rows[-1]))
-            record.update(rows)
-        if hours:
-            rows.append(bench.soak(hours))
+        for name in chosen:
+            rows.append({"scenario": name, **runs[name](bench)})
             click.echo(in_a_line(rows[-1]))
             record.update(rows)
 

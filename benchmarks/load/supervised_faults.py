@@ -1,7 +1,7 @@
 """Faults that a supervisor must not make worse: a model that answers NaN, a full disk, a jumping clock, a slow probe, a
 second supervisor; and one fault every 20 s for minutes.
 
-In: a `Bench`. Out: counts of requests and what the supervisor did. Clients do not retry.
+In: a `DrillBench`. Out: counts of requests and what the supervisor did. Clients do not retry.
 """
 
 from __future__ import annotations
@@ -13,43 +13,40 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from itertools import cycle
 from pathlib import Path
-from typing import Any, Protocol
 
 import numpy as np
 import psutil
 
-from benchmarks.load.verdicts import Verdicts
+from benchmarks.load.drill_bench import (
+    HEAL_S,
+    MODEL,
+    RESTARTED,
+    DrillBench,
+    Row,
+    acts,
+    lives,
+    prober,
+    stubs,
+    triton,
+    wait_until,
+    wait_until_right,
+)
 from clients.probe import probe_server
 from export.publishing.artifact import read_version
 from export.publishing.publish import publish
 from serving.control import Control
-from serving.processes import Family
 from serving.running import Server
 
-Row = dict[str, Any]
-MODEL = "vitbn-tiny"
-SETTLE_S, DEADLINE_S = 3.0, 120.0
+SETTLE_S = 3.0
 FAKETIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1")
 DISK_BYTES, LEFT_BYTES = 64 * 2**20, 64 * 2**10
-FAULT_EVERY_S, PAUSE_S = 20.0, 0.02
-RESTARTED, RELOADED = "started the server", "is loaded again"
+MINUTES, FAULT_EVERY_S, PAUSE_S = 10.0, 20.0, 0.02
 
 
-class Bench(Protocol):
-    def repository(self) -> AbstractContextManager[Path]:
-        """With two versions of MODEL, by default both served."""
-
-    def server(self, repository: Path | None = None) -> AbstractContextManager[Server]:
-        """Supervised; answers right."""
-
-    def traffic(self, server: Server, pause_s: float = 0) -> AbstractContextManager[Verdicts]:
-        """Checks every answer of MODEL."""
-
-
-def answers_nan(bench: Bench) -> Row:
+def answers_nan(bench: DrillBench) -> Row:
     """The newest version is whole, loads, and answers NaN: an older version replaces it, the server stays."""
     with bench.repository() as repository:
         _make_nan(repository / MODEL / "2")
@@ -59,7 +56,7 @@ def answers_nan(bench: Bench) -> Row:
             with bench.traffic(server) as verdicts:
                 time.sleep(2 * SETTLE_S)
             served = sorted(each.version for each in probe_server(server.http_url, timeout_s=5).versions)
-            return {**verdicts.row(), "recovery_s": recovery_s, "served": served, **_acts(server)}
+            return {**verdicts.row(), "recovery_s": recovery_s, "served": served, **acts(server)}
 
 
 def _make_nan(version: Path) -> None:
@@ -75,7 +72,7 @@ def _make_nan(version: Path) -> None:
     (version / "manifest.json").write_text(json.dumps(manifest))
 
 
-def disk_full(bench: Bench) -> Row:
+def disk_full(bench: DrillBench) -> Row:
     """The repository's disk fills while a version is written and the server is told to load."""
     with bench.repository() as source, _small_disk(source.parent / "disk") as disk:
         if disk is None:
@@ -99,8 +96,8 @@ def disk_full(bench: Bench) -> Row:
             publish(repository, MODEL, artifact)
             live.load(MODEL)
             time.sleep(SETTLE_S)
-            served, acts = live.served()[MODEL], _acts(server)
-        return {**verdicts.row(), "refusal": refusal, "versions_when_full": versions, "served": served, **acts}
+            served, did = live.served()[MODEL], acts(server)
+        return {**verdicts.row(), "refusal": refusal, "versions_when_full": versions, "served": served, **did}
 
 
 @contextmanager
@@ -116,7 +113,7 @@ def _small_disk(folder: Path) -> Iterator[Path | None]:
         subprocess.run(["umount", "--lazy", folder], check=True)
 
 
-def clock_jump(bench: Bench) -> Row:
+def clock_jump(bench: DrillBench) -> Row:
     """The wall clock of server and supervisor jumps an hour on, then back."""
     if not FAKETIME.exists():
         return {"left_out": f"{FAKETIME} is missing: apt-get install libfaketime"}
@@ -137,42 +134,32 @@ def clock_jump(bench: Bench) -> Row:
                     offset.write_text(text)
                     time.sleep(2 * SETTLE_S)
             stamps = {line[:13] for line in server.log().splitlines() if "supervisor: " in line}
-            acts = _acts(server)
+            did = acts(server)
             process = psutil.Process(server.pid)
         finally:
             server_block.__exit__(None, None, None)
-        return {**verdicts.row(), **acts, "stopped": not process.is_running(), "hours_in_log": len(stamps)}
+        return {**verdicts.row(), **did, "stopped": not process.is_running(), "hours_in_log": len(stamps)}
 
 
-def slow_probe(bench: Bench) -> Row:
+def slow_probe(bench: DrillBench) -> Row:
     """The prober stands still for three seconds again and again, then for longer than the supervisor waits."""
     with bench.server() as server, bench.traffic(server) as verdicts:
-        first = _prober(server)
+        first = prober(server)
         for seconds in (3.0, 3.0, 3.0, 20.0):
             with suppress(psutil.NoSuchProcess):
                 first.suspend()
                 time.sleep(seconds)
                 first.resume()
             time.sleep(1.0)
-        _wait_until(lambda: _prober(server).pid != first.pid)
-        return {**verdicts.row(), **_acts(server)}
+        wait_until(lambda: prober(server).pid != first.pid)
+        return {**verdicts.row(), **acts(server)}
 
 
-def _prober(server: Server) -> psutil.Process:
-    """The server may answer before its supervisor has started the prober."""
-
-    def probers() -> list[psutil.Process]:
-        return [each for each in psutil.Process(server.pid).children() if "clients.probe" in each.cmdline()]
-
-    _wait_until(probers)
-    return probers()[0]
-
-
-def two_supervisors(bench: Bench) -> Row:
+def two_supervisors(bench: DrillBench) -> Row:
     """A second supervisor serves the same repository; a third finds its ports taken."""
     with bench.repository() as repository, bench.server(repository) as server, bench.traffic(server) as verdicts:
         with bench.server(repository) as second:
-            acts = _acts(second)
+            did = acts(second)
         ports = [
             f"--{name}-port={getattr(server, f'{name}_url').split(':')[1]}" for name in ("http", "grpc", "metrics")
         ]
@@ -187,22 +174,28 @@ def two_supervisors(bench: Bench) -> Row:
         third = subprocess.Popen([*command, *ports], stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         time.sleep(4 * SETTLE_S)
         third.terminate()
-        told = third.communicate(timeout=DEADLINE_S)[1]
+        told = third.communicate(timeout=HEAL_S)[1]
         right = probe_server(server.http_url, timeout_s=5).ok
         return {
-            **{**verdicts.row(), **_acts(server)},
-            "second_restarts": acts["restarts"],
+            **{**verdicts.row(), **acts(server)},
+            "second_restarts": did["restarts"],
             "third_blocked": "expected a free port" in told and RESTARTED not in told,
             "right_at_the_end": right,
         }
 
 
-def many_faults(bench: Bench, minutes: float) -> Row:
-    """One fault every 20 s. Memory in MB: of server and supervisor, minimum over a quarter, first and last quarter."""
-    faults: Sequence[Callable[[Server], None]] = (_kill_stub, _stop_stub, _kill_prober, _kill_server, _kill_stub)
+def many_faults(bench: DrillBench) -> Row:
+    """One fault every 20 s for ten minutes. Memory in MB of server and supervisor: median of each quarter."""
+    faults: Sequence[Callable[[Server], object]] = (
+        lambda server: stubs(server)[0].kill(),
+        lambda server: stubs(server)[0].suspend(),
+        lambda server: prober(server).kill(),
+        lambda server: triton(server).kill(),
+        lambda server: stubs(server)[0].kill(),
+    )
     memory, family, count = list[float](), set[psutil.Process](), 0
     with bench.server() as server, bench.traffic(server, PAUSE_S) as verdicts:
-        ends, process = time.monotonic() + 60 * minutes, psutil.Process(server.pid)
+        ends, process = time.monotonic() + 60 * MINUTES, psutil.Process(server.pid)
         for fault in cycle(faults):
             if time.monotonic() > ends:
                 break
@@ -216,43 +209,9 @@ def many_faults(bench: Bench, minutes: float) -> Row:
                     family |= {*members}
                     memory.append(sum(each.memory_info().rss for each in members) / 1e6)
                 time.sleep(1.0)
-        _wait_until(lambda: probe_server(server.http_url, timeout_s=5).ok)
-        acts = _acts(server)
-    orphans = sum(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in family)
+        wait_until_right(server)
+        did = acts(server)
+    orphans = sum(map(lives, family))
     quarters = np.array_split(np.array(memory), 4)
     medians = [float(np.median(each)) for each in quarters]
-    return {**verdicts.row(), "faults": count, **acts, "orphans": orphans, "memory_mb_by_quarter": medians}
-
-
-def _triton(server: Server) -> psutil.Process:
-    children = psutil.Process(server.pid).children()
-    return next(each for each in children if Path(each.cmdline()[0]).name == "tritonserver")
-
-
-def _kill_stub(server: Server) -> None:
-    Family(_triton(server).pid).look()[0].process.kill()
-
-
-def _stop_stub(server: Server) -> None:
-    Family(_triton(server).pid).look()[0].process.suspend()
-
-
-def _kill_prober(server: Server) -> None:
-    _prober(server).kill()
-
-
-def _kill_server(server: Server) -> None:
-    _triton(server).kill()
-
-
-def _acts(server: Server) -> Row:
-    log = server.log()
-    return {"restarts": log.count(RESTARTED) - 1, "reloads": log.count(RELOADED)}
-
-
-def _wait_until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"expected the server to change within {DEADLINE_S:g} s")
-        time.sleep(0.1)
+    return {**verdicts.row(), "faults": count, **did, "orphans": orphans, "memory_mb_by_quarter": medians}

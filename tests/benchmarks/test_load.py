@@ -6,8 +6,10 @@ from typing import Any, TypeVar
 import numpy as np
 import pytest
 
+from benchmarks.faults import EVERY
 from benchmarks.load import by_asyncio
 from benchmarks.load.by_asyncio import ServerTimes, closed_loop, open_loop
+from benchmarks.load.drills import drills
 from benchmarks.load.saturation import saturation
 from benchmarks.load.verdicts import Verdicts, meanwhile
 from benchmarks.load.workload import Failed, LeftOut, Workload, figures, unmeasured
@@ -174,6 +176,10 @@ def row(images_per_s: float | None, p99_ms: float = 10, **load: Any) -> dict[str
 def test_the_largest_rate_that_is_carried(rows: list[dict[str, Any]], rate: float | None, beyond: bool) -> None:
     (point,) = saturation(rows)
     assert (point["by"], point["rate"], point["beyond"]) == ("rate", rate, beyond)
+
+
+def test_every_named_drill_is_there() -> None:
+    assert sorted(drills(1, 1.0)) == sorted(EVERY)
 
 
 def test_recovery_ends_with_the_longest_silence() -> None:

@@ -1,0 +1,131 @@
+"""Where drills happen: a supervised server with two versions of MODEL, and clients that check every answer."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import psutil
+from numpy.typing import NDArray
+
+from benchmarks.load.verdicts import Asker, Verdicts, meanwhile
+from clients.probe import probe_server
+from export.publishing.publish import publish
+from serving.processes import Family
+from serving.running import Server, running_server
+
+Row = dict[str, Any]
+MODEL = "vitbn-tiny"
+STEADY = 3  # requests in flight around a fault
+HEAL_S = 120.0
+BATCH = 64
+RESTARTED, RELOADED = "started the server", "is loaded again"
+
+
+class DrillBench:
+    """`images` uint8 (BATCH, 1, 28, 28) and MODEL's `logits` of them."""
+
+    def __enter__(self) -> DrillBench:
+        self._folder = tempfile.TemporaryDirectory(prefix="faults-")
+        self._repository = Path(self._folder.name, "source")
+        self.images, self.logits = published(MODEL, self._repository, versions=2)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._folder.cleanup()
+
+    @contextmanager
+    def repository(self) -> Iterator[Path]:
+        """A copy, with two versions of MODEL, by default both served."""
+        with tempfile.TemporaryDirectory(dir=self._folder.name) as folder:
+            yield Path(shutil.copytree(self._repository, Path(folder, "models")))
+
+    @contextmanager
+    def server(self, repository: Path | None = None) -> Iterator[Server]:
+        """Supervised; yields once the answers are right."""
+        with self.repository() as copy, running_server(repository or copy, supervised=True, timeout_s=HEAL_S) as server:
+            wait_until_right(server)
+            yield server
+
+    def traffic(self, server: Server, pause_s: float = 0) -> AbstractContextManager[Verdicts]:
+        """Checks every answer of MODEL."""
+        asker = Asker(server.http_url, MODEL, self.images[:1], self.logits[:1])
+        return meanwhile(lambda until, verdicts: asker.closed_loop(STEADY, until, verdicts, pause_s))
+
+
+def published(model: str, repository: Path, versions: int = 1) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
+    """Publishes `model` with all rewrites; returns images (BATCH, 1, 28, 28) and logits (BATCH, classes)."""
+    from export.equivalence import embedded_sample, onnx_classifier
+    from export.graph import export
+    from export.rewrites.pipeline import ALL
+    from models.catalog import shipped
+    from models.checkpoint import load
+
+    exported = export(load(shipped(model)), ALL)
+    for _ in range(versions):
+        publish(repository, model, exported.artifact)
+    images = embedded_sample(exported.config).images[:BATCH]
+    return images, onnx_classifier(exported.onnx)(images).astype(np.float32)
+
+
+def triton(server: Server) -> psutil.Process:
+    children = psutil.Process(server.pid).children()
+    return next(child for child in children if Path(child.cmdline()[0]).name == "tritonserver")
+
+
+def stubs(server: Server) -> list[psutil.Process]:
+    return [stub.process for stub in Family(triton(server).pid).look()]
+
+
+def workers(server: Server) -> set[int]:
+    """The server's process and its stubs; empty while there is no server."""
+    with suppress(psutil.Error, StopIteration, IndexError):
+        return {triton(server).pid, *(each.pid for each in stubs(server))}
+    return set()
+
+
+def prober(server: Server) -> psutil.Process:
+    """The server may answer before its supervisor has started the prober."""
+
+    def probers() -> list[psutil.Process]:
+        return [each for each in psutil.Process(server.pid).children() if "clients.probe" in each.cmdline()]
+
+    wait_until(probers)
+    return probers()[0]
+
+
+def memory_mb(server: Server) -> float:
+    return float(sum(each.memory_info().rss for each in (triton(server), *stubs(server))) / 1e6)
+
+
+def lives(process: psutil.Process) -> bool:
+    return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+
+
+def acts(server: Server) -> Row:
+    """Of the supervisor."""
+    log = server.log()
+    return {"restarts": log.count(RESTARTED) - 1, "reloads": log.count(RELOADED)}
+
+
+def wait_until_right(server: Server) -> None:
+    wait_until(lambda: probe_server(server.http_url, timeout_s=5).ok)
+
+
+def wait_until(condition: Callable[[], object]) -> float:
+    """Seconds until `condition()`; raises TimeoutError after HEAL_S."""
+    started = time.perf_counter()
+    while not condition():
+        if time.perf_counter() - started > HEAL_S:
+            raise TimeoutError(f"expected the server to change within {HEAL_S:g} s")
+        time.sleep(0.05)
+    return time.perf_counter() - started

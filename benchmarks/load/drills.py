@@ -1,0 +1,203 @@
+"""The drills of benchmarks/faults.py. In: a `DrillBench`. Out: a row.
+
+Only server-killed-retries retries: elsewhere every failure counts.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from contextlib import closing, suppress
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import psutil
+
+from benchmarks.load import supervised_faults
+from benchmarks.load.drill_bench import (
+    MODEL,
+    DrillBench,
+    Row,
+    lives,
+    memory_mb,
+    published,
+    stubs,
+    triton,
+    wait_until,
+    wait_until_right,
+    workers,
+)
+from benchmarks.load.lone_requests import lone_requests
+from benchmarks.load.slow_connections import slow_connections
+from benchmarks.load.verdicts import TOLERANCE, Asker, Verdicts
+from clients.probe import probe_server
+from export.publishing.artifact import read_version
+from export.publishing.publish import publish
+from serving.control import Control
+from serving.running import Server
+
+OVERLOADED = "vitbn"  # its requests cost the server more than the client
+BEFORE_S, AFTER_S = 2.0, 2.0
+OVERLOAD, CAPACITY_S = 5.0, 3.0
+SOAK_LOOK_S, SOAK_PAUSE_S = 5.0, 0.05
+RETRIED_S = 15.0  # of requests after the server's death
+REQUESTS = 500  # between two publications
+
+Drill = Callable[[DrillBench], Row]
+
+
+def drills(publications: int, overload_s: float) -> dict[str, Drill]:
+    faults: dict[str, Callable[[Server], object]] = {
+        "stub-killed": lambda server: stubs(server)[0].kill(),
+        "stub-stopped": lambda server: stubs(server)[0].suspend(),
+        "server-killed": lambda server: triton(server).kill(),
+        "nested-json": _nested_json,
+        "huge-shape": _huge_shape,
+    }
+    return {
+        **{name: partial(_heal, fault=fault) for name, fault in faults.items()},
+        "server-killed-retries": _killed_under_clients,
+        "newest-broken": _newest_broken,
+        "sigterm": _sigterm,
+        "overload": partial(_overload, seconds=overload_s),
+        "publish": partial(_publish, publications=publications),
+        "slow-connections": lambda bench: slow_connections(),
+        "lone-requests": lambda bench: lone_requests(),
+        "answers-nan": supervised_faults.answers_nan,
+        "disk-full": supervised_faults.disk_full,
+        "clock-jump": supervised_faults.clock_jump,
+        "slow-probe": supervised_faults.slow_probe,
+        "two-supervisors": supervised_faults.two_supervisors,
+        "many-faults": supervised_faults.many_faults,
+    }
+
+
+def _heal(bench: DrillBench, fault: Callable[[Server], object]) -> Row:
+    with bench.server() as server, bench.traffic(server) as verdicts:
+        time.sleep(BEFORE_S)
+        first = workers(server)
+        started = time.perf_counter()
+        fault(server)
+        wait_until(lambda: not probe_server(server.http_url).ok or workers(server) - first)
+        wait_until_right(server)
+        time.sleep(AFTER_S)
+        used_mb = memory_mb(server)
+    return {**verdicts.row(), "recovery_s": verdicts.recovery_s(started), "memory_mb": used_mb}
+
+
+def _nested_json(server: Server) -> None:
+    """Ends Triton 2.51."""
+    _post(server, b"[" * 150_000)
+
+
+def _huge_shape(server: Server) -> None:
+    """Announces 2^31 images, holds one: ends Triton 2.51."""
+    tensor = {"name": "image", "shape": [2**31, 1, 28, 28], "datatype": "UINT8", "data": [0] * 784}
+    _post(server, json.dumps({"inputs": [tensor]}).encode())
+
+
+def _post(server: Server, body: bytes) -> None:
+    import http.client
+
+    gone = suppress(OSError, http.client.HTTPException)
+    with closing(http.client.HTTPConnection(server.http_url, timeout=20)) as connection, gone:
+        connection.request("POST", f"/v2/models/{MODEL}/infer", body, {"Content-Type": "application/json"})
+        connection.getresponse()
+
+
+def _killed_under_clients(bench: DrillBench) -> Row:
+    from clients.classifier import Classifier, Options
+    from clients.errors import ClientError
+
+    latencies, failed, wrong = list[float](), 0, 0
+    with bench.server() as server, Classifier(Options(server.http_url), MODEL) as classifier:
+        fault = threading.Timer(BEFORE_S, lambda: triton(server).kill())
+        fault.start()
+        ends = time.monotonic() + BEFORE_S + RETRIED_S
+        while time.monotonic() < ends:
+            started = time.perf_counter()
+            try:
+                logits = classifier.logits(bench.images[:1])
+                wrong += not np.allclose(logits, bench.logits[:1], rtol=0, atol=TOLERANCE)
+            except ClientError:
+                failed += 1
+            latencies.append(1e3 * (time.perf_counter() - started))
+        fault.join()
+    counts = {"sent": len(latencies), "right": len(latencies) - failed - wrong, "wrong": wrong, "failed": failed}
+    return {**counts, "p50_ms": float(np.median(latencies)), "worst_ms": max(latencies)}
+
+
+def _newest_broken(bench: DrillBench) -> Row:
+    with bench.repository() as repository:
+        (repository / MODEL / "2" / "model.onnx").write_bytes(b"")
+        started = time.perf_counter()
+        with bench.server(repository) as server:
+            recovery_s = time.perf_counter() - started
+            with bench.traffic(server) as verdicts:
+                time.sleep(AFTER_S)
+            versions = sorted(version.version for version in probe_server(server.http_url).versions)
+    return {**verdicts.row(), "recovery_s": recovery_s, "served": versions}
+
+
+def _sigterm(bench: DrillBench) -> Row:
+    with bench.server() as server:
+        with bench.traffic(server) as verdicts:
+            time.sleep(BEFORE_S)
+        process = psutil.Process(server.pid)
+        family = process.children(recursive=True)
+        process.terminate()
+        seconds = wait_until(lambda: not lives(process))
+    return {**verdicts.row(), "stopped_s": seconds, "orphans": sum(map(lives, family))}
+
+
+def _overload(bench: DrillBench, seconds: float) -> Row:
+    with tempfile.TemporaryDirectory() as folder:
+        images, logits = published(OVERLOADED, repository := Path(folder, "models"))
+        with bench.server(repository) as server:
+            asker = Asker(server.http_url, OVERLOADED, images, logits)
+            ends = time.monotonic() + CAPACITY_S
+            capacity = len(asker.closed_loop(4, lambda: time.monotonic() > ends).right) / CAPACITY_S
+            before_mb = memory_mb(server)
+            verdicts = asker.open_loop(OVERLOAD * capacity, seconds)
+            recovery_s = wait_until(lambda: probe_server(server.http_url).ok)
+            grown_mb = memory_mb(server) - before_mb
+    return {"capacity_per_s": capacity, **verdicts.row(), "recovery_s": recovery_s, "memory_grown_mb": grown_mb}
+
+
+def _publish(bench: DrillBench, publications: int) -> Row:
+    with bench.repository() as repository, bench.server(repository) as server:
+        artifact = read_version(repository / MODEL / "1")
+        live = Control(server.http_url, grpc_url=server.grpc_url)
+        with bench.traffic(server) as verdicts:
+            for number in range(1, publications + 1):
+                publish(repository, MODEL, artifact)
+                live.load(MODEL)
+                wait_until(partial(_has_answers, verdicts, number * REQUESTS))
+    return {"publications": publications, **verdicts.row()}
+
+
+def _has_answers(verdicts: Verdicts, count: int) -> bool:
+    return len(verdicts.right) >= count
+
+
+def soak(bench: DrillBench, hours: float) -> Row:
+    """Steady requests; slopes over the second half."""
+    looks: list[tuple[float, float, int]] = []
+    with bench.server() as server, bench.traffic(server, SOAK_PAUSE_S) as verdicts:
+        ends = time.monotonic() + 3600 * hours
+        while time.monotonic() < ends:
+            descriptors = sum(each.num_fds() for each in (triton(server), *stubs(server)))
+            looks.append((time.monotonic() / 3600, memory_mb(server), descriptors))
+            time.sleep(min(SOAK_LOOK_S, 1800 * hours / 10))
+    hour, memory, open_files = np.array(looks[len(looks) // 2 :]).T
+    slopes = {"memory_mb_per_hour": memory, "descriptors_per_hour": open_files}
+    return {
+        "hours": hours,
+        **verdicts.row(),
+        "memory_mb": float(memory[-1]),
+        **{name: float(np.polyfit(hour, values, 1)[0]) for name, values in slopes.items()},
+    }

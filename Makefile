@@ -97,8 +97,9 @@ report: setup
 	python benchmarks/report.py build
 
 # Every file that the pages read, but for norms.json, which needs a study's networks: measured again into a new folder
-# whose files then replace the old ones, in two and a half hours on two cores that do nothing else. After an interruption
-# the next run measures only what is missing.
+# whose files then replace the old ones. Each command has a budget; SECONDS_x is what it takes on two cores that do nothing
+# else, from its rounds and the medians of the committed results, 75 minutes in all. After an interruption the next run
+# measures only what is missing.
 MEASURED := latency latency-5000 sweep rewrites frontier operators-vitbn operators-vitbn-tiny accuracy engines added \
 	foreign faults soak proxy bulk throughput rates conditions
 
@@ -108,30 +109,50 @@ benchmarks: setup perf_analyzer $(MEASURED:%=$(NEW)/%.json)
 
 # The file of an interrupted command stays a .part, which counts as missing.
 $(NEW)/%.json:
-	@echo "[$$(ls $(NEW)/*.json 2>/dev/null | wc -l) of $(words $(MEASURED))] $*"
 	@mkdir -p $(NEW)
+	@all=0; for each in $(foreach name,$(MEASURED),$(name):$(SECONDS_$(name))); do \
+		[ $${each%:*} = $* ] && done=$$all; all=$$((all + $${each#*:})); done; \
+		echo "[minute $$((done / 60)) of $$((all / 60))] $*"
 	python benchmarks/$(call command,$*) --json $(NEW)/$*.part && mv $(NEW)/$*.part $@
 
 command = $(COMMAND_$(1))
-COMMAND_latency := latency.py --batch 1 --batch 64 --runtimes all --precision fp32,bf16,int8 --seconds 240
+COMMAND_latency := latency.py --batch 1 --batch 64 --runtimes all --precision fp32,bf16,int8
+SECONDS_latency := 600
 COMMAND_latency-5000 := latency.py --batch 5000 --models vitbn --runtimes torch,onnx,onnx-optimized \
-	--precision fp32,int8 --memory --seconds 120
-COMMAND_sweep := latency.py --preset sweep
+	--precision fp32,int8 --memory --seconds 80
+SECONDS_latency-5000 := 155
+COMMAND_sweep := latency.py --preset sweep $(foreach batch,1 4 16 64 256 1024,--batch $(batch))
+SECONDS_sweep := 180
 COMMAND_rewrites := latency.py --preset rewrites
+SECONDS_rewrites := 1280
 COMMAND_frontier := latency.py --preset frontier
+SECONDS_frontier := 130
 COMMAND_operators-vitbn := latency.py --preset operators --model vitbn
+SECONDS_operators-vitbn := 20
 COMMAND_operators-vitbn-tiny := latency.py --preset operators --model vitbn-tiny
+SECONDS_operators-vitbn-tiny := 20
 COMMAND_accuracy := accuracy.py
+SECONDS_accuracy := 150
 COMMAND_engines := latency.py --preset engines
+SECONDS_engines := 45
 COMMAND_added := throughput.py --preset added
+SECONDS_added := 225
 COMMAND_foreign := foreign.py
+SECONDS_foreign := 390
 COMMAND_faults := faults.py
-COMMAND_soak := faults.py --hours 0.5
+SECONDS_faults := 270
+COMMAND_soak := faults.py --hours 0.06
+SECONDS_soak := 230
 COMMAND_proxy := throughput.py --preset proxy
+SECONDS_proxy := 190
 COMMAND_bulk := throughput.py --preset bulk
+SECONDS_bulk := 125
 COMMAND_throughput := throughput.py --model vitbn --model vitbn-tiny --model cnn --in-flight 1 --in-flight 8
+SECONDS_throughput := 325
 COMMAND_rates := throughput.py --sharing 1x0 --batch 1 --rate 500 --rate 1000 --rate 2000
+SECONDS_rates := 45
 COMMAND_conditions := accuracy.py --preset photographs --images 100
+SECONDS_conditions := 120
 
 # All that is measured on a GPU, in its own environment. DRY_RUN=1 needs no GPU: it prints the commands, and checks their
 # options, imports and programs, in the environment of the CPU.

@@ -17,7 +17,7 @@ BATCHES = (1, 8)
 
 @click.command()
 @click.option("--network", "names", type=click.Choice(list(NETWORKS)), multiple=True, help="[default: all]")
-@seconds_option(20, "At most, for each network and batch; three rounds in any case.")
+@seconds_option(10, "At most, for each network and batch; three rounds in any case.")
 @json_option
 def foreign(names: tuple[str, ...], seconds: float, json_path: Path | None) -> None:
     """Time published networks plain, optimised by ONNX Runtime, rewritten, and both of the files in OpenVINO."""

@@ -23,7 +23,7 @@ from benchmarks.measure.machine import cores
 
 Row = dict[str, Any]
 
-ROUNDS = 9
+ROUNDS = 7
 PLAIN_S = 3.0  # of ONNX Runtime alone, after a second of warm-up
 LOOK_S = 0.25  # between looks at the memory, of 4 ms each
 BLOCK = 4096  # images of the repeated digits

@@ -90,6 +90,35 @@ def test_a_rerun_measures_every_result_and_no_other(runs: dict[str, Run]) -> Non
     assert set(re.findall(r"results\.new/([\w-]+\.json)", rerun())) == set(runs) - {"norms.json"}
 
 
+def test_a_rerun_takes_75_minutes_at_most(runs: dict[str, Run]) -> None:
+    assumed = re.findall(r"^SECONDS_(\S+) := (\d+)$", (ROOT / "Makefile").read_text(), re.M)
+    assert {f"{name}.json" for name, _ in assumed} == set(runs) - {"norms.json"}
+    assert sum(int(seconds) for _, seconds in assumed) <= 75 * 60
+
+
+@pytest.mark.slow
+def test_an_interrupted_rerun_goes_on(tmp_path: Path) -> None:
+    """A shell script stands in for the benchmarks, of which the second fails at first."""
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    for name in ("benchmarks/results", ".venv/bin", ".perf_analyzer/bin"):
+        (tmp_path / name).mkdir(parents=True)
+    for name in (".venv/installed", "pyproject.toml", "constraints.txt", ".perf_analyzer/bin/perf_analyzer"):
+        (tmp_path / name).touch()
+    program = tmp_path / ".venv/bin/python"
+    failing = "[ -e again ] || case $* in *--memory*) exit 1;; esac"
+    written = "for last; do :; done; case $last in *.part) echo '{}' > $last;; esac"
+    program.write_text(f"#!/bin/sh\n{failing}\n{written}\n")
+    program.chmod(0o755)
+    first = subprocess.run(["make", "benchmarks"], cwd=tmp_path, capture_output=True, text=True)
+    assert first.returncode != 0
+    assert [path.name for path in (tmp_path / "benchmarks/results.new").iterdir()] == ["latency.json"]
+    (tmp_path / "again").touch()
+    second = subprocess.run(["make", "benchmarks"], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert "[minute 10 of 75] latency-5000" in second.stdout
+    assert "] latency\n" not in second.stdout
+    assert len(list((tmp_path / "benchmarks/results").glob("*.json"))) == 18
+
+
 def test_a_page_names_no_command_that_the_rerun_does_not_run() -> None:
     run = {*re.findall(r"python (benchmarks/\S+\.py.*?) --json", rerun()), "benchmarks/latency.py --preset norms DIR"}
     texts = [(ROOT / name).read_text() for name in pages.PAGES]

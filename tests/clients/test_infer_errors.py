@@ -39,14 +39,10 @@ def test_address_that_is_none(url):
     assert repr(url) in message
 
 
-def test_no_such_file(tmp_path):
-    message, exit_code = failure(tmp_path / "seven.png")
-    assert (exit_code, "seven.png: expected an image, found no such file" in message) == (1, True)
-
-
-def test_not_an_image():
-    message, exit_code = failure(__file__)
-    assert (exit_code, f"{__file__}: expected an image, found no format" in message) == (1, True)
+@pytest.mark.parametrize(("path", "found"), [("seven.png", "no such file"), (__file__, "no format")])
+def test_what_is_no_image(path, found):
+    message, exit_code = failure(path)
+    assert (exit_code, f"{path}: expected an image, found {found}" in message) == (1, True)
 
 
 @pytest.mark.slow
@@ -84,6 +80,8 @@ USAGE = [
     ["--ssl-ca", "missing.pem"],
     ["--ssl-cert", DIGIT],
     ["--labels", DIGIT],
+    ["--split", "--labels", DIGIT],
+    *(["--reject-below", share] for share in ("0", "1.1", "nan")),
 ]
 
 

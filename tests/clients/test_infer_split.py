@@ -140,9 +140,3 @@ def test_labels_outside_the_classes(server, tmp_path):
         "Error: --labels: expected labels from 0 to 2, as model 'net' has 3 classes, "
         f"found 3 in {tmp_path}/labels, item 2"
     )
-
-
-@pytest.mark.parametrize("options", [["--reject-below", "0"], ["--reject-below", "1.1"], ["--reject-below", "nan"]])
-def test_usage(server, row, options):
-    assert run(server, row, *options)[0] == 2
-    assert run(server, row, "--split", "--labels", row)[0] == 2

@@ -1,3 +1,4 @@
+import resource
 import socket
 import time
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ from clients.web import channels
 from clients.web.channels import CONNECTIONS, CONNECTIONS_OF_ADDRESS
 
 NOBODY = "127.0.0.1:1"
-SLOW = 500
+SLOW = 1500  # more than waitress alone would accept
 WITHIN_S = 5.0  # five times what a person may wait
 BEGUN = b"POST /api/classify HTTP/1.1\r\nHost: localhost\r\nContent-Type: image/png\r\n"
 
@@ -20,6 +21,14 @@ def page() -> Iterator[tuple[str, int]]:
     with listening(NOBODY) as address:
         host, port = address.split(":")
         yield host, int(port)
+
+
+@pytest.fixture
+def many_files() -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(2 * SLOW, hard)), hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 @contextmanager
@@ -52,7 +61,7 @@ def seconds_to_get_in(page: tuple[str, int]) -> float:
     return time.monotonic() - start_s
 
 
-def test_the_slow_ones_keep_nobody_out(page: tuple[str, int]) -> None:
+def test_the_slow_ones_keep_nobody_out(page: tuple[str, int], many_files: None) -> None:
     for source in ("127.0.0.2", "127.0.0.1"):  # the person's own address too
         with slow_connections(page, SLOW, source, BEGUN) as connections:
             taken_s = [seconds_to_get_in(page) for _ in range(5)]

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from benchmarks.contest.runtimes import COMPARED, RUNTIMES, Entry
+from benchmarks.measure.candidate import candidates
 from benchmarks.measure.choices import NameList, WithPresets, dataset_options, json_option, presets
+from benchmarks.measure.engines import COMPARED
 from benchmarks.measure.machine import cores
 from benchmarks.measure.progress import note
 from models.catalog import SHIPPED, shipped
@@ -90,7 +91,7 @@ def _rows(model: str, checkpoint: Checkpoint, data: Dataset) -> Iterator[dict[st
     from export.errors import ExportError
 
     expected: Logits | None = None
-    for name, make in _contestants(checkpoint, data).items():
+    for name, make in _classifiers(model, checkpoint, data).items():
         note(f"Measuring {model}, {name}")
         try:
             logits = _classify(make(), data.test_images.copy())  # PyTorch needs writable arrays
@@ -108,15 +109,8 @@ def _rows(model: str, checkpoint: Checkpoint, data: Dataset) -> Iterator[dict[st
         }
 
 
-def _contestants(checkpoint: Checkpoint, data: Dataset) -> dict[str, Callable[[], Classifier]]:
-    from benchmarks.contest.subjects import subject
-
-    of = subject(checkpoint.config)
-
-    def exact(runtime: str) -> Classifier:
-        from benchmarks.contest.contestants import Options, contestant
-
-        return contestant(Entry(checkpoint.config, runtime), of, Options("cpu", cores(), 0), [BATCH]).run
+def _classifiers(model: str, checkpoint: Checkpoint, data: Dataset) -> dict[str, Callable[[], Classifier]]:
+    exact = candidates([(model, checkpoint.config)], EXACT, ["fp32"], cores(), "cpu")
 
     @cache
     def optimized() -> bytes:
@@ -124,7 +118,7 @@ def _contestants(checkpoint: Checkpoint, data: Dataset) -> dict[str, Callable[[]
 
         return export_checkpoint(checkpoint.path, ExportOptions(rewrites="all")).onnx
 
-    makers: dict[str, Callable[[], Classifier]] = {RUNTIMES[name].label: partial(exact, name) for name in EXACT}
+    makers: dict[str, Callable[[], Classifier]] = {each.label: each.build for each in exact}
     for precision in ("fp16", "int8"):
         makers[f"ONNX Runtime, all rewrites, {precision}"] = partial(_lowered, checkpoint, data, precision)
     for bfloat16 in (False, True):
@@ -134,7 +128,7 @@ def _contestants(checkpoint: Checkpoint, data: Dataset) -> dict[str, Callable[[]
 
 
 def _lowered(checkpoint: Checkpoint, data: Dataset, precision: Any) -> Classifier:
-    from benchmarks.contest.engines import start
+    from benchmarks.measure.candidate import start
     from export.graph import export
     from export.precision import Lowering
     from export.rewrites.pipeline import ALL

@@ -9,8 +9,8 @@ from typing import Any
 
 import click
 
-from benchmarks.contest.foreign_networks import NETWORKS, Foreign
 from benchmarks.measure.choices import json_option, seconds_option
+from benchmarks.measure.foreign_networks import NETWORKS, Foreign
 
 BATCHES = (1, 8)
 
@@ -38,7 +38,7 @@ def foreign(names: tuple[str, ...], seconds: float, json_path: Path | None) -> N
 
 def measure(network: Foreign, seconds: float, name: str) -> dict[str, Any]:
     """Rewriting includes the proof."""
-    from benchmarks.contest.foreign_contestants import OPTIMISER, OURS, PLAIN, optimise
+    from benchmarks.measure.foreign_candidates import OPTIMISER, OURS, PLAIN, optimise
     from export.onnx_rewrites.stage import Request, rewrite_file
 
     with tempfile.TemporaryDirectory() as folder:
@@ -63,7 +63,7 @@ def _times(
 ) -> dict[str, Any]:
     import onnx_ir as ir
 
-    from benchmarks.contest.foreign_contestants import BASES, PLAIN, contestants
+    from benchmarks.measure.foreign_candidates import BASES, PLAIN, candidates
     from benchmarks.measure.timing import ratio_with_interval, time_interleaved
     from export.onnx_rewrites.inputs import draw, first_dimensions
     from export.onnx_rewrites.prepare import Prepare
@@ -73,7 +73,7 @@ def _times(
     Prepare()(model := ir.load(files[PLAIN]))
     feeds = draw(model.graph, {**sizes, **dict.fromkeys(first_dimensions(model.graph), batch)})
     reads, names = [parse_read(text) for text in network.reads], [str(value.name) for value in model.graph.outputs]
-    calls, left_out = contestants(files, lambda outputs: picked(names, outputs, reads)[0], feeds)
+    calls, left_out = candidates(files, lambda outputs: picked(names, outputs, reads)[0], feeds)
     measured = time_interleaved(calls, seconds, f"{name}, batch {batch}")
     rows = []
     for contestant, durations in measured.items():
@@ -85,7 +85,7 @@ def _times(
 
 
 def flat(network: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """A row for each batch and contestant, measured or left out."""
+    """A row for each batch and candidate, measured or left out."""
     about = {name: value for name, value in network.items() if name != "times"}
     if "times" not in network:
         yield about
@@ -103,7 +103,7 @@ def _norms(path: Path) -> int:
 
 
 def _print(row: dict[str, Any]) -> None:
-    from benchmarks.contest.foreign_contestants import OPTIMISER
+    from benchmarks.measure.foreign_candidates import OPTIMISER
 
     if "reason" in row:
         click.echo(f"{row['network']:24} left out: {row['reason']}")

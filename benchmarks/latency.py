@@ -6,23 +6,22 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from benchmarks.contest.runtimes import (
+from benchmarks.measure.candidate import Candidate, candidates
+from benchmarks.measure.choices import MicroBatch, NameList, WithPresets, json_option, presets, seconds_option
+from benchmarks.measure.engines import (
     COMPARED,
     DEFAULT_PRECISIONS,
     DEFAULT_RUNTIMES,
     PRECISIONS,
     RUNTIMES,
-    Entry,
     Precision,
 )
-from benchmarks.measure.choices import MicroBatch, NameList, WithPresets, json_option, presets, seconds_option
 from benchmarks.measure.machine import cores
+from benchmarks.measure.workload import Workload
 from models.catalog import SHIPPED, shipped
 from models.config import MODEL_NAMES, ModelConfig
 
 if TYPE_CHECKING:
-    from benchmarks.contest.contestants import Missing, Options
-    from benchmarks.contest.measuring import Row
     from benchmarks.measure.run import Record
 
 NAMES = tuple(dict.fromkeys((*MODEL_NAMES, *SHIPPED)))
@@ -79,23 +78,20 @@ def latency(
     """Time calls with --batch images in PyTorch, ONNX Runtime and more, before and after the rewrites.
 
     Weights come from the shipped checkpoint of this depth, or are random: time does not depend on them. Every
-    contestant is first compared with PyTorch eager. All take turns until the medians are stable or --seconds are spent.
+    candidate is first compared with PyTorch eager. All take turns until the medians are stable or --seconds are spent.
     "x PyTorch" is the speed relative to PyTorch eager in float32, with a 95 % interval.
     """
     _check(models, depth, published)
-    from benchmarks.contest.contestants import Missing, Options
-    from benchmarks.contest.devices import choose
+    from benchmarks.measure.devices import choose
     from benchmarks.measure.run import recording
 
-    device, missing = choose(wanted), Missing()
-    options = Options(device, threads or cores(), seconds, micro_batch, memory)
-    kinds = precisions or DEFAULT_PRECISIONS[device]
-    with recording(json_path, options.threads, device) as record:
-        configs = [_config(name, depth, published) for name in models]
-        which = runtimes or DEFAULT_RUNTIMES[device]
-        entries = [Entry(*each, kind) for each in _pairs(configs, which) for kind in kinds]
-        _compare(entries, kinds, batches or (DEFAULT_BATCH,), options, published, missing, record)
-    context.exit(1 if missing.wrong else 0)
+    device, threads = choose(wanted), threads or cores()
+    workloads = [Workload(batch, micro_batch) for batch in batches or (DEFAULT_BATCH,)]
+    with recording(json_path, threads, device) as record:
+        named = [(name, _config(name, depth, published)) for name in models]
+        forms = (runtimes or DEFAULT_RUNTIMES[device], precisions or DEFAULT_PRECISIONS[device])
+        wrong = _compare(candidates(named, *forms, threads, device), workloads, seconds, memory, published, record)
+    context.exit(1 if wrong else 0)
 
 
 def _check(models: Sequence[str], depth: int | None, published: bool) -> None:
@@ -116,45 +112,43 @@ def _config(name: str, depth: int | None, published: bool) -> ModelConfig:
     return ModelConfig(model=name, depth=depths.get(name, depth or DEFAULT_DEPTH))
 
 
-def _pairs(configs: Sequence[ModelConfig], runtimes: Sequence[str]) -> list[tuple[ModelConfig, str]]:
-    return [(config, runtime) for config in configs for runtime in runtimes]
-
-
 def _compare(
-    entries: Sequence[Entry],
-    precisions: Sequence[Precision],
-    batches: Sequence[int],
-    options: Options,
+    candidates: Sequence[Candidate],
+    workloads: Sequence[Workload],
+    seconds: float,
+    memory: bool,
     published: bool,
-    missing: Missing,
     record: Record,
-) -> None:
-    from benchmarks.contest.contestants import build
-    from benchmarks.contest.devices import free
-    from benchmarks.contest.measuring import finish, measure
-    from benchmarks.contest.roofline import limits
+) -> bool:
+    """Whether an answer was wrong."""
+    from benchmarks.measure.cells import Missing, build_all
+    from benchmarks.measure.devices import free
+    from benchmarks.measure.roofline import limits
+    from benchmarks.measure.rounds import Row, finish, measure
     from benchmarks.reporting.latency_table import batch_table, closing_lines
 
-    reachable, caveat = limits(options.device, options.threads, tuple(precisions)), CAVEAT if published else None
-    rows: list[Row] = []
+    device, threads = candidates[0].device, candidates[0].threads
+    reachable = limits(device, threads, tuple(dict.fromkeys(each.precision for each in candidates)))
+    missing, rows = Missing(), list[Row]()
 
     def add(measured: list[Row]) -> None:
         rows.extend(measured)
         record.update([*rows, *missing.rows], reachable)
         click.echo(batch_table(measured))
 
-    networks = list(dict.fromkeys(entry.config for entry in entries))
+    models = list(dict.fromkeys(each.model for each in candidates))
     # A GPU's memory holds one network in all runtimes; on a CPU all networks take turns.
-    groups = [networks] if options.device == "cpu" else [[network] for network in networks]
+    groups = [models] if device == "cpu" else [[model] for model in models]
     for group in groups:
-        contestants = build([entry for entry in entries if entry.config in group], batches, options, missing)
-        for batch in batches if contestants else ():
-            measure(contestants, batch, options, reachable, f"batch {batch}", missing, add)
-        del contestants
+        built = build_all([each for each in candidates if each.model in group], workloads, missing)
+        for workload in workloads if built else ():
+            measure(built, workload, seconds, reachable, f"batch {workload.batch}", missing, add, memory)
+        del built
         free()
     finish(record, rows, missing)
-    for line in closing_lines(rows, missing.rows, reachable, caveat):
+    for line in closing_lines(rows, missing.rows, reachable, CAVEAT if published else None):
         click.echo(line)
+    return missing.wrong
 
 
 if __name__ == "__main__":

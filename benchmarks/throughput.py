@@ -9,16 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from benchmarks.contest.runtimes import PRECISIONS, SERVED_ENGINES
-from benchmarks.load.workload import LARGEST_BATCH, MIN_REQUESTS, Candidate, Failed, Workload
+from benchmarks.load.workload import LARGEST_BATCH, MIN_REQUESTS, Failed, Workload
+from benchmarks.measure.candidate import Candidate
 from benchmarks.measure.choices import FiniteRange, WithPresets, json_option, presets
+from benchmarks.measure.engines import SERVED_ENGINES, SERVED_PRECISIONS
 from benchmarks.measure.machine import cores
 from benchmarks.measure.progress import note
 from models.catalog import SHIPPED, NameChoice
 
 if TYPE_CHECKING:
-    from benchmarks.contest.runtimes import Device
     from benchmarks.load.rounds import Cell
+    from benchmarks.measure.engines import Device
 
 IN_FLIGHT = (1, 2, 8)
 
@@ -52,7 +53,12 @@ def _sharings(context: click.Context, parameter: click.Parameter, values: tuple[
     help="Of the server.",
 )
 @click.option(
-    "--precision", "precisions", type=click.Choice(PRECISIONS), multiple=True, default=("fp32",), show_default=True
+    "--precision",
+    "precisions",
+    type=click.Choice(SERVED_PRECISIONS),
+    multiple=True,
+    default=("fp32",),
+    show_default=True,
 )
 @click.option(
     "--batch", "batches", type=click.IntRange(1, LARGEST_BATCH), multiple=True, default=(1, 64), show_default=True

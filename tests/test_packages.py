@@ -80,7 +80,7 @@ OPENVINO = "from export.engines.openvino_engine import openvino_module; openvino
     [
         ("import export.equivalence", "onnxruntime"),
         ("import clients.bulk.network", "onnxruntime"),
-        ("import benchmarks.contest.roofline", "onnxruntime"),
+        ("import benchmarks.measure.roofline", "onnxruntime"),
         (OPENVINO, "openvino"),
     ],
 )

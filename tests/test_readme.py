@@ -26,9 +26,9 @@ def checkout(tmp_path: Path) -> Path:
             shutil.copy(ROOT / name, copy / name)
     for name, old, new in (
         ("latency.py", "depth or DEFAULT_DEPTH))", "depth or 1), dim=16, heads=2, dim_head=8)"),
-        ("contest/runtimes.py", '("vit", "vitbnffn", "vitbn", "cnn")\n', '("vitbn",)\n'),
-        ("contest/roofline.py", '"cpu": 2048', '"cpu": 128'),
-        ("contest/roofline.py", "64 << 20  #", "1 << 20  #"),
+        ("measure/engines.py", '("vit", "vitbnffn", "vitbn", "cnn")\n', '("vitbn",)\n'),
+        ("measure/roofline.py", '"cpu": 2048', '"cpu": 128'),
+        ("measure/roofline.py", "64 << 20  #", "1 << 20  #"),
     ):
         path = copy / "benchmarks" / name
         text = path.read_text()

@@ -26,7 +26,7 @@ from benchmarks.load import hostile
 from benchmarks.load.fleets import RunningFleet, running_fleet
 from benchmarks.load.published import publish as export_and_publish
 from benchmarks.load.verdicts import Asker, Verdicts, meanwhile
-from benchmarks.load.workload import Candidate
+from benchmarks.measure.candidate import Candidate
 from clients.classifier import AsyncClassifier, Options
 from clients.errors import ClientError
 from clients.probe import probe_server

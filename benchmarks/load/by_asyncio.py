@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.load.workload import (
     MAX_IN_FLIGHT,
-    Candidate,
     Failed,
     LeftOut,
     Workload,
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from benchmarks.measure.candidate import Candidate
     from export.equivalence import Images
     from serving.running import Server
 

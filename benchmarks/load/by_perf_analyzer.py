@@ -16,9 +16,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.load.workload import MAX_IN_FLIGHT, Candidate, Failed, LeftOut, Workload, served_name, unmeasured
+from benchmarks.load.workload import MAX_IN_FLIGHT, Failed, LeftOut, Workload, served_name, unmeasured
 
 if TYPE_CHECKING:
+    from benchmarks.measure.candidate import Candidate
     from export.equivalence import Images
     from serving.running import Server
 

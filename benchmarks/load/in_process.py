@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from benchmarks.contest.runtimes import Device, Setup
-from benchmarks.load.workload import Candidate, Workload, figures
+from benchmarks.load.workload import Workload, figures
+from benchmarks.measure.candidate import Candidate
 
 if TYPE_CHECKING:
-    from benchmarks.contest.engines import Run
     from benchmarks.load.published import Published
+    from benchmarks.measure.engines import Device, Run
     from export.equivalence import Images, Logits
 
 
@@ -28,16 +28,16 @@ class Instance:
 
     def logits(self, images: Images, batch: int) -> Logits:
         """Images uint8 (n, C, H, W) in the host's memory."""
-        from benchmarks.contest.calls import classify
+        from benchmarks.measure.calls import classify
 
         with self.in_stream():
             return classify(self.run, images, batch, self.device)
 
     def call(self, images: Images) -> Callable[[], object]:
         """On a GPU with copies to and from it, as on the server."""
-        from benchmarks.contest.calls import TimedCall
+        from benchmarks.measure.calls import Calls
 
-        call = TimedCall(self.run, images, len(images), len(images), self.device)
+        call = Calls(self.run, images, len(images), len(images), self.device)
         if self.device == "cpu":
             return call
         call.with_copies()  # pins memory
@@ -45,28 +45,27 @@ class Instance:
 
 
 def instances(published: Published, candidate: Candidate, count: int) -> list[Instance]:
-    setup = Setup(candidate.engine, candidate.precision, candidate.device, candidate.threads, published.config)
-    return [_instance(published, setup) for _ in range(count)]
+    return [_instance(published, candidate) for _ in range(count)]
 
 
-def _instance(published: Published, setup: Setup) -> Instance:
-    if setup.device == "cpu":
-        return Instance(_start(published, setup), nullcontext, setup.device)
+def _instance(published: Published, candidate: Candidate) -> Instance:
+    if candidate.device == "cpu":
+        return Instance(_start(published, candidate), nullcontext, candidate.device)
     import torch
 
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):  # other threads do not know the stream
-        run = _start(published, setup)
-    return Instance(run, lambda: torch.cuda.stream(stream), setup.device)
+        run = _start(published, candidate)
+    return Instance(run, lambda: torch.cuda.stream(stream), candidate.device)
 
 
-def _start(published: Published, setup: Setup) -> Run:
-    from benchmarks.contest.engines import start
-    from benchmarks.contest.onnx_engines import execution
+def _start(published: Published, candidate: Candidate) -> Run:
+    from benchmarks.measure.candidate import start
+    from benchmarks.measure.in_onnx import execution
 
     if published.plan is not None:
         return execution(published.plan, lambda batch: 0)  # its only profile
-    return start(published.data, setup)
+    return start(published.data, candidate)
 
 
 def measure(copies: Sequence[Instance], workload: Workload, images: Images, seconds: float) -> dict[str, float]:

@@ -14,7 +14,7 @@ import numpy as np
 
 from benchmarks.load.published import publish
 from benchmarks.load.verdicts import Asker, Verdicts
-from benchmarks.load.workload import Candidate
+from benchmarks.measure.candidate import Candidate
 from export.equivalence import embedded_sample, onnx_classifier
 from export.publishing.publish import read_config
 from export.publishing.triton_config import to_text

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from benchmarks.load.workload import Candidate, WrongAnswer
+from benchmarks.load.workload import WrongAnswer
+from benchmarks.measure.candidate import Candidate
 from models.catalog import shipped
 
 if TYPE_CHECKING:
-    from benchmarks.contest.runtimes import Device, Precision
+    from benchmarks.measure.engines import Device, Precision
     from export.equivalence import Logits
     from export.publishing.artifact import Artifact
     from models.config import ModelConfig
@@ -32,7 +33,7 @@ class Published:
 
 def device_of_server(wanted: str) -> Device:
     """Only a native server computes on a GPU."""
-    from benchmarks.contest.devices import choose
+    from benchmarks.measure.devices import choose
     from serving.launcher import native_server
 
     if native_server(os.environ.get("PATH", os.defpath)):
@@ -105,7 +106,7 @@ def _engine(exported: Any, precision: Any, largest: int) -> Artifact:
 def check(who: object, found: Logits, expected: Logits, precision: Precision = "fp32") -> None:
     import numpy as np
 
-    from benchmarks.contest.subjects import TOLERANCES
+    from benchmarks.measure.networks import TOLERANCES
 
     error, limit = float(np.abs(found - expected).max()), TOLERANCES[precision] * float(np.abs(expected).max())
     if not error <= limit:

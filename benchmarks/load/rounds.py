@@ -14,10 +14,11 @@ from statistics import median
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.contest.runtimes import why_not
 from benchmarks.load import by_asyncio, by_perf_analyzer, in_process
 from benchmarks.load.published import IMAGES, Published, check, publish, server_arguments
-from benchmarks.load.workload import IN_PROCESS, Candidate, Failed, Workload, WrongAnswer, served_name, wire
+from benchmarks.load.workload import IN_PROCESS, Failed, Workload, WrongAnswer, served_name, wire
+from benchmarks.measure.candidate import Candidate
+from benchmarks.measure.engines import why_not
 from benchmarks.measure.progress import note, one_line, steps
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ class Bench:
         return wrong
 
     def _check(self, candidate: Candidate, workload: Workload) -> None:
-        from benchmarks.contest.engines import start
+        from benchmarks.measure.candidate import start
         from clients.classifier import Classifier, Options
 
         images = self._images(candidate)
@@ -130,7 +131,7 @@ class Bench:
         return by_perf_analyzer.measure(self.server, candidate, workload, images, seconds, self.folder)
 
     def _images(self, candidate: Candidate) -> Images:
-        from benchmarks.contest.subjects import example_images
+        from benchmarks.measure.networks import example_images
 
         return example_images(self.published[candidate].config, IMAGES)
 
@@ -174,7 +175,7 @@ def rows(taken: Taken) -> list[Row]:
     measured: list[Row] = []
     missing: list[Row] = []
     for (candidate, workload), figures in taken.items():
-        cell = asdict(candidate) | asdict(workload)
+        cell = candidate.row | asdict(workload)
         if isinstance(figures, Exception):
             wrong = {"wrong_answer": True} if isinstance(figures, WrongAnswer) else {}
             missing.append({**cell, "reason": one_line(figures), **wrong})

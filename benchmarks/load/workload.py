@@ -9,12 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from benchmarks.contest.runtimes import ENGINES, Device, Engine, Precision, Rewrites
+from benchmarks.measure.engines import ENGINES
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from benchmarks.measure.candidate import Candidate
     from clients.options import Protocol
     from serving.running import Server
 
@@ -39,18 +40,6 @@ class WrongAnswer(Failed):
 
 class LeftOut(Exception):
     """The server refused requests or answered too few."""
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A network as it is served; `threads` of each copy, 0: one per core."""
-
-    model: str
-    engine: Engine = "onnxruntime"
-    precision: Precision = "fp32"
-    threads: int = 0
-    device: Device = "cpu"
-    rewrites: Rewrites = "all"
 
 
 @dataclass(frozen=True)
@@ -102,7 +91,7 @@ def wire(row: Mapping[str, Any]) -> str:
 def engine_and_sharing(row: Mapping[str, Any]) -> str:
     """Without the usual engine and precision."""
     usual = (row["engine"], row["precision"]) == ("onnxruntime", "fp32")
-    engine = "" if usual else f"{ENGINES[row['engine']]} {row['precision']}, "
+    engine = "" if usual else f"{ENGINES[row['engine']].label} {row['precision']}, "
     return f"{engine}{row['instances']} x {row['threads'] or 'all'}"
 
 

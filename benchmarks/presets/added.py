@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from benchmarks.contest.runtimes import PRECISIONS, SERVED_ENGINES, why_not
-from benchmarks.load.workload import LARGEST_BATCH, Candidate, Failed
+from benchmarks.load.workload import LARGEST_BATCH, Failed
+from benchmarks.measure.candidate import Candidate
 from benchmarks.measure.choices import dataset_options, json_option, seconds_option
+from benchmarks.measure.engines import SERVED_ENGINES, SERVED_PRECISIONS, why_not
 from benchmarks.measure.machine import cores
 from clients.options import DEFAULTS
 from models.catalog import SHIPPED
@@ -27,7 +28,7 @@ CHECKED = 1000  # images whose logits are compared
 @click.command()
 @click.option("--model", type=click.Choice(SHIPPED), default="vitbn", show_default=True)
 @click.option("--engine", type=click.Choice(SERVED_ENGINES), default="onnxruntime", show_default=True)
-@click.option("--precision", type=click.Choice(PRECISIONS), default="fp32", show_default=True)
+@click.option("--precision", type=click.Choice(SERVED_PRECISIONS), default="fp32", show_default=True)
 @click.option(
     "--batch",
     type=click.IntRange(1, LARGEST_BATCH),
@@ -72,9 +73,9 @@ def added(
 
 
 def _measure(candidate: Candidate, batch: int, images: Images, seconds: float, streamed: int, record: Record) -> None:
-    from benchmarks.contest.engines import start
     from benchmarks.load import in_process, transports
     from benchmarks.load.published import check, publish, server_arguments
+    from benchmarks.measure.candidate import start
     from benchmarks.measure.timing import Durations, finished_rounds, time_interleaved
     from serving.running import running_server
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from benchmarks.contest.runtimes import ORT
 from benchmarks.measure.choices import dataset_options, json_option, seconds_option
+from benchmarks.measure.engines import ORT
 from benchmarks.measure.machine import cores
 from models.catalog import SHIPPED, shipped
 from models.data import DataError, load_dataset
@@ -65,7 +65,7 @@ def engines(model: str, dataset: str, data_dir: Path | None, seconds: float, jso
 
 
 def _classifiers(model: str) -> dict[str, Classifier]:
-    from benchmarks.contest.engines import start
+    from benchmarks.measure.candidate import start
     from export.engines.openvino_engine import has_bfloat16, openvino_classifier
     from export.pipeline import ExportOptions, export_checkpoint
 

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from benchmarks.contest.ways import SEARCH_IMAGES
 from benchmarks.measure.choices import json_option, seconds_option
 from benchmarks.measure.machine import cores
+from benchmarks.measure.workload import SEARCH_IMAGES
 from models.catalog import PRETRAINED
 
 if TYPE_CHECKING:
@@ -33,8 +33,8 @@ class FrontierError(Exception):
 @json_option
 def frontier(folders: Sequence[Path], count: int, seconds: float, json_path: Path | None) -> None:
     """Compare test accuracy and images a second of checkpoints with all rewrites."""
-    from benchmarks.contest.speeds import Row, measure
     from benchmarks.measure.run import recording
+    from benchmarks.measure.speeds import Row, measure
     from export.equivalence import EquivalenceError
     from export.rewrites.errors import RewriteError
     from models.checkpoint import CheckpointError
@@ -59,7 +59,7 @@ def comparable(folders: Sequence[Path]) -> list[Checkpoint]:
 
     Raises FrontierError for no checkpoints, a missing test accuracy, accuracies on different images, or equal names.
     """
-    from benchmarks.contest.speeds import name_of
+    from benchmarks.measure.speeds import name_of
     from models.checkpoint import load
 
     paths = [path for folder in folders for path in sorted(folder.glob("*.safetensors"))]

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import click
 
-from benchmarks.contest.runtimes import COMPARED
+from benchmarks.measure.engines import COMPARED
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("torch", "onnx", "onnxruntime", "tensorrt", "polygraphy", "tritonclient.grpc", "matplotlib", "pooch")

@@ -8,9 +8,9 @@ from typing import Any
 
 import click
 
-from benchmarks.contest.ways import SEARCH_IMAGES
 from benchmarks.measure.choices import json_option, seconds_option
 from benchmarks.measure.machine import cores
+from benchmarks.measure.workload import SEARCH_IMAGES
 from models.studies.grids import FOLDING
 
 LEARNED = 0.5  # networks below it failed to learn; their logits may be too large for the proof
@@ -27,8 +27,8 @@ class NormsError(Exception):
 @json_option
 def norms(study: Path, count: int, seconds: float, json_path: Path | None) -> None:
     """Time the networks that `models/study.py norms --output STUDY` trained, with all rewrites that apply."""
-    from benchmarks.contest.speeds import measure
     from benchmarks.measure.run import recording
+    from benchmarks.measure.speeds import measure
     from benchmarks.measure.tables import table
     from export.equivalence import EquivalenceError
     from export.rewrites.errors import RewriteError

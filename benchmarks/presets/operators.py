@@ -18,8 +18,8 @@ from models.catalog import SHIPPED, shipped
 @json_option
 def operators(model: str, batch: int, calls: int, threads: int | None, json_path: Path | None) -> None:
     """Time each operator of a shipped model in ONNX Runtime on the CPU: the plain export and all rewrites."""
-    from benchmarks.contest.profiling import profile_graph
-    from benchmarks.contest.subjects import example_images
+    from benchmarks.measure.networks import example_images
+    from benchmarks.measure.profiling import profile_graph
     from benchmarks.measure.run import recording
     from benchmarks.reporting.operators_table import text
     from export.pipeline import ExportOptions, export_checkpoint

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import click
 
-from benchmarks.contest.rewritten import ROUNDS, SEARCHED
 from benchmarks.measure.choices import json_option, seconds_option
 from benchmarks.measure.machine import cores
+from benchmarks.measure.rewritten import ROUNDS, SEARCHED
 
 
 @click.command()
@@ -17,9 +17,9 @@ from benchmarks.measure.machine import cores
 def rewrites(depths: tuple[int, ...], count: int, seconds: float, json_path: Path | None) -> None:
     """Compare each rewrite alone, several and all of them with plain exports and PyTorch on the CPU, at equal depth.
 
-    Every contestant classifies the same images as one call, and in its best way, which a short search finds.
+    Every candidate classifies the same images as one call, and in its best way, which a short search finds.
     """
-    from benchmarks.contest.rewritten import Row, measure
+    from benchmarks.measure.rewritten import Row, measure
     from benchmarks.measure.run import recording
     from benchmarks.reporting.rewrites_table import text
     from export.equivalence import EquivalenceError

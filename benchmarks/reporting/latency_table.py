@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from benchmarks.contest.runtimes import BASELINE, RUNTIMES
+from benchmarks.measure.engines import BASELINE, RUNTIMES
 from benchmarks.measure.tables import table
 from benchmarks.measure.timing import STABLE_ROUNDS, STABLE_WIDTH, Durations, ratio_with_interval
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from benchmarks.contest.runtimes import ENGINES
+from benchmarks.measure.engines import ENGINES
 from benchmarks.measure.tables import table
 
 HEADER = ("images a call", "transport", "p50 ms", "p99 ms", "images/s", "of in process", "added ms", "client ms")
@@ -25,7 +25,7 @@ def text(measured: Sequence[Mapping[str, Any]], device: str) -> str:
         )
         for row in rows
     ]
-    form = f"{rows[0]['model']}, {ENGINES[rows[0]['engine']]} {rows[0]['precision']}"
+    form = f"{rows[0]['model']}, {ENGINES[rows[0]['engine']].label} {rows[0]['precision']}"
     lines = [f"{form}, {rows[0]['batch_size']} images a request, device: {device}"]
     lines.append(table(HEADER, cells))
     if memory:

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.contest.foreign_contestants import OURS
-from benchmarks.contest.rewritten import ALL, BEST, EAGER, INT8, PLAIN
+from benchmarks.measure.foreign_candidates import OURS
+from benchmarks.measure.rewritten import ALL, BEST, EAGER, INT8, PLAIN
 from benchmarks.measure.run import Run
 from benchmarks.reporting.tables import number
 from models.config import ModelName

@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.contest.rewritten import pairs_of
+from benchmarks.measure.rewritten import pairs_of
 from benchmarks.measure.tables import table
 
 HEADER = ("model", "contestant", "M MACs", "one call ms", "best ms", "best way", "x eager", "x plain", "of GEMM")

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from math import ceil
 from pathlib import PurePath
 
-from benchmarks.contest.foreign_contestants import OPENVINO_OURS, OPTIMISER, OURS
-from benchmarks.contest.rewritten import ALL, BEST, EAGER, ONE_CALL, PLAIN
-from benchmarks.contest.runtimes import ORT
 from benchmarks.load.saturation import saturation
 from benchmarks.load.workload import engine_and_sharing, wire
+from benchmarks.measure.engines import ORT
+from benchmarks.measure.foreign_candidates import OPENVINO_OURS, OPTIMISER, OURS
+from benchmarks.measure.rewritten import ALL, BEST, EAGER, ONE_CALL, PLAIN
 from benchmarks.measure.run import Row, Run
 from benchmarks.measure.timing import Durations, Ratio, ratio_with_interval
 

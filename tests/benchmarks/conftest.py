@@ -15,7 +15,7 @@ def any_rounds(monkeypatch: pytest.MonkeyPatch, three_rounds: None) -> None:
 
 @pytest.fixture
 def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    from benchmarks.contest import roofline
+    from benchmarks.measure import roofline
 
     monkeypatch.setattr(roofline, "SIDE", {"cpu": 128})
     monkeypatch.setattr(roofline, "STREAM_FLOATS", 1 << 16)

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-import benchmarks.contest.engines
 from benchmarks.load.transports import IN_PROCESS, TRANSPORTS
+from benchmarks.measure import candidate
 from benchmarks.measure.timing import MIN_ROUNDS
 from benchmarks.presets.added import added
 
@@ -47,13 +47,13 @@ def test_a_short_run(tmp_path):
 
 @pytest.mark.live
 def test_a_server_that_answers_otherwise_is_not_timed(monkeypatch, tmp_path):
-    start = benchmarks.contest.engines.start
+    start = candidate.start
 
     def start_another(data, *setup):
         run = start(data, *setup)
         return lambda images: run(images) + np.float32(2e-3)
 
-    monkeypatch.setattr(benchmarks.contest.engines, "start", start_another)
+    monkeypatch.setattr(candidate, "start", start_another)
     result = run("--json", tmp_path / "overhead.json")
     assert result.exit_code == 1
     assert re.search(r"HTTP: expected logits within \de-04 of those in process, found 2", result.output)

@@ -4,13 +4,13 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from benchmarks.contest.runtimes import ORT
+from benchmarks.measure.engines import ORT
 from benchmarks.presets.engines import REQUESTS, SIZES, engines
 from export.engines.openvino_engine import has_bfloat16
 
 
 @pytest.mark.slow
-def test_every_contestant_is_timed_and_judged(tmp_path: Path) -> None:
+def test_every_candidate_is_timed_and_judged(tmp_path: Path) -> None:
     path = tmp_path / "engines.json"
     options = ["--model", "vitbn-tiny", "--dataset", "digits", "--seconds", "1", "--json", str(path)]
     result = CliRunner().invoke(engines, options)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from benchmarks.contest import ways
+from benchmarks.measure import workload
 from benchmarks.measure.timing import MIN_ROUNDS
 from benchmarks.presets.frontier import frontier
 from models.checkpoint import save
@@ -31,7 +31,7 @@ def run(*arguments: object) -> tuple[int, str]:
 
 @pytest.mark.slow
 def test_a_short_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ways, "MICRO_BATCHES", (128,))
+    monkeypatch.setattr(workload, "MICRO_BATCHES", (128,))
     write(tmp_path / "shipped/tiny.safetensors", TINY)
     write(
         tmp_path / "shipped/wide.safetensors", replace(TINY, dim=128, mlp_dim=4096), METRICS | {"test_accuracy": 0.995}

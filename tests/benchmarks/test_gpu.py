@@ -1,12 +1,11 @@
 import subprocess
-from dataclasses import replace
 from pathlib import Path
 
 import click
 import pytest
 from click.testing import CliRunner
 
-from benchmarks.contest.runtimes import RUNTIMES
+from benchmarks.measure.engines import RUNTIMES
 from benchmarks.presets import gpu as module
 from benchmarks.presets.gpu import ROOT, Step, check, gpu, steps
 from export.engines.gpu import Gpu
@@ -79,8 +78,7 @@ def test_networks_and_stock_pytorch_are_all_measured() -> None:
 
 
 def test_the_plain_and_the_folded_engine_differ_in_the_folding_alone() -> None:
-    plain, folded = RUNTIMES["tensorrt-plain"], RUNTIMES["tensorrt-folded"]
-    assert replace(plain, how=folded.how, rewrites=folded.rewrites) == folded
+    assert (RUNTIMES["tensorrt-plain"], RUNTIMES["tensorrt-folded"]) == (("tensorrt", "none"), ("tensorrt", "folded"))
 
 
 def test_a_missing_load_generator_is_named_before_the_run(

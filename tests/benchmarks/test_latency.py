@@ -9,14 +9,16 @@ import pytest
 import torch
 from click.testing import CliRunner, Result
 
-from benchmarks.contest import devices, measuring, programs
-from benchmarks.contest.calls import BUFFERS, TimedCall
-from benchmarks.contest.contestants import Contestant, Missing, Options, first_call
-from benchmarks.contest.runtimes import COMPARED, DEFAULT_RUNTIMES, PRECISIONS, RUNTIMES, SUPPORTED, Entry, Setup
-from benchmarks.contest.subjects import subject
-from benchmarks.contest.torch_engines import channels_last
 from benchmarks.latency import latency
+from benchmarks.measure import devices, networks, rounds
+from benchmarks.measure.calls import BUFFERS, Calls
+from benchmarks.measure.candidate import Candidate, candidates
+from benchmarks.measure.cells import Built, Missing, first_call
+from benchmarks.measure.engines import COMPARED, DEFAULT_RUNTIMES, ENGINES, PRECISIONS, RUNTIMES
+from benchmarks.measure.in_torch import channels_last
+from benchmarks.measure.networks import reference
 from benchmarks.measure.timing import MIN_ROUNDS, Protocol
+from benchmarks.measure.workload import Workload
 from benchmarks.reporting.latency_table import closing_lines
 from export.engines.gpu import Gpu
 from export.equivalence import EquivalenceError
@@ -40,7 +42,7 @@ FIELDS = {
 
 @pytest.fixture(autouse=True)
 def known_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("benchmarks.contest.roofline.limits", lambda *arguments: LIMITS)
+    monkeypatch.setattr("benchmarks.measure.roofline.limits", lambda *arguments: LIMITS)
 
 
 def run(path: Path, *options: str) -> tuple[Result, dict[str, Any]]:
@@ -77,7 +79,7 @@ def test_every_model_at_equal_depth(tmp_path: Path) -> None:
         assert ratio["ratio"] == pytest.approx(eager["p50_ms"] / row["p50_ms"])
         assert ratio["low"] <= ratio["ratio"] <= ratio["high"]
     assert "ONNX Runtime, norms folded" in result.output
-    assert "Other runtimes: --runtimes all, or some of torch-sdpa" in result.output
+    assert "Other runtimes: --runtimes all, or some of torch-optimized" in result.output
 
 
 @pytest.mark.slow
@@ -90,9 +92,8 @@ def test_what_is_missing_is_named_with_its_reason(tmp_path: Path) -> None:
     assert not rows & missing
     assert ("torch", "bf16") in rows
     for row in written["missing"]:
-        assert (
-            f"Not measured: cnn, {RUNTIMES[row['runtime']].label}, {row['precision']}: {row['reason']}" in result.output
-        )
+        (left_out,) = candidates([("cnn", ModelConfig())], [row["runtime"]], [row["precision"]], 1, "cpu")
+        assert f"Not measured: cnn, {left_out.label}, {row['precision']}: {row['reason']}" in result.output
     reasons = {row["runtime"]: row["reason"] for row in written["missing"]}
     assert reasons["torch-sdpa"] == "the network has no attention"
     assert reasons["tensorrt"] == "TensorRT needs another device than cpu"
@@ -123,13 +124,13 @@ def test_the_published_configuration_comes_with_its_caveat(tmp_path: Path) -> No
 
 @pytest.mark.slow
 def test_a_wrong_runtime_costs_its_row_and_the_exit_code(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    real = programs.rewrite
+    real = networks.rewrite
 
     def too_bright(*arguments: object) -> tuple[Served, list[Step]]:
         served, steps = real(*arguments)
         return Served(served.model, scale_folded=False), steps
 
-    monkeypatch.setattr(programs, "rewrite", too_bright)
+    monkeypatch.setattr(networks, "rewrite", too_bright)
     path = tmp_path / "latency.json"
     options = ["--models", "vitbn", "--runtimes", "torch,onnx-folded", "--json", str(path)]
     result = CliRunner().invoke(latency, [*QUICK, *options])
@@ -145,26 +146,26 @@ def test_an_engine_that_fails_costs_its_row(monkeypatch: pytest.MonkeyPatch, tmp
     def out_of_memory(*arguments: object) -> None:
         raise MemoryError("3 GB are too many\nand more lines")
 
-    monkeypatch.setattr(programs, "to_onnx", out_of_memory)
+    monkeypatch.setattr(networks, "to_onnx", out_of_memory)
     _, written = run(tmp_path / "latency.json", "--models", "cnn", "--runtimes", "torch,onnx")
     assert [row["runtime"] for row in written["rows"]] == ["torch"]
     assert written["missing"][0]["reason"] == "MemoryError: 3 GB are too many"
 
 
 @pytest.mark.slow
-def test_a_contestant_that_fails_while_it_is_timed_costs_its_row(
+def test_a_candidate_that_fails_while_it_is_timed_costs_its_row(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    real = TimedCall.__call__
+    real = Calls.__call__
     calls = []
 
-    def failing(self: TimedCall) -> Any:
+    def failing(self: Calls) -> Any:
         calls.append(self)
         if self is calls[0] and len(calls) > 3:
             raise RuntimeError("CUDA error: out of memory")
         return real(self)
 
-    monkeypatch.setattr(TimedCall, "__call__", failing)
+    monkeypatch.setattr(Calls, "__call__", failing)
     _, written = run(tmp_path / "latency.json", "--models", "cnn", "--runtimes", "torch,torch-optimized")
     assert [row["runtime"] for row in written["rows"]] == ["torch-optimized"]
     assert written["rows"][0]["ratio_to_torch"] is None
@@ -172,12 +173,11 @@ def test_a_contestant_that_fails_while_it_is_timed_costs_its_row(
 
 
 def test_of_an_aborted_attempt_no_reading_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    call = TimedCall(lambda images: images, np.zeros((1, 1), np.uint8), 1, 1, "cpu")
+    call = Calls(lambda images: images, np.zeros((1, 1), np.uint8), 1, 1, "cpu")
     ready = {
-        name: SimpleNamespace(call=call, contestant=SimpleNamespace(entry=Entry(ModelConfig(), "torch")))
-        for name in "ab"
+        name: SimpleNamespace(calls=call, built=SimpleNamespace(candidate=Candidate(rewrites="none"))) for name in "ab"
     }
-    run = measuring._Run(ready, 1, Options("cpu", 1, 1), LIMITS, "", Missing())
+    run = rounds.Rounds(ready, Workload(1), 1, LIMITS, "", Missing())
     run._watch = SimpleNamespace(readings=[])
 
     def attempt() -> dict[str, Any]:
@@ -185,7 +185,7 @@ def test_of_an_aborted_attempt_no_reading_stays(monkeypatch: pytest.MonkeyPatch)
         call.device_ms.append(float(len(ready)))
         run._end_round(True)
         if len(ready) == 2:
-            raise measuring._Failed("a", RuntimeError("out of memory"))
+            raise rounds._Failed("a", RuntimeError("out of memory"))
         return {}
 
     monkeypatch.setattr(run, "_interleaved", attempt)
@@ -197,7 +197,7 @@ def test_of_an_aborted_attempt_no_reading_stays(monkeypatch: pytest.MonkeyPatch)
 def test_a_device_that_is_slow_in_all_rounds_costs_the_batch_size(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(measuring, "ON_A_CPU", Protocol(settle_s=0.0, accept=lambda: False))
+    monkeypatch.setattr(rounds, "ON_A_CPU", Protocol(settle_s=0.0, accept=lambda: False))
     path = tmp_path / "latency.json"
     _, written = run(path, "--models", "cnn", "--runtimes", "torch,torch-optimized", "--batch", "2")
     assert written["rows"] == []
@@ -230,7 +230,7 @@ def test_other_images_at_every_call_with_copies_too(monkeypatch: pytest.MonkeyPa
         return images.float()
 
     images = np.arange(4 * 3, dtype=np.uint8).reshape(12, 1)
-    call = TimedCall(classify, images, 3, 3, "cuda")
+    call = Calls(classify, images, 3, 3, "cuda")
     for ask in (call, call.with_copies):
         ask()
         seen.clear()
@@ -250,7 +250,7 @@ def test_shipped_networks_have_their_own_depth(tmp_path: Path) -> None:
     result = CliRunner().invoke(latency, [*arguments, str(tmp_path / "a.json"), "--models", "vitbn-tiny,vitbn-late-64"])
     assert result.exit_code == 0, result.output
     rows = json.loads((tmp_path / "a.json").read_text())["rows"]
-    assert [(row["model"], row["depth"]) for row in rows] == [("vitbn", 1), ("vitbn", 2)]
+    assert [(row["model"], row["depth"]) for row in rows] == [("vitbn-tiny", 1), ("vitbn-late-64", 2)]
     result = CliRunner().invoke(latency, ["--models", "vit,vitbn-tiny", "--depth", "2"])
     assert result.exit_code == 2
     assert "vitbn-tiny: a shipped network has its own depth" in result.output
@@ -258,7 +258,7 @@ def test_shipped_networks_have_their_own_depth(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("precision", [p for p in PRECISIONS if p != "fp32"])
 def test_a_lower_precision_is_no_excuse_for_wrong_logits(precision: Any) -> None:
-    of = subject(ModelConfig(depth=1))
+    of = reference(ModelConfig(depth=1))
     assert of.check("it", precision, 64, of.logits + 1e-4) == pytest.approx(1e-4, rel=0.1)
     too_dark = of.network(torch.from_numpy(of.proof // 8)).detach().numpy()
     for wrong in (too_dark, of.logits[::-1], of.logits[:32], np.full_like(of.logits, np.nan)):
@@ -268,25 +268,25 @@ def test_a_lower_precision_is_no_excuse_for_wrong_logits(precision: Any) -> None
 
 def test_micro_batches_are_searched_and_all_images_are_called() -> None:
     sizes: list[int] = []
-    of = subject(ModelConfig(depth=1))
+    of = reference(ModelConfig(depth=1))
 
     def classify(images: Any) -> Any:
         sizes.append(len(images))
         return of.logits[: len(images)] if len(images) == 40 else np.zeros((len(images), 10), np.float32)
 
-    one = Contestant(Entry(of.config, "onnx"), of, b"", Setup(), classify, 1)
-    ready = first_call(one, 40, Options("cpu", 1, 1, "auto"))
+    ready = first_call(Built(Candidate(), of, b"", classify, 1, (40,)), Workload(40, "auto"))
     assert {16, 32, 40} <= set(sizes)
     assert ready.micro_batch in (16, 32, 40)
     sizes.clear()
-    ready.call()
+    ready.calls()
     assert sum(sizes) == 40
     assert len(list(of.images(40 * BUFFERS))) == 40 * BUFFERS
 
 
 def test_the_table_of_runtimes_is_whole() -> None:
     assert all(set(runtimes) <= set(RUNTIMES) for runtimes in DEFAULT_RUNTIMES.values())
-    assert {runtime.engine for runtime in RUNTIMES.values()} == {engine for engine, _ in SUPPORTED}
+    assert len(RUNTIMES) == len(set(RUNTIMES.values())), "a candidate has one name"
+    assert all(engine.cpu or engine.cuda for engine in ENGINES.values())
     assert set(COMPARED) == {"vit", "vitbnffn", "vitbn", "cnn"}
 
 
@@ -317,7 +317,7 @@ def test_nothing_to_measure_is_said() -> None:
 
 
 def test_channels_last_changes_no_logit() -> None:
-    of = subject(ModelConfig(model="cnn"))
+    of = reference(ModelConfig(model="cnn"))
     network = channels_last(copy.deepcopy(of.network))
     assert any(
         weight.is_contiguous(memory_format=torch.channels_last) for weight in network.parameters() if weight.dim() == 4

@@ -4,12 +4,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from benchmarks.contest.contestants import Options, contestant
-from benchmarks.contest.devices import choose, gpu_uuid
-from benchmarks.contest.runtimes import Entry
-from benchmarks.contest.subjects import subject
 from benchmarks.latency import latency
+from benchmarks.measure.candidate import candidates
+from benchmarks.measure.devices import choose, gpu_uuid
+from benchmarks.measure.engines import Precision, Run
 from benchmarks.measure.gpu_state import monitor
+from benchmarks.measure.networks import reference
 from models.config import ModelConfig
 
 pytestmark = pytest.mark.gpu
@@ -45,6 +45,11 @@ def test_every_engine_of_pytorch(tmp_path: Path) -> None:
         assert written["limits"][name] > 0
 
 
+def built(runtime: str, precision: Precision, config: ModelConfig) -> Run:
+    (candidate,) = candidates([("vitbn", config)], [runtime], [precision], 1, "cuda")
+    return candidate.build((7, 64))
+
+
 def test_nvml_knows_the_gpu_by_its_name_in_pytorch() -> None:
     assert monitor(gpu_uuid())
 
@@ -53,10 +58,10 @@ def test_a_graph_answers_new_images_at_every_batch_size() -> None:
     import torch
 
     config = ModelConfig(depth=1)
-    of = subject(config)
-    graph = contestant(Entry(config, "torch-cudagraphs-optimized"), of, Options("cuda", 1, 1), [64, 7])
+    of = reference(config)
+    run = built("torch-cudagraphs-optimized", "fp32", config)
     for order in (slice(None), slice(None, None, -1), slice(7)):
-        logits = graph.run(torch.from_numpy(of.proof[order].copy()).cuda()).cpu().numpy()
+        logits = run(torch.from_numpy(of.proof[order].copy()).cuda()).cpu().numpy()
         assert abs(logits - of.logits[order]).max() < 1e-4
 
 
@@ -67,9 +72,9 @@ def test_tensorrt_in_its_own_execution_context(runtime: str) -> None:
     pytest.importorskip("tensorrt")
     assert choose("cuda") == "cuda"  # a capture needs another stream than the default
     config = ModelConfig(depth=1)
-    of = subject(config)
-    engine = contestant(Entry(config, runtime, "fp16"), of, Options("cuda", 1, 1), [64, 7])
+    of = reference(config)
+    run = built(runtime, "fp16", config)
     for order in (slice(None), slice(None, None, -1), slice(7)):
-        logits = engine.run(torch.from_numpy(of.proof[order].copy()).cuda()).cpu().numpy()
+        logits = run(torch.from_numpy(of.proof[order].copy()).cuda()).cpu().numpy()
         assert abs(logits - of.logits[order]).max() < 0.01 * abs(of.logits).max()
-    assert engine.run.fallback is None
+    assert run.fallback is None

@@ -5,7 +5,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from benchmarks.contest import ways
+from benchmarks.measure import workload
 from benchmarks.presets.norms import compared, norms
 from models.checkpoint import save
 from models.config import ModelConfig, ModelName
@@ -44,7 +44,7 @@ def run(*arguments: object) -> tuple[int, str]:
 
 @pytest.mark.slow
 def test_a_short_run(study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ways, "MICRO_BATCHES", (128,))
+    monkeypatch.setattr(workload, "MICRO_BATCHES", (128,))
     code, output = run(study, "--json", tmp_path / "out.json")
     assert code == 0, output
     written = json.loads((tmp_path / "out.json").read_text())

@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from benchmarks.contest.profiling import flops, nodes_of, profile_graph, together
-from benchmarks.contest.subjects import example_images
+from benchmarks.measure.networks import example_images
+from benchmarks.measure.profiling import flops, nodes_of, profile_graph, together
 from benchmarks.presets.operators import operators
 from export.pipeline import ExportOptions, export_checkpoint
 from models.catalog import shipped

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from benchmarks.contest.foreign_networks import NETWORKS
+from benchmarks.measure.foreign_networks import NETWORKS
 from benchmarks.measure.run import Run, RunError, read
 from benchmarks.measure.tables import table
 from benchmarks.report import report

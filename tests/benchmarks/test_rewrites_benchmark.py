@@ -4,10 +4,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from benchmarks.contest import rewritten, ways
-from benchmarks.contest.rewritten import ALL, BEST, EAGER, INT8, ONE_CALL, PLAIN, rewrites_of, timed_rows
-from benchmarks.contest.ways import Way, runner
+from benchmarks.measure import rewritten, workload
+from benchmarks.measure.candidate import Candidate
+from benchmarks.measure.rewritten import ALL, BEST, EAGER, INT8, ONE_CALL, PLAIN, rewrites_of, timed_rows
 from benchmarks.measure.timing import Durations
+from benchmarks.measure.workload import Workload, runner
 from benchmarks.presets.rewrites import rewrites
 from export.rewrites import pipeline
 from export.rewrites.absorb import absorb_attention
@@ -18,9 +19,9 @@ from models.layers import absorbed_attention_macs, attention_macs
 @pytest.mark.slow
 @pytest.mark.usefixtures("small_limits")
 def test_a_short_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ways, "MICRO_BATCHES", (128,))
+    monkeypatch.setattr(workload, "MICRO_BATCHES", (128,))
     monkeypatch.setattr(rewritten, "ROUNDS", 3)
-    monkeypatch.setattr(rewritten, "CONTESTANTS", {"vitbn": (EAGER, PLAIN, "absorb", ALL, INT8)})
+    monkeypatch.setattr(rewritten, "FORMS", {"vitbn": (EAGER, PLAIN, "absorb", ALL, INT8)})
     path = tmp_path / "rewrites.json"
     arguments = ["--depth", "1", "--images", "1280", "--seconds", "1", "--json", str(path)]
     result = CliRunner().invoke(rewrites, arguments)
@@ -28,10 +29,10 @@ def test_a_short_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written = json.loads(path.read_text())
     assert {(row["at_depth"], row["images"]) for row in written["rows"]} == {(1, 1280)}
     rows = {row["name"]: row for row in written["rows"]}
-    contestants = (EAGER, PLAIN, "absorb", ALL, INT8)
-    names = {f"vitbn, {who}, {kind}" for who in contestants for kind in (ONE_CALL, BEST)}
+    forms = (EAGER, PLAIN, "absorb", ALL, INT8)
+    names = {f"vitbn, {form}, {kind}" for form in forms for kind in (ONE_CALL, BEST)}
     assert set(rows) == {"128^3 in PyTorch", "128^3 in ONNX Runtime", *names}
-    macs = [rows[f"vitbn, {who}, best"]["macs"] for who in contestants]
+    macs = [rows[f"vitbn, {form}, best"]["macs"] for form in forms]
     saved = attention_macs(17, 64, 8, 64) - absorbed_attention_macs(17, 64, 8)
     assert macs == [2_853_504, 2_853_504, 2_853_504 - saved, 56_448, 56_448]
     for row in rows.values():
@@ -45,7 +46,7 @@ def test_a_short_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert rows[name.replace(ONE_CALL, BEST)]["p50_ms"] <= row["p50_ms"]
 
 
-def test_the_names_of_the_contestants() -> None:
+def test_the_names_of_the_forms() -> None:
     assert rewrites_of(PLAIN) == ()
     assert rewrites_of("fold + absorb + CLS row") == (*pipeline.FUSE, absorb_attention, cls_only)
     left_out = set(pipeline.ALL) - set(rewrites_of("fold + absorb + CLS row"))
@@ -68,13 +69,11 @@ def test_best_is_one_call_where_that_is_quicker() -> None:
     assert best["way"] == ONE_CALL
 
 
-@pytest.mark.parametrize("way", [Way(100, 1), Way(32, 2), Way(5000, 1)])
-def test_every_way_classifies_every_image_once(way: Way, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("way", [Workload(1000, 100), Workload(1000, 32, 2), Workload(1000)])
+def test_every_way_classifies_every_image_once(way: Workload, monkeypatch: pytest.MonkeyPatch) -> None:
     import numpy as np
 
     seen: list[int] = []
-    monkeypatch.setattr(
-        "benchmarks.contest.engines.start", lambda *arguments: lambda batch: seen.extend(batch.tolist())
-    )
-    runner(b"", way, np.arange(1000))()
+    monkeypatch.setattr(workload, "start", lambda *arguments: lambda batch: seen.extend(batch.tolist()))
+    runner(b"", Candidate(), way, np.arange(1000))()
     assert sorted(seen) == list(range(1000))

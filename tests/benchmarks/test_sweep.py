@@ -4,8 +4,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from benchmarks.contest import roofline, sweep
 from benchmarks.latency import latency
+from benchmarks.measure import roofline
+from benchmarks.presets import sweep
 
 
 @pytest.mark.slow

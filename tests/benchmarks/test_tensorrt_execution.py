@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.contest.contestants import Options, call_sizes
-from benchmarks.contest.floors import floor_ms, moved_values
-from benchmarks.contest.tensorrt_execution import Execution
+from benchmarks.measure.floors import floor_ms, moved_values
+from benchmarks.measure.tensorrt_execution import Execution
+from benchmarks.measure.workload import Workload
 from export.graph import rewrite
 from export.rewrites.fuse import fuse_attention
 from export.rewrites.pipeline import ALL
@@ -170,7 +170,7 @@ def test_where_no_graph_can_be_captured_the_engine_is_enqueued_and_the_reason_ke
     [(5000, None, {5000}), (5000, 64, {64, 8}), (40, 64, {40}), (40, "auto", {16, 32, 40, 8})],
 )
 def test_an_engine_has_a_profile_for_every_size_that_is_called(batch: int, micro_batch: Any, sizes: set[int]) -> None:
-    assert call_sizes(batch, Options("cuda", 1, 1, micro_batch)) == sizes
+    assert Workload(batch, micro_batch).sizes() == sizes
 
 
 def test_the_floor_counts_every_layer_once() -> None:

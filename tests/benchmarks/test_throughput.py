@@ -16,11 +16,11 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
 from benchmarks import throughput
-from benchmarks.contest import engines
 from benchmarks.load import by_perf_analyzer, in_process, published, rounds
 from benchmarks.load.published import Published
 from benchmarks.load.saturation import saturation
 from benchmarks.load.workload import Candidate, Failed, LeftOut, Workload, WrongAnswer
+from benchmarks.measure import candidate as candidates
 from models.config import ModelConfig
 from models.data import DataError
 
@@ -137,8 +137,8 @@ def test_perf_analyzer_asked_for_and_not_there(tmp_path: Path, monkeypatch: pyte
 
 @pytest.mark.live
 def test_a_server_that_answers_otherwise_is_not_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = engines.start
-    monkeypatch.setattr(engines, "start", lambda data, *setup: lambda images: real(data, *setup)(images) + 2e-3)
+    real = candidates.start
+    monkeypatch.setattr(candidates, "start", lambda data, *setup: lambda images: real(data, *setup)(images) + 2e-3)
     result = run("--sharing", "1x0", "--generator", "asyncio", "--json", tmp_path / "throughput.json")
     assert result.exit_code == 1
     expected = (
@@ -250,7 +250,7 @@ def test_a_plan_is_executed_in_process_too(monkeypatch: pytest.MonkeyPatch) -> N
         asked.append((plan, profile_of(1), profile_of(5000)))
         return "the plan"
 
-    monkeypatch.setattr("benchmarks.contest.onnx_engines.execution", execution)
+    monkeypatch.setattr("benchmarks.measure.in_onnx.execution", execution)
     copies = in_process.instances(Published(b"onnx", ModelConfig(), b"plan"), Candidate("vit", "tensorrt"), 2)
     assert [copy.run for copy in copies] == ["the plan"] * 2
     assert asked == [(b"plan", 0, 0)] * 2
@@ -292,7 +292,7 @@ def test_a_gpu_needs_a_native_server(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(click.ClickException, match="expected a native tritonserver, found nvidia-pytriton's for CPUs"):
         published.device_of_server("cuda")
     monkeypatch.setattr("serving.launcher.native_server", lambda path: Path("tritonserver"))
-    monkeypatch.setattr("benchmarks.contest.devices.choose", lambda wanted: f"as chosen for {wanted}")
+    monkeypatch.setattr("benchmarks.measure.devices.choose", lambda wanted: f"as chosen for {wanted}")
     assert published.device_of_server("auto") == "as chosen for auto"
 
 
@@ -306,7 +306,7 @@ def test_the_same_process_works_all_the_time_in_batches_of_the_load() -> None:
         return np.zeros((len(batch), 10), np.float32)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engines, "start", lambda data, setup: run)
+        patch.setattr(candidates, "start", lambda data, setup: run)
         copies = in_process.instances(Published(b"", ModelConfig()), Candidate("vit", threads=1), 2)
         taken = in_process.measure(copies, Workload(6, 2), images, 0.5)
     assert set(sizes) == {6}

@@ -223,12 +223,10 @@ ANSWERS: dict[tuple[str, str], Any] = {
 def served(folder: Path) -> None:
     import torch
 
-    from benchmarks.contest.engines import start
-    from benchmarks.contest.runtimes import Setup
-    from benchmarks.contest.subjects import example_images
     from benchmarks.load.in_process import instances
     from benchmarks.load.published import check, publish
-    from benchmarks.load.workload import Candidate
+    from benchmarks.measure.candidate import Candidate, start
+    from benchmarks.measure.networks import example_images
 
     candidate = Candidate("vitbn-tiny", "tensorrt", device="cuda")
     published = publish(candidate, folder, {"it": (1, 0)}, 64)
@@ -238,7 +236,7 @@ def served(folder: Path) -> None:
     torch.cuda.stream, torch.Tensor.to = lambda stream: nullcontext(), lambda self, device: self
     (copy,) = instances(published, candidate, 1)
     check("for the server", copy.logits(images, 5), expected)
-    run = start(published.data, Setup("tensorrt", "fp32", "cuda", 0, published.config, (4, 9)))
+    run = start(published.data, candidate, (4, 9))
     check("in latency.py", run(torch.from_numpy(images)).numpy(), expected)
 
 

@@ -1,6 +1,6 @@
-"""The contestants of benchmarks/foreign.py, on one thread and the same inputs.
+"""The candidates of benchmarks/foreign.py, on one thread and the same inputs.
 
-In: a network's files. Out: a callable per contestant, or why it is left out: it fails or differs from the plain file.
+In: a network's files. Out: a callable per candidate, or why it is left out: it fails or differs from the plain file.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.contest.foreign_networks import Foreign
+from benchmarks.measure.foreign_networks import Foreign
 
 Array = NDArray[Any]
 Outputs = Sequence[Array]
@@ -27,10 +27,10 @@ OPENVINO, OPENVINO_OURS = "OpenVINO", "OpenVINO, rewritten"
 TOLERANCE = 1e-3  # of the outputs' size; fused kernels approximate Gelu
 
 BASES = {OPTIMISER: PLAIN, OURS: PLAIN, OPENVINO: PLAIN, OPENVINO_OURS: OPENVINO}
-"""Contestant -> the contestant that its speed is relative to."""
+"""Candidate -> the candidate that its speed is relative to."""
 
 
-def contestants(
+def candidates(
     files: Mapping[str, Path], read: Callable[[Outputs], Array], feeds: Feeds
 ) -> tuple[dict[str, Call], dict[str, str]]:
     """`read` picks the read part of a plain file's outputs."""

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.contest.runtimes import Engine, Setup
+from benchmarks.measure.candidate import Candidate
 from export.errors import Unavailable
 from export.graph import Served
 
@@ -22,27 +22,26 @@ CAPTURE_WARM_UPS = 3  # calls on a side stream before a capture, as torch.cuda.g
 Forward = Callable[[Tensor], Tensor]
 
 
-def in_torch(network: Served, setup: Setup) -> Callable[[Any], Any]:
-    """A copy of `network`; raises Unavailable without a compiler."""
-    makers: dict[Engine, Callable[[Served], Forward]] = {"eager": _eager, "compiled": _compiled, "graphs": CudaGraphs}
-    network = copy.deepcopy(network).to(setup.device)
-    if setup.device == "cuda" and setup.config and not setup.config.is_transformer:
+def in_torch(network: Served, candidate: Candidate, make: Callable[[Served], Forward]) -> Callable[[Any], Any]:
+    """`make` gets a copy of `network` on the device."""
+    network = copy.deepcopy(network).to(candidate.device)
+    if candidate.device == "cuda" and not candidate.config.is_transformer:
         network = channels_last(network)
-    forward = makers[setup.engine or "eager"](network)
+    forward = make(network)
 
     def on_cuda(images: Tensor) -> Tensor:
-        # Process-wide settings; other contestants need others.
+        # Process-wide settings; other candidates need others.
         torch.backends.cudnn.benchmark = True
-        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = setup.precision == "tf32"
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = candidate.precision == "tf32"
         with torch.inference_mode():
             return forward(images).float()
 
     def on_cpu(images: Any) -> Any:
-        torch.set_num_threads(setup.threads)  # of the calling thread
+        torch.set_num_threads(candidate.threads)  # of the calling thread
         with torch.inference_mode():
             return forward(torch.from_numpy(images)).float().numpy()
 
-    return on_cuda if setup.device == "cuda" else on_cpu
+    return on_cuda if candidate.device == "cuda" else on_cpu
 
 
 def channels_last(network: Served) -> Served:
@@ -51,12 +50,8 @@ def channels_last(network: Served) -> Served:
     return laid_out
 
 
-def _eager(network: Served) -> Forward:
-    return network
-
-
-def _compiled(network: Served) -> Forward:
-    """Compiled at its first call with each batch size; a failure is Unavailable, not eager."""
+def compile_network(network: Served, mode: str = "default") -> Forward:
+    """Compiled at its first call with each batch size; a failure or no compiler is Unavailable, not eager."""
     on_cuda = next(network.parameters()).is_cuda
     if on_cuda and not importlib.util.find_spec("triton"):
         raise Unavailable("torch.compile on CUDA needs Triton's compiler (pip install triton)")
@@ -66,7 +61,7 @@ def _compiled(network: Served) -> Forward:
         warnings.simplefilter("ignore")  # the compiler warns of its own deprecations at import
         importlib.import_module("torch._inductor.compile_fx")
     torch._dynamo.config.recompile_limit = SHAPES
-    compiled: Forward = torch.compile(network, dynamic=False, fullgraph=True)
+    compiled: Forward = torch.compile(network, dynamic=False, fullgraph=True, mode=mode)
 
     def forward(images: Tensor) -> Tensor:
         try:

@@ -6,13 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.contest.ways import Way, best_way, runner
+from benchmarks.measure.candidate import Candidate
 from benchmarks.measure.machine import cores
+from benchmarks.measure.workload import Workload, best_workload, runner
 from models.config import ModelConfig, ModelName
 
 if TYPE_CHECKING:
-    from benchmarks.contest.programs import Program
-    from benchmarks.contest.subjects import Subject
+    from benchmarks.measure.engines import Precision
+    from benchmarks.measure.networks import Program, Reference
     from benchmarks.measure.timing import Durations
     from export.rewrites.pipeline import Rewrite
 
@@ -26,7 +27,7 @@ ALONE = ("fold", "absorb", "CLS row")
 TOGETHER = ("fold + absorb", "fold + CLS row", "fold + absorb + CLS row")
 
 # ONNX files in float32 after the rewrites in their name, except PyTorch's and int8.
-CONTESTANTS: dict[ModelName, tuple[str, ...]] = {
+FORMS: dict[ModelName, tuple[str, ...]] = {
     "vitbn": (EAGER, FUSED_ATTENTION, PLAIN, *ALONE, *TOGETHER, ALL, INT8),
     "vitbnffn": (EAGER, PLAIN, ALL),
     "vit": (EAGER, PLAIN, ALL),
@@ -40,9 +41,9 @@ Row = dict[str, Any]
 
 def measure(depth: int, count: int, seconds: float, add: Callable[[list[Row]], None]) -> None:
     """Adds JSON-ready rows, also at Ctrl-C; raises EquivalenceError."""
-    from benchmarks.contest.roofline import gemms
-    from benchmarks.contest.subjects import subject
+    from benchmarks.measure.networks import reference
     from benchmarks.measure.progress import steps
+    from benchmarks.measure.roofline import gemms
     from benchmarks.measure.timing import finished_rounds, time_interleaved
 
     rows: list[Row] = []
@@ -50,14 +51,15 @@ def measure(depth: int, count: int, seconds: float, add: Callable[[list[Row]], N
     for name, (run, flops) in gemms(cores()).items():
         runs[name] = run
         rows.append({"name": name, "flops": flops})
-    subjects = [subject(ModelConfig(model=model, depth=depth)) for model in CONTESTANTS]
-    pairs = [(each, contestant) for each in subjects for contestant in CONTESTANTS[each.config.model]]
-    for each, contestant in steps(pairs, f"depth {depth}: searching the best way"):
+    references = [reference(ModelConfig(model=model, depth=depth)) for model in FORMS]
+    pairs = [(each, form) for each in references for form in FORMS[each.config.model]]
+    for each, form in steps(pairs, f"depth {depth}: searching the best way"):
         images, model = each.images(count), each.config.model
-        program, macs = _program(each, contestant)
-        for kind, way in ((ONE_CALL, Way(count, 1)), (BEST, best_way(program, images[:SEARCHED]))):
-            row = {"name": f"{model}, {contestant}, {kind}", "model": model, "contestant": contestant, "kind": kind}
-            runs[row["name"]] = runner(program, way, images)
+        candidate, program, macs = _built(each, form)
+        one_call, quickest = Workload(count, count), best_workload(program, candidate, images[:SEARCHED])
+        for kind, way in ((ONE_CALL, one_call), (BEST, quickest)):
+            row = {"name": f"{model}, {form}, {kind}", "model": model, "contestant": form, "kind": kind}
+            runs[row["name"]] = runner(program, candidate, way, images)
             rows.append(row | {"way": str(way), "macs": macs, "flops": 2 * macs * count})
     finished_rounds(
         lambda: time_interleaved(runs, seconds, f"depth {depth}", ROUNDS),
@@ -65,34 +67,37 @@ def measure(depth: int, count: int, seconds: float, add: Callable[[list[Row]], N
     )
 
 
-def _program(of: Subject, contestant: str) -> tuple[Program, int]:
-    from benchmarks.contest.engines import start
-    from benchmarks.contest.programs import for_runtime, rewritten_file
-    from benchmarks.contest.runtimes import RUNTIMES, Precision
+def _built(of: Reference, form: str) -> tuple[Candidate, Program, int]:
+    from benchmarks.measure import networks
+    from benchmarks.measure.candidate import start
 
-    if contestant in (EAGER, FUSED_ATTENTION):
-        return for_runtime(of, RUNTIMES["torch" if contestant == EAGER else "torch-sdpa"], "fp32")[:2]
-    precision: Precision = "int8" if contestant == INT8 else "fp32"
-    data, macs = rewritten_file(of, rewrites_of(contestant), precision)
-    of.check(f"{of.config.model}, {contestant}", precision, len(of.proof), start(data)(of.proof))
-    return data, macs
+    if form in (EAGER, FUSED_ATTENTION):
+        engine = "torch" if form == EAGER else "torch-sdpa"
+        candidate = Candidate(of.config.model, engine, rewrites="none", geometry=of.config)
+        program, macs, _ = networks.program(of, candidate)
+        return candidate, program, macs
+    precision: Precision = "int8" if form == INT8 else "fp32"
+    candidate = Candidate(of.config.model, precision=precision, geometry=of.config)
+    data, macs = networks.rewritten_file(of, rewrites_of(form), precision)
+    of.check(f"{of.config.model}, {form}", precision, len(of.proof), start(data, candidate)(of.proof))
+    return candidate, data, macs
 
 
-def rewrites_of(contestant: str) -> tuple[Rewrite, ...]:
+def rewrites_of(form: str) -> tuple[Rewrite, ...]:
     from export.rewrites import pipeline
     from export.rewrites.absorb import absorb_attention
     from export.rewrites.prune import cls_only
 
-    if contestant == PLAIN:
+    if form == PLAIN:
         return ()
-    if contestant in (ALL, INT8):
+    if form in (ALL, INT8):
         return pipeline.ALL
     named: dict[str, tuple[Rewrite, ...]] = {
         "fold": pipeline.FUSE,
         "absorb": (absorb_attention,),
         "CLS row": (cls_only,),
     }
-    return tuple(rewrite for name in contestant.split(" + ") for rewrite in named[name])
+    return tuple(rewrite for name in form.split(" + ") for rewrite in named[name])
 
 
 def timed_rows(rows: Sequence[Row], measured: Mapping[str, Durations]) -> list[Row]:
@@ -119,6 +124,6 @@ def timed_rows(rows: Sequence[Row], measured: Mapping[str, Durations]) -> list[R
 
 
 def pairs_of(rows: Sequence[Row]) -> list[tuple[Row, Row]]:
-    """(one call, best) of each contestant."""
-    contestants = [row for row in rows if "model" in row]
-    return list(zip(contestants[::2], contestants[1::2], strict=True))
+    """(one call, best) of each network and form."""
+    measured = [row for row in rows if "model" in row]
+    return list(zip(measured[::2], measured[1::2], strict=True))

@@ -1,4 +1,4 @@
-"""A timed call on images in device memory; several buffers take turns."""
+"""Calls on images in device memory; several buffers take turns."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from benchmarks.contest.runtimes import Device
+from benchmarks.measure.engines import Device
 
 if TYPE_CHECKING:
-    from benchmarks.contest.engines import Run
+    from benchmarks.measure.engines import Run
     from export.equivalence import Images, Logits
 
 BUFFERS = 4
 
 
-class TimedCall:
-    """Classifies the next `batch` of `images` and waits for the device."""
+class Calls:
+    """A call classifies the next `batch` of `images` and waits for the device."""
 
     def __init__(self, run: Run, images: Images, batch: int, micro_batch: int, device: Device) -> None:
         self.run, self.device = run, device

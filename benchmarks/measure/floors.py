@@ -17,7 +17,7 @@ from models.registry import Network
 
 PRODUCTS = (nn.Linear, nn.Conv2d)
 ATTENTION = (Attention, AbsorbedAttention)
-BYTES = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "int8": 1}
+BYTES = {"fp32": 4, "tf32": 4, "fp16": 2, "fp16-softmax": 2, "bf16": 2, "int8": 1}
 
 
 def moved_values(model: nn.Module) -> int:
@@ -71,6 +71,10 @@ def moved_values(model: nn.Module) -> int:
 
 
 def floor_ms(macs: int, values: int, batch: int, precision: str, limits: Any) -> float:
-    rates = limits["gemm_gflops_per_s_by_precision"]
-    products_ms = 2 * macs * batch / rates.get(precision, rates["fp32"]) / 1e6
+    products_ms = 2 * macs * batch / gemm_gflops_per_s(precision, limits) / 1e6
     return float(max(products_ms, values * batch * BYTES[precision] / limits["copy_gb_per_s"] / 1e6))
+
+
+def gemm_gflops_per_s(precision: str, limits: Any) -> float:
+    rates = limits["gemm_gflops_per_s_by_precision"]
+    return float(rates.get(precision.removesuffix("-softmax"), rates["fp32"]))

@@ -6,10 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.contest.subjects import example_images
-from benchmarks.contest.ways import best_way, runner
+from benchmarks.measure.candidate import Candidate
+from benchmarks.measure.networks import example_images
 from benchmarks.measure.progress import steps
 from benchmarks.measure.timing import Durations, finished_rounds, time_interleaved
+from benchmarks.measure.workload import best_workload, runner
 from export.pipeline import ExportOptions, export_checkpoint
 from models.checkpoint import Checkpoint
 
@@ -27,8 +28,9 @@ def measure(checkpoints: Sequence[Checkpoint], count: int, seconds: float, add: 
     for loaded in steps(checkpoints, "searching the best way"):
         exported = export_checkpoint(loaded.path, ExportOptions(rewrites="all"))
         images = example_images(loaded.config, count)
-        way, name = best_way(exported.onnx, images), name_of(loaded.path)
-        runs[name] = runner(exported.onnx, way, images)
+        candidate, name = Candidate(loaded.config.model, geometry=loaded.config), name_of(loaded.path)
+        way = best_workload(exported.onnx, candidate, images)
+        runs[name] = runner(exported.onnx, candidate, way, images)
         rows.append(
             {
                 "checkpoint": name,

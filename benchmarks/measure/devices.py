@@ -4,7 +4,7 @@ import gc
 
 import click
 
-from benchmarks.contest.runtimes import Device
+from benchmarks.measure.engines import Device
 
 
 def choose(wanted: str) -> Device:

@@ -1,1 +1,0 @@
-"""Models in runtimes and precisions, checked and timed."""

@@ -1,0 +1,153 @@
+"""Candidates, built, called once and checked."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+
+from benchmarks.measure import networks
+from benchmarks.measure.calls import BUFFERS, Calls, classify
+from benchmarks.measure.candidate import Candidate, start
+from benchmarks.measure.engines import ENGINES, Device, Run, Sizes
+from benchmarks.measure.memory import peak_memory_mb
+from benchmarks.measure.networks import Program, Reference, reference
+from benchmarks.measure.progress import count_bar, note, one_line
+from benchmarks.measure.workload import Workload, best_micro_batch
+from export.equivalence import EquivalenceError, Images, Logits
+
+CHECKED = 512  # all 5,000 would take PyTorch eager a minute per model
+
+
+@dataclass(frozen=True)
+class Built:
+    """`values`: that an image's kernels move, see floors.py."""
+
+    candidate: Candidate
+    reference: Reference
+    program: Program
+    run: Run
+    macs: int
+    sizes: Sizes
+    values: int = 0
+
+    @property
+    def weight_bytes(self) -> int:
+        if isinstance(self.program, bytes):
+            return len(self.program)
+        return sum(tensor.nbytes for tensor in (*self.program.parameters(), *self.program.buffers()))
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A candidate and a workload. `warm_ns` is 0 if it needs another call before timing."""
+
+    built: Built
+    calls: Calls
+    micro_batch: int
+    first_call_ns: int
+    warm_ns: int
+    max_abs_error: float
+    peak_memory_mb: float | None
+
+
+@dataclass
+class Missing:
+    rows: list[dict[str, str]] = field(default_factory=list)
+    wrong: bool = False
+
+    def add(self, candidate: Candidate, reason: Exception) -> None:
+        self.wrong |= isinstance(reason, EquivalenceError)
+        words = one_line(reason)
+        row = {
+            "model": candidate.model,
+            "runtime": candidate.runtime,
+            "precision": candidate.precision,
+            "reason": words,
+        }
+        if row not in self.rows:
+            self.rows.append(row)
+            note(f"Not measured: {candidate.model}, {candidate.label}, {candidate.precision}: {words}")
+
+
+def build_all(candidates: Sequence[Candidate], workloads: Sequence[Workload], missing: Missing) -> list[Built]:
+    built = []
+    sizes = tuple(sorted({size for workload in workloads for size in workload.sizes()}))
+    references = {config: reference(config) for config in dict.fromkeys(each.config for each in candidates)}
+    with count_bar("Building and exporting", len(candidates), "candidates") as advance:
+        for each in candidates:
+            try:
+                built.append(build(each, references[each.config], sizes))
+            except Exception as reason:  # engines raise anything; only this candidate is lost
+                missing.add(each, reason)
+            advance(1)
+    return built
+
+
+def build(candidate: Candidate, of: Reference, sizes: Sizes) -> Built:
+    program, macs, values = networks.program(of, candidate)
+    return Built(candidate, of, program, start(program, candidate, sizes), macs, sizes, values)
+
+
+def first_calls(
+    built: Sequence[Built], workload: Workload, title: str, missing: Missing, memory: bool = False
+) -> list[Cell]:
+    """`memory`: with the peak memory on the CPU, each in its own process."""
+    cells = []
+    with count_bar(f"{title}: first calls", len(built), "candidates") as advance:
+        for each in built:
+            try:
+                cells.append(first_call(each, workload, memory))
+            except Exception as reason:  # as above
+                missing.add(each.candidate, reason)
+            advance(1)
+    return cells
+
+
+def first_call(built: Built, workload: Workload, memory: bool = False) -> Cell:
+    """Includes compilation; checks the logits. Raises EquivalenceError.
+
+    PyTorch eager on the CPU prepares nothing for a batch and gets at most `CHECKED` images.
+    """
+    candidate, batch = built.candidate, workload.batch
+    device = candidate.device
+    images = built.reference.images(BUFFERS * batch)
+    prepares_nothing = candidate.engine in ("torch", "torch-sdpa") and device == "cpu"
+    part = images[: min(batch, CHECKED) if prepares_nothing else batch]
+    micro_batch = min(batch, workload.micro_batch) if isinstance(workload.micro_batch, int) else batch
+    before = _device_memory(device)
+    start_ns = time.perf_counter_ns()
+    logits = classify(built.run, part, micro_batch, device)
+    first_call_ns = time.perf_counter_ns() - start_ns
+    # The other engines have their own allocators.
+    known = before is not None and ENGINES[candidate.engine].program == "network"
+    peak_mb = (torch.cuda.max_memory_allocated() - (before or 0)) / 1e6 if known else None
+    error = built.reference.check(candidate.name, candidate.precision, len(part), logits)
+    if workload.micro_batch == "auto":
+        micro_batch = best_micro_batch(partial(_in_batches_of, built), images[:batch])
+    if memory and device == "cpu":
+        peak_mb = peak_memory_mb(
+            partial(_classify_anew, built.program, candidate, built.sizes, images[:batch], micro_batch)
+        )
+    calls = Calls(built.run, images, batch, micro_batch, device)
+    warm_ns = first_call_ns * batch // len(part) if prepares_nothing else 0
+    return Cell(built, calls, micro_batch, first_call_ns, warm_ns, error, peak_mb)
+
+
+def _device_memory(device: Device) -> int | None:
+    """Bytes; resets the peak."""
+    if device == "cpu":
+        return None
+    torch.cuda.reset_peak_memory_stats()
+    return int(torch.cuda.memory_allocated())
+
+
+def _in_batches_of(built: Built, images: Images, micro_batch: int) -> Callable[[], object]:
+    return Calls(built.run, images, len(images), micro_batch, built.candidate.device)
+
+
+def _classify_anew(program: Program, candidate: Candidate, sizes: Sizes, images: Images, micro_batch: int) -> Logits:
+    return classify(start(program, candidate, sizes), images, micro_batch, candidate.device)

@@ -1,0 +1,96 @@
+"""An ONNX file in ONNX Runtime and TensorRT."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+
+from benchmarks.measure.candidate import Candidate
+from benchmarks.measure.engines import Run, Sizes
+from benchmarks.measure.tensorrt_execution import Execution
+from export.engines.gpu import require
+from export.engines.tensorrt_engine import EngineOptions, build, load
+from export.engines.tensorrt_support import prepare
+from export.errors import Unavailable
+from models.config import INPUT_NAME, OUTPUT_NAME
+
+
+@cache
+def _share_memory() -> None:
+    """A single CPU arena for all sessions: separate arenas keep 2 to 3 GB each at batch 5000."""
+    kind, use = onnxruntime.OrtAllocatorType.ORT_ARENA_ALLOCATOR, onnxruntime.OrtMemType.DEFAULT
+    onnxruntime.create_and_register_allocator(onnxruntime.OrtMemoryInfo("Cpu", kind, 0, use), None)
+
+
+def on_cpu(data: bytes, candidate: Candidate) -> Run:
+    _share_memory()
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = candidate.threads
+    options.enable_mem_pattern = False  # a second arena per shape, and no faster
+    options.add_session_config_entry("session.use_env_allocators", "1")
+    session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+    return lambda images: session.run([OUTPUT_NAME], {INPUT_NAME: images})[0]
+
+
+def on_cuda(data: bytes, candidate: Candidate) -> Run:
+    """Raises Unavailable without the library or the device."""
+    provider = "CUDAExecutionProvider"
+    if provider not in onnxruntime.get_available_providers():
+        raise Unavailable(f"ONNX Runtime's {provider} is missing (install onnxruntime-gpu)")
+    onnxruntime.preload_dlls()  # from CUDA's wheels, unless PyTorch has loaded its own
+    session = onnxruntime.InferenceSession(data, providers=[(provider, cuda_options(candidate))])
+    if session.get_providers()[0] != provider:  # without CUDA's libraries ONNX Runtime silently uses the CPU
+        raise Unavailable(f"ONNX Runtime's {provider} is installed, but did not start (see its message)")
+    return _bound_to_cuda(session)
+
+
+def cuda_options(candidate: Candidate) -> dict[str, str]:
+    """float32 uses TF32 only by request. float16 always needs it: else convolutions stay off the tensor cores, which
+    also want channels last.
+    """
+    import torch
+
+    return {
+        "use_tf32": "0" if candidate.precision == "fp32" else "1",
+        "prefer_nhwc": "0" if candidate.config.is_transformer else "1",
+        "user_compute_stream": str(torch.cuda.current_stream().cuda_stream),
+    }
+
+
+def _bound_to_cuda(session: Any) -> Run:
+    import torch
+
+    classes = session.get_outputs()[0].shape[1]
+    binding, options = session.io_binding(), onnxruntime.RunOptions()
+    options.add_run_config_entry("disable_synchronize_execution_providers", "1")  # the caller waits
+
+    def run(images: Any) -> Any:
+        logits = torch.empty(len(images), classes, device=images.device)
+        binding.bind_input(INPUT_NAME, "cuda", 0, np.uint8, tuple(images.shape), images.data_ptr())
+        binding.bind_output(OUTPUT_NAME, "cuda", 0, np.float32, tuple(logits.shape), logits.data_ptr())
+        session.run_with_iobinding(binding, options)
+        return logits
+
+    return run
+
+
+def in_tensorrt(data: bytes, candidate: Candidate, sizes: Sizes, graph: bool = False) -> Run:
+    """A profile for each of `sizes`. Raises Unavailable without the library or the device, EngineError."""
+    require()
+    precision: Any = candidate.precision.removesuffix("-softmax")
+    options = EngineOptions(precision, opt_batch=1, max_batch=max(sizes), fixed=sizes)
+    plan = build(prepare(onnx.load_from_string(data)), candidate.config, options)
+    return execution(plan, sizes.index, graph)
+
+
+def execution(plan: bytes, profile_of: Callable[[int], int], graph: bool = False) -> Execution:
+    """Raises EngineError."""
+    import torch
+
+    with load(plan) as engine:
+        return Execution(engine, profile_of, torch.cuda.current_stream(), graph)

@@ -1,0 +1,128 @@
+"""A network's weights, its images and the expected logits; and the network as an engine takes it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+
+from benchmarks.measure.candidate import Candidate
+from benchmarks.measure.engines import ENGINES, Precision
+from benchmarks.measure.floors import moved_values
+from export.equivalence import Images, Logits, ValuesDiffer, compare, proof_images, torch_classifier
+from export.errors import Unavailable
+from export.graph import DEFAULT_OPSET, Served, rewrite, to_onnx
+from export.precision import Lowering, convert
+from export.rewrites import pipeline
+from export.rewrites.fuse import fuse_attention
+from models.catalog import matching
+from models.checkpoint import load
+from models.config import ModelConfig
+from models.data import load_digits
+from models.macs import macs_per_image
+from models.registry import build, randomise_norms
+
+# Relative to the largest logit. Measured on vit, vitbnffn, vitbn and cnn: fp16 0.0008 (TF32 has as many bits), bf16
+# 0.012, int8 0.045. Without the 1/255, vit and vitbnffn err by only 0.013 to 0.021 (their first LayerNorm removes a
+# scale): bf16 and int8 miss that.
+TOLERANCES: dict[Precision, float] = {
+    "fp32": 2e-5,
+    "tf32": 0.01,
+    "fp16": 0.01,
+    "fp16-softmax": 0.01,
+    "bf16": 0.05,
+    "int8": 0.15,
+}
+REWRITES = {"none": (), "folded": pipeline.FUSE, "all": pipeline.ALL}
+DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+
+Program = Served | bytes
+"""A PyTorch network, or the bytes of an ONNX file."""
+
+
+@dataclass(frozen=True)
+class Reference:
+    """An unchanged network, and PyTorch's float32 logits (n, classes) of the `proof` images."""
+
+    config: ModelConfig
+    network: Served
+    proof: Images
+    logits: Logits
+
+    def images(self, count: int) -> Images:
+        """uint8 (count, C, H, W)."""
+        return np.resize(self.proof, (count, *self.proof.shape[1:]))
+
+    def check(self, name: str, precision: Precision, count: int, logits: Logits) -> float:
+        """The largest absolute error of the first `count` images' logits; raises EquivalenceError."""
+        expected = np.resize(self.logits, (count, self.logits.shape[1]))
+        largest = float(np.abs(expected).max())
+        if precision == "fp32":
+            images: Images = np.zeros((count, 1), np.uint8)  # dummies: the logits are already known
+            tolerance = TOLERANCES[precision] * largest
+            return compare(name, lambda _: expected, lambda _: logits, images, tolerance, [count]).max_abs_error
+        error = float(np.abs(logits - expected).max()) if logits.shape == expected.shape else np.nan
+        if not error <= TOLERANCES[precision] * largest:  # NaN fails too
+            limit = f"an error of at most {TOLERANCES[precision]:g} of the largest logit, {largest:.3g}"
+            what = f"expected logits {expected.shape} and {limit}"
+            raise ValuesDiffer(f"{name}: {what}, found {logits.shape} and {error:.2e}")
+        return error
+
+
+def reference(config: ModelConfig) -> Reference:
+    """Time does not depend on weights: without a checkpoint they are random."""
+    if path := matching(config):
+        model = load(path).model
+    else:
+        torch.manual_seed(0)
+        model = build(config).eval()
+        randomise_norms(model)
+    network, proof = Served(model, scale_folded=False), proof_images(config)
+    return Reference(config, network, proof, torch_classifier(network)(proof))
+
+
+def example_images(config: ModelConfig, count: int) -> Images:
+    """uint8 (count, C, H, W), repeated."""
+    return np.resize(proof_images(config), (count, *config.input_shape))
+
+
+def program(of: Reference, candidate: Candidate) -> tuple[Program, int, int]:
+    """What the candidate's engine takes, and an image's multiply-accumulates and moved values.
+
+    Raises Unavailable if the candidate cannot be measured.
+    """
+    if reason := candidate.why_not():
+        raise Unavailable(reason)
+    engine, precision = ENGINES[candidate.engine], candidate.precision
+    network = _rewritten(of, REWRITES[candidate.rewrites])
+    macs, values = macs_per_image(network.model), moved_values(network.model)
+    if engine.fused and of.config.is_transformer:
+        network.model = fuse_attention(network.model)
+    if engine.program == "network":
+        return network.to(DTYPES[precision]), macs, values
+    return _file(of, network, precision), macs, values
+
+
+def rewritten_file(
+    of: Reference, rewrites: Sequence[pipeline.Rewrite], precision: Precision = "fp32"
+) -> tuple[bytes, int]:
+    network = _rewritten(of, rewrites)
+    return _file(of, network, precision), macs_per_image(network.model)
+
+
+def _rewritten(of: Reference, rewrites: Sequence[pipeline.Rewrite]) -> Served:
+    network = copy.deepcopy(of.network)
+    return rewrite(network.model.double(), rewrites, ())[0].float() if rewrites else network
+
+
+def _file(of: Reference, network: Served, precision: Precision) -> bytes:
+    proto = to_onnx(network, of.config, DEFAULT_OPSET)
+    if precision in ("fp16", "fp16-softmax", "int8"):
+        lowered: Literal["fp16", "int8"] = "int8" if precision == "int8" else "fp16"
+        proto, _ = convert(proto, Lowering(lowered, load_digits(), 100, precision == "fp16-softmax"))
+    data: bytes = proto.SerializeToString()
+    return data

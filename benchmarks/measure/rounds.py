@@ -1,0 +1,190 @@
+"""Candidates -> rows: a checked first call, then interleaved timed rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from functools import partial
+from typing import Any
+
+import click
+import numpy as np
+
+from benchmarks.measure.cells import Built, Cell, Missing, first_calls
+from benchmarks.measure.devices import free, gpu_uuid
+from benchmarks.measure.floors import floor_ms, gemm_gflops_per_s
+from benchmarks.measure.gpu_state import monitor
+from benchmarks.measure.run import Record
+from benchmarks.measure.timing import (
+    MIN_ROUNDS,
+    ON_A_CPU,
+    ON_A_GPU,
+    Durations,
+    Slowed,
+    finished_rounds,
+    is_stable,
+    ratio_with_interval,
+    time_interleaved,
+)
+from benchmarks.measure.workload import Workload
+from models.config import ModelConfig
+
+MIN_ROUNDS_ON_A_GPU = 15  # clocks and power vary
+
+COPIES = " with copies"  # suffix of a candidate's name
+
+Row = dict[str, Any]
+Limits = Mapping[str, Any]
+
+
+def measure(
+    built: Sequence[Built],
+    workload: Workload,
+    seconds: float,
+    limits: Limits,
+    title: str,
+    missing: Missing,
+    add: Callable[[list[Row]], None],
+    memory: bool = False,
+) -> None:
+    """Adds a JSON-ready row per candidate, also at Ctrl-C.
+
+    A candidate that fails goes to `missing`, and the others begin again. All go there if the device slows itself down
+    in every round.
+    """
+    cells = {str(i): each for i, each in enumerate(first_calls(built, workload, title, missing, memory))}
+    rounds = Rounds(cells, workload, seconds, limits, title, missing)
+    finished_rounds(rounds.timed, lambda measured: add(rounds.rows(measured)))
+
+
+def finish(record: Record, rows: Sequence[Row], missing: Missing) -> None:
+    if not record.rows:
+        raise click.ClickException("nothing to measure: expected one of --runtimes on this machine, found none")
+    record.update([*rows, *missing.rows])  # also of a network without contestants
+
+
+class Rounds:
+    """All cells on one device."""
+
+    def __init__(
+        self, cells: dict[str, Cell], workload: Workload, seconds: float, limits: Limits, title: str, missing: Missing
+    ) -> None:
+        self._cells, self._workload, self._seconds, self._limits = cells, workload, seconds, limits
+        self._title, self._missing = title, missing
+        self._on_a_gpu = any(each.built.candidate.device == "cuda" for each in cells.values())
+        self._watch = monitor(gpu_uuid()) if self._on_a_gpu else None
+        self._protocol = replace(ON_A_GPU if self._on_a_gpu else ON_A_CPU, ended=self._end_round)
+        if self._watch:
+            self._protocol = replace(self._protocol, accept=self._watch.undisturbed)
+
+    def timed(self) -> dict[str, Durations]:
+        while self._cells:
+            try:
+                return self._interleaved()
+            except _Failed as failed:
+                self._missing.add(self._cells.pop(failed.name).built.candidate, failed.reason)
+                self._forget()
+                free()
+            except Slowed as reason:
+                for each in self._cells.values():
+                    self._missing.add(each.built.candidate, reason)
+                self._cells.clear()
+        return {}
+
+    def rows(self, measured: Mapping[str, Durations]) -> list[Row]:
+        compared = []
+        for name, cell in self._cells.items():
+            base = self._baseline(name)
+            ratio = asdict(ratio_with_interval(measured[base], measured[name])) if base else None
+            row: Row = {"stable": self._stable(measured, name), "ratio_to_torch": ratio}
+            if self._watch:
+                row["gpu_state"] = self._watch.summary()
+            if copies := measured.get(f"{name}{COPIES}"):
+                row["copies_p50_ms"] = copies.percentile_ms(50)
+            compared.append(_row(cell, measured[name], self._workload.batch, self._limits) | row)
+        return compared
+
+    def _interleaved(self) -> dict[str, Durations]:
+        runs = {name: partial(_call, name, each.calls) for name, each in self._cells.items()}
+        if self._on_a_gpu:
+            with_copies = {name: each.calls.with_copies for name, each in self._cells.items()}
+            runs |= {f"{name}{COPIES}": partial(_call, name, call) for name, call in with_copies.items()}
+        return time_interleaved(
+            runs,
+            self._seconds,
+            self._title,
+            MIN_ROUNDS_ON_A_GPU if self._on_a_gpu else MIN_ROUNDS,
+            enough=lambda so_far: all(self._stable(so_far, name) for name in self._cells),
+            warm_up_ns={name: each.warm_ns for name, each in self._cells.items() if each.warm_ns},
+            protocol=self._protocol,
+        )
+
+    def _baseline(self, name: str) -> str | None:
+        """PyTorch eager of the same network."""
+        network = _network(self._cells[name])
+        same = (i for i, each in self._cells.items() if _network(each) == network)
+        return next((i for i in same if self._cells[i].built.candidate.is_baseline), None)
+
+    def _stable(self, measured: Mapping[str, Durations], name: str) -> bool:
+        return is_stable(measured[name], measured[self._baseline(name) or name])
+
+    def _end_round(self, counts: bool) -> None:
+        for each in self._cells.values():
+            each.calls.end_round(counts)
+
+    def _forget(self) -> None:
+        """The readings of an aborted attempt."""
+        for each in self._cells.values():
+            each.calls.forget()
+        if self._watch:
+            self._watch.readings.clear()
+
+
+class _Failed(Exception):
+    def __init__(self, name: str, reason: Exception) -> None:
+        super().__init__(name)
+        self.name, self.reason = name, reason
+
+
+def _network(cell: Cell) -> tuple[str, ModelConfig]:
+    return cell.built.candidate.model, cell.built.candidate.config
+
+
+def _call(name: str, call: Callable[[], object]) -> object:
+    try:
+        return call()
+    except Exception as reason:  # engines raise anything
+        raise _Failed(name, reason) from reason
+
+
+def _row(cell: Cell, durations: Durations, batch: int, limits: Limits) -> Row:
+    """`bandwidth_share` counts weights, images and logits, each once. `fallback`: why the row is no CUDA graph."""
+    built, candidate = cell.built, cell.built.candidate
+    config, p50_ms = candidate.config, durations.percentile_ms(50)
+    gflops_per_s = 2 * built.macs * batch / p50_ms / 1e6
+    moved = built.weight_bytes + batch * (int(np.prod(config.input_shape)) + 4 * config.num_classes)
+    return {
+        "model": candidate.model,
+        "depth": config.depth if config.is_transformer else None,
+        "dim": config.dim if config.is_transformer else None,
+        "runtime": candidate.runtime,
+        "label": candidate.label,
+        "precision": candidate.precision,
+        "batch": batch,
+        "micro_batch": cell.micro_batch,
+        "threads": candidate.threads,
+        "device": candidate.device,
+        "rounds": len(durations.samples_ns),
+        **durations.percentiles(50, 90, 99),
+        "device_p50_ms": float(np.median(cell.calls.device_ms)) if cell.calls.device_ms else None,
+        "images_per_s": 1000 * batch / p50_ms,
+        "first_call_ms": cell.first_call_ns / 1e6,
+        "macs": built.macs,
+        "floor_ms": floor_ms(built.macs, built.values, batch, candidate.precision, limits),
+        "gemm_share": gflops_per_s / gemm_gflops_per_s(candidate.precision, limits),
+        "bandwidth_share": moved / p50_ms / 1e6 / limits["copy_gb_per_s"],
+        "peak_memory_mb": cell.peak_memory_mb,
+        "max_abs_error": cell.max_abs_error,
+        "fallback": getattr(built.run, "fallback", None),
+        "samples_ns": list(durations.samples_ns),
+    }

@@ -41,13 +41,6 @@ def compiled(network: Any, candidate: Candidate, sizes: Sizes) -> Run:
     return in_torch(network, candidate, compile_network)
 
 
-def autotuned(network: Any, candidate: Candidate, sizes: Sizes) -> Run:
-    """Compiled with kernels that are tried out for minutes."""
-    from benchmarks.measure.in_torch import compile_network, in_torch
-
-    return in_torch(network, candidate, lambda network: compile_network(network, "max-autotune"))
-
-
 def cuda_graphs(network: Any, candidate: Candidate, sizes: Sizes) -> Run:
     from benchmarks.measure.in_torch import CudaGraphs, in_torch
 
@@ -118,10 +111,6 @@ ENGINES: dict[str, Engine] = {
     "torch-compile": Engine(
         *("PyTorch compiled", compiled, "network", ON_CPU, ON_CUDA),
         runtimes={"torch-compile": ("none", "as published"), "torch-compile-optimized": ("all", "all rewrites")},
-    ),
-    "torch-autotuned": Engine(
-        *("PyTorch autotuned", autotuned, "network", ON_CPU, ON_CUDA),
-        runtimes={"torch-autotuned": ("none", "as published"), "torch-autotuned-optimized": ("all", "all rewrites")},
     ),
     "torch-cudagraphs": Engine(
         *("PyTorch CUDA graphs", cuda_graphs, "network", (), ON_CUDA),

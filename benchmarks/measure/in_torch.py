@@ -50,7 +50,7 @@ def channels_last(network: Served) -> Served:
     return laid_out
 
 
-def compile_network(network: Served, mode: str = "default") -> Forward:
+def compile_network(network: Served) -> Forward:
     """Compiled at its first call with each batch size; a failure or no compiler is Unavailable, not eager."""
     on_cuda = next(network.parameters()).is_cuda
     if on_cuda and not importlib.util.find_spec("triton"):
@@ -61,7 +61,7 @@ def compile_network(network: Served, mode: str = "default") -> Forward:
         warnings.simplefilter("ignore")  # the compiler warns of its own deprecations at import
         importlib.import_module("torch._inductor.compile_fx")
     torch._dynamo.config.recompile_limit = SHAPES
-    compiled: Forward = torch.compile(network, dynamic=False, fullgraph=True, mode=mode)
+    compiled: Forward = torch.compile(network, dynamic=False, fullgraph=True)
 
     def forward(images: Tensor) -> Tensor:
         try:

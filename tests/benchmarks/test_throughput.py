@@ -19,8 +19,9 @@ from benchmarks import throughput
 from benchmarks.load import by_perf_analyzer, in_process, published, rounds
 from benchmarks.load.published import Published
 from benchmarks.load.saturation import saturation
-from benchmarks.load.workload import Candidate, Failed, LeftOut, Workload, WrongAnswer
+from benchmarks.load.workload import Failed, LeftOut, Workload, WrongAnswer
 from benchmarks.measure import candidate as candidates
+from benchmarks.measure.candidate import Candidate
 from models.config import ModelConfig
 from models.data import DataError
 

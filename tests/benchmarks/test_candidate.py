@@ -1,0 +1,64 @@
+import pickle
+
+import pytest
+
+from benchmarks.measure.candidate import Candidate, candidates
+from benchmarks.measure.engines import ENGINES, RUNTIMES, Engine, Run, Sizes
+from benchmarks.measure.networks import reference
+from export.errors import Unavailable
+from models.catalog import shipped
+from models.checkpoint import read_config
+from models.config import ModelConfig
+
+SMALL = ModelConfig(depth=2, dim=16, heads=2, dim_head=8)
+ON_THE_CPU = [name for name, (engine, _) in RUNTIMES.items() if ENGINES[engine].cpu and "compile" not in name]
+
+
+def answers(candidate: Candidate) -> float:
+    """The largest error of 7 images' logits."""
+    of = reference(SMALL)
+    return of.check(candidate.name, "fp32", 7, candidate.build((7,))(of.proof[:7].copy()))
+
+
+@pytest.mark.parametrize("runtime", ON_THE_CPU)  # without torch-compile, which takes minutes
+def test_a_candidate_of_every_engine_classifies(runtime: str) -> None:
+    (candidate,) = candidates([("vitbn", SMALL)], [runtime], ["fp32"], 1, "cpu")
+    assert (candidate.runtime, candidate.label.partition(",")[0]) == (runtime, ENGINES[candidate.engine].label)
+    assert answers(candidate) < 1e-4
+
+
+def test_a_new_engine_is_a_function_and_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def evaluate(data: bytes, candidate: Candidate, sizes: Sizes) -> Run:
+        from onnx.reference import ReferenceEvaluator
+
+        evaluator = ReferenceEvaluator(data)
+        return lambda images: evaluator.run(None, {"image": images})[0]
+
+    own = Engine("ONNX's evaluator", evaluate, "file", ("fp32",), runtimes={"evaluator": ("all", "all rewrites")})
+    monkeypatch.setitem(ENGINES, "evaluator", own)
+    monkeypatch.setitem(RUNTIMES, "evaluator", ("evaluator", "all"))
+    (candidate,) = candidates([("vitbn", SMALL)], ["evaluator"], ["fp32"], 1, "cpu")
+    assert (candidate.name, candidate.label) == ("vitbn evaluator fp32", "ONNX's evaluator, all rewrites")
+    assert answers(candidate) < 1e-4
+    assert Candidate("vitbn", "evaluator", "bf16").why_not() == "ONNX's evaluator on cpu is measured only in fp32"
+
+
+def test_a_name_stands_for_the_shipped_network() -> None:
+    tiny = Candidate("vitbn-tiny")
+    assert tiny.config == read_config(shipped("vitbn-tiny")) != ModelConfig()
+    assert pickle.loads(pickle.dumps(tiny)) == tiny
+    assert Candidate("vitbn-tiny", geometry=SMALL).config == SMALL
+
+
+@pytest.mark.parametrize(
+    ("candidate", "reason"),
+    [
+        (Candidate("vitbn", "tensorrt", geometry=SMALL), "TensorRT needs another device than cpu"),
+        (Candidate("vitbn", "onnxruntime", "fp16", geometry=SMALL), "ONNX Runtime on cpu is measured only in fp32, in"),
+        (Candidate("cnn", "torch-sdpa", geometry=ModelConfig(model="cnn")), "the network has no attention"),
+        (Candidate("cnn", "tensorrt", "fp16-softmax", 0, "cuda"), "the network has no softmax"),
+    ],
+)
+def test_what_cannot_be_measured_is_said_before_it_is_built(candidate: Candidate, reason: str) -> None:
+    with pytest.raises(Unavailable, match=reason):
+        candidate.build()

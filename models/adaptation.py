@@ -7,7 +7,6 @@ statistics. Li et al., "Revisiting Batch Normalization", 2016 (AdaBN).
 from __future__ import annotations
 
 import copy
-import shlex
 from pathlib import Path
 from typing import Literal
 
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 from models import checkpoint
 from models.config import INPUT_SCALE
 from models.data.folder import load_unlabelled
+from models.files import typed_command
 from models.metrics import Metrics
 from models.vit import LastBlock, VisionTransformer
 
@@ -44,7 +44,7 @@ def adapt_checkpoint(path: Path, folder: Path, output: Path) -> int:
         raise AdaptationError(f"{path}: {error}") from error
     metrics = {name: source.metrics[name] for name in ("dataset",) if name in source.metrics}
     metrics |= {
-        "command": shlex.join(["python", "models/train.py", "--checkpoint", str(path), "--adapt-to", str(folder)]),
+        "command": typed_command(),
         "adapted": {
             "checkpoint": path.name,
             "sha256": source.sha256,

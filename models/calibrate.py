@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def calibrate(checkpoints: tuple[Path, ...], data_dir: Path | None) -> None:
     """Fit the temperature of CHECKPOINTS on the images that their training held out."""
     from models.checkpoint import CheckpointError, add_metrics, load
-    from models.training import TrainingError
+    from models.training_options import TrainingError
 
     click.echo(f"{'checkpoint':24}  temperature  calibration error % before   after")
     try:
@@ -35,7 +35,7 @@ def calibrate(checkpoints: tuple[Path, ...], data_dir: Path | None) -> None:
 
 def measure(checkpoint: Checkpoint, data_dir: Path | None) -> dict[str, float]:
     from models.checkpoint import CheckpointError
-    from models.training import measure_calibration
+    from models.evaluation import measure_calibration
 
     path, metrics, shape = checkpoint.path, checkpoint.metrics, checkpoint.config.input_shape
     count, name = metrics.get("options", {}).get("hold_out", 0), metrics.get("dataset")

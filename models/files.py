@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import os
+import shlex
+import sys
 import tempfile
 from pathlib import Path
 
@@ -21,3 +23,9 @@ def write_atomically(path: Path, data: bytes) -> None:
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
+
+
+def typed_command() -> str:
+    """The command of this process; a program of another folder by its name alone."""
+    program, *arguments = sys.argv
+    return shlex.join([Path(program).name if Path(program).is_absolute() else program, *arguments])

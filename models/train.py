@@ -3,35 +3,30 @@
 from __future__ import annotations
 
 import json
-import math
 import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 import click
 from click.core import ParameterSource
 
 import vitbn  # noqa: F401  # says in one line that another `models` hides ours
 from models.catalog import NameChoice
-from models.config import AUGMENTATIONS, MODEL_NAMES, ConfigError, ModelConfig, ModelName, Pool, PositionEncoding
+from models.config import MODEL_NAMES, ConfigError, ModelConfig, ModelName, Pool, PositionEncoding
 from models.data import DATA_DIR_HELP, DATASETS, DataError, Dataset, load_dataset
-
-if TYPE_CHECKING:
-    from models.training import Epoch, TrainingOptions
+from models.training_options import Epoch, TrainingError, TrainingOptions, choose_device, training_options
 
 CHECKPOINTS = Path("checkpoints")
 DATASET_HELP = f"{', '.join(DATASETS)}, or a folder with a sub-folder of pictures for each class."
-HOLD_OUT_HELP = "Training images to test on; of a folder, its test images: a fifth if 0."
-
-
-def _finite(ctx: click.Context, param: click.Parameter, value: float | None) -> float | None:
-    if value is not None and not math.isfinite(value):
-        raise click.BadParameter(f"expected a finite number, found {value}")
-    return value
+# Fields of ModelConfig with options here, besides model and depth.
+ARCHITECTURE = (
+    *("dim", "heads", "dim_head", "mlp_dim", "class_attention"),
+    *("patch_size", "pool", "pos_emb", "dropout", "emb_dropout", "qkv_bias", "standardise"),
+)
 
 
 def _check_output(ctx: click.Context, param: click.Parameter, path: Path | None) -> Path | None:
@@ -110,66 +105,7 @@ def _check_model(ctx: click.Context, param: click.Parameter, model: str) -> str:
 @click.option("--emb-dropout", type=click.FloatRange(0, 1, max_open=True), default=0.0, show_default=True)
 @click.option("--qkv-bias", is_flag=True, help="Queries, keys and values with a bias.")
 @click.option("--standardise", is_flag=True, help="Subtract each picture's mean and divide by its spread.")
-@click.option("--epochs", type=click.IntRange(1), default=10, show_default=True)
-@click.option("--batch-size", type=click.IntRange(2), default=100, show_default=True)
-@click.option("--lr", type=click.FloatRange(0, 10, min_open=True), callback=_finite, default=0.001, show_default=True)
-@click.option("--schedule", type=click.Choice(["constant", "one-cycle"]), default="constant", show_default=True)
-@click.option(
-    "--weight-decay",
-    type=click.FloatRange(0, 1),
-    callback=_finite,
-    default=0.0,
-    show_default=True,
-    help="Weight decay of AdamW.",
-)
-@click.option(
-    "--label-smoothing",
-    type=click.FloatRange(0, 1, max_open=True),
-    callback=_finite,
-    default=0.0,
-    show_default=True,
-)
-@click.option(
-    "--accumulate", type=click.IntRange(1), default=1, show_default=True, help="Process each batch in this many parts."
-)
-@click.option("--clip", type=click.FloatRange(0, min_open=True), callback=_finite, help="Largest norm of the gradient.")
-@click.option("--precision", type=click.Choice(["fp32", "bf16"]), default="fp32", show_default=True)
-@click.option("--augment", type=click.Choice(AUGMENTATIONS), default="none", show_default=True)
-@click.option("--augment-test", is_flag=True, help="Distort the test images too, as the study did.")
-@click.option("--hold-out", type=click.IntRange(0), default=0, show_default=True, help=HOLD_OUT_HELP)
-@click.option(
-    "--drawn",
-    type=click.IntRange(0),
-    default=0,
-    show_default=True,
-    help="Train on this many digits of our own drawing too.",
-)
-@click.option("--init", type=click.Path(path_type=str), help="Checkpoint whose weights to start from.")
-@click.option("--teacher", type=click.Path(path_type=str), help="Checkpoint of a network to distil from.")
-@click.option(
-    "--teacher-cache",
-    type=click.Path(path_type=str),
-    metavar="FOLDER",
-    help="Keep each epoch's images and the teacher's answers here for further trainings.",
-)
-@click.option(
-    "--last-block",
-    type=click.Choice(["row", "all"]),
-    default="row",
-    show_default=True,
-    help="row: computes only the row that the head reads, with the last block's statistics from CLS rows.",
-)
-@click.option(
-    "--ema",
-    type=click.FloatRange(0, 1, max_open=True),
-    callback=_finite,
-    help="Decay of a moving average of the weights, which is kept instead.",
-)
-@click.option(
-    "--skip-init", type=float, callback=_finite, default=0.0, show_default=True, help="RepBN's factor; theirs is 1."
-)
-@click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True)
-@click.option("--device", type=click.Choice(["auto", "cpu", "cuda", "mps"]), default="auto", show_default=True)
+@training_options
 @click.option(
     "--output",
     type=click.Path(path_type=Path),
@@ -191,8 +127,6 @@ def train(
     data_dir: Path | None,
     image_size: tuple[int, int] | None,
     depth: int,
-    hold_out: int,
-    device: str,
     output: Path | None,
     resume: bool,
     track: bool,
@@ -204,21 +138,20 @@ def train(
     if adapt_to or checkpoint:
         _adapt(adapt_to, checkpoint, output)
         return
-    from models import training_options
-
     try:
         if image_size and dataset in DATASETS:
             raise DataError(f"--image-size: expected a folder as --dataset, found {dataset}")
-        data = load_dataset(dataset, data_dir, image_size=image_size, held_out=hold_out)
-        sizes = {name: others.pop(name) for name in training_options.ARCHITECTURE}
+        sizes = {name: others.pop(name) for name in ARCHITECTURE}
+        options = TrainingOptions(**others)
+        data = load_dataset(dataset, data_dir, image_size=image_size, held_out=options.hold_out)
         config = replace(data.model_config(model, depth), **{name: it for name, it in sizes.items() if it is not None})
-        device = training_options.choose_device(device)  # imports torch, which takes seconds: after the checks above
-        held_out = 0 if data.reading else hold_out  # a folder's are its test part
-        options = training_options.TrainingOptions(device=device, hold_out=held_out, **others)
+        device = choose_device(options.device)  # imports torch, which takes seconds: after the checks above
+        held_out = 0 if data.reading else options.hold_out  # a folder's are its test part
+        options = replace(options, device=device, hold_out=held_out)
         output = output or CHECKPOINTS / f"{model}-{Path(dataset).absolute().name}.safetensors"
         _check_writable(output)
         last = _run(config, data, options, output, resume, track)
-    except (ConfigError, DataError, training_options.TrainingError, OSError) as error:
+    except (ConfigError, DataError, TrainingError, OSError) as error:
         raise click.ClickException(str(error)) from error
     if last is None:
         raise click.ClickException(f"{output}: expected fewer than {options.epochs} finished epochs, found them all")

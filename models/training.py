@@ -1,15 +1,18 @@
 """The training loop: dataset -> checkpoint and the study's four series.
 
-In: `TrainingOptions` and a `Dataset`. Out: after every epoch the files of `models.training_files`. Times exclude data
-loading, except `models.teacher_cache`'s.
+In: `TrainingOptions` and a `Dataset`. Out: after every epoch the checkpoint, its series (.json) and its state
+(.resume.pt). Times exclude data loading, except `models.teacher_cache`'s.
 """
 
 from __future__ import annotations
 
 import copy
+import io
+import json
 import math
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
@@ -30,25 +33,30 @@ from models.evaluation import (
     measure_calibration,
     on_device,
 )
+from models.files import typed_command, write_atomically
+from models.metrics import Metrics
 from models.norms import anneal, start_skips
 from models.registry import build
+from models.state_dict_file import unpickling_reason
 from models.teacher import load_teacher, targets
 from models.teacher_cache import open_folder
-from models.training_files import State, restore, write
-from models.training_options import ARCHITECTURE, Diverged, Epoch, TrainingError, TrainingOptions, choose_device
+from models.training_options import Diverged, Epoch, TrainingError, TrainingOptions, depends_on_epochs
 
-__all__ = [
-    "ARCHITECTURE",
-    "TEST_BATCH",
-    "Diverged",
-    "Epoch",
-    "TrainingError",
-    "TrainingOptions",
-    "choose_device",
-    "measure_accuracy",
-    "measure_calibration",
-    "train",
-]
+
+@dataclass
+class State:
+    model: nn.Module
+    average: nn.Module | None
+    teacher: nn.Module | None
+    optimizer: torch.optim.Optimizer
+    schedule: torch.optim.lr_scheduler.LRScheduler
+    order: torch.Generator  # of the images
+    random: Tensor  # PyTorch's own generator, for dropout and distortions
+    series: list[Epoch]
+
+    @property
+    def kept(self) -> nn.Module:
+        return self.average or self.model
 
 
 def train(
@@ -73,7 +81,7 @@ def train(
     state = _start(config, options, len(part.train_labels))
     resume_path = output.with_suffix(".resume.pt")
     if resume:
-        restore(state, resume_path, config, dataset, options)
+        _restore(state, resume_path, config, dataset, options)
     images, labels = on_device(part.train_images, part.train_labels, options.device)
     test_images, test_labels = on_device(part.test_images, part.test_labels, options.device)
     distort = augmentation(options.augment)
@@ -93,7 +101,7 @@ def train(
         by_class = accuracy_by_class(right, test_labels, config.num_classes)
         epoch = Epoch(number, training_time_s, test_time_s, loss, accuracy, by_class)
         state.series.append(epoch)
-        write(state, output, resume_path, config, dataset, options)
+        _write(state, output, resume_path, config, dataset, options)
         yield epoch
 
 
@@ -220,3 +228,88 @@ def _loss(state: State, pixels: Tensor, labels: Tensor, options: TrainingOptions
 def _is_out_of_memory(error: RuntimeError) -> bool:
     """The CPU's allocator raises a plain RuntimeError."""
     return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+
+
+def _write(
+    state: State, output: Path, resume_path: Path, config: ModelConfig, dataset: Dataset, options: TrainingOptions
+) -> None:
+    metrics = _metrics(state, config, dataset, options)
+    epochs = [asdict(epoch) for epoch in state.series]
+    resumable = {
+        "run": _run_key(config, dataset, options),
+        "images": len(dataset.train_labels),
+        "model": state.model.state_dict(),
+        "average": None if state.average is None else state.average.state_dict(),
+        "optimizer": state.optimizer.state_dict(),
+        "schedule": state.schedule.state_dict(),
+        "order": state.order.get_state(),
+        "random": state.random,
+        "series": epochs,
+    }
+    buffer = io.BytesIO()
+    torch.save(resumable, buffer)
+    checkpoint.save(output, state.kept, config, metrics)
+    series = metrics | {"config": asdict(config), "series": epochs}
+    write_atomically(output.with_suffix(".json"), json.dumps(series, indent=2).encode())
+    write_atomically(resume_path, buffer.getvalue())
+
+
+def _metrics(state: State, config: ModelConfig, dataset: Dataset, options: TrainingOptions) -> Metrics:
+    """With held-out images, only the last epoch uses the test images."""
+    last = state.series[-1]
+    metrics: Metrics = {
+        "dataset": dataset.name,
+        "epochs": last.epoch,
+        "command": typed_command(),
+        "options": asdict(options),
+        "test_images": len(dataset.test_labels),
+    }
+    if not options.hold_out:
+        return metrics | {"test_accuracy": last.test_accuracy}
+    metrics["held_out_accuracy"] = last.test_accuracy
+    if last.epoch == options.epochs:
+        test = on_device(dataset.test_images, dataset.test_labels, options.device)
+        metrics["test_accuracy"] = measure_accuracy(state.kept, *test)
+        metrics |= measure_calibration(state.kept, dataset, options.hold_out)
+    return metrics
+
+
+def _restore(state: State, path: Path, config: ModelConfig, dataset: Dataset, options: TrainingOptions) -> None:
+    if not path.is_file():
+        raise TrainingError(f"{path}: expected the state of an earlier run to resume, found no such file")
+    try:
+        saved = torch.load(path, map_location=options.device, weights_only=True)
+        found = saved["run"]
+    except Exception as error:  # damaged bytes, and other objects, raise any exception
+        reason = unpickling_reason(error)
+        raise TrainingError(f"{path}: expected the state of an earlier run, found {reason}") from error
+    if found != (expected := _run_key(config, dataset, options)):
+        differ = _lacking(expected, str(found)), _lacking(str(found), expected)
+        raise TrainingError(f"{path}: expected a run of {differ[0]}, found {differ[1]}")
+    count = len(dataset.train_labels)
+    if saved.get("images", count) != count:
+        raise TrainingError(f"{path}: expected a run of {count} training images, found {saved['images']}")
+    state.model.load_state_dict(saved["model"])
+    if state.average is not None:
+        state.average.load_state_dict(saved["average"])
+    state.optimizer.load_state_dict(saved["optimizer"])
+    state.schedule.load_state_dict(saved["schedule"])
+    state.order.set_state(saved["order"].cpu())
+    state.random = saved["random"].cpu()
+    state.series.extend(Epoch(**epoch) for epoch in saved["series"])
+
+
+def _lacking(key: str, other: str) -> str:
+    """The parts of a run's key that another lacks."""
+    parts = other.split(", ")
+    return ", ".join(part for part in key.split(", ") if part not in parts) or "none of it"
+
+
+def _run_key(config: ModelConfig, dataset: Dataset, options: TrainingOptions) -> str:
+    """What must agree to resume."""
+    same = asdict(options)
+    del same["device"]
+    if not depends_on_epochs(config, options):
+        del same["epochs"]
+    read = f"{dataset.name} {dataset.reading}".rstrip()
+    return f"{config.to_json()} on {read}, {json.dumps(same)}"

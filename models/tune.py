@@ -79,7 +79,7 @@ def tune(
     output: Path,
 ) -> None:
     """Search learning rate and batch size, or the geometry (Ctrl-C keeps all finished trials)."""
-    from models import training
+    from models.training_options import TrainingError, choose_device
 
     try:
         check_installed()
@@ -88,7 +88,7 @@ def tune(
             given = click.get_current_context().get_parameter_source("depth") is not ParameterSource.DEFAULT
             if model != "vitbn" or given or search_depth or search_schedule or augment != "none" or track:
                 raise click.UsageError("expected --objective frontier with only --model vitbn, its sizes and seed")
-            _run_frontier(data, epochs, seed, training.choose_device(device), count, output)
+            _run_frontier(data, epochs, seed, choose_device(device), count, output)
             return
         search = Search(
             model=model,
@@ -101,8 +101,8 @@ def tune(
             seed=seed,
             augment=augment,
         )
-        _run(search, data, training.choose_device(device), count, output, track)
-    except (ConfigError, DataError, SearchError, training.TrainingError, OSError) as error:
+        _run(search, data, choose_device(device), count, output, track)
+    except (ConfigError, DataError, SearchError, TrainingError, OSError) as error:
         raise click.ClickException(str(error)) from error
 
 
@@ -175,7 +175,8 @@ def run_trials(
 def run_trial(search: Search, data: Dataset, device: str, parameters: Parameters, track: bool = False) -> Trial:
     """With `track` MLflow keeps the network."""
     from models import tracking
-    from models.training import TrainingError, TrainingOptions, train
+    from models.training import train
+    from models.training_options import TrainingError, TrainingOptions
 
     config = data.model_config(search.model, parameters.depth)
     options = TrainingOptions(

@@ -71,7 +71,8 @@ def run_trials(
 def run_trial(
     search: FrontierSearch, data: Dataset, device: str, geometry: Geometry, checkpoint: Path
 ) -> FrontierTrial:
-    from models.training import TrainingError, TrainingOptions, train
+    from models.training import train
+    from models.training_options import TrainingError, TrainingOptions
 
     options = TrainingOptions(
         epochs=search.epochs,

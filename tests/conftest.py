@@ -114,7 +114,8 @@ def trained(shared_dir: Path) -> Path:
     """One worker trains, the others wait."""
     from models.config import ModelConfig
     from models.data import load_digits
-    from models.training import TrainingOptions, train
+    from models.training import train
+    from models.training_options import TrainingOptions
 
     path = shared_dir / "checkpoints" / "vitbn.safetensors"
     with (shared_dir / "trained.lock").open("w") as lock:

@@ -13,7 +13,7 @@ from models.catalog import PRETRAINED, SHIPPED, matching, models, shipped
 from models.checkpoint import load, read_config
 from models.config import ModelConfig
 from models.data import load_dataset
-from models.training import measure_accuracy
+from models.evaluation import measure_accuracy
 
 LEAST = dict.fromkeys(SHIPPED, 0.993) | {
     "vitbn-late-deep": 0.995,

@@ -18,7 +18,7 @@ from models.files import write_atomically
 
 if TYPE_CHECKING:
     from models.data import Dataset
-    from models.training import Epoch, TrainingOptions
+    from models.training_options import Epoch, TrainingOptions
 
 PLAN = "plan.json"
 
@@ -89,7 +89,7 @@ def advance(
     When a run diverges, the others continue. Further runs may join. Raises StudyError for a folder with another plan or
     more epochs; TrainingError for a failed training.
     """
-    from models.training import Diverged
+    from models.training_options import Diverged
 
     _check_plan(folder / PLAN, _plan(study, runs, dataset, test_batch))
     finished = {run.label: _finished(folder, run) for run in runs}
@@ -176,7 +176,7 @@ def _finished(folder: Path, run: Run) -> int:
 
 
 def _read(folder: Path, run: Run) -> Trained:
-    from models.training import Epoch
+    from models.training_options import Epoch
 
     path = folder / f"{run.label}.json"
     if not path.exists() and not _state(folder, run).exists():  # diverged in its first epoch

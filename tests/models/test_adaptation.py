@@ -14,11 +14,13 @@ from models.config import ModelConfig
 from models.data import load_digits
 from models.data.digits import as_coarse
 from models.evaluation import measure_accuracy
+from models.files import typed_command
 from models.registry import build, randomise_norms
 from models.studies import digits as on_digits
 from models.studies.running import StudyError
 from models.train import train as command
-from models.training import TrainingOptions, train
+from models.training import train
+from models.training_options import TrainingOptions
 
 TINY = ModelConfig(dim=16, depth=1, heads=2, dim_head=8, mlp_dim=16)
 
@@ -133,7 +135,7 @@ def test_the_checkpoint_says_where_it_comes_from(saved, tmp_path):
     assert (saved.read_bytes(), adapted.config) == (before, source.config)
     assert adapted.metrics == {
         "dataset": "digits",
-        "command": f"python models/train.py --checkpoint {saved} --adapt-to {folder}",
+        "command": typed_command(),
         "adapted": {
             "checkpoint": "digits.safetensors",
             "sha256": source.sha256,

@@ -12,8 +12,10 @@ from models.calibration import LIMITS, calibration_error, fit_temperature
 from models.checkpoint import CheckpointError, add_metrics, load, save
 from models.config import ModelConfig
 from models.data import load_digits
+from models.evaluation import measure_calibration
 from models.registry import build
-from models.training import TrainingOptions, measure_calibration, train
+from models.training import train
+from models.training_options import TrainingOptions
 
 TINY = ModelConfig(model="vit", dim=16, depth=1, heads=2, dim_head=8, mlp_dim=24)
 OPTIONS = TrainingOptions(epochs=2, batch_size=50, lr=0.003, seed=0, device="cpu", hold_out=400)

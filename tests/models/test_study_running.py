@@ -11,7 +11,8 @@ from models.data import load_digits
 from models.studies.grids import Extent
 from models.studies.running import Run, StudyError, advance
 from models.studies.study import cut
-from models.training import TrainingOptions, train
+from models.training import train
+from models.training_options import TrainingOptions
 
 OPTIONS = TrainingOptions(epochs=3, batch_size=50, lr=0.01, seed=0, device="cpu")
 TINY = ModelConfig(model="vit", dim=16, depth=1, heads=2, dim_head=8, mlp_dim=24, dropout=0.1)

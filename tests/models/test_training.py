@@ -14,8 +14,9 @@ import torch.nn.functional as F
 
 from models.checkpoint import load
 from models.config import TRANSFORMER_NAMES, ModelConfig
-from models.training import TrainingError, TrainingOptions, measure_accuracy, train
-from models.training_options import command_line
+from models.evaluation import measure_accuracy
+from models.training import train
+from models.training_options import TrainingError, TrainingOptions
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = ModelConfig(dim=16, depth=1, heads=2, dim_head=8, mlp_dim=24, dropout=0.1, emb_dropout=0.1)
@@ -122,9 +123,10 @@ def test_a_single_image_is_refused(tmp_path, some_digits):
         run(tmp_path / "run.safetensors", lone)
 
 
-def test_the_command_can_be_pasted(some_digits):
-    options = replace(OPTIONS, teacher="my nets/it's.safetensors")
-    assert shlex.split(command_line(TINY, some_digits, options))[-2:] == ["--teacher", options.teacher]
+def test_the_command_can_be_pasted(monkeypatch):
+    for program, shown in (("models/train.py", "models/train.py"), ("/opt/venv/bin/vitbn", "vitbn")):
+        monkeypatch.setattr(sys, "argv", [program, "train", "--teacher", "my nets/it's.safetensors"])
+        assert shlex.split(typed_command()) == [shown, "train", "--teacher", "my nets/it's.safetensors"]
 
 
 def test_resume_of_nothing(tmp_path, some_digits):
@@ -284,9 +286,7 @@ def test_checkpoint_says_how_it_was_trained(tmp_path, some_digits):
     read = load(tmp_path / "run.safetensors")
     assert read.config == TINY
     assert read.metrics == {
-        "command": "python models/train.py --model vitbn --dataset digits --depth 1"
-        " --dim 16 --heads 2 --dim-head 8 --mlp-dim 24 --dropout 0.1 --emb-dropout 0.1"
-        " --epochs 3 --batch-size 50 --lr 0.003 --seed 0",
+        "command": typed_command(),
         "dataset": "digits",
         "test_accuracy": last.test_accuracy,
         "test_images": 359,

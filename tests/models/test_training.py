@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from models.checkpoint import load
 from models.config import TRANSFORMER_NAMES, ModelConfig
 from models.evaluation import measure_accuracy
+from models.files import typed_command
 from models.training import train
 from models.training_options import TrainingError, TrainingOptions
 

@@ -60,7 +60,7 @@ def measure(
 def finish(record: Record, rows: Sequence[Row], missing: Missing) -> None:
     if not record.rows:
         raise click.ClickException("nothing to measure: expected one of --runtimes on this machine, found none")
-    record.update([*rows, *missing.rows])  # also of a network without contestants
+    record.update([*rows, *missing.rows])  # also of a network without candidates
 
 
 class Rounds:
@@ -175,6 +175,7 @@ def _row(cell: Cell, durations: Durations, batch: int, limits: Limits) -> Row:
         "threads": candidate.threads,
         "device": candidate.device,
         "rounds": len(durations.samples_ns),
+        "calls": len(durations.calls_ns or durations.samples_ns),
         **durations.percentiles(50, 90, 99),
         "device_p50_ms": float(np.median(cell.calls.device_ms)) if cell.calls.device_ms else None,
         "images_per_s": 1000 * batch / p50_ms,

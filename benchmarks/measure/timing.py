@@ -1,11 +1,12 @@
-"""Times contestants in interleaved rounds: a drift of the machine affects all equally."""
+"""Times candidates in interleaved rounds: a drift of the machine affects all equally."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from types import MappingProxyType
 
 import click
@@ -19,7 +20,7 @@ QUICK_NS = 200_000_000
 RESAMPLES = 1000
 STABLE_ROUNDS = 7  # an interval from fewer rounds says little
 STABLE_WIDTH = 0.1  # of the interval, relative to the ratio
-SETTLE_S = 0.02  # thread pools spin briefly after their work; that must not slow the next contestant
+SETTLE_S = 0.02  # thread pools spin briefly after their work; that must not slow the next candidate
 
 ROUNDS_VARIABLE = "VITBN_BENCHMARK_ROUNDS"
 """Environment variable: the most rounds of any measurement, the minimum included. For tests; figures need all."""
@@ -27,10 +28,14 @@ ROUNDS_VARIABLE = "VITBN_BENCHMARK_ROUNDS"
 
 @dataclass(frozen=True)
 class Durations:
+    """`samples_ns`: a round each, for ratios. `calls_ns`: all calls, if a round has several."""
+
     samples_ns: tuple[int, ...]
+    calls_ns: tuple[int, ...] = ()
 
     def percentile_ms(self, percent: float) -> float:
-        return float(np.percentile(self.samples_ns, percent)) / 1e6
+        """Of single calls."""
+        return float(np.percentile(self.calls_ns or self.samples_ns, percent)) / 1e6
 
     def percentiles(self, *percents: int) -> dict[str, float]:
         return {f"p{percent}_ms": self.percentile_ms(percent) for percent in percents}
@@ -38,11 +43,11 @@ class Durations:
 
 @dataclass(frozen=True)
 class Protocol:
-    """Before a turn: `settle_s` of sleep and, with `refill`, an untimed call of a quick contestant, because slow
-    contestants evict the caches.
+    """Before a turn: `settle_s` of sleep and, with `refill`, an untimed call of a quick candidate, because slow
+    candidates evict the caches.
 
-    All run for `load_s` before the first round. A sample is a call or, with `turn_s`, the median of calls for that
-    long. A round counts if `accept` is true after each turn; `ended` learns whether it counts.
+    All run for `load_s` before the first round. A turn is a call or, with `turn_s`, calls for that long, of which
+    ratios take the median. A round counts if `accept` is true after each turn; `ended` learns whether it counts.
     """
 
     settle_s: float = SETTLE_S
@@ -81,7 +86,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 def ratio_with_interval(numerator: Durations, denominator: Durations) -> Ratio:
-    """Resamples whole rounds, in runs of n^(1/3) neighbours: a slow round is slow for both contestants and for its
+    """Resamples whole rounds, in runs of n^(1/3) neighbours: a slow round is slow for both candidates and for its
     neighbours.
 
     Seeded. Raises ValueError if the numbers of samples differ or are 0.
@@ -116,7 +121,7 @@ def is_stable(durations: Durations, baseline: Durations) -> bool:
 
 
 def time_interleaved(
-    contestants: Mapping[str, Callable[[], object]],
+    candidates: Mapping[str, Callable[[], object]],
     budget_s: float,
     title: str = "",
     min_rounds: int = MIN_ROUNDS,
@@ -126,12 +131,12 @@ def time_interleaved(
 ) -> dict[str, Durations]:
     """Times A B C A B C … after a warm-up round: `min_rounds`, and more while the next round fits into `budget_s`.
 
-    Stops early if the samples are `enough`; contestants in `warm_up_ns` are warm and took that long. Raises Interrupted
+    Stops early if the samples are `enough`; candidates in `warm_up_ns` are warm and took that long. Raises Interrupted
     at Ctrl-C after a finished round, Slowed if `protocol` refuses all.
     """
-    if not contestants:
+    if not candidates:
         return {}
-    cold = {name: _time_ns(run) for name, run in contestants.items() if name not in warm_up_ns}
+    cold = {name: _time_ns(run) for name, run in candidates.items() if name not in warm_up_ns}
     warm_up = {**warm_up_ns, **cold}
     quick = {name for name, took_ns in warm_up.items() if took_ns < QUICK_NS and protocol.refill}
     min_rounds, max_rounds = _limited(min_rounds)
@@ -140,15 +145,15 @@ def time_interleaved(
         for name, took_ns in warm_up.items()
     )
     if title:
-        note(f"{title}: {announcement(len(contestants), min_rounds, least_s, budget_s)}")
-    samples: dict[str, list[int]] = {name: [] for name in contestants}
-    _load(contestants, protocol.load_s)
+        note(f"{title}: {announcement(len(candidates), min_rounds, least_s, budget_s)}")
+    turns: dict[str, list[list[int]]] = {name: [] for name in candidates}
+    _load(candidates, protocol.load_s)
     start, rounds, next_question, refused = time.perf_counter(), 0, min_rounds, 0
     with share_bar(title) as show:
         try:
             while rounds < min_rounds or (rounds < max_rounds and _fits(time.perf_counter() - start, rounds, budget_s)):
                 taken, counts = {}, True
-                for name, run in contestants.items():
+                for name, run in candidates.items():
                     time.sleep(protocol.settle_s)
                     if name in quick:
                         run()
@@ -161,21 +166,21 @@ def time_interleaved(
                         note(f"{title}: {MAX_REFUSED} rounds refused, the device slows itself down")
                         break
                     continue
-                for name, sample_ns in taken.items():
-                    samples[name].append(sample_ns)
+                for name, turn in taken.items():
+                    turns[name].append(turn)
                 rounds += 1
                 show(min(1.0, max((time.perf_counter() - start) / max(budget_s, least_s), rounds / max_rounds)))
                 if rounds >= next_question:
                     next_question = -(-rounds * 5 // 4)
-                    if enough(_finished(samples, rounds)):
+                    if enough(_finished(turns, rounds)):
                         break
         except KeyboardInterrupt as stop:
             if rounds:
-                raise Interrupted(_finished(samples, rounds)) from stop
+                raise Interrupted(_finished(turns, rounds)) from stop
             raise
     if not rounds:
         raise Slowed(f"{title}: expected rounds at full speed, found the device slowed down in all")
-    return _finished(samples, rounds)
+    return _finished(turns, rounds)
 
 
 def finished_rounds(measure: Callable[[], dict[str, Durations]], use: Callable[[dict[str, Durations]], object]) -> None:
@@ -188,9 +193,9 @@ def finished_rounds(measure: Callable[[], dict[str, Durations]], use: Callable[[
     use(measured)
 
 
-def announcement(contestants: int, rounds: int, least_s: float, budget_s: float) -> str:
+def announcement(candidates: int, rounds: int, least_s: float, budget_s: float) -> str:
     return (
-        f"{contestants} contestants, {rounds} rounds take about {least_s:.1f} s; at most {max(least_s, budget_s):.0f} s"
+        f"{candidates} candidates, {rounds} rounds take about {least_s:.1f} s; at most {max(least_s, budget_s):.0f} s"
     )
 
 
@@ -207,22 +212,30 @@ def _limited(min_rounds: int) -> tuple[int, float]:
     return min(min_rounds, int(text)), int(text)
 
 
-def _finished(samples: Mapping[str, list[int]], rounds: int) -> dict[str, Durations]:
-    return {name: Durations(tuple(taken[:rounds])) for name, taken in samples.items()}
+def _finished(turns: Mapping[str, list[list[int]]], rounds: int) -> dict[str, Durations]:
+    return {name: _durations(taken[:rounds]) for name, taken in turns.items()}
 
 
-def _load(contestants: Mapping[str, Callable[[], object]], seconds: float) -> None:
+def _durations(turns: Sequence[Sequence[int]]) -> Durations:
+    several = any(len(turn) > 1 for turn in turns)
+    calls_ns = tuple(chain(*turns)) if several else ()
+    return Durations(tuple(int(np.median(turn)) for turn in turns), calls_ns)
+
+
+def _load(candidates: Mapping[str, Callable[[], object]], seconds: float) -> None:
     begin = time.perf_counter()
     while time.perf_counter() < begin + seconds:
-        for run in contestants.values():
+        for run in candidates.values():
             run()
 
 
-def _turn_ns(run: Callable[[], object], turn_s: float) -> int:
-    samples = [_time_ns(run)]
-    while sum(samples) < 1e9 * turn_s:
-        samples.append(_time_ns(run))
-    return int(np.median(samples))
+def _turn_ns(run: Callable[[], object], turn_s: float) -> list[int]:
+    calls_ns, end_ns = [_time_ns(run)], 1e9 * turn_s
+    took_ns = calls_ns[0]
+    while took_ns < end_ns:
+        calls_ns.append(_time_ns(run))
+        took_ns += calls_ns[-1]
+    return calls_ns
 
 
 def _time_ns(run: Callable[[], object]) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from benchmarks.measure.gpu_state import Monitor, monitor
-from benchmarks.measure.timing import MAX_REFUSED, Protocol, Slowed, time_interleaved
+from benchmarks.measure.timing import MAX_REFUSED, Protocol, Slowed, ratio_with_interval, time_interleaved
 
 TURN = Protocol(settle_s=0.0, refill=False, load_s=0.02, turn_s=0.01)
 
@@ -25,9 +25,24 @@ def test_a_turn_is_many_calls_after_a_time_of_load() -> None:
     assert len(measured["it"].samples_ns) == 3
     assert all(1e6 <= sample < 1e7 for sample in measured["it"].samples_ns), "of a call, not of a turn"
     assert len(calls) > 3 + 3, "one call a round would be 3 and a warm-up"
+    assert 3 < len(measured["it"].calls_ns) < len(calls), "all but those of the warm-up"
     calls.clear()
     time_interleaved({"it": run}, 0.0, min_rounds=3, protocol=Protocol(refill=False))
     assert len(calls) == 1 + 3
+
+
+def test_percentiles_are_of_single_calls_and_ratios_of_the_rounds_medians() -> None:
+    """A slow call in ten is in every turn: the percentiles of the turns' medians would not see it."""
+    calls: list[int] = []
+
+    def run() -> None:
+        calls.append(len(calls))
+        time.sleep(0.06 if len(calls) % 10 == 0 else 0.001)
+
+    measured = time_interleaved({"it": run}, 0.0, min_rounds=3, protocol=Protocol(0.0, refill=False, turn_s=0.2))["it"]
+    assert len(measured.samples_ns) == 3
+    assert measured.percentile_ms(99) >= 60 > 2 * max(measured.samples_ns) / 1e6
+    assert ratio_with_interval(measured, measured).ratio == 1
 
 
 def test_a_round_in_which_the_device_slowed_down_does_not_count() -> None:

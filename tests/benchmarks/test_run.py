@@ -218,7 +218,7 @@ def test_it_says_before_it_starts_how_long_it_takes(
 ) -> None:
     monkeypatch.setenv(ROUNDS_VARIABLE, "3")
     time_interleaved({"slow": lambda: time.sleep(0.25)}, 9, "it")  # too slow for untimed calls
-    said = re.search(r"it: 1 contestants, 3 rounds take about ([\d.]+) s; at most 9 s", capsys.readouterr().err)
+    said = re.search(r"it: 1 candidates, 3 rounds take about ([\d.]+) s; at most 9 s", capsys.readouterr().err)
     assert said
     assert 0.8 <= float(said[1]) < 4, "three times the call of warm-up, which a busy machine prolongs"
 

@@ -78,7 +78,7 @@ BENCHMARKS = {
     "throughput": Entry("benchmarks.throughput", "Load a server.", "--batch 1 --rate 1000"),
     "accuracy": Entry("benchmarks.accuracy", "Compare the accuracy of runtimes and precisions.", "--models vitbn"),
     "faults": Entry("benchmarks.faults", "Break a server, count what its clients see.", "--scenario stub-killed"),
-    "foreign": Entry("benchmarks.foreign", "Time rewritten ONNX networks of others.", "--network bert-2x128"),
+    "foreign": Entry("benchmarks.foreign", "Time rewritten third-party ONNX networks.", "--network bert-2x128"),
     "report": Entry("benchmarks.report", "Write tables of results, compare two results.", "compare OLD.json NEW.json"),
 }
 

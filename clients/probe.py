@@ -149,12 +149,12 @@ def served_versions(server: Server, models: Sequence[str]) -> list[tuple[str, st
 
 
 def _successes(server: Server) -> dict[tuple[str, str], int]:
-    found = server.json("v2/models/stats")
+    answer = server.json("v2/models/stats")
     try:
-        stats = found["model_stats"]
+        stats = answer["model_stats"]
         return {(each["name"], each["version"]): int(each["inference_stats"]["success"]["count"]) for each in stats}
     except FOREIGN as error:
-        raise ProbeFailed(f"expected Triton's statistics, found {str(found)[:100]!r}") from error
+        raise ProbeFailed(f"expected Triton's statistics, found {str(answer)[:100]!r}") from error
 
 
 def _verdict(

@@ -89,19 +89,19 @@ def open_folder(
     path = folder / "origin.json"
     if not path.exists():
         write_atomically(path, json.dumps(asdict(expected), indent=2).encode())
-    found = _read_origin(path)
+    origin = _read_origin(path)
     for name, value in asdict(expected).items():
-        if found.get(name) != value:
-            raise TrainingError(f"{path}: expected {name} {value}, found {found.get(name)}")
+        if origin.get(name) != value:
+            raise TrainingError(f"{path}: expected {name} {value}, found {origin.get(name)}")
     model = teacher.model.to(options.device)
     return TeacherCache(folder, images, augmentation(options.augment), model, config.num_classes)
 
 
 def _read_origin(path: Path) -> dict[str, object]:
     try:
-        found = json.loads(path.read_bytes())
+        origin = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
         raise TrainingError(f"{path}: expected a JSON object, found {error}") from error
-    if not isinstance(found, dict):
-        raise TrainingError(f"{path}: expected a JSON object, found {type(found).__name__}")
-    return found
+    if not isinstance(origin, dict):
+        raise TrainingError(f"{path}: expected a JSON object, found {type(origin).__name__}")
+    return origin

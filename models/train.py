@@ -146,7 +146,7 @@ def train(
         data = load_dataset(dataset, data_dir, image_size=image_size, held_out=options.hold_out)
         config = replace(data.model_config(model, depth), **{name: it for name, it in sizes.items() if it is not None})
         device = choose_device(options.device)  # imports torch, which takes seconds: after the checks above
-        held_out = 0 if data.reading else options.hold_out  # a folder's are its test part
+        held_out = 0 if data.load_options else options.hold_out  # a folder's are its test part
         options = replace(options, device=device, hold_out=held_out)
         output = output or CHECKPOINTS / f"{model}-{Path(dataset).absolute().name}.safetensors"
         _check_writable(output)
@@ -191,7 +191,7 @@ def _run(
             epochs = tracking.track(epochs, output, resume, _print_above_the_bar)
         what = f"{config.model}, depth {config.depth}," if config.is_transformer else config.model
         click.echo(f"{what} on {images} images of {data.name}, {options.device}, seed {options.seed}")
-        if data.reading:
+        if data.load_options:
             click.echo(f"Pictures to train and to test on: {_class_counts(data)}")
         last = _print_epochs(epochs, f"{'held-out' if options.hold_out else 'test'} accuracy %")
     if last:

@@ -311,5 +311,5 @@ def _run_key(config: ModelConfig, dataset: Dataset, options: TrainingOptions) ->
     del same["device"]
     if not depends_on_epochs(config, options):
         del same["epochs"]
-    read = f"{dataset.name} {dataset.reading}".rstrip()
+    read = f"{dataset.name} {dataset.load_options}".rstrip()
     return f"{config.to_json()} on {read}, {json.dumps(same)}"

@@ -81,7 +81,7 @@ def _label(row: Mapping[str, Any]) -> str:
 
 
 def foreign(run: Run) -> bytes:
-    title, axis = "What the ONNX rewrites are worth on networks of others", "times as fast as the plain file"
+    title, axis = "The ONNX rewrites on third-party networks", "times as fast as the plain file"
     ours = [row for row in run.rows if row.get("contestant") == OURS and "samples_ns" in row]
     titles = list(dict.fromkeys(row["title"] for row in ours))
     footnote = "One thread of ONNX Runtime, interleaved medians, 95 % bootstrap intervals."

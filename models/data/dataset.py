@@ -20,8 +20,8 @@ class DataError(Exception):
 class Dataset:
     """Images uint8 (n, C, H, W) and labels int64 (n,).
 
-    `preprocessing` turns a user's picture into such an image; `patch_size`: height, width in pixels; `reading`:
-    train.py's options to read it again.
+    `preprocessing` turns a user's picture into such an image; `patch_size`: height, width in pixels; `load_options`:
+    the options of `train` that load it again.
     """
 
     name: str
@@ -32,7 +32,7 @@ class Dataset:
     labels: tuple[str, ...]
     preprocessing: Preprocessing = "ink"
     patch_size: tuple[int, int] = (7, 7)
-    reading: str = ""
+    load_options: str = ""
 
     def __post_init__(self) -> None:
         train, test = self.train_images.shape[1:], self.test_images.shape[1:]

@@ -52,7 +52,7 @@ def load_folder(folder: Path, size: tuple[int, int] = (SIDE, SIDE), held_out: in
         labels=names,
         preprocessing="photo",
         patch_size=(max(1, size[0] // PATCHES), max(1, size[1] // PATCHES)),
-        reading=f"--image-size {size[0]} {size[1]}" + (f" --hold-out {held_out}" if held_out else ""),
+        load_options=f"--image-size {size[0]} {size[1]}" + (f" --hold-out {held_out}" if held_out else ""),
     )
 
 

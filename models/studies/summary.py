@@ -75,8 +75,8 @@ def _last(run: JsonRun) -> float:
 
 
 def _test(run: JsonRun) -> float:
-    found = run.get("test_accuracy")
-    return _last(run) if found is None else 100 * float(found)
+    accuracy = run.get("test_accuracy")
+    return _last(run) if accuracy is None else 100 * float(accuracy)
 
 
 def _fall(run: JsonRun) -> float:

@@ -1,6 +1,7 @@
 """Files that try to cost memory or time."""
 
 import json
+import struct
 import zipfile
 from dataclasses import asdict
 from pathlib import Path
@@ -66,9 +67,22 @@ def sparse_header(path: Path) -> None:
 
 
 def long_directory(path: Path) -> None:
-    """An archive of 200,000 members."""
-    end = b"PK\x05\x06" + bytes(8) + (20_000_000).to_bytes(4, "little") + bytes(6)
-    path.write_bytes(bytes(20_000_000) + end)
+    """An archive of 100,000 members, all in one place."""
+    member = b"PK\x01\x02" + struct.pack("<6H3I5H2I", 20, 20, 0, 0, 0, 33, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0) + b"a"
+    count, size = 100_000, 100_000 * len(member)
+    end_64 = b"PK\x06\x06" + struct.pack("<Q2H2I4Q", 44, 45, 45, 0, 0, count, count, size, 0)
+    locator = b"PK\x06\x07" + struct.pack("<IQI", 0, size, 1)
+    end = b"PK\x05\x06" + struct.pack("<4H2IH", 0, 0, 0xFFFF, 0xFFFF, 0xFFFFFFFF, 0xFFFFFFFF, 0)
+    path.write_bytes(member * count + end_64 + locator + end)
+
+
+def sparse_archive(path: Path) -> None:
+    """A state dict after 1 GB that takes no disk."""
+    torch.save(published(), path)
+    archive = path.read_bytes()
+    with path.open("wb") as file:
+        file.seek(1 << 30)
+        file.write(archive)
 
 
 FILES = {
@@ -96,5 +110,6 @@ FILES = {
     "shared": shared,
     "deflated": deflated,
     "long directory": long_directory,
+    "sparse archive": sparse_archive,
     "large pickle": lambda path: torch.save({str(number): number for number in range(100_000)}, path),
 }

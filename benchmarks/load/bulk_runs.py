@@ -32,14 +32,14 @@ BLOCK = 4096  # images of the repeated digits
 class BulkBench:
     """Call `compared`, then `killed`."""
 
-    def __init__(self, folder: Path, rows: int, model: str, form: str) -> None:
+    def __init__(self, folder: Path, rows: int, model: str) -> None:
         from export.pipeline import ExportOptions, export_checkpoint
         from models.catalog import shipped
 
         self._folder, self._rows = folder, rows
         self._model = folder / "model.onnx"
         export_checkpoint(shipped(model), ExportOptions(output=self._model, rewrites="all"))
-        self._input = _write_idx(folder, rows) if form == "idx" else _write_parquet(folder, rows)
+        self._input = _write_images(folder, rows)
         os.sync()  # else the runs wait while the input is written back
 
     def compared(self) -> Row:
@@ -176,27 +176,12 @@ def _digits() -> np.ndarray[Any, np.dtype[np.uint8]]:
     return np.resize(images, (BLOCK, *images.shape[1:]))
 
 
-def _write_idx(folder: Path, rows: int) -> Path:
+def _write_images(folder: Path, rows: int) -> Path:
     digits, path = _digits(), folder / "rows-images-idx3-ubyte"
     with path.open("wb") as file:
         file.write(struct.pack(">4B3I", 0, 0, 8, 3, rows, 28, 28))
         for start in range(0, rows, BLOCK):
             file.write(digits[: min(BLOCK, rows - start)].tobytes())
-    return path
-
-
-def _write_parquet(folder: Path, rows: int) -> Path:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    path = folder / "rows.parquet"
-    pixels = [each.tobytes() for each in _digits()]
-    schema = pa.schema([("id", pa.int64()), ("image", pa.binary(784))])
-    with pq.ParquetWriter(path, schema, use_dictionary=False) as writer:
-        for start in range(0, rows, BLOCK):
-            count = min(BLOCK, rows - start)
-            columns = [pa.array(range(start, start + count)), pa.array(pixels[:count], pa.binary(784))]
-            writer.write_table(pa.table(columns, schema))
     return path
 
 

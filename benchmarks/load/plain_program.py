@@ -2,7 +2,7 @@
 
     python -m benchmarks.load.plain_program MODEL.onnx FILE INDEX COUNT
 
-FILE: idx of uint8 images (n, 28, 28), or Parquet with a column `image` of fixed_size_binary(784). One thread.
+FILE: idx of uint8 images (n, 28, 28). One thread.
 """
 
 from __future__ import annotations
@@ -24,25 +24,14 @@ def main(model: str, path: str, index: int, count: int) -> None:
     options = ort.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     session = ort.InferenceSession(model, options, ["CPUExecutionProvider"])
-    for batch in (_parquet if path.endswith(".parquet") else _idx)(path, index, count):
+    for batch in batches(path, index, count):
         session.run(["logits"], {"image": batch})[0].argmax(axis=1)
 
 
-def _idx(path: str, index: int, count: int) -> Iterator[Pixels]:
+def batches(path: str, index: int, count: int) -> Iterator[Pixels]:
     images = np.memmap(path, np.uint8, "r", offset=16).reshape(SHAPE)
     for start in range(index * BATCH_SIZE, len(images), count * BATCH_SIZE):
         yield images[start : start + BATCH_SIZE]
-
-
-def _parquet(path: str, index: int, count: int) -> Iterator[Pixels]:
-    import pyarrow.parquet as pq
-
-    file = pq.ParquetFile(path)
-    groups = range(index, file.num_row_groups, count)
-    for batch in file.iter_batches(BATCH_SIZE, row_groups=groups, columns=["image"], use_threads=False):
-        images = batch.column("image")
-        pixels = np.frombuffer(images.buffers()[1], np.uint8, len(batch) * 784, images.offset * 784)
-        yield pixels.reshape(SHAPE)
 
 
 if __name__ == "__main__":

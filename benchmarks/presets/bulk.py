@@ -14,9 +14,8 @@ from benchmarks.measure.choices import Result
 @click.command()
 @click.option("--rows", type=click.IntRange(10_000), default=2_000_000, show_default=True)
 @click.option("--model", default="vitbn-tiny", show_default=True, help="A shipped network, with all rewrites.")
-@click.option("--form", type=click.Choice(["idx", "parquet"]), default="idx", show_default=True)
 @click.option("--json", "path", type=Result(), help="Write the result here.")
-def bulk(rows: int, model: str, form: str, path: Path | None) -> None:
+def bulk(rows: int, model: str, path: Path | None) -> None:
     """Compare vitbn bulk with plain ONNX Runtime, watch its memory, kill it and count its rows."""
     from benchmarks.load.bulk_runs import BulkBench
     from benchmarks.measure.machine import cores
@@ -24,11 +23,11 @@ def bulk(rows: int, model: str, form: str, path: Path | None) -> None:
 
     with recording(path, cores()) as record, tempfile.TemporaryDirectory(prefix="bulk-") as folder:
         measured: list[dict[str, Any]] = []
-        bench = BulkBench(Path(folder), rows, model, form)
+        bench = BulkBench(Path(folder), rows, model)
         for name, measure in (("undisturbed", bench.compared), ("killed", bench.killed)):
             row = measure()
             click.echo(f"{name}: " + ", ".join(f"{key} {value}" for key, value in row.items()))
-            measured.append({"model": model, "form": form, "rows": rows, "run": name, **row})
+            measured.append({"model": model, "rows": rows, "run": name, **row})
             record.update(measured)
         verdict = bench.verdict()
         click.echo(", ".join(f"{key} {value}" for key, value in verdict.items()))

@@ -86,7 +86,7 @@ def latency(
     from benchmarks.measure.run import recording
 
     device, threads = choose(wanted), threads or cores()
-    workloads = [Workload(batch, micro_batch) for batch in batches or (DEFAULT_BATCH,)]
+    workloads = [Workload(batch, micro_batch=micro_batch) for batch in batches or (DEFAULT_BATCH,)]
     with recording(json_path, threads, device) as record:
         named = [(name, _config(name, depth, published)) for name in models]
         forms = (runtimes or DEFAULT_RUNTIMES[device], precisions or DEFAULT_PRECISIONS[device])

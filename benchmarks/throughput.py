@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from benchmarks.load.workload import LARGEST_BATCH, MIN_REQUESTS, Failed, Workload
+from benchmarks.load.figures import LARGEST_BATCH, MIN_REQUESTS, Failed
 from benchmarks.measure.candidate import Candidate
 from benchmarks.measure.choices import FiniteRange, WithPresets, json_option, presets
 from benchmarks.measure.engines import SERVED_ENGINES, SERVED_PRECISIONS
 from benchmarks.measure.machine import cores
 from benchmarks.measure.progress import note
+from benchmarks.measure.workload import Workload
 from models.catalog import SHIPPED, NameChoice
 
 if TYPE_CHECKING:

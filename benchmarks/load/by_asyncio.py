@@ -15,15 +15,8 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.load.workload import (
-    MAX_IN_FLIGHT,
-    Failed,
-    LeftOut,
-    Workload,
-    figures,
-    served_name,
-    unmeasured,
-)
+from benchmarks.load.figures import MAX_IN_FLIGHT, Failed, LeftOut, figures, served_name, unmeasured
+from benchmarks.measure.workload import Workload
 from clients.classifier import AsyncClassifier, Options
 from clients.errors import ClientError
 

@@ -16,7 +16,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.load.workload import MAX_IN_FLIGHT, Failed, LeftOut, Workload, served_name, unmeasured
+from benchmarks.load.figures import MAX_IN_FLIGHT, Failed, LeftOut, served_name, unmeasured
+from benchmarks.measure.workload import Workload
 
 if TYPE_CHECKING:
     from benchmarks.measure.candidate import Candidate

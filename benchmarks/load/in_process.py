@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from benchmarks.load.workload import Workload, figures
+from benchmarks.load.figures import figures
 from benchmarks.measure.candidate import Candidate
+from benchmarks.measure.workload import Workload
 
 if TYPE_CHECKING:
     from benchmarks.load.published import Published

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from benchmarks.load.workload import WrongAnswer
+from benchmarks.load.figures import WrongAnswer
 from benchmarks.measure.candidate import Candidate
 from models.catalog import shipped
 

@@ -15,11 +15,12 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.load import by_asyncio, by_perf_analyzer, in_process
+from benchmarks.load.figures import Failed, WrongAnswer, served_name, wire
 from benchmarks.load.published import IMAGES, Published, check, publish, server_arguments
-from benchmarks.load.workload import IN_PROCESS, Failed, Workload, WrongAnswer, served_name, wire
 from benchmarks.measure.candidate import Candidate
 from benchmarks.measure.engines import why_not
 from benchmarks.measure.progress import note, one_line, steps
+from benchmarks.measure.workload import IN_PROCESS, Workload
 
 if TYPE_CHECKING:
     from benchmarks.measure.run import Row

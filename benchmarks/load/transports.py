@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.measure.progress import count_bar
+from benchmarks.measure.workload import IN_PROCESS
 from clients.options import Options, Protocol
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from export.equivalence import Images
     from serving.running import Server
 
-IN_PROCESS = "in process"
 TRANSPORTS: dict[str, Protocol] = {"HTTP": "http", "gRPC": "grpc"}
 STREAM_STEPS = 10
 CLIENT_CALLS = 300

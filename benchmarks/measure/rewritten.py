@@ -56,7 +56,7 @@ def measure(depth: int, count: int, seconds: float, add: Callable[[list[Row]], N
     for each, form in steps(pairs, f"depth {depth}: searching the best way"):
         images, model = each.images(count), each.config.model
         candidate, program, macs = _built(each, form)
-        one_call, quickest = Workload(count, count), best_workload(program, candidate, images[:SEARCHED])
+        one_call, quickest = Workload(count, micro_batch=count), best_workload(program, candidate, images[:SEARCHED])
         for kind, way in ((ONE_CALL, one_call), (BEST, quickest)):
             row = {"name": f"{model}, {form}, {kind}", "model": model, "contestant": form, "kind": kind}
             runs[row["name"]] = runner(program, candidate, way, images)

@@ -1,4 +1,4 @@
-"""How a candidate is called; the best way is found by a short search."""
+"""How a candidate is asked; a short search gives the best way in this process."""
 
 from __future__ import annotations
 
@@ -11,9 +11,16 @@ from benchmarks.measure.candidate import Candidate, start
 from benchmarks.measure.machine import cores
 
 if TYPE_CHECKING:
-    from benchmarks.measure.networks import Program
-    from export.equivalence import Images
+    import numpy as np
+    from numpy.typing import NDArray
 
+    from benchmarks.measure.networks import Program
+    from clients.options import Protocol
+    from export.equivalence import Images
+    from serving.running import Server
+
+IN_PROCESS: Literal["in process"] = "in process"
+SEED = 0  # of an open loop
 MICRO_BATCHES = (16, 32, 64, 128, 256)
 SEARCH_IMAGES = 2560
 SEARCH_ROUNDS = 3
@@ -21,11 +28,20 @@ SEARCH_ROUNDS = 3
 
 @dataclass(frozen=True)
 class Workload:
-    """`batch` images, `micro_batch` of them a call (None: all, auto: as many as is quickest), calls in flight."""
+    """Requests of `batch` images to `instances` copies of a candidate, by a client's `protocol` or in this process.
+
+    A closed loop keeps requests `in_flight` (None: one); an open loop sends `rate` images a second, each request when
+    due. In process, `micro_batch` images are a call (None: all, auto: as many as is quickest). `shared_memory` of
+    client and server holds images and logits.
+    """
 
     batch: int
+    in_flight: int | None = None
     micro_batch: int | Literal["auto"] | None = None
-    in_flight: int = 1
+    rate: float | None = None
+    protocol: Literal["grpc", "http", "in process"] = "in process"
+    shared_memory: Literal["none", "system", "cuda"] = "none"
+    instances: int = 1
 
     def sizes(self) -> set[int]:
         """Images of all calls, those of the search included."""
@@ -36,16 +52,38 @@ class Workload:
         searched = {min(self.batch, SEARCH_IMAGES)} if self.micro_batch == "auto" else set()
         return steps | {total % step for step in steps for total in (self.batch, *searched) if total % step}
 
+    def requests(self, seconds: float) -> int:
+        return round((self.rate or 0) * seconds / self.batch)
+
+    def address(self, server: Server) -> tuple[str, Protocol]:
+        """For a client."""
+        return (server.grpc_url, "grpc") if self.protocol == "grpc" else (server.http_url, "http")
+
+    def alone(self) -> Workload:
+        """In process, for comparison; more requests than instances would only wait."""
+        in_flight = min(self.in_flight or 1, self.instances)
+        return replace(self, in_flight=in_flight, protocol=IN_PROCESS, shared_memory="none")
+
+    def due_s(self, seconds: float) -> NDArray[np.float64]:
+        """When requests are due, from the loop's start; the same at each call.
+
+        A Poisson process with a fixed number of requests: a random number would miss a low rate by over 5 %.
+        """
+        import numpy as np
+
+        return np.sort(np.random.default_rng(SEED).uniform(0, seconds, self.requests(seconds)))
+
     def __str__(self) -> str:
-        return f"{self.micro_batch} a call, {self.in_flight} x {cores() // self.in_flight} threads"
+        at_once = self.in_flight or 1
+        return f"{self.micro_batch} a call, {at_once} x {cores() // at_once} threads"
 
 
 def best_workload(program: Program, candidate: Candidate, images: Images) -> Workload:
     """Of calls by one thread or a thread per core."""
     from benchmarks.measure.timing import time_interleaved
 
-    ways = [Workload(len(images), size, at_once) for size in MICRO_BATCHES for at_once in sorted({1, cores()})]
-    part = images[:SEARCH_IMAGES]
+    ways = [Workload(len(images), at_once, size) for size in MICRO_BATCHES for at_once in sorted({1, cores()})]
+    part = images[: min(SEARCH_IMAGES, MICRO_BATCHES[-1] * cores())]  # the largest calls fill all cores
     runs = {str(way): runner(program, candidate, way, part) for way in ways}
     measured = time_interleaved(runs, 0.001, min_rounds=SEARCH_ROUNDS)
     return min(ways, key=lambda way: measured[str(way)].percentile_ms(50))
@@ -63,7 +101,7 @@ def best_micro_batch(make: Callable[[Images, int], Callable[[], object]], images
 
 def runner(program: Program, candidate: Candidate, workload: Workload, images: Images) -> Callable[[], None]:
     """A call in flight has a copy of the program and its share of the cores."""
-    size, at_once = int(workload.micro_batch or len(images)), workload.in_flight
+    size, at_once = int(workload.micro_batch or len(images)), workload.in_flight or 1
     batches = [images[i : i + size] for i in range(0, len(images), size)]
     copy = replace(candidate, threads=cores() // at_once)
     workers = [start(program, copy) for _ in range(at_once)]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from benchmarks.load.workload import LARGEST_BATCH, Failed
+from benchmarks.load.figures import LARGEST_BATCH, Failed
 from benchmarks.measure.candidate import Candidate
 from benchmarks.measure.choices import dataset_options, json_option, seconds_option
 from benchmarks.measure.engines import SERVED_ENGINES, SERVED_PRECISIONS, why_not

@@ -122,7 +122,7 @@ def _missing_packages() -> Iterator[str]:
 def _missing_programs_and_images(fetch: bool) -> Iterator[str]:
     """Without the images only the last steps would fail, after a quarter of an hour."""
     from benchmarks.load.by_perf_analyzer import program
-    from benchmarks.load.workload import Failed
+    from benchmarks.load.figures import Failed
     from models.data import DataError, find_mnist
     from serving.launcher import native_server
 

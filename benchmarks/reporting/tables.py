@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from math import ceil
 from pathlib import PurePath
 
+from benchmarks.load.figures import engine_and_sharing, wire
 from benchmarks.load.saturation import saturation
-from benchmarks.load.workload import engine_and_sharing, wire
 from benchmarks.measure.engines import ORT
 from benchmarks.measure.foreign_candidates import OPENVINO_OURS, OPTIMISER, OURS
 from benchmarks.measure.rewritten import ALL, BEST, EAGER, ONE_CALL, PLAIN

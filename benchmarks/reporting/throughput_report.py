@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from benchmarks.load.figures import engine_and_sharing, wire
 from benchmarks.load.saturation import saturation
-from benchmarks.load.workload import engine_and_sharing, wire
 from benchmarks.measure.run import Row
 from benchmarks.measure.tables import table
 

@@ -5,9 +5,10 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from benchmarks.load.transports import IN_PROCESS, TRANSPORTS
+from benchmarks.load.transports import TRANSPORTS
 from benchmarks.measure import candidate
 from benchmarks.measure.timing import MIN_ROUNDS
+from benchmarks.measure.workload import IN_PROCESS
 from benchmarks.presets.added import added
 
 

@@ -275,7 +275,7 @@ def test_micro_batches_are_searched_and_all_images_are_called() -> None:
         sizes.append(len(images))
         return of.logits[: len(images)] if len(images) == 40 else np.zeros((len(images), 10), np.float32)
 
-    ready = first_call(Built(Candidate(), of, b"", classify, 1, (40,)), Workload(40, "auto"))
+    ready = first_call(Built(Candidate(), of, b"", classify, 1, (40,)), Workload(40, micro_batch="auto"))
     assert {16, 32, 40} <= set(sizes)
     assert ready.micro_batch in (16, 32, 40)
     sizes.clear()

@@ -10,9 +10,10 @@ from benchmarks.faults import EVERY
 from benchmarks.load import by_asyncio
 from benchmarks.load.by_asyncio import ServerTimes, closed_loop, open_loop
 from benchmarks.load.drills import drills
+from benchmarks.load.figures import Failed, LeftOut, figures, unmeasured
 from benchmarks.load.saturation import saturation
 from benchmarks.load.verdicts import Verdicts, meanwhile
-from benchmarks.load.workload import Failed, LeftOut, Workload, figures, unmeasured
+from benchmarks.measure.workload import Workload
 
 SERVICE_S, STALL_S, SECONDS = 0.002, 0.3, 1.0
 RATE = Workload(batch=1, rate=100)

@@ -69,7 +69,7 @@ def test_best_is_one_call_where_that_is_quicker() -> None:
     assert best["way"] == ONE_CALL
 
 
-@pytest.mark.parametrize("way", [Workload(1000, 100), Workload(1000, 32, 2), Workload(1000)])
+@pytest.mark.parametrize("way", [Workload(1000, 1, 100), Workload(1000, 2, 32), Workload(1000)])
 def test_every_way_classifies_every_image_once(way: Workload, monkeypatch: pytest.MonkeyPatch) -> None:
     import numpy as np
 

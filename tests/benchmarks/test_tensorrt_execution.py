@@ -170,7 +170,7 @@ def test_where_no_graph_can_be_captured_the_engine_is_enqueued_and_the_reason_ke
     [(5000, None, {5000}), (5000, 64, {64, 8}), (40, 64, {40}), (40, "auto", {16, 32, 40, 8})],
 )
 def test_an_engine_has_a_profile_for_every_size_that_is_called(batch: int, micro_batch: Any, sizes: set[int]) -> None:
-    assert Workload(batch, micro_batch).sizes() == sizes
+    assert Workload(batch, micro_batch=micro_batch).sizes() == sizes
 
 
 def test_the_floor_counts_every_layer_once() -> None:

@@ -17,11 +17,12 @@ from tritonclient.grpc import model_config_pb2 as pb
 
 from benchmarks import throughput
 from benchmarks.load import by_perf_analyzer, in_process, published, rounds
+from benchmarks.load.figures import Failed, LeftOut, WrongAnswer
 from benchmarks.load.published import Published
 from benchmarks.load.saturation import saturation
-from benchmarks.load.workload import Failed, LeftOut, Workload, WrongAnswer
 from benchmarks.measure import candidate as candidates
 from benchmarks.measure.candidate import Candidate
+from benchmarks.measure.workload import Workload
 from models.config import ModelConfig
 from models.data import DataError
 

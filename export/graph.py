@@ -120,11 +120,7 @@ def export(
     converted = None
     if lowering:
         proto, converted = convert(proto, lowering)
-        about |= {
-            "precision": lowering.precision,
-            "test_accuracy": converted.accuracy,
-            "float32_test_accuracy": converted.reference,
-        }
+        about |= converted.about(lowering.precision)
     data, first = _with_metadata(proto, about), embedded.images[:1]
     sample = Sample({INPUT_NAME: first}, {OUTPUT_NAME: onnx_classifier(data)(first)})
     artifact = classifier_artifact(ONNX_FILE, data, checkpoint.config, sample, about)

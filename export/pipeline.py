@@ -17,7 +17,7 @@ from export.equivalence import NamedImages, embedded_sample
 from export.errors import ExportError, PublishError
 from export.graph import DEFAULT_OPSET, Exported, export
 from export.own_data import own_dataset, own_sample
-from export.precision import AccuracyError, Lowering
+from export.precision import AccuracyError, Lowering, in_precision
 from export.publishing.artifact import Artifact
 from export.publishing.beside import write_beside
 from export.publishing.publish import check_name, publish
@@ -31,7 +31,6 @@ from models.data import DataError, Dataset
 
 if TYPE_CHECKING:
     from export.engines.gpu import Gpu
-    from export.engines.onnx_source import OnnxSource
     from export.engines.tensorrt_engine import Built, EngineOptions
 
 Backend = Literal["onnxruntime", "openvino", "auto"]
@@ -137,14 +136,13 @@ def _best(make: Make, dataset: Dataset, options: ExportOptions) -> tuple[Exporte
     return replace(exported, artifact=artifact, choice=choice), serving
 
 
-def export_engine(source: OnnxSource, options: EngineOptions, gpu: Gpu, data_dir: Path | None = None) -> Built:
+def export_engine(source: Artifact, options: EngineOptions, gpu: Gpu, data_dir: Path | None = None) -> Built:
     """Conversion and, with test images, the engine may each lose ACCURACY_DROP percentage points of test accuracy."""
-    from export.engines.onnx_source import in_precision
     from export.engines.tensorrt_engine import ACCURACY_DROP, make
 
     @cache
     def dataset(fetch: bool) -> Dataset:
-        return own_dataset(source.config, source.manifest["metrics"], data_dir, fetch)
+        return own_dataset(source.config, source.about["metrics"], data_dir, fetch)
 
     graph_precision = "fp16" if options.precision == "fp16" else "fp32"
     converted = in_precision(source, graph_precision, lambda: Lowering("fp16", dataset(True), ACCURACY_DROP))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +18,10 @@ import numpy as np
 import onnx
 
 from export.equivalence import Classifier, Images, onnx_classifier
-from export.errors import ExportError
-from models.config import INPUT_NAME
+from export.errors import ExportError, PublishError
+from export.publishing.artifact import ONNX_FILE, Artifact, classifier_artifact
+from export.publishing.sample import Sample
+from models.config import INPUT_NAME, OUTPUT_NAME
 from models.data import Dataset
 
 CALIBRATION_IMAGES = 512
@@ -41,6 +43,14 @@ class Accuracies:
     reference: float
     images: int
     engine: str | None = None
+
+    def about(self, precision: str) -> dict[str, Any]:
+        """What the manifest of a file that was lowered to `precision` tells."""
+        return {
+            "precision": precision,
+            "test_accuracy": self.accuracy,
+            "float32_test_accuracy": self.reference,
+        }
 
     def __str__(self) -> str:
         ours, theirs = 100 * self.accuracy, 100 * self.reference
@@ -66,6 +76,21 @@ def convert(proto: onnx.ModelProto, lowering: Lowering) -> tuple[onnx.ModelProto
     onnx.checker.check_model(lowered, full_check=True)
     before, after = (onnx_classifier(each.SerializeToString()) for each in (proto, lowered))
     return lowered, _gate(lowering.precision, None, after, before, dataset, lowering.max_drop_points)
+
+
+def in_precision(source: Artifact, precision: str, lowering: Callable[[], Lowering]) -> Artifact:
+    """Calls `lowering`, which loads the data, only to convert. Raises AccuracyError, and PublishError for int8."""
+    held = source.manifest.precision
+    if held == precision:
+        return source
+    if held != "fp32":
+        usable = "fp32" if precision == "fp32" else f"fp32 or {precision}"
+        raise PublishError(f"ONNX: expected {usable} to build {precision} from, found {held}")
+    proto, converted = convert(onnx.load_from_string(source.data), lowering())
+    data: bytes = proto.SerializeToString()
+    inputs: Any = source.sample.inputs
+    sample = Sample(inputs, {OUTPUT_NAME: onnx_classifier(data)(inputs[INPUT_NAME])})
+    return classifier_artifact(ONNX_FILE, data, source.config, sample, {**source.about, **converted.about(precision)})
 
 
 def engine_accuracy(

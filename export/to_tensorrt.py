@@ -11,8 +11,8 @@ from export.to_onnx import DEFAULT_REPOSITORY, check_output_alone, repository_op
 from models.catalog import SHIPPED, NameChoice, relative, shipped
 
 if TYPE_CHECKING:
-    from export.engines.onnx_source import OnnxSource
     from export.engines.tensorrt_engine import Built
+    from export.publishing.artifact import Artifact
 
 VERSION = r"\d+(\.\d+){1,3}"
 
@@ -90,13 +90,18 @@ def _check(onnx_file: Path | None, model: str | None, output: Path | None, optio
         )
 
 
-def _source(onnx_file: Path | None, model: str) -> OnnxSource:
-    from export.engines.onnx_source import from_export, read_source
+def _source(onnx_file: Path | None, model: str) -> Artifact:
+    from export.errors import PublishError
     from export.pipeline import ExportOptions, export_checkpoint
+    from export.publishing.artifact import ONNX_FILE
+    from export.publishing.beside import read_beside
 
     if onnx_file:
-        return read_source(onnx_file)
-    return from_export(export_checkpoint(shipped(model), ExportOptions(rewrites="all", fuse_attention=True)))
+        source = read_beside(onnx_file)
+        if source.manifest.file != ONNX_FILE:
+            raise PublishError(f"{onnx_file}: expected the manifest of an ONNX file, found of a {source.manifest.file}")
+        return source
+    return export_checkpoint(shipped(model), ExportOptions(rewrites="all", fuse_attention=True)).artifact
 
 
 def _print(built: Built, version_compatible: bool) -> None:

@@ -94,13 +94,12 @@ def publish(
 
 def _engine(exported: Any, precision: Any, largest: int) -> Artifact:
     from export.engines.gpu import require_for_server
-    from export.engines.onnx_source import from_export
     from export.engines.tensorrt_engine import EngineOptions
     from export.pipeline import export_engine
 
     gpu = require_for_server()
     options = EngineOptions(precision, opt_batch=largest, max_batch=max(largest, IMAGES))
-    return export_engine(from_export(exported), options, gpu).artifact
+    return export_engine(exported.artifact, options, gpu).artifact
 
 
 def check(who: object, found: Logits, expected: Logits, precision: Precision = "fp32") -> None:

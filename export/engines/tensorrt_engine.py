@@ -18,13 +18,12 @@ import numpy as np
 import onnx
 
 from export.engines.gpu import Gpu
-from export.engines.onnx_source import OnnxSource
 from export.engines.tensorrt_layers import check_layers
 from export.engines.tensorrt_support import prepare
 from export.equivalence import BATCH_SIZES, Classifier, Comparison, Images, compare, onnx_classifier, proof_images
 from export.errors import ExportError
 from export.precision import Accuracies, engine_accuracy
-from export.publishing.artifact import PLAN_FILE, Artifact, classifier_artifact
+from export.publishing.artifact import ONNX_FILE, PLAN_FILE, Artifact, classifier_artifact
 from export.publishing.sample import Sample
 from models.config import INPUT_NAME, OUTPUT_NAME, ModelConfig
 from models.data import Dataset
@@ -67,7 +66,7 @@ class Built:
     accuracy: Accuracies | None = None
 
 
-def make(source: OnnxSource, options: EngineOptions, gpu: Gpu, dataset: Dataset | None = None) -> Built:
+def make(source: Artifact, options: EngineOptions, gpu: Gpu, dataset: Dataset | None = None) -> Built:
     """Raises UnsupportedGraph, EngineError, LayerTypesDiffer, EquivalenceError or AccuracyError."""
     proto, config = prepare(onnx.load_from_string(source.data)), source.config
     start_ns = time.perf_counter_ns()
@@ -89,7 +88,7 @@ def make(source: OnnxSource, options: EngineOptions, gpu: Gpu, dataset: Dataset 
         "max_abs_error": comparison.max_abs_error,
         "tolerance": comparison.tolerance,
     }
-    about = source.manifest | {"precision": options.precision, "engine": engine_facts}
+    about = {**source.about, "precision": options.precision, "engine": engine_facts}
     if measured:
         about["test_accuracy"] = measured.accuracy
     return Built(classifier_artifact(PLAN_FILE, plan, config, sample, about), comparison, measured)
@@ -164,7 +163,7 @@ def compare_engine(expected: Classifier, found: Classifier, images: Images, opti
     return compare(stages, in_parts(expected, REFERENCE_BATCH), found, repeated, tolerance, sorted(sizes))
 
 
-def describe(source: OnnxSource, options: EngineOptions, gpu: Gpu) -> dict[str, Any]:
+def describe(source: Artifact, options: EngineOptions, gpu: Gpu) -> dict[str, Any]:
     import polygraphy
     import tensorrt as trt
 
@@ -178,7 +177,7 @@ def describe(source: OnnxSource, options: EngineOptions, gpu: Gpu) -> dict[str, 
         "version_compatible": options.version_compatible,
         "hardware_compatible": options.hardware_compatible,
         "workspace_mib": options.workspace_mib,
-        "onnx_sha256": source.sha256,
+        "onnx_sha256": source.manifest.files[ONNX_FILE],
     }
 
 

@@ -12,12 +12,13 @@ from onnx import TensorProto, helper, numpy_helper
 
 from export import to_tensorrt
 from export.engines.gpu import find_gpu, require
-from export.engines.onnx_source import OnnxSource, SourceError, in_precision, read_source
 from export.engines.tensorrt_engine import Built, EngineOptions, compare_engine, in_parts
 from export.engines.tensorrt_layers import LayerTypesDiffer, check_layers
 from export.equivalence import Images, Logits, ShapesDiffer, ValuesDiffer, compare, onnx_classifier, proof_images
-from export.errors import Unavailable
+from export.errors import PublishError, Unavailable
 from export.pipeline import ExportOptions, export_checkpoint
+from export.precision import in_precision
+from export.publishing.beside import write_beside
 from export.to_tensorrt import tensorrt
 from models.catalog import shipped
 from models.config import INPUT_NAME, OUTPUT_NAME, ModelConfig
@@ -187,47 +188,33 @@ def test_an_inspector_that_says_nothing_only_warns(
     assert ("products of 7 in float16" in printed.out) != warned
 
 
-MANIFEST = {
-    "model_config": json.loads(ModelConfig(depth=1).to_json()),
-    "rewrites": [],
-    "opset": 20,
-    "max_abs_error": 1e-6,
-    "tolerance": 1e-4,
-    "checkpoint": "a.safetensors",
-    "checkpoint_sha256": "0" * 64,
-    "metrics": {},
-    "torch": "2.13",
-}
+def _other_file(path: Path) -> None:
+    path.write_bytes(artifact_of(note="another").data)
 
 
-def onnx_file(path: Path, metadata: dict[str, object]) -> Path:
-    proto = attention(float16=False)
-    for key, value in metadata.items():
-        proto.metadata_props.add(key=key, value=value if isinstance(value, str) else json.dumps(value))
-    path.write_bytes(proto.SerializeToString())
-    return path
-
-
-def test_the_manifest_is_that_of_the_files_metadata(tmp_path: Path) -> None:
-    source = read_source(onnx_file(tmp_path / "a.onnx", MANIFEST | {"precision": "fp16", "test_accuracy": 0.5}))
-    assert source.manifest == MANIFEST | {"precision": "fp16", "test_accuracy": 0.5}
-    assert (source.config, source.precision) == (ModelConfig(depth=1), "fp16")
+def _tell(path: Path, **fields: object) -> None:
+    beside = path.with_suffix(".json")
+    beside.write_text(json.dumps(json.loads(beside.read_text()) | fields))
 
 
 @pytest.mark.parametrize(
-    ("make", "message"),
+    ("damage", "message"),
     [
-        (lambda path: path, "expected an ONNX file, found No such file"),
-        (lambda path: (path.write_bytes(b"\xff text"), path)[1], "expected an ONNX file, found"),
-        (lambda path: onnx_file(path, {}), "expected the metadata that to_onnx.py stores, found no model_config, "),
-        (lambda path: onnx_file(path, MANIFEST | {"rewrites": "none"}), "ONNX metadata: expected what to_onnx.py"),
-        (lambda path: onnx_file(path, MANIFEST | {"model_config": {"depth": 0}}), "depth: expected an integer"),
+        (lambda path: path.unlink(), "a.onnx: expected model.onnx, found No such file"),
+        (lambda path: path.with_suffix(".json").unlink(), "a.json: expected the manifest of an export, found FileNot"),
+        (_other_file, "a.onnx: expected the SHA-256 "),
+        (lambda path: _tell(path, model_config={"depth": 0}), "a.json: expected the manifest of an export, found "),
+        (lambda path: write_beside(path, artifact_of(file="model.plan")), "expected the manifest of an ONNX file, fou"),
     ],
-    ids=["missing", "not ONNX", "no manifest", "another's metadata", "no such model"],
+    ids=["missing", "no manifest", "another's manifest", "no such model", "a plan"],
 )
-def test_files_that_no_engine_is_built_from(make: Callable[[Path], Path], message: str, tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match=message):
-        read_source(make(tmp_path / "a.onnx"))
+def test_files_that_no_engine_is_built_from(damage: Callable[[Path], None], message: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.onnx"
+    write_beside(path, artifact_of())
+    assert to_tensorrt._source(path, "vitbn").config == ModelConfig()
+    damage(path)
+    with pytest.raises(PublishError, match=message):
+        to_tensorrt._source(path, "vitbn")
 
 
 @pytest.mark.parametrize(
@@ -235,8 +222,8 @@ def test_files_that_no_engine_is_built_from(make: Callable[[Path], Path], messag
     [("int8", "fp16", "fp32 or fp16"), ("fp16", "fp32", "fp32"), ("int8", "fp32", "fp32")],
 )
 def test_precisions_that_do_not_lead_to_another(found: str, wanted: str, usable: str) -> None:
-    source = OnnxSource(b"", MANIFEST | {"precision": found})
-    with pytest.raises(SourceError, match=f"expected {usable} to build {wanted} from, found {found}"):
+    source = artifact_of(precision=found)
+    with pytest.raises(PublishError, match=f"expected {usable} to build {wanted} from, found {found}"):
         in_precision(source, wanted, lambda: pytest.fail("nothing is to be measured"))
     assert in_precision(source, found, lambda: pytest.fail("nothing is to be measured")) is source
 

@@ -16,9 +16,9 @@ from google.protobuf import text_format
 from stub_libraries import BINDINGS_10, environment, python
 from tritonclient.grpc import model_config_pb2 as pb
 
-from export.engines.onnx_source import from_export, in_precision
 from export.pipeline import ExportOptions, export_checkpoint
-from export.precision import Lowering
+from export.precision import Lowering, in_precision
+from export.publishing.beside import write_beside
 from models.catalog import shipped
 from models.data import load_digits
 
@@ -47,12 +47,12 @@ def stubs_of_10(stubs: dict[str, str], tmp_path_factory: pytest.TempPathFactory)
 @pytest.fixture(scope="module")
 def onnx_files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("onnx")
-    source = from_export(export_checkpoint(shipped("vitbn-tiny"), ExportOptions(rewrites="all")))
+    source = export_checkpoint(shipped("vitbn-tiny"), ExportOptions(rewrites="all")).artifact
     files = {}
     for precision in ("fp32", "fp16"):
         files[precision] = folder / f"{precision}.onnx"
-        converted = in_precision(source, precision, lambda: Lowering("fp16", load_digits(), 100))
-        files[precision].write_bytes(converted.data)
+        lowered = in_precision(source, precision, lambda: Lowering("fp16", load_digits(), 100))
+        write_beside(files[precision], lowered)
     return files
 
 

@@ -57,6 +57,29 @@ def test_list_counts_the_weights_beside_the_model(tmp_path: Path) -> None:
     assert listed.output.splitlines()[1].split()[-3:] == ["1.4", "foreign", "ONNX"]
 
 
+def test_a_rewritten_file_is_published_with_its_weights(tmp_path: Path) -> None:
+    network = parse(
+        '<ir_version: 8, opset_import: ["": 17]> g (float[n, 4, 60] a) => (float[n, 4, 60] y) { y = MatMul(a, w) }',
+        w=np.ones((60, 60), np.float32),
+    )
+    ir.save(network, tmp_path / "in.onnx", external_data="in.data")
+    out = tmp_path / "out.onnx"
+    rewritten = CliRunner().invoke(rewrite, [str(tmp_path / "in.onnx"), "-o", str(out), "--read", "y[:,0]"])
+    assert rewritten.exit_code == 0, rewritten.output
+    asked = ["--repository", str(tmp_path / "models"), "--server", "127.0.0.1:9"]
+    result = CliRunner().invoke(command, ["publish", str(out), *asked])
+    assert (result.exit_code, "or --name for any other file" in result.output) == (1, True)
+    result = CliRunner().invoke(command, ["publish", str(out), "--name", "first", *asked])
+    assert result.exit_code == 0, result.output
+    version = tmp_path / "models/first/1"
+    files = {"model.onnx", "out.onnx.data", "sample.npz", "manifest.json", "config.pbtxt"}
+    assert {path.name for path in version.iterdir()} == files
+    assert (version / "manifest.json").read_bytes() == out.with_suffix(".json").read_bytes()
+    (version / "out.onnx.data").write_bytes(bytes(60 * 60 * 4))
+    verified = CliRunner().invoke(command, ["verify", "--repository", str(tmp_path / "models")])
+    assert "out.onnx.data: expected the SHA-256" in verified.output
+
+
 @pytest.mark.slow
 def test_verify_asks_again(published: tuple[Path, Path]) -> None:
     version = published[1] / "reranker" / "1"

@@ -1,18 +1,23 @@
+import gzip
 import os
 import re
+import shlex
 import shutil
+import struct
 import subprocess
 import sys
+import tarfile
 import time
 import urllib.request
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 USAGE = (ROOT / "docs" / "usage.md").read_text()
-READY_S = 60
+READY_S, READY = 60, "/v2/health/ready"
 
 
 @pytest.fixture
@@ -37,55 +42,219 @@ def checkout(tmp_path: Path) -> Path:
     return copy
 
 
-def wait_until_ready(server: "subprocess.Popen[bytes]") -> None:
-    deadline = time.monotonic() + READY_S
-    while time.monotonic() < deadline:
-        assert server.poll() is None, "tritonserver stopped; is port 8000 in use?"
-        try:
-            urllib.request.urlopen("http://127.0.0.1:8000/v2/health/ready", timeout=1).close()
-            return
-        except OSError:
-            time.sleep(0.1)
-    pytest.fail(f"tritonserver was not ready after {READY_S} s")
+class Terminal:
+    """Runs lines as a user in the folder of a clone; servers keep running until the next of their port, or the end."""
+
+    ANSWERS = (("vitbn web", 8080, "/"), ("vitbn serve", 8000, READY), ("tritonserver", 8000, READY))
+
+    def __init__(self, folder: Path, **environment: str) -> None:
+        self.folder = folder
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        self._environment = {**os.environ, "PATH": path, "PYTHONPATH": str(folder), **environment}  # not the installed
+        self._servers: dict[int, subprocess.Popen[bytes]] = {}
+
+    def __enter__(self) -> "Terminal":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for port in list(self._servers):
+            self._stop(port)
+
+    def run(self, line: str) -> str:
+        """What the line prints on standard output; a server's line returns when it answers."""
+        for program, port, path in self.ANSWERS:
+            if line.startswith(program):
+                self._stop(port)
+                self._servers[port] = subprocess.Popen(
+                    ["bash", "-c", f"exec {line}"], cwd=self.folder, env=self._environment
+                )
+                self._wait(line, port, path)
+                return ""
+        done = subprocess.run(
+            ["bash", "-c", line], cwd=self.folder, env=self._environment, capture_output=True, text=True
+        )
+        assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
+        return done.stdout
+
+    def _wait(self, line: str, port: int, path: str) -> None:
+        deadline = time.monotonic() + READY_S
+        while time.monotonic() < deadline:
+            assert self._servers[port].poll() is None, f"{line} stopped; is port {port} in use?"
+            try:
+                urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=1).close()
+                return
+            except OSError:
+                time.sleep(0.1)
+        pytest.fail(f"{line} was not ready after {READY_S} s")
+
+    def _stop(self, port: int) -> None:
+        if server := self._servers.pop(port, None):
+            server.terminate()
+            server.wait(30)
+
+
+def test_a_terminal_refuses_what_fails(tmp_path: Path) -> None:
+    with Terminal(tmp_path) as terminal:
+        assert terminal.run("echo one  # two") == "one\n"
+        with pytest.raises(AssertionError, match="no-such"):
+            terminal.run("vitbn no-such")
+        with pytest.raises(AssertionError, match="vitbn web --port no stopped"):
+            terminal.run("vitbn web --port no")
 
 
 @pytest.mark.live
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_shell_blocks_run_word_for_word(checkout: Path) -> None:
-    blocks = re.findall(r"```sh\n(.*?)```", README, re.DOTALL)
-    assert "tritonserver --model-repository triton_repo\n" in "".join(blocks)
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    here = {"PATH": path, "PYTHONPATH": str(checkout)}  # not the installed packages
-    environment = {**os.environ, **here, "VITBN_BENCHMARK_ROUNDS": "1"}
-    servers, printed = [], {}
-    try:
-        for line in "".join(blocks).splitlines():
-            if line.startswith("tritonserver"):
-                servers.append(subprocess.Popen(["bash", "-c", f"exec {line}"], cwd=checkout, env=environment))
-                wait_until_ready(servers[-1])
-                continue
-            done = subprocess.run(["bash", "-c", line], cwd=checkout, env=environment, capture_output=True, text=True)
-            assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
-            printed[line] = done.stdout
-        for program in re.findall(r"```python\n(.*?)```", USAGE, re.DOTALL):
-            done = subprocess.run(
-                ["python", "-c", program], cwd=checkout, env=environment, capture_output=True, text=True
-            )
-            assert done.returncode == 0, f"{program}\n{done.stdout}{done.stderr}"
-            printed["python"] = done.stdout
-    finally:
-        for server in servers:
-            server.terminate()
-            server.wait(30)
+    lines = "".join(re.findall(r"```sh\n(.*?)```", README, re.DOTALL)).splitlines()
+    assert "tritonserver --model-repository triton_repo" in lines
+    with Terminal(checkout, VITBN_BENCHMARK_ROUNDS="1") as terminal:
+        printed = {line: terminal.run(line) for line in lines}
     export, infer = "python export/to_onnx.py --fuse-bn", "python clients/infer.py digit.png"
     assert without_numbers(printed[export]) == without_numbers(shown(export))
     assert printed[infer].strip() == shown(infer).strip()
-    assert printed["python"].startswith("3 ")
     latency = "python benchmarks/latency.py --batch 5000"
     assert "norms folded" in printed[latency]
     assert len(re.findall(r"^vitbn .* 1 ", printed[latency], re.MULTILINE)) == 3  # the copy's constants
     assert printed[latency].splitlines()[1].split() == shown(latency).splitlines()[1].split()[:-2]  # no --memory here
+
+
+# Lines that take hours or a minute, a GPU, Envoy or a package registry: the tests of what they do.
+ELSEWHERE = {
+    "make demo": ".ci/run::make demo",
+    "make test": ".ci/run::make test",
+    "pip install -c constraints.txt -e '.[rewrite]'": "tests/export/onnx_rewrites/test_without_torch.py::"
+    "test_a_bert_is_rewritten_and_proved_without_torch",
+    "pip install -c constraints.txt -e '.[bulk]'": "tests/test_pages.py::test_every_command_line_parses",
+    "vitbn tensorrt --model vitbn --precision fp16": "tests/export/test_tensorrt.py::test_engines",
+    "vitbn export --rewrites all --precision int8": "tests/export/test_precision.py::"
+    "test_the_command_stores_both_accuracies",
+    "vitbn export --backend auto --for latency --max-accuracy-drop 0.1": "tests/export/test_choosing.py::"
+    "test_the_best_is_published_with_its_figures",
+    "vitbn serve --servers 2 --model-repository triton_repo": "tests/serving/test_fleet.py::test_no_client_sees_it",
+    "vitbn tune --objective frontier --dataset mnist --trials 30 --epochs 5": "tests/models/test_frontier_search.py::"
+    "test_a_trial_is_trained_measured_and_kept",
+    "vitbn bench latency --preset frontier --checkpoints searches/trials --json FILE": "tests/benchmarks/"
+    "test_frontier.py::test_a_short_run",
+    "vitbn bench latency --batch 5000": "tests/test_readme.py::test_the_shell_blocks_run_word_for_word",
+    "vitbn bench latency --models vitbn-tiny,cnn": "tests/benchmarks/test_latency.py::"
+    "test_shipped_networks_have_their_own_depth",
+    "vitbn bench latency --published-configuration": "tests/benchmarks/test_latency.py::"
+    "test_the_published_configuration_comes_with_its_caveat",
+    "vitbn bench latency --preset rewrites": "tests/benchmarks/test_rewrites_benchmark.py::test_a_short_run",
+    "vitbn bench throughput --batch 1 --rate 1000": "tests/benchmarks/test_throughput.py::test_a_short_run",
+    "vitbn bench throughput --engine openvino --batch 300 --shared-memory system": "tests/benchmarks/"
+    "test_throughput.py::test_engines_beside_one_another_with_large_requests",
+    "vitbn bench throughput --preset added --batch 300": "tests/benchmarks/test_added.py::test_a_short_run",
+    "make report": "tests/benchmarks/test_report.py::test_the_committed_pages_are_those_of_the_results",
+    "make benchmarks": "tests/benchmarks/test_report.py::test_a_rerun_measures_every_result_and_no_other",
+    "make benchmarks-gpu DRY_RUN=1": "tests/benchmarks/test_gpu.py::test_a_dry_run_prints_and_checks_every_command",
+    "make benchmarks-gpu": "tests/benchmarks/test_gpu.py::test_without_a_gpu_nothing_runs",
+}
+# Fewer epochs, trials, blocks and images, and a folder in place of S3; MNIST has 5,300 training images here.
+SHORTER = {
+    "vitbn train --dataset pictures/ --output mine.safetensors": ("", " --epochs 1 --depth 1"),
+    "vitbn train": ("", " --epochs 1 --depth 1"),
+    "vitbn train --model vitbnffn --dataset mnist --depth 4 --epochs 20": (
+        "--depth 4 --epochs 20",
+        "--epochs 1 --depth 1",
+    ),
+    "vitbn train --params models/pretrained/recipe.json --last-block all --model vitbn --depth 6 --epochs 36": (
+        "--depth 6 --epochs 36",
+        "--depth 1 --epochs 1",
+    ),
+    "vitbn export --rewrites all --backend openvino": ("", " --depth 1"),
+    "vitbn export --rewrites all --instances 2 --threads 1": ("", " --depth 1"),
+    "vitbn study learning-rates --quick --output DIR": ("", " --epochs 1 --train-images 100 --rate 0.01 --depth 1"),
+    "vitbn tune --model vitbn --dataset mnist": ("", " --trials 1 --epochs 1 --train-images 120 --depth 1"),
+    "vitbn train --model vitbn --dataset mnist --params searches/vitbn.best.json": ("", " --epochs 1 --depth 1"),
+    "vitbn bulk pictures/ 's3://bucket/shards/*.tar' --output answers --model triton_repo/vitbn": ("s3://bucket/", ""),
+}
+
+
+def lines_of_the_pages() -> list[str]:
+    """README's indented commands, then the blocks of usage.md; a Python block is a line."""
+    blocks = re.findall(r"^```(sh|python)\n(.*?)^```", USAGE, re.DOTALL | re.MULTILINE)
+    lines = re.findall(r"^    ((?:make|pip|vitbn) .*)", README, re.MULTILINE)
+    for language, block in blocks:
+        lines += [block] if language == "python" else block.splitlines()
+    bare = [re.sub(r" +# .*", "", line) if "\n" not in line else line for line in lines]
+    return list(dict.fromkeys(line.strip() for line in bare))
+
+
+def test_the_tables_of_lines_name_lines_and_tests() -> None:
+    assert set(ELSEWHERE) | set(SHORTER) <= set(lines_of_the_pages())
+    for place in ELSEWHERE.values():
+        path, _, name = place.partition("::")
+        assert re.search(rf"^(def )?{re.escape(name)}\b", (ROOT / path).read_text(), re.MULTILINE), place
+
+
+def write_the_users_files(folder: Path, mnist_dir: Path) -> None:
+    """Two shapes in pictures/, digits in scans/, photos/ and shards/, MNIST's first images."""
+    from PIL import Image, ImageDraw
+
+    rng = np.random.default_rng(0)
+    for shape in ("circle", "square"):
+        (folder / "pictures" / shape).mkdir(parents=True)
+        for number in range(60):
+            picture = Image.new("L", (28, 28))
+            (x, y), side = rng.integers(3, 8, 2).tolist(), int(rng.integers(12, 18))
+            draw = ImageDraw.Draw(picture)
+            (draw.ellipse if shape == "circle" else draw.rectangle)((x, y, x + side, y + side), outline=255, width=2)
+            picture.save(folder / "pictures" / shape / f"{number}.png")
+    Image.open(folder / "pictures/circle/0.png").save(folder / "picture.jpg")
+    for name, count, head in (("train-images", 5300, 16), ("train-labels", 5300, 8), ("t10k-images", 200, 16)):
+        write_first(mnist_dir, f"{name}-idx{head // 4 - 1}-ubyte", count, head, folder / "mnist")
+    write_first(mnist_dir, "t10k-labels-idx1-ubyte", 200, 8, folder / "mnist")
+    for name in ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"):
+        shutil.copy(folder / "mnist" / name, folder)
+    digits = np.frombuffer((folder / "t10k-images-idx3-ubyte").read_bytes()[16:], np.uint8).reshape(-1, 28, 28)
+    for name in ("scans", "photos", "shards", "checkpoints"):
+        (folder / name).mkdir()
+    for number, digit in enumerate(digits[:60]):
+        Image.fromarray(digit).save(folder / "scans" / f"{number:02}.png")
+    digit = Image.open(folder / "digit.png").convert("L")
+    digit.save(folder / "photos/one.jpg")
+    cheque = Image.new("L", (2 * digit.width, digit.height))
+    for number in range(2):
+        cheque.paste(digit, (number * digit.width, 0))
+    cheque.save(folder / "cheque.png")
+    with tarfile.open(folder / "shards/0.tar", "w") as shard:
+        shard.add(folder / "scans/00.png", "00.png")
+    for name in ("FILE", "checkpoints/vitbn-mnist.safetensors"):
+        shutil.copy(folder / "models/pretrained/vitbn-tiny.safetensors", folder / name)
+
+
+def write_first(mnist_dir: Path, name: str, count: int, head: int, folder: Path) -> None:
+    """The first `count` images or labels of an idx file, which may be gzipped."""
+    plain = mnist_dir / name
+    content = plain.read_bytes() if plain.exists() else gzip.decompress(Path(f"{plain}.gz").read_bytes())
+    folder.mkdir(exist_ok=True)
+    size = 784 if head == 16 else 1
+    (folder / name).write_bytes(content[:4] + struct.pack(">I", count) + content[8 : head + count * size])
+
+
+@pytest.mark.live
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_every_command_of_the_pages_runs(checkout: Path, mnist_dir: Path) -> None:
+    write_the_users_files(checkout, mnist_dir)
+    printed = {}
+    with Terminal(checkout, MNIST_DIR=str(checkout / "mnist"), OMP_NUM_THREADS="1") as terminal:
+        terminal.run("vitbn export --model vit --rewrites none --output IN.onnx")
+        for line in lines_of_the_pages():
+            if line not in ELSEWHERE:
+                old, new = SHORTER.get(line, ("", ""))
+                shorter = line.replace(old, new) if old else line + new
+                printed[line] = terminal.run(shlex.join(["python", "-c", line]) if "\n" in line else shorter)
+    (program,) = (line for line in printed if "\n" in line)
+    assert printed[program].startswith("3 ")
+    assert printed["vitbn infer picture.jpg --model mine"].startswith("picture.jpg: circle")
+    assert printed["vitbn infer digit.png --model vitbn"].startswith("digit.png: 3 ")
+    assert printed["vitbn infer scans/ 'photos/*.jpg' --model vitbn --top 3 --json"].count("\n") == 61
+    assert len(re.findall(r": 3 \(", printed["vitbn infer cheque.png --model vitbn --split --reject-below 0.9"])) == 2
+    accuracy = "vitbn infer t10k-images-idx3-ubyte --model vitbn --labels t10k-labels-idx1-ubyte"
+    assert re.search(r"^accuracy: (9\d|100)", printed[accuracy], re.MULTILINE)
 
 
 def shown(line: str) -> str:

@@ -116,10 +116,10 @@ $(NEW)/%.json:
 	python benchmarks/$(call command,$*) --json $(NEW)/$*.part && mv $(NEW)/$*.part $@
 
 command = $(COMMAND_$(1))
-COMMAND_latency := latency.py --batch 1 --batch 64 --runtimes all --precision fp32,bf16,int8
+COMMAND_latency := latency.py --batch 1 --batch 64 --runtime all $(foreach kind,fp32 bf16 int8,--precision $(kind))
 SECONDS_latency := 600
-COMMAND_latency-5000 := latency.py --batch 5000 --models vitbn --runtimes torch,onnx,onnx-optimized \
-	--precision fp32,int8 --memory --seconds 80
+COMMAND_latency-5000 := latency.py --batch 5000 --model vitbn --memory \
+	$(foreach name,torch onnx onnx-optimized,--runtime $(name)) --precision fp32 --precision int8 --seconds 80
 SECONDS_latency-5000 := 155
 COMMAND_sweep := latency.py --preset sweep $(foreach batch,1 4 16 64 256 1024,--batch $(batch))
 SECONDS_sweep := 180

@@ -27,7 +27,7 @@ def main() -> None:
     step(
         4,
         "Time one call with 512 images against PyTorch",
-        *("benchmarks/latency.py", "--batch", "512", "--models", "vitbn", "--seconds", "10"),
+        *("benchmarks/latency.py", "--batch", "512", "--model", "vitbn", "--seconds", "10"),
     )
     print("\nDone. triton_repo/ holds the model; serve it: tritonserver --model-repository triton_repo")
 

@@ -76,7 +76,7 @@ COMMANDS = {name: entry for group in GROUPS.values() for name, entry in group.it
 BENCHMARKS = {
     "latency": Entry("benchmarks.latency", "Time calls before and after the rewrites.", "--batch 5000"),
     "throughput": Entry("benchmarks.throughput", "Load a server.", "--batch 1 --rate 1000"),
-    "accuracy": Entry("benchmarks.accuracy", "Compare the accuracy of runtimes and precisions.", "--models vitbn"),
+    "accuracy": Entry("benchmarks.accuracy", "Compare the accuracy of runtimes and precisions.", "--model vitbn"),
     "faults": Entry("benchmarks.faults", "Break a server, count what its clients see.", "--scenario stub-killed"),
     "foreign": Entry("benchmarks.foreign", "Time rewritten third-party ONNX networks.", "--network bert-2x128"),
     "report": Entry("benchmarks.report", "Write tables of results, compare two results.", "compare OLD.json NEW.json"),

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from benchmarks.measure.candidate import candidates
-from benchmarks.measure.choices import NameList, WithPresets, dataset_options, json_option, presets
+from benchmarks.measure.choices import WithPresets, chosen, dataset_options, json_option, presets, several
 from benchmarks.measure.engines import COMPARED
 from benchmarks.measure.machine import cores
 from benchmarks.measure.progress import note
@@ -27,26 +27,25 @@ HEADER = ("model", "runtime", "accuracy %", "same class %", "max error")
 
 @presets("photographs")
 @click.command(cls=WithPresets)
-@click.option(
-    "--models", type=NameList(SHIPPED), help=f"[default: {','.join(COMPARED)}; with --conditions all shipped networks]"
-)
+@several("--model", "models", SHIPPED, help=f"[default: {', '.join(COMPARED)}; with --conditions all shipped networks]")
 @click.option("--conditions", is_flag=True, help="As served, on digits of other pens, scanners and cameras.")
 @dataset_options
 @json_option
 def accuracy(
-    models: list[str] | None, conditions: bool, dataset: str, data_dir: Path | None, json_path: Path | None
+    models: tuple[str, ...], conditions: bool, dataset: str, data_dir: Path | None, json_path: Path | None
 ) -> None:
-    """Measure the shipped --models in every runtime and precision that this machine has."""
+    """Measure the shipped networks in every runtime and precision that this machine has."""
     from benchmarks.measure.run import recording
     from benchmarks.measure.tables import table
     from models.checkpoint import load
 
+    models = chosen(models, SHIPPED)
     try:
         data = load_dataset(dataset, data_dir)
     except DataError as error:
         raise click.ClickException(str(error)) from error
     if conditions:
-        _on_conditions(models or list(SHIPPED), data, json_path)
+        _on_conditions(models or SHIPPED, data, json_path)
         return
     rows: list[dict[str, Any]] = []
     with recording(json_path, cores()) as record:
@@ -58,7 +57,7 @@ def accuracy(
     click.echo(f"{len(data.test_labels)} test images; class and error against PyTorch eager")
 
 
-def _on_conditions(models: list[str], data: Dataset, json_path: Path | None) -> None:
+def _on_conditions(models: Sequence[str], data: Dataset, json_path: Path | None) -> None:
     from benchmarks.measure.run import recording
     from benchmarks.measure.tables import table
     from benchmarks.pictures.pens import conditions

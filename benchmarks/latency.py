@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from benchmarks.measure.candidate import Candidate, candidates
-from benchmarks.measure.choices import MicroBatch, NameList, WithPresets, json_option, presets, seconds_option
+from benchmarks.measure.choices import (
+    PRECISION_HELP,
+    MicroBatch,
+    WithPresets,
+    chosen,
+    json_option,
+    presets,
+    seconds_option,
+    several,
+)
 from benchmarks.measure.engines import (
     COMPARED,
     DEFAULT_PRECISIONS,
@@ -37,20 +46,18 @@ CAVEAT = (
 @presets("rewrites", "sweep", "frontier", "norms", "engines", "operators", "gpu")
 @click.command(cls=WithPresets)
 @click.option("--batch", "batches", type=click.IntRange(1), multiple=True, help="Images per call; repeatable.  [5000]")
-@click.option(
-    "--models",
-    type=NameList(NAMES),
-    default=",".join(COMPARED),
+@several(
+    *("--model", "models", NAMES),
+    default=COMPARED,
     show_default=True,
-    help=f"Some of {', '.join(MODEL_NAMES)}; or shipped networks, such as vitbn-tiny.",
+    help=f"Some of {', '.join(MODEL_NAMES)}; or shipped networks, such as vitbn-tiny. Repeatable.",
 )
-@click.option(
-    "--runtimes",
-    type=NameList(tuple(RUNTIMES)),
-    help=f"all, or some of {', '.join(RUNTIMES)}.  [CPU: {','.join(DEFAULT_RUNTIMES['cpu'])}; GPU: "
-    f"{','.join(DEFAULT_RUNTIMES['cuda'])}]",
+@several(
+    *("--runtime", "runtimes", RUNTIMES),
+    help=f"all, or some of {', '.join(RUNTIMES)}. Repeatable.  [CPU: {', '.join(DEFAULT_RUNTIMES['cpu'])}; GPU: "
+    f"{', '.join(DEFAULT_RUNTIMES['cuda'])}]",
 )
-@click.option("--precision", "precisions", type=NameList(PRECISIONS), help="[CPU: fp32; GPU: fp32,tf32,fp16]")
+@several("--precision", "precisions", PRECISIONS, help=PRECISION_HELP)
 @click.option("--depth", type=click.IntRange(1), help=f"Blocks of every transformer.  [{DEFAULT_DEPTH}]")
 @click.option("--device", "wanted", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
 @click.option("--threads", type=click.IntRange(1), help="Threads of each runtime.  [all cores]")
@@ -63,9 +70,9 @@ CAVEAT = (
 def latency(
     context: click.Context,
     batches: tuple[int, ...],
-    models: list[str],
-    runtimes: list[str] | None,
-    precisions: list[Precision] | None,
+    models: tuple[str, ...],
+    runtimes: tuple[str, ...],
+    precisions: tuple[Precision, ...],
     depth: int | None,
     wanted: str,
     threads: int | None,
@@ -81,6 +88,7 @@ def latency(
     candidate is first compared with PyTorch eager. All take turns until the medians are stable or --seconds are spent.
     "x PyTorch" is the speed relative to PyTorch eager in float32, with a 95 % interval.
     """
+    models = chosen(models, NAMES)
     _check(models, depth, published)
     from benchmarks.measure.devices import choose
     from benchmarks.measure.run import recording
@@ -89,7 +97,8 @@ def latency(
     workloads = [Workload(batch, micro_batch=micro_batch) for batch in batches or (DEFAULT_BATCH,)]
     with recording(json_path, threads, device) as record:
         named = [(name, _config(name, depth, published)) for name in models]
-        forms = (runtimes or DEFAULT_RUNTIMES[device], precisions or DEFAULT_PRECISIONS[device])
+        which, kinds = chosen(runtimes, RUNTIMES), chosen(precisions, PRECISIONS)
+        forms = (which or DEFAULT_RUNTIMES[device], kinds or DEFAULT_PRECISIONS[device])
         wrong = _compare(candidates(named, *forms, threads, device), workloads, seconds, memory, published, record)
     context.exit(1 if wrong else 0)
 

@@ -51,7 +51,7 @@ class Candidate:
 
     @property
     def runtime(self) -> str:
-        """Its name for `--runtimes`."""
+        """Its name for `--runtime`."""
         return next(name for name, form in RUNTIMES.items() if form == (self.engine, self.rewrites))
 
     @property

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from importlib import import_module
 from math import isfinite
 from pathlib import Path
@@ -9,9 +9,11 @@ from typing import Any, Literal, TypeVar
 
 import click
 
+from models.catalog import NameChoice
 from models.data import DIGIT_SETS
 
 Command = TypeVar("Command", bound=Callable[..., object])
+T = TypeVar("T")
 
 
 PRESET_OF = "benchmarks.preset_of"
@@ -55,20 +57,21 @@ def presets(*names: str) -> Callable[[WithPresets], WithPresets]:
     return decorate
 
 
-class NameList(click.ParamType[list[str]]):
-    """Comma-separated names out of a fixed set; `all` means every name."""
+ALL = "all"
+PRECISION_HELP = "Repeatable.  [CPU: fp32; GPU: fp32, tf32, fp16]"
 
-    name = "names"
 
-    def __init__(self, allowed: tuple[str, ...]) -> None:
-        self.allowed = allowed
+def chosen(names: Sequence[T], every: Iterable[T]) -> tuple[T, ...]:
+    """Each once, in the order asked for; `all` means `every`."""
+    return tuple(every) if ALL in names else tuple(dict.fromkeys(names))
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[str]:
-        names = self.allowed if value == "all" else value.split(",")
-        for name in names:
-            if name not in self.allowed:
-                self.fail(f"expected names out of {','.join(self.allowed)}, found {name!r}", param, ctx)
-        return list(dict.fromkeys(names))
+
+def several(option: str, name: str, allowed: Iterable[str], **more: Any) -> Callable[[Command], Command]:
+    """A repeatable option with a long list of names, which the help leaves out."""
+    decorate: Callable[[Command], Command] = click.option(
+        option, name, type=NameChoice([*allowed, ALL]), multiple=True, metavar="NAME", **more
+    )
+    return decorate
 
 
 class MicroBatch(click.ParamType[int | Literal["auto"]]):

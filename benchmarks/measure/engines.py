@@ -75,7 +75,7 @@ def tensorrt_cudagraph(data: bytes, candidate: Candidate, sizes: Sizes) -> Run:
 class Engine:
     """`cpu`, `cuda`: precisions that `start` knows there. `fused`: attention in the form that GPU kernels fuse.
 
-    `runtimes`: of each name for `--runtimes` the rewrites and the words for them.
+    `runtimes`: of each name for `--runtime` the rewrites and the words for them.
     """
 
     label: str
@@ -152,7 +152,7 @@ SERVED_ENGINES = ("onnxruntime", "openvino", "tensorrt")  # Triton has a backend
 RUNTIMES: dict[str, tuple[str, Rewrites]] = {
     name: (engine, rewrites) for engine, each in ENGINES.items() for name, (rewrites, _) in each.runtimes.items()
 }
-"""Name for `--runtimes` -> engine and rewrites."""
+"""Name for `--runtime` -> engine and rewrites."""
 
 COMPARED = ("vit", "vitbnffn", "vitbn", "cnn")
 ORT = f"{ENGINES['onnxruntime'].label}, float32"

@@ -59,7 +59,7 @@ def measure(
 
 def finish(record: Record, rows: Sequence[Row], missing: Missing) -> None:
     if not record.rows:
-        raise click.ClickException("nothing to measure: expected one of --runtimes on this machine, found none")
+        raise click.ClickException("nothing to measure: expected one of --runtime on this machine, found none")
     record.update([*rows, *missing.rows])  # also of a network without candidates
 
 

@@ -45,7 +45,7 @@ class Step:
 
 def steps(output: Path) -> Iterator[Step]:
     """The most wanted first; each writes its result at once."""
-    names = ("--models", ",".join(COMPARED), "--runtimes", ",".join(RUNTIMES), "--precision", ",".join(PRECISIONS))
+    names = (*_each("--model", *COMPARED), *_each("--runtime", *RUNTIMES), *_each("--precision", *PRECISIONS))
     sizes = ("--batch", "5000", "--batch", "1", "--seconds", "8", "--device", "cuda")
     yield Step("benchmarks.latency", "latency", (*sizes, *names, "--json", str(output / "latency.json")), 32)
     published = ("--published-configuration", *sizes, "--json", str(output / "published.json"))

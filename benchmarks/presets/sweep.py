@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from benchmarks.measure.candidate import Candidate, candidates
-from benchmarks.measure.choices import NameList, json_option, seconds_option
+from benchmarks.measure.choices import PRECISION_HELP, chosen, json_option, seconds_option, several
 from benchmarks.measure.engines import COMPARED, DEFAULT_PRECISIONS, PRECISIONS, RUNTIMES, Device, Precision
 from benchmarks.measure.machine import cores
 from benchmarks.measure.workload import Workload
@@ -50,9 +50,9 @@ class Swept:
 
 @click.command()
 @click.option("--batch", "batches", type=click.IntRange(1), multiple=True, help="Images per call; repeatable.")
-@click.option("--models", type=NameList(MODEL_NAMES), default=",".join(COMPARED), show_default=True)
-@click.option("--runtimes", type=NameList(tuple(RUNTIMES)), default="torch,onnx-optimized", show_default=True)
-@click.option("--precision", "precisions", type=NameList(PRECISIONS), help="[CPU: fp32; GPU: fp32,tf32,fp16]")
+@several("--model", "models", MODEL_NAMES, default=COMPARED, show_default=True)
+@several("--runtime", "runtimes", RUNTIMES, default=("torch", "onnx-optimized"), show_default=True)
+@several("--precision", "precisions", PRECISIONS, help=PRECISION_HELP)
 @click.option("--depth", type=click.IntRange(1), default=DEPTH, show_default=True, help="On the other axes.")
 @click.option("--device", "wanted", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
 @click.option("--threads", type=click.IntRange(1), help="Threads of each runtime.  [all cores]")
@@ -62,9 +62,9 @@ class Swept:
 def sweep(
     context: click.Context,
     batches: tuple[int, ...],
-    models: list[Any],
-    runtimes: list[str],
-    precisions: list[Precision] | None,
+    models: tuple[str, ...],
+    runtimes: tuple[str, ...],
+    precisions: tuple[Precision, ...],
     depth: int,
     wanted: str,
     threads: int | None,
@@ -80,8 +80,8 @@ def sweep(
     from benchmarks.reporting.latency_table import batch_table, unstable_lines
 
     device, threads, missing = choose(wanted), threads or cores(), Missing()
-    kinds = tuple(precisions or DEFAULT_PRECISIONS[device])
-    swept = Swept(models, runtimes, kinds, depth, threads, device)
+    kinds = chosen(precisions, PRECISIONS) or DEFAULT_PRECISIONS[device]
+    swept = Swept(chosen(models, MODEL_NAMES), chosen(runtimes, RUNTIMES), kinds, depth, threads, device)
     rows: list[Row] = []
 
     def add(axis: Axis, measured: list[Row]) -> None:

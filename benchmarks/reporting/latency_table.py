@@ -65,7 +65,7 @@ def closing_lines(rows: Rows, missing: Rows, limits: Mapping[str, Any], caveat: 
             yield f"{row['model']}, {row['label']}, {row['precision']}: {row['fallback']}"
     used = {row["runtime"] for row in (*rows, *missing)}
     if others := [name for name in RUNTIMES if name not in used]:
-        yield f"Other runtimes: --runtimes all, or some of {', '.join(others)}"
+        yield f"Other runtimes: --runtime all, or some of {', '.join(others)}"
     if caveat:
         yield from _published(rows)
         yield caveat

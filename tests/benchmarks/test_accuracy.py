@@ -14,7 +14,7 @@ from models.config import ModelConfig
 
 
 def run(path: Path) -> dict[str, dict[str, float]]:
-    options = ["--models", "vitbn-tiny", "--dataset", "digits", "--json", str(path)]
+    options = ["--model", "vitbn-tiny", "--dataset", "digits", "--json", str(path)]
     result = CliRunner().invoke(accuracy, options)
     assert result.exit_code == 0, result.output
     return {row["runtime"]: row for row in json.loads(path.read_text())["rows"]}
@@ -46,7 +46,7 @@ def test_a_wrong_runtime_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.slow
 def test_conditions_of_a_shipped_network(tmp_path: Path) -> None:
     path = tmp_path / "conditions.json"
-    arguments = ["--conditions", "--models", "vitbn-tiny,vit", "--dataset", "digits", "--json", str(path)]
+    arguments = ["--conditions", "--model", "vitbn-tiny", "--model", "vit", "--dataset", "digits", "--json", str(path)]
     result = CliRunner().invoke(accuracy, arguments)
     assert result.exit_code == 0, result.output
     rows: dict[str, dict[str, float]] = {}

@@ -72,8 +72,8 @@ def test_the_run_uses_the_packages_of_the_gpu_and_the_dry_run_those_of_the_cpu(
 
 def test_networks_and_stock_pytorch_are_all_measured() -> None:
     (latency, published) = (" ".join(step.words) for step in steps(Path("out")) if step.name == "latency")
-    assert "--models vit,vitbnffn,vitbn,cnn" in latency
-    assert "--runtimes torch,torch-sdpa,torch-compile,torch-cudagraphs," in latency
+    assert "--model vit --model vitbnffn --model vitbn --model cnn" in latency
+    assert "--runtime torch --runtime torch-sdpa --runtime torch-compile --runtime torch-cudagraphs " in latency
     assert "--published-configuration" in published
 
 
@@ -94,7 +94,7 @@ def test_a_missing_load_generator_is_named_before_the_run(
     ("step", "message"),
     [
         (Step("benchmarks.latency", "latency", ("--speed", "1"), 1), "No such option"),
-        (Step("benchmarks.latency", "latency", ("--runtimes", "cuda"), 1), "expected names out of"),
+        (Step("benchmarks.latency", "latency", ("--runtime", "cuda"), 1), "not one of"),
         (Step("benchmarks.no_such", "latency", (), 1), "No module named"),
         (Step("benchmarks.latency", "no_such", (), 1), "no_such"),
     ],

@@ -80,13 +80,14 @@ def test_every_model_at_equal_depth(tmp_path: Path) -> None:
         assert ratio["ratio"] == pytest.approx(eager["p50_ms"] / row["p50_ms"])
         assert ratio["low"] <= ratio["ratio"] <= ratio["high"]
     assert "ONNX Runtime, norms folded" in result.output
-    assert "Other runtimes: --runtimes all, or some of torch-optimized" in result.output
+    assert "Other runtimes: --runtime all, or some of torch-optimized" in result.output
 
 
 @pytest.mark.slow
 def test_what_is_missing_is_named_with_its_reason(tmp_path: Path) -> None:
     runtimes = ("torch", "torch-sdpa", "torch-cudagraphs", "openvino", "tensorrt")
-    options = ("--models", "cnn", "--runtimes", ",".join(runtimes), "--precision", "fp32,bf16")
+    named = [word for runtime in runtimes for word in ("--runtime", runtime)]
+    options = ("--model", "cnn", *named, "--precision", "fp32", "--precision", "bf16")
     result, written = run(tmp_path / "latency.json", *options)
     rows, missing = ({(row["runtime"], row["precision"]) for row in written[key]} for key in ("rows", "missing"))
     assert rows | missing == {(runtime, precision) for runtime in runtimes for precision in ("fp32", "bf16")}
@@ -102,7 +103,17 @@ def test_what_is_missing_is_named_with_its_reason(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_lower_precision_micro_batches_and_memory(tmp_path: Path) -> None:
-    options = ("--models", "vitbn", "--runtimes", "onnx-optimized", "--precision", "fp32,int8", "--memory")
+    options = (
+        "--model",
+        "vitbn",
+        "--runtime",
+        "onnx-optimized",
+        "--precision",
+        "fp32",
+        "--precision",
+        "int8",
+        "--memory",
+    )
     _, written = run(tmp_path / "latency.json", *options, "--micro-batch", "2")
     rows = {row["precision"]: row for row in written["rows"]}
     assert rows["int8"]["max_abs_error"] > 1e-3 > rows["fp32"]["max_abs_error"]
@@ -114,7 +125,20 @@ def test_lower_precision_micro_batches_and_memory(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_published_configuration_comes_with_its_caveat(tmp_path: Path) -> None:
     path = tmp_path / "latency.json"
-    arguments = ["--batch", "2", "--seconds", "1", "--models", "vit,vitbn", "--runtimes", "torch", "--json", str(path)]
+    arguments = [
+        "--batch",
+        "2",
+        "--seconds",
+        "1",
+        "--model",
+        "vit",
+        "--model",
+        "vitbn",
+        "--runtime",
+        "torch",
+        "--json",
+        str(path),
+    ]
     result = CliRunner().invoke(latency, [*arguments, "--published-configuration", "--device", "cpu"])
     assert result.exit_code == 0, result.output
     written = json.loads(path.read_text())
@@ -133,7 +157,7 @@ def test_a_wrong_runtime_costs_its_row_and_the_exit_code(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(networks, "rewrite", too_bright)
     path = tmp_path / "latency.json"
-    options = ["--models", "vitbn", "--runtimes", "torch,onnx-folded", "--json", str(path)]
+    options = ["--model", "vitbn", "--runtime", "torch", "--runtime", "onnx-folded", "--json", str(path)]
     result = CliRunner().invoke(latency, [*QUICK, *options])
     assert result.exit_code == 1
     assert "vitbn onnx-folded fp32: expected an error of at most" in result.output
@@ -148,7 +172,7 @@ def test_an_engine_that_fails_costs_its_row(monkeypatch: pytest.MonkeyPatch, tmp
         raise MemoryError("3 GB are too many\nand more lines")
 
     monkeypatch.setattr(networks, "to_onnx", out_of_memory)
-    _, written = run(tmp_path / "latency.json", "--models", "cnn", "--runtimes", "torch,onnx")
+    _, written = run(tmp_path / "latency.json", "--model", "cnn", "--runtime", "torch", "--runtime", "onnx")
     assert [row["runtime"] for row in written["rows"]] == ["torch"]
     assert written["missing"][0]["reason"] == "MemoryError: 3 GB are too many"
 
@@ -167,7 +191,7 @@ def test_a_candidate_that_fails_while_it_is_timed_costs_its_row(
         return real(self)
 
     monkeypatch.setattr(Calls, "__call__", failing)
-    _, written = run(tmp_path / "latency.json", "--models", "cnn", "--runtimes", "torch,torch-optimized")
+    _, written = run(tmp_path / "latency.json", "--model", "cnn", "--runtime", "torch", "--runtime", "torch-optimized")
     assert [row["runtime"] for row in written["rows"]] == ["torch-optimized"]
     assert written["rows"][0]["ratio_to_torch"] is None
     assert written["missing"][0]["reason"] == "RuntimeError: CUDA error: out of memory"
@@ -200,7 +224,7 @@ def test_a_device_that_is_slow_in_all_rounds_costs_the_batch_size(
 ) -> None:
     monkeypatch.setattr(rounds, "ON_A_CPU", Protocol(settle_s=0.0, accept=lambda: False))
     path = tmp_path / "latency.json"
-    _, written = run(path, "--models", "cnn", "--runtimes", "torch,torch-optimized", "--batch", "2")
+    _, written = run(path, "--model", "cnn", "--runtime", "torch", "--runtime", "torch-optimized", "--batch", "2")
     assert written["rows"] == []
     assert {row["reason"] for row in written["missing"]} == {
         f"batch {batch}: expected rounds at full speed, found the device slowed down in all" for batch in (2, 3)
@@ -247,12 +271,14 @@ def test_other_images_at_every_call_with_copies_too(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.slow
 def test_shipped_networks_have_their_own_depth(tmp_path: Path) -> None:
-    arguments = ["--batch", "2", "--seconds", "1", "--device", "cpu", "--runtimes", "torch", "--json"]
-    result = CliRunner().invoke(latency, [*arguments, str(tmp_path / "a.json"), "--models", "vitbn-tiny,vitbn-late-64"])
+    arguments = ["--batch", "2", "--seconds", "1", "--device", "cpu", "--runtime", "torch", "--json"]
+    result = CliRunner().invoke(
+        latency, [*arguments, str(tmp_path / "a.json"), "--model", "vitbn-tiny", "--model", "vitbn-late-64"]
+    )
     assert result.exit_code == 0, result.output
     rows = json.loads((tmp_path / "a.json").read_text())["rows"]
     assert [(row["model"], row["depth"]) for row in rows] == [("vitbn-tiny", 1), ("vitbn-late-64", 2)]
-    result = CliRunner().invoke(latency, ["--models", "vit,vitbn-tiny", "--depth", "2"])
+    result = CliRunner().invoke(latency, ["--model", "vit", "--model", "vitbn-tiny", "--depth", "2"])
     assert result.exit_code == 2
     assert "vitbn-tiny: a shipped network has its own depth" in result.output
 
@@ -294,9 +320,9 @@ def test_the_table_of_runtimes_is_whole() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--models", "vit,resnet"], "expected names out of vit,vitbnffn,vitbn,"),
-        (["--runtimes", ""], "expected names out of torch"),
-        (["--precision", "fp8"], "expected names out of fp32,"),
+        (["--model", "vit", "--model", "resnet"], "'resnet' is not one of 'vit', 'vitbnffn', 'vitbn',"),
+        (["--runtime", "tensort"], "Did you mean 'tensorrt'?"),
+        (["--precision", "fp8"], "'fp8' is not one of 'fp32',"),
         (["--batch", "0"], "0 is not in the range"),
         (["--depth", "0"], "0 is not in the range"),
         (["--micro-batch", "0"], "expected auto or a number of at least 1, found '0'"),
@@ -312,7 +338,7 @@ def test_bad_options(options: list[str], message: str) -> None:
 
 
 def test_nothing_to_measure_is_said() -> None:
-    result = CliRunner().invoke(latency, [*QUICK, "--runtimes", "tensorrt", "--models", "cnn"])
+    result = CliRunner().invoke(latency, [*QUICK, "--runtime", "tensorrt", "--model", "cnn"])
     assert result.exit_code == 1
     assert "nothing to measure" in result.output
 

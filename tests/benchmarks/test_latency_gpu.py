@@ -26,7 +26,8 @@ def cuda_device() -> None:
 def test_every_engine_of_pytorch(tmp_path: Path) -> None:
     path = tmp_path / "latency.json"
     options = ["--device", "cuda", "--batch", "1", "--batch", "64", "--depth", "1", "--seconds", "2"]
-    named = ["--models", "vitbn", "--runtimes", ",".join(RUNTIMES), "--precision", "fp32,tf32,fp16,bf16"]
+    named = ["--model", "vitbn", "--runtime", "all"]
+    named += [word for kind in ("fp32", "tf32", "fp16", "bf16") for word in ("--precision", kind)]
     result = CliRunner().invoke(latency, [*options, *named, "--json", str(path)])
     assert result.exit_code == 0, result.output
     written = json.loads(path.read_text())

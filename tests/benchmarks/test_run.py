@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from benchmarks.accuracy import accuracy
 from benchmarks.faults import faults
 from benchmarks.latency import latency
-from benchmarks.measure.choices import FiniteRange, NameList, Result, WithPresets, json_option, seconds_option
+from benchmarks.measure.choices import FiniteRange, Result, WithPresets, json_option, seconds_option, several
 from benchmarks.measure.run import recording
 from benchmarks.measure.timing import ROUNDS_VARIABLE, Interrupted, time_interleaved
 from benchmarks.presets.added import added
@@ -35,7 +35,7 @@ WITH_SECONDS = (engines, frontier, latency, norms, added, rewrites, throughput)
 
 @click.command()
 @click.argument("kinds", nargs=-1)
-@click.option("--names", type=NameList(("a", "b", "c")))
+@several("--name", "names", "abc")
 @click.option("--batch", type=int, multiple=True)
 @click.option("--quick", is_flag=True)
 @click.option("--folder", type=Result(folder=True))
@@ -52,8 +52,10 @@ def test_every_result_says_what_measured_it_and_when(tmp_path: Path) -> None:
     path = tmp_path / "new/result.json"
     arguments = [
         "x y",
-        "--names",
-        "c,a",
+        "--name",
+        "c",
+        "--name",
+        "a",
         "--batch",
         "1",
         "--batch",
@@ -71,7 +73,7 @@ def test_every_result_says_what_measured_it_and_when(tmp_path: Path) -> None:
     assert ("uncommitted changes" in written.get("doubt", "")) == dirty
     assert (
         written["command"]
-        == "python benchmarks/measure.py 'x y' --names c,a --batch 1 --batch 2 --folder DIR --json FILE"
+        == "python benchmarks/measure.py 'x y' --name c --name a --batch 1 --batch 2 --folder DIR --json FILE"
     )
     assert abs(datetime.now(timezone.utc) - datetime.fromisoformat(written["date"])).total_seconds() < 600
     assert str(tmp_path) not in path.read_text()
@@ -89,7 +91,7 @@ def test_every_preset_has_a_command_with_its_own_options(command: WithPresets) -
 
 
 def test_an_option_of_another_preset_is_refused() -> None:
-    result = CliRunner().invoke(latency, ["--preset", "operators", "--runtimes", "all"])
+    result = CliRunner().invoke(latency, ["--preset", "operators", "--runtime", "all"])
     assert result.exit_code == 2
     assert "No such option" in result.output
     result = CliRunner().invoke(latency, ["--preset", "sleep"])
@@ -165,7 +167,20 @@ def test_an_interrupted_benchmark_writes_its_rows(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr("benchmarks.measure.timing.time.sleep", stop_in_the_third_round)
     path = tmp_path / "latency.json"
-    options = ["--batch", "2", "--depth", "1", "--models", "vitbn,cnn", "--runtimes", "torch", "--device", "cpu"]
+    options = [
+        "--batch",
+        "2",
+        "--depth",
+        "1",
+        "--model",
+        "vitbn",
+        "--model",
+        "cnn",
+        "--runtime",
+        "torch",
+        "--device",
+        "cpu",
+    ]
     result = CliRunner().invoke(latency, [*options, "--json", str(path)])
     assert result.exit_code == 130, result.output
     written = json.loads(path.read_text())

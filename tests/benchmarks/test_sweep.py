@@ -21,9 +21,11 @@ def test_every_axis_has_its_points_and_every_idea_its_figure(tmp_path: Path, mon
         "4",
         "--depth",
         "1",
-        "--models",
-        "vitbn,cnn",
-        "--runtimes",
+        "--model",
+        "vitbn",
+        "--model",
+        "cnn",
+        "--runtime",
         "torch",
     ]
     files = ["--json", str(tmp_path / "sweep.json")]
@@ -48,10 +50,10 @@ def test_nothing_to_measure_is_said_and_not_written(tmp_path: Path, monkeypatch:
     for axis in ("DEPTHS", "DIMS"):
         monkeypatch.setattr(sweep, axis, ())
     files = ["--json", str(tmp_path / "sweep.json")]
-    options = ["--models", "cnn", "--runtimes", "tensorrt", "--device", "cpu", "--threads", "1"]
+    options = ["--model", "cnn", "--runtime", "tensorrt", "--device", "cpu", "--threads", "1"]
     result = CliRunner().invoke(latency, ["--preset", "sweep", *options, *files])
     assert result.exit_code == 1
-    assert "Error: nothing to measure: expected one of --runtimes on this machine, found none" in result.output
+    assert "Error: nothing to measure: expected one of --runtime on this machine, found none" in result.output
     assert not list(tmp_path.iterdir())
 
 

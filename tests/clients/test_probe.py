@@ -16,6 +16,7 @@ import tritonclient.http as http
 from tritonclient.utils import InferenceServerException
 
 from clients.probe import Probe, probe_server
+from serving.processes import Family
 from serving.running import Server, running_server
 
 pytestmark = pytest.mark.live
@@ -26,12 +27,6 @@ COMPLETE = ["--disable-auto-complete-config"]
 @pytest.fixture
 def own(repository: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(repository, tmp_path / "models"))
-
-
-def stubs(server: Server) -> list[int]:
-    """Any server thread may be their parent."""
-    tasks = Path(f"/proc/{server.pid}/task").iterdir()
-    return [int(pid) for task in tasks for pid in (task / "children").read_text().split()]
 
 
 def states(probe: Probe) -> set[str]:
@@ -103,7 +98,7 @@ def test_without_a_stored_sample_a_version_must_only_answer(own: Path) -> None:
 def test_a_dead_or_stopped_model_fails_though_the_server_says_ready(own: Path, fault: signal.Signals) -> None:
     with running_server(own, COMPLETE) as server:
         assert probe_server(server.http_url, timeout_s=PATIENCE_S).ok
-        of_model = stubs(server)
+        of_model = [stub.process.pid for stub in Family(server.pid).look()]
         for stub in of_model:
             os.kill(stub, fault)
         for path in ("health/ready", "models/vitbn/ready"):

@@ -2,11 +2,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import onnx
 import pytest
 import tritonclient.http as http
-from tiny_models import IMAGE, LOGITS, ONE_INSTANCE, expected_logits, linear_model, open_model, write_model
+from tiny_models import IMAGE, LOGITS, ONE_INSTANCE, check_answers, linear_model, open_model, write_model
 
 from serving.running import running_server
 
@@ -156,8 +155,4 @@ def test_accepted(index: dict[str, dict[str, str]], name: str) -> None:
 
 @pytest.mark.parametrize(("name", "shape"), [("reshaped", (3, 28, 28)), ("fixed_whole", (4, 1, 28, 28))])
 def test_accepted_shape_is_served(client: http.InferenceServerClient, name: str, shape: tuple[int, ...]) -> None:
-    images = np.random.default_rng(0).integers(0, 256, size=shape, dtype=np.uint8)
-    image_input = http.InferInput("image", list(shape), "UINT8")
-    image_input.set_data_from_numpy(images)
-    answer = client.infer(name, [image_input]).as_numpy("logits")
-    np.testing.assert_allclose(answer, expected_logits(images), rtol=1e-5, atol=1e-5)
+    check_answers(client, name, shape)

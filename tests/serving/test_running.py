@@ -8,12 +8,13 @@ import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import numpy as np
 import pytest
 import tritonclient.http as http
-from tiny_models import expected_logits, write_model
+from tiny_models import check_answers, write_model
+from waiting import wait_until
 
 from serving import running
+from serving.processes import Family
 from serving.running import Server, ServerFailed, running_server
 
 pytestmark = pytest.mark.live
@@ -26,24 +27,14 @@ def shared_memory(pid: int) -> set[Path]:
     return {Path(name) for name in re.findall(r"/dev/shm/\S+", Path(f"/proc/{pid}/maps").read_text())}
 
 
-def stub_libraries(server: Server) -> str:
-    """Any thread may be the stub's parent."""
-    tasks = Path(f"/proc/{server.pid}/task").iterdir()
-    children = [pid for task in tasks for pid in (task / "children").read_text().split()]
-    return "\n".join(Path(f"/proc/{pid}/maps").read_text() for pid in children)
-
-
 def ask(server: Server) -> None:
-    images = np.random.default_rng(3).integers(0, 256, size=(2, 1, 28, 28), dtype=np.uint8)
-    image = http.InferInput("image", [2, 1, 28, 28], "UINT8")
-    image.set_data_from_numpy(images)
     with http.InferenceServerClient(server.http_url) as client:
-        logits = client.infer("linear", [image]).as_numpy("logits")
-    np.testing.assert_allclose(logits, expected_logits(images), rtol=1e-5, atol=1e-5)
+        check_answers(client)
 
 
 def test_listens_on_loopback_only(server: Server) -> None:
     ports = {int(url.split(":")[1]) for url in (server.http_url, server.grpc_url, server.metrics_url)}
+    wait_until(lambda: running.answers(server.metrics_url, "metrics"), "listening for metrics, last of all")
     listening = set()
     for table in ("tcp", "tcp6"):
         for line in Path("/proc/net", table).read_text().splitlines()[1:]:
@@ -68,7 +59,8 @@ def test_every_path_may_have_a_space(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "my cache"))
     with running_server(tmp_path / "my models", COMPLETE) as server:
         ask(server)
-        assert f"{sys.prefix}/lib" in stub_libraries(server)
+        (stub,) = Family(server.pid).look()
+        assert f"{sys.prefix}/lib" in Path(f"/proc/{stub.process.pid}/maps").read_text()
     assert [path.name.split("-")[0] for path in (tmp_path / "my cache" / "vitbn").iterdir()] == ["backends"]
 
 

@@ -3,14 +3,14 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 import tritonclient.http as http
 from backends import BACKENDS
-from tiny_models import IMAGE, LOGITS, ONE_INSTANCE, expected_logits, write_model
+from tiny_models import IMAGE, LOGITS, ONE_INSTANCE, check_answers, write_model
 from tritonclient.utils import InferenceServerException
 
 from serving.launcher import backend_files, pytriton_folder
+from serving.processes import Family
 from serving.running import Server, running_server
 
 pytestmark = pytest.mark.live
@@ -23,22 +23,12 @@ MODELS = {"onnxruntime": BATCHED, "openvino": OPEN}
 
 
 def stubs(server: Server) -> set[int]:
-    """Any server thread may be their parent."""
-    tasks = Path(f"/proc/{server.pid}/task").iterdir()
-    return {int(pid) for task in tasks for pid in (task / "children").read_text().split()}
+    return {stub.process.pid for stub in Family(server.pid).look()}
 
 
 def shared_memory(server: Server) -> set[str]:
     fields = (line.split() for line in Path(f"/proc/{server.pid}/maps").read_text().splitlines())
     return {path for *_, path in fields if path.startswith("/dev/shm/") and Path(path).exists()}
-
-
-def check_answers(client: http.InferenceServerClient, model: str) -> None:
-    images = np.random.default_rng(3).integers(0, 256, size=(2, 1, 28, 28), dtype=np.uint8)
-    image = http.InferInput("image", [2, 1, 28, 28], "UINT8")
-    image.set_data_from_numpy(images)
-    logits = client.infer(model, [image]).as_numpy("logits")
-    np.testing.assert_allclose(logits, expected_logits(images), rtol=1e-5, atol=1e-4)
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import tritonclient.http as http
 from onnx import TensorProto, helper, numpy_helper
 
 WEIGHTS = np.random.default_rng(7).normal(size=(784, 10)).astype(np.float32)
@@ -39,6 +40,16 @@ def linear_model(batch: int | str = "batch", size: int | str = 28) -> onnx.Model
         "last": np.array([1]),
     }
     return _model(nodes, inputs, outputs, constants)
+
+
+def check_answers(
+    client: http.InferenceServerClient, model: str = "linear", shape: tuple[int, ...] = (2, 1, 28, 28)
+) -> None:
+    images = np.random.default_rng(3).integers(0, 256, size=shape, dtype=np.uint8)
+    image = http.InferInput("image", list(shape), "UINT8")
+    image.set_data_from_numpy(images)
+    logits = client.infer(model, [image]).as_numpy("logits")
+    np.testing.assert_allclose(logits, expected_logits(images), rtol=1e-5, atol=1e-4)
 
 
 def open_model() -> onnx.ModelProto:

@@ -5,14 +5,12 @@ unchanged. Otherwise nvidia-pytriton's server starts with other defaults: loopba
 environment's Python, explicit mode.
 """
 
-import ctypes
 import hashlib
 import importlib.metadata
 import importlib.util
 import os
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -26,8 +24,6 @@ CONTAINER_SERVER = Path("/opt/tritonserver/bin/tritonserver")
 PYTHON_VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 ENGINES = ("onnxruntime", "openvino")
 REPOSITORY_OPTIONS = ("--model-repository", "--model-store")
-PARENT_VARIABLE = "VITBN_PARENT"  # the server ends with this process
-PR_SET_PDEATHSIG = 1
 BY_PRIORITY = "--rate-limit=execution_count"  # else a standby instance gets every second request
 
 
@@ -189,18 +185,8 @@ def control_defaults(arguments: Sequence[str]) -> list[str]:
     return ["--model-control-mode=explicit", *([] if "--load-model" in options else ["--load-model=*"])]
 
 
-def end_with_parent(parent: str | None) -> None:
-    """Asks Linux for SIGTERM when `parent` dies, also after exec."""
-    if parent is None:
-        return
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != int(parent):
-        raise LauncherError("the process that started it is gone")
-
-
 def launch(arguments: Sequence[str]) -> NoReturn:
     """Raises LauncherError if no server can start."""
-    end_with_parent(os.environ.pop(PARENT_VARIABLE, None))
     native = native_server(os.environ.get("PATH", os.defpath))
     if native is not None:
         os.execv(native, [str(native), *arguments])

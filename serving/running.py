@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import IO
 
 from serving.control import DIRECT
-from serving.launcher import PARENT_VARIABLE
 
+CHILD = Path(__file__).with_name("child.py")
 PORT_ATTEMPTS = 3
 STOP_GRACE_S = 20.0
 POLL_S = 0.05
@@ -123,14 +123,14 @@ def is_taken(url: str) -> bool:
 def spawn(
     command: Sequence[str], log: IO[bytes] | None = None, environment: Mapping[str, str] | None = None
 ) -> subprocess.Popen[bytes]:
-    """A child in its own session, which no Ctrl-C reaches; our programs end with the thread that started them."""
+    """A child in its own session, which no Ctrl-C reaches; it ends with the thread that started it."""
     return subprocess.Popen(
-        command,
+        [sys.executable, "-IS", CHILD, str(os.getpid()), *command],
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=log,
         start_new_session=True,
-        env={**os.environ, **(environment or {}), PARENT_VARIABLE: str(os.getpid())},
+        env={**os.environ, **(environment or {})},
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 import click
 
-from serving.launcher import PARENT_VARIABLE, LauncherError, end_with_parent, launch
+from serving.launcher import LauncherError, launch
 
 NEEDS = {  # option -> modes in which it has an effect
     "supervisor_port": ("supervised", "servers"),
@@ -24,7 +23,6 @@ NEEDS = {  # option -> modes in which it has an effect
 def _supervise(own: Mapping[str, Any], arguments: Sequence[str]) -> int:
     from serving.supervisor import METRICS_PORT, supervise
 
-    end_with_parent(os.environ.pop(PARENT_VARIABLE, None))
     port = METRICS_PORT if own["supervisor_port"] is None else own["supervisor_port"]
     if not own["servers"]:
         return supervise(arguments, port or None, own["health_port"] or None)

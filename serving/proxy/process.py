@@ -6,7 +6,6 @@ In: Settings. Out: a proxy; a server of it can be drained.
 from __future__ import annotations
 
 import subprocess
-import sys
 import time
 from contextlib import suppress
 from dataclasses import replace
@@ -35,7 +34,7 @@ class Proxy:
         write(settings, folder)
 
     def start(self) -> None:
-        command = [sys.executable, "-m", "serving.proxy.child", str(envoy()), "-c", str(self._folder / "envoy.yaml")]
+        command = [str(envoy()), "-c", str(self._folder / "envoy.yaml")]
         with self.log_path.open("ab") as log:
             self.process = spawn([*command, "--log-level", "warning", "--disable-hot-restart"], log)
         self._started_s, self._silences = time.monotonic(), 0

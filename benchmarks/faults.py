@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from benchmarks.measure.choices import FiniteRange, Result
+from benchmarks.measure.choices import FiniteRange, json_option
 
 NAMES = (
     "stub-killed",
@@ -40,25 +40,21 @@ EVERY = (*NAMES, "many-faults")  # the last takes ten minutes: only by name
 @click.option("--publications", type=click.IntRange(1, 200), default=20, show_default=True)
 @click.option("--overload-seconds", type=FiniteRange(1, 120), default=20.0, show_default=True)
 @click.option("--hours", type=FiniteRange(0.001, 48), help="Steady requests for this long; alone without --scenario.")
-@click.option("--json", "path", type=Result(), help="Write the result here.")
+@json_option
 def faults(
-    names: tuple[str, ...], publications: int, overload_seconds: float, hours: float | None, path: Path | None
+    names: tuple[str, ...], publications: int, overload_seconds: float, hours: float | None, json_path: Path | None
 ) -> None:
     """Break a real server in known ways and count what its clients see."""
-    from benchmarks.load.drill_bench import DrillBench, Row
+    from benchmarks.load.drill_bench import DrillBench
     from benchmarks.load.drills import drills, soak
-    from benchmarks.load.verdicts import in_a_line
+    from benchmarks.load.verdicts import keep
     from benchmarks.measure.machine import cores
     from benchmarks.measure.run import recording
 
     chosen = list(names or (() if hours else NAMES)) + (["soak"] if hours else [])
     runs = drills(publications, overload_seconds) | {"soak": partial(soak, hours=hours or 0)}
-    with recording(path, cores()) as record, DrillBench() as bench:
-        rows: list[Row] = []
-        for name in chosen:
-            rows.append({"scenario": name, **runs[name](bench)})
-            click.echo(in_a_line(rows[-1]))
-            record.update(rows)
+    with recording(json_path, cores()) as record, DrillBench() as bench:
+        keep(record, ({"scenario": name, **runs[name](bench)} for name in chosen))
 
 
 if __name__ == "__main__":

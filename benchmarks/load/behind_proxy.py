@@ -16,17 +16,14 @@ from functools import partial
 from http.client import HTTPException
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 import numpy as np
 import psutil
-from numpy.typing import NDArray
 
 from benchmarks.load import hostile
+from benchmarks.load.drill_bench import HEAL_S, MODEL, Row, lives, published
 from benchmarks.load.fleets import RunningFleet, running_fleet
-from benchmarks.load.published import publish as export_and_publish
 from benchmarks.load.verdicts import Asker, Verdicts, meanwhile
-from benchmarks.measure.candidate import Candidate
 from clients.classifier import AsyncClassifier, Options
 from clients.errors import ClientError
 from clients.probe import probe_server
@@ -34,11 +31,9 @@ from export.publishing.artifact import read_version
 from export.publishing.publish import publish
 from serving.control import Control
 
-Row = dict[str, Any]
-MODEL = "vitbn-tiny"
-STEADY, BEFORE_S, AFTER_S, HEAL_S = 4, 1.0, 2.0, 120.0
+STEADY, BEFORE_S, AFTER_S = 4, 1.0, 2.0
 # Slow enough for clients to send OVERLOAD times its capacity.
-OVERLOAD_MODEL, OVERLOAD, OVERLOAD_BATCH, CAPACITY_S = "vitbn", 5.0, 64, 3.0
+OVERLOAD_MODEL, OVERLOAD, CAPACITY_S = "vitbn", 5.0, 3.0
 TURNS, TURN = 10, 100  # of requests straight to a server and through the proxy
 GOOD = 400
 
@@ -52,7 +47,8 @@ class BehindProxy:
         self._repository = Path(self._folder.name, "models")
 
     def __enter__(self) -> BehindProxy:
-        self._images, self._logits = self._export(MODEL, 1)
+        images, logits = published(MODEL, self._repository)
+        self._images, self._logits = images[:1], logits[:1]
         self._running = running_fleet(self._repository)
         self._fleet = self._running.__enter__()
         return self
@@ -62,14 +58,6 @@ class BehindProxy:
     ) -> None:
         self._running.__exit__(kind, error, trace)
         self._folder.cleanup()
-
-    def _export(self, model: str, batch: int) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
-        """Publishes `model`; returns images (batch, 1, 28, 28) and logits (batch, classes)."""
-        from export.equivalence import embedded_sample, onnx_classifier
-
-        published = export_and_publish(Candidate(model), self._repository, {model: None})
-        images = embedded_sample(published.config).images[:batch]
-        return images, onnx_classifier(published.data)(images).astype(np.float32)
 
     def run(self, name: str, protocol: str) -> Row:
         events: dict[str, Callable[[RunningFleet], None]] = {
@@ -142,7 +130,7 @@ class BehindProxy:
         before = [self._fleet.triton(index) for index in range(2)]
         statuses = {name: self._status(*each) for name, each in hostile.requests().items()}
         right = sum(self._status(*hostile.good(self._images)) == 200 for _ in range(GOOD))
-        alive = sum(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in before)
+        alive = sum(map(lives, before))
         return {"statuses": statuses, "good_sent": GOOD, "good_right": right, "servers_alive": alive}
 
     def _status(self, body: bytes, headers: dict[str, str]) -> int:
@@ -152,7 +140,7 @@ class BehindProxy:
             return 0
 
     def _overload(self) -> Row:
-        images, logits = self._export(OVERLOAD_MODEL, OVERLOAD_BATCH)
+        images, logits = published(OVERLOAD_MODEL, self._repository)
         _load(self._fleet, OVERLOAD_MODEL)
         asker, ends = Asker(self._fleet.http_url, OVERLOAD_MODEL, images, logits), time.monotonic() + CAPACITY_S
         capacity = len(asker.closed_loop(8, lambda: time.monotonic() > ends).right) / CAPACITY_S

@@ -10,23 +10,31 @@ import gc
 import json
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import click
 import numpy as np
 from numpy.typing import NDArray
+
+from benchmarks.measure.run import Record, Row
 
 MOST = 100_000
 TOLERANCE = 1e-3
 ANSWER_S, RETRY_S = 30.0, 0.05
 
 
-def in_a_line(row: Mapping[str, Any]) -> str:
-    texts = {name: f"{value:.1f}" if isinstance(value, float) else str(value) for name, value in row.items()}
-    return "  ".join(f"{name} {text}" for name, text in texts.items())
+def keep(record: Record, measured: Iterable[Row]) -> None:
+    """Prints and writes each row at once."""
+    rows: list[Row] = []
+    for row in measured:
+        rows.append(row)
+        texts = {name: f"{value:.1f}" if isinstance(value, float) else str(value) for name, value in row.items()}
+        click.echo("  ".join(f"{name} {text}" for name, text in texts.items()))
+        record.update(rows)
 
 
 @dataclass

@@ -8,20 +8,20 @@ from typing import Any
 
 import click
 
-from benchmarks.measure.choices import Result
+from benchmarks.measure.choices import json_option
 
 
 @click.command()
 @click.option("--rows", type=click.IntRange(10_000), default=2_000_000, show_default=True)
 @click.option("--model", default="vitbn-tiny", show_default=True, help="A shipped network, with all rewrites.")
-@click.option("--json", "path", type=Result(), help="Write the result here.")
-def bulk(rows: int, model: str, path: Path | None) -> None:
+@json_option
+def bulk(rows: int, model: str, json_path: Path | None) -> None:
     """Compare vitbn bulk with plain ONNX Runtime, watch its memory, kill it and count its rows."""
     from benchmarks.load.bulk_runs import BulkBench
     from benchmarks.measure.machine import cores
     from benchmarks.measure.run import recording
 
-    with recording(path, cores()) as record, tempfile.TemporaryDirectory(prefix="bulk-") as folder:
+    with recording(json_path, cores()) as record, tempfile.TemporaryDirectory(prefix="bulk-") as folder:
         measured: list[dict[str, Any]] = []
         bench = BulkBench(Path(folder), rows, model)
         for name, measure in (("undisturbed", bench.compared), ("killed", bench.killed)):

@@ -7,14 +7,10 @@ Out: a JSON row each: requests sent, right, wrong, refused and failed, and laten
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
-from benchmarks.measure.choices import FiniteRange, Result
-
-if TYPE_CHECKING:
-    from benchmarks.load.behind_proxy import Row
+from benchmarks.measure.choices import FiniteRange, json_option
 
 FAULTS = ("server-killed", "stub-killed", "restart", "publish")
 NAMES = (*FAULTS, "hostile", "overload", "added")
@@ -24,18 +20,14 @@ NAMES = (*FAULTS, "hostile", "overload", "added")
 @click.option("--scenario", "names", type=click.Choice(NAMES), multiple=True, help="Repeatable.  [default: all]")
 @click.option("--requests", type=click.IntRange(100, 1_000_000), default=10_000, show_default=True)
 @click.option("--overload-seconds", type=FiniteRange(1, 120), default=10.0, show_default=True)
-@click.option("--json", "path", type=Result(), help="Write the result here.")
-def proxy(names: tuple[str, ...], requests: int, overload_seconds: float, path: Path | None) -> None:
+@json_option
+def proxy(names: tuple[str, ...], requests: int, overload_seconds: float, json_path: Path | None) -> None:
     """Break or update one of two servers behind the proxy and count what its clients see."""
     from benchmarks.load.behind_proxy import BehindProxy
-    from benchmarks.load.verdicts import in_a_line
+    from benchmarks.load.verdicts import keep
     from benchmarks.measure.machine import cores
     from benchmarks.measure.run import recording
 
-    with recording(path, cores()) as record, BehindProxy(requests, overload_seconds) as bench:
-        rows: list[Row] = []
-        for name in names or NAMES:
-            for protocol in ("http", "grpc") if name in FAULTS else ("http",):
-                rows.append(bench.run(name, protocol))
-                click.echo(in_a_line(rows[-1]))
-                record.update(rows)
+    with recording(json_path, cores()) as record, BehindProxy(requests, overload_seconds) as bench:
+        both = [(name, protocol) for name in names or NAMES for protocol in ("http", "grpc")]
+        keep(record, (bench.run(*each) for each in both if each[0] in FAULTS or each[1] == "http"))

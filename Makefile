@@ -100,8 +100,8 @@ report: setup
 # whose files then replace the old ones. Each command has a budget; SECONDS_x is what it takes on two cores that do nothing
 # else, from its rounds and the medians of the committed results, 75 minutes in all. After an interruption the next run
 # measures only what is missing.
-MEASURED := latency latency-5000 sweep rewrites frontier operators-vitbn operators-vitbn-tiny accuracy engines added \
-	foreign faults soak proxy bulk throughput rates conditions
+MEASURED := latency latency-5000 sweep rewrites frontier operators-vitbn operators-vitbn-tiny accuracy pens engines \
+	added foreign faults soak proxy bulk throughput rates conditions
 
 benchmarks: setup perf_analyzer $(MEASURED:%=$(NEW)/%.json)
 	mv $(NEW)/*.json $(RESULTS) && rmdir $(NEW)
@@ -133,6 +133,8 @@ COMMAND_operators-vitbn-tiny := latency.py --preset operators --model vitbn-tiny
 SECONDS_operators-vitbn-tiny := 20
 COMMAND_accuracy := accuracy.py
 SECONDS_accuracy := 150
+COMMAND_pens := accuracy.py --conditions
+SECONDS_pens := 120
 COMMAND_engines := latency.py --preset engines
 SECONDS_engines := 45
 COMMAND_added := throughput.py --preset added

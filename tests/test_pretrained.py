@@ -33,13 +33,13 @@ SOME = 200  # images
 # First 16 digits of the SHA-256 of names and tensors: metadata may change, weights may not.
 WEIGHTS = {
     "cnn": "f0c18cfc5e6bd465",
-    "vit": "1bf464b622ef097e",
-    "vitbn-tiny": "1776e41a6d51abc3",
-    "vitbn-late-deep": "00b5b93f0581bd88",
-    "vitbn-late-64": "43812f3106d3e619",
-    "vitbn-wide": "0841047ccefc050d",
+    "vit": "a10301ede5d4d0c0",
+    "vitbn-tiny": "210240695d3c0abc",
+    "vitbn-late-deep": "7d9fcccd5d42a1c3",
+    "vitbn-late-64": "0109d349fcd8086b",
+    "vitbn-wide": "ecf4078d82f64945",
     "vitbn": "a8ac37e9654d5c63",
-    "vitbnffn": "fa58d8f1d1015cac",
+    "vitbnffn": "f03827552c44441d",
 }
 
 

@@ -311,6 +311,14 @@ def accuracy(run: Run) -> str:
     return markdown(rows, 2)
 
 
+def pens(run: Run) -> str:
+    every: dict[str, Cells] = {}
+    for row in run.rows:
+        cells = every.setdefault(row["model"], {"right, %": f"`{row['model']}`"})
+        cells[row["condition"]] = percent(row["accuracy"])
+    return markdown([*every.values()])
+
+
 def conditions(run: Run) -> str:
     sources = [name for name in run.rows[-1] if name not in ("condition", "images")]
     rows = [
@@ -437,6 +445,6 @@ TABLES: Mapping[str, Callable[[Run], str]] = {
             left_out,
             sweep,
         ),
-        *(operators, engines, accuracy, conditions, added, throughput, saturated, machines, drills, counts),
+        *(operators, engines, accuracy, pens, conditions, added, throughput, saturated, machines, drills, counts),
     )
 }

@@ -312,7 +312,7 @@ def accuracy(run: Run) -> str:
 
 
 def pens(run: Run) -> str:
-    every: dict[str, Cells] = {}
+    every: dict[str, dict[str, str]] = {}
     for row in run.rows:
         cells = every.setdefault(row["model"], {"right, %": f"`{row['model']}`"})
         cells[row["condition"]] = percent(row["accuracy"])

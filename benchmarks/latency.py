@@ -86,7 +86,8 @@ def latency(
 
     Weights come from the shipped checkpoint of this depth, or are random: time does not depend on them. Every
     candidate is first compared with PyTorch eager. All take turns until the medians are stable or --seconds are spent.
-    "x PyTorch" is the speed relative to PyTorch eager in float32, with a 95 % interval.
+    "x PyTorch" is the speed relative to PyTorch eager in float32, with a 95 % interval, and beside a lower precision
+    also relative to PyTorch eager in the same.
     """
     models = chosen(models, NAMES)
     _check(models, depth, published)

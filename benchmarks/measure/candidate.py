@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.measure.engines import BASELINE, ENGINES, RUNTIMES, Device, Precision, Rewrites, Run, Sizes, why_not
+from benchmarks.measure.engines import ENGINES, RUNTIMES, Device, Precision, Rewrites, Run, Sizes, why_not
 from benchmarks.measure.machine import cores
 from models.catalog import shipped
 from models.config import ModelConfig
@@ -58,10 +58,6 @@ class Candidate:
     def label(self) -> str:
         engine = ENGINES[self.engine]
         return f"{engine.label}, {engine.runtimes[self.runtime][1]}"
-
-    @property
-    def is_baseline(self) -> bool:
-        return self.runtime == BASELINE and self.precision == "fp32"
 
     def why_not(self) -> str | None:
         """None if it can be measured, as far as is known without a try."""

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import tempfile
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,12 +16,16 @@ import onnxruntime
 
 from benchmarks.measure.candidate import Candidate
 from benchmarks.measure.engines import Run, Sizes
+from benchmarks.measure.progress import note
 from benchmarks.measure.tensorrt_execution import Execution
 from export.engines.gpu import require
 from export.engines.tensorrt_engine import EngineOptions, build, load
 from export.engines.tensorrt_support import prepare
 from export.errors import Unavailable
-from models.config import INPUT_NAME, OUTPUT_NAME
+from models.config import INPUT_NAME, OUTPUT_NAME, ModelConfig
+
+TIMINGS: list[bytes] = []
+"""TensorRT's timing cache after the last engine."""
 
 
 @cache
@@ -84,8 +92,21 @@ def in_tensorrt(data: bytes, candidate: Candidate, sizes: Sizes, graph: bool = F
     require()
     precision: Any = candidate.precision.removesuffix("-softmax")
     options = EngineOptions(precision, opt_batch=1, max_batch=max(sizes), fixed=sizes)
-    plan = build(prepare(onnx.load_from_string(data)), candidate.config, options)
-    return execution(plan, sizes.index, graph)
+    return execution(engine_of(data, candidate.config, options), sizes.index, graph)
+
+
+@cache
+def engine_of(data: bytes, config: ModelConfig, options: EngineOptions) -> bytes:
+    """Candidates with one file share its engine; engines share their kernels' timings."""
+    start = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        timings = Path(folder, "timings")
+        if TIMINGS:
+            timings.write_bytes(TIMINGS[-1])
+        plan = build(prepare(onnx.load_from_string(data)), config, replace(options, timing_cache=timings))
+        TIMINGS[:] = [timings.read_bytes()] if timings.exists() else []
+    note(f"TensorRT: an engine of {config.model}, {options.precision}, took {time.perf_counter() - start:.0f} s")
+    return plan
 
 
 def execution(plan: bytes, profile_of: Callable[[int], int], graph: bool = False) -> Execution:

@@ -12,6 +12,7 @@ import numpy as np
 
 from benchmarks.measure.cells import Built, Cell, Missing, first_calls
 from benchmarks.measure.devices import free, gpu_uuid
+from benchmarks.measure.engines import BASELINE
 from benchmarks.measure.floors import floor_ms, gemm_gflops_per_s
 from benchmarks.measure.gpu_state import monitor
 from benchmarks.measure.run import Record
@@ -94,9 +95,11 @@ class Rounds:
     def rows(self, measured: Mapping[str, Durations]) -> list[Row]:
         compared = []
         for name, cell in self._cells.items():
-            base = self._baseline(name)
-            ratio = asdict(ratio_with_interval(measured[base], measured[name])) if base else None
-            row: Row = {"stable": self._stable(measured, name), "ratio_to_torch": ratio}
+            row: Row = {"stable": self._stable(measured, name)}
+            own = cell.built.candidate.precision.removesuffix("-softmax")
+            for key, precision in (("ratio_to_torch", "fp32"), ("ratio_to_same_precision", own)):
+                base = self._baseline(name, precision)
+                row[key] = asdict(ratio_with_interval(measured[base], measured[name])) if base else None
             if self._watch:
                 row["gpu_state"] = self._watch.summary()
             if copies := measured.get(f"{name}{COPIES}"):
@@ -119,11 +122,12 @@ class Rounds:
             protocol=self._protocol,
         )
 
-    def _baseline(self, name: str) -> str | None:
+    def _baseline(self, name: str, precision: str = "fp32") -> str | None:
         """PyTorch eager of the same network."""
         network = _network(self._cells[name])
         same = (i for i, each in self._cells.items() if _network(each) == network)
-        return next((i for i in same if self._cells[i].built.candidate.is_baseline), None)
+        forms = {i: self._cells[i].built.candidate for i in same}
+        return next((i for i, each in forms.items() if (each.runtime, each.precision) == (BASELINE, precision)), None)
 
     def _stable(self, measured: Mapping[str, Durations], name: str) -> bool:
         return is_stable(measured[name], measured[self._baseline(name) or name])

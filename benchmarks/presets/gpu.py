@@ -55,10 +55,12 @@ def steps(output: Path) -> Iterator[Step]:
         yield Step("export.to_tensorrt", "tensorrt", ("--model", model, "--precision", "fp16", *where), 2)
     many = ("--precision", "fp16", "--batch", "5000", *_each("--in-flight", "1", "2"))
     memories = _each("--shared-memory", "none", "system", "cuda")
-    few = (*_each("--precision", *PRECISIONS), *_each("--batch", "1", "64"), *_each("--in-flight", "1", "16"))
+    few = (*_each("--model", "vitbn"), *_each("--precision", *PRECISIONS), *_each("--in-flight", "1", "16"))
     for name, load, minutes in (
         ("throughput-5000", (*_each("--model", *SERVED_MODELS), *many, *memories), 5),
-        ("throughput", (*_each("--model", "vitbn"), *few), 4),
+        # An engine is tuned for the largest batch of its command.
+        ("throughput", (*few, "--batch", "64"), 2),
+        ("throughput-1", (*few, "--batch", "1"), 2),
     ):
         written = ("--json", str(output / f"{name}.json"))
         yield Step("benchmarks.throughput", "throughput", (*load, *SERVED, *written), minutes)

@@ -23,9 +23,15 @@ def batch_table(rows: Rows, with_dim: bool = False) -> str:
         **({"peak_memory_mb": "peak MB"} if any(row["peak_memory_mb"] is not None for row in rows) else {}),
         **({key: title for key, title in ON_A_GPU.items() if key in rows[0]} if rows[0]["device"] == "cuda" else {}),
     }
-    header = (*HEADER, *optional.values())
+    lower = any(row["precision"] != "fp32" and row.get("ratio_to_same_precision") for row in rows)
+    header = (*HEADER, *(["x PyTorch, same precision"] if lower else []), *optional.values())
     cells = [
-        (*_cells(row), *(_number(row[key], 0 if key == "peak_memory_mb" else 3) for key in optional)) for row in rows
+        (
+            *_cells(row),
+            *([_number((row.get("ratio_to_same_precision") or {}).get("ratio"), 2)] if lower else []),
+            *(_number(row[key], 0 if key == "peak_memory_mb" else 3) for key in optional),
+        )
+        for row in rows
     ]
     first, sizes = rows[0], sorted({row["micro_batch"] for row in rows})
     called = "one call" if sizes == [first["batch"]] else f"{', '.join(map(str, sizes))} a call"

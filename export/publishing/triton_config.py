@@ -146,8 +146,8 @@ def configure(message: pb.ModelConfig, serving: Serving) -> None:
     group.ClearField("rate_limiter")
     message.instance_group.append(group)
     message.dynamic_batching.ClearField("default_queue_policy")
-    if serving.instances == 1 and engine_of(message) == "tensorrt":
-        return  # a second engine costs GPU memory
+    if serving.instances == 1 and (engine_of(message) == "tensorrt" or group.kind == pb.ModelInstanceGroup.KIND_GPU):
+        return  # a second instance costs GPU memory
     if serving.instances == 1:
         # With a bound and a single instance, a request can miss its wake-up: docs/decisions.md, Serving.
         message.instance_group[0].rate_limiter.priority = 1

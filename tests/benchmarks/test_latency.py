@@ -36,6 +36,7 @@ LIMITS = {
 FIELDS = {
     *("model", "depth", "dim", "runtime", "label", "precision", "batch", "micro_batch", "threads", "device", "rounds"),
     *("calls", "stable", "p50_ms", "p90_ms", "p99_ms", "device_p50_ms", "images_per_s", "ratio_to_torch"),
+    *("ratio_to_same_precision",),
     *("first_call_ms", "macs", "floor_ms", "gemm_share", "bandwidth_share", "peak_memory_mb", "max_abs_error"),
     *("fallback", "samples_ns"),
 }

@@ -5,11 +5,15 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from benchmarks.measure import in_onnx
 from benchmarks.measure.engines import RUNTIMES
 from benchmarks.presets import gpu as module
 from benchmarks.presets.gpu import ROOT, Step, check, gpu, steps
 from export.engines.gpu import Gpu
+from export.engines.tensorrt_engine import EngineOptions
 from export.errors import Unavailable
+from export.publishing.triton_config import Serving, new_config
+from models.config import ModelConfig
 from models.data import DataError
 
 
@@ -52,7 +56,7 @@ def test_the_server_is_measured_with_tensorrt_and_in_every_memory() -> None:
     (many,) = (line for line in words if "throughput-5000.json" in line)
     assert "--batch 5000" in many
     assert "--shared-memory none --shared-memory system --shared-memory cuda" in many
-    assert sum("--engine onnxruntime --engine tensorrt" in line for line in words) == 2
+    assert sum("--engine onnxruntime --engine tensorrt" in line for line in words) == 3
     assert any("throughput.py --preset added --engine tensorrt" in line for line in words)
 
 
@@ -143,3 +147,36 @@ except KeyboardInterrupt:
     monkeypatch.setattr(module, "ROOT", tmp_path)
     assert not module._run(Step("slow", "slow", (), 0.05))
     assert (tmp_path / "marked").exists()
+
+
+def test_one_instance_on_a_gpu_is_one_for_every_engine() -> None:
+    for engine in ("onnxruntime", "tensorrt"):
+        config = new_config("it", ModelConfig(), Serving(engine, instances=1, device="cuda"))
+        assert [group.count for group in config.instance_group] == [1], engine
+
+
+def test_a_server_command_with_tensorrt_has_one_batch_size() -> None:
+    """Its engine has one profile, tuned for the largest batch."""
+    served = [step.arguments for step in steps(Path("out")) if step.name == "throughput"]
+    assert served
+    assert all(arguments.count("--batch") == 1 for arguments in served)
+
+
+def test_candidates_with_one_file_share_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[bool] = []
+
+    def build(proto: None, config: ModelConfig, options: EngineOptions) -> bytes:
+        assert options.timing_cache
+        built.append(options.timing_cache.exists())
+        options.timing_cache.write_bytes(b"timings")
+        return b"plan"
+
+    monkeypatch.setattr(in_onnx, "TIMINGS", [])
+    monkeypatch.setattr(in_onnx, "build", build)
+    monkeypatch.setattr(in_onnx, "prepare", lambda proto: None)
+    monkeypatch.setattr("onnx.load_from_string", lambda data: None)
+    in_onnx.engine_of.cache_clear()
+    for data in (b"a", b"a", b"b"):
+        assert in_onnx.engine_of(data, ModelConfig(), EngineOptions("fp32", fixed=(1, 64))) == b"plan"
+    in_onnx.engine_of.cache_clear()
+    assert built == [False, True], "the second engine knows the timings of the first"

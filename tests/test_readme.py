@@ -153,7 +153,6 @@ ELSEWHERE = {
 }
 # Fewer epochs, trials, blocks and images, and a folder in place of S3; MNIST has 5,300 training images here.
 SHORTER = {
-    "vitbn train --dataset pictures/ --output mine.safetensors": ("", " --epochs 1 --depth 1"),
     "vitbn train": ("", " --epochs 1 --depth 1"),
     "vitbn train --model vitbnffn --dataset mnist --depth 4 --epochs 20": (
         "--depth 4 --epochs 20",

@@ -27,6 +27,7 @@ LISTED = subprocess.run(
 PAGES = [name for name in LISTED if (ROOT / name).is_file()]
 OF_THEIR_DAY = ("benchmarks/results/studies/", "benchmarks/results/report.md")  # commands as they were given
 PROGRAMS = ("python ", "vitbn ", "tritonserver", "make ", "pip ", "pytest ")
+NO_COMMANDS = ("serving/launcher.py", "serving/child.py")  # take what they pass on
 TOOLS = {"source", "curl", "cd", "docker", "envoy", "kill", "prometheus", "prometheus-alertmanager"}
 
 
@@ -146,7 +147,7 @@ def known_options() -> set[str]:
     folders = ("models", "export", "serving", "clients", "clients/web", "benchmarks")
     scripts = [path for folder in folders for path in sorted((ROOT / folder).glob("*.py"))]
     commands = [path.relative_to(ROOT).as_posix() for path in scripts if "\nif __name__ ==" in path.read_text()]
-    ours = set[str]().union(*(options_of(script(path)) for path in commands if path != "serving/launcher.py"))
+    ours = set[str]().union(*(options_of(script(path)) for path in commands if path not in NO_COMMANDS))
     return (
         ours | options_of(vitbn) | server_options() | {"--async", "--hypothesis-profile"}
     )  # perf_analyzer's, pytest's

@@ -137,7 +137,7 @@ ELSEWHERE = {
     "vitbn bench latency --preset frontier --checkpoints searches/trials --json FILE": "tests/benchmarks/"
     "test_frontier.py::test_a_short_run",
     "vitbn bench latency --batch 5000": "tests/test_readme.py::test_the_shell_blocks_run_word_for_word",
-    "vitbn bench latency --model vitbn-tiny --model cnn": "tests/benchmarks/test_latency.py::"
+    "vitbn bench latency --model vitbn-tiny": "tests/benchmarks/test_latency.py::"
     "test_shipped_networks_have_their_own_depth",
     "vitbn bench latency --published-configuration": "tests/benchmarks/test_latency.py::"
     "test_the_published_configuration_comes_with_its_caveat",

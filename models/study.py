@@ -59,7 +59,7 @@ def _list(context: click.Context, parameter: click.Parameter, wanted: bool) -> N
             runs *= len(axis)
         counted = str(runs) if runs else "-"
         click.echo(f"{name:16}{counted:>5}{study.epochs:8}{study.hours:7.1f}  {study.question}")
-    for name in ("shift", "adaptation"):
+    for name in ("shift", "adaptation", "layout"):
         click.echo(f"{name:16}{'-':>5}{'-':>8}{0.1:7.1f}  {COMMANDS[name].help}")
     click.echo("Hours of all images with one seed on one thread; --seeds 3 takes three times as long.")
     context.exit()
@@ -224,6 +224,15 @@ def _adaptation(checkpoints: Path, output: Path, data_dir: Path | None) -> None:
         _say_written(digits.write(output, digits.adaptation_result(rows, _command_line())))
 
 
+def _layout(output: Path, data_dir: Path | None) -> None:
+    from models.data import load_dataset
+    from models.studies import layout
+
+    with _one_line_errors():
+        runs = layout.measure(load_dataset("mnist", data_dir), lambda number: click.echo(f"round {number}"))
+        _say_written(layout.write(output, layout.result(runs, _command_line())))
+
+
 def _claims(results: Path, page: Path) -> None:
     from models.studies.claims import write
 
@@ -254,6 +263,12 @@ COMMANDS = {
             _adaptation,
             "The checkpoints on coarse digits, with BatchNorm's statistics from 200 unlabelled images and without.",
             _checkpoints(),
+            _data_dir(),
+            _output(),
+        ),
+        _other(
+            _layout,
+            "Times of BatchNorm2d after a transpose, as published, beside those of our layout.",
             _data_dir(),
             _output(),
         ),

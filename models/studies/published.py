@@ -93,11 +93,24 @@ def fall(model: ModelName, depth: int, published: str) -> Row:
 
 
 DEPTHS = range(2, 8)
+LAYOUT = "layout/layout"
+VIT_LAYOUT: Key = (LAYOUT, "vit", 6, None)
 SEARCHED: list[Key] = [("optimised/optimised", model, None, None) for model in MODELS]
 TABLES: dict[str, list[Row]] = {
     "training-time": ratios(
         training_ratio, ("ViTBNFFN, published", "2.7", "3.6", "2.7"), ("ViTBN, published", "2.5", "3.5", "4.3")
     ),
+    "layout": [
+        ("time of ViT over the network's, 6 blocks each", "training", "test", "size"),
+        *(
+            row(f"{NAMES[model]}, {name}", *((figure, VIT_LAYOUT, its) for figure in (training_ratio, test_ratio)))
+            for model in MODELS[1:]
+            for name, its in (
+                ("BatchNorm2d as published", (LAYOUT, f"{model}-transposed", 6, None)),
+                ("our layout", (LAYOUT, model, 6, None)),
+            )
+        ),
+    ],
     "gains": [
         ("training time saved, against ViT of 6 blocks, %", "ViT", "ViTBNFFN", "ViTBN", "size"),
         ("published, at 0.005", "-", "72", "71", ON_L4),

@@ -31,7 +31,7 @@ class Results:
             path = self.folder / f"{study}.json"
             try:
                 self.read[study] = content = json.loads(path.read_bytes())
-                content["scope"]["train_images"], content["runs"][0]
+                content["scope"], content["runs"][0]
             except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
                 raise StudyError(f"{path}: expected the result of a study, found {error!r}") from error
         return self.read[study]
@@ -51,6 +51,8 @@ class Results:
 
     def size(self, study: str) -> str:
         scope, runs = self[study]["scope"], self[study]["runs"]
+        if "size" in scope:
+            return str(scope["size"])
         seeds = len({run["options"]["seed"] for run in runs})
         parts = [f"{scope['epochs']} epochs", f"{scope['train_images']:,} images"]
         parts.append(f"{seeds} seeds" if seeds > 1 else "1 seed")

@@ -105,8 +105,8 @@ def test_a_terminal_refuses_what_fails(tmp_path: Path) -> None:
 @pytest.mark.live
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_the_shell_blocks_run_word_for_word(checkout: Path) -> None:
-    lines = "".join(re.findall(r"```sh\n(.*?)```", README, re.DOTALL)).splitlines()
+def test_the_four_commands_run_word_for_word(checkout: Path) -> None:
+    lines = re.findall(r"^\$ (.*)$", README, re.MULTILINE)
     assert "tritonserver --model-repository triton_repo" in lines
     with Terminal(checkout, VITBN_BENCHMARK_ROUNDS="1") as terminal:
         printed = {line: terminal.run(line) for line in lines}
@@ -136,7 +136,7 @@ ELSEWHERE = {
     "test_a_trial_is_trained_measured_and_kept",
     "vitbn bench latency --preset frontier --checkpoints searches/trials --json FILE": "tests/benchmarks/"
     "test_frontier.py::test_a_short_run",
-    "vitbn bench latency --batch 5000": "tests/test_readme.py::test_the_shell_blocks_run_word_for_word",
+    "vitbn bench latency --batch 5000": "tests/test_readme.py::test_the_four_commands_run_word_for_word",
     "vitbn bench latency --model vitbn-tiny": "tests/benchmarks/test_latency.py::"
     "test_shipped_networks_have_their_own_depth",
     "vitbn bench latency --published-configuration": "tests/benchmarks/test_latency.py::"

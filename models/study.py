@@ -187,6 +187,8 @@ def _fields(path: Path, grid: Study, scope: Scope) -> Fields:
         values = {"model": "vitbn", **json.loads(path.read_bytes())}
         if (found := values.pop("dataset", dataset)) != dataset:
             raise StudyError(f"expected options for {dataset}, found options for {found}")
+        if values.get("lr") is None:  # of a search; the default would be another study
+            raise StudyError("expected lr, found none")
         run_at(replace(grid, axes={}, fixed=values), scope, {}, 0)
     except (OSError, ValueError, TypeError) as error:
         raise StudyError(f"{path}: expected a JSON object of options for models/train.py, found {error}") from error

@@ -42,6 +42,10 @@ PUBLISHED, ON_L4 = "30 epochs, 60,000 images, whole", "30 epochs, 60,000 images,
 RIGHT = "test images right, %"
 
 
+def blocks_of(depth: int) -> str:
+    return f"{depth} block{'s' if depth > 1 else ''}"
+
+
 def row(*cells: Cell) -> Row:
     return cells
 
@@ -116,7 +120,7 @@ TABLES: dict[str, list[Row]] = {
         ("published, at 0.005", "-", "72", "71", ON_L4),
         *(
             row(
-                f"{blocks} block{'s' if blocks > 1 else ''}",
+                blocks_of(blocks),
                 *(
                     (saved, *((SMALL, *own, rate) for rate in RATES for own in (("vit", 6), (model, blocks))))
                     for model in MODELS
@@ -199,13 +203,22 @@ TABLES: dict[str, list[Row]] = {
 }
 
 
-def curve(results: Results, study: str, model: ModelName, depth: int | None, rate: float) -> Line:
-    """The mean of the seeds by epoch, and their range."""
+def curve(
+    results: Results,
+    study: str,
+    model: ModelName,
+    depth: int | None = None,
+    rate: float | None = None,
+    figure: str = "test_accuracy",
+    label: str = "",
+    hollow: bool = False,
+) -> Line:
+    """The mean of the seeds by epoch, and their range; an accuracy in %."""
     seeds = results.of((study, model, depth, rate))
-    columns = [[100 * epoch["test_accuracy"] for epoch in epochs] for epochs in zip(*seeds, strict=False)]
+    factor = 100 if figure == "test_accuracy" else 1
+    columns = [[factor * epoch[figure] for epoch in epochs] for epochs in zip(*seeds, strict=False)]
     low, high = ([f(column) for column in columns] if len(seeds) > 1 else [] for f in (min, max))
-    label = f"{NAMES[model]}, {depth} block{'s' if depth != 1 else ''}" if depth else ""
-    return Line(model, range(1, len(columns) + 1), [*map(mean, columns)], low, high, label, hollow=depth == 1)
+    return Line(model, range(1, len(columns) + 1), [*map(mean, columns)], low, high, label, hollow)
 
 
 def at_rate_picture(study: str, rate: float, *published: float) -> Callable[[Results], Picture]:
@@ -213,7 +226,12 @@ def at_rate_picture(study: str, rate: float, *published: float) -> Callable[[Res
         epochs = results[study]["scope"]["epochs"]
         crosses = [Line(model, [epochs], [end], published=True) for model, end in zip(MODELS, published, strict=False)]
         panels = {
-            name: [curve(results, study, model, depth, rate) for model, depth in zip(MODELS, blocks, strict=True)]
+            name: [
+                curve(
+                    results, study, model, depth, rate, label=f"{NAMES[model]}, {blocks_of(depth)}", hollow=depth == 1
+                )
+                for model, depth in zip(MODELS, blocks, strict=True)
+            ]
             for name, blocks in (("6 blocks each", EACH), ("6 blocks against 1, as published", AGAINST_ONE))
         }
         panels["6 blocks against 1, as published"] += crosses
@@ -246,6 +264,35 @@ def depth_picture(results: Results) -> Picture:
     return Picture("Accuracy by depth", note, "depth (blocks)", y, "from zero", panels)
 
 
+def loss_picture(results: Results) -> Picture:
+    panels = {
+        f"depth {depth}": [
+            curve(
+                results,
+                f"depths-{rate:g}/depths",
+                model,
+                depth,
+                rate,
+                "training_loss",
+                f"{NAMES[model]}, rate {rate:g}",
+                hollow=rate == 0.003,
+            )
+            for model in PAIR
+            for rate in (0.003, 0.005)
+        ]
+        for depth in (2, 3, 4)
+    }
+    note = f"{results.size('depths-0.005/depths')}; bands: the seeds."
+    return Picture("Training loss at both rates", note, "epoch", "training loss", "from zero", panels)
+
+
+def searched_picture(results: Results) -> Picture:
+    lines = [curve(results, "optimised/optimised", model) for model in MODELS]
+    note = f"{results.size('optimised/optimised')}."
+    y = "distorted test images right (%)"
+    return Picture("Searched rate and batch, 6 blocks", note, "epoch", y, "from zero", {"": lines})
+
+
 def time_picture(results: Results) -> Picture:
     own = [
         Line(model, [1000 * r for r in RATES], [time_s(results.of((SMALL, model, 6, r)), "training") for r in RATES])
@@ -262,4 +309,6 @@ PICTURES: dict[str, Callable[[Results], Picture]] = {
     "time-by-rate": time_picture,
     "sigmoids": sigmoid_picture,
     "depth": depth_picture,
+    "loss": loss_picture,
+    "searched": searched_picture,
 }

@@ -130,8 +130,21 @@ class LazyGroup(click.Group):
 
 @click.group(cls=LazyGroup, groups=GROUPS)
 @click.version_option(package_name="vitbn", prog_name="vitbn", message="%(prog)s %(version)s")
-def main() -> None:
+@click.pass_context
+def main(context: click.Context) -> None:
     """Train a vision transformer with BatchNorm, rewrite it exactly, serve it on Triton, ask it, measure it."""
+    context.obj = images_per_s
+
+
+def images_per_s(checkpoint: Path) -> float:
+    """What `vitbn tune` measures speed with: models/ imports no benchmark."""
+    from benchmarks.measure.speeds import images_per_s
+    from export.errors import ExportError
+
+    try:
+        return images_per_s(checkpoint)
+    except ExportError as error:
+        raise click.ClickException(f"{checkpoint}: expected its measured speed, found {error}") from error
 
 
 @click.group(cls=LazyGroup, groups={"Commands": BENCHMARKS})

@@ -6,6 +6,7 @@ Trials never use test images. The same command continues the search.
 from __future__ import annotations
 
 import json
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-import vitbn  # noqa: F401  # reports another `models` that hides ours
+import vitbn  # also reports another `models` that hides ours
 from models.config import AUGMENTATIONS, Augmentation, ConfigError, ModelName
 from models.data import DATA_DIR_HELP, DATASETS, DataError, Dataset, hold_out, load_dataset
 from models.files import write_atomically
@@ -85,10 +86,15 @@ def tune(
         check_installed()
         data = part_of(load_dataset(dataset, data_dir), train_images)
         if objective == "frontier":
-            given = click.get_current_context().get_parameter_source("depth") is not ParameterSource.DEFAULT
+            context = click.get_current_context()
+            given = context.get_parameter_source("depth") is not ParameterSource.DEFAULT
             if model != "vitbn" or given or search_depth or search_schedule or augment != "none" or track:
                 raise click.UsageError("expected --objective frontier with only --model vitbn, its sizes and seed")
-            _run_frontier(data, epochs, seed, choose_device(device), count, output)
+            from models import tune_frontier
+            from models.frontier_search import FrontierSearch
+
+            frontier = FrontierSearch(data.name, epochs, len(data.train_labels), len(data.test_labels), seed)
+            tune_frontier.run(frontier, data, choose_device(device), count, output, context.obj)
             return
         search = Search(
             model=model,
@@ -104,14 +110,6 @@ def tune(
         _run(search, data, choose_device(device), count, output, track)
     except (ConfigError, DataError, SearchError, TrainingError, OSError) as error:
         raise click.ClickException(str(error)) from error
-
-
-def _run_frontier(data: Dataset, epochs: int, seed: int, device: str, count: int, output: Path) -> None:
-    from models.frontier_search import FrontierSearch
-    from models.tune_frontier import run
-
-    search = FrontierSearch(data.name, epochs, len(data.train_labels), len(data.test_labels), seed)
-    run(search, data, device, count, output)
 
 
 def _depths(model: ModelName, depths: tuple[int, int]) -> tuple[int, int]:
@@ -240,4 +238,4 @@ def _row(search: Search, trials: list[Trial]) -> str:
 
 
 if __name__ == "__main__":
-    tune()
+    vitbn.main(["tune", *sys.argv[1:]], prog_name="vitbn")  # with what measures speed

@@ -1,16 +1,9 @@
-"""A trial of the frontier: geometry -> checkpoint, held-out accuracy and speed.
-
-benchmarks/latency.py --preset frontier measures the speed in a process without the training's threads.
-"""
+"""A trial of the frontier: geometry -> checkpoint, held-out accuracy and speed."""
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import click
@@ -18,14 +11,15 @@ import click
 from models.data import Dataset
 from models.files import write_atomically
 from models.frontier_search import FrontierSearch, FrontierTrial, Geometry, front, propose, read, write
-from models.search import SearchError
 
 BATCH_SIZE, LEARNING_RATE = 100, 3e-3
-MEASURE_S = 5
 TRIALS, PLOT = "frontier.trials.json", "frontier.png"
 
+Measure = Callable[[Path], float]
+"""A checkpoint -> images a second of its rewritten file."""
 
-def run(search: FrontierSearch, data: Dataset, device: str, count: int, output: Path) -> None:
+
+def run(search: FrontierSearch, data: Dataset, device: str, count: int, output: Path, measure: Measure) -> None:
     from models.plots.search_plots import frontier
 
     trials = read(output / TRIALS, search)
@@ -37,7 +31,7 @@ def run(search: FrontierSearch, data: Dataset, device: str, count: int, output: 
     for number, trial in enumerate(trials, 1):
         click.echo(_row(number, trial))
     try:
-        for trial in run_trials(search, data, device, trials, count, output):
+        for trial in run_trials(search, data, device, trials, count, output, measure):
             trials.append(trial)
             click.echo(_row(len(trials), trial))
     except KeyboardInterrupt:
@@ -51,7 +45,13 @@ def run(search: FrontierSearch, data: Dataset, device: str, count: int, output: 
 
 
 def run_trials(
-    search: FrontierSearch, data: Dataset, device: str, earlier: list[FrontierTrial], count: int, output: Path
+    search: FrontierSearch,
+    data: Dataset,
+    device: str,
+    earlier: list[FrontierTrial],
+    count: int,
+    output: Path,
+    measure: Measure,
 ) -> Iterator[FrontierTrial]:
     """As `models.tune.run_trials`."""
     import torch
@@ -63,13 +63,13 @@ def run_trials(
         write(output / TRIALS, search, trials, environment)  # as there
     while len(trials) < count:
         checkpoint = output / "trials" / f"{len(trials) + 1:03d}.safetensors"
-        trials.append(run_trial(search, data, device, propose(search, trials), checkpoint))
+        trials.append(run_trial(search, data, device, propose(search, trials), checkpoint, measure))
         write(output / TRIALS, search, trials, environment)
         yield trials[-1]
 
 
 def run_trial(
-    search: FrontierSearch, data: Dataset, device: str, geometry: Geometry, checkpoint: Path
+    search: FrontierSearch, data: Dataset, device: str, geometry: Geometry, checkpoint: Path, measure: Measure
 ) -> FrontierTrial:
     from models.training import train
     from models.training_options import TrainingError, TrainingOptions
@@ -90,23 +90,8 @@ def run_trial(
         *_, last = train(geometry.config(data), data, options, checkpoint, False, lambda images, loss: None)
     except TrainingError as error:
         return FrontierTrial(geometry, None, None, time.perf_counter() - start, str(error))
-    speed = images_per_s(checkpoint)
+    speed = measure(checkpoint)
     return FrontierTrial(geometry, last.test_accuracy, speed, time.perf_counter() - start)
-
-
-def images_per_s(checkpoint: Path) -> float:
-    with tempfile.TemporaryDirectory() as folder:
-        alone = Path(folder, "checkpoints", checkpoint.name)
-        alone.parent.mkdir()
-        alone.symlink_to(checkpoint.resolve())
-        arguments = ["--checkpoints", alone.parent, "--json", Path(folder, "measured.json"), "--seconds", MEASURE_S]
-        command = [sys.executable, "-m", "benchmarks.latency", "--preset", "frontier", *map(str, arguments)]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[1], check=False)
-        if done.returncode:
-            last_line = (done.stderr.strip().splitlines() or ["nothing"])[-1]
-            raise SearchError(f"{checkpoint}: expected its measured speed, found {last_line}")
-        (row,) = json.loads(Path(folder, "measured.json").read_bytes())["rows"]
-    return float(row["images_per_s"])
 
 
 def _row(number: int, trial: FrontierTrial) -> str:

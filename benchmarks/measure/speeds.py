@@ -12,9 +12,11 @@ from benchmarks.measure.progress import steps
 from benchmarks.measure.timing import Durations, finished_rounds, time_interleaved
 from benchmarks.measure.workload import best_workload, runner
 from export.pipeline import ExportOptions, export_checkpoint
-from models.checkpoint import Checkpoint
+from models.checkpoint import Checkpoint, load
 
 Row = dict[str, Any]
+
+IMAGES, SECONDS = 5000, 5.0  # of a trial of `vitbn tune`
 
 
 def name_of(path: Path) -> str:
@@ -47,6 +49,12 @@ def measure(checkpoints: Sequence[Checkpoint], count: int, seconds: float, add: 
     finished_rounds(
         lambda: time_interleaved(runs, seconds, "measuring"), lambda measured: add(_timed(rows, measured, count))
     )
+
+
+def images_per_s(checkpoint: Path) -> float:
+    rows: list[Row] = []
+    measure([load(checkpoint)], IMAGES, SECONDS, rows.extend)
+    return float(rows[0]["images_per_s"])
 
 
 def _timed(rows: Sequence[Row], measured: Mapping[str, Durations], count: int) -> list[Row]:

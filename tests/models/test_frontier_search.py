@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+import vitbn
 from models import tune_frontier
 from models.data import load_digits
 from models.frontier_search import (
@@ -20,7 +21,6 @@ from models.frontier_search import (
     write,
 )
 from models.search import FIRST_TRIALS, SearchError
-from models.tune import tune
 
 SEARCH = FrontierSearch("digits", 1, 120, 287, 0)
 SMALL = Geometry(1, 32, 2, 4, 64)
@@ -108,10 +108,9 @@ def test_figures_that_no_trial_has(before: str, after: str, tmp_path: Path) -> N
 @pytest.mark.slow
 def test_a_trial_is_trained_measured_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VITBN_BENCHMARK_ROUNDS", "1")
-    monkeypatch.setattr(tune_frontier, "MEASURE_S", 1)
     monkeypatch.setattr(tune_frontier, "propose", lambda search, trials: SMALL)
     arguments = ["--objective", "frontier", "--trials", "1", "--epochs", "1", "--train-images", "120"]
-    result = CliRunner().invoke(tune, [*arguments, "--device", "cpu", "--output", str(tmp_path)])
+    result = CliRunner().invoke(vitbn.main, ["tune", *arguments, "--device", "cpu", "--output", str(tmp_path)])
     assert result.exit_code == 0, result.output
     assert "On the frontier: trials 1" in result.output
     assert sorted(path.name for path in tmp_path.iterdir()) == ["frontier.png", "frontier.trials.json", "trials"]
@@ -122,6 +121,6 @@ def test_a_trial_is_trained_measured_and_kept(tmp_path: Path, monkeypatch: pytes
 
 @pytest.mark.parametrize("option", [("--model", "cnn"), ("--depth", "6")])
 def test_what_the_frontier_does_not_search_is_refused(option: tuple[str, str], tmp_path: Path) -> None:
-    result = CliRunner().invoke(tune, ["--objective", "frontier", *option, "--output", str(tmp_path)])
+    result = CliRunner().invoke(vitbn.main, ["tune", "--objective", "frontier", *option, "--output", str(tmp_path)])
     assert (result.exit_code, list(tmp_path.iterdir())) == (2, [])
     assert "expected --objective frontier with only --model vitbn" in result.output

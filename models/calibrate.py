@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def calibrate(checkpoints: tuple[Path, ...], data_dir: Path | None) -> None:
     """Fit the temperature of CHECKPOINTS on the images that their training held out."""
     from models.checkpoint import CheckpointError, add_metrics, load
-    from models.training_options import TrainingError
+    from models.train import TrainingError
 
     click.echo(f"{'checkpoint':24}  temperature  calibration error % before   after")
     try:

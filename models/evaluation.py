@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from models.calibration import calibrate
 from models.config import INPUT_SCALE
 from models.data import Dataset, hold_out
-from models.training_options import Diverged
+from models.train import Diverged
 
 TEST_BATCH = 100  # fits the cache: 1000 take twice as long
 

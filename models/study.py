@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from models.config import ModelConfig
     from models.studies.running import Run, Track
     from models.studies.study import Scope
-    from models.training_options import Epoch
+    from models.train import Epoch
 
 # Facts of a machine, not of a study.
 UNSAID = {"output", "teacher_cache", "data_dir", "emnist_dir", "checkpoints", "params", "device", "track"}
@@ -133,7 +133,7 @@ def _train(
     from models.data import load_dataset
     from models.studies import frontier, summary
     from models.studies import study as studying
-    from models.training_options import choose_device
+    from models.train import choose_device
 
     with _one_line_errors():
         data = load_dataset(dataset, data_dir)
@@ -202,7 +202,7 @@ def _shift(
 ) -> None:
     from models.data import load_dataset
     from models.studies import digits
-    from models.training_options import choose_device
+    from models.train import choose_device
 
     with _one_line_errors():
         networks = digits.trained_on_mnist(checkpoints)
@@ -319,7 +319,7 @@ def _one_line_errors() -> Iterator[None]:
     from models.checkpoint import CheckpointError
     from models.config import ConfigError
     from models.data import DataError
-    from models.training_options import TrainingError
+    from models.train import TrainingError
 
     try:
         yield

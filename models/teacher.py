@@ -10,7 +10,7 @@ from torch import Tensor
 
 from models import checkpoint
 from models.config import ModelConfig
-from models.training_options import TrainingError
+from models.train import TrainingError
 
 
 def load_teacher(path: Path, config: ModelConfig) -> checkpoint.Checkpoint:

@@ -25,7 +25,7 @@ from models.data import Dataset
 from models.evaluation import TEST_BATCH
 from models.files import write_atomically
 from models.teacher import load_teacher
-from models.training_options import TrainingError, TrainingOptions
+from models.train import TrainingError, TrainingOptions
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from models.files import write_atomically
-from models.training_options import Epoch, TrainingError
+from models.train import Epoch, TrainingError
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

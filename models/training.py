@@ -40,7 +40,7 @@ from models.registry import build
 from models.state_dict_file import unpickling_reason
 from models.teacher import load_teacher, targets
 from models.teacher_cache import open_folder
-from models.training_options import Diverged, Epoch, TrainingError, TrainingOptions, depends_on_epochs
+from models.train import Diverged, Epoch, TrainingError, TrainingOptions, depends_on_epochs
 
 
 @dataclass
@@ -64,8 +64,8 @@ def train(
     dataset: Dataset,
     options: TrainingOptions,
     output: Path,
-    resume: bool,
-    on_batch: Callable[[int, float], None],
+    resume: bool = False,
+    on_batch: Callable[[int, float], None] = lambda images, loss: None,
     test_batch: int = TEST_BATCH,
 ) -> Iterator[Epoch]:
     """Yields each epoch once its checkpoint is on disk.

@@ -80,7 +80,7 @@ def tune(
     output: Path,
 ) -> None:
     """Search learning rate and batch size, or the geometry (Ctrl-C keeps all finished trials)."""
-    from models.training_options import TrainingError, choose_device
+    from models.train import TrainingError, choose_device
 
     try:
         check_installed()
@@ -173,8 +173,8 @@ def run_trials(
 def run_trial(search: Search, data: Dataset, device: str, parameters: Parameters, track: bool = False) -> Trial:
     """With `track` MLflow keeps the network."""
     from models import tracking
+    from models.train import TrainingError, TrainingOptions
     from models.training import train
-    from models.training_options import TrainingError, TrainingOptions
 
     config = data.model_config(search.model, parameters.depth)
     options = TrainingOptions(
@@ -191,7 +191,7 @@ def run_trial(search: Search, data: Dataset, device: str, parameters: Parameters
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"{search.model}-trial"
         try:
-            epochs = train(config, data, options, path, False, lambda images, loss: None)
+            epochs = train(config, data, options, path)
             if track:
                 epochs = tracking.track(epochs, path, False, click.echo)
             *_, last = epochs

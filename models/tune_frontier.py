@@ -71,8 +71,8 @@ def run_trials(
 def run_trial(
     search: FrontierSearch, data: Dataset, device: str, geometry: Geometry, checkpoint: Path, measure: Measure
 ) -> FrontierTrial:
+    from models.train import TrainingError, TrainingOptions
     from models.training import train
-    from models.training_options import TrainingError, TrainingOptions
 
     options = TrainingOptions(
         epochs=search.epochs,
@@ -87,7 +87,7 @@ def run_trial(
     start = time.perf_counter()
     checkpoint.parent.mkdir(parents=True, exist_ok=True)
     try:
-        *_, last = train(geometry.config(data), data, options, checkpoint, False, lambda images, loss: None)
+        *_, last = train(geometry.config(data), data, options, checkpoint)
     except TrainingError as error:
         return FrontierTrial(geometry, None, None, time.perf_counter() - start, str(error))
     speed = measure(checkpoint)

@@ -114,8 +114,8 @@ def trained(shared_dir: Path) -> Path:
     """One worker trains, the others wait."""
     from models.config import ModelConfig
     from models.data import load_digits
+    from models.train import TrainingOptions
     from models.training import train
-    from models.training_options import TrainingOptions
 
     path = shared_dir / "checkpoints" / "vitbn.safetensors"
     with (shared_dir / "trained.lock").open("w") as lock:
@@ -123,7 +123,7 @@ def trained(shared_dir: Path) -> Path:
         if not path.exists():
             options = TrainingOptions(epochs=6, batch_size=50, lr=0.003, seed=0, device="cpu", schedule="one-cycle")
             whole = path.with_name("training.safetensors")
-            *_, last = train(ModelConfig(depth=2), load_digits(), options, whole, False, lambda images, loss: None)
+            *_, last = train(ModelConfig(depth=2), load_digits(), options, whole)
             assert last.test_accuracy > 0.95
             whole.rename(path)
     return path

@@ -18,7 +18,7 @@ from models.files import write_atomically
 
 if TYPE_CHECKING:
     from models.data import Dataset
-    from models.training_options import Epoch, TrainingOptions
+    from models.train import Epoch, TrainingOptions
 
 PLAN = "plan.json"
 
@@ -89,7 +89,7 @@ def advance(
     When a run diverges, the others continue. Further runs may join. Raises StudyError for a folder with another plan or
     more epochs; TrainingError for a failed training.
     """
-    from models.training_options import Diverged
+    from models.train import Diverged
 
     _check_plan(folder / PLAN, _plan(study, runs, dataset, test_batch))
     finished = {run.label: _finished(folder, run) for run in runs}
@@ -110,7 +110,7 @@ def _train_epoch(run: Run, dataset: Dataset, test_batch: int, folder: Path, trac
     from models.training import train
 
     path, resume = folder / f"{run.label}.safetensors", _state(folder, run).is_file()
-    epochs = train(run.config, dataset, run.options, path, resume, lambda images, loss: None, test_batch)
+    epochs = train(run.config, dataset, run.options, path, resume, test_batch=test_batch)
     first = itertools.islice(epochs, 1)
     (epoch,) = track(first, path, resume) if track else first
     return epoch
@@ -122,7 +122,7 @@ def _state(folder: Path, run: Run) -> Path:
 
 def _plan(study: str, runs: Sequence[Run], dataset: Dataset, test_batch: int) -> dict[str, Any]:
     """What must agree to continue."""
-    from models.training_options import depends_on_epochs
+    from models.train import depends_on_epochs
 
     plan: dict[str, Any] = {
         "study": study,
@@ -176,7 +176,7 @@ def _finished(folder: Path, run: Run) -> int:
 
 
 def _read(folder: Path, run: Run) -> Trained:
-    from models.training_options import Epoch
+    from models.train import Epoch
 
     path = folder / f"{run.label}.json"
     if not path.exists() and not _state(folder, run).exists():  # diverged in its first epoch

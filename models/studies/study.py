@@ -89,7 +89,7 @@ def runs(study: Study, scope: Scope, chosen: Mapping[str, Sequence[str]] | None 
 
 
 def run_at(study: Study, scope: Scope, at: Mapping[str, str], seed: int) -> Run:
-    from models.training_options import TrainingOptions
+    from models.train import TrainingOptions
 
     own: dict[str, Any] = {"model": "vitbn", "batch_size": 100, **scope.options, **study.fixed}
     for option, name in at.items():

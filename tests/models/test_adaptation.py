@@ -18,9 +18,9 @@ from models.files import typed_command
 from models.registry import build, randomise_norms
 from models.studies import digits as on_digits
 from models.studies.running import StudyError
+from models.train import TrainingOptions
 from models.train import train as command
 from models.training import train
-from models.training_options import TrainingOptions
 
 TINY = ModelConfig(dim=16, depth=1, heads=2, dim_head=8, mlp_dim=16)
 
@@ -109,7 +109,7 @@ def test_pictures_of_the_new_source_give_the_accuracy_back(tmp_path):
     """Statistics of all rows would give back a third."""
     digits, out, trained = load_digits(), tmp_path / "adapted.safetensors", tmp_path / "digits.safetensors"
     options = TrainingOptions(epochs=5, batch_size=50, lr=0.01, seed=0, device="cpu")
-    list(train(replace(TINY, dim=32), digits, options, trained, False, lambda images, loss: None))
+    list(train(replace(TINY, dim=32), digits, options, trained))
     folder = written_pictures(tmp_path / "faint", faint(digits.test_images[:60]))
     (folder / "notes.txt").write_text("no picture")
     result = run("--checkpoint", trained, "--adapt-to", folder, "--output", out)

@@ -14,8 +14,8 @@ from models.config import ModelConfig
 from models.data import load_digits
 from models.evaluation import measure_calibration
 from models.registry import build
+from models.train import TrainingOptions
 from models.training import train
-from models.training_options import TrainingOptions
 
 TINY = ModelConfig(model="vit", dim=16, depth=1, heads=2, dim_head=8, mlp_dim=24)
 OPTIONS = TrainingOptions(epochs=2, batch_size=50, lr=0.003, seed=0, device="cpu", hold_out=400)
@@ -71,7 +71,7 @@ def digits():
 @pytest.fixture
 def trained(tmp_path, digits):
     path = tmp_path / "tiny.safetensors"
-    *_, _ = train(TINY, digits, OPTIONS, path, False, lambda images, loss: None)
+    *_, _ = train(TINY, digits, OPTIONS, path)
     return path
 
 
@@ -88,7 +88,7 @@ def test_training_stores_temperature_and_errors(trained, digits):
 @pytest.mark.slow
 def test_training_without_held_out_images_stores_none(tmp_path, digits):
     path = tmp_path / "tiny.safetensors"
-    *_, _ = train(TINY, digits, replace(OPTIONS, epochs=1, hold_out=0), path, False, lambda images, loss: None)
+    *_, _ = train(TINY, digits, replace(OPTIONS, epochs=1, hold_out=0), path)
     assert not set(KEYS) & set(load(path).metrics)
 
 

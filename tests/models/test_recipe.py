@@ -10,9 +10,9 @@ from models.checkpoint import load
 from models.config import ModelConfig
 from models.data import DataError, hold_out
 from models.evaluation import measure_accuracy
+from models.train import TrainingError, TrainingOptions
 from models.train import train as command
 from models.training import train
-from models.training_options import TrainingError, TrainingOptions
 
 TINY = ModelConfig(dim=16, depth=1, heads=2, dim_head=8, mlp_dim=24)
 PLAIN = TrainingOptions(epochs=3, batch_size=50, lr=0.003, seed=0, device="cpu")
@@ -25,7 +25,7 @@ def some_digits(digits):
 
 
 def run(path, dataset, options, resume=False):
-    return list(train(TINY, dataset, options, path, resume, lambda images, loss: None))
+    return list(train(TINY, dataset, options, path, resume))
 
 
 def assert_identical(first, second):
@@ -45,7 +45,7 @@ def assert_identical(first, second):
 )
 def test_resumed_is_uninterrupted(tmp_path, some_digits, options):
     whole = run(tmp_path / "whole.safetensors", some_digits, options)
-    parts = train(TINY, some_digits, options, tmp_path / "half.safetensors", False, lambda images, loss: None)
+    parts = train(TINY, some_digits, options, tmp_path / "half.safetensors")
     half = [next(parts)]
     parts.close()
     torch.rand(7)
@@ -163,7 +163,7 @@ def test_nothing_left_to_train_on(some_digits, count):
 
 def test_test_images_are_looked_at_after_the_last_epoch_alone(tmp_path, some_digits):
     options = replace(PLAIN, hold_out=50)
-    epochs = train(TINY, some_digits, options, tmp_path / "run.safetensors", False, lambda images, loss: None)
+    epochs = train(TINY, some_digits, options, tmp_path / "run.safetensors")
     first = next(epochs)
     metrics = load(tmp_path / "run.safetensors").metrics
     assert (metrics["held_out_accuracy"], "test_accuracy" in metrics) == (first.test_accuracy, False)
@@ -176,7 +176,7 @@ def test_test_images_are_looked_at_after_the_last_epoch_alone(tmp_path, some_dig
 
 def test_the_average_of_the_weights_is_what_is_measured_and_written(tmp_path, some_digits):
     path, decay = tmp_path / "run.safetensors", 0.9
-    epochs = train(TINY, some_digits, replace(PLAIN, ema=decay, batch_size=200), path, False, lambda images, loss: None)
+    epochs = train(TINY, some_digits, replace(PLAIN, ema=decay, batch_size=200), path)
     weights, average = [], None
     for epoch in epochs:  # of one step each
         state = torch.load(tmp_path / "run.resume.pt", weights_only=True)
@@ -213,7 +213,7 @@ def test_weights_that_do_not_fit(tmp_path, some_digits):
         (replace(TINY, mlp_dim=32), r"blocks.0.ffn.hidden_norm.norm.bias \(24,\), found \(32,\)"),
         (replace(TINY, depth=2), r"blocks.1.attention.norm.norm.bias none, found \(16,\)"),
     ):
-        list(train(other, some_digits, replace(PLAIN, epochs=1), path, False, lambda images, loss: None))
+        list(train(other, some_digits, replace(PLAIN, epochs=1), path))
         with pytest.raises(TrainingError, match=f"other.safetensors: expected {expected}"):
             run(tmp_path / "run.safetensors", some_digits, replace(PLAIN, init=str(path)))
     assert not (tmp_path / "run.safetensors").exists()

@@ -13,7 +13,7 @@ from models.studies import summary
 from models.studies.grids import STUDIES, Extent
 from models.studies.running import StudyError, Trained
 from models.studies.study import assemble, in_words, runs, scope_of
-from models.training_options import Epoch
+from models.train import Epoch
 
 
 def trained(run, training_s=1.0, test_s=0.1, epochs=None):

@@ -11,8 +11,8 @@ from models.data import load_digits
 from models.studies.grids import Extent
 from models.studies.running import Run, StudyError, advance
 from models.studies.study import cut
+from models.train import TrainingOptions
 from models.training import train
-from models.training_options import TrainingOptions
 
 OPTIONS = TrainingOptions(epochs=3, batch_size=50, lr=0.01, seed=0, device="cpu")
 TINY = ModelConfig(model="vit", dim=16, depth=1, heads=2, dim_head=8, mlp_dim=24, dropout=0.1)
@@ -72,9 +72,7 @@ def test_all_runs_take_turns(whole):
 
 def test_series_are_those_of_each_run_alone(whole, digits, tmp_path):
     for trained in whole[2]:
-        alone = train(
-            trained.run.config, digits, trained.run.options, tmp_path / trained.run.label, False, lambda *_: None
-        )
+        alone = train(trained.run.config, digits, trained.run.options, tmp_path / trained.run.label)
         assert seen((trained.run, epoch) for epoch in alone) == seen((trained.run, epoch) for epoch in trained.series)
 
 

@@ -10,8 +10,8 @@ from models.augmentation import augmentation
 from models.checkpoint import load, save
 from models.config import INPUT_SCALE, ModelConfig
 from models.registry import build, randomise_norms
+from models.train import TrainingError, TrainingOptions
 from models.training import train
-from models.training_options import TrainingError, TrainingOptions
 
 TINY = ModelConfig(dim=16, depth=1, heads=2, dim_head=8, mlp_dim=24, dropout=0.1)
 SHORT = TrainingOptions(epochs=2, batch_size=50, lr=0.003, seed=0, device="cpu")
@@ -23,7 +23,7 @@ def some_digits(digits):
 
 
 def run(path, dataset, options):
-    return list(train(TINY, dataset, options, path, False, lambda images, loss: None))
+    return list(train(TINY, dataset, options, path))
 
 
 def losses(epochs):

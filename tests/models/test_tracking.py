@@ -16,9 +16,9 @@ from models.data import load_digits
 from models.search import Parameters, Search
 from models.study import study
 from models.tracking import SETTINGS, TrackingError, track
+from models.train import TrainingOptions
 from models.train import train as command
 from models.training import train
-from models.training_options import TrainingOptions
 from models.tune import part_of, run_trial
 
 TINY = ModelConfig(dim=16, depth=1, heads=2, dim_head=8, mlp_dim=24)

@@ -16,8 +16,8 @@ from models.checkpoint import load
 from models.config import TRANSFORMER_NAMES, ModelConfig
 from models.evaluation import measure_accuracy
 from models.files import typed_command
+from models.train import TrainingError, TrainingOptions
 from models.training import train
-from models.training_options import TrainingError, TrainingOptions
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = ModelConfig(dim=16, depth=1, heads=2, dim_head=8, mlp_dim=24, dropout=0.1, emb_dropout=0.1)

@@ -1,32 +1,32 @@
-"""Bayesian search of training parameters: trials -> the next parameters, and their file.
+"""Bayesian search of options of models/train.py: trials -> the next values, and the file of the trials.
 
 A Gaussian process models accuracy; the next trial has the highest expected improvement under noise (Snoek et al.,
-"Practical Bayesian optimization", 2012; Ament et al., 2023; BoTorch: Balandat et al., 2020).
+"Practical Bayesian optimization", 2012; Ament et al., 2023; BoTorch: Balandat et al., 2020). A search that measures
+speed, too, maximises accuracy and the logarithm of images a second by noisy expected hypervolume improvement (Daulton
+et al., "Parallel Bayesian Optimization", 2021).
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from models.config import TRANSFORMER_NAMES, Augmentation, ModelName
 from models.files import write_atomically
 
 if TYPE_CHECKING:
-    from ax.api.client import Client
     from ax.api.configs import ChoiceParameterConfig, RangeParameterConfig
 
-Space: TypeAlias = "list[RangeParameterConfig | ChoiceParameterConfig]"
-AnyTrial = TypeVar("AnyTrial")
-
-Schedule = Literal["constant", "one-cycle"]
+Value = int | float | str
+Values = Mapping[str, Value]
 
 # Batch statistics allow higher rates.
 NARROW: tuple[ModelName, ...] = ("vit", "vit-dtn", "vit-minmax", "vit-zscore")
@@ -35,6 +35,7 @@ LEARNING_RATES: dict[ModelName, tuple[float, float]] = {
 }
 BATCH_SIZES = (20, 120)
 FIRST_TRIALS = 5  # the centre and Sobol's points, before the Gaussian process
+LARGEST = 1e12  # of a duration in seconds, and of images a second
 
 
 class SearchError(Exception):
@@ -42,89 +43,95 @@ class SearchError(Exception):
 
 
 @dataclass(frozen=True)
+class Axis:
+    """Values from the first to the last, real ones on a logarithmic scale; `listed`: these alone."""
+
+    values: tuple[Value, ...]
+    listed: bool = False
+
+    @property
+    def searched(self) -> bool:
+        return self.values[0] != self.values[-1]
+
+    def holds(self, value: object) -> bool:
+        first, last = self.values[0], self.values[-1]
+        if type(value) is not type(first):
+            return False
+        return value in self.values if self.listed else first <= value <= last  # type: ignore[operator]
+
+    def in_ax(self, name: str) -> RangeParameterConfig | ChoiceParameterConfig:
+        from ax.api.configs import ChoiceParameterConfig, RangeParameterConfig
+
+        kind: Any = type(self.values[0]).__name__
+        if self.listed:
+            choices: list[Any] = list(self.values)
+            return ChoiceParameterConfig(name, choices, kind, is_ordered=kind != "str")
+        low, high = self.values
+        return RangeParameterConfig(name, (float(low), float(high)), kind, scaling="log" if kind == "float" else None)
+
+
+@dataclass(frozen=True)
 class Search:
+    """`speed`: whether images a second count beside accuracy. An axis of one value is fixed."""
+
     model: ModelName
     dataset: str
-    depths: tuple[int, int]  # lowest, highest
-    schedules: tuple[Schedule, ...]
+    space: Mapping[str, Axis]
     epochs: int
     train_images: int
     held_out_images: int
     seed: int
     augment: Augmentation = "none"  # of training and held-out images, as in the published study
+    speed: bool = False
 
     @property
-    def learning_rates(self) -> tuple[float, float]:
-        return LEARNING_RATES[self.model]
-
-
-@dataclass(frozen=True)
-class Parameters:
-    """Options of models/train.py."""
-
-    lr: float
-    batch_size: int
-    depth: int
-    schedule: Schedule
+    def searched(self) -> list[str]:
+        return [name for name, axis in self.space.items() if axis.searched]
 
 
 @dataclass(frozen=True)
 class Trial:
-    """Held-out `accuracy` in [0, 1] after the last epoch, or the `error` of a failed training."""
+    """Held-out `accuracy` in [0, 1] after the last epoch and, where speed counts, the rewritten file's `images_per_s`;
+    or the `error` of a failed training."""
 
-    parameters: Parameters
+    parameters: Values
     accuracy: float | None
     duration_s: float
     error: str | None = None
+    images_per_s: float | None = None
 
 
-def propose(search: Search, trials: Sequence[Trial]) -> Parameters:
-    """The same seed gives the same trial, up to rounding."""
+def propose(search: Search, trials: Sequence[Trial]) -> Values:
+    """The same seed gives the same values, up to rounding. A failed trial counts as the worst."""
     worst = min((trial.accuracy for trial in trials if trial.accuracy is not None), default=0.0)
-    with quiet():
-        client = ax_client(search.seed, _space(search), "accuracy", len(trials))
+    slowest = min((trial.images_per_s for trial in trials if trial.images_per_s is not None), default=1.0)
+    with _quiet():
+        from ax.api.client import Client
+        from botorch.acquisition.multi_objective import logei
+
+        # Else BoTorch compiles C++ for minutes, or waits for ever after a killed compilation.
+        logei._load_attempted = True
+        client = Client(random_seed=search.seed)
+        client.configure_experiment(parameters=[search.space[name].in_ax(name) for name in search.searched])
+        client.configure_optimization(objective="accuracy, log_speed" if search.speed else "accuracy")
+        if len(trials) < FIRST_TRIALS:
+            seed = search.seed
+            client.configure_generation_strategy(initialization_budget=FIRST_TRIALS, initialization_random_seed=seed)
+        else:
+            client.configure_generation_strategy(initialization_budget=0, initialize_with_center=False)
         for trial in trials:
-            searched = {name: getattr(trial.parameters, name) for name in searched_names(search)}
-            index = client.attach_trial(parameters=searched)
-            accuracy = worst if trial.accuracy is None else trial.accuracy
-            client.complete_trial(index, raw_data={"accuracy": accuracy})
+            index = client.attach_trial(parameters={name: trial.parameters[name] for name in search.searched})
+            figures = {"accuracy": worst if trial.accuracy is None else trial.accuracy}
+            if search.speed:
+                figures["log_speed"] = math.log10(trial.images_per_s or slowest)
+            client.complete_trial(index, raw_data=figures)
         (proposed,) = client.get_next_trials(max_trials=1).values()
-    fixed = {"depth": search.depths[0], "schedule": search.schedules[0]}
-    return Parameters(**{**fixed, **proposed})  # type: ignore[arg-type]  # Ax knows numbers and texts, not which
-
-
-def ax_client(seed: int, space: Space, objective: str, trials: int) -> Client:
-    from ax.api.client import Client
-
-    client = Client(random_seed=seed)
-    client.configure_experiment(parameters=space)
-    client.configure_optimization(objective=objective)
-    if trials < FIRST_TRIALS:
-        client.configure_generation_strategy(initialization_budget=FIRST_TRIALS, initialization_random_seed=seed)
-    else:
-        client.configure_generation_strategy(initialization_budget=0, initialize_with_center=False)
-    return client
-
-
-def searched_names(search: Search) -> list[str]:
-    depth = ["depth"] if search.depths[0] < search.depths[1] else []
-    return ["lr", "batch_size", *depth, *(["schedule"] if len(search.schedules) > 1 else [])]
-
-
-def _space(search: Search) -> Space:
-    from ax.api.configs import ChoiceParameterConfig, RangeParameterConfig
-
-    every: dict[str, RangeParameterConfig | ChoiceParameterConfig] = {
-        "lr": RangeParameterConfig("lr", search.learning_rates, "float", scaling="log"),
-        "batch_size": RangeParameterConfig("batch_size", BATCH_SIZES, "int"),
-        "depth": RangeParameterConfig("depth", search.depths, "int"),
-        "schedule": ChoiceParameterConfig("schedule", [*map(str, search.schedules)], "str", is_ordered=False),
-    }
-    return [every[name] for name in searched_names(search)]
+    fixed: dict[str, Any] = {name: axis.values[0] for name, axis in search.space.items()}
+    return {name: type(value)(proposed.get(name, value)) for name, value in fixed.items()}
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
+def _quiet() -> Iterator[None]:
     """Silences Ax's log and warnings: users cannot act on them."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -142,75 +149,60 @@ def check_installed() -> None:
             )
 
 
-def best(trials: Sequence[Trial]) -> Trial:
-    """Raises SearchError if all failed."""
+def front(trials: Sequence[Trial]) -> list[Trial]:
+    """Trials that no other beats in accuracy and speed, fastest first: without speeds the most accurate alone."""
     finished = [trial for trial in trials if trial.accuracy is not None]
-    if not finished:
+    best, kept = -1.0, []
+    for trial in sorted(finished, key=lambda trial: (trial.images_per_s or 0.0, trial.accuracy or 0.0), reverse=True):
+        if (trial.accuracy or 0.0) > best:
+            best = trial.accuracy or 0.0
+            kept.append(trial)
+    return kept
+
+
+def best(trials: Sequence[Trial]) -> Trial:
+    """The most accurate; raises SearchError if all failed."""
+    if not (kept := front(trials)):
         raise SearchError(f"expected a trial whose loss stays finite, found {len(trials)} failures")
-    return max(finished, key=lambda trial: trial.accuracy or 0.0)
+    return kept[-1]
 
 
-def write(path: Path, search: Search, trials: Sequence[Trial], environment: dict[str, Any]) -> None:
-    rows = [
-        {"trial": number, "status": "completed" if trial.error is None else "failed", **asdict(trial)}
-        for number, trial in enumerate(trials, start=1)
-    ]
-    content = {"search": _as_json(search), "environment": environment, "trials": rows}
+def write(path: Path, search: Search, trials: Sequence[Trial], environment: Mapping[str, Any]) -> None:
+    rows = [{"trial": number, **asdict(trial)} for number, trial in enumerate(trials, start=1)]
+    content = {"search": asdict(search), "environment": environment, "trials": rows}
     write_atomically(path, json.dumps(content, indent=2).encode())
 
 
 def read(path: Path, search: Search) -> list[Trial]:
-    trials = read_trials(path, _as_json(search), _trial, {"augment": Search.augment})
+    """Raises SearchError for a damaged file or another search."""
+    if not path.exists():
+        return []
+    try:
+        saved = json.loads(path.read_bytes())
+        earlier = dict(saved["search"])
+        trials = [Trial(**{name: value for name, value in row.items() if name != "trial"}) for row in saved["trials"]]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise SearchError(f"{path}: expected the trials of a search, found {error!r}") from error
+    for name, value in json.loads(json.dumps(asdict(search))).items():
+        if (found := earlier.get(name)) != value:
+            raise SearchError(f"{path}: expected a search with {name} {value}, found {found}; name another --output")
     for number, trial in enumerate(trials, start=1):
         _check(f"{path}: trial {number}", search, trial)
     return trials
 
 
-def read_trials(
-    path: Path, search: Mapping[str, Any], trial: Callable[[dict[str, Any]], AnyTrial], usual: Mapping[str, Any]
-) -> list[AnyTrial]:
-    """`search`: as in the file; `usual`: values that older files lack. Raises SearchError for a damaged file or
-    another search.
-    """
-    if not path.exists():
-        return []
-    try:
-        saved = json.loads(path.read_bytes())
-        earlier, trials = dict(saved["search"]), [trial(row) for row in saved["trials"]]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise SearchError(f"{path}: expected the trials of a search, found {error!r}") from error
-    for name, value in search.items():
-        if earlier.get(name, usual.get(name)) != value:
-            raise SearchError(
-                f"{path}: expected a search with {name} {value}, found {earlier.get(name)}; name another --output"
-            )
-    return trials
-
-
-def _as_json(search: Search) -> dict[str, Any]:
-    values = asdict(search) | {"learning_rates": search.learning_rates, "batch_sizes": BATCH_SIZES}
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
-
-
-def _trial(row: dict[str, Any]) -> Trial:
-    parameters = Parameters(**row["parameters"])
-    return Trial(parameters, **{field.name: row[field.name] for field in fields(Trial) if field.name != "parameters"})
-
-
 def _check(where: str, search: Search, trial: Trial) -> None:
-    parameters = trial.parameters
-    expected: list[tuple[str, Any, type[int] | type[float], tuple[float, float]]] = [
-        ("lr", parameters.lr, float, search.learning_rates),
-        ("batch_size", parameters.batch_size, int, BATCH_SIZES),
-        ("depth", parameters.depth, int, search.depths),
-        ("duration_s", trial.duration_s, float, (0.0, float("inf"))),
-    ]
+    given = trial.parameters if isinstance(trial.parameters, dict) else {}
+    for name, axis in search.space.items():
+        if not axis.holds(given.get(name)):
+            expected = (" or " if axis.listed else " to ").join(map(str, axis.values))
+            raise SearchError(f"{where}: expected {name} {expected}, found {given.get(name)}")
+    figures: list[tuple[str, object, float, float]] = [("duration_s", trial.duration_s, 0.0, LARGEST)]
     if trial.error is None:
-        expected.append(("accuracy", trial.accuracy, float, (0.0, 1.0)))
-    for name, value, kind, (low, high) in expected:
-        if not (type(value) is kind and low <= value <= high):
-            raise SearchError(f"{where}: expected {name} from {low} to {high}, found {value}")
-    if parameters.schedule not in search.schedules:
-        raise SearchError(f"{where}: expected schedule {' or '.join(search.schedules)}, found {parameters.schedule}")
+        figures.append(("accuracy", trial.accuracy, 0.0, 1.0))
+        figures += [("images_per_s", trial.images_per_s, 1 / LARGEST, LARGEST)] if search.speed else []
+    for name, value, low, high in figures:
+        if not (type(value) is float and low <= value <= high):
+            raise SearchError(f"{where}: expected {name} from {low:g} to {high:g}, found {value}")
     if trial.error is not None and (not isinstance(trial.error, str) or trial.accuracy is not None):
         raise SearchError(f"{where}: expected an accuracy or an error, found {trial.accuracy} and {trial.error}")

@@ -10,7 +10,7 @@ import json
 import math
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -125,6 +125,18 @@ class Epoch:
     class_accuracy: Sequence[float | None] = ()
 
 
+def configure(data: Dataset, values: Mapping[str, Any]) -> tuple[ModelConfig, TrainingOptions]:
+    """From values by the names of their fields; where the network has None or none, the dataset's.
+
+    Raises ConfigError, and TypeError for another name.
+    """
+    names = {each.name for each in fields(ModelConfig)}
+    network = {name: value for name, value in values.items() if name in names and value is not None}
+    usual = data.model_config(network.pop("model"), network.pop("depth", ModelConfig.depth))
+    options = TrainingOptions(**{name: value for name, value in values.items() if name not in names})
+    return replace(usual, **network), options
+
+
 def depends_on_epochs(config: ModelConfig, options: TrainingOptions) -> bool:
     """If so, a run cannot go on to a larger number."""
     return options.schedule != "constant" or config.model == "vit-prepbn"
@@ -141,11 +153,6 @@ def choose_device(name: str) -> str:
 
 CHECKPOINTS = Path("checkpoints")
 DATASET_HELP = f"{', '.join(DATASETS)}, or a folder with a sub-folder of pictures for each class."
-# Fields of ModelConfig with options here, besides model and depth.
-ARCHITECTURE = (
-    *("dim", "heads", "dim_head", "mlp_dim", "class_attention"),
-    *("patch_size", "pool", "pos_emb", "dropout", "emb_dropout", "qkv_bias", "standardise"),
-)
 
 
 def _check_output(ctx: click.Context, param: click.Parameter, path: Path | None) -> Path | None:
@@ -245,7 +252,6 @@ def train(
     dataset: str,
     data_dir: Path | None,
     image_size: tuple[int, int] | None,
-    depth: int,
     output: Path | None,
     resume: bool,
     track: bool,
@@ -260,10 +266,8 @@ def train(
     try:
         if image_size and dataset in DATASETS:
             raise DataError(f"--image-size: expected a folder as --dataset, found {dataset}")
-        sizes = {name: others.pop(name) for name in ARCHITECTURE}
-        options = TrainingOptions(**others)
-        data = load_dataset(dataset, data_dir, image_size=image_size, held_out=options.hold_out)
-        config = replace(data.model_config(model, depth), **{name: it for name, it in sizes.items() if it is not None})
+        data = load_dataset(dataset, data_dir, image_size=image_size, held_out=others["hold_out"])
+        config, options = configure(data, {"model": model, **others})
         device = choose_device(options.device)  # imports torch, which takes seconds: after the checks above
         held_out = 0 if data.load_options else options.hold_out  # a folder's are its test part
         options = replace(options, device=device, hold_out=held_out)

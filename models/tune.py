@@ -9,8 +9,8 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from dataclasses import asdict, replace
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,20 +24,32 @@ from models.files import write_atomically
 from models.search import (
     BATCH_SIZES,
     LEARNING_RATES,
-    Parameters,
+    Axis,
     Search,
     SearchError,
     Trial,
+    Values,
     best,
     check_installed,
+    front,
     propose,
     read,
-    searched_names,
     write,
 )
 
 SEARCHES = Path("searches")
-COLUMNS = {"lr": "learning rate", "batch_size": "batch size", "depth": "depth", "schedule": "schedule"}
+HEADS_FEATURES = 16  # per head of the geometry; narrow heads cost little once absorbed
+GEOMETRY = {
+    "depth": Axis((1, 4)),
+    "dim": Axis((32, 48, 64, 96, 128), listed=True),
+    "heads": Axis((2, 4, 8), listed=True),
+    "last_heads": Axis((4, 8, 16, 32), listed=True),
+    "mlp_dim": Axis((64, 128, 256), listed=True),
+}
+RECIPE = {"batch_size": 100, "lr": 3e-3, "schedule": "one-cycle", "weight_decay": 0.05, "clip": 1.0}
+
+Measure = Callable[[Path], float]
+"""A checkpoint -> images a second of its rewritten file."""
 
 
 @click.command()
@@ -85,29 +97,23 @@ def tune(
     try:
         check_installed()
         data = part_of(load_dataset(dataset, data_dir), train_images)
-        if objective == "frontier":
-            context = click.get_current_context()
+        context = click.get_current_context()
+        speed = objective == "frontier"
+        if speed:
             given = context.get_parameter_source("depth") is not ParameterSource.DEFAULT
             if model != "vitbn" or given or search_depth or search_schedule or augment != "none" or track:
                 raise click.UsageError("expected --objective frontier with only --model vitbn, its sizes and seed")
-            from models import tune_frontier
-            from models.frontier_search import FrontierSearch
-
-            frontier = FrontierSearch(data.name, epochs, len(data.train_labels), len(data.test_labels), seed)
-            tune_frontier.run(frontier, data, choose_device(device), count, output, context.obj)
-            return
-        search = Search(
-            model=model,
-            dataset=dataset,
-            depths=_depths(model, search_depth or (depth, depth)),
-            schedules=("constant", "one-cycle") if search_schedule else ("constant",),
-            epochs=epochs,
-            train_images=len(data.train_labels),
-            held_out_images=len(data.test_labels),
-            seed=seed,
-            augment=augment,
-        )
-        _run(search, data, choose_device(device), count, output, track)
+            space = GEOMETRY
+        else:
+            space = {
+                "lr": Axis(LEARNING_RATES[model]),
+                "batch_size": Axis(BATCH_SIZES),
+                "depth": Axis(_depths(model, search_depth or (depth, depth))),
+                "schedule": Axis(("constant", "one-cycle") if search_schedule else ("constant",), listed=True),
+            }
+        counts = len(data.train_labels), len(data.test_labels)
+        search = Search(model, dataset, space, epochs, *counts, seed, augment, speed)
+        _run(search, data, choose_device(device), count, output, context.obj, track)
     except (ConfigError, DataError, SearchError, TrainingError, OSError) as error:
         raise click.ClickException(str(error)) from error
 
@@ -129,34 +135,44 @@ def part_of(data: Dataset, train_images: int | None) -> Dataset:
     return replace(part, train_images=part.train_images[:train_images], train_labels=part.train_labels[:train_images])
 
 
-def _run(search: Search, data: Dataset, device: str, count: int, output: Path, track: bool) -> None:
-    path = output / f"{search.model}.trials.json"
+def _run(search: Search, data: Dataset, device: str, count: int, output: Path, measure: Measure, track: bool) -> None:
+    path = output / f"{'frontier' if search.speed else search.model}.trials.json"
     trials = read(path, search)
     click.echo(
         f"{search.model} on {search.train_images} images of {search.dataset}, measured on {search.held_out_images} "
         f"held out; epochs a trial: {search.epochs}; {device}, seed {search.seed}"
     )
-    click.echo(_header(search))
+    click.echo("  ".join(name for name, _ in _cells(search, trials)))
     for number in range(1, len(trials) + 1):
         click.echo(_row(search, trials[:number]))
     try:
-        for trial in run_trials(search, data, device, trials, count, path, track):
+        for trial in run_trials(search, data, device, trials, count, path, measure, track):
             trials.append(trial)
             click.echo(_row(search, trials))
     except KeyboardInterrupt:
         click.echo(f"Interrupted: kept {len(trials)} of {count} trials, the same command goes on")
-        if any(trial.accuracy is not None for trial in trials):
+        if front(trials):
             write_results(search, trials, output)
         raise SystemExit(130) from None
-    best_path = write_results(search, trials, output)
-    click.echo(f"Wrote {path} and, beside it, {search.model}.convergence.png and {search.model}.plane.png")
-    click.echo(f"Train with the best: python models/train.py --params {best_path}")
+    written = write_results(search, trials, output)
+    click.echo(f"Wrote {', '.join(each.name for each in (path, *written))} in {output}")
+    if search.speed:
+        click.echo(f"On the frontier: trials {', '.join(str(trials.index(trial) + 1) for trial in front(trials))}")
+    else:
+        click.echo(f"Train with the best: python models/train.py --params {written[-1]}")
 
 
 def run_trials(
-    search: Search, data: Dataset, device: str, earlier: list[Trial], count: int, path: Path, track: bool = False
+    search: Search,
+    data: Dataset,
+    device: str,
+    earlier: list[Trial],
+    count: int,
+    path: Path,
+    measure: Measure,
+    track: bool = False,
 ) -> Iterator[Trial]:
-    """`count` includes the earlier trials; yields each once `path` has it."""
+    """`count` includes the earlier trials; yields each once `path` has it. Keeps the checkpoints if speed counts."""
     import torch
 
     from models.environment import describe
@@ -165,76 +181,88 @@ def run_trials(
     if len(trials) < count:
         write(path, search, trials, environment)  # raises OSError now, not after a trial
     while len(trials) < count:
-        trials.append(run_trial(search, data, device, propose(search, trials), track))
+        parameters = propose(search, trials)
+        with tempfile.TemporaryDirectory() as folder:
+            name = f"{len(trials) + 1:03d}" if search.speed else f"{search.model}-trial"
+            kept = (path.parent / "trials" if search.speed else Path(folder)) / f"{name}.safetensors"
+            trials.append(run_trial(search, data, device, parameters, kept, measure, track))
         write(path, search, trials, environment)
         yield trials[-1]
 
 
-def run_trial(search: Search, data: Dataset, device: str, parameters: Parameters, track: bool = False) -> Trial:
+def run_trial(
+    search: Search, data: Dataset, device: str, parameters: Values, checkpoint: Path, measure: Measure, track: bool
+) -> Trial:
     """With `track` MLflow keeps the network."""
     from models import tracking
-    from models.train import TrainingError, TrainingOptions
+    from models.train import TrainingError, configure
     from models.training import train
 
-    config = data.model_config(search.model, parameters.depth)
-    options = TrainingOptions(
-        epochs=search.epochs,
-        batch_size=parameters.batch_size,
-        lr=parameters.lr,
-        seed=search.seed,
-        device=device,
-        schedule=parameters.schedule,
-        augment=search.augment,
-        augment_test=search.augment != "none",
-    )
-    start = time.perf_counter()
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / f"{search.model}-trial"
-        try:
-            epochs = train(config, data, options, path)
-            if track:
-                epochs = tracking.track(epochs, path, False, click.echo)
-            *_, last = epochs
-        except tracking.TrackingError:
-            raise
-        except TrainingError as error:
-            return Trial(parameters, None, time.perf_counter() - start, str(error))
-    return Trial(parameters, last.test_accuracy, time.perf_counter() - start)
+    values: dict[str, Any] = {"model": search.model, "epochs": search.epochs, "seed": search.seed, "device": device}
+    values |= {**parameters, "augment": search.augment, "augment_test": search.augment != "none"}
+    if search.speed:
+        last_block = (values.pop("last_heads"), HEADS_FEATURES)
+        values |= {"dim_head": HEADS_FEATURES, "class_attention": last_block, **RECIPE}
+    config, options = configure(data, values)
+    start, speed = time.perf_counter(), None
+    try:
+        epochs = train(config, data, options, checkpoint)
+        if track:
+            epochs = tracking.track(epochs, checkpoint, False, click.echo)
+        *_, last = epochs
+    except tracking.TrackingError:
+        raise
+    except TrainingError as error:
+        return Trial(parameters, None, time.perf_counter() - start, str(error))
+    if search.speed:
+        speed = measure(checkpoint)
+    return Trial(parameters, last.test_accuracy, time.perf_counter() - start, None, speed)
 
 
-def write_results(search: Search, trials: list[Trial], output: Path) -> Path:
-    """Returns the best parameters' file, for `models/train.py --params`.
+def write_results(search: Search, trials: list[Trial], output: Path) -> list[Path]:
+    """Pictures and, where accuracy alone counts, the best parameters, for `models/train.py --params`.
 
-    It omits epochs (few in a trial) and accuracy (the best of many is too high).
+    They omit epochs (few in a trial) and accuracy (the best of many is too high).
     """
-    from models.plots.search_plots import convergence, plane
+    from models.plots import search_plots
 
-    options: dict[str, Any] = {"model": search.model, "dataset": search.dataset, **asdict(best(trials).parameters)}
-    if search.model == "cnn":
-        del options["depth"]
-    if search.augment != "none":
-        options |= {"augment": search.augment, "augment_test": True}
-    write_atomically(output / f"{search.model}.convergence.png", convergence(search, trials))
-    write_atomically(output / f"{search.model}.plane.png", plane(search, trials))
-    path = output / f"{search.model}.best.json"
-    write_atomically(path, json.dumps(options, indent=2).encode())
-    return path
+    if search.speed:
+        files = {"frontier.png": search_plots.frontier(search, trials)}
+    else:
+        options: dict[str, Any] = {"model": search.model, "dataset": search.dataset, **best(trials).parameters}
+        if search.model == "cnn":
+            del options["depth"]
+        if search.augment != "none":
+            options |= {"augment": search.augment, "augment_test": True}
+        files = {
+            f"{search.model}.convergence.png": search_plots.convergence(search, trials),
+            f"{search.model}.plane.png": search_plots.plane(search, trials),
+            f"{search.model}.best.json": json.dumps(options, indent=2).encode(),
+        }
+    for name, content in files.items():
+        write_atomically(output / name, content)
+    return [output / name for name in files]
 
 
-def _header(search: Search) -> str:
-    searched = "".join(f"  {COLUMNS[name]}" for name in searched_names(search))
-    return f"trial  held-out accuracy %  best so far %  duration s{searched}"
+def _cells(search: Search, trials: list[Trial]) -> list[tuple[str, str]]:
+    """Column -> text of the last trial."""
+    last = trials[-1] if trials else Trial({}, None, 0.0)
+    accuracies = [trial.accuracy for trial in trials if trial.accuracy is not None]
+    cells = [
+        ("trial", str(len(trials))),
+        ("held-out accuracy %", "failed" if last.accuracy is None else f"{100 * last.accuracy:.2f}"),
+        ("best so far %", f"{100 * max(accuracies):.2f}" if accuracies else ""),
+        *([("images/s", f"{last.images_per_s:,.0f}" if last.images_per_s else "")] if search.speed else []),
+        ("duration s", f"{last.duration_s:.1f}"),
+    ]
+    for name in search.searched:
+        value = last.parameters.get(name, "")
+        cells.append((name.replace("_", " ").rjust(8), f"{value:.2e}" if isinstance(value, float) else str(value)))
+    return cells
 
 
 def _row(search: Search, trials: list[Trial]) -> str:
-    last = trials[-1]
-    accuracy = "failed" if last.accuracy is None else f"{100 * last.accuracy:.2f}"
-    so_far = [100 * trial.accuracy for trial in trials if trial.accuracy is not None]
-    row = f"{len(trials):5d}  {accuracy:>19}  {f'{max(so_far):.2f}' if so_far else '':>13}  {last.duration_s:10.1f}"
-    for name in searched_names(search):
-        value = getattr(last.parameters, name)
-        row += f"  {f'{value:.2e}' if name == 'lr' else value:>{len(COLUMNS[name])}}"
-    return row
+    return "  ".join(text.rjust(len(name)) for name, text in _cells(search, trials))
 
 
 if __name__ == "__main__":

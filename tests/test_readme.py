@@ -132,7 +132,7 @@ ELSEWHERE = {
     "vitbn export --backend auto --for latency --max-accuracy-drop 0.1": "tests/export/test_choosing.py::"
     "test_the_best_is_published_with_its_figures",
     "vitbn serve --servers 2 --model-repository triton_repo": "tests/serving/test_fleet.py::test_no_client_sees_it",
-    "vitbn tune --objective frontier --dataset mnist --trials 30 --epochs 5": "tests/models/test_frontier_search.py::"
+    "vitbn tune --objective frontier --dataset mnist --trials 30 --epochs 5": "tests/models/test_tune.py::"
     "test_a_trial_is_trained_measured_and_kept",
     "vitbn bench latency --preset frontier --checkpoints searches/trials --json FILE": "tests/benchmarks/"
     "test_frontier.py::test_a_short_run",

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from models.frontier_search import FrontierSearch, FrontierTrial, front
 from models.plots.figures import NAMES, png, row_of_panels, whole_numbers
-from models.search import BATCH_SIZES, FIRST_TRIALS, Search, Trial, best
+from models.search import FIRST_TRIALS, Search, Trial, best, front
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -41,28 +40,23 @@ def convergence(search: Search, trials: Sequence[Trial]) -> bytes:
 def plane(search: Search, trials: Sequence[Trial]) -> bytes:
     figure, axes = _figure(search, "where the error is low", "learning rate", "batch size (images)")
     finished, errors_percent, failed = _sorted(search, trials)
-    points = [(trial.parameters.lr, trial.parameters.batch_size) for trial in trials]
+    points = [(trial.parameters["lr"], trial.parameters["batch_size"]) for trial in trials]
     lrs, batch_sizes = zip(*[points[number - 1] for number in finished], strict=True)
     colours = axes.scatter(lrs, batch_sizes, c=errors_percent, norm="log", cmap="viridis_r", s=60, label="trial")
     winner = best(trials).parameters
-    axes.plot(winner.lr, winner.batch_size, "o", ms=14, mfc="none", mec=FAILED, mew=1.5, label="best")
+    axes.plot(winner["lr"], winner["batch_size"], "o", ms=14, mfc="none", mec=FAILED, mew=1.5, label="best")
     for number in failed:
         label = "failed trial" if number == failed[0] else None
         axes.plot(*points[number - 1], "x", color=FAILED, label=label)
-    low, high = search.learning_rates
-    margin = 0.05 * (BATCH_SIZES[1] - BATCH_SIZES[0])
-    axes.set(xscale="log", xlim=(low / 1.4, high * 1.4), ylim=(BATCH_SIZES[0] - margin, BATCH_SIZES[1] + margin))
+    (low, high), (small, large) = (map(float, search.space[name].values) for name in ("lr", "batch_size"))
+    margin = 0.05 * (large - small)
+    axes.set(xscale="log", xlim=(low / 1.4, high * 1.4), ylim=(small - margin, large + margin))
     _plain_ticks(figure.colorbar(colours, label=ERROR).ax.yaxis)
     return _finished(figure, axes)
 
 
-def frontier(search: FrontierSearch, trials: Sequence[FrontierTrial]) -> bytes:
-    of = (
-        f"{search.train_images:,} training images of {search.dataset}, {search.held_out_images:,} held out; "
-        f"epochs a trial: {search.epochs}; seed {search.seed}"
-    )
-    title = "ViTBN by geometry: error and measured speed"
-    figure, (axes,) = row_of_panels(title, of, [""], "images a second, rewritten", ERROR, SIZE_INCHES)
+def frontier(search: Search, trials: Sequence[Trial]) -> bytes:
+    figure, axes = _figure(search, "error and measured speed", "images a second, rewritten", ERROR)
     kept = front(trials)
     half_a_mistake = 0.5 / search.held_out_images
     finished = [trial for trial in trials if trial.error is None]
@@ -77,7 +71,7 @@ def frontier(search: FrontierSearch, trials: Sequence[FrontierTrial]) -> bytes:
 
 
 def _figure(search: Search, shown: str, x: str, y: str) -> tuple[Figure, Axes]:
-    low, high = search.depths
+    low, high = search.space["depth"].values
     depth = "" if search.model == "cnn" else f", depth {low}" if low == high else f", depth {low} to {high}"
     footnote = (
         f"{search.train_images:,} training images of {search.dataset}, {search.held_out_images:,} held out; "

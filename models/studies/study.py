@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from models.catalog import SHIPPED, relative, shipped
-from models.config import ConfigError, ModelConfig
+from models.config import ConfigError
 from models.plots.results import TIMING, WITH_TEACHER_CACHE, Result, now
 from models.studies.grids import Extent, Fields, Study
 from models.studies.running import OnEpoch, Run, StudyError, Track, Trained, advance
@@ -89,7 +89,7 @@ def runs(study: Study, scope: Scope, chosen: Mapping[str, Sequence[str]] | None 
 
 
 def run_at(study: Study, scope: Scope, at: Mapping[str, str], seed: int) -> Run:
-    from models.train import TrainingOptions
+    from models.train import configure
 
     own: dict[str, Any] = {"model": "vitbn", "batch_size": 100, **scope.options, **study.fixed}
     for option, name in at.items():
@@ -98,11 +98,11 @@ def run_at(study: Study, scope: Scope, at: Mapping[str, str], seed: int) -> Run:
         own["hold_out"] = min(own["hold_out"], len(scope.dataset.train_labels) // 12)
     if own.get("teacher") in SHIPPED:
         own["teacher"] = str(relative(shipped(own["teacher"])))
-    usual = scope.dataset.model_config(own.pop("model"), own.pop("depth", ModelConfig.depth))
-    layout = {each.name: own.pop(each.name) for each in fields(ModelConfig) if each.name in own}
+    of_the_scope = {"epochs": scope.epochs, "seed": seed, "device": scope.device}
     try:
-        config = replace(usual, **layout)
-        options = TrainingOptions(epochs=scope.epochs, seed=seed, device=scope.device, **own)
+        if taken := own.keys() & of_the_scope.keys():
+            raise TypeError(f"{min(taken)}, which the study sets")
+        config, options = configure(scope.dataset, own | of_the_scope)
     except (TypeError, ConfigError) as error:
         raise StudyError(f"expected options of models/train.py, found {error}") from error
     parts = [name if name[0].isalpha() else f"{option}-{name}" for option, name in reversed([*at.items()])]

@@ -5,11 +5,17 @@ import numpy as np
 from click.testing import CliRunner
 from PIL import Image
 
-from models.search import Search
+from models.search import BATCH_SIZES, LEARNING_RATES, Axis, Search
 from models.tune import tune
 
 QUICK = ["--depth", "1", "--epochs", "1", "--train-images", "120", "--device", "cpu"]
-SEARCH = Search("vitbn", "digits", (1, 1), ("constant",), 1, 120, 287, 0)
+SPACE = {
+    "lr": Axis(LEARNING_RATES["vitbn"]),
+    "batch_size": Axis(BATCH_SIZES),
+    "depth": Axis((1, 1)),
+    "schedule": Axis(("constant",), listed=True),
+}
+SEARCH = Search("vitbn", "digits", SPACE, 1, 120, 287, 0)
 
 
 def run(folder, *arguments):
@@ -29,7 +35,7 @@ def failure(folder, *arguments):
 
 def outcomes(folder):
     rows = json.loads((folder / "vitbn.trials.json").read_text())["trials"]
-    return [(row["trial"], row["status"], row["parameters"], row["accuracy"], row["error"]) for row in rows]
+    return [(row["trial"], row["parameters"], row["accuracy"], row["error"]) for row in rows]
 
 
 def pixels(png):

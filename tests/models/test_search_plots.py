@@ -3,10 +3,7 @@ import pytest
 from searching import SEARCH, pixels
 
 from models.plots.search_plots import convergence, plane
-from models.search import (
-    Parameters,
-    Trial,
-)
+from models.search import Trial
 
 pytestmark = pytest.mark.slow  # Ax takes seconds to import
 BLUE, ORANGE, RED = (0, 114, 178), (230, 159, 0), (213, 94, 0)  # trial, best so far, failure
@@ -18,7 +15,7 @@ def amount(png, colour):
 
 def trials_for_plots(accuracies):
     return [
-        Trial(Parameters(10 ** (-2 - i / 2), 20 + 15 * i, 1, "constant"), accuracy, 1.0, None if accuracy else "nan")
+        Trial({"lr": 10 ** (-2 - i / 2), "batch_size": 20 + 15 * i}, accuracy, 1.0, None if accuracy else "nan")
         for i, accuracy in enumerate(accuracies)
     ]
 

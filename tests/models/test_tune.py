@@ -4,15 +4,17 @@ import re
 import signal
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from searching import QUICK, failure, outcomes, pixels, run
+from searching import QUICK, SEARCH, failure, outcomes, pixels, run
 
+import vitbn
 from models import training
+from models.checkpoint import read_config
 from models.data import load_digits
 from models.train import train as train_command
 from models.tune import part_of, tune
@@ -52,7 +54,7 @@ def test_rows_say_what_the_file_says(uninterrupted):
     header, *rows = [line for line in printed.splitlines() if re.match(r"trial| +\d", line)]
     assert {len(row) for row in rows} == {len(header)}
     so_far = 0.0
-    for row, (number, _, parameters, accuracy, _) in zip(rows, outcomes(uninterrupted), strict=True):
+    for row, (number, parameters, accuracy, _) in zip(rows, outcomes(uninterrupted), strict=True):
         so_far = max(so_far, accuracy)
         found = row.split()
         assert found[:3] == [str(number), f"{100 * accuracy:.2f}", f"{100 * so_far:.2f}"]
@@ -61,19 +63,7 @@ def test_rows_say_what_the_file_says(uninterrupted):
 
 def test_the_file_says_how_it_came_about(uninterrupted):
     written = json.loads((uninterrupted / "vitbn.trials.json").read_text())
-    assert written["search"] == {
-        "model": "vitbn",
-        "dataset": "digits",
-        "depths": [1, 1],
-        "schedules": ["constant"],
-        "epochs": 1,
-        "train_images": 120,
-        "held_out_images": 287,
-        "seed": 0,
-        "augment": "none",
-        "learning_rates": [1e-5, 1e-2],
-        "batch_sizes": [20, 120],
-    }
+    assert written["search"] == json.loads(json.dumps(asdict(SEARCH)))
     assert {"torch", "ax-platform", "botorch"} <= written["environment"]["packages"].keys()
     assert all(row["duration_s"] > 0 and 0 <= row["accuracy"] <= 1 for row in written["trials"])
     assert str(ROOT) not in (uninterrupted / "vitbn.trials.json").read_text()
@@ -132,9 +122,9 @@ def test_a_trial_that_diverges_is_marked_and_the_search_goes_on(tmp_path, monkey
     original = training.train
     monkeypatch.setattr(training, "train", diverging)
     printed = run(tmp_path, "--trials", 3)
-    statuses = [(status, accuracy is None) for _, status, _, accuracy, _ in outcomes(tmp_path)]
-    assert statuses == [("completed", False), ("failed", True), ("completed", False)]
-    assert "expected a finite" in outcomes(tmp_path)[1][4] or "expected finite" in outcomes(tmp_path)[1][4]
+    rows = [(accuracy is None, error) for _, _, accuracy, error in outcomes(tmp_path)]
+    assert [failed for failed, _ in rows] == [False, True, False]
+    assert "expected a finite" in rows[1][1] or "expected finite" in rows[1][1]
     assert re.search(r"^ +2 +failed ", printed, re.MULTILINE)
 
 
@@ -150,7 +140,7 @@ def test_nothing_is_recommended_where_every_trial_failed(tmp_path, monkeypatch):
 
 def test_train_takes_the_best_parameters(uninterrupted, tmp_path):
     params = uninterrupted / "vitbn.best.json"
-    winner = max(outcomes(uninterrupted), key=lambda row: row[3])[2]
+    winner = max(outcomes(uninterrupted), key=lambda row: row[2])[1]
     assert json.loads(params.read_text()) == {"model": "vitbn", "dataset": "digits", **winner}
     output = tmp_path / "run.safetensors"
     arguments = ["--params", str(params), "--epochs", "1", "--device", "cpu", "--output", str(output)]
@@ -239,3 +229,27 @@ def test_a_package_that_is_missing(tmp_path, monkeypatch, module, package):
     monkeypatch.setitem(sys.modules, module, None)
     message, exit_code = failure(tmp_path)
     assert (exit_code, f"expected {package}, found none; install it: pip install" in message) == (1, True)
+
+
+def test_the_frontier_is_trained_measured_and_kept(tmp_path, monkeypatch):
+    monkeypatch.setenv("VITBN_BENCHMARK_ROUNDS", "1")
+    small = {"depth": 1, "dim": 32, "heads": 2, "last_heads": 4, "mlp_dim": 64}
+    monkeypatch.setattr("models.tune.propose", lambda search, trials: small)
+    arguments = ["--objective", "frontier", "--trials", "1", "--epochs", "1", "--train-images", "120"]
+    result = CliRunner().invoke(vitbn.main, ["tune", *arguments, "--device", "cpu", "--output", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    assert "On the frontier: trials 1" in result.output
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["frontier.png", "frontier.trials.json", "trials"]
+    (row,) = json.loads((tmp_path / "frontier.trials.json").read_text())["trials"]
+    assert row["images_per_s"] > 0
+    assert 0 < row["accuracy"] < 1
+    config = read_config(tmp_path / "trials" / "001.safetensors")
+    assert (config.depth, config.dim, config.heads, config.dim_head, config.mlp_dim) == (1, 32, 2, 16, 64)
+    assert config.class_attention == (4, 16)
+
+
+@pytest.mark.parametrize("option", [("--model", "cnn"), ("--depth", "6")])
+def test_what_the_frontier_does_not_search_is_refused(option, tmp_path):
+    result = CliRunner().invoke(tune, ["--objective", "frontier", *option, "--output", str(tmp_path)])
+    assert (result.exit_code, list(tmp_path.iterdir())) == (2, [])
+    assert "expected --objective frontier with only --model vitbn" in result.output

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from mlflow import MlflowClient, MlflowException
+from searching import SEARCH
 
 from models.config import ModelConfig
 from models.data import load_digits
-from models.search import Parameters, Search
 from models.study import study
 from models.tracking import SETTINGS, TrackingError, track
 from models.train import TrainingOptions
@@ -276,13 +276,15 @@ def test_a_study_without_mlflow_says_so(small_mnist, monkeypatch):
     assert result.output.splitlines()[-1].startswith("Error: --track: expected mlflow-skinny, found none")
 
 
-TRIAL = Search("vitbn", "digits", (1, 1), ("constant",), 1, 120, 287, 0)
+def trial_of(lr):
+    parameters = {"lr": lr, "batch_size": 40, "depth": 1, "schedule": "constant"}
+    data, path = part_of(load_digits(), SEARCH.train_images), Path("vitbn-trial.safetensors")
+    return run_trial(SEARCH, data, "cpu", parameters, path, fail, track=True)
 
 
 @pytest.mark.parametrize(("lr", "status"), [(0.003, "FINISHED"), (1e30, "FAILED")])
 def test_a_trial_of_a_search_is_tracked(store, lr, status):
-    data = part_of(load_digits(), TRIAL.train_images)
-    trial = run_trial(TRIAL, data, "cpu", Parameters(lr, 40, 1, "constant"), track=True)
+    trial = trial_of(lr)
     (found,) = runs(store)
     assert (found.info.status, found.info.run_name, trial.error is None) == (status, "vitbn-trial", lr < 1)
     assert found.data.metrics.get("test_accuracy") == trial.accuracy
@@ -291,9 +293,8 @@ def test_a_trial_of_a_search_is_tracked(store, lr, status):
 
 def test_a_search_without_mlflow_is_no_failed_trial(monkeypatch):
     monkeypatch.setitem(sys.modules, "mlflow", None)
-    data = part_of(load_digits(), TRIAL.train_images)
     with pytest.raises(TrackingError, match="expected mlflow-skinny, found none"):
-        run_trial(TRIAL, data, "cpu", Parameters(0.003, 40, 1, "constant"), track=True)
+        trial_of(0.003)
 
 
 def test_nothing_is_tracked_unless_asked_for(store, monkeypatch):

@@ -96,10 +96,10 @@ NEW := $(RESULTS).new
 report: setup
 	python benchmarks/report.py build
 
-# Every file that the pages read, but for norms.json, which needs a study's networks: measured again into a new folder
-# whose files then replace the old ones. Each command has a budget; SECONDS_x is what it takes on two cores that do nothing
-# else, from its rounds and the medians of the committed results, 75 minutes in all. After an interruption the next run
-# measures only what is missing.
+# Every file that the pages read, but for norms.json, which needs a study's networks, and decoders.json, which needs the
+# extra `foreign` and minutes to build its networks: measured again into a new folder whose files then replace the old
+# ones. Each command has a budget; SECONDS_x is what it takes on two cores that do nothing else, from its rounds and the
+# medians of the committed results, 75 minutes in all. After an interruption the next run measures only what is missing.
 MEASURED := latency latency-5000 sweep rewrites frontier operators-vitbn operators-vitbn-tiny accuracy pens engines \
 	added foreign faults soak proxy bulk throughput rates conditions
 

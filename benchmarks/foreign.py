@@ -9,13 +9,14 @@ from typing import Any
 
 import click
 
-from benchmarks.measure.choices import json_option, seconds_option
+from benchmarks.measure.choices import WithPresets, json_option, presets, seconds_option
 from benchmarks.measure.foreign_networks import NETWORKS, Foreign
 
 BATCHES = (1, 8)
 
 
-@click.command()
+@presets("decoders")
+@click.command(cls=WithPresets)
 @click.option("--network", "names", type=click.Choice(list(NETWORKS)), multiple=True, help="[default: all]")
 @seconds_option(10, "At most, for each network and batch; three rounds in any case.")
 @json_option

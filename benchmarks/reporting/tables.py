@@ -8,6 +8,8 @@ from pathlib import PurePath
 
 from benchmarks.load.figures import engine_and_sharing, wire
 from benchmarks.load.saturation import saturation
+from benchmarks.measure.decoder_networks import PLAIN as AS_EXPORTED
+from benchmarks.measure.decoder_networks import PRUNED
 from benchmarks.measure.engines import ORT
 from benchmarks.measure.foreign_candidates import OPENVINO_OURS, OPTIMISER, OURS
 from benchmarks.measure.rewritten import ALL, BEST, EAGER, ONE_CALL, PLAIN
@@ -221,6 +223,32 @@ GPU_STATE = {"sm_mhz": "clock MHz", "power_w": "power W", "temperature_c": "temp
 def foreign_speeds(run: Run) -> str:
     """Of docs/rewrite.md, without intervals."""
     return foreign(run, intervals=False)
+
+
+def decoders(run: Run, intervals: bool = True) -> str:
+    """Times as fast as the file as exported; of decoding the ratio alone."""
+    rows = []
+    for name, kind in dict.fromkeys((row["network"], row["kind"]) for row in measured(run)):
+        own = [row for row in measured(run) if (row["network"], row["kind"]) == (name, kind)]
+        plain = find(own, contestant=AS_EXPORTED)
+        left = find(own, contestant=OURS)["macs"]
+        cells = {"network": plain["title"], "time of": kind, "M MACs": f"{plain['macs'] / 1e6:,.0f}"}
+        cells |= {"rewritten": f"{left / 1e6:,.0f}"}
+        for threads in dict.fromkeys(row["threads"] for row in own):
+            here = [row for row in own if row["threads"] == threads]
+            cells[f"ms, {threads}"] = milliseconds(find(here, contestant=AS_EXPORTED)["p50_ms"])
+            for contestant in (OURS, PRUNED):
+                row = next((row for row in here if row["contestant"] == contestant), None)
+                ratio = Ratio(**row["ratios"][AS_EXPORTED]) if row else None
+                shown = "-" if not ratio else cell(ratio) if intervals else number(ratio.ratio)
+                cells[f"x {contestant}, {threads}"] = shown
+        rows.append(cells)
+    return markdown(rows, 2)
+
+
+def decoder_speeds(run: Run) -> str:
+    """Of docs/rewrite.md, without intervals."""
+    return decoders(run, intervals=False)
 
 
 def latency(run: Run) -> str:
@@ -441,6 +469,8 @@ TABLES: Mapping[str, Callable[[Run], str]] = {
             norms,
             foreign,
             foreign_speeds,
+            decoders,
+            decoder_speeds,
             latency,
             left_out,
             sweep,

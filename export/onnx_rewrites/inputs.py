@@ -79,7 +79,9 @@ def first_dimensions(graph: ir.Graph) -> set[str]:
 
 
 def channels(graph: ir.Graph) -> Sizes:
-    """The symbols that a Conv reads as channels, or an attention as features of a head; exporters declare them free."""
+    """The symbols that a Conv reads as channels, or an attention as features of a head or as a window of fixed length;
+    exporters declare them free.
+    """
     known = {}
     for value in graph.inputs:
         for use in value.uses():
@@ -91,6 +93,9 @@ def channels(graph: ir.Graph) -> Sizes:
             if use.node.op_type == "GroupQueryAttention" and use.idx in (3, 4):
                 own, size = value.shape.dims[-1] if value.shape is not None else None, _head_size(use.node)
                 known |= {str(own.value): size} if isinstance(own, ir.SymbolicDim) and size else {}
+                length = value.shape.dims[-2] if value.shape is not None else None
+                if isinstance(length, ir.SymbolicDim) and attribute_int(use.node, "sliding_window_cache", 0):
+                    known[str(length.value)] = attribute_int(use.node, "local_window_size", 1)
     return known
 
 
@@ -177,7 +182,7 @@ def draw(graph: ir.Graph, sizes: Mapping[str, int], seed: int = 0) -> Feeds:
     """Raises NotSupported for an input that is not numeric."""
     rng = np.random.default_rng(seed)
     feeds: Feeds = {}
-    past = max((shape_of(value, sizes)[-2] for value in graph.inputs if is_past(value)), default=None)
+    past = min((shape_of(value, sizes)[-2] for value in graph.inputs if is_past(value)), default=None)
     for value in graph.inputs:
         shape = shape_of(value, sizes)
         if value.dtype is None or value.dtype == ir.DataType.STRING:
@@ -214,7 +219,7 @@ def _left_padded(shape: tuple[int, ...], past: int, rng: np.random.Generator) ->
     """Ones; every second row starts with up to `past` zeros, so all new tokens count."""
     mask = np.ones(shape, np.int64)
     for row in mask.reshape(-1, shape[-1])[1::2] if len(shape) > 1 and past else ():
-        row[: int(rng.integers(0, past + 1))] = 0
+        row[: int(rng.integers(0, min(past, shape[-1] - 1) + 1))] = 0
     return mask
 
 

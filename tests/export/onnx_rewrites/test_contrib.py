@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 import onnxruntime as ort
 import pytest
+from click.testing import CliRunner
 from foreign_networks import parse
 from numpy.typing import NDArray
 
@@ -19,6 +21,7 @@ from export.onnx_rewrites.materialise import Materialiser
 from export.onnx_rewrites.prepare import Prepare
 from export.onnx_rewrites.shapes import Shapes
 from export.onnx_rewrites.unused import remove_unused
+from export.rewrite import rewrite as rewrite_command
 
 Array = NDArray[Any]
 
@@ -152,3 +155,23 @@ def test_new_weights_are_not_made_where_no_exact_reference_exists() -> None:
 def test_other_operators_are_named(operator: str) -> None:
     with pytest.raises(NotSupported, match=f"found {operator}"):
         rewrite(cut_model(f"y = {operator}(a)", {1: [0]}))
+
+
+@pytest.mark.parametrize("slack", [0, 1])
+def test_a_cache_of_a_fixed_length_is_compared_where_tokens_are(slack: int, tmp_path: Path) -> None:
+    """As onnxruntime-genai builds Gemma 3; behind its tokens such a cache holds what the memory held."""
+    attributes = "num_heads = 2, kv_num_heads = 1, do_rotary = 0, local_window_size = 16, sliding_window_cache = 1"
+    counts = "c = ReduceSum<keepdims = 0>(attention_mask, one) d = Sub(c, one) e = Cast<to = 6>(d)"
+    total = "u = Shape<start = 1, end = 2>(attention_mask) v = Cast<to = 6>(u) t = Squeeze(v)"
+    gqa = f"h, present_key, present_value = com.microsoft.GroupQueryAttention<{attributes}>"
+    nodes = f"{counts} {total} {gqa}(a, b, b, past_key, past_value, e, t) logits = MatMul(h, w)"
+    caches = [f"float[n, 1, held, 8] {name}" for name in ("past_key", "past_value")]
+    given = ", ".join(["float[n, s, 16] a", "float[n, s, 8] b", "int64[n, all] attention_mask", *caches])
+    text = f'<ir_version: 10, opset_import: ["": 21, "com.microsoft": 1]> g ({given}) => '
+    text += f"(float logits, float present_key, float present_value) {{ {nodes} }}"
+    model = parse(text, w=weights()["w"], one=np.array([1]))
+    ir.save(model, path := tmp_path / "model.onnx")
+    dims = ["--dims", f"held={16 + slack}"] if slack else []
+    arguments = [str(path), "-o", str(tmp_path / "out.onnx"), "--read", "logits[:,-1:]", "--read", "*", *dims]
+    result = CliRunner().invoke(rewrite_command, arguments)
+    assert result.exit_code == 0, result.output

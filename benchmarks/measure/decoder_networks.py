@@ -1,0 +1,159 @@
+"""Decoders as ONNX files, from configurations of transformers with drawn weights.
+
+In: a name and a folder. Out: the folder's part of that name, with a model's folder for each candidate: as exported,
+rewritten, and built with `prune_lm_head` by onnxruntime-genai's own builder.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.measure.foreign_networks import library
+
+PLAIN, OURS, PRUNED = "as exported", "rewritten", "prune_lm_head"
+LAST_ROW = ("logits[:,-1:]", "*")
+TWO_COLUMNS = ("logits[:,-1,[9693,2152]]",)  # "yes" and "no" of Qwen3's rerankers
+OPSET = 20
+
+# The builder 0.18 also reads a field of Gemma 3 that transformers 5 no longer has.
+BUILDER = """
+import runpy, transformers
+transformers.Gemma3TextConfig.rope_local_base_freq = 1e4
+runpy.run_module("onnxruntime_genai.models.builder", run_name="__main__")
+"""
+
+
+class PrepareError(Exception):
+    pass
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """`precision`: that of onnxruntime-genai's builder; empty: PyTorch exports the file, without a past."""
+
+    title: str
+    family: str
+    sizes: Mapping[str, Any]
+    precision: str = "fp32"
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return LAST_ROW if self.precision else TWO_COLUMNS
+
+
+SPECIAL = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "max_position_embeddings": 2048}
+SMOLLM2 = SPECIAL | {
+    **{"vocab_size": 49152, "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30},
+    **{"num_attention_heads": 9, "num_key_value_heads": 3, "tie_word_embeddings": True},
+}
+BASE = {"rope_type": "default", "rope_theta": 1e6}
+BASES = {"full_attention": BASE, "sliding_attention": BASE | {"rope_theta": 1e4}}
+GEMMA3 = SPECIAL | {
+    **{"vocab_size": 262144, "hidden_size": 640, "intermediate_size": 2048, "num_hidden_layers": 18},
+    **{"num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 256, "sliding_window": 512},
+    **{"rope_parameters": BASE | BASES},  # the builder 0.18 wants one base beside those of each kind
+}
+QWEN3 = SPECIAL | {
+    **{"vocab_size": 151936, "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 6},
+    **{"num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128, "tie_word_embeddings": True},
+}
+
+DECODERS: Mapping[str, Decoder] = {
+    "smollm2-135m": Decoder("SmolLM2-135M", "Llama", SMOLLM2),
+    "smollm2-135m-int4": Decoder("SmolLM2-135M, int4", "Llama", SMOLLM2, "int4"),
+    "gemma-3-270m": Decoder("Gemma-3-270M", "Gemma3", GEMMA3),
+    "qwen3-reranker-6": Decoder("Qwen3-0.6B's reranker, 6 layers, two columns", "Qwen3", QWEN3, ""),
+}
+
+
+def prepare(decoder: Decoder, folder: Path) -> None:
+    """Writes `folder`, which holds all or does not exist. Raises PrepareError, ForeignError, ImportError, OSError."""
+    from export.onnx_rewrites.stage import Request, rewrite_file
+
+    if folder.is_dir():
+        return
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".") as name:
+        drawn, made = Path(name, "drawn"), Path(name, "made")
+        network = draw(decoder)
+        if decoder.precision:
+            network.save_pretrained(drawn)
+            _write_tokenizer(drawn)
+            for pruned, candidate in ((False, PLAIN), (True, PRUNED)):
+                _build(decoder, drawn, made / candidate, pruned)
+        else:
+            _export(network, made / PLAIN)
+        del network
+        ours = made / OURS
+        ours.mkdir()
+        for file in (made / PLAIN).glob("*.json"):
+            shutil.copy(file, ours)
+        rewrite_file(made / PLAIN / "model.onnx", ours / "model.onnx", Request(reads=decoder.reads, proof="float32"))
+        made.rename(folder)
+
+
+def draw(decoder: Decoder) -> Any:
+    import torch
+
+    transformers, family = library("transformers"), decoder.family
+    config = getattr(transformers, f"{family}TextConfig" if family == "Gemma3" else f"{family}Config")
+    torch.manual_seed(0)
+    network = getattr(transformers, f"{family}ForCausalLM")(config(**decoder.sizes)).eval()
+    for parameter in network.parameters():
+        if parameter.dim() == 1:
+            torch.nn.init.uniform_(parameter, 0.5, 1.5)
+    return network
+
+
+def files(folder: Path) -> Iterator[tuple[str, Path]]:
+    """Candidate -> its folder, of those that were prepared."""
+    return ((name, folder / name) for name in (PLAIN, OURS, PRUNED) if (folder / name).is_dir())
+
+
+def _write_tokenizer(folder: Path) -> None:
+    """The builder copies one; nothing is measured with it."""
+    from tokenizers import Tokenizer, models
+
+    words = models.WordLevel({"<pad>": 0, "<bos>": 1, "<eos>": 2, "<unk>": 3}, unk_token="<unk>")
+    tokenizer = library("transformers").PreTrainedTokenizerFast(tokenizer_object=Tokenizer(words), eos_token="<eos>")
+    tokenizer.save_pretrained(folder)
+
+
+def _build(decoder: Decoder, drawn: Path, made: Path, pruned: bool) -> None:
+    command = [sys.executable, "-c", BUILDER, "-i", drawn, "-o", made, "-p", decoder.precision, "-e", "cpu"]
+    command += ["-c", drawn / "cache", "--extra_options", f"prune_lm_head={str(pruned).lower()}"]
+    offline = os.environ | {"HF_HUB_OFFLINE": "1"}
+    run = subprocess.run([str(word) for word in command], capture_output=True, text=True, env=offline)
+    if run.returncode:
+        raise PrepareError(f"onnxruntime_genai.models.builder: expected a model, found {run.stderr.splitlines()[-1]}")
+
+
+def _export(network: Any, folder: Path) -> None:
+    import torch
+
+    class Logits(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.network = network
+
+        def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+            made = self.network(input_ids=input_ids, attention_mask=attention_mask, use_cache=False)
+            logits: torch.Tensor = made.logits
+            return logits
+
+    folder.mkdir(parents=True)
+    ids, free = torch.ones(2, 16, dtype=torch.int64), {0: "batch", 1: "sequence_length"}
+    form: dict[str, Any] = {"input_names": ["input_ids", "attention_mask"], "output_names": ["logits"]}
+    form |= {"dynamic_shapes": (free, free), "opset_version": OPSET, "dynamo": True, "verbose": False}
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(Logits().eval(), (ids, torch.ones_like(ids)), folder / "model.onnx", **form)

@@ -1,0 +1,189 @@
+"""Decoders before and after `vitbn rewrite`: a prompt in ONNX Runtime, and the client of onnxruntime-genai."""
+
+from __future__ import annotations
+
+import gc
+import json
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+
+from benchmarks.measure.choices import json_option, seconds_option
+from benchmarks.measure.decoder_networks import DECODERS, PLAIN, PRUNED, Decoder, PrepareError, files, prepare
+from benchmarks.measure.machine import cores
+
+PROMPT, DECODED = 256, 16  # tokens
+CACHED = 600  # tokens; Gemma 3 needs the 512 of its window
+PREFILL, FIRST_TOKEN, DECODING = "prefill", "first token", "decoding"
+SAME_TOKENS = 20
+TOLERANCE = 1e-3  # of the size of the logits
+
+Call = Callable[[], object]
+Row = dict[str, Any]
+
+
+@click.command()
+@click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
+@click.option("--network", "names", type=click.Choice(list(DECODERS)), multiple=True, help="[default: all]")
+@click.option("--prepare", "only", is_flag=True, help="Draw, build and rewrite what FOLDER lacks, and time nothing.")
+@seconds_option(15, "At most, for each network, number of threads and kind; seven rounds in any case.")
+@json_option
+def decoders(folder: Path, names: tuple[str, ...], only: bool, seconds: float, json_path: Path | None) -> None:
+    """Time decoders with drawn weights as exported, rewritten and with the builder's `prune_lm_head`.
+
+    A prompt of 256 tokens in ONNX Runtime; in onnxruntime-genai the time to the first token and that of 16 further
+    ones. FOLDER keeps the files, up to 4 GB a network.
+    """
+    from benchmarks.measure.run import recording
+    from export.onnx_rewrites.errors import ForeignError
+
+    rows: list[Row] = []
+    with recording(json_path, cores()) as record:
+        for name in names or DECODERS:
+            decoder, place = DECODERS[name], folder / name
+            about = {"network": name, "title": decoder.title}
+            try:
+                prepare(decoder, place)
+            except (ForeignError, ImportError, PrepareError) as error:
+                rows.append(about | {"reason": " ".join(str(error).split())[:300]})
+                click.echo(f"{name}: left out: {rows[-1]['reason']}")
+                continue
+            click.echo(f"{name}: {', '.join(candidate for candidate, _ in files(place))} in {place}")
+            for row in () if only else measure(decoder, place, seconds, name):
+                rows.append(about | row)
+                _print(rows[-1])
+                record.update(rows)
+        if rows and not only:
+            record.update(rows)
+
+
+def measure(decoder: Decoder, folder: Path, seconds: float, name: str) -> Iterator[Row]:
+    """A row for each number of threads, kind and candidate."""
+    macs = {candidate: multiplications(path / "model.onnx") for candidate, path in files(folder)}
+    for threads in dict.fromkeys((1, cores())):
+        sets: list[Callable[[], dict[str, dict[str, Call]]]] = [partial(in_onnx_runtime, folder, decoder, threads)]
+        if decoder.precision:
+            sets.append(partial(in_generator, folder, decoder, threads))
+        for make in sets:
+            for kind, calls in make().items():
+                for row in _timed(calls, seconds, f"{name}, {kind}, threads: {threads}"):
+                    yield {"kind": kind, "threads": threads, "macs": macs[row["contestant"]]} | row
+            gc.collect()
+
+
+def _timed(calls: Mapping[str, Call], seconds: float, title: str) -> Iterator[Row]:
+    from benchmarks.measure.timing import STABLE_ROUNDS, ratio_with_interval, time_interleaved
+
+    measured = time_interleaved(calls, seconds, title, STABLE_ROUNDS)
+    for contestant, durations in measured.items():
+        times = {**durations.percentiles(50, 90, 99), "samples_ns": durations.samples_ns}
+        ratios = {
+            other: vars(ratio_with_interval(measured[other], durations))
+            for other in (PLAIN, PRUNED)
+            if other in measured and other != contestant
+        }
+        yield {"contestant": contestant, **times, "ratios": ratios}
+
+
+def multiplications(path: Path) -> int:
+    """Of a prompt."""
+    import onnx_ir as ir
+
+    from export.onnx_rewrites.costs import graph_macs
+    from export.onnx_rewrites.prepare import Prepare
+    from export.onnx_rewrites.shapes import Shapes
+
+    Prepare()(model := ir.load(path))
+    return graph_macs(Shapes(model.graph, sizes(model.graph)))
+
+
+def sizes(graph: Any) -> dict[str, int]:
+    """Of a prompt without a past."""
+    from export.onnx_rewrites.inputs import channels, first_dimensions, free_dimensions
+
+    lengths = {symbol: 0 if symbol.startswith("past") else PROMPT for symbol in free_dimensions(graph)}
+    return lengths | dict.fromkeys(first_dimensions(graph), 1) | channels(graph)
+
+
+def in_onnx_runtime(folder: Path, decoder: Decoder, threads: int) -> dict[str, dict[str, Call]]:
+    """Raises click.ClickException if the answers differ."""
+    import numpy as np
+    import onnx_ir as ir
+    import onnxruntime
+
+    from export.onnx_rewrites.inputs import draw
+    from export.onnx_rewrites.prepare import Prepare
+    from export.onnx_rewrites.reads import parse_read
+
+    Prepare()(model := ir.load(folder / PLAIN / "model.onnx"))
+    feeds = draw(model.graph, sizes(model.graph))
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level = threads, 4
+    calls: dict[str, Call] = {}
+    expected: Any = None
+    read = parse_read(decoder.reads[0])
+    for candidate, path in files(folder):
+        session = onnxruntime.InferenceSession(path / "model.onnx", options, providers=["CPUExecutionProvider"])
+        calls[candidate] = partial(session.run, None, feeds)
+        logits = session.run([read.output], feeds)[0]
+        logits = expected = read.of(logits) if candidate == PLAIN else logits
+        _check(candidate, float(np.abs(expected - logits).max() / np.abs(expected).max()))
+    return {PREFILL: calls}
+
+
+def _check(candidate: str, error: float) -> None:
+    if not error <= TOLERANCE:  # NaN too
+        raise click.ClickException(
+            f"{candidate}: expected logits within {TOLERANCE:g} of their size, found {error:.1e}"
+        )
+
+
+def in_generator(folder: Path, decoder: Decoder, threads: int) -> dict[str, dict[str, Call]]:
+    """Raises click.ClickException if the tokens of float32 files differ."""
+    import numpy as np
+    import onnxruntime_genai as og
+
+    prompt = np.random.default_rng(0).integers(4, decoder.sizes["vocab_size"], PROMPT).astype(np.int32)
+    first: dict[str, Call] = {}
+    further: dict[str, Call] = {}
+    expected: list[int] = []
+    for candidate, path in files(folder):
+        config = og.Config(str(path))
+        config.overlay(json.dumps({"model": {"decoder": {"session_options": {"intra_op_num_threads": threads}}}}))
+        parameters = og.GeneratorParams(model := og.Model(config))
+        parameters.set_search_options(do_sample=False, max_length=CACHED, min_length=CACHED)
+
+        def begin(model: Any = model, parameters: Any = parameters) -> Any:
+            generator = og.Generator(model, parameters)
+            generator.append_tokens(prompt)
+            generator.generate_next_token()
+            return generator
+
+        def go_on(generator: Any) -> None:
+            """After all tokens of the prompt but one."""
+            generator.rewind_to(PROMPT - 1)
+            generator.append_tokens(prompt[-1:])
+            for _ in range(DECODED):
+                generator.generate_next_token()
+
+        generator = begin()
+        for _ in range(SAME_TOKENS - 1):
+            generator.generate_next_token()
+        tokens = generator.get_sequence(0)[PROMPT:].tolist()
+        expected = expected or tokens
+        if tokens != expected and decoder.precision == "fp32":
+            raise click.ClickException(f"{candidate}: expected the tokens {expected}, found {tokens}")
+        first[candidate], further[candidate] = begin, partial(go_on, generator)
+    return {FIRST_TOKEN: first, DECODING: further}
+
+
+def _print(row: Row) -> None:
+    ratios = ", ".join(
+        f"{ratio['ratio']:.2f} x {other} ({ratio['low']:.2f} to {ratio['high']:.2f})"
+        for other, ratio in row["ratios"].items()
+    )
+    what = f"{row['kind']}, threads: {row['threads']}"
+    click.echo(f"  {what:24} {row['contestant']:14} {row['p50_ms']:10.2f} ms  {row['macs']:>15,} MACs  {ratios}")

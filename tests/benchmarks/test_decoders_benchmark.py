@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from benchmarks.measure.decoder_networks import DECODERS, OURS, PLAIN, PRUNED
+from benchmarks.measure.run import read
+from benchmarks.measure.timing import ROUNDS_VARIABLE
+from benchmarks.presets import decoders
+from benchmarks.reporting import tables
+
+for library in ("onnxruntime_genai", "transformers"):
+    pytest.importorskip(library, reason=f"{library} is not installed (extra `foreign`)")
+
+SMALL = {"vocab_size": 10000, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
+SMALL |= {"num_attention_heads": 4, "num_key_value_heads": 1}
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_every_decoder_is_prepared_once_and_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("smollm2-135m-int4", "gemma-3-270m", "qwen3-reranker-6")
+    small = {name: replace(DECODERS[name], sizes=DECODERS[name].sizes | SMALL) for name in names}
+    monkeypatch.setattr(decoders, "DECODERS", small)
+    monkeypatch.setenv(ROUNDS_VARIABLE, "2")
+    folder, path = tmp_path / "files", tmp_path / "decoders.json"
+    result = CliRunner().invoke(decoders.decoders, [str(folder), "--prepare"])
+    assert result.exit_code == 0, result.output
+    assert not path.exists()
+    prepared = {file: file.stat().st_mtime_ns for file in folder.rglob("*")}
+    result = CliRunner().invoke(decoders.decoders, [str(folder), "--json", str(path)])
+    assert result.exit_code == 0, result.output
+    assert {file: file.stat().st_mtime_ns for file in folder.rglob("*")} == prepared
+    rows, table = json.loads(path.read_text())["rows"], tables.decoders(read(path))
+    for name in small:
+        own = [row for row in rows if row["network"] == name]
+        reranker = name.startswith("qwen3")
+        candidates = {PLAIN, OURS} if reranker else {PLAIN, OURS, PRUNED}
+        assert {row["contestant"] for row in own} == candidates
+        assert {row["kind"] for row in own} == {"prefill", *([] if reranker else ["first token", "decoding"])}
+        macs = {row["contestant"]: row["macs"] for row in own}
+        assert len(re.findall(rf"^\| {re.escape(small[name].title)} +\|", table, re.M)) == (1 if reranker else 3)
+        assert macs[OURS] < macs.get(PRUNED, macs[PLAIN]) <= macs[PLAIN]

@@ -103,7 +103,7 @@ def test_an_interrupted_rerun_goes_on(tmp_path: Path) -> None:
     shutil.copy(ROOT / "Makefile", tmp_path)
     for name in ("benchmarks/results", ".venv/bin", ".perf_analyzer/bin"):
         (tmp_path / name).mkdir(parents=True)
-    for name in (".venv/installed", "pyproject.toml", "constraints.txt", ".perf_analyzer/bin/perf_analyzer"):
+    for name in ("pyproject.toml", "constraints.txt", ".venv/installed", ".perf_analyzer/bin/perf_analyzer"):
         (tmp_path / name).touch()
     program = tmp_path / ".venv/bin/python"
     failing = "[ -e again ] || case $* in *--memory*) exit 1;; esac"

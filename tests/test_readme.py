@@ -119,21 +119,40 @@ def test_the_four_commands_run_word_for_word(checkout: Path) -> None:
     assert printed[latency].splitlines()[1].split() == shown(latency).splitlines()[1].split()[:-2]  # no --memory here
 
 
-# Lines that take hours or a minute, a GPU, Envoy or a package registry: the tests of what they do.
+# Lines that take long, a GPU, Envoy or a package registry, and lines whose options another test runs: that test.
 ELSEWHERE = {
     "make demo": ".ci/run::make demo",
     "make test": ".ci/run::make test",
     "pip install -c constraints.txt -e '.[rewrite]'": "tests/export/onnx_rewrites/test_without_torch.py::"
     "test_a_bert_is_rewritten_and_proved_without_torch",
     "pip install -c constraints.txt -e '.[bulk]'": "tests/test_pages.py::test_every_command_line_parses",
+    "vitbn rewrite IN.onnx -o OUT.onnx --time": "tests/export/onnx_rewrites/test_rewrite.py::"
+    "test_a_file_is_written_with_its_manifest_and_a_sample",
+    "vitbn export --model vitbn-tiny --rewrites all": "tests/export/test_to_onnx.py::test_a_shipped_checkpoint_by_name",
+    "vitbn export --checkpoint FILE --rewrites all": "tests/test_own_pictures.py::test_from_a_folder_to_answers",
+    "vitbn export --rewrites all --backend openvino": "tests/export/test_to_onnx.py::"
+    "test_openvino_passes_the_gate_and_is_served_as_a_model_of_its_own",
     "vitbn tensorrt --model vitbn --precision fp16": "tests/export/test_tensorrt.py::test_engines",
     "vitbn export --rewrites all --precision int8": "tests/export/test_precision.py::"
     "test_the_command_stores_both_accuracies",
     "vitbn export --backend auto --for latency --max-accuracy-drop 0.1": "tests/export/test_choosing.py::"
     "test_the_best_is_published_with_its_figures",
+    "vitbn serve --supervised --model-repository triton_repo": "tests/serving/test_supervisor.py::"
+    "test_a_signal_ends_it_within_6_s_with_exit_code_0_and_no_orphan",
     "vitbn serve --servers 2 --model-repository triton_repo": "tests/serving/test_fleet.py::test_no_client_sees_it",
+    "vitbn train": "tests/models/test_train_command.py::test_command_writes_prints_and_resumes",
+    "vitbn train --model vitbnffn --dataset mnist --depth 4 --epochs 20": "tests/models/test_train_command.py::"
+    "test_one_epoch_of_mnist",
+    "vitbn train --checkpoint models/pretrained/vitbn.safetensors --adapt-to scans/": "tests/models/"
+    "test_adaptation.py::test_pictures_of_the_new_source_give_the_accuracy_back",
+    "vitbn calibrate checkpoints/vitbn-mnist.safetensors": "tests/models/test_calibration.py::"
+    "test_command_adds_them_and_keeps_the_rest",
+    "vitbn study learning-rates --quick --output DIR": "tests/models/test_study.py::test_learning_rates",
+    "vitbn tune --model vitbn --dataset mnist": "tests/models/test_tune.py::test_rows_say_what_the_file_says",
+    "vitbn train --model vitbn --dataset mnist --params searches/vitbn.best.json": "tests/models/test_tune.py::"
+    "test_train_takes_the_best_parameters",
     "vitbn tune --objective frontier --dataset mnist --trials 30 --epochs 5": "tests/models/test_tune.py::"
-    "test_a_trial_is_trained_measured_and_kept",
+    "test_the_frontier_is_trained_measured_and_kept",
     "vitbn bench latency --preset frontier --checkpoints searches/trials --json FILE": "tests/benchmarks/"
     "test_frontier.py::test_a_short_run",
     "vitbn bench latency --batch 5000": "tests/test_readme.py::test_the_four_commands_run_word_for_word",
@@ -151,22 +170,13 @@ ELSEWHERE = {
     "make benchmarks-gpu DRY_RUN=1": "tests/benchmarks/test_gpu.py::test_a_dry_run_prints_and_checks_every_command",
     "make benchmarks-gpu": "tests/benchmarks/test_gpu.py::test_without_a_gpu_nothing_runs",
 }
-# Fewer epochs, trials, blocks and images, and a folder in place of S3; MNIST has 5,300 training images here.
+# Fewer epochs and blocks, and a folder in place of S3; MNIST has 5,300 training images here.
 SHORTER = {
-    "vitbn train": ("", " --epochs 1 --depth 1"),
-    "vitbn train --model vitbnffn --dataset mnist --depth 4 --epochs 20": (
-        "--depth 4 --epochs 20",
-        "--epochs 1 --depth 1",
-    ),
     "vitbn train --params models/pretrained/recipe.json --last-block all --model vitbn --depth 6 --epochs 36": (
         "--depth 6 --epochs 36",
         "--depth 1 --epochs 1",
     ),
-    "vitbn export --rewrites all --backend openvino": ("", " --depth 1"),
     "vitbn export --rewrites all --instances 2 --threads 1": ("", " --depth 1"),
-    "vitbn study learning-rates --quick --output DIR": ("", " --epochs 1 --train-images 100 --rate 0.01 --depth 1"),
-    "vitbn tune --model vitbn --dataset mnist": ("", " --trials 1 --epochs 1 --train-images 120 --depth 1"),
-    "vitbn train --model vitbn --dataset mnist --params searches/vitbn.best.json": ("", " --epochs 1 --depth 1"),
     "vitbn bulk pictures/ 's3://bucket/shards/*.tar' --output answers --model triton_repo/vitbn": ("s3://bucket/", ""),
 }
 
@@ -208,7 +218,7 @@ def write_the_users_files(folder: Path, mnist_dir: Path) -> None:
     for name in ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"):
         shutil.copy(folder / "mnist" / name, folder)
     digits = np.frombuffer((folder / "t10k-images-idx3-ubyte").read_bytes()[16:], np.uint8).reshape(-1, 28, 28)
-    for name in ("scans", "photos", "shards", "checkpoints"):
+    for name in ("scans", "photos", "shards"):
         (folder / name).mkdir()
     for number, digit in enumerate(digits[:60]):
         Image.fromarray(digit).save(folder / "scans" / f"{number:02}.png")
@@ -220,8 +230,6 @@ def write_the_users_files(folder: Path, mnist_dir: Path) -> None:
     cheque.save(folder / "cheque.png")
     with tarfile.open(folder / "shards/0.tar", "w") as shard:
         shard.add(folder / "scans/00.png", "00.png")
-    for name in ("FILE", "checkpoints/vitbn-mnist.safetensors"):
-        shutil.copy(folder / "models/pretrained/vitbn-tiny.safetensors", folder / name)
 
 
 def write_first(mnist_dir: Path, name: str, count: int, head: int, folder: Path) -> None:
@@ -240,7 +248,6 @@ def test_every_command_of_the_pages_runs(checkout: Path, mnist_dir: Path) -> Non
     write_the_users_files(checkout, mnist_dir)
     printed = {}
     with Terminal(checkout, MNIST_DIR=str(checkout / "mnist"), OMP_NUM_THREADS="1") as terminal:
-        terminal.run("vitbn export --model vit --rewrites none --output IN.onnx")
         for line in lines_of_the_pages():
             if line not in ELSEWHERE:
                 old, new = SHORTER.get(line, ("", ""))

@@ -42,9 +42,11 @@ from serving.control import Control
 from serving.running import Server, answers
 
 SETTLE_S = 3.0
+STANDSTILLS_S = (3.0, 3.0, 3.0)
 FAKETIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1")
 # With the monotonic clock left alone libfaketime 0.9.10 lets Python's own sleep fail.
 SLEEP = "import threading, time\ntime.sleep = lambda seconds: threading.Event().wait(seconds)\n"
+BLOCKED = "expected a free port"
 DISK_BYTES, LEFT_BYTES = 64 * 2**20, 64 * 2**10
 MINUTES, FAULT_EVERY_S, PAUSE_S = 10.0, 20.0, 0.02
 
@@ -157,16 +159,17 @@ def _hour(server: Server) -> str:
 
 
 def slow_probe(bench: DrillBench) -> Row:
-    """The prober stands still for three seconds again and again, then for longer than the supervisor waits."""
-    with bench.server() as server, bench.traffic(server) as verdicts:
+    """The prober stands still for three seconds again and again, then until the supervisor has replaced it."""
+    with bench.server() as server, bench.traffic(server, PAUSE_S) as verdicts:
         first = prober(server)
-        for seconds in (3.0, 3.0, 3.0, 20.0):
-            with suppress(psutil.NoSuchProcess):
-                first.suspend()
-                time.sleep(seconds)
-                first.resume()
+        for seconds in STANDSTILLS_S:
+            first.suspend()
+            time.sleep(seconds)
+            first.resume()
             time.sleep(1.0)
-        wait_until(lambda: prober(server).pid != first.pid)
+        first.suspend()
+        wait_until(lambda: not first.is_running())
+        prober(server)
         return {**verdicts.row(), **acts(server)}
 
 
@@ -186,15 +189,20 @@ def two_supervisors(bench: DrillBench) -> Row:
             "--supervisor-port=0",
             f"--model-repository={repository}",
         ]
-        third = subprocess.Popen([*command, *ports], stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-        time.sleep(4 * SETTLE_S)
-        third.terminate()
-        told = third.communicate(timeout=HEAL_S)[1]
+        log = repository.parent / "third.log"
+        with log.open("w") as file:
+            third = subprocess.Popen([*command, *ports], stdin=subprocess.DEVNULL, stderr=file)
+        try:
+            wait_until(lambda: third.poll() is not None or BLOCKED in log.read_text())
+        finally:
+            third.terminate()
+            third.wait(HEAL_S)
+        told = log.read_text()
         right = probe_server(server.http_url, timeout_s=5).ok
         return {
             **{**verdicts.row(), **acts(server)},
             "second_restarts": did["restarts"],
-            "third_blocked": "expected a free port" in told and RESTARTED not in told,
+            "third_blocked": BLOCKED in told and RESTARTED not in told,
             "right_at_the_end": right,
         }
 

@@ -1,64 +1,77 @@
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from benchmarks.faults import faults
+from benchmarks.load import drills, slow_connections, supervised_faults
+from benchmarks.load.drill_bench import DrillBench, Row
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]
 HEAL_S = 60.0
 
 
-def run(folder: Path, *words: str) -> dict[str, object]:
-    done = CliRunner().invoke(faults, [*words, "--json", str(folder / "faults.json")], catch_exceptions=False)
+@pytest.fixture(scope="module")
+def bench() -> Iterator[DrillBench]:
+    with DrillBench() as made:
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drills, "BEFORE_S", 0.5)
+    monkeypatch.setattr(drills, "AFTER_S", 0.5)
+    monkeypatch.setattr(drills, "REQUESTS", 60)
+    monkeypatch.setattr(slow_connections, "ASK_S", 1.0)
+    monkeypatch.setattr(supervised_faults, "SETTLE_S", 1.0)
+    monkeypatch.setattr(supervised_faults, "STANDSTILLS_S", (3.0,))  # longer than a probe's second
+
+
+def run(bench: DrillBench, name: str) -> Row:
+    return drills.drills(publications=2, overload_s=1)[name](bench)
+
+
+def test_a_fault_ends_unattended_with_no_wrong_answer_and_the_soak_runs(tmp_path: Path) -> None:
+    path = tmp_path / "faults.json"
+    words = ["--scenario", "server-killed", "--hours", "0.001", "--json", str(path)]
+    done = CliRunner().invoke(faults, words, catch_exceptions=False)
     assert done.exit_code == 0, done.output
-    content = json.loads((folder / "faults.json").read_text())
-    (row,) = content["rows"]
-    return dict(row)
+    killed, soak = json.loads(path.read_text())["rows"]
+    assert (killed["scenario"], killed["wrong"]) == ("server-killed", 0)
+    assert killed["failed"] > 0, "the fault was real"
+    assert killed["recovery_s"] < HEAL_S
+    assert (soak["scenario"], soak["hours"], soak["wrong"], soak["failed"]) == ("soak", 0.001, 0, 0)
+    assert soak["right"] > 20
+    assert {"memory_mb_per_hour", "descriptors_per_hour"} <= soak.keys()
 
 
-def test_a_fault_ends_unattended_with_no_wrong_answer(tmp_path: Path) -> None:
-    row = run(tmp_path, "--scenario", "server-killed")
-    assert row["wrong"] == 0
-    assert int(str(row["failed"])) > 0, "the fault was real"
-    assert row["recovery_s"] is not None
-    assert float(str(row["recovery_s"])) < HEAL_S
-
-
-def test_the_soak_runs_alone(tmp_path: Path) -> None:
-    row = run(tmp_path, "--hours", "0.002")
-    assert (row["scenario"], row["hours"], row["wrong"], row["failed"]) == ("soak", 0.002, 0, 0)
-    assert int(str(row["right"])) > 100
-    assert {"memory_mb_per_hour", "descriptors_per_hour"} <= row.keys()
-
-
-def test_sigterm_leaves_no_orphan(tmp_path: Path) -> None:
-    row = run(tmp_path, "--scenario", "sigterm")
+def test_sigterm_leaves_no_orphan(bench: DrillBench) -> None:
+    row = run(bench, "sigterm")
     assert (row["wrong"], row["failed"], row["orphans"]) == (0, 0, 0)
-    assert float(str(row["stopped_s"])) < 6
+    assert row["stopped_s"] < 6
 
 
-def test_publications_fail_nothing_and_hold_up_no_answer(tmp_path: Path) -> None:
-    row = run(tmp_path, "--scenario", "publish", "--publications", "2")
+def test_publications_fail_nothing_and_hold_up_no_answer(bench: DrillBench) -> None:
+    row = run(bench, "publish")
     assert (row["wrong"], row["failed"], row["refused"]) == (0, 0, 0)
-    assert int(str(row["right"])) > 100
+    assert row["right"] > 100
 
 
-def test_slow_connections_to_the_page_keep_nobody_out(tmp_path: Path) -> None:
-    row = run(tmp_path, "--scenario", "slow-connections")
+def test_slow_connections_to_the_page_keep_nobody_out(bench: DrillBench) -> None:
+    row = run(bench, "slow-connections")
     assert (row["connections"], row["failed"]) == (500, 0)
-    assert int(str(row["right"])) > 0
+    assert row["right"] > 0
 
 
 @pytest.mark.parametrize("name", ["answers-nan", "disk-full", "clock-jump", "slow-probe", "two-supervisors"])
-def test_the_supervisor_makes_no_fault_worse(tmp_path: Path, name: str) -> None:
-    row = run(tmp_path, "--scenario", name)
+def test_the_supervisor_makes_no_fault_worse(bench: DrillBench, name: str) -> None:
+    row = run(bench, name)
     if "left_out" in row:
         pytest.skip(str(row["left_out"]))
-    assert (row["wrong"], row["restarts"]) == (0, 0)
-    assert int(str(row["right"])) > 100
-    assert row["failed"] == 0
+    assert (row["wrong"], row["restarts"], row["failed"]) == (0, 0, 0)
+    assert row["right"] > 100
     expected = {
         "answers-nan": ("served", ["1"]),
         "clock-jump": ("jumped", True),

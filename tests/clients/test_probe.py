@@ -33,8 +33,8 @@ def states(probe: Probe) -> set[str]:
     return {version.state for version in probe.versions}
 
 
-def replace_in_config(repository: Path, old: str, new: str) -> None:
-    path = repository / "vitbn" / "config.pbtxt"
+def replace_in_config(repository: Path, old: str, new: str, model: str = "vitbn") -> None:
+    path = repository / model / "config.pbtxt"
     text = path.read_text()
     assert old in text
     path.write_text(text.replace(old, new))
@@ -74,6 +74,10 @@ def test_a_model_that_is_asked_for_must_be_served(live_server: Server) -> None:
 
 
 def test_every_served_version_is_asked_and_a_wrong_one_found(own: Path) -> None:
+    """A version without a stored sample must only answer."""
+    shutil.copytree(own / "vitbn", own / "plain")
+    replace_in_config(own, '"probe"', '"another"', "plain")
+    replace_in_config(own, 'name: "vitbn"', 'name: "plain"', "plain")
     shutil.copytree(own / "vitbn/1", own / "vitbn/2")
     answers = np.load(own / "vitbn/1/sample.npz")["out:logits"][0].tolist()
     wrong = json.dumps([answers[0] + 0.5, *answers[1:]])
@@ -81,32 +85,32 @@ def test_every_served_version_is_asked_and_a_wrong_one_found(own: Path) -> None:
     replace_in_config(own, '{\\"1\\": ', f'{{\\"2\\": {{\\"logits\\": {wrong}, \\"tolerance\\": 0.01}}, \\"1\\": ')
     with running_server(own, COMPLETE) as server:
         found = probe_server(server.http_url, timeout_s=PATIENCE_S)
-    assert {version.version: version.state for version in found.versions} == {"1": "right", "2": "wrong"}
+    assert {(version.model, version.version, version.state) for version in found.versions} == {
+        ("plain", "1", "answers"),
+        ("vitbn", "1", "right"),
+        ("vitbn", "2", "wrong"),
+    }
     assert not found.ok
     (bad,) = (version for version in found.versions if version.state == "wrong")
     assert bad.max_abs_error == pytest.approx(0.5, abs=1e-3)
 
 
-def test_without_a_stored_sample_a_version_must_only_answer(own: Path) -> None:
-    replace_in_config(own, '"probe"', '"another"')
-    with running_server(own, COMPLETE) as server:
-        found = probe_server(server.http_url, timeout_s=PATIENCE_S)
-    assert (found.ok, states(found)) == (True, {"answers"})
-
-
-@pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_dead_or_stopped_model_fails_though_the_server_says_ready(own: Path, fault: signal.Signals) -> None:
+def test_a_dead_or_stopped_model_fails_though_the_server_says_ready(own: Path) -> None:
+    faults = {"vitbn": signal.SIGKILL, "second": signal.SIGSTOP}
+    shutil.copytree(own / "vitbn", own / "second")
+    replace_in_config(own, 'name: "vitbn"', 'name: "second"', "second")
     with running_server(own, COMPLETE) as server:
         assert probe_server(server.http_url, timeout_s=PATIENCE_S).ok
-        of_model = [stub.process.pid for stub in Family(server.pid).look()]
-        for stub in of_model:
-            os.kill(stub, fault)
-        for path in ("health/ready", "models/vitbn/ready"):
+        stubs = Family(server.pid).look()
+        for stub in stubs:
+            os.kill(stub.process.pid, faults[stub.model])
+        for path in ("health/ready", *(f"models/{model}/ready" for model in faults)):
             with urllib.request.urlopen(f"http://{server.http_url}/v2/{path}", timeout=PATIENCE_S) as answer:
                 assert answer.status == 200
         found = probe_server(server.http_url)
-        assert (found.ok, states(found)) == (False, {"failed"})
-        for pid in (*of_model, server.pid):  # the fault keeps them from ending
+        assert {version.model: version.state for version in found.versions} == dict.fromkeys(faults, "failed")
+        assert not found.ok
+        for pid in (*(stub.process.pid for stub in stubs), server.pid):  # the faults keep them from ending
             os.kill(pid, signal.SIGKILL)
 
 

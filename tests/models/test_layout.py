@@ -33,7 +33,8 @@ def test_another_layout_that_computes_something_else_is_refused():
 
 
 def test_a_run_for_each_network_and_layout(tmp_path, monkeypatch):
-    monkeypatch.setattr(layout, "DEPTHS", (2, 1))
+    for name, value in (("DEPTHS", (2, 1)), ("STEPS", 1), ("BATCH", 20), ("TEST_BATCH", 40)):
+        monkeypatch.setattr(layout, name, value)
     runs = layout.measure(load_dataset("digits"), lambda number: None, rounds=2)
     described = [(run["config"]["model"], run["config"]["depth"], len(run["series"])) for run in runs]
     models = ["vit", "vitbnffn", "vitbnffn-transposed", "vitbn", "vitbn-transposed"]
@@ -41,5 +42,5 @@ def test_a_run_for_each_network_and_layout(tmp_path, monkeypatch):
     paths = layout.write(tmp_path, layout.result(runs, "command"))
     stored = json.loads((tmp_path / "layout.json").read_text())
     assert tmp_path / "layout.json" in paths
-    assert stored["scope"]["size"] == "2 rounds of 5 steps of 100 and a test of 5,000"
+    assert stored["scope"]["size"] == "2 rounds of 1 steps of 20 and a test of 40"
     assert all(time > 0 for run in stored["runs"] for epoch in run["series"] for time in epoch.values())

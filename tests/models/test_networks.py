@@ -47,10 +47,10 @@ def norms_of(model):
 
 
 @pytest.mark.parametrize("network", TRANSFORMERS)
-@pytest.mark.parametrize("pool", ["cls", "mean"])
-@pytest.mark.parametrize("pos_emb", ["learn", "pe1d"])
-@pytest.mark.parametrize("bn_features", ["dim", "one"])
-@pytest.mark.parametrize("qkv_bias", [False, True])
+@pytest.mark.parametrize(
+    ("pool", "pos_emb", "bn_features", "qkv_bias"),
+    [("cls", "learn", "dim", False), ("cls", "pe1d", "one", True), ("mean", "learn", "one", True)],
+)
 def test_transformer_gives_logits(network, pool, pos_emb, bn_features, qkv_bias):
     model = network(**SMALL, pool=pool, pos_emb=pos_emb, bn_features=bn_features, qkv_bias=qkv_bias).eval()
     randomise_norms(model)

@@ -55,19 +55,6 @@ def test_resumed_is_uninterrupted(tmp_path, some_digits, options):
     assert_identical(tmp_path / "half.safetensors", tmp_path / "whole.safetensors")
 
 
-@pytest.mark.slow
-def test_two_runs_in_turn_are_two_runs(tmp_path, some_digits):
-    alone = [run(tmp_path / f"{seed}.safetensors", some_digits, replace(RECIPE, seed=seed)) for seed in (0, 1)]
-    runs = [
-        train(TINY, some_digits, replace(RECIPE, seed=seed), tmp_path / f"turn{seed}.safetensors", False, print)
-        for seed in (0, 1)
-    ]
-    for epochs in zip(*runs, strict=True):
-        assert [e.training_loss for e in epochs] == [series[epochs[0].epoch - 1].training_loss for series in alone]
-    for seed in (0, 1):
-        assert_identical(tmp_path / f"{seed}.safetensors", tmp_path / f"turn{seed}.safetensors")
-
-
 @pytest.mark.parametrize(
     "change",
     [

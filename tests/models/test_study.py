@@ -82,17 +82,6 @@ def test_a_study_grows_by_seeds_and_choices(small_mnist, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_depths(small_mnist, tmp_path):
-    sizes = ("--epochs", 1, "--train-images", 10, "--seeds", 2, "--depth", 1, "--depth", 2, "--depth", 3)
-    written = carried_out("depths", small_mnist, tmp_path, *sizes)
-    assert {(one["options"]["augment"], one["options"]["augment_test"]) for one in written["runs"]} == {("study", True)}
-    rows = rows_of(tmp_path, "depths")
-    at = [(rate, depth, model) for rate in ("0.005", "0.003") for depth in "123" for model in ("vit", "vitbnffn")]
-    assert [(row["rate"], row["depth"], row["model"]) for row in rows] == at
-    assert {row["seeds"] for row in rows} == {"2"}
-
-
-@pytest.mark.slow
 def test_dnn_resumes_after_ctrl_c(small_mnist, tmp_path, monkeypatch):
     carried_out("dnn", small_mnist, tmp_path / "whole", "--epochs", 2)
     printed = []
@@ -138,12 +127,11 @@ def test_designed_networks_share_their_epochs(small_mnist, tmp_path, monkeypatch
     assert "10 training images are held out" in (tmp_path / "out/designed.md").read_text()
 
 
-@pytest.mark.slow
-def test_networks_of_six_blocks_share_the_recipe(small_mnist, tmp_path):
-    written = carried_out("six-blocks", small_mnist, tmp_path / "out", "--epochs", 1)
-    assert [run["label"] for run in written["runs"]] == ["vit", "vitbnffn", "vitbn", "vitbn-late"]
-    assert {run["config"]["depth"] for run in written["runs"]} == {6}
-    assert len({json.dumps(run["options"]) for run in written["runs"]}) == 1
+def test_networks_of_six_blocks_share_the_recipe():
+    every = runs(STUDIES["six-blocks"], scope_of(STUDIES["six-blocks"], load_digits(), "cpu"))
+    assert [run.label for run in every] == ["vit", "vitbnffn", "vitbn", "vitbn-late"]
+    assert {run.config.depth for run in every} == {6}
+    assert len({run.options for run in every}) == 1
 
 
 NETWORKS = [*(ModelConfig(model="vitbn", depth=depth) for depth in (1, 2, 3, 4, 6)), ModelConfig(model="cnn")]

@@ -58,16 +58,6 @@ def test_the_bar_goes_on_where_the_run_does(tmp_path, monkeypatch):
     assert bars == [(1438, 0), (3 * 1438, 1438)]
 
 
-def test_command_on_a_folder_that_is_not_there(tmp_path):
-    message, exit_code = failure("--dataset", "mnist", "--data-dir", tmp_path / "none")
-    assert (exit_code, f"{tmp_path / 'none'}: expected train-images" in message) == (1, True)
-
-
-def test_command_with_nothing_to_resume(tmp_path):
-    message, exit_code = failure("--resume", "--output", tmp_path / "run.safetensors")
-    assert (exit_code, "found no such file" in message) == (1, True)
-
-
 def test_command_that_holds_out_more_images_than_there_are(tmp_path):
     result = CliRunner().invoke(command, ["--hold-out", "5000", "--output", str(tmp_path / "run.safetensors")])
     line = "Error: digits: expected to hold out 1 to 1436 of 1438 images, found 5000\n"
@@ -157,13 +147,3 @@ def test_rows_appear_as_epochs_finish_and_ctrl_c_keeps_them(tmp_path):
     kept = int(re.search(r"Interrupted: kept epoch (\d+)$", rest, re.MULTILINE)[1])
     assert load(output).metrics["epochs"] in (kept, kept + 1)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run.json", "run.resume.pt", "run.safetensors"]
-
-
-@pytest.mark.slow
-def test_one_epoch_of_mnist(mnist_dir, tmp_path):
-    arguments = ["--depth", "1", "--dim", "32", "--heads", "4", "--dataset", "mnist", "--data-dir", str(mnist_dir)]
-    output = tmp_path / "run.safetensors"
-    arguments += ["--lr", "0.005", "--epochs", "1", "--device", "cpu", "--output", str(output)]
-    result = CliRunner().invoke(command, arguments)
-    assert result.exit_code == 0, result.output
-    assert load(output).metrics["test_accuracy"] > 0.9

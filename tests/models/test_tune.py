@@ -7,17 +7,17 @@ import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 from click.testing import CliRunner
-from searching import QUICK, SEARCH, failure, outcomes, pixels, run
+from searching import QUICK, SEARCH, failure, outcomes, run
 
 import vitbn
 from models import training
 from models.checkpoint import read_config
 from models.data import load_digits
+from models.search import Trial
 from models.train import train as train_command
-from models.tune import part_of, tune
+from models.tune import part_of, tune, write_results
 
 pytestmark = pytest.mark.slow  # Ax takes seconds to import
 ROOT = Path(__file__).resolve().parents[2]
@@ -42,14 +42,11 @@ def test_a_stopped_search_ends_like_one_that_was_not(uninterrupted, tmp_path):
 
 
 def test_a_finished_search_is_shown_again(uninterrupted):
-    before = outcomes(uninterrupted)
+    before = {path.name: path.read_bytes() for path in uninterrupted.iterdir()}
+    names = ("trials.json", "best.json", "convergence.png", "plane.png")
+    assert before.keys() == {f"vitbn.{name}" for name in names}
     printed = run(uninterrupted, "--trials", 7)
-    assert len(re.findall(r"^ +\d+  .*$", printed, re.MULTILINE)) == 7
-    assert outcomes(uninterrupted) == before
-
-
-def test_rows_say_what_the_file_says(uninterrupted):
-    printed = run(uninterrupted, "--trials", 7)
+    assert {path.name: path.read_bytes() for path in uninterrupted.iterdir()} == before
     assert "vitbn on 120 images of digits, measured on 287 held out; epochs a trial: 1; cpu, seed 0" in printed
     header, *rows = [line for line in printed.splitlines() if re.match(r"trial| +\d", line)]
     assert {len(row) for row in rows} == {len(header)}
@@ -163,14 +160,11 @@ def test_train_refuses_the_parameters_of_another_model(uninterrupted, tmp_path):
 
 
 def test_the_parameters_of_the_cnn_have_no_depth(tmp_path):
-    run(tmp_path, "--model", "cnn", "--trials", 1)
-    assert json.loads((tmp_path / "cnn.best.json").read_text()).keys() == {
-        "model",
-        "dataset",
-        "lr",
-        "batch_size",
-        "schedule",
-    }
+    given = {"lr": 0.001, "batch_size": 50, "depth": 6, "schedule": "constant"}
+    trials = [Trial(given, 0.9, 1.0), Trial(given | {"lr": 0.002}, 0.8, 1.0)]
+    *_, path = write_results(replace(SEARCH, model="cnn"), trials, tmp_path)
+    expected = {"model": "cnn", "dataset": "digits", "lr": 0.001, "batch_size": 50, "schedule": "constant"}
+    assert json.loads(path.read_text()) == expected
 
 
 def test_no_test_image_is_looked_at():
@@ -183,11 +177,6 @@ def test_no_test_image_is_looked_at():
     assert trained_on <= training_part
     assert measured_on <= training_part
     assert not trained_on & measured_on
-
-
-def test_plots_are_written(uninterrupted):
-    for name in ("convergence", "plane"):
-        assert len(np.unique(pixels((uninterrupted / f"vitbn.{name}.png").read_bytes()), axis=0)) > 20
 
 
 @pytest.mark.parametrize(
@@ -216,12 +205,6 @@ def test_a_search_in_the_folder_of_another(uninterrupted):
     message, exit_code = failure(uninterrupted, "--seed", 1)
     assert (exit_code, "expected a search with seed 1, found 0; name another --output" in message) == (1, True)
     assert outcomes(uninterrupted) == before
-
-
-def test_an_output_that_cannot_be_written(tmp_path):
-    (tmp_path / "file").write_bytes(b"")
-    message, exit_code = failure(tmp_path / "file", "--trials", 1)
-    assert (exit_code, str(tmp_path / "file") in message) == (1, True)
 
 
 @pytest.mark.parametrize(("module", "package"), [("ax", "ax-platform"), ("matplotlib", "matplotlib")])

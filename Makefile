@@ -3,8 +3,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: setup setup-gpu demo test all-tests check quick-tests lint style types clean perf_analyzer bindings report benchmarks \
-	benchmarks-gpu
+.PHONY: setup setup-gpu demo test test-clients all-tests check quick-tests lint style types clean perf_analyzer \
+	bindings report benchmarks benchmarks-gpu
 
 setup: .venv/installed
 
@@ -23,6 +23,17 @@ setup-gpu: .venv-gpu/installed
 	@echo "Setting up .venv-gpu (several gigabytes the first time)"
 	$(PYTHON) -m venv .venv-gpu
 	.venv-gpu/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-gpu.txt -e '.[gpu,tensorrt,train,client]'
+	@touch $@
+
+# Rewritten files in optimum and sentence-transformers, which need transformers 4: an environment of their own.
+test-clients: .venv-clients/installed
+	.venv-clients/bin/python -m pytest tests/export/onnx_rewrites/test_clients.py
+
+.venv-clients/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-clients
+	grep -vE '^(transformers|huggingface_hub|tokenizers)=' constraints.txt > .venv-clients/constraints.txt
+	.venv-clients/bin/python -m pip install --quiet --disable-pip-version-check -c .venv-clients/constraints.txt \
+		-e '.[base,clients]' hypothesis pytest pytest-timeout
 	@touch $@
 
 # With a GPU and its environment the demo runs there.
@@ -163,4 +174,4 @@ benchmarks-gpu: $(if $(DRY_RUN),setup,setup-gpu) perf_analyzer
 		$(if $(DRY_RUN),--dry-run)
 
 clean:
-	rm -rf .venv .venv-gpu .perf_analyzer .tensorrt checkpoints *.egg-info
+	rm -rf .venv .venv-gpu .venv-clients .perf_analyzer .tensorrt checkpoints *.egg-info

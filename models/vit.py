@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal, NamedTuple, cast
+from typing import Literal, NamedTuple, cast
 
 from einops.layers.torch import Rearrange
 from torch import Tensor, nn
@@ -144,61 +144,3 @@ class VisionTransformer(nn.Module):
         x = x[:, 0] if self.config.pool == "cls" else x.mean(dim=1)  # (B, D)
         logits: Tensor = self.head(x)  # (B, num_classes)
         return logits
-
-
-Size = int | tuple[int, int]
-"""The side of a square, or (height, width)."""
-
-
-class _Published(VisionTransformer):
-    """The study's keywords and defaults."""
-
-    model: ModelName
-
-    def __init__(
-        self,
-        *,
-        image_size: Size,
-        patch_size: Size,
-        num_classes: int,
-        dim: int,
-        depth: int,
-        heads: int,
-        mlp_dim: int,
-        channels: int = 3,
-        labels: tuple[str, ...] | None = None,
-        **optional: Any,
-    ) -> None:
-        super().__init__(
-            ModelConfig(
-                model=self.model,
-                image_size=(image_size, image_size) if isinstance(image_size, int) else image_size,
-                patch_size=(patch_size, patch_size) if isinstance(patch_size, int) else patch_size,
-                num_classes=num_classes,
-                dim=dim,
-                depth=depth,
-                heads=heads,
-                mlp_dim=mlp_dim,
-                channels=channels,
-                labels=tuple(map(str, range(num_classes))) if labels is None else labels,
-                **optional,
-            )
-        )
-
-
-class ViT(_Published):
-    """LayerNorm everywhere."""
-
-    model = "vit"
-
-
-class ViTBNFFN(_Published):
-    """BatchNorm between the FFN's first Linear and GELU; LayerNorm elsewhere."""
-
-    model = "vitbnffn"
-
-
-class ViTBN(_Published):
-    """BatchNorm everywhere."""
-
-    model = "vitbn"

@@ -55,8 +55,13 @@ def script(path: str) -> click.Command:
     assert isinstance(last.body[-1], ast.Expr), path
     call = last.body[-1].value
     assert isinstance(call, ast.Call), path
-    assert isinstance(call.func, ast.Name), path
-    command = getattr(import_module(path.removesuffix(".py").replace("/", ".")), call.func.id)
+    if isinstance(call.func, ast.Name):
+        name = call.func.id
+    else:  # vitbn.main(["train", *sys.argv[1:]], ...)
+        assert ast.unparse(call.func) == "vitbn.main", path
+        assert isinstance(call.args[0], ast.List), path
+        name = ast.literal_eval(call.args[0].elts[0])
+    command = getattr(import_module(path.removesuffix(".py").replace("/", ".")), name)
     assert isinstance(command, click.Command), path
     return command
 

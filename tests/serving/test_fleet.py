@@ -1,3 +1,4 @@
+import json
 import os
 import signal
 import socket
@@ -5,18 +6,19 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
 import psutil
 import pytest
 from click.testing import CliRunner
 from damages import SAMPLE, published
+from monitoring import PROGRAMS, ROOT, monitoring, needs
 from tiny_models import expected_logits
 from waiting import wait_until
 
 from benchmarks.load.fleets import RunningFleet, _free_block, running_fleet
-from benchmarks.load.hostile import send
+from benchmarks.load.hostile import good, send
 from benchmarks.load.verdicts import Asker, Verdicts, meanwhile
 from clients.probe import probe_server
 from export.publishing.promote import activate, connect
@@ -109,6 +111,43 @@ def test_the_own_port_shows_metrics_alone(fleet: RunningFleet) -> None:
     metrics = send(fleet.own_url, "GET", "/metrics")[1].decode()
     assert 'vitbn_fleet_server_starts{server="0"}' in metrics
     assert "TYPE vitbn_fleet_rolls_total counter" in metrics
+
+
+@needs(*PROGRAMS)
+@pytest.mark.live
+@pytest.mark.slow
+def test_panels_show_traffic_and_a_killed_process_reaches_the_webhook(fleet: RunningFleet, tmp_path: Path) -> None:
+    """deploy/prometheus and deploy/grafana in the real programs."""
+    wait_until(lambda: right(fleet), "right before")
+    dashboard = json.loads((ROOT / "grafana/dashboards/vitbn.json").read_text())
+    empty = {panel["title"]: panel["targets"][0]["expr"] for panel in dashboard["panels"]}
+    with monitoring(tmp_path, fleet) as running:
+
+        def shown() -> bool:
+            for _ in range(10):
+                assert send(fleet.http_url, "POST", "/v2/models/linear/infer", *good(SAMPLE))[0] == 200
+            for title in [title for title, expression in empty.items() if running.query(expression)]:
+                del empty[title]
+            return not empty
+
+        try:
+            wait_until(shown, "shown")
+        except AssertionError:
+            pytest.fail(f"empty panels: {sorted(empty)}")
+        assert not running.query("no_such_metric")
+        assert not running.alerts
+
+        def told() -> bool:
+            with suppress(IndexError, StopIteration, psutil.Error, OSError):  # not started again yet
+                fleet.stub(0).kill()  # again: it heals before Prometheus looks
+                for _ in range(5):
+                    send(fleet.server_url(0), "POST", "/v2/models/linear/infer", *good(SAMPLE))
+            return bool(running.alerts)
+
+        wait_until(told, "at the webhook")
+        names = {alert["labels"]["alertname"] for alert in running.alerts}
+        assert "VitbnBackendFailing" in names
+    wait_until(lambda: right(fleet), "right again")
 
 
 @pytest.mark.live

@@ -50,7 +50,7 @@ def test_publish_and_promote_reach_a_server_started_plainly(repository: Path, tm
     shutil.copy(own / "vitbn/1/model.onnx", file)
     shutil.copy(own / "vitbn/1/manifest.json", file.with_suffix(".json"))
     shutil.copy(own / "vitbn/1/sample.npz", file.with_suffix(".npz"))
-    with running_server(own) as server:
+    with running_server(own, ["--disable-auto-complete-config"]) as server:
         assert answering_version(server) == "1"
         operate(own, server, "publish", str(file), "--name", "vitbn")
         assert answering_version(server) == "2"

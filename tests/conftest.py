@@ -112,33 +112,47 @@ def shared_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def trained(shared_dir: Path) -> Path:
-    """One worker trains, the others wait."""
+def made_once(shared_dir: Path) -> Callable[[str, Callable[[Path], object]], Path]:
+    """What a worker makes while the others wait; nobody changes it."""
+
+    def made(name: str, make: Callable[[Path], object]) -> Path:
+        path = shared_dir / name
+        path.parent.mkdir(exist_ok=True)
+        with path.with_name(f"{path.name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not path.exists():
+                part = path.with_name(f"part-{path.name}")
+                make(part)
+                part.rename(path)
+        return path
+
+    return made
+
+
+@pytest.fixture(scope="session")
+def trained(made_once: Callable[[str, Callable[[Path], object]], Path]) -> Path:
     from models.config import ModelConfig
     from models.data import load_digits
     from models.train import TrainingOptions
     from models.training import train
 
-    path = shared_dir / "checkpoints" / "vitbn.safetensors"
-    with (shared_dir / "trained.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not path.exists():
-            options = TrainingOptions(epochs=6, batch_size=50, lr=0.003, seed=0, device="cpu", schedule="one-cycle")
-            whole = path.with_name("training.safetensors")
-            *_, last = train(ModelConfig(depth=2), load_digits(), options, whole)
-            assert last.test_accuracy > 0.95
-            whole.rename(path)
-    return path
+    def make(path: Path) -> None:
+        options = TrainingOptions(epochs=6, batch_size=50, lr=0.003, seed=0, device="cpu", schedule="one-cycle")
+        *_, last = train(ModelConfig(depth=2), load_digits(), options, path)
+        assert last.test_accuracy > 0.95
+
+    return made_once("checkpoints/vitbn.safetensors", make)
 
 
 @pytest.fixture(scope="session")
-def repository(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def repository(trained: Path, made_once: Callable[[str, Callable[[Path], object]], Path]) -> Path:
     """`trained`, folded, as version 1 of `vitbn`."""
     from export.pipeline import ExportOptions, export_checkpoint
 
-    path = tmp_path_factory.mktemp("repository with a space")
-    export_checkpoint(trained, ExportOptions(repository=path, threads=1))
-    return path
+    def make(path: Path) -> None:
+        export_checkpoint(trained, ExportOptions(repository=path, threads=1))
+
+    return made_once("repository with a space", make)
 
 
 @pytest.fixture(scope="session")

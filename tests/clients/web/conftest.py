@@ -1,4 +1,4 @@
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -16,11 +16,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.fixture(scope="session")
-def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Triton]:
+def triton(made_once: Callable[[str, Callable[[Path], object]], Path]) -> Iterator[Triton]:
     """Version 1 of `vitbn` and version 2 of `second`."""
-    repository = tmp_path_factory.mktemp("pages") / "repository"
-    publish_shipped(repository, "second", "second", "vitbn")
-    server = Triton(repository)
+    server = Triton(made_once("pages", lambda path: publish_shipped(path, "second", "second", "vitbn")))
     server.start()
     yield server
     server.stop()

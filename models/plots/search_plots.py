@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from models.plots.figures import NAMES, png, row_of_panels, whole_numbers
+from models.plots.figures import NAMES, plain_ticks, png, row_of_panels, whole_numbers
 from models.search import FIRST_TRIALS, Search, Trial, best, front
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 SIZE_INCHES = (7.0, 4.4)
@@ -31,9 +30,9 @@ def convergence(search: Search, trials: Sequence[Trial]) -> bytes:
     if failed:
         edge = axes.get_xaxis_transform()
         axes.plot(failed, [1.0] * len(failed), "x", color=FAILED, transform=edge, clip_on=False, label="failed trial")
-    axes.set(xlim=(0.5, len(trials) + 0.5), yscale="log")
+    axes.set_xlim(0.5, len(trials) + 0.5)
     whole_numbers(axes)
-    _plain_ticks(axes.yaxis)
+    plain_ticks(axes)
     return _finished(figure, axes)
 
 
@@ -51,7 +50,7 @@ def plane(search: Search, trials: Sequence[Trial]) -> bytes:
     (low, high), (small, large) = (map(float, search.space[name].values) for name in ("lr", "batch_size"))
     margin = 0.05 * (large - small)
     axes.set(xscale="log", xlim=(low / 1.4, high * 1.4), ylim=(small - margin, large + margin))
-    _plain_ticks(figure.colorbar(colours, label=ERROR).ax.yaxis)
+    plain_ticks(figure.colorbar(colours, label=ERROR).ax)
     return _finished(figure, axes)
 
 
@@ -64,9 +63,8 @@ def frontier(search: Search, trials: Sequence[Trial]) -> bytes:
         errors_percent = [100 * max(1 - (trial.accuracy or 0.0), half_a_mistake) for trial in own]
         speeds = [trial.images_per_s or 0.0 for trial in own]
         axes.plot(speeds, errors_percent, marker="o", linestyle=line, color=colour, label=label)
-    axes.set(xscale="log", yscale="log")
-    for axis in (axes.xaxis, axes.yaxis):
-        _plain_ticks(axis)
+    plain_ticks(axes, horizontal=True)
+    plain_ticks(axes)
     return _finished(figure, axes)
 
 
@@ -92,11 +90,3 @@ def _sorted(search: Search, trials: Sequence[Trial]) -> tuple[list[int], list[fl
     finished = {number: trial.accuracy for number, trial in enumerate(trials, 1) if trial.accuracy is not None}
     errors_percent = [100 * max(1 - accuracy, half_a_mistake) for accuracy in finished.values()]
     return list(finished), errors_percent, [number for number in range(1, len(trials) + 1) if number not in finished]
-
-
-def _plain_ticks(axis: Axis) -> None:
-    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
-
-    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axis.set_major_formatter(StrMethodFormatter("{x:g}"))
-    axis.set_minor_formatter(NullFormatter())

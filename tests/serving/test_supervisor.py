@@ -24,7 +24,7 @@ from export.publishing.foreign import foreign_artifact
 from export.publishing.publish import publish
 from serving.control import Control
 from serving.processes import Family, Stub
-from serving.running import Server, running_server
+from serving.running import Server, free_ports, running_server
 
 pytestmark = pytest.mark.live
 STOP_S = 6.0
@@ -198,9 +198,8 @@ def test_a_signal_ends_it_within_6_s_with_exit_code_0_and_no_orphan(tmp_path: Pa
         "--supervisor-port=0",
         f"--model-repository={tmp_path}",
     ]
-    with running_server(tmp_path, ["--model-control-mode=explicit"]) as other:  # its ports are free after its end
-        ports = [f"--{name}-port={getattr(other, f'{name}_url').split(':')[1]}" for name in ("http", "grpc")]
-        url = other.http_url
+    http_port, grpc_port = free_ports(2)
+    ports, url = [f"--http-port={http_port}", f"--grpc-port={grpc_port}"], f"127.0.0.1:{http_port}"
     process = subprocess.Popen([*command, *ports, "--allow-metrics=false"], stderr=subprocess.DEVNULL)
     try:
         wait_until(lambda: probe_server(url, timeout_s=5).ok, "right")

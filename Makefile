@@ -98,7 +98,7 @@ check: style
 	@$(MAKE) --no-print-directory --jobs=2 quick-tests types
 
 quick-tests: setup
-	$(PYTEST) -n 2 -q -m "not slow and not live"
+	$(PYTEST) -n 3 -q -m "not slow and not live"
 
 # The tables of all pages, and their pictures, from the committed results.
 RESULTS := benchmarks/results

@@ -167,8 +167,8 @@ SECONDS_rates := 45
 COMMAND_conditions := accuracy.py --preset photographs --images 100
 SECONDS_conditions := 120
 
-# All that is measured on a GPU, in its own environment. DRY_RUN=1 needs no GPU: it prints the commands, and checks their
-# options, imports and programs, in the environment of the CPU.
+# All that is measured on a GPU, in its own environment. DRY_RUN=1 needs no GPU: it prints the commands and
+# rehearses each on a stub device, in the environment of the CPU.
 benchmarks-gpu: $(if $(DRY_RUN),setup,setup-gpu) perf_analyzer
 	PATH="$(CURDIR)/$(if $(DRY_RUN),.venv,.venv-gpu)/bin:$$PATH" python benchmarks/latency.py --preset gpu \
 		$(if $(DRY_RUN),--dry-run)

@@ -226,13 +226,14 @@ def _adaptation(checkpoints: Path, output: Path, data_dir: Path | None) -> None:
         _say_written(digits.write(output, digits.adaptation_result(rows, _command_line())))
 
 
-def _layout(output: Path, data_dir: Path | None) -> None:
+def _layout(device: str, output: Path, data_dir: Path | None) -> None:
     from models.data import load_dataset
     from models.studies import layout
 
     with _one_line_errors():
-        runs = layout.measure(load_dataset("mnist", data_dir), lambda number: click.echo(f"round {number}"))
-        _say_written(layout.write(output, layout.result(runs, _command_line())))
+        dataset = load_dataset("mnist", data_dir)
+        runs = layout.measure(dataset, lambda number: click.echo(f"round {number}"), device=device)
+        _say_written(layout.write(output, layout.result(runs, _command_line(), device)))
 
 
 def _claims(results: Path, page: Path) -> None:
@@ -271,6 +272,7 @@ COMMANDS = {
         _other(
             _layout,
             "Times of BatchNorm2d after a transpose, as published, beside those of our layout.",
+            click.Option(["--device"], type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True),
             _data_dir(),
             _output(),
         ),

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
+import onnx
 import torch
 
 from benchmarks.measure.candidate import Candidate
@@ -18,6 +20,7 @@ from export.errors import Unavailable
 from export.graph import DEFAULT_OPSET, Served, rewrite, to_onnx
 from export.precision import Lowering, convert
 from export.rewrites import pipeline
+from export.rewrites.errors import DoesNotApply
 from export.rewrites.fuse import fuse_attention
 from models.catalog import matching
 from models.checkpoint import load
@@ -52,6 +55,8 @@ class Reference:
     network: Served
     proof: Images
     logits: Logits
+    files: dict[object, onnx.ModelProto] = field(default_factory=dict)
+    """Exports in float32, by what was asked for."""
 
     def images(self, count: int) -> Images:
         """uint8 (count, C, H, W)."""
@@ -100,18 +105,19 @@ def program(of: Reference, candidate: Candidate) -> tuple[Program, int, int]:
     engine, precision = ENGINES[candidate.engine], candidate.precision
     network = _rewritten(of, REWRITES[candidate.rewrites])
     macs, values = macs_per_image(network.model), moved_values(network.model)
-    if engine.fused and of.config.is_transformer:
-        network.model = fuse_attention(network.model)
+    if engine.fused:
+        with suppress(DoesNotApply):  # to a CNN, or to one block whose attention all rewrites have merged away
+            network.model = fuse_attention(network.model)
     if engine.program == "network":
         return network.to(DTYPES[precision]), macs, values
-    return _file(of, network, precision), macs, values
+    return _file(of, network, precision, (candidate.rewrites, engine.fused)), macs, values
 
 
 def rewritten_file(
     of: Reference, rewrites: Sequence[pipeline.Rewrite], precision: Precision = "fp32"
 ) -> tuple[bytes, int]:
     network = _rewritten(of, rewrites)
-    return _file(of, network, precision), macs_per_image(network.model)
+    return _file(of, network, precision, tuple(rewrites)), macs_per_image(network.model)
 
 
 def _rewritten(of: Reference, rewrites: Sequence[pipeline.Rewrite]) -> Served:
@@ -119,8 +125,10 @@ def _rewritten(of: Reference, rewrites: Sequence[pipeline.Rewrite]) -> Served:
     return rewrite(network.model.double(), rewrites, ())[0].float() if rewrites else network
 
 
-def _file(of: Reference, network: Served, precision: Precision) -> bytes:
-    proto = to_onnx(network, of.config, DEFAULT_OPSET)
+def _file(of: Reference, network: Served, precision: Precision, form: object) -> bytes:
+    if form not in of.files:
+        of.files[form] = to_onnx(network, of.config, DEFAULT_OPSET)
+    proto = of.files[form]
     if precision in ("fp16", "fp16-softmax", "int8"):
         lowered: Literal["fp16", "int8"] = "int8" if precision == "int8" else "fp16"
         proto, _ = convert(proto, Lowering(lowered, load_digits(), 100, precision == "fp16-softmax"))

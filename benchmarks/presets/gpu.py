@@ -48,8 +48,10 @@ def steps(output: Path) -> Iterator[Step]:
     names = (*_each("--model", *COMPARED), *_each("--runtime", *RUNTIMES), *_each("--precision", *PRECISIONS))
     sizes = ("--batch", "5000", "--batch", "1", "--seconds", "8", "--device", "cuda")
     yield Step("benchmarks.latency", "latency", (*sizes, *names, "--json", str(output / "latency.json")), 32)
-    published = ("--published-configuration", *sizes, "--json", str(output / "published.json"))
+    in_torch = _each("--runtime", *(name for name in RUNTIMES if name.startswith("torch")))
+    published = ("--published-configuration", *sizes, *in_torch, "--json", str(output / "published.json"))
     yield Step("benchmarks.latency", "latency", published, 6)
+    yield Step("models.study", "study", ("layout", "--device", "cuda", "--output", str(output / "layout")), 1)
     for model in SERVED_MODELS:
         where = ("--repository", str(output / "triton_repo"), "--timing-cache", str(output / "timing.cache"))
         yield Step("export.to_tensorrt", "tensorrt", ("--model", model, "--precision", "fp16", *where), 2)
@@ -75,7 +77,7 @@ def _each(option: str, *values: str) -> tuple[str, ...]:
 
 
 @click.command()
-@click.option("--dry-run", is_flag=True, help="Print every command; check its options and imports. Needs no GPU.")
+@click.option("--dry-run", is_flag=True, help="Print every command and rehearse it on a stub device. Needs no GPU.")
 @click.option("--output", type=click.Path(file_okay=False, path_type=Path), default=Path("benchmarks/results/gpu"))
 def gpu(dry_run: bool, output: Path) -> None:
     """Check the machine, then measure latency, engines and the server on its GPU, and write the report."""
@@ -96,12 +98,21 @@ def gpu(dry_run: bool, output: Path) -> None:
         for step in planned:
             click.echo(f"{step.minutes:4.0f} min  {shlex.join(step.words)}")
         click.echo(f"Missing on this machine: {', '.join(missing) or 'nothing'}")
+        _rehearse(planned)
         return
     if missing:
         raise click.ClickException(f"expected a machine to measure on, found no {', '.join(missing)}")
     output.mkdir(parents=True, exist_ok=True)
     if failed := [step for step in planned if not _run(step)]:
         raise click.ClickException(f"{len(failed)} of {len(planned)} commands failed; the others' results stand")
+
+
+def _rehearse(planned: list[Step]) -> None:
+    from benchmarks.presets.gpu_rehearsal import rehearse
+
+    if faults := rehearse(planned, ROOT):
+        raise click.ClickException("\n".join([f"the rehearsal found {len(faults)} faults", *faults]))
+    click.echo("Rehearsed every command on a stub device: no fault. No figure was measured")
 
 
 def check(step: Step) -> None:

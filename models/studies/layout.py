@@ -31,6 +31,7 @@ MODELS: tuple[ModelName, ...] = ("vit", "vitbnffn", "vitbn")
 DEPTHS = (6, 1)
 BATCH, TEST_BATCH = 100, 5000  # the study's
 ROUNDS, STEPS = 7, 5
+EPOCH_STEPS = 60_000 // BATCH
 TOLERANCE = 1e-4  # of float32 logits: BatchNorm2d sums in another order
 TRANSPOSED = "-transposed"
 
@@ -82,15 +83,15 @@ def check(name: str, ours: nn.Module, published: nn.Module, images: Tensor) -> N
         raise StudyError(f"{name}: expected logits of both layouts within {TOLERANCE:g}, found {error:.3g}")
 
 
-def measure(dataset: Dataset, on_round: Callable[[int], None], rounds: int = ROUNDS) -> list[dict[str, Any]]:
+def measure(
+    dataset: Dataset, on_round: Callable[[int], None], rounds: int = ROUNDS, device: str = "cpu"
+) -> list[dict[str, Any]]:
     """A run for each network; its series has the seconds of STEPS training steps and of a test in each round."""
     count = min(TEST_BATCH, len(dataset.test_labels))
-    images, labels = (
-        torch.tensor(dataset.train_images[:BATCH]) * INPUT_SCALE,
-        torch.tensor(dataset.train_labels[:BATCH]),
-    )
-    test_images = torch.tensor(dataset.test_images[:count]) * INPUT_SCALE
-    every = networks(dataset)
+    images = (torch.tensor(dataset.train_images[:BATCH]) * INPUT_SCALE).to(device)
+    labels = torch.tensor(dataset.train_labels[:BATCH]).to(device)
+    test_images = (torch.tensor(dataset.test_images[:count]) * INPUT_SCALE).to(device)
+    every = {name: network.to(device) for name, network in networks(dataset).items()}
     runs: list[dict[str, Any]] = [
         {"config": {"model": model, "depth": depth}, "options": {"lr": None, "seed": 0}, "series": []}
         for model, depth in every
@@ -98,22 +99,29 @@ def measure(dataset: Dataset, on_round: Callable[[int], None], rounds: int = ROU
     optimizers = [torch.optim.Adam(network.parameters(), lr=1e-4) for network in every.values()]
     for number in range(rounds + 1):  # the first is not timed
         for network, optimizer, run in zip(every.values(), optimizers, runs, strict=True):
-            start = time.perf_counter()
+            start = _now_s(device)
             network.train()
             for _ in range(STEPS):
                 optimizer.zero_grad(set_to_none=True)
                 F.cross_entropy(network(images), labels).backward()
                 optimizer.step()
-            trained = time.perf_counter()
+            trained = _now_s(device)
             with torch.inference_mode():
                 network.eval()(test_images)
+            tested = _now_s(device)
             if number:
-                run["series"].append({"training_time_s": trained - start, "test_time_s": time.perf_counter() - trained})
+                run["series"].append({"training_time_s": trained - start, "test_time_s": tested - trained})
         on_round(number)
     return runs
 
 
-def result(runs: list[dict[str, Any]], command: str) -> Result:
+def _now_s(device: str) -> float:
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def result(runs: list[dict[str, Any]], command: str, device: str = "cpu") -> Result:
     from models.environment import describe
 
     size = f"{len(runs[0]['series'])} rounds of {STEPS} steps of {BATCH} and a test of {TEST_BATCH:,}"
@@ -124,17 +132,22 @@ def result(runs: list[dict[str, Any]], command: str) -> Result:
         "date": now(),
         "scope": {"size": size, "reduced": ""},
         "timing": f"Networks take turns: {size}. All rows of the last block are computed.",
-        "environment": describe(torch.get_num_threads(), "cpu"),
+        "environment": describe(torch.get_num_threads(), device),
         "runs": runs,
     }
 
 
 def write(folder: Path, of: Result) -> list[Path]:
-    columns = [Column("network"), Column("depth", 0), Column("training steps, ms", 1), Column("test, ms", 1)]
-    cells = [
-        [*run["config"].values()]
-        + [1000 * median(each[f"{part}_time_s"] for each in run["series"]) for part in ("training", "test")]
-        for run in of["runs"]
+    columns = [
+        Column("network"),
+        Column("depth", 0),
+        Column("training steps, ms", 1),
+        Column("epoch, s", 1),
+        Column("test, ms", 1),
     ]
+    cells = []
+    for run in of["runs"]:
+        steps_s, test_s = (median(each[f"{part}_time_s"] for each in run["series"]) for part in ("training", "test"))
+        cells.append([*run["config"].values(), 1000 * steps_s, steps_s / STEPS * EPOCH_STEPS, 1000 * test_s])
     page = {"tables": [table("Times, medians of the rounds", columns, cells)], "notes": []}
     return results.write(folder, of, page, {})

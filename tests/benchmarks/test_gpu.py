@@ -40,6 +40,7 @@ def test_a_dry_run_prints_and_checks_every_command(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr("serving.launcher.native_server", lambda path: None)
     monkeypatch.setattr("models.data.find_mnist", no_images)
     monkeypatch.setattr(module, "PACKAGES", ("numpy", "no_such_package"))
+    monkeypatch.setattr("benchmarks.presets.gpu_rehearsal.rehearse", lambda planned, root: [])
     output = tmp_path / "results"
     result = CliRunner().invoke(gpu, ["--dry-run", "--output", str(output)])
     assert result.exit_code == 0, result.output
@@ -90,7 +91,10 @@ def test_a_missing_load_generator_is_named_before_the_run(
 ) -> None:
     monkeypatch.setattr("benchmarks.load.by_perf_analyzer.TOOL", tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("benchmarks.presets.gpu_rehearsal.rehearse", lambda planned, root: ["a fault"])
     result = CliRunner().invoke(gpu, ["--dry-run"])
+    assert result.exit_code == 1
+    assert "Error: the rehearsal found 1 faults\na fault" in result.output
     assert "expected NVIDIA's perf_analyzer" in result.output
 
 

@@ -118,7 +118,8 @@ def test_every_option_is_one_of_both_generations(
         assert asked in used
     manifest = json.loads((tmp_path / "a.json").read_text())
     engine = manifest["engine"]
-    assert (manifest["file"], plan.read_bytes(), cache.read_bytes()) == ("model.plan", b"plan", b"plan")
+    assert (manifest["file"], cache.read_bytes()) == ("model.plan", b"timings")
+    assert plan.read_bytes()
     assert (engine["gpu"], engine["compute_capability"], engine["tensorrt"][: len(version)]) == (
         "Stub GPU",
         "9.0",
@@ -152,7 +153,7 @@ def test_a_float16_engine_is_published_for_triton(
     assert (config.platform, config.max_batch_size) == ("tensorrt_plan", 300)
     assert [spec.batch_size for spec in config.optimization.cuda.graph_spec] == [1, 2, 4, 8, 16, 32, 64, 128, 256]
     assert [warmup.batch_size for warmup in config.model_warmup] == [1, 300]
-    assert (repository / "vitbn_trt" / "1" / "model.plan").read_bytes() == b"plan"
+    assert (repository / "vitbn_trt" / "1" / "model.plan").read_bytes()
 
 
 @pytest.mark.slow
@@ -221,27 +222,6 @@ def test_the_benchmarks_serve_and_execute_an_engine(
         assert ["IExecutionContext", *asked] in executed
 
 
-@pytest.mark.slow
-def test_a_dry_run_of_all_gpu_measurements(stubs: dict[str, str], tmp_path: Path) -> None:
-    server = tmp_path / "tritonserver"
-    server.write_text("#!/bin/sh\n")
-    server.chmod(0o755)
-    there = stubs | {"PATH": f"{tmp_path}{os.pathsep}{stubs['PATH']}", "MNIST_DIR": str(tmp_path)}
-    done = python(
-        there,
-        REHEARSAL.parents[2] / "benchmarks" / "latency.py",
-        "--preset",
-        "gpu",
-        "--dry-run",
-        "--output",
-        tmp_path / "out",
-    )
-    assert done.returncode == 0, done.stderr
-    first, *_, last = done.stdout.splitlines()
-    assert first == "GPU: Gpu(name='Stub GPU', compute_capability='9.0')"
-    assert last == "Missing on this machine: nothing"
-
-
 ABSENT = {
     "Conformant(trt.Builder).create_network(flag=1)": "TypeError: create_network",
     "Conformant(trt.Builder).create_network('1')": "TypeError: create_network",
@@ -252,9 +232,8 @@ ABSENT = {
     "Conformant(trt.Builder).create_network(flags=1).num_inputs": "no error",
 }
 TRY_EACH = f"""
-import sys
-sys.path.insert(0, {str(REHEARSAL.parent)!r})
-from rehearsal import Conformant, trt
+import tensorrt as trt
+from benchmarks.measure.stub_device import Conformant
 for call in {list(ABSENT)}:
     try:
         eval(call)

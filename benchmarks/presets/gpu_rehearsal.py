@@ -1,0 +1,372 @@
+"""The dry run of the GPU preset: every step with small calls on a stub device, and what a GPU's figures must not hide.
+
+In: the steps. Out: a line for each fault. It changes this process for good.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import redirect_stdout
+from dataclasses import replace
+from functools import cache, partial
+from io import StringIO
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
+
+import click
+
+from benchmarks.measure.stub_device import install
+
+if TYPE_CHECKING:
+    from benchmarks.measure.candidate import Candidate
+    from benchmarks.measure.workload import Workload
+    from benchmarks.presets.gpu import Step
+
+# What the comparison would not be fair without.
+CONTESTANTS = {
+    "--model": ("vit", "vitbnffn", "vitbn", "cnn"),
+    "--runtime": ("torch", "torch-sdpa", "torch-compile", "torch-cudagraphs"),
+    "--precision": ("fp32", "fp16"),
+}
+STEPS = {"--published-configuration": "the published depths", "layout": "the training time of an epoch"}
+NOT_ITS_OWN = ("the network has no", "is measured only in")  # reasons that no machine changes
+IMAGES = 64  # that measure an accuracy
+SMALL = {"5000": "3", "64": "4"}  # images of a call
+BUILDS: list[tuple[bytes, Any]] = []
+"""ONNX file and options of the engines for latency.py."""
+
+
+def rehearse(planned: Sequence[Step], root: Path) -> list[str]:
+    """`root`: of the Makefile."""
+    with tempfile.TemporaryDirectory() as folder:
+        stub(Path(folder))
+        return faults(planned, root, Path(folder))
+
+
+def faults(planned: Sequence[Step], root: Path, folder: Path) -> list[str]:
+    """On the stub device."""
+    found = [*_contestants(planned), *_environment(root), *_percentiles(), *_one_difference(), *_backend(folder)]
+    for step in planned:
+        found += _rehearsed(step, folder)
+    return list(dict.fromkeys(found))
+
+
+def stub(folder: Path) -> None:
+    """Raises ClickException without a C compiler or TensorRT's bindings."""
+    try:
+        install(folder)
+    except (ImportError, OSError) as error:
+        needs = "expected a C compiler and TensorRT's bindings (tensorrt_cu13_bindings)"
+        raise click.ClickException(f"stub device: {needs}, found {error}") from error
+    import torch
+
+    from benchmarks.measure.timing import ON_A_GPU, ROUNDS_VARIABLE
+    from export.engines.tensorrt_engine import build
+    from export.equivalence import onnx_classifier
+    from export.pipeline import export_checkpoint
+    from export.precision import _gate
+    from models.data import load_digits
+    from models.studies.layout import measure
+
+    os.environ[ROUNDS_VARIABLE] = "1"
+    torch.set_num_threads(1)
+    onnx_classifier.__defaults__ = (1,)
+    whole, gate = load_digits(), cast("Callable[..., Any]", _gate)
+    digits = replace(whole, test_images=whole.test_images[:IMAGES], test_labels=whole.test_labels[:IMAGES])
+    for place, value in {
+        "benchmarks.measure.rounds.ON_A_GPU": replace(ON_A_GPU, load_s=0.0, turn_s=0.0),
+        "benchmarks.measure.roofline.SIDE": {"cpu": 64, "cuda": 64},
+        "benchmarks.measure.roofline.STREAM_FLOATS": 1 << 10,
+        "benchmarks.measure.in_onnx.build": partial(_build, build),
+        "benchmarks.load.rounds.run": _load,
+        "benchmarks.load.by_perf_analyzer._run": _perf_analyzer,
+        "benchmarks.presets.added._measure": lambda candidate, batch, *_: _load_of_one(candidate, batch),
+        "benchmarks.presets.added.load_dataset": lambda *_: digits,
+        "export.pipeline.export_checkpoint": cache(export_checkpoint),
+        "export.pipeline.own_dataset": lambda *_: digits,
+        "export.precision._gate": lambda *given: gate(*given[:-1], 100.0),
+        "models.data.load_dataset": lambda *_: digits,
+        "models.studies.layout.DEPTHS": (1,),
+        "models.studies.layout.BATCH": 4,
+        "models.studies.layout.STEPS": 1,
+        "models.studies.layout.measure": partial(measure, rounds=1),
+        "serving.launcher.native_server": lambda path: Path("tritonserver"),
+    }.items():
+        module, _, name = place.rpartition(".")
+        setattr(importlib.import_module(module), name, value)
+
+
+def _rehearsed(step: Step, folder: Path) -> Iterator[str]:
+    """Runs the command; its own output shows only in an error."""
+    if step.name == "report":
+        return
+    result, said = folder / f"{step.name}.json", StringIO()
+    BUILDS.clear()
+    try:
+        command: click.Command = getattr(importlib.import_module(step.module), step.name)
+        with redirect_stdout(said):
+            command.main([*_small(step, folder, result)], step.name, standalone_mode=False)
+    except _Loaded as loaded:
+        yield from loaded.faults
+    except Exception as error:  # engines raise anything
+        words = error.format_message() if isinstance(error, click.ClickException) else repr(error)
+        yield f"{step.module}: {' '.join(words.split())}"
+    if result.exists():
+        yield from _rows(json.loads(result.read_text())["rows"])
+        result.unlink()
+    yield from _engines()
+
+
+def _small(step: Step, folder: Path, result: Path) -> Iterator[str]:
+    """The step's arguments with fewer images, less time and other places."""
+    previous = ""
+    for word in step.arguments:
+        if previous in ("--batch", "--max-batch"):
+            yield SMALL.get(word, word)
+        elif previous == "--json":
+            yield str(result)
+        elif previous in ("--repository", "--output", "--timing-cache"):
+            yield str(folder / Path(word).name)
+        else:
+            yield "1" if previous == "--seconds" else word
+        previous = word
+    if step.name == "latency":
+        yield from ("--threads", "1")
+    if step.name == "latency" and "--published-configuration" not in step.arguments:
+        yield from ("--depth", "1")
+    if step.name == "tensorrt":
+        yield from ("--max-batch", "64")
+
+
+# The plan
+
+
+def _contestants(planned: Sequence[Step]) -> Iterator[str]:
+    arguments = next((step.arguments for step in planned if step.name == "latency"), ())
+    for option, values in CONTESTANTS.items():
+        for value in values:
+            if (option, value) not in pairwise(arguments):
+                yield f"latency.py: expected {option} {value} among the contestants, found none"
+    for word, what in STEPS.items():
+        if not any(word in step.arguments for step in planned):
+            yield f"expected a step that measures {what} ({word}), found none"
+
+
+def _environment(root: Path) -> Iterator[str]:
+    own = {name: value for name, value in os.environ.items() if not name.startswith("MAKE") and name != "DRY_RUN"}
+    command = ["make", "--dry-run", "--always-make", "benchmarks-gpu"]
+    printed = subprocess.run(command, cwd=root, env=own, capture_output=True, text=True).stdout
+    lines = [line for line in printed.splitlines() if "--preset gpu" in line]
+    if not (lines and f"{root}/.venv-gpu/bin:" in lines[0]):
+        yield f"make benchmarks-gpu: expected .venv-gpu/bin first on PATH, found {lines or 'no such line'}"
+
+
+def _percentiles() -> Iterator[str]:
+    """Of ten calls a turn the last is slow: the medians of the turns hide it."""
+    from benchmarks.measure.timing import _durations
+
+    p99_ms = _durations([[1_000_000] * 9 + [50_000_000]] * 3).percentile_ms(99)
+    if p99_ms < 49:
+        yield f"timing: expected p99 of all calls, 50 ms, found {p99_ms:g} ms, of the turns' medians"
+
+
+def _one_difference() -> Iterator[str]:
+    from benchmarks.measure.engines import RUNTIMES
+
+    plain, folded = RUNTIMES["tensorrt-plain"], RUNTIMES["tensorrt-folded"]
+    if plain[0] != folded[0] or (plain[1], folded[1]) != ("none", "folded"):
+        yield f"tensorrt-plain, tensorrt-folded: expected the folding as their one difference, found {plain}, {folded}"
+
+
+# latency.py
+
+
+def _build(build: Callable[..., bytes], proto: Any, config: Any, options: Any) -> bytes:
+    BUILDS.append((proto.SerializeToString(deterministic=True), options))
+    return build(proto, config, options)
+
+
+def _engines() -> Iterator[str]:
+    kinds = Counter((data, options.precision, tuple(options.profiles)) for data, options in BUILDS)
+    if again := sum(kinds.values()) - len(kinds):
+        yield f"TensorRT: expected each engine built once, found {again} built again"
+    if uncached := sum(not options.timing_cache for _, options in BUILDS):
+        yield f"TensorRT: expected a timing cache for every engine, found {uncached} without"
+    for profile in sorted({each for _, options in BUILDS for each in options.profiles if len({*each}) > 1}):
+        yield f"TensorRT: expected a profile for each batch size, found one from {profile[0]} to {profile[2]} images"
+
+
+def _rows(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Lost candidates, and rows of a lower precision that are compared with another one."""
+    import numpy as np
+
+    for row in rows:
+        if "reason" in row:
+            if not any(words in row["reason"] for words in NOT_ITS_OWN):
+                yield f"latency.py: {row['model']} {row['runtime']} {row['precision']}: {row['reason']}"
+            continue
+        same = [
+            each
+            for each in rows
+            if each.get("runtime") == "torch"
+            and all(each.get(key) == row[key] for key in ("model", "depth", "precision", "batch"))
+        ]
+        if same:
+            expected = np.median(same[0]["samples_ns"]) / np.median(row["samples_ns"])
+            found = (row["ratio_to_same_precision"] or {}).get("ratio")
+            if found is None or abs(found - expected) > 1e-9 * expected:
+                name = f"{row['model']} {row['runtime']} {row['precision']}"
+                yield f"latency.py: {name}: expected its speed over PyTorch in {row['precision']}, found over another"
+
+
+# throughput.py
+
+
+class _Loaded(Exception):
+    """Ends a command where the server's measurements would begin."""
+
+    def __init__(self, faults: list[str]) -> None:
+        super().__init__()
+        self.faults = faults
+
+
+def _load_of_one(candidate: Candidate, batch: int) -> None:
+    from benchmarks.measure.workload import Workload
+
+    _load([(candidate, Workload(batch, 1))])
+
+
+def _load(cells: Sequence[tuple[Candidate, Workload]], *_: object) -> Iterator[Any]:
+    """Publishes, reads the configurations, classifies in process and checks the load generator's options."""
+    from benchmarks.load import by_perf_analyzer, in_process
+    from benchmarks.load.figures import served_name
+    from benchmarks.load.published import check
+    from benchmarks.load.rounds import publish_all
+    from benchmarks.measure.candidate import start
+    from benchmarks.measure.networks import example_images
+    from benchmarks.measure.progress import one_line
+
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        published, lost = publish_all(cells, folder / "models")
+        faults = [f"throughput.py: {candidate.name}: {one_line(error)}" for (candidate, _), error in lost.items()]
+        for candidate, made in published.items():
+            images = example_images(made.config, 4)
+            (copy,) = in_process.instances(made, candidate, 1)
+            check(candidate.name, copy.logits(images, 4), start(made.data)(images), candidate.precision)
+        server: Any = SimpleNamespace(http_url="127.0.0.1:8000", grpc_url="127.0.0.1:8001")
+        for candidate, workload in cells:
+            if candidate not in published:
+                continue
+            path = folder / "models" / served_name(candidate, workload) / "config.pbtxt"
+            faults += configuration(path.read_text(), workload.instances)
+            try:
+                by_perf_analyzer.measure(server, candidate, workload, images, 1.0, folder)
+            except Exception as error:
+                faults.append(f"perf_analyzer: {one_line(error)}")
+    raise _Loaded(faults)
+
+
+def configuration(text: str, instances: int) -> Iterator[str]:
+    """Of config.pbtxt. Without its input's dims and a lower bound no request finds a CUDA graph."""
+    from google.protobuf import text_format
+    from tritonclient.grpc import model_config_pb2 as pb
+
+    message = text_format.Parse(text, pb.ModelConfig())
+    inputs = {each.name: list(each.dims) for each in message.input}
+    for graph in message.optimization.cuda.graph_spec:
+        where = f"config.pbtxt: CUDA graph of batch {graph.batch_size}"
+        for part, what in ((graph, "graph_spec"), (graph.graph_lower_bound, "graph_lower_bound")):
+            dims = {name: list(shape.dim) for name, shape in part.input.items()}
+            if dims != inputs:
+                yield f"{where}: expected {inputs} as input of {what}, found {dims or 'none'}"
+        if not 1 <= graph.graph_lower_bound.batch_size <= graph.batch_size:
+            yield f"{where}: expected a lower bound from 1 on, found {graph.graph_lower_bound.batch_size}"
+    if (count := sum(group.count for group in message.instance_group)) != instances:
+        engine = message.platform or message.backend
+        yield f"config.pbtxt: {engine}: expected as many instances as asked for, {instances}, found {count}"
+
+
+def _perf_analyzer(command: list[str], report: Path) -> None:
+    """Checks the options against the program's help; writes a report as perf_analyzer does."""
+    from benchmarks.load.by_perf_analyzer import COMPUTE
+
+    known = _help_of(command[0])
+    for word in command:
+        if word.startswith("-") and word not in known:
+            raise ValueError(f"no option {word}")
+    columns = ["Inferences/Second", *(f"p{percent} latency" for percent in (50, 90, 95, 99)), "Server Queue", *COMPUTE]
+    report.write_text(f"{','.join(columns)}\n{','.join('1' for _ in columns)}\n")
+
+
+def _help_of(program: str) -> set[str]:
+    from benchmarks.load.by_perf_analyzer import TOOL
+
+    folders = [str(TOOL / "lib"), os.environ.get("LD_LIBRARY_PATH", "")]
+    environment = os.environ | {"LD_LIBRARY_PATH": os.pathsep.join(folders)}
+    done = subprocess.run([program, "--help"], env=environment, capture_output=True, text=True)
+    return {word.strip("[],:=<>()") for word in (done.stdout + done.stderr).split()}
+
+
+# The server's backend
+
+
+def _backend(folder: Path) -> Iterator[str]:
+    """The stand-in for Triton's ONNX Runtime backend, asked for a GPU."""
+    import onnx
+    import onnxruntime
+    from onnx import TensorProto, helper
+
+    from serving.launcher import pytriton_folder
+
+    sys.path.insert(0, str(pytriton_folder() / "tritonserver" / "backends" / "python"))
+    backend = importlib.import_module("serving.backends.onnxruntime.model")
+    value = partial(helper.make_tensor_value_info, elem_type=TensorProto.FLOAT, shape=["batch", 1])
+    graph = helper.make_graph([helper.make_node("Identity", ["a"], ["b"])], "it", [value("a")], [value("b")])
+    path = folder / "identity.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), path)
+    accelerator = {"name": "cuda", "parameters": {"use_tf32": "0"}}
+    accelerators = {"execution_accelerators": {"gpu_execution_accelerator": [accelerator]}}
+    config = {"max_batch_size": 8, "optimization": accelerators}
+    of_a_gpu = {"model_instance_kind": "GPU", "model_instance_device_id": "0"}
+    asked: list[Any] = []
+    session, preload = onnxruntime.InferenceSession, onnxruntime.preload_dlls
+
+    def start(providers_found: list[str]) -> None:
+        def started(file: Any, options: Any = None, providers: Any = ()) -> Any:
+            asked.extend(dict(each for each in providers if isinstance(each, tuple)).items())
+            made = session(file, options, providers)
+            return SimpleNamespace(
+                get_providers=lambda: providers_found,
+                get_inputs=made.get_inputs,
+                get_outputs=made.get_outputs,
+                get_overridable_initializers=made.get_overridable_initializers,
+            )
+
+        onnxruntime.InferenceSession = started
+        onnxruntime.preload_dlls = lambda *_, **__: asked.append("preloaded")
+        try:
+            backend.TritonPythonModel().load(path, config, of_a_gpu)
+        finally:
+            onnxruntime.InferenceSession, onnxruntime.preload_dlls = session, preload
+
+    cuda, where = "CUDAExecutionProvider", "ONNX Runtime's backend of the server"
+    start([cuda, "CPUExecutionProvider"])
+    if "preloaded" not in asked:
+        yield f"{where}: expected it to load CUDA's libraries, found no preload_dlls"
+    if (cuda, {"device_id": "0", "use_tf32": "0"}) not in asked:
+        yield f"{where}: expected {cuda} with use_tf32 of config.pbtxt, found {asked}"
+    try:
+        start(["CPUExecutionProvider"])
+    except backend.ModelRefused:
+        return
+    yield f"{where}: expected a refusal of a model that asked for a GPU and got a CPU, found none"

@@ -1,0 +1,111 @@
+"""Defects planted into the GPU's measurements, and what the dry run says: JSON, by the number of the defect."""
+
+import json
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+from unittest.mock import patch
+
+from benchmarks.load import by_perf_analyzer
+from benchmarks.measure import engines, in_onnx, rounds, timing
+from benchmarks.measure.timing import Durations
+from benchmarks.presets import gpu, gpu_rehearsal
+from benchmarks.presets.gpu import ROOT, Step
+from export.engines.tensorrt_engine import EngineOptions
+from export.publishing import publish
+
+TWO = ("--runtime", "torch", "--runtime", "tensorrt", "--runtime", "tensorrt-cudagraph")
+LATENCY = Step(
+    *("benchmarks.latency", "latency"),
+    (
+        *("--model", "vitbn", *TWO, "--precision", "fp32", "--precision", "fp16", "--batch", "5000", "--batch", "1"),
+        *("--seconds", "8", "--device", "cuda", "--json", "latency.json"),
+    ),
+    1,
+)
+LOAD = Step(
+    *("benchmarks.throughput", "throughput"),
+    ("--model", "vitbn-tiny", "--batch", "64", "--in-flight", "1", *gpu.SERVED, "--json", "throughput.json"),
+    1,
+)
+
+
+def without_graph_dims(original: Any, message: Any, manifests: Any) -> None:
+    original(message, manifests)
+    for graph in message.optimization.cuda.graph_spec:
+        graph.ClearField("input")
+        graph.ClearField("graph_lower_bound")
+
+
+def with_a_standby(original: Any, *arguments: Any) -> Any:
+    message = original(*arguments)
+    message.instance_group.add().CopyFrom(message.instance_group[0])
+    return message
+
+
+def bound(function: Any, original: Any) -> Any:
+    return lambda *arguments: function(original, *arguments)
+
+
+def medians(turns: Any) -> Durations:
+    return Durations(tuple(sorted(turn)[len(turn) // 2] for turn in turns))
+
+
+@contextmanager
+def cpu_makefile(folder: Path) -> Iterator[None]:
+    for name in ("pyproject.toml", "constraints.txt", "constraints-gpu.txt"):
+        shutil.copy(ROOT / name, folder)
+    text = (ROOT / "Makefile").read_text()
+    (folder / "Makefile").write_text(text.replace("$(if $(DRY_RUN),.venv,.venv-gpu)/bin", ".venv/bin"))
+    yield
+
+
+def planted(folder: Path) -> Iterator[tuple[str, list[Step], Path, Any]]:
+    """Number, the steps that show it, the Makefile's folder, and the defect."""
+    backend = sys.modules["serving.backends.onnxruntime.model"]
+    unfused = ("torch", "none")
+    yield "1", [], folder, cpu_makefile(folder)
+    with patch.object(gpu, "COMPARED", ("vitbn", "cnn")), patch.object(gpu_rehearsal, "_rehearsed", lambda *_: ()):
+        yield "2", list(gpu.steps(folder)), ROOT, nullcontext()
+    yield "3", [], ROOT, patch.object(timing, "_durations", medians)
+    yield "4", [LOAD], ROOT, patch.object(publish, "set_limits", bound(without_graph_dims, publish.set_limits))
+    yield "5", [LOAD], ROOT, patch.object(by_perf_analyzer, "program", missing_program)
+    yield "6", [LOAD], ROOT, patch.object(publish, "new_config", bound(with_a_standby, publish.new_config))
+    yield "7", [], ROOT, patch.dict(engines.RUNTIMES, {"tensorrt-plain": unfused})
+    yield "8", [LATENCY], ROOT, patch.object(rounds.Rounds, "_baseline", in_float32(rounds.Rounds._baseline))
+    yield "9", [LATENCY], ROOT, patch.object(in_onnx, "engine_of", in_onnx.engine_of.__wrapped__)
+    yield "10", [], ROOT, patch.object(backend, "check_provider", lambda *_: None)
+    yield "11", [LATENCY], ROOT, patch.object(in_onnx, "EngineOptions", one_profile)
+
+
+def one_profile(precision: Any, **_: Any) -> EngineOptions:
+    return EngineOptions(precision, timing_cache=Path("cache"))
+
+
+def missing_program() -> Path:
+    with patch.object(by_perf_analyzer, "TOOL", Path("nowhere")), patch("shutil.which", lambda name: None):
+        return PROGRAM()
+
+
+def in_float32(original: Any) -> Any:
+    return lambda rounds, name, precision="fp32": original(rounds, name)
+
+
+PROGRAM = by_perf_analyzer.program
+
+if __name__ == "__main__":
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "copy").mkdir()
+        gpu_rehearsal.stub(folder)
+        found = {"none": gpu_rehearsal.faults([LATENCY, LOAD], ROOT, folder)}
+        found["plan"] = list(gpu_rehearsal._contestants(list(gpu.steps(folder))))
+        for number, steps, root, defect in planted(folder / "copy"):
+            in_onnx.engine_of.cache_clear()
+            with defect:
+                found[number] = gpu_rehearsal.faults(steps, root, folder)
+        Path(sys.argv[1]).write_text(json.dumps(found))

@@ -42,11 +42,10 @@ def test_usage(arguments: list[str]) -> None:
 def test_an_address_to_listen_on_that_cannot_be_had(host: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        child = subprocess.run([*APP, "--host", host, "--port", str(port)], capture_output=True, text=True, timeout=60)
-    assert child.returncode == 1
-    assert child.stdout == ""
-    assert child.stderr.startswith(f"Error: cannot listen on {host!r}, port {port}: ")
-    assert child.stderr.count("\n") == 1
+        done = CliRunner().invoke(web, ["--host", host, "--port", str(port)])
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert done.stderr.startswith(f"Error: cannot listen on {host!r}, port {port}: ")
+    assert done.stderr.count("\n") == 1
 
 
 @contextmanager

@@ -35,6 +35,9 @@ def server(request):
         yield stand_in
 
 
+OVER_HTTP = pytest.mark.parametrize("server", ["http"], indirect=True)  # what does not depend on the protocol
+
+
 @pytest.fixture
 def images(tmp_path):
     def images(count):
@@ -78,6 +81,7 @@ def test_json_and_csv_say_the_same(server, images):
     assert len({answer["label"] for answer in answers}) > 1
 
 
+@OVER_HTTP
 def test_csv_quotes_what_it_must(server, images, tmp_path):
     Path(images(1)).rename(tmp_path / 'a,"b".idx')
     (row,) = csv.DictReader(run(server, tmp_path / 'a,"b".idx', "--csv")[1])
@@ -85,6 +89,7 @@ def test_csv_quotes_what_it_must(server, images, tmp_path):
     assert set(row) == {"file", "label", "probability", "model", "version", "latency_ms"}
 
 
+@OVER_HTTP
 def test_show_prints_what_the_model_sees(server):
     code, lines, errors = run(server, DIGIT, "--show", "--top", 2)
     assert (code, errors, len(lines)) == (0, [], 1 + 2 + 14)
@@ -172,6 +177,7 @@ def test_a_reader_that_goes_away_is_no_error(server, images):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="/dev/full is missing")
+@OVER_HTTP
 def test_a_full_disk_is_one_line(server):
     with Path("/dev/full").open("wb") as full:
         process = start(server, DIGIT, stdout=full)
@@ -180,6 +186,7 @@ def test_a_full_disk_is_one_line(server):
 
 
 @pytest.mark.slow
+@OVER_HTTP
 def test_a_bar_is_shown_in_a_terminal_alone(server, images):
     server.before = lambda number: time.sleep(0.05)
     arguments = [images(40), "missing.png", "--batch-size", "1", "--concurrency", "1"]

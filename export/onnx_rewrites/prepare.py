@@ -203,14 +203,17 @@ def _fold_constants(graph: ir.Graph) -> bool:
 
 
 def _fold(node: ir.Node, outputs: list[ir.Value], constants: Constants) -> bool:
-    before = sum(value.const_value.size for value in node.inputs if value is not None and value.const_value is not None)
-    if before > LARGEST_FOLDED:  # the transposed table of a head would be in the file twice
+    sizes = {
+        value: value.const_value.size for value in node.inputs if value is not None and value.const_value is not None
+    }
+    if sum(sizes.values()) > LARGEST_FOLDED:  # the transposed table of a head would be in the file twice
         return False
     try:
         results = evaluate_node(node, {})
     except UnknownOperator:
         return False
-    if sum(results[value].size for value in outputs) > before + LARGEST_GROWTH:
+    freed = sum(size for value, size in sizes.items() if len(value.uses()) == 1)  # other inputs stay in the file
+    if sum(results[value].size for value in outputs) > freed + LARGEST_GROWTH:
         return False
     for value in outputs:
         new = constants.add(results[value], value.name or "constant", value.dtype)

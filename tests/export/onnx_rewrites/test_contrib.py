@@ -175,3 +175,14 @@ def test_a_cache_of_a_fixed_length_is_compared_where_tokens_are(slack: int, tmp_
     arguments = [str(path), "-o", str(tmp_path / "out.onnx"), "--read", "logits[:,-1:]", "--read", "*", *dims]
     result = CliRunner().invoke(rewrite_command, arguments)
     assert result.exit_code == 0, result.output
+
+
+def test_a_weight_of_two_forms_is_in_the_file_once() -> None:
+    """As an int4 head that is the table of embeddings too."""
+    made = "com.microsoft.MatMulNBits<K = 16, N = 16384, bits = 4, block_size = 16>(a, q4, s4)"
+    nodes = f"y = {made} t = Reshape(q4, form) i = Cast<to = 7>(b) g = Gather(t, i)"
+    packed, scales = RNG.integers(0, 256, (16384, 1, 8), dtype=np.uint8), RNG.random((16384, 1)).astype(np.float32)
+    model = parse(f"{HEADER}(float y, uint8 g) {{ {nodes} }}", q4=packed, s4=scales, form=np.array([16384, 8]))
+    Prepare()(model)
+    weights = [value.const_value for value in model.graph.initializers.values()]
+    assert sum(weight is not None and weight.size == packed.size for weight in weights) == 1

@@ -146,7 +146,7 @@ ELSEWHERE = {
     "vitbn calibrate checkpoints/vitbn-mnist.safetensors": "tests/models/test_calibration.py::"
     "test_command_adds_them_and_keeps_the_rest",
     "vitbn study learning-rates --quick --output DIR": "tests/models/test_study.py::test_learning_rates",
-    "vitbn tune --model vitbn --dataset mnist": "tests/models/test_tune.py::test_rows_say_what_the_file_says",
+    "vitbn tune --model vitbn --dataset mnist": "tests/models/test_tune.py::test_train_takes_the_best_parameters",
     "vitbn train --model vitbn --dataset mnist --params searches/vitbn.best.json": "tests/models/test_tune.py::"
     "test_train_takes_the_best_parameters",
     "vitbn tune --objective frontier --dataset mnist --trials 30 --epochs 5": "tests/models/test_tune.py::"

@@ -125,7 +125,7 @@ def test_an_error_marks_what_was_measured(error: Exception, tmp_path: Path) -> N
 
 CTRL_C = """
 import signal
-from benchmarks.measure.timing import finished_rounds, time_interleaved
+from benchmarks.measure.timing import Protocol, finished_rounds, time_interleaved
 signal.signal(signal.SIGINT, signal.default_int_handler)
 calls, kept = [], []
 def work():
@@ -133,7 +133,7 @@ def work():
     if len(calls) == 12:  # one of warm-up, then two a round
         signal.raise_signal(signal.SIGINT)
 try:
-    finished_rounds(lambda: time_interleaved({"a": work}, 60, "a"), kept.append)
+    finished_rounds(lambda: time_interleaved({"a": work}, 60, "a", protocol=Protocol()), kept.append)
 except KeyboardInterrupt:
     print(len(kept[0]["a"].samples_ns))
 """

@@ -8,6 +8,7 @@ from benchmarks.measure.timing import (
     MIN_ROUNDS,
     STABLE_ROUNDS,
     Durations,
+    Protocol,
     is_stable,
     ratio_with_interval,
     time_interleaved,
@@ -31,8 +32,9 @@ def test_percentiles_of_known_samples() -> None:
 
 def test_rounds_are_interleaved_after_one_of_warm_up() -> None:
     calls: list[str] = []
-    measured = time_interleaved({name: lambda name=name: calls.append(name) for name in "abc"}, budget_s=0.001)
-    assert "".join(calls) == "abc" + "aabbcc" * MIN_ROUNDS  # quick contestants run once untimed at each turn
+    runs = {name: lambda name=name: calls.append(name) for name in "abc"}
+    measured = time_interleaved(runs, budget_s=0.001, protocol=Protocol())
+    assert "".join(calls) == "abc" + "aabbcc" * MIN_ROUNDS  # quick candidates run once untimed at each turn
     assert [len(durations.samples_ns) for durations in measured.values()] == [MIN_ROUNDS] * 3
 
 
@@ -103,5 +105,5 @@ def test_without_contestants_there_are_no_rounds() -> None:
 def test_what_is_warm_is_not_called_for_it() -> None:
     calls: list[str] = []
     runs = {name: lambda name=name: calls.append(name) for name in "ab"}
-    time_interleaved(runs, 0.001, min_rounds=1, warm_up_ns={"a": 10**9})
+    time_interleaved(runs, 0.001, min_rounds=1, warm_up_ns={"a": 10**9}, protocol=Protocol())
     assert "".join(calls) == "b" + "a" + "bb"  # b is quick, a was not

@@ -109,8 +109,8 @@ report: setup
 
 # Every file that the pages read, but for norms.json, which needs a study's networks, and decoders.json, which needs the
 # extra `foreign` and minutes to build its networks: measured again into a new folder whose files then replace the old
-# ones. Each command has a budget; SECONDS_x is what it takes on two cores that do nothing else, from its rounds and the
-# medians of the committed results, 75 minutes in all. After an interruption the next run measures only what is missing.
+# ones. Each command has a budget; SECONDS_x is what it took on two cores that did nothing else (rewrites and proxy:
+# by their rounds and medians), 66 minutes in all. After an interruption the next run measures only what is missing.
 MEASURED := latency latency-5000 sweep rewrites frontier operators-vitbn operators-vitbn-tiny accuracy pens engines \
 	added foreign faults soak proxy bulk throughput rates conditions
 
@@ -128,12 +128,12 @@ $(NEW)/%.json:
 
 command = $(COMMAND_$(1))
 COMMAND_latency := latency.py --batch 1 --batch 64 --runtime all $(foreach kind,fp32 bf16 int8,--precision $(kind))
-SECONDS_latency := 600
+SECONDS_latency := 315
 COMMAND_latency-5000 := latency.py --batch 5000 --model vitbn --memory \
 	$(foreach name,torch onnx onnx-optimized,--runtime $(name)) --precision fp32 --precision int8 --seconds 80
 SECONDS_latency-5000 := 145
 COMMAND_sweep := latency.py --preset sweep $(foreach batch,1 4 16 64 256 1024,--batch $(batch))
-SECONDS_sweep := 180
+SECONDS_sweep := 150
 COMMAND_rewrites := latency.py --preset rewrites
 SECONDS_rewrites := 1280
 COMMAND_frontier := latency.py --preset frontier
@@ -147,23 +147,23 @@ SECONDS_accuracy := 150
 COMMAND_pens := accuracy.py --conditions
 SECONDS_pens := 60
 COMMAND_engines := latency.py --preset engines
-SECONDS_engines := 45
+SECONDS_engines := 40
 COMMAND_added := throughput.py --preset added
-SECONDS_added := 225
+SECONDS_added := 210
 COMMAND_foreign := foreign.py
-SECONDS_foreign := 390
+SECONDS_foreign := 290
 COMMAND_faults := faults.py
-SECONDS_faults := 270
+SECONDS_faults := 215
 COMMAND_soak := faults.py --hours 0.05
-SECONDS_soak := 195
+SECONDS_soak := 190
 COMMAND_proxy := throughput.py --preset proxy
 SECONDS_proxy := 190
 COMMAND_bulk := throughput.py --preset bulk
-SECONDS_bulk := 125
+SECONDS_bulk := 110
 COMMAND_throughput := throughput.py --model vitbn --model vitbn-tiny --model cnn --in-flight 1 --in-flight 8
-SECONDS_throughput := 325
+SECONDS_throughput := 300
 COMMAND_rates := throughput.py --sharing 1x0 --batch 1 --rate 500 --rate 1000 --rate 2000
-SECONDS_rates := 45
+SECONDS_rates := 35
 COMMAND_conditions := accuracy.py --preset photographs --images 100
 SECONDS_conditions := 120
 

@@ -57,7 +57,9 @@ class RunningFleet:
         return next(child for child in children if Path(child.cmdline()[0]).name == "tritonserver")
 
     def stub(self, index: int) -> psutil.Process:
-        return Family(self.triton(index).pid).look()[0].process
+        """The newest that is no standby: replaced ones live for seconds after a load."""
+        stubs = sorted(Family(self.triton(index).pid).look(), key=lambda each: each.process.create_time())
+        return stubs[-2].process
 
     def restart(self) -> None:
         self.process.send_signal(signal.SIGHUP)

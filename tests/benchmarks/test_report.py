@@ -78,6 +78,10 @@ def test_every_result_is_on_the_page_and_every_picture_on_a_page(runs: dict[str,
     assert all(any(f"benchmarks/results/{name})" in text for text in texts) for name in drawn)
 
 
+def test_every_committed_result_has_a_command_a_date_and_a_clean_commit(runs: dict[str, Run]) -> None:
+    assert {name: run.doubt for name, run in runs.items() if run.doubt} == {}  # without them: a doubt
+
+
 def test_the_results_stay_small() -> None:
     assert sum(path.stat().st_size for path in RESULTS.rglob("*") if path.is_file()) <= 3e6
 
@@ -115,7 +119,7 @@ def test_an_interrupted_rerun_goes_on(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "benchmarks/results.new").iterdir()] == ["latency.json"]
     (tmp_path / "again").touch()
     second = subprocess.run(["make", "benchmarks"], cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert "[minute 10 of 74] latency-5000" in second.stdout
+    assert "[minute 5 of 65] latency-5000" in second.stdout
     assert "] latency\n" not in second.stdout
     assert len(list((tmp_path / "benchmarks/results").glob("*.json"))) == 19
 
@@ -132,7 +136,7 @@ def test_a_page_names_no_command_that_the_rerun_does_not_run() -> None:
 def test_cores_for_a_rate_are_those_of_the_measured_machine(runs: dict[str, Run]) -> None:
     run = runs["throughput.json"]
     wider = replace(run, machine={**run.machine, "threads": 2 * run.machine["threads"]})
-    rate = find_row(run.rows, model="vitbn", batch=64, in_flight=8, instances=1)["images_per_s"]
+    rate = max(find_row(run.rows, model="vitbn", batch=64, in_flight=8, instances=n)["images_per_s"] for n in (1, 2))
     for each in (run, wider):
         threads = each.machine["threads"]
         assert f"images/s, {threads} cores" in machines(each)

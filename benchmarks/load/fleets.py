@@ -21,6 +21,7 @@ from serving.processes import Family
 from serving.running import ServerFailed, answers, end, free_ports, spawn, wait_until_ready
 
 START_S, STOP_S = 120.0, 30.0
+TOGETHER_S = 1.5  # between the starts of a load's processes
 BLOCKS, ATTEMPTS = (10_000, 30_000), 50  # below the ports that Linux gives to connections
 
 
@@ -57,9 +58,10 @@ class RunningFleet:
         return next(child for child in children if Path(child.cmdline()[0]).name == "tritonserver")
 
     def stub(self, index: int) -> psutil.Process:
-        """The newest that is no standby: replaced ones live for seconds after a load."""
-        stubs = sorted(Family(self.triton(index).pid).look(), key=lambda each: each.process.create_time())
-        return stubs[-2].process
+        """The first of the newest load: the replaced live for seconds longer."""
+        started = {stub.process: stub.process.create_time() for stub in Family(self.triton(index).pid).look()}
+        newest = max(started.values()) - TOGETHER_S
+        return next(process for process, at_s in started.items() if at_s > newest)
 
     def restart(self) -> None:
         self.process.send_signal(signal.SIGHUP)

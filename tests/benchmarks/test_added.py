@@ -31,10 +31,9 @@ def test_a_short_run(tmp_path):
     assert calls[0] == 1 < calls[1]
     assert set(rows) == {(images, way) for images in calls for way in (IN_PROCESS, *TRANSPORTS)}
     for (images, way), row in rows.items():
-        p50_ms = np.median(row["samples_ns"]) / 1e6
-        alone_ms = np.median(rows[images, IN_PROCESS]["samples_ns"]) / 1e6
+        p50_ms, alone_ms = row["p50_ms"], rows[images, IN_PROCESS]["p50_ms"]
         assert len(row["samples_ns"]) >= MIN_ROUNDS
-        assert row["p50_ms"] == pytest.approx(p50_ms)
+        assert min(row["samples_ns"]) / 1e6 <= p50_ms <= max(row["samples_ns"]) / 1e6  # medians of turns
         assert row["images_per_s"] == pytest.approx(images / p50_ms * 1000)
         assert row["of_in_process"] == pytest.approx(alone_ms / p50_ms)
         assert row["added_ms"] == pytest.approx(p50_ms - alone_ms)

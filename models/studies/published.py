@@ -173,7 +173,10 @@ TABLES: dict[str, list[Row]] = {
     "depth-0.005": by_depth(
         "depths-0.005/depths", 0.005, {2: "equal", 3: "slightly ahead", **dict.fromkeys((4, 5, 6, 7), "clearly ahead")}
     ),
-    "depth-0.005-whole": by_depth("depths-0.005-all-images/depths", 0.005, {1: "slightly behind", 2: "equal"}),
+    "depth-0.005-whole": [
+        *by_depth("depths-0.005-all-images/depths", 0.005, {1: "slightly behind", 2: "equal"}),
+        *by_depth("depths-0.005-depth-3/depths", 0.005, {3: "slightly ahead"})[1:],
+    ],
     "critical-depth": [
         ("rate", "published: clearly ahead from", "ours: 5 points ahead from", "size"),
         *(

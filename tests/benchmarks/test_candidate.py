@@ -20,6 +20,7 @@ def answers(candidate: Candidate) -> float:
     return of.check(candidate.name, "fp32", 7, candidate.build((7,))(of.proof[:7].copy()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("runtime", ON_THE_CPU)  # without torch-compile, which takes minutes
 def test_a_candidate_of_every_engine_classifies(runtime: str) -> None:
     (candidate,) = candidates([("vitbn", SMALL)], [runtime], ["fp32"], 1, "cpu")

@@ -96,6 +96,7 @@ def test_seeds_share_a_row_with_their_range():
     assert row[7] == 2.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every", [True, False], ids=["all", "some"])
 @pytest.mark.parametrize("name", ["learning-rates", "depths", "dnn", "norms", "six-blocks"])
 def test_runs_that_diverge_in_their_first_epoch_leave_empty_cells(name, every, tmp_path):

@@ -109,6 +109,7 @@ def test_reads_are_written_as_numpy_writes_them() -> None:
         assert str(parse_read(text)) == text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("reads", "message"),
     [

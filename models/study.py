@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
@@ -16,51 +17,38 @@ from click.core import ParameterSource
 import vitbn  # noqa: F401  # says in one line that another `models` hides ours
 from models.catalog import PRETRAINED
 from models.studies.grids import STUDIES, Fields, Study
-from models.studies.running import StudyError
+from models.studies.page import StudyError
 
 if TYPE_CHECKING:
-    from models.checkpoint import Checkpoint
-    from models.config import ModelConfig
-    from models.studies.running import Run, Track
-    from models.studies.study import Scope
+    from models.data import Dataset
+    from models.studies.running import Run
     from models.train import Epoch
 
 # Facts of a machine, not of a study.
 UNSAID = {"output", "teacher_cache", "data_dir", "emnist_dir", "checkpoints", "params", "device", "track"}
 BEST, RECIPE = ".best.json", "recipe.json"
+
 _path = click.Path(path_type=Path)
-_device = click.Choice(["auto", "cpu", "cuda", "mps"])
-
-
-def _output() -> click.Option:
-    return click.Option(["--output"], type=_path, required=True, help="A folder of its own.")
-
-
-def _data_dir() -> click.Option:
-    return click.Option(["--data-dir"], type=_path, help="Folder with the images, else $MNIST_DIR.")
-
-
-def _checkpoints() -> click.Option:
-    help_ = "Default: the shipped checkpoints."
-    return click.Option(["--checkpoints"], type=_path, default=PRETRAINED, help=help_)
-
-
-def _quick() -> click.Option:
-    return click.Option(["--quick"], is_flag=True, help="A small version, in a few minutes on two cores.")
+output_option = click.option("--output", type=_path, required=True, help="A folder of its own.")
+data_dir_option = click.option("--data-dir", type=_path, help="Folder with the images, else $MNIST_DIR.")
+checkpoints_option = click.option(
+    "--checkpoints", type=_path, default=PRETRAINED, help="Default: the shipped checkpoints."
+)
+quick_option = click.option("--quick", is_flag=True, help="A small version, in a few minutes on two cores.")
+device_option = click.option(
+    "--device", type=click.Choice(["auto", "cpu", "cuda", "mps"]), default="auto", show_default=True
+)
 
 
 def _list(context: click.Context, parameter: click.Parameter, wanted: bool) -> None:
     if not wanted or context.resilient_parsing:
         return
     click.echo(f"{'study':16}{'runs':>5}{'epochs':>8}{'hours':>7}  question")
-    for name, study in STUDIES.items():
-        runs = 1
-        for axis in study.axes.values():
-            runs *= len(axis)
-        counted = str(runs) if runs else "-"
-        click.echo(f"{name:16}{counted:>5}{study.epochs:8}{study.hours:7.1f}  {study.question}")
+    for name, grid in STUDIES.items():
+        runs = math.prod(map(len, grid.axes.values())) or "-"
+        click.echo(f"{name:16}{runs:>5}{grid.epochs:8}{grid.hours:7.1f}  {grid.question}")
     for name in ("shift", "adaptation", "layout"):
-        click.echo(f"{name:16}{'-':>5}{'-':>8}{0.1:7.1f}  {COMMANDS[name].help}")
+        click.echo(f"{name:16}{'-':>5}{'-':>8}{0.1:7.1f}  {study.commands[name].help}")
     click.echo("Hours of all images with one seed on one thread; --seeds 3 takes three times as long.")
     context.exit()
 
@@ -71,45 +59,52 @@ def study() -> None:
     """Carry out a study: a JSON file, a table and pictures. The same command continues a stopped study."""
 
 
-def _command(name: str, grid: Study) -> click.Command:
-    options = [
-        click.Option(
-            [f"--{axis}"], type=click.Choice(list(choices)), multiple=True, help=f"Only this {axis}, repeatable."
+@contextmanager
+def _one_line_errors() -> Iterator[None]:
+    from models.checkpoint import CheckpointError
+    from models.config import ConfigError
+    from models.data import DataError
+    from models.train import TrainingError
+
+    try:
+        yield
+    except (CheckpointError, ConfigError, DataError, StudyError, TrainingError, OSError) as error:
+        raise click.ClickException(str(error)) from error
+
+
+def _add(name: str, grid: Study) -> None:
+    """The command of a grid."""
+    options: list[Callable[..., Any]] = [
+        click.option(
+            f"--{axis}", type=click.Choice(list(choices)), multiple=True, help=f"Only this {axis}, repeatable."
         )
         for axis, choices in grid.axes.items()
         if choices
     ]
     if name == "optimised":
         help_ = "A file that models/tune.py wrote, or a folder of them."
-        options.append(click.Option(["--params"], type=_path, multiple=True, required=True, help=help_))
+        options.append(click.option("--params", type=_path, multiple=True, required=True, help=help_))
     if name == "frontier":
-        options.append(_checkpoints())
+        options.append(checkpoints_option)
     if "teacher" in grid.fixed:
         help_ = "As in train.py: saves the teacher's time."
-        options.append(click.Option(["--teacher-cache"], metavar="FOLDER", help=help_))
+        options.append(click.option("--teacher-cache", metavar="FOLDER", help=help_))
     if len(grid.datasets) > 1:
         datasets = click.Choice(grid.datasets)
-        options.append(click.Option(["--dataset"], type=datasets, default=grid.datasets[0], show_default=True))
+        options.append(click.option("--dataset", type=datasets, default=grid.datasets[0], show_default=True))
+    rows, part = click.Choice(["row", "all"]), "Use only the first N training images."
     options += [
-        click.Option(["--seeds"], type=click.IntRange(1), default=1, show_default=True, help="Runs of each network."),
-        click.Option(["--epochs"], type=click.IntRange(1), help=f"Epochs.  [default: {grid.epochs}]"),
-        click.Option(
-            ["--train-images"], type=click.IntRange(2), metavar="N", help="Use only the first N training images."
-        ),
-        click.Option(
-            ["--last-block"],
-            type=click.Choice(["row", "all"]),
-            default="row",
-            show_default=True,
-            help="As in train.py.",
-        ),
-        click.Option(["--track"], is_flag=True, help="Record each run with MLflow, as train.py does."),
-        click.Option(["--device"], type=_device, default="auto", show_default=True),
-        _data_dir(),
-        _quick(),
-        _output(),
+        click.option("--seeds", type=click.IntRange(1), default=1, show_default=True, help="Runs of each network."),
+        click.option("--epochs", type=click.IntRange(1), help=f"Epochs.  [default: {grid.epochs}]"),
+        click.option("--train-images", type=click.IntRange(2), metavar="N", help=part),
+        click.option("--last-block", type=rows, default="row", show_default=True, help="As in train.py."),
+        click.option("--track", is_flag=True, help="Record each run with MLflow, as train.py does."),
+        *(device_option, data_dir_option, quick_option, output_option),
     ]
-    return click.Command(name, params=list(options), callback=partial(_train, name, grid), help=grid.question)
+    command: Callable[..., None] = partial(_train, name, grid)
+    for option in reversed(options):
+        command = option(command)
+    study.command(name, help=grid.question)(command)
 
 
 def _train(
@@ -130,179 +125,66 @@ def _train(
     params: Sequence[Path] = (),
     **chosen: Sequence[str],
 ) -> None:
+    from models import tracking
     from models.data import load_dataset
-    from models.studies import frontier, summary
-    from models.studies import study as studying
+    from models.studies import frontier, running, summary
     from models.train import choose_device
 
     with _one_line_errors():
-        data = load_dataset(dataset, data_dir)
-        options = {"last_block": last_block} | ({"teacher_cache": teacher_cache} if teacher_cache else {})
-        scope = studying.scope_of(grid, data, choose_device(device), quick, epochs, train_images, seeds, **options)
+        data, scope = running.cut(grid, load_dataset(dataset, data_dir), quick, epochs, train_images, seeds)
+        options = {"last_block": last_block, "device": choose_device(device), "teacher_cache": teacher_cache}
         if params:
-            grid = replace(grid, axes={"network": _searched(params, grid, scope)})
-        there: dict[ModelConfig, Checkpoint] = {}
+            grid = replace(grid, axes={"network": _searched(params, grid, data)})
         if checkpoints:
-            grid = replace(grid, fixed=_fields(checkpoints / RECIPE, grid, scope))
-            there = {} if quick or train_images else frontier.finished(checkpoints, dataset)
-        runs = [run for run in studying.runs(grid, scope, chosen) if run.config not in there]
+            grid = replace(grid, fixed=_fields(checkpoints / RECIPE, grid, data))
+        shipped = frontier.finished(checkpoints, dataset) if checkpoints and not (quick or train_images) else {}
+        every = running.runs(grid, data, scope, options, chosen)
         click.echo(grid.question)
-        if scope.reduced:
-            click.echo(f"Not the whole study: {scope.reduced}")
+        if scope["reduced"]:
+            click.echo(f"Not the whole study: {scope['reduced']}")
         click.echo(f"epoch  {'run':26}  training s  test s  training loss  accuracy %")
+        trained = [run for run in every if run.config not in shipped]
+        tracker = partial(tracking.track, report=click.echo) if track else None
         try:
-            result, trained = studying.carry_out(
-                name, grid, runs, scope, _command_line(), output, _print, _tracker() if track else None
-            )
+            result = running.carry_out(name, grid, data, scope, trained, _command_line(), output, _print, tracker)
         except KeyboardInterrupt:
             click.echo("Interrupted: finished epochs are kept, the same command goes on")
             raise SystemExit(130) from None
         if checkpoints:
-            result["rows"] = frontier.rows(studying.runs(grid, scope, chosen), there, trained)
-            _say_written(frontier.write(output, result))
-        else:
-            _say_written(summary.write(output, result))
+            result["rows"] = frontier.rows(output, result, every, shipped)
+        _say_written((frontier if checkpoints else summary).write(output, result))
 
 
-def _searched(params: Sequence[Path], grid: Study, scope: Scope) -> dict[str, Fields]:
+def _searched(params: Sequence[Path], grid: Study, data: Dataset) -> dict[str, Fields]:
     """A choice for each file of a search, named by its model."""
     files = [file for path in params for file in (sorted(path.glob(f"*{BEST}")) if path.is_dir() else [path])]
     if not files:
         raise StudyError(f"{params[0]}: expected files *{BEST}, as models/tune.py writes, found none")
     axis: dict[str, Fields] = {}
     for file in files:
-        fields = _fields(file, grid, scope)
+        fields = _fields(file, grid, data)
         if (name := fields["model"]) in axis:
             raise StudyError(f"{file}: expected another model than in the files before, found {name}")
         axis[name] = fields
     return axis
 
 
-def _fields(path: Path, grid: Study, scope: Scope) -> Fields:
+def _fields(path: Path, grid: Study, data: Dataset) -> Fields:
     """Of a file of models/tune.py or a recipe; refuses what no run can have."""
-    from models.studies.study import run_at
+    from models.studies.running import run_at
 
-    dataset = scope.dataset.name
     try:
         values = {"model": "vitbn", **json.loads(path.read_bytes())}
-        if (found := values.pop("dataset", dataset)) != dataset:
-            raise StudyError(f"expected options for {dataset}, found options for {found}")
+        if (found := values.pop("dataset", data.name)) != data.name:
+            raise StudyError(f"expected options for {data.name}, found options for {found}")
         if values.get("lr") is None:  # of a search; the default would be another study
             raise StudyError("expected lr, found none")
-        run_at(replace(grid, axes={}, fixed=values), scope, {}, 0)
+        run_at(replace(grid, axes={}, fixed=values), data, {}, {})
     except (OSError, ValueError, TypeError) as error:
         raise StudyError(f"{path}: expected a JSON object of options for models/train.py, found {error}") from error
     except StudyError as error:
         raise StudyError(f"{path}: {error}") from error
     return values
-
-
-def _shift(
-    checkpoints: Path, emnist_dir: Path | None, output: Path, quick: bool, data_dir: Path | None, device: str
-) -> None:
-    from models.data import load_dataset
-    from models.studies import digits
-    from models.train import choose_device
-
-    with _one_line_errors():
-        networks = digits.trained_on_mnist(checkpoints)
-        emnist = digits.emnist_images(emnist_dir)
-        if emnist is None:
-            click.echo(f"EMNIST digits: not measured: no EMNIST files in {emnist_dir or '--emnist-dir or $EMNIST_DIR'}")
-        mnist = load_dataset("mnist", data_dir)
-        sets = digits.image_sets((mnist.test_images, mnist.test_labels), emnist, quick)
-        device = choose_device(device)
-        rows = digits.shift(networks, sets, device, lambda name, number: click.echo(f"{name}: round {number}"))
-        _say_written(digits.write(output, digits.shift_result(rows, quick, _command_line(), device)))
-
-
-def _adaptation(checkpoints: Path, output: Path, data_dir: Path | None) -> None:
-    from models.data import load_dataset
-    from models.studies import digits
-
-    with _one_line_errors():
-        networks, mnist = digits.trained_on_mnist(checkpoints), load_dataset("mnist", data_dir)
-        rows = list(digits.adaptation(networks, (mnist.test_images, mnist.test_labels)))
-        _say_written(digits.write(output, digits.adaptation_result(rows, _command_line())))
-
-
-def _layout(device: str, output: Path, data_dir: Path | None) -> None:
-    from models.data import load_dataset
-    from models.studies import layout
-
-    with _one_line_errors():
-        dataset = load_dataset("mnist", data_dir)
-        runs = layout.measure(dataset, lambda number: click.echo(f"round {number}"), device=device)
-        _say_written(layout.write(output, layout.result(runs, _command_line(), device)))
-
-
-def _claims(results: Path, page: Path) -> None:
-    from models.studies.claims import write
-
-    with _one_line_errors():
-        paths = write(page, results)
-    click.echo(f"Wrote {', '.join(map(str, paths))}")
-
-
-def _other(callback: Callable[..., None], help_: str, *params: click.Option) -> click.Command:
-    return click.Command(callback.__name__.strip("_"), params=list(params), callback=callback, help=help_)
-
-
-COMMANDS = {
-    each.name or "": each
-    for each in (
-        *(_command(name, grid) for name, grid in STUDIES.items()),
-        _other(
-            _shift,
-            "The checkpoints trained on MNIST on digits of other people: accuracy and time.",
-            _checkpoints(),
-            click.Option(["--emnist-dir"], type=_path, help="EMNIST digits' idx files, else $EMNIST_DIR."),
-            click.Option(["--device"], type=_device, default="auto", show_default=True),
-            _data_dir(),
-            _quick(),
-            _output(),
-        ),
-        _other(
-            _adaptation,
-            "The checkpoints on coarse digits, with BatchNorm's statistics from 200 unlabelled images and without.",
-            _checkpoints(),
-            _data_dir(),
-            _output(),
-        ),
-        _other(
-            _layout,
-            "Times of BatchNorm2d after a transpose, as published, beside those of our layout.",
-            click.Option(["--device"], type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True),
-            _data_dir(),
-            _output(),
-        ),
-        _other(
-            _claims,
-            "Write the tables and pictures of the page on the published claims anew, from the results of the studies.",
-            click.Option(["--results"], type=_path, default=Path("benchmarks/results/studies"), show_default=True),
-            click.Option(["--page"], type=_path, default=Path("docs/claims.md"), show_default=True),
-        ),
-    )
-}
-for command in COMMANDS.values():
-    study.add_command(command)
-
-
-def _tracker() -> Track:
-    from models import tracking
-
-    return partial(tracking.track, report=click.echo)
-
-
-def _print(run: Run, epoch: Epoch) -> None:
-    click.echo(
-        f"{epoch.epoch:5d}  {run.label:26}  {epoch.training_time_s:10.2f}  {epoch.test_time_s:6.2f}"
-        f"  {epoch.training_loss:13.4f}  {100 * epoch.test_accuracy:10.2f}"
-    )
-
-
-def _say_written(paths: list[Path]) -> None:
-    click.echo(f"Wrote {', '.join(path.name for path in paths)} in {paths[0].parent}")
 
 
 def _command_line() -> str:
@@ -316,17 +198,88 @@ def _command_line() -> str:
     return " ".join([*words, "--output DIR"])
 
 
-@contextmanager
-def _one_line_errors() -> Iterator[None]:
-    from models.checkpoint import CheckpointError
-    from models.config import ConfigError
-    from models.data import DataError
-    from models.train import TrainingError
+def _print(run: Run, epoch: Epoch) -> None:
+    click.echo(
+        f"{epoch.epoch:5d}  {run.label:26}  {epoch.training_time_s:10.2f}  {epoch.test_time_s:6.2f}"
+        f"  {epoch.training_loss:13.4f}  {100 * epoch.test_accuracy:10.2f}"
+    )
 
-    try:
-        yield
-    except (CheckpointError, ConfigError, DataError, StudyError, TrainingError, OSError) as error:
-        raise click.ClickException(str(error)) from error
+
+def _say_written(paths: list[Path]) -> None:
+    click.echo(f"Wrote {', '.join(path.name for path in paths)} in {paths[0].parent}")
+
+
+for name, grid in STUDIES.items():
+    _add(name, grid)
+
+
+@study.command()
+@checkpoints_option
+@click.option("--emnist-dir", type=_path, help="EMNIST digits' idx files, else $EMNIST_DIR.")
+@device_option
+@data_dir_option
+@quick_option
+@output_option
+def shift(
+    checkpoints: Path, emnist_dir: Path | None, output: Path, quick: bool, data_dir: Path | None, device: str
+) -> None:
+    """The checkpoints trained on MNIST on digits of other people: accuracy and time."""
+    from models.data import load_dataset
+    from models.studies import digits
+    from models.train import choose_device
+
+    with _one_line_errors():
+        networks = digits.trained_on_mnist(checkpoints)
+        emnist = digits.emnist_images(emnist_dir)
+        if emnist is None:
+            click.echo(f"EMNIST digits: not measured: no EMNIST files in {emnist_dir or '--emnist-dir or $EMNIST_DIR'}")
+        mnist = load_dataset("mnist", data_dir)
+        sets = digits.image_sets((mnist.test_images, mnist.test_labels), emnist, quick)
+        device = choose_device(device)
+        rows = digits.shift(networks, sets, device, lambda name, number: click.echo(f"{name}: round {number}"))
+        _say_written(digits.write_shift(output, digits.shift_result(rows, quick, _command_line(), device)))
+
+
+@study.command()
+@checkpoints_option
+@data_dir_option
+@output_option
+def adaptation(checkpoints: Path, output: Path, data_dir: Path | None) -> None:
+    """The checkpoints on coarse digits, with BatchNorm's statistics from 200 unlabelled images and without."""
+    from models.data import load_dataset
+    from models.studies import digits
+
+    with _one_line_errors():
+        networks, mnist = digits.trained_on_mnist(checkpoints), load_dataset("mnist", data_dir)
+        rows = list(digits.adaptation(networks, (mnist.test_images, mnist.test_labels)))
+        _say_written(digits.write_adaptation(output, digits.adaptation_result(rows, _command_line())))
+
+
+@study.command()
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
+@data_dir_option
+@output_option
+def layout(device: str, output: Path, data_dir: Path | None) -> None:
+    """Times of BatchNorm2d after a transpose, as published, beside those of our layout."""
+    from models.data import load_dataset
+    from models.studies import layout
+
+    with _one_line_errors():
+        dataset = load_dataset("mnist", data_dir)
+        runs = layout.measure(dataset, lambda number: click.echo(f"round {number}"), device=device)
+        _say_written(layout.write(output, layout.result(runs, _command_line(), device)))
+
+
+@study.command()
+@click.option("--results", type=_path, default=Path("benchmarks/results/studies"), show_default=True)
+@click.option("--page", type=_path, default=Path("docs/claims.md"), show_default=True)
+def claims(results: Path, page: Path) -> None:
+    """Write the tables and pictures of the page on the published claims anew, from the results of the studies."""
+    from models.studies.claims import write
+
+    with _one_line_errors():
+        paths = write(page, results)
+    click.echo(f"Wrote {', '.join(map(str, paths))}")
 
 
 if __name__ == "__main__":

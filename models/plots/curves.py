@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import mean
 from typing import TYPE_CHECKING, Any
 
 from models.config import ModelName
@@ -37,6 +38,18 @@ class Line:
     label: str = ""
     hollow: bool = False
     published: bool = False
+
+
+def line(
+    model: ModelName,
+    xs: Sequence[float],
+    seeds: Sequence[Sequence[float]],
+    label: str = "",
+    hollow: bool = False,
+) -> Line:
+    """The mean of the seeds at each x, and their range if there are several."""
+    low, high = ([f(values) for values in seeds] if any(len(v) > 1 for v in seeds) else [] for f in (min, max))
+    return Line(model, xs, [*map(mean, seeds)], low, high, label, hollow)
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from models.files import write_atomically
 from models.plots.figures import png
+from models.studies.page import StudyError
 from models.studies.published import PICTURES, TABLES
 from models.studies.results import Results
-from models.studies.running import StudyError
 
 
 def rows_of(name: str, results: Results) -> list[list[str]]:

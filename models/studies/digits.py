@@ -11,10 +11,9 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from models.plots import results
 from models.plots.figures import accuracy_axis, row_of_panels
-from models.plots.results import TIMING, Column, Result, footnote, now, percent, table
-from models.studies.running import StudyError
+from models.studies import page
+from models.studies.page import TIMING, Result, StudyError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -151,66 +150,34 @@ def _described(network: Checkpoint) -> dict[str, Any]:
 
 
 def shift_result(rows: Rows, quick: bool, command: str, device: str) -> Result:
-    return {
-        "study": "shift",
-        "question": "What is left of the accuracy on digits of other people, and what does it cost in time?",
-        "command": command,
-        "date": now(),
-        "scope": {
-            "images": {name: measured["images"] for name, measured in rows[0]["sets"].items()},
-            "test_batch": BATCH,
-            "rounds": ROUNDS,
-            "reduced": f"{QUICK_IMAGES:,} images of each set" if quick else "",
-        },
-        "timing": f"{TIMING} Times are medians of {ROUNDS} interleaved rounds with {BATCH} images a batch.",
-        "environment": _environment(device),
-        "rows": rows,
+    question = "What is left of the accuracy on digits of other people, and what does it cost in time?"
+    scope = {
+        "images": {name: measured["images"] for name, measured in rows[0]["sets"].items()},
+        "test_batch": BATCH,
+        "rounds": ROUNDS,
+        "reduced": f"{QUICK_IMAGES:,} images of each set" if quick else "",
     }
+    timing = f"{TIMING} Times are medians of {ROUNDS} interleaved rounds with {BATCH} images a batch."
+    return page.result("shift", question, command, scope, timing, device, rows=rows)
 
 
-def adaptation_result(rows: Rows, command: str) -> Result:
-    return {
-        "study": "adaptation",
-        "question": "Why do coarse digits cost a BatchNorm network more, and what do statistics of the new source give "
-        "back?",
-        "command": command,
-        "date": now(),
-        "scope": {"unlabelled": UNLABELLED, "mnist_images": MNIST_IMAGES, "reduced": ""},
-        "timing": f"No times. MNIST: the first {MNIST_IMAGES:,} test images; the first {UNLABELLED} adapt only.",
-        "environment": _environment("cpu"),
-        "rows": rows,
-    }
-
-
-def _environment(device: str) -> dict[str, Any]:
-    import torch
-
-    from models.environment import describe
-
-    return describe(torch.get_num_threads(), device)
-
-
-def write(folder: Path, result: Result) -> list[Path]:
-    page, draw = (_shift_page, _shift_figure) if result["study"] == "shift" else (_adapted_page, _adapted_figure)
-    return results.write(folder, result, page(result["rows"]), {"accuracy": draw(result)})
-
-
-def _shift_page(rows: Rows) -> dict[str, Any]:
+def write_shift(folder: Path, result: Result) -> list[Path]:
     """Networks that learned from a teacher apart."""
+    rows = result["rows"]
     timed = "emnist-digits" if "emnist-digits" in rows[0]["sets"] else "mnist"
     cnn_ms = next((_ms_per_1000(row, timed) for row in rows if row["model"] == "cnn"), None)
     columns = [
-        *(Column("checkpoint"), Column("model"), Column("depth", 0)),
-        *(Column(f"{name} %", 2) for name in SETS.values()),
-        Column(f"ms per 1,000 images of {SETS[timed]}", 1),
-        Column("times the CNN's", 2),
+        *(("checkpoint", None), ("model", None), ("depth", 0)),
+        *((f"{name} %", 2) for name in SETS.values()),
+        (f"ms per 1,000 images of {SETS[timed]}", 1),
+        ("times the CNN's", 2),
     ]
     tables = []
     for how, taught in (("trained without a teacher", False), ("that learned from a teacher", True)):
         cells = [
             [
                 *(row["name"], row["model"], row["depth"]),
-                *(percent(row["sets"].get(name, {}).get("accuracy")) for name in SETS),
+                *(_percent(row["sets"].get(name, {}).get("accuracy")) for name in SETS),
                 _ms_per_1000(row, timed),
                 _ms_per_1000(row, timed) / cnn_ms if cnn_ms else None,
             ]
@@ -218,10 +185,19 @@ def _shift_page(rows: Rows) -> dict[str, Any]:
             if bool(row["teacher"]) == taught
         ]
         title = f"Networks {how}: accuracy after MNIST, and time with all rows of the last block, before any rewrite"
-        tables += [table(title, columns, cells)] if cells else []
+        tables += [page.Table(title, columns, cells)] if cells else []
     missing = [name for name in SETS if name not in rows[0]["sets"]]
     notes = [f"{SETS[name]}: not measured: no EMNIST files in --emnist-dir or EMNIST_DIR." for name in missing]
-    return {"tables": tables, "notes": notes}
+    dots = {
+        f"{SETS[name]}, {images:,} images": [_percent(row["sets"][name]["accuracy"]) for row in rows]
+        for name, images in result["scope"]["images"].items()
+    }
+    drawn = _dots(result, "Trained on MNIST, asked about other people's digits", "images right (%)", dots)
+    return page.write(folder, result, tables, {"accuracy": drawn}, notes)
+
+
+def _percent(share: float | None) -> float | None:
+    return None if share is None else 100 * share
 
 
 def _ms_per_1000(row: Mapping[str, Any], name: str) -> float:
@@ -229,46 +205,37 @@ def _ms_per_1000(row: Mapping[str, Any], name: str) -> float:
     return float(1e6 * median(measured["times_s"]) / measured["images"])
 
 
-def _adapted_page(rows: Rows) -> dict[str, Any]:
-    columns = [
-        Column("checkpoint"),
-        Column("model"),
-        Column("teacher"),
-        *(Column(name, 2) for name in ADAPTED.values()),
-    ]
+def adaptation_result(rows: Rows, command: str) -> Result:
+    question = "Why do coarse digits cost a BatchNorm network more, and what do statistics of the new source give back?"
+    scope = {"unlabelled": UNLABELLED, "mnist_images": MNIST_IMAGES, "reduced": ""}
+    timing = f"No times. MNIST: the first {MNIST_IMAGES:,} test images; the first {UNLABELLED} adapt only."
+    return page.result("adaptation", question, command, scope, timing, "cpu", rows=rows)
+
+
+def write_adaptation(folder: Path, result: Result) -> list[Path]:
+    columns = [("checkpoint", None), ("model", None), ("teacher", None), *((name, 2) for name in ADAPTED.values())]
     cells = [
-        [row["name"], row["model"], "yes" if row["teacher"] else "no", *(percent(row[key]) for key in ADAPTED)]
-        for row in rows
+        [row["name"], row["model"], "yes" if row["teacher"] else "no", *(_percent(row[key]) for key in ADAPTED)]
+        for row in result["rows"]
     ]
     title = f"Networks trained on MNIST; adapted: BatchNorm's statistics from {UNLABELLED} unlabelled images"
     note = (
         "Networks that learned from a teacher compare with each other alone. Statistics of the last block are those of "
         "the rows that training computed; accuracy is the same in both."
     )
-    return {"tables": [table(title, columns, cells)], "notes": [note]}
-
-
-def _shift_figure(result: Result) -> Figure:
     dots = {
-        f"{SETS[name]}, {images:,} images": [100 * row["sets"][name]["accuracy"] for row in result["rows"]]
-        for name, images in result["scope"]["images"].items()
-    }
-    return _dots(result, "Trained on MNIST, asked about other people's digits", "images right (%)", dots)
-
-
-def _adapted_figure(result: Result) -> Figure:
-    dots = {
-        label: [percent(row[key]) for row in result["rows"]]
+        label: [_percent(row[key]) for row in result["rows"]]
         for key, label in (("digits", "as trained"), ("digits_adapted", "adapted"))
     }
-    title = f"Coarse digits, before and after {UNLABELLED} unlabelled images"
-    return _dots(result, title, "scikit-learn digits right (%)", dots)
+    about = f"Coarse digits, before and after {UNLABELLED} unlabelled images"
+    drawn = _dots(result, about, "scikit-learn digits right (%)", dots)
+    return page.write(folder, result, [page.Table(title, columns, cells)], {"accuracy": drawn}, [note])
 
 
 def _dots(result: Result, title: str, x: str, dots: Mapping[str, Sequence[float | None]]) -> Figure:
     """A line a network, a mark a label; None leaves it out."""
     rows = result["rows"]
-    figure, (axes,) = row_of_panels(title, footnote(result), [""], x, "", (8.0, 1.8 + 0.45 * len(rows)))
+    figure, (axes,) = row_of_panels(title, page.footnote(result), [""], x, "", (8.0, 1.8 + 0.45 * len(rows)))
     looks = (("o", "#000000"), ("D", "#ffffff"), ("s", "#56B4E9"))
     for (label, percents), (marker, face) in zip(dots.items(), looks, strict=False):
         shown = [(end, place) for place, end in enumerate(percents) if end is not None]

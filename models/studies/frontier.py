@@ -6,18 +6,18 @@ measures the rewritten networks' speed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from models.plots import results
 from models.plots.figures import accuracy_over_cost
-from models.plots.results import Column, Result, footnote, table
+from models.studies import page
+from models.studies.page import Result
 
 if TYPE_CHECKING:
     from models.checkpoint import Checkpoint
     from models.config import ModelConfig
-    from models.studies.running import Run, Trained
+    from models.studies.running import Run
 
 
 def finished(folder: Path, dataset: str) -> dict[ModelConfig, Checkpoint]:
@@ -28,45 +28,50 @@ def finished(folder: Path, dataset: str) -> dict[ModelConfig, Checkpoint]:
     return {each.config: each for each in of_dataset if "test_accuracy" in each.metrics}
 
 
-def rows(runs: Sequence[Run], there: dict[ModelConfig, Checkpoint], trained: Sequence[Trained]) -> list[dict[str, Any]]:
+def rows(
+    folder: Path, result: Result, runs: Sequence[Run], there: Mapping[ModelConfig, Checkpoint]
+) -> list[dict[str, Any]]:
     """In the order of `runs`, without those that diverged."""
     from models.checkpoint import load
+
+    trained = {
+        run["label"]: load(folder / "runs" / f"{run['label']}.safetensors")
+        for run in result["runs"]
+        if len(run["series"]) == run["options"]["epochs"]
+    }
+    networks = [there.get(run.config) or trained.get(run.label) for run in runs if not run.options.seed]
+    return [_row(network) for network in networks if network]
+
+
+def _row(network: Checkpoint) -> dict[str, Any]:
     from models.macs import macs_per_image
 
-    every = there | {each.run.config: load(each.checkpoint) for each in trained if not each.diverged}
-    networks = [every[run.config] for run in runs if run.config in every and not run.options.seed]
-
-    return [
-        {
-            "checkpoint": network.path.name,
-            "model": network.config.model,
-            "depth": network.config.depth if network.config.is_transformer else None,
-            "macs": macs_per_image(network.model),
-            "test_accuracy": network.metrics["test_accuracy"],
-            "epochs": network.metrics["epochs"],
-            "training_command": network.metrics.get("command"),
-        }
-        for network in networks
-    ]
+    return {
+        "checkpoint": network.path.name,
+        "model": network.config.model,
+        "depth": network.config.depth if network.config.is_transformer else None,
+        "macs": macs_per_image(network.model),
+        "test_accuracy": network.metrics["test_accuracy"],
+        "epochs": network.metrics["epochs"],
+        "training_command": network.metrics.get("command"),
+    }
 
 
 def write(folder: Path, result: Result) -> list[Path]:
     columns = [
-        *(Column("checkpoint"), Column("model"), Column("depth", 0), Column("M MACs an image", 2)),
-        *(Column("test accuracy %", 2), Column("epochs", 0)),
+        *(("checkpoint", None), ("model", None), ("depth", 0), ("M MACs an image", 2)),
+        *(("test accuracy %", 2), ("epochs", 0)),
     ]
-    rows = result["rows"]
     cells = [
         [row["checkpoint"], row["model"], row["depth"], row["macs"] / 1e6, 100 * row["test_accuracy"], row["epochs"]]
-        for row in rows
+        for row in result["rows"]
     ]
     title = "Accuracy on the test images, and multiply-accumulates (MACs) as trained, before any rewrite"
     note = "The test images are looked at once, after the last epoch."
     points = [
         (row["model"], f"depth {row['depth']}" if row["depth"] else "", row["macs"] / 1e6, 100 * row["test_accuracy"])
-        for row in rows
+        for row in result["rows"]
     ]
     axis = "multiply-accumulates an image as trained (millions)"
-    figure = accuracy_over_cost("What accuracy costs in work", footnote(result), points, axis)
-    page = {"tables": [table(title, columns, cells)], "notes": [note]}
-    return results.write(folder, result, page, {"accuracy-macs": figure})
+    figure = accuracy_over_cost("What accuracy costs in work", page.footnote(result), points, axis)
+    return page.write(folder, result, [page.Table(title, columns, cells)], {"accuracy-macs": figure}, [note])

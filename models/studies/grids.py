@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from models.config import ModelName
 
@@ -19,8 +19,7 @@ Axis = dict[str, Fields]
 """Choices by name."""
 
 
-@dataclass(frozen=True)
-class Extent:
+class Extent(NamedTuple):
     epochs: int
     train_images: int
     test_images: int

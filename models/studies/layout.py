@@ -19,10 +19,9 @@ from torch.nn import functional as F
 
 from models.config import INPUT_SCALE, ModelName
 from models.norms import TokenBatchNorm
-from models.plots import results
-from models.plots.results import Column, Result, now, table
 from models.registry import build
-from models.studies.running import StudyError
+from models.studies import page
+from models.studies.page import Result, StudyError
 
 if TYPE_CHECKING:
     from models.data import Dataset
@@ -122,32 +121,16 @@ def _now_s(device: str) -> float:
 
 
 def result(runs: list[dict[str, Any]], command: str, device: str = "cpu") -> Result:
-    from models.environment import describe
-
     size = f"{len(runs[0]['series'])} rounds of {STEPS} steps of {BATCH} and a test of {TEST_BATCH:,}"
-    return {
-        "study": "layout",
-        "question": "What does the published layout of BatchNorm cost?",
-        "command": command,
-        "date": now(),
-        "scope": {"size": size, "reduced": ""},
-        "timing": f"Networks take turns: {size}. All rows of the last block are computed.",
-        "environment": describe(torch.get_num_threads(), device),
-        "runs": runs,
-    }
+    question = "What does the published layout of BatchNorm cost?"
+    timing = f"Networks take turns: {size}. All rows of the last block are computed."
+    return page.result("layout", question, command, {"size": size, "reduced": ""}, timing, device, runs=runs)
 
 
 def write(folder: Path, of: Result) -> list[Path]:
-    columns = [
-        Column("network"),
-        Column("depth", 0),
-        Column("training steps, ms", 1),
-        Column("epoch, s", 1),
-        Column("test, ms", 1),
-    ]
+    columns = [("network", None), ("depth", 0), ("training steps, ms", 1), ("epoch, s", 1), ("test, ms", 1)]
     cells = []
     for run in of["runs"]:
         steps_s, test_s = (median(each[f"{part}_time_s"] for each in run["series"]) for part in ("training", "test"))
         cells.append([*run["config"].values(), 1000 * steps_s, steps_s / STEPS * EPOCH_STEPS, 1000 * test_s])
-    page = {"tables": [table("Times, medians of the rounds", columns, cells)], "notes": []}
-    return results.write(folder, of, page, {})
+    return page.write(folder, of, [page.Table("Times, medians of the rounds", columns, cells)], {})

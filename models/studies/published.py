@@ -6,10 +6,9 @@ CITATION.cff names the sources.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from statistics import mean
 
 from models.config import ModelName
-from models.plots.curves import Line, Picture
+from models.plots.curves import Line, Picture, line
 from models.plots.figures import NAMES
 from models.studies.results import (
     Cell,
@@ -216,12 +215,11 @@ def curve(
     label: str = "",
     hollow: bool = False,
 ) -> Line:
-    """The mean of the seeds by epoch, and their range; an accuracy in %."""
+    """By epoch; an accuracy in %."""
     seeds = results.of((study, model, depth, rate))
     factor = 100 if figure == "test_accuracy" else 1
     columns = [[factor * epoch[figure] for epoch in epochs] for epochs in zip(*seeds, strict=False)]
-    low, high = ([f(column) for column in columns] if len(seeds) > 1 else [] for f in (min, max))
-    return Line(model, range(1, len(columns) + 1), [*map(mean, columns)], low, high, label, hollow)
+    return line(model, range(1, len(columns) + 1), columns, label, hollow)
 
 
 def at_rate_picture(study: str, rate: float, *published: float) -> Callable[[Results], Picture]:
@@ -260,7 +258,7 @@ def depth_picture(results: Results) -> Picture:
         panel = panels[f"learning rate {rate:g}"] = []
         for model, end in zip(PAIR, published, strict=True):
             every = [ends(results.of((f"depths-{rate:g}/depths", model, depth, rate))) for depth in DEPTHS]
-            panel.append(Line(model, DEPTHS, [*map(mean, every)], [*map(min, every)], [*map(max, every)]))
+            panel.append(line(model, DEPTHS, every))
             panel.append(Line(model, [3], [end], published=True))
     note = f"{results.size('depths-0.005/depths')}; bands: the seeds. Crosses: published, 60,000 images, depth 3."
     y = "distorted test images right (%)"

@@ -1,7 +1,8 @@
-"""Trainings that take turns, an epoch each: a drift of the machine affects all equally.
+"""A study from its grid to its result: trainings that take turns, an epoch each.
 
-An epoch starts from the files of the one before, so a study that goes on and one that was stopped take the same way,
-and one run at a time is in memory.
+In: a `Study` and its images. Out: the result, with every run's config, options and series. A drift of the machine
+affects all runs equally. An epoch starts from the files of the one before, so a study that goes on and one that was
+stopped take the same way, and one run at a time is in memory.
 """
 
 from __future__ import annotations
@@ -9,22 +10,22 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from models.config import ModelConfig
+from models.catalog import SHIPPED, relative, shipped
+from models.config import ConfigError, ModelConfig
 from models.files import write_atomically
+from models.studies.grids import Extent, Fields, Study
+from models.studies.page import TIMING, WITH_TEACHER_CACHE, Result, StudyError, result
 
 if TYPE_CHECKING:
     from models.data import Dataset
     from models.train import Epoch, TrainingOptions
 
 PLAN = "plan.json"
-
-
-class StudyError(Exception):
-    pass
+FIGURES = ("epoch", "training_time_s", "test_time_s", "training_loss", "test_accuracy")
 
 
 @dataclass(frozen=True)
@@ -37,42 +38,124 @@ class Run:
     at: Mapping[str, str]
 
 
-@dataclass(frozen=True)
-class Trained:
-    """A diverged run has fewer epochs, perhaps 0."""
-
-    run: Run
-    checkpoint: Path
-    metrics: dict[str, Any]
-    series: tuple[Epoch, ...]
-
-    @property
-    def diverged(self) -> bool:
-        return len(self.series) < self.run.options.epochs
-
-    def as_json(self) -> dict[str, Any]:
-        """`test_accuracy` of runs with held-out images alone: the series of the others ends with it."""
-        held_out = {"test_accuracy": self.metrics.get("test_accuracy")} if self.run.options.hold_out else {}
-        return {
-            "label": self.run.label,
-            "at": dict(self.run.at),
-            "config": asdict(self.run.config),
-            "options": asdict(self.run.options),
-            **held_out,
-            "series": [_figures(epoch) for epoch in self.series],
-        }
-
-
-def _figures(epoch: Epoch) -> dict[str, Any]:
-    """What pages and pictures show; the file of the training itself has the rest."""
-    figures = asdict(epoch)
-    del figures["class_accuracy"]
-    return {name: round(value, 8) for name, value in figures.items()}
-
-
 OnEpoch = Callable[[Run, "Epoch"], None]
 Track = Callable[[Iterator["Epoch"], Path, bool], Iterator["Epoch"]]
 """Epochs, checkpoint, whether a run resumes -> the same epochs, as `models.tracking.track`."""
+
+
+def cut(
+    study: Study,
+    dataset: Dataset,
+    quick: bool = False,
+    epochs: int | None = None,
+    train_images: int | None = None,
+    seeds: int = 1,
+) -> tuple[Dataset, dict[str, Any]]:
+    """The images in use, and the result's `scope`, whose `reduced` says in words what of the whole study is left."""
+    whole = Extent(study.epochs, len(dataset.train_labels), len(dataset.test_labels))
+    if (train_images or 0) > whole.train_images:
+        raise StudyError(f"{dataset.name}: expected at most {whole.train_images} images, found {train_images}")
+    wanted = study.quick if quick else whole
+    train = min(train_images or wanted.train_images, whole.train_images)
+    extent = Extent(epochs or wanted.epochs, train, min(wanted.test_images, whole.test_images))
+    used = replace(
+        dataset,
+        train_images=dataset.train_images[: extent.train_images],
+        train_labels=dataset.train_labels[: extent.train_images],
+        test_images=dataset.test_images[: extent.test_images],
+        test_labels=dataset.test_labels[: extent.test_images],
+    )
+    counts = zip(("epochs", "training images", "test images"), extent, whole, strict=True)
+    parts = [f"{some:,} of {every:,} {what}" for what, some, every in counts if some < every]
+    scope = {
+        "dataset": dataset.name,
+        "train_images": extent.train_images,
+        "test_images": extent.test_images,
+        "test_batch": study.test_batch,
+        "epochs": extent.epochs,
+        "seeds": seeds,
+        "reduced": ", ".join(parts),
+    }
+    return used, scope
+
+
+def runs(
+    study: Study,
+    dataset: Dataset,
+    scope: Mapping[str, Any],
+    options: Fields,
+    chosen: Mapping[str, Sequence[str]] | None = None,
+) -> list[Run]:
+    """Compared runs stand beside each other. `options`: of all runs; `chosen`: choices by axis, all without."""
+    names = [
+        [name for name in axis if not (chosen or {}).get(option) or name in (chosen or {})[option]]
+        for option, axis in study.axes.items()
+    ]
+    return [
+        run_at(
+            study, dataset, {**options, "epochs": scope["epochs"], "seed": seed}, dict(zip(study.axes, at, strict=True))
+        )
+        for seed in range(scope["seeds"])
+        for at in itertools.product(*names)
+    ]
+
+
+def run_at(study: Study, dataset: Dataset, options: Fields, at: Mapping[str, str]) -> Run:
+    from models.train import configure
+
+    own: Fields = dict(study.fixed)
+    for option, name in at.items():
+        own |= study.axes[option][name]
+    if "hold_out" in own:
+        own["hold_out"] = min(own["hold_out"], len(dataset.train_labels) // 12)
+    if own.get("teacher") in SHIPPED:
+        own["teacher"] = str(relative(shipped(own["teacher"])))
+    try:
+        if taken := own.keys() & {"epochs", "seed", "device"}:
+            raise TypeError(f"{min(taken)}, which the study sets")
+        config, training = configure(dataset, {"model": "vitbn", "batch_size": 100, **options, **own})
+    except (TypeError, ConfigError) as error:
+        raise StudyError(f"expected options of models/train.py, found {error}") from error
+    parts = [name if name[0].isalpha() else f"{option}-{name}" for option, name in reversed([*at.items()])]
+    if training.seed:
+        parts.append(f"seed-{training.seed}")
+    return Run("-".join(parts), config, training, at)
+
+
+def carry_out(
+    name: str,
+    study: Study,
+    dataset: Dataset,
+    scope: Mapping[str, Any],
+    every: Sequence[Run],
+    command: str,
+    output: Path,
+    on_epoch: OnEpoch,
+    track: Track | None = None,
+) -> Result:
+    import numpy as np
+    import torch
+
+    for kind in (np.float32, np.float64):
+        np.finfo(kind)  # kept by NumPy, which warns if it works them out without denormals
+    torch.set_flush_denormal(True)  # denormals in a dead network would cost ten times the time
+    try:
+        trained = advance(name, every, dataset, study.test_batch, output / "runs", on_epoch, track)
+    finally:
+        torch.set_flush_denormal(False)
+    return result_of(name, study, scope, command, trained)
+
+
+def result_of(
+    name: str, study: Study, scope: Mapping[str, Any], command: str, trained: Sequence[Mapping[str, Any]]
+) -> Result:
+    cached = any(run["options"]["teacher_cache"] for run in trained)
+    timing = (
+        f"{WITH_TEACHER_CACHE if cached else TIMING} Test images are classified {study.test_batch:,} at a time. "
+        "Denormal numbers are flushed to zero."
+    )
+    device = trained[0]["options"]["device"] if trained else "cpu"
+    return result(name, study.question, command, scope, timing, device, runs=list(trained))
 
 
 def advance(
@@ -83,8 +166,8 @@ def advance(
     folder: Path,
     on_epoch: OnEpoch,
     track: Track | None = None,
-) -> list[Trained]:
-    """Trains all `runs` in `folder` to their last epoch.
+) -> list[dict[str, Any]]:
+    """Trains all `runs` in `folder` to their last epoch, and returns them as the result has them.
 
     When a run diverges, the others continue. Further runs may join. Raises StudyError for a folder with another plan or
     more epochs; TrainingError for a failed training.
@@ -118,6 +201,35 @@ def _train_epoch(run: Run, dataset: Dataset, test_batch: int, folder: Path, trac
 
 def _state(folder: Path, run: Run) -> Path:
     return folder / f"{run.label}.resume.pt"
+
+
+def _finished(folder: Path, run: Run) -> int:
+    count = len(_read(folder, run)["series"]) if _state(folder, run).is_file() else 0
+    if count > run.options.epochs:
+        path = folder / f"{run.label}.json"
+        raise StudyError(f"{path}: expected at most {run.options.epochs} epochs, found {count}; name another --output")
+    return count
+
+
+def _read(folder: Path, run: Run) -> dict[str, Any]:
+    """A diverged run has fewer epochs, perhaps 0. `test_accuracy` of runs with held-out images alone: the series of
+    the others ends with it.
+    """
+    path, metrics, series = folder / f"{run.label}.json", {}, []
+    if path.exists() or _state(folder, run).exists():
+        try:
+            metrics = json.loads(path.read_bytes())
+            series = [{name: round(epoch[name], 8) for name in FIGURES} for epoch in metrics["series"]]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise StudyError(f"{path}: expected the series of a training, found {error!r}") from error
+    return {
+        "label": run.label,
+        "at": dict(run.at),
+        "config": asdict(run.config),
+        "options": asdict(run.options),
+        **({"test_accuracy": metrics.get("test_accuracy")} if run.options.hold_out else {}),
+        "series": series,
+    }
 
 
 def _plan(study: str, runs: Sequence[Run], dataset: Dataset, test_batch: int) -> dict[str, Any]:
@@ -163,27 +275,3 @@ def _leaves(plan: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]
             yield from _leaves(value, f"{prefix}{name} ")
         else:
             yield f"{prefix}{name}", value
-
-
-def _finished(folder: Path, run: Run) -> int:
-    if not _state(folder, run).is_file():
-        return 0
-    count = len(_read(folder, run).series)
-    if count > run.options.epochs:
-        path = folder / f"{run.label}.json"
-        raise StudyError(f"{path}: expected at most {run.options.epochs} epochs, found {count}; name another --output")
-    return count
-
-
-def _read(folder: Path, run: Run) -> Trained:
-    from models.train import Epoch
-
-    path = folder / f"{run.label}.json"
-    if not path.exists() and not _state(folder, run).exists():  # diverged in its first epoch
-        return Trained(run, path.with_suffix(".safetensors"), {}, ())
-    try:
-        metrics = json.loads(path.read_bytes())
-        series = tuple(Epoch(**epoch) for epoch in metrics.pop("series"))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise StudyError(f"{path}: expected the series of a training, found {error!r}") from error
-    return Trained(run, path.with_suffix(".safetensors"), metrics, series)

@@ -1,29 +1,77 @@
-"""The table and the pictures of a study's JSON."""
+"""The table and the pictures of a grid's result."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
-from models.plots import results
-from models.plots.curves import Line, Picture
+from models.plots.curves import Picture, line
 from models.plots.figures import NAMES
-from models.plots.results import Column, Result, footnote, table
+from models.studies import page
 from models.studies.grids import STUDIES
+from models.studies.page import Result, Table, footnote
 
 JsonRun = Mapping[str, Any]
+
+DRAWN = {
+    "test_accuracy": ("Test accuracy", "images right (%)", "accuracy", 100),
+    "training_loss": ("Training loss", "cross-entropy (nats)", "log", 1),
+}
+"""Title, label, scale and factor."""
 
 
 def write(folder: Path, result: Result) -> list[Path]:
     held_out = result["runs"][0]["options"]["hold_out"] if result["runs"] else 0
     note = f"{held_out:,} training images are held out; the test images are looked at once, after the last epoch."
-    page = {"tables": [summary(result)], "notes": [note] if held_out else []}
-    return results.write(folder, result, page, {name: each.draw() for name, each in pictures(result).items()})
+    figures = {name: each.draw() for name, each in pictures(result).items()}
+    return page.write(folder, result, [summary(result)], figures, [note] if held_out else [])
 
 
-def groups(result: Result) -> dict[tuple[str, ...], list[JsonRun]]:
+def summary(result: Result) -> Table:
+    """A row for each network: its seeds' last epochs, and medians of the times.
+
+    Diverged runs have no accuracy. With t the median time of the reference over that of the network, as `t ratio`.
+    """
+    study, every = STUDIES[result["study"]], _groups(result)
+    held_out = any(run["options"]["hold_out"] for run in result["runs"])
+    columns: list[tuple[str, int | None]] = [
+        *((axis, None) for axis in result["runs"][0]["at"]),
+        ("seeds", 0),
+        ("diverged", 0),
+        *([("held-out images right %", None)] if held_out else []),
+        ("test images right %", None),
+        ("largest fall, points", 1),
+        ("last loss", 4),
+        ("training an epoch, s", 2),
+        ("test, s", 2),
+        *((f"reference's {part} time over it", 2) for part in ("training", "test") if study.reference),
+    ]
+    rows = []
+    for at, seeds in every.items():
+        done = [run for run in seeds if _done(run)]
+        reference = tuple((dict(seeds[0]["at"]) | study.reference).values())
+        times, others = ([_time(runs, part) for part in ("training", "test")] for runs in (seeds, every.get(reference)))
+        ratios = [other / own if other and own else None for other, own in zip(others, times, strict=True)]
+        rows.append(
+            [
+                *at,
+                len(seeds),
+                len(seeds) - len(done),
+                *([_spread([_last(run) for run in done])] if held_out else []),
+                _spread([_test(run) for run in done]),
+                max(map(_fall, done), default=None),
+                mean(run["series"][-1]["training_loss"] for run in done) if done else None,
+                *times,
+                *(ratios if study.reference else []),
+            ]
+        )
+    compared = f" Reference: {', '.join(f'{k} {v}' for k, v in study.reference.items())}." if study.reference else ""
+    return Table(f"Last epoch: mean, lowest and highest seed; medians of the times.{compared}", columns, rows)
+
+
+def _groups(result: Result) -> dict[tuple[str, ...], list[JsonRun]]:
     """The seeds of each network."""
     by: dict[tuple[str, ...], list[JsonRun]] = {}
     for run in result["runs"]:
@@ -31,43 +79,8 @@ def groups(result: Result) -> dict[tuple[str, ...], list[JsonRun]]:
     return by
 
 
-def summary(result: Result) -> dict[str, Any]:
-    """A row for each network: its seeds' last epochs, and medians of the times.
-
-    Diverged runs have no accuracy. With t the median time of the reference over that of the network, as `t ratio`.
-    """
-    every, study = groups(result), STUDIES[result["study"]]
-    held_out = any(run["options"]["hold_out"] for run in result["runs"])
-    accuracies = [*([("held-out images right %", _last)] if held_out else []), ("test images right %", _test)]
-    columns = [
-        *(Column(option) for option in result["runs"][0]["at"]),
-        *(Column(name, 0) for name in ("seeds", "diverged")),
-        *(Column(name) for name, _ in accuracies),
-        Column("largest fall, points", 1),
-        Column("last loss", 4),
-        *(Column(f"{part} s", 2) for part in ("training an epoch,", "test,")),
-        *(Column(f"reference's {part} time over it", 2) for part in ("training", "test") if study.reference),
-    ]
-    rows = []
-    for at, seeds in every.items():
-        done = [run for run in seeds if len(run["series"]) == run["options"]["epochs"]]
-        other = dict(zip(seeds[0]["at"], at, strict=True)) | study.reference
-        times = [_time(seeds, part) for part in ("training_time_s", "test_time_s")]
-        reference = [_time(every.get(tuple(other.values()), []), part) for part in ("training_time_s", "test_time_s")]
-        rows.append(
-            [
-                *at,
-                len(seeds),
-                len(seeds) - len(done),
-                *(_spread([figure(run) for run in done]) for _, figure in accuracies),
-                max(map(_fall, done), default=None),
-                mean(run["series"][-1]["training_loss"] for run in done) if done else None,
-                *times,
-                *(theirs / own if theirs and own else None for theirs, own in zip(reference, times, strict=True)),
-            ][: len(columns)]
-        )
-    compared = f" Reference: {', '.join(f'{k} {v}' for k, v in study.reference.items())}." if study.reference else ""
-    return table(f"Last epoch: mean, lowest and highest seed; medians of the times.{compared}", columns, rows)
+def _done(run: JsonRun) -> bool:
+    return len(run["series"]) == int(run["options"]["epochs"])
 
 
 def _last(run: JsonRun) -> float:
@@ -87,8 +100,8 @@ def _fall(run: JsonRun) -> float:
     return 100 * fall
 
 
-def _time(runs: Sequence[JsonRun], part: str) -> float | None:
-    times = [float(epoch[part]) for run in runs for epoch in run["series"]]
+def _time(runs: Sequence[JsonRun] | None, part: str) -> float | None:
+    times = [float(epoch[f"{part}_time_s"]) for run in runs or () for epoch in run["series"]]
     return median(times) if times else None
 
 
@@ -101,62 +114,36 @@ def _spread(percents: Sequence[float]) -> str | None:
 
 def pictures(result: Result) -> dict[str, Picture]:
     """Accuracy and loss by epoch, or the last accuracy along an axis of three values or more."""
-    study = STUDIES[result["study"]]
-    own = result["runs"][0]["at"]
-    panel = study.panel or (next(iter(own)) if len(own) > 1 else "")
+    study, axes = STUDIES[result["study"]], list(result["runs"][0]["at"])
+    panel = study.panel or (axes[0] if len(axes) > 1 else "")
     if study.x == "epoch":
         return {
-            "accuracy": _by_epoch(result, panel, "Test accuracy", "images right (%)", "accuracy", _percent),
-            "loss": _by_epoch(result, panel, "Training loss", "cross-entropy (nats)", "log", _loss),
+            "accuracy": _picture(result, panel, "epoch", "test_accuracy"),
+            "loss": _picture(result, panel, "epoch", "training_loss"),
         }
     ended = {run["at"][study.x] for run in result["runs"] if run["series"]}
-    return {"accuracy": _along(result, panel, study.x)} if len(ended) > 2 else {}
+    return {"accuracy": _picture(result, panel, study.x, "test_accuracy")} if len(ended) > 2 else {}
 
 
-def _percent(epoch: Mapping[str, Any]) -> float:
-    return 100 * float(epoch["test_accuracy"])
-
-
-def _loss(epoch: Mapping[str, Any]) -> float:
-    return float(epoch["training_loss"])
-
-
-def _by_epoch(
-    result: Result, panel: str, title: str, y: str, scale: str, figure: Callable[[Mapping[str, Any]], float]
-) -> Picture:
-    panels: dict[str, list[Line]] = {}
-    for seeds in groups(result).values():
-        by_epoch = zip(*(run["series"] for run in seeds), strict=False)
-        columns = [[figure(epoch) for epoch in epochs] for epochs in by_epoch]
-        line = _line(seeds[0], range(1, len(columns) + 1), columns, [panel])
-        panels.setdefault(_title(seeds[0], panel), []).append(line)
-    return Picture(title, footnote(result), "epoch", y, scale, panels)
-
-
-def _along(result: Result, panel: str, axis: str) -> Picture:
-    """Without diverged runs."""
-    lines: dict[tuple[str, ...], list[tuple[JsonRun, list[float]]]] = {}
-    for seeds in groups(result).values():
-        key = tuple(name for option, name in seeds[0]["at"].items() if option != axis)
-        if ends := [_last(run) for run in seeds if len(run["series"]) == run["options"]["epochs"]]:
-            lines.setdefault(key, []).append((seeds[0], ends))
-    panels: dict[str, list[Line]] = {}
-    for points in lines.values():
-        run = points[0][0]
-        xs = [float(each["at"][axis]) for each, _ in points]
-        line = _line(run, xs, [ends for _, ends in points], [panel, axis])
-        panels.setdefault(_title(run, panel), []).append(line)
-    return Picture("Test accuracy", footnote(result), axis, "images right (%)", "accuracy", panels)
-
-
-def _title(run: JsonRun, panel: str) -> str:
-    return f"{panel} {run['at'][panel]}" if panel else ""
-
-
-def _line(run: JsonRun, xs: Sequence[float], columns: Sequence[Sequence[float]], unsaid: Sequence[str]) -> Line:
-    """Named by the model and the choices of the axes that are not `unsaid`; hollow for one block."""
-    low, high = ([f(c) for c in columns] if any(len(c) > 1 for c in columns) else [] for f in (min, max))
-    model = run["config"]["model"]
-    others = [f"{axis} {name}" for axis, name in run["at"].items() if axis not in unsaid and name != model]
-    label = ", ".join([NAMES[model], *others])
-    return Line(model, list(xs), [mean(c) for c in columns], low, high, label, hollow=run["at"].get("depth") == "1")
+def _picture(result: Result, panel: str, x: str, figure: str) -> Picture:
+    """By epoch as long as every seed lasts, or the last epochs along the axis `x`, of the runs that did not diverge."""
+    title, y, scale, factor = DRAWN[figure]
+    lines: dict[tuple[str, ...], dict[float, list[float]]] = {}
+    first: dict[tuple[str, ...], JsonRun] = {}
+    for at, seeds in _groups(result).items():
+        key = tuple(choice for axis, choice in zip(seeds[0]["at"], at, strict=True) if axis != x)
+        points = lines.setdefault(key, {})
+        first.setdefault(key, seeds[0])
+        if x == "epoch":
+            for epochs in zip(*(run["series"] for run in seeds), strict=False):
+                points[epochs[0]["epoch"]] = [factor * epoch[figure] for epoch in epochs]
+        elif ends := [factor * run["series"][-1][figure] for run in seeds if _done(run)]:
+            points[float(seeds[0]["at"][x])] = ends
+    panels: dict[str, list[Any]] = {}
+    for key, points in lines.items():
+        run = first[key]
+        model, at = run["config"]["model"], run["at"]
+        label = [NAMES[model], *(f"{axis} {at[axis]}" for axis in at if axis not in (panel, x) and at[axis] != model)]
+        drawn = line(model, list(points), list(points.values()), ", ".join(label), hollow=at.get("depth") == "1")
+        panels.setdefault(f"{panel} {at[panel]}" if panel else "", []).append(drawn)
+    return Picture(title, footnote(result), x, y, scale, panels)

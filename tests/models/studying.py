@@ -4,8 +4,8 @@ from datetime import datetime
 from click.testing import CliRunner
 
 from models.checkpoint import save
-from models.plots.results import TIMING, WITH_TEACHER_CACHE
 from models.registry import build, randomise_norms
+from models.studies.page import TIMING, WITH_TEACHER_CACHE
 from models.study import study
 
 RECIPE = {"dataset": "mnist", "batch_size": 50, "lr": 0.01, "schedule": "one-cycle", "hold_out": 5000}

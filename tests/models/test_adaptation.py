@@ -17,7 +17,7 @@ from models.evaluation import measure_accuracy
 from models.files import typed_command
 from models.registry import build, randomise_norms
 from models.studies import digits as on_digits
-from models.studies.running import StudyError
+from models.studies.page import StudyError
 from models.train import TrainingOptions
 from models.train import train as command
 from models.training import train
@@ -199,7 +199,7 @@ def test_networks_without_batch_norm_and_without_options(tmp_path):
     mnist = (digits.train_images[:250], digits.train_labels[:250])
     rows = list(on_digits.adaptation([load(tmp_path / "vit.safetensors")], mnist))
     assert (rows[0]["teacher"], rows[0]["digits_adapted"], 0 <= rows[0]["digits"] <= 1) == (None, None, True)
-    first, picture = on_digits.write(tmp_path / "out", on_digits.adaptation_result(rows, "command"))[::2]
+    first, picture = on_digits.write_adaptation(tmp_path / "out", on_digits.adaptation_result(rows, "command"))[::2]
     assert json.loads(first.read_bytes())["rows"] == rows
     assert picture.suffix == ".png"
 

@@ -7,9 +7,9 @@ import pytest
 from click.testing import CliRunner
 
 from models.studies.claims import drawn_from, fill, rows_of, write
+from models.studies.page import StudyError
 from models.studies.published import PICTURES, TABLES
 from models.studies.results import Results
-from models.studies.running import StudyError
 from models.study import study
 
 ROOT = Path(__file__).parents[2]

@@ -9,7 +9,7 @@ from models.config import ModelConfig
 from models.data import load_dataset
 from models.registry import build, randomise_norms
 from models.studies import layout
-from models.studies.running import StudyError
+from models.studies.page import StudyError
 
 
 @pytest.mark.parametrize("model", ["vitbnffn", "vitbn"])

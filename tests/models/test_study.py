@@ -9,7 +9,7 @@ from models.checkpoint import load
 from models.config import ModelConfig
 from models.data import load_digits
 from models.studies.grids import BY_TOKEN, FOLDING, STUDIES
-from models.studies.study import runs, scope_of
+from models.studies.running import cut, runs
 
 SERIES = {"epoch", "training_time_s", "test_time_s", "training_loss", "test_accuracy"}
 SMALL = ("--epochs", 1, "--train-images", 20)
@@ -128,7 +128,8 @@ def test_designed_networks_share_their_epochs(small_mnist, tmp_path, monkeypatch
 
 
 def test_networks_of_six_blocks_share_the_recipe():
-    every = runs(STUDIES["six-blocks"], scope_of(STUDIES["six-blocks"], load_digits(), "cpu"))
+    data, scope = cut(STUDIES["six-blocks"], load_digits())
+    every = runs(STUDIES["six-blocks"], data, scope, {"device": "cpu"})
     assert [run.label for run in every] == ["vit", "vitbnffn", "vitbn", "vitbn-late"]
     assert {run.config.depth for run in every} == {6}
     assert len({run.options for run in every}) == 1
@@ -250,7 +251,6 @@ def test_parameters_twice_and_never(small_mnist, tmp_path):
 @pytest.mark.parametrize(("named", "computed"), [({}, "all"), ({"last_block": "row"}, "row")])
 def test_parameters_take_the_last_block_of_the_study_unless_they_name_theirs(tmp_path, named, computed):
     path = best(tmp_path, dataset="digits", **named)
-    grid = STUDIES["optimised"]
-    scope = scope_of(grid, load_digits(), "cpu", last_block="all")
-    grid = replace(grid, axes={"network": module._searched([path], grid, scope)})
-    assert [run.options.last_block for run in runs(grid, scope)] == [computed]
+    data, scope = cut(STUDIES["optimised"], load_digits())
+    grid = replace(STUDIES["optimised"], axes={"network": module._searched([path], STUDIES["optimised"], data)})
+    assert [run.options.last_block for run in runs(grid, data, scope, {"last_block": "all"})] == [computed]

@@ -1,54 +1,56 @@
 import json
-from dataclasses import replace
-from pathlib import Path
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
 from studying import rows_of
 
 from models.data import load_digits
-from models.plots import results
-from models.plots.results import Column, cell, table
-from models.studies import summary
-from models.studies.grids import STUDIES, Extent
-from models.studies.running import StudyError, Trained
-from models.studies.study import assemble, in_words, runs, scope_of
-from models.train import Epoch
+from models.studies import page, summary
+from models.studies.grids import STUDIES
+from models.studies.page import StudyError, Table
+from models.studies.running import cut, result_of, runs
+
+
+def planned(name, chosen=None, **options):
+    """The runs and the scope of the quick study."""
+    study = STUDIES[name]
+    data, scope = cut(study, load_digits(), quick=True, **options)
+    return runs(study, data, scope, {"device": "cpu"}, chosen), scope
 
 
 def trained(run, training_s=1.0, test_s=0.1, epochs=None):
+    names = ("epoch", "training_time_s", "test_time_s", "training_loss", "test_accuracy")
     ended = run.options.epochs if epochs is None else epochs
-    series = tuple(Epoch(n, training_s, test_s, 2.0 / n, 0.9 + 0.02 * n) for n in range(1, ended + 1))
-    return Trained(run, Path("none"), {"test_accuracy": 0.5}, series)
+    series = [
+        dict(zip(names, (n, training_s, test_s, 2.0 / n, 0.9 + 0.02 * n), strict=True)) for n in range(1, ended + 1)
+    ]
+    fields = {"config": asdict(run.config), "options": asdict(run.options)}
+    held_out = {"test_accuracy": 0.5} if run.options.hold_out else {}
+    return {"label": run.label, "at": dict(run.at), **fields, **held_out, "series": series}
 
 
-def scope_for(name, **options):
-    return scope_of(STUDIES[name], load_digits(), "cpu", quick=True, **options)
-
-
-def result_of(name, ended, **options):
-    return assemble(name, STUDIES[name], scope_for(name, **options), "the command", ended)
+def result_with(name, ended, **options):
+    return result_of(name, STUDIES[name], planned(name, **options)[1], "the command", ended)
 
 
 @pytest.fixture(scope="module")
 def result():
     """ViT's block takes a quarter more; depth multiplies."""
-    every = runs(STUDIES["learning-rates"], scope_for("learning-rates"))
+    every, _ = planned("learning-rates")
     times = [run.config.depth * (1.25 if run.config.model == "vit" else 1.0) for run in every]
-    return result_of("learning-rates", [trained(run, time) for run, time in zip(every, times, strict=True)])
+    return result_with("learning-rates", [trained(run, time) for run, time in zip(every, times, strict=True)])
 
 
 def test_every_study_is_a_grid():
     for name in STUDIES.keys() - {"frontier", "optimised"}:  # these take fields from files
-        study = STUDIES[name]
-        every = runs(study, scope_for(name, seeds=2))
-        combinations = int(np.prod([len(axis) for axis in study.axes.values()]))
-        assert len({run.label for run in every}) == len(every) == 2 * combinations
-        assert all(set(run.at) == set(study.axes) for run in every)
+        every, axes = planned(name, seeds=2)[0], STUDIES[name].axes
+        assert len({run.label for run in every}) == len(every) == 2 * np.prod([len(axis) for axis in axes.values()])
+        assert all(set(run.at) == set(axes) for run in every)
 
 
 def test_the_published_settings():
-    (first, *_), last = (runs(STUDIES[name], scope_for(name)) for name in ("learning-rates", "depths"))
+    (first, *_), last = (planned(name)[0] for name in ("learning-rates", "depths"))
     assert (first.label, first.config.dim, first.config.heads, first.config.dim_head) == (
         "vit-depth-6-rate-0.0005", 64, 8, 64,
     )  # fmt: skip
@@ -60,37 +62,35 @@ def test_the_published_settings():
 
 def test_choices_leave_the_others_out_and_keep_the_order():
     chosen = {"rate": ("0.003",), "depth": ("4", "2", "4")}
-    every = runs(STUDIES["depths"], scope_for("depths", seeds=2), chosen)
+    every, _ = planned("depths", chosen, seeds=2)
     labels = [f"{model}-depth-{depth}-rate-0.003" for depth in (2, 4) for model in ("vit", "vitbnffn")]
     assert [run.label for run in every] == [*labels, *(f"{label}-seed-1" for label in labels)]
 
 
 def test_held_out_images_are_at_most_a_twelfth():
-    (run, *_) = runs(STUDIES["designed"], scope_for("designed"))
+    (run, *_), _ = planned("designed")
     assert (run.options.hold_out, run.options.teacher) == (100, "models/pretrained/cnn.safetensors")
-    ended = result_of("designed", [trained(run)])
-    assert ended["runs"][0]["test_accuracy"] == 0.5
-    columns = [column["name"] for column in summary.summary(ended)["columns"]]
-    assert columns[3:5] == ["held-out images right %", "test images right %"]
-    assert summary.summary(ended)["rows"][0][3:5] == ["94.00", "50.00"]
+    made = summary.summary(result_with("designed", [trained(run)]))
+    assert [name for name, _ in made.columns][3:5] == ["held-out images right %", "test images right %"]
+    assert made.rows[0][3:5] == ["94.00", "50.00"]
 
 
 def test_times_compare_with_the_reference_at_both_readings_of_the_depth(result):
     made = summary.summary(result)
-    for row in made["rows"]:
-        cells = dict(zip((column["name"] for column in made["columns"]), row, strict=True))
+    for row in made.rows:
+        cells = dict(zip((name for name, _ in made.columns), row, strict=True))
         shallower = 1 if cells["depth"] == "6" else 6
         faster = 1 if cells["model"] == "vit" else 1.25
         assert cells["reference's training time over it"] == pytest.approx(faster * shallower)
         assert cells["reference's test time over it"] == 1
-    assert made["title"].endswith("Reference: depth 6, model vit.")
+    assert made.title.endswith("Reference: depth 6, model vit.")
 
 
 def test_seeds_share_a_row_with_their_range():
-    first, second = runs(STUDIES["dnn"], scope_for("dnn", seeds=2), {"rate": ("0.01",), "model": ("dnn",)})
+    (first, second), _ = planned("dnn", {"rate": ("0.01",), "model": ("dnn",)}, seeds=2)
     ended = [trained(first, 1.0), trained(second, 3.0)]
-    ended[1] = replace(ended[1], series=(*ended[1].series[:-1], replace(ended[1].series[-1], test_accuracy=0.5)))
-    (row,) = summary.summary(result_of("dnn", ended, seeds=2))["rows"]
+    ended[1]["series"][-1]["test_accuracy"] = 0.5
+    (row,) = summary.summary(result_with("dnn", ended, seeds=2)).rows
     assert row[:3] == ["0.01", "dnn", 2]
     assert row[4:6] == ["85.00 (50.00 to 120.00)", pytest.approx(68.0)]
     assert row[7] == 2.0
@@ -100,17 +100,16 @@ def test_seeds_share_a_row_with_their_range():
 @pytest.mark.parametrize("every", [True, False], ids=["all", "some"])
 @pytest.mark.parametrize("name", ["learning-rates", "depths", "dnn", "norms", "six-blocks"])
 def test_runs_that_diverge_in_their_first_epoch_leave_empty_cells(name, every, tmp_path):
-    planned = runs(STUDIES[name], scope_for(name))
-    ended = [trained(run, epochs=0 if every or number == 0 else None) for number, run in enumerate(planned)]
-    summary.write(tmp_path, result_of(name, ended))
+    ended = [trained(run, epochs=0 if every or number == 0 else None) for number, run in enumerate(planned(name)[0])]
+    summary.write(tmp_path, result_with(name, ended))
     first, *others = rows_of(tmp_path, name)
     assert (first["diverged"], first["test images right %"], first["test, s"]) == ("1", "-", "-")
     assert all((row["test images right %"] == "-") == every for row in others)
 
 
 def test_a_diverged_seed_has_no_accuracy():
-    first, second = runs(STUDIES["dnn"], scope_for("dnn", seeds=2), {"rate": ("0.01",), "model": ("dnn",)})
-    (row,) = summary.summary(result_of("dnn", [trained(first), trained(second, epochs=3)], seeds=2))["rows"]
+    (first, second), _ = planned("dnn", {"rate": ("0.01",), "model": ("dnn",)}, seeds=2)
+    (row,) = summary.summary(result_with("dnn", [trained(first), trained(second, epochs=3)], seeds=2)).rows
     assert row[2:5] == [2, 1, "120.00"]
 
 
@@ -125,10 +124,8 @@ def test_the_page_comes_from_the_json(tmp_path, result):
     shown = rows_of(tmp_path, "learning-rates")
     assert len(shown) == 18
     assert [row["training an epoch, s"] for row in shown[:3]] == ["7.50", "6.00", "6.00"]
-    page = (tmp_path / "learning-rates.md").read_text()
-    assert "**Not the whole study, 3 of 30 epochs, 1,000 of" not in page
-    assert "**Not the whole study, 3 of 30 epochs" in page
-    assert results.footnote(result).startswith("NOT THE WHOLE STUDY: 3 of 30 epochs")
+    assert "**Not the whole study, 3 of 30 epochs" in (tmp_path / "learning-rates.md").read_text()
+    assert page.footnote(result).startswith("NOT THE WHOLE STUDY: 3 of 30 epochs")
 
 
 def test_pictures_show_every_line(result):
@@ -145,9 +142,8 @@ def test_pictures_show_every_line(result):
 
 
 def test_depths_are_drawn_along_the_depth():
-    every = runs(STUDIES["depths"], scope_for("depths"))
-    ended = [trained(run, epochs=1 if run.label == "vit-depth-3-rate-0.003" else None) for run in every]
-    (picture,) = summary.pictures(result_of("depths", ended)).values()
+    ended = [trained(run, epochs=1 if run.label == "vit-depth-3-rate-0.003" else None) for run in planned("depths")[0]]
+    (picture,) = summary.pictures(result_with("depths", ended)).values()
     vit, vitbnffn = picture.panels["rate 0.003"]
     assert (vit.xs, vitbnffn.xs) == ([1, 2, 4, 5, 6, 7], [1, 2, 3, 4, 5, 6, 7])
 
@@ -159,40 +155,34 @@ def test_other_figures_have_another_digest(result):
     assert before != after
 
 
-@pytest.mark.parametrize(
-    ("value", "decimals", "text"), [(None, 2, "-"), (1234.5, 1, "1,234.5"), (0.0005, None, "0.0005"), ("x", None, "x")]
-)
-def test_cells(value, decimals, text):
-    assert cell(value, decimals) == text
+def test_cells():
+    rows = [[None, 1234.5, 0.0005], ["x", None, "y"]]
+    assert list(Table("t", [("a", None), ("b", 1), ("c", None)], rows).markdown()) == [
+        *("| a | b | c |", "|---|---:|---|", "| - | 1,234.5 | 0.0005 |", "| x | - | y |"),
+    ]
 
 
-def test_table_keeps_numbers_unrounded():
-    assert table("t", [Column("a", 1)], [[0.123456789]])["rows"] == [[0.123456789]]
-
-
-def test_a_whole_study_is_not_reduced():
-    assert in_words(Extent(30, 60_000, 10_000), Extent(30, 60_000, 10_000)) == ""
-    some = in_words(Extent(2, 500, 10_000), Extent(30, 60_000, 10_000))
-    assert some == "2 of 30 epochs, 500 of 60,000 training images"
-
-
-def test_more_images_than_there_are():
+def test_a_part_of_a_study_says_what_is_left():
+    assert cut(STUDIES["dnn"], load_digits())[1]["reduced"] == ""
+    used, scope = cut(STUDIES["dnn"], load_digits(), epochs=2, train_images=500)
+    assert scope["reduced"] == "2 of 15 epochs, 500 of 1,438 training images"
+    assert (len(used.train_images), len(used.train_labels), len(used.test_labels)) == (500, 500, 359)
     with pytest.raises(StudyError, match="digits: expected at most 1438 images, found 1439"):
-        scope_of(STUDIES["dnn"], load_digits(), "cpu", train_images=1439)
+        cut(STUDIES["dnn"], load_digits(), train_images=1439)
 
 
 def test_times_of_cached_runs_say_what_they_include():
-    (run, *_) = runs(STUDIES["six-blocks"], scope_for("six-blocks"))
+    (run, *_), _ = planned("six-blocks")
     other = replace(run, options=replace(run.options, teacher_cache="folder"))
-    assert result_of("six-blocks", [trained(run)])["timing"].startswith(results.TIMING)
-    assert result_of("six-blocks", [trained(other)])["timing"].startswith(results.WITH_TEACHER_CACHE)
+    assert result_with("six-blocks", [trained(run)])["timing"].startswith(page.TIMING)
+    assert result_with("six-blocks", [trained(other)])["timing"].startswith(page.WITH_TEACHER_CACHE)
 
 
 def test_a_failed_write_leaves_no_part(tmp_path, result, monkeypatch):
     def broken(figure):
         raise OSError("no space left")
 
-    monkeypatch.setattr(results, "png", broken)
+    monkeypatch.setattr(page, "png", broken)
     with pytest.raises(OSError, match="no space left"):
         summary.write(tmp_path, result)
     assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,133 @@
+"""The files of a study: NAME.json, and NAME.md and pictures from it alone.
+
+In the JSON `scope` is what was run (`reduced` describes the rest); `runs` have config, options and series.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from models.files import write_atomically
+from models.plots.figures import png
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+TIMING = "Times exclude data loading: the images are on the device beforehand."
+WITH_TEACHER_CACHE = (
+    "Test times exclude data loading; training times include reading, and once making, the teacher's epochs."
+)
+
+Result = dict[str, Any]
+"""The content of the JSON file."""
+
+
+class StudyError(Exception):
+    pass
+
+
+class Table(NamedTuple):
+    """`columns`: names and decimals, None for texts; in `rows` numbers are not rounded and None is an empty cell."""
+
+    title: str
+    columns: Sequence[tuple[str, int | None]]
+    rows: Sequence[Sequence[object]]
+
+    def markdown(self) -> Iterator[str]:
+        yield f"| {' | '.join(name for name, _ in self.columns)} |"
+        yield f"|{'|'.join('---' if decimals is None else '---:' for _, decimals in self.columns)}|"
+        for row in self.rows:
+            cells = (_cell(value, decimals) for value, (_, decimals) in zip(row, self.columns, strict=True))
+            yield f"| {' | '.join(cells)} |"
+
+
+def _cell(value: object, decimals: int | None) -> str:
+    if value is None:
+        return "-"
+    return str(value) if decimals is None else f"{value:,.{decimals}f}"
+
+
+def result(
+    study: str, question: str, command: str, scope: Mapping[str, Any], timing: str, device: str, **measured: Any
+) -> Result:
+    """`measured`: `runs` or `rows`."""
+    import torch
+
+    from models.environment import describe
+
+    return {
+        "study": study,
+        "question": question,
+        "command": command,
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "scope": scope,
+        "timing": timing,
+        "environment": describe(torch.get_num_threads(), device),
+        **measured,
+    }
+
+
+def write(
+    folder: Path,
+    result: Result,
+    tables: Sequence[Table],
+    figures: Mapping[str, Figure],
+    notes: Sequence[str] = (),
+) -> list[Path]:
+    """`figures` by name: the files are STUDY-NAME.png."""
+    name = result["study"]
+    pictures = {f"{name}-{plot}.png": png(figure) for plot, figure in figures.items()}
+    contents = {
+        f"{name}.json": _text(result).encode(),
+        f"{name}.md": "".join(f"{line}\n" for line in _page(result, tables, notes, list(pictures))).encode(),
+        **pictures,
+    }
+    for file, content in contents.items():
+        write_atomically(folder / file, content)
+    return [folder / file for file in contents]
+
+
+def _text(result: Result) -> str:
+    """JSON with a line for each run."""
+    fields = []
+    for name, value in result.items():
+        items = ",\n  ".join(json.dumps(each) for each in value) if isinstance(value, list) else ""
+        fields.append(f"{json.dumps(name)}: " + (f"[\n  {items}]" if items else json.dumps(value)))
+    return "{\n " + ",\n ".join(fields) + "\n}\n"
+
+
+def _page(result: Result, tables: Sequence[Table], notes: Sequence[str], pictures: Sequence[str]) -> Iterator[str]:
+    yield from (f"# {result['study']}", "", result["question"], "", f"    {result['command']}", "")
+    if result["scope"]["reduced"]:
+        yield from (f"**Not the whole study, {result['scope']['reduced']}.**", "")
+    computed = " and ".join(_last_blocks(result))
+    yield f"{_machine(result)}. {result['timing']}{f' Last block, trained and timed: {computed}.' if computed else ''}"
+    for note in notes:
+        yield from ("", note)
+    for table in tables:
+        yield from ("", f"**{table.title}**", "", *table.markdown())
+    for picture in pictures:
+        yield from ("", f"![{picture}]({picture})")
+
+
+def _last_blocks(result: Result) -> list[str]:
+    """Runs of before there was a choice computed all rows."""
+    names = {"all": "all rows", "row": "the CLS row"}
+    return sorted({names[run["options"].get("last_block", "all")] for run in result.get("runs", [])})
+
+
+def _machine(result: Result) -> str:
+    environment = result["environment"]
+    used = f"threads: {environment['threads']}, device: {environment['device']}"
+    return f"{environment['cpu']}, cores: {environment['cores']}, {used}, load: {environment['load_1min']:.1f}"
+
+
+def footnote(result: Result) -> str:
+    """Of its pictures."""
+    missing = result["scope"]["reduced"]
+    reduced = f"NOT THE WHOLE STUDY: {missing}.\n" if missing else ""
+    return f"{reduced}{result['timing']}\n{_machine(result)}."

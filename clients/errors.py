@@ -16,10 +16,9 @@ class BlankImage(InvalidImage):
 class ServerUnavailable(ClientError):
     """The server is away, not Triton, or takes no requests now."""
 
-    def __init__(self, message: str, may_pass: bool = False, retry_after_s: float = 0.0) -> None:
+    def __init__(self, message: str, may_pass: bool = False) -> None:
         super().__init__(message)
         self.may_pass = may_pass  # a retry may help
-        self.retry_after_s = retry_after_s
 
 
 class ServerBusy(ServerUnavailable):

@@ -20,47 +20,18 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from clients.errors import ClientError, InvalidImage
-from clients.options import DEFAULTS, Options, Tls, check_header, check_seconds
+from clients.options import DEFAULTS, Options, Tls, parse_headers
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
     from clients.classifier import Classifier
-    from clients.images.idx import IdxFile
     from clients.images.pictures import Picture
     from clients.printing import Item, Printer, Terminal
 
 FAILED, SERVER, REJECTED, INTERRUPTED, UNREAD = 1, 3, 4, 130, 141
 OPEN_RETRY_S = 1.0  # reports a mistyped address soon
-
-
-def _seconds(context: click.Context, parameter: click.Parameter, value: float) -> float:
-    try:
-        check_seconds("the time", value)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from error
-    return value
-
-
-def _share(context: click.Context, parameter: click.Parameter, value: float | None) -> float | None:
-    if value is not None and not 0 < value <= 1:  # NaN too
-        raise click.BadParameter(f"expected a probability above 0 and at most 1, found {value!r}")
-    return value
-
-
-def _headers(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
-    headers = {}
-    for value in values:
-        name, colon, content = (part.strip() for part in value.partition(":"))
-        if not colon:
-            raise click.BadParameter(f"expected NAME:VALUE, found {value!r}")
-        try:
-            check_header(name, content)
-        except ValueError as error:
-            raise click.BadParameter(str(error)) from error
-        headers[name] = content
-    return headers
 
 
 _FILE = click.Path(exists=True, dir_okay=False)
@@ -85,11 +56,7 @@ _FILE = click.Path(exists=True, dir_okay=False)
 )
 @click.option("--split", is_flag=True, help="Read each separate shape, left to right.  [default: off]")
 @click.option(
-    "--reject-below",
-    type=float,
-    metavar="P",
-    callback=_share,
-    help="Reject answers with a probability below P.  [default: none]",
+    "--reject-below", type=float, metavar="P", help="Reject answers with a probability below P.  [default: none]"
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line.  [default: off]")
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV with a header.  [default: off]")
@@ -109,18 +76,14 @@ _FILE = click.Path(exists=True, dir_okay=False)
     show_default=True,
     help="Requests at a time.",
 )
-@click.option(
-    "--timeout", type=float, default=DEFAULTS.timeout_s, show_default=True, callback=_seconds, help="Seconds a request."
-)
+@click.option("--timeout", type=float, default=DEFAULTS.timeout_s, show_default=True, help="Seconds a request.")
 @click.option("--ssl", is_flag=True, help="Encrypt, and verify the server by the system's authorities.  [default: off]")
 @click.option(
     "--ssl-ca", type=_FILE, help="Encrypt, and verify the server by the authorities in this PEM file.  [default: none]"
 )
 @click.option("--ssl-cert", type=_FILE, help="A PEM file with this client's certificate.  [default: none]")
 @click.option("--ssl-key", type=_FILE, help="A PEM file with that certificate's private key.  [default: none]")
-@click.option(
-    "--header", multiple=True, metavar="NAME:VALUE", callback=_headers, help="Sent with every request.  [default: none]"
-)
+@click.option("--header", multiple=True, metavar="NAME:VALUE", help="Sent with every request.  [default: none]")
 def infer(
     paths: tuple[str, ...],
     model: str | None,
@@ -143,6 +106,8 @@ def infer(
         raise click.UsageError("expected at most one of --json, --csv and --show")
     if split and labels:
         raise click.UsageError("expected at most one of --split and --labels")
+    if reject_below is not None and not 0 < reject_below <= 1:  # NaN too
+        raise click.UsageError(f"--reject-below: expected above 0 and at most 1, found {reject_below!r}")
     try:
         options = _options(**server)
     except ValueError as error:
@@ -159,11 +124,12 @@ def _options(
     ssl_ca: str | None,
     ssl_cert: str | None,
     ssl_key: str | None,
-    header: dict[str, str],
+    header: tuple[str, ...],
     **others: Any,
 ) -> Options:
+    """Raises ValueError."""
     tls = Tls(ssl_ca, ssl_cert, ssl_key) if ssl or ssl_ca or ssl_cert or ssl_key else None
-    return Options(timeout_s=timeout, open_retry_s=OPEN_RETRY_S, tls=tls, headers=header, **others)
+    return Options(timeout_s=timeout, open_retry_s=OPEN_RETRY_S, tls=tls, headers=parse_headers(header), **others)
 
 
 def _run(paths: tuple[str, ...], labels: str | None, options: Options, model: str | None, printer: Printer) -> int:
@@ -171,7 +137,7 @@ def _run(paths: tuple[str, ...], labels: str | None, options: Options, model: st
     try:
         return _answer(paths, labels, options, model, printer)
     except LabelsMismatch as error:
-        raise click.UsageError(f"--labels: {error}") from error
+        raise click.UsageError(f"--labels {labels}: {error}") from error
     except KeyboardInterrupt:
         return INTERRUPTED
     except OSError as error:  # of standard output; all other errors are ClientError
@@ -202,7 +168,7 @@ def _answer(paths: tuple[str, ...], labels: str | None, options: Options, model:
 
     try:
         with ExitStack() as stack:
-            truths = None if labels is None else stack.enter_context(_read_labels(paths, labels))
+            truths = None if labels is None else _read_labels(paths, labels)
             terminal = stack.enter_context(Terminal(lambda: count_pictures(paths)))
             pictures = read_pictures(paths, terminal.failed, terminal.noted)
             first = next(pictures, None)
@@ -215,33 +181,37 @@ def _answer(paths: tuple[str, ...], labels: str | None, options: Options, model:
     return FAILED if terminal.failures else REJECTED if printer.rejected else 0
 
 
-def _read_labels(paths: tuple[str, ...], labels: str) -> IdxFile:
+def _read_labels(paths: tuple[str, ...], labels: str) -> list[int]:
     from clients.images.idx import IdxFile, is_idx
 
     if len(paths) != 1 or not is_idx(paths[0]):
         raise LabelsMismatch("expected PATH to be one idx file of images")
     try:
-        with IdxFile(paths[0], dimensions=2) as images, IdxFile(labels, dimensions=0) as whole:
-            expected, count = images.count, sum(1 for _ in whole)
-        if count != expected:
-            raise LabelsMismatch(f"expected {expected} labels in {labels}, found {count}")
-        return IdxFile(labels, dimensions=0)
+        with IdxFile(paths[0], dimensions=2) as images, IdxFile(labels, dimensions=0) as items:
+            expected, truths = images.count, [int(item) for item in items]
     except InvalidImage as error:
         raise LabelsMismatch(str(error)) from error
+    if len(truths) != expected:
+        raise LabelsMismatch(f"expected {expected} labels, found {len(truths)}")
+    return truths
 
 
 @dataclass
 class _Answering:
     classifier: Classifier
-    truths: IdxFile | None
+    truths: list[int] | None
     terminal: Terminal
     printer: Printer
 
     def __post_init__(self) -> None:
         self._waiting: deque[tuple[Item, int | None]] = deque()  # sent, not answered
         self._labels = self.classifier.model.labels
-        if self.truths is not None:
-            self._check(self.truths)
+        for number, label in enumerate(self.truths or ()):
+            if label >= len(self._labels):
+                raise LabelsMismatch(
+                    f"expected labels from 0 to {len(self._labels) - 1}, as model {self.classifier.model.name!r} "
+                    f"has {len(self._labels)} classes, found {label} in item {number}"
+                )
 
     def run(self, pictures: Iterator[Picture]) -> None:
         self.printer.print_header(self.terminal, len(self._labels))
@@ -252,26 +222,14 @@ class _Answering:
             answered += not rejected
             correct += not rejected and prediction.index == truth
         if self.truths is not None:
-            self.printer.print_accuracy(self.terminal, correct, answered, self.truths.count)
-
-    def _check(self, truths: IdxFile) -> None:
-        from clients.images.idx import IdxFile
-
-        with IdxFile(truths.name, dimensions=0) as labels:
-            for number, label in enumerate(labels):
-                if label >= len(self._labels):
-                    raise LabelsMismatch(
-                        f"expected labels from 0 to {len(self._labels) - 1}, as model "
-                        f"{self.classifier.model.name!r} has {len(self._labels)} classes, found {label} "
-                        f"in {truths.name}, item {number}"
-                    )
+            self.printer.print_accuracy(self.terminal, correct, answered, len(self.truths))
 
     def _inputs(self, pictures: Iterator[Picture]) -> Iterator[NDArray[np.uint8]]:
         """Images (C, H, W)."""
         from clients.printing import Item
 
         model = self.classifier.model
-        for picture, truth in zip(pictures, map(int, self.truths) if self.truths else repeat(None), strict=False):
+        for picture, truth in zip(pictures, self.truths or repeat(None), strict=False):
             try:
                 images, shapes = picture.as_inputs(model.image_shape, model.preprocessing, self.printer.split)
             except InvalidImage as error:

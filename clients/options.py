@@ -1,7 +1,7 @@
 """What all clients of the server may choose, with the defaults; light to import, for the command line."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -55,7 +55,8 @@ class Options:
         if self.batch_size < 1 or self.concurrency < 1:
             found = f"{self.batch_size} and {self.concurrency}"
             raise ValueError(f"expected batch_size and concurrency of 1 or more, found {found}")
-        check_seconds("timeout_s", self.timeout_s)
+        if not self.timeout_s > 0:  # NaN too
+            raise ValueError(f"timeout_s: expected seconds above 0, found {self.timeout_s!r}")
         for name, seconds in (("retry_s", self.retry_s), ("open_retry_s", self.open_retry_s or 0)):
             if not seconds >= 0:
                 raise ValueError(f"{name}: expected seconds of 0 or more, found {seconds!r}")
@@ -67,10 +68,16 @@ class Options:
         return [each.strip() for each in (_DEFAULT_URLS[self.protocol] if self.url is None else self.url).split(",")]
 
 
-def check_seconds(name: str, value: float) -> None:
-    """Raises ValueError for 0, less and NaN."""
-    if not value > 0:
-        raise ValueError(f"{name}: expected seconds above 0, found {value!r}")
+def parse_headers(texts: Sequence[str]) -> dict[str, str]:
+    """NAME:VALUE each; raises ValueError."""
+    headers = {}
+    for text in texts:
+        name, colon, value = (part.strip() for part in text.partition(":"))
+        if not colon:
+            raise ValueError(f"header: expected NAME:VALUE, found {text!r}")
+        check_header(name, value)
+        headers[name] = value
+    return headers
 
 
 def check_header(name: str, value: str) -> None:

@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 
 from clients.prediction import Prediction
 
-FORMS = ("text", "picture", "json", "csv")
-
 
 class Terminal:
     """In a terminal with a progress bar on standard error; `total` counts the pictures, only for the bar."""
@@ -70,7 +68,7 @@ class Item:
 
 
 class Printer:
-    """Prints in one of FORMS.
+    """Prints in the form text, picture, json or csv.
 
     split:        an answer is of one shape.
     reject_below: marks less probable answers; `rejected` counts them.

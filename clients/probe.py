@@ -28,6 +28,8 @@ from typing import Any, Literal
 
 import click
 
+from clients.options import parse_headers
+
 TIMEOUT_S = 0.8  # leaves room for the start of Python within a second
 ASK_SHARE = 0.75  # of it for inferences, the rest to look for progress
 PROGRESS_S = 0.02
@@ -261,13 +263,6 @@ class Health:
         return (200 if ok and time.monotonic() - heard_s <= self._stale_s else 503), text.encode()
 
 
-def _headers(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
-    pairs = [value.partition(":") for value in values]
-    if not all(name and colon for name, colon, _ in pairs):
-        raise click.BadParameter("expected NAME:VALUE")
-    return {name: content.strip() for name, _, content in pairs}
-
-
 def _address(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
     host, _, port = (value or "").rpartition(":")
     if value is not None and not (host and port.isdecimal() and int(port) <= 65535):
@@ -292,9 +287,7 @@ def _health(address: str | None, every_s: float | None, timeout_s: float) -> Hea
     "--model", "models", multiple=True, help="Ask only this model, which must be served; repeatable.  [default: all]"
 )
 @click.option("--timeout", type=click.FloatRange(0.05, 60), default=TIMEOUT_S, show_default=True, help="Seconds.")
-@click.option(
-    "--header", multiple=True, metavar="NAME:VALUE", callback=_headers, help="For a guarded server.  [default: none]"
-)
+@click.option("--header", multiple=True, metavar="NAME:VALUE", help="For a guarded server.  [default: none]")
 @click.option(
     "--every",
     type=click.FloatRange(0.1),
@@ -311,16 +304,20 @@ def probe(
     models: tuple[str, ...],
     url: str,
     timeout: float,
-    header: dict[str, str],
+    header: tuple[str, ...],
     every: float | None,
     listen: str | None,
 ) -> None:
     """Ask every served version a stored image; print JSON; exit code 1 unless all answer right."""
     if every is not None:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # else a container's first process ignores it
+    try:
+        headers = parse_headers(header)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
     health = _health(listen, every, timeout)
     while True:
-        result = probe_server(url, models, header, timeout)
+        result = probe_server(url, models, headers, timeout)
         if health:
             health.heard(result)
         print(result.to_json(), flush=True)

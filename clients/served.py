@@ -1,32 +1,21 @@
-"""A server's models.
-
-The exporter describes them in the parameters `model_config`, `test_accuracy` and `temperature`. Models without a
-description are listed, never chosen.
-"""
+"""A server's models. Models without a description are listed, never chosen."""
 
 import asyncio
-import json
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any
 
+from clients.description import FOREIGN, Description, describe
 from clients.errors import ModelMismatch, ModelNotFound, ModelNotReady, ServerError
-from clients.images.prepare import Preprocessing
 from clients.transport import INPUT, OUTPUT, Connection
 
 
 @dataclass(frozen=True)
-class ServedModel:
+class ServedModel(Description):
     name: str
-    family: str  # "vitbn", "vit", "vitbnffn" or "cnn"
-    labels: tuple[str, ...]
-    image_shape: tuple[int, int, int]  # (channels, height, width)
     max_batch_size: int
     test_accuracy: float | None  # between 0 and 1
-    versions: tuple[str, ...] = ()  # ready; the last answers
-    preprocessing: Preprocessing = "ink"
-    temperature: float = 1.0  # divides the logits before softmax
+    versions: tuple[str, ...]  # ready; the last answers
 
 
 @dataclass(frozen=True)
@@ -120,24 +109,13 @@ async def _describe(connection: Connection, name: str) -> ServedModel:
         }
         versions = tuple(str(version) for version in metadata.get("versions", ()))
         parameters = {key: value["string_value"] for key, value in config.get("parameters", {}).items()}
-        description = json.loads(parameters["model_config"])
-        family, labels = str(description["model"]), tuple(str(label) for label in description["labels"])
-        height, width = (int(side) for side in description["image_size"])
-        image_shape = (int(description["channels"]), height, width)
-        preprocessing = description.get("preprocessing", "ink")  # older models lack it
-        temperature = float(parameters.get("temperature", 1.0))
+        about = describe(parameters)
         accuracy = float(parameters["test_accuracy"]) if "test_accuracy" in parameters else None
-        if not labels or min(image_shape) < 1:
-            raise ValueError(f"{len(labels)} labels for images of {image_shape}")
-        if not 0 < temperature < math.inf:
-            raise ValueError(f"the temperature {temperature}")
-        if preprocessing not in get_args(Preprocessing):
-            raise ValueError(f"the preprocessing {preprocessing!r}")
         # 0: the server does not batch; a parameter then limits requests
         limit = int(config.get("max_batch_size", 0)) or int(parameters.get("max_images", 1))
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
+    except FOREIGN as error:
         raise ModelMismatch(f"model {name!r}: its parameters do not describe a classifier: {error!r}") from error
-    expected = {INPUT: ("UINT8", [-1, *image_shape]), OUTPUT: ("FP32", [-1, len(labels)])}
+    expected = {INPUT: ("UINT8", [-1, *about.image_shape]), OUTPUT: ("FP32", [-1, len(about.labels)])}
     if tensors != expected:
         raise ModelMismatch(f"model {name!r}: expected the tensors {expected}, found {tensors}")
-    return ServedModel(name, family, labels, image_shape, limit, accuracy, versions, preprocessing, temperature)
+    return ServedModel(**vars(about), name=name, max_batch_size=limit, test_accuracy=accuracy, versions=versions)

@@ -14,7 +14,6 @@ import socket
 import ssl
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from contextvars import ContextVar
 from importlib import import_module
 from typing import Any, TypeVar
 
@@ -46,7 +45,6 @@ _GRPC_OPTIONS = [
 ]
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
 _SAVED_SHARE, _MOST_SAVED = 0.1, 10.0
-_retry_after: ContextVar[list[str]] = ContextVar("retry_after")  # of this task's request
 
 
 class Connection:
@@ -118,7 +116,7 @@ class Connection:
             try:
                 answer = await self._ask_round(end_s, method, *arguments, **options)
             except ServerUnavailable as failure:
-                pause_s = next(pauses) + failure.retry_after_s
+                pause_s = next(pauses)
                 if not failure.may_pass or clock() + pause_s > last_try_s:
                     raise
                 if isinstance(failure, ServerBusy) and not self._budget.spend():
@@ -162,8 +160,6 @@ class _Server:
             self._client = module.InferenceServerClient(address, **settings)
         except OSError as error:  # ssl's errors are OSErrors
             raise ServerUnavailable(f"expected PEM files for TLS to {address}, found {error}") from error
-        if self._is_http:
-            _hear_retry_after(self._client)
 
     def _http_settings(self) -> dict[str, Any]:
         tls = self._options.tls
@@ -187,12 +183,10 @@ class _Server:
     async def call(self, method: str, *arguments: Any, **options: Any) -> Any:
         from tritonclient.utils import InferenceServerException
 
-        heard: list[str] = []
-        _retry_after.set(heard)
         try:
             return await getattr(self._client, method)(*arguments, headers=dict(self._headers), **options)
         except InferenceServerException as error:
-            raise self._refused(error, heard) from error
+            raise self._refused(error) from error
         except self._lost as error:
             raise self._unreachable(_reason(error), may_pass=not isinstance(error, ssl.SSLError)) from error
         except self._garbled as error:
@@ -201,19 +195,18 @@ class _Server:
     async def close(self) -> None:
         await self._client.close()
 
-    def _refused(self, error: Any, heard: list[str]) -> ClientError:
+    def _refused(self, error: Any) -> ClientError:
         words, status = _line(error.message() or ""), error.status()
         words = f"HTTP {status}" if words == _WORDLESS else words
-        wait_s = _seconds(heard if self._is_http else _metadata(error))
         if self._is_http and error.debug_details() and status not in (*_PASSING, *_BUSY):  # not Triton's JSON
             return self.no_triton(f"HTTP {status}, {words}")
         if not self._is_http and words.startswith(_GRPC_UNCONNECTED):
             return self._unreachable(self._unconnected(words), may_pass=True)
         restricted = "protocol is restricted" in words  # over gRPC with the status of a busy server
-        if status in _BUSY or (status in _PASSING and not restricted and (wait_s or _BUSY_WORDS.search(words))):
-            return ServerBusy(f"the server at {self.address} is too busy: {words}", True, wait_s)
+        if status in _BUSY or (status in _PASSING and not restricted and _BUSY_WORDS.search(words)):
+            return ServerBusy(f"the server at {self.address} is too busy: {words}", may_pass=True)
         if status in _PASSING and not restricted:
-            return ServerUnavailable(f"the server at {self.address} is unavailable: {words}", True, wait_s)
+            return ServerUnavailable(f"the server at {self.address} is unavailable: {words}", may_pass=True)
         kind = ModelNotFound if status in _NOT_FOUND else ServerError
         return kind(f"the server at {self.address} answered: {words}")
 
@@ -263,31 +256,6 @@ def _reason(error: Exception) -> str:
     if isinstance(cause, socket.gaierror) or not cause.errno:
         return cause.strerror or str(cause) or "the connection ended"  # as where TLS meets a server without it
     return os.strerror(cause.errno)
-
-
-def _hear_retry_after(client: Any) -> None:
-    """Keeps each answer's Retry-After for the asking task; tritonclient drops it."""
-    import aiohttp
-
-    async def ended(session: Any, context: Any, parameters: Any) -> None:
-        _retry_after.get([]).append(parameters.response.headers.get("Retry-After", ""))
-
-    trace = aiohttp.TraceConfig()
-    trace.on_request_end.append(ended)
-    trace.freeze()
-    client._stub.trace_configs.append(trace)
-
-
-def _metadata(error: Any) -> list[str]:
-    call_error = error.__context__
-    if not hasattr(call_error, "trailing_metadata"):
-        return []
-    return [str(value) for key, value in call_error.trailing_metadata() or () if key == "retry-after"]
-
-
-def _seconds(values: list[str]) -> float:
-    """The last value; a date, which RFC 9110 also allows, gives 0."""
-    return max([float(value) for value in values[-1:] if re.fullmatch(r"\d{1,6}(\.\d{1,6})?", value)], default=0.0)
 
 
 def _line(words: str) -> str:

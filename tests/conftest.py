@@ -3,6 +3,7 @@ import functools
 import gc
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -92,6 +93,17 @@ def processor_time_s() -> Callable[..., float]:
         return after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
 
     return run
+
+
+@pytest.fixture(scope="session")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A self-signed certificate of 127.0.0.1 and its key, PEM."""
+    _there(Path(shutil.which("openssl") or "/usr/bin/openssl"), "openssl")
+    folder = tmp_path_factory.mktemp("tls")
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=127.0.0.1"]
+    command += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", "key.pem", "-out", "certificate.pem"]
+    subprocess.run(command, cwd=folder, check=True, capture_output=True)
+    return folder / "certificate.pem", folder / "key.pem"
 
 
 @pytest.fixture(scope="session")

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
+from clients.description import describe
 from clients.errors import ModelMismatch, ModelNotFound
-from clients.images.prepare import Preprocessing
 from clients.prediction import top_probabilities
 
 BATCH_SIZE = 256  # on a CPU larger batches leave the cache
@@ -89,18 +87,12 @@ class Network:
         self.model = model
         try:
             self._session = ort.InferenceSession(data, options, ["CPUExecutionProvider"])
-            about = self._session.get_modelmeta().custom_metadata_map
-            config = json.loads(about["model_config"])
-            self.labels = tuple(str(label) for label in config["labels"])
-            height, width = config["image_size"]
-            self.shape: tuple[int, int, int] = (int(config["channels"]), int(height), int(width))
-            self.preprocessing: Preprocessing = config.get("preprocessing", "ink")
-            self.temperature = float(about.get("temperature", 1.0))
-            if not 0 < self.temperature < math.inf or self.preprocessing not in get_args(Preprocessing):
-                raise ValueError(f"the temperature {self.temperature} and preprocessing {self.preprocessing!r}")
+            about = describe(self._session.get_modelmeta().custom_metadata_map)
         except Exception as error:  # ONNX Runtime's errors have no common base class
             reason = " ".join(str(error).split())
             raise ModelMismatch(f"{model.path}: expected a classifier of the exporter, found {reason}") from error
+        self.labels, self.shape, self.preprocessing = about.labels, about.image_shape, about.preprocessing
+        self._temperature = about.temperature
         tensors = {each.name: each.type for each in (*self._session.get_inputs(), *self._session.get_outputs())}
         if tensors != (expected := {_INPUT: "tensor(uint8)", _OUTPUT: "tensor(float)"}):
             raise ModelMismatch(f"{model.path}: expected the tensors {expected}, found {tensors}")
@@ -111,4 +103,4 @@ class Network:
         for start in range(0, len(pixels), BATCH_SIZE):
             batch = pixels[start : start + BATCH_SIZE]
             logits[start : start + len(batch)] = self._session.run([_OUTPUT], {_INPUT: batch})[0]
-        return logits.argmax(axis=1), top_probabilities(logits, self.temperature)
+        return logits.argmax(axis=1), top_probabilities(logits, self._temperature)

@@ -14,6 +14,8 @@ import grpc
 import numpy as np
 from tritonclient.grpc import model_config_pb2, service_pb2, service_pb2_grpc
 
+from clients.options import Options
+
 LABELS = ("a", "b", "c")
 DESCRIPTION = {"model": "vitbn", "labels": LABELS, "image_size": [28, 28], "channels": 1}
 
@@ -25,19 +27,16 @@ def expected_logits(images: np.ndarray) -> np.ndarray:
 
 
 class StandIn:
-    """The model `net`; `serving` adds its address to `urls`.
+    """The model `net`; `serving` sets `protocol` and `url`.
 
     before:      gets each inference's number, from 0, in the server's thread; may return a refusal's message.
-    retry_after: seconds that a refusal asks to wait.
     parameters:  of the model's configuration.
     """
 
     def __init__(self, before: Callable[[int], str | None] = lambda number: None, max_batch_size: int = 4) -> None:
         self.before = before
         self.max_batch_size = max_batch_size
-        self.retry_after: str | None = None
         self.parameters: dict[str, str] = {}
-        self.urls: dict[str, str] = {}
         self.headers: list[dict[str, str]] = []  # of each inference
         self.batches: list[int] = []
         self.most_at_once = 0
@@ -66,8 +65,11 @@ class StandIn:
     ) -> Iterator["StandIn"]:
         """With `tls` only for clients with a certificate."""
         with (_http if protocol == "http" else _grpc)(self, address, tls) as port:
-            self.urls[protocol] = f"127.0.0.1:{port}"
+            self.protocol, self.url = protocol, f"127.0.0.1:{port}"
             yield self
+
+    def options(self, **more: object) -> Options:
+        return Options(self.url, self.protocol, **more)
 
 
 @dataclass(frozen=True)
@@ -104,8 +106,7 @@ def _http(stand_in: StandIn, address: str, tls: Certificates | None) -> Iterator
             images = np.frombuffer(body, np.uint8, offset=start).reshape(shape)
             logits, refusal = stand_in.infer(images, {key.lower(): value for key, value in self.headers.items()})
             if refusal:
-                headers = {} if stand_in.retry_after is None else {"Retry-After": stand_in.retry_after}
-                return self._answer({"error": refusal}, headers, status=503)
+                return self._answer({"error": refusal}, status=503)
             output = {"name": "logits", "datatype": "FP32", "shape": logits.shape}
             output["parameters"] = {"binary_data_size": logits.nbytes}
             head = json.dumps({"model_name": "net", "model_version": "1", "outputs": [output]}).encode()
@@ -170,8 +171,6 @@ def _grpc(stand_in: StandIn, address: str, tls: Certificates | None) -> Iterator
             images = np.frombuffer(request.raw_input_contents[0], np.uint8).reshape(request.inputs[0].shape)
             logits, refusal = stand_in.infer(images, dict(context.invocation_metadata()))
             if refusal:
-                if stand_in.retry_after is not None:
-                    context.set_trailing_metadata([("retry-after", stand_in.retry_after)])
                 context.abort(grpc.StatusCode.UNAVAILABLE, refusal)
             response = service_pb2.ModelInferResponse(model_version="1", raw_output_contents=[logits.tobytes()])
             response.outputs.add(name="logits", datatype="FP32", shape=logits.shape)

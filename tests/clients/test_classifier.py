@@ -7,6 +7,7 @@ from stand_in import expected_logits
 from clients import classifier as module
 from clients.classifier import (
     Classifier,
+    InvalidImage,
     ModelMismatch,
     ModelNotFound,
     ModelNotReady,
@@ -164,6 +165,10 @@ def test_more_than_a_batch_is_split_in_order(connect):
     np.testing.assert_array_equal(logits, expected_logits(IMAGES))
     assert [p.index for p in asked.classify(IMAGES)] == logits.argmax(axis=1).tolist()
     assert len(np.unique(logits, axis=0)) > 1
+    assert (asked.classify(IMAGES[:0]), asked.logits(IMAGES[:0]).shape) == ([], (0, 3))
+    for wrong in (IMAGES.astype(np.float32), IMAGES[0]):
+        with pytest.raises(InvalidImage, match=r"expected uint8 \(n, 1, 28, 28\), found"):
+            asked.classify(wrong)
 
 
 def test_a_server_that_does_not_batch_gets_one_at_a_time(connect):

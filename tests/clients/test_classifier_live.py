@@ -1,5 +1,4 @@
 import asyncio
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -7,13 +6,11 @@ import pytest
 from clients.classifier import (
     AsyncClassifier,
     Classifier,
-    InvalidImage,
     ModelNotFound,
     Options,
-    ServerUnavailable,
     list_models,
 )
-from clients.preprocess import read_image, to_model_input
+from clients.preprocess import to_model_input
 
 pytestmark = pytest.mark.live
 
@@ -75,36 +72,6 @@ def test_every_way_with_asyncio(live_server, images, expected, protocol):
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_more_than_the_model_takes_is_split(live_server, images, expected, protocol):
-    with connect(live_server, protocol, batch_size=100_000) as classifier:
-        limit = classifier.model.max_batch_size
-        copies = 2 * limit // len(images) + 1
-        many = np.concatenate([images] * copies)[: 2 * limit + 1]
-        close(classifier.logits(many), np.concatenate([expected] * copies)[: 2 * limit + 1])
-
-
-def test_the_digit_in_a_picture(live_server):
-    picture = Path(__file__).resolve().parents[2] / "digit.png"
-    with connect(live_server) as classifier:
-        (prediction,) = classifier.classify(to_model_input(read_image(picture))[None])
-    assert prediction.label == "3"
-    assert prediction.top(1) == [("3", prediction.probability)]
-    assert prediction.probability == max(prediction.probabilities)
-    assert prediction.latency_ms > 0
-    assert int(prediction.version) >= 1
-
-
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_what_is_no_batch_of_images_is_refused(live_server, images, protocol):
-    with connect(live_server, protocol) as classifier:
-        assert classifier.classify(images[:0]) == list(classifier.stream([])) == []
-        assert classifier.logits(images[:0]).shape == (0, 10)
-        for wrong in (images.astype(np.float32), images[:, 0], images[:, :, :27], images[0]):
-            with pytest.raises(InvalidImage, match=r"expected uint8 \(n, 1, 28, 28\), found"):
-                classifier.classify(wrong)
-
-
-@pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_the_models_of_a_server(live_server, protocol):
     (listed,) = list_models(Options(url_of(live_server, protocol), protocol))
     with (
@@ -123,10 +90,3 @@ def test_a_model_that_is_not_there(live_server, protocol):
     for name in ("resnet", "", "vitbn/versions/1", "..", "vitbn?", "vit bn"):
         with pytest.raises(ModelNotFound, match="there: vitbn"):
             Classifier(Options(url_of(live_server, protocol), protocol), name)
-
-
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_the_port_of_the_other_protocol(live_server, protocol):
-    other = {"http": live_server.grpc_url, "grpc": live_server.http_url}[protocol]
-    with pytest.raises(ServerUnavailable, match="no Triton server answers"):
-        Classifier(Options(other, protocol, retry_s=0))

@@ -2,10 +2,12 @@ import asyncio
 import socket
 import threading
 import time
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager
+from functools import partial
 
 import numpy as np
 import pytest
+from raw_server import answering, reply
 from stand_in import StandIn, expected_logits
 
 from clients.classifier import (
@@ -22,95 +24,77 @@ PROTOCOLS = ["http", "grpc"]
 IMAGES = np.random.default_rng(0).integers(0, 256, (9, 1, 28, 28), dtype=np.uint8)
 
 
-@pytest.fixture
-def listener():
-    """Answers with these pieces, 0.1 s apart; None: never."""
-    with ExitStack() as stack:
-
-        def listen(*pieces):
-            server = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
-            thread = threading.Thread(target=answer_all, args=(server, pieces))
-            thread.start()
-            stack.callback(thread.join)
-            stack.callback(server.shutdown, socket.SHUT_RDWR)  # close would not end accept
-            return f"127.0.0.1:{server.getsockname()[1]}"
-
-        yield listen
-
-
-def answer_all(server, pieces):
-    with ExitStack() as stack, suppress(OSError):
-        while True:
-            client = stack.enter_context(server.accept()[0])
-            if pieces == (None,):
-                continue
-            with suppress(OSError):  # the client went away
-                client.recv(4096)
-                for piece in pieces:
-                    client.sendall(piece)
-                    time.sleep(0.1 if len(pieces) > 1 else 0)
-                client.shutdown(socket.SHUT_RDWR)
-
-
-def http_reply(status, body, length=None):
-    return b"HTTP/1.1 %s\r\nContent-Length: %d\r\n\r\n%s" % (status, length or len(body), body)
+@contextmanager
+def sending(*pieces):
+    """Options of a server that sends these to any request."""
+    with answering(lambda path: pieces) as url:
+        yield partial(Options, url, retry_s=0)
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_a_server_that_never_answers(listener, protocol):
-    with pytest.raises(DeadlineExceeded, match=r"did not answer within 0\.3 s"):
-        Classifier(Options(listener(None), protocol, timeout_s=0.3))
+def test_a_server_that_never_answers(protocol):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(DeadlineExceeded, match=r"did not answer within 0\.3 s"):
+            Classifier(Options(url, protocol, timeout_s=0.3))
 
 
-def test_a_server_that_answers_drop_by_drop_meets_the_same_deadline(listener):
-    pieces = [http_reply(b"200 OK", b"", length=1000), *[b"["] * 100]
+def test_a_server_that_answers_drop_by_drop_meets_the_same_deadline():
+    def drops(path):
+        yield reply(b"", length=1000)
+        for _ in range(100):
+            yield b"["
+            time.sleep(0.1)
+
     start = time.monotonic()
-    with pytest.raises(DeadlineExceeded, match=r"within 0\.5 s"):
-        Classifier(Options(listener(*pieces), timeout_s=0.5))
+    with answering(drops) as url, pytest.raises(DeadlineExceeded, match=r"within 0\.5 s"):
+        Classifier(Options(url, timeout_s=0.5))
     assert time.monotonic() - start < 8
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-@pytest.mark.parametrize(
-    "reply", [b"", b"hello\r\n\r\n", http_reply(b"200 OK", b"<a>"), http_reply(b"404 Not Found", b"<html>none</html>")]
-)
-def test_a_server_that_is_not_triton(listener, protocol, reply):
-    with pytest.raises(ServerUnavailable, match="no Triton server answers"):
-        Classifier(Options(listener(reply), protocol, timeout_s=5, retry_s=0))
+@pytest.mark.parametrize("sent", [b"", b"hello\r\n\r\n", reply(b"<a>"), reply(b"<html>none</html>", "404 Not Found")])
+def test_a_server_that_is_not_triton(protocol, sent):
+    with sending(sent) as options, pytest.raises(ServerUnavailable, match="no Triton server answers"):
+        Classifier(options(protocol, timeout_s=5))
 
 
-@pytest.mark.parametrize(
-    "body", [b"{}", b"7", b"null", b'["net"]', b'[{"state": "READY"}]', b'[{"name": 7}]', b'{"error": 5}']
-)
-def test_another_json_than_tritons(listener, body):
-    with pytest.raises(ServerUnavailable, match="no Triton server answers"):
-        list_models(Options(listener(http_reply(b"200 OK", body)), retry_s=0))
+@pytest.mark.parametrize("body", [b"{}", b"7", b"null", b'["net"]', b'[{"state": "READY"}]', b'[{"name": 7}]'])
+def test_another_json_than_tritons(body):
+    with sending(reply(body)) as options, pytest.raises(ServerUnavailable, match="no Triton server answers"):
+        list_models(options())
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_lists_models_where_a_loop_runs_as_in_a_notebook(protocol):
     async def cell():
-        return list_models(Options(server.urls[protocol], protocol))
+        return list_models(server.options())
 
     with StandIn().serving(protocol) as server:
         assert [model.name for model in asyncio.run(cell())] == ["net"]
 
 
 @pytest.mark.parametrize(
-    ("status", "kind"), [(b"403 Forbidden", ServerError), (b"404 Not Found", ModelNotFound), (b"500 No", ServerError)]
+    ("status", "kind"), [("403 Forbidden", ServerError), ("404 Not Found", ModelNotFound), ("500 No", ServerError)]
 )
-def test_a_refusal_keeps_the_words_of_the_server_on_one_line(listener, status, kind):
-    words = http_reply(status, b'{"error":"This protocol\\n is restricted %s"}' % (b"x" * 2000))
-    with pytest.raises(kind, match=r"answered: This protocol is restricted x+ …$") as raised:
-        Classifier(Options(listener(words)))
+def test_a_refusal_keeps_the_words_of_the_server_on_one_line(status, kind):
+    words = reply(b'{"error":"This protocol\\n is restricted %s"}' % (b"x" * 2000), status)
+    answered = r"answered: This protocol is restricted x+ …$"
+    with sending(words) as options, pytest.raises(kind, match=answered) as raised:
+        Classifier(options())
     assert len(str(raised.value)) < 700
+
+
+def test_a_refusal_without_words_shows_its_status():
+    with sending(reply(b"", "401 Unauthorized")) as options, pytest.raises(ServerError, match=r"answered: HTTP 401$"):
+        Classifier(options())
 
 
 @contextmanager
 def asking(protocol, before=lambda number: None, **options):
     with (
         StandIn(before).serving(protocol) as server,
-        Classifier(Options(server.urls[protocol], protocol, **options)) as classifier,
+        Classifier(server.options(**options)) as classifier,
     ):
         yield server, classifier
 
@@ -123,15 +107,14 @@ def test_what_a_busy_server_refuses_is_asked_again(protocol):
     assert server.batches == [4, 4, 4, 4, 1, 1]
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_retries_slow_down_and_end(protocol):
+def test_retries_slow_down_and_end():
     times = []
 
     def refuse(number):
         times.append(time.monotonic())
         return "Exceeds maximum queue size"
 
-    with asking(protocol, refuse, retry_s=1.0) as (_, classifier):
+    with asking("http", refuse, retry_s=1.0) as (_, classifier):
         start = time.monotonic()
         with pytest.raises(ServerUnavailable, match=r"is too busy: Exceeds maximum queue size$"):
             classifier.classify(IMAGES[:1])
@@ -141,21 +124,12 @@ def test_retries_slow_down_and_end(protocol):
     assert times[-1] - times[-2] > 0.05
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_no_retries_when_none_are_wanted(protocol):
-    asked = asking(protocol, lambda number: "busy", retry_s=0)
-    with asked as (server, classifier), pytest.raises(ServerUnavailable, match="busy"):
-        classifier.classify(IMAGES[:1])
-    assert server.batches == [1]
-
-
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_the_deadline_holds_for_all_tries_together(protocol):
+def test_the_deadline_holds_for_all_tries_together():
     def refuse_slowly(number):
         time.sleep(0.15)
         return "busy"
 
-    with asking(protocol, refuse_slowly, timeout_s=0.6, retry_s=60) as (server, classifier):
+    with asking("http", refuse_slowly, timeout_s=0.6, retry_s=60) as (server, classifier):
         start = time.monotonic()
         with pytest.raises((ServerUnavailable, DeadlineExceeded)):
             classifier.classify(IMAGES[:1])
@@ -180,16 +154,6 @@ def test_a_server_that_starts_late_is_waited_for(protocol):
     with StandIn().serving(protocol, address):
         thread.join(30)
     np.testing.assert_array_equal(found[0], expected_logits(IMAGES))
-
-
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_headers_go_with_every_request(protocol):
-    headers = {"Authorization": "Bearer secret", "X-Team": "seven"}
-    with asking(protocol, headers=headers) as (server, classifier):
-        classifier.classify(IMAGES)
-    assert len(server.headers) == 3
-    for found in server.headers:
-        assert (found["authorization"], found["x-team"]) == ("Bearer secret", "seven")
 
 
 @pytest.mark.parametrize(

@@ -1,18 +1,16 @@
 import io
 import subprocess
 import sys
-import threading
-import warnings
 import zlib
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from PIL import ExifTags, Image
+from PIL import Image
 
-from clients.preprocess import InvalidImage, read_image
+from clients.preprocess import BlankImage, InvalidImage, read_image, to_model_input
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (48, 64), dtype=np.uint8)
 
@@ -87,7 +85,9 @@ def test_flipped_anywhere(name, changes):
     damaged = bytearray(WHOLE[name])
     for place, mask in changes:
         damaged[int(place * len(damaged))] ^= mask
-    refusal(bytes(damaged))
+    if refusal(bytes(damaged)) is None:
+        with suppress(BlankImage):
+            to_model_input(read_image(io.BytesIO(damaged)))
 
 
 @settings(deadline=2000)
@@ -104,20 +104,6 @@ def test_png_of_any_size_and_kind(width, height, depth, colour):
     found = refusal(png(width, height, depth, colour))
     if width * height > Image.MAX_IMAGE_PIXELS:
         assert found is not None
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"BM" + bytes(8) + (54).to_bytes(4, "little") + (40).to_bytes(4, "little")
-        + (60_000).to_bytes(4, "little") * 2 + bytes([1, 0, 24, 0]) + bytes(24),
-        b"P6 60000 60000 255\n" + bytes(100),
-        b"GIF89a" + b"\xff\xff\xff\xff" + bytes(20),
-    ],
-    ids=["BMP", "PPM", "GIF"],
-)  # fmt: skip
-def test_claims_of_huge_sizes(content):
-    assert refusal(content) is not None
 
 
 @pytest.mark.parametrize("source", [b"\x89PNG", 7, None, ["a.png"], np.zeros((28, 28))], ids=lambda s: type(s).__name__)
@@ -152,27 +138,6 @@ def test_the_limit_of_pixels_is_exact(monkeypatch):
     assert "at most 3071 pixels, found 64x48" in refusal(WHOLE["PNG"])
 
 
-def test_threads_share_it():
-    exif = Image.Exif()
-    exif[ExifTags.Base.Orientation] = 6
-    turned, bomb = encoded("JPEG", exif=exif), png(10_000, 10_000)
-    cases = [(WHOLE["PNG"], (64, 48)), (turned, (48, 64)), (bomb, None), (WHOLE["GIF"], (64, 48))]
-    filters, start = list(warnings.filters), threading.Barrier(8)
-
-    def ask(which):
-        if which < 8:
-            start.wait(10)
-        content, expected = cases[which % 4]
-        try:
-            return read_image(io.BytesIO(content)).size == expected
-        except InvalidImage as error:
-            return expected is None and "pixels" in str(error)
-
-    with ThreadPoolExecutor(8) as pool:
-        assert all(pool.map(ask, range(400)))
-    assert warnings.filters == filters
-
-
 PEAK = """
 import sys
 from clients.errors import InvalidImage
@@ -187,7 +152,7 @@ print(next(line.split()[1] for line in open("/proc/self/status") if line.startsw
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak of memory is read from /proc")
-@pytest.mark.parametrize(("form", "most_mib"), [("png", 300), ("tif", 300), ("webp", 900), ("jpg", 100)])
+@pytest.mark.parametrize(("form", "most_mib"), [("png", 300), ("webp", 900), ("jpg", 100)])
 def test_memory_of_a_huge_picture(tmp_path, form, most_mib):
     path = tmp_path / f"sheet.{form}"
     Image.new("RGB", (5000, 10_000), "white").save(path, method=0)  # WebP's quickest

@@ -75,15 +75,6 @@ def test_what_is_wrong_is_named(path, content, message):
     assert "\n" not in str(raised.value)
 
 
-def test_what_is_whole_comes_before_the_error(path):
-    path.write_bytes(WHOLE[:-31])
-    with IdxFile(str(path), 2) as file:
-        items = iter(file)
-        np.testing.assert_array_equal(np.stack([next(items) for _ in range(9)]), IMAGES[:9])
-        with pytest.raises(InvalidImage, match="found 9 and 29 bytes"):
-            next(items)
-
-
 @pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["plain", "gzip"])
 @pytest.mark.parametrize(("start", "found"), [(0, "10 and 0"), (9, "10 and 0"), (10, "at most 10"), (50, "at most 50")])
 def test_a_part_beyond_the_end(path, pack, start, found):

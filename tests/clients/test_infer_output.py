@@ -14,12 +14,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from infer_command import ask, idx
 from PIL import Image
 from stand_in import StandIn
 
 from clients import transport
-from clients.infer import infer
 from clients.preprocess import to_model_input
 from clients.printing import blocks, printable
 
@@ -28,45 +27,35 @@ DIGIT = str(ROOT / "digit.png")
 WITHIN_S = 60
 
 
-@pytest.fixture(params=["http", "grpc"])
+@pytest.fixture
 def server(request):
-    with StandIn().serving(request.param) as stand_in:
-        stand_in.address = ["--url", stand_in.urls[request.param], "--protocol", request.param]
+    with StandIn().serving(getattr(request, "param", "http")) as stand_in:
         yield stand_in
 
 
-OVER_HTTP = pytest.mark.parametrize("server", ["http"], indirect=True)  # what does not depend on the protocol
+PROTOCOLS = pytest.mark.parametrize("server", ["http", "grpc"], indirect=True)
 
 
 @pytest.fixture
 def images(tmp_path):
     def images(count):
         path = tmp_path / f"{count}-images"
-        with path.open("wb") as file:
-            file.write(struct.pack(">IIII", 0x803, count, 28, 28))
-            for number in range(count):
-                file.write(bytes([50 + number % 200]) * 784)
+        path.write_bytes(idx(np.full((count, 28, 28), 50 + np.arange(count)[:, None, None] % 200, np.uint8)))
         return str(path)
 
     return images
 
 
-def run(server, *arguments):
-    result = CliRunner().invoke(infer, [*server.address, *(str(each) for each in arguments)])
-    assert isinstance(result.exception, SystemExit | None)
-    return result.exit_code, result.stdout.splitlines(), result.stderr.splitlines()
-
-
 def start(server, *arguments, **streams):
-    command = [sys.executable, str(ROOT / "clients/infer.py"), *server.address, *arguments]
+    command = [sys.executable, str(ROOT / "clients/infer.py"), "--url", server.url, *arguments]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **streams}
     return subprocess.Popen(command, **pipes, env={**os.environ, "PYTHONWARNINGS": "error"})
 
 
-def test_json_and_csv_say_the_same(server, images):
-    path = images(5)
-    answers = [json.loads(line) for line in run(server, path, "--json", "--top", 3)[1]]
-    rows = list(csv.DictReader(run(server, path, "--csv", "--top", 99)[1]))
+def test_json_and_csv_say_the_same(server, images, tmp_path):
+    path = Path(images(5)).rename(tmp_path / 'a,"b".idx')
+    answers = [json.loads(line) for line in ask(server, path, "--json", "--top", 3)[1]]
+    rows = list(csv.DictReader(ask(server, path, "--csv", "--top", 99)[1]))
     assert list(rows[0]) == [
         *("file", "label", "probability", "label_2", "probability_2", "label_3", "probability_3"),
         *("model", "version", "latency_ms"),
@@ -81,17 +70,8 @@ def test_json_and_csv_say_the_same(server, images):
     assert len({answer["label"] for answer in answers}) > 1
 
 
-@OVER_HTTP
-def test_csv_quotes_what_it_must(server, images, tmp_path):
-    Path(images(1)).rename(tmp_path / 'a,"b".idx')
-    (row,) = csv.DictReader(run(server, tmp_path / 'a,"b".idx', "--csv")[1])
-    assert row["file"] == f'{tmp_path}/a,"b".idx[0]'
-    assert set(row) == {"file", "label", "probability", "model", "version", "latency_ms"}
-
-
-@OVER_HTTP
 def test_show_prints_what_the_model_sees(server):
-    code, lines, errors = run(server, DIGIT, "--show", "--top", 2)
+    code, lines, errors = ask(server, DIGIT, "--show", "--top", 2)
     assert (code, errors, len(lines)) == (0, [], 1 + 2 + 14)
     seen = to_model_input(Image.open(DIGIT))[0]
     assert {len(line) for line in lines[3:]} == {28}
@@ -120,9 +100,10 @@ def test_printable():
     assert printable("größe 7\n\x1b[0m\udce9\u202e") == "größe 7\\n\\x1b[0m\\udce9\\u202e"
 
 
+@PROTOCOLS
 def test_options_reach_the_server(server, images):
     options = ["--batch-size", 2, "--concurrency", 1, "--header", "X-Key: a:b ", "--header", "other:", "--model", "net"]
-    assert run(server, images(5), *options)[0] == 0
+    assert ask(server, images(5), *options)[0] == 0
     assert server.batches == [2, 2, 1]
     assert server.most_at_once == 1
     assert {headers["x-key"] for headers in server.headers} == {"a:b"}
@@ -131,14 +112,14 @@ def test_options_reach_the_server(server, images):
 def test_a_server_that_fails_on_the_way(server, images, monkeypatch):
     monkeypatch.setattr(transport, "_LONGEST_PAUSE_S", 0.05)  # ten retries take 15 s otherwise
     server.before = lambda number: "too busy" if number >= 2 else None
-    code, lines, errors = run(server, images(30), "--batch-size", 4, "--concurrency", 1)
+    code, lines, errors = ask(server, images(30), "--batch-size", 4, "--concurrency", 1)
     assert (code, len(lines), len(errors)) == (3, 8, 1)
     assert errors[0].endswith("is too busy: too busy")
 
 
 def test_the_time_limit(server, images):
     server.before = lambda number: time.sleep(1)
-    code, lines, errors = run(server, images(1), "--timeout", 0.3)
+    code, lines, errors = ask(server, images(1), "--timeout", 0.3)
     assert (code, lines, len(errors)) == (3, [], 1)
     assert "did not answer within 0.3 s" in errors[0]
 
@@ -177,7 +158,6 @@ def test_a_reader_that_goes_away_is_no_error(server, images):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="/dev/full is missing")
-@OVER_HTTP
 def test_a_full_disk_is_one_line(server):
     with Path("/dev/full").open("wb") as full:
         process = start(server, DIGIT, stdout=full)
@@ -186,7 +166,6 @@ def test_a_full_disk_is_one_line(server):
 
 
 @pytest.mark.slow
-@OVER_HTTP
 def test_a_bar_is_shown_in_a_terminal_alone(server, images):
     server.before = lambda number: time.sleep(0.05)
     arguments = [images(40), "missing.png", "--batch-size", "1", "--concurrency", "1"]
@@ -220,7 +199,6 @@ def read_terminal(descriptor):
 PEAK = """
 import sys
 from pathlib import Path
-from clients import transport
 from clients.infer import infer
 try:
     infer(sys.argv[1:])
@@ -231,12 +209,13 @@ except SystemExit as end:
 
 
 @pytest.mark.slow
+@PROTOCOLS
 def test_memory_does_not_grow_with_the_images(server, images):
     server.max_batch_size = 128
     peaks = []
     for count in (2_000, 25_000):
-        command = [sys.executable, "-c", PEAK, *server.address, images(count), "--csv"]
-        done = subprocess.run(command, capture_output=True, timeout=WITHIN_S, check=True)
+        command = ["--url", server.url, "--protocol", server.protocol, images(count), "--csv"]
+        done = subprocess.run([sys.executable, "-c", PEAK, *command], capture_output=True, timeout=WITHIN_S, check=True)
         assert done.stdout.count(b"\n") == count + 1
         code, peak_kib = done.stderr.split()
         assert code == b"0"

@@ -44,15 +44,6 @@ def test_what_came_out_goes_through_unchanged(digit):
     assert difference(Image.fromarray(digit), digit) == 0
 
 
-@pytest.mark.slow
-def test_scikit_learn_digits_pass_nearly_unchanged():
-    from sklearn.datasets import load_digits
-
-    for image in load_digits().images[:50]:
-        first = to_model_input(Image.fromarray((image * 15.9).astype(np.uint8)).resize((200, 200)))[0]
-        assert difference(Image.fromarray(first), first) < 1
-
-
 def test_digits_differ_more_than_the_tolerance(mnist):
     pairs = pairwise(mnist[:100])
     assert np.median([difference(Image.fromarray(image), other) for image, other in pairs]) > ANOTHER
@@ -159,21 +150,14 @@ sys.stdout.buffer.write(image.tobytes())
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak of memory is read from /proc")
 @pytest.mark.parametrize(
     ("mode", "suffix", "most_s"),
-    [
-        ("RGB", "jpg", 0.3),
-        ("RGB", "png", 0.6),
-        ("RGBA", "png", 0.6),
-        ("I;16", "png", 0.6),
-        ("F", "tif", 0.6),
-    ],
+    [("RGB", "jpg", 0.3), ("RGBA", "png", 0.6), ("F", "tif", 0.6)],
 )
 def test_a_photo_of_twelve_megapixels(digit, tmp_path, mode, suffix, most_s):
     sheet = np.full((3000, 4000), 235, dtype=np.uint8)
     sheet[900:2020, 1500:2620] = on_paper(digit, side=1120, corner=(0, 0), factor=40)
     sheet += np.random.default_rng(0).integers(0, 12, sheet.shape, dtype=np.uint8)
-    photo = Image.fromarray(sheet.astype(np.uint16) << 8) if mode == "I;16" else Image.fromarray(sheet).convert(mode)
     path = tmp_path / f"photo.{suffix}"
-    photo.save(path, compress_level=1)
+    Image.fromarray(sheet).convert(mode).save(path, compress_level=1)
     durations_s = []
     while len(durations_s) < 4 and min(durations_s, default=most_s) >= most_s:  # others share the caches
         child = subprocess.run([sys.executable, "-c", MEASURED, path], capture_output=True, check=True)

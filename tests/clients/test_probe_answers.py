@@ -1,13 +1,11 @@
 import base64
 import json
-import socketserver
 import struct
-import threading
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 
 import pytest
+import raw_server
 
 from clients.probe import Probe, probe_server
 
@@ -17,33 +15,9 @@ INDEX, STATS = "/v2/repository/index", "/v2/models/stats"
 CONFIG, INFER = "/v2/models/net/versions/1/config", "/v2/models/net/versions/1/infer"
 
 
-@contextmanager
-def serving(answers: Mapping[str, bytes]) -> Iterator[str]:
-    """HOST:PORT; each path has its bytes, then the server closes."""
-
-    class Handler(socketserver.StreamRequestHandler):
-        def handle(self) -> None:
-            path, size = self.rfile.readline().split()[1].decode(), 0
-            while line := self.rfile.readline().strip():
-                if line.lower().startswith(b"content-length:"):
-                    size = int(line.split()[1])
-            self.rfile.read(size)
-            self.wfile.write(answers[path])
-
-    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        try:
-            yield f"127.0.0.1:{server.server_address[1]}"
-        finally:
-            server.shutdown()
-            thread.join()
-
-
 def reply(content: object, binary: bytes = b"") -> bytes:
     text = json.dumps(content).encode()
-    sizes = f"Content-Length: {len(text + binary)}\r\nInference-Header-Content-Length: {len(text)}\r\n"
-    return b"HTTP/1.1 200 OK\r\n" + sizes.encode() + b"\r\n" + text + binary
+    return raw_server.reply(text + binary, header=f"Inference-Header-Content-Length: {len(text)}\r\n")
 
 
 def answers(
@@ -66,7 +40,7 @@ def answers(
 
 
 def asked(answers: Mapping[str, bytes]) -> Probe:
-    with serving(answers) as url:
+    with raw_server.answering(lambda path: [answers[path]]) as url:
         return probe_server(url, timeout_s=5)
 
 

@@ -1,6 +1,5 @@
 import numpy as np
 import pytest
-from not_digits import rows_of_digits
 from PIL import Image, ImageDraw
 
 from clients.images.drawing import drawing_inputs
@@ -68,17 +67,3 @@ def test_a_page_of_text_is_bounded():
 def test_mnist_digits_are_one_shape(mnist):
     counts = [len(shapes_of(find_ink(Image.fromarray(image)))) for image in mnist]
     assert counts.count(1) >= len(mnist) - 1
-
-
-@pytest.mark.slow
-def test_rows_of_mnist_digits_are_cut_apart(mnist):
-    right = 0
-    for picture, numbers in rows_of_digits(mnist, length=4, count=50):
-        inputs, count = shapes(picture)
-        if count == 4:
-            apart = [
-                np.abs(image[0].astype(int) - mnist[number]).mean()
-                for image, number in zip(inputs, numbers, strict=True)
-            ]
-            right += max(apart) < 30
-    assert right >= 48

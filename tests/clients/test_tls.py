@@ -1,7 +1,4 @@
-import os
-import shutil
 import socket
-import subprocess
 import threading
 from pathlib import Path
 
@@ -18,27 +15,19 @@ PROTOCOLS = ["http", "grpc"]
 IMAGES = np.zeros((9, 1, 28, 28), dtype=np.uint8)
 
 
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory):
-    if shutil.which("openssl") is None:
-        (pytest.fail if os.environ.get("CI") else pytest.skip)("openssl is not installed")
-    folder = tmp_path_factory.mktemp("tls")
-    made = Certificates(str(folder / "certificate.pem"), str(folder / "key.pem"))
-    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=127.0.0.1"]
-    command += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", made.key, "-out", made.certificate]
-    subprocess.run(command, check=True, capture_output=True)
-    return made
+@pytest.fixture
+def certificates(certificate):
+    return Certificates(*map(str, certificate))
 
 
 @pytest.fixture(params=PROTOCOLS)
 def server(request, certificates):
     with StandIn().serving(request.param, tls=certificates) as stand_in:
-        stand_in.protocol = request.param
         yield stand_in
 
 
 def connect(server, **files):
-    return Classifier(Options(server.urls[server.protocol], server.protocol, retry_s=0, tls=Tls(**files)))
+    return Classifier(server.options(retry_s=0, tls=Tls(**files)))
 
 
 def test_both_sides_show_who_they_are(server, certificates):
@@ -47,7 +36,7 @@ def test_both_sides_show_who_they_are(server, certificates):
         assert len(classifier.classify(IMAGES)) == 9
         assert [each.name for each in classifier.models()] == ["net"]
     tls = Tls(certificates.certificate, certificates.certificate, certificates.key)
-    assert list_models(Options(server.urls[server.protocol], server.protocol, tls=tls))[0].model
+    assert list_models(server.options(tls=tls))[0].model
 
 
 def test_who_is_not_trusted_is_not_talked_to(server, certificates):
@@ -56,7 +45,7 @@ def test_who_is_not_trusted_is_not_talked_to(server, certificates):
     with pytest.raises(ServerUnavailable):
         connect(server, ca_file=certificates.certificate)  # no client certificate
     with pytest.raises(ServerUnavailable, match="no Triton server answers"):
-        Classifier(Options(server.urls[server.protocol], server.protocol, retry_s=0))  # not encrypted
+        Classifier(server.options(retry_s=0))  # not encrypted
 
 
 def test_files_that_are_none(tmp_path, certificates):
@@ -83,7 +72,7 @@ def test_a_server_that_ends_the_connection_instead_of_encrypting():
 
 
 def test_the_command_line(server, certificates):
-    arguments = [DIGIT, "--url", server.urls[server.protocol], "--protocol", server.protocol]
+    arguments = [DIGIT, "--url", server.url, "--protocol", server.protocol]
     files = [
         "--ssl-ca",
         certificates.certificate,

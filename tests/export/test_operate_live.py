@@ -18,7 +18,6 @@ from export.publishing.triton_config import to_text
 from serving.running import Server, running_server
 
 QUICK = ("--disable-auto-complete-config",)  # saves a start of each model
-EXPLICIT = ("--model-control-mode=explicit", "--load-model=*", *QUICK)
 PAUSE_S = 0.05
 
 
@@ -63,7 +62,7 @@ class Load:
 
 @pytest.mark.live
 def test_versions_change_under_load_without_a_failure(folder: Path, exported: Path) -> None:
-    with running_server(folder, EXPLICIT) as server, Load(server).running() as load:
+    with running_server(folder, QUICK) as server, Load(server).running() as load:
         url = server.http_url
         load.wait_for(3)
         ok(folder, "publish", str(exported), server=url)
@@ -82,7 +81,7 @@ def test_versions_change_under_load_without_a_failure(folder: Path, exported: Pa
 @pytest.mark.live
 def test_what_the_second_server_refuses_is_undone_at_the_first(folder: Path, tmp_path: Path) -> None:
     other = Path(shutil.copytree(folder, tmp_path / "other"))
-    with running_server(folder, EXPLICIT) as first, running_server(other, EXPLICIT) as second:
+    with running_server(folder, QUICK) as first, running_server(other, QUICK) as second:
         both = connect([first.http_url, second.http_url], {})
         assert both is not None
         ok(folder, "promote", "vitbn", "2", "--server", second.http_url, server=first.http_url)
@@ -125,7 +124,7 @@ def damaged_as_it_appears(version: Path) -> Iterator[None]:
 
 @pytest.mark.live
 def test_a_version_that_cannot_be_loaded_leaves_the_old_one_serving(folder: Path, exported: Path) -> None:
-    with running_server(folder, EXPLICIT) as server, Load(server).running() as load:
+    with running_server(folder, QUICK) as server, Load(server).running() as load:
         url = server.http_url
         load.wait_for(3)
         with damaged_as_it_appears(folder / "vitbn" / "4"):
@@ -158,14 +157,14 @@ def test_a_server_in_another_mode_leaves_the_change_to_the_next_start(folder: Pa
             ("vitbn", "3", "default"),
             ("vitbn", "4", "-"),
         ]
-    with running_server(folder, EXPLICIT) as server:
+    with running_server(folder, QUICK) as server:
         assert states(ok(folder, "list", server=server.http_url))[-1] == ("vitbn", "4", "default")
 
 
 @pytest.mark.live
 @pytest.mark.usefixtures("lone")
 def test_a_restricted_server_asks_for_its_key(folder: Path, exported: Path) -> None:
-    restricted = [*EXPLICIT, "--http-restricted-api=model-repository:key=secret"]
+    restricted = [*QUICK, "--http-restricted-api=model-repository:key=secret"]
     with running_server(folder, restricted) as server:
         for change in (("rollback", "vitbn"), ("publish", str(exported))):
             assert "--header NAME:VALUE" in error(folder, *change, server=server.http_url)

@@ -134,7 +134,6 @@ def test_rows_appear_as_epochs_finish_and_ctrl_c_keeps_them(tmp_path):
         stderr=subprocess.PIPE,
         text=True,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # as in tests/conftest.py
     ) as child:
         arrivals_s = []
         while len(arrivals_s) < 3 and (line := child.stdout.readline()):

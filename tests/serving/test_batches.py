@@ -1,13 +1,8 @@
-import gc
-import importlib
-import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
-from backends import imported
-from tiny_models import expected_logits, linear_model
 
 from serving.backends.batching import Array, Call, RunFailed, answer
 from serving.backends.contract import Tensor
@@ -80,46 +75,3 @@ def test_each_request_gets_the_outputs_it_asks_for(engine: Doubler) -> None:
 def test_output_of_another_length_is_an_error(engine: Doubler, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "run", lambda names, feeds: [feeds["x"][:1]])
     assert answers(engine, [[1], [2]]) == ["output 'y' has 1 rows for a batch of 2"]
-
-
-def onnxruntime_engine(module: Any) -> Any:
-    return module.OnnxRuntime(module.ort.InferenceSession(linear_model(size="size").SerializeToString()))
-
-
-def openvino_engine(module: Any) -> Any:
-    core = importlib.import_module("openvino").Core()
-    core.set_property("CPU", module.cpu_properties({}, bfloat16=True))
-    return module.OpenVino(core.compile_model(core.read_model(linear_model(size="size").SerializeToString()), "CPU"))
-
-
-@pytest.mark.parametrize(
-    ("name", "make", "reason"),
-    [
-        ("onnxruntime", onnxruntime_engine, "cannot be reshaped to the requested shape"),
-        ("openvino", openvino_engine, "(2.1.28.29) conflicts with the reshape pattern"),
-    ],
-)
-def test_engines_answer_a_bad_request_alone_and_the_others_as_one(
-    name: str, make: Callable[[Any], Any], reason: str
-) -> None:
-    images = np.random.default_rng(1).integers(0, 256, (5, 1, 28, 28), dtype=np.uint8)
-    bad = np.zeros((2, 1, 28, 29), np.uint8)
-    calls = [Call({"image": each}, frozenset({"logits"})) for each in (images[:2], bad, images[2:])]
-    with imported(name) as module:
-        first, failed, last = answer(make(module), ["total", "logits"], calls, batched=True)
-        assert isinstance(failed, RunFailed)
-        assert reason in str(failed)
-        for found, part in ((first, images[:2]), (last, images[2:])):
-            assert isinstance(found, dict)
-            np.testing.assert_allclose(found["logits"], expected_logits(part), rtol=1e-5, atol=1e-4)
-
-
-def test_finalize_frees_the_engine() -> None:
-    with imported("onnxruntime") as module:
-        backend = module.TritonPythonModel()
-        backend.engine = onnxruntime_engine(module)
-        session = weakref.ref(backend.engine.session)
-        assert session() is not None
-        backend.finalize()
-        gc.collect()
-        assert session() is None

@@ -41,11 +41,6 @@ def test_native_server_gets_the_arguments_untouched(native: Path, module: str, l
     assert result.stdout == "".join(f"<{argument}>" for argument in arguments)
 
 
-def test_native_server_is_found_behind_our_own_scripts(native: Path) -> None:
-    assert launcher.native_server(os.environ["PATH"]) == native
-    assert launcher.native_server(str(Path(sys.executable).parent)) is None
-
-
 @pytest.mark.parametrize(
     ("told", "expected"),
     [("  --allow-client-shm <boolean>\n\tLets clients", ["--allow-client-shm=true"]), ("  --allow-grpc <boolean>", [])],
@@ -115,11 +110,6 @@ def test_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         launcher.assemble_backends({}, tmp_path / "file" / "vitbn")
 
 
-def test_cache_folder_follows_xdg() -> None:
-    assert launcher.cache_folder({"XDG_CACHE_HOME": "/c"}) == Path("/c/vitbn")
-    assert launcher.cache_folder({"XDG_CACHE_HOME": ""}) == Path.home() / ".cache" / "vitbn"
-
-
 def test_environment_puts_this_python_first() -> None:
     environment = launcher.server_environment(Path("/site/pytriton"), {"PATH": "/usr/bin", "LD_LIBRARY_PATH": "/x"})
     assert environment["PATH"] == f"{Path(sys.executable).parent}:/usr/bin"
@@ -144,3 +134,15 @@ def test_only_repositories_a_shell_would_split_get_another_name(tmp_path: Path, 
 def test_ordinary_repositories_keep_their_name(tmp_path: Path) -> None:
     arguments = [f"--model-repository={tmp_path}", "--model-repository", "triton_repo", "--model-store", "s3://a b/c"]
     assert launcher.checked_repositories(arguments) == arguments
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--model-repository", "models"], ["--model-control-mode=explicit", "--load-model=*"]),
+        (["--load-model", "vitbn"], ["--model-control-mode=explicit"]),
+        (["--model-control-mode=poll"], []),
+    ],
+)
+def test_the_user_chooses_mode_and_models(arguments: list[str], expected: list[str]) -> None:
+    assert launcher.control_defaults(arguments) == expected

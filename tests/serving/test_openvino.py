@@ -34,13 +34,7 @@ ACCEPTED = {
     "wide": f"{WHOLE.replace('28, 28]', '-1, -1]')} {CPU}",  # another size is the model's error
 }
 REFUSED = {
-    "input_name": (WHOLE.replace('"image"', '"picture"'), "config.pbtxt has input 'picture', the model has 'image'"),
-    "output_name": (WHOLE.replace('"logits"', '"scores"'), "output 'scores', the model has 'logits', 'total'"),
     "input_type": (WHOLE.replace("UINT8", "FP32"), "input 'image': config.pbtxt says TYPE_FP32, the model has TYPE_UI"),
-    "output_shape": (WHOLE.replace("[-1, 10]", "[-1, 26]"), "says shape [-1, 26], the model has [-1, 10]"),
-    "batched": (f"{WHOLE} max_batch_size: 8", "max_batch_size: expected 0 and dims that begin with -1, found 8"),
-    "kind": (f"{WHOLE} instance_group [{{ kind: KIND_MODEL count: 1 }}]", "expected KIND_CPU, found KIND_MODEL"),
-    "parameter": (f"{WHOLE} {BFLOAT16.replace('YES', 'NO')}", "parameter 'HINT_BF16': expected YES, found 'NO'"),
     "threads": (
         f'{WHOLE} parameters {{ key: "INFERENCE_NUM_THREADS" value {{ string_value: "99999999999" }} }}',
         "OpenVINO cannot load the model: Wrong value for property key INFERENCE_NUM_THREADS",

@@ -1,7 +1,5 @@
 import json
-import shutil
 import socket
-import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
@@ -167,24 +165,12 @@ def test_a_draining_server_gets_no_new_request(front: Front) -> None:
     assert all(probe_server(server.http_url, timeout_s=5).ok for server in front.servers)
 
 
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> TlsFiles:
-    if shutil.which("openssl") is None:
-        pytest.skip("openssl is not installed")
-    folder = tmp_path_factory.mktemp("tls")
-    made = TlsFiles(folder / "certificate.pem", folder / "key.pem")
-    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=127.0.0.1"]
-    command += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(made.key), "-out", str(made.certificate)]
-    subprocess.run(command, check=True, capture_output=True)
-    return made
-
-
 def test_clients_that_trust_its_certificate_are_answered_and_plain_text_is_not(
-    front: Front, certificate: TlsFiles
+    front: Front, certificate: tuple[Path, Path]
 ) -> None:
     port, admin, metrics = free_ports(3)
     backends = [backend(each) for each in front.servers]
-    settings = Settings(backends, ports=(port,), admin=admin, tls=certificate, metrics=metrics)
+    settings = Settings(backends, ports=(port,), admin=admin, tls=TlsFiles(*certificate), metrics=metrics)
     with running_proxy(settings) as proxy:
         wait_until(lambda: proxy.healthy() == 2, "two servers pass their probes")
         status, statistics = hostile.send(f"127.0.0.1:{metrics}", "GET", "/stats/prometheus")
@@ -192,7 +178,7 @@ def test_clients_that_trust_its_certificate_are_answered_and_plain_text_is_not(
         assert b"envoy_cluster_upstream_rq" in statistics
         for method, path in (("POST", "/quitquitquit"), ("GET", "/config_dump"), ("POST", "/stats/prometheus")):
             assert hostile.send(f"127.0.0.1:{metrics}", method, path)[0] == 404, path
-        url, trusting = f"127.0.0.1:{port}", Tls(str(certificate.certificate))
+        url, trusting = f"127.0.0.1:{port}", Tls(str(certificate[0]))
         for protocol in ("http", "grpc"):
             with Classifier(Options(url, protocol, retry_s=0, tls=trusting), "linear") as classifier:
                 np.testing.assert_allclose(classifier.logits(SAMPLE), expected_logits(SAMPLE), atol=1e-4)

@@ -150,13 +150,6 @@ def test_a_crash_at_the_start_is_tried_once_more(
     assert "signal 11 (Segmentation fault) at its start: once more" in capsys.readouterr().err
 
 
-def test_missing_repository_is_the_reason(tmp_path: Path) -> None:
-    with pytest.raises(
-        ServerFailed, match=r"stopped with exit code 1:\n.*nowhere: expected a model repository, found no such folder$"
-    ):
-        running_server(tmp_path / "nowhere").__enter__()
-
-
 def test_broken_model_is_the_reason(tmp_path: Path) -> None:
     path = write_model(tmp_path, model=b"no model")
     with pytest.raises(ServerFailed, match=re.escape(f"unable to load model 'linear' ({path}): ONNX Runtime cannot")):

@@ -18,7 +18,7 @@ from clients.bulk.job import parts_to_do
 from clients.bulk.scoring import do_part
 
 SEEN = np.random.default_rng(7).normal(size=(784, 10)).astype(np.float32) / 255
-CONFIG = {"channels": 1, "image_size": [28, 28], "labels": [f"digit-{each}" for each in range(10)]}
+CONFIG = {"model": "vitbn", "channels": 1, "image_size": [28, 28], "labels": [f"digit-{each}" for each in range(10)]}
 
 
 def write_network(path: Path, weights: np.ndarray = SEEN, temperature: str = "2.0", **config: object) -> Path:

@@ -1,4 +1,3 @@
-import json
 import os
 import re
 from pathlib import Path
@@ -170,12 +169,6 @@ def test_the_command_says_what_is_wrong_in_a_line(tmp_path, forms):
         ("--output", "memory://answers"),
     ):
         assert CliRunner().invoke(bulk, [*arguments, *option]).exit_code == 2, option
-
-
-def test_the_job_file_is_readable(tmp_path, forms, network):
-    run([forms["idx"]], tmp_path / "out", network, part_rows=9)
-    job = json.loads((tmp_path / "out/_job.json").read_text())
-    assert (job["parts"], job["rows"]) == (5, 40)
 
 
 def test_the_last_line_gives_the_time_taken_though_rows_are_missing():

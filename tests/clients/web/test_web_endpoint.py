@@ -1,6 +1,5 @@
 import io
 import json
-import socket
 import threading
 
 import numpy as np
@@ -137,9 +136,12 @@ def test_headers_that_are_too_large(address: str) -> None:
     [
         ({"Host": "evil.example:8080"}, "Host"),
         ({"Host": "127.0.0.1.evil.example"}, "Host"),
+        ({"Host": "127.0.0.1@evil.example"}, "Host"),
+        ({"Host": "[::1"}, "Host"),
         ({"Host": ""}, "Host"),
         ({"Origin": "https://evil.example"}, "Origin"),
         ({"Origin": "null"}, "Origin"),
+        ({"Origin": "http://localhost:3000", "Host": "localhost:8080"}, "Origin"),
         ({"Sec-Fetch-Site": "cross-site"}, "Sec-Fetch-Site"),
         ({"Sec-Fetch-Site": "same-site"}, "Sec-Fetch-Site"),
     ],
@@ -154,7 +156,8 @@ def test_the_page_of_another_site(address: str, headers: dict[str, str], named: 
 @pytest.mark.parametrize(
     "headers",
     [
-        {"Host": "localhost:9000", "Origin": "http://localhost:9000", "Sec-Fetch-Site": "same-origin"},
+        {"Host": "LOCALHOST:9000", "Origin": "http://LOCALHOST:9000", "Sec-Fetch-Site": "same-origin"},
+        {"Host": "localhost:9000", "Origin": "https://localhost:9000"},  # behind a proxy with TLS
         {"Host": "192.168.1.7"},
         {"Host": "[::1]:8080", "Origin": "http://[::1]:8080"},
         {"Sec-Fetch-Site": "none"},
@@ -184,15 +187,6 @@ def test_no_triton_server() -> None:
         for answer in (ask(where, "GET", "/api/models"), ask(where, "POST", "/api/classify", DIGIT, PNG)):
             assert answer[0] == 503
             assert NOBODY in check_refusal(*answer)
-
-
-def test_a_triton_server_that_never_answers() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        url = f"127.0.0.1:{silent.getsockname()[1]}"
-        with listening(url, timeout_s=0.5) as where:
-            answer = ask(where, "POST", "/api/classify", DIGIT, PNG)
-    assert answer[0] == 503
-    assert "did not answer within 0.5 s" in check_refusal(*answer)
 
 
 def test_a_fault_of_the_program(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

@@ -1,10 +1,9 @@
-import json
 from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from web_http import DIGIT, PNG, ask, check_raw, check_refusal, send_raw
+from web_http import ask, check_raw, send_raw
 
 pytestmark = pytest.mark.live
 
@@ -21,24 +20,9 @@ def quiet(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     assert [record.getMessage() for record in caplog.get_records("call")] == []
 
 
-cut = st.builds(lambda start, end: DIGIT[start:end], st.integers(0, 64), st.integers(0, len(DIGIT)))
-flipped = st.builds(
-    lambda at, byte: DIGIT[:at] + bytes([byte]) + DIGIT[at + 1 :], st.integers(0, 300), st.integers(0, 255)
-)
 header_text = st.text(st.characters(min_codepoint=32, max_codepoint=255, exclude_characters="\x7f"), max_size=60)
 
 quoted = st.binary(max_size=40).map(lambda raw: "/" + "".join(f"%{byte:02x}" for byte in raw))
-
-
-@FUZZ
-@given(body=st.one_of(st.binary(max_size=2000), cut, flipped))
-def test_any_body(address: str, quiet: None, body: bytes) -> None:
-    answer = ask(address, "POST", "/api/classify", body, PNG)
-    if answer[0] == 200:
-        assert json.loads(answer[2])["label"].isdigit()
-    else:
-        assert check_refusal(*answer)
-        assert answer[0] in (400, 422)
 
 
 @FUZZ
@@ -63,12 +47,6 @@ def test_any_target(address: str, quiet: None, method: str, target: str) -> None
     received = send_raw(address, head.encode("latin-1"))
     assert received
     check_raw(received, head_only=method == "HEAD")
-
-
-@FUZZ
-@given(content=st.one_of(st.binary(min_size=1, max_size=300), st.text(max_size=100).map(str.encode)))
-def test_any_bytes(address: str, quiet: None, content: bytes) -> None:
-    check_raw(send_raw(address, content + b"\r\n\r\n"))
 
 
 @pytest.mark.parametrize(

@@ -298,9 +298,6 @@ def test_a_pen_that_is_pressed_draws_more_ink(page: Page) -> None:
             pen.send("Input.dispatchMouseEvent", {"type": kind, "pointerType": "pen", "force": force, **place})
         expect(page.locator("#undo")).to_have_attribute("aria-disabled", "false")
         settled(page)
-        inked.append(
-            page.locator("#paper").evaluate("""canvas =>
-            canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data.filter((v) => v > 0).length""")
-        )
+        inked.append(page.locator("#paper").evaluate(INKED))
         page.keyboard.press("Control+z")
     assert inked[1] > 1.5 * inked[0] > 0

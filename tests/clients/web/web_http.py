@@ -23,10 +23,8 @@ HANG_S = 30.0
 
 
 @contextmanager
-def listening(
-    triton_url: str, rate: RateLimit | None = None, model: str | None = None, timeout_s: float = 5.0
-) -> Iterator[str]:
-    triton = asking.Triton(Options(triton_url, timeout_s=timeout_s, retry_s=0), model)
+def listening(triton_url: str, rate: RateLimit | None = None, model: str | None = None) -> Iterator[str]:
+    triton = asking.Triton(Options(triton_url, timeout_s=5.0, retry_s=0), model)
     app = create_app(triton, rate or RateLimit(rate_hz=1e6, burst=10**6))
     server = open_server(app, "127.0.0.1", 0)
     thread = threading.Thread(target=server.run)

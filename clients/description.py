@@ -1,0 +1,37 @@
+"""How the exporter describes a classifier, in config.pbtxt's parameters and in the ONNX file's metadata."""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import get_args
+
+from clients.images.prepare import Preprocessing
+
+FOREIGN = (LookupError, TypeError, ValueError, AttributeError)  # raised by another kind of model
+
+
+@dataclass(frozen=True)
+class Description:
+    family: str  # "vitbn", "vit", "vitbnffn" or "cnn"
+    labels: tuple[str, ...]
+    image_shape: tuple[int, int, int]  # (channels, height, width)
+    preprocessing: Preprocessing
+    temperature: float  # divides the logits before softmax
+
+
+def describe(parameters: Mapping[str, str]) -> Description:
+    """Raises FOREIGN."""
+    config = json.loads(parameters["model_config"])
+    labels = tuple(str(label) for label in config["labels"])
+    height, width = (int(side) for side in config["image_size"])
+    image_shape = (int(config["channels"]), height, width)
+    if not labels or min(image_shape) < 1:
+        raise ValueError(f"{len(labels)} labels for images of {image_shape}")
+    preprocessing = config.get("preprocessing", "ink")  # older models lack it
+    if preprocessing not in get_args(Preprocessing):
+        raise ValueError(f"the preprocessing {preprocessing!r}")
+    temperature = float(parameters.get("temperature", 1.0))
+    if not 0 < temperature < math.inf:
+        raise ValueError(f"the temperature {temperature}")
+    return Description(str(config["model"]), labels, image_shape, preprocessing, temperature)

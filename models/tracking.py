@@ -11,9 +11,8 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from models.files import write_atomically
 from models.train import Epoch, TrainingError
@@ -35,42 +34,6 @@ class TrackingError(TrainingError):
     pass
 
 
-@dataclass(frozen=True)
-class _Run:
-    client: MlflowClient
-    id: str
-    checkpoint: Path
-
-    @property
-    def record(self) -> Path:
-        return self.checkpoint.with_suffix(".json")
-
-    def send(self) -> None:
-        """Sends what MLflow lacks."""
-        from mlflow.entities import Metric, Param
-
-        record = json.loads(self.record.read_bytes())
-        known = self.client.get_run(self.id).data.params
-        values = {**record["config"], **record["options"], "dataset": record["dataset"], "command": record["command"]}
-        params = [Param(name, str(value)) for name, value in values.items() if name not in known]
-        self.client.log_batch(self.id, params=params)
-        sent = {metric.step for metric in self.client.get_metric_history(self.id, "training_loss")}
-        for epoch in record["series"]:
-            step, now_ms = epoch.pop("epoch"), int(1000 * time.time())
-            by_class = dict(zip(class_metrics(record["config"]["labels"]), epoch.pop("class_accuracy"), strict=True))
-            if step not in sent:
-                values = {name: value for name, value in (epoch | by_class).items() if value is not None}
-                metrics = [Metric(name, value, now_ms, step) for name, value in values.items()]
-                self.client.log_batch(self.id, metrics=metrics)
-
-    def close(self, status: str) -> None:
-        if self.record.exists():
-            self.send()
-            self.client.log_artifact(self.id, str(self.record))
-            self.client.log_artifact(self.id, str(self.checkpoint))
-        self.client.set_terminated(self.id, status)
-
-
 def class_metrics(labels: Sequence[str]) -> list[str]:
     """In characters that MLflow allows."""
     return [f"class_accuracy/{i} {re.sub('[^A-Za-z0-9_. -]', '_', label)[:100]}" for i, label in enumerate(labels)]
@@ -79,12 +42,8 @@ def class_metrics(labels: Sequence[str]) -> list[str]:
 def track(epochs: Iterator[Epoch], checkpoint: Path, resume: bool, report: Callable[[str], None]) -> Iterator[Epoch]:
     """Sends each epoch, then yields it; raises TrackingError at once without MLflow.
 
-    `resume` continues the earlier run. When MLflow stops answering, `report` gets a line; the rest is sent at the end.
+    `resume` continues the earlier run. When MLflow stops answering, `report` gets a line and no more epochs are sent.
     """
-    return _follow(epochs, _open(checkpoint, resume), report)
-
-
-def _open(checkpoint: Path, resume: bool) -> _Run:
     os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"  # read when MLflow is imported
     for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)
@@ -97,7 +56,7 @@ def _open(checkpoint: Path, resume: bool) -> _Run:
     address = os.environ.get("MLFLOW_TRACKING_URI")
     try:
         client = MlflowClient(tracking_uri=address or LOCAL_STORE.resolve().as_uri())
-        return _Run(client, _run_id(client, checkpoint, resume), checkpoint)
+        return _follow(epochs, client, _run_id(client, checkpoint, resume), checkpoint, report)
     except (MlflowException, OSError) as error:
         where = "$MLFLOW_TRACKING_URI" if address else f"./{LOCAL_STORE}"
         raise TrackingError(f"--track: expected MLflow at {where}, found {_first_line(error)}") from error
@@ -124,29 +83,52 @@ def _run_id(client: MlflowClient, checkpoint: Path, resume: bool) -> str:
     return str(created.info.run_id)
 
 
-def _follow(epochs: Iterator[Epoch], run: _Run, report: Callable[[str], None]) -> Iterator[Epoch]:
+def _follow(
+    epochs: Iterator[Epoch], client: MlflowClient, run_id: str, checkpoint: Path, report: Callable[[str], None]
+) -> Iterator[Epoch]:
+    from mlflow import MlflowException
+
+    record = checkpoint.with_suffix(".json")
+
+    def tried(action: Callable[[], None]) -> bool:
+        try:
+            action()
+        except (MlflowException, OSError) as error:
+            report(f"MLflow did not take everything, {record} has it: {_first_line(error)}")
+            return False
+        return True
+
+    def close() -> None:
+        if record.exists():
+            client.log_artifact(run_id, str(record))
+            client.log_artifact(run_id, str(checkpoint))
+        client.set_terminated(run_id, status)
+
     answers, status = True, "FAILED"
     try:
         for epoch in epochs:
-            answers = answers and _tried(run.send, run, report)
+            answers = answers and tried(lambda: _send(client, run_id, json.loads(record.read_bytes())))
             yield epoch
         status = "FINISHED"
     except (KeyboardInterrupt, GeneratorExit):
         status = "KILLED"
         raise
     finally:
-        _tried(lambda: run.close(status), run, report)
+        tried(close)
 
 
-def _tried(action: Callable[[], None], run: _Run, report: Callable[[str], None]) -> bool:
-    from mlflow import MlflowException
+def _send(client: MlflowClient, run_id: str, record: dict[str, Any]) -> None:
+    """The last epoch, and the parameters that MLflow lacks: it refuses another value."""
+    from mlflow.entities import Metric, Param
 
-    try:
-        action()
-    except (MlflowException, OSError) as error:
-        report(f"MLflow did not take everything, {run.record} has it: {_first_line(error)}")
-        return False
-    return True
+    known = client.get_run(run_id).data.params
+    values = {**record["config"], **record["options"], "dataset": record["dataset"], "command": record["command"]}
+    params = [Param(name, str(value)) for name, value in values.items() if name not in known]
+    epoch, now_ms = record["series"][-1], int(1000 * time.time())
+    by_class = dict(zip(class_metrics(record["config"]["labels"]), epoch.pop("class_accuracy"), strict=True))
+    step, figures = epoch.pop("epoch"), {name: value for name, value in (epoch | by_class).items() if value is not None}
+    metrics = [Metric(name, value, now_ms, step) for name, value in figures.items()]
+    client.log_batch(run_id, metrics, params)
 
 
 def _first_line(error: Exception) -> str:

@@ -18,9 +18,9 @@ from models.metrics import MetricsError
 from models.tensor_check import WrongTensors, check_tensors, form_of
 
 
-@pytest.mark.parametrize("model", ["vit", "vitbnffn", "vitbn", "cnn"])
+@pytest.mark.parametrize("model", ["vit", "vitbnffn", "vitbn", "cnn", "dnn", "dnnbn"])
 def test_round_trip_bit_for_bit(tmp_path, model):
-    config = ModelConfig(model="cnn") if model == "cnn" else replace(TINY, model=model, pos_emb="pe1d")
+    config = replace(TINY, model=model, pos_emb="pe1d") if model.startswith("vit") else ModelConfig(model=model)
     written = network(config)
     path = tmp_path / "folder" / "model.safetensors"
     save(path, written, config, {"epochs": 3})

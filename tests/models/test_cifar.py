@@ -138,12 +138,6 @@ def test_nothing_is_fetched_where_it_must_not(tmp_path, monkeypatch):
     assert "cifar10: expected its batches in --data-dir, CIFAR10_DIR or " in refusal(find_cifar10, None, False)
 
 
-def test_the_named_folder_comes_first(tmp_path, monkeypatch):
-    monkeypatch.setenv("CIFAR10_DIR", str(tmp_path / "environment"))
-    assert find_cifar10(tmp_path / "named") == tmp_path / "named"
-    assert find_cifar10(None) == tmp_path / "environment"
-
-
 def test_nothing_leaves_the_folder(tmp_path, members):
     evil = {"../outside.bin": b"x", str(tmp_path / "absolute.bin"): b"x", f"{BINARY_FOLDER}/../../up.bin": b"x"}
     (tmp_path / "archive").write_bytes(packed(evil | members))

@@ -86,13 +86,6 @@ def test_the_factor_starts_at_0_or_as_told(model):
     assert all(skip.requires_grad for skip in skips)
 
 
-def test_the_share_travels_with_the_weights():
-    first, second = ProgressiveRepBN(6, 6), ProgressiveRepBN(6, 6)
-    first.layer_norm_share = 0.125
-    second.load_state_dict(first.state_dict())
-    assert second.layer_norm_share == 0.125
-
-
 def test_layernorm_is_left_out_where_nothing_is_left_of_it():
     norm, x = randomised(ProgressiveRepBN(6, 6)), tokens()
     norm.layer_norm.register_forward_hook(lambda *_: pytest.fail("computed"))

@@ -82,50 +82,39 @@ def test_published_names_without_a_block(tmp_path):
     assert "expected a published ViT" in refusal(path)
 
 
-def test_published_cnn_without_its_first_weight(tmp_path):
-    state = network(ModelConfig(model="cnn")).state_dict()
-    del state["conv1.weight"]
-    assert "conv1.weight" in refusal(write_pth(tmp_path / "cnn.pth", state))
-
-
-@pytest.mark.parametrize("name", ["linear_head.weight", "transformer.layers.1.0.norm.BN.running_var"])
+@pytest.mark.parametrize("name", ["linear_head.weight", "transformer.layers.1.0.norm.BN.running_var", "conv1.weight"])
 def test_published_tensor_missing(tmp_path, name):
-    state = published(network(PUBLISHED_SHAPE), VITBN_NAMES)
+    cnn = name.startswith("conv")
+    state = network(ModelConfig(model="cnn")).state_dict() if cnn else published(network(PUBLISHED_SHAPE), VITBN_NAMES)
     del state[name]
-    refusal(write_pth(tmp_path / "missing.pth", state))
+    said = refusal(write_pth(tmp_path / "missing.pth", state))
+    assert not cnn or name in said
 
 
 @pytest.mark.parametrize(
     "name", ["to_patch_embedding.2.weight", "pos_embedding_random", "transformer.layers.0.1.Lin1.weight"]
 )
 def test_published_tensor_of_no_shape(tmp_path, name):
-    state = published(network(PUBLISHED_SHAPE), VITBN_NAMES) | {name: torch.tensor(1.0)}
-    refusal(write_pth(tmp_path / "misshaped.pth", state))
-
-
-def test_published_patches_that_are_not_square(tmp_path):
     state = published(network(PUBLISHED_SHAPE), VITBN_NAMES)
-    state["to_patch_embedding.2.weight"] = torch.zeros(32, 48)
-    assert "16 patches of 48" in refusal(write_pth(tmp_path / "oblong.pth", state))
+    refusal(write_pth(tmp_path / "misshaped.pth", state | {name: torch.tensor(1.0)}))
+    oblong = state | {"to_patch_embedding.2.weight": torch.zeros(32, 48)}
+    assert "16 patches of 48" in refusal(write_pth(tmp_path / "oblong.pth", oblong))
 
 
-def test_missing_tensor(tmp_path):
-    tensors = network(TINY).state_dict()
-    del tensors["head.bias"]
-    path = write(tmp_path / "missing.safetensors", tensors, {"config": TINY.to_json()})
-    assert refusal(path).endswith("tensor head.bias: expected (10,), found none")
-
-
-def test_surplus_tensor(tmp_path):
-    tensors = network(TINY).state_dict() | {"tail.bias": torch.zeros(2)}
-    path = write(tmp_path / "surplus.safetensors", tensors, {"config": TINY.to_json()})
-    assert refusal(path).endswith("tensor tail.bias: expected no such tensor, found (2,)")
-
-
-def test_misshaped_tensor(tmp_path):
-    tensors = network(TINY).state_dict() | {"head.bias": torch.zeros(9)}
-    path = write(tmp_path / "misshaped.safetensors", tensors, {"config": TINY.to_json()})
-    assert refusal(path).endswith("tensor head.bias: expected (10,), found (9,)")
+@pytest.mark.parametrize(
+    ("name", "tensor", "said"),
+    [
+        ("head.bias", None, "expected (10,), found none"),
+        ("head.bias", torch.zeros(9), "expected (10,), found (9,)"),
+        ("tail.bias", torch.zeros(2), "expected no such tensor, found (2,)"),
+    ],
+    ids=["missing", "misshaped", "surplus"],
+)
+def test_tensors_that_do_not_fit(tmp_path, name, tensor, said):
+    tensors = network(TINY).state_dict() | {name: tensor}
+    kept = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+    path = write(tmp_path / "x.safetensors", kept, {"config": TINY.to_json()})
+    assert refusal(path).endswith(f"tensor {name}: {said}")
 
 
 @pytest.mark.parametrize("metadata", [None, {"metrics": "{}"}, {"config": "{"}, {"config": '{"depth": 0}'}])

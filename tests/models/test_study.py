@@ -105,13 +105,6 @@ def test_dnn_resumes_after_ctrl_c(small_mnist, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_quick_is_marked(small_mnist, tmp_path):
-    written = carried_out("dnn", small_mnist, tmp_path, "--quick", "--epochs", 1)
-    assert written["scope"]["reduced"].startswith("1 of 15 epochs")
-    assert written["command"] == "python models/study.py dnn --quick --epochs 1 --output DIR"
-
-
-@pytest.mark.slow
 def test_designed_networks_share_their_epochs(small_mnist, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     networks = ["--network", "wide", "--network", "late-deep"]
@@ -163,6 +156,9 @@ def test_a_part_of_the_images_is_not_compared_with_what_is_shipped(small_mnist, 
     written = carried_out("frontier", small_mnist, tmp_path / "out", *small)
     assert [row["checkpoint"] for row in written["rows"]] == ["vitbn-1.safetensors"]
     assert [row["epochs"] for row in written["rows"]] == [1]
+    typed = " ".join(map(str, arguments))
+    assert written["command"].endswith(f" {typed} --output DIR")
+    assert written["scope"]["reduced"].startswith("1 of 36 epochs")
 
 
 @pytest.mark.slow

@@ -1,33 +1,27 @@
 import json
 import os
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
+import trainings
 from safetensors.torch import load_file
+from trainings import OPTIONS, first_digits, series
 
 from models.augmentation import augmentation
 from models.checkpoint import load, save
 from models.config import INPUT_SCALE, ModelConfig
 from models.registry import build, randomise_norms
-from models.train import TrainingError, TrainingOptions
-from models.training import train
+from models.train import TrainingError
 
-TINY = ModelConfig(dim=16, depth=1, heads=2, dim_head=8, mlp_dim=24, dropout=0.1)
-SHORT = TrainingOptions(epochs=2, batch_size=50, lr=0.003, seed=0, device="cpu")
+SHORT = replace(OPTIONS, epochs=2)
+run = partial(trainings.run, config=replace(trainings.TINY, dropout=0.1))
 
 
 @pytest.fixture(scope="module")
-def some_digits(digits):
-    return replace(digits, train_images=digits.train_images[:101], train_labels=digits.train_labels[:101])
-
-
-def run(path, dataset, options):
-    return list(train(TINY, dataset, options, path))
-
-
-def losses(epochs):
-    return [epoch.training_loss for epoch in epochs]
+def some_digits():
+    return first_digits(101)
 
 
 def network(path, seed):
@@ -59,7 +53,7 @@ def test_a_second_training_reads_what_the_first_wrote(tmp_path, some_digits, tau
     files = sorted((tmp_path / "epochs").glob("epoch-*"))
     written = [path.stat().st_mtime_ns for path in files]
     second = run(tmp_path / "second.safetensors", some_digits, options)
-    assert losses(first) == losses(second)
+    assert series(first) == series(second)
     assert [path.stat().st_mtime_ns for path in files] == written
     before = files[1].read_bytes()
     assert files[0].read_bytes() != before, "each epoch has its own distortions"
@@ -73,7 +67,7 @@ def test_another_seed_sees_the_same_images_in_another_order(tmp_path, some_digit
     first = run(tmp_path / "first.safetensors", some_digits, options)
     second = run(tmp_path / "second.safetensors", some_digits, replace(options, seed=1))
     assert len(list((tmp_path / "epochs").glob("epoch-*"))) == 2
-    assert losses(first) != losses(second)
+    assert series(first) != series(second)
 
 
 def test_stored_images_are_distorted_and_answered_as_stored(tmp_path, some_digits, taught):
@@ -124,8 +118,11 @@ def test_damaged_files(tmp_path, some_digits, taught):
     os.truncate(second, 1000)
     with pytest.raises(TrainingError, match=r"epoch-0002\.safetensors: expected an epoch of images, found "):
         run(tmp_path / "second.safetensors", some_digits, options)
-    cut = replace(some_digits, train_images=some_digits.train_images[:50], train_labels=some_digits.train_labels[:50])
-    run(tmp_path / "short.safetensors", cut, replace(options, teacher_cache=str(tmp_path / "short"), epochs=1))
+    run(
+        tmp_path / "short.safetensors",
+        first_digits(50),
+        replace(options, teacher_cache=str(tmp_path / "short"), epochs=1),
+    )
     second.write_bytes((tmp_path / "short/epoch-0001.safetensors").read_bytes())
     with pytest.raises(TrainingError, match=r"epoch-0002\.safetensors: expected .*\(101, 1, 28, 28\).*found .*\(50, "):
         run(tmp_path / "second.safetensors", some_digits, options)

@@ -72,7 +72,7 @@ def convert(proto: onnx.ModelProto, lowering: Lowering) -> tuple[onnx.ModelProto
     """Raises AccuracyError above `max_drop_points`."""
     dataset = lowering.dataset
     kept = [kind for kind in KEPT_IN_FLOAT32 if not (lowering.half_softmax and kind == "Softmax")]
-    lowered = _to_fp16(proto, kept) if lowering.precision == "fp16" else _to_int8(proto, dataset.train_images)
+    lowered = to_fp16(proto, kept) if lowering.precision == "fp16" else to_int8(proto, dataset.train_images)
     onnx.checker.check_model(lowered, full_check=True)
     before, after = (onnx_classifier(each.SerializeToString()) for each in (proto, lowered))
     return lowered, _gate(lowering.precision, None, after, before, dataset, lowering.max_drop_points)
@@ -115,7 +115,7 @@ def accuracy(classify: Classifier, dataset: Dataset) -> float:
     return float(np.mean(np.concatenate(found) == labels))
 
 
-def _to_fp16(proto: onnx.ModelProto, kept: Sequence[str] = KEPT_IN_FLOAT32) -> onnx.ModelProto:
+def to_fp16(proto: onnx.ModelProto, kept: Sequence[str] = KEPT_IN_FLOAT32) -> onnx.ModelProto:
     from onnxruntime.transformers.float16 import convert_float_to_float16
     from onnxruntime.transformers.onnx_model import OnnxModel
 
@@ -130,8 +130,11 @@ def _to_fp16(proto: onnx.ModelProto, kept: Sequence[str] = KEPT_IN_FLOAT32) -> o
     return converted
 
 
-def _to_int8(proto: onnx.ModelProto, train_images: Images) -> onnx.ModelProto:
-    """Products of activations, patch embedding and head stay in float32: little work, but sensitive."""
+def to_int8(proto: onnx.ModelProto, train_images: Images, symmetric: bool = False) -> onnx.ModelProto:
+    """Products of activations, patch embedding and head stay in float32: little work, but sensitive.
+
+    `symmetric`: signed activations around 0, and float32 biases.
+    """
     from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
 
     with tempfile.TemporaryDirectory() as folder, _without_warnings():
@@ -143,9 +146,10 @@ def _to_int8(proto: onnx.ModelProto, train_images: Images) -> onnx.ModelProto:
             quant_format=QuantFormat.QDQ,
             op_types_to_quantize=["MatMul", "Gemm", "Conv"],
             per_channel=True,
-            activation_type=QuantType.QUInt8,
+            activation_type=QuantType.QInt8 if symmetric else QuantType.QUInt8,
             weight_type=QuantType.QInt8,
             nodes_to_exclude=_kept_in_float32(proto.graph),
+            extra_options={"ActivationSymmetric": True, "QuantizeBias": False} if symmetric else {},
         )
         return onnx.load(path)
 

@@ -13,6 +13,7 @@ from benchmarks.measure import networks
 from benchmarks.measure.calls import BUFFERS, Calls, classify
 from benchmarks.measure.candidate import Candidate, start
 from benchmarks.measure.engines import ENGINES, Device, Run, Sizes
+from benchmarks.measure.floors import Work
 from benchmarks.measure.memory import peak_memory_mb
 from benchmarks.measure.networks import Program, Reference, reference
 from benchmarks.measure.progress import count_bar, note, one_line
@@ -24,15 +25,12 @@ CHECKED = 512  # all 5,000 would take PyTorch eager a minute per model
 
 @dataclass(frozen=True)
 class Built:
-    """`values`: that an image's kernels move, see floors.py."""
-
     candidate: Candidate
     reference: Reference
     program: Program
     run: Run
-    macs: int
+    work: Work
     sizes: Sizes
-    values: int = 0
 
     @property
     def weight_bytes(self) -> int:
@@ -88,8 +86,8 @@ def build_all(candidates: Sequence[Candidate], workloads: Sequence[Workload], mi
 
 
 def build(candidate: Candidate, of: Reference, sizes: Sizes) -> Built:
-    program, macs, values = networks.program(of, candidate)
-    return Built(candidate, of, program, start(program, candidate, sizes), macs, sizes, values)
+    program, work = networks.program(of, candidate)
+    return Built(candidate, of, program, start(program, candidate, sizes), work, sizes)
 
 
 def first_calls(

@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from benchmarks.measure.candidate import Candidate
 
 Device = Literal["cpu", "cuda"]
-Precision = Literal["fp32", "tf32", "fp16", "fp16-softmax", "bf16", "int8"]
-"""fp16 leaves the Softmax in float32, fp16-softmax does not."""
+Precision = Literal["fp32", "tf32", "fp16", "fp16-softmax", "bf16", "int8", "fp8"]
+"""fp16 leaves the Softmax in float32, fp16-softmax does not; int8 and fp8 leave all but products with weights."""
 Rewrites = Literal["none", "folded", "all"]
 
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
-SERVED_PRECISIONS = tuple(precision for precision in PRECISIONS if precision != "fp16-softmax")
+SERVED_PRECISIONS = tuple(precision for precision in PRECISIONS if precision not in ("fp16-softmax", "fp8"))
 
 Run = Callable[[Any], Any]
 """uint8 images (B, C, H, W) -> float32 logits (B, classes): numpy arrays on the CPU, tensors on CUDA.
@@ -50,7 +50,7 @@ def cuda_graphs(network: Any, candidate: Candidate, sizes: Sizes) -> Run:
 def onnxruntime(data: bytes, candidate: Candidate, sizes: Sizes) -> Run:
     from benchmarks.measure.in_onnx import on_cpu, on_cuda
 
-    return on_cpu(data, candidate) if candidate.device == "cpu" else on_cuda(data, candidate)
+    return on_cpu(data, candidate) if candidate.device == "cpu" else on_cuda(data, candidate, sizes)
 
 
 def openvino(data: bytes, candidate: Candidate, sizes: Sizes) -> Run:
@@ -65,15 +65,11 @@ def tensorrt(data: bytes, candidate: Candidate, sizes: Sizes) -> Run:
     return in_tensorrt(data, candidate, sizes)
 
 
-def tensorrt_cudagraph(data: bytes, candidate: Candidate, sizes: Sizes) -> Run:
-    from benchmarks.measure.in_onnx import in_tensorrt
-
-    return in_tensorrt(data, candidate, sizes, graph=True)
-
-
 @dataclass(frozen=True)
 class Engine:
     """`cpu`, `cuda`: precisions that `start` knows there. `fused`: attention in the form that GPU kernels fuse.
+
+    `graph`: a call is one CUDA graph.
 
     `runtimes`: of each name for `--runtime` the rewrites and the words for them.
     """
@@ -84,6 +80,7 @@ class Engine:
     cpu: tuple[Precision, ...] = ()
     cuda: tuple[Precision, ...] = ()
     fused: bool = False
+    graph: bool = False
     runtimes: Mapping[str, tuple[Rewrites, str]] = field(default_factory=dict)
 
     def precisions(self, device: Device) -> tuple[Precision, ...]:
@@ -93,7 +90,9 @@ class Engine:
 # On CPUs ONNX Runtime casts around every float16 operator, and PyTorch's kernels gain nothing.
 ON_CPU: tuple[Precision, ...] = ("fp32", "bf16")
 ON_CUDA: tuple[Precision, ...] = ("fp32", "tf32", "fp16", "bf16")
-IN_TENSORRT: tuple[Precision, ...] = ("fp32", "tf32", "fp16", "fp16-softmax")
+IN_ONNX_RUNTIME: tuple[Precision, ...] = ("fp32", "tf32", "fp16")
+IN_TENSORRT: tuple[Precision, ...] = ("fp32", "tf32", "fp16", "fp16-softmax", "bf16", "int8", "fp8")
+IN_ITS_PROVIDER: tuple[Precision, ...] = ("tf32", "fp16")  # no option turns TF32 off
 
 ENGINES: dict[str, Engine] = {
     "torch": Engine(
@@ -115,18 +114,35 @@ ENGINES: dict[str, Engine] = {
     "torch-cudagraphs": Engine(
         *("PyTorch CUDA graphs", cuda_graphs, "network", (), ON_CUDA),
         fused=True,
+        graph=True,
         runtimes={
             "torch-cudagraphs": ("none", "fused attention"),
             "torch-cudagraphs-optimized": ("all", "all rewrites, fused attention"),
         },
     ),
     "onnxruntime": Engine(
-        *("ONNX Runtime", onnxruntime, "file", ("fp32", "int8"), ("fp32", "tf32", "fp16")),
+        *("ONNX Runtime", onnxruntime, "file", ("fp32", "int8"), IN_ONNX_RUNTIME),
         runtimes={
             "onnx": ("none", "plain export"),
             "onnx-folded": ("folded", "norms folded"),
             "onnx-optimized": ("all", "all rewrites"),
         },
+    ),
+    "onnxruntime-cudagraph": Engine(
+        *("ONNX Runtime", onnxruntime, "file", (), IN_ONNX_RUNTIME),
+        graph=True,
+        runtimes={"onnx-cudagraph": ("all", "all rewrites, CUDA graph")},
+    ),
+    "onnxruntime-tensorrt": Engine(
+        *("TensorRT in ONNX Runtime", onnxruntime, "file", (), IN_ITS_PROVIDER),
+        fused=True,
+        runtimes={"onnx-tensorrt": ("all", "all rewrites")},
+    ),
+    "onnxruntime-tensorrt-cudagraph": Engine(
+        *("TensorRT in ONNX Runtime", onnxruntime, "file", (), IN_ITS_PROVIDER),
+        fused=True,
+        graph=True,
+        runtimes={"onnx-tensorrt-cudagraph": ("all", "all rewrites, CUDA graph")},
     ),
     "openvino": Engine(
         *("OpenVINO", openvino, "file", ON_CPU),
@@ -142,9 +158,15 @@ ENGINES: dict[str, Engine] = {
         },
     ),
     "tensorrt-cudagraph": Engine(
-        *("TensorRT", tensorrt_cudagraph, "file", (), IN_TENSORRT),
+        *("TensorRT", tensorrt, "file", (), IN_TENSORRT),
         fused=True,
+        graph=True,
         runtimes={"tensorrt-cudagraph": ("all", "all rewrites, CUDA graph")},
+    ),
+    "tensorrt-refit": Engine(
+        *("TensorRT", tensorrt, "file", (), IN_TENSORRT[:4]),
+        fused=True,
+        runtimes={"tensorrt-refit": ("all", "all rewrites, built with other weights and refitted")},
     ),
 }
 SERVED_ENGINES = ("onnxruntime", "openvino", "tensorrt")  # Triton has a backend for each

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,9 @@ import onnx
 import onnxruntime
 
 from benchmarks.measure.candidate import Candidate
-from benchmarks.measure.engines import Run, Sizes
+from benchmarks.measure.engines import ENGINES, Run, Sizes
 from benchmarks.measure.progress import note
-from benchmarks.measure.tensorrt_execution import Execution
+from benchmarks.measure.tensorrt_execution import Execution, refit
 from export.engines.gpu import require
 from export.engines.tensorrt_engine import EngineOptions, build, load
 from export.engines.tensorrt_support import prepare
@@ -45,54 +46,124 @@ def on_cpu(data: bytes, candidate: Candidate) -> Run:
     return lambda images: session.run([OUTPUT_NAME], {INPUT_NAME: images})[0]
 
 
-def on_cuda(data: bytes, candidate: Candidate) -> Run:
+def on_cuda(data: bytes, candidate: Candidate, sizes: Sizes) -> Run:
     """Raises Unavailable without the library or the device."""
-    provider = "CUDAExecutionProvider"
+    graph = ENGINES[candidate.engine].graph
+    providers = {"CUDAExecutionProvider": cuda_options(candidate, graph)}
+    if candidate.engine.startswith("onnxruntime-tensorrt"):
+        require()  # loads TensorRT's libraries for the provider
+        data = prepare(onnx.load_from_string(data)).SerializeToString()
+        providers = {"TensorrtExecutionProvider": tensorrt_options(candidate, sizes, graph), **providers}
+    provider = next(iter(providers))
     if provider not in onnxruntime.get_available_providers():
         raise Unavailable(f"ONNX Runtime's {provider} is missing (install onnxruntime-gpu)")
     onnxruntime.preload_dlls()  # from CUDA's wheels, unless PyTorch has loaded its own
-    session = onnxruntime.InferenceSession(data, providers=[(provider, cuda_options(candidate))])
-    if session.get_providers()[0] != provider:  # without CUDA's libraries ONNX Runtime silently uses the CPU
-        raise Unavailable(f"ONNX Runtime's {provider} is installed, but did not start (see its message)")
-    return _bound_to_cuda(session)
+    session = onnxruntime.InferenceSession(data, providers=list(providers.items()))
+    if session.get_providers()[0] != provider:  # without its libraries ONNX Runtime silently uses another
+        needs = f"; it needs TensorRT 10, here is {version('tensorrt')}" if len(providers) > 1 else ""
+        raise Unavailable(f"ONNX Runtime's {provider} is installed, but did not start (see its message{needs})")
+    return _replayed(session) if graph else _bound_to_cuda(session)
 
 
-def cuda_options(candidate: Candidate) -> dict[str, str]:
+def cuda_options(candidate: Candidate, graph: bool) -> dict[str, str]:
     """float32 uses TF32 only by request. float16 always needs it: else convolutions stay off the tensor cores, which
     also want channels last.
     """
-    import torch
-
     return {
         "use_tf32": "0" if candidate.precision == "fp32" else "1",
         "prefer_nhwc": "0" if candidate.config.is_transformer else "1",
-        "user_compute_stream": str(torch.cuda.current_stream().cuda_stream),
+        "enable_cuda_graph": str(int(graph)),
+        "user_compute_stream": _stream(),
     }
+
+
+def tensorrt_options(candidate: Candidate, sizes: Sizes, graph: bool) -> dict[str, str]:
+    """A profile for each of `sizes`."""
+    image = "x".join(map(str, candidate.config.input_shape))
+    shapes = ",".join(f"{INPUT_NAME}:{size}x{image}" for size in sizes)
+    return {
+        "trt_fp16_enable": str(int(candidate.precision == "fp16")),
+        "trt_cuda_graph_enable": str(int(graph)),
+        **{f"trt_profile_{bound}_shapes": shapes for bound in ("min", "opt", "max")},
+        "user_compute_stream": _stream(),
+    }
+
+
+def _stream() -> str:
+    import torch
+
+    return str(torch.cuda.current_stream().cuda_stream)
 
 
 def _bound_to_cuda(session: Any) -> Run:
     import torch
 
     classes = session.get_outputs()[0].shape[1]
-    binding, options = session.io_binding(), onnxruntime.RunOptions()
-    options.add_run_config_entry("disable_synchronize_execution_providers", "1")  # the caller waits
+    options = _run_options()
 
     def run(images: Any) -> Any:
         logits = torch.empty(len(images), classes, device=images.device)
-        binding.bind_input(INPUT_NAME, "cuda", 0, np.uint8, tuple(images.shape), images.data_ptr())
-        binding.bind_output(OUTPUT_NAME, "cuda", 0, np.float32, tuple(logits.shape), logits.data_ptr())
+        session.run_with_iobinding(_binding(session, images, logits), options)
+        return logits
+
+    return run
+
+
+def _replayed(session: Any) -> Run:
+    """A CUDA graph for each batch size, over tensors that stay; the next call overwrites the logits."""
+    import torch
+
+    classes = session.get_outputs()[0].shape[1]
+    prepared: dict[int, tuple[Any, Any, Any, Any]] = {}
+
+    def run(images: Any) -> Any:
+        count = len(images)
+        if count not in prepared:
+            static, logits = images.clone(), torch.empty(count, classes, device=images.device)
+            prepared[count] = (static, logits, _binding(session, static, logits), _run_options(gpu_graph_id=str(count)))
+        static, logits, binding, options = prepared[count]
+        static.copy_(images)
         session.run_with_iobinding(binding, options)
         return logits
 
     return run
 
 
-def in_tensorrt(data: bytes, candidate: Candidate, sizes: Sizes, graph: bool = False) -> Run:
+def _binding(session: Any, images: Any, logits: Any) -> Any:
+    binding = session.io_binding()
+    binding.bind_input(INPUT_NAME, "cuda", 0, np.uint8, tuple(images.shape), images.data_ptr())
+    binding.bind_output(OUTPUT_NAME, "cuda", 0, np.float32, tuple(logits.shape), logits.data_ptr())
+    return binding
+
+
+def _run_options(**entries: str) -> Any:
+    options = onnxruntime.RunOptions()
+    for key, value in {"disable_synchronize_execution_providers": "1", **entries}.items():  # the caller waits
+        options.add_run_config_entry(key, value)
+    return options
+
+
+def in_tensorrt(data: bytes, candidate: Candidate, sizes: Sizes) -> Run:
     """A profile for each of `sizes`. Raises Unavailable without the library or the device, EngineError."""
-    require()
+    found = require().compute_capability
+    if candidate.precision == "fp8" and tuple(map(int, found.split("."))) < (8, 9):
+        raise Unavailable(f"TensorRT in fp8: expected a GPU of compute capability 8.9 or later, found {found}")
     precision: Any = candidate.precision.removesuffix("-softmax")
-    options = EngineOptions(precision, opt_batch=1, max_batch=max(sizes), fixed=sizes)
-    return execution(engine_of(data, candidate.config, options), sizes.index, graph)
+    refitted = candidate.engine == "tensorrt-refit"
+    options = EngineOptions(precision, opt_batch=1, max_batch=max(sizes), fixed=sizes, refittable=refitted)
+    plan = engine_of(other_weights(data) if refitted else data, candidate.config, options)
+    return execution(plan, sizes.index, ENGINES[candidate.engine].graph, data if refitted else None)
+
+
+def other_weights(data: bytes) -> bytes:
+    """The graph of another checkpoint: every weight matrix negated."""
+    proto = onnx.load_from_string(data)
+    for tensor in proto.graph.initializer:
+        value = onnx.numpy_helper.to_array(tensor)
+        if value.ndim > 1 and np.issubdtype(value.dtype, np.floating):
+            tensor.CopyFrom(onnx.numpy_helper.from_array(-value, tensor.name))
+    other: bytes = proto.SerializeToString()
+    return other
 
 
 @cache
@@ -109,9 +180,13 @@ def engine_of(data: bytes, config: ModelConfig, options: EngineOptions) -> bytes
     return plan
 
 
-def execution(plan: bytes, profile_of: Callable[[int], int], graph: bool = False) -> Execution:
-    """Raises EngineError."""
+def execution(
+    plan: bytes, profile_of: Callable[[int], int], graph: bool = False, weights: bytes | None = None
+) -> Execution:
+    """`weights`: an ONNX file whose weights the engine gets. Raises EngineError."""
     import torch
 
     with load(plan) as engine:
+        if weights:
+            refit(engine, prepare(onnx.load_from_string(weights)).SerializeToString())
         return Execution(engine, profile_of, torch.cuda.current_stream(), graph)

@@ -14,7 +14,7 @@ import torch
 
 from benchmarks.measure.candidate import Candidate
 from benchmarks.measure.engines import ENGINES, Precision
-from benchmarks.measure.floors import moved_values
+from benchmarks.measure.floors import Work, work
 from export.equivalence import Images, Logits, ValuesDiffer, compare, proof_images, torch_classifier
 from export.errors import Unavailable
 from export.graph import DEFAULT_OPSET, Served, rewrite, to_onnx
@@ -22,6 +22,7 @@ from export.precision import Lowering, convert
 from export.rewrites import pipeline
 from export.rewrites.errors import DoesNotApply
 from export.rewrites.fuse import fuse_attention
+from export.typed import TYPED, for_tensorrt
 from models.catalog import matching
 from models.checkpoint import load
 from models.config import ModelConfig
@@ -39,6 +40,7 @@ TOLERANCES: dict[Precision, float] = {
     "fp16-softmax": 0.01,
     "bf16": 0.05,
     "int8": 0.15,
+    "fp8": 0.15,
 }
 REWRITES = {"none": (), "folded": pipeline.FUSE, "all": pipeline.ALL}
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -95,8 +97,8 @@ def example_images(config: ModelConfig, count: int) -> Images:
     return np.resize(proof_images(config), (count, *config.input_shape))
 
 
-def program(of: Reference, candidate: Candidate) -> tuple[Program, int, int]:
-    """What the candidate's engine takes, and an image's multiply-accumulates and moved values.
+def program(of: Reference, candidate: Candidate) -> tuple[Program, Work]:
+    """What the candidate's engine takes, and its work.
 
     Raises Unavailable if the candidate cannot be measured.
     """
@@ -104,13 +106,14 @@ def program(of: Reference, candidate: Candidate) -> tuple[Program, int, int]:
         raise Unavailable(reason)
     engine, precision = ENGINES[candidate.engine], candidate.precision
     network = _rewritten(of, REWRITES[candidate.rewrites])
-    macs, values = macs_per_image(network.model), moved_values(network.model)
+    least = work(network.model)
     if engine.fused:
         with suppress(DoesNotApply):  # to a CNN, or to one block whose attention all rewrites have merged away
             network.model = fuse_attention(network.model)
     if engine.program == "network":
-        return network.to(DTYPES[precision]), macs, values
-    return _file(of, network, precision, (candidate.rewrites, engine.fused)), macs, values
+        return network.to(DTYPES[precision]), least
+    typed = candidate.engine.startswith("tensorrt") and precision in TYPED
+    return _file(of, network, precision, (candidate.rewrites, engine.fused), typed), least
 
 
 def rewritten_file(
@@ -125,11 +128,14 @@ def _rewritten(of: Reference, rewrites: Sequence[pipeline.Rewrite]) -> Served:
     return rewrite(network.model.double(), rewrites, ())[0].float() if rewrites else network
 
 
-def _file(of: Reference, network: Served, precision: Precision, form: object) -> bytes:
+def _file(of: Reference, network: Served, precision: Precision, form: object, typed: bool = False) -> bytes:
+    """`typed`: in the types that TensorRT takes."""
     if form not in of.files:
         of.files[form] = to_onnx(network, of.config, DEFAULT_OPSET)
     proto = of.files[form]
-    if precision in ("fp16", "fp16-softmax", "int8"):
+    if typed:
+        proto = for_tensorrt(proto, precision, load_digits().train_images)
+    elif precision in ("fp16", "fp16-softmax", "int8"):
         lowered: Literal["fp16", "int8"] = "int8" if precision == "int8" else "fp16"
         proto, _ = convert(proto, Lowering(lowered, load_digits(), 100, precision == "fp16-softmax"))
     data: bytes = proto.SerializeToString()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from benchmarks.measure.engines import Device, Precision
 SIDE = {"cpu": 2048, "cuda": 8192}  # of the matrices; 2048 is too small to load a GPU
 STREAM_FLOATS = 64 << 20  # 256 MiB an array: beyond the caches of CPUs and GPUs
 REPEATS = 7
+LAUNCHES = 1000
 Matrix = NDArray[np.float32]
 
 
@@ -39,7 +41,11 @@ def limits(device: Device, threads: int, precisions: tuple[Precision, ...]) -> d
         run, flops = gemms(threads)[f"{SIDE['cpu']}^3 in ONNX Runtime"]
         rates["ONNX Runtime"] = flops / _best_ns(run)
     library = max(rates, key=lambda name: rates[name])
-    other = {p: _torch_gemm_rate(device, threads, p) for p in precisions if p in ("tf32", "fp16", "bf16")}
+    other: dict[str, float] = {
+        p: _torch_gemm_rate(device, threads, p) for p in precisions if p in ("tf32", "fp16", "bf16")
+    }
+    if device == "cuda":
+        other |= _quantised_gemm_rates(precisions)
     a, b, c = (torch.ones(STREAM_FLOATS, device=device) for _ in range(3))
     copy_ns = _best_ns(lambda: a.copy_(b))
     triad_ns = _best_ns(lambda: torch.add(b, c, alpha=2, out=a))
@@ -49,7 +55,38 @@ def limits(device: Device, threads: int, precisions: tuple[Precision, ...]) -> d
         "gemm_gflops_per_s_by_precision": {"fp32": rates[library]} | other,
         "copy_gb_per_s": 2 * a.nbytes / copy_ns,
         "triad_gb_per_s": 3 * a.nbytes / triad_ns,
+        **(launch_costs() if device == "cuda" else {}),
     }
+
+
+def launch_costs() -> dict[str, float]:
+    """Microseconds of an empty kernel, launched by itself and as a node of a CUDA graph."""
+
+    def launch() -> None:
+        for _ in range(LAUNCHES):
+            torch.cuda._sleep(0)
+
+    launch()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        launch()
+    runs = {"launch_us": launch, "graph_node_us": graph.replay}
+    return {name: _best_ns(run) / 1e3 / LAUNCHES for name, run in runs.items()}
+
+
+def _quantised_gemm_rates(precisions: tuple[Precision, ...]) -> dict[str, float]:
+    """On a GPU; without those of which it has no kernels."""
+    side, rates = SIDE["cuda"], dict[str, float]()
+    whole = torch.ones((side, side), dtype=torch.int8).to("cuda")
+    eighth, scale = whole.to(torch.float8_e4m3fn), torch.ones((), device="cuda")
+    runs: dict[str, Callable[[], object]] = {
+        "int8": lambda: torch._int_mm(whole, whole.t()),
+        "fp8": lambda: torch._scaled_mm(eighth, eighth.t(), scale, scale, out_dtype=torch.bfloat16),
+    }
+    for name in runs.keys() & {*precisions}:
+        with suppress(RuntimeError):
+            rates[name] = 2 * side**3 / _best_ns(runs[name])
+    return rates
 
 
 def _torch_gemm_rate(device: Device, threads: int, precision: Precision) -> float:

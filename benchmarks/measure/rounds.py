@@ -12,8 +12,8 @@ import numpy as np
 
 from benchmarks.measure.cells import Built, Cell, Missing, first_calls
 from benchmarks.measure.devices import free, gpu_uuid
-from benchmarks.measure.engines import BASELINE
-from benchmarks.measure.floors import floor_ms, gemm_gflops_per_s
+from benchmarks.measure.engines import BASELINE, ENGINES
+from benchmarks.measure.floors import floor, gemm_gflops_per_s
 from benchmarks.measure.gpu_state import monitor
 from benchmarks.measure.run import Record
 from benchmarks.measure.timing import (
@@ -32,7 +32,8 @@ from models.config import ModelConfig
 
 MIN_ROUNDS_ON_A_GPU = 15  # clocks and power vary
 
-COPIES = " with copies"  # suffix of a candidate's name
+# Suffixes of a candidate's name, by the row's key.
+COPIES = {"copies_p50_ms": " with copies", "overlapped_p50_ms": " with copies beside the computing"}
 
 Row = dict[str, Any]
 Limits = Mapping[str, Any]
@@ -102,16 +103,18 @@ class Rounds:
                 row[key] = asdict(ratio_with_interval(measured[base], measured[name])) if base else None
             if self._watch:
                 row["gpu_state"] = self._watch.summary()
-            if copies := measured.get(f"{name}{COPIES}"):
-                row["copies_p50_ms"] = copies.percentile_ms(50)
+            for key, suffix in COPIES.items():
+                if copies := measured.get(f"{name}{suffix}"):
+                    row[key] = copies.percentile_ms(50)
             compared.append(_row(cell, measured[name], self._workload.batch, self._limits) | row)
         return compared
 
     def _interleaved(self) -> dict[str, Durations]:
         runs = {name: partial(_call, name, each.calls) for name, each in self._cells.items()}
         if self._on_a_gpu:
-            with_copies = {name: each.calls.with_copies for name, each in self._cells.items()}
-            runs |= {f"{name}{COPIES}": partial(_call, name, call) for name, call in with_copies.items()}
+            for name, each in self._cells.items():
+                for suffix, call in zip(COPIES.values(), (each.calls.with_copies, each.calls.overlapped), strict=True):
+                    runs[f"{name}{suffix}"] = partial(_call, name, call)
         return time_interleaved(
             runs,
             self._seconds,
@@ -165,7 +168,9 @@ def _row(cell: Cell, durations: Durations, batch: int, limits: Limits) -> Row:
     """`bandwidth_share` counts weights, images and logits, each once. `fallback`: why the row is no CUDA graph."""
     built, candidate = cell.built, cell.built.candidate
     config, p50_ms = candidate.config, durations.percentile_ms(50)
-    gflops_per_s = 2 * built.macs * batch / p50_ms / 1e6
+    gflops_per_s = 2 * built.work.macs * batch / p50_ms / 1e6
+    calls, graph = -(-batch // cell.micro_batch), ENGINES[candidate.engine].graph
+    floor_ms, floor_by = floor(built.work, batch, calls, candidate.precision, graph, limits)
     moved = built.weight_bytes + batch * (int(np.prod(config.input_shape)) + 4 * config.num_classes)
     return {
         "model": candidate.model,
@@ -184,8 +189,9 @@ def _row(cell: Cell, durations: Durations, batch: int, limits: Limits) -> Row:
         "device_p50_ms": float(np.median(cell.calls.device_ms)) if cell.calls.device_ms else None,
         "images_per_s": 1000 * batch / p50_ms,
         "first_call_ms": cell.first_call_ns / 1e6,
-        "macs": built.macs,
-        "floor_ms": floor_ms(built.macs, built.values, batch, candidate.precision, limits),
+        "macs": built.work.macs,
+        "floor_ms": floor_ms,
+        "floor_by": floor_by,
         "gemm_share": gflops_per_s / gemm_gflops_per_s(candidate.precision, limits),
         "bandwidth_share": moved / p50_ms / 1e6 / limits["copy_gb_per_s"],
         "peak_memory_mb": cell.peak_memory_mb,

@@ -78,6 +78,8 @@ USED: list[list[Any]] = []
 FAULT: list[str] = []
 """Planted by a test: `another type` of a layer, or a `wrong answer`."""
 GRAPH: dict[str, Any] = {}
+KINDS: dict[str, type] = {}
+"""Classes behind the constructors."""
 
 
 def make_libraries(folder: Path, *left_out: str, major: int = 11) -> None:
@@ -188,7 +190,8 @@ def kind_of(annotation: str) -> Any:
     import tensorrt_bindings as trt
 
     ours = annotation.startswith("tensorrt_bindings")
-    return getattr(trt, annotation.rpartition(".")[2], None) if ours else None
+    name = annotation.rpartition(".")[2]
+    return KINDS.get(name) or getattr(trt, name, None) if ours else None
 
 
 def is_a(value: Any, annotation: str) -> bool:
@@ -214,12 +217,13 @@ def in_tensorrt() -> None:
     def constructor(kind: type) -> Callable[..., Conformant]:
         def construct(*args: Any) -> Conformant:
             fits("__init__", str(kind.__init__.__doc__), (object(), *args), {})  # type: ignore[misc]
-            return Conformant(kind)
+            return Conformant(kind, args=args)
 
         return construct
 
-    for name in ("Builder", "OnnxParser", "Runtime"):
-        setattr(trt, name, constructor(getattr(trt, name)))
+    for name in ("Builder", "OnnxParser", "OnnxParserRefitter", "Refitter", "Runtime"):
+        KINDS[name] = getattr(trt, name)
+        setattr(trt, name, constructor(KINDS[name]))
 
 
 def parse(parser: Conformant, path: str) -> bool:
@@ -234,6 +238,14 @@ def deserialize(runtime: Conformant, plan: bytes) -> Conformant:
     import tensorrt as trt
 
     return Conformant(trt.ICudaEngine, proto=onnx.load_from_string(bytes(plan)))
+
+
+def refit(parser: Conformant, model: bytes) -> bool:
+    import onnx
+
+    engine = parser.__dict__["state"]["args"][0].__dict__["state"]["args"][0]
+    engine.__dict__["state"]["proto"] = onnx.load_from_string(model)
+    return True
 
 
 def shape(engine: Conformant, name: str) -> tuple[int, ...]:
@@ -285,9 +297,18 @@ def inspect_layers(inspector: Conformant, form: Any) -> str:
 
 @lru_cache(8)
 def classifier(data: bytes) -> Any:
+    """ONNX Runtime has no CPU kernels for bfloat16 and products in float8."""
+    import onnx
+    from onnx.reference import ReferenceEvaluator
+
+    from export.engines.tensorrt_support import element_types
     from export.equivalence import onnx_classifier
 
-    return onnx_classifier(data)
+    proto = onnx.load_from_string(data)
+    if {onnx.TensorProto.BFLOAT16, onnx.TensorProto.FLOAT8E4M3FN}.isdisjoint(element_types(proto).values()):
+        return onnx_classifier(data)
+    evaluator: Any = ReferenceEvaluator(proto)
+    return lambda images: evaluator.run(None, {INPUT_NAME: images})[0]
 
 
 def execute(context: Conformant, stream: int) -> bool:
@@ -335,6 +356,8 @@ ANSWERS: dict[tuple[str, str], Any] = {
     ("ICudaEngine", "is_shape_inference_io"): False,
     ("ICudaEngine", "get_aliased_input_tensor"): None,
     ("ICudaEngine", "create_execution_context"): new_context,
+    ("OnnxParserRefitter", "refit_from_bytes"): refit,
+    ("Refitter", "get_missing_weights"): [],
     ("IExecutionContext", "get_tensor_address"): 0,
     ("IExecutionContext", "get_tensor_shape"): (),
     ("IExecutionContext", "set_input_shape"): keep("shape"),
@@ -377,7 +400,7 @@ def in_onnxruntime() -> None:
 
     real = onnxruntime.InferenceSession
 
-    def session(data: Any, options: Any = None, providers: Any = ()) -> Any:
+    def session(data: Any, sess_options: Any = None, providers: Any = ()) -> Any:
         asked: dict[str, Any] = dict(each if isinstance(each, tuple) else (each, {}) for each in providers)
         for name, own in asked.items():
             if name not in onnxruntime.get_all_providers():
@@ -386,7 +409,7 @@ def in_onnxruntime() -> None:
                 raise ValueError(f"ONNX Runtime: {name} has no option {', '.join(sorted(unknown))}")
             if not all(isinstance(value, str) for value in own.values()):
                 raise ValueError(f"ONNX Runtime: expected text as options of {name}, found {own}")
-        made = real(data, options, providers=["CPUExecutionProvider"])
+        made = real(data, sess_options, providers=["CPUExecutionProvider"])
         on_a_gpu = [name for name in asked if name != "CPUExecutionProvider"]
         return Session(made, on_a_gpu) if on_a_gpu else made
 
@@ -456,7 +479,7 @@ def in_torch() -> None:
         "get_device_name": "Stub GPU",
         "is_available": True,
         **dict.fromkeys(("memory_allocated", "max_memory_allocated"), 0),
-        **dict.fromkeys(("set_stream", "synchronize", "reset_peak_memory_stats", "empty_cache")),
+        **dict.fromkeys(("set_stream", "synchronize", "reset_peak_memory_stats", "empty_cache", "_sleep")),
     }
     for name, result in objects.items():
         answer = result if inspect.isfunction(result) else (lambda *_, result=result, **__: result)

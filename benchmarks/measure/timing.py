@@ -62,7 +62,7 @@ class Protocol:
 # rounds; of turns of 50 ms 0.03 and 0.04 after 7 and 15.
 ON_A_CPU = Protocol(turn_s=0.05)
 # A GPU's clock rises under load and falls in a sleep.
-ON_A_GPU = Protocol(settle_s=0.0, refill=False, load_s=2.0, turn_s=0.2)
+ON_A_GPU = Protocol(settle_s=0.0, refill=False, load_s=2.0, turn_s=0.1)
 MAX_REFUSED = 30  # rounds
 
 

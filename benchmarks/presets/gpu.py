@@ -28,6 +28,11 @@ RUNTIMES = (
 )
 SERVED = ("--engine", "onnxruntime", "--engine", "tensorrt", "--device", "cuda", "--sharing", "1x0", "--rounds", "2")
 PRECISIONS = ("fp32", "fp16")
+# Of two networks, beside PyTorch eager: ONNX Runtime's other ways, an engine with new weights; and lower precisions.
+WIDER = {
+    "others": (("onnx-cudagraph", "onnx-tensorrt", "onnx-tensorrt-cudagraph", "tensorrt-refit"), PRECISIONS),
+    "precisions": (("tensorrt", "tensorrt-cudagraph"), ("fp32", "bf16", "int8", "fp8")),
+}
 GRACE_S = 30.0  # of a step that is stopped
 
 
@@ -47,10 +52,14 @@ def steps(output: Path) -> Iterator[Step]:
     """The most wanted first; each writes its result at once."""
     names = (*_each("--model", *COMPARED), *_each("--runtime", *RUNTIMES), *_each("--precision", *PRECISIONS))
     sizes = ("--batch", "5000", "--batch", "1", "--seconds", "8", "--device", "cuda")
-    yield Step("benchmarks.latency", "latency", (*sizes, *names, "--json", str(output / "latency.json")), 32)
+    yield Step("benchmarks.latency", "latency", (*sizes, *names, "--json", str(output / "latency.json")), 27)
     in_torch = _each("--runtime", *(name for name in RUNTIMES if name.startswith("torch")))
-    published = ("--published-configuration", *sizes, *in_torch, "--json", str(output / "published.json"))
-    yield Step("benchmarks.latency", "latency", published, 6)
+    published = ("--published-configuration", *sizes, *in_torch, "--precision", "fp32")
+    yield Step("benchmarks.latency", "latency", (*published, "--json", str(output / "published.json")), 6)
+    for name, (runtimes, precisions) in WIDER.items():
+        names = (*_each("--runtime", "torch", *runtimes), *_each("--precision", *precisions))
+        written = ("--json", str(output / f"{name}.json"))
+        yield Step("benchmarks.latency", "latency", (*sizes, *_each("--model", *SERVED_MODELS), *names, *written), 5)
     yield Step("models.study", "study", ("layout", "--device", "cuda", "--output", str(output / "layout")), 1)
     for model in SERVED_MODELS:
         where = ("--repository", str(output / "triton_repo"), "--timing-cache", str(output / "timing.cache"))

@@ -11,7 +11,13 @@ HEADER = (
     *("model", "runtime", "depth", "first ms", "p50 ms", "p90 ms", "p99 ms", "images/s"),
     *("x PyTorch", "95 % interval", "M MACs", "of GEMM %", "of copy %"),
 )
-ON_A_GPU = {"device_p50_ms": "on device ms", "copies_p50_ms": "with copies ms", "floor_ms": "floor ms"}
+ON_A_GPU = {
+    "device_p50_ms": "on device ms",
+    "copies_p50_ms": "with copies ms",
+    "overlapped_p50_ms": "overlapped ms",
+    "floor_ms": "floor ms",
+    "floor_by": "floor by",
+}
 Rows = Sequence[Mapping[str, Any]]
 
 
@@ -29,7 +35,7 @@ def batch_table(rows: Rows, with_dim: bool = False) -> str:
         (
             *_cells(row),
             *([_number((row.get("ratio_to_same_precision") or {}).get("ratio"), 2)] if lower else []),
-            *(_number(row[key], 0 if key == "peak_memory_mb" else 3) for key in optional),
+            *(_number(row.get(key), 0 if key == "peak_memory_mb" else 3) for key in optional),
         )
         for row in rows
     ]
@@ -58,14 +64,17 @@ def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
     )
 
 
-def _number(value: float | None, decimals: int) -> str:
-    return "-" if value is None else f"{value:,.{decimals}f}"
+def _number(value: float | str | None, decimals: int) -> str:
+    return value if isinstance(value, str) else "-" if value is None else f"{value:,.{decimals}f}"
 
 
 def closing_lines(rows: Rows, missing: Rows, limits: Mapping[str, Any], caveat: str | None) -> Iterator[str]:
     yield limits_line(limits)
     if any(row["device"] == "cuda" for row in rows):
-        yield "floor: the least time at these limits, with one kernel per product and per attention"
+        yield (
+            f"An empty launch takes {limits['launch_us']:.2f} us, as a node of a CUDA graph "
+            f"{limits['graph_node_us']:.2f}; floor: the least time at these limits, a kernel per product and attention"
+        )
     for row in rows:
         if row.get("fallback"):
             yield f"{row['model']}, {row['label']}, {row['precision']}: {row['fallback']}"

@@ -216,7 +216,13 @@ def foreign(run: Run, intervals: bool = True) -> str:
     return markdown(rows, 2)
 
 
-ON_A_GPU = {"device_p50_ms": "on the device ms", "copies_p50_ms": "with copies ms", "floor_ms": "floor ms"}
+ON_A_GPU = {
+    "device_p50_ms": "on the device ms",
+    "copies_p50_ms": "with copies ms",
+    "overlapped_p50_ms": "copies overlapped ms",
+    "floor_ms": "floor ms",
+    "floor_by": "floor by",
+}
 GPU_STATE = {"sm_mhz": "clock MHz", "power_w": "power W", "temperature_c": "temperature C"}
 
 
@@ -266,7 +272,8 @@ def _latency(row: Row) -> Cells:
     if row["peak_memory_mb"]:
         cells["peak MB"] = f"{row['peak_memory_mb']:,.0f}"
     if row["device"] == "cuda":
-        cells |= {title: f"{row[name]:,.3f}" for name, title in ON_A_GPU.items() if row.get(name) is not None}
+        on_a_gpu = {title: row[name] for name, title in ON_A_GPU.items() if row.get(name) is not None}
+        cells |= {title: f"{value:,.3f}" if isinstance(value, float) else value for title, value in on_a_gpu.items()}
         cells |= _gpu_state(row.get("gpu_state"))
     return cells
 

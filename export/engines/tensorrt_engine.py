@@ -43,7 +43,7 @@ class EngineError(ExportError):
 class EngineOptions:
     """`fixed` batch sizes get a profile each; the engine takes no other size."""
 
-    precision: Literal["fp32", "tf32", "fp16"]
+    precision: Literal["fp32", "tf32", "fp16", "bf16", "int8", "fp8"]
     min_batch: int = 1
     opt_batch: int = 64
     max_batch: int = 5000
@@ -52,6 +52,7 @@ class EngineOptions:
     hardware_compatible: bool = False
     workspace_mib: int | None = None
     fixed: tuple[int, ...] = ()
+    refittable: bool = False
 
     @property
     def profiles(self) -> list[tuple[int, int, int]]:
@@ -104,12 +105,13 @@ def build(proto: onnx.ModelProto, config: ModelConfig, options: EngineOptions) -
         cache.parent.mkdir(parents=True, exist_ok=True)  # Polygraphy locks the file before it looks
     with tempfile.TemporaryDirectory() as folder, _engine_errors():
         create_config = CreateConfig(
-            tf32=options.precision == "tf32",
+            tf32=options.precision in ("tf32", "int8", "fp8"),  # of what stays in float32
             profiles=[
                 Profile().add(INPUT_NAME, *((size, *config.input_shape) for size in sizes))
                 for sizes in options.profiles
             ],
             load_timing_cache=str(cache) if cache and cache.is_file() else None,
+            refittable=options.refittable,
             profiling_verbosity=trt.ProfilingVerbosity.DETAILED,  # else the inspector tells only names
             memory_pool_limits={trt.MemoryPoolType.WORKSPACE: mib << 20} if mib else None,
             version_compatible=options.version_compatible,

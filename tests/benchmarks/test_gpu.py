@@ -1,4 +1,5 @@
 import subprocess
+from functools import partial
 from pathlib import Path
 
 import click
@@ -6,6 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from benchmarks.measure import in_onnx
+from benchmarks.measure.candidate import Candidate
 from benchmarks.measure.engines import RUNTIMES
 from benchmarks.presets import gpu as module
 from benchmarks.presets.gpu import ROOT, Step, check, gpu, steps
@@ -76,10 +78,33 @@ def test_the_run_uses_the_packages_of_the_gpu_and_the_dry_run_those_of_the_cpu(
 
 
 def test_networks_and_stock_pytorch_are_all_measured() -> None:
-    (latency, published) = (" ".join(step.words) for step in steps(Path("out")) if step.name == "latency")
+    latency, published, *_ = (" ".join(step.words) for step in steps(Path("out")) if step.name == "latency")
     assert "--model vit --model vitbnffn --model vitbn --model cnn" in latency
     assert "--runtime torch --runtime torch-sdpa --runtime torch-compile --runtime torch-cudagraphs " in latency
     assert "--published-configuration" in published
+
+
+def test_lower_precisions_new_weights_and_onnx_runtimes_other_ways_are_measured() -> None:
+    words = [" ".join(step.words) for step in steps(Path("out"))]
+    (others,) = (line for line in words if "out/others.json" in line)
+    for name in ("torch", "onnx-cudagraph", "onnx-tensorrt", "onnx-tensorrt-cudagraph", "tensorrt-refit"):
+        assert f"--runtime {name} " in others
+    (lower,) = (line for line in words if "out/precisions.json" in line)
+    assert "--runtime torch --runtime tensorrt " in lower
+    assert "--precision bf16 --precision int8 --precision fp8" in lower
+
+
+@pytest.mark.parametrize(("capability", "refused"), [("8.6", True), ("8.9", False), ("10.0", False)])
+def test_float8_needs_a_card_that_has_it(capability: str, refused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(in_onnx, "require", lambda: Gpu("Stub GPU", capability))
+    monkeypatch.setattr(in_onnx, "engine_of", lambda *_: b"plan")
+    monkeypatch.setattr(in_onnx, "execution", lambda *_: "an engine")
+    start = partial(in_onnx.in_tensorrt, b"", Candidate("vitbn", "tensorrt", "fp8", device="cuda"), (1,))
+    if refused:
+        with pytest.raises(Unavailable, match=r"fp8: expected a GPU of compute capability 8\.9 or later, found 8\.6"):
+            start()
+    else:
+        assert start() == "an engine"
 
 
 def test_the_plain_and_the_folded_engine_differ_in_the_folding_alone() -> None:

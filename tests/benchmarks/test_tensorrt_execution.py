@@ -1,5 +1,6 @@
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.measure.floors import floor_ms, moved_values
+from benchmarks.measure.floors import Work, floor, work
 from benchmarks.measure.tensorrt_execution import Execution
 from benchmarks.measure.workload import Workload
 from export.graph import rewrite
@@ -180,12 +181,29 @@ def test_the_floor_counts_every_layer_once() -> None:
     plain = pixels + config.num_patches * dim + dim + config.num_classes  # embedding, head
     plain += tokens * (dim + 3 * inner + inner + dim) + tokens * 4 * inner + 2 * tokens * (dim + hidden)
     model = build(config).eval()
-    assert moved_values(model) == plain
+    whole = work(model)
+    assert whole == Work(macs_per_image(model), plain, 7)  # embedding, qkv, attention, output, two of the FFN, head
     served, _ = rewrite(model.double(), (*ALL, fuse_attention), ())
-    assert moved_values(served.model) < plain / 2
+    assert work(served.model).values < plain / 2
+
+
+@pytest.mark.parametrize(
+    ("of", "batch", "calls", "precision", "graph", "expected_ms", "by"),
+    [
+        (Work(10**6, 10**3, 0), 500, 1, "fp32", False, 1.0, "operations"),  # 1 GFLOP
+        (Work(10**6, 10**6, 0), 500, 1, "fp16", False, 1.0, "bytes"),  # 1 GB
+        (Work(10**6, 10**3, 500), 1, 1, "fp32", False, 1.0, "launches"),
+        (Work(10**6, 10**3, 500), 1, 1, "fp32", True, 0.25, "launches"),
+        (Work(10**6, 10**3, 500), 2, 2, "fp32", True, 0.5, "launches"),
+    ],
+)
+def test_the_highest_floor_counts(
+    of: Work, batch: int, calls: int, precision: str, graph: bool, expected_ms: float, by: str
+) -> None:
     limits: dict[str, Any] = {"gemm_gflops_per_s_by_precision": {"fp32": 1e3, "fp16": 1e9}, "copy_gb_per_s": 1e3}
-    assert floor_ms(10**6, 10**3, 500, "fp32", limits) == pytest.approx(1.0)  # 1 GFLOP
-    assert floor_ms(10**6, 10**6, 500, "fp16", limits) == pytest.approx(1.0)  # 1 GB
+    limits |= {"launch_us": 2.0, "graph_node_us": 0.5}
+    found_ms, name = floor(of, batch, calls, precision, graph, limits)
+    assert (found_ms, name) == (pytest.approx(expected_ms), by)
 
 
 @pytest.mark.slow
@@ -195,6 +213,7 @@ def test_the_floor_of_5000_images_on_an_h200() -> None:
     rewritten = rewrite(plain, ALL, ())[0].model
     limits: dict[str, Any] = {"gemm_gflops_per_s_by_precision": {"fp32": 5e4, "fp16": 8e5}, "copy_gb_per_s": 4e3}
     for network, expected_ms in ((rewritten, 0.57), (plain, 1.14)):
-        values = moved_values(fuse_attention(network))
-        assert floor_ms(1, values, 5000, "fp16", limits) == pytest.approx(expected_ms, rel=0.05)
-    assert floor_ms(macs_per_image(rewritten), 1, 5000, "fp16", limits) == pytest.approx(0.11, rel=0.05)
+        moved = replace(work(fuse_attention(network)), macs=1)
+        assert floor(moved, 5000, 1, "fp16", False, limits) == (pytest.approx(expected_ms, rel=0.05), "bytes")
+    products = replace(work(rewritten), values=1)
+    assert floor(products, 5000, 1, "fp16", False, limits) == (pytest.approx(0.11, rel=0.05), "operations")

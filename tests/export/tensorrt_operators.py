@@ -6,7 +6,7 @@ Source: onnx-tensorrt, docs/operators.md of TensorRT 10.15; the operator pages o
 from collections.abc import Iterator
 
 import onnx
-from onnx import TensorProto
+from onnx import TensorProto, numpy_helper
 
 from export.engines.tensorrt_support import UnsupportedGraph, element_types, prepare
 
@@ -15,6 +15,7 @@ OPSETS = range(9, 25)
 FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16})
 NUMBERS = FLOATS | {TensorProto.INT32, TensorProto.INT64}
 ANY = NUMBERS | {TensorProto.BOOL}
+QUANTISED = FLOATS | {TensorProto.INT8, TensorProto.FLOAT8E4M3FN}
 
 # Our exports' operators and their element types. TensorRT accepts uint8 only as the graph's input or output, at a Cast.
 OPERATORS = {
@@ -25,6 +26,7 @@ OPERATORS = {
     "Concat": ANY,
     "Constant": ANY,
     "Conv": FLOATS,
+    "DequantizeLinear": QUANTISED,
     "Div": NUMBERS,
     "Erf": FLOATS,
     "Expand": ANY,
@@ -37,6 +39,7 @@ OPERATORS = {
     "Mul": NUMBERS,
     "Pad": NUMBERS,
     "Pow": FLOATS,
+    "QuantizeLinear": QUANTISED,
     "Reciprocal": FLOATS,
     "ReduceMax": NUMBERS,
     "ReduceMean": NUMBERS,
@@ -76,6 +79,7 @@ def check(proto: onnx.ModelProto) -> None:
         if node.op_type in ONE_OUTPUT and any(node.output[1:]):
             raise _unsupported(node, "one output", ", ".join(node.output))
         _check_attribute(node)
+        _check_symmetric(node, proto)
     types = element_types(proto)
     constants = {tensor.name for tensor in proto.graph.initializer}
     constants |= {node.output[0] for node in proto.graph.node if node.op_type == "Constant"}
@@ -110,6 +114,14 @@ def _check_attribute(node: onnx.NodeProto) -> None:
     for attribute in node.attribute:
         if attribute.name == name and set(attribute.ints) - {only}:
             raise _unsupported(node, f"{name} of {only}", str(list(attribute.ints)))
+
+
+def _check_symmetric(node: onnx.NodeProto, proto: onnx.ModelProto) -> None:
+    if node.op_type not in ("QuantizeLinear", "DequantizeLinear"):
+        return
+    (zero,) = (tensor for tensor in proto.graph.initializer if tensor.name == node.input[2])
+    if numpy_helper.to_array(zero).astype(float).any():
+        raise _unsupported(node, "a zero point of 0", f"another in {zero.name}")
 
 
 def _unsupported(node: onnx.NodeProto, expected: str, found: str) -> UnsupportedGraph:

@@ -91,7 +91,7 @@ def damaged(proto: onnx.ModelProto, images: object = None) -> onnx.ModelProto:
 def test_a_conversion_that_costs_too_much_is_refused(
     float32: Exported, digits: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(precision, "_to_int8", damaged)
+    monkeypatch.setattr(precision, "to_int8", damaged)
     with pytest.raises(AccuracyError, match=r"int8: expected a drop of at most 0.1 points, found test acc"):
         convert(float32_proto(float32), Lowering("int8", digits, 0.1))
     with pytest.raises(AccuracyError, match="int8: expected a drop of at most nan points"):
@@ -102,7 +102,7 @@ def test_a_conversion_that_costs_too_much_is_refused(
 def test_the_command_writes_nothing_through_a_closed_gate(
     trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(precision, "_to_fp16", damaged)
+    monkeypatch.setattr(precision, "to_fp16", damaged)
     arguments = [
         "--checkpoint",
         str(trained),

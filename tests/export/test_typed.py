@@ -1,0 +1,54 @@
+"""Graphs in TensorRT's types: right within their precision, and in the form that its parser takes."""
+
+import ml_dtypes
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+from onnx.reference import ReferenceEvaluator
+from tensorrt_operators import prepared_and_checked
+
+from export import typed
+from export.equivalence import onnx_classifier
+from export.graph import rewrite, to_onnx
+from export.rewrites.pipeline import ALL
+from export.typed import TYPED, for_tensorrt
+from models.catalog import shipped
+from models.checkpoint import load
+from models.data import load_digits
+
+# Of the largest logit; measured on vitbn-tiny and cnn: bf16 0.007, int8 0.076, fp8 0.096.
+TOLERANCES = {"bf16": 0.02, "int8": 0.15, "fp8": 0.15}
+
+
+@pytest.fixture(scope="module", params=["vitbn-tiny", "cnn"])
+def proto(request: pytest.FixtureRequest) -> onnx.ModelProto:
+    loaded = load(shipped(request.param))
+    served, _ = rewrite(loaded.model.double(), ALL, ())
+    return to_onnx(served.float(), loaded.config, 20)
+
+
+def error(proto: onnx.ModelProto, lowered: onnx.ModelProto) -> float:
+    """Of the logits of 16 digits, relative to the largest."""
+    images = load_digits().test_images[:16]
+    expected = onnx_classifier(proto.SerializeToString())(images)
+    (found,) = ReferenceEvaluator(lowered).run(None, {"image": images})
+    return float(np.abs(found - expected).max() / np.abs(expected).max())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", TYPED)
+def test_a_typed_graph_answers_alike_and_is_taken(proto: onnx.ModelProto, precision: str) -> None:
+    found = for_tensorrt(proto, precision, load_digits().train_images)
+    assert error(proto, found) < TOLERANCES[precision]
+    prepared_and_checked(found)
+    types = {numpy_helper.to_array(tensor).dtype for tensor in found.graph.initializer}
+    wanted = {"bf16": ml_dtypes.bfloat16, "int8": np.int8, "fp8": ml_dtypes.float8_e4m3fn}[precision]
+    assert np.dtype(wanted) in types
+
+
+@pytest.mark.slow
+def test_a_wrong_scale_is_seen(proto: onnx.ModelProto, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(typed.LARGEST, "fp8", 448 * 8)
+    wrong = error(proto, for_tensorrt(proto, "fp8", load_digits().train_images))
+    assert not wrong <= TOLERANCES["fp8"]  # NaN too

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from export.publishing.artifact import Artifact
     from models.config import ModelConfig
 
+SERVED_IN_TENSORRT = ("fp32", "tf32", "fp16")
 IMAGES = 64  # for the comparison of answers; larger batches repeat them
 
 
@@ -72,6 +73,7 @@ def publish(
 
     Raises ExportError, or DataError if the check of a lower precision lacks the test images.
     """
+    from export.errors import Unavailable
     from export.pipeline import ExportOptions, export_checkpoint
     from export.publishing.publish import publish as publish_artifact
     from export.publishing.triton_config import MAX_BATCH_SIZE, Serving
@@ -80,6 +82,8 @@ def publish(
     bfloat16 = candidate.precision == "bf16"
     precision: Any = "fp32" if bfloat16 else candidate.precision  # OpenVINO rounds a float32 file itself
     if engine == "tensorrt":
+        if candidate.precision not in SERVED_IN_TENSORRT:
+            raise Unavailable(f"TensorRT is served only in {', '.join(SERVED_IN_TENSORRT)}")
         exported = export_checkpoint(shipped(candidate.model), ExportOptions(rewrites="all", fuse_attention=True))
         artifact = _engine(exported, precision, largest)
     else:

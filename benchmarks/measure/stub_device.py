@@ -82,28 +82,17 @@ KINDS: dict[str, type] = {}
 """Classes behind the constructors."""
 
 
-def make_libraries(folder: Path, *left_out: str, major: int = 11) -> None:
+def make_libraries(folder: Path, major: int = 11) -> None:
     """Raises FileNotFoundError without a C compiler."""
     ours = {f"lib{name}.so.{major}": TENSORRT for name in ("nvinfer", "nvinfer_plugin", "nvonnxparser")}
     for name, code in (ours | {"libcuda.so.1": DRIVER, "libcudart.so.13": RUNTIME}).items():
-        if name not in left_out:
-            command: list[str | Path] = [
-                "cc",
-                "-shared",
-                "-fPIC",
-                "-x",
-                "c",
-                "-",
-                "-o",
-                folder / name,
-                f"-Wl,-soname,{name}",
-            ]
-            subprocess.run(command, input=code, text=True, check=True)
+        command = ["cc", "-shared", "-fPIC", "-x", "c", "-", "-o", str(folder / name), f"-Wl,-soname,{name}"]
+        subprocess.run(command, input=code, text=True, check=True)
 
 
-def install(folder: Path) -> None:
-    """Puts the stubs into this process, for good. `folder`: for the C libraries."""
-    make_libraries(folder)
+def install(folder: Path, major: int = 11) -> None:
+    """Puts the stubs into this process, for good. `folder`: for the C libraries; `major`: of TensorRT's bindings."""
+    make_libraries(folder, major)
     for path in sorted(folder.glob("lib*")):
         ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL)  # later found by its name
     os.environ["LD_LIBRARY_PATH"] = os.pathsep.join([str(folder), os.environ.get("LD_LIBRARY_PATH", "")])
@@ -274,8 +263,7 @@ def new_context(engine: Conformant, *strategy: Any) -> Conformant:
 
 def inspect_layers(inspector: Conformant, form: Any) -> str:
     """A layer per node, in the graph's types."""
-    from export.engines.tensorrt_layers import ONNX_TYPES
-    from export.engines.tensorrt_support import element_types
+    from export.engines.tensorrt_graph import ONNX_TYPES, element_types
 
     proto = GRAPH["proto"]
     types = {name: ONNX_TYPES.get(number, "int64") for name, number in element_types(proto).items()}
@@ -301,7 +289,7 @@ def classifier(data: bytes) -> Any:
     import onnx
     from onnx.reference import ReferenceEvaluator
 
-    from export.engines.tensorrt_support import element_types
+    from export.engines.tensorrt_graph import element_types
     from export.equivalence import onnx_classifier
 
     proto = onnx.load_from_string(data)

@@ -18,8 +18,7 @@ import numpy as np
 import onnx
 
 from export.engines.gpu import Gpu
-from export.engines.tensorrt_layers import check_layers
-from export.engines.tensorrt_support import prepare
+from export.engines.tensorrt_graph import check_layers, prepare
 from export.equivalence import BATCH_SIZES, Classifier, Comparison, Images, compare, onnx_classifier, proof_images
 from export.errors import ExportError
 from export.precision import Accuracies, engine_accuracy
@@ -69,13 +68,21 @@ class Built:
 
 def make(source: Artifact, options: EngineOptions, gpu: Gpu, dataset: Dataset | None = None) -> Built:
     """Raises UnsupportedGraph, EngineError, LayerTypesDiffer, EquivalenceError or AccuracyError."""
+    import polygraphy
+    import tensorrt as trt
+    from polygraphy.backend.trt import TrtRunner
+
     proto, config = prepare(onnx.load_from_string(source.data)), source.config
     start_ns = time.perf_counter_ns()
     plan = build(proto, config, options)
     build_s = (time.perf_counter_ns() - start_ns) / 1e9
     with load(plan) as engine:
-        layer_types = check_layers(inspect(engine, config, options), proto, options.precision)
-        with engine_classifier(engine) as classify:
+        layer_types = check_layers(_inspect(engine, config, options), proto, options.precision)
+        with TrtRunner(engine) as runner:
+
+            def classify(images: Images) -> Any:  # the runner reuses its output memory
+                return np.array(runner.infer({INPUT_NAME: np.ascontiguousarray(images)})[OUTPUT_NAME])
+
             images = proof_images(config)
             comparison = compare_engine(onnx_classifier(source.data), classify, images, options)
             whole = in_parts(classify, options.max_batch, options.min_batch)
@@ -83,7 +90,17 @@ def make(source: Artifact, options: EngineOptions, gpu: Gpu, dataset: Dataset | 
             measured = None
             if dataset:
                 measured = engine_accuracy("TensorRT", options.precision, whole, source.data, dataset, ACCURACY_DROP)
-    engine_facts = describe(source, options, gpu) | {
+    engine_facts = {
+        "tensorrt": trt.__version__,
+        "polygraphy": polygraphy.__version__,
+        "gpu": gpu.name,
+        "compute_capability": gpu.compute_capability,
+        "precision": options.precision,
+        "profile": {"min": options.min_batch, "opt": options.opt_batch, "max": options.max_batch},
+        "version_compatible": options.version_compatible,
+        "hardware_compatible": options.hardware_compatible,
+        "workspace_mib": options.workspace_mib,
+        "onnx_sha256": source.manifest.files[ONNX_FILE],
         "build_s": round(build_s, 3),
         "layer_types": layer_types,
         "max_abs_error": comparison.max_abs_error,
@@ -133,7 +150,7 @@ def load(plan: bytes) -> Iterator[Any]:
         yield engine_from_bytes(plan)
 
 
-def inspect(engine: Any, config: ModelConfig, options: EngineOptions) -> str:
+def _inspect(engine: Any, config: ModelConfig, options: EngineOptions) -> str:
     import tensorrt as trt
 
     context = engine.create_execution_context()
@@ -141,15 +158,6 @@ def inspect(engine: Any, config: ModelConfig, options: EngineOptions) -> str:
     inspector = engine.create_engine_inspector()
     inspector.execution_context = context  # with a dynamic batch, most types appear only in a context with a shape
     return str(inspector.get_engine_information(trt.LayerInformationFormat.JSON))
-
-
-@contextmanager
-def engine_classifier(engine: Any) -> Iterator[Classifier]:
-    from polygraphy.backend.trt import TrtRunner
-
-    with TrtRunner(engine) as runner:
-        # The runner reuses its output memory.
-        yield lambda images: np.array(runner.infer({INPUT_NAME: np.ascontiguousarray(images)})[OUTPUT_NAME])
 
 
 def compare_engine(expected: Classifier, found: Classifier, images: Images, options: EngineOptions) -> Comparison:
@@ -163,24 +171,6 @@ def compare_engine(expected: Classifier, found: Classifier, images: Images, opti
     repeated = np.resize(images, (max(sizes) if len(images) else 0, *images.shape[1:]))
     stages = f"TensorRT, {options.precision}"
     return compare(stages, in_parts(expected, REFERENCE_BATCH), found, repeated, tolerance, sorted(sizes))
-
-
-def describe(source: Artifact, options: EngineOptions, gpu: Gpu) -> dict[str, Any]:
-    import polygraphy
-    import tensorrt as trt
-
-    return {
-        "tensorrt": trt.__version__,
-        "polygraphy": polygraphy.__version__,
-        "gpu": gpu.name,
-        "compute_capability": gpu.compute_capability,
-        "precision": options.precision,
-        "profile": {"min": options.min_batch, "opt": options.opt_batch, "max": options.max_batch},
-        "version_compatible": options.version_compatible,
-        "hardware_compatible": options.hardware_compatible,
-        "workspace_mib": options.workspace_mib,
-        "onnx_sha256": source.manifest.files[ONNX_FILE],
-    }
 
 
 def in_parts(classify: Classifier, largest: int, smallest: int = 1) -> Classifier:

@@ -1,11 +1,13 @@
 import subprocess
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
 from click.testing import CliRunner
 
+from benchmarks.load.published import publish
 from benchmarks.measure import in_onnx
 from benchmarks.measure.candidate import Candidate
 from benchmarks.measure.engines import RUNTIMES
@@ -105,6 +107,13 @@ def test_float8_needs_a_card_that_has_it(capability: str, refused: bool, monkeyp
             start()
     else:
         assert start() == "an engine"
+
+
+@pytest.mark.parametrize("precision", ["bf16", "int8"])
+def test_a_server_gets_no_engine_in_a_precision_that_export_does_not_check(precision: Any, tmp_path: Path) -> None:
+    with pytest.raises(Unavailable, match="TensorRT is served only in fp32, tf32, fp16"):
+        publish(Candidate("vitbn-tiny", "tensorrt", precision, device="cuda"), tmp_path, {"it": None})
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_plain_and_the_folded_engine_differ_in_the_folding_alone() -> None:

@@ -1,5 +1,6 @@
 import copy
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -36,8 +37,17 @@ LIMITS = {
 FIELDS = {
     *("model", "depth", "dim", "runtime", "label", "precision", "batch", "micro_batch", "threads", "device", "rounds"),
     *("calls", "stable", "p50_ms", "p90_ms", "p99_ms", "device_p50_ms", "images_per_s", "ratio_to_torch"),
-    *("ratio_to_same_precision",),
-    *("first_call_ms", "macs", "floor_ms", "gemm_share", "bandwidth_share", "peak_memory_mb", "max_abs_error"),
+    *("ratio_to_same_precision", "floor_by"),
+    *(
+        "first_call_ms",
+        "macs",
+        "floor_ms",
+        "floor_by",
+        "gemm_share",
+        "bandwidth_share",
+        "peak_memory_mb",
+        "max_abs_error",
+    ),
     *("fallback", "samples_ns"),
 }
 
@@ -235,7 +245,8 @@ def test_a_device_that_is_slow_in_all_rounds_costs_the_batch_size(
 def test_rows_say_why_they_are_no_cuda_graph() -> None:
     row = {"model": "vitbn", "runtime": "tensorrt-cudagraph", "label": "TensorRT", "precision": "fp16", "batch": 1}
     row |= {"device": "cuda", "stable": True, "fallback": "no CUDA graph for 1 images: RuntimeError: refused"}
-    lines = list(closing_lines([row], [], LIMITS, None))
+    lines = list(closing_lines([row], [], LIMITS | {"launch_us": 2.0, "graph_node_us": 0.5}, None))
+    assert any(line.startswith("An empty launch takes 2.00 us, as a node of a CUDA graph 0.50") for line in lines)
     assert "vitbn, TensorRT, fp16: no CUDA graph for 1 images: RuntimeError: refused" in lines
 
 
@@ -246,7 +257,10 @@ def test_other_images_at_every_call_with_copies_too(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(torch.cuda, "Event", lambda enable_timing: Event())
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(synchronize=lambda: None))
+    stream = SimpleNamespace(synchronize=lambda: None)
+    for name in ("current_stream", "Stream"):
+        monkeypatch.setattr(torch.cuda, name, lambda: stream)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: self)
     monkeypatch.setattr(torch.Tensor, "to", lambda self, device, **how: self)
     seen: list[int] = []
@@ -257,7 +271,7 @@ def test_other_images_at_every_call_with_copies_too(monkeypatch: pytest.MonkeyPa
 
     images = np.arange(4 * 3, dtype=np.uint8).reshape(12, 1)
     call = Calls(classify, images, 3, 3, "cuda")
-    for ask in (call, call.with_copies):
+    for ask in (call, call.with_copies, call.overlapped):
         ask()
         seen.clear()
         for _ in range(BUFFERS):
@@ -323,7 +337,7 @@ def test_the_table_of_runtimes_is_whole() -> None:
     [
         (["--model", "vit", "--model", "resnet"], "'resnet' is not one of 'vit', 'vitbnffn', 'vitbn',"),
         (["--runtime", "tensort"], "Did you mean 'tensorrt'?"),
-        (["--precision", "fp8"], "'fp8' is not one of 'fp32',"),
+        (["--precision", "fp4"], "'fp4' is not one of 'fp32',"),
         (["--batch", "0"], "0 is not in the range"),
         (["--depth", "0"], "0 is not in the range"),
         (["--micro-batch", "0"], "expected auto or a number of at least 1, found '0'"),

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import onnx
 from onnx import TensorProto, numpy_helper
 
-from export.engines.tensorrt_support import UnsupportedGraph, element_types, prepare
+from export.engines.tensorrt_graph import UnsupportedGraph, element_types, prepare
 
 OPSETS = range(9, 25)
 

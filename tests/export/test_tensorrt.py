@@ -1,7 +1,10 @@
 import json
 import re
+import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import onnx
@@ -11,9 +14,10 @@ from click.testing import CliRunner, Result
 from onnx import TensorProto, helper, numpy_helper
 
 from export import to_tensorrt
+from export.engines import gpu
 from export.engines.gpu import find_gpu, require
 from export.engines.tensorrt_engine import Built, EngineOptions, compare_engine, in_parts
-from export.engines.tensorrt_layers import LayerTypesDiffer, check_layers
+from export.engines.tensorrt_graph import LayerTypesDiffer, check_layers
 from export.equivalence import Images, Logits, ShapesDiffer, ValuesDiffer, compare, onnx_classifier, proof_images
 from export.errors import PublishError, Unavailable
 from export.pipeline import ExportOptions, export_checkpoint
@@ -132,27 +136,18 @@ def layers(*given: object) -> str:
     ("precision", "given", "counted"),
     [
         ("fp16", [layer("scores", "Half", "Half"), SOFTMAX, layer("values", "Half", "Half")], {"float16": 2}),
-        ("fp16", [layer("scores up softmax", "Half", "Float"), layer("down values", "Float", "Half")], None),
+        ("fp16", [layer("down values", "Float", "Half")], {"float16 and float32": 1}),
         ("fp16", [layer("scores", *["Row major linear FP16 format"] * 2, key="Format/Datatype")], {"float16": 1}),
         ("fp32", [layer("scores", "Float", "Float"), layer("softmax", "Float", "Float")], {"float32": 1}),
-        ("fp32", [layer("scores", *["Row major linear FP32"] * 2, key="Format/Datatype")], {"float32": 1}),
         ("tf32", [layer("scores", "TF32", "Float")], {"float32 and tfloat32": 1}),
-        ("fp16", [SOFTMAX], {}),
-        ("fp16", [layer("scores", *["N/A due to dynamic shapes"] * 2)], {}),
-        ("fp16", [layer("scores", *["a word of TensorRT 12"] * 2)], {}),
-        ("fp16", ["scores"], {}),
-        ("fp16", [], {}),
+        ("fp16", [layer("scores", *["N/A due to dynamic shapes"] * 2), "values"], {}),
         ("fp16", [{"Name": "scores + up", "Inputs": [{"Datatype": "Half"}], "Outputs": []}], {"float16": 1}),
         ("fp16", [layer("scores", *["N/A due to dynamic shapes"] * 2, Weights={"Type": "Half"})], {"float16": 1}),
     ],
-    ids=[
-        *("TensorRT 11", "fused with a float32 softmax", "TensorRT 10", "fp32", "fp32 of 10", "tf32", "no product"),
-        *("no type", "a type never seen", "a name alone", "nothing", "by name", "by weights"),
-    ],
+    ids=["11", "fused with a float32 softmax", "10", "fp32", "tf32", "no type", "by name", "by weights"],
 )
 def test_engines_in_the_precision_asked_for(precision: str, given: list[object], counted: object) -> None:
-    found = check_layers(layers(*given), attention(precision == "fp16"), precision)
-    assert found == ({"float16 and float32": 2} if counted is None else counted)
+    assert check_layers(layers(*given), attention(precision == "fp16"), precision) == counted
 
 
 @pytest.mark.parametrize(
@@ -163,12 +158,9 @@ def test_engines_in_the_precision_asked_for(precision: str, given: list[object],
             [layer("scores", "Half", "Half"), layer("values", "Float", "Float")],
             "layer __myl_values: expected float16, found float32",
         ),
-        ("fp16", [layer("scores", "Half", "Float")], "layer __myl_scores: expected float16, found float16 and float32"),
         ("fp16", [layer("scores up", "Float", "Float")], "layer __myl_scores up: expected float16, found float32"),
-        ("fp32", [layer("scores", "Half", "Float")], "expected float32, found float16 and float32"),
         ("fp32", [layer("scores", "TF32", "Float")], "expected float32, found float32 and tfloat32"),
         ("fp16", [layer("scores", "BFloat16", "Half")], "expected float16, found bfloat16 and float16"),
-        ("fp32", [layer("", "Int8", "Float")], "expected float32, found float32 and int8"),
     ],
 )
 def test_a_planted_layer_in_another_precision(precision: str, given: list[object], message: str) -> None:
@@ -252,6 +244,66 @@ def test_the_plan_does_not_replace_its_graph(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "a.onnx")
     result = run("--onnx", tmp_path / "a.onnx", "--output", tmp_path / "link")
     assert (result.exit_code, "--output: expected another file than --onnx, found " in result.output) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("files", "version"),
+    [
+        (["usr/lib/x86_64-linux-gnu/libnvinfer.so.10", "usr/lib/x86_64-linux-gnu/libnvinfer.so.10.4.0"], "10.4.0"),
+        (["usr/lib64/libnvinfer.so.9.3.0", "usr/lib64/libnvinfer.so.10.13.3"], "10.13.3"),
+        (["usr/local/tensorrt/targets/x86_64-linux-gnu/lib/libnvinfer.so.11.4.0"], "11.4.0"),
+        (["usr/lib/x86_64-linux-gnu/libnvinfer_plugin.so.10.4.0"], None),
+    ],
+)
+def test_the_version_in_a_container(files: list[str], version: str | None, tmp_path: Path) -> None:
+    for file in files:
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).touch()
+    assert gpu.server_version(tmp_path) is None, "no Triton, so the library says nothing of a server"
+    (tmp_path / gpu.BACKEND).mkdir(parents=True)
+    assert gpu.server_version(tmp_path) == version
+
+
+@pytest.mark.parametrize(
+    ("here", "server", "compatible", "message"),
+    [
+        ("10.4.0", "10.4", False, None),
+        ("10.13.3.9.post1", "10.13.3", False, None),
+        ("10.4.0", "10.13.3", True, None),
+        ("10.7.0.23", "10.7.0", False, None),
+        ("11.4.0.106", "10.4.0", False, "expected the server's 10.4.0, found 11.4.0.106 here; .*'tensorrt==10.4.0.*'"),
+        ("10.4.0", "10.13.3", False, r"'tensorrt==10\.13\.3\.\*'"),
+        ("10.13.3.9", "10.4", True, "expected the server's 10.4 or, to be version-compatible, an older 10, found"),
+        ("10.4.0", "11.4.0", True, "expected the server's 11.4.0"),
+    ],
+)
+def test_a_plan_for_the_servers_version(
+    here: str, server: str, compatible: bool, message: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu, "require", lambda: gpu.Gpu("Stub GPU", "9.0"))
+    monkeypatch.setitem(sys.modules, "tensorrt", SimpleNamespace(__version__=here))
+    with pytest.raises(gpu.VersionMismatch, match=message) if message else nullcontext():
+        gpu.require_for_server(server, compatible)
+
+
+@pytest.mark.parametrize(
+    ("found", "version", "expected"),
+    [
+        (True, "11.4", None),
+        (True, "10.8", None),
+        (False, "11.4", r"^TensorRT: missing an NVIDIA GPU \(a machine with its driver; in a container, --gpus all\)$"),
+        (True, None, r"missing TensorRT 10 or 11, found .*; export/to_onnx.py serves on this GPU without TensorRT$"),
+        (True, "9.3", r"missing TensorRT 10 or 11, found 9.3 \(pip install"),
+    ],
+)
+def test_what_is_missing_and_how_to_get_it(
+    found: bool, version: str | None, expected: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu, "find_gpu", lambda: gpu.Gpu("Stub GPU", "9.0") if found else None)
+    monkeypatch.setattr(gpu, "_cuda_runtime", lambda: True)
+    monkeypatch.setitem(sys.modules, "tensorrt", SimpleNamespace(__version__=version) if version else None)
+    with pytest.raises(Unavailable, match=expected) if expected else nullcontext():
+        require()
 
 
 @pytest.mark.skipif(find_gpu() is not None, reason="this machine has a GPU")

@@ -9,7 +9,7 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from tensorrt_operators import check, prepared_and_checked
 
-from export.engines.tensorrt_support import UnsupportedGraph, prepare
+from export.engines.tensorrt_graph import UnsupportedGraph, prepare
 from export.equivalence import onnx_classifier, proof_images
 from export.graph import Served, rewrite, to_onnx
 from export.precision import to_fp16, to_int8
@@ -93,10 +93,6 @@ SHAPE = np.array([-1, 784], np.int64)
 MEAN = helper.make_node("ReduceMean", ["x", "axes"], ["logits"], "mean")
 
 
-def test_the_smallest_graph_that_is_taken() -> None:
-    check(graph([CAST, MEAN], axes=AXES))
-
-
 @pytest.mark.parametrize(
     ("proto", "message"),
     [
@@ -104,10 +100,6 @@ def test_the_smallest_graph_that_is_taken() -> None:
         (
             graph([CAST, helper.make_node("Det", ["x"], ["logits"], "determinant")]),
             r"ONNX node determinant \(Det\): expected an operator that TensorRT takes, found Det",
-        ),
-        (
-            graph([CAST, helper.make_node("Gelu", ["x"], ["logits"], "gelu", domain="com.microsoft")]),
-            "expected an operator that TensorRT takes, found com.microsoft.Gelu",
         ),
         (
             graph(
@@ -120,52 +112,11 @@ def test_the_smallest_graph_that_is_taken() -> None:
             r"ONNX node flatten \(Reshape\): expected a type of image that TensorRT's Reshape takes, found UINT8",
         ),
         (
-            graph([helper.make_node("Cast", ["image"], ["x"], "double", to=TensorProto.DOUBLE)]),
-            "node double .*expected a type of x .*found DOUBLE",
-        ),
-        (
-            graph(
-                [
-                    CAST,
-                    helper.make_node("Cast", ["x"], ["bytes"], "back", to=TensorProto.UINT8),
-                    helper.make_node("Cast", ["bytes"], ["logits"], "again", to=TensorProto.FLOAT),
-                ]
-            ),
-            "node back .*expected uint8 only as an output of the graph, found bytes, which lies inside",
-        ),
-        (
-            graph(
-                [CAST, helper.make_node("Shape", ["x"], ["axes"], "axes of its own", start=2), MEAN],
-            ),
+            graph([CAST, helper.make_node("Shape", ["x"], ["axes"], "axes of its own", start=2), MEAN]),
             "node mean .*expected constant axes, found axes, which is computed",
         ),
-        (
-            graph(
-                [CAST, helper.make_node("MaxPool", ["x"], ["logits", "indices"], "pool", kernel_shape=[2, 2])],
-            ),
-            "node pool .*expected one output, found logits, indices",
-        ),
-        (
-            graph(
-                [
-                    CAST,
-                    helper.make_node("MaxPool", ["x"], ["logits"], "pool", kernel_shape=[2, 2], dilations=[2, 2]),
-                ],
-            ),
-            r"node pool .*expected dilations of 1, found \[2, 2\]",
-        ),
     ],
-    ids=[
-        "opset",
-        "operator",
-        "domain",
-        "uint8 first reshaped",
-        "double",
-        "uint8 inside",
-        "axes",
-        "outputs",
-        "dilations",
-    ],
+    ids=["opset", "operator", "uint8 first reshaped", "axes"],
 )
 def test_what_is_refused(proto: onnx.ModelProto, message: str) -> None:
     with pytest.raises(UnsupportedGraph, match=message):

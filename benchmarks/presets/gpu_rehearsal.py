@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from benchmarks.measure.stub_device import install
+from benchmarks.measure.stub_tensorrt import FAULT, USED
 
 if TYPE_CHECKING:
     from benchmarks.measure.candidate import Candidate
@@ -323,7 +324,6 @@ def _help_of(program: str) -> set[str]:
 def _backend(folder: Path) -> Iterator[str]:
     """The stand-in for Triton's ONNX Runtime backend, asked for a GPU."""
     import onnx
-    import onnxruntime
     from onnx import TensorProto, helper
 
     from serving.launcher import pytriton_folder
@@ -336,37 +336,24 @@ def _backend(folder: Path) -> Iterator[str]:
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), path)
     accelerator = {"name": "cuda", "parameters": {"use_tf32": "0"}}
     accelerators = {"execution_accelerators": {"gpu_execution_accelerator": [accelerator]}}
-    config = {"max_batch_size": 8, "optimization": accelerators}
     of_a_gpu = {"model_instance_kind": "GPU", "model_instance_device_id": "0"}
-    asked: list[Any] = []
-    session, preload = onnxruntime.InferenceSession, onnxruntime.preload_dlls
-
-    def start(providers_found: list[str]) -> None:
-        def started(file: Any, options: Any = None, providers: Any = ()) -> Any:
-            asked.extend(dict(each for each in providers if isinstance(each, tuple)).items())
-            made = session(file, options, providers)
-            return SimpleNamespace(
-                get_providers=lambda: providers_found,
-                get_inputs=made.get_inputs,
-                get_outputs=made.get_outputs,
-                get_overridable_initializers=made.get_overridable_initializers,
-            )
-
-        onnxruntime.InferenceSession = started
-        onnxruntime.preload_dlls = lambda *_, **__: asked.append("preloaded")
-        try:
-            backend.TritonPythonModel().load(path, config, of_a_gpu)
-        finally:
-            onnxruntime.InferenceSession, onnxruntime.preload_dlls = session, preload
-
-    cuda, where = "CUDAExecutionProvider", "ONNX Runtime's backend of the server"
-    start([cuda, "CPUExecutionProvider"])
-    if "preloaded" not in asked:
-        yield f"{where}: expected it to load CUDA's libraries, found no preload_dlls"
-    if (cuda, {"device_id": "0", "use_tf32": "0"}) not in asked:
-        yield f"{where}: expected {cuda} with use_tf32 of config.pbtxt, found {asked}"
+    load = partial(
+        backend.TritonPythonModel().load, path, {"max_batch_size": 8, "optimization": accelerators}, of_a_gpu
+    )
+    where = "ONNX Runtime's backend of the server"
+    USED.clear()
+    load()
+    for asked in (
+        ["onnxruntime", "preload_dlls", ""],
+        ["CUDAExecutionProvider", "options", {"device_id": "0", "use_tf32": "0"}],
+    ):
+        if asked not in USED:
+            yield f"{where}: expected {asked}, found {USED}"
+    FAULT.append("no provider")
     try:
-        start(["CPUExecutionProvider"])
+        load()
     except backend.ModelRefused:
         return
+    finally:
+        FAULT.clear()
     yield f"{where}: expected a refusal of a model that asked for a GPU and got a CPU, found none"

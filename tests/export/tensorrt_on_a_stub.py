@@ -10,17 +10,18 @@ from pathlib import Path
 
 from click.testing import CliRunner
 
-from benchmarks.measure.stub_device import FAULT, USED, Conformant, install
+from benchmarks.measure.stub_device import install
+from benchmarks.measure.stub_tensorrt import FAULT, KINDS, USED, Conformant
 
 BINDINGS_10 = Path(__file__).parents[2] / ".tensorrt"
 # Calls of earlier TensorRTs, and what 11 says of them.
 ABSENT = {
-    "Conformant(trt.Builder).create_network(flag=1)": "TypeError: create_network",
-    "Conformant(trt.Builder).build_engine": "AttributeError",
-    "Conformant(trt.IBuilderConfig).max_workspace_size": "AttributeError",
-    "trt.BuilderFlag.FP16": "AttributeError",
-    "Conformant(trt.IOptimizationProfile).set_shape('image', (1,), (2,))": "TypeError: set_shape",
-    "Conformant(trt.Builder).create_network(flags=1).num_inputs": "no error",
+    "Conformant(Builder).create_network(flag=1)": "TypeError: create_network",
+    "Conformant(Builder).build_engine": "AttributeError",
+    "Conformant(IBuilderConfig).max_workspace_size": "AttributeError",
+    "BuilderFlag.FP16": "AttributeError",
+    "Conformant(IOptimizationProfile).set_shape('image', (1,), (2,))": "TypeError: set_shape",
+    "Conformant(Builder).create_network(flags=1).num_inputs": "no error",
 }
 
 
@@ -28,7 +29,7 @@ def evaluate(call: str) -> str:
     import tensorrt as trt
 
     try:
-        eval(call, {"trt": trt, "Conformant": Conformant})
+        eval(call, vars(trt) | KINDS | {"Conformant": Conformant})
     except (AttributeError, TypeError) as error:
         return f"{type(error).__name__}: {error}"
     return "no error"

@@ -134,6 +134,10 @@ def in_tensorrt() -> None:
         setattr(trt, name, constructor(KINDS[name]))
     parsed: list[onnx.ModelProto] = []
 
+    def parse(parser: Conformant, path: str) -> bool:
+        parsed[:] = [onnx.load(path)]
+        return True
+
     def refit(parser: Conformant, data: bytes) -> bool:
         refitter, _ = parser.state["args"]
         refitter.state["args"][0].state["proto"] = onnx.load_from_string(data)
@@ -158,7 +162,7 @@ def in_tensorrt() -> None:
             ("ITensor", "name"): INPUT_NAME,
             ("ITensor", "is_shape_tensor"): False,
             ("OnnxParser", "num_errors"): 0,
-            ("OnnxParser", "parse_from_file"): lambda parser, path: parsed.append(onnx.load(path)) or True,
+            ("OnnxParser", "parse_from_file"): parse,
             ("Builder", "build_serialized_network"): lambda *_: Memory(parsed[-1].SerializeToString()),
             ("Runtime", "deserialize_cuda_engine"): lambda runtime, plan: Conformant(
                 trt.ICudaEngine, proto=onnx.load_from_string(bytes(plan))

@@ -11,13 +11,11 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import redirect_stdout
 from dataclasses import replace
 from functools import cache, partial
 from io import StringIO
-from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
@@ -26,20 +24,13 @@ import click
 
 from benchmarks.measure.stub_device import install
 from benchmarks.measure.stub_tensorrt import FAULT, USED
+from benchmarks.presets.gpu_faults import configuration, engines, plan, rows
 
 if TYPE_CHECKING:
     from benchmarks.measure.candidate import Candidate
     from benchmarks.measure.workload import Workload
     from benchmarks.presets.gpu import Step
 
-# What the comparison would not be fair without.
-CONTESTANTS = {
-    "--model": ("vit", "vitbnffn", "vitbn", "cnn"),
-    "--runtime": ("torch", "torch-sdpa", "torch-compile", "torch-cudagraphs"),
-    "--precision": ("fp32", "fp16"),
-}
-STEPS = {"--published-configuration": "the published depths", "layout": "the training time of an epoch"}
-NOT_ITS_OWN = ("the network has no", "is measured only in")  # reasons that no machine changes
 IMAGES = 64  # that measure an accuracy
 SMALL = {"5000": "3", "64": "4"}  # images of a call
 BUILDS: list[tuple[bytes, Any]] = []
@@ -55,7 +46,7 @@ def rehearse(planned: Sequence[Step], root: Path) -> list[str]:
 
 def faults(planned: Sequence[Step], root: Path, folder: Path) -> list[str]:
     """On the stub device."""
-    found = [*_contestants(planned), *_environment(root), *_percentiles(), *_one_difference(), *_backend(folder)]
+    found = [*plan(planned, root), *_backend(folder)]
     for step in planned:
         found += _rehearsed(step, folder)
     return list(dict.fromkeys(found))
@@ -122,9 +113,9 @@ def _rehearsed(step: Step, folder: Path) -> Iterator[str]:
         words = error.format_message() if isinstance(error, click.ClickException) else repr(error)
         yield f"{step.module}: {' '.join(words.split())}"
     if result.exists():
-        yield from _rows(json.loads(result.read_text())["rows"])
+        yield from rows(json.loads(result.read_text())["rows"])
         result.unlink()
-    yield from _engines()
+    yield from engines(BUILDS)
 
 
 def _small(step: Step, folder: Path, result: Path) -> Iterator[str]:
@@ -148,85 +139,12 @@ def _small(step: Step, folder: Path, result: Path) -> Iterator[str]:
         yield from ("--max-batch", "64")
 
 
-# The plan
-
-
-def _contestants(planned: Sequence[Step]) -> Iterator[str]:
-    arguments = next((step.arguments for step in planned if step.name == "latency"), ())
-    for option, values in CONTESTANTS.items():
-        for value in values:
-            if (option, value) not in pairwise(arguments):
-                yield f"latency.py: expected {option} {value} among the contestants, found none"
-    for word, what in STEPS.items():
-        if not any(word in step.arguments for step in planned):
-            yield f"expected a step that measures {what} ({word}), found none"
-
-
-def _environment(root: Path) -> Iterator[str]:
-    own = {name: value for name, value in os.environ.items() if not name.startswith("MAKE") and name != "DRY_RUN"}
-    command = ["make", "--dry-run", "--always-make", "benchmarks-gpu"]
-    printed = subprocess.run(command, cwd=root, env=own, capture_output=True, text=True).stdout
-    lines = [line for line in printed.splitlines() if "--preset gpu" in line]
-    if not (lines and f"{root}/.venv-gpu/bin:" in lines[0]):
-        yield f"make benchmarks-gpu: expected .venv-gpu/bin first on PATH, found {lines or 'no such line'}"
-
-
-def _percentiles() -> Iterator[str]:
-    """Of ten calls a turn the last is slow: the medians of the turns hide it."""
-    from benchmarks.measure.timing import _durations
-
-    p99_ms = _durations([[1_000_000] * 9 + [50_000_000]] * 3).percentile_ms(99)
-    if p99_ms < 49:
-        yield f"timing: expected p99 of all calls, 50 ms, found {p99_ms:g} ms, of the turns' medians"
-
-
-def _one_difference() -> Iterator[str]:
-    from benchmarks.measure.engines import RUNTIMES
-
-    plain, folded = RUNTIMES["tensorrt-plain"], RUNTIMES["tensorrt-folded"]
-    if plain[0] != folded[0] or (plain[1], folded[1]) != ("none", "folded"):
-        yield f"tensorrt-plain, tensorrt-folded: expected the folding as their one difference, found {plain}, {folded}"
-
-
 # latency.py
 
 
 def _build(build: Callable[..., bytes], proto: Any, config: Any, options: Any) -> bytes:
     BUILDS.append((proto.SerializeToString(deterministic=True), options))
     return build(proto, config, options)
-
-
-def _engines() -> Iterator[str]:
-    kinds = Counter((data, options.precision, tuple(options.profiles)) for data, options in BUILDS)
-    if again := sum(kinds.values()) - len(kinds):
-        yield f"TensorRT: expected each engine built once, found {again} built again"
-    if uncached := sum(not options.timing_cache for _, options in BUILDS):
-        yield f"TensorRT: expected a timing cache for every engine, found {uncached} without"
-    for profile in sorted({each for _, options in BUILDS for each in options.profiles if len({*each}) > 1}):
-        yield f"TensorRT: expected a profile for each batch size, found one from {profile[0]} to {profile[2]} images"
-
-
-def _rows(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """Lost candidates, and rows of a lower precision that are compared with another one."""
-    import numpy as np
-
-    for row in rows:
-        if "reason" in row:
-            if not any(words in row["reason"] for words in NOT_ITS_OWN):
-                yield f"latency.py: {row['model']} {row['runtime']} {row['precision']}: {row['reason']}"
-            continue
-        same = [
-            each
-            for each in rows
-            if each.get("runtime") == "torch"
-            and all(each.get(key) == row[key] for key in ("model", "depth", "precision", "batch"))
-        ]
-        if same:
-            expected = np.median(same[0]["samples_ns"]) / np.median(row["samples_ns"])
-            found = (row["ratio_to_same_precision"] or {}).get("ratio")
-            if found is None or abs(found - expected) > 1e-9 * expected:
-                name = f"{row['model']} {row['runtime']} {row['precision']}"
-                yield f"latency.py: {name}: expected its speed over PyTorch in {row['precision']}, found over another"
 
 
 # throughput.py
@@ -275,26 +193,6 @@ def _load(cells: Sequence[tuple[Candidate, Workload]], *_: object) -> Iterator[A
             except Exception as error:
                 faults.append(f"perf_analyzer: {one_line(error)}")
     raise _Loaded(faults)
-
-
-def configuration(text: str, instances: int) -> Iterator[str]:
-    """Of config.pbtxt. Without its input's dims and a lower bound no request finds a CUDA graph."""
-    from google.protobuf import text_format
-    from tritonclient.grpc import model_config_pb2 as pb
-
-    message = text_format.Parse(text, pb.ModelConfig())
-    inputs = {each.name: list(each.dims) for each in message.input}
-    for graph in message.optimization.cuda.graph_spec:
-        where = f"config.pbtxt: CUDA graph of batch {graph.batch_size}"
-        for part, what in ((graph, "graph_spec"), (graph.graph_lower_bound, "graph_lower_bound")):
-            dims = {name: list(shape.dim) for name, shape in part.input.items()}
-            if dims != inputs:
-                yield f"{where}: expected {inputs} as input of {what}, found {dims or 'none'}"
-        if not 1 <= graph.graph_lower_bound.batch_size <= graph.batch_size:
-            yield f"{where}: expected a lower bound from 1 on, found {graph.graph_lower_bound.batch_size}"
-    if (count := sum(group.count for group in message.instance_group)) != instances:
-        engine = message.platform or message.backend
-        yield f"config.pbtxt: {engine}: expected as many instances as asked for, {instances}, found {count}"
 
 
 def _perf_analyzer(command: list[str], report: Path) -> None:

@@ -5,6 +5,7 @@ import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -13,7 +14,7 @@ from unittest.mock import patch
 from benchmarks.load import by_perf_analyzer
 from benchmarks.measure import engines, in_onnx, rounds, timing
 from benchmarks.measure.timing import Durations
-from benchmarks.presets import gpu, gpu_rehearsal
+from benchmarks.presets import gpu, gpu_faults, gpu_rehearsal
 from benchmarks.presets.gpu import ROOT, Step
 from export.engines.tensorrt_engine import EngineOptions
 from export.publishing import publish
@@ -27,6 +28,8 @@ LATENCY = Step(
     ),
     1,
 )
+ONE = ("--precision", "fp32", "--batch", "1", "--seconds", "1", "--device", "cuda", "--json", "latency.json")
+REFIT = replace(LATENCY, arguments=("--model", "vitbn", "--runtime", "torch", "--runtime", "tensorrt-refit", *ONE))
 LOAD = Step(
     *("benchmarks.throughput", "throughput"),
     ("--model", "vitbn-tiny", "--batch", "64", "--in-flight", "1", *gpu.SERVED, "--json", "throughput.json"),
@@ -80,6 +83,7 @@ def planted(folder: Path) -> Iterator[tuple[str, list[Step], Path, Any]]:
     yield "9", [LATENCY], ROOT, patch.object(in_onnx, "engine_of", in_onnx.engine_of.__wrapped__)
     yield "10", [], ROOT, patch.object(backend, "check_provider", lambda *_: None)
     yield "11", [LATENCY], ROOT, patch.object(in_onnx, "EngineOptions", one_profile)
+    yield "refit", [REFIT], ROOT, patch.object(in_onnx, "refit", lambda *_: None)
 
 
 def one_profile(precision: Any, **_: Any) -> EngineOptions:
@@ -102,8 +106,8 @@ if __name__ == "__main__":
         folder = Path(name)
         (folder / "copy").mkdir()
         gpu_rehearsal.stub(folder)
-        found = {"none": gpu_rehearsal.faults([LATENCY, LOAD], ROOT, folder)}
-        found["plan"] = list(gpu_rehearsal._contestants(list(gpu.steps(folder))))
+        found = {"none": gpu_rehearsal.faults([LATENCY, LOAD, REFIT], ROOT, folder)}
+        found["plan"] = list(gpu_faults.contestants(list(gpu.steps(folder))))
         for number, steps, root, defect in planted(folder / "copy"):
             in_onnx.engine_of.cache_clear()
             with defect:

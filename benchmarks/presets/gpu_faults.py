@@ -1,0 +1,122 @@
+"""What a GPU's figures must not hide. Out: a line for each fault of plan, engines, rows and Triton's configuration."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from benchmarks.presets.gpu import Step
+
+# What the comparison would not be fair without.
+CONTESTANTS = {
+    "--model": ("vit", "vitbnffn", "vitbn", "cnn"),
+    "--runtime": ("torch", "torch-sdpa", "torch-compile", "torch-cudagraphs"),
+    "--precision": ("fp32", "fp16"),
+}
+STEPS = {"--published-configuration": "the published depths", "layout": "the training time of an epoch"}
+NOT_ITS_OWN = ("the network has no", "is measured only in")  # reasons that no machine changes
+
+
+def plan(planned: Sequence[Step], root: Path) -> Iterator[str]:
+    """`root`: of the Makefile."""
+    yield from contestants(planned)
+    yield from environment(root)
+    yield from percentiles()
+    yield from one_difference()
+
+
+def contestants(planned: Sequence[Step]) -> Iterator[str]:
+    arguments = next((step.arguments for step in planned if step.name == "latency"), ())
+    for option, values in CONTESTANTS.items():
+        for value in values:
+            if (option, value) not in pairwise(arguments):
+                yield f"latency.py: expected {option} {value} among the contestants, found none"
+    for word, what in STEPS.items():
+        if not any(word in step.arguments for step in planned):
+            yield f"expected a step that measures {what} ({word}), found none"
+
+
+def environment(root: Path) -> Iterator[str]:
+    own = {name: value for name, value in os.environ.items() if not name.startswith("MAKE") and name != "DRY_RUN"}
+    command = ["make", "--dry-run", "--always-make", "benchmarks-gpu"]
+    printed = subprocess.run(command, cwd=root, env=own, capture_output=True, text=True).stdout
+    lines = [line for line in printed.splitlines() if "--preset gpu" in line]
+    if not (lines and f"{root}/.venv-gpu/bin:" in lines[0]):
+        yield f"make benchmarks-gpu: expected .venv-gpu/bin first on PATH, found {lines or 'no such line'}"
+
+
+def percentiles() -> Iterator[str]:
+    """Of ten calls a turn the last is slow: the medians of the turns hide it."""
+    from benchmarks.measure.timing import _durations
+
+    p99_ms = _durations([[1_000_000] * 9 + [50_000_000]] * 3).percentile_ms(99)
+    if p99_ms < 49:
+        yield f"timing: expected p99 of all calls, 50 ms, found {p99_ms:g} ms, of the turns' medians"
+
+
+def one_difference() -> Iterator[str]:
+    from benchmarks.measure.engines import RUNTIMES
+
+    plain, folded = RUNTIMES["tensorrt-plain"], RUNTIMES["tensorrt-folded"]
+    if plain[0] != folded[0] or (plain[1], folded[1]) != ("none", "folded"):
+        yield f"tensorrt-plain, tensorrt-folded: expected the folding as their one difference, found {plain}, {folded}"
+
+
+def engines(builds: Sequence[tuple[bytes, Any]]) -> Iterator[str]:
+    """`builds`: ONNX file and options of each."""
+    kinds = Counter((data, options.precision, tuple(options.profiles)) for data, options in builds)
+    if again := sum(kinds.values()) - len(kinds):
+        yield f"TensorRT: expected each engine built once, found {again} built again"
+    if uncached := sum(not options.timing_cache for _, options in builds):
+        yield f"TensorRT: expected a timing cache for every engine, found {uncached} without"
+    for profile in sorted({each for _, options in builds for each in options.profiles if len({*each}) > 1}):
+        yield f"TensorRT: expected a profile for each batch size, found one from {profile[0]} to {profile[2]} images"
+
+
+def rows(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Lost candidates, and rows of a lower precision that are compared with another one."""
+    import numpy as np
+
+    for row in rows:
+        if "reason" in row:
+            if not any(words in row["reason"] for words in NOT_ITS_OWN):
+                yield f"latency.py: {row['model']} {row['runtime']} {row['precision']}: {row['reason']}"
+            continue
+        same = [
+            each
+            for each in rows
+            if each.get("runtime") == "torch"
+            and all(each.get(key) == row[key] for key in ("model", "depth", "precision", "batch"))
+        ]
+        if same:
+            expected = np.median(same[0]["samples_ns"]) / np.median(row["samples_ns"])
+            found = (row["ratio_to_same_precision"] or {}).get("ratio")
+            if found is None or abs(found - expected) > 1e-9 * expected:
+                name = f"{row['model']} {row['runtime']} {row['precision']}"
+                yield f"latency.py: {name}: expected its speed over PyTorch in {row['precision']}, found over another"
+
+
+def configuration(text: str, instances: int) -> Iterator[str]:
+    """Of config.pbtxt. Without its input's dims and a lower bound no request finds a CUDA graph."""
+    from google.protobuf import text_format
+    from tritonclient.grpc import model_config_pb2 as pb
+
+    message = text_format.Parse(text, pb.ModelConfig())
+    inputs = {each.name: list(each.dims) for each in message.input}
+    for graph in message.optimization.cuda.graph_spec:
+        where = f"config.pbtxt: CUDA graph of batch {graph.batch_size}"
+        for part, what in ((graph, "graph_spec"), (graph.graph_lower_bound, "graph_lower_bound")):
+            dims = {name: list(shape.dim) for name, shape in part.input.items()}
+            if dims != inputs:
+                yield f"{where}: expected {inputs} as input of {what}, found {dims or 'none'}"
+        if not 1 <= graph.graph_lower_bound.batch_size <= graph.batch_size:
+            yield f"{where}: expected a lower bound from 1 on, found {graph.graph_lower_bound.batch_size}"
+    if (count := sum(group.count for group in message.instance_group)) != instances:
+        engine = message.platform or message.backend
+        yield f"config.pbtxt: {engine}: expected as many instances as asked for, {instances}, found {count}"

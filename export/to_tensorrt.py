@@ -107,9 +107,9 @@ def _source(onnx_file: Path | None, model: str) -> Artifact:
 def _print(built: Built, version_compatible: bool) -> None:
     facts = built.artifact.about["engine"]
     layers = ", ".join(f"{count} in {types}" for types, count in facts["layer_types"].items()) or "types that it hides"
-    click.echo(f"Built in {facts['build_s']:.1f} s by TensorRT {facts['tensorrt']}; products of {layers}")
+    click.echo(f"Built in {facts['build_s']:.1f} s by TensorRT {facts['tensorrt']}; layers: {layers}")
     if not facts["layer_types"]:
-        click.echo("Warning: TensorRT's inspector named no type of a product: the precision is not verified", err=True)
+        click.echo("Warning: TensorRT's inspector named no layer's type: the precision is not verified", err=True)
     click.echo(f"Proved {built.comparison}")
     click.echo(f"Measured {built.accuracy}" if built.accuracy else "Accuracy: not measured, no test images at hand")
     flags = " --backend-config=tensorrt,version-compatible=true" if version_compatible else ""

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from export.engines.tensorrt_graph import ONNX_TYPES, element_types
+from export.engines.tensorrt_graph import element_types
 from models.config import INPUT_NAME, OUTPUT_NAME
 
 USED: list[list[Any]] = []
@@ -28,7 +28,7 @@ ANSWERS: dict[tuple[str, str], Any] = {}
 CONSTRUCTED = ("Builder", "OnnxParser", "OnnxParserRefitter", "Refitter", "Runtime")
 KINDS: dict[str, type] = {}
 """Their classes, of which functions take the place."""
-WORDS = {"float32": "Float", "float16": "Half", "int64": "Int64"}
+WORDS = {onnx.TensorProto.FLOAT: "Float", onnx.TensorProto.FLOAT16: "Half"}
 
 
 class Memory(bytes):
@@ -193,19 +193,13 @@ def in_tensorrt() -> None:
 
 def layers(proto: onnx.ModelProto) -> str:
     """The inspector's JSON: a layer per node, in the graph's types."""
-    types = {name: WORDS[ONNX_TYPES.get(number, "int64")] for name, number in element_types(proto).items()}
+    types = {name: WORDS.get(number, "Int64") for name, number in element_types(proto).items()}
     told = [
-        {
-            "Name": f"__myl_{i}",
-            "Metadata": f"[ONNX Layer: {node.name}]",
-            "Inputs": [{"Datatype": types[name], "Format": "Linear"} for name in node.input if name],
-            "Outputs": [{"Datatype": types[name], "Format": "Linear"} for name in node.output],
-        }
+        {"Name": f"__myl_{i}", "Inputs": [], "Outputs": [{"Datatype": types[name]} for name in node.output]}
         for i, node in enumerate(proto.graph.node)
     ]
     if "another type" in FAULT:
-        product = next(i for i, node in enumerate(proto.graph.node) if node.op_type in ("MatMul", "Conv"))
-        told[product]["Outputs"] = [{"Datatype": "Half" if "Float" in str(told[product]) else "Float"}]
+        told[-1]["Outputs"] = [{"Datatype": "BFloat16"}]
     return json.dumps({"Layers": told})
 
 

@@ -6,7 +6,6 @@ import ctypes
 import importlib.util
 import os
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,12 +48,15 @@ def find_gpu() -> Gpu | None:
 
 def require() -> Gpu:
     """Raises Unavailable."""
-    gpu, missing = find_gpu(), list(_missing_libraries())
+    gpu = find_gpu()
     if not gpu:
-        missing.insert(0, "an NVIDIA GPU (a machine with its driver; in a container, --gpus all)")
-    if missing or not gpu:
-        instead = "; export/to_onnx.py serves on this GPU without TensorRT" if gpu else ""
-        raise Unavailable(f"TensorRT: missing {', and '.join(missing)}{instead}")
+        raise Unavailable("TensorRT: missing an NVIDIA GPU (a machine with its driver; in a container, --gpus all)")
+    try:
+        _load_libraries()
+    except (ImportError, OSError) as error:
+        wanted = f"TensorRT {' or '.join(map(str, TENSORRT_MAJORS))}, Polygraphy and CUDA's runtime ({INSTALL})"
+        found = f"found {' '.join(str(error).split())}; export/to_onnx.py serves on this GPU without TensorRT"
+        raise Unavailable(f"TensorRT: expected {wanted}, {found}") from error
     return gpu
 
 
@@ -92,36 +94,22 @@ def numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", version.partition(".post")[0]))[:3]
 
 
-def _missing_libraries() -> Iterator[str]:
-    wanted = f"TensorRT {' or '.join(map(str, TENSORRT_MAJORS))}"
-    try:
-        import tensorrt
-
-        found = "" if numbers(tensorrt.__version__)[0] in TENSORRT_MAJORS else tensorrt.__version__
-    except ImportError as error:  # of a library, if the package is there
-        found = " ".join(str(error).split()) if importlib.util.find_spec("tensorrt") else "none"
-    if found:
-        yield f"{wanted}, found {found} ({INSTALL})"
-    if not importlib.util.find_spec("polygraphy"):
-        yield f"Polygraphy ({INSTALL})"
-    elif not found and not _cuda_runtime():
-        yield "CUDA's runtime libcudart.so (its folder in LD_LIBRARY_PATH)"
-
-
-def _cuda_runtime() -> bool:
-    """Adds the folders of wheels after CUDA 12, which Polygraphy does not know."""
+def _load_libraries() -> None:
+    """Raises ImportError or OSError. Polygraphy does not know the folders of CUDA's wheels after CUDA 12."""
+    import tensorrt
     from polygraphy import cuda
     from polygraphy.exception import PolygraphyException
     from polygraphy.logger import G_LOGGER
 
+    if numbers(tensorrt.__version__)[0] not in TENSORRT_MAJORS:
+        raise ImportError(f"TensorRT {tensorrt.__version__}")
     nvidia = importlib.util.find_spec("nvidia")
     places = (nvidia.submodule_search_locations or []) if nvidia else []
-    found = {str(path.parent) for place in places for path in Path(place).glob("*/lib/libcudart.so*")}
+    folders = {str(path.parent) for place in places for path in Path(place).glob("*/lib/libcudart.so*")}
     known = os.environ.get("LD_LIBRARY_PATH")
-    os.environ["LD_LIBRARY_PATH"] = os.pathsep.join([*([known] if known else []), *sorted(found)])
+    os.environ["LD_LIBRARY_PATH"] = os.pathsep.join([*([known] if known else []), *sorted(folders)])
     try:
         with G_LOGGER.verbosity(G_LOGGER.CRITICAL):
             cuda.wrapper()
-    except (OSError, PolygraphyException):
-        return False
-    return True
+    except PolygraphyException as error:
+        raise OSError("no CUDA runtime libcudart.so in LD_LIBRARY_PATH") from error

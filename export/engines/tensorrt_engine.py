@@ -77,7 +77,7 @@ def make(source: Artifact, options: EngineOptions, gpu: Gpu, dataset: Dataset | 
     plan = build(proto, config, options)
     build_s = (time.perf_counter_ns() - start_ns) / 1e9
     with load(plan) as engine:
-        layer_types = check_layers(_inspect(engine, config, options), proto, options.precision)
+        layer_types = check_layers(_inspect(engine, config, options), options.precision)
         with TrtRunner(engine) as runner:
 
             def classify(images: Images) -> Any:  # the runner reuses its output memory

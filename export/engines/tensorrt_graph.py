@@ -9,19 +9,17 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from typing import Any
 
 import onnx
-from onnx import TensorProto, shape_inference
+from onnx import shape_inference
 
 from export.errors import ExportError
 
-PRODUCTS = ("MatMul", "Gemm", "Conv")
-COMPUTED_IN = {"fp32": {"float32"}, "tf32": {"float32", "tfloat32"}, "fp16": {"float16"}}
+# The type asked for first; a float16 graph keeps its Softmax in float32.
+ALLOWED = {"fp32": ("float32",), "tf32": ("float32", "tfloat32"), "fp16": ("float16", "float32")}
 # The inspector's words, as in "Half" (11) or "Row major linear FP16 format" (10).
 WORDS = {"Half": "float16", "FP16": "float16", "Float": "float32", "FP32": "float32", "TF32": "tfloat32"}
 WORDS |= {"BFloat16": "bfloat16", "BF16": "bfloat16", "FP8": "float8", "Int8": "int8"}
-ONNX_TYPES: dict[int, str] = {TensorProto.FLOAT: "float32", TensorProto.FLOAT16: "float16"}
 
 
 class UnsupportedGraph(ExportError):
@@ -66,37 +64,23 @@ def element_types(proto: onnx.ModelProto) -> dict[str, int]:
     return types | {tensor.name: tensor.data_type for tensor in graph.initializer}
 
 
-def check_layers(information: str, proto: onnx.ModelProto, precision: str) -> dict[str, int]:
-    """Counts, by type, the layers with a product of `proto`; none if the inspector's JSON hides their types.
+def check_layers(information: str, precision: str) -> dict[str, int]:
+    """Counts the layers by the float types that they hold; empty if the inspector's JSON hides them.
 
-    They hold a type of `precision`, and only types of their ONNX nodes: a float32 Softmax stays. Raises
-    LayerTypesDiffer.
+    Those of `precision` must be there, and in float32 no other. Raises LayerTypesDiffer.
     """
-    asked, nodes, types = COMPUTED_IN[precision], {node.name: node for node in proto.graph.node}, element_types(proto)
+    allowed = ALLOWED[precision]
     counted: Counter[str] = Counter()
     for layer in json.loads(information)["Layers"]:
         if not isinstance(layer, dict):
             continue  # only a name
-        told = re.findall(r"\[ONNX Layer: ([^\]]+)\]", layer.get("Metadata", ""))
-        origin = [nodes[name] for name in told or layer.get("Name", "").split(" + ") if name in nodes]
-        found = _layer_types(layer)
-        if not found or not any(node.op_type in PRODUCTS for node in origin):
-            continue
-        tensors = {name for node in origin for name in (*node.input, *node.output)}
-        allowed = {ONNX_TYPES[types[name]] for name in tensors if types.get(name) in ONNX_TYPES}
-        allowed |= asked if precision == "tf32" else set()
-        if found - allowed or not asked & found:
-            expected = " and ".join(sorted(allowed if found - allowed else asked))
-            raise LayerTypesDiffer(
-                f"layer {layer.get('Name')}: expected {expected}, found {' and '.join(sorted(found))}"
-            )
-        counted[" and ".join(sorted(found))] += 1
+        tensors = [*layer.get("Inputs", ()), *layer.get("Outputs", ())]
+        texts = [tensor.get("Datatype") or tensor.get("Format/Datatype") or "" for tensor in tensors]
+        found = {WORDS[word] for text in texts for word in re.findall(r"\w+", text) if word in WORDS}
+        if found - {*allowed}:
+            names = " and ".join(sorted(found))
+            raise LayerTypesDiffer(f"layer {layer.get('Name')}: expected {' or '.join(allowed)}, found {names}")
+        counted.update([" and ".join(sorted(found))] if found else [])
+    if counted and not any(allowed[0] in types for types in counted):
+        raise LayerTypesDiffer(f"expected layers in {allowed[0]}, found {', '.join(counted)} alone")
     return dict(counted)
-
-
-def _layer_types(layer: dict[str, Any]) -> set[str]:
-    tensors = [*layer.get("Inputs", ()), *layer.get("Outputs", ())]
-    texts = [tensor.get("Datatype") or tensor.get("Format/Datatype") or "" for tensor in tensors]
-    if isinstance(layer.get("Weights"), dict):
-        texts.append(layer["Weights"].get("Type", ""))
-    return {WORDS[word] for text in texts for word in re.findall(r"\w+", text) if word in WORDS}

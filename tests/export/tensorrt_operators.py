@@ -57,9 +57,6 @@ OPERATORS = {
     "Unsqueeze": ANY,
 }
 CONSTANT_INPUTS = {name: {1: "axes"} for name in ("ReduceMax", "ReduceMean", "ReduceMin")}
-# No indices, no mean and deviation.
-ONE_OUTPUT = ("LayerNormalization", "MaxPool")
-ATTRIBUTES = {"MaxPool": ("dilations", 1)}
 
 
 def prepared_and_checked(proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -76,9 +73,6 @@ def check(proto: onnx.ModelProto) -> None:
         if node.domain not in ("", "ai.onnx") or node.op_type not in OPERATORS:
             found = f"{node.domain}.{node.op_type}".lstrip(".")
             raise _unsupported(node, "an operator that TensorRT takes", found)
-        if node.op_type in ONE_OUTPUT and any(node.output[1:]):
-            raise _unsupported(node, "one output", ", ".join(node.output))
-        _check_attribute(node)
         _check_symmetric(node, proto)
     types = element_types(proto)
     constants = {tensor.name for tensor in proto.graph.initializer}
@@ -107,13 +101,6 @@ def _check_uint8(node: onnx.NodeProto, types: dict[str, int], inputs: set[str], 
         for name in names:
             if types.get(name) == TensorProto.UINT8 and name not in whole:
                 raise _unsupported(node, f"uint8 only as an {what} of the graph", f"{name}, which lies inside")
-
-
-def _check_attribute(node: onnx.NodeProto) -> None:
-    name, only = ATTRIBUTES.get(node.op_type, ("", 0))
-    for attribute in node.attribute:
-        if attribute.name == name and set(attribute.ints) - {only}:
-            raise _unsupported(node, f"{name} of {only}", str(list(attribute.ints)))
 
 
 def _check_symmetric(node: onnx.NodeProto, proto: onnx.ModelProto) -> None:

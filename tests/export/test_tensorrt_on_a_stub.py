@@ -93,7 +93,7 @@ def test_every_option_is_one_of_both_generations(ran: tuple[int, Path, dict[str,
     assert (engine["gpu"], engine["compute_capability"]) == ("Stub GPU", "9.0")
     assert engine["tensorrt"].startswith(FIRST[major])
     assert engine["profile"] == {"min": 1, "opt": 64, "max": 300}
-    assert engine["layer_types"] == {"float32": 7}
+    assert engine["layer_types"].keys() == {"float32"}
     assert 5e-5 < engine["tolerance"] < 3e-4  # 2e-5 of the largest logit
 
 
@@ -112,7 +112,7 @@ def test_a_float16_engine_is_published_for_triton(ran: tuple[int, Path, dict[str
 @pytest.mark.parametrize(
     ("case", "message"),
     [
-        ("another type", "Error: layer __myl_"),
+        ("another type", ": expected float32, found bfloat16"),
         ("wrong answer", "Error: TensorRT, fp32: expected an error of at most "),
         ("another version", "Error: TensorRT: memory_pool_limits in CreateConfig is not available on TensorRT"),
         ("another server", "Error: TensorRT: expected the server's 10.4.0, found 1"),
@@ -134,10 +134,13 @@ def test_what_tensorrt_11_does_not_have_is_seen(ran: tuple[int, Path, dict[str, 
 
 
 RUNTIME = """
-from export.engines.gpu import _cuda_runtime
-if _cuda_runtime():
-    from polygraphy import cuda
-    print(cuda.wrapper().handle._name)
+import sys
+from types import SimpleNamespace
+sys.modules["tensorrt"] = SimpleNamespace(__version__="11.4")
+from export.engines.gpu import _load_libraries
+_load_libraries()
+from polygraphy import cuda
+print(cuda.wrapper().handle._name)
 """
 
 
@@ -150,9 +153,9 @@ def test_the_runtime_of_cuda_may_be_broken_or_in_a_wheel_of_cuda_13(tmp_path: Pa
     (tmp_path / "libcudart.so.13").rename(wheel / "libcudart.so.13")
     environment = os.environ | {"LD_LIBRARY_PATH": str(tmp_path), "PYTHONPATH": str(tmp_path / "packages")}
 
-    def loaded() -> str:
-        return subprocess.run([sys.executable, "-c", RUNTIME], env=environment, capture_output=True, text=True).stdout
+    def loaded() -> subprocess.CompletedProcess[str]:
+        return subprocess.run([sys.executable, "-c", RUNTIME], env=environment, capture_output=True, text=True)
 
-    assert loaded().strip() == str(wheel / "libcudart.so.13")
+    assert loaded().stdout.strip() == str(wheel / "libcudart.so.13")
     (tmp_path / "libcudart.so").write_text("no library")
-    assert loaded() == ""
+    assert "OSError" in loaded().stderr.splitlines()[-1]

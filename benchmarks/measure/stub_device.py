@@ -52,7 +52,7 @@ int cudaStreamCreate(void **stream) { *stream = malloc(1); return 0; }
 int cudaStreamDestroy(void *stream) { free(stream); return 0; }
 int cudaStreamSynchronize(void *stream) { return 0; }
 """
-# ONNX Runtime's documentation of its execution providers, 1.31.
+# Names that stand in the libraries of onnxruntime-gpu 1.31.1.
 OF_A_STREAM = {"device_id", "has_user_compute_stream", "user_compute_stream"}
 PROVIDER_OPTIONS = {
     "CPUExecutionProvider": set[str](),

@@ -28,7 +28,7 @@ ANSWERS: dict[tuple[str, str], Any] = {}
 CONSTRUCTED = ("Builder", "OnnxParser", "OnnxParserRefitter", "Refitter", "Runtime")
 KINDS: dict[str, type] = {}
 """Their classes, of which functions take the place."""
-WORDS = {onnx.TensorProto.FLOAT: "Float", onnx.TensorProto.FLOAT16: "Half"}
+WORDS: dict[int, str] = {onnx.TensorProto.FLOAT: "Float", onnx.TensorProto.FLOAT16: "Half"}
 
 
 class Memory(bytes):

@@ -40,6 +40,10 @@ class Affine:
     def scales(self) -> bool:
         return any(node.op_type in SCALING for node in self.nodes)
 
+    @property
+    def norms(self) -> bool:
+        return any(node.op_type == "BatchNormalization" for node in self.nodes)
+
 
 class Affines:
     def __init__(self, shapes: Shapes) -> None:

@@ -1,12 +1,12 @@
 """Constants of a graph.
 
-In: values of an `onnx_ir` graph. Out: numpy arrays. The graph gets new weights cast once; `value.meta[EXACT]` keeps the
-double for later passes and the proof.
+In: values of an `onnx_ir` graph. Out: numpy arrays. New weights are cast once; `value.meta[EXACT]` returns the double
+for later passes and the proof.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Callable, Container, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -25,9 +25,8 @@ def constant(value: ir.Value | None) -> NDArray[np.generic] | None:
     """Floats as float64."""
     if value is None or value.const_value is None:
         return None
-    exact = value.meta.get(EXACT)
-    if isinstance(exact, np.ndarray):
-        return exact
+    if EXACT in value.meta:
+        return doubles(value)
     array = value.const_value.numpy()
     return array.astype(np.float64) if value.const_value.dtype in FLOATS else array
 
@@ -36,8 +35,17 @@ def stored(value: ir.Value | None) -> NDArray[np.generic] | None:
     """In its own dtype, and in double only if a pass computed it so."""
     if value is None or value.const_value is None:
         return None
-    exact = value.meta.get(EXACT)
-    return exact if isinstance(exact, np.ndarray) else value.const_value.numpy()
+    return doubles(value) if EXACT in value.meta else value.const_value.numpy()
+
+
+def doubles(value: ir.Value) -> NDArray[np.float64]:
+    """Of a constant."""
+    exact: Callable[[], NDArray[np.float64]] | None = value.meta.get(EXACT)
+    if exact is not None:
+        return exact()
+    if value.const_value is None:
+        raise ValueError(f"{value.name}: expected a constant")
+    return value.const_value.numpy().astype(np.float64)
 
 
 def integers(value: ir.Value | None) -> list[int] | None:
@@ -70,7 +78,18 @@ class Constants:
         tensor = ir.tensor(array if dtype is None else array.astype(dtype.numpy()), name=name)
         value = ir.Value(name=name, const_value=tensor, type=ir.TensorType(tensor.dtype), shape=ir.Shape(array.shape))
         if dtype in FLOATS and array.dtype == np.float64:
-            value.meta[EXACT] = array
+            value.meta[EXACT] = lambda: array
+        self.graph.register_initializer(value)
+        return value
+
+    def add_computed(
+        self, make: Callable[[], NDArray[np.float64]], shape: Sequence[int], base: str, dtype: ir.DataType
+    ) -> ir.Value:
+        """Computed anew at each use: memory holds one such weight."""
+        name = self.name(base)
+        tensor = ir.LazyTensor(lambda: ir.tensor(make().astype(dtype.numpy())), dtype, ir.Shape(shape), name=name)
+        value = ir.Value(name=name, const_value=tensor, type=ir.TensorType(dtype), shape=ir.Shape(shape))
+        value.meta[EXACT] = make
         self.graph.register_initializer(value)
         return value
 

@@ -6,6 +6,7 @@ In: paths. Out: models.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -65,6 +66,14 @@ def _follow_links(model: ir.Model, folder: Path) -> None:
 def weight_files(model: ir.Model) -> list[Path]:
     tensors = [value.const_value for value in model.graph.initializers.values()]
     return sorted({Path(tensor.path) for tensor in tensors if isinstance(tensor, ir.ExternalTensor)})
+
+
+def release(model: ir.Model) -> None:
+    """Unmaps the files of weights, which otherwise count as memory once read."""
+    for value in model.graph.initializers.values():
+        if isinstance(value.const_value, ir.ExternalTensor):
+            with suppress(BufferError):  # an array still reads it
+                value.const_value.release()
 
 
 def data_file(path: Path) -> Path:
@@ -136,3 +145,4 @@ def save_model(model: ir.Model, path: Path) -> None:
     size = sum(value.const_value.nbytes for value in model.graph.initializers.values() if value.const_value is not None)
     outside = data_file(path).name if size > LARGEST_INSIDE or weight_files(model) else None
     ir.save(model, path, external_data=outside)
+    release(model)

@@ -7,6 +7,7 @@ stay.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -19,7 +20,7 @@ from export.onnx_rewrites.attributes import reads_shape_alone
 from export.onnx_rewrites.constants import Constants, is_constant, of_type
 from export.onnx_rewrites.errors import Refusal, Refused, Site
 from export.onnx_rewrites.neighbours import Change, after, before, outputs_of
-from export.onnx_rewrites.prepare import Prepare
+from export.onnx_rewrites.prepare import LARGEST_FOLDED, Prepare
 from export.onnx_rewrites.results import RewriteResult
 from export.onnx_rewrites.shapes import Shapes
 from export.onnx_rewrites.unread import drop_unread
@@ -47,7 +48,7 @@ class FoldAffine(ir.passes.InPlacePass):
         if form.root.dtype not in (ir.DataType.FLOAT, ir.DataType.DOUBLE):
             raise Refused(value.name or "", "scale", f"new weights of {form.root.dtype} would be rounded again")
         try:
-            return Folding(value, form, tuple(after(shapes, value, form.scale, form.shift)), False)
+            return _worth(Folding(value, form, tuple(after(shapes, value, form.scale, form.shift)), False))
         except Refused as refused:
             below = refused.refusal
         _only_inside(value, form)
@@ -57,7 +58,7 @@ class FoldAffine(ir.passes.InPlacePass):
         except Refused as refused:
             above = refused.refusal
             raise Refused(value.name or "", form.nodes[-1].op_type, f"before it {above}; after it {below}") from refused
-        return Folding(value, form, tuple(changes), True)
+        return _worth(Folding(value, form, tuple(changes), True))
 
     def rewrite(self, model: ir.Model, folding: Folding) -> None:
         Folder(model.graph, folding).run()
@@ -69,8 +70,7 @@ class FoldAffine(ir.passes.InPlacePass):
         refusals: dict[ir.Value, Refusal] = {}
         while (folding := self._next(Shapes(model.graph, self.sizes), refusals)) is not None:
             layers = ", ".join(f"{change.node.op_type} {change.node.outputs[0].name}" for change in folding.changes)
-            norms = sum(node.op_type == "BatchNormalization" for node in folding.form.nodes)
-            what = "BatchNormalization" if norms else folding.form.nodes[-1].op_type
+            what = "BatchNormalization" if folding.form.norms else folding.form.nodes[-1].op_type
             where = "before" if folding.upstream else "after"
             sites.append(Site(folding.value.name or "", what, f"folded into {layers} {where} it"))
             refusals.pop(folding.value, None)
@@ -109,6 +109,14 @@ def ends(shapes: Shapes) -> Iterator[tuple[ir.Value, Affine]]:
                 yield value, form
 
 
+def _worth(folding: Folding) -> Folding:
+    """Raises Refused for a scale alone beside a large weight, as the head of a decoder."""
+    largest = max(math.prod(change.shape) for change in folding.changes)
+    if largest > LARGEST_FOLDED and not folding.form.norms:
+        raise Refused(folding.value.name or "", "scale", f"is not worth a copy of {largest:,} weights")
+    return folding
+
+
 def _only_inside(value: ir.Value, form: Affine) -> None:
     """Raises Refused if another node reads a value inside the map: folding would change that value."""
     for node in form.nodes:
@@ -139,11 +147,12 @@ class Folder:
     def _change(self, change: Change) -> ir.Value:
         """Returns the node's output, or the sum with a new bias."""
         node, output = change.node, change.node.outputs[0]
-        name, dtype = f"{output.name}_folded", output.dtype
+        name, dtype = f"{output.name}_folded", output.dtype or ir.DataType.FLOAT
         place = next(k for k, given in enumerate(node.inputs) if is_constant(given)) if node.op_type == "Add" else 1
-        node.replace_input_with(place, self.constants.add(change.weight, name, dtype))
+        weight = self.constants.add_computed(change.weight, change.shape, name, dtype)
+        node.replace_input_with(place, weight)
         if node.op_type in ("Gemm", "Conv"):
-            bias = np.broadcast_to(change.bias, (outputs_of(node, change.weight),))
+            bias = np.broadcast_to(change.bias, (outputs_of(node, change.shape),))
             if len(node.inputs) < 3:
                 node.resize_inputs(3)
             node.replace_input_with(2, self.constants.add(np.array(bias), f"{output.name}_bias", dtype))

@@ -9,7 +9,7 @@ cannot take it up. For a weight W of inputs by outputs:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,7 +26,7 @@ from export.onnx_rewrites.attributes import (
     reads_shape_alone,
 )
 from export.onnx_rewrites.boxes import WHOLE
-from export.onnx_rewrites.constants import constant, is_constant
+from export.onnx_rewrites.constants import constant, doubles, is_constant
 from export.onnx_rewrites.errors import Refused
 from export.onnx_rewrites.moves import RESHAPES, demand_of
 from export.onnx_rewrites.shapes import Shapes, groups, same
@@ -34,21 +34,32 @@ from export.onnx_rewrites.shapes import Shapes, groups, same
 
 @dataclass(frozen=True)
 class Change:
-    """`weight` of an Add is its constant. `bias` is added to the output; of Gemm and Conv it is the whole new bias."""
+    """`weight` computes the new weight, of an Add its constant; `shape` is its shape. `bias` is added to the output; of
+    Gemm and Conv it is the whole new bias.
+    """
 
     node: ir.Node
-    weight: Array
+    weight: Callable[[], Array]
+    shape: tuple[int, ...]
     bias: Array
 
 
-def linear_weight(node: ir.Node) -> Array | None:
+def linear_weight(node: ir.Node) -> ir.Value | None:
     if node.domain or node.op_type not in ("MatMul", "Gemm", "Conv") or len(node.inputs) < 2:
         return None
-    weight = constant(node.inputs[1])
-    if weight is None or (node.op_type == "MatMul" and weight.ndim != 2):
+    weight = node.inputs[1]
+    if weight is None or not is_constant(weight) or (node.op_type == "MatMul" and len(shape_of(weight)) != 2):
         return None
     plain = attribute_float(node, "alpha", 1.0) == 1.0 == attribute_float(node, "beta", 1.0)
-    return weight.astype(np.float64) if plain and not attribute_int(node, "transA", 0) else None
+    return weight if plain and not attribute_int(node, "transA", 0) else None
+
+
+def shape_of(weight: ir.Value) -> tuple[int, ...]:
+    return tuple(weight.const_value.shape.numpy()) if weight.const_value is not None else ()
+
+
+def _scaled(node: ir.Node, weight: ir.Value, factor: Array, bias: Array) -> Change:
+    return Change(node, lambda: doubles(weight) * factor, shape_of(weight), bias)
 
 
 def old_bias(node: ir.Node) -> Array:
@@ -73,13 +84,13 @@ def before(shapes: Shapes, value: ir.Value, scale: Array, shift: Array, inside: 
     weight, source = linear_weight(node), node.inputs[0]
     if weight is not None:
         _expect(node, axis, rank - 1 if node.op_type == "MatMul" else 1)
-        outputs = outputs_of(node, weight)
+        outputs = outputs_of(node, shape_of(weight))
         wide_scale, wide_shift = (np.broadcast_to(array.reshape(-1), (outputs,)) for array in (scale, shift))
         if node.op_type == "MatMul":
-            return [Change(node, weight * wide_scale, wide_shift)]
+            return [_scaled(node, weight, wide_scale, wide_shift)]
         first = node.op_type == "Conv" or bool(attribute_int(node, "transB", 0))
-        along = wide_scale.reshape(-1, *[1] * (weight.ndim - 1)) if first else wide_scale
-        return [Change(node, weight * along, old_bias(node) * wide_scale + wide_shift)]
+        along = wide_scale.reshape(-1, *[1] * (len(shape_of(weight)) - 1)) if first else wide_scale
+        return [_scaled(node, weight, along, old_bias(node) * wide_scale + wide_shift)]
     if source is None or value.index():
         raise Refused(name, node.op_type, "is no linear layer")
     if node.op_type == "Add":
@@ -104,7 +115,10 @@ def _bias_before(shapes: Shapes, node: ir.Node, value: ir.Value, scale: Array, s
     total = scale * bias.astype(np.float64).reshape((1,) * (rank - bias.ndim) + bias.shape) + shift
     while total.ndim > 1 and total.shape[0] == 1:  # exporters write a bias with leading axes
         total = total[0]
-    return [Change(node, total, np.zeros(1)), *before(shapes, source, scale, np.zeros_like(shift), {node})]
+    return [
+        Change(node, lambda: total, total.shape, np.zeros(1)),
+        *before(shapes, source, scale, np.zeros_like(shift), {node}),
+    ]
 
 
 def after(shapes: Shapes, value: ir.Value, scale: Array, shift: Array) -> list[Change]:
@@ -177,28 +191,30 @@ def _taken(array: Array, axis: int | None, chosen: dict[int, tuple[int, ...]]) -
     return np.take(array, chosen[axis], axis=axis) if wanted and axis is not None else array
 
 
-def _matrix_after(node: ir.Node, weight: Array, scale: Array, shift: Array) -> Change:
+def _matrix_after(node: ir.Node, weight: ir.Value, scale: Array, shift: Array) -> Change:
     turned = node.op_type == "Gemm" and bool(attribute_int(node, "transB", 0))
-    matrix = weight.T if turned else weight
-    wide_scale, wide_shift = (np.broadcast_to(array.reshape(-1), (len(matrix),)) for array in (scale, shift))
-    scaled = wide_scale[:, None] * matrix
-    bias = wide_shift @ matrix + (old_bias(node) if node.op_type == "Gemm" else 0.0)
-    return Change(node, scaled.T if turned else scaled, bias)
+    features = shape_of(weight)[1 if turned else 0]
+    wide_scale, wide_shift = (np.broadcast_to(array.reshape(-1), (features,)) for array in (scale, shift))
+    bias = old_bias(node) if node.op_type == "Gemm" else np.zeros(1)
+    if shift.any():
+        bias = bias + (doubles(weight) @ wide_shift if turned else wide_shift @ doubles(weight))
+    return _scaled(node, weight, wide_scale if turned else wide_scale[:, None], bias)
 
 
-def _conv_after(shapes: Shapes, node: ir.Node, weight: Array, scale: Array, shift: Array) -> Change:
+def _conv_after(shapes: Shapes, node: ir.Node, value: ir.Value, scale: Array, shift: Array) -> Change:
     padded = any(attribute_ints(node, "pads") or []) or attribute_string(node, "auto_pad", "NOTSET") not in (
         "NOTSET",
         "VALID",
     )
     if shift.any() and padded:
         raise Refused(node.outputs[0].name or "", "Conv", "is padded: the padding would need the shift, too")
-    count = attribute_int(node, "group", 1)
+    weight, count = doubles(value), attribute_int(node, "group", 1)
     channels, ones = weight.shape[1] * count, [1] * (weight.ndim - 2)
     grouped = weight.reshape(count, -1, *weight.shape[1:])
     wide = [np.broadcast_to(array.reshape(-1), (channels,)).reshape(count, 1, -1, *ones) for array in (scale, shift)]
     gained = (grouped * wide[1]).reshape(weight.shape[0], -1).sum(1)
-    return Change(node, (grouped * wide[0]).reshape(weight.shape), old_bias(node) + gained)
+    scaled = (grouped * wide[0]).reshape(weight.shape)
+    return Change(node, lambda: scaled, weight.shape, old_bias(node) + gained)
 
 
 def _mean_after(
@@ -244,7 +260,6 @@ def _expect(node: ir.Node, axis: int | None, channels: int) -> None:
         raise Refused(node.outputs[0].name or "", node.op_type, what)
 
 
-def outputs_of(node: ir.Node, weight: Array) -> int:
-    if node.op_type == "Conv" or (node.op_type == "Gemm" and attribute_int(node, "transB", 0)):
-        return int(weight.shape[0])
-    return int(weight.shape[1])
+def outputs_of(node: ir.Node, shape: Sequence[int]) -> int:
+    """Of a linear layer with a weight of this shape."""
+    return shape[0 if node.op_type == "Conv" or (node.op_type == "Gemm" and attribute_int(node, "transB", 0)) else 1]

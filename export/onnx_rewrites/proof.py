@@ -89,7 +89,7 @@ def compare_file(
     """
     tolerance, right = TOLERANCES[dtype], exact or original
     try:
-        own = _worst(right, original, dtype, WORST[dtype] * tolerance)
+        own = max(compare(*pair, dtype, WORST[dtype] * tolerance) for pair in zip(right, original, strict=True))
     except ProofFailed as failed:
         raise NotSupported(f"the file itself, beside its answers in float64: {failed}") from failed
     beside = "the original in float64" if exact else "the original"
@@ -97,18 +97,18 @@ def compare_file(
         beside = f"the original in ONNX Runtime, as {without.op_type} has no reference in float64"
     if 2 * own > tolerance:
         tolerance, beside = 2 * own, f"{beside}; the original in {dtype} is off by {own:.1e}"
-    found = [list(answers(rewritten, feeds).values()) for feeds in inputs]
-    return Proof(dtype, _worst(right, found, dtype, tolerance), tolerance, len(inputs), beside)
-
-
-def _worst(right: Sequence[Sequence[Array]], found: Sequence[Sequence[Array]], dtype: str, tolerance: float) -> float:
-    return max(compare(before, after, dtype, tolerance) for before, after in zip(right, found, strict=True))
+    error = max(
+        compare(expected, list(answers(rewritten, feeds).values()), dtype, tolerance)
+        for expected, feeds in zip(right, inputs, strict=True)
+    )
+    return Proof(dtype, error, tolerance, len(inputs), beside)
 
 
 def session(path: Path, packed: bool = False) -> ort.InferenceSession:
-    """On one thread; raises NotSupported if ONNX Runtime refuses the file. `packed`: faster, with weights twice."""
+    """On one thread; raises NotSupported if ONNX Runtime refuses the file. `packed`: faster, in more memory."""
     options = ort.SessionOptions()
     options.add_session_config_entry("session.disable_prepacking", "0" if packed else "1")
+    options.enable_cpu_mem_arena = packed
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.log_severity_level = 4  # the error reports failures
     try:
@@ -123,21 +123,24 @@ def answers(runner: ort.InferenceSession, feeds: Feeds) -> dict[str, Array]:
     pasts = {array.shape for name, array in feeds.items() if "past" in name}
     try:
         found = dict(zip(names, runner.run(names, feeds), strict=True))
-        return _into_zeros(runner, feeds, found) if pasts & {array.shape for array in found.values()} else found
+        if not pasts & {array.shape for array in found.values()}:
+            return found
+        zeros = {name: np.zeros(array.shape, array.dtype) for name, array in found.items()}
+        del found  # memory holds the outputs once
+        _run_into(zeros, runner, feeds)
+        return zeros
     except Exception as error:
         raise NotSupported(f"expected the file to run on its inputs, found {_line(error)}") from error
 
 
-def _into_zeros(runner: ort.InferenceSession, feeds: Feeds, found: dict[str, Array]) -> dict[str, Array]:
-    """Runs again with zeros in the outputs' memory: a cache of fixed length keeps what was there behind its tokens."""
+def _run_into(zeros: dict[str, Array], runner: ort.InferenceSession, feeds: Feeds) -> None:
+    """Runs with zeros in the outputs' memory: a cache of fixed length keeps what was there behind its tokens."""
     binding = runner.io_binding()
     for name, array in feeds.items():
         binding.bind_cpu_input(name, array)
-    zeros = {name: np.zeros_like(array) for name, array in found.items()}
     for name, array in zeros.items():
         binding.bind_output(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
     runner.run_with_iobinding(binding)
-    return zeros
 
 
 def finite_answers(runner: ort.InferenceSession, feeds: Feeds, reads: Sequence[Read]) -> list[Array]:
@@ -156,7 +159,8 @@ def check_finite(outputs: Sequence[Array]) -> None:
 
 
 def picked(names: Sequence[str], values: Sequence[Array], reads: Sequence[Read]) -> list[Array]:
-    return [read.of(values[names.index(read.output)]) for read in reads] if reads else list(values)
+    """Copies: a view would hold the whole output."""
+    return [read.of(values[names.index(read.output)]).copy() for read in reads] if reads else list(values)
 
 
 def compare(expected: Sequence[Array], found: Sequence[Array], precision: str, tolerance: float) -> float:

@@ -16,7 +16,7 @@ import onnx_ir as ir
 
 from export.onnx_rewrites.contrib import without_double
 from export.onnx_rewrites.errors import BadRequest, ForeignError, NothingToRewrite, NotSupported
-from export.onnx_rewrites.files import check_apart, dtype_of, read_inputs, read_model, save_model, weight_files
+from export.onnx_rewrites.files import check_apart, dtype_of, read_inputs, read_model, release, save_model, weight_files
 from export.onnx_rewrites.inputs import channels, first_dimensions, free_dimensions
 from export.onnx_rewrites.pipeline import PASSES, Rewritten, rewrite
 from export.onnx_rewrites.prepare import Prepare
@@ -85,6 +85,7 @@ def _rewrite(original: ir.Model, path: Path, output: Path, request: Request, say
     without = without_double(plain.graph)
     asked = Asked(reads, request.dims, given, request.proof == "float64" and without is None)
     say("the original in ONNX Runtime")
+    release(plain)
     rounds = find_rounds(plain, prepared.graph, path, asked, say)
     if asked.double:
         say("the rewritten graph in float64")

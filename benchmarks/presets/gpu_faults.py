@@ -19,7 +19,14 @@ CONTESTANTS = {
     "--runtime": ("torch", "torch-sdpa", "torch-compile", "torch-cudagraphs"),
     "--precision": ("fp32", "fp16"),
 }
-STEPS = {"--published-configuration": "the published depths", "layout": "the training time of an epoch"}
+STEPS = {
+    "--published-configuration": "the published depths",
+    "layout": "the training time of an epoch",
+    "fp8": "lower precisions of TensorRT",
+    "tensorrt-refit": "an engine with new weights",
+    "onnx-cudagraph": "ONNX Runtime's CUDA graphs",
+    "onnx-tensorrt": "ONNX Runtime's TensorRT provider",
+}
 NOT_ITS_OWN = ("the network has no", "is measured only in")  # reasons that no machine changes
 
 

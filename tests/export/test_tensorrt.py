@@ -15,14 +15,12 @@ from export.engines import gpu
 from export.engines.gpu import find_gpu, require
 from export.engines.tensorrt_engine import Built, EngineOptions, compare_engine, in_parts
 from export.engines.tensorrt_graph import LayerTypesDiffer, check_layers
-from export.equivalence import Images, Logits, ShapesDiffer, ValuesDiffer, compare, onnx_classifier, proof_images
+from export.equivalence import Images, Logits, ShapesDiffer, ValuesDiffer
 from export.errors import PublishError, Unavailable
-from export.pipeline import ExportOptions, export_checkpoint
 from export.precision import in_precision
 from export.publishing.beside import write_beside
 from export.to_tensorrt import tensorrt
-from models.catalog import shipped
-from models.config import INPUT_NAME, OUTPUT_NAME, ModelConfig
+from models.config import ModelConfig
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (64, 1, 28, 28), np.uint8)
 WEIGHTS = np.random.default_rng(1).standard_normal((784, 10)).astype(np.float32) / 255
@@ -303,24 +301,3 @@ def test_engines(model: str, precision: str, mnist_dir: Path, tmp_path: Path) ->
     assert engine["profile"] == {"min": 1, "opt": 64, "max": 5000}
     assert {"fp32": "float32", "fp16": "float16"}[precision] in " ".join(engine["layer_types"])
     assert 'platform: "tensorrt_plan"' in (version.parent / "config.pbtxt").read_text()
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("model", ["vitbn-tiny", "cnn"])
-def test_onnx_runtime_on_the_gpu(model: str) -> None:
-    """The fallback for a GPU without TensorRT."""
-    import onnxruntime
-
-    if find_gpu() is None:
-        pytest.skip("no NVIDIA GPU")
-    if "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
-        pytest.skip("no CUDA provider in this onnxruntime; pip install -c constraints.txt -e '.[gpu]' in its place")
-    exported = export_checkpoint(shipped(model), ExportOptions(rewrites="all"))
-    providers = [("CUDAExecutionProvider", {"use_tf32": "0"})]  # with TF32 products keep ten bits
-    session = onnxruntime.InferenceSession(exported.onnx, providers=providers)
-    assert session.get_providers()[0] == "CUDAExecutionProvider"
-
-    def on_gpu(images: Images) -> Logits:
-        return session.run([OUTPUT_NAME], {INPUT_NAME: images})[0]
-
-    compare("ONNX Runtime, CUDA", onnx_classifier(exported.onnx), on_gpu, proof_images(exported.config), 1e-4)

@@ -1,16 +1,32 @@
-"""A trained network as teacher (distillation: Hinton et al., 2015). In: its checkpoint. Out: targets."""
+"""A trained network as teacher (distillation: Hinton et al., 2015), and epochs that it labels once.
+
+In: its checkpoint, training images uint8 (n, C, H, W) and a distortion. Out: targets, and a file per epoch with images
+uint8 (n, C, H, W) and probabilities float16 (n, num_classes). Teacher and distortions take longer than a small student;
+only the first training of a folder pays for them (Faghri et al., "Reinforce Data, Multiply Impact", 2023). All
+trainings see the same distortions, each in its own order.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+from torch import Tensor, nn
 
 from models import checkpoint
-from models.config import ModelConfig
-from models.train import TrainingError
+from models.augmentation import augmentation
+from models.config import INPUT_SCALE, ModelConfig
+from models.data import Dataset
+from models.evaluation import TEST_BATCH
+from models.files import write_atomically
+from models.train import TrainingError, TrainingOptions
 
 
 def load_teacher(path: Path, config: ModelConfig) -> checkpoint.Checkpoint:
@@ -30,3 +46,82 @@ def load_teacher(path: Path, config: ModelConfig) -> checkpoint.Checkpoint:
 def targets(probabilities: Tensor, labels: Tensor) -> Tensor:
     """(B, num_classes): means of labels (B,) and probabilities (B, num_classes)."""
     return (F.one_hot(labels, probabilities.shape[1]) + probabilities) / 2
+
+
+@dataclass(frozen=True)
+class Origin:
+    dataset: str
+    hold_out: int
+    images_sha256: str
+    augment: str
+    teacher_sha256: str
+
+
+@dataclass(frozen=True)
+class TeacherCache:
+    folder: Path
+    images: Tensor
+    distort: Callable[[Tensor], Tensor]
+    teacher: nn.Module
+    classes: int
+
+    def epoch(self, number: int) -> tuple[Tensor, Tensor]:
+        """Images uint8 (n, C, H, W) and probabilities float32 (n, classes)."""
+        path = self.folder / f"epoch-{number:04d}.safetensors"
+        if not path.exists():
+            write_atomically(path, save(self._compute(number)))
+        return self._read(path)
+
+    @torch.no_grad()
+    def _compute(self, number: int) -> dict[str, Tensor]:
+        images, probabilities = [], []
+        with torch.random.fork_rng():
+            torch.manual_seed(number)
+            for batch in self.images.split(TEST_BATCH):
+                images.append((self.distort(batch * INPUT_SCALE) / INPUT_SCALE).round().byte())
+                probabilities.append(self.teacher(images[-1] * INPUT_SCALE).softmax(1).half())
+        return {"images": torch.cat(images).cpu(), "probabilities": torch.cat(probabilities).cpu()}
+
+    def _read(self, path: Path) -> tuple[Tensor, Tensor]:
+        try:
+            stored = load_file(path, device=str(self.images.device))
+        except (SafetensorError, OSError) as error:
+            raise TrainingError(f"{path}: expected an epoch of images, found {error}") from error
+        found = {name: (str(tensor.dtype), tuple(tensor.shape)) for name, tensor in stored.items()}
+        expected = {
+            "images": ("torch.uint8", tuple(self.images.shape)),
+            "probabilities": ("torch.float16", (len(self.images), self.classes)),
+        }
+        if found != expected:
+            raise TrainingError(f"{path}: expected {expected}, found {found}")
+        return stored["images"], stored["probabilities"].float()
+
+
+def open_folder(
+    folder: Path, part: Dataset, images: Tensor, config: ModelConfig, options: TrainingOptions
+) -> TeacherCache:
+    """`images`: those of `part`, on the device."""
+    if options.teacher is None:
+        raise TrainingError(f"teacher cache {folder}: expected a teacher, found none")
+    teacher = load_teacher(Path(options.teacher), config)
+    digest = hashlib.sha256(part.train_images.tobytes()).hexdigest()
+    expected = Origin(part.name, options.hold_out, digest, options.augment, teacher.sha256)
+    path = folder / "origin.json"
+    if not path.exists():
+        write_atomically(path, json.dumps(asdict(expected), indent=2).encode())
+    origin = _read_origin(path)
+    for name, value in asdict(expected).items():
+        if origin.get(name) != value:
+            raise TrainingError(f"{path}: expected {name} {value}, found {origin.get(name)}")
+    model = teacher.model.to(options.device)
+    return TeacherCache(folder, images, augmentation(options.augment), model, config.num_classes)
+
+
+def _read_origin(path: Path) -> dict[str, object]:
+    try:
+        origin = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise TrainingError(f"{path}: expected a JSON object, found {error}") from error
+    if not isinstance(origin, dict):
+        raise TrainingError(f"{path}: expected a JSON object, found {type(origin).__name__}")
+    return origin

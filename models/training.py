@@ -1,7 +1,7 @@
 """The training loop: dataset -> checkpoint and the study's four series.
 
 In: `TrainingOptions` and a `Dataset`. Out: after every epoch the checkpoint, its series (.json) and its state
-(.resume.pt). Times exclude data loading, except `models.teacher_cache`'s.
+(.resume.pt). Times exclude data loading, except those of a teacher's stored epochs.
 """
 
 from __future__ import annotations
@@ -38,8 +38,7 @@ from models.metrics import Metrics
 from models.norms import anneal, start_skips
 from models.registry import build
 from models.state_dict_file import unpickling_reason
-from models.teacher import load_teacher, targets
-from models.teacher_cache import open_folder
+from models.teacher import load_teacher, open_folder, targets
 from models.train import Diverged, Epoch, TrainingError, TrainingOptions, depends_on_epochs
 
 

@@ -15,7 +15,7 @@ from clients.classifier import Classifier, Options
 from clients.preprocess import read_image, to_model_input
 from export.to_onnx import export
 from models.checkpoint import load
-from models.data import load_digits, load_mnist
+from models.data import load_dataset, load_digits
 from serving.running import Server, running_server
 from vitbn import BENCHMARKS, COMMANDS, bench, main
 
@@ -63,7 +63,7 @@ def test_the_published_checkpoint_served(reference_dir: Path, mnist_dir: Path, t
     arguments = ["--fuse-bn", "--checkpoint", reference_dir / "vitbn.pth", "--depth", 1, "--repository", repository]
     result = CliRunner().invoke(export, [str(argument) for argument in arguments])
     assert result.exit_code == 0, result.output
-    images = load_mnist(mnist_dir).test_images[:64]
+    images = load_dataset("mnist", mnist_dir).test_images[:64]
     published = np.load(reference_dir / "vitbn_logits.npz")["depth1"]
     with (
         running_server(repository, ["--disable-auto-complete-config"]) as server,

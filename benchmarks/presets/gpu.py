@@ -145,7 +145,7 @@ def _missing_programs_and_images(fetch: bool) -> Iterator[str]:
     """Without the images only the last steps would fail, after a quarter of an hour."""
     from benchmarks.load.by_perf_analyzer import program
     from benchmarks.load.figures import Failed
-    from models.data import DataError, find_mnist
+    from models.data import DataError, find_idx
     from serving.launcher import native_server
 
     try:
@@ -155,7 +155,7 @@ def _missing_programs_and_images(fetch: bool) -> Iterator[str]:
     if not native_server(os.environ.get("PATH", os.defpath)):
         yield "native tritonserver (a release container has one)"
     try:
-        find_mnist(None, fetch)
+        find_idx("mnist", None, fetch)
     except DataError as error:
         yield f"MNIST ({error})"
 

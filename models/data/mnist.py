@@ -1,14 +1,20 @@
-"""MNIST, and Fashion-MNIST in files of the same names: 60,000 training and 10,000 test images, grey, 28x28.
+"""Datasets in idx files: MNIST and Fashion-MNIST (60,000 training and 10,000 test images), and EMNIST's split "digits"
+(240,000 and 40,000); grey, 28x28.
 
-In: a folder with the four idx files. Out: a `Dataset`; or DataError.
-LeCun et al., "Gradient-based learning", 1998; Xiao et al., "Fashion-MNIST", 2017.
+In: a folder with the four idx files. Out: a `Dataset` or a part; or DataError.
+LeCun et al., "Gradient-based learning", 1998; Xiao et al., "Fashion-MNIST", 2017; Cohen et al., "EMNIST", 2017.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from models.data.dataset import DIGITS, DataError, Dataset
+import numpy as np
+
+from models.config import Preprocessing
+from models.data.dataset import DIGITS, DataError, Dataset, Part
 from models.data.download import cache_folder, download, named_folder
 from models.data.idx import read_part
 
@@ -18,25 +24,11 @@ MNIST_PARTS = {
     "test images": "t10k-images-idx3-ubyte.gz",
     "test labels": "t10k-labels-idx1-ubyte.gz",
 }
-# As first published; source: torchvision's datasets/mnist.py.
-MNIST_CHECKSUMS = {
-    "train-images-idx3-ubyte.gz": "md5:f68b3c2dcbeaaa9fbdd348bbdeb94873",
-    "train-labels-idx1-ubyte.gz": "md5:d53e105ee54ea40749a09fcbcd1e9432",
-    "t10k-images-idx3-ubyte.gz": "md5:9fb629c4189551a2d022fa330f9573f3",
-    "t10k-labels-idx1-ubyte.gz": "md5:ec29112dd5afa0611ce80d1b7f02629c",
+EMNIST_PARTS = {
+    f"{part} {kind}": f"emnist-digits-{part}-{kind}-{form}-ubyte.gz"
+    for part in ("train", "test")
+    for kind, form in (("images", "idx3"), ("labels", "idx1"))
 }
-MNIST_MIRRORS = (
-    "https://ossci-datasets.s3.amazonaws.com/mnist/",
-    "https://storage.googleapis.com/cvdf-datasets/mnist/",
-)
-# As published: https://github.com/zalandoresearch/fashion-mnist.
-FASHION_MNIST_CHECKSUMS = {
-    "train-images-idx3-ubyte.gz": "md5:8d4fb7e6c68d591d4c3dfef9ec88bf0d",
-    "train-labels-idx1-ubyte.gz": "md5:25c81989df183df01b3e8a0aad5dffbe",
-    "t10k-images-idx3-ubyte.gz": "md5:bef4ecab320f06d8554ea6380940ec79",
-    "t10k-labels-idx1-ubyte.gz": "md5:bb300cfdad3c16e7a12a480ee83cd310",
-}
-FASHION_MNIST_MIRRORS = ("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",)
 FASHION_MNIST_LABELS = (
     "T-shirt/top",
     "Trouser",
@@ -51,33 +43,80 @@ FASHION_MNIST_LABELS = (
 )
 
 
-def load_mnist(folder: Path) -> Dataset:
-    train, test = (read_part(folder, MNIST_PARTS, part, len(DIGITS)) for part in ("train", "test"))
-    return Dataset("mnist", *train, *test, DIGITS)
+@dataclass(frozen=True)
+class IdxFiles:
+    """`variable`: of the environment, names their folder; `parts`: their names; `turned`: they hold each image
+    transposed. Without `checksums` and `mirrors` they are not downloaded.
+    """
+
+    variable: str
+    parts: Mapping[str, str]
+    labels: tuple[str, ...] = DIGITS
+    preprocessing: Preprocessing = "ink"
+    turned: bool = False
+    checksums: Mapping[str, str] = field(default_factory=dict)
+    mirrors: tuple[str, ...] = ()
 
 
-def load_fashion_mnist(folder: Path) -> Dataset:
-    train, test = (read_part(folder, MNIST_PARTS, part, len(FASHION_MNIST_LABELS)) for part in ("train", "test"))
-    return Dataset("fashion-mnist", *train, *test, FASHION_MNIST_LABELS, "photo")
+IDX_SETS = {
+    "mnist": IdxFiles(
+        "MNIST_DIR",
+        MNIST_PARTS,
+        # As first published; source: torchvision's datasets/mnist.py.
+        checksums={
+            "train-images-idx3-ubyte.gz": "md5:f68b3c2dcbeaaa9fbdd348bbdeb94873",
+            "train-labels-idx1-ubyte.gz": "md5:d53e105ee54ea40749a09fcbcd1e9432",
+            "t10k-images-idx3-ubyte.gz": "md5:9fb629c4189551a2d022fa330f9573f3",
+            "t10k-labels-idx1-ubyte.gz": "md5:ec29112dd5afa0611ce80d1b7f02629c",
+        },
+        mirrors=(
+            "https://ossci-datasets.s3.amazonaws.com/mnist/",
+            "https://storage.googleapis.com/cvdf-datasets/mnist/",
+        ),
+    ),
+    "fashion-mnist": IdxFiles(
+        "FASHION_MNIST_DIR",
+        MNIST_PARTS,
+        FASHION_MNIST_LABELS,
+        "photo",
+        # As published: https://github.com/zalandoresearch/fashion-mnist.
+        checksums={
+            "train-images-idx3-ubyte.gz": "md5:8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+            "train-labels-idx1-ubyte.gz": "md5:25c81989df183df01b3e8a0aad5dffbe",
+            "t10k-images-idx3-ubyte.gz": "md5:bef4ecab320f06d8554ea6380940ec79",
+            "t10k-labels-idx1-ubyte.gz": "md5:bb300cfdad3c16e7a12a480ee83cd310",
+        },
+        mirrors=("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",),
+    ),
+    # Not downloaded: the archive has half a gigabyte, mostly other characters.
+    "emnist-digits": IdxFiles("EMNIST_DIR", EMNIST_PARTS, turned=True),
+}
 
 
-def find_mnist(data_dir: Path | None, fetch: bool = True) -> Path:
-    return _find("mnist", data_dir, "MNIST_DIR", MNIST_CHECKSUMS, MNIST_MIRRORS, fetch)
+def load_idx(name: str, folder: Path) -> Dataset:
+    train, test = (load_idx_part(name, folder, part) for part in ("train", "test"))
+    return Dataset(name, *train, *test, IDX_SETS[name].labels, IDX_SETS[name].preprocessing)
 
 
-def find_fashion_mnist(data_dir: Path | None, fetch: bool = True) -> Path:
-    checksums, mirrors = FASHION_MNIST_CHECKSUMS, FASHION_MNIST_MIRRORS
-    return _find("fashion-mnist", data_dir, "FASHION_MNIST_DIR", checksums, mirrors, fetch)
+def load_idx_part(name: str, folder: Path, part: str) -> Part:
+    """`part`: train or test."""
+    files = IDX_SETS[name]
+    images, labels = read_part(folder, files.parts, part, len(files.labels))
+    return np.ascontiguousarray(images.swapaxes(2, 3)) if files.turned else images, labels
 
 
-def _find(
-    name: str, data_dir: Path | None, variable: str, checksums: dict[str, str], mirrors: tuple[str, ...], fetch: bool
-) -> Path:
-    if folder := named_folder(data_dir, variable):
+def find_idx(name: str, data_dir: Path | None, fetch: bool = True) -> Path:
+    """`data_dir`, else the folder in the environment, else the cache, which `fetch` fills."""
+    files = IDX_SETS[name]
+    if folder := named_folder(data_dir, files.variable):
         return folder
+    if not files.mirrors:
+        wanted = ", ".join(files.parts.values())
+        raise DataError(f"{name}: expected a folder with {wanted} in --data-dir or {files.variable}, found neither")
     cache = cache_folder(name)
     if fetch:
-        download(checksums, mirrors, cache, f"Put its four idx files in a folder: --data-dir DIR or {variable}")
-    elif not all((cache / file).is_file() for file in checksums):
-        raise DataError(f"{name}: expected its four idx files in --data-dir, {variable} or {cache}, found none")
+        otherwise = f"Put its four idx files in a folder: --data-dir DIR or {files.variable}"
+        download(files.checksums, files.mirrors, cache, otherwise)
+    elif not all((cache / file).is_file() for file in files.checksums):
+        raise DataError(f"{name}: expected its four idx files in --data-dir, {files.variable} or {cache}, found none")
     return cache

@@ -56,15 +56,15 @@ def trained_on_mnist(folder: Path) -> list[Checkpoint]:
 
 def emnist_images(folder: Path | None) -> Images | None:
     """None if not available; raises DataError for a damaged file, StudyError for a missing folder."""
-    from models.data import DataError, find_emnist, load_emnist_part
+    from models.data import DataError, find_idx, load_idx_part
 
     try:
-        place = find_emnist(folder)
+        place = find_idx("emnist-digits", folder)
     except DataError:
         return None
     if not place.is_dir():
         raise StudyError(f"{place}: expected a folder with the idx files of EMNIST's digits, found none")
-    return load_emnist_part(place, "test") if any(place.glob("emnist-digits-test-*")) else None
+    return load_idx_part("emnist-digits", place, "test") if any(place.glob("emnist-digits-test-*")) else None
 
 
 def all_digits() -> Images:

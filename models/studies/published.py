@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from models.config import ModelName
-from models.plots.curves import Line, Picture, line
-from models.plots.figures import NAMES
+from models.plots.figures import NAMES, Line, Picture, line
 from models.studies.results import (
     Cell,
     Key,

@@ -7,8 +7,7 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
-from models.plots.curves import Picture, line
-from models.plots.figures import NAMES
+from models.plots.figures import NAMES, Line, Picture, line
 from models.studies import page
 from models.studies.grids import STUDIES
 from models.studies.page import Result, Table, footnote
@@ -139,7 +138,7 @@ def _picture(result: Result, panel: str, x: str, figure: str) -> Picture:
                 points[epochs[0]["epoch"]] = [factor * epoch[figure] for epoch in epochs]
         elif ends := [factor * run["series"][-1][figure] for run in seeds if _done(run)]:
             points[float(seeds[0]["at"][x])] = ends
-    panels: dict[str, list[Any]] = {}
+    panels: dict[str, list[Line]] = {}
     for key, points in lines.items():
         run = first[key]
         model, at = run["config"]["model"], run["at"]

@@ -26,7 +26,7 @@ def absent() -> Gpu:
     raise Unavailable("TensorRT: missing an NVIDIA GPU")
 
 
-def no_images(folder: None, fetch: bool) -> Path:
+def no_images(name: str, folder: None, fetch: bool) -> Path:
     assert not fetch, "a dry run downloads nothing"
     raise DataError("no folder")
 
@@ -36,14 +36,14 @@ def all_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """Except the GPU."""
     monkeypatch.setattr("export.engines.gpu.require_for_server", absent)
     monkeypatch.setattr("serving.launcher.native_server", lambda path: Path("tritonserver"))
-    monkeypatch.setattr("models.data.find_mnist", lambda folder, fetch: Path("mnist"))
+    monkeypatch.setattr("models.data.find_idx", lambda name, folder, fetch: Path(name))
     monkeypatch.setattr(module, "PACKAGES", ())
 
 
 def test_a_dry_run_prints_and_checks_every_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("export.engines.gpu.require_for_server", absent)
     monkeypatch.setattr("serving.launcher.native_server", lambda path: None)
-    monkeypatch.setattr("models.data.find_mnist", no_images)
+    monkeypatch.setattr("models.data.find_idx", no_images)
     monkeypatch.setattr(module, "PACKAGES", ("numpy", "no_such_package"))
     monkeypatch.setattr("benchmarks.presets.gpu_rehearsal.rehearse", lambda planned, root: [])
     output = tmp_path / "results"

@@ -42,7 +42,8 @@ def interrupt() -> Callable[[int, float], None]:
 @pytest.fixture(scope="session")
 def small_mnist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """MNIST's files with 120 training and 40 test images of scikit-learn's digits."""
-    from models.data import MNIST_PARTS, load_digits
+    from models.data import load_digits
+    from models.data.mnist import MNIST_PARTS
 
     digits, folder = load_digits(), tmp_path_factory.mktemp("small mnist")
     arrays = {
@@ -59,7 +60,8 @@ def small_mnist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def small_emnist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The test images of `small_mnist`, transposed as EMNIST's."""
-    from models.data import EMNIST_PARTS, load_digits
+    from models.data import load_digits
+    from models.data.mnist import EMNIST_PARTS
 
     digits, folder = load_digits(), tmp_path_factory.mktemp("small emnist")
     write_idx(folder / EMNIST_PARTS["test images"].removesuffix(".gz"), digits.test_images[:40, 0].swapaxes(1, 2))

@@ -10,13 +10,10 @@ from models.config import ModelConfig
 from models.data import (
     DATASETS,
     DataError,
-    find_emnist,
-    find_fashion_mnist,
-    find_mnist,
+    find_idx,
     load_dataset,
     load_digits,
-    load_emnist_part,
-    load_mnist,
+    load_idx_part,
     mnist,
 )
 from models.data.digits import bundled
@@ -142,7 +139,7 @@ def test_files_that_cannot_be_read(tmp_path):
 
 
 def test_mnist_gzipped_or_not(tmp_path):
-    dataset = load_mnist(write_mnist(tmp_path))
+    dataset = load_dataset("mnist", write_mnist(tmp_path))
     assert dataset.train_images.shape == (3, 1, 2, 2)
     assert dataset.test_images.shape == (2, 1, 2, 2)
     assert dataset.train_labels.dtype == dataset.test_labels.dtype == np.int64
@@ -151,20 +148,20 @@ def test_mnist_gzipped_or_not(tmp_path):
 def test_mnist_part_missing(tmp_path):
     (write_mnist(tmp_path) / "t10k-labels-idx1-ubyte.gz").unlink()
     with pytest.raises(DataError, match=r"expected t10k-labels-idx1-ubyte\.gz \(or without \.gz\), found no such file"):
-        load_mnist(tmp_path)
+        load_dataset("mnist", tmp_path)
 
 
 @pytest.mark.parametrize(("images", "labels"), [(3, 2), (0, 0)])
 def test_mnist_counts_that_differ(tmp_path, images, labels):
     write_mnist(tmp_path, train=images, train_labels=labels)
     with pytest.raises(DataError, match=rf"train images .* as many labels, found \({images}, 2, 2\) and \({labels},\)"):
-        load_mnist(tmp_path)
+        load_dataset("mnist", tmp_path)
 
 
 def test_mnist_images_of_two_shapes(tmp_path):
     write(write_mnist(tmp_path) / "t10k-images-idx3-ubyte", idx(bytes(12), (2, 3, 2)))
     with pytest.raises(DataError, match=r"of one shape, found \(1, 2, 2\) and \(1, 3, 2\)"):
-        load_mnist(tmp_path)
+        load_dataset("mnist", tmp_path)
 
 
 @pytest.mark.parametrize("name", ["mnist", "fashion-mnist", "emnist-digits"])
@@ -205,19 +202,10 @@ def test_emnist_is_turned_upright(tmp_path):
 
 
 def test_one_part_of_emnist_is_enough_for_itself(tmp_path):
-    images, _ = load_emnist_part(write_emnist(tmp_path, parts=["test"]), "test")
+    images, _ = load_idx_part("emnist-digits", write_emnist(tmp_path, parts=["test"]), "test")
     assert images.shape == (2, 1, 2, 3)
     with pytest.raises(DataError, match=r"expected emnist-digits-train-images-idx3-ubyte\.gz \(or without \.gz\)"):
         load_dataset("emnist-digits", tmp_path)
-
-
-def test_emnist_is_where_one_says(tmp_path, monkeypatch):
-    monkeypatch.setenv("EMNIST_DIR", str(tmp_path / "environment"))
-    assert find_emnist(tmp_path / "named") == tmp_path / "named"
-    assert find_emnist(None) == tmp_path / "environment"
-    monkeypatch.delenv("EMNIST_DIR")
-    with pytest.raises(DataError, match=r"emnist-digits: expected a folder with .* in --data-dir or EMNIST_DIR"):
-        load_dataset("emnist-digits")
 
 
 def test_unknown_dataset():
@@ -227,60 +215,53 @@ def test_unknown_dataset():
         load_dataset("cifar")
 
 
-SOURCES = {
-    "mnist": ("MNIST_DIR", find_mnist, mnist.MNIST_CHECKSUMS, mnist.MNIST_MIRRORS),
-    "fashion-mnist": (
-        "FASHION_MNIST_DIR",
-        find_fashion_mnist,
-        mnist.FASHION_MNIST_CHECKSUMS,
-        mnist.FASHION_MNIST_MIRRORS,
-    ),
-}
-
-
-@pytest.fixture(params=SOURCES)
-def source(request, tmp_path, monkeypatch):
-    """(name, variable, finder, checksums, mirrors); the cache is empty."""
+@pytest.fixture(autouse=True)
+def empty_cache(tmp_path, monkeypatch):
     monkeypatch.setattr(pooch, "os_cache", lambda project: tmp_path / project)
-    monkeypatch.delenv(SOURCES[request.param][0], raising=False)
-    return request.param, *SOURCES[request.param]
+
+
+@pytest.fixture(params=mnist.IDX_SETS)
+def source(request, monkeypatch):
+    monkeypatch.delenv(mnist.IDX_SETS[request.param].variable, raising=False)
+    return request.param, mnist.IDX_SETS[request.param]
 
 
 def test_named_folder_comes_before_the_environment(source, tmp_path, monkeypatch):
-    _, variable, find, *_ = source
-    monkeypatch.setenv(variable, str(tmp_path / "environment"))
-    assert find(tmp_path / "named") == tmp_path / "named"
-    assert find(None) == tmp_path / "environment"
+    name, files = source
+    monkeypatch.setenv(files.variable, str(tmp_path / "environment"))
+    assert find_idx(name, tmp_path / "named") == tmp_path / "named"
+    assert find_idx(name, None) == tmp_path / "environment"
 
 
 @pytest.mark.parametrize("content", [None, ""])
 def test_cache_is_the_last_resort(source, tmp_path, monkeypatch, content):
-    name, variable, find, checksums, mirrors = source
+    name, files = source
     if content is not None:
-        monkeypatch.setenv(variable, content)
+        monkeypatch.setenv(files.variable, content)
     calls = []
     monkeypatch.setattr(mnist, "download", lambda *arguments: calls.append(arguments))
-    assert find(None) == tmp_path / "vitbn" / name
-    otherwise = f"Put its four idx files in a folder: --data-dir DIR or {variable}"
-    assert calls == [(checksums, mirrors, tmp_path / "vitbn" / name, otherwise)]
+    if name == "emnist-digits":
+        with pytest.raises(DataError, match=r"emnist-digits: expected a folder with .* in --data-dir or EMNIST_DIR"):
+            find_idx(name, None)
+        return
+    assert find_idx(name, None) == tmp_path / "vitbn" / name
+    otherwise = f"Put its four idx files in a folder: --data-dir DIR or {files.variable}"
+    assert calls == [(files.checksums, files.mirrors, tmp_path / "vitbn" / name, otherwise)]
+    assert set(files.checksums) == set(files.parts.values())
 
 
-def test_nothing_is_fetched_where_it_must_not(source, tmp_path):
-    name, variable, find, checksums, _ = source
-    with pytest.raises(DataError, match=f"{name}: expected its four idx files in --data-dir, {variable} or .*, found"):
-        find(None, fetch=False)
+@pytest.mark.parametrize("name", ["mnist", "fashion-mnist"])
+def test_nothing_is_fetched_where_it_must_not(name, tmp_path, monkeypatch):
+    files = mnist.IDX_SETS[name]
+    monkeypatch.delenv(files.variable, raising=False)
+    said = f"{name}: expected its four idx files in --data-dir, {files.variable} or .*, found"
+    with pytest.raises(DataError, match=said):
+        find_idx(name, None, fetch=False)
     cache = tmp_path / "vitbn" / name
     cache.mkdir(parents=True)
-    for file in checksums:
+    for file in files.checksums:
         (cache / file).touch()
-    assert find(None, fetch=False) == cache
-
-
-def test_mirrors_give_every_file(source):
-    _, _, _, checksums, mirrors = source
-    assert set(checksums) == set(mnist.MNIST_PARTS.values())
-    assert len({*checksums.values()}) == 4
-    assert all(mirror.endswith("/") for mirror in mirrors)
+    assert find_idx(name, None, fetch=False) == cache
 
 
 def test_fashion_mnist(tmp_path, monkeypatch):

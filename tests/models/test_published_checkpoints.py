@@ -8,14 +8,14 @@ from saved_networks import NAMES, PUBLISHED_SHAPE, VITBN_NAMES, image_batch, net
 
 from models.checkpoint import UntrainedBlockWarning, load
 from models.config import INPUT_SCALE, ModelConfig
-from models.data import load_mnist
+from models.data import load_dataset
 from models.registry import build
 
 
 @pytest.mark.parametrize("depth", [1, 6])
 @pytest.mark.filterwarnings("ignore::models.checkpoint.UntrainedBlockWarning")
 def test_published_checkpoint_gives_its_logits(mnist_dir, reference_dir, depth):
-    images = torch.tensor(load_mnist(mnist_dir).test_images[:64]) * INPUT_SCALE
+    images = torch.tensor(load_dataset("mnist", mnist_dir).test_images[:64]) * INPUT_SCALE
     with np.load(reference_dir / "vitbn_logits.npz") as published_logits:
         expected = published_logits[f"depth{depth}"]
     with torch.inference_mode():

@@ -6,7 +6,7 @@ import pytest
 from studying import carried_out, failure, rows_of, shipped
 
 from models.config import ModelConfig
-from models.data import load_emnist_part
+from models.data import load_idx_part
 from models.studies import digits as on_digits
 
 
@@ -47,7 +47,7 @@ def test_shift_on_emnist_reads_it_upright(small_mnist, small_emnist, checkpoints
     arguments = ["--checkpoints", checkpoints, "--quick", "--emnist-dir", small_emnist]
     written = carried_out("shift", small_mnist, tmp_path / "out", *arguments)
     assert str(small_emnist) not in json.dumps(written)
-    stored, _ = load_emnist_part(small_emnist, "test")
+    stored, _ = load_idx_part("emnist-digits", small_emnist, "test")
     assert np.mean(stored != stored.swapaxes(2, 3)) > 0.1, "a missing turn would show"
     for row in written["rows"]:  # the same images, once turned
         assert row["sets"]["emnist-digits"]["accuracy"] == row["sets"]["mnist"]["accuracy"]

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from clients.classifier import Classifier
+    from clients.classifier import Classifier, ServedModel
     from clients.images.pictures import Picture
     from clients.printing import Item, Printer, Terminal
 
@@ -133,17 +133,32 @@ def _options(
 
 
 def _run(paths: tuple[str, ...], labels: str | None, options: Options, model: str | None, printer: Printer) -> int:
+    """The exit code."""
+    from clients.classifier import Classifier
+    from clients.images.pictures import count_pictures, read_pictures
+    from clients.printing import Terminal, printable
+
     warnings.filterwarnings("ignore", module="PIL")  # serious faults are errors
     try:
-        return _answer(paths, labels, options, model, printer)
-    except LabelsMismatch as error:
-        raise click.UsageError(f"--labels {labels}: {error}") from error
+        truths = None if labels is None else _read_labels(paths, labels)
+        with ExitStack() as stack:
+            terminal = stack.enter_context(Terminal(lambda: count_pictures(paths)))
+            pictures = read_pictures(paths, terminal.failed, terminal.noted)
+            first = next(pictures, None)
+            if first is not None:
+                classifier = stack.enter_context(Classifier(options, model))
+                _check_labels(labels, truths or [], classifier.model)
+                _Answering(classifier, truths, terminal, printer).run(chain([first], pictures))
+    except ClientError as error:
+        click.echo(f"Error: {printable(str(error))}", err=True)
+        return FAILED if isinstance(error, InvalidImage) else SERVER
     except KeyboardInterrupt:
         return INTERRUPTED
     except OSError as error:  # of standard output; all other errors are ClientError
         if error.errno == errno.EPIPE:
             return UNREAD
         raise click.ClickException(f"{_output()}: {error.strerror}") from error
+    return FAILED if terminal.failures else REJECTED if printer.rejected else 0
 
 
 def _output() -> str:
@@ -156,44 +171,30 @@ def _output() -> str:
     return f"standard output ({printable(path)})" if path.startswith("/") else "standard output"
 
 
-class LabelsMismatch(Exception):
-    pass
-
-
-def _answer(paths: tuple[str, ...], labels: str | None, options: Options, model: str | None, printer: Printer) -> int:
-    """The exit code. Raises LabelsMismatch, and OSError of standard output."""
-    from clients.classifier import Classifier
-    from clients.images.pictures import count_pictures, read_pictures
-    from clients.printing import Terminal, printable
-
-    try:
-        with ExitStack() as stack:
-            truths = None if labels is None else _read_labels(paths, labels)
-            terminal = stack.enter_context(Terminal(lambda: count_pictures(paths)))
-            pictures = read_pictures(paths, terminal.failed, terminal.noted)
-            first = next(pictures, None)
-            if first is not None:
-                classifier = stack.enter_context(Classifier(options, model))
-                _Answering(classifier, truths, terminal, printer).run(chain([first], pictures))
-    except ClientError as error:
-        click.echo(f"Error: {printable(str(error))}", err=True)
-        return FAILED if isinstance(error, InvalidImage) else SERVER
-    return FAILED if terminal.failures else REJECTED if printer.rejected else 0
-
-
 def _read_labels(paths: tuple[str, ...], labels: str) -> list[int]:
+    """Raises UsageError unless the images are one idx file with as many items."""
     from clients.images.idx import IdxFile, is_idx
 
     if len(paths) != 1 or not is_idx(paths[0]):
-        raise LabelsMismatch("expected PATH to be one idx file of images")
+        raise click.UsageError("--labels: expected PATH to be one idx file of images")
     try:
         with IdxFile(paths[0], dimensions=2) as images, IdxFile(labels, dimensions=0) as items:
             expected, truths = images.count, [int(item) for item in items]
     except InvalidImage as error:
-        raise LabelsMismatch(str(error)) from error
+        raise click.UsageError(f"--labels: {error}") from error
     if len(truths) != expected:
-        raise LabelsMismatch(f"expected {expected} labels, found {len(truths)}")
+        raise click.UsageError(f"--labels {labels}: expected {expected} labels, found {len(truths)}")
     return truths
+
+
+def _check_labels(labels: str | None, truths: list[int], model: ServedModel) -> None:
+    classes = len(model.labels)
+    for number, label in enumerate(truths):
+        if label >= classes:
+            raise click.UsageError(
+                f"--labels {labels}: expected labels from 0 to {classes - 1}, as model {model.name!r} has {classes} "
+                f"classes, found {label} in item {number}"
+            )
 
 
 @dataclass
@@ -205,16 +206,9 @@ class _Answering:
 
     def __post_init__(self) -> None:
         self._waiting: deque[tuple[Item, int | None]] = deque()  # sent, not answered
-        self._labels = self.classifier.model.labels
-        for number, label in enumerate(self.truths or ()):
-            if label >= len(self._labels):
-                raise LabelsMismatch(
-                    f"expected labels from 0 to {len(self._labels) - 1}, as model {self.classifier.model.name!r} "
-                    f"has {len(self._labels)} classes, found {label} in item {number}"
-                )
 
     def run(self, pictures: Iterator[Picture]) -> None:
-        self.printer.print_header(self.terminal, len(self._labels))
+        self.printer.print_header(self.terminal, len(self.classifier.model.labels))
         correct, answered = 0, 0
         for prediction in self.classifier.stream(self._inputs(pictures)):
             item, truth = self._waiting.popleft()

@@ -11,9 +11,10 @@ import os
 import sys
 import warnings
 from collections import deque
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
     from clients.classifier import Classifier, ServedModel
     from clients.images.pictures import Picture
-    from clients.printing import Item, Printer, Terminal
+    from clients.printing import Item, Printer
 
 FAILED, SERVER, REJECTED, INTERRUPTED, UNREAD = 1, 3, 4, 130, 141
 OPEN_RETRY_S = 1.0  # reports a mistyped address soon
@@ -115,7 +116,7 @@ def infer(
     from clients.printing import Printer
 
     form = "json" if as_json else "csv" if as_csv else "picture" if show else "text"
-    sys.exit(_run(paths, labels, options, model, Printer(form, top, split, reject_below)))
+    sys.exit(_run(paths, labels, options, model, partial(Printer, form, top, split, reject_below)))
 
 
 def _options(
@@ -132,23 +133,28 @@ def _options(
     return Options(timeout_s=timeout, open_retry_s=OPEN_RETRY_S, tls=tls, headers=parse_headers(header), **others)
 
 
-def _run(paths: tuple[str, ...], labels: str | None, options: Options, model: str | None, printer: Printer) -> int:
+def _run(
+    paths: tuple[str, ...],
+    labels: str | None,
+    options: Options,
+    model: str | None,
+    to_print: Callable[[Callable[[], int]], Printer],
+) -> int:
     """The exit code."""
     from clients.classifier import Classifier
     from clients.images.pictures import count_pictures, read_pictures
-    from clients.printing import Terminal, printable
+    from clients.printing import printable
 
     warnings.filterwarnings("ignore", module="PIL")  # serious faults are errors
     try:
         truths = None if labels is None else _read_labels(paths, labels)
-        with ExitStack() as stack:
-            terminal = stack.enter_context(Terminal(lambda: count_pictures(paths)))
-            pictures = read_pictures(paths, terminal.failed, terminal.noted)
+        with closing(to_print(lambda: count_pictures(paths))) as printer:
+            pictures = read_pictures(paths, printer.failed, printer.noted)
             first = next(pictures, None)
             if first is not None:
-                classifier = stack.enter_context(Classifier(options, model))
-                _check_labels(labels, truths or [], classifier.model)
-                _Answering(classifier, truths, terminal, printer).run(chain([first], pictures))
+                with Classifier(options, model) as classifier:
+                    _check_labels(labels, truths or [], classifier.model)
+                    _Answering(classifier, truths, printer).run(chain([first], pictures))
     except ClientError as error:
         click.echo(f"Error: {printable(str(error))}", err=True)
         return FAILED if isinstance(error, InvalidImage) else SERVER
@@ -158,7 +164,7 @@ def _run(paths: tuple[str, ...], labels: str | None, options: Options, model: st
         if error.errno == errno.EPIPE:
             return UNREAD
         raise click.ClickException(f"{_output()}: {error.strerror}") from error
-    return FAILED if terminal.failures else REJECTED if printer.rejected else 0
+    return FAILED if printer.failures else REJECTED if printer.rejected else 0
 
 
 def _output() -> str:
@@ -201,22 +207,21 @@ def _check_labels(labels: str | None, truths: list[int], model: ServedModel) -> 
 class _Answering:
     classifier: Classifier
     truths: list[int] | None
-    terminal: Terminal
     printer: Printer
 
     def __post_init__(self) -> None:
         self._waiting: deque[tuple[Item, int | None]] = deque()  # sent, not answered
 
     def run(self, pictures: Iterator[Picture]) -> None:
-        self.printer.print_header(self.terminal, len(self.classifier.model.labels))
+        self.printer.print_header(len(self.classifier.model.labels))
         correct, answered = 0, 0
         for prediction in self.classifier.stream(self._inputs(pictures)):
             item, truth = self._waiting.popleft()
-            rejected = self.printer.print_answer(self.terminal, item, prediction, self.classifier.model.name)
+            rejected = self.printer.print_answer(item, prediction, self.classifier.model.name)
             answered += not rejected
             correct += not rejected and prediction.index == truth
         if self.truths is not None:
-            self.printer.print_accuracy(self.terminal, correct, answered, len(self.truths))
+            self.printer.print_accuracy(correct, answered, len(self.truths))
 
     def _inputs(self, pictures: Iterator[Picture]) -> Iterator[NDArray[np.uint8]]:
         """Images (C, H, W)."""
@@ -227,11 +232,11 @@ class _Answering:
             try:
                 images, shapes = picture.as_inputs(model.image_shape, model.preprocessing, self.printer.split)
             except InvalidImage as error:
-                self.terminal.failed(picture.name, str(error))
+                self.printer.failed(picture.name, str(error))
                 continue
             if shapes > 1 and not self.printer.split:
                 note = f"{shapes} separate shapes, read as one digit; --split reads each"
-                self.terminal.noted(picture.name, note)
+                self.printer.noted(picture.name, note)
             for number, image in enumerate(images, 1):
                 self._waiting.append((Item(picture.name, image, number, shapes), truth))
                 yield image

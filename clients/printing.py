@@ -7,56 +7,12 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 
 import click
 import numpy as np
 from numpy.typing import NDArray
 
 from clients.prediction import Prediction
-
-
-class Terminal:
-    """In a terminal with a progress bar on standard error; `total` counts the pictures, only for the bar."""
-
-    def __init__(self, total: Callable[[], int]) -> None:
-        self.failures = 0
-        if isinstance(sys.stdout, io.TextIOWrapper):  # file names may not fit the terminal's encoding
-            sys.stdout.reconfigure(errors="backslashreplace")
-        self._bar = None
-        if sys.stderr.isatty():
-            from tqdm import tqdm
-
-            self._bar = tqdm(total=total(), unit=" images", file=sys.stderr, delay=1, leave=False, dynamic_ncols=True)
-
-    def failed(self, name: str, what: str) -> None:
-        self.failures += 1
-        text = what if what.startswith(name) else f"{name}: {what.removeprefix('image: ')}"
-        self.print(f"Error: {printable(text)}", err=True)
-        self.advance()
-
-    def noted(self, name: str, what: str) -> None:
-        self.print(f"Note: {printable(name)}: {what}", err=True)
-
-    def print(self, lines: str, err: bool = False) -> None:
-        stream = sys.stderr if err else sys.stdout
-        if self._bar is not None and stream.isatty():  # the bar must make room
-            self._bar.write(lines, file=stream)
-        else:
-            click.echo(lines, err=err)
-
-    def advance(self) -> None:
-        if self._bar is not None:
-            self._bar.update()
-
-    def __enter__(self) -> "Terminal":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._bar is not None:
-            self._bar.close()
 
 
 @dataclass(frozen=True)
@@ -68,30 +24,64 @@ class Item:
 
 
 class Printer:
-    """Prints in the form text, picture, json or csv.
+    """Prints in the form text, picture, json or csv, in a terminal with a progress bar on standard error.
 
     split:        an answer is of one shape.
     reject_below: marks less probable answers; `rejected` counts them.
+    total:        counts the pictures; called only for the bar.
     """
 
-    def __init__(self, form: str, top: int | None, split: bool, reject_below: float | None) -> None:
+    def __init__(
+        self, form: str, top: int | None, split: bool, reject_below: float | None, total: Callable[[], int]
+    ) -> None:
         self.split = split
-        self.rejected = 0
+        self.failures = self.rejected = 0
         self._form = form
         self._top = top
         self._reject_below = reject_below
         self._line: list[str] = []  # labels of one picture's shapes
+        if isinstance(sys.stdout, io.TextIOWrapper):  # file names may not fit the terminal's encoding
+            sys.stdout.reconfigure(errors="backslashreplace")
+        self._bar = None
+        if sys.stderr.isatty():
+            from tqdm import tqdm
 
-    def print_header(self, terminal: Terminal, labels: int) -> None:
+            self._bar = tqdm(total=total(), unit=" images", file=sys.stderr, delay=1, leave=False, dynamic_ncols=True)
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    def failed(self, name: str, what: str) -> None:
+        self.failures += 1
+        text = what if what.startswith(name) else f"{name}: {what.removeprefix('image: ')}"
+        self._print(f"Error: {printable(text)}", err=True)
+        self._advance()
+
+    def noted(self, name: str, what: str) -> None:
+        self._print(f"Note: {printable(name)}: {what}", err=True)
+
+    def _print(self, lines: str, err: bool = False) -> None:
+        stream = sys.stderr if err else sys.stdout
+        if self._bar is not None and stream.isatty():  # the bar must make room
+            self._bar.write(lines, file=stream)
+        else:
+            click.echo(lines, err=err)
+
+    def _advance(self) -> None:
+        if self._bar is not None:
+            self._bar.update()
+
+    def print_header(self, labels: int) -> None:
         if self._form == "csv":
             ranks = range(2, min(self._top or 1, labels) + 1)
             more = [f"{column}_{rank}" for rank in ranks for column in ("label", "probability")]
             shape = ["shape", "shapes"] if self.split else []
             rejected = [] if self._reject_below is None else ["rejected"]
             columns = ["file", *shape, "label", "probability", *more, *rejected, "model", "version", "latency_ms"]
-            terminal.print(_row(columns))
+            self._print(_row(columns))
 
-    def print_answer(self, terminal: Terminal, item: Item, prediction: Prediction, model: str) -> bool:
+    def print_answer(self, item: Item, prediction: Prediction, model: str) -> bool:
         rejected = self._reject_below is not None and prediction.probability < self._reject_below
         self.rejected += rejected
         if self._form == "json":
@@ -100,16 +90,16 @@ class Printer:
             lines = self._csv(item, prediction, model, rejected)
         else:
             lines = self._text(item, prediction, rejected)
-        terminal.print(lines)
+        self._print(lines)
         if not self.split or item.shape == item.shapes:
-            terminal.advance()
+            self._advance()
         return rejected
 
-    def print_accuracy(self, terminal: Terminal, correct: int, answered: int, count: int) -> None:
+    def print_accuracy(self, correct: int, answered: int, count: int) -> None:
         text = f"accuracy: {100 * correct / max(1, answered):.2f} % ({correct} of {answered})"
         if self._reject_below is not None:
             text += f", rejected: {100 * self.rejected / count:.2f} % ({self.rejected} of {count})"
-        terminal.print(text, err=self._form in ("json", "csv"))
+        self._print(text, err=self._form in ("json", "csv"))
 
     def _text(self, item: Item, prediction: Prediction, rejected: bool) -> str:
         share = f"{100 * prediction.probability:.1f} %"

@@ -74,7 +74,7 @@ class Reader:
             except _damage() as error:
                 if isinstance(error.__cause__, OSError) and not isinstance(error.__cause__, gzip.BadGzipFile):
                     raise error.__cause__ from error
-                yield self._empty(path, f"damaged from here on: {error}")
+                yield Block([path], np.zeros((1, *self.shape), np.uint8), {0: f"damaged from here on: {error}"})
 
     def _idx(self, path: str, raw: Any, part: Part) -> Iterator[Block]:
         with IdxFile(path, dimensions=2, raw=raw) as images:
@@ -172,9 +172,6 @@ class Reader:
             return prepare(read_image(io.BytesIO(content)), self.shape, self.preprocessing)
         except InvalidImage as error:
             return _reason(error)
-
-    def _empty(self, name: str, reason: str) -> Block:
-        return Block([name], np.zeros((1, *self.shape), np.uint8), {0: reason})
 
 
 def _block_rows(item_bytes: int) -> int:

@@ -78,13 +78,10 @@ class Settings:
 
 @dataclass(frozen=True)
 class Job:
-    """`rows` is None if a part is a tar."""
-
     settings: Settings
     output: str
     parts_file: str
     parts: int
-    rows: int | None
 
 
 def absolute(path: str) -> str:
@@ -156,7 +153,7 @@ def open_job(output: Output, settings: Settings, plan: Iterable[Part]) -> Job:
     stored = json.loads(output.read(JOB_FILE) or b"{}")
     try:
         before = Settings(**stored["settings"] | {"inputs": tuple(stored["settings"]["inputs"])})
-        job = Job(before, output.path, stored["parts_file"], stored["parts"], stored["rows"])
+        job = Job(before, output.path, stored["parts_file"], stored["parts"])
     except (KeyError, TypeError) as error:
         raise JobMismatch(f"{output.path}/{JOB_FILE}: expected the job of a bulk run, found {error!r}") from error
     for field in fields(Settings):
@@ -167,8 +164,7 @@ def open_job(output: Output, settings: Settings, plan: Iterable[Part]) -> Job:
 
 def _write_job(output: Output, settings: Settings, plan: Iterable[Part]) -> None:
     """The list of parts first, then the job that names it: two planners at once write the same files."""
-    digest, parts, rows = hashlib.sha256(), 0, 0
-    unknown = False
+    digest, parts = hashlib.sha256(), 0
     with tempfile.TemporaryDirectory() as folder:
         listed = Path(folder) / "parts"
         with listed.open("wb") as file:
@@ -176,11 +172,10 @@ def _write_job(output: Output, settings: Settings, plan: Iterable[Part]) -> None
                 line = part.to_line().encode() + b"\n"
                 file.write(line)
                 digest.update(line)
-                parts, rows, unknown = parts + 1, rows + (part.rows or 0), unknown or part.rows is None
+                parts += 1
         name = f"_parts-{digest.hexdigest()[:16]}.jsonl"
         output.copy_in(listed, name)
-    total = None if unknown else rows
-    job = {"settings": asdict(settings), "parts_file": name, "parts": parts, "rows": total}
+    job = {"settings": asdict(settings), "parts_file": name, "parts": parts}
     output.write(JOB_FILE, json.dumps(job, indent=2).encode())
 
 

@@ -91,4 +91,9 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], int | None, str]] = {
         'no field named "colour"',
     ),
     "labels missing": (lambda model: (model / "labels.txt").unlink(), None, "labels.txt: expected 10 labels"),
+    "labels of others": (
+        lambda model: (model / "labels.txt").write_text("\n".join("abcdefghij")),
+        None,
+        "labels.txt: expected 10 labels, found 10 or others",
+    ),
 }

@@ -22,9 +22,13 @@ def graph_macs(shapes: Shapes) -> int:
     return sum(node_macs(shapes, node) for node in shapes.graph)
 
 
+def is_multiplying(node: ir.Node) -> bool:
+    return node.op_type in (CONTRIB if node.domain else STANDARD).split()
+
+
 def node_macs(shapes: Shapes, node: ir.Node) -> int:
     """0 if the shapes are unknown."""
-    if node.op_type not in (CONTRIB if node.domain else STANDARD).split():
+    if not is_multiplying(node):
         return 0
     try:
         return _macs(shapes, node)

@@ -156,6 +156,12 @@ def is_past(value: ir.Value) -> bool:
     return floats and any(word in (value.name or "").lower() for word in words)
 
 
+def past_dimensions(graph: ir.Graph) -> set[str]:
+    """The free dimensions of a cache alone, without its first axis."""
+    others = {str(dim) for value, dim in _inner(graph) if not is_past(value)}
+    return {str(dim) for value, dim in _inner(graph) if is_past(value) and str(dim) in free_dimensions(graph)} - others
+
+
 def _decoding(graph: ir.Graph, held: Sizes) -> Iterator[Family]:
     """Rounds of a decoder with a past: a mask has past and new tokens, other integers the new."""
     if not any(is_past(value) and isinstance(dim, ir.SymbolicDim) for value, dim in _inner(graph)):

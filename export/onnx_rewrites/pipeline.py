@@ -12,11 +12,12 @@ import onnx_ir as ir
 
 from export.onnx_rewrites.absorb_queries import AbsorbQueries
 from export.onnx_rewrites.contrib import without_double
-from export.onnx_rewrites.costs import graph_macs
-from export.onnx_rewrites.errors import NothingToRewrite, Refusal, Site
+from export.onnx_rewrites.costs import graph_macs, is_multiplying
+from export.onnx_rewrites.errors import NothingToRewrite, NotSupported, Refusal, Site
 from export.onnx_rewrites.fold_affine import FoldAffine
 from export.onnx_rewrites.inference import infer
-from export.onnx_rewrites.prepare import Prepare
+from export.onnx_rewrites.inputs import free_dimensions, shape_of
+from export.onnx_rewrites.prepare import Prepare, fold_constants
 from export.onnx_rewrites.read_rows import ReadRows
 from export.onnx_rewrites.reads import Read, apply_reads, parse_read, resolve
 from export.onnx_rewrites.results import RewriteResult
@@ -61,18 +62,34 @@ def rewrite(
     Prepare()(model)
     if without_double(model.graph) is not None:  # new weights would have no exact reference
         passes = [name for name in passes if name == ReadRows.name]
-    before = graph_macs(Shapes(model.graph, sizes or {}))
+    before = model_macs(model, sizes or {})
     steps = []
     for name in sorted({*passes}, key=[*PASSES].index):  # absorb-queries needs the cuts of read-rows
         result = PASSES[name](sizes or {})(model)
         infer(model)
         done = (result.sites, result.refusals) if isinstance(result, RewriteResult) else ((), ())
-        steps.append(Step(name, graph_macs(Shapes(model.graph, sizes or {})), *done))
+        steps.append(Step(name, model_macs(model, sizes or {}), *done))
     norms = [site for step in steps for site in step.sites if site.operator == "BatchNormalization"]
     if not norms and (not steps or steps[-1].macs >= before):
         reasons = [f"{step.name}: {_outcome(step)}" for step in steps]
         raise NothingToRewrite("; ".join(reasons))
     return Rewritten(model, before, tuple(steps))
+
+
+def model_macs(model: ir.Model, sizes: Mapping[str, int]) -> int:
+    """At `sizes`, which are put into the inputs where shapes do not follow from their symbols."""
+    shapes = Shapes(model.graph, sizes)
+    used = [value for node in model.graph if is_multiplying(node) for value in (*node.inputs, node.outputs[0])]
+    if all(map(shapes.is_sized, used)) or not sizes.keys() >= {*free_dimensions(model.graph)}:
+        return graph_macs(shapes)
+    fixed = model.clone()
+    for value in fixed.graph.inputs:
+        value.shape = ir.Shape(shape_of(value, sizes))
+    try:
+        fold_constants(fixed)
+    except NotSupported:  # the sizes do not fit together
+        return graph_macs(shapes)
+    return graph_macs(Shapes(fixed.graph, sizes))
 
 
 def _outcome(step: Step) -> str:

@@ -50,14 +50,19 @@ class Prepare(ir.passes.InPlacePass):
         _expand_fills(model.graph)
         _drop_identities(model.graph)
         _name_free_dimensions(model.graph)
-        infer(model)
-        while _fold_constants(model.graph) or decide_sizes(model.graph) or unflatten(model.graph):
-            remove_unused(model)
-            infer(model)
+        fold_constants(model)
         if _join_reshapes(model.graph):
             infer(model)
         remove_unused(model)
         return ir.passes.PassResult(model, True)
+
+
+def fold_constants(model: ir.Model) -> None:
+    """Also infers shapes."""
+    infer(model)
+    while _fold_constants(model.graph) or decide_sizes(model.graph) or unflatten(model.graph):
+        remove_unused(model)
+        infer(model)
 
 
 def check_supported(model: ir.Model) -> None:

@@ -110,6 +110,12 @@ class Shapes:
         longest = max(self.sizes.values(), default=NOMINAL)
         return dim if isinstance(dim, int) else _evaluate(dim, tuple(sorted(self.sizes.items())), longest)
 
+    def is_sized(self, value: ir.Value | None) -> bool:
+        """Whether `sizes` give its shape."""
+        dims = value.shape.dims if value is not None and value.shape is not None else ()
+        free = {symbol for dim in dims if isinstance(dim, ir.SymbolicDim) for symbol in dim.free_symbols()}
+        return value is None or (value.shape is not None and free <= self.sizes.keys())
+
     def is_known(self, dim: Dim) -> bool:
         """Whether the graph's inputs have this size."""
         return isinstance(dim, int) or self.source(dim) is not None

@@ -17,7 +17,7 @@ import onnx_ir as ir
 from export.onnx_rewrites.contrib import without_double
 from export.onnx_rewrites.errors import BadRequest, ForeignError, NothingToRewrite, NotSupported
 from export.onnx_rewrites.files import check_apart, dtype_of, read_inputs, read_model, release, save_model, weight_files
-from export.onnx_rewrites.inputs import channels, first_dimensions, free_dimensions
+from export.onnx_rewrites.inputs import channels, first_dimensions, free_dimensions, past_dimensions
 from export.onnx_rewrites.pipeline import PASSES, Rewritten, rewrite
 from export.onnx_rewrites.prepare import Prepare
 from export.onnx_rewrites.proof import Proof, answers, compare_file, prove_double, session
@@ -29,7 +29,7 @@ from export.publishing.beside import lay, staged
 from export.publishing.foreign import any_artifact
 from export.publishing.sample import Sample
 
-USUAL_LENGTH = 128  # for costs: free dimensions other than first axes
+USUAL_LENGTH = 128  # for costs: free dimensions other than first axes and a decoder's past
 LEAST_IR_VERSION = 4  # older files list every weight among the inputs
 
 
@@ -114,7 +114,7 @@ def cost_sizes(graph: ir.Graph, dims: Mapping[str, int]) -> dict[str, int]:
     if unknown:
         raise BadRequest(f"dims: expected one of {', '.join(symbols) or 'none'}, found {unknown[0]!r}")
     usual = {symbol: 1 if symbol in first else USUAL_LENGTH for symbol in symbols}
-    return usual | channels(graph) | {**dims}
+    return usual | dict.fromkeys(past_dimensions(graph), 0) | channels(graph) | {**dims}
 
 
 def without_functions(model: ir.Model) -> ir.Model:

@@ -7,13 +7,19 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 from click.testing import CliRunner, Result
 from decoder_networks import PRESENT, export, feeds
 from numpy.typing import NDArray
 
+from export.onnx_rewrites.costs import graph_macs
+from export.onnx_rewrites.pipeline import model_macs
+from export.onnx_rewrites.prepare import Prepare
 from export.onnx_rewrites.proof import answers, session
 from export.onnx_rewrites.reads import parse_read
+from export.onnx_rewrites.shapes import Shapes
+from export.onnx_rewrites.stage import cost_sizes
 from export.rewrite import rewrite
 
 Array = NDArray[Any]
@@ -125,6 +131,37 @@ def test_a_read_that_does_not_fit_is_named(reads: list[str], message: str, decod
     result = run(decoder, tmp_path / "out.onnx", *reads)
     assert (result.exit_code, list(tmp_path.iterdir())) == (2, [])
     assert message in result.output
+
+
+def test_multiplications_behind_a_mask_cut_from_a_table_are_counted() -> None:
+    """As GPT-Neo writes it: the sizes of the part do not follow from the symbols of the inputs."""
+    text = """<ir_version: 8, opset_import: ["": 18]>
+    g (float[b, n, 8] x, float[b, p, 8] past_key, bool[512, 512] table, float[8, 8] w) => (float[b, n, 8] y)
+    <int64[1] zero = {0}, int64[1] one = {1}, int64[1] two = {2}, float fill = {-10000.0}> {
+        k = Concat <axis = 1> (past_key, x)
+        turned = Transpose <perm = [0, 2, 1]> (k)
+        scores = MatMul (x, turned)
+        n = Shape <start = 1, end = 2> (x)
+        t = Shape <start = 1, end = 2> (k)
+        first = Sub (t, n)
+        rows = Slice (table, first, t, zero)
+        part = Slice (rows, zero, t, one)
+        seen = Unsqueeze (part, zero)
+        masked = Where (seen, scores, fill)
+        a = Softmax (masked)
+        h = MatMul (a, k)
+        y = MatMul (h, w)
+    }"""
+    proto = onnx.parser.parse_model(text)
+    for name, array in (("table", np.tri(512, dtype=bool)), ("w", np.ones((8, 8), np.float32))):
+        proto.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+        proto.graph.input.remove(next(value for value in proto.graph.input if value.name == name))
+    Prepare()(model := ir.from_proto(proto))
+    assert cost_sizes(model.graph, {"b": 2}) == {"b": 2, "n": 128, "p": 0}
+    for new, past in ((128, 0), (100, 28), (1, 60)):
+        total = 2 * (2 * new * (past + new) * 8 + new * 64)
+        assert model_macs(model, sizes := {"b": 2, "n": new, "p": past}) == total
+    assert graph_macs(Shapes(model.graph, sizes)) != total  # the symbols alone do not tell
 
 
 def test_nodes_may_be_out_of_order(tmp_path: Path) -> None:

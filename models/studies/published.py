@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from models.config import ModelName
 from models.plots.figures import NAMES, Line, Picture, line
 from models.studies.results import (
-    Cell,
     Key,
     Results,
     Row,
@@ -44,10 +43,6 @@ def blocks_of(depth: int) -> str:
     return f"{depth} block{'s' if depth > 1 else ''}"
 
 
-def row(*cells: Cell) -> Row:
-    return cells
-
-
 def by_model(
     name: str, study: str, rate: float | None, blocks: Sequence[int | None], figure: Callable[..., str]
 ) -> Row:
@@ -70,7 +65,7 @@ def ratios(figure: Callable[..., str], *published: Row) -> list[Row]:
         ("time of ViT over the network's", *(f"rate {rate:g}" for rate in RATES), "size"),
         *((*its, ON_L4) for its in published),
         *(
-            row(
+            (
                 f"{NAMES[model]}, {name}",
                 *((figure, (study, "vit", 6, rate), (study, model, blocks, rate)) for rate in RATES),
             )
@@ -105,7 +100,7 @@ TABLES: dict[str, list[Row]] = {
     "layout": [
         ("time of ViT over the network's, 6 blocks each", "training", "test", "size"),
         *(
-            row(f"{NAMES[model]}, {name}", *((figure, VIT_LAYOUT, its) for figure in (training_ratio, test_ratio)))
+            (f"{NAMES[model]}, {name}", *((figure, VIT_LAYOUT, its) for figure in (training_ratio, test_ratio)))
             for model in MODELS[1:]
             for name, its in (
                 ("BatchNorm2d as published", (LAYOUT, f"{model}-transposed", 6, None)),
@@ -117,7 +112,7 @@ TABLES: dict[str, list[Row]] = {
         ("training time saved, against ViT of 6 blocks, %", "ViT", "ViTBNFFN", "ViTBN", "size"),
         ("published, at 0.005", "-", "72", "71", ON_L4),
         *(
-            row(
+            (
                 blocks_of(blocks),
                 *(
                     (saved, *((SMALL, *own, rate) for rate in RATES for own in (("vit", 6), (model, blocks))))
@@ -133,7 +128,7 @@ TABLES: dict[str, list[Row]] = {
     "time-by-rate": [
         ("seconds to train an epoch", *(f"rate {rate:g}" for rate in RATES), "slowest over quickest", "size"),
         *(
-            row(f"{NAMES[model]}, 6 blocks", *((seconds, key) for key in keys), (slowest, *keys))
+            (f"{NAMES[model]}, 6 blocks", *((seconds, key) for key in keys), (slowest, *keys))
             for model in MODELS
             for keys in [[(SMALL, model, 6, rate) for rate in RATES]]
         ),
@@ -196,7 +191,7 @@ TABLES: dict[str, list[Row]] = {
     "sigmoids": [
         (RIGHT, "without BatchNorm", "with BatchNorm", "size"),
         *(
-            row(f"rate {rate:g}, {name}", *((figure, ("dnn/dnn", model, None, rate)) for model in ("dnn", "dnnbn")))
+            (f"rate {rate:g}, {name}", *((figure, ("dnn/dnn", model, None, rate)) for model in ("dnn", "dnnbn")))
             for rate in (0.01, 0.1)
             for name, figure in (("first epoch", first), ("mean of the epochs", average), ("last epoch", last))
         ),

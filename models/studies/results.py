@@ -16,9 +16,8 @@ Seeds = list[list[dict[str, Any]]]
 """The series of each seed of a network."""
 Key = tuple[str, str, int | None, float | None]
 """File of the result, model, depth, rate; None for any."""
-Cell = str | tuple[Any, ...]
-"""A text, or a function to a text and the keys of its arguments."""
-Row = tuple[Cell, ...]
+Row = tuple[Any, ...]
+"""A cell is a text, or a function to a text and the keys of its arguments."""
 
 
 class Results:
@@ -60,13 +59,11 @@ class Results:
             parts.append("CLS row" if runs[0]["options"].get("last_block") == "row" else "whole")
         return ", ".join(parts)
 
-    def cell(self, cell: Cell) -> str:
-        return cell if isinstance(cell, str) else cell[0](*map(self.of, cell[1:]))
-
     def row(self, row: Row) -> list[str]:
         """With the size of the study that its figures come from."""
+        texts = [cell if isinstance(cell, str) else cell[0](*map(self.of, cell[1:])) for cell in row]
         studies = [key[0] for cell in row if not isinstance(cell, str) for key in cell[1:]]
-        return [*map(self.cell, row), *map(self.size, studies[:1])]
+        return [*texts, *map(self.size, studies[:1])]
 
 
 def ends(seeds: Seeds) -> list[float]:

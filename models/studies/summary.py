@@ -29,9 +29,9 @@ def write(folder: Path, result: Result) -> list[Path]:
 
 
 def summary(result: Result) -> Table:
-    """A row for each network: its seeds' last epochs, and medians of the times.
+    """A row for each network: its seeds' last epochs, medians of the times, and the reference's times over them.
 
-    Diverged runs have no accuracy. With t the median time of the reference over that of the network, as `t ratio`.
+    Diverged runs have no accuracy.
     """
     study, every = STUDIES[result["study"]], _groups(result)
     held_out = any(run["options"]["hold_out"] for run in result["runs"])

@@ -1,8 +1,8 @@
 import io
 import json
 
+import commands
 import numpy as np
-from click.testing import CliRunner
 from PIL import Image
 
 from models.search import BATCH_SIZES, LEARNING_RATES, Axis, Search
@@ -19,18 +19,13 @@ SEARCH = Search("vitbn", "digits", SPACE, 1, 120, 287, 0)
 
 
 def run(folder, *arguments):
-    result = CliRunner().invoke(tune, [*QUICK, "--output", str(folder), *map(str, arguments)])
+    result = commands.invoke(tune, *QUICK, "--output", folder, *arguments)
     assert result.exit_code == 0, result.output
     return result.stdout
 
 
 def failure(folder, *arguments):
-    result = CliRunner().invoke(tune, [*QUICK, "--output", str(folder), *map(str, arguments)])
-    assert isinstance(result.exception, SystemExit), result.exception
-    errors = [line for line in result.stderr.splitlines() if line.startswith("Error: ")]
-    assert len(errors) == 1
-    assert result.stderr.endswith(errors[0] + "\n")
-    return errors[0], result.exit_code
+    return commands.failure(tune, *QUICK, "--output", folder, *arguments)
 
 
 def outcomes(folder):

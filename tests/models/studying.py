@@ -1,18 +1,16 @@
 import json
 from datetime import datetime
+from functools import partial
 
-from click.testing import CliRunner
+import commands
 
 from models.checkpoint import save
 from models.registry import build, randomise_norms
 from models.studies.page import TIMING, WITH_TEACHER_CACHE
 from models.study import study
 
+run, failure = partial(commands.invoke, study), partial(commands.failure, study)
 RECIPE = {"dataset": "mnist", "batch_size": 50, "lr": 0.01, "schedule": "one-cycle", "hold_out": 5000}
-
-
-def run(*arguments):
-    return CliRunner().invoke(study, [str(argument) for argument in arguments])
 
 
 def carried_out(name, mnist, output, *arguments):
@@ -42,14 +40,6 @@ def rows_of(output, name):
     ]
     header, _, *rows = lines
     return [dict(zip(header, row, strict=True)) for row in rows]
-
-
-def failure(*arguments):
-    result = run(*arguments)
-    assert isinstance(result.exception, SystemExit), result.exception
-    (line,) = [line for line in result.output.splitlines() if line.startswith("Error: ")]
-    assert result.output.endswith(line + "\n")
-    return line, result.exit_code
 
 
 def shipped(folder, *configs, **metrics):

@@ -1,10 +1,11 @@
 import json
 from dataclasses import replace
+from functools import partial
 
+import commands
 import numpy as np
 import pytest
 import torch
-from click.testing import CliRunner
 from PIL import Image
 
 from models import adaptation
@@ -23,6 +24,11 @@ from models.train import train as command
 from models.training import train
 
 TINY = ModelConfig(dim=16, depth=1, heads=2, dim_head=8, mlp_dim=16)
+run = partial(commands.invoke, command)
+
+
+def failure(*arguments):
+    return commands.failure(command, *arguments)[0]
 
 
 @pytest.fixture
@@ -66,16 +72,6 @@ def test_coarse_images_have_the_layout_of_the_digits():
     coarse = as_coarse(digits.test_images[0])
     assert (coarse.shape, coarse.dtype) == ((1, 28, 28), digits.test_images.dtype)
     assert abs(int(coarse.astype(int).sum()) / int(digits.test_images[0].astype(int).sum()) - 1) < 0.1
-
-
-def run(*arguments):
-    return CliRunner().invoke(command, [str(argument) for argument in arguments])
-
-
-def failure(*arguments):
-    result = run(*arguments)
-    assert result.exit_code in (1, 2), result.output
-    return result.output.splitlines()[-1]
 
 
 def written_pictures(folder, images):

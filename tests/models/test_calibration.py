@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from click.testing import CliRunner
+from commands import failure, invoke
 
 from models.calibrate import calibrate as command
 from models.calibration import LIMITS, calibration_error, fit_temperature
@@ -98,7 +98,7 @@ def test_command_adds_them_and_keeps_the_rest(tmp_path, small_mnist):
     path = tmp_path / "old.safetensors"
     save(path, model, TINY, metrics)
     before, weights = load(path), raw(path)
-    result = CliRunner().invoke(command, [str(path), "--data-dir", str(small_mnist)])
+    result = invoke(command, path, "--data-dir", small_mnist)
     assert result.exit_code == 0, result.output
     after = load(path)
     assert raw(path) == weights
@@ -121,10 +121,10 @@ def test_command_refuses_checkpoints_of_strangers(tmp_path, small_mnist, metrics
     path, config = tmp_path / "x.safetensors", replace(TINY, image_size=(14, 14))
     save(path, build(config), config, metrics)
     before = path.read_bytes()
-    result = CliRunner().invoke(command, [str(path), "--data-dir", str(small_mnist)])
-    assert (result.exit_code, path.read_bytes()) == (1, before)
-    assert result.output.splitlines()[-1].startswith(f"Error: {path}: expected ")
-    assert said in result.output.splitlines()[-1]
+    line, code = failure(command, path, "--data-dir", small_mnist)
+    assert (code, path.read_bytes()) == (1, before)
+    assert line.startswith(f"Error: {path}: expected ")
+    assert said in line
 
 
 def test_metrics_of_another_file(tmp_path):

@@ -4,7 +4,7 @@ import sys
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from commands import failure, invoke
 from PIL import Image
 
 from clients.images.photo import photo_to_model_input
@@ -156,10 +156,6 @@ def test_a_name_that_is_no_folder(tmp_path):
         load_dataset(str(tmp_path / "none"))
 
 
-def run(*arguments):
-    return CliRunner().invoke(train, [str(argument) for argument in arguments])
-
-
 def test_training_with_the_published_options(folder, tmp_path, monkeypatch):
     path = tmp_path / "cloth.safetensors"
     small = ("--depth", 1, "--dim", 16, "--heads", 2, "--dim-head", 8, "--mlp-dim", 16, "--patch-size", 16, 16)
@@ -167,7 +163,7 @@ def test_training_with_the_published_options(folder, tmp_path, monkeypatch):
     arguments = ("--dataset", folder, "--image-size", 32, 32, "--hold-out", 15, "--epochs", 2, "--batch-size", 9)
     words = [str(each) for each in (*arguments, *small, *options, "--device", "cpu", "--output", path)]
     monkeypatch.setattr(sys, "argv", ["models/train.py", *words])
-    result = run(*words)
+    result = invoke(train, *words)
     assert result.exit_code == 0, result.output
     assert "to test on: cross stripes 15 and 5, stripes 15 and 5, étoffe 15 and 5" in result.output
     config = load(path).config
@@ -181,15 +177,12 @@ def test_training_with_the_published_options(folder, tmp_path, monkeypatch):
         assert np.dot(weights, epoch["class_accuracy"]) == pytest.approx(epoch["test_accuracy"])
     program, *typed = shlex.split(written["command"])
     assert (program, typed) == ("models/train.py", words)
-    again = run(*typed[:-1], tmp_path / "again.safetensors")
+    again = invoke(train, *typed[:-1], tmp_path / "again.safetensors")
     assert again.exit_code == 0, again.output
     series = [json.loads(file.read_text())["series"] for file in (path.with_suffix(".json"), tmp_path / "again.json")]
     assert [epoch["training_loss"] for epoch in series[0]] == [epoch["training_loss"] for epoch in series[1]]
 
 
 def test_a_size_is_for_folders(tmp_path):
-    result = run("--dataset", "digits", "--image-size", 32, 32, "--output", tmp_path / "x.safetensors")
-    assert (result.exit_code, result.output) == (
-        1,
-        "Error: --image-size: expected a folder as --dataset, found digits\n",
-    )
+    said = failure(train, "--dataset", "digits", "--image-size", 32, 32, "--output", tmp_path / "x.safetensors")
+    assert said == ("Error: --image-size: expected a folder as --dataset, found digits", 1)

@@ -6,11 +6,12 @@ import subprocess
 import sys
 import time
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 
+import commands
 import pytest
 import torch
-from click.testing import CliRunner
 
 import models.train as module
 from models.checkpoint import load
@@ -18,25 +19,17 @@ from models.train import train as command
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = [sys.executable, str(ROOT / "models/train.py")]
+invoke, failure = partial(commands.invoke, command), partial(commands.failure, command)
 ROW = re.compile(r"^ +(\d+) +[\d.]+ +[\d.]+ +[\d.]+ +([\d.]+)$", re.MULTILINE)
-
-
-def failure(*arguments):
-    result = CliRunner().invoke(command, [str(argument) for argument in arguments])
-    assert isinstance(result.exception, SystemExit), result.exception
-    errors = [line for line in result.stderr.splitlines() if line.startswith("Error: ")]
-    assert len(errors) == 1
-    assert result.stderr.endswith(errors[0] + "\n")
-    return errors[0], result.exit_code
 
 
 @pytest.mark.slow
 def test_command_writes_prints_and_resumes(tmp_path):
     output = tmp_path / "new folder" / "vitbn.safetensors"
     arguments = ["--depth", "1", "--batch-size", "200", "--device", "cpu", "--output", str(output)]
-    result = CliRunner().invoke(command, [*arguments, "--epochs", "1"])
+    result = invoke(*arguments, "--epochs", 1)
     assert result.exit_code == 0, result.output
-    result = CliRunner().invoke(command, [*arguments, "--epochs", "2", "--resume"])
+    result = invoke(*arguments, "--epochs", 2, "--resume")
     assert result.exit_code == 0, result.output
     assert "epoch  training s  test s  training loss  test accuracy %" in result.output
     accuracy = load(output).metrics["test_accuracy"]
@@ -54,14 +47,13 @@ def test_the_bar_goes_on_where_the_run_does(tmp_path, monkeypatch):
     arguments = ["--depth", 1, "--dim", 16, "--heads", 2, "--dim-head", 8, "--mlp-dim", 16, "--batch-size", 500]
     arguments += ["--device", "cpu", "--output", tmp_path / "run.safetensors"]
     for more in (["--epochs", 1], ["--epochs", 3, "--resume"]):
-        assert CliRunner().invoke(command, [str(each) for each in (*arguments, *more)]).exit_code == 0
+        assert invoke(*arguments, *more).exit_code == 0
     assert bars == [(1438, 0), (3 * 1438, 1438)]
 
 
 def test_command_that_holds_out_more_images_than_there_are(tmp_path):
-    result = CliRunner().invoke(command, ["--hold-out", "5000", "--output", str(tmp_path / "run.safetensors")])
-    line = "Error: digits: expected to hold out 1 to 1436 of 1438 images, found 5000\n"
-    assert (result.exit_code, result.output) == (1, line)
+    line = "Error: digits: expected to hold out 1 to 1436 of 1438 images, found 5000"
+    assert failure("--hold-out", 5000, "--output", tmp_path / "run.safetensors") == (line, 1)
 
 
 def test_command_with_an_output_that_cannot_be_written(tmp_path, monkeypatch):

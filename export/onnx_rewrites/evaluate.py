@@ -78,6 +78,8 @@ def _runner(node: ir.Node, proto: onnx.NodeProto, inputs: list[str]) -> Referenc
 
 
 def _widen(proto: onnx.NodeProto) -> None:
+    if proto.op_type == "ConstantOfShape" and not proto.attribute:  # float32 zeros
+        proto.attribute.append(onnx.helper.make_attribute("value", onnx.numpy_helper.from_array(np.zeros(1))))
     narrow = {onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16}
     for attribute in proto.attribute:
         if attribute.type == onnx.AttributeProto.TENSOR and attribute.t.data_type in narrow:

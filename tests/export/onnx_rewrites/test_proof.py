@@ -10,6 +10,7 @@ from foreign_networks import VOCABULARY, Encoder, export, model, parse
 
 from export.onnx_rewrites import rewrite
 from export.onnx_rewrites.errors import BadRequest, NotSupported, ProofFailed
+from export.onnx_rewrites.evaluate import evaluate
 from export.onnx_rewrites.inputs import draw, free_dimensions, size_rounds, table_rows
 from export.onnx_rewrites.prepare import Prepare
 from export.onnx_rewrites.proof import compare, prove_double
@@ -89,6 +90,19 @@ def test_numbers_that_fill_masked_places_do_not_hide_an_error() -> None:
     for found, error in (wrong, "1.0e-02"), (np.array([[-3e38, 1.0, np.nan]]), "nan"):
         with pytest.raises(ProofFailed, match=f"found {error}"):
             compare([right], [found], "float32", 1e-5)
+
+
+def test_fills_without_a_value_are_double_as_all_else() -> None:
+    """As DeepSeek joins its heads: a reference refuses float32 beside double."""
+    text = """<ir_version: 8, opset_import: ["": 18]> g (float[2, 3] x) => (float[2, 3] y) {
+        size = Shape (x)
+        zeros = ConstantOfShape (size)
+        y = Add (zeros, x)
+    }"""
+    values = np.arange(6, dtype=np.float64).reshape(2, 3)
+    (found,) = evaluate(ir.from_onnx_text(text), {"x": values})
+    assert found.dtype == np.float64
+    np.testing.assert_array_equal(found, values)
 
 
 def test_inputs_fit_the_graph() -> None:

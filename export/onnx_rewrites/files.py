@@ -27,7 +27,9 @@ def read_model(path: Path) -> ir.Model:
         next(iter(model.graph.outputs))
         model.graph.sort()  # ONNX Runtime's float16 converter writes nodes out of order
     except (OSError, ValueError, KeyError, TypeError, DecodeError, StopIteration, RuntimeError) as error:
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        reason = " ".join(str(error).split())[:200] or "a graph without outputs"
+        if isinstance(error, DecodeError):
+            reason = "another kind of file, or a model that was cut off"
         raise BadRequest(f"{path}: expected an ONNX model, found {reason}") from error
     if "ai.onnx" in (opsets := model.graph.opset_imports):  # the long name of the standard domain
         opsets[""] = opsets.pop("ai.onnx")

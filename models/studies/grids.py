@@ -151,6 +151,27 @@ STUDIES: dict[str, Study] = {
         test_batch=100,
         panel="network",
     ),
+    "recipe": Study(
+        "What does each part of the recipe bring to a network of one block? Each row has the parts above it too.",
+        {
+            "parts": {
+                "elastic": {"augment": "elastic"},
+                "pens": {"augment": "pens"},
+                "standardise": {"augment": "pens", "standardise": True},
+                "teacher": {"augment": "pens", "standardise": True, "teacher": "cnn"},
+                "average": {"augment": "pens", "standardise": True, "teacher": "cnn", "ema": 0.999},
+            }
+        },
+        epochs=4,
+        hours=0.4,
+        quick=Extent(epochs=1, train_images=1200, test_images=500),
+        fixed={
+            **{"model": "vitbn", "depth": 1, "heads": 32, "dim_head": 16, "mlp_dim": 256, "lr": 0.003},
+            **{"batch_size": 128, "schedule": "one-cycle", "weight_decay": 0.05, "clip": 1.0, "hold_out": 5000},
+        },
+        test_batch=100,
+        panel="parts",
+    ),
     "frontier": Study(
         "Which network for which work? ViTBN by depth, and the CNN.",
         {

@@ -40,13 +40,17 @@ from models.search import (
 SEARCHES = Path("searches")
 HEADS_FEATURES = 16  # per head of the geometry; narrow heads cost little once absorbed
 GEOMETRY = {
+    "patch": Axis((4, 7, 14), listed=True),
     "depth": Axis((1, 4)),
     "dim": Axis((32, 48, 64, 96, 128), listed=True),
     "heads": Axis((2, 4, 8), listed=True),
     "last_heads": Axis((4, 8, 16, 32), listed=True),
     "mlp_dim": Axis((64, 128, 256), listed=True),
 }
-RECIPE = {"batch_size": 100, "lr": 3e-3, "schedule": "one-cycle", "weight_decay": 0.05, "clip": 1.0}
+RECIPE: dict[str, Any] = {
+    **{"batch_size": 100, "lr": 3e-3, "schedule": "one-cycle", "weight_decay": 0.05, "clip": 1.0},
+    "standardise": True,
+}
 
 Measure = Callable[[Path], float]
 """A checkpoint -> images a second of its rewritten file."""
@@ -101,8 +105,10 @@ def tune(
         speed = objective == "frontier"
         if speed:
             given = context.get_parameter_source("depth") is not ParameterSource.DEFAULT
-            if model != "vitbn" or given or search_depth or search_schedule or augment != "none" or track:
-                raise click.UsageError("expected --objective frontier with only --model vitbn, its sizes and seed")
+            if model != "vitbn" or given or search_depth or search_schedule or track:
+                raise click.UsageError(
+                    "expected --objective frontier with only --model vitbn, its sizes, --augment and seed"
+                )
             space = GEOMETRY
         else:
             space = {
@@ -201,8 +207,8 @@ def run_trial(
     values: dict[str, Any] = {"model": search.model, "epochs": search.epochs, "seed": search.seed, "device": device}
     values |= {**parameters, "augment": search.augment, "augment_test": search.augment != "none"}
     if search.speed:
-        last_block = (values.pop("last_heads"), HEADS_FEATURES)
-        values |= {"dim_head": HEADS_FEATURES, "class_attention": last_block, **RECIPE}
+        last_block, patch = (values.pop("last_heads"), HEADS_FEATURES), values.pop("patch")
+        values |= {"patch_size": (patch, patch), "dim_head": HEADS_FEATURES, "class_attention": last_block, **RECIPE}
     config, options = configure(data, values)
     start, speed = time.perf_counter(), None
     try:

@@ -10,7 +10,7 @@ from models.tune import GEOMETRY
 
 pytestmark = pytest.mark.slow  # Ax takes seconds to import
 FRONTIER = replace(SEARCH, space=GEOMETRY, speed=True)
-SMALL = {"depth": 1, "dim": 32, "heads": 2, "last_heads": 4, "mlp_dim": 64}
+SMALL = {"patch": 7, "depth": 1, "dim": 32, "heads": 2, "last_heads": 4, "mlp_dim": 64}
 GIVEN = {"lr": 1e-3, "batch_size": 50, "depth": 1, "schedule": "constant"}
 
 

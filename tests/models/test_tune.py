@@ -200,7 +200,7 @@ def test_a_package_that_is_missing(tmp_path, monkeypatch, module, package):
 
 def test_the_frontier_is_trained_measured_and_kept(tmp_path, monkeypatch):
     monkeypatch.setenv("VITBN_BENCHMARK_ROUNDS", "1")
-    small = {"depth": 1, "dim": 32, "heads": 2, "last_heads": 4, "mlp_dim": 64}
+    small = {"patch": 7, "depth": 1, "dim": 32, "heads": 2, "last_heads": 4, "mlp_dim": 64}
     monkeypatch.setattr("models.tune.propose", lambda search, trials: small)
     arguments = ["--objective", "frontier", "--trials", "1", "--epochs", "1", "--train-images", "120"]
     result = invoke(vitbn.main, "tune", *arguments, "--device", "cpu", "--output", tmp_path)

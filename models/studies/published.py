@@ -84,8 +84,9 @@ def by_depth(study: str, rate: float, published: dict[int, str]) -> list[Row]:
     return rows
 
 
-def fall(model: ModelName, depth: int, published: str) -> Row:
-    keys = [(f"depths-{rate:g}/depths", model, depth, rate) for rate in (0.003, 0.005)]
+def fall(model: ModelName, depth: int, published: str, runs: str = "") -> Row:
+    """`runs` ends the studies' names."""
+    keys = [(f"depths-{rate:g}{runs}/depths", model, depth, rate) for rate in (0.003, 0.005)]
     return (str(depth), NAMES[model], published, (from_to, *keys), (lead, *keys))
 
 
@@ -161,7 +162,10 @@ TABLES: dict[str, list[Row]] = {
         0.003,
         {2: "equal", 3: "equal", 4: "slightly behind", 5: "slightly ahead", 6: "clearly ahead", 7: "clearly ahead"},
     ),
-    "depth-0.003-whole": by_depth("depths-0.003-all-images/depths", 0.003, {6: "clearly ahead"}),
+    "depth-0.003-whole": [
+        *by_depth("depths-0.003-depth-4/depths", 0.003, {4: "slightly behind"}),
+        *by_depth("depths-0.003-all-images/depths", 0.003, {6: "clearly ahead"})[1:],
+    ],
     "rate-0.005": at_rate(0.005, "published", "alike", "alike", "alike"),
     "depth-0.005": by_depth(
         "depths-0.005/depths", 0.005, {2: "equal", 3: "slightly ahead", **dict.fromkeys((4, 5, 6, 7), "clearly ahead")}
@@ -169,6 +173,8 @@ TABLES: dict[str, list[Row]] = {
     "depth-0.005-whole": [
         *by_depth("depths-0.005-all-images/depths", 0.005, {1: "slightly behind", 2: "equal"}),
         *by_depth("depths-0.005-depth-3/depths", 0.005, {3: "slightly ahead"})[1:],
+        *by_depth("depths-0.005-depth-4/depths", 0.005, {4: "clearly ahead"})[1:],
+        *by_depth("depths-0.005-depth-5/depths", 0.005, {5: "clearly ahead"})[1:],
     ],
     "critical-depth": [
         ("rate", "published: clearly ahead from", "ours: 5 points ahead from", "size"),
@@ -186,7 +192,7 @@ TABLES: dict[str, list[Row]] = {
         *(fall(model, 2, "alike") for model in PAIR),
         fall("vit", 3, "91 to 78"),
         fall("vitbnffn", 3, "92 to 90"),
-        *(fall(model, 4, "as at 3, stronger") for model in PAIR),
+        *(fall(model, 4, "as at 3, stronger", "-depth-4") for model in PAIR),
     ],
     "sigmoids": [
         (RIGHT, "without BatchNorm", "with BatchNorm", "size"),

@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ import torch
 from click.testing import CliRunner
 from decoder_networks import DEPTH, DIM, GROUPS, HEADS, INPUTS, SIZE, WORDS, export
 
+from export.onnx_rewrites.proof import answers, session
 from export.rewrite import rewrite
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # those of others
@@ -96,6 +98,27 @@ def built(family: str, precision: str, folder: Path) -> Path:
     return folder
 
 
+def check_same(plain: Path, fast: Path) -> None:
+    """Equal outputs at four lengths, in batches of one and two with padding on the left, with and without a past."""
+    before, after = session(plain / "model.onnx"), session(fast / "model.onnx")
+    rng, pasts = np.random.default_rng(1), [value for value in before.get_inputs() if "past" in value.name]
+    for batch, new, past in product((1, 2), (1, 2, 5, 33), (0, 7) if pasts else (0,)):
+        mask = np.ones((batch, past + new), np.int64)
+        mask[1:, : min(2, past + new - 1)] = 0
+        positions = np.clip(mask.cumsum(1) - 1, 0, None)[:, past:]
+        feeds = {"input_ids": rng.integers(4, WORDS, (batch, new)), "attention_mask": mask, "position_ids": positions}
+        for value in pasts:  # the builder leaves the size of a head free
+            size = value.shape[3] if isinstance(value.shape[3], int) else 16
+            feeds[value.name] = rng.standard_normal((batch, GROUPS, past, size), np.float32)
+        feeds = {value.name: feeds[value.name] for value in before.get_inputs()}
+        expected, found = answers(before, feeds), answers(after, feeds)
+        expected["logits"] = expected["logits"][:, -1:]
+        assert list(found) == list(expected)
+        for name, array in found.items():
+            assert array.shape == expected[name].shape, (name, batch, new, past)
+            np.testing.assert_allclose(array, expected[name], atol=1e-5 * np.abs(expected[name]).max(initial=1))
+
+
 def generate(folder: Path, chunks: Sequence[Any], answer: int = 0) -> list[int]:
     """Greedy tokens: `answer` after each chunk but the last, 20 after that."""
     og: Any = import_module("onnxruntime_genai")
@@ -117,7 +140,7 @@ def test_the_tokens_of_onnxruntime_genai(family: str, precision: str, tmp_path: 
     need("onnxruntime_genai", "dev")
     folder = tmp_path / "model"
     plain = own_decoder(folder) if family == "own" else built(family, precision, folder)
-    fast = rewritten(plain, *LAST)
+    check_same(plain, fast := rewritten(plain, *LAST))
     chunked, chat = np.split(PROMPT, (1, 6, 25)), np.split(PROMPT, (10, 13))
     cases = [([PROMPT], 0), ([PROMPT[:1]], 0), (chunked, 0)]
     if family != "own":  # og continues no chat of a file whose caches grow
@@ -152,13 +175,53 @@ def test_a_cross_encoder_of_sentence_transformers(tmp_path: Path) -> None:
     np.testing.assert_allclose(scores[1], scores[0], atol=1e-6)
 
 
+@pytest.mark.parametrize("family", ["Llama", "Phi3"])
+@pytest.mark.parametrize("past", [False, True])
+def test_pytorch_s_exporter_at_any_length(family: str, past: bool, tmp_path: Path) -> None:
+    transformers = need("transformers", "foreign")
+    network = drawn(family, "ForCausalLM", tmp_path / "hub", **SHAPE | LONGEST[family])
+
+    class WithPast(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.network = network
+
+        def forward(self, ids: Any, mask: Any, cache: list[Any]) -> tuple[Any, ...]:
+            held = transformers.DynamicCache() if past else None
+            for layer in range(len(cache) // 2):
+                held.update(cache[2 * layer], cache[2 * layer + 1], layer)
+            made = self.network(input_ids=ids, attention_mask=mask, past_key_values=held, use_cache=past)
+            kept = (
+                [each for layer in made.past_key_values.layers for each in (layer.keys, layer.values)] if past else []
+            )
+            return made.logits, *kept
+
+    names = [f"{layer}.{kind}" for layer in range(3) for kind in ("key", "value")] if past else []
+    ids, cache = torch.randint(4, 384, (2, 5)), [torch.randn(2, 2, 3, 16) for _ in names]
+    mask = torch.ones(2, 8 if past else 5, dtype=torch.int64)
+    (tmp_path / "model").mkdir()
+    free = {0: "batch", 1: "new"}, {0: "batch", 1: "total" if past else "new"}, [{0: "batch", 2: "past"} for _ in names]
+    with torch.no_grad():
+        torch.onnx.export(
+            WithPast().eval(),
+            (ids, mask, cache),
+            tmp_path / "model" / "model.onnx",
+            input_names=["input_ids", "attention_mask", *(f"past_key_values.{name}" for name in names)],
+            output_names=["logits", *(f"present.{name}" for name in names)],
+            dynamic_shapes=free,
+            dynamo=True,
+            verbose=False,
+        )
+    check_same(tmp_path / "model", rewritten(tmp_path / "model", *LAST))
+
+
 def test_optimum_generates(tmp_path: Path) -> None:
     exporters = need("optimum.exporters.onnx", "clients")
     loader = need("optimum.onnxruntime", "clients").ORTModelForCausalLM
     drawn("Llama", "ForCausalLM", tmp_path / "hub", **SHAPE)
     task = "text-generation-with-past"
     exporters.main_export(str(tmp_path / "hub"), tmp_path / "model", task=task, do_validation=False)
-    fast = rewritten(tmp_path / "model", *LAST)
+    check_same(tmp_path / "model", fast := rewritten(tmp_path / "model", *LAST))
     ids, mask = torch.randint(4, 384, (2, 9)), torch.ones(2, 9, dtype=torch.int64)
     ids[1, :4], mask[1, :4] = 0, 0
     tokens = [

@@ -21,7 +21,7 @@ from onnx_shape_inference import SYM_DATA_KEY
 from export.onnx_rewrites.attributes import attribute_int, opset, reads_shape_alone
 from export.onnx_rewrites.boxes import WHOLE, box
 from export.onnx_rewrites.constants import integers
-from export.onnx_rewrites.costs import MULTIPLYING
+from export.onnx_rewrites.costs import is_multiplying
 from export.onnx_rewrites.demand import demand_shape
 from export.onnx_rewrites.errors import Site
 from export.onnx_rewrites.inference import infer
@@ -166,7 +166,7 @@ class _Moved:
         self.sites = [
             Site(maker.outputs[0].name or "", maker.op_type, "computed only for a row that is chosen at run time")
             for maker in makers
-            if maker is not None and maker.op_type in MULTIPLYING
+            if maker is not None and is_multiplying(maker)
         ]
 
     def run(self) -> None:

@@ -1,6 +1,6 @@
 """Multiply-accumulates of a graph.
 
-In: the shapes of a graph, with sizes for its free dimensions. Out: counts for the operators in MULTIPLYING.
+In: the shapes of a graph, with sizes for its free dimensions. Out: counts for the operators in STANDARD and CONTRIB.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from export.onnx_rewrites.shapes import Shapes
 
 STANDARD = "Attention Conv ConvTranspose Einsum Gemm MatMul MatMulInteger QLinearMatMul"
 CONTRIB = "DynamicQuantizeMatMul FusedMatMul GroupQueryAttention MatMulIntegerToFloat MatMulNBits MultiHeadAttention"
-MULTIPLYING = frozenset([*STANDARD.split(), *CONTRIB.split()])
 
 
 def graph_macs(shapes: Shapes) -> int:

@@ -18,7 +18,7 @@ import onnx_ir as ir
 
 from export.onnx_rewrites.boxes import WHOLE, Box
 from export.onnx_rewrites.chosen_row import move_choices
-from export.onnx_rewrites.costs import MULTIPLYING, node_macs
+from export.onnx_rewrites.costs import is_multiplying, node_macs
 from export.onnx_rewrites.demand import WHOLE_VALUE, Demands, analyse
 from export.onnx_rewrites.errors import Refusal, Site
 from export.onnx_rewrites.materialise import Materialiser
@@ -49,7 +49,7 @@ class ReadRows(ir.passes.InPlacePass):
         sites = []
         for node in model.graph:
             boxes = demands.get(node.outputs[0], WHOLE_VALUE)
-            if node.op_type in MULTIPLYING and boxes != WHOLE_VALUE:
+            if is_multiplying(node) and boxes != WHOLE_VALUE:
                 parts = " and ".join(_words(part) for part in boxes)
                 share = sum(_share(shapes, node.outputs[0], part) for part in boxes)
                 saved = (1 - share) * node_macs(shapes, node)

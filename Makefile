@@ -127,8 +127,9 @@ $(NEW)/%.json:
 	python benchmarks/$(call command,$*) --json $(NEW)/$*.part && mv $(NEW)/$*.part $@
 
 command = $(COMMAND_$(1))
-COMMAND_latency := latency.py --batch 1 --batch 64 --runtime all $(foreach kind,fp32 bf16 int8,--precision $(kind))
-SECONDS_latency := 315
+COMMAND_latency := latency.py --batch 1 --batch 64 --seconds 120 --runtime all \
+	$(foreach kind,fp32 bf16 int8,--precision $(kind))
+SECONDS_latency := 435
 COMMAND_latency-5000 := latency.py --batch 5000 --model vitbn --memory \
 	$(foreach name,torch onnx onnx-optimized,--runtime $(name)) --precision fp32 --precision int8 --seconds 80
 SECONDS_latency-5000 := 145

@@ -75,11 +75,12 @@ def ratios(figure: Callable[..., str], *published: Row) -> list[Row]:
     ]
 
 
-def by_depth(study: str, rate: float, published: dict[int, str]) -> list[Row]:
-    """`published`: the lead of ViTBNFFN."""
+def by_depth(study: str | dict[int, str], rate: float, published: dict[int, str]) -> list[Row]:
+    """`study`: of all depths, or of each; `published`: the lead of ViTBNFFN."""
     rows: list[Row] = [("depth", "published: ViTBNFFN is", "ViT, %", "ViTBNFFN, %", "lead, points", "size")]
     for depth, said in published.items():
-        vit, other = ((study, model, depth, rate) for model in PAIR)
+        own = study if isinstance(study, str) else study[depth]
+        vit, other = ((own, model, depth, rate) for model in PAIR)
         rows.append((str(depth), said, (last, vit), (last, other), (lead, vit, other)))
     return rows
 
@@ -91,6 +92,13 @@ def fall(model: ModelName, depth: int, published: str, runs: str = "") -> Row:
 
 
 DEPTHS = range(2, 8)
+WHOLE_STUDIES = {
+    0.003: {4: "depths-0.003-depth-4/depths", 6: "depths-0.003-all-images/depths"},
+    0.005: {
+        **dict.fromkeys((1, 2), "depths-0.005-all-images/depths"),
+        **{depth: f"depths-0.005-depth-{depth}/depths" for depth in (3, 4, 5)},
+    },
+}
 LAYOUT = "layout/layout"
 VIT_LAYOUT: Key = (LAYOUT, "vit", 6, None)
 SEARCHED: list[Key] = [("optimised/optimised", model, None, None) for model in MODELS]
@@ -162,20 +170,16 @@ TABLES: dict[str, list[Row]] = {
         0.003,
         {2: "equal", 3: "equal", 4: "slightly behind", 5: "slightly ahead", 6: "clearly ahead", 7: "clearly ahead"},
     ),
-    "depth-0.003-whole": [
-        *by_depth("depths-0.003-depth-4/depths", 0.003, {4: "slightly behind"}),
-        *by_depth("depths-0.003-all-images/depths", 0.003, {6: "clearly ahead"})[1:],
-    ],
+    "depth-0.003-whole": by_depth(WHOLE_STUDIES[0.003], 0.003, {4: "slightly behind", 6: "clearly ahead"}),
     "rate-0.005": at_rate(0.005, "published", "alike", "alike", "alike"),
     "depth-0.005": by_depth(
         "depths-0.005/depths", 0.005, {2: "equal", 3: "slightly ahead", **dict.fromkeys((4, 5, 6, 7), "clearly ahead")}
     ),
-    "depth-0.005-whole": [
-        *by_depth("depths-0.005-all-images/depths", 0.005, {1: "slightly behind", 2: "equal"}),
-        *by_depth("depths-0.005-depth-3/depths", 0.005, {3: "slightly ahead"})[1:],
-        *by_depth("depths-0.005-depth-4/depths", 0.005, {4: "clearly ahead"})[1:],
-        *by_depth("depths-0.005-depth-5/depths", 0.005, {5: "clearly ahead"})[1:],
-    ],
+    "depth-0.005-whole": by_depth(
+        WHOLE_STUDIES[0.005],
+        0.005,
+        {1: "slightly behind", 2: "equal", 3: "slightly ahead", 4: "clearly ahead", 5: "clearly ahead"},
+    ),
     "critical-depth": [
         ("rate", "published: clearly ahead from", "ours: 5 points ahead from", "size"),
         *(
@@ -259,8 +263,12 @@ def depth_picture(results: Results) -> Picture:
         for model, end in zip(PAIR, published, strict=True):
             every = [ends(results.of((f"depths-{rate:g}/depths", model, depth, rate))) for depth in DEPTHS]
             panel.append(line(model, DEPTHS, every))
+            every = [ends(results.of((study, model, depth, rate))) for depth, study in WHOLE_STUDIES[rate].items()]
+            panel.append(line(model, [*WHOLE_STUDIES[rate]], every, f"{NAMES[model]}, all images", hollow=True))
             panel.append(Line(model, [3], [end], published=True))
-    note = f"{results.size('depths-0.005/depths')}; bands: the seeds. Crosses: published, 60,000 images, depth 3."
+    note = (
+        f"{results.size('depths-0.005/depths')}; bands: the seeds. Hollow: 60,000 images, 1 seed. Crosses: published."
+    )
     y = "distorted test images right (%)"
     return Picture("Accuracy by depth", note, "depth (blocks)", y, "from zero", panels)
 

@@ -26,6 +26,6 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 def typed_command() -> str:
-    """The command of this process; a program of another folder by its name alone."""
+    """The command of this process; a program of another folder, as of `python -m`, by its name alone."""
     program, *arguments = sys.argv
-    return shlex.join([Path(program).name if Path(program).is_absolute() else program, *arguments])
+    return shlex.join([Path(program).stem if Path(program).is_absolute() else program, *arguments])

@@ -135,7 +135,7 @@ def test_a_crash_at_the_start_is_tried_once_more(
     native = folder / "tritonserver"
     native.write_text(
         f'#!/bin/sh\necho x >>{tmp_path}/starts\n[ "$(wc -l <{tmp_path}/starts)" -le {crashes} ] && kill -SEGV $$\n'
-        f'PATH="{os.environ["PATH"]}" exec {sys.executable} {real} "$@"\n'
+        f'PATH="{os.environ["PATH"]}" exec "{sys.executable}" "{real}" "$@"\n'
     )
     native.chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")

@@ -69,6 +69,7 @@ class Calls:
         if self.ahead is None:
             self.copying = torch.cuda.Stream()
             self.ahead = self._copied()
+            self.copying.synchronize()
         here, self.ahead = self.ahead, self._copied()
         for images, logits in here:
             logits.copy_(self.run(images), non_blocking=True)

@@ -75,7 +75,7 @@ def launch_costs() -> dict[str, float]:
 
 
 def _quantised_gemm_rates(precisions: tuple[Precision, ...]) -> dict[str, float]:
-    """On a GPU; without those of which it has no kernels."""
+    """GFLOP/s of a GPU. A precision for which it has no kernels is left out."""
     side, rates = SIDE["cuda"], dict[str, float]()
     whole = torch.ones((side, side), dtype=torch.int8).to("cuda")
     eighth, scale = whole.to(torch.float8_e4m3fn), torch.ones((), device="cuda")

@@ -27,7 +27,7 @@ ANSWERS: dict[tuple[str, str], Any] = {}
 """By class and attribute a value, or a function of the object and the arguments; else the return type decides."""
 CONSTRUCTED = ("Builder", "OnnxParser", "OnnxParserRefitter", "Refitter", "Runtime")
 KINDS: dict[str, type] = {}
-"""Their classes, of which functions take the place."""
+"""The real classes of these names; in the module, functions replace them."""
 WORDS: dict[int, str] = {onnx.TensorProto.FLOAT: "Float", onnx.TensorProto.FLOAT16: "Half"}
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from models.catalog import SHIPPED, NameChoice, relative, shipped
 
@@ -24,7 +26,7 @@ repository_option = click.option(
 
 @click.command()
 @click.option("--model", type=NameChoice(SHIPPED), help="A shipped checkpoint.  [default: vitbn]")
-@click.option("--checkpoint", type=click.Path(path_type=Path), help="Your .safetensors, or a exported .pth.")
+@click.option("--checkpoint", type=click.Path(path_type=Path), help="Your .safetensors, or a published .pth.")
 @click.option("--depth", type=click.IntRange(1), help="Read only the first N blocks of the checkpoint.")
 @click.option(
     "--rewrites",
@@ -35,9 +37,17 @@ repository_option = click.option(
 @click.option("--fuse-attention", is_flag=True, help="Attention in the form that GPU kernels fuse.")
 @click.option("--precision", type=click.Choice(["fp32", "tf32", "fp16", "int8"]), default="fp32", show_default=True)
 @click.option(
-    "--max-accuracy-drop", type=click.FloatRange(0), default=0.1, show_default=True, help="In percentage points."
+    "--max-accuracy-drop",
+    type=click.FloatRange(0, 100),
+    default=0.1,
+    show_default=True,
+    help="In percentage points, of fp16, int8, OpenVINO and auto.",
 )
-@click.option("--data-dir", type=click.Path(path_type=Path), help="The model's dataset, for proof and measurement.")
+@click.option(
+    "--data-dir",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="The model's dataset, for proof and measurement.",
+)
 @click.option("--opset", type=click.IntRange(18, 21), default=20, show_default=True, help="ONNX operator set.")
 @repository_option
 @click.option("--name", help="Model name.  [default: the network's]")
@@ -57,6 +67,7 @@ def export(model: str | None, checkpoint: Path | None, fuse_bn: bool, **options:
     if options["precision"] == "tf32" and options["backend"] in ("openvino", "auto"):
         raise click.UsageError("expected --backend onnxruntime for tf32, which only NVIDIA GPUs have")
     options["goal"] = _goal(options)
+    _check_drop(options)
     from export.errors import ExportError
     from export.pipeline import ExportOptions
     from models.checkpoint import CheckpointError
@@ -96,6 +107,15 @@ def _goal(options: dict[str, Any]) -> str:
     if auto and (options["precision"] != "fp32" or options["instances"] or options["threads"] is not None):
         raise click.UsageError("expected --backend auto alone, found --precision, --instances or --threads")
     return options["goal"] or "throughput"
+
+
+def _check_drop(options: dict[str, Any]) -> None:
+    source = click.get_current_context().get_parameter_source("max_accuracy_drop")
+    lowered = options["precision"] in ("fp16", "int8") or options["backend"] in ("openvino", "auto")
+    if source is not ParameterSource.DEFAULT and not lowered:
+        raise click.UsageError(f"expected no --max-accuracy-drop: {options['precision']} drops nothing")
+    if math.isnan(options["max_accuracy_drop"]):  # is in every range
+        raise click.UsageError("--max-accuracy-drop: expected a number, found nan")
 
 
 def _export(path: Path, options: ExportOptions) -> Exported:

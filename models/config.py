@@ -83,7 +83,8 @@ class ModelConfig:
             ("bn_features", get_args(BatchNormFeatures)),
             ("preprocessing", get_args(Preprocessing)),
         ):
-            _require(getattr(self, field) in allowed, field, f"one of {', '.join(allowed)}", getattr(self, field))
+            value = getattr(self, field)
+            _require(isinstance(value, str) and value in allowed, field, f"one of {', '.join(allowed)}", value)
         for field in ("channels", "num_classes", "dim", "depth", "heads", "dim_head", "mlp_dim"):
             value = getattr(self, field)
             _require(type(value) is int and value >= 1, field, "an integer of at least 1", value)
@@ -162,7 +163,7 @@ class ModelConfig:
     def from_json(cls, text: str) -> ModelConfig:
         try:
             return cls(**_arguments(text))
-        except (TypeError, AttributeError) as error:
+        except TypeError as error:
             raise ConfigError(f"model config: expected a JSON object of ModelConfig fields, found {error}") from error
 
 
@@ -171,6 +172,7 @@ def _arguments(text: str) -> dict[str, Any]:
         values = json.loads(text)
     except (ValueError, RecursionError) as error:  # too deep, or a number of too many digits
         raise ConfigError(f"model config: expected a JSON object of ModelConfig fields, found {error}") from error
+    _require(isinstance(values, dict), "model config", "a JSON object of ModelConfig fields", values)
     return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
 
 
@@ -181,4 +183,11 @@ def _require_sizes(field: str, value: object, names: str) -> None:
 
 def _require(holds: bool, field: str, expected: str, found: object) -> None:
     if not holds:
-        raise ConfigError(f"{field}: expected {expected}, found {found!r}")
+        raise ConfigError(f"{field}: expected {expected}, found {_shown(found)}")
+
+
+def _shown(value: object) -> str:
+    """With the type of what is not Python's own: numpy's numbers look like Python's."""
+    parts = value if isinstance(value, tuple) else (value,)
+    kind = next((type(each) for each in parts if type(each).__module__ != "builtins"), None)
+    return repr(value) if kind is None else f"{' '.join(repr(value).split())} of {kind.__module__}.{kind.__name__}"

@@ -1,6 +1,9 @@
+import dataclasses
 import json
+import math
 import re
 
+import numpy as np
 import pytest
 
 from models.config import MODEL_NAMES, ConfigError, ModelConfig
@@ -92,8 +95,35 @@ def test_a_cnn_has_no_patches_to_fit():
     ["", "{", "[]", "7", "null", '{"colour": 1}', '{"late_cls": null}'],
 )
 def test_json_that_is_no_config(text):
-    with pytest.raises(ConfigError, match="model config: expected a JSON object of ModelConfig fields, found "):
+    with pytest.raises(
+        ConfigError, match="model config: expected a JSON object of ModelConfig fields, found "
+    ) as refused:
         ModelConfig.from_json(text)
+    assert "attribute" not in str(refused.value)
+
+
+@pytest.mark.parametrize("field", [each.name for each in dataclasses.fields(ModelConfig)])
+@pytest.mark.parametrize(
+    "value",
+    [
+        np.int64(28),
+        np.float32(0.5),
+        np.array(["vit", "cls"]),
+        np.eye(2),
+        (np.int64(7), np.int64(7)),
+        math.nan,
+        object(),
+    ],
+    ids=repr,
+)
+def test_no_field_takes_numbers_of_numpy_or_none_at_all(field, value):
+    with pytest.raises(ConfigError) as refused:
+        ModelConfig(**{field: value})
+    message = str(refused.value)
+    assert message.startswith(f"{field}: expected ")
+    assert "\n" not in message
+    foreign = isinstance(value, np.generic | np.ndarray | tuple)
+    assert ("of numpy." in message) == foreign or field == "labels"
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 import onnx
+from onnx import shape_inference
 
-from export.engines.tensorrt_graph import element_types
 from models.config import INPUT_NAME, OUTPUT_NAME
 
 USED: list[list[Any]] = []
@@ -134,8 +134,8 @@ def in_tensorrt() -> None:
         setattr(trt, name, constructor(KINDS[name]))
     parsed: list[onnx.ModelProto] = []
 
-    def parse(parser: Conformant, path: str) -> bool:
-        parsed[:] = [onnx.load(path)]
+    def parse(parser: Conformant, data: bytes) -> bool:
+        parsed[:] = [onnx.load_from_string(data)]
         return True
 
     def refit(parser: Conformant, data: bytes) -> bool:
@@ -162,7 +162,7 @@ def in_tensorrt() -> None:
             ("ITensor", "name"): INPUT_NAME,
             ("ITensor", "is_shape_tensor"): False,
             ("OnnxParser", "num_errors"): 0,
-            ("OnnxParser", "parse_from_file"): parse,
+            ("OnnxParser", "parse"): parse,
             ("Builder", "build_serialized_network"): lambda *_: Memory(parsed[-1].SerializeToString()),
             ("Runtime", "deserialize_cuda_engine"): lambda runtime, plan: Conformant(
                 trt.ICudaEngine, proto=onnx.load_from_string(bytes(plan))
@@ -189,6 +189,16 @@ def in_tensorrt() -> None:
             ("IExecutionContext", "execute_async_v3"): execute,
         }
     )
+
+
+def element_types(proto: onnx.ModelProto) -> dict[str, int]:
+    """Tensor name -> element type for the whole graph; 0 where inference fails."""
+    bare = onnx.ModelProto()
+    bare.CopyFrom(proto)
+    del bare.graph.value_info[:]  # the conversion to float16 leaves stale types
+    graph = shape_inference.infer_shapes(bare).graph
+    types = {value.name: value.type.tensor_type.elem_type for value in (*graph.value_info, *graph.input, *graph.output)}
+    return types | {tensor.name: tensor.data_type for tensor in graph.initializer}
 
 
 def layers(proto: onnx.ModelProto) -> str:

@@ -6,7 +6,6 @@ with manifest and comparison.
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -76,20 +75,19 @@ def make(source: Artifact, options: EngineOptions, gpu: Gpu, dataset: Dataset | 
     start_ns = time.perf_counter_ns()
     plan = build(proto, config, options)
     build_s = (time.perf_counter_ns() - start_ns) / 1e9
-    with load(plan) as engine:
-        layer_types = check_layers(_inspect(engine, config, options), options.precision)
-        with TrtRunner(engine) as runner:
+    with load(plan) as engine, TrtRunner(engine) as runner:
 
-            def classify(images: Images) -> Any:  # the runner reuses its output memory
-                return np.array(runner.infer({INPUT_NAME: np.ascontiguousarray(images)})[OUTPUT_NAME])
+        def classify(images: Images) -> Any:  # the runner reuses its output memory
+            return np.array(runner.infer({INPUT_NAME: np.ascontiguousarray(images)})[OUTPUT_NAME])
 
-            images = proof_images(config)
-            comparison = compare_engine(onnx_classifier(source.data), classify, images, options)
-            whole = in_parts(classify, options.max_batch, options.min_batch)
-            sample = Sample({INPUT_NAME: images[:1]}, {OUTPUT_NAME: whole(images[:1])})
-            measured = None
-            if dataset:
-                measured = engine_accuracy("TensorRT", options.precision, whole, source.data, dataset, ACCURACY_DROP)
+        images = proof_images(config)
+        comparison = compare_engine(onnx_classifier(source.data), classify, images, options)
+        layer_types = check_layers(_inspect(engine, runner.context), options.precision)
+        whole = in_parts(classify, options.max_batch, options.min_batch)
+        sample = Sample({INPUT_NAME: images[:1]}, {OUTPUT_NAME: whole(images[:1])})
+        measured = None
+        if dataset:
+            measured = engine_accuracy("TensorRT", options.precision, whole, source.data, dataset, ACCURACY_DROP)
     engine_facts = {
         "tensorrt": trt.__version__,
         "polygraphy": polygraphy.__version__,
@@ -115,12 +113,12 @@ def make(source: Artifact, options: EngineOptions, gpu: Gpu, dataset: Dataset | 
 def build(proto: onnx.ModelProto, config: ModelConfig, options: EngineOptions) -> bytes:
     """Raises EngineError."""
     import tensorrt as trt
-    from polygraphy.backend.trt import CreateConfig, Profile, engine_bytes_from_network, network_from_onnx_path
+    from polygraphy.backend.trt import CreateConfig, Profile, engine_bytes_from_network, network_from_onnx_bytes
 
     cache, mib, level = options.timing_cache, options.workspace_mib, trt.HardwareCompatibilityLevel
     if cache:
         cache.parent.mkdir(parents=True, exist_ok=True)  # Polygraphy locks the file before it looks
-    with tempfile.TemporaryDirectory() as folder, _engine_errors():
+    with _engine_errors():
         create_config = CreateConfig(
             tf32=options.precision in ("tf32", "int8", "fp8"),  # of what stays in float32
             profiles=[
@@ -134,9 +132,7 @@ def build(proto: onnx.ModelProto, config: ModelConfig, options: EngineOptions) -
             version_compatible=options.version_compatible,
             hardware_compatibility_level=level.AMPERE_PLUS if options.hardware_compatible else level.NONE,
         )
-        path = Path(folder, "model.onnx")
-        path.write_bytes(proto.SerializeToString())
-        network = network_from_onnx_path(str(path), strongly_typed=True)
+        network = network_from_onnx_bytes(proto.SerializeToString(), strongly_typed=True)
         save = str(cache) if cache else None
         return bytes(engine_bytes_from_network(network, config=create_config, save_timing_cache=save))
 
@@ -150,13 +146,12 @@ def load(plan: bytes) -> Iterator[Any]:
         yield engine_from_bytes(plan)
 
 
-def _inspect(engine: Any, config: ModelConfig, options: EngineOptions) -> str:
+def _inspect(engine: Any, context: Any) -> str:
+    """With a dynamic batch, most types appear only in a context that has run."""
     import tensorrt as trt
 
-    context = engine.create_execution_context()
-    context.set_input_shape(INPUT_NAME, (options.opt_batch, *config.input_shape))
     inspector = engine.create_engine_inspector()
-    inspector.execution_context = context  # with a dynamic batch, most types appear only in a context with a shape
+    inspector.execution_context = context
     return str(inspector.get_engine_information(trt.LayerInformationFormat.JSON))
 
 

@@ -54,16 +54,6 @@ def prepare(proto: onnx.ModelProto) -> onnx.ModelProto:
     return prepared
 
 
-def element_types(proto: onnx.ModelProto) -> dict[str, int]:
-    """Tensor name -> element type for the whole graph; 0 where inference fails."""
-    bare = onnx.ModelProto()
-    bare.CopyFrom(proto)
-    del bare.graph.value_info[:]  # the conversion to float16 leaves stale types
-    graph = shape_inference.infer_shapes(bare).graph
-    types = {value.name: value.type.tensor_type.elem_type for value in (*graph.value_info, *graph.input, *graph.output)}
-    return types | {tensor.name: tensor.data_type for tensor in graph.initializer}
-
-
 def check_layers(information: str, precision: str) -> dict[str, int]:
     """Counts the layers by the float types that they hold; empty if the inspector's JSON hides them.
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from models.files import write_atomically
 from models.plots.figures import png
-from models.studies.page import StudyError
+from models.studies.page import StudyError, Table
 from models.studies.published import PICTURES, TABLES
 from models.studies.results import Results
 
@@ -29,8 +29,8 @@ def fill(page: str, results: Results) -> str:
 
     def table(part: re.Match[str]) -> str:
         header, *rows = rows_of(part[2], results)
-        lines = "".join(f"| {' | '.join(row)} |\n" for row in (header, ["---"] * len(header), *rows))
-        return f"{part[1]}\n{lines}\n{part[3]}"
+        lines = "\n".join(Table("", [(name, None) for name in header], rows).markdown())
+        return f"{part[1]}\n{lines}\n\n{part[3]}"
 
     return re.sub(r"^(<!-- table (\S+) -->\n).*?^(<!-- end -->)$", table, page, flags=re.DOTALL | re.MULTILINE)
 

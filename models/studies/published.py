@@ -14,6 +14,7 @@ from models.studies.results import (
     Results,
     Row,
     average,
+    by_epoch,
     critical,
     ends,
     first,
@@ -220,9 +221,8 @@ def curve(
     hollow: bool = False,
 ) -> Line:
     """By epoch; an accuracy in %."""
-    seeds = results.of((study, model, depth, rate))
     factor = 100 if figure == "test_accuracy" else 1
-    columns = [[factor * epoch[figure] for epoch in epochs] for epochs in zip(*seeds, strict=False)]
+    columns = by_epoch(results.of((study, model, depth, rate)), figure, factor)
     return line(model, range(1, len(columns) + 1), columns, label, hollow)
 
 

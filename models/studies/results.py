@@ -1,4 +1,4 @@
-"""The committed results of the studies, and figures of them."""
+"""The committed results of the studies, and figures of a network's seeds."""
 
 from __future__ import annotations
 
@@ -70,9 +70,14 @@ def ends(seeds: Seeds) -> list[float]:
     return [100 * series[-1]["test_accuracy"] for series in seeds]
 
 
-def spread(values: Sequence[float]) -> str:
-    several = f" ({min(values):.1f} to {max(values):.1f})" if len(values) > 1 else ""
-    return f"{mean(values):.1f}{several}"
+def by_epoch(seeds: Seeds, figure: str, factor: float = 1) -> list[list[float]]:
+    """The seeds' values of each epoch, as long as every seed lasts."""
+    return [[factor * epoch[figure] for epoch in epochs] for epochs in zip(*seeds, strict=False)]
+
+
+def spread(values: Sequence[float], decimals: int = 1) -> str:
+    several = f" ({min(values):.{decimals}f} to {max(values):.{decimals}f})" if len(values) > 1 else ""
+    return f"{mean(values):.{decimals}f}{several}"
 
 
 def last(seeds: Seeds) -> str:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from statistics import mean, median
+from statistics import mean
 from typing import Any
 
 from models.plots.figures import NAMES, Line, Picture, line
 from models.studies import page
 from models.studies.grids import STUDIES
 from models.studies.page import Result, Table, footnote
+from models.studies.results import by_epoch, spread, time_s
 
 JsonRun = Mapping[str, Any]
 
@@ -51,23 +52,25 @@ def summary(result: Result) -> Table:
     for at, seeds in every.items():
         done = [run for run in seeds if _done(run)]
         reference = tuple((dict(seeds[0]["at"]) | study.reference).values())
-        times, others = ([_time(runs, part) for part in ("training", "test")] for runs in (seeds, every.get(reference)))
+        times, others = (
+            [_time(runs, part) for part in ("training", "test")] for runs in (seeds, every.get(reference, []))
+        )
         ratios = [other / own if other and own else None for other, own in zip(others, times, strict=True)]
         rows.append(
             [
                 *at,
                 len(seeds),
                 len(seeds) - len(done),
-                *([_spread([_last(run) for run in done])] if held_out else []),
-                _spread([_test(run) for run in done]),
+                *([_spread(map(_last, done))] if held_out else []),
+                _spread(map(_test, done)),
                 max(map(_fall, done), default=None),
                 mean(run["series"][-1]["training_loss"] for run in done) if done else None,
                 *times,
                 *(ratios if study.reference else []),
             ]
         )
-    compared = f" Reference: {', '.join(f'{k} {v}' for k, v in study.reference.items())}." if study.reference else ""
-    return Table(f"Last epoch: mean, lowest and highest seed; medians of the times.{compared}", columns, rows)
+    named = f" Reference: {', '.join(f'{k} {v}' for k, v in study.reference.items())}." if study.reference else ""
+    return Table(f"Last epoch: mean, lowest and highest seed; medians of the times.{named}", columns, rows)
 
 
 def _groups(result: Result) -> dict[tuple[str, ...], list[JsonRun]]:
@@ -99,16 +102,13 @@ def _fall(run: JsonRun) -> float:
     return 100 * fall
 
 
-def _time(runs: Sequence[JsonRun] | None, part: str) -> float | None:
-    times = [float(epoch[f"{part}_time_s"]) for run in runs or () for epoch in run["series"]]
-    return median(times) if times else None
+def _time(runs: Sequence[JsonRun], part: str) -> float | None:
+    trained = [run["series"] for run in runs if run["series"]]
+    return time_s(trained, part) if trained else None
 
 
-def _spread(percents: Sequence[float]) -> str | None:
-    if not percents:
-        return None
-    several = f" ({min(percents):.2f} to {max(percents):.2f})" if len(percents) > 1 else ""
-    return f"{mean(percents):.2f}{several}"
+def _spread(percents: Iterable[float]) -> str | None:
+    return spread(values, 2) if (values := list(percents)) else None
 
 
 def pictures(result: Result) -> dict[str, Picture]:
@@ -134,8 +134,7 @@ def _picture(result: Result, panel: str, x: str, figure: str) -> Picture:
         points = lines.setdefault(key, {})
         first.setdefault(key, seeds[0])
         if x == "epoch":
-            for epochs in zip(*(run["series"] for run in seeds), strict=False):
-                points[epochs[0]["epoch"]] = [factor * epoch[figure] for epoch in epochs]
+            points.update(enumerate(by_epoch([run["series"] for run in seeds], figure, factor), 1))
         elif ends := [factor * run["series"][-1][figure] for run in seeds if _done(run)]:
             points[float(seeds[0]["at"][x])] = ends
     panels: dict[str, list[Line]] = {}

@@ -91,8 +91,8 @@ class Search:
 
 @dataclass(frozen=True)
 class Trial:
-    """Held-out `accuracy` in [0, 1] after the last epoch and, where speed counts, the rewritten file's `images_per_s`;
-    or the `error` of a failed training."""
+    """Held-out `accuracy` in [0, 1] after the last epoch and, where speed counts, the rewritten file's `images_per_s`
+    in its best batch and sharing of the cores; or the `error` of a failed training."""
 
     parameters: Values
     accuracy: float | None

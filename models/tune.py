@@ -73,7 +73,7 @@ Measure = Callable[[Path], float]
     type=click.Choice(["accuracy", "frontier"]),
     default="accuracy",
     show_default=True,
-    help="frontier: accuracy and measured speed of a vitbn, over its geometry.",
+    help="frontier: accuracy and speed, as measured by latency --preset frontier, of a vitbn over its geometry.",
 )
 @click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True)
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda", "mps"]), default="auto", show_default=True)
@@ -258,7 +258,7 @@ def _cells(search: Search, trials: list[Trial]) -> list[tuple[str, str]]:
         ("trial", str(len(trials))),
         ("held-out accuracy %", "failed" if last.accuracy is None else f"{100 * last.accuracy:.2f}"),
         ("best so far %", f"{100 * max(accuracies):.2f}" if accuracies else ""),
-        *([("images/s", f"{last.images_per_s:,.0f}" if last.images_per_s else "")] if search.speed else []),
+        *([("images/s, best way", f"{last.images_per_s:,.0f}" if last.images_per_s else "")] if search.speed else []),
         ("duration s", f"{last.duration_s:.1f}"),
     ]
     for name in search.searched:

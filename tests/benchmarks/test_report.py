@@ -21,6 +21,7 @@ ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks/results"
 APART = {"norms.json", "decoders.json"}  # what `make benchmarks` leaves out
 FILES = sorted(RESULTS.glob("*.json"))
+STUDIES = sorted(RESULTS.glob("studies/*/*.json"))
 
 
 def build(*arguments: object) -> Result:
@@ -80,6 +81,12 @@ def test_every_result_is_on_the_page_and_every_picture_on_a_page(runs: dict[str,
 
 def test_every_committed_result_has_a_command_a_date_and_a_clean_commit(runs: dict[str, Run]) -> None:
     assert {name: run.doubt for name, run in runs.items() if run.doubt} == {}  # without them: a doubt
+
+
+def test_every_study_is_of_a_clean_tree() -> None:
+    commits = {path.parent.name: json.loads(path.read_text())["environment"]["commit"] for path in STUDIES}
+    dirty = {name for name, commit in commits.items() if commit.endswith("-dirty")}
+    assert dirty <= {"depths-0.003-all-images"}  # its two runs of six blocks train again
 
 
 def test_the_results_stay_small() -> None:

@@ -10,18 +10,17 @@ from __future__ import annotations
 import base64
 import json
 import signal
+import socket
 import struct
 import sys
 import threading
 import time
-import urllib.error
-import urllib.request
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
-from http.client import HTTPException
+from http.client import HTTPConnection, HTTPException, HTTPResponse
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from math import isfinite, prod
 from typing import Any, Literal
@@ -90,31 +89,55 @@ class Server:
         left_s = (until or self.deadline) - time.monotonic()
         if left_s <= 0:
             raise ProbeFailed("no answer in time", passing=True)
-        headers = (
-            {**self.headers, "Inference-Header-Content-Length": str(header_bytes)} if header_bytes else self.headers
-        )
-        request = urllib.request.Request(f"http://{self.url}/{path}", body, dict(headers))
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy must not see loopback
+        headers = {"Connection": "close", **self.headers}
+        headers |= {"Inference-Header-Content-Length": str(header_bytes)} if header_bytes else {}
+        end_s = time.monotonic() + left_s
         try:
-            with opener.open(request, timeout=left_s) as answer:
-                content: bytes = answer.read()
-                return content, int(answer.headers.get("Inference-Header-Content-Length") or len(content))
-        except urllib.error.HTTPError as error:
-            words = ""
-            with suppress(OSError, HTTPException):
-                words = " ".join(error.read(500).decode(errors="replace").split())
-            raise ProbeFailed(f"HTTP {error.code} {words}", passing=error.code == 503) from error
-        except (OSError, ValueError) as error:
-            late = isinstance(error, TimeoutError) or isinstance(getattr(error, "reason", None), TimeoutError)
-            raise ProbeFailed(f"no answer: {error}", passing=late) from error
-        except HTTPException as error:
-            raise ProbeFailed(f"no answer: {error!r}") from error
+            with closing(HTTPConnection(self.url, timeout=left_s)) as connection:
+                connection.connect()
+                with _cut_off(connection.sock, left_s):
+                    connection.request("GET" if body is None else "POST", f"/{path}", body, headers)
+                    answer = connection.getresponse()
+                    if answer.status >= 300:
+                        raise ProbeFailed(_refusal(answer), passing=answer.status == 503)
+                    content = answer.read()
+            if time.monotonic() > end_s:
+                raise TimeoutError("timed out")
+            length = int(answer.headers.get("Inference-Header-Content-Length") or len(content))
+        except (OSError, ValueError, HTTPException) as error:
+            late = isinstance(error, TimeoutError) or time.monotonic() > end_s
+            words = "timed out" if late else str(error) if isinstance(error, OSError | ValueError) else repr(error)
+            raise ProbeFailed(f"no answer: {words}", passing=late) from error
+        return content, length
 
     def json(self, path: str, body: bytes | None = None) -> Any:
         try:
             return json.loads(self.ask(path, body)[0])
         except ValueError as error:
             raise ProbeFailed(f"{path}: expected JSON, found {error}") from error
+
+
+def _refusal(answer: HTTPResponse) -> str:
+    words = ""
+    with suppress(OSError, HTTPException):
+        words = " ".join(answer.read(500).decode(errors="replace").split())
+    return f"HTTP {answer.status} {words}"
+
+
+@contextmanager
+def _cut_off(connected: socket.socket, seconds: float) -> Iterator[None]:
+    """Ends the connection then: its own timeout begins anew with each byte."""
+
+    def shut() -> None:
+        with suppress(OSError):
+            connected.shutdown(socket.SHUT_RDWR)
+
+    timer = threading.Timer(seconds, shut)
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def probe_server(
@@ -252,7 +275,10 @@ class Health:
             def log_message(self, format: str, *arguments: object) -> None:
                 pass
 
-        server = ThreadingHTTPServer((host, int(port)), Handler)
+        class Server(ThreadingHTTPServer):
+            address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+
+        server = Server((host.strip("[]"), int(port)), Handler)
         threading.Thread(target=server.serve_forever, daemon=True).start()
 
     def heard(self, probe: Probe) -> None:

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clients.errors import ClientError, DeadlineExceeded, ModelNotFound, ServerBusy, ServerError, ServerUnavailable
-from clients.options import Options
+from clients.options import Options, Tls
 
 T = TypeVar("T")
 
@@ -156,21 +156,16 @@ class _Server:
         self._lost, self._garbled = _failures(self._is_http)
         module = import_module(f"tritonclient.{options.protocol}.aio")
         try:
-            settings = self._http_settings() if self._is_http else self._grpc_settings()
+            context = _context(options.tls)  # gRPC itself would take unreadable files for an absent server
+            settings = self._http_settings(context) if self._is_http else self._grpc_settings()
             self._client = module.InferenceServerClient(address, **settings)
-        except OSError as error:  # ssl's errors are OSErrors
+        except OSError as error:
             raise ServerUnavailable(f"expected PEM files for TLS to {address}, found {error}") from error
 
-    def _http_settings(self) -> dict[str, Any]:
-        tls = self._options.tls
+    def _http_settings(self, context: ssl.SSLContext | None) -> dict[str, Any]:
         most = self._options.concurrency + 1  # one more for other requests
         settings: dict[str, Any] = {"conn_limit": most, "conn_timeout": None}
-        if tls is not None:
-            context = ssl.create_default_context(cafile=tls.ca_file)
-            if tls.certificate_file is not None:
-                context.load_cert_chain(tls.certificate_file, tls.key_file)
-            settings |= {"ssl": True, "ssl_context": context}
-        return settings
+        return settings | ({"ssl": True, "ssl_context": context} if context else {})
 
     def _grpc_settings(self) -> dict[str, Any]:
         tls = self._options.tls
@@ -231,8 +226,19 @@ class _Server:
         )
 
 
+def _context(tls: Tls | None) -> ssl.SSLContext | None:
+    """Raises OSError, as ssl's errors are."""
+    if tls is None:
+        return None
+    context = ssl.create_default_context(cafile=tls.ca_file)
+    if tls.certificate_file is not None:
+        context.load_cert_chain(tls.certificate_file, tls.key_file)
+    return context
+
+
 def _check_address(address: str) -> None:
-    if not re.fullmatch(r"[^\s/@?#;]+:\d{1,5}", address) or int(address.rpartition(":")[2]) > 65535:
+    match = re.fullmatch(r"(?:\[[^\s/@?#;\[\]]+\]|[^\s/@?#;:\[\]]+):(\d{1,5})", address)  # IPv6 stands in brackets
+    if not match or int(match[1]) > 65535:
         raise ServerUnavailable(f"expected the server's address as HOST:PORT, found {address!r}")
 
 

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from stat import S_ISDIR
 from typing import NoReturn
 
 from serving.launcher import BY_PRIORITY
@@ -55,11 +56,15 @@ class ServerOptions:
         return [*own, *(f"--load-model={name}" for name in at_start), *self.rest]
 
     def model_dirs(self) -> dict[str, Path]:
-        """Name -> folder; the first repository wins."""
+        """Name -> folder; the first repository wins.
+
+        Raises OSError, also for a link that leads nowhere: Triton then tells no index.
+        """
         folders: dict[str, Path] = {}
         for repository in self.repositories:
             for path in sorted(repository.iterdir()):
-                if path.is_dir() and not path.name.startswith(".") and (not self.models or path.name in self.models):
+                wanted = not path.name.startswith(".") and (not self.models or path.name in self.models)
+                if S_ISDIR(path.stat().st_mode) and wanted:
                     folders.setdefault(path.name, path)
         return folders
 
@@ -89,7 +94,7 @@ def parse(arguments: Sequence[str]) -> ServerOptions:
         raise ValueError("--supervised needs --model-control-mode=explicit: it loads and unloads models")
     if not _allowed(values, "http"):
         raise ValueError("--supervised needs HTTP: remove --allow-http=false")
-    repositories = tuple(Path(value) for name in REPOSITORIES for value in values[name])
+    repositories = tuple(Path(value) for name in REPOSITORIES for value in values[name] if value)
     if not repositories:
         raise ValueError("--supervised needs --model-repository")
     for repository in repositories:

@@ -184,12 +184,14 @@ class Supervisor:
 
     def _wait_for_index(self, process: subprocess.Popen[bytes]) -> dict[str, dict[int, str]]:
         deadline = time.monotonic() + START_S
-        while time.monotonic() < deadline:
+        while True:
             self._check(process)
-            with suppress(ControlFailed):
+            try:
                 return self._control.index()
+            except ControlFailed as error:
+                if time.monotonic() > deadline:
+                    raise ServerLost("hung", f"no index within {START_S:g} s of its start: {error}") from error
             self._tick()
-        raise ServerLost("hung", f"no answer within {START_S:g} s of its start")
 
     def _load_newest(self, name: str, current: Plan) -> None:
         """An older version where Triton refuses the newer."""

@@ -154,7 +154,7 @@ def _check_version(folder: Path) -> dict[str, Any]:
         if not files or any(Path(place).is_absolute() or ".." in Path(place).parts for place in files):
             raise ValueError(f"files {list(files)}")
         _labels(manifest)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise Broken(f"{path}: expected the manifest of an export, found {error!r}") from error
     for place, expected in files.items():
         if (found := _sha256(folder / place)) != expected:

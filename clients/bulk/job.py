@@ -97,6 +97,8 @@ class Output:
     def __init__(self, path: str) -> None:
         self.path = absolute(path)
         self._filesystem, self._inner = url_to_fs(path)
+
+    def make(self) -> None:
         self._filesystem.makedirs(self._inner, exist_ok=True)
 
     def write(self, name: str, data: bytes) -> None:
@@ -150,11 +152,11 @@ def open_job(output: Output, settings: Settings, plan: Iterable[Part]) -> Job:
     """
     if output.read(JOB_FILE) is None:
         _write_job(output, settings, plan)
-    stored = json.loads(output.read(JOB_FILE) or b"{}")
     try:
+        stored = json.loads(output.read(JOB_FILE) or b"{}")
         before = Settings(**stored["settings"] | {"inputs": tuple(stored["settings"]["inputs"])})
         job = Job(before, output.path, stored["parts_file"], stored["parts"])
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise JobMismatch(f"{output.path}/{JOB_FILE}: expected the job of a bulk run, found {error!r}") from error
     for field in fields(Settings):
         if (was := getattr(before, field.name)) != (now := getattr(settings, field.name)):
@@ -173,6 +175,11 @@ def _write_job(output: Output, settings: Settings, plan: Iterable[Part]) -> None
                 file.write(line)
                 digest.update(line)
                 parts += 1
+        output.make()
+        if (found := output.done()) and output.read(JOB_FILE) is None:  # another planner may have been faster
+            raise JobMismatch(
+                f"{output.path}: expected {JOB_FILE} beside part files, found {len(found)} of an unknown job"
+            )
         name = f"_parts-{digest.hexdigest()[:16]}.jsonl"
         output.copy_in(listed, name)
     job = {"settings": asdict(settings), "parts_file": name, "parts": parts}

@@ -39,7 +39,7 @@ def find_model(path: Path) -> ModelFile:
     try:
         manifest = json.loads((folder / "manifest.json").read_text())
         file, expected = folder / Path(manifest["file"]).name, str(manifest["files"][manifest["file"]])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ModelNotFound(f"{folder}: expected a published version with its manifest, found {error!r}") from error
     if (digest := _digest(file)) != expected:
         raise ModelMismatch(f"{file}: expected the SHA-256 {expected}, found {digest}")

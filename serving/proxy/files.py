@@ -80,8 +80,8 @@ def check(folder: Path) -> None:
     command = [str(envoy()), "--mode", "validate", "--log-level", "error", "-c", str(folder / "envoy.yaml")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=CHECK_S)
     if done.returncode:
-        words = " ".join((done.stderr + done.stdout).split())
-        raise ProxyError(f"{folder}: Envoy refuses the configuration: {words[-600:]}")
+        words = " ".join((done.stderr + done.stdout).split()).rpartition(f"{folder}/envoy.yaml': ")[2]
+        raise ProxyError(f"Envoy refuses the configuration: {words[-600:]}")
 
 
 def _replace(folder: Path, texts: dict[str, str]) -> None:

@@ -61,6 +61,8 @@ class Settings:
     def __post_init__(self) -> None:
         if not self.backends:
             raise ValueError("expected at least one server, found none")
+        if self.admin > 65535:
+            raise ValueError(f"port {self.admin} of the proxy's administration: expected at most 65535")
         own = {*self.ports, self.metrics}
         if self.admin in own and self.host in ("127.0.0.1", "localhost", *EVERY_INTERFACE):
             raise ValueError(f"port {self.admin}: expected another port than the proxy's administration (--admin-port)")
@@ -89,7 +91,10 @@ def parse_backend(text: str) -> Backend:
     ports = [int(port) for port in match[2].split(":")[1:]] if match else []
     if not match or not all(0 < port <= 65535 for port in ports):
         raise ValueError(f"expected HOST[:HTTP[:GRPC[:HEALTH]]], found {text!r}")
-    return Backend(match[1].strip("[]"), *ports)
+    backend = Backend(match[1].strip("[]"), *ports)
+    if not backend.is_address and (":" in backend.host or re.fullmatch(r"[\d.]+", backend.host)):
+        raise ValueError(f"expected an address or a name, found {backend.host!r}")
+    return backend
 
 
 def read_keys(path: Path) -> dict[str, str]:

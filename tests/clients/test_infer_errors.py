@@ -38,11 +38,19 @@ def test_the_port_of_the_other_protocol(served, asked, other):
     assert not any(words in error for words in LIBRARIES)
 
 
-@pytest.mark.parametrize("url", ["http://127.0.0.1:8000", "127.0.0.1", "", "host:port", "127.0.0.1:99999"])
+@pytest.mark.parametrize("url", ["http://a:8000", "127.0.0.1", "", "host:port", "127.0.0.1:99999", "::1:8000", "[::1]"])
 def test_address_that_is_none(url):
     code, lines, (error,) = run(DIGIT, "--url", url)
     assert (code, lines) == (3, [])
     assert f"HOST:PORT, found {url!r}" in error
+
+
+def test_refused_encryption_is_one_line_though_grpc_logs():
+    """In its own process: gRPC's library writes to the descriptor."""
+    with StandIn().serving("grpc") as stand_in:
+        command = [sys.executable, ROOT / "clients/infer.py", DIGIT, "--url", stand_in.url, "--protocol", "grpc"]
+        child = subprocess.run([*command, "--ssl"], capture_output=True, text=True, check=False)
+    assert (child.returncode, child.stdout, child.stderr.count("\n")) == (3, "", 1), child.stderr
 
 
 @pytest.mark.slow

@@ -1,8 +1,9 @@
 import base64
 import json
 import struct
+import time
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import pytest
 import raw_server
@@ -101,6 +102,20 @@ def test_a_version_with_another_answer_fails(path: str, answer: bytes, reason: s
     (version,) = found.versions
     assert (found.ok, version.state) == (False, "failed")
     assert version.reason.startswith(reason)
+
+
+@pytest.mark.parametrize("start", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 9999\r\n\r\n"])
+def test_an_answer_drop_by_drop_meets_the_same_deadline(start: bytes) -> None:
+    def drops(path: str) -> Iterator[bytes]:
+        yield start
+        for _ in range(200):
+            yield b"["
+            time.sleep(0.1)
+
+    begun = time.monotonic()
+    with raw_server.answering(drops) as url:
+        assert probe_server(url, timeout_s=0.5).reason == "no answer: timed out"
+    assert time.monotonic() - begun < 10
 
 
 def test_names_that_fit_no_address_fail() -> None:

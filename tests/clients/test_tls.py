@@ -1,5 +1,6 @@
 import socket
 import threading
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -52,9 +53,9 @@ def test_files_that_are_none(tmp_path, certificates):
     with pytest.raises(ValueError, match="certificate and its key, found one without"):
         Tls(certificate_file=certificates.certificate)
     (tmp_path / "empty.pem").write_text("seven")
-    for file in ("empty.pem", "missing.pem"):
+    for file, protocol in product(("empty.pem", "missing.pem"), PROTOCOLS):
         with pytest.raises(ServerUnavailable, match="expected PEM files for TLS"):
-            Classifier(Options("127.0.0.1:1", retry_s=0, tls=Tls(ca_file=str(tmp_path / file))))
+            Classifier(Options("127.0.0.1:1", protocol, retry_s=0, tls=Tls(ca_file=str(tmp_path / file))))
 
 
 def test_a_server_that_ends_the_connection_instead_of_encrypting():

@@ -83,6 +83,11 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], int | None, str]] = {
     ),
     "bit flip": (lambda model: flip_a_bit(newest(model) / "model.onnx"), 3, "expected the SHA-256"),
     "manifest broken": (lambda model: truncate(newest(model) / "manifest.json"), 3, "expected the manifest"),
+    "manifest nested": (
+        lambda model: (newest(model) / "manifest.json").write_text("[" * 200_000),
+        3,
+        "expected the manifest of an export, found RecursionError",
+    ),
     "config truncated": (lambda model: truncate(model / "config.pbtxt"), None, "expected the configuration"),
     "config empty": (lambda model: (model / "config.pbtxt").write_text(""), None, "expected name 'linear'"),
     "config unknown field": (

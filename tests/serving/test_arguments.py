@@ -17,6 +17,10 @@ def test_addresses_headers_and_models(tmp_path: Path) -> None:
     key = "--grpc-restricted-protocol=model-repository:Admin=9"
     assert parse([*words, key]).grpc_headers == {"triton-grpc-protocol-admin": "9"}
     assert parse([*words, "--allow-grpc=false"]).grpc_url is None
+    (tmp_path / "gone").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(FileNotFoundError, match="gone"):
+        options.model_dirs()
+    (tmp_path / "gone").unlink()
     sixth = parse([*words, "--http-address=ipv6:::1", "--grpc-address=[::]"])
     assert (sixth.http_url, sixth.grpc_url) == ("[::1]:81", "[::1]:8001")
     assert list(options.model_dirs()) == ["a"]
@@ -37,6 +41,7 @@ def test_the_users_words_stay_but_for_those_the_supervisor_sets(tmp_path: Path) 
     ("arguments", "expected"),
     [
         ([], "--supervised needs --model-repository"),
+        (["--model-repository="], "--supervised needs --model-repository"),
         (["--model-repository=/nowhere"], "/nowhere: expected a model repository, found no such folder"),
         (["--model-repository=/", "--model-control-mode=poll"], "needs --model-control-mode=explicit"),
         (["--model-repository=/", "--allow-http", "false"], "needs HTTP"),

@@ -165,6 +165,7 @@ def test_it_ends_with_exit_code_0_and_leaves_nothing(fleet: RunningFleet) -> Non
     [
         (["--servers", "2"], "needs --model-repository"),
         (["--servers", "2", "--keys", "pyproject.toml"], "expected CLIENT KEY"),
+        (["--servers", "2", "--model-repository", "docs", "--supervisor-port", "65535"], "port 65536 of the proxy's"),
         (["--supervised", "--keys", "pyproject.toml"], "--keys: expected --servers, found --supervised"),
         (["--tls", "README.md", "README.md"], "--tls: expected --servers, found a plain server"),
         (["--servers", "2", "--health-port", "8004"], "--health-port: expected --supervised, found --servers"),

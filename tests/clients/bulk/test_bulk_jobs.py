@@ -58,7 +58,7 @@ def test_a_folder_that_cannot_be_listed_stops_the_plan(tmp_path, digits, network
         monkeypatch.setattr(MemoryFileSystem, "ls", ls)
     with pytest.raises(OSError, match=r"File name too long|denied"):
         run([folder], tmp_path / "out", network)
-    assert not list((tmp_path / "out").iterdir())
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_second_planner_leaves_an_open_list_alone(tmp_path):
@@ -102,6 +102,23 @@ def test_a_folder_belongs_to_one_job(tmp_path, forms, network, network_of_ink):
         run([forms["idx"]], tmp_path / "out", network_of_ink)
     with pytest.raises(JobMismatch, match="expected its job's inputs"):
         run([forms["tar"]], tmp_path / "out", network)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("part-00000000.parquet", b"", "expected _job.json beside part files, found 1 of an unknown job"),
+        ("_job.json", b"no JSON", "_job.json: expected the job of a bulk run"),
+        ("_job.json", b"[]", "_job.json: expected the job of a bulk run"),
+        ("_job.json", b"{}", "_job.json: expected the job of a bulk run"),
+    ],
+)
+def test_files_of_others_are_not_taken_for_answers(tmp_path, forms, network, name, content, reason):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / name).write_bytes(content)
+    with pytest.raises(JobMismatch, match=reason):
+        run([forms["idx"]], tmp_path / "out", network)
+    assert [path.name for path in (tmp_path / "out").iterdir()] == [name]
 
 
 def test_shares_are_disjoint_and_whole(tmp_path, forms, network):
@@ -154,7 +171,7 @@ def test_what_is_no_input_stops_before_anything_is_written(tmp_path, network):
             run([path], output, network)
         assert str(path) in str(refusal.value), name
         assert text in str(refusal.value), name
-        assert not list(output.iterdir()), name
+        assert not output.exists(), name
 
 
 def test_the_command_says_what_is_wrong_in_a_line(tmp_path, forms):

@@ -106,10 +106,15 @@ def train(
 
 def _start(config: ModelConfig, options: TrainingOptions, images: int) -> State:
     torch.manual_seed(options.seed)
-    model = build(config, options.last_block)
+    try:
+        model = build(config, options.last_block).to(options.device)
+    except (RuntimeError, TypeError, OverflowError) as error:  # the sizes are sound, so they are too large
+        found = ", ".join(
+            f"{name} {getattr(config, name)}" for name in ("depth", "dim", "heads", "dim_head", "mlp_dim")
+        )
+        raise TrainingError(f"{options.device}: expected a network that fits its memory, found {found}") from error
     if options.init:
         _load_weights(model, Path(options.init))
-    model.to(options.device)
     start_skips(model, options.skip_init)
     average = copy.deepcopy(model) if options.ema is not None else None
     teacher = None

@@ -72,6 +72,13 @@ def test_command_with_an_output_that_is_no_place_for_a_checkpoint(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["pipe"]
 
 
+@pytest.mark.parametrize("dim", [10**11, 10**19, 10**30])
+def test_command_with_a_network_larger_than_any_memory(tmp_path, dim):
+    message, exit_code = failure("--dim", dim, "--device", "cpu", "--output", tmp_path / "run.safetensors")
+    assert (exit_code, f"fits its memory, found depth 6, dim {dim}, heads 8" in message) == (1, True)
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("device", ["cuda", "mps"])
 def test_command_on_a_device_that_is_not_there(tmp_path, device):
     if torch.cuda.is_available() if device == "cuda" else torch.backends.mps.is_available():

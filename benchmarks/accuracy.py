@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 BATCH = 250
 EXACT = ("torch", "torch-sdpa", "onnx", "onnx-folded", "onnx-optimized")  # float32, PyTorch first
-HEADER = ("model", "runtime", "accuracy %", "same class %", "max error")
 
 
 @presets("photographs")
@@ -36,7 +35,7 @@ def accuracy(
 ) -> None:
     """Measure the shipped networks in every runtime and precision that this machine has."""
     from benchmarks.measure.run import recording
-    from benchmarks.measure.tables import table
+    from benchmarks.reporting.tables import show
     from models.checkpoint import load
 
     models = chosen(models, SHIPPED)
@@ -53,14 +52,13 @@ def accuracy(
             for row in _rows(model, load(shipped(model)), data):
                 rows.append({"dataset": dataset, "images": len(data.test_labels), **row})
                 record.update(rows)
-    click.echo(table(HEADER, [_cells(row) for row in rows]))
-    click.echo(f"{len(data.test_labels)} test images; class and error against PyTorch eager")
+    click.echo(show(record.run(), "accuracy"))
 
 
 def _on_conditions(models: Sequence[str], data: Dataset, json_path: Path | None) -> None:
     from benchmarks.measure.run import recording
-    from benchmarks.measure.tables import table
     from benchmarks.pictures.pens import conditions
+    from benchmarks.reporting.tables import show
     from export.equivalence import onnx_classifier
     from export.pipeline import ExportOptions, export_checkpoint
 
@@ -80,8 +78,7 @@ def _on_conditions(models: Sequence[str], data: Dataset, json_path: Path | None)
                 for name, share in shares.items()
             ]
             record.update(rows)
-    percents = [(model, *(f"{100 * row['accuracy']:.2f}" for row in rows if row["model"] == model)) for model in models]
-    click.echo(table(("right, %", *pictures), percents))
+    click.echo(show(record.run(), "pens"))
 
 
 def _rows(model: str, checkpoint: Checkpoint, data: Dataset) -> Iterator[dict[str, Any]]:
@@ -146,11 +143,6 @@ def _classify(classify: Classifier, images: Images) -> Logits:
     import numpy as np
 
     return np.concatenate([classify(images[i : i + BATCH]) for i in range(0, len(images), BATCH)])
-
-
-def _cells(row: dict[str, Any]) -> tuple[str, ...]:
-    shares = (f"{100 * row[name]:.2f}" for name in ("accuracy", "agreement"))
-    return (row["model"], row["runtime"], *shares, f"{row['max_abs_error']:.1e}")
 
 
 if __name__ == "__main__":

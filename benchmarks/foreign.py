@@ -23,6 +23,7 @@ BATCHES = (1, 8)
 def foreign(names: tuple[str, ...], seconds: float, json_path: Path | None) -> None:
     """Time published networks plain, optimised by ONNX Runtime, rewritten, and both of the files in OpenVINO."""
     from benchmarks.measure.run import recording
+    from benchmarks.reporting.tables import show
     from export.onnx_rewrites.errors import ForeignError
 
     rows: list[dict[str, Any]] = []
@@ -32,9 +33,9 @@ def foreign(names: tuple[str, ...], seconds: float, json_path: Path | None) -> N
                 row = measure(NETWORKS[name], seconds, name)
             except (ForeignError, ImportError) as error:
                 row = {"reason": " ".join(str(error).split())[:300]}
-            _print({"network": name} | row)
             rows += flat({"network": name, "title": NETWORKS[name].title} | row)
             record.update(rows)
+        click.echo(show(record.run(), "foreign", "left_out"))
 
 
 def measure(network: Foreign, seconds: float, name: str) -> dict[str, Any]:
@@ -101,31 +102,6 @@ def _norms(path: Path) -> int:
     import onnx_ir as ir
 
     return sum(node.op_type == "BatchNormalization" for node in ir.load(path).graph)
-
-
-def _print(row: dict[str, Any]) -> None:
-    from benchmarks.measure.foreign_candidates import OPTIMISER
-
-    if "reason" in row:
-        click.echo(f"{row['network']:24} left out: {row['reason']}")
-        return
-    left = [*row["macs_after"].values()][-1]
-    saved = f"{100 * (1 - left / row['macs']):.1f} % saved"
-    norms = f", BatchNormalization {row['norms'][0]} -> {row['norms'][1]}" if row["norms"][0] else ""
-    click.echo(f"{row['network']:24} {row['macs']:>15,} -> {left:>15,} MACs ({saved}{norms})")
-    fused = ", ".join(f"{operator} {count}" for operator, count in row["fused"].items())
-    click.echo(f"  {OPTIMISER} fused {fused or 'nothing'}")
-    for measured in row["times"]:
-        for time in measured["rows"]:
-            ratio = time["times_as_fast"]
-            said = (
-                f"{ratio['ratio']:.2f} times {time['base']} ({ratio['low']:.2f} to {ratio['high']:.2f})"
-                if ratio
-                else ""
-            )
-            click.echo(f"  batch {measured['batch']}  {time['contestant']:26} {time['p50_ms']:9.2f} ms  {said}")
-        for contestant, reason in measured["left_out"].items():
-            click.echo(f"  batch {measured['batch']}  {contestant:26} left out: {reason}")
 
 
 if __name__ == "__main__":

@@ -135,7 +135,7 @@ def _compare(
     from benchmarks.measure.devices import free
     from benchmarks.measure.roofline import limits
     from benchmarks.measure.rounds import Row, finish, measure
-    from benchmarks.reporting.latency_table import batch_table, closing_lines
+    from benchmarks.reporting.tables.calls import batch_table, closing_lines
 
     device, threads = candidates[0].device, candidates[0].threads
     reachable = limits(device, threads, tuple(dict.fromkeys(each.precision for each in candidates)))

@@ -49,16 +49,15 @@ def _compare(texts: dict[Path, str]) -> None:
 def compare(before: Path, after: Path) -> None:
     """Show which rows of AFTER are faster or slower than in BEFORE, and which are the same within their noise."""
     from benchmarks.measure.run import RunError
-    from benchmarks.measure.tables import table
-    from benchmarks.reporting.compare import HEADER, changes, differences
+    from benchmarks.reporting.compare import changes, differences
 
     try:
-        rows, warnings = changes(before, after), list(differences(before, after))
+        table, warnings = changes(before, after), list(differences(before, after))
     except RunError as error:
         raise click.ClickException(str(error)) from error
     for line in warnings:
         click.echo(f"Warning: {line}", err=True)
-    click.echo(table(HEADER, rows))
+    click.echo(table.plain)
 
 
 if __name__ == "__main__":

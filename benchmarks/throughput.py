@@ -122,7 +122,7 @@ def throughput(
     from benchmarks.load.published import device_of_server
     from benchmarks.load.rounds import run
     from benchmarks.measure.run import recording
-    from benchmarks.reporting.throughput_report import text
+    from benchmarks.reporting.tables import show
     from serving.running import ServerFailed
 
     loads = _loads(batches, in_flight or (() if rates else IN_FLIGHT), rates, seconds)
@@ -134,7 +134,7 @@ def throughput(
         with recording(json_path, cores(), device) as record:
             for rows in run(cells, generator, seconds, rounds):
                 record.update([{**about, **row} for row in rows])
-            click.echo(text(record.rows, device))
+            click.echo(show(record.run(), "throughput", "saturated", "left_out"))
     except (Failed, ServerFailed, OSError) as error:
         raise click.ClickException(str(error)) from error
     context.exit(1 if any("wrong_answer" in row for row in record.rows) else 0)

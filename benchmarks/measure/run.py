@@ -92,16 +92,19 @@ class Record:
 
     def update(self, rows: Sequence[Row], limits: Mapping[str, Any] | None = None, interrupted: bool = False) -> None:
         """Writes the file at once: an interrupted run keeps its measurements."""
-        from models.environment import describe
         from models.files import write_atomically
 
         self.rows, self.limits = rows, limits or self.limits
         if self.path:
-            machine = describe(self.threads, self.device)
-            commit: str | None = machine.pop("commit")
-            doubt = NO_COMMIT if commit is None else DIRTY if commit.endswith("-dirty") else None
-            run = Run(self.command, commit, self.date, machine, self.limits, rows, interrupted or None, doubt)
-            write_atomically(self.path, run.text().encode())
+            write_atomically(self.path, self.run(interrupted).text().encode())
+
+    def run(self, interrupted: bool = False) -> Run:
+        from models.environment import describe
+
+        machine = describe(self.threads, self.device)
+        commit: str | None = machine.pop("commit")
+        doubt = NO_COMMIT if commit is None else DIRTY if commit.endswith("-dirty") else None
+        return Run(self.command, commit, self.date, machine, self.limits, self.rows, interrupted or None, doubt)
 
 
 @contextmanager

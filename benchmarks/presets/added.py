@@ -56,7 +56,7 @@ def added(
     """Time all test images in one `classify` call, and single images, against the same file in process."""
     from benchmarks.load.published import device_of_server
     from benchmarks.measure.run import recording
-    from benchmarks.reporting.overhead_table import text
+    from benchmarks.reporting.tables import show
     from clients.errors import ClientError
     from export.errors import ExportError
     from serving.running import ServerFailed
@@ -69,7 +69,7 @@ def added(
             _measure(Candidate(model, engine, precision, device=device), batch, images, seconds, streamed, record)
     except (ClientError, DataError, ExportError, ServerFailed, Failed, OSError) as error:
         raise click.ClickException(str(error)) from error
-    click.echo(text(record.rows, device))
+    click.echo(show(record.run(), "added", "streamed"))
 
 
 def _measure(candidate: Candidate, batch: int, images: Images, seconds: float, streamed: int, record: Record) -> None:

@@ -38,6 +38,7 @@ def decoders(folder: Path, names: tuple[str, ...], only: bool, seconds: float, j
     ones. FOLDER keeps the files, up to 4 GB a network.
     """
     from benchmarks.measure.run import recording
+    from benchmarks.reporting.tables import show
     from export.onnx_rewrites.errors import ForeignError
 
     rows: list[Row] = []
@@ -54,10 +55,10 @@ def decoders(folder: Path, names: tuple[str, ...], only: bool, seconds: float, j
             click.echo(f"{name}: {', '.join(candidate for candidate, _ in files(place))} in {place}")
             for row in () if only else measure(decoder, place, seconds, name):
                 rows.append(about | row)
-                _print(rows[-1])
                 record.update(rows)
         if rows and not only:
             record.update(rows)
+            click.echo(show(record.run(), "decoders", "left_out"))
 
 
 def measure(decoder: Decoder, folder: Path, seconds: float, name: str) -> Iterator[Row]:
@@ -178,12 +179,3 @@ def in_generator(folder: Path, decoder: Decoder, threads: int) -> dict[str, dict
             raise click.ClickException(f"{candidate}: expected the tokens {expected}, found {tokens}")
         first[candidate], further[candidate] = begin, partial(go_on, generator)
     return {FIRST_TOKEN: first, DECODING: further}
-
-
-def _print(row: Row) -> None:
-    ratios = ", ".join(
-        f"{ratio['ratio']:.2f} x {other} ({ratio['low']:.2f} to {ratio['high']:.2f})"
-        for other, ratio in row["ratios"].items()
-    )
-    what = f"{row['kind']}, threads: {row['threads']}"
-    click.echo(f"  {what:24} {row['contestant']:14} {row['p50_ms']:10.2f} ms  {row['macs']:>15,} MACs  {ratios}")

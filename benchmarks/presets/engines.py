@@ -46,6 +46,7 @@ def engines(model: str, dataset: str, data_dir: Path | None, seconds: float, jso
     """Time the same file, all rewrites done, in ONNX Runtime and OpenVINO, and requests batched or one by one."""
     from benchmarks.measure.run import recording
     from benchmarks.measure.timing import finished_rounds, time_interleaved
+    from benchmarks.reporting.tables import show
     from export.errors import Unavailable
     from export.precision import accuracy
 
@@ -61,7 +62,7 @@ def engines(model: str, dataset: str, data_dir: Path | None, seconds: float, jso
             lambda: time_interleaved(runs, seconds, "engines"),
             lambda measured: record.update(_rows(model, accuracies, measured)),
         )
-    _print(accuracies, record.rows)
+    click.echo(show(record.run(), "engines"))
 
 
 def _classifiers(model: str) -> dict[str, Classifier]:
@@ -99,13 +100,3 @@ def _rows(model: str, accuracies: Mapping[str, float], measured: Mapping[str, Du
         | {"samples_ns": durations.samples_ns}
         for name, durations in measured.items()
     ]
-
-
-def _print(accuracies: Mapping[str, float], rows: Sequence[Mapping[str, Any]]) -> None:
-    from benchmarks.measure.tables import table
-
-    for name, share in accuracies.items():
-        click.echo(f"{name}: test accuracy {100 * share:.2f} %")
-    header = ("contestant", "rounds", "p50 ms", "p90 ms")
-    cells = [(row["name"], str(len(row["samples_ns"])), f"{row['p50_ms']:.3f}", f"{row['p90_ms']:.3f}") for row in rows]
-    click.echo(table(header, cells))

@@ -34,22 +34,17 @@ class FrontierError(Exception):
 def frontier(folders: Sequence[Path], count: int, seconds: float, json_path: Path | None) -> None:
     """Compare test accuracy and images a second of checkpoints with all rewrites."""
     from benchmarks.measure.run import recording
-    from benchmarks.measure.speeds import Row, measure
+    from benchmarks.measure.speeds import measure
+    from benchmarks.reporting.tables import show
     from export.equivalence import EquivalenceError
     from export.rewrites.errors import RewriteError
     from models.checkpoint import CheckpointError
 
-    def add(rows: list[Row]) -> None:
-        record.update(rows)
-        for row in rows:
-            click.echo(
-                f"{row['checkpoint']:24} {100 * row['test_accuracy']:6.2f} % {row['images_per_s']:12,.0f} images/s"
-            )
-
     try:
         checkpoints = comparable(folders)
         with recording(json_path, cores()) as record:
-            measure(checkpoints, count, seconds, add)
+            measure(checkpoints, count, seconds, record.update)
+            click.echo(show(record.run(), "frontier"))
     except (CheckpointError, FrontierError, EquivalenceError, RewriteError, OSError) as error:
         raise click.ClickException(str(error)) from error
 

@@ -29,7 +29,7 @@ def norms(study: Path, count: int, seconds: float, json_path: Path | None) -> No
     """Time the networks that `models/study.py norms --output STUDY` trained, with all rewrites that apply."""
     from benchmarks.measure.run import recording
     from benchmarks.measure.speeds import measure
-    from benchmarks.measure.tables import table
+    from benchmarks.reporting.tables import show
     from export.equivalence import EquivalenceError
     from export.rewrites.errors import RewriteError
     from models.checkpoint import CheckpointError, load
@@ -43,8 +43,7 @@ def norms(study: Path, count: int, seconds: float, json_path: Path | None) -> No
         checkpoints = [load(study / "runs" / row["checkpoint"]) for row in learned]
         with recording(json_path, cores()) as record:
             measure(checkpoints, count, seconds, lambda rows: record.update(compared(rows, studied)))
-            cells = [(row["model"], f"{row['images_per_s']:,.0f}", row["way"]) for row in record.rows]
-            click.echo(table(("model", "images/s", "best way"), cells))
+            click.echo(show(record.run(), "norms"))
     except (CheckpointError, NormsError, EquivalenceError, RewriteError, OSError) as error:
         raise click.ClickException(str(error)) from error
 

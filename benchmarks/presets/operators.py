@@ -21,7 +21,7 @@ def operators(model: str, batch: int, calls: int, threads: int | None, json_path
     from benchmarks.measure.networks import example_images
     from benchmarks.measure.profiling import profile_graph
     from benchmarks.measure.run import recording
-    from benchmarks.reporting.operators_table import text
+    from benchmarks.reporting.tables import show
     from export.pipeline import ExportOptions, export_checkpoint
     from models.checkpoint import read_config
 
@@ -36,4 +36,4 @@ def operators(model: str, batch: int, calls: int, threads: int | None, json_path
             about |= {name: graph[name] for name in ("p50_ms", "profiled_p50_ms", "nodes_p50_ms")}
             rows += [about | row for kind in ("operators", "groups") for row in graph[kind]]
             record.update(rows)
-            click.echo(text(f"{model}, {name}, {batch} images a call, {threads} threads", graph))
+        click.echo(show(record.run(), "operators"))

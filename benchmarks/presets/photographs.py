@@ -28,8 +28,8 @@ def photographs(
 ) -> None:
     """Measure the accuracy on each CONDITION (all by default), by source of the ink."""
     from benchmarks.measure.run import recording
-    from benchmarks.measure.tables import table
     from benchmarks.pictures.conditions import CONDITIONS
+    from benchmarks.reporting.tables import show
 
     if unknown := [name for name in names if name not in CONDITIONS]:
         raise click.UsageError(f"{unknown[0]}: expected one of {', '.join(CONDITIONS)}")
@@ -38,9 +38,7 @@ def photographs(
             _measure(names or tuple(CONDITIONS), sources or SOURCES, count, dataset, data_dir, record.update)
     except DataError as error:
         raise click.ClickException(str(error)) from error
-    seen = [name for name in record.rows[-1] if name not in ("condition", "images")]
-    cells = [[row["condition"], *(f"{row[name]:.0f}" if name in row else "" for name in seen)] for row in record.rows]
-    click.echo(table(("right, %", *seen), cells))
+    click.echo(show(record.run(), "conditions"))
 
 
 def _measure(

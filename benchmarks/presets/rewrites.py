@@ -21,7 +21,7 @@ def rewrites(depths: tuple[int, ...], count: int, seconds: float, json_path: Pat
     """
     from benchmarks.measure.rewritten import Row, measure
     from benchmarks.measure.run import recording
-    from benchmarks.reporting.rewrites_table import text
+    from benchmarks.reporting.tables import show
     from export.equivalence import EquivalenceError
 
     measured: list[Row] = []
@@ -29,7 +29,6 @@ def rewrites(depths: tuple[int, ...], count: int, seconds: float, json_path: Pat
     def add(rows: list[Row]) -> None:
         measured.extend({"at_depth": depth, "images": count, **row} for row in rows)
         record.update(measured)
-        click.echo(text(depth, rows))
 
     with recording(json_path, cores()) as record:
         for depth in depths:
@@ -37,3 +36,4 @@ def rewrites(depths: tuple[int, ...], count: int, seconds: float, json_path: Pat
                 measure(depth, count, seconds, add)
             except EquivalenceError as error:
                 raise click.ClickException(str(error)) from error
+        click.echo(show(record.run(), "rewrites"))

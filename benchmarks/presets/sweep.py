@@ -77,7 +77,7 @@ def sweep(
     from benchmarks.measure.roofline import limits
     from benchmarks.measure.rounds import finish
     from benchmarks.measure.run import recording
-    from benchmarks.reporting.latency_table import batch_table, unstable_lines
+    from benchmarks.reporting.tables.calls import batch_table, unstable_lines
 
     device, threads, missing = choose(wanted), threads or cores(), Missing()
     kinds = chosen(precisions, PRECISIONS) or DEFAULT_PRECISIONS[device]

@@ -15,7 +15,7 @@ import numpy as np
 
 from benchmarks.measure.run import Row, Run, RunError, read
 from benchmarks.measure.timing import RESAMPLES, Ratio, blocks
-from benchmarks.reporting.tables import cell
+from benchmarks.reporting.tables.text import Table, cell
 
 # Fields that identify a row.
 KEYS = (
@@ -33,7 +33,7 @@ COVERED, WIDENED = 99.5, 2.0  # per cent of the resampled ratios, then this fact
 HEADER = ("row", "what changed", "before ms", "after ms", "times as fast (interval)")
 
 
-def changes(before: Path, after: Path) -> list[tuple[str, ...]]:
+def changes(before: Path, after: Path) -> Table:
     """In the second file's order; raises RunError for incomparable files."""
     olds, news = (dict(_samples(read(path))) for path in (before, after))
     common = [name for name in news if name in olds]
@@ -47,7 +47,7 @@ def changes(before: Path, after: Path) -> list[tuple[str, ...]]:
         lines.append((name, verdict(ratio, fewest), *medians, cell(ratio)))
     lines += [(name, "only before", "-", "-", "-") for name in olds if name not in news]
     lines += [(name, "only after", "-", "-", "-") for name in news if name not in olds]
-    return lines
+    return Table([dict(zip(HEADER, line, strict=True)) for line in lines], 2)
 
 
 def differences(before: Path, after: Path) -> Iterator[str]:

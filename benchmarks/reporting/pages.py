@@ -1,6 +1,6 @@
 """Fills the tables of pages from results.
 
-In a page `<!-- table NAME FILE -->` stands before a table of tables.py and `<!-- origin FILE -->` before the line that
+In a page `<!-- table NAME FILE -->` stands before a table of tables/ and `<!-- origin FILE -->` before the line that
 says where its numbers come from; `<!-- end -->` stands behind both.
 """
 
@@ -12,7 +12,8 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.measure.run import Run, read
-from benchmarks.reporting.tables import TABLES, measured
+from benchmarks.reporting.tables import TABLES
+from benchmarks.reporting.tables.text import Table, measured
 
 ROOT = Path(__file__).parents[2]
 TEMPLATE = Path(__file__).with_name("report.md")
@@ -53,7 +54,8 @@ def filled(name: str, page: str, runs: Mapping[str, Run]) -> str:
 
 def _table(name: str, file: str, runs: Mapping[str, Run]) -> Iterator[str]:
     if file in runs and (name == "left_out" or measured(runs[file])):
-        yield TABLES[name](runs[file])
+        made = TABLES[name](runs[file])
+        yield made.markdown if isinstance(made, Table) else made
 
 
 def _origin(file: str, runs: Mapping[str, Run]) -> Iterator[str]:
@@ -78,7 +80,7 @@ def _origin(file: str, runs: Mapping[str, Run]) -> Iterator[str]:
 
 def console(page: str, runs: Mapping[str, Run]) -> str:
     """The README's output of the fourth command."""
-    from benchmarks.reporting.latency_table import batch_table, limits_line
+    from benchmarks.reporting.tables.calls import batch_table, limits_line
 
     run = runs.get("latency-5000.json")
     if not run or not run.limits:

@@ -12,7 +12,7 @@ from benchmarks.measure.decoder_networks import DECODERS, OURS, PLAIN, PRUNED
 from benchmarks.measure.run import read
 from benchmarks.measure.timing import ROUNDS_VARIABLE
 from benchmarks.presets import decoders
-from benchmarks.reporting import tables
+from benchmarks.reporting.tables.third_party import decoders as table_of
 
 for library in ("onnxruntime_genai", "transformers"):
     pytest.importorskip(library, reason=f"{library} is not installed (extra `foreign`)")
@@ -36,7 +36,7 @@ def test_every_decoder_is_prepared_once_and_timed(tmp_path: Path, monkeypatch: p
     result = CliRunner().invoke(decoders.decoders, [str(folder), "--json", str(path)])
     assert result.exit_code == 0, result.output
     assert {file: file.stat().st_mtime_ns for file in folder.rglob("*")} == prepared
-    rows, table = json.loads(path.read_text())["rows"], tables.decoders(read(path))
+    rows, table = json.loads(path.read_text())["rows"], table_of(read(path)).markdown
     for name in small:
         own = [row for row in rows if row["network"] == name]
         reranker = name.startswith("qwen3")

@@ -20,7 +20,7 @@ from benchmarks.measure.in_torch import channels_last
 from benchmarks.measure.networks import reference
 from benchmarks.measure.timing import MIN_ROUNDS, Protocol
 from benchmarks.measure.workload import Workload
-from benchmarks.reporting.latency_table import closing_lines
+from benchmarks.reporting.tables.calls import closing_lines
 from export.engines.gpu import Gpu
 from export.equivalence import EquivalenceError
 from export.graph import Served

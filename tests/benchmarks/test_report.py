@@ -10,12 +10,13 @@ from click.testing import CliRunner, Result
 
 from benchmarks.measure.foreign_networks import NETWORKS
 from benchmarks.measure.run import Run, RunError, read
-from benchmarks.measure.tables import table
 from benchmarks.report import report
 from benchmarks.reporting import pages
 from benchmarks.reporting.pages import PageError, contents, filled, find, pictures
-from benchmarks.reporting.tables import find as find_row
-from benchmarks.reporting.tables import latency, machines, markdown
+from benchmarks.reporting.tables.calls import latency
+from benchmarks.reporting.tables.served import machines
+from benchmarks.reporting.tables.text import Table
+from benchmarks.reporting.tables.text import find as find_row
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks/results"
@@ -52,7 +53,7 @@ def test_a_result_in_doubt_is_marked_on_the_page(runs: dict[str, Run]) -> None:
 
 
 def test_the_committed_pages_are_those_of_the_results() -> None:
-    table(["a", "b"], [["1", "2"]])  # a table of a command before leaves the pages' tables alone
+    assert Table([{"a": "1"}]).plain  # a table of a command before leaves the pages' tables alone
     result = build("--check")
     assert result.exit_code == 0, result.output
 
@@ -146,8 +147,8 @@ def test_cores_for_a_rate_are_those_of_the_measured_machine(runs: dict[str, Run]
     rate = max(find_row(run.rows, model="vitbn", batch=64, in_flight=8, instances=n)["images_per_s"] for n in (1, 2))
     for each in (run, wider):
         threads = each.machine["threads"]
-        assert f"images/s, {threads} cores" in machines(each)
-        assert f" {rate / threads:,.0f} |" in machines(each)
+        assert f"images/s, {threads} cores" in machines(each).markdown
+        assert f" {rate / threads:,.0f} |" in machines(each).markdown
 
 
 def test_what_was_not_measured_is_said(tmp_path: Path) -> None:
@@ -201,14 +202,14 @@ def test_a_row_of_a_gpu_has_three_times_and_a_floor(runs: dict[str, Run]) -> Non
     state = {"sm_mhz": [1900, 1950, 1980], "power_w": [400.0, 500.0, 600.0], "temperature_c": [50, 55, 60]}
     row = dict(runs["latency.json"].rows[0]) | {"device": "cuda", "device_p50_ms": 0.6, "copies_p50_ms": 0.9}
     row |= {"floor_ms": 0.57, "floor_by": "bytes", "gpu_state": state | {"rejected": {"hardware thermal": 2}}}
-    text = latency(Run(None, None, None, {}, None, [row]))
+    text = latency(Run(None, None, None, {}, None, [row])).markdown
     shown = [cell.strip() for cell in text.splitlines()[-1].split("|")]
     on_the_card = ["1,900 to 1,980", "400 to 600", "50 to 60", "2"]
     assert shown[-9:-1] == ["0.600", "0.900", "0.570", "bytes", *on_the_card]
 
 
 def test_a_table_says_what_is_missing_and_keeps_text() -> None:
-    lines = markdown([{"name": "1", "ms": "1.50"}, {"name": "b"}]).splitlines()
+    lines = Table([{"name": "1", "ms": "1.50"}, {"name": "b"}]).markdown.splitlines()
     assert [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines[2:]] == [["1", "1.50"], ["b", "-"]]
 
 

@@ -3,7 +3,6 @@ import time
 import numpy as np
 import pytest
 
-from benchmarks.measure.tables import table
 from benchmarks.measure.timing import (
     MIN_ROUNDS,
     STABLE_ROUNDS,
@@ -13,6 +12,7 @@ from benchmarks.measure.timing import (
     ratio_with_interval,
     time_interleaved,
 )
+from benchmarks.reporting.tables.text import Table
 
 pytestmark = pytest.mark.usefixtures("any_rounds")
 
@@ -45,7 +45,8 @@ def test_a_sleep_takes_the_time_it_sleeps() -> None:
 
 
 def test_a_table_aligns_its_columns() -> None:
-    lines = table(("model", "runtime", "ms"), [("vit", "torch", "1.00"), ("vitbnffn", "onnx", "12.00")]).splitlines()
+    rows = [("vit", "torch", "1.00"), ("vitbnffn", "onnx", "12.00")]
+    lines = Table([dict(zip(("model", "runtime", "ms"), row, strict=True)) for row in rows], 2).plain.splitlines()
     assert len({len(line) for line in lines}) == 1
     assert lines[-1] == "vitbnffn  onnx     12.00"
 

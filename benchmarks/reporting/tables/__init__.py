@@ -1,0 +1,26 @@
+"""The tables of pages and terminals, by the name in a page's marker. In: a run. Out: a table, or lines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from benchmarks.measure.run import Run
+from benchmarks.reporting.tables import answers, calls, networks, served, third_party
+from benchmarks.reporting.tables.text import Table
+
+TABLES: Mapping[str, Callable[[Run], Table | str]] = {
+    each.__name__: each
+    for each in (
+        *(networks.rewrites, networks.pairs, networks.limit, networks.worth, networks.frontier, networks.choice),
+        *(networks.billion, networks.norms, third_party.foreign, third_party.foreign_speeds, third_party.decoders),
+        *(third_party.decoder_speeds, calls.latency, calls.left_out, calls.sweep, calls.operators, calls.engines),
+        *(answers.accuracy, answers.pens, answers.conditions, served.added, served.streamed, served.throughput),
+        *(served.saturated, served.machines, served.drills, served.shares, served.counts),
+    )
+}
+
+
+def show(run: Run, *names: str) -> str:
+    """For a terminal."""
+    made = (TABLES[name](run) for name in names)
+    return "\n".join(text for each in made if (text := each.plain if isinstance(each, Table) else each))

@@ -1,0 +1,33 @@
+"""Tables of accuracies."""
+
+from __future__ import annotations
+
+from benchmarks.measure.run import Run
+from benchmarks.reporting.tables.text import Table, percent
+
+
+def accuracy(run: Run) -> Table:
+    rows = [
+        {"model": row["model"], "runtime": row["runtime"], "test accuracy %": percent(row["accuracy"])}
+        | {"same class as PyTorch %": percent(row["agreement"])}
+        | {"largest error of a logit": f"{row['max_abs_error']:.1e}"}
+        for row in run.rows
+    ]
+    return Table(rows, 2)
+
+
+def pens(run: Run) -> Table:
+    every: dict[str, dict[str, str]] = {}
+    for row in run.rows:
+        cells = every.setdefault(row["model"], {"right, %": f"`{row['model']}`"})
+        cells[row["condition"]] = percent(row["accuracy"])
+    return Table([*every.values()])
+
+
+def conditions(run: Run) -> Table:
+    sources = [name for name in run.rows[-1] if name not in ("condition", "images")]
+    rows = [
+        {"right, %": row["condition"]} | {name: f"{row[name]:.0f}" if name in row else "" for name in sources}
+        for row in run.rows
+    ]
+    return Table(rows)

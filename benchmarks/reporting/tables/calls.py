@@ -1,0 +1,172 @@
+"""Tables of timed calls. The terminal's and the page's are one; a star marks an unstable median."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from benchmarks.measure.engines import BASELINE, ORT, RUNTIMES
+from benchmarks.measure.run import Row, Run
+from benchmarks.measure.timing import STABLE_ROUNDS, STABLE_WIDTH, Durations, ratio_with_interval
+from benchmarks.reporting.tables.text import Cells, Table, cell, find, measured, percent, times_faster
+
+COUNTED = 0.01  # share of the time; operators below it are left out
+ON_A_GPU = {
+    "device_p50_ms": "on device ms",
+    "copies_p50_ms": "with copies ms",
+    "overlapped_p50_ms": "overlapped ms",
+    "floor_ms": "floor ms",
+    "floor_by": "floor by",
+}
+GPU_STATE = {"sm_mhz": "clock MHz", "power_w": "power W", "temperature_c": "temperature C"}
+
+
+def latency(run: Run) -> Table:
+    """Of all batches."""
+    rows = measured(run)
+    batches = ({"images a call": f"{row['batch']:,}"} for row in rows)
+    return Table([{**batch, **cells} for batch, cells in zip(batches, _calls(rows), strict=True)], 3)
+
+
+def batch_table(rows: Sequence[Row], with_dim: bool = False) -> str:
+    """Of a batch, for a terminal."""
+    if not rows:
+        return "nothing measured"
+    first, sizes = rows[0], sorted({row["micro_batch"] for row in rows})
+    called = "one call" if sizes == [first["batch"]] else f"{', '.join(map(str, sizes))} a call"
+    where = f"{called}, threads: {first['threads']}, device: {first['device']}"
+    dim = f"dim {first['dim']}, " if with_dim else ""
+    title = f"{dim}batch {first['batch']}, {where}, {first['rounds']} interleaved rounds"
+    return f"{title}\n{Table(_calls(rows), 2).plain}"
+
+
+def _calls(rows: Sequence[Row]) -> list[Cells]:
+    lower = any(row["precision"] != "fp32" and row.get("ratio_to_same_precision") for row in rows)
+    memory = any(row["peak_memory_mb"] is not None for row in rows)
+    return [_cells(row, lower, memory) for row in rows]
+
+
+def _cells(row: Row, lower: bool, memory: bool) -> Cells:
+    ratio, same = row["ratio_to_torch"], row.get("ratio_to_same_precision") or {}
+    precision = "" if row["precision"] == "fp32" else f", {row['precision']}"
+    cells = {"model": row["model"], "runtime": f"{row['label']}{precision}", "depth": str(row["depth"] or "-")}
+    cells |= {"first ms": _number(row["first_call_ms"], 1)}
+    cells |= {"p50 ms": f"{_number(row['p50_ms'], 2)}{'' if row['stable'] else '*'}"}
+    cells |= {f"p{percent} ms": _number(row[f"p{percent}_ms"], 2) for percent in (90, 99)}
+    cells |= {"images/s": _number(row["images_per_s"], 0), "x PyTorch": _number(ratio["ratio"], 2) if ratio else "-"}
+    cells |= {"95 % interval": f"{ratio['low']:,.2f}-{ratio['high']:,.2f}" if ratio else "-"}
+    cells |= {"M MACs": _number(row["macs"] / 1e6, 2), "of GEMM %": _number(100 * row["gemm_share"], 1)}
+    cells |= {"of copy %": _number(100 * row["bandwidth_share"], 1)}
+    cells |= {"x PyTorch, same precision": _number(same.get("ratio"), 2)} if lower else {}
+    cells |= {"peak MB": _number(row["peak_memory_mb"], 0)} if memory else {}
+    if row["device"] == "cuda":
+        cells |= {title: _number(row[key], 3) for key, title in ON_A_GPU.items() if key in row}
+        cells |= _gpu_state(row.get("gpu_state"))
+    return cells
+
+
+def _number(value: float | str | None, decimals: int) -> str:
+    return value if isinstance(value, str) else "-" if value is None else f"{value:,.{decimals}f}"
+
+
+def _gpu_state(state: Row | None) -> Cells:
+    if not state:  # a machine without NVML
+        return {}
+    spans = {title: f"{state[name][0]:,.0f} to {state[name][2]:,.0f}" for name, title in GPU_STATE.items()}
+    return spans | {"slowed turns, rejected": str(sum(state["rejected"].values()))}
+
+
+def closing_lines(
+    rows: Sequence[Row], missing: Sequence[Row], limits: Mapping[str, Any], caveat: str | None
+) -> Iterator[str]:
+    yield limits_line(limits)
+    if any(row["device"] == "cuda" for row in rows):
+        yield (
+            f"An empty launch takes {limits['launch_us']:.2f} us, as a node of a CUDA graph "
+            f"{limits['graph_node_us']:.2f}; floor: the least time at these limits, a kernel per product and attention"
+        )
+    for row in rows:
+        if row.get("fallback"):
+            yield f"{row['model']}, {row['label']}, {row['precision']}: {row['fallback']}"
+    used = {row["runtime"] for row in (*rows, *missing)}
+    if others := [name for name in RUNTIMES if name not in used]:
+        yield f"Other runtimes: --runtime all, or some of {', '.join(others)}"
+    if caveat:
+        yield from _published(rows)
+        yield caveat
+    yield from unstable_lines(rows)
+
+
+def limits_line(limits: Mapping[str, Any]) -> str:
+    gemm = f"{limits['gemm_gflops_per_s']:,.0f} GFLOP/s ({limits['gemm_library']})"
+    return f"Limits measured first: GEMM {gemm}, copy {limits['copy_gb_per_s']:.1f} GB/s"
+
+
+def unstable_lines(rows: Sequence[Row]) -> Iterator[str]:
+    if shaky := sum(not row["stable"] for row in rows):
+        rule = f"within {100 * STABLE_WIDTH:.0f} % after {STABLE_ROUNDS} rounds and more"
+        yield f"Warning: {shaky} of {len(rows)} rows (*) are not stable, {rule}: give more --seconds"
+
+
+def _published(rows: Sequence[Row]) -> Iterator[str]:
+    for batch in dict.fromkeys(row["batch"] for row in rows):
+        eager = {row["model"]: row for row in rows if row["batch"] == batch and _is_baseline(row)}
+        for model, row in eager.items():
+            if "vit" in eager and model in ("vitbn", "vitbnffn"):
+                vit, other = (Durations(tuple(each["samples_ns"])) for each in (eager["vit"], row))
+                ratio = ratio_with_interval(vit, other)
+                interval = f"{ratio.ratio:.2f} ({ratio.low:.2f}-{ratio.high:.2f})"
+                yield f"batch {batch}: {model} of depth 1 is {interval} times as fast as vit of depth 6, both eager"
+
+
+def _is_baseline(row: Row) -> bool:
+    return bool(row["runtime"] == BASELINE and row["precision"] == "fp32")
+
+
+def left_out(run: Run) -> str:
+    """A line for each reason; empty if all was measured."""
+    columns = ("network", "contestant", "model", "runtime", "engine", "precision", "batch", "in_flight")
+    by_reason: dict[str, list[Row]] = {}
+    for row in (row for row in run.rows if "reason" in row):
+        by_reason.setdefault(row["reason"], []).append(row)
+    lines = []
+    for reason, rows in by_reason.items():
+        named = (dict.fromkeys(str(row[name]) for row in rows if row.get(name)) for name in columns)
+        lines.append(f"- Not measured, {reason}: {'; '.join(', '.join(each) for each in named if each)}")
+    return "\n".join(lines)
+
+
+def sweep(run: Run) -> Table:
+    rows: dict[tuple[str, int], dict[str, str]] = {}
+    for row in measured(run):
+        value = row[row["axis"]]
+        if value is not None:
+            axis = {"batch": "images a call", "depth": "depth", "dim": "width"}[row["axis"]]
+            cells = rows.setdefault((axis, value), {"axis": axis, "value": f"{value:,}"})
+            cells[f"{row['model']}, {row['label']}, ms"] = f"{row['p50_ms']:,.2f}"
+    return Table([*rows.values()])
+
+
+def operators(run: Run) -> Table:
+    rows = [
+        {"rewrites": row["rewrites"], "operator": row["operator"], "shapes": row.get("shapes", "all")}
+        | {"count": str(row["count"]), "µs": f"{row['p50_us']:,.0f}", "share %": percent(row["share"], 1)}
+        | {"GFLOP/s": "-" if row["gflops_per_s"] is None else f"{row['gflops_per_s']:,.0f}"}
+        for row in run.rows
+        if row["share"] >= (COUNTED if "shapes" not in row else 5 * COUNTED)
+    ]
+    return Table(rows, 3)
+
+
+def engines(run: Run) -> Table:
+    rows = []
+    for row in run.rows:
+        engine, _, size = row["name"].rpartition(", ")
+        reference = f"{ORT}, {size}" if engine else row["name"].replace("together", "one by one")
+        ratio = cell(times_faster(row, find(run.rows, name=reference)))
+        rows.append(
+            {"engine, precision, images": row["name"], "p50 ms": f"{row['p50_ms']:.2f}"}
+            | {"p90 ms": f"{row['p90_ms']:.2f}", f"times as fast as {ORT}, or one by one": ratio}
+            | {"test accuracy %": "-" if row["accuracy"] is None else percent(row["accuracy"])}
+        )
+    return Table(rows)

@@ -1,0 +1,145 @@
+"""Tables of our networks: what the rewrites bring, and which network to choose."""
+
+from __future__ import annotations
+
+from pathlib import PurePath
+
+from benchmarks.measure.rewritten import ALL, BEST, EAGER, ONE_CALL, PLAIN
+from benchmarks.measure.run import Run
+from benchmarks.measure.timing import Ratio
+from benchmarks.reporting.tables.text import Table, cell, find, milliseconds, percent, times_faster
+
+CHOICE = ("cnn", "vitbn-late-deep", "vitbn-late-64", "vitbn-wide")
+
+
+def rewrites(run: Run) -> Table:
+    rows = []
+    for best in (row for row in run.rows if row.get("kind") == BEST):
+        alike = {name: best[name] for name in ("at_depth", "model", "contestant")}
+        once = find(run.rows, kind=ONE_CALL, **alike)
+        ratios = {
+            f"x {other}": cell(Ratio(**best["ratios"][other])) for other in (PLAIN, EAGER) if other in best["ratios"]
+        }
+        rows.append(
+            {"depth": str(best["at_depth"]), "model": best["model"], "contestant": best["contestant"]}
+            | {"M MACs": f"{best['macs'] / 1e6:.2f}", "one call ms": f"{once['p50_ms']:,.1f}"}
+            | {"best ms": f"{best['p50_ms']:,.1f}", "images/s": f"{1000 * best['images'] / best['p50_ms']:,.0f}"}
+            | ratios
+            | {"best: images a call, calls at once x threads": best["way"]}
+        )
+    return Table(rows, 3)
+
+
+PAIRS = (
+    ("all rewrites: ViTBN, ViT = 1", ("vitbn", ALL), ("vit", ALL)),
+    ("all rewrites: ViTBN, ViTBNFFN = 1", ("vitbn", ALL), ("vitbnffn", ALL)),
+    ("all rewrites: ViTBN, CNN = 1", ("vitbn", ALL), ("cnn", ALL)),
+    ("ViTBN folded, its plain export = 1", ("vitbn", "fold"), ("vitbn", PLAIN)),
+    ("ViTBN folded, ViT plain = 1", ("vitbn", "fold"), ("vit", PLAIN)),
+    ("unfolded: ViTBN, ViT = 1, plain exports", ("vitbn", PLAIN), ("vit", PLAIN)),
+    ("unfolded: ViTBN, ViT = 1, PyTorch eager", ("vitbn", EAGER), ("vit", EAGER)),
+)
+
+
+def pairs(run: Run) -> Table:
+    rows = []
+    for name, *both in PAIRS:
+        cells = {"times as fast": name}
+        for depth in dict.fromkeys(row["at_depth"] for row in run.rows):
+            for kind in (BEST, ONE_CALL):
+                row, than = (find(run.rows, at_depth=depth, kind=kind, model=m, contestant=c) for m, c in both)
+                cells[f"depth {depth}, {kind}"] = cell(times_faster(row, than))
+        rows.append(cells)
+    return Table(rows)
+
+
+def limit(run: Run) -> Table:
+    rows = []
+    for depth in dict.fromkeys(row["at_depth"] for row in run.rows):
+        at_depth = [row for row in run.rows if row["at_depth"] == depth]
+        rate, product = max((row["gflops_per_s"], row["name"]) for row in at_depth if "model" not in row)
+        for model in ("vitbn", "vit", "vitbnffn", "cnn"):
+            best = find(at_depth, kind=BEST, model=model, contestant=ALL)
+            rows.append(
+                {"depth": str(depth), "model": model, "GFLOP/s": f"{best['gflops_per_s']:,.0f}"}
+                | {"of a large product's rate %": percent(best["gflops_per_s"] / rate, 0), "product": product}
+            )
+    return Table(rows, 2)
+
+
+def worth(run: Run) -> Table:
+    """The README's."""
+    lines = (
+        ("ViTBN, plain export", "vitbn", PLAIN),
+        ("ViTBN, BatchNorm folded (`--fuse-bn`)", "vitbn", "fold"),
+        ("ViTBN, all rewrites (`--rewrites all`)", "vitbn", ALL),
+        ("ViTBN, all rewrites, int8 (`--precision int8`)", "vitbn", f"{ALL}, int8"),
+        ("CNN (no depth)", "cnn", ALL),
+    )
+    rows = []
+    for title, model, contestant in lines:
+        cells = {"ms": title}
+        for depth in (6, 1):
+            for kind in (ONE_CALL, BEST):
+                row = find(run.rows, at_depth=depth, model=model, contestant=contestant, kind=kind)
+                cells[f"depth {depth}: {kind}"] = milliseconds(row["p50_ms"])
+        rows.append(cells)
+    return Table(rows)
+
+
+def frontier(run: Run) -> Table:
+    rows = [
+        {"checkpoint": row["checkpoint"], "model": row["model"], "depth": str(row["depth"] or "-")}
+        | {"test accuracy %": percent(row["test_accuracy"]), "M MACs": f"{row['macs'] / 1e6:.2f}"}
+        | {"images/s": f"{row['images_per_s']:,.0f}", "best way": row["way"]}
+        for row in reversed(run.rows)
+    ]
+    return Table(rows, 2)
+
+
+def choice(run: Run) -> Table:
+    """The README's; accuracies are those of the shipped checkpoints."""
+    from models.catalog import shipped
+    from models.checkpoint import load
+
+    speeds = _speeds(run)
+    needs = ("the most accurate", "the most accurate transformer", "accuracy and speed", "speed")
+    rows = []
+    for need, name in zip(needs, CHOICE, strict=True):
+        checkpoint = load(shipped(name))
+        config = checkpoint.config
+        heads = f", {config.heads} heads" if config.depth == 1 else ""
+        blocks = f" ({config.depth} block{'s' * (config.depth > 1)}{heads})" if config.is_transformer else ""
+        accuracy = percent(checkpoint.metrics["test_accuracy"])
+        rows.append(
+            {"you need": need, "take": f"`--model {name}`{blocks}"}
+            | {"test accuracy %": accuracy, "images/s": f"{speeds[name]:,.0f}"}
+        )
+    return Table(rows, 2)
+
+
+def billion(run: Run) -> Table:
+    speeds, where = _speeds(run), f"{run.machine['threads']} cores"
+    rows = [
+        {"network": f"`{name}`", f"images/s, {where}": f"{speeds[name]:,.0f}"}
+        | {f"hours for 1,000,000,000 images, {where}": f"{1e9 / speeds[name] / 3600:.1f}"}
+        for name in ("vitbn", "vitbn-late-64", "vitbn-tiny")
+    ]
+    return Table(rows)
+
+
+def _speeds(run: Run) -> dict[str, float]:
+    return {PurePath(row["checkpoint"]).stem: row["images_per_s"] for row in run.rows}
+
+
+def norms(run: Run) -> Table:
+    rows = []
+    for row in reversed(run.rows):
+        speedup = row["speedup_over_layer_norm"]
+        rows.append(
+            {"model": row["model"], "norms left": "none" if row["folds"] else "all"}
+            | {"test accuracy %, seed 0": percent(row["test_accuracy"]), "M MACs": f"{row['macs'] / 1e6:.2f}"}
+            | {"images/s": f"{row['images_per_s']:,.0f}"}
+            | {"time of ViT over its own": f"{speedup:.2f}" if speedup else "-"}
+        )
+    return Table(rows, 2)

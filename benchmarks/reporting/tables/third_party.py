@@ -1,0 +1,65 @@
+"""Tables of third-party networks."""
+
+from __future__ import annotations
+
+from benchmarks.measure.decoder_networks import PLAIN as AS_EXPORTED
+from benchmarks.measure.decoder_networks import PRUNED
+from benchmarks.measure.foreign_candidates import OPENVINO_OURS, OPTIMISER, OURS
+from benchmarks.measure.run import Run
+from benchmarks.measure.timing import Ratio
+from benchmarks.reporting.tables.text import Table, cell, find, measured, milliseconds, number, percent
+
+SPEEDS = (
+    *(("x plain", batch, OURS) for batch in (1, 8)),
+    *(("optimiser", batch, OPTIMISER) for batch in (1, 8)),
+    *(("in OpenVINO", batch, OPENVINO_OURS) for batch in (1, 8)),
+)
+
+
+def foreign(run: Run, intervals: bool = True) -> Table:
+    rows = []
+    for name in dict.fromkeys(row["network"] for row in run.rows if "macs" in row):
+        own = [row for row in run.rows if row["network"] == name]
+        first = own[0]
+        left = [*first["macs_after"].values()][-1]
+        cells = {"network": first["title"], "`--network`": f"`{name}`", "M MACs": f"{first['macs'] / 1e6:,.1f}"}
+        cells |= {"rewritten": f"{left / 1e6:,.1f}", "saved %": percent(1 - left / first["macs"], 1)}
+        cells["BatchNorms"] = f"{first['norms'][0]} to {first['norms'][1]}" if first["norms"][0] else "-"
+        for title, batch, contestant in SPEEDS:
+            row = next((r for r in own if (r["batch"], r["contestant"]) == (batch, contestant)), {})
+            cells[f"{title}, {batch}"] = _ratio(row.get("times_as_fast"), intervals)
+        rows.append(cells)
+    return Table(rows, 2)
+
+
+def foreign_speeds(run: Run) -> Table:
+    """Of docs/rewrite.md, without intervals."""
+    return foreign(run, intervals=False)
+
+
+def decoders(run: Run, intervals: bool = True) -> Table:
+    """Times as fast as the file as exported; of decoding the ratio alone."""
+    rows = []
+    for name, kind in dict.fromkeys((row["network"], row["kind"]) for row in measured(run)):
+        own = [row for row in measured(run) if (row["network"], row["kind"]) == (name, kind)]
+        plain = find(own, contestant=AS_EXPORTED)
+        left = find(own, contestant=OURS)["macs"]
+        cells = {"network": plain["title"], "time of": kind, "M MACs": f"{plain['macs'] / 1e6:,.0f}"}
+        cells |= {"rewritten": f"{left / 1e6:,.0f}"}
+        for threads in dict.fromkeys(row["threads"] for row in own):
+            here = {row["contestant"]: row for row in own if row["threads"] == threads}
+            cells[f"ms, {threads}"] = milliseconds(here[AS_EXPORTED]["p50_ms"])
+            for contestant in (OURS, PRUNED):
+                ratios = here.get(contestant, {}).get("ratios", {})
+                cells[f"x {contestant}, {threads}"] = _ratio(ratios.get(AS_EXPORTED), intervals)
+        rows.append(cells)
+    return Table(rows, 2)
+
+
+def decoder_speeds(run: Run) -> Table:
+    """Of docs/rewrite.md, without intervals."""
+    return decoders(run, intervals=False)
+
+
+def _ratio(ratio: dict[str, float] | None, intervals: bool) -> str:
+    return "-" if not ratio else cell(Ratio(**ratio)) if intervals else number(ratio["ratio"])

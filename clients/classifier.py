@@ -11,7 +11,6 @@ from concurrent.futures import Future
 from contextlib import aclosing
 from functools import partial
 from time import perf_counter_ns
-from types import TracebackType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -141,9 +140,7 @@ class AsyncClassifier:
     async def __aenter__(self) -> "AsyncClassifier":
         return await self.open()
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *unused: object) -> None:
         await self.close()
 
     def _opened(self) -> Connection:
@@ -224,9 +221,7 @@ class Classifier:
     def __enter__(self) -> "Classifier":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *unused: object) -> None:
         self.close()
 
 

@@ -27,7 +27,7 @@ READ = (
     *(f"--{service}-{part}" for service in ("http", "grpc") for part in ("address", "port")),
 )
 GRPC_KEY_PREFIX = "triton-grpc-protocol-"
-EXIT_TIMEOUT_S = 2  # for open requests; a request queues for at most a second
+EXIT_TIMEOUT_S = 3  # a request queues for at most one; a model's two processes end in turn, a second each
 
 
 @dataclass(frozen=True)

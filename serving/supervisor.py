@@ -31,7 +31,7 @@ from serving.running import end, end_of, is_taken, spawn
 from serving.whole import Plan, plan
 
 START_S, LOAD_S, RELOAD_S = 180.0, 120.0, 20.0
-STOP_S = 4.0  # Triton's own --exit-timeout-secs is below
+STOP_S = 4.5  # Triton's own --exit-timeout-secs is below
 DEATH_S = 0.5  # between a server's last answer and its exit code
 END_S = 1.5  # for a server that has failed
 PORTS_S = 5.0  # a server whose supervisor was killed frees its ports meanwhile

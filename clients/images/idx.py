@@ -12,7 +12,6 @@ import zlib
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import BinaryIO, cast
 
 import numpy as np
@@ -116,9 +115,7 @@ class IdxFile:
     def __enter__(self) -> "IdxFile":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *unused: object) -> None:
         self.close()
 
 

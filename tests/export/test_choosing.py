@@ -166,18 +166,3 @@ def test_the_best_is_published_with_its_figures(trained: Path, tmp_path: Path, m
     assert config.parameters["intra_op_thread_count"].string_value == str(choice["chosen"]["threads"])
     assert config.instance_group[0].count == choice["chosen"]["instances"] == 1
     assert json.loads((tmp_path / "vitbn/1/manifest.json").read_text())["choice"] == choice
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--for", "latency"], "expected --backend auto with --for, found --for alone"),
-        (["--backend", "auto", "--precision", "int8"], "expected --backend auto alone, found --precision"),
-        (["--backend", "auto", "--threads", "0"], "expected --backend auto alone, found --precision"),
-        (["--backend", "auto", "--output", "x.onnx"], "expected --output alone"),
-    ],
-)
-def test_what_auto_decides_is_refused(arguments: list[str], message: str, tmp_path: Path) -> None:
-    result = run(*arguments, "--repository", tmp_path)
-    assert (result.exit_code, list(tmp_path.iterdir())) == (2, [])
-    assert message in result.output

@@ -4,7 +4,7 @@ from itertools import product
 
 import pytest
 import torch
-from networks import network, pixels
+from networks import answer, error, network, pixels
 from torch import nn
 
 from export.rewrites import fold as module
@@ -16,11 +16,6 @@ from models.norms import Affine, DynamicFeatureNorm, RepBN, UnifiedNorm, batch_n
 from models.registry import build, randomise_norms
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
-
-
-def largest_error(model: nn.Module, rewritten: nn.Module, x: torch.Tensor) -> float:
-    with torch.inference_mode():
-        return float((model(x) - rewritten(x)).abs().max())
 
 
 SMALL = ModelConfig(depth=2, dim=24, heads=2, dim_head=8, mlp_dim=40)
@@ -52,12 +47,12 @@ GEOMETRIES = [
 def test_a_folded_network_answers_as_the_original(config: ModelConfig) -> None:
     model, x = network(config), pixels(config)
     folded = fold_batchnorm(model)
-    assert largest_error(model, folded, x / 255) < 1e-10
+    assert error(model, folded, config) < 1e-10
     assert not any(isinstance(module, BATCH_NORMS) for module in folded.modules())
 
     if config.is_transformer:
         folded = carry_biases(folded)
-        assert largest_error(model, folded, x / 255) < 1e-10
+        assert error(model, folded, config) < 1e-10
 
     with torch.inference_mode():
         served = fold_input_scale(folded)(x)
@@ -77,14 +72,15 @@ def test_float32_in_float32_out() -> None:
     model = network(ModelConfig()).float()
     folded = fold_batchnorm(model)
     assert next(folded.parameters()).dtype == torch.float32
-    assert largest_error(model, folded, pixels(ModelConfig()).float() / 255) < 1e-4
+    x = pixels(ModelConfig()).float() / 255
+    assert (answer(model, x) - answer(folded, x)).abs().max() < 1e-4
 
 
 def test_a_norm_without_gamma_and_beta_fold_plan() -> None:
     model = network(SMALL)
     hidden = model.get_submodule("blocks.0.ffn.hidden_norm.norm")
     hidden.affine, hidden.weight, hidden.bias = False, None, None
-    assert largest_error(model, fold_batchnorm(model), pixels(SMALL) / 255) < 1e-10
+    assert error(model, fold_batchnorm(model), SMALL) < 1e-10
 
 
 def no_eps(name: str, norm: nn.Module) -> tuple[torch.Tensor, torch.Tensor]:
@@ -115,7 +111,7 @@ REAL_AFFINE = module.affine_of
 def test_a_wrong_affine_map_is_seen(wrong: object, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "affine_of", wrong)
     model = network(SMALL)
-    assert largest_error(model, fold_batchnorm(model), pixels(SMALL) / 255) > 1e-8
+    assert error(model, fold_batchnorm(model), SMALL) > 1e-8
 
 
 def without_skip(norm: RepBN) -> Affine:
@@ -152,7 +148,7 @@ def test_a_wrong_map_of_each_norm_is_seen(
     config = replace(SMALL, model=model)
     original = network(config)
     monkeypatch.setattr(norm, "eval_affine", wrong)
-    assert largest_error(original, fold_batchnorm(original), pixels(config) / 255) > 1e-8
+    assert error(original, fold_batchnorm(original), config) > 1e-8
 
 
 @pytest.mark.parametrize("model", ["vit-un", "vit-dfn"])
@@ -173,7 +169,7 @@ def test_a_fold_on_the_wrong_side_is_seen(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(module, "_fold_plan", swapped)
     model = network(config)
-    assert largest_error(model, fold_batchnorm(model), pixels(config) / 255) > 1e-3
+    assert error(model, fold_batchnorm(model), config) > 1e-3
 
 
 def test_training_mode_is_refused_by_name() -> None:
@@ -228,4 +224,4 @@ def test_randomised_norms_are_no_identity(model: str) -> None:
     fresh = build(config).eval().double()
     other = copy.deepcopy(fresh)
     randomise_norms(other)
-    assert largest_error(fresh, other, pixels(config) / 255) > 1e-2
+    assert error(fresh, other, config) > 1e-2

@@ -3,9 +3,8 @@ from dataclasses import replace
 import numpy as np
 import onnx
 import pytest
-import torch
+from networks import network
 from tensorrt_operators import prepared_and_checked
-from torch import nn
 
 from export.equivalence import ValuesDiffer, compare, onnx_classifier, proof_images, torch_classifier
 from export.graph import Served, rewrite, to_onnx
@@ -15,18 +14,11 @@ from export.rewrites.fuse import fuse_attention
 from export.rewrites.pipeline import ALL, FUSE, Rewrite
 from export.rewrites.prune import cls_only
 from models.config import ModelConfig
-from models.registry import build, randomise_norms
+from models.registry import build
 
 SMALL = ModelConfig(model="vitbn", depth=2, dim=24, heads=2, dim_head=8, mlp_dim=40)
 ABSORBED = replace(SMALL, dim=8)  # cheap enough to absorb in every block
 BIASED = replace(SMALL, qkv_bias=True)
-
-
-def trained(config: ModelConfig) -> nn.Module:
-    torch.manual_seed(0)
-    model = build(config).eval().double()
-    randomise_norms(model)
-    return model
 
 
 def attention_of(proto: onnx.ModelProto) -> list[list[str]]:
@@ -50,7 +42,7 @@ NARROW = replace(BIASED, dim=6)  # more query rows than features: the bias of th
 )
 @pytest.mark.parametrize("rewrites", [(), (*FUSE, cls_only), ALL], ids=["plain", "folded, CLS row", "all"])
 def test_the_same_answers(config: ModelConfig, rewrites: tuple[Rewrite, ...]) -> None:
-    model = trained(config)
+    model = network(config)
     before, steps = rewrite(model, rewrites, ())
     after, _ = rewrite(model, (*rewrites, fuse_attention), ())
     images = proof_images(config)
@@ -60,7 +52,7 @@ def test_the_same_answers(config: ModelConfig, rewrites: tuple[Rewrite, ...]) ->
 
 
 def test_a_scale_that_is_forgotten_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = trained(SMALL)
+    model = network(SMALL)
     before, _ = rewrite(model, FUSE, ())
     monkeypatch.setattr(fuse, "_scale_queries", lambda layer: setattr(layer, "scale", 1.0))
     wrong, _ = rewrite(model, (*FUSE, fuse_attention), ())
@@ -73,7 +65,7 @@ def test_a_scale_that_is_forgotten_is_seen(monkeypatch: pytest.MonkeyPatch) -> N
     ("config", "rewrites"), [(replace(SMALL, depth=1), FUSE), (ABSORBED, ALL)], ids=["folded", "all"]
 )
 def test_the_graph_has_nothing_between_product_and_softmax(config: ModelConfig, rewrites: tuple[Rewrite, ...]) -> None:
-    served, _ = rewrite(trained(config), (*rewrites, fuse_attention), ())
+    served, _ = rewrite(network(config), (*rewrites, fuse_attention), ())
     proto = to_onnx(served.float(), config, 20)
     assert attention_of(proto) == [[]] * config.depth
     prepared_and_checked(proto)

@@ -39,9 +39,6 @@ class TokenNorm(nn.Module, ABC):
     def eval_affine(self) -> Affine:
         """Raises NotAffine."""
 
-    def randomise(self, generator: torch.Generator) -> None:
-        """Draws statistics and parameters; `randomise_norms` draws those of PyTorch's layers."""
-
 
 class RowNorm(TokenNorm):
     """Normalises rows (B*N, features): the statistics of a transpose to (B, D, N), without the copy.
@@ -97,9 +94,6 @@ class RepBN(RowNorm):
         scale, shift = batch_norm_affine(self.norm)
         return scale + self.skip.data, shift
 
-    def randomise(self, generator: torch.Generator) -> None:
-        nn.init.uniform_(self.skip, -1, 1, generator=generator)
-
 
 class ProgressiveRepBN(TokenNorm):
     """w LN(x) + (1 - w) RepBN(x); w falls linearly from 1 to 0 over the first 0.8 of the training (`anneal`).
@@ -134,9 +128,6 @@ class ProgressiveRepBN(TokenNorm):
 
     def set_extra_state(self, state: Tensor) -> None:
         self.layer_norm_share = float(state)
-
-    def randomise(self, generator: torch.Generator) -> None:
-        self.layer_norm_share = 0.0
 
 
 class UnifiedNorm(RowNorm):
@@ -175,11 +166,6 @@ class UnifiedNorm(RowNorm):
 
     def eval_affine(self) -> Affine:
         return self.weight.data * (self.running_square + EPS).rsqrt(), self.bias.data
-
-    def randomise(self, generator: torch.Generator) -> None:
-        _randomise_gain(self, generator)
-        self.running_square.uniform_(0.5, 2, generator=generator)
-        self.num_batches_tracked.fill_(1)
 
 
 class DynamicFeatureNorm(RowNorm):
@@ -225,12 +211,6 @@ class DynamicFeatureNorm(RowNorm):
         shift = z_score * z_shift - min_max * self.running_min / spread
         return self.weight.data * scale, self.weight.data * shift + self.bias.data
 
-    def randomise(self, generator: torch.Generator) -> None:
-        _randomise_gain(self, generator)
-        nn.init.uniform_(self.choice, -1, 1, generator=generator)
-        self.running_min.uniform_(-2, -1, generator=generator)
-        self.running_max.uniform_(1, 2, generator=generator)
-
 
 def batch_norm_affine(norm: nn.modules.batchnorm._BatchNorm) -> Affine:
     """D and c of BN(x) = Dx + c."""
@@ -255,8 +235,3 @@ def anneal(model: nn.Module, progress: float) -> None:
     for module in model.modules():
         if isinstance(module, ProgressiveRepBN):
             module.layer_norm_share = max(0.0, 1.0 - progress / ANNEALED_AT)
-
-
-def _randomise_gain(norm: UnifiedNorm | DynamicFeatureNorm, generator: torch.Generator) -> None:
-    nn.init.uniform_(norm.weight, 0.5, 1.5, generator=generator)
-    nn.init.uniform_(norm.bias, -0.5, 0.5, generator=generator)

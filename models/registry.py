@@ -8,7 +8,7 @@ from torch import nn
 from models.cnn import CNN
 from models.config import ModelConfig
 from models.dnn import DNN
-from models.norms import TokenNorm
+from models.norms import TokenNorm, anneal
 from models.vit import LastBlock, VisionTransformer
 
 Network = VisionTransformer | CNN | DNN
@@ -20,17 +20,27 @@ def build(config: ModelConfig, last_block: LastBlock = "all") -> Network:
     return CNN(config) if config.model == "cnn" else DNN(config)
 
 
+DRAWN = {
+    "weight": (0.5, 1.5),
+    "bias": (-0.5, 0.5),
+    "running_mean": (-1, 1),
+    "running_var": (0.5, 2),
+    "running_square": (0.5, 2),
+    "running_min": (-2, -1),
+    "running_max": (1, 2),
+    "num_batches_tracked": (1, 1),
+}
+"""The range of a norm's tensor; other parameters: -1 to 1."""
+
+
+@torch.no_grad()
 def randomise_norms(model: nn.Module, seed: int = 0) -> None:
     """Fresh norms are almost the identity and hide wrong folds."""
     generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for module in model.modules():
-            if isinstance(module, nn.LayerNorm | nn.BatchNorm1d | nn.BatchNorm2d) and module.weight is not None:
-                module.weight.uniform_(0.5, 1.5, generator=generator)
-                module.bias.uniform_(-0.5, 0.5, generator=generator)
-            if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
-                module.get_buffer("running_mean").uniform_(-1, 1, generator=generator)
-                module.get_buffer("running_var").uniform_(0.5, 2, generator=generator)
-                module.get_buffer("num_batches_tracked").fill_(1)
-            if isinstance(module, TokenNorm):
-                module.randomise(generator)
+    anneal(model, progress=1)
+    for norm in model.modules():
+        if isinstance(norm, nn.LayerNorm | nn.BatchNorm1d | nn.BatchNorm2d | TokenNorm):
+            for name, tensor in (*norm.named_parameters(recurse=False), *norm.named_buffers(recurse=False)):
+                if name in DRAWN or isinstance(tensor, nn.Parameter):
+                    low, high = DRAWN.get(name, (-1, 1))
+                    tensor.fill_(low) if low == high else tensor.uniform_(low, high, generator=generator)

@@ -34,10 +34,6 @@ class GainedTokenNorm(TokenNorm):
     def eval_affine(self) -> Affine:
         raise NeverAffine(f"expected an affine map in eval mode, found {type(self).__name__}: {self.reason}")
 
-    def randomise(self, generator: torch.Generator) -> None:
-        nn.init.uniform_(self.weight, 0.5, 1.5, generator=generator)
-        nn.init.uniform_(self.bias, -0.5, 0.5, generator=generator)
-
 
 class TokenMinMax(GainedTokenNorm):
     """n(x) = (x - min x) / (max x - min x + eps) over a token's D features."""
@@ -107,11 +103,6 @@ class DynamicTokenNorm(GainedTokenNorm):
         first = 0 if with_cls else 1
         scores = (self.offsets[first:, first:] @ self.gaze.T).permute(2, 0, 1)  # (H, N, N)
         return scores.masked_fill(~self.seen[first:, first:], -torch.inf).softmax(dim=-1)
-
-    def randomise(self, generator: torch.Generator) -> None:
-        super().randomise(generator)
-        for parameter in (self.mean_share, self.var_share, self.gaze):
-            nn.init.uniform_(parameter, -1, 1, generator=generator)
 
 
 def first_gaze(heads: int) -> Tensor:

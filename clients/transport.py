@@ -159,6 +159,8 @@ class _Server:
             context = _context(options.tls)  # gRPC itself would take unreadable files for an absent server
             settings = self._http_settings(context) if self._is_http else self._grpc_settings()
             self._client = module.InferenceServerClient(address, **settings)
+            if self._is_http:
+                self._client._stub.trace_configs.append(_no_redirects())
         except OSError as error:
             raise ServerUnavailable(f"expected PEM files for TLS to {address}, found {error}") from error
 
@@ -240,6 +242,19 @@ def _check_address(address: str) -> None:
     match = re.fullmatch(r"(?:\[[^\s/@?#;\[\]]+\]|[^\s/@?#;:\[\]]+):(\d{1,5})", address)  # IPv6 stands in brackets
     if not match or int(match[1]) > 65535:
         raise ServerUnavailable(f"expected the server's address as HOST:PORT, found {address!r}")
+
+
+def _no_redirects() -> Any:
+    """aiohttp would send images and keys on, to any host."""
+    import aiohttp
+
+    async def refuse(*unused: object) -> None:
+        raise ValueError("a redirect")
+
+    config = aiohttp.TraceConfig()
+    config.on_request_redirect.append(refuse)
+    config.freeze()
+    return config
 
 
 Errors = tuple[type[Exception], ...]

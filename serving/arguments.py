@@ -13,12 +13,11 @@ from pathlib import Path
 from stat import S_ISDIR
 from typing import NoReturn
 
-from serving.launcher import BY_PRIORITY
+from serving.launcher import BY_PRIORITY, REPOSITORY_OPTIONS
 
-REPOSITORIES = ("--model-repository", "--model-store")
 OWN = ("--model-control-mode", "--load-model", "--exit-on-error", "--exit-timeout-secs")  # the supervisor sets these
 READ = (
-    *REPOSITORIES,
+    *REPOSITORY_OPTIONS,
     "--model-control-mode",
     "--load-model",
     "--http-restricted-api",
@@ -94,7 +93,7 @@ def parse(arguments: Sequence[str]) -> ServerOptions:
         raise ValueError("--supervised needs --model-control-mode=explicit: it loads and unloads models")
     if not _allowed(values, "http"):
         raise ValueError("--supervised needs HTTP: remove --allow-http=false")
-    repositories = tuple(Path(value) for name in REPOSITORIES for value in values[name] if value)
+    repositories = tuple(Path(value) for name in REPOSITORY_OPTIONS for value in values[name] if value)
     if not repositories:
         raise ValueError("--supervised needs --model-repository")
     for repository in repositories:

@@ -65,6 +65,16 @@ def test_another_json_than_tritons(body):
         list_models(options())
 
 
+@pytest.mark.parametrize("status", ["302 Found", "307 Temporary Redirect", "308 Permanent Redirect"])
+def test_no_redirect_is_followed(status):
+    asked = []
+    with answering(lambda path: asked.append(path) or [reply(b"[]")]) as elsewhere:
+        moved = reply(b"", status, f"Location: http://{elsewhere}/v2\r\n")
+        with sending(moved) as options, pytest.raises(ServerUnavailable, match="the answer there is not Triton's"):
+            list_models(options(headers={"x-api-key": "secret"}))
+    assert asked == []
+
+
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_lists_models_where_a_loop_runs_as_in_a_notebook(protocol):
     async def cell():

@@ -134,7 +134,8 @@ def _compare(
     from benchmarks.measure.cells import Missing, build_all
     from benchmarks.measure.devices import free
     from benchmarks.measure.roofline import limits
-    from benchmarks.measure.rounds import Row, finish, measure
+    from benchmarks.measure.rounds import finish, measure
+    from benchmarks.measure.run import Row
     from benchmarks.reporting.tables.calls import batch_table, closing_lines
 
     device, threads = candidates[0].device, candidates[0].threads

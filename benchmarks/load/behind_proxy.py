@@ -21,9 +21,10 @@ import numpy as np
 import psutil
 
 from benchmarks.load import hostile
-from benchmarks.load.drill_bench import HEAL_S, MODEL, Row, lives, published
+from benchmarks.load.drill_bench import HEAL_S, MODEL, lives, published
 from benchmarks.load.fleets import RunningFleet, running_fleet
 from benchmarks.load.verdicts import Asker, Verdicts, meanwhile
+from benchmarks.measure.run import Row
 from clients.classifier import AsyncClassifier, Options
 from clients.errors import ClientError
 from clients.probe import probe_server

@@ -20,8 +20,7 @@ import numpy as np
 import psutil
 
 from benchmarks.measure.machine import cores
-
-Row = dict[str, Any]
+from benchmarks.measure.run import Row
 
 ROUNDS = 7
 PLAIN_S = 3.0  # of ONNX Runtime alone, after a second of warm-up

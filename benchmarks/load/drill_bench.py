@@ -9,19 +9,18 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 import numpy as np
 import psutil
 from numpy.typing import NDArray
 
 from benchmarks.load.verdicts import Asker, Verdicts, meanwhile
+from benchmarks.measure.run import Row
 from clients.probe import probe_server
 from export.publishing.publish import publish
 from serving.processes import Family
 from serving.running import Server, running_server
 
-Row = dict[str, Any]
 MODEL = "vitbn-tiny"
 STEADY = 3  # requests in flight around a fault
 HEAL_S = 120.0

@@ -21,7 +21,6 @@ from benchmarks.load import supervised_faults
 from benchmarks.load.drill_bench import (
     MODEL,
     DrillBench,
-    Row,
     lives,
     memory_mb,
     published,
@@ -34,6 +33,7 @@ from benchmarks.load.drill_bench import (
 from benchmarks.load.lone_requests import lone_requests
 from benchmarks.load.slow_connections import slow_connections
 from benchmarks.load.verdicts import TOLERANCE, Asker, Verdicts
+from benchmarks.measure.run import Row
 from clients.probe import probe_server
 from export.publishing.artifact import read_version
 from export.publishing.publish import publish

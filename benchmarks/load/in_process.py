@@ -15,7 +15,7 @@ from benchmarks.measure.workload import Workload
 
 if TYPE_CHECKING:
     from benchmarks.load.published import Published
-    from benchmarks.measure.engines import Device, Run
+    from benchmarks.measure.engines import Classify, Device
     from export.equivalence import Images, Logits
 
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class Instance:
     """A copy of the model, on a GPU with a stream of its own."""
 
-    run: Run
+    run: Classify
     in_stream: Callable[[], AbstractContextManager[object]]
     device: Device
 
@@ -60,7 +60,7 @@ def _instance(published: Published, candidate: Candidate) -> Instance:
     return Instance(run, lambda: torch.cuda.stream(stream), candidate.device)
 
 
-def _start(published: Published, candidate: Candidate) -> Run:
+def _start(published: Published, candidate: Candidate) -> Classify:
     from benchmarks.measure.candidate import start
     from benchmarks.measure.in_onnx import execution
 

@@ -8,17 +8,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any
+
+from benchmarks.measure.run import Row
 
 SHORTFALL = 0.05
 ALIKE = (
     *("model", "engine", "precision", "protocol", "shared_memory", "instances", "threads", "batch"),
     "max_p99_ms",
 )
-
-Row = Mapping[str, Any]
 
 
 def carried(row: Row) -> bool:

@@ -26,7 +26,6 @@ from benchmarks.load.drill_bench import (
     MODEL,
     RESTARTED,
     DrillBench,
-    Row,
     acts,
     lives,
     prober,
@@ -35,6 +34,7 @@ from benchmarks.load.drill_bench import (
     wait_until,
     wait_until_right,
 )
+from benchmarks.measure.run import Row
 from clients.probe import probe_server
 from export.publishing.artifact import read_version
 from export.publishing.publish import publish

@@ -10,7 +10,7 @@ import numpy as np
 from benchmarks.measure.engines import Device
 
 if TYPE_CHECKING:
-    from benchmarks.measure.engines import Run
+    from benchmarks.measure.engines import Classify
     from export.equivalence import Images, Logits
 
 BUFFERS = 4
@@ -19,7 +19,7 @@ BUFFERS = 4
 class Calls:
     """A call classifies the next `batch` of `images` and waits for the device."""
 
-    def __init__(self, run: Run, images: Images, batch: int, micro_batch: int, device: Device) -> None:
+    def __init__(self, run: Classify, images: Images, batch: int, micro_batch: int, device: Device) -> None:
         self.run, self.device = run, device
         self.buffers = [
             [_place(part, device) for part in _split(images[start : start + batch], micro_batch)]
@@ -93,7 +93,7 @@ class Calls:
         return part.cpu().pin_memory(), self.run(part).cpu().pin_memory()
 
 
-def classify(run: Run, images: Images, micro_batch: int, device: Device) -> Logits:
+def classify(run: Classify, images: Images, micro_batch: int, device: Device) -> Logits:
     """float32 (n, classes) in the host's memory."""
     parts = [_fetch(run(_place(part, device)), device) for part in _split(images, micro_batch)]
     logits: Logits = np.concatenate(parts)

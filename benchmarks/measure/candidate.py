@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.measure.engines import ENGINES, RUNTIMES, Device, Precision, Rewrites, Run, Sizes, why_not
+from benchmarks.measure.engines import ENGINES, RUNTIMES, Classify, Device, Precision, Rewrites, Sizes, why_not
 from benchmarks.measure.machine import cores
 from models.catalog import shipped
 from models.config import ModelConfig
@@ -27,7 +27,7 @@ class Candidate:
     rewrites: Rewrites = "all"
     geometry: ModelConfig | None = None
 
-    def build(self, sizes: Sizes = (1,)) -> Run:
+    def build(self, sizes: Sizes = (1,)) -> Classify:
         """For calls with `sizes` images. Raises Unavailable without the library or the device."""
         from benchmarks.measure.networks import program, reference
 
@@ -73,7 +73,7 @@ class Candidate:
 IN_ONNX_RUNTIME = Candidate()
 
 
-def start(program: Program, candidate: Candidate = IN_ONNX_RUNTIME, sizes: Sizes = (1,)) -> Run:
+def start(program: Program, candidate: Candidate = IN_ONNX_RUNTIME, sizes: Sizes = (1,)) -> Classify:
     """Of the candidate's engine and device alone. Raises Unavailable without the library or the device."""
     return ENGINES[candidate.engine].start(program, replace(candidate, threads=candidate.threads or cores()), sizes)
 

@@ -12,7 +12,7 @@ import torch
 from benchmarks.measure import networks
 from benchmarks.measure.calls import BUFFERS, Calls, classify
 from benchmarks.measure.candidate import Candidate, start
-from benchmarks.measure.engines import ENGINES, Device, Run, Sizes
+from benchmarks.measure.engines import ENGINES, Classify, Device, Sizes
 from benchmarks.measure.floors import Work
 from benchmarks.measure.memory import peak_memory_mb
 from benchmarks.measure.networks import Program, Reference, reference
@@ -28,7 +28,7 @@ class Built:
     candidate: Candidate
     reference: Reference
     program: Program
-    run: Run
+    run: Classify
     work: Work
     sizes: Sizes
 

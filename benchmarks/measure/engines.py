@@ -20,7 +20,7 @@ Rewrites = Literal["none", "folded", "all"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 SERVED_PRECISIONS = tuple(precision for precision in PRECISIONS if precision not in ("fp16-softmax", "fp8"))
 
-Run = Callable[[Any], Any]
+Classify = Callable[[Any], Any]
 """uint8 images (B, C, H, W) -> float32 logits (B, classes): numpy arrays on the CPU, tensors on CUDA.
 
 On CUDA it may return before the device has done its work.
@@ -29,37 +29,37 @@ Sizes = tuple[int, ...]
 """Images of the calls to come; TensorRT has a profile for each."""
 
 
-def eager(network: Any, candidate: Candidate, sizes: Sizes) -> Run:
+def eager(network: Any, candidate: Candidate, sizes: Sizes) -> Classify:
     from benchmarks.measure.in_torch import in_torch
 
     return in_torch(network, candidate, lambda network: network)
 
 
-def compiled(network: Any, candidate: Candidate, sizes: Sizes) -> Run:
+def compiled(network: Any, candidate: Candidate, sizes: Sizes) -> Classify:
     from benchmarks.measure.in_torch import compile_network, in_torch
 
     return in_torch(network, candidate, compile_network)
 
 
-def cuda_graphs(network: Any, candidate: Candidate, sizes: Sizes) -> Run:
+def cuda_graphs(network: Any, candidate: Candidate, sizes: Sizes) -> Classify:
     from benchmarks.measure.in_torch import CudaGraphs, in_torch
 
     return in_torch(network, candidate, CudaGraphs)
 
 
-def onnxruntime(data: bytes, candidate: Candidate, sizes: Sizes) -> Run:
+def onnxruntime(data: bytes, candidate: Candidate, sizes: Sizes) -> Classify:
     from benchmarks.measure.in_onnx import on_cpu, on_cuda
 
     return on_cpu(data, candidate) if candidate.device == "cpu" else on_cuda(data, candidate, sizes)
 
 
-def openvino(data: bytes, candidate: Candidate, sizes: Sizes) -> Run:
+def openvino(data: bytes, candidate: Candidate, sizes: Sizes) -> Classify:
     from export.engines.openvino_engine import openvino_classifier
 
     return openvino_classifier(data, candidate.precision == "bf16", candidate.threads)
 
 
-def tensorrt(data: bytes, candidate: Candidate, sizes: Sizes) -> Run:
+def tensorrt(data: bytes, candidate: Candidate, sizes: Sizes) -> Classify:
     from benchmarks.measure.in_onnx import in_tensorrt
 
     return in_tensorrt(data, candidate, sizes)
@@ -75,7 +75,7 @@ class Engine:
     """
 
     label: str
-    start: Callable[[Any, Candidate, Sizes], Run]
+    start: Callable[[Any, Candidate, Sizes], Classify]
     program: Literal["network", "file"]
     cpu: tuple[Precision, ...] = ()
     cuda: tuple[Precision, ...] = ()

@@ -16,7 +16,7 @@ import onnx
 import onnxruntime
 
 from benchmarks.measure.candidate import Candidate
-from benchmarks.measure.engines import ENGINES, Run, Sizes
+from benchmarks.measure.engines import ENGINES, Classify, Sizes
 from benchmarks.measure.progress import note
 from benchmarks.measure.tensorrt_execution import Execution, refit
 from export.engines.gpu import require
@@ -36,7 +36,7 @@ def _share_memory() -> None:
     onnxruntime.create_and_register_allocator(onnxruntime.OrtMemoryInfo("Cpu", kind, 0, use), None)
 
 
-def on_cpu(data: bytes, candidate: Candidate) -> Run:
+def on_cpu(data: bytes, candidate: Candidate) -> Classify:
     _share_memory()
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = candidate.threads
@@ -46,7 +46,7 @@ def on_cpu(data: bytes, candidate: Candidate) -> Run:
     return lambda images: session.run([OUTPUT_NAME], {INPUT_NAME: images})[0]
 
 
-def on_cuda(data: bytes, candidate: Candidate, sizes: Sizes) -> Run:
+def on_cuda(data: bytes, candidate: Candidate, sizes: Sizes) -> Classify:
     """Raises Unavailable without the library or the device."""
     graph = ENGINES[candidate.engine].graph
     providers = {"CUDAExecutionProvider": cuda_options(candidate, graph)}
@@ -95,7 +95,7 @@ def _stream() -> str:
     return str(torch.cuda.current_stream().cuda_stream)
 
 
-def _bound_to_cuda(session: Any) -> Run:
+def _bound_to_cuda(session: Any) -> Classify:
     import torch
 
     classes = session.get_outputs()[0].shape[1]
@@ -109,7 +109,7 @@ def _bound_to_cuda(session: Any) -> Run:
     return run
 
 
-def _replayed(session: Any) -> Run:
+def _replayed(session: Any) -> Classify:
     """A CUDA graph for each batch size, over tensors that stay; the next call overwrites the logits."""
     import torch
 
@@ -143,7 +143,7 @@ def _run_options(**entries: str) -> Any:
     return options
 
 
-def in_tensorrt(data: bytes, candidate: Candidate, sizes: Sizes) -> Run:
+def in_tensorrt(data: bytes, candidate: Candidate, sizes: Sizes) -> Classify:
     """A profile for each of `sizes`. Raises Unavailable without the library or the device, EngineError."""
     found = require().compute_capability
     if candidate.precision == "fp8" and tuple(map(int, found.split("."))) < (8, 9):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.measure.candidate import Candidate
 from benchmarks.measure.machine import cores
+from benchmarks.measure.run import Row
 from benchmarks.measure.workload import Workload, best_workload, runner
 from models.config import ModelConfig, ModelName
 
@@ -35,8 +36,6 @@ FORMS: dict[ModelName, tuple[str, ...]] = {
 }
 
 ONE_CALL, BEST = "one call", "best"
-
-Row = dict[str, Any]
 
 
 def measure(depth: int, count: int, seconds: float, add: Callable[[list[Row]], None]) -> None:
@@ -104,12 +103,12 @@ def timed_rows(rows: Sequence[Row], measured: Mapping[str, Durations]) -> list[R
     """Adds the figures; "best" is the faster of the best way and one call."""
     from benchmarks.measure.timing import ratio_with_interval
 
-    rows, durations = [dict(row) for row in rows], dict(measured)
-    for one_call, best in pairs_of(rows):
+    timed, durations = [dict(row) for row in rows], dict(measured)
+    for one_call, best in pairs_of(timed):
         if measured[one_call["name"]].percentile_ms(50) < measured[best["name"]].percentile_ms(50):
             durations[best["name"]] = measured[one_call["name"]]
             best["way"] = one_call["way"]
-    for row in rows:
+    for row in timed:
         own = durations[row["name"]]
         row |= own.percentiles(50, 90, 99)
         row["gflops_per_s"] = row["flops"] / row["p50_ms"] / 1e6
@@ -120,10 +119,10 @@ def timed_rows(rows: Sequence[Row], measured: Mapping[str, Durations]) -> list[R
                 if f"{row['model']}, {other}, {row['kind']}" in durations
             }
         row["samples_ns"] = own.samples_ns
-    return rows
+    return [*timed]
 
 
-def pairs_of(rows: Sequence[Row]) -> list[tuple[Row, Row]]:
+def pairs_of(rows: Sequence[dict[str, Any]]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
     """(one call, best) of each network and form."""
     measured = [row for row in rows if "model" in row]
     return list(zip(measured[::2], measured[1::2], strict=True))

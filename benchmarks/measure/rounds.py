@@ -15,7 +15,7 @@ from benchmarks.measure.devices import free, gpu_uuid
 from benchmarks.measure.engines import BASELINE, ENGINES
 from benchmarks.measure.floors import floor, gemm_gflops_per_s
 from benchmarks.measure.gpu_state import monitor
-from benchmarks.measure.run import Record
+from benchmarks.measure.run import Record, Row
 from benchmarks.measure.timing import (
     MIN_ROUNDS,
     ON_A_CPU,
@@ -35,7 +35,6 @@ MIN_ROUNDS_ON_A_GPU = 15  # clocks and power vary
 # Suffixes of a candidate's name, by the row's key.
 COPIES = {"copies_p50_ms": " with copies", "overlapped_p50_ms": " with copies beside the computing"}
 
-Row = dict[str, Any]
 Limits = Mapping[str, Any]
 
 
@@ -94,9 +93,9 @@ class Rounds:
         return {}
 
     def rows(self, measured: Mapping[str, Durations]) -> list[Row]:
-        compared = []
+        compared: list[Row] = []
         for name, cell in self._cells.items():
-            row: Row = {"stable": self._stable(measured, name)}
+            row: dict[str, Any] = {"stable": self._stable(measured, name)}
             own = cell.built.candidate.precision.removesuffix("-softmax")
             for key, precision in (("ratio_to_torch", "fp32"), ("ratio_to_same_precision", own)):
                 base = self._baseline(name, precision)
@@ -164,7 +163,7 @@ def _call(name: str, call: Callable[[], object]) -> object:
         raise _Failed(name, reason) from reason
 
 
-def _row(cell: Cell, durations: Durations, batch: int, limits: Limits) -> Row:
+def _row(cell: Cell, durations: Durations, batch: int, limits: Limits) -> dict[str, Any]:
     """`bandwidth_share` counts weights, images and logits, each once. `fallback`: why the row is no CUDA graph."""
     built, candidate = cell.built, cell.built.candidate
     config, p50_ms = candidate.config, durations.percentile_ms(50)

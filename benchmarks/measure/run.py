@@ -21,7 +21,10 @@ from click.core import ParameterSource
 from benchmarks.measure.choices import PRESET_OF
 
 Row = Mapping[str, Any]
-"""A measured cell, or with `reason` one that was left out."""
+"""A measured cell, or with `reason` one that was left out.
+
+No dataclass: the kinds of measurement share the percentiles of their samples, which the schema checks, and little more.
+"""
 
 DIRTY = "measured from a working tree with uncommitted changes"
 NO_COMMIT = "measured outside a git repository"

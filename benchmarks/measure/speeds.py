@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from benchmarks.measure.candidate import Candidate
 from benchmarks.measure.networks import example_images
 from benchmarks.measure.progress import steps
+from benchmarks.measure.run import Row
 from benchmarks.measure.timing import Durations, finished_rounds, time_interleaved
 from benchmarks.measure.workload import best_workload, runner
 from export.pipeline import ExportOptions, export_checkpoint
 from models.checkpoint import Checkpoint, load
-
-Row = dict[str, Any]
 
 IMAGES, SECONDS = 5000, 5.0  # of a trial of `vitbn tune`
 
@@ -63,5 +61,5 @@ def _timed(rows: Sequence[Row], measured: Mapping[str, Durations], count: int) -
         durations = measured[row["checkpoint"]]
         p50_ms = durations.percentile_ms(50)
         figures = {"images_per_s": 1000 * count / p50_ms, "samples_ns": durations.samples_ns}
-        timed.append(row | durations.percentiles(50, 90, 99) | figures)
+        timed.append({**row, **durations.percentiles(50, 90, 99), **figures})
     return sorted(timed, key=lambda row: float(row["images_per_s"]))

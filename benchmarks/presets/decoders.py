@@ -14,6 +14,7 @@ import click
 from benchmarks.measure.choices import json_option, seconds_option
 from benchmarks.measure.decoder_networks import DECODERS, PLAIN, PRUNED, Decoder, PrepareError, files, prepare
 from benchmarks.measure.machine import cores
+from benchmarks.measure.run import Row
 
 PROMPT, DECODED = 256, 16  # tokens
 CACHED = 600  # tokens; Gemma 3 needs the 512 of its window
@@ -22,7 +23,6 @@ SAME_TOKENS = 20
 TOLERANCE = 1e-3  # of the size of the logits
 
 Call = Callable[[], object]
-Row = dict[str, Any]
 
 
 @click.command()
@@ -54,7 +54,7 @@ def decoders(folder: Path, names: tuple[str, ...], only: bool, seconds: float, j
                 continue
             click.echo(f"{name}: {', '.join(candidate for candidate, _ in files(place))} in {place}")
             for row in () if only else measure(decoder, place, seconds, name):
-                rows.append(about | row)
+                rows.append({**about, **row})
                 record.update(rows)
         if rows and not only:
             record.update(rows)
@@ -71,7 +71,7 @@ def measure(decoder: Decoder, folder: Path, seconds: float, name: str) -> Iterat
         for make in sets:
             for kind, calls in make().items():
                 for row in _timed(calls, seconds, f"{name}, {kind}, threads: {threads}"):
-                    yield {"kind": kind, "threads": threads, "macs": macs[row["contestant"]]} | row
+                    yield {"kind": kind, "threads": threads, "macs": macs[row["contestant"]], **row}
             gc.collect()
 
 

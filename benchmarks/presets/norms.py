@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -10,6 +10,7 @@ import click
 
 from benchmarks.measure.choices import json_option, seconds_option
 from benchmarks.measure.machine import cores
+from benchmarks.measure.run import Row
 from benchmarks.measure.workload import SEARCH_IMAGES
 from models.studies.grids import FOLDING
 
@@ -48,12 +49,12 @@ def norms(study: Path, count: int, seconds: float, json_path: Path | None) -> No
         raise click.ClickException(str(error)) from error
 
 
-def compared(rows: list[dict[str, Any]], studied: Mapping[str, dict[str, Any]]) -> list[dict[str, Any]]:
+def compared(rows: Sequence[Row], studied: Mapping[str, Row]) -> list[Row]:
     """Adds what the study says, and the speed relative to LayerNorm."""
     layer_norm_ms = next((row["p50_ms"] for row in rows if row["model"] == "vit"), None)
     return [
-        row
-        | {
+        {
+            **row,
             "folds": studied[row["model"]]["folds"],
             "of_layer_norm_training": studied[row["model"]]["of_layer_norm"],
             "speedup_over_layer_norm": layer_norm_ms and layer_norm_ms / row["p50_ms"],

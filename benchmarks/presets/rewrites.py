@@ -19,8 +19,8 @@ def rewrites(depths: tuple[int, ...], count: int, seconds: float, json_path: Pat
 
     Every candidate classifies the same images as one call, and in its best way, which a short search finds.
     """
-    from benchmarks.measure.rewritten import Row, measure
-    from benchmarks.measure.run import recording
+    from benchmarks.measure.rewritten import measure
+    from benchmarks.measure.run import Row, recording
     from benchmarks.reporting.tables import show
     from export.equivalence import EquivalenceError
 

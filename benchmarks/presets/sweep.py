@@ -18,7 +18,8 @@ from models.config import MODEL_NAMES, ModelConfig
 
 if TYPE_CHECKING:
     from benchmarks.measure.cells import Missing
-    from benchmarks.measure.rounds import Limits, Row
+    from benchmarks.measure.rounds import Limits
+    from benchmarks.measure.run import Row
 
 DEPTH = 6
 BATCHES = (1, 4, 16, 64, 256, 1024, 5000)

@@ -3,7 +3,7 @@ import pickle
 import pytest
 
 from benchmarks.measure.candidate import Candidate, candidates
-from benchmarks.measure.engines import ENGINES, RUNTIMES, Engine, Run, Sizes
+from benchmarks.measure.engines import ENGINES, RUNTIMES, Classify, Engine, Sizes
 from benchmarks.measure.networks import reference
 from export.errors import Unavailable
 from models.catalog import shipped
@@ -29,7 +29,7 @@ def test_a_candidate_of_every_engine_classifies(runtime: str) -> None:
 
 
 def test_a_new_engine_is_a_function_and_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    def evaluate(data: bytes, candidate: Candidate, sizes: Sizes) -> Run:
+    def evaluate(data: bytes, candidate: Candidate, sizes: Sizes) -> Classify:
         from onnx.reference import ReferenceEvaluator
 
         evaluator = ReferenceEvaluator(data)

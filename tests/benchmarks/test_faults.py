@@ -7,7 +7,8 @@ from click.testing import CliRunner
 
 from benchmarks.faults import faults
 from benchmarks.load import drills, slow_connections, supervised_faults
-from benchmarks.load.drill_bench import DrillBench, Row
+from benchmarks.load.drill_bench import DrillBench
+from benchmarks.measure.run import Row
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]
 HEAL_S = 60.0

@@ -7,7 +7,7 @@ from click.testing import CliRunner
 from benchmarks.latency import latency
 from benchmarks.measure.candidate import candidates
 from benchmarks.measure.devices import choose, gpu_uuid
-from benchmarks.measure.engines import Precision, Run
+from benchmarks.measure.engines import Classify, Precision
 from benchmarks.measure.gpu_state import monitor
 from benchmarks.measure.networks import TOLERANCES, reference
 from export.errors import Unavailable
@@ -47,7 +47,7 @@ def test_every_engine_of_pytorch(tmp_path: Path) -> None:
         assert written["limits"][name] > 0
 
 
-def built(runtime: str, precision: Precision, config: ModelConfig) -> Run:
+def built(runtime: str, precision: Precision, config: ModelConfig) -> Classify:
     (candidate,) = candidates([("vitbn", config)], [runtime], [precision], 1, "cuda")
     return candidate.build((7, 64))
 

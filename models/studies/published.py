@@ -94,10 +94,13 @@ def fall(model: ModelName, depth: int, published: str, runs: str = "") -> Row:
 
 DEPTHS = range(2, 8)
 WHOLE_STUDIES = {
-    0.003: {4: "depths-0.003-depth-4/depths", 6: "depths-0.003-all-images/depths"},
+    0.003: {
+        **{depth: f"depths-0.003-depth-{depth}/depths" for depth in (4, 5)},
+        6: "depths-0.003-all-images/depths",
+    },
     0.005: {
         **dict.fromkeys((1, 2), "depths-0.005-all-images/depths"),
-        **{depth: f"depths-0.005-depth-{depth}/depths" for depth in (3, 4, 5)},
+        **{depth: f"depths-0.005-depth-{depth}/depths" for depth in (3, 4, 5, 6)},
     },
 }
 LAYOUT = "layout/layout"
@@ -171,7 +174,9 @@ TABLES: dict[str, list[Row]] = {
         0.003,
         {2: "equal", 3: "equal", 4: "slightly behind", 5: "slightly ahead", 6: "clearly ahead", 7: "clearly ahead"},
     ),
-    "depth-0.003-whole": by_depth(WHOLE_STUDIES[0.003], 0.003, {4: "slightly behind", 6: "clearly ahead"}),
+    "depth-0.003-whole": by_depth(
+        WHOLE_STUDIES[0.003], 0.003, {4: "slightly behind", 5: "slightly ahead", 6: "clearly ahead"}
+    ),
     "rate-0.005": at_rate(0.005, "published", "alike", "alike", "alike"),
     "depth-0.005": by_depth(
         "depths-0.005/depths", 0.005, {2: "equal", 3: "slightly ahead", **dict.fromkeys((4, 5, 6, 7), "clearly ahead")}
@@ -179,7 +184,7 @@ TABLES: dict[str, list[Row]] = {
     "depth-0.005-whole": by_depth(
         WHOLE_STUDIES[0.005],
         0.005,
-        {1: "slightly behind", 2: "equal", 3: "slightly ahead", 4: "clearly ahead", 5: "clearly ahead"},
+        {1: "slightly behind", 2: "equal", 3: "slightly ahead", **dict.fromkeys((4, 5, 6), "clearly ahead")},
     ),
     "critical-depth": [
         ("rate", "published: clearly ahead from", "ours: 5 points ahead from", "size"),

@@ -1,5 +1,5 @@
 import pytest
-from raw_server import answering
+from raw_server import answering, reply
 
 from serving.control import Control, ControlFailed
 
@@ -15,6 +15,18 @@ BROKEN = {
 def test_a_broken_answer_is_a_failure(name: str) -> None:
     with answering(lambda path: [BROKEN[name]]) as url, pytest.raises(ControlFailed):
         Control(url, {}).index()
+
+
+def test_no_redirect_is_followed() -> None:
+    asked: list[str] = []
+
+    def answer(path: str) -> list[bytes]:
+        asked.append(path)
+        return [reply(b"", "302 Found", "Location: /elsewhere\r\n")]
+
+    with answering(answer) as url, pytest.raises(ControlFailed, match="HTTP status 302"):
+        Control(url, {"key": "secret"}).index()
+    assert asked == ["/v2/repository/index"]
 
 
 def test_a_load_whose_answer_is_cut_off_has_failed() -> None:

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.config import Augmentation
-from models.pens import pens
+from models.pens import gaussians, pens
 
 ELASTIC_SIGMA = 4.0  # pixels
 ELASTIC_PIXELS = 1.5
@@ -89,14 +89,8 @@ def _affine(draws: Tensor) -> Tensor:
 def _displacements(count: int, height: int, width: int) -> Tensor:
     """Fields (B, H, W, 2) in pixels, up to ELASTIC_PIXELS."""
     noise = torch.randn(count, 2, height, width)
-    smooth = _gaussian(height) @ noise @ _gaussian(width).T
+    rows, columns = (gaussians(side, torch.tensor([[ELASTIC_SIGMA]])) for side in (height, width))
+    smooth = rows @ noise @ columns.T
     largest = smooth.abs().amax(dim=(1, 2, 3), keepdim=True)
     reach = ELASTIC_PIXELS * torch.rand(count, 1, 1, 1)
     return (smooth / largest * reach).permute(0, 2, 3, 1)  # (B, H, W, 2)
-
-
-def _gaussian(side: int) -> Tensor:
-    """Blurs a line of pixels: (side, side)."""
-    position = torch.arange(side, dtype=torch.float32)
-    weights = torch.exp(-((position[:, None] - position) ** 2) / (2 * ELASTIC_SIGMA**2))
-    return weights / weights.sum(dim=1, keepdim=True)

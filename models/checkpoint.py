@@ -7,7 +7,6 @@ Claimed sizes are checked before allocation.
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
 import stat
 import warnings
@@ -24,7 +23,7 @@ from torch import Tensor, nn
 
 from models import metrics as metrics_json
 from models.config import ConfigError, ModelConfig
-from models.files import write_atomically
+from models.files import sha256, write_atomically
 from models.metrics import Metrics, MetricsError
 from models.reference import UnknownLayoutError, from_reference
 from models.registry import build
@@ -91,7 +90,7 @@ def load(path: Path, depth: int | None = None) -> Checkpoint:
     model = build(config)
     model.load_state_dict(tensors)
     _warn_of_untrained(path, model)
-    return Checkpoint(path, model.eval(), config, _sha256(path), metrics)
+    return Checkpoint(path, model.eval(), config, sha256(path), metrics)
 
 
 def read_config(path: Path) -> ModelConfig:
@@ -165,14 +164,6 @@ def _check(path: Path, config: ModelConfig, found: dict[str, Form]) -> None:
         check_tensors(config, found)
     except WrongTensors as error:
         raise CheckpointError(f"{path}: {error}") from error
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(1 << 20):
-            digest.update(chunk)
-    return digest.hexdigest()
 
 
 def _first_blocks(tensors: dict[str, Tensor], depth: int) -> dict[str, Tensor]:

@@ -123,11 +123,11 @@ def _resizing(side: int, size: int, mode: str) -> Tensor:
 def _blurred(images: Tensor) -> Tensor:
     sigma = _uniform(images, *SIGMA)
     height, width = images.shape[2:]
-    return _gaussians(height, sigma) @ images @ _gaussians(width, sigma).mT
+    return gaussians(height, sigma) @ images @ gaussians(width, sigma).mT
 
 
-def _gaussians(side: int, sigma: Tensor) -> Tensor:
-    """Sigmas (B, 1, 1, 1) in pixels -> matrices (B, 1, side, side) that blur a line of pixels."""
+def gaussians(side: int, sigma: Tensor) -> Tensor:
+    """Sigmas (..., 1, 1) in pixels -> matrices (..., side, side) that blur a line of pixels."""
     position = torch.arange(side, dtype=sigma.dtype, device=sigma.device)
     weights = torch.exp(-((position[:, None] - position) ** 2) / (2 * sigma**2))
     return weights / weights.sum(dim=-1, keepdim=True)

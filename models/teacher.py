@@ -8,7 +8,6 @@ trainings see the same distortions, each in its own order.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -25,7 +24,7 @@ from models.augmentation import augmentation
 from models.config import INPUT_SCALE, ModelConfig
 from models.data import Dataset
 from models.evaluation import TEST_BATCH
-from models.files import write_atomically
+from models.files import sha256, write_atomically
 from models.train import TrainingError, TrainingOptions
 
 
@@ -104,7 +103,7 @@ def open_folder(
     if options.teacher is None:
         raise TrainingError(f"teacher cache {folder}: expected a teacher, found none")
     teacher = load_teacher(Path(options.teacher), config)
-    digest = hashlib.sha256(part.train_images.tobytes()).hexdigest()
+    digest = sha256(part.train_images.tobytes())
     expected = Origin(part.name, options.hold_out, digest, options.augment, teacher.sha256)
     path = folder / "origin.json"
     if not path.exists():

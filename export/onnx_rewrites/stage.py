@@ -24,10 +24,11 @@ from export.onnx_rewrites.proof import Proof, answers, compare_file, prove_doubl
 from export.onnx_rewrites.reads import Read, parse_read, resolve
 from export.onnx_rewrites.rounds import Asked, find_rounds
 from export.onnx_rewrites.timing import Timed, time_both
-from export.publishing.artifact import ONNX_FILE, sha256
+from export.publishing.artifact import ONNX_FILE
 from export.publishing.beside import lay, staged
 from export.publishing.foreign import any_artifact
 from export.publishing.sample import Sample
+from models.files import sha256
 
 USUAL_LENGTH = 128  # for costs: free dimensions other than first axes and a decoder's past
 LEAST_IR_VERSION = 4  # older files list every weight among the inputs

@@ -6,7 +6,6 @@ if contents and manifest disagree.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from collections.abc import Mapping
@@ -18,6 +17,7 @@ from typing import Any
 from export.errors import PublishError
 from export.publishing.sample import Sample
 from models.config import INPUT_NAME, OUTPUT_NAME, ConfigError, ModelConfig
+from models.files import sha256
 
 MANIFEST_FILE = "manifest.json"
 ONNX_FILE = "model.onnx"
@@ -124,17 +124,6 @@ def classifier_artifact(
     exact = about.get("precision", "fp32") == "fp32"  # below, processors differ
     tolerance = {OUTPUT_NAME: about["tolerance"] if exact else None}
     return make_artifact({file: data}, sample, tolerance, (inputs, outputs), about)
-
-
-def sha256(content: Content) -> str:
-    digest = hashlib.sha256()
-    if isinstance(content, bytes):
-        digest.update(content)
-        return digest.hexdigest()
-    with content.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def read_manifest(path: Path) -> Manifest:

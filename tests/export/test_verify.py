@@ -10,12 +10,13 @@ from operating import error, ok, operate
 
 from export.equivalence import embedded_sample
 from export.errors import PublishError
-from export.publishing.artifact import Artifact, read_version, sha256
+from export.publishing.artifact import Artifact, read_version
 from export.publishing.promote import served
 from export.publishing.publish import publish, versions
 from export.publishing.sample import Sample
 from export.publishing.verify import verify_version
 from models.config import ModelConfig
+from models.files import sha256
 
 
 def test_verify(folder: Path) -> None:

@@ -78,7 +78,7 @@ def test_blur_is_a_gaussian_of_its_sigma():
     point = torch.zeros(2, 1, 29, 29)
     point[:, :, 14, 14] = 1
     sigma = torch.tensor([0.8, 1.5]).reshape(2, 1, 1, 1)
-    blur = module._gaussians(29, sigma)
+    blur = module.gaussians(29, sigma)
     spot = blur @ point @ blur.mT
     position = torch.arange(29.0) - 14
     measured = (spot.sum(2) * position**2).sum(-1).sqrt().flatten()

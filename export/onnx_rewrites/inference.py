@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from itertools import zip_longest
 
 import onnx_ir as ir
 from onnx_shape_inference import SYM_DATA_KEY, ShapeInferenceContext, infer_symbolic_shapes, registry
@@ -15,7 +16,7 @@ from onnx_shape_inference import SYM_DATA_KEY, ShapeInferenceContext, infer_symb
 from export.onnx_rewrites.attributes import attribute_int
 from export.onnx_rewrites.constants import integers
 from export.onnx_rewrites.errors import NotSupported
-from export.onnx_rewrites.shapes import FAR, Dim, agree, number, slices
+from export.onnx_rewrites.shapes import FAR, Dim, agree, number, product, same, slices
 
 Inference = Callable[[ShapeInferenceContext, ir.Node], None]
 
@@ -101,6 +102,36 @@ def _of_any_length(library: Inference) -> Inference:
     return infer_attention
 
 
+def _least(library: Inference) -> Inference:
+    """The library gives the smaller of a number and a free size no name."""
+
+    def infer_least(context: ShapeInferenceContext, node: ir.Node) -> None:
+        library(context, node)
+        held = [context.get_symbolic_value(value) if value is not None else None for value in node.inputs]
+        known = [values[0] for values in held if values is not None and len(values) == 1]
+        numbers, sizes = [[one for one in known if isinstance(one, int) is whole] for whole in (True, False)]
+        if len(known) == len(held) == 2 and len(numbers) == len(sizes) == 1:
+            context.set_symbolic_value(node.outputs[0], [ir.SymbolicDim(f"Min({numbers[0]}, {sizes[0]})")])
+
+    return infer_least
+
+
+def _reshape(library: Inference) -> Inference:
+    """A table's min(128, n) rows are n if the elements are those of n: the number of elements stays."""
+
+    def infer_reshape(context: ShapeInferenceContext, node: ir.Node) -> None:
+        library(context, node)
+        source, out = node.inputs[0], node.outputs[0]
+        if source is None or source.shape is None or out.shape is None:
+            return
+        pairs = zip_longest(source.shape.dims, out.shape.dims, fillvalue=1)
+        dims = [old if agree(old, new) else new for old, new in pairs][: len(out.shape)]
+        if same(product(dims), product(source.shape.dims)):
+            out.shape = ir.Shape(dims)
+
+    return infer_reshape
+
+
 def _split(library: Inference) -> Inference:
     """The library takes a Split whose sizes are an input for one in equal parts."""
 
@@ -160,6 +191,8 @@ def _register() -> None:
     if grouped is not None:
         registry.register("com.microsoft", "GroupQueryAttention", since_version=1)(_of_any_length(grouped))
     wrappers = dict.fromkeys([*ARITHMETIC.split(), *COMPARING.split()], _careful) | {
+        "Min": lambda library: _careful(_least(library)),
+        "Reshape": _reshape,
         "Split": _split,
         "Squeeze": _squeeze,
     }

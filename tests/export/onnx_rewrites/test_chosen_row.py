@@ -43,9 +43,15 @@ def test_the_last_token_that_is_no_padding(joined: bool, exporter: str, opset: i
 
 PAIRS = """
 <ir_version: 8, opset_import: ["": 18]> g (float[b, n, 4] x, int64[{size}] chosen) => (float[b, 3] y{more}) {{
-    h = MatMul(x, w)
     shape = Shape(x)
     size = Gather(shape, zero)
+    length = Gather(shape, one)
+    least = Min(length, longest)
+    texts = Unsqueeze(size, front)
+    lines = Unsqueeze(least, front)
+    target = Concat <axis = 0> ({target})
+    part = Reshape(x, target)
+    h = MatMul({rows}, w)
     counted = Range({start}, size, one)
     column = Unsqueeze(counted, end)
     rows = Unsqueeze(chosen, end)
@@ -55,14 +61,26 @@ PAIRS = """
 """
 
 
-def pairs(size: str = "b", start: str = "zero", order: str = "column, rows", more: str = "") -> ir.Model:
-    numbers = {"zero": np.array(0), "one": np.array(1), "end": np.array([-1])}
+def pairs(
+    size: str = "b",
+    start: str = "zero",
+    order: str = "column, rows",
+    more: str = "",
+    rows: str = "x",
+    target: str = "texts, lines, width",
+) -> ir.Model:
+    """`rows="part"`: at most 512, as GPT-Neo reshapes them beside a mask cut from a table."""
+    numbers = {"zero": np.array(0), "one": np.array(1), "longest": np.array(512)}
+    numbers |= {"end": np.array([-1]), "front": np.array([0]), "width": np.array([4])}
     weights = np.random.default_rng(0).standard_normal((4, 3)).astype(np.float32)
-    return parse(PAIRS.format(size=size, start=start, pairs=order, more=more), w=weights, **numbers)
+    return parse(
+        PAIRS.format(size=size, start=start, pairs=order, more=more, rows=rows, target=target), w=weights, **numbers
+    )
 
 
-def test_a_product_before_a_choice_is_computed_for_it() -> None:
-    assert [site.change for step in rewrite(pairs()).steps for site in step.sites] == [CHOSEN]
+@pytest.mark.parametrize("rows", ["x", "part"])
+def test_a_product_before_a_choice_is_computed_for_it(rows: str) -> None:
+    assert [site.change for step in rewrite(pairs(rows=rows)).steps for site in step.sites] == [CHOSEN]
 
 
 @pytest.mark.parametrize(
@@ -71,6 +89,7 @@ def test_a_product_before_a_choice_is_computed_for_it() -> None:
         pairs(start="one"),  # the batch's rows from the second on
         pairs(order="rows, column"),  # chosen texts
         pairs(more=", float[b, n, 3] h"),  # all rows are read
+        pairs(rows="part", target="end, lines, width"),  # rows of another text
     ],
 )
 def test_other_choices_stay(model: ir.Model) -> None:

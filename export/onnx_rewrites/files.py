@@ -5,14 +5,17 @@ In: paths. Out: models.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
 from google.protobuf.message import DecodeError
 from numpy.lib.npyio import NpzFile
+from onnx_ir.serde import SerdeError
 
 from export.onnx_rewrites.errors import BadRequest, NotSupported
 from export.onnx_rewrites.inputs import Feeds
@@ -22,6 +25,7 @@ LARGEST_INSIDE = 1_500_000_000  # bytes of weights; protobuf's limit is 2 GB
 
 def read_model(path: Path) -> ir.Model:
     """Raises BadRequest if the file is no model or lacks weights, NotSupported for links elsewhere."""
+    logging.getLogger("onnx_ir").setLevel(logging.ERROR)
     try:
         model = ir.load(path)
         next(iter(model.graph.outputs))
@@ -30,7 +34,15 @@ def read_model(path: Path) -> ir.Model:
         reason = " ".join(str(error).split())[:200] or "a graph without outputs"
         if isinstance(error, DecodeError):
             reason = "another kind of file, or a model that was cut off"
+        if isinstance(error, SerdeError):
+            reason = "a graph whose parts do not fit together, such as two values of one name"
         raise BadRequest(f"{path}: expected an ONNX model, found {reason}") from error
+    for node in chain(model.graph, *model.functions.values()):
+        if not node.outputs:
+            raise BadRequest(f"{path}: expected outputs of each {node.op_type}, found none at node {node.name!r}")
+        for value in node.inputs:
+            if value and not (value.producer() or value.is_graph_input() or value.is_initializer()):
+                raise BadRequest(f"{path}: expected inputs of {node.op_type} that are known, found {value.name!r}")
     if "ai.onnx" in (opsets := model.graph.opset_imports):  # the long name of the standard domain
         opsets[""] = opsets.pop("ai.onnx")
     _follow_links(model, path.resolve().parent)

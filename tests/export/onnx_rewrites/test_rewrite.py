@@ -167,6 +167,26 @@ def test_a_file_that_is_no_model_is_named(tmp_path: Path) -> None:
         assert result.output.startswith(f"Error: {broken}: expected an ONNX model")
 
 
+@pytest.mark.parametrize(
+    ("nodes", "message"),
+    [
+        (
+            [("MatMul", ["x", "x"], ["y"]), ("Relu", ["x"], ["y"])],
+            "an ONNX model, found a graph whose parts do not fit",
+        ),
+        ([("MatMul", ["x", "nothing"], ["y"])], "inputs of MatMul that are known, found 'nothing'"),
+        ([("Relu", ["x"], []), ("Relu", ["x"], ["y"])], "outputs of each Relu, found none at node ''"),
+    ],
+)
+def test_a_damaged_graph_is_named(nodes: list[tuple[str, list[str], list[str]]], message: str, tmp_path: Path) -> None:
+    ends = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [4, 4]) for name in ("x", "y")]
+    graph = onnx.helper.make_graph([onnx.helper.make_node(*node) for node in nodes], "g", ends[:1], ends[1:])
+    (path := tmp_path / "in.onnx").write_bytes(onnx.helper.make_model(graph).SerializeToString())
+    result = run(path, "-o", tmp_path / "out.onnx")
+    assert result.exit_code == 2
+    assert result.output.startswith(f"Error: {path}: expected {message}")
+
+
 @pytest.mark.slow
 def test_a_failed_proof_writes_nothing(encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("export.onnx_rewrites.proof.FLOAT64_TOLERANCE", 0.0)

@@ -2,14 +2,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from benchmarks.measure.candidate import Candidate, candidates
 from benchmarks.measure.choices import (
     PRECISION_HELP,
-    MicroBatch,
     WithPresets,
     chosen,
     json_option,
@@ -61,7 +60,6 @@ CAVEAT = (
 @click.option("--depth", type=click.IntRange(1), help=f"Blocks of every transformer.  [{DEFAULT_DEPTH}]")
 @click.option("--device", "wanted", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
 @click.option("--threads", type=click.IntRange(1), help="Threads of each runtime.  [all cores]")
-@click.option("--micro-batch", type=MicroBatch(), help="Images at a time; auto searches.  [the whole batch]")
 @seconds_option(60, "At most, for the rounds of a batch size; three rounds in any case. First calls come before.")
 @click.option("--memory", is_flag=True, help="Measure peak memory on the CPU, each row in its own process.")
 @click.option("--published-configuration", "published", is_flag=True, help="ViT at depth 6, BatchNorm models at 1.")
@@ -76,7 +74,6 @@ def latency(
     depth: int | None,
     wanted: str,
     threads: int | None,
-    micro_batch: Any,
     seconds: float,
     memory: bool,
     published: bool,
@@ -95,7 +92,7 @@ def latency(
     from benchmarks.measure.run import recording
 
     device, threads = choose(wanted), threads or cores()
-    workloads = [Workload(batch, micro_batch=micro_batch) for batch in batches or (DEFAULT_BATCH,)]
+    workloads = [Workload(batch) for batch in batches or (DEFAULT_BATCH,)]
     with recording(json_path, threads, device) as record:
         named = [(name, _config(name, depth, published)) for name in models]
         which, kinds = chosen(runtimes, RUNTIMES), chosen(precisions, PRECISIONS)

@@ -38,7 +38,7 @@ class Instance:
         """On a GPU with copies to and from it, as on the server."""
         from benchmarks.measure.calls import Calls
 
-        call = Calls(self.run, images, len(images), len(images), self.device)
+        call = Calls(self.run, images, len(images), self.device)
         if self.device == "cpu":
             return call
         call.with_copies()  # pins memory

@@ -19,12 +19,9 @@ BUFFERS = 4
 class Calls:
     """A call classifies the next `batch` of `images` and waits for the device."""
 
-    def __init__(self, run: Classify, images: Images, batch: int, micro_batch: int, device: Device) -> None:
+    def __init__(self, run: Classify, images: Images, batch: int, device: Device) -> None:
         self.run, self.device = run, device
-        self.buffers = [
-            [_place(part, device) for part in _split(images[start : start + batch], micro_batch)]
-            for start in range(0, len(images), batch)
-        ]
+        self.buffers = [_place(part, device) for part in _split(images, batch)]
         self.batches = cycle(self.buffers)
         self.pinned: Any = None
         self.ahead: Any = None
@@ -32,14 +29,14 @@ class Calls:
         """On CUDA, between two events around each call; the host's clock also sees the launches and the wait."""
         self.counted = 0
 
-    def __call__(self) -> list[Any]:
+    def __call__(self) -> Any:
         if self.device == "cpu":
-            return [self.run(part) for part in next(self.batches)]
+            return self.run(next(self.batches))
         import torch
 
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         begin.record()
-        logits = [self.run(part) for part in next(self.batches)]
+        logits = self.run(next(self.batches))
         end.record()
         torch.cuda.synchronize()
         self.device_ms.append(begin.elapsed_time(end))
@@ -58,8 +55,8 @@ class Calls:
         """CUDA only: copies images from pinned memory and logits back into it."""
         import torch
 
-        for images, logits in self._next_pinned():
-            logits.copy_(self.run(images.to(self.device, non_blocking=True)), non_blocking=True)
+        images, logits = self._next_pinned()
+        logits.copy_(self.run(images.to(self.device, non_blocking=True)), non_blocking=True)
         torch.cuda.current_stream().synchronize()
 
     def overlapped(self) -> None:
@@ -70,32 +67,31 @@ class Calls:
             self.copying = torch.cuda.Stream()
             self.ahead = self._copied()
             self.copying.synchronize()
-        here, self.ahead = self.ahead, self._copied()
-        for images, logits in here:
-            logits.copy_(self.run(images), non_blocking=True)
+        (images, logits), self.ahead = self.ahead, self._copied()
+        logits.copy_(self.run(images), non_blocking=True)
         torch.cuda.current_stream().synchronize()
         self.copying.synchronize()
 
-    def _copied(self) -> list[tuple[Any, Any]]:
+    def _copied(self) -> tuple[Any, Any]:
         import torch
 
-        pinned = self._next_pinned()
+        images, logits = self._next_pinned()
         with torch.cuda.stream(self.copying):
-            return [(images.to(self.device, non_blocking=True), logits) for images, logits in pinned]
+            return images.to(self.device, non_blocking=True), logits
 
-    def _next_pinned(self) -> list[tuple[Any, Any]]:
+    def _next_pinned(self) -> tuple[Any, Any]:
         if self.pinned is None:
-            self.pinned = cycle([[self._pinned(part) for part in parts] for parts in self.buffers])
-        pinned: list[tuple[Any, Any]] = next(self.pinned)
+            self.pinned = cycle([self._pinned(buffer) for buffer in self.buffers])
+        pinned: tuple[Any, Any] = next(self.pinned)
         return pinned
 
-    def _pinned(self, part: Any) -> tuple[Any, Any]:
-        return part.cpu().pin_memory(), self.run(part).cpu().pin_memory()
+    def _pinned(self, buffer: Any) -> tuple[Any, Any]:
+        return buffer.cpu().pin_memory(), self.run(buffer).cpu().pin_memory()
 
 
-def classify(run: Classify, images: Images, micro_batch: int, device: Device) -> Logits:
+def classify(run: Classify, images: Images, batch: int, device: Device) -> Logits:
     """float32 (n, classes) in the host's memory."""
-    parts = [_fetch(run(_place(part, device)), device) for part in _split(images, micro_batch)]
+    parts = [_fetch(run(_place(part, device)), device) for part in _split(images, batch)]
     logits: Logits = np.concatenate(parts)
     return logits
 

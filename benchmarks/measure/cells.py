@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -17,7 +17,7 @@ from benchmarks.measure.floors import Work
 from benchmarks.measure.memory import peak_memory_mb
 from benchmarks.measure.networks import Program, Reference, reference
 from benchmarks.measure.progress import count_bar, note, one_line
-from benchmarks.measure.workload import Workload, best_micro_batch
+from benchmarks.measure.workload import Workload
 from export.equivalence import EquivalenceError, Images, Logits
 
 CHECKED = 512  # all 5,000 would take PyTorch eager a minute per model
@@ -45,7 +45,6 @@ class Cell:
 
     built: Built
     calls: Calls
-    micro_batch: int
     first_call_ns: int
     warm_ns: int
     max_abs_error: float
@@ -73,7 +72,7 @@ class Missing:
 
 def build_all(candidates: Sequence[Candidate], workloads: Sequence[Workload], missing: Missing) -> list[Built]:
     built = []
-    sizes = tuple(sorted({size for workload in workloads for size in workload.sizes()}))
+    sizes = tuple(sorted({workload.batch for workload in workloads}))
     references = {config: reference(config) for config in dict.fromkeys(each.config for each in candidates)}
     with count_bar("Building and exporting", len(candidates), "candidates") as advance:
         for each in candidates:
@@ -115,24 +114,19 @@ def first_call(built: Built, workload: Workload, memory: bool = False) -> Cell:
     images = built.reference.images(BUFFERS * batch)
     prepares_nothing = candidate.engine in ("torch", "torch-sdpa") and device == "cpu"
     part = images[: min(batch, CHECKED) if prepares_nothing else batch]
-    micro_batch = min(batch, workload.micro_batch) if isinstance(workload.micro_batch, int) else batch
     before = _device_memory(device)
     start_ns = time.perf_counter_ns()
-    logits = classify(built.run, part, micro_batch, device)
+    logits = classify(built.run, part, batch, device)
     first_call_ns = time.perf_counter_ns() - start_ns
     # The other engines have their own allocators.
     known = before is not None and ENGINES[candidate.engine].program == "network"
     peak_mb = (torch.cuda.max_memory_allocated() - (before or 0)) / 1e6 if known else None
     error = built.reference.check(candidate.name, candidate.precision, len(part), logits)
-    if workload.micro_batch == "auto":
-        micro_batch = best_micro_batch(partial(_in_batches_of, built), images[:batch])
     if memory and device == "cpu":
-        peak_mb = peak_memory_mb(
-            partial(_classify_anew, built.program, candidate, built.sizes, images[:batch], micro_batch)
-        )
-    calls = Calls(built.run, images, batch, micro_batch, device)
+        peak_mb = peak_memory_mb(partial(_classify_anew, built.program, candidate, built.sizes, images[:batch]))
+    calls = Calls(built.run, images, batch, device)
     warm_ns = first_call_ns * batch // len(part) if prepares_nothing else 0
-    return Cell(built, calls, micro_batch, first_call_ns, warm_ns, error, peak_mb)
+    return Cell(built, calls, first_call_ns, warm_ns, error, peak_mb)
 
 
 def _device_memory(device: Device) -> int | None:
@@ -143,9 +137,5 @@ def _device_memory(device: Device) -> int | None:
     return int(torch.cuda.memory_allocated())
 
 
-def _in_batches_of(built: Built, images: Images, micro_batch: int) -> Callable[[], object]:
-    return Calls(built.run, images, len(images), micro_batch, built.candidate.device)
-
-
-def _classify_anew(program: Program, candidate: Candidate, sizes: Sizes, images: Images, micro_batch: int) -> Logits:
-    return classify(start(program, candidate, sizes), images, micro_batch, candidate.device)
+def _classify_anew(program: Program, candidate: Candidate, sizes: Sizes, images: Images) -> Logits:
+    return classify(start(program, candidate, sizes), images, len(images), candidate.device)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from importlib import import_module
 from math import isfinite
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import click
 
@@ -72,17 +72,6 @@ def several(option: str, name: str, allowed: Iterable[str], **more: Any) -> Call
         option, name, type=NameChoice([*allowed, ALL]), multiple=True, metavar="NAME", **more
     )
     return decorate
-
-
-class MicroBatch(click.ParamType[int | Literal["auto"]]):
-    name = "auto|images"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | Literal["auto"]:
-        if value == "auto":
-            return "auto"
-        if not str(value).isdecimal() or int(value) < 1:
-            self.fail(f"expected auto or a number of at least 1, found {value!r}", param, ctx)
-        return int(value)
 
 
 class FiniteRange(click.FloatRange):

@@ -90,13 +90,13 @@ def work(model: nn.Module) -> Work:
     return Work(macs_per_image(model), count, kernels)
 
 
-def floor(work: Work, batch: int, calls: int, precision: str, graph: bool, limits: Any) -> tuple[float, str]:
-    """Milliseconds for `batch` images in `calls`, and what takes them. `graph`: kernels are nodes of a CUDA graph."""
+def floor(work: Work, batch: int, precision: str, graph: bool, limits: Any) -> tuple[float, str]:
+    """Milliseconds for a call with `batch` images, and what takes them. `graph`: kernels are nodes of a CUDA graph."""
     launch_us = limits.get("graph_node_us" if graph else "launch_us", 0.0)  # unknown on a CPU
     floors_ms = {
         "operations": 2 * work.macs * batch / gemm_gflops_per_s(precision, limits) / 1e6,
         "bytes": work.values * batch * BYTES[precision] / limits["copy_gb_per_s"] / 1e6,
-        "launches": work.kernels * calls * launch_us / 1e3,
+        "launches": work.kernels * launch_us / 1e3,
     }
     highest = max(floors_ms, key=lambda name: floors_ms[name])
     return float(floors_ms[highest]), highest

@@ -168,8 +168,8 @@ def _row(cell: Cell, durations: Durations, batch: int, limits: Limits) -> dict[s
     built, candidate = cell.built, cell.built.candidate
     config, p50_ms = candidate.config, durations.percentile_ms(50)
     gflops_per_s = 2 * built.work.macs * batch / p50_ms / 1e6
-    calls, graph = -(-batch // cell.micro_batch), ENGINES[candidate.engine].graph
-    floor_ms, floor_by = floor(built.work, batch, calls, candidate.precision, graph, limits)
+    graph = ENGINES[candidate.engine].graph
+    floor_ms, floor_by = floor(built.work, batch, candidate.precision, graph, limits)
     moved = built.weight_bytes + batch * (int(np.prod(config.input_shape)) + 4 * config.num_classes)
     return {
         "model": candidate.model,
@@ -179,7 +179,6 @@ def _row(cell: Cell, durations: Durations, batch: int, limits: Limits) -> dict[s
         "label": candidate.label,
         "precision": candidate.precision,
         "batch": batch,
-        "micro_batch": cell.micro_batch,
         "threads": candidate.threads,
         "device": candidate.device,
         "rounds": len(durations.samples_ns),

@@ -31,26 +31,17 @@ class Workload:
     """Requests of `batch` images to `instances` copies of a candidate, by a client's `protocol` or in this process.
 
     A closed loop keeps requests `in_flight` (None: one); an open loop sends `rate` images a second, each request when
-    due. In process, `micro_batch` images are a call (None: all, auto: as many as is quickest). `shared_memory` of
+    due. In process, `micro_batch` images are a call (None: all). `shared_memory` of
     client and server holds images and logits.
     """
 
     batch: int
     in_flight: int | None = None
-    micro_batch: int | Literal["auto"] | None = None
+    micro_batch: int | None = None
     rate: float | None = None
     protocol: Literal["grpc", "http", "in process"] = "in process"
     shared_memory: Literal["none", "system", "cuda"] = "none"
     instances: int = 1
-
-    def sizes(self) -> set[int]:
-        """Images of all calls, those of the search included."""
-        if self.micro_batch == "auto":
-            steps = {size for size in MICRO_BATCHES if size < self.batch} | {self.batch}
-        else:
-            steps = {min(self.batch, self.micro_batch or self.batch)}
-        searched = {min(self.batch, SEARCH_IMAGES)} if self.micro_batch == "auto" else set()
-        return steps | {total % step for step in steps for total in (self.batch, *searched) if total % step}
 
     def requests(self, seconds: float) -> int:
         return round((self.rate or 0) * seconds / self.batch)
@@ -89,19 +80,9 @@ def best_workload(program: Program, candidate: Candidate, images: Images) -> Wor
     return min(ways, key=lambda way: measured[str(way)].percentile_ms(50))
 
 
-def best_micro_batch(make: Callable[[Images, int], Callable[[], object]], images: Images) -> int:
-    """`make(images, size)` gives a call in batches of that size."""
-    from benchmarks.measure.timing import time_interleaved
-
-    parts = {size: images[:SEARCH_IMAGES] for size in MICRO_BATCHES if size < len(images)} | {len(images): images}
-    runs = {str(size): make(part, size) for size, part in parts.items()}
-    measured = time_interleaved(runs, 0.001, min_rounds=SEARCH_ROUNDS)
-    return min(parts, key=lambda size: measured[str(size)].percentile_ms(50) / len(parts[size]))
-
-
 def runner(program: Program, candidate: Candidate, workload: Workload, images: Images) -> Callable[[], None]:
     """A call in flight has a copy of the program and its share of the cores."""
-    size, at_once = int(workload.micro_batch or len(images)), workload.in_flight or 1
+    size, at_once = workload.micro_batch or len(images), workload.in_flight or 1
     batches = [images[i : i + size] for i in range(0, len(images), size)]
     copy = replace(candidate, threads=cores() // at_once)
     workers = [start(program, copy) for _ in range(at_once)]

@@ -23,7 +23,7 @@ KEYS = (
     *("transport", "protocol", "shared_memory", "axis"),
 )
 SIZES = (
-    *("at_depth", "depth", "dim", "batch", "micro_batch", "images_a_call", "instances", "threads", "in_flight"),
+    *("at_depth", "depth", "dim", "batch", "images_a_call", "instances", "threads", "in_flight"),
     *("rate", "device"),
 )
 MACHINE = ("cpu", "cores", "threads", "device", "system", "python")

@@ -14,7 +14,7 @@ from benchmarks.latency import latency
 from benchmarks.measure import devices, networks, rounds
 from benchmarks.measure.calls import BUFFERS, Calls
 from benchmarks.measure.candidate import Candidate, candidates
-from benchmarks.measure.cells import Built, Missing, first_call
+from benchmarks.measure.cells import Missing
 from benchmarks.measure.engines import COMPARED, DEFAULT_RUNTIMES, ENGINES, PRECISIONS, RUNTIMES
 from benchmarks.measure.in_torch import channels_last
 from benchmarks.measure.networks import reference
@@ -35,7 +35,7 @@ LIMITS = {
     "copy_gb_per_s": 10.0,
 }
 FIELDS = {
-    *("model", "depth", "dim", "runtime", "label", "precision", "batch", "micro_batch", "threads", "device", "rounds"),
+    *("model", "depth", "dim", "runtime", "label", "precision", "batch", "threads", "device", "rounds"),
     *("calls", "stable", "p50_ms", "p90_ms", "p99_ms", "device_p50_ms", "images_per_s", "ratio_to_torch"),
     *("ratio_to_same_precision", "floor_by"),
     *(
@@ -113,7 +113,7 @@ def test_what_is_missing_is_named_with_its_reason(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_lower_precision_micro_batches_and_memory(tmp_path: Path) -> None:
+def test_lower_precision_and_memory(tmp_path: Path) -> None:
     options = (
         "--model",
         "vitbn",
@@ -125,11 +125,10 @@ def test_lower_precision_micro_batches_and_memory(tmp_path: Path) -> None:
         "int8",
         "--memory",
     )
-    _, written = run(tmp_path / "latency.json", *options, "--micro-batch", "2")
+    _, written = run(tmp_path / "latency.json", *options)
     rows = {row["precision"]: row for row in written["rows"]}
     assert rows["int8"]["max_abs_error"] > 1e-3 > rows["fp32"]["max_abs_error"]
     assert {row["ratio_to_torch"] for row in written["rows"]} == {None}
-    assert {row["micro_batch"] for row in written["rows"]} == {2}
     assert all(row["peak_memory_mb"] > 50 for row in written["rows"])
 
 
@@ -209,7 +208,7 @@ def test_a_candidate_that_fails_while_it_is_timed_costs_its_row(
 
 
 def test_of_an_aborted_attempt_no_reading_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    call = Calls(lambda images: images, np.zeros((1, 1), np.uint8), 1, 1, "cpu")
+    call = Calls(lambda images: images, np.zeros((1, 1), np.uint8), 1, "cpu")
     ready = {
         name: SimpleNamespace(calls=call, built=SimpleNamespace(candidate=Candidate(rewrites="none"))) for name in "ab"
     }
@@ -270,7 +269,7 @@ def test_other_images_at_every_call_with_copies_too(monkeypatch: pytest.MonkeyPa
         return images.float()
 
     images = np.arange(4 * 3, dtype=np.uint8).reshape(12, 1)
-    call = Calls(classify, images, 3, 3, "cuda")
+    call = Calls(classify, images, 3, "cuda")
     for ask in (call, call.with_copies, call.overlapped):
         ask()
         seen.clear()
@@ -308,23 +307,6 @@ def test_a_lower_precision_is_no_excuse_for_wrong_logits(precision: Any) -> None
             of.check("it", precision, 64, wrong)
 
 
-def test_micro_batches_are_searched_and_all_images_are_called() -> None:
-    sizes: list[int] = []
-    of = reference(ModelConfig(depth=1))
-
-    def classify(images: Any) -> Any:
-        sizes.append(len(images))
-        return of.logits[: len(images)] if len(images) == 40 else np.zeros((len(images), 10), np.float32)
-
-    ready = first_call(Built(Candidate(), of, b"", classify, 1, (40,)), Workload(40, micro_batch="auto"))
-    assert {16, 32, 40} <= set(sizes)
-    assert ready.micro_batch in (16, 32, 40)
-    sizes.clear()
-    ready.calls()
-    assert sum(sizes) == 40
-    assert len(list(of.images(40 * BUFFERS))) == 40 * BUFFERS
-
-
 def test_the_table_of_runtimes_is_whole() -> None:
     assert all(set(runtimes) <= set(RUNTIMES) for runtimes in DEFAULT_RUNTIMES.values())
     assert len(RUNTIMES) == len(set(RUNTIMES.values())), "a candidate has one name"
@@ -340,7 +322,6 @@ def test_the_table_of_runtimes_is_whole() -> None:
         (["--precision", "fp4"], "'fp4' is not one of 'fp32',"),
         (["--batch", "0"], "0 is not in the range"),
         (["--depth", "0"], "0 is not in the range"),
-        (["--micro-batch", "0"], "expected auto or a number of at least 1, found '0'"),
         (["--published-configuration", "--depth", "2"], "--published-configuration excludes"),
         (["--seconds", "nan"], "expected a finite number, found nan"),
         (["--seconds", "inf"], "expected a finite number, found inf"),

@@ -10,7 +10,6 @@ import torch
 
 from benchmarks.measure.floors import Work, floor, work
 from benchmarks.measure.tensorrt_execution import Execution
-from benchmarks.measure.workload import Workload
 from export.graph import rewrite
 from export.rewrites.fuse import fuse_attention
 from export.rewrites.pipeline import ALL
@@ -166,14 +165,6 @@ def test_where_no_graph_can_be_captured_the_engine_is_enqueued_and_the_reason_ke
     assert Graph.capturing is None
 
 
-@pytest.mark.parametrize(
-    ("batch", "micro_batch", "sizes"),
-    [(5000, None, {5000}), (5000, 64, {64, 8}), (40, 64, {40}), (40, "auto", {16, 32, 40, 8})],
-)
-def test_an_engine_has_a_profile_for_every_size_that_is_called(batch: int, micro_batch: Any, sizes: set[int]) -> None:
-    assert Workload(batch, micro_batch=micro_batch).sizes() == sizes
-
-
 def test_the_floor_counts_every_layer_once() -> None:
     config = ModelConfig(model="vitbn", depth=1)
     tokens, dim, inner, hidden = config.num_patches + 1, config.dim, config.heads * config.dim_head, config.mlp_dim
@@ -188,21 +179,20 @@ def test_the_floor_counts_every_layer_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("of", "batch", "calls", "precision", "graph", "expected_ms", "by"),
+    ("of", "batch", "precision", "graph", "expected_ms", "by"),
     [
-        (Work(10**6, 10**3, 0), 500, 1, "fp32", False, 1.0, "operations"),  # 1 GFLOP
-        (Work(10**6, 10**6, 0), 500, 1, "fp16", False, 1.0, "bytes"),  # 1 GB
-        (Work(10**6, 10**3, 500), 1, 1, "fp32", False, 1.0, "launches"),
-        (Work(10**6, 10**3, 500), 1, 1, "fp32", True, 0.25, "launches"),
-        (Work(10**6, 10**3, 500), 2, 2, "fp32", True, 0.5, "launches"),
+        (Work(10**6, 10**3, 0), 500, "fp32", False, 1.0, "operations"),  # 1 GFLOP
+        (Work(10**6, 10**6, 0), 500, "fp16", False, 1.0, "bytes"),  # 1 GB
+        (Work(10**6, 10**3, 500), 1, "fp32", False, 1.0, "launches"),
+        (Work(10**6, 10**3, 500), 1, "fp32", True, 0.25, "launches"),
     ],
 )
 def test_the_highest_floor_counts(
-    of: Work, batch: int, calls: int, precision: str, graph: bool, expected_ms: float, by: str
+    of: Work, batch: int, precision: str, graph: bool, expected_ms: float, by: str
 ) -> None:
     limits: dict[str, Any] = {"gemm_gflops_per_s_by_precision": {"fp32": 1e3, "fp16": 1e9}, "copy_gb_per_s": 1e3}
     limits |= {"launch_us": 2.0, "graph_node_us": 0.5}
-    found_ms, name = floor(of, batch, calls, precision, graph, limits)
+    found_ms, name = floor(of, batch, precision, graph, limits)
     assert (found_ms, name) == (pytest.approx(expected_ms), by)
 
 
@@ -214,6 +204,6 @@ def test_the_floor_of_5000_images_on_an_h200() -> None:
     limits: dict[str, Any] = {"gemm_gflops_per_s_by_precision": {"fp32": 5e4, "fp16": 8e5}, "copy_gb_per_s": 4e3}
     for network, expected_ms in ((rewritten, 0.57), (plain, 1.14)):
         moved = replace(work(fuse_attention(network)), macs=1)
-        assert floor(moved, 5000, 1, "fp16", False, limits) == (pytest.approx(expected_ms, rel=0.05), "bytes")
+        assert floor(moved, 5000, "fp16", False, limits) == (pytest.approx(expected_ms, rel=0.05), "bytes")
     products = replace(work(rewritten), values=1)
-    assert floor(products, 5000, 1, "fp16", False, limits) == (pytest.approx(0.11, rel=0.05), "operations")
+    assert floor(products, 5000, "fp16", False, limits) == (pytest.approx(0.11, rel=0.05), "operations")

@@ -32,9 +32,8 @@ def batch_table(rows: Sequence[Row], with_dim: bool = False) -> str:
     """Of a batch, for a terminal."""
     if not rows:
         return "nothing measured"
-    first, sizes = rows[0], sorted({row["micro_batch"] for row in rows})
-    called = "one call" if sizes == [first["batch"]] else f"{', '.join(map(str, sizes))} a call"
-    where = f"{called}, threads: {first['threads']}, device: {first['device']}"
+    first = rows[0]
+    where = f"one call, threads: {first['threads']}, device: {first['device']}"
     dim = f"dim {first['dim']}, " if with_dim else ""
     title = f"{dim}batch {first['batch']}, {where}, {first['rounds']} interleaved rounds"
     return f"{title}\n{Table(_calls(rows), 2).plain}"

@@ -1,13 +1,13 @@
 """Fills the tables of pages from results.
 
-In a page `<!-- table NAME FILE -->` stands before a table of tables/ and `<!-- origin FILE -->` before the line that
+In a page `<!-- table NAME FILE… -->` stands before a table of tables/ and `<!-- origin FILE -->` before the line that
 says where its numbers come from; `<!-- end -->` stands behind both.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -40,9 +40,9 @@ def filled(name: str, page: str, runs: Mapping[str, Run]) -> str:
 
     def block(match: re.Match[str]) -> str:
         kind, words = match[1], match[2].split()
-        if kind == "table" and (len(words) != 2 or words[0] not in TABLES):
+        if kind == "table" and (len(words) < 2 or words[0] not in TABLES):
             raise PageError(f"{name}: expected `table NAME FILE` with a name out of {', '.join(TABLES)}, found {words}")
-        text = "\n".join(_origin(words[0], runs) if kind == "origin" else _table(words[0], words[1], runs))
+        text = "\n".join(_origin(words[0], runs) if kind == "origin" else _table(words[0], words[1:], runs))
         return (
             f"<!-- {match[1]} {match[2]} -->\n{text}\n<!-- end -->"
             if text
@@ -52,9 +52,9 @@ def filled(name: str, page: str, runs: Mapping[str, Run]) -> str:
     return MARKED.sub(block, page)
 
 
-def _table(name: str, file: str, runs: Mapping[str, Run]) -> Iterator[str]:
-    if file in runs and (name == "left_out" or measured(runs[file])):
-        made = TABLES[name](runs[file])
+def _table(name: str, files: Sequence[str], runs: Mapping[str, Run]) -> Iterator[str]:
+    if all(file in runs and (name == "left_out" or measured(runs[file])) for file in files):
+        made = TABLES[name](*(runs[file] for file in files))
         yield made.markdown if isinstance(made, Table) else made
 
 

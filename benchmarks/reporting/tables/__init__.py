@@ -1,4 +1,4 @@
-"""The tables of pages and terminals, by the name in a page's marker. In: a run. Out: a table, or lines."""
+"""The tables of pages and terminals, by the name in a page's marker. In: a run, or two. Out: a table, or lines."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from benchmarks.measure.run import Run
 from benchmarks.reporting.tables import answers, calls, networks, served, third_party
 from benchmarks.reporting.tables.text import Table
 
-TABLES: Mapping[str, Callable[[Run], Table | str]] = {
+TABLES: Mapping[str, Callable[..., Table | str]] = {
     each.__name__: each
     for each in (
         *(networks.rewrites, networks.pairs, networks.limit, networks.worth, networks.frontier, networks.choice),
         *(networks.billion, networks.norms, third_party.foreign, third_party.foreign_speeds, third_party.decoders),
         *(third_party.decoder_speeds, calls.latency, calls.left_out, calls.sweep, calls.operators, calls.engines),
         *(answers.accuracy, answers.pens, answers.conditions, served.added, served.streamed, served.throughput),
-        *(served.saturated, served.machines, served.drills, served.shares, served.counts),
+        *(served.saturated, served.machines, served.beside, served.drills, served.shares, served.counts),
     )
 }
 

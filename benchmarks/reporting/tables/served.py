@@ -84,6 +84,27 @@ def _said(point: Row) -> str:
     return f"{what} {point['images_per_s']:,.0f} images/s at {asked}, p99 {point['p99_ms']:.1f} ms"
 
 
+def beside(added: Run, loaded: Run) -> Table:
+    """Of docs/results.md: vitbn in process beside the server."""
+    timed = [row for row in added.rows if "transport" in row]
+    many = max(row["images_a_call"] for row in timed)
+    rows = []
+    for title, count, name, unit in (
+        (f"{many:,} images in one call, gRPC", many, "images_per_s", "{:,.0f} images/s"),
+        ("one image, gRPC, p50", 1, "p50_ms", "{:.2f} ms"),
+    ):
+        alone, served = (find(timed, transport=way, images_a_call=count)[name] for way in ("in process", "gRPC"))
+        rows.append({"load": title, "in process": unit.format(alone), "served": unit.format(served)})
+    for title, batch, in_flight in (
+        ("64 images a request, one in flight", 64, 1),
+        ("one image a request, 8 in flight", 1, 8),
+    ):
+        row = find(measured(loaded), model="vitbn", instances=1, batch=batch, in_flight=in_flight)
+        both = {"in process": row["in_process_images_per_s"], "served": row["images_per_s"]}
+        rows.append({"load": title} | {name: f"{rate:,.0f} images/s" for name, rate in both.items()})
+    return Table(rows)
+
+
 def machines(run: Run) -> Table:
     """Of the better sharing of the cores."""
     threads, rows = run.machine["threads"], []

@@ -118,6 +118,12 @@ benchmarks: setup perf_analyzer $(MEASURED:%=$(NEW)/%.json)
 	mv $(NEW)/*.json $(RESULTS) && rmdir $(NEW)
 	$(MAKE) report
 
+$(NEW)/foreign.json: .venv/foreign
+
+.venv/foreign: .venv/installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[foreign]'
+	@touch $@
+
 # The file of an interrupted command stays a .part, which counts as missing.
 $(NEW)/%.json:
 	@mkdir -p $(NEW)

@@ -20,22 +20,29 @@ BATCHES = (1, 8)
 @click.option("--network", "names", type=click.Choice(list(NETWORKS)), multiple=True, help="[default: all]")
 @seconds_option(10, "At most, for each network and batch; three rounds in any case.")
 @json_option
-def foreign(names: tuple[str, ...], seconds: float, json_path: Path | None) -> None:
-    """Time published networks plain, optimised by ONNX Runtime, rewritten, and both of the files in OpenVINO."""
+@click.pass_context
+def foreign(context: click.Context, names: tuple[str, ...], seconds: float, json_path: Path | None) -> None:
+    """Time published networks plain, optimised by ONNX Runtime, rewritten, and both of the files in OpenVINO.
+
+    Ends with exit code 1 if the package of a network is missing.
+    """
     from benchmarks.measure.run import recording
     from benchmarks.reporting.tables import show
     from export.onnx_rewrites.errors import ForeignError
 
     rows: list[dict[str, Any]] = []
+    lacks_package = False
     with recording(json_path, 1) as record:
         for name in names or NETWORKS:
             try:
                 row = measure(NETWORKS[name], seconds, name)
             except (ForeignError, ImportError) as error:
                 row = {"reason": " ".join(str(error).split())[:300]}
+                lacks_package |= isinstance(error, ImportError)
             rows += flat({"network": name, "title": NETWORKS[name].title} | row)
             record.update(rows)
         click.echo(show(record.run(), "foreign", "left_out"))
+    context.exit(1 if lacks_package else 0)
 
 
 def measure(network: Foreign, seconds: float, name: str) -> dict[str, Any]:

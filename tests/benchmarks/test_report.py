@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from benchmarks.foreign import foreign
 from benchmarks.measure.foreign_networks import NETWORKS
 from benchmarks.measure.run import Run, RunError, read
 from benchmarks.report import report
@@ -115,7 +116,13 @@ def test_an_interrupted_rerun_goes_on(tmp_path: Path) -> None:
     shutil.copy(ROOT / "Makefile", tmp_path)
     for name in ("benchmarks/results", ".venv/bin", ".perf_analyzer/bin"):
         (tmp_path / name).mkdir(parents=True)
-    for name in ("pyproject.toml", "constraints.txt", ".venv/installed", ".perf_analyzer/bin/perf_analyzer"):
+    for name in (
+        "pyproject.toml",
+        "constraints.txt",
+        ".venv/installed",
+        ".venv/foreign",
+        ".perf_analyzer/bin/perf_analyzer",
+    ):
         (tmp_path / name).touch()
     program = tmp_path / ".venv/bin/python"
     failing = "[ -e again ] || case $* in *--memory*) exit 1;; esac"
@@ -211,6 +218,16 @@ def test_a_row_of_a_gpu_has_three_times_and_a_floor(runs: dict[str, Run]) -> Non
 def test_a_table_says_what_is_missing_and_keeps_text() -> None:
     lines = Table([{"name": "1", "ms": "1.50"}, {"name": "b"}]).markdown.splitlines()
     assert [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines[2:]] == [["1", "1.50"], ["b", "-"]]
+
+
+def test_a_foreign_network_without_its_package_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lacks(*unused: object) -> None:
+        raise ModuleNotFoundError("No module named 'timm'")
+
+    monkeypatch.setattr("benchmarks.foreign.measure", lacks)
+    result = CliRunner().invoke(foreign, ["--network", "vit-tiny"])
+    assert result.exit_code == 1
+    assert "No module named 'timm'" in result.output
 
 
 def test_the_page_of_foreign_networks_names_every_network() -> None:

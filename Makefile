@@ -109,8 +109,8 @@ report: setup
 
 # Every file that the pages read, but for norms.json, which needs a study's networks, and decoders.json, which needs the
 # extra `foreign` and minutes to build its networks: measured again into a new folder whose files then replace the old
-# ones. Each command has a budget; SECONDS_x is what it took on two cores that did nothing else (rewrites and proxy:
-# by their rounds and medians), 71 minutes in all. After an interruption the next run measures only what is missing.
+# ones. Each command has a budget; SECONDS_x is what it took on two cores that did nothing else,
+# 58 minutes in all; slower cores take longer. After an interruption the next run measures only what is missing.
 MEASURED := latency latency-5000 sweep rewrites frontier operators-vitbn operators-vitbn-tiny accuracy pens engines \
 	added foreign faults soak proxy bulk throughput rates conditions
 
@@ -133,38 +133,38 @@ $(NEW)/%.json:
 	python benchmarks/$(call command,$*) --json $(NEW)/$*.part && mv $(NEW)/$*.part $@
 
 command = $(COMMAND_$(1))
-COMMAND_latency := latency.py --batch 1 --batch 64 --seconds 120 --runtime all \
+COMMAND_latency := latency.py --batch 1 --batch 64 --seconds 240 --runtime all \
 	$(foreach kind,fp32 bf16 int8,--precision $(kind))
-SECONDS_latency := 435
+SECONDS_latency := 370
 COMMAND_latency-5000 := latency.py --batch 5000 --model vitbn --memory \
-	$(foreach name,torch onnx onnx-optimized,--runtime $(name)) --precision fp32 --precision int8 --seconds 120
-SECONDS_latency-5000 := 185
+	$(foreach name,torch onnx onnx-optimized,--runtime $(name)) --precision fp32 --precision int8 --seconds 240
+SECONDS_latency-5000 := 285
 COMMAND_sweep := latency.py --preset sweep $(foreach batch,1 4 16 64 256 1024,--batch $(batch)) --seconds 240
-SECONDS_sweep := 330
+SECONDS_sweep := 170
 COMMAND_rewrites := latency.py --preset rewrites
-SECONDS_rewrites := 1280
+SECONDS_rewrites := 670
 COMMAND_frontier := latency.py --preset frontier
 SECONDS_frontier := 105
 COMMAND_operators-vitbn := latency.py --preset operators --model vitbn
-SECONDS_operators-vitbn := 20
+SECONDS_operators-vitbn := 55
 COMMAND_operators-vitbn-tiny := latency.py --preset operators --model vitbn-tiny
-SECONDS_operators-vitbn-tiny := 20
+SECONDS_operators-vitbn-tiny := 60
 COMMAND_accuracy := accuracy.py
-SECONDS_accuracy := 150
+SECONDS_accuracy := 120
 COMMAND_pens := accuracy.py --conditions
-SECONDS_pens := 60
+SECONDS_pens := 35
 COMMAND_engines := latency.py --preset engines
 SECONDS_engines := 40
 COMMAND_added := throughput.py --preset added
-SECONDS_added := 210
+SECONDS_added := 190
 COMMAND_foreign := foreign.py
 SECONDS_foreign := 290
 COMMAND_faults := faults.py
-SECONDS_faults := 215
+SECONDS_faults := 240
 COMMAND_soak := faults.py --hours 0.05
 SECONDS_soak := 190
 COMMAND_proxy := throughput.py --preset proxy
-SECONDS_proxy := 190
+SECONDS_proxy := 95
 COMMAND_bulk := throughput.py --preset bulk
 SECONDS_bulk := 110
 COMMAND_throughput := throughput.py --model vitbn --model vitbn-tiny --model cnn --in-flight 1 --in-flight 8

@@ -112,7 +112,7 @@ def test_json_that_is_no_config(text):
         np.eye(2),
         (np.int64(7), np.int64(7)),
         math.nan,
-        object(),
+        object,
     ],
     ids=repr,
 )

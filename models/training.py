@@ -109,6 +109,8 @@ def _start(config: ModelConfig, options: TrainingOptions, images: int) -> State:
     try:
         model = build(config, options.last_block).to(options.device)
     except (RuntimeError, TypeError, OverflowError) as error:  # the sizes are sound, so they are too large
+        if isinstance(error, RuntimeError) and not (_is_out_of_memory(error) or "overflow" in str(error)):
+            raise
         found = ", ".join(
             f"{name} {getattr(config, name)}" for name in ("depth", "dim", "heads", "dim_head", "mlp_dim")
         )

@@ -220,21 +220,17 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
-    """(B, N, D) -> (B, N, D), or as many rows as its attention has queries.
-
-    `residual`: the identity, until a rewrite merges the head.
-    """
+    """(B, N, D) -> (B, N, D), or as many rows as its attention has queries."""
 
     def __init__(self, attention: nn.Module, ffn: nn.Module) -> None:
         super().__init__()
         self.attention = attention
         self.ffn = ffn
-        self.residual: nn.Module = nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
         return self.close(first_rows(x, cast(Attention, self.attention).rows) + self.attention(x))
 
     def close(self, x: Tensor) -> Tensor:
         """Tokens after the attention -> after the block."""
-        y: Tensor = self.residual(x) + self.ffn(x)
+        y: Tensor = x + self.ffn(x)
         return y

@@ -10,12 +10,10 @@ from torch import nn
 
 from export.rewrites.absorb import absorb_attention
 from export.rewrites.biases import carry_biases
-from export.rewrites.class_attention import keep_cls_apart
 from export.rewrites.embedding import absorb_embedding
 from export.rewrites.errors import DoesNotApply
 from export.rewrites.fold import fold_batchnorm, fold_input_scale
 from export.rewrites.fuse import fuse_attention
-from export.rewrites.head import merge_head
 from export.rewrites.prune import cls_only
 from models.macs import macs_per_image
 
@@ -29,8 +27,6 @@ ALL: tuple[Rewrite, ...] = (
     carry_biases,
     fold_input_scale,
     absorb_embedding,
-    keep_cls_apart,
-    merge_head,
 )
 ORDER: tuple[Rewrite, ...] = (*ALL, fuse_attention)  # fuse_attention changes only the form; CPUs gain nothing
 

@@ -78,4 +78,4 @@ def test_the_operations_are_those_that_the_exporter_counts() -> None:
     for rewritten in (False, True):
         data = export_checkpoint(shipped("vitbn-tiny"), ExportOptions(rewrites="all" if rewritten else "none")).onnx
         macs.append(sum(node["flops"] or 0 for node in profile_graph(data, images, 3, 1)["nodes"]) / 2 / 4)
-    assert macs == pytest.approx([2_853_504, 56_448], rel=0.02)
+    assert macs == pytest.approx([2_853_504, 63_360], rel=0.02)

@@ -160,7 +160,7 @@ def test_the_best_is_published_with_its_figures(trained: Path, tmp_path: Path, m
     manifest = read_version(tmp_path / "vitbn/1").about
     choice = manifest["choice"]
     assert (choice["for"], choice["max_accuracy_drop"], len(choice["measured"])) == ("latency", 5.0, 7)
-    assert manifest["rewrites"][-1] == "merge_head"
+    assert manifest["rewrites"][-1] == "fold_input_scale"
     assert manifest["test_accuracy"] == choice["chosen"]["accuracy"] > 0.9
     config = read_config(tmp_path / "vitbn")
     assert config.parameters["intra_op_thread_count"].string_value == str(choice["chosen"]["threads"])

@@ -3,12 +3,9 @@ from dataclasses import replace
 import pytest
 import torch
 from networks import SMALL, answer, network, pixels, rewritten_in_turn
-from torch import nn
 
 from export.rewrites import biases
 from export.rewrites.absorb import AbsorbedAttention
-from export.rewrites.class_attention import keep_cls_apart
-from export.rewrites.errors import DoesNotApply
 from export.rewrites.fold import fold_batchnorm
 from export.rewrites.pipeline import ALL, apply
 from models.checkpoint import CheckpointError, load, save
@@ -49,55 +46,11 @@ def test_blocks_before_the_last_do_not_see_the_token() -> None:
 
 
 def test_the_last_block_is_absorbed_with_its_own_heads() -> None:
-    before, _ = apply(network(CONFIGS[-1]), ALL[: ALL.index(keep_cls_apart)], ())
-    attention = before.get_submodule("blocks.1.attention")
+    rewritten, _ = apply(network(CONFIGS[-1]), ALL, ())
+    attention = rewritten.get_submodule("blocks.1.attention")
     assert isinstance(attention, AbsorbedAttention)
     assert attention.heads == 32
-    assert macs_per_image(before) == 559_936
-    rewritten, _ = apply(network(CONFIGS[-1]), ALL, ())
-    token = 32 * 32  # score and share of the output, less the projected share
-    assert macs_per_image(rewritten) == 559_936 - token - 128 * (32 - 10)
-
-
-def before_and_apart(config: ModelConfig) -> tuple[nn.Module, nn.Module]:
-    before, _ = apply(network(config), ALL[: ALL.index(keep_cls_apart)], ())
-    return before, keep_cls_apart(before)
-
-
-@pytest.mark.parametrize("config", [JOINING, replace(JOINING, model="vit"), replace(JOINING, model="vit", depth=1)])
-def test_the_token_stays_apart_from_the_patches(config: ModelConfig) -> None:
-    before, apart = before_and_apart(config)
-    seen: list[tuple[int, ...]] = []
-    last = apart.get_submodule(f"blocks.{config.depth - 1}")
-    last.register_forward_pre_hook(lambda block, inputs: seen.append(tuple(inputs[0].shape)))
-    x = pixels(config)
-    assert (answer(before, x) - answer(apart, x)).abs().max() < 1e-10
-    assert seen == [(3, 16, 16)]
-
-
-@pytest.mark.parametrize("part", ["query", "scores", "out.weight", "cls.weight", "cls.bias"])
-def test_a_wrong_constant_of_the_token_is_seen(part: str) -> None:
-    before, apart = before_and_apart(JOINING)
-    tensor = apart.get_submodule("blocks.1").state_dict()[part]
-    tensor.copy_(tensor.roll(1, -1))
-    assert (answer(before, pixels(JOINING)) - answer(apart, pixels(JOINING))).abs().max() > 1e-6
-
-
-@pytest.mark.parametrize(
-    ("config", "reason"),
-    [
-        (SMALL, "blocks.1: expected class attention"),
-        (
-            replace(JOINING, dim=64, class_attention=(8, 1)),
-            "blocks.1: expected class attention, norms folded, attention absorbed",
-        ),
-        (ModelConfig(model="cnn"), "CNN: there is no CLS token"),
-    ],
-)
-def test_a_token_that_stays_says_why(config: ModelConfig, reason: str) -> None:
-    before, _ = apply(network(config), ALL[: ALL.index(keep_cls_apart)], ())
-    with pytest.raises(DoesNotApply, match=reason):
-        keep_cls_apart(before)
+    assert macs_per_image(rewritten) == 559_936
 
 
 @pytest.mark.parametrize("rows", [slice(1), slice(1, None)], ids=["token", "patches"])

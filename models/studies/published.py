@@ -94,10 +94,7 @@ def fall(model: ModelName, depth: int, published: str, runs: str = "") -> Row:
 
 DEPTHS = range(2, 8)
 WHOLE_STUDIES = {
-    0.003: {
-        **{depth: f"depths-0.003-depth-{depth}/depths" for depth in (4, 5)},
-        6: "depths-0.003-all-images/depths",
-    },
+    0.003: {depth: f"depths-0.003-depth-{depth}/depths" for depth in (4, 5, 6)},
     0.005: {
         **dict.fromkeys((1, 2), "depths-0.005-all-images/depths"),
         **{depth: f"depths-0.005-depth-{depth}/depths" for depth in (3, 4, 5, 6)},

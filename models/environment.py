@@ -32,8 +32,8 @@ def describe(threads: int, device: str) -> dict[str, Any]:
 
     gpu = {"gpu": _gpu(), "cuda": torch.version.cuda} if device == "cuda" else {}
     return {
-        "cpu": _cpu_model(),
-        "cpu_mhz": _cpu_mhz(),
+        "cpu": next(iter(_cpuinfo("model name")), platform.processor()),
+        "cpu_mhz": [float(mhz) for mhz in _cpuinfo("cpu MHz")],
         "cores": os.cpu_count(),
         "threads": threads,
         "device": torch.cuda.get_device_name() if device == "cuda" else device,
@@ -45,16 +45,10 @@ def describe(threads: int, device: str) -> dict[str, Any]:
     } | gpu
 
 
-def _cpu_model() -> str:
+def _cpuinfo(field: str) -> list[str]:
+    """A value for each core."""
     cpuinfo = Path("/proc/cpuinfo")
-    name = re.search(r"model name\s*: (.*)", cpuinfo.read_text()) if cpuinfo.is_file() else None
-    return name.group(1) if name else platform.processor()
-
-
-def _cpu_mhz() -> list[float]:
-    cpuinfo = Path("/proc/cpuinfo")
-    clocks = re.findall(r"cpu MHz\s*: (.*)", cpuinfo.read_text()) if cpuinfo.is_file() else []
-    return [float(mhz) for mhz in clocks]
+    return re.findall(rf"{field}\s*: (.*)", cpuinfo.read_text()) if cpuinfo.is_file() else []
 
 
 def _gpu() -> dict[str, str] | None:

@@ -237,7 +237,7 @@ def shift(
         sets = digits.image_sets((mnist.test_images, mnist.test_labels), emnist, quick)
         device = choose_device(device)
         rows = digits.shift(networks, sets, device, lambda name, number: click.echo(f"{name}: round {number}"))
-        _say_written(digits.write_shift(output, digits.shift_result(rows, quick, _command_line(), device)))
+        _say_written(digits.write_shift(output, rows, quick, _command_line(), device))
 
 
 @study.command()
@@ -252,7 +252,7 @@ def adaptation(checkpoints: Path, output: Path, data_dir: Path | None) -> None:
     with _one_line_errors():
         networks, mnist = digits.trained_on_mnist(checkpoints), load_dataset("mnist", data_dir)
         rows = list(digits.adaptation(networks, (mnist.test_images, mnist.test_labels)))
-        _say_written(digits.write_adaptation(output, digits.adaptation_result(rows, _command_line())))
+        _say_written(digits.write_adaptation(output, rows, _command_line()))
 
 
 @study.command()
@@ -267,7 +267,7 @@ def layout(device: str, output: Path, data_dir: Path | None) -> None:
     with _one_line_errors():
         dataset = load_dataset("mnist", data_dir)
         runs = layout.measure(dataset, lambda number: click.echo(f"round {number}"), device=device)
-        _say_written(layout.write(output, layout.result(runs, _command_line(), device)))
+        _say_written(layout.write(output, runs, _command_line(), device))
 
 
 @study.command()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -45,15 +45,6 @@ def load_teacher(path: Path, config: ModelConfig) -> checkpoint.Checkpoint:
 def targets(probabilities: Tensor, labels: Tensor) -> Tensor:
     """(B, num_classes): means of labels (B,) and probabilities (B, num_classes)."""
     return (F.one_hot(labels, probabilities.shape[1]) + probabilities) / 2
-
-
-@dataclass(frozen=True)
-class Origin:
-    dataset: str
-    hold_out: int
-    images_sha256: str
-    augment: str
-    teacher_sha256: str
 
 
 @dataclass(frozen=True)
@@ -103,13 +94,18 @@ def open_folder(
     if options.teacher is None:
         raise TrainingError(f"teacher cache {folder}: expected a teacher, found none")
     teacher = load_teacher(Path(options.teacher), config)
-    digest = sha256(part.train_images.tobytes())
-    expected = Origin(part.name, options.hold_out, digest, options.augment, teacher.sha256)
+    expected = {
+        "dataset": part.name,
+        "hold_out": options.hold_out,
+        "images_sha256": sha256(part.train_images.tobytes()),
+        "augment": options.augment,
+        "teacher_sha256": teacher.sha256,
+    }
     path = folder / "origin.json"
     if not path.exists():
-        write_atomically(path, json.dumps(asdict(expected), indent=2).encode())
+        write_atomically(path, json.dumps(expected, indent=2).encode())
     origin = _read_origin(path)
-    for name, value in asdict(expected).items():
+    for name, value in expected.items():
         if origin.get(name) != value:
             raise TrainingError(f"{path}: expected {name} {value}, found {origin.get(name)}")
     model = teacher.model.to(options.device)

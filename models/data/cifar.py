@@ -9,10 +9,8 @@ from __future__ import annotations
 import tarfile
 import zlib
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from models.data.dataset import DataError, Dataset, Part
 from models.data.download import cache_folder, download, named_folder
@@ -86,22 +84,15 @@ def _find_batches(folder: Path) -> Path:
 
 
 def read_batch(path: Path) -> Part:
-    data = _read(path)
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_BATCH_BYTES)
+    except OSError as error:
+        raise DataError(f"{path}: expected a batch of CIFAR-10, found {error.strerror}") from error
     if not data or len(data) % RECORD_BYTES:
         raise DataError(f"{path}: expected records of {RECORD_BYTES} bytes, found {len(data)} bytes in all")
     records = np.frombuffer(data, np.uint8).reshape(-1, RECORD_BYTES)
-    return _checked(path, records[:, 1:], records[:, 0])
-
-
-def _read(path: Path) -> bytes:
-    try:
-        with path.open("rb") as file:
-            return file.read(MAX_BATCH_BYTES)
-    except OSError as error:
-        raise DataError(f"{path}: expected a batch of CIFAR-10, found {error.strerror}") from error
-
-
-def _checked(path: Path, pixels: NDArray[np.uint8], labels: NDArray[Any]) -> Part:
+    labels = records[:, 0].astype(np.int64)
     if labels.max() >= len(LABELS):
         raise DataError(f"{path}: expected labels from 0 to {len(LABELS) - 1}, found {labels.max()}")
-    return pixels.reshape(-1, *SHAPE), labels.astype(np.int64)
+    return records[:, 1:].reshape(-1, *SHAPE), labels

@@ -149,21 +149,19 @@ def _described(network: Checkpoint) -> dict[str, Any]:
     return {"name": network.path.stem, "model": network.config.model, "teacher": teacher}
 
 
-def shift_result(rows: Rows, quick: bool, command: str, device: str) -> Result:
-    question = "What is left of the accuracy on digits of other people, and what does it cost in time?"
-    scope = {
-        "images": {name: measured["images"] for name, measured in rows[0]["sets"].items()},
-        "test_batch": BATCH,
-        "rounds": ROUNDS,
-        "reduced": f"{QUICK_IMAGES:,} images of each set" if quick else "",
-    }
-    timing = f"{TIMING} Times are medians of {ROUNDS} interleaved rounds with {BATCH} images a batch."
-    return page.result("shift", question, command, scope, timing, device, rows=rows)
-
-
-def write_shift(folder: Path, result: Result) -> list[Path]:
+def write_shift(folder: Path, rows: Rows, quick: bool, command: str, device: str) -> list[Path]:
     """Networks that learned from a teacher apart."""
-    rows = result["rows"]
+    images = {name: measured["images"] for name, measured in rows[0]["sets"].items()}
+    reduced = f"{QUICK_IMAGES:,} images of each set" if quick else ""
+    result = page.result(
+        "shift",
+        "What is left of the accuracy on digits of other people, and what does it cost in time?",
+        command,
+        {"images": images, "test_batch": BATCH, "rounds": ROUNDS, "reduced": reduced},
+        f"{TIMING} Times are medians of {ROUNDS} interleaved rounds with {BATCH} images a batch.",
+        device,
+        rows=rows,
+    )
     timed = "emnist-digits" if "emnist-digits" in rows[0]["sets"] else "mnist"
     cnn_ms = next((_ms_per_1000(row, timed) for row in rows if row["model"] == "cnn"), None)
     columns = [
@@ -189,8 +187,8 @@ def write_shift(folder: Path, result: Result) -> list[Path]:
     missing = [name for name in SETS if name not in rows[0]["sets"]]
     notes = [f"{SETS[name]}: not measured: no EMNIST files in --emnist-dir or EMNIST_DIR." for name in missing]
     dots = {
-        f"{SETS[name]}, {images:,} images": [_percent(row["sets"][name]["accuracy"]) for row in rows]
-        for name, images in result["scope"]["images"].items()
+        f"{SETS[name]}, {count:,} images": [_percent(row["sets"][name]["accuracy"]) for row in rows]
+        for name, count in images.items()
     }
     drawn = _dots(result, "Trained on MNIST, asked about other people's digits", "images right (%)", dots)
     return page.write(folder, result, tables, {"accuracy": drawn}, notes)
@@ -205,18 +203,20 @@ def _ms_per_1000(row: Mapping[str, Any], name: str) -> float:
     return float(1e6 * median(measured["times_s"]) / measured["images"])
 
 
-def adaptation_result(rows: Rows, command: str) -> Result:
-    question = "Why do coarse digits cost a BatchNorm network more, and what do statistics of the new source give back?"
-    scope = {"unlabelled": UNLABELLED, "mnist_images": MNIST_IMAGES, "reduced": ""}
-    timing = f"No times. MNIST: the first {MNIST_IMAGES:,} test images; the first {UNLABELLED} adapt only."
-    return page.result("adaptation", question, command, scope, timing, "cpu", rows=rows)
-
-
-def write_adaptation(folder: Path, result: Result) -> list[Path]:
+def write_adaptation(folder: Path, rows: Rows, command: str) -> list[Path]:
+    result = page.result(
+        "adaptation",
+        "Why do coarse digits cost a BatchNorm network more, and what do statistics of the new source give back?",
+        command,
+        {"unlabelled": UNLABELLED, "mnist_images": MNIST_IMAGES, "reduced": ""},
+        f"No times. MNIST: the first {MNIST_IMAGES:,} test images; the first {UNLABELLED} adapt only.",
+        "cpu",
+        rows=rows,
+    )
     columns = [("checkpoint", None), ("model", None), ("teacher", None), *((name, 2) for name in ADAPTED.values())]
     cells = [
         [row["name"], row["model"], "yes" if row["teacher"] else "no", *(_percent(row[key]) for key in ADAPTED)]
-        for row in result["rows"]
+        for row in rows
     ]
     title = f"Networks trained on MNIST; adapted: BatchNorm's statistics from {UNLABELLED} unlabelled images"
     note = (
@@ -224,7 +224,7 @@ def write_adaptation(folder: Path, result: Result) -> list[Path]:
         "the rows that training computed; accuracy is the same in both."
     )
     dots = {
-        label: [_percent(row[key]) for row in result["rows"]]
+        label: [_percent(row[key]) for row in rows]
         for key, label in (("digits", "as trained"), ("digits_adapted", "adapted"))
     }
     about = f"Coarse digits, before and after {UNLABELLED} unlabelled images"

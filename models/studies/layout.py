@@ -21,7 +21,7 @@ from models.config import INPUT_SCALE, ModelName
 from models.norms import TokenBatchNorm
 from models.registry import build
 from models.studies import page
-from models.studies.page import Result, StudyError
+from models.studies.page import StudyError
 
 if TYPE_CHECKING:
     from models.data import Dataset
@@ -120,17 +120,20 @@ def _now_s(device: str) -> float:
     return time.perf_counter()
 
 
-def result(runs: list[dict[str, Any]], command: str, device: str = "cpu") -> Result:
+def write(folder: Path, runs: list[dict[str, Any]], command: str, device: str = "cpu") -> list[Path]:
     size = f"{len(runs[0]['series'])} rounds of {STEPS} steps of {BATCH} and a test of {TEST_BATCH:,}"
-    question = "What does the published layout of BatchNorm cost?"
-    timing = f"Networks take turns: {size}. All rows of the last block are computed."
-    return page.result("layout", question, command, {"size": size, "reduced": ""}, timing, device, runs=runs)
-
-
-def write(folder: Path, of: Result) -> list[Path]:
+    result = page.result(
+        "layout",
+        "What does the published layout of BatchNorm cost?",
+        command,
+        {"size": size, "reduced": ""},
+        f"Networks take turns: {size}. All rows of the last block are computed.",
+        device,
+        runs=runs,
+    )
     columns = [("network", None), ("depth", 0), ("training steps, ms", 1), ("epoch, s", 1), ("test, ms", 1)]
     cells = []
-    for run in of["runs"]:
+    for run in runs:
         steps_s, test_s = (median(each[f"{part}_time_s"] for each in run["series"]) for part in ("training", "test"))
         cells.append([*run["config"].values(), 1000 * steps_s, steps_s / STEPS * EPOCH_STEPS, 1000 * test_s])
-    return page.write(folder, of, [page.Table("Times, medians of the rounds", columns, cells)], {})
+    return page.write(folder, result, [page.Table("Times, medians of the rounds", columns, cells)], {})

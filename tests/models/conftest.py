@@ -1,4 +1,3 @@
-import struct
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -7,16 +6,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
 import pytest
+from idx_files import write_idx
 
 if TYPE_CHECKING:
     from models.data import Dataset
-
-
-def write_idx(path: Path, array: np.ndarray) -> None:
-    header = b"\x00\x00\x08" + struct.pack(f">B{array.ndim}I", array.ndim, *array.shape)
-    path.write_bytes(header + array.astype(np.uint8).tobytes())
 
 
 @pytest.fixture(scope="session")
@@ -69,14 +63,23 @@ def small_emnist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As `models/pretrained`: a ViTBN of one block and a CNN, "trained" on MNIST."""
+    from studying import shipped
+
+    from models.config import ModelConfig
+
+    folder = tmp_path_factory.mktemp("checkpoints") / "shipped"
+    return shipped(folder, ModelConfig(depth=1), ModelConfig(model="cnn"))
+
+
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
-    from saved_networks import TINY, network
+    import random_networks
+    from saved_networks import TINY
 
-    from models.checkpoint import save
-
-    save(tmp_path / "tiny.safetensors", network(TINY), TINY, {"test_accuracy": 0.5})
-    return tmp_path / "tiny.safetensors"
+    return random_networks.saved(tmp_path / "tiny.safetensors", TINY, {"test_accuracy": 0.5})
 
 
 class Mirror(BaseHTTPRequestHandler):

@@ -4,7 +4,6 @@ from safetensors.torch import save_file
 
 from models.checkpoint import CheckpointError, load
 from models.config import ModelConfig
-from models.registry import build, randomise_norms
 
 TINY = ModelConfig(image_size=(8, 8), patch_size=(4, 4), dim=16, depth=3, heads=2, dim_head=8, mlp_dim=24)
 PUBLISHED_SHAPE = ModelConfig(depth=2, dim=32, heads=2, dim_head=64, mlp_dim=48)  # 64 a head, as all published
@@ -54,13 +53,6 @@ def published_name(name, names):
 
 def published(model, names):
     return {published_name(name, names): tensor for name, tensor in model.state_dict().items()}
-
-
-def network(config):
-    torch.manual_seed(0)
-    model = build(config).eval()
-    randomise_norms(model)
-    return model
 
 
 def image_batch(config):

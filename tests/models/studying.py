@@ -3,9 +3,8 @@ from datetime import datetime
 from functools import partial
 
 import commands
+from random_networks import saved
 
-from models.checkpoint import save
-from models.registry import build, randomise_norms
 from models.studies.page import TIMING, WITH_TEACHER_CACHE
 from models.study import study
 
@@ -48,7 +47,5 @@ def shipped(folder, *configs, **metrics):
     for config in configs:
         described = {"dataset": "mnist", "test_accuracy": 0.5, "test_images": 40, "epochs": 7, "command": "none"}
         path = folder / f"{config.model}-{config.depth}.safetensors"
-        model = build(config).eval()
-        randomise_norms(model)
-        save(path, model, config, described | metrics)
+        saved(path, config, described | metrics)
     return folder

@@ -5,6 +5,7 @@ from functools import partial
 import commands
 import numpy as np
 import pytest
+import random_networks
 import torch
 from PIL import Image
 
@@ -16,7 +17,7 @@ from models.data import load_digits
 from models.data.digits import as_coarse
 from models.evaluation import measure_accuracy
 from models.files import typed_command
-from models.registry import build, randomise_norms
+from models.registry import build
 from models.studies import digits as on_digits
 from models.studies.page import StudyError
 from models.train import TrainingOptions
@@ -38,10 +39,7 @@ def images():
 
 @pytest.fixture
 def network():
-    torch.manual_seed(0)
-    built = build(TINY).eval()
-    randomise_norms(built)
-    return built
+    return random_networks.network(TINY)
 
 
 @pytest.mark.slow
@@ -88,11 +86,8 @@ def faint(images):
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    path = tmp_path_factory.mktemp("saved") / "digits.safetensors"
-    network = build(TINY)
-    randomise_norms(network)
-    save(path, network, TINY, {"dataset": "digits", "command": "none", "options": {"last_block": "row"}, "epochs": 3})
-    return path
+    metrics = {"dataset": "digits", "command": "none", "options": {"last_block": "row"}, "epochs": 3}
+    return random_networks.saved(tmp_path_factory.mktemp("saved") / "digits.safetensors", TINY, metrics)
 
 
 @pytest.mark.slow
@@ -150,9 +145,7 @@ def test_many_pictures_are_taken_evenly(saved, tmp_path, monkeypatch):
 
 def test_photos_are_cut_as_in_training(tmp_path):
     config = replace(TINY, channels=3, image_size=(16, 16), patch_size=(8, 8), preprocessing="photo")
-    network = build(config)
-    randomise_norms(network)
-    save(tmp_path / "photos.safetensors", network, config, {})
+    random_networks.saved(tmp_path / "photos.safetensors", config)
     noise = np.random.default_rng(0).integers(0, 256, (50, 3, 30, 44), np.uint8)
     folder = written_pictures(tmp_path / "new", noise)
     out = tmp_path / "adapted.safetensors"
@@ -190,7 +183,7 @@ def test_networks_without_batch_norm_and_without_options(tmp_path):
     mnist = (digits.train_images[:250], digits.train_labels[:250])
     rows = list(on_digits.adaptation([load(tmp_path / "vit.safetensors")], mnist))
     assert (rows[0]["teacher"], rows[0]["digits_adapted"], 0 <= rows[0]["digits"] <= 1) == (None, None, True)
-    first, picture = on_digits.write_adaptation(tmp_path / "out", on_digits.adaptation_result(rows, "command"))[::2]
+    first, picture = on_digits.write_adaptation(tmp_path / "out", rows, "command")[::2]
     assert json.loads(first.read_bytes())["rows"] == rows
     assert picture.suffix == ".png"
 

@@ -6,11 +6,10 @@ import torch.nn.functional as F
 from commands import failure, invoke
 
 from models.calibrate import calibrate as command
-from models.calibration import LIMITS, calibration_error, fit_temperature
 from models.checkpoint import CheckpointError, add_metrics, load, save
 from models.config import ModelConfig
 from models.data import load_digits
-from models.evaluation import measure_calibration
+from models.evaluation import LIMITS, calibration_error, fit_temperature, measure_calibration
 from models.registry import build
 from models.train import TrainingOptions
 from models.training import train
@@ -78,13 +77,6 @@ def test_training_stores_temperature_and_errors(trained, digits):
         "all rows, and the CLS row alone"
     )
     assert LIMITS[0] <= metrics["temperature"] <= LIMITS[1]
-
-
-@pytest.mark.slow
-def test_training_without_held_out_images_stores_none(tmp_path, digits):
-    path = tmp_path / "tiny.safetensors"
-    *_, _ = train(TINY, digits, replace(OPTIONS, epochs=1, hold_out=0), path)
-    assert not set(KEYS) & set(load(path).metrics)
 
 
 def raw(path):

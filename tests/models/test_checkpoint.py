@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 import torch
+from random_networks import network
 from saved_networks import (
     TINY,
     image_batch,
-    network,
     refusal,
     write,
 )

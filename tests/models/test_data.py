@@ -16,7 +16,6 @@ from models.data import (
     load_idx_part,
     mnist,
 )
-from models.data.digits import bundled
 from models.data.idx import read_idx
 
 BYTES = bytes(range(24))
@@ -54,12 +53,6 @@ def digits():
     return load_digits()
 
 
-def test_the_bundled_digits_are_those_of_scikit_learn():
-    images, labels = bundled()
-    assert (images.shape, images.sum()) == ((1797, 8, 8), 561_718)
-    assert np.bincount(labels).tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
-
-
 def test_digits_have_the_form_of_mnist(digits):
     assert digits.train_images.shape == (1438, 1, 28, 28)
     assert digits.test_images.shape == (359, 1, 28, 28)
@@ -74,19 +67,6 @@ def test_digits_never_change(digits):
     parts = (digits.train_images, digits.train_labels, digits.test_images, digits.test_labels)
     checksum = hashlib.sha256(b"".join(part.tobytes() for part in parts)).hexdigest()
     assert checksum == "95b8fbbd6af30ca1254d573bfc0acd9e0d7342575c76b25fcfb414f08517debf"
-
-
-def test_digits_are_divided(digits):
-    train = {image.tobytes() for image in digits.train_images}
-    assert not any(image.tobytes() in train for image in digits.test_images)
-
-
-def test_digits_are_centred_by_mass(digits):
-    images = digits.train_images[:, 0].astype(float)
-    for axis in (1, 2):
-        mass = images.sum(axis=3 - axis)
-        centres = mass @ np.arange(28) / mass.sum(axis=1)
-        assert np.abs(centres - 14).max() < 0.501  # half a pixel, and rounding
 
 
 @pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["raw", "gzip"])

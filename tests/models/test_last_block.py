@@ -3,13 +3,13 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
+from random_networks import network
 from torch import nn
 
 from models import layers
 from models.config import TRANSFORMER_NAMES, ModelConfig
 from models.macs import macs_per_image
-from models.registry import build, randomise_norms
-from models.vit import LastBlock
+from models.registry import build
 
 SMALL = ModelConfig(depth=2, dim=16, heads=4, dim_head=16, mlp_dim=24)
 SERVED = [name for name in TRANSFORMER_NAMES if name != "vit-dtn"]
@@ -19,13 +19,6 @@ CONFIGS = [
     ModelConfig(depth=2),
     replace(SMALL, heads=1, pos_emb="pe1d", dropout=0.5, emb_dropout=0.5),
 ]
-
-
-def trained(config: ModelConfig, last_block: LastBlock = "all") -> nn.Module:
-    torch.manual_seed(0)
-    model = build(config, last_block).eval()
-    randomise_norms(model)
-    return model
 
 
 def answers(model: nn.Module, config: ModelConfig) -> tuple[torch.Tensor, list[torch.Tensor]]:
@@ -39,8 +32,8 @@ def answers(model: nn.Module, config: ModelConfig) -> tuple[torch.Tensor, list[t
 
 def largest_differences(config: ModelConfig, training: bool = False) -> tuple[float, float]:
     """Errors of the logits (relative to the largest) and of the gradients."""
-    logits, gradients = answers(trained(config).train(training), config)
-    row_logits, row_gradients = answers(trained(config, "row").train(training), config)
+    logits, gradients = answers(network(config).train(training), config)
+    row_logits, row_gradients = answers(network(config, last_block="row").train(training), config)
     pairs = zip(gradients, row_gradients, strict=True)
     scale = max(1.0, float(logits.abs().max()))
     return float((logits - row_logits).abs().max()) / scale, max(float((a - b).abs().max()) for a, b in pairs)
@@ -77,7 +70,7 @@ def test_a_network_whose_head_reads_more_is_left_as_it_is(config: ModelConfig) -
 def test_dropout_behind_a_value_bias_is_not_absorbed() -> None:
     """After dropout the weights do not sum to one, so the value bias is no constant."""
     config = replace(SMALL, qkv_bias=True, dropout=0.5)
-    model = trained(config)
+    model = network(config)
     attention = model.get_submodule("blocks.0.attention")
     assert isinstance(attention, layers.Attention)
     x = torch.rand(8, 17, 16)
@@ -106,13 +99,13 @@ def test_a_wrong_weight_is_seen(part: str, monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize(("depth", "share"), [(1, 0.1), (2, 0.4)])
 def test_how_much_less_work_it_is(depth: int, share: float) -> None:
-    model = trained(ModelConfig(depth=depth))
-    assert operations(trained(ModelConfig(depth=depth), "row")) < share * macs_per_image(model) * 64
+    model = network(ModelConfig(depth=depth))
+    assert operations(network(ModelConfig(depth=depth), last_block="row")) < share * macs_per_image(model) * 64
 
 
-def operations(network: nn.Module) -> int:
+def operations(model: nn.Module) -> int:
     from torch.utils.flop_counter import FlopCounterMode
 
     with FlopCounterMode(display=False) as counter, torch.inference_mode():
-        network(torch.zeros(64, 1, 28, 28))
+        model(torch.zeros(64, 1, 28, 28))
     return int(counter.get_total_flops()) // 2

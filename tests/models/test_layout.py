@@ -39,7 +39,7 @@ def test_a_run_for_each_network_and_layout(tmp_path, monkeypatch):
     described = [(run["config"]["model"], run["config"]["depth"], len(run["series"])) for run in runs]
     models = ["vit", "vitbnffn", "vitbnffn-transposed", "vitbn", "vitbn-transposed"]
     assert described == [(model, depth, 2) for depth in (2, 1) for model in models]
-    paths = layout.write(tmp_path, layout.result(runs, "command"))
+    paths = layout.write(tmp_path, runs, "command")
     stored = json.loads((tmp_path / "layout.json").read_text())
     assert tmp_path / "layout.json" in paths
     assert stored["scope"]["size"] == "2 rounds of 1 steps of 20 and a test of 40"

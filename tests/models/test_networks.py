@@ -1,4 +1,3 @@
-import dataclasses
 import subprocess
 import sys
 from pathlib import Path
@@ -200,27 +199,6 @@ def test_output_projection(heads, dim_head, projects):
     layer = attention(heads=heads, dim_head=dim_head)
     assert ("out.weight" in layer.state_dict()) == projects
     assert layer(torch.zeros(2, 3, 16)).shape == (2, 3, 16)
-
-
-@pytest.mark.parametrize("model", ["vit", "vitbnffn", "vitbn"])
-def test_build_keeps_the_whole_config(model):
-    config = ModelConfig(
-        model=model,
-        **SMALL | {"depth": 1, "channels": 3, "labels": tuple("abcde")},
-        preprocessing="photo",
-        pool="mean",
-        dropout=0.1,
-        emb_dropout=0.2,
-        pos_emb="pe1d",
-        bn_features="one",
-        qkv_bias=True,
-        standardise=True,
-    )
-    default, names = ModelConfig(), {field.name for field in dataclasses.fields(config)} - {"model", "class_attention"}
-    assert all(getattr(config, name) != getattr(default, name) for name in names)
-    assert build(config).config == config
-    late = ModelConfig(model=model, class_attention=(2, 4))  # only with pool "cls"
-    assert build(late).config == late
 
 
 @pytest.mark.parametrize("module", ["models.config", "models.data", "models.train"])

@@ -193,15 +193,6 @@ def test_weights_that_do_not_fit(tmp_path, some_digits):
     assert not (tmp_path / "run.safetensors").exists()
 
 
-def test_sizes_are_options(tmp_path):
-    output = tmp_path / "run.safetensors"
-    sizes = ("--depth", 1, "--dim", 16, "--heads", 2, "--dim-head", 8, "--mlp-dim", 24)
-    result = invoke(command, *sizes, "--epochs", 1, "--output", output)
-    assert result.exit_code == 0, result.output
-    checkpoint = load(output)
-    assert checkpoint.config == TINY
-
-
 def params_file(tmp_path, content):
     path = tmp_path / "params.json"
     path.write_text(content if isinstance(content, str) else json.dumps(content))

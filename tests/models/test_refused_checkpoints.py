@@ -3,11 +3,11 @@ import zipfile
 
 import pytest
 import torch
+from random_networks import network
 from saved_networks import (
     PUBLISHED_SHAPE,
     TINY,
     VITBN_NAMES,
-    network,
     published,
     refusal,
     write,

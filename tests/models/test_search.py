@@ -72,13 +72,6 @@ def test_another_seed_proposes_otherwise():
     assert searched(SEARCH, 2) != searched(replace(SEARCH, seed=1), 2)
 
 
-def test_the_search_leaves_where_trials_fail():
-    trials = searched(SEARCH, FIRST_TRIALS + 3, lambda it: None if it["lr"] > 3e-4 else 0.5)
-    failed = [trial for trial in trials if trial.accuracy is None]
-    assert failed
-    assert differ(failed), "none is tried a second time"
-
-
 @pytest.mark.parametrize("search", [SEARCH, FRONTIER], ids=["accuracy", "frontier"])
 def test_a_search_of_failed_trials_goes_on(search):
     trials = searched(search, FIRST_TRIALS + 2, lambda parameters: None)

@@ -3,18 +3,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from studying import failure, run, shipped
+from studying import failure, run
 
 import models.study as module
-from models.config import ModelConfig
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture(scope="module")
-def checkpoints(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("checkpoints") / "shipped"
-    return shipped(folder, ModelConfig(depth=1), ModelConfig(model="cnn"))
 
 
 @pytest.mark.parametrize("name", ["dnn", "frontier", "optimised", "shift"])

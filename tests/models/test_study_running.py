@@ -1,7 +1,6 @@
 import gc
-import json
 import weakref
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import pytest
 
@@ -148,27 +147,20 @@ def test_one_run_is_in_memory_at_a_time(digits, tmp_path, monkeypatch):
     assert counts == [0] * 6
 
 
-def test_folder_of_another_study(whole, digits):
-    assert "plan.json: expected study another study, found a study" in refusal(whole[0], digits, study="another study")
-
-
 @pytest.mark.parametrize(
-    ("run", "said"),
+    ("run", "study", "images", "said"),
     [
-        (replace(RUNS[0], options=replace(OPTIONS, lr=0.02)), "expected a options lr 0.02, found 0.01"),
-        (replace(RUNS[0], options=replace(OPTIONS, batch_size=25)), "expected a options batch_size 25, found 50"),
-        (replace(RUNS[0], config=replace(TINY, mlp_dim=32)), "expected a config mlp_dim 32, found 24"),
-        (replace(RUNS[0], label="c"), "expected a config model none, found vit"),
+        (replace(RUNS[0], options=replace(OPTIONS, lr=0.02)), "a study", 100, "a options lr 0.02, found 0.01"),
+        (replace(RUNS[0], config=replace(TINY, mlp_dim=32)), "a study", 100, "a config mlp_dim 32, found 24"),
+        (replace(RUNS[0], label="c"), "a study", 100, "a config model none, found vit"),
+        (RUNS[0], "another", 100, "study another, found a study"),
+        (RUNS[0], "a study", 99, "train images 99, found 100"),
     ],
-    ids=["lr", "batch size", "config", "label"],
+    ids=["options", "config", "label", "study", "images"],
 )
-def test_folder_of_other_options(whole, digits, run, said):
-    assert said in refusal(whole[0], digits, [run, RUNS[1]])
-
-
-def test_folder_of_other_images(whole, digits):
-    fewer = replace(digits, train_images=digits.train_images[1:], train_labels=digits.train_labels[1:])
-    assert "expected train images 99, found 100" in refusal(whole[0], fewer)
+def test_folder_of_another_study(whole, digits, run, study, images, said):
+    used = replace(digits, train_images=digits.train_images[:images], train_labels=digits.train_labels[:images])
+    assert f"plan.json: expected {said}" in refusal(whole[0], used, [run, RUNS[1]], study)
 
 
 def test_further_runs_join_those_of_a_folder(whole, digits, tmp_path):
@@ -189,24 +181,17 @@ def test_epochs_that_matter_cannot_change(digits, tmp_path, model, schedule):
     assert "expected a options epochs 2, found 1" in refusal(tmp_path, digits, once(2))
 
 
-@pytest.mark.parametrize("content", [b"", b"[1, 2]"])
-def test_damaged_plan(digits, tmp_path, content):
-    (tmp_path / "plan.json").write_bytes(content)
-    with pytest.raises(StudyError, match=r"plan\.json: expected the plan of a study, found"):
-        carry_on(tmp_path, digits)
-
-
-@pytest.mark.parametrize("content", [b"", b'{"series": [{"epoch": 1}]}'])
-def test_damaged_series(digits, tmp_path, content):
+@pytest.mark.parametrize(
+    ("file", "content", "expected"),
+    [
+        ("plan.json", b"", "the plan of a study"),
+        ("plan.json", b"[1, 2]", "the plan of a study"),
+        ("a.json", b"", "the series of a training"),
+        ("a.json", b'{"series": [{"epoch": 1}]}', "the series of a training"),
+    ],
+)
+def test_damaged_files(digits, tmp_path, file, content, expected):
     carry_on(tmp_path, digits, stop_after=1)
-    (tmp_path / "a.json").write_bytes(content)
-    with pytest.raises(StudyError, match=r"a\.json: expected the series of a training, found"):
+    (tmp_path / file).write_bytes(content)
+    with pytest.raises(StudyError, match=f"{file}: expected {expected}, found"):
         carry_on(tmp_path, digits)
-
-
-def test_plan_is_what_was_asked_for(whole):
-    plan = json.loads((whole[0] / "plan.json").read_text())
-    assert (plan["study"], plan["dataset"], plan["train images"], plan["test images"]) == ("a study", "digits", 100, 30)
-    expected = asdict(OPTIONS)
-    del expected["device"], expected["epochs"]
-    assert plan["a"]["options"] == expected

@@ -10,12 +10,6 @@ from models.data import load_idx_part
 from models.studies import digits as on_digits
 
 
-@pytest.fixture(scope="module")
-def checkpoints(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("checkpoints") / "shipped"
-    return shipped(folder, ModelConfig(depth=1), ModelConfig(model="cnn"))
-
-
 def test_shift_without_emnist_says_so(small_mnist, checkpoints, tmp_path, monkeypatch):
     monkeypatch.delenv("EMNIST_DIR", raising=False)
     monkeypatch.setattr(on_digits, "QUICK_IMAGES", 50)

@@ -6,15 +6,16 @@ from functools import partial
 import pytest
 import torch
 import trainings
+from random_networks import saved
 from safetensors.torch import load_file
 from trainings import OPTIONS, first_digits, series
 
 from models.augmentation import augmentation
-from models.checkpoint import load, save
+from models.checkpoint import load
 from models.config import INPUT_SCALE, ModelConfig
-from models.registry import build, randomise_norms
 from models.train import TrainingError
 
+CNN = ModelConfig(model="cnn")
 SHORT = replace(OPTIONS, epochs=2)
 run = partial(trainings.run, config=replace(trainings.TINY, dropout=0.1))
 
@@ -24,18 +25,9 @@ def some_digits():
     return first_digits(101)
 
 
-def network(path, seed):
-    torch.manual_seed(seed)
-    config = ModelConfig(model="cnn")
-    model = build(config)
-    randomise_norms(model)
-    save(path, model, config, {})
-    return path
-
-
 @pytest.fixture
 def taught(tmp_path):
-    return replace(SHORT, teacher=str(network(tmp_path / "teacher.safetensors", seed=3)))
+    return replace(SHORT, teacher=str(saved(tmp_path / "teacher.safetensors", CNN, seed=3)))
 
 
 def test_a_folder_gives_the_network_that_the_teacher_gives(tmp_path, some_digits, taught):
@@ -97,7 +89,7 @@ def test_a_folder_of_another_origin(tmp_path, some_digits, taught, change, messa
     options = replace(taught, augment="elastic", teacher_cache=str(tmp_path / "epochs"))
     run(tmp_path / "first.safetensors", some_digits, options)
     if change.get("teacher"):
-        change = {"teacher": str(network(tmp_path / "other.safetensors", seed=4))}
+        change = {"teacher": str(saved(tmp_path / "other.safetensors", CNN, seed=4))}
     with pytest.raises(TrainingError, match=message):
         run(tmp_path / "second.safetensors", some_digits, replace(options, **change))
     assert not (tmp_path / "second.safetensors").exists()

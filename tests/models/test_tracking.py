@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import trainings
-from click.testing import CliRunner
+from commands import failure, invoke
 from mlflow import MlflowClient, MlflowException
 from searching import SEARCH
 from trainings import TINY, first_digits, silent
@@ -22,6 +22,7 @@ from models.training import train
 from models.tune import part_of, run_trial
 
 OPTIONS = replace(trainings.OPTIONS, epochs=2)
+QUICK = ("--depth", 1, "--epochs", 1, "--device", "cpu")
 SERIES = {"training_time_s", "test_time_s", "training_loss", "test_accuracy"}
 CLASSES = [f"class_accuracy/{number} {number}" for number in range(10)]
 
@@ -158,13 +159,9 @@ def test_a_server_that_goes_away_costs_a_line(store, some_digits, monkeypatch, e
 
 
 def refusal(*arguments):
-    output = ["--depth", "1", "--epochs", "1", "--device", "cpu", "--output", "new/run.safetensors"]
-    result = CliRunner().invoke(command, ["--track", *output, *arguments])
-    assert result.exit_code == 1
-    assert result.stderr.startswith("Error: --track: expected ")
-    assert result.stderr.count("\n") == 1
-    assert not Path("new").exists()
-    return result.stderr
+    line, code = failure(command, "--track", *QUICK, "--output", "new/run.safetensors", *arguments)
+    assert (code, line.startswith("Error: --track: expected "), Path("new").exists()) == (1, True, False)
+    return line
 
 
 @pytest.mark.slow
@@ -203,8 +200,7 @@ def test_command_without_mlflow(monkeypatch):
 
 
 def test_command_tracks_in_the_local_store(store):
-    arguments = ["--depth", "1", "--epochs", "1", "--device", "cpu", "--output", "run.safetensors"]
-    result = CliRunner().invoke(command, [*arguments, "--track"])
+    result = invoke(command, *QUICK, "--output", "run.safetensors", "--track")
     assert result.exit_code == 0, result.output
     (found,) = runs(store)
     assert sent_series(store, found.info.run_id) == written_series(Path("run.safetensors"))
@@ -212,7 +208,7 @@ def test_command_tracks_in_the_local_store(store):
 
 def studied(mnist, *arguments):
     common = ["--data-dir", mnist, "--output", "out", "--device", "cpu", "--train-images", 20, "--track"]
-    result = CliRunner().invoke(study, ["dnn", *map(str, (*common, *arguments))])
+    result = invoke(study, "dnn", *common, *arguments)
     assert result.exit_code == 0, result.output
     return json.loads(Path("out/dnn.json").read_text())
 
@@ -251,8 +247,7 @@ def test_a_search_without_mlflow_is_no_failed_trial(monkeypatch):
 
 def test_nothing_is_tracked_unless_asked_for(store, monkeypatch):
     monkeypatch.setitem(sys.modules, "mlflow", None)
-    arguments = ["--depth", "1", "--epochs", "1", "--device", "cpu", "--output", "run.safetensors"]
-    result = CliRunner().invoke(command, arguments)
+    result = invoke(command, *QUICK, "--output", "run.safetensors")
     assert result.exit_code == 0, result.output
     assert sorted(path.name for path in Path().iterdir()) == ["run.json", "run.resume.pt", "run.safetensors"]
 

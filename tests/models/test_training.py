@@ -47,17 +47,6 @@ def test_the_seed_decides(tmp_path, some_digits):
     assert series(first) != series(run(tmp_path / "third.safetensors", some_digits, replace(OPTIONS, seed=1)))
 
 
-def test_resumed_is_uninterrupted(tmp_path, some_digits):
-    whole = run(tmp_path / "whole.safetensors", some_digits)
-    half = run(tmp_path / "half.safetensors", some_digits, replace(OPTIONS, epochs=1))
-    torch.rand(7)
-    rest = run(tmp_path / "half.safetensors", some_digits, resume=True)
-    assert series(half + rest) == series(whole)
-    assert_identical(tmp_path / "half.safetensors", tmp_path / "whole.safetensors")
-    recorded = json.loads((tmp_path / "half.json").read_text())["series"]
-    assert recorded == [asdict(epoch) for epoch in half + rest]
-
-
 def test_an_interrupted_epoch_is_run_again(tmp_path, some_digits, interrupt):
     run(tmp_path / "whole.safetensors", some_digits)
     path = tmp_path / "broken.safetensors"

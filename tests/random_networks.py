@@ -1,0 +1,18 @@
+"""Untrained networks whose norms are far from the identity."""
+
+import torch
+
+from models.checkpoint import save
+from models.registry import build, randomise_norms
+
+
+def network(config, seed=0, last_block="all"):
+    torch.manual_seed(seed)
+    model = build(config, last_block).eval()
+    randomise_norms(model, seed)
+    return model
+
+
+def saved(path, config, metrics=None, seed=0):
+    save(path, network(config, seed), config, metrics or {})
+    return path

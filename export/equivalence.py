@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from export.errors import ExportError
-from models.config import INPUT_NAME, OUTPUT_NAME, ModelConfig
-from models.data import load_digits
+from models.config import INPUT_NAME, OUTPUT_NAME
 
 if TYPE_CHECKING:
     from torch import nn
@@ -24,45 +23,11 @@ Logits = NDArray[Any]  # float32 or float64
 Classifier = Callable[[Images], Logits]
 
 BATCH_SIZES = (1, 2, 7, 64)
-PROOF_IMAGES = 64
-DIGIT_SHAPE = (1, 28, 28)
 TIE = 1e-5  # closer logits are a tie in float32
 
 
 class EquivalenceError(ExportError):
-    pass
-
-
-class NamesDiffer(EquivalenceError):
-    pass
-
-
-class AxesDiffer(EquivalenceError):
-    pass
-
-
-class ShapesDiffer(EquivalenceError):
-    pass
-
-
-class DtypesDiffer(EquivalenceError):
-    pass
-
-
-class ValuesDiffer(EquivalenceError):
-    """Also for logits that are not finite."""
-
-
-class ArgmaxDiffers(EquivalenceError):
-    pass
-
-
-@dataclass(frozen=True)
-class NamedImages:
-    """Images uint8 (64, C, H, W) and their source: a dataset's name, or noise."""
-
-    images: Images
-    of: str
+    """The message names what differs: names, axes, shapes, dtypes, values or classes."""
 
 
 @dataclass(frozen=True)
@@ -92,21 +57,21 @@ def compare(
     for size in batch_sizes:
         batch = images[:size]
         if len(batch) < size or size < 1:
-            raise ShapesDiffer(f"{stages}: expected {size} images to compare, found {len(batch)}")
+            raise EquivalenceError(f"{stages}: expected {size} images to compare, found {len(batch)}")
         want, have = expected(batch), found(batch)
         if want.shape != have.shape:
-            raise ShapesDiffer(f"{stages}: expected logits {want.shape} at batch {size}, found {have.shape}")
+            raise EquivalenceError(f"{stages}: expected logits {want.shape} at batch {size}, found {have.shape}")
         if want.dtype != have.dtype:
-            raise DtypesDiffer(f"{stages}: expected {want.dtype}, found {have.dtype}")
+            raise EquivalenceError(f"{stages}: expected {want.dtype}, found {have.dtype}")
         error = np.abs(want.astype(np.float64) - have.astype(np.float64)).max()
         if not error <= tolerance:  # NaN fails too
-            raise ValuesDiffer(
+            raise EquivalenceError(
                 f"{stages}: expected an error of at most {tolerance:.2e} at batch {size}, found {error:.2e}"
             )
         _check_argmax(stages, want, have)
         worst, compared = max(worst, float(error)), max(compared, size)
     if not compared:
-        raise ShapesDiffer(f"{stages}: expected images to compare, found none")
+        raise EquivalenceError(f"{stages}: expected images to compare, found none")
     return Comparison(stages, worst, tolerance, compared)
 
 
@@ -116,7 +81,7 @@ def _check_argmax(stages: str, want: Logits, have: Logits) -> None:
     differs = np.flatnonzero(decided & (want.argmax(1) != have.argmax(1)))
     if len(differs):
         i = differs[0]
-        raise ArgmaxDiffers(f"{stages}: expected class {want[i].argmax()} of image {i}, found {have[i].argmax()}")
+        raise EquivalenceError(f"{stages}: expected class {want[i].argmax()} of image {i}, found {have[i].argmax()}")
 
 
 def torch_classifier(model: nn.Module) -> Classifier:
@@ -141,18 +106,3 @@ def onnx_classifier(data: bytes, threads: int = 0) -> Classifier:
     session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
     run: Callable[..., list[Logits]] = session.run
     return lambda images: run([OUTPUT_NAME], {INPUT_NAME: images})[0]
-
-
-def embedded_sample(config: ModelConfig) -> NamedImages:
-    if config.input_shape == DIGIT_SHAPE:
-        return NamedImages(load_digits().test_images[:PROOF_IMAGES], "digits")
-    noise = np.random.default_rng(0).integers(0, 256, (PROOF_IMAGES, *config.input_shape), np.uint8)
-    return NamedImages(noise, "noise")
-
-
-def proof_images(config: ModelConfig) -> Images:
-    return embedded_sample(config).images
-
-
-def reads_digits(config: ModelConfig) -> bool:
-    return config.preprocessing == "ink" and config.input_shape == DIGIT_SHAPE

@@ -17,21 +17,10 @@ import onnx
 import torch
 from torch import Tensor, nn
 
-from export.equivalence import (
-    AxesDiffer,
-    Comparison,
-    DtypesDiffer,
-    NamedImages,
-    NamesDiffer,
-    ShapesDiffer,
-    compare,
-    embedded_sample,
-    onnx_classifier,
-    torch_classifier,
-)
-from export.precision import Accuracies, Lowering, convert
-from export.publishing.artifact import ONNX_FILE, Artifact, classifier_artifact
-from export.publishing.sample import Sample
+from export.equivalence import Comparison, EquivalenceError, compare, onnx_classifier, torch_classifier
+from export.images import NamedImages, embedded_sample
+from export.precision import Accuracies
+from export.publishing.artifact import Artifact, onnx_artifact
 from export.rewrites.fold import affine_of, fold_input_scale
 from export.rewrites.pipeline import Rewrite, Step, apply
 from models.checkpoint import Checkpoint
@@ -50,7 +39,7 @@ FLOAT32_TOLERANCE = 1e-4
 
 @dataclass(frozen=True)
 class Exported:
-    """A checkpoint as an ONNX file; `export_checkpoint` adds the last four fields.
+    """A checkpoint as an ONNX file; `export_checkpoint` adds the last five fields.
 
     `converted`: to a lower precision; `in_engine`: in another engine than ONNX Runtime; `note`: why it was compared on
     other images than the model's own; `path`: where it was written.
@@ -97,12 +86,11 @@ def export(
     rewrites: Sequence[Rewrite],
     required: Sequence[Rewrite] = (),
     opset: int = DEFAULT_OPSET,
-    lowering: Lowering | None = None,
     images: NamedImages | None = None,
 ) -> Exported:
     """Compares the rewritten network and the export on `images`, by default the embedded images.
 
-    metadata_props hold what the manifest tells of the origin. Raises RewriteError, EquivalenceError or AccuracyError.
+    metadata_props hold what the manifest tells of the origin. Raises RewriteError or EquivalenceError.
     """
     _check_trained(checkpoint.model)
     embedded = embedded_sample(checkpoint.config)
@@ -117,14 +105,8 @@ def export(
     exported = onnx_classifier(proto.SerializeToString())
     compared.append(compare("ONNX, float32", trained, exported, images.images, FLOAT32_TOLERANCE))
     about = _describe(checkpoint, steps, opset, compared[-1], images.of)
-    converted = None
-    if lowering:
-        proto, converted = convert(proto, lowering)
-        about |= converted.about(lowering.precision)
-    data, first = _with_metadata(proto, about), embedded.images[:1]
-    sample = Sample({INPUT_NAME: first}, {OUTPUT_NAME: onnx_classifier(data)(first)})
-    artifact = classifier_artifact(ONNX_FILE, data, checkpoint.config, sample, about)
-    return Exported(checkpoint, artifact, tuple(steps), tuple(compared), converted)
+    artifact = onnx_artifact(proto, checkpoint.config, embedded.images[:1], about)
+    return Exported(checkpoint, artifact, tuple(steps), tuple(compared))
 
 
 def _describe(
@@ -143,13 +125,6 @@ def _describe(
         "torch": torch.__version__,
     }
     return about | {key: checkpoint.metrics[key] for key in CALIBRATION if key in checkpoint.metrics}
-
-
-def _with_metadata(proto: onnx.ModelProto, about: dict[str, Any]) -> bytes:
-    for key, value in about.items():
-        proto.metadata_props.add(key=key, value=value if isinstance(value, str) else json.dumps(value))
-    data: bytes = proto.SerializeToString()
-    return data
 
 
 def _check_trained(model: nn.Module) -> None:
@@ -198,13 +173,13 @@ def check_interface(proto: onnx.ModelProto, config: ModelConfig) -> None:
     )
     for name, found, shape, dtype in wanted:
         if [value.name for value in found] != [name]:
-            raise NamesDiffer(f"ONNX: expected one tensor {name}, found {[value.name for value in found]}")
+            raise EquivalenceError(f"ONNX: expected one tensor {name}, found {[value.name for value in found]}")
         tensor = found[0].type.tensor_type
         batch, *rest = tensor.shape.dim
         if not batch.dim_param:
-            raise AxesDiffer(f"ONNX {name}: expected a dynamic batch dimension, found {batch.dim_value}")
+            raise EquivalenceError(f"ONNX {name}: expected a dynamic batch dimension, found {batch.dim_value}")
         if (sides := tuple(side.dim_value for side in rest)) != shape:
-            raise ShapesDiffer(f"ONNX {name}: expected {shape} after the batch, found {sides}")
+            raise EquivalenceError(f"ONNX {name}: expected {shape} after the batch, found {sides}")
         if tensor.elem_type != dtype:
             type_name = onnx.TensorProto.DataType.Name
-            raise DtypesDiffer(f"ONNX {name}: expected {type_name(dtype)}, found {type_name(tensor.elem_type)}")
+            raise EquivalenceError(f"ONNX {name}: expected {type_name(dtype)}, found {type_name(tensor.elem_type)}")

@@ -5,19 +5,17 @@ Writes only if every comparison and accuracy gate held. Raises CheckpointError, 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from export.engines.choosing import Goal, Numbers, choose
 from export.engines.openvino_engine import check_accuracy, has_bfloat16, openvino_module
-from export.equivalence import NamedImages, embedded_sample
 from export.errors import ExportError, PublishError
 from export.graph import DEFAULT_OPSET, Exported, export
-from export.own_data import own_dataset, own_sample
-from export.precision import AccuracyError, Lowering, in_precision
+from export.images import NamedImages, embedded_sample, own_dataset, own_sample
+from export.precision import AccuracyError, Lowering, lower
 from export.publishing.artifact import Artifact
 from export.publishing.beside import write_beside
 from export.publishing.publish import check_name, publish
@@ -85,33 +83,26 @@ def export_checkpoint(path: Path, options: ExportOptions | None = None) -> Expor
         openvino_module()
     loaded = load(path, options.depth)
     images, note = _images(loaded, options.data_dir)
-    make = partial(export, loaded, options.passes, options.required, options.opset, images=images)
-    dataset = partial(own_dataset, loaded.config, loaded.metrics, options.data_dir)
-    if options.backend == "auto":
-        exported, serving = _best(make, dataset(), options)
+    exact = options.precision in ("fp32", "tf32") and options.backend in (None, "onnxruntime")
+    dataset = None if exact else own_dataset(loaded.config, loaded.metrics, options.data_dir)
+    exported = export(loaded, options.passes, options.required, options.opset, images)
+    if dataset and options.backend == "auto":
+        exported, serving = _best(exported, dataset, options)
     else:
-        lowers = options.precision not in ("fp32", "tf32") or options.backend == "openvino"
-        exported, serving = _asked_for(make, dataset() if lowers else None, options, options.backend)
+        exported, serving = _asked_for(exported, dataset, options)
     name = options.name or served_name(options.model or loaded.config.model, serving.engine)
     written = write(exported.artifact, options.output, options.repository, name, serving)
     return replace(exported, note=note, path=written)
 
 
-Make = Callable[..., Exported]
-"""Makes the compared file, in float32 unless `lowering` is given."""
-
-
-def _asked_for(
-    make: Make, dataset: Dataset | None, options: ExportOptions, engine: Engine | None
-) -> tuple[Exported, Serving]:
+def _asked_for(exported: Exported, dataset: Dataset | None, options: ExportOptions) -> tuple[Exported, Serving]:
+    engine: Engine | None = None if options.backend == "auto" else options.backend
     bfloat16 = engine == "openvino" and has_bfloat16()
     serving = Serving(engine, options.instances, options.threads, bfloat16)
-    lowering = None
-    if dataset and options.precision != "fp32" and options.precision != "tf32":
-        lowering = Lowering(options.precision, dataset, options.max_accuracy_drop)
-    exported = make(lowering=lowering)
     if options.precision == "tf32":  # the same file; config.pbtxt allows the rounding
         return replace(exported, artifact=exported.artifact.telling(precision="tf32")), serving
+    if dataset and options.precision != "fp32":
+        exported = _lowered(exported, Lowering(options.precision, dataset, options.max_accuracy_drop))
     if not dataset or engine != "openvino":
         return exported, serving
     measured = check_accuracy(exported.onnx, dataset, options.max_accuracy_drop, bfloat16)
@@ -119,16 +110,24 @@ def _asked_for(
     return replace(exported, artifact=artifact, in_engine=measured), serving
 
 
-def _best(make: Make, dataset: Dataset, options: ExportOptions) -> tuple[Exported, Serving]:
-    files: dict[Numbers, Exported | ExportError] = {"fp32": make()}
+def _lowered(exported: Exported, lowering: Lowering) -> Exported:
+    artifact, converted = lower(exported.artifact, lowering)
+    return replace(exported, artifact=artifact, converted=converted)
+
+
+def _best(float32: Exported, dataset: Dataset, options: ExportOptions) -> tuple[Exported, Serving]:
+    int8: Exported | ExportError
     try:
-        files["int8"] = make(lowering=Lowering("int8", dataset, options.max_accuracy_drop))
+        int8 = _lowered(float32, Lowering("int8", dataset, options.max_accuracy_drop))
     except AccuracyError as reason:
-        files["int8"] = reason
-    measured = {name: file.onnx if isinstance(file, Exported) else file for name, file in files.items()}
-    choice = choose(measured, dataset, options.goal, options.max_accuracy_drop)
+        int8 = reason
+    files: dict[Numbers, bytes | ExportError] = {
+        "fp32": float32.onnx,
+        "int8": int8.onnx if isinstance(int8, Exported) else int8,
+    }
+    choice = choose(files, dataset, options.goal, options.max_accuracy_drop)
     best = choice.best.candidate
-    exported = files["int8" if best.precision == "int8" else "fp32"]
+    exported = int8 if best.precision == "int8" else float32
     if isinstance(exported, ExportError):
         raise exported
     artifact = exported.artifact.telling(test_accuracy=choice.best.accuracy, choice=choice.manifest())
@@ -137,20 +136,27 @@ def _best(make: Make, dataset: Dataset, options: ExportOptions) -> tuple[Exporte
 
 
 def export_engine(source: Artifact, options: EngineOptions, gpu: Gpu, data_dir: Path | None = None) -> Built:
-    """Conversion and, with test images, the engine may each lose ACCURACY_DROP percentage points of test accuracy."""
+    """Conversion and, with test images, the engine may each lose ACCURACY_DROP percentage points of test accuracy.
+
+    Raises PublishError for a source in another precision.
+    """
     from export.engines.tensorrt_engine import ACCURACY_DROP, make
 
     @cache
     def dataset(fetch: bool) -> Dataset:
         return own_dataset(source.config, source.about["metrics"], data_dir, fetch)
 
-    graph_precision = "fp16" if options.precision == "fp16" else "fp32"
-    converted = in_precision(source, graph_precision, lambda: Lowering("fp16", dataset(True), ACCURACY_DROP))
+    held, wanted = source.manifest.precision, "fp16" if options.precision == "fp16" else "fp32"
+    if held not in (wanted, "fp32"):
+        usable = "fp32" if wanted == "fp32" else f"fp32 or {wanted}"
+        raise PublishError(f"ONNX: expected {usable} to build {wanted} from, found {held}")
+    if held != wanted:
+        source, _ = lower(source, Lowering("fp16", dataset(True), ACCURACY_DROP))
     try:
         images = dataset(False)
     except DataError:
         images = None
-    return make(converted, options, gpu, images)
+    return make(source, options, gpu, images)
 
 
 def served_name(model: str, engine: str | None) -> str:

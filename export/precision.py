@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,10 +18,9 @@ import numpy as np
 import onnx
 
 from export.equivalence import Classifier, Images, onnx_classifier
-from export.errors import ExportError, PublishError
-from export.publishing.artifact import ONNX_FILE, Artifact, classifier_artifact
-from export.publishing.sample import Sample
-from models.config import INPUT_NAME, OUTPUT_NAME
+from export.errors import ExportError
+from export.publishing.artifact import Artifact, onnx_artifact
+from models.config import INPUT_NAME
 from models.data import Dataset
 
 CALIBRATION_IMAGES = 512
@@ -60,37 +59,28 @@ class Accuracies:
 
 @dataclass(frozen=True)
 class Lowering:
-    """`half_softmax`: a float16 graph computes Softmax in float16."""
-
     precision: Literal["fp16", "int8"]
     dataset: Dataset
     max_drop_points: float
-    half_softmax: bool = False
 
 
 def convert(proto: onnx.ModelProto, lowering: Lowering) -> tuple[onnx.ModelProto, Accuracies]:
     """Raises AccuracyError above `max_drop_points`."""
     dataset = lowering.dataset
-    kept = [kind for kind in KEPT_IN_FLOAT32 if not (lowering.half_softmax and kind == "Softmax")]
-    lowered = to_fp16(proto, kept) if lowering.precision == "fp16" else to_int8(proto, dataset.train_images)
+    lowered = to_fp16(proto) if lowering.precision == "fp16" else to_int8(proto, dataset.train_images)
     onnx.checker.check_model(lowered, full_check=True)
     before, after = (onnx_classifier(each.SerializeToString()) for each in (proto, lowered))
     return lowered, _gate(lowering.precision, None, after, before, dataset, lowering.max_drop_points)
 
 
-def in_precision(source: Artifact, precision: str, lowering: Callable[[], Lowering]) -> Artifact:
-    """Calls `lowering`, which loads the data, only to convert. Raises AccuracyError, and PublishError for int8."""
-    held = source.manifest.precision
-    if held == precision:
-        return source
-    if held != "fp32":
-        usable = "fp32" if precision == "fp32" else f"fp32 or {precision}"
-        raise PublishError(f"ONNX: expected {usable} to build {precision} from, found {held}")
-    proto, converted = convert(onnx.load_from_string(source.data), lowering())
-    data: bytes = proto.SerializeToString()
-    inputs: Any = source.sample.inputs
-    sample = Sample(inputs, {OUTPUT_NAME: onnx_classifier(data)(inputs[INPUT_NAME])})
-    return classifier_artifact(ONNX_FILE, data, source.config, sample, {**source.about, **converted.about(precision)})
+def lower(source: Artifact, lowering: Lowering) -> tuple[Artifact, Accuracies]:
+    """Of a float32 file. Raises AccuracyError as `convert`."""
+    proto = onnx.load_from_string(source.data)
+    del proto.metadata_props[:]  # of the float32 file
+    lowered, converted = convert(proto, lowering)
+    about = {**source.about, **converted.about(lowering.precision)}
+    image: Any = source.sample.inputs[INPUT_NAME]
+    return onnx_artifact(lowered, source.config, image, about), converted
 
 
 def engine_accuracy(

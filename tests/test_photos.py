@@ -14,7 +14,7 @@ from PIL import Image
 from clients.classifier import Classifier, ModelNotFound, Options
 from clients.infer import infer
 from clients.web.asking import Triton
-from export.own_data import own_dataset
+from export.images import own_dataset
 from export.to_onnx import export
 from models.checkpoint import load
 from models.data import DataError, load_cifar10

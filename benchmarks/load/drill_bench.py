@@ -63,8 +63,9 @@ class DrillBench:
 
 def published(model: str, repository: Path, versions: int = 1) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
     """Publishes `model` with all rewrites; returns images (BATCH, 1, 28, 28) and logits (BATCH, classes)."""
-    from export.equivalence import embedded_sample, onnx_classifier
+    from export.equivalence import onnx_classifier
     from export.graph import export
+    from export.images import embedded_sample
     from export.rewrites.pipeline import ALL
     from models.catalog import shipped
     from models.checkpoint import load

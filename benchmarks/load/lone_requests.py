@@ -15,7 +15,8 @@ import numpy as np
 from benchmarks.load.published import publish
 from benchmarks.load.verdicts import Asker, Verdicts
 from benchmarks.measure.candidate import Candidate
-from export.equivalence import embedded_sample, onnx_classifier
+from export.equivalence import onnx_classifier
+from export.images import embedded_sample
 from export.publishing.publish import read_config
 from export.publishing.triton_config import to_text
 from serving.running import running_server

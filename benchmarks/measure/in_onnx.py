@@ -20,8 +20,7 @@ from benchmarks.measure.engines import ENGINES, Classify, Sizes
 from benchmarks.measure.progress import note
 from benchmarks.measure.tensorrt_execution import Execution, refit
 from export.engines.gpu import require
-from export.engines.tensorrt_engine import EngineOptions, build, load
-from export.engines.tensorrt_graph import prepare
+from export.engines.tensorrt_engine import EngineOptions, build, load, prepare
 from export.errors import Unavailable
 from models.config import INPUT_NAME, OUTPUT_NAME, ModelConfig
 

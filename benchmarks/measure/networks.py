@@ -6,7 +6,6 @@ import copy
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Literal
 
 import numpy as np
 import onnx
@@ -15,14 +14,15 @@ import torch
 from benchmarks.measure.candidate import Candidate
 from benchmarks.measure.engines import ENGINES, Precision
 from benchmarks.measure.floors import Work, work
-from export.equivalence import Images, Logits, ValuesDiffer, compare, proof_images, torch_classifier
+from benchmarks.measure.typed import TYPED, for_tensorrt
+from export.equivalence import EquivalenceError, Images, Logits, compare, torch_classifier
 from export.errors import Unavailable
 from export.graph import DEFAULT_OPSET, Served, rewrite, to_onnx
-from export.precision import Lowering, convert
+from export.images import embedded_sample
+from export.precision import Lowering, convert, to_fp16
 from export.rewrites import pipeline
 from export.rewrites.errors import DoesNotApply
 from export.rewrites.fuse import fuse_attention
-from export.typed import TYPED, for_tensorrt
 from models.catalog import matching
 from models.checkpoint import load
 from models.config import ModelConfig
@@ -76,7 +76,7 @@ class Reference:
         if not error <= TOLERANCES[precision] * largest:  # NaN fails too
             limit = f"an error of at most {TOLERANCES[precision]:g} of the largest logit, {largest:.3g}"
             what = f"expected logits {expected.shape} and {limit}"
-            raise ValuesDiffer(f"{name}: {what}, found {logits.shape} and {error:.2e}")
+            raise EquivalenceError(f"{name}: {what}, found {logits.shape} and {error:.2e}")
         return error
 
 
@@ -88,13 +88,13 @@ def reference(config: ModelConfig) -> Reference:
         torch.manual_seed(0)
         model = build(config).eval()
         randomise_norms(model)
-    network, proof = Served(model, scale_folded=False), proof_images(config)
+    network, proof = Served(model, scale_folded=False), embedded_sample(config).images
     return Reference(config, network, proof, torch_classifier(network)(proof))
 
 
 def example_images(config: ModelConfig, count: int) -> Images:
     """uint8 (count, C, H, W), repeated."""
-    return np.resize(proof_images(config), (count, *config.input_shape))
+    return np.resize(embedded_sample(config).images, (count, *config.input_shape))
 
 
 def program(of: Reference, candidate: Candidate) -> tuple[Program, Work]:
@@ -135,8 +135,9 @@ def _file(of: Reference, network: Served, precision: Precision, form: object, ty
     proto = of.files[form]
     if typed:
         proto = for_tensorrt(proto, precision, load_digits().train_images)
-    elif precision in ("fp16", "fp16-softmax", "int8"):
-        lowered: Literal["fp16", "int8"] = "int8" if precision == "int8" else "fp16"
-        proto, _ = convert(proto, Lowering(lowered, load_digits(), 100, precision == "fp16-softmax"))
+    elif precision == "fp16-softmax":
+        proto = to_fp16(proto, kept=("LayerNormalization",))
+    elif precision == "fp16" or precision == "int8":
+        proto, _ = convert(proto, Lowering(precision, load_digits(), 100))
     data: bytes = proto.SerializeToString()
     return data

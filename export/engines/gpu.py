@@ -18,10 +18,6 @@ BACKEND = "opt/tritonserver/backends/tensorrt"  # in NVIDIA's containers
 LIBRARIES = ("usr/lib/*-linux-gnu", "usr/local/tensorrt/lib", "usr/local/tensorrt/targets/*/lib", "usr/lib64")
 
 
-class VersionMismatch(ExportError):
-    pass
-
-
 @dataclass(frozen=True)
 class Gpu:
     name: str
@@ -61,7 +57,7 @@ def require() -> Gpu:
 
 
 def require_for_server(server: str | None = None, version_compatible: bool = False) -> Gpu:
-    """Raises Unavailable, or VersionMismatch for another TensorRT in the `server` (default: this machine's).
+    """Raises Unavailable, and ExportError for another TensorRT in the `server` (default: this machine's).
 
     A plan loads only in the version that built it; a version-compatible plan also in later ones of its major version.
     """
@@ -74,7 +70,7 @@ def require_for_server(server: str | None = None, version_compatible: bool = Fal
         later = version_compatible and ours[:1] == theirs[:1] and ours < theirs
         if ours[:known] != theirs[:known] and not later:
             older = f" or, to be version-compatible, an older {theirs[0]}" if version_compatible else ""
-            raise VersionMismatch(
+            raise ExportError(
                 f"TensorRT: expected the server's {server}{older}, found {tensorrt.__version__} here; a plan loads "
                 f"only in the version that built it (pip install 'tensorrt=={'.'.join(map(str, theirs))}.*')"
             )

@@ -1,12 +1,15 @@
 """ONNX -> a TensorRT engine, through Polygraphy.
 
 In: an ONNX source in the engine's precision; the engine is strongly typed (TensorRT 11 knows no other). Out: the plan
-with manifest and comparison.
+with manifest and comparison, its layers counted by the types that they compute in; or EngineError.
 """
 
 from __future__ import annotations
 
+import json
+import re
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,11 +18,12 @@ from typing import Any, Literal
 
 import numpy as np
 import onnx
+from onnx import shape_inference
 
 from export.engines.gpu import Gpu
-from export.engines.tensorrt_graph import check_layers, prepare
-from export.equivalence import BATCH_SIZES, Classifier, Comparison, Images, compare, onnx_classifier, proof_images
+from export.equivalence import BATCH_SIZES, Classifier, Comparison, Images, compare, onnx_classifier
 from export.errors import ExportError
+from export.images import embedded_sample
 from export.precision import Accuracies, engine_accuracy
 from export.publishing.artifact import ONNX_FILE, PLAN_FILE, Artifact, classifier_artifact
 from export.publishing.sample import Sample
@@ -31,6 +35,11 @@ from models.data import Dataset
 TOLERANCES = {"fp32": 2e-5, "tf32": 0.01, "fp16": 0.01}
 REFERENCE_BATCH = 256
 ACCURACY_DROP = 0.1  # percentage points
+# The type asked for first; a float16 graph keeps its Softmax in float32.
+ALLOWED = {"fp32": ("float32",), "tf32": ("float32", "tfloat32"), "fp16": ("float16", "float32")}
+# The inspector's words, as in "Half" (11) or "Row major linear FP16 format" (10).
+WORDS = {"Half": "float16", "FP16": "float16", "Float": "float32", "FP32": "float32", "TF32": "tfloat32"}
+WORDS |= {"BFloat16": "bfloat16", "BF16": "bfloat16", "FP8": "float8", "Int8": "int8"}
 
 
 class EngineError(ExportError):
@@ -66,7 +75,7 @@ class Built:
 
 
 def make(source: Artifact, options: EngineOptions, gpu: Gpu, dataset: Dataset | None = None) -> Built:
-    """Raises UnsupportedGraph, EngineError, LayerTypesDiffer, EquivalenceError or AccuracyError."""
+    """Raises EngineError, EquivalenceError or AccuracyError."""
     import polygraphy
     import tensorrt as trt
     from polygraphy.backend.trt import TrtRunner
@@ -80,7 +89,7 @@ def make(source: Artifact, options: EngineOptions, gpu: Gpu, dataset: Dataset | 
         def classify(images: Images) -> Any:  # the runner reuses its output memory
             return np.array(runner.infer({INPUT_NAME: np.ascontiguousarray(images)})[OUTPUT_NAME])
 
-        images = proof_images(config)
+        images = embedded_sample(config).images
         comparison = compare_engine(onnx_classifier(source.data), classify, images, options)
         layer_types = check_layers(_inspect(engine, runner.context), options.precision)
         whole = in_parts(classify, options.max_batch, options.min_batch)
@@ -108,6 +117,30 @@ def make(source: Artifact, options: EngineOptions, gpu: Gpu, dataset: Dataset | 
     if measured:
         about["test_accuracy"] = measured.accuracy
     return Built(classifier_artifact(PLAN_FILE, plan, config, sample, about), comparison, measured)
+
+
+def prepare(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Reads the batch size after the images' Cast: TensorRT accepts uint8 only as input of Cast.
+
+    Raises EngineError.
+    """
+    prepared = onnx.ModelProto()
+    prepared.CopyFrom(proto)
+    nodes = prepared.graph.node
+    for image in prepared.graph.input:
+        cast = next((node for node in nodes if node.op_type == "Cast" and image.name in node.input), None)
+        asking = [node for node in nodes if node.op_type == "Shape" and image.name in node.input]
+        if cast and asking:
+            for node in asking:
+                node.input[0] = cast.output[0]
+            ordered = [cast, *(node for node in nodes if node is not cast)]  # before the Shape nodes
+            del nodes[:]
+            nodes.extend(ordered)
+    try:
+        onnx.checker.check_model(prepared, full_check=True)
+    except (onnx.checker.ValidationError, shape_inference.InferenceError) as error:
+        raise EngineError(f"ONNX: expected a valid graph, found {' '.join(str(error).split())}") from error
+    return prepared
 
 
 def build(proto: onnx.ModelProto, config: ModelConfig, options: EngineOptions) -> bytes:
@@ -153,6 +186,28 @@ def _inspect(engine: Any, context: Any) -> str:
     inspector = engine.create_engine_inspector()
     inspector.execution_context = context
     return str(inspector.get_engine_information(trt.LayerInformationFormat.JSON))
+
+
+def check_layers(information: str, precision: str) -> dict[str, int]:
+    """Counts the layers by the float types that they hold; empty if the inspector's JSON hides them.
+
+    Those of `precision` must be there, and in float32 no other. Raises EngineError.
+    """
+    allowed = ALLOWED[precision]
+    counted: Counter[str] = Counter()
+    for layer in json.loads(information)["Layers"]:
+        if not isinstance(layer, dict):
+            continue  # only a name
+        tensors = [*layer.get("Inputs", ()), *layer.get("Outputs", ())]
+        texts = [tensor.get("Datatype") or tensor.get("Format/Datatype") or "" for tensor in tensors]
+        found = {WORDS[word] for text in texts for word in re.findall(r"\w+", text) if word in WORDS}
+        if found - {*allowed}:
+            names = " and ".join(sorted(found))
+            raise EngineError(f"layer {layer.get('Name')}: expected {' or '.join(allowed)}, found {names}")
+        counted.update([" and ".join(sorted(found))] if found else [])
+    if counted and not any(allowed[0] in types for types in counted):
+        raise EngineError(f"expected layers in {allowed[0]}, found {', '.join(counted)} alone")
+    return dict(counted)
 
 
 def compare_engine(expected: Classifier, found: Classifier, images: Images, options: EngineOptions) -> Comparison:

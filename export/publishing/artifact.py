@@ -12,12 +12,17 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from export.errors import PublishError
 from export.publishing.sample import Sample
 from models.config import INPUT_NAME, OUTPUT_NAME, ConfigError, ModelConfig
 from models.files import sha256
+
+if TYPE_CHECKING:
+    import onnx
+
+    from export.equivalence import Images
 
 MANIFEST_FILE = "manifest.json"
 ONNX_FILE = "model.onnx"
@@ -124,6 +129,17 @@ def classifier_artifact(
     exact = about.get("precision", "fp32") == "fp32"  # below, processors differ
     tolerance = {OUTPUT_NAME: about["tolerance"] if exact else None}
     return make_artifact({file: data}, sample, tolerance, (inputs, outputs), about)
+
+
+def onnx_artifact(proto: onnx.ModelProto, config: ModelConfig, image: Images, about: Mapping[str, Any]) -> Artifact:
+    """Of a graph of this project: `about` is in its metadata_props too; `image` (1, C, H, W) is its sample."""
+    from export.equivalence import onnx_classifier
+
+    for key, value in about.items():
+        proto.metadata_props.add(key=key, value=value if isinstance(value, str) else json.dumps(value))
+    data = proto.SerializeToString()
+    sample = Sample({INPUT_NAME: image}, {OUTPUT_NAME: onnx_classifier(data)(image)})
+    return classifier_artifact(ONNX_FILE, data, config, sample, about)
 
 
 def read_manifest(path: Path) -> Manifest:

@@ -12,10 +12,12 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from export.errors import PublishError
 from export.publishing.artifact import (
@@ -30,15 +32,7 @@ from export.publishing.artifact import (
     read_version,
 )
 from export.publishing.beside import put
-from export.publishing.graph_config import (
-    check_same_tensors,
-    configure_graph,
-    graph_config,
-    warm_up,
-    write_warm_up,
-)
 from export.publishing.replay import replay
-from export.publishing.sample import Arrays
 from export.publishing.triton_config import (
     LABELS_FILE,
     Serving,
@@ -52,6 +46,7 @@ from export.publishing.triton_config import (
     set_limits,
     store_probe,
     to_text,
+    warm_up,
 )
 from models.config import ModelConfig
 from models.files import write_atomically
@@ -62,6 +57,7 @@ if TYPE_CHECKING:
 CONFIG_FILE = "config.pbtxt"
 LOCK_FILE = ".lock"
 STAGING = ".publishing-"
+WARMUP = "warmup"  # Triton's folder of inputs
 
 
 def publish(repository: Path, name: str, artifact: Artifact, serving: Serving | None = None) -> Path:
@@ -78,18 +74,12 @@ def publish(repository: Path, name: str, artifact: Artifact, serving: Serving | 
             message = _next_config(model_dir, manifest, serving)
             default = served_versions(message, versions(model_dir))[-1:]
         else:
-            message, default = _first_config(name, manifest, serving), []
+            message, default = new_config(name, manifest, serving), []
         _check_kind(model_dir, message, manifest)
         if engine_of(message) == "tensorrt":
             beside = (read_manifest(model_dir / str(each) / MANIFEST_FILE) for each in default)
             set_limits(message, [*beside, manifest])
         return _add(model_dir, artifact, message, default)
-
-
-def _first_config(name: str, manifest: Manifest, serving: Serving) -> pb.ModelConfig:
-    if manifest.config is None:
-        return graph_config(name, manifest, serving)
-    return new_config(name, manifest.config, serving)
 
 
 def _next_config(model_dir: Path, manifest: Manifest, serving: Serving) -> pb.ModelConfig:
@@ -100,49 +90,38 @@ def _next_config(model_dir: Path, manifest: Manifest, serving: Serving) -> pb.Mo
             f"{model_dir}: expected a model for {serving.engine}, found a model for {engine_of(message)}; "
             "publish it under another --name"
         )
-    (configure_graph if manifest.config is None else configure)(message, serving)
+    configure(message, manifest, serving)
     return message
 
 
 def _add(model_dir: Path, artifact: Artifact, message: pb.ModelConfig, default: Sequence[int]) -> Path:
-    manifest, files = artifact.manifest, Arrays()
+    """The version first: Triton refuses a config that names a missing version."""
+    manifest, new = artifact.manifest, not model_dir.is_dir()
+    number = 1 if new else 1 + max(versions(model_dir), default=0)
+    files = warm_up(message, artifact.sample.inputs, number) if manifest.config is None else {}
+    describe(message, manifest)
+    store_probe(message, _readable(model_dir, default) | {number: artifact})
 
-    def write(folder: Path, number: int) -> None:
-        if manifest.config is None:
-            files.update(warm_up(message, artifact.sample.inputs, number))
-        describe(message, manifest)
-        store_probe(message, _readable(model_dir, default) | {number: artifact})
-        _write_version(folder, artifact, message)
-
-    def write_config(folder: Path, number: int) -> None:
+    def write_config(folder: Path) -> None:
         if number == 1 and manifest.config:
             labels = "".join(f"{label}\n" for label in manifest.config.labels)
             write_atomically(folder / LABELS_FILE, labels.encode())
-        write_warm_up(folder, files)
+        for file, array in files.items():
+            put(np.ascontiguousarray(array).tobytes(), folder / WARMUP / file)
         _write_config(folder, message, [*default, number])
 
-    return add_version(model_dir, write, write_config)
-
-
-def add_version(model_dir: Path, write: Callable[[Path, int], None], write_config: Callable[[Path, int], None]) -> Path:
-    """Returns the next version's folder; the caller holds the lock.
-
-    `write` fills that folder, `write_config` writes config.pbtxt into the model's folder.
-    """
-    if not model_dir.is_dir():
+    if new:
         with _staging_beside(model_dir.parent) as staging:
             (staging / "1").mkdir()
-            write(staging / "1", 1)
-            write_config(staging, 1)
+            _write_version(staging / "1", artifact, message)
+            write_config(staging)
             _rename(staging, model_dir)
         return model_dir / "1"
-    number = 1 + max(versions(model_dir), default=0)
-    # The version first: Triton refuses a config that names a missing version.
     with _staging(model_dir) as staging:
-        write(staging, number)
+        _write_version(staging, artifact, message)
         _rename(staging, model_dir / str(number))
     try:
-        write_config(model_dir, number)
+        write_config(model_dir)
     except BaseException:  # the policy in config.pbtxt may serve it already
         remove_version(model_dir, number)
         raise
@@ -217,10 +196,30 @@ def read_config(model_dir: Path) -> pb.ModelConfig:
 def check_same_contract(model_dir: Path, message: pb.ModelConfig, manifest: Manifest) -> None:
     """Raises PublishError for other tensors, other classes or another kind of file: clients read these once."""
     if manifest.config is None:
-        check_same_tensors(model_dir, message, manifest)
+        _check_same_tensors(model_dir, message, manifest)
     else:
         _check_same_classes(model_dir, message, manifest.config)
     _check_kind(model_dir, message, manifest)
+
+
+def _check_same_tensors(model_dir: Path, held: pb.ModelConfig, manifest: Manifest) -> None:
+    if "model_config" in held.parameters:
+        raise PublishError(f"{model_dir}: expected a foreign model, found exports; publish it under another --name")
+    message = new_config(held.name, manifest, Serving())
+    for kind in ("input", "output"):
+        old, new = ([(t.name, t.data_type, _shape(t)) for t in getattr(each, kind)] for each in (held, message))
+        if old != new:
+            raise PublishError(f"{model_dir}: expected the {kind}s {old}, found {new}; publish it under another --name")
+    if bool(held.max_batch_size) != bool(message.max_batch_size):
+        raise PublishError(
+            f"{model_dir}: expected max_batch_size {held.max_batch_size}, found {message.max_batch_size}; "
+            "publish it under another --name"
+        )
+
+
+def _shape(tensor: pb.ModelInput | pb.ModelOutput) -> list[int]:
+    """The file's shape; clients see `dims`."""
+    return [*(tensor.reshape.shape if tensor.HasField("reshape") else tensor.dims)]
 
 
 def _check_same_classes(model_dir: Path, message: pb.ModelConfig, config: ModelConfig) -> None:

@@ -1,4 +1,4 @@
-"""Model configuration -> config.pbtxt, through Triton's ModelConfig protobuf.
+"""Manifest -> config.pbtxt, through Triton's ModelConfig protobuf, for networks of this project and any other.
 
 Source: triton-inference-server/common, protobuf/model_config.proto.
 """
@@ -10,13 +10,14 @@ import json
 import zlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from export.errors import PublishError
-from export.publishing.artifact import ONNX_FILE, Artifact, Manifest
-from models.config import INPUT_NAME, OUTPUT_NAME, ModelConfig
+from export.publishing.artifact import ONNX_FILE, Artifact, Manifest, Tensor
+from export.publishing.sample import Arrays
+from models.config import INPUT_NAME, OUTPUT_NAME
 
 if TYPE_CHECKING:
     from tritonclient.grpc import model_config_pb2 as pb
@@ -36,8 +37,20 @@ LARGEST_GRAPH = 256
 # A new version and the version to fall back to.
 SERVED_VERSIONS = 2
 
+WARMUP_NAME = "sample"  # of the warm-up of another network: the sample's inputs
+
 Engine = Literal["onnxruntime", "openvino", "tensorrt"]
 THREADS = {"onnxruntime": "intra_op_thread_count", "openvino": "INFERENCE_NUM_THREADS"}
+TYPES = {
+    "bool": "TYPE_BOOL",
+    "uint8": "TYPE_UINT8",
+    "int8": "TYPE_INT8",
+    "int32": "TYPE_INT32",
+    "int64": "TYPE_INT64",
+    "float16": "TYPE_FP16",
+    "float32": "TYPE_FP32",
+    "float64": "TYPE_FP64",
+}
 
 
 @dataclass(frozen=True)
@@ -56,48 +69,66 @@ class Serving:
     device: Literal["cpu", "cuda"] | None = None
 
 
-def new_config(name: str, config: ModelConfig, serving: Serving) -> pb.ModelConfig:
-    """`describe`, `set_limits` and `serve_versions` add what depends on the versions."""
+def new_config(name: str, manifest: Manifest, serving: Serving) -> pb.ModelConfig:
+    """`describe`, `set_limits`, `warm_up` and `serve_versions` add what depends on the versions.
+
+    Triton joins requests only if all inputs and outputs share a free first axis. Raises PublishError.
+    """
     from tritonclient.grpc import model_config_pb2 as pb
 
-    engine = serving.engine or "onnxruntime"
+    own, engine = manifest.config, serving.engine or "onnxruntime"
+    batched = _is_batched(manifest)
     # OpenVINO's native backend fixes the batch unless the dims are open. Clients read `max_images`.
-    batch = [-1] if engine == "openvino" else []
-    message = pb.ModelConfig(
-        name=name,
-        input=[pb.ModelInput(name=INPUT_NAME, data_type=pb.TYPE_UINT8, dims=[*batch, *config.input_shape])],
-        output=[
-            pb.ModelOutput(
-                name=OUTPUT_NAME,
-                data_type=pb.TYPE_FP32,
-                dims=[*batch, config.num_classes],
-                label_filename=LABELS_FILE,
-            )
-        ],
-        # KIND_AUTO takes the server's GPU, if any; OpenVINO's backend knows only CPUs.
-        instance_group=[
-            pb.ModelInstanceGroup(kind=pb.ModelInstanceGroup.KIND_CPU if batch else pb.ModelInstanceGroup.KIND_AUTO)
-        ],
-        # No delay: it cost every lone request 0.2 ms.
-        dynamic_batching=pb.ModelDynamicBatching(),
-        # Images rarely repeat.
-        response_cache=pb.ModelResponseCache(enable=False),
-    )
+    open_dims = engine == "openvino"
+    # KIND_AUTO takes the server's GPU, if any; OpenVINO's backend knows only CPUs.
+    kind = pb.ModelInstanceGroup.KIND_CPU if open_dims else pb.ModelInstanceGroup.KIND_AUTO
+    message = pb.ModelConfig(name=name, instance_group=[pb.ModelInstanceGroup(kind=kind)])
+    for added, forms in ((message.input, manifest.inputs), (message.output, manifest.outputs)):
+        _add_tensors(added, forms, batched and not open_dims)
     if engine == "tensorrt":
         message.platform = "tensorrt_plan"
     else:
         message.backend = engine
-    if engine == "onnxruntime":
+    if batched:
+        message.max_batch_size = 0 if open_dims else MAX_BATCH_SIZE
+        message.dynamic_batching.SetInParent()  # without delay: it cost every lone request 0.2 ms
+    if own is None:
+        message.model_warmup.add(name=WARMUP_NAME, batch_size=1)
+    else:
+        message.output[0].label_filename = LABELS_FILE
+        message.response_cache.enable = False  # images rarely repeat
+    if own and engine == "onnxruntime":
         # No memory pattern: docs/decisions.md, Serving.
         message.parameters["enable_mem_pattern"].string_value = "0"
-    if engine == "onnxruntime" and config.is_transformer:
-        message.parameters["inner_batch"].string_value = str(INNER_BATCH)
-    if engine == "openvino":
+        if own.is_transformer:
+            message.parameters["inner_batch"].string_value = str(INNER_BATCH)
+    if open_dims:
         message.default_model_filename = ONNX_FILE  # the backend's default name differs
-    defaults = Serving(instances=1, threads=0, max_batch=MAX_BATCH_SIZE)
+    defaults = Serving(instances=1, threads=0, max_batch=MAX_BATCH_SIZE if own else None)
     asked = {name: value for name, value in vars(serving).items() if value is not None}
-    configure(message, replace(defaults, **asked))
+    configure(message, manifest, replace(defaults, **asked))
     return message
+
+
+def _is_batched(manifest: Manifest) -> bool:
+    forms = {**manifest.inputs, **manifest.outputs}
+    for name, form in forms.items():
+        if form.dtype not in TYPES:
+            raise PublishError(f"{name}: expected numbers, found {form.dtype}")
+        if not form.shape:
+            raise PublishError(f"{name}: expected at least one axis, found none: Triton takes no scalars")
+    first = {form.shape[0] for form in forms.values()}
+    return len(first) == 1 and isinstance(next(iter(first)), str)
+
+
+def _add_tensors(added: Any, forms: Mapping[str, Tensor], batched: bool) -> None:
+    from tritonclient.grpc import model_config_pb2 as pb
+
+    for name, form in forms.items():
+        dims = [size if isinstance(size, int) else -1 for size in form.shape[1 if batched else 0 :]]
+        entry = added.add(name=name, data_type=pb.DataType.Value(TYPES[form.dtype]), dims=dims or [1])
+        if not dims:  # a number for each row
+            entry.reshape.SetInParent()
 
 
 def _take_batches(message: pb.ModelConfig, smallest: int, largest: int) -> None:
@@ -125,11 +156,16 @@ def image_shape(message: pb.ModelConfig) -> tuple[int, ...]:
     return tuple(message.input[0].dims)[-3:]
 
 
-def configure(message: pb.ModelConfig, serving: Serving) -> None:
+def configure(message: pb.ModelConfig, manifest: Manifest, serving: Serving) -> None:
+    """Without batches Triton takes neither their size nor a queue. Raises PublishError."""
     from tritonclient.grpc import model_config_pb2 as pb
 
-    if serving.max_batch is not None:
+    if serving.max_batch is not None and manifest.config:
         _take_batches(message, 1, serving.max_batch)
+    elif serving.max_batch is not None:
+        if not message.max_batch_size:
+            raise PublishError(f"{message.name}: expected a common free first axis for max_batch, found none")
+        message.max_batch_size = serving.max_batch
     for each in message.instance_group if serving.device else ():
         each.kind = pb.ModelInstanceGroup.KIND_GPU if serving.device == "cuda" else pb.ModelInstanceGroup.KIND_CPU
     if serving.threads is not None and (parameter := THREADS.get(engine_of(message))):
@@ -138,23 +174,46 @@ def configure(message: pb.ModelConfig, serving: Serving) -> None:
         message.parameters.pop("HINT_BF16", None)
         if serving.bfloat16:
             message.parameters["HINT_BF16"].string_value = "YES"
-    if serving.instances is None:
-        return
+    if serving.instances is not None:
+        _set_instances(message, serving.instances)
+
+
+def _set_instances(message: pb.ModelConfig, count: int) -> None:
+    from tritonclient.grpc import model_config_pb2 as pb
+
     group = message.instance_group[0] if message.instance_group else pb.ModelInstanceGroup()
     del message.instance_group[:]
-    group.count = serving.instances
+    group.count = count
     group.ClearField("rate_limiter")
     message.instance_group.append(group)
+    if not message.max_batch_size and engine_of(message) != "openvino":  # whose dims include the batch
+        return
     message.dynamic_batching.ClearField("default_queue_policy")
-    if serving.instances == 1 and (engine_of(message) == "tensorrt" or group.kind == pb.ModelInstanceGroup.KIND_GPU):
+    if count == 1 and (engine_of(message) == "tensorrt" or group.kind == pb.ModelInstanceGroup.KIND_GPU):
         return  # a second instance costs GPU memory
-    if serving.instances == 1:
+    if count == 1:
         # With a bound and a single instance, a request can miss its wake-up: docs/decisions.md, Serving.
         message.instance_group[0].rate_limiter.priority = 1
         standby = message.instance_group.add()
         standby.CopyFrom(group)
         standby.rate_limiter.priority = STANDBY_PRIORITY
     message.dynamic_batching.default_queue_policy.max_queue_size = MAX_QUEUE_SIZE
+
+
+def warm_up(message: pb.ModelConfig, sample: Arrays, number: int) -> Arrays:
+    """Names the version's own inputs in `message`, as versions may differ in their shape; returns them by file."""
+    files = {}
+    for warmup in message.model_warmup:
+        if warmup.name != WARMUP_NAME:
+            continue  # the operator's
+        for index, given in enumerate(message.input):
+            array = sample[given.name][:1] if message.max_batch_size else sample[given.name]
+            file = f"{number}_{index}_" + "".join(letter if letter.isalnum() else "_" for letter in given.name)
+            entry = warmup.inputs[given.name]
+            entry.data_type, entry.input_data_file = given.data_type, file
+            entry.dims[:] = (array.shape[1:] if message.max_batch_size else array.shape) or [1]
+            files[file] = array
+    return files
 
 
 def set_limits(message: pb.ModelConfig, manifests: Collection[Manifest]) -> None:

@@ -17,7 +17,6 @@ from benchmarks.presets.gpu_faults import contestants
 from export.engines.gpu import Gpu
 from export.engines.tensorrt_engine import EngineOptions
 from export.errors import Unavailable
-from export.publishing.triton_config import Serving, new_config
 from models.config import ModelConfig
 from models.data import DataError
 
@@ -194,12 +193,6 @@ except KeyboardInterrupt:
     monkeypatch.setattr(module, "ROOT", tmp_path)
     assert not module._run(Step("slow", "slow", (), 0.05))
     assert (tmp_path / "marked").exists()
-
-
-def test_one_instance_on_a_gpu_is_one_for_every_engine() -> None:
-    for engine in ("onnxruntime", "tensorrt"):
-        config = new_config("it", ModelConfig(), Serving(engine, instances=1, device="cuda"))
-        assert [group.count for group in config.instance_group] == [1], engine
 
 
 def test_a_server_command_with_tensorrt_has_one_batch_size() -> None:

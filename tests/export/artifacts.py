@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto, helper, numpy_helper
 
-from export.equivalence import embedded_sample
+from export.images import embedded_sample
 from export.publishing.artifact import Artifact, classifier_artifact
 from export.publishing.sample import Sample
 from models.config import ModelConfig

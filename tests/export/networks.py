@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import random_networks
 import torch
 from torch import nn
 
@@ -9,7 +10,6 @@ from export.rewrites.errors import DoesNotApply
 from export.rewrites.fold import fold_input_scale
 from export.rewrites.pipeline import Rewrite
 from models.config import TRANSFORMER_NAMES, ModelConfig
-from models.registry import build, randomise_norms
 
 NEVER_FOLD = ("vit-dtn", "vit-minmax", "vit-zscore")
 FOLD = [name for name in TRANSFORMER_NAMES if name not in NEVER_FOLD]
@@ -17,10 +17,7 @@ SMALL = ModelConfig(depth=2, dim=16, heads=4, dim_head=16, mlp_dim=24)
 
 
 def network(config: ModelConfig, seed: int = 0) -> nn.Module:
-    torch.manual_seed(seed)
-    model = build(config).eval()
-    randomise_norms(model, seed)
-    return model.double()
+    return random_networks.network(config, seed).double()
 
 
 def pixels(config: ModelConfig) -> torch.Tensor:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
+from commands import invoke
 
 from export.engines import choosing
 from export.engines.choosing import Candidate, Row, choose
@@ -137,16 +138,8 @@ def test_no_thread_outlives_the_choice(zeros: Dataset, monkeypatch: pytest.Monke
     assert threading.active_count() == before
 
 
-def test_no_accuracy_is_measured_twice(zeros: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choosing, "_start", lambda files, candidate: len)
-    measured: list[object] = []
-    monkeypatch.setattr(choosing, "accuracy", lambda *arguments: measured.append(arguments) or 1.0)
-    choose(FILES, zeros, "latency", 0.1)
-    assert len(measured) == 5
-
-
 def run(*arguments: object) -> Result:
-    return CliRunner().invoke(export, [str(argument) for argument in arguments])
+    return invoke(export, *arguments)
 
 
 @pytest.mark.slow

@@ -6,8 +6,9 @@ import pytest
 from networks import network
 from tensorrt_operators import prepared_and_checked
 
-from export.equivalence import ValuesDiffer, compare, onnx_classifier, proof_images, torch_classifier
+from export.equivalence import EquivalenceError, compare, onnx_classifier, torch_classifier
 from export.graph import Served, rewrite, to_onnx
+from export.images import embedded_sample
 from export.rewrites import fuse
 from export.rewrites.errors import DoesNotApply
 from export.rewrites.fuse import fuse_attention
@@ -45,7 +46,7 @@ def test_the_same_answers(config: ModelConfig, rewrites: tuple[Rewrite, ...]) ->
     model = network(config)
     before, steps = rewrite(model, rewrites, ())
     after, _ = rewrite(model, (*rewrites, fuse_attention), ())
-    images = proof_images(config)
+    images = embedded_sample(config).images
     compare("fused", torch_classifier(before), torch_classifier(after), images, 1e-10)
     left = [step.rewrite for step in steps if step.left_out]
     assert not [m for m in after.modules() if getattr(m, "fused", True) is False], left
@@ -56,8 +57,8 @@ def test_a_scale_that_is_forgotten_is_seen(monkeypatch: pytest.MonkeyPatch) -> N
     before, _ = rewrite(model, FUSE, ())
     monkeypatch.setattr(fuse, "_scale_queries", lambda layer: setattr(layer, "scale", 1.0))
     wrong, _ = rewrite(model, (*FUSE, fuse_attention), ())
-    with pytest.raises(ValuesDiffer):
-        compare("fused", torch_classifier(before), torch_classifier(wrong), proof_images(SMALL), 1e-10)
+    with pytest.raises(EquivalenceError):
+        compare("fused", torch_classifier(before), torch_classifier(wrong), embedded_sample(SMALL).images, 1e-10)
 
 
 @pytest.mark.slow
@@ -71,7 +72,7 @@ def test_the_graph_has_nothing_between_product_and_softmax(config: ModelConfig, 
     prepared_and_checked(proto)
     ranks = {value.name: len(value.type.tensor_type.shape.dim) for value in proto.graph.value_info}
     assert {ranks[node.input[0]] for node in proto.graph.node if node.op_type == "Softmax"} == {4}
-    images = proof_images(config)
+    images = embedded_sample(config).images
     found = onnx_classifier(proto.SerializeToString())(images)
     assert np.allclose(found, torch_classifier(Served(served.model, served.scale_folded))(images), atol=1e-4)
 

@@ -1,5 +1,4 @@
 import dataclasses
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -74,12 +73,6 @@ def test_wrong_engine_is_refused(graph: bytes, digits: Dataset, monkeypatch: pyt
     monkeypatch.setattr(openvino_engine, "openvino_classifier", wrong(openvino_classifier))
     with pytest.raises(AccuracyError, match=r"OpenVINO: expected a drop of at most 1\.0 points, found test accuracy 7"):
         check_accuracy(graph, few, 1.0, bfloat16=False)
-
-
-def test_missing_openvino_is_one_line(graph: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "openvino", None)  # as without the package
-    with pytest.raises(Unavailable, match="OpenVINO is not installed: pip install openvino"):
-        openvino_classifier(graph, bfloat16=False)
 
 
 def test_bfloat16_is_not_imitated(graph: bytes, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,3 @@
-import hashlib
-import json
 import sys
 from pathlib import Path
 
@@ -8,7 +6,6 @@ import pytest
 from export import pipeline
 from export.errors import PublishError, Unavailable
 from export.pipeline import ExportOptions, export_checkpoint, served_name
-from export.publishing.artifact import read_version
 from models.catalog import shipped
 
 TINY = shipped("vitbn-tiny")
@@ -24,23 +21,6 @@ def test_without_a_destination_nothing_is_written(tmp_path: Path, monkeypatch: p
     assert published.macs > published.steps[-1].macs > 0
     assert [proof.stages for proof in published.comparisons] == ["rewritten, float64", "ONNX, float32"]
     assert published.note is None
-
-
-@pytest.mark.slow
-def test_it_publishes_under_the_name_asked_for(tmp_path: Path) -> None:
-    published = export_checkpoint(TINY, ExportOptions(repository=tmp_path, name="tiny"))
-    assert published.path == tmp_path / "tiny" / "1"
-    assert read_version(published.path).data == published.onnx
-
-
-@pytest.mark.slow
-def test_output_comes_with_its_manifest(tmp_path: Path) -> None:
-    output = tmp_path / "tiny.onnx"
-    published = export_checkpoint(TINY, ExportOptions(output=output))
-    assert published.path == output
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["tiny.json", "tiny.npz", "tiny.onnx"]
-    manifest = json.loads((tmp_path / "tiny.json").read_text())
-    assert manifest["files"]["model.onnx"] == hashlib.sha256(published.onnx).hexdigest()
 
 
 @pytest.mark.parametrize("name", ["../../evil", "a/b", "", ".hidden", "a b"])

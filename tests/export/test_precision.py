@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from click.testing import CliRunner
+from commands import invoke
 from onnx import TensorProto, numpy_helper
 
 from export import precision
@@ -103,8 +103,8 @@ def test_the_command_writes_nothing_through_a_closed_gate(
     trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(precision, "to_fp16", damaged)
-    options = "--rewrites", "all", "--precision", "fp16", "--repository", str(tmp_path / "r")
-    result = CliRunner().invoke(command, ["--checkpoint", str(trained), *options])
+    options = "--rewrites", "all", "--precision", "fp16", "--repository", tmp_path / "r"
+    result = invoke(command, "--checkpoint", trained, *options)
     assert result.exit_code == 1
     assert result.output.splitlines()[-1].startswith("Error: fp16: expected a drop of at most 0.1 points")
     assert not list(tmp_path.iterdir())
@@ -121,8 +121,8 @@ def test_the_callers_level_of_logging_returns() -> None:
 
 def test_the_command_stores_both_accuracies(trained: Path, tmp_path: Path) -> None:
     output = tmp_path / "int8.onnx"
-    options = "--precision", "int8", "--max-accuracy-drop", "2", "--output", str(output)
-    result = CliRunner().invoke(command, ["--checkpoint", str(trained), *options])
+    options = "--precision", "int8", "--max-accuracy-drop", 2, "--output", output
+    result = invoke(command, "--checkpoint", trained, *options)
     assert result.exit_code == 0, result.output
     assert "Converted to int8: test accuracy" in result.output
     metadata = {entry.key: entry.value for entry in onnx.load(output).metadata_props}

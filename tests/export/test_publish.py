@@ -1,11 +1,7 @@
 import json
-import os
-import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import onnx
 import pytest
 from artifacts import ARTIFACT, artifact_of
 
@@ -85,14 +81,6 @@ def test_numbers_that_no_client_could_use_are_not_published(wrong: dict[str, Any
     assert versions(tmp_path / "vitbn") == [1]
 
 
-@pytest.mark.parametrize("field", ["checkpoint_sha256", "tolerance", "max_abs_error"])
-def test_a_manifest_without_what_is_read_later_is_not_published(field: str, tmp_path: Path) -> None:
-    about = {name: value for name, value in ARTIFACT.about.items() if name != field}
-    with pytest.raises(PublishError, match=rf"expected the manifest of an export, found KeyError\('{field}'\)"):
-        publish(tmp_path, "vitbn", replace(ARTIFACT, manifest=replace(ARTIFACT.manifest, about=about)))
-    assert not (tmp_path / "vitbn").exists()
-
-
 def test_labels_that_are_no_text_are_refused(tmp_path: Path) -> None:
     publish(tmp_path, "vitbn", ARTIFACT)
     (tmp_path / "vitbn/labels.txt").write_bytes(b"\xff")
@@ -133,15 +121,6 @@ def test_a_failed_write_leaves_nothing(
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
-def test_publishing_three_megabytes_takes_less_than_a_second(tmp_path: Path) -> None:
-    taken_s = []
-    for _ in range(5):
-        start = time.perf_counter()
-        publish(tmp_path, "vitbn", artifact_of(note=os.urandom(1_500_000).hex()))
-        taken_s.append(time.perf_counter() - start)
-    assert sorted(taken_s)[2] < 1
-
-
 def test_sweeping_leaves_what_is_anothers(tmp_path: Path) -> None:
     mine, another = tmp_path / ".publishing-a-12345678", tmp_path / ".publishing-a-b-12345678"
     for folder in (mine, another, tmp_path / "a" / "vitbn"):
@@ -159,9 +138,3 @@ def test_a_link_to_a_repository_is_staged_and_swept_beside_the_repository(tmp_pa
     with module._staging_beside(tmp_path / "links" / "a") as staging:
         assert staging.parent == left.parent
     assert sweep(tmp_path / "links" / "a") == [left]
-
-
-def test_a_published_graph_is_the_exported_one(repository: Path) -> None:
-    proto = onnx.load(repository / "vitbn" / "1" / "model.onnx")
-    onnx.checker.check_model(proto, full_check=True)
-    assert proto.graph.input[0].name == "image"

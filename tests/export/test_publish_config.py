@@ -9,10 +9,10 @@ from artifacts import ARTIFACT, artifact_of, engine
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
-from export.equivalence import embedded_sample
 from export.errors import PublishError
+from export.images import embedded_sample
 from export.publishing.publish import publish, read_config, serve, versions
-from export.publishing.triton_config import Serving
+from export.publishing.triton_config import Serving, new_config
 from models.config import ModelConfig
 
 
@@ -92,6 +92,12 @@ def test_several_instances_bound_the_queue(tmp_path: Path) -> None:
     assert policy == pb.ModelQueuePolicy(max_queue_size=16)
     assert len(config.instance_group) == 1
     assert (config.instance_group[0].count, config.parameters["intra_op_thread_count"].string_value) == (2, "1")
+
+
+@pytest.mark.parametrize("engine", ["onnxruntime", "tensorrt"])
+def test_one_instance_on_a_gpu_has_no_standby(engine: Any) -> None:
+    config = new_config("it", ARTIFACT.manifest, Serving(engine, instances=1, device="cuda"))
+    assert [group.count for group in config.instance_group] == [1]
 
 
 def test_what_the_operator_set_stays(tmp_path: Path) -> None:

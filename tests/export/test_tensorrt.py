@@ -4,20 +4,21 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 from artifacts import artifact_of
-from click.testing import CliRunner, Result
+from click.testing import Result
+from commands import invoke
 
 from export import to_tensorrt
 from export.engines import gpu
 from export.engines.gpu import find_gpu, require
-from export.engines.tensorrt_engine import Built, EngineOptions, compare_engine, in_parts
-from export.engines.tensorrt_graph import LayerTypesDiffer, check_layers
-from export.equivalence import Images, Logits, ShapesDiffer, ValuesDiffer
-from export.errors import PublishError, Unavailable
-from export.precision import in_precision
+from export.engines.tensorrt_engine import Built, EngineError, EngineOptions, check_layers, compare_engine, in_parts
+from export.equivalence import EquivalenceError, Images, Logits
+from export.errors import ExportError, PublishError, Unavailable
+from export.pipeline import export_engine
 from export.publishing.beside import write_beside
 from export.to_tensorrt import tensorrt
 from models.config import ModelConfig
@@ -38,13 +39,13 @@ def wrong(error: float, at_batch: int | None = None) -> Callable[[Images], Logit
     return lambda images: right(images) + np.float32(error if at_batch in (None, len(images)) else 0)
 
 
+def counting(sizes: list[int]) -> Callable[[Images], Logits]:
+    return lambda images: (sizes.append(len(images)), right(images))[1]
+
+
 def test_an_engine_is_compared_at_the_sizes_of_its_profile() -> None:
-    sizes = []
-
-    def engine(images: Images) -> Logits:
-        sizes.append(len(images))
-        return right(images)
-
+    sizes: list[int] = []
+    engine = counting(sizes)
     proof = compare_engine(right, engine, IMAGES, FP32)
     assert sizes == [1, 2, 7, 64, 300]
     assert "TensorRT, fp32: max |error|" in str(proof)
@@ -59,12 +60,12 @@ def test_an_engine_is_compared_at_the_sizes_of_its_profile() -> None:
     [(FP32, 3e-5 * LARGEST), (TF32, 0.02 * LARGEST), (FP16, 0.02 * LARGEST), (FP32, float("nan"))],
 )
 def test_a_wrong_engine_is_seen(options: EngineOptions, error: float) -> None:
-    with pytest.raises(ValuesDiffer, match=f"TensorRT, {options.precision}: expected an error of at most"):
+    with pytest.raises(EquivalenceError, match=f"TensorRT, {options.precision}: expected an error of at most"):
         compare_engine(right, wrong(error), IMAGES, options)
 
 
 def test_an_engine_that_is_wrong_at_its_largest_batch_alone() -> None:
-    with pytest.raises(ValuesDiffer, match="at batch 300"):
+    with pytest.raises(EquivalenceError, match="at batch 300"):
         compare_engine(right, wrong(0.1, at_batch=300), IMAGES, FP32)
 
 
@@ -76,18 +77,13 @@ def test_what_float16_cannot_tell_apart_is_left_out() -> None:
     images = IMAGES.copy()
     images[::2, 0, 0, 0], images[1::2, 0, 0, 0] = 255, 0
     assert compare_engine(two_classes(1.01), two_classes(0.99), images, FP16).max_abs_error == 0
-    with pytest.raises(ShapesDiffer, match="expected 1 images to compare, found 0"):
+    with pytest.raises(EquivalenceError, match="expected 1 images to compare, found 0"):
         compare_engine(two_classes(1.01), two_classes(0.99), images[1::2], FP16)
 
 
 def test_any_number_of_images_in_the_batches_of_a_profile() -> None:
-    sizes = []
-
-    def engine(images: Images) -> Logits:
-        sizes.append(len(images))
-        return right(images)
-
-    assert np.allclose(in_parts(engine, largest=24, smallest=20)(IMAGES), right(IMAGES), atol=1e-4)
+    sizes: list[int] = []
+    assert np.allclose(in_parts(counting(sizes), largest=24, smallest=20)(IMAGES), right(IMAGES), atol=1e-4)
     assert sizes == [24, 24, 20]
 
 
@@ -122,7 +118,7 @@ def test_engines_in_the_precision_asked_for(precision: str, given: str, counted:
     ],
 )
 def test_a_planted_layer_in_another_precision(precision: str, given: str, message: str) -> None:
-    with pytest.raises(LayerTypesDiffer, match=message):
+    with pytest.raises(EngineError, match=message):
         check_layers(given, precision)
 
 
@@ -138,48 +134,24 @@ def test_an_inspector_that_says_nothing_only_warns(
     assert ("layers: 7 in float16" in printed.out) != warned
 
 
-def _other_file(path: Path) -> None:
-    path.write_bytes(artifact_of(note="another").data)
-
-
-def _tell(path: Path, **fields: object) -> None:
-    beside = path.with_suffix(".json")
-    beside.write_text(json.dumps(json.loads(beside.read_text()) | fields))
-
-
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (lambda path: path.unlink(), "a.onnx: expected model.onnx, found No such file"),
-        (lambda path: path.with_suffix(".json").unlink(), "a.json: expected the manifest of an export, found FileNot"),
-        (_other_file, "a.onnx: expected the SHA-256 "),
-        (lambda path: _tell(path, model_config={"depth": 0}), "a.json: expected the manifest of an export, found "),
-        (lambda path: write_beside(path, artifact_of(file="model.plan")), "expected the manifest of an ONNX file, fou"),
-    ],
-    ids=["missing", "no manifest", "another's manifest", "no such model", "a plan"],
-)
-def test_files_that_no_engine_is_built_from(damage: Callable[[Path], None], message: str, tmp_path: Path) -> None:
-    path = tmp_path / "a.onnx"
-    write_beside(path, artifact_of())
-    assert to_tensorrt._source(path, "vitbn").config == ModelConfig()
-    damage(path)
-    with pytest.raises(PublishError, match=message):
-        to_tensorrt._source(path, "vitbn")
+def test_a_plan_is_no_source(tmp_path: Path) -> None:
+    for file, refused in (("model.onnx", False), ("model.plan", True)):
+        write_beside(tmp_path / "a.onnx", artifact_of(file=file))
+        with pytest.raises(PublishError, match="expected the manifest of an ONNX") if refused else nullcontext():
+            assert to_tensorrt._source(tmp_path / "a.onnx", "vitbn").config == ModelConfig()
 
 
 @pytest.mark.parametrize(
     ("found", "wanted", "usable"),
     [("int8", "fp16", "fp32 or fp16"), ("fp16", "fp32", "fp32"), ("int8", "fp32", "fp32")],
 )
-def test_precisions_that_do_not_lead_to_another(found: str, wanted: str, usable: str) -> None:
-    source = artifact_of(precision=found)
+def test_precisions_that_do_not_lead_to_another(found: str, wanted: Any, usable: str) -> None:
     with pytest.raises(PublishError, match=f"expected {usable} to build {wanted} from, found {found}"):
-        in_precision(source, wanted, lambda: pytest.fail("nothing is to be measured"))
-    assert in_precision(source, found, lambda: pytest.fail("nothing is to be measured")) is source
+        export_engine(artifact_of(precision=found), EngineOptions(wanted), gpu.Gpu("Stub GPU", "9.0"))
 
 
 def run(*arguments: object) -> Result:
-    return CliRunner().invoke(tensorrt, [str(argument) for argument in arguments])
+    return invoke(tensorrt, *arguments)
 
 
 @pytest.mark.parametrize(
@@ -240,7 +212,7 @@ def test_a_plan_for_the_servers_version(
 ) -> None:
     monkeypatch.setattr(gpu, "require", lambda: gpu.Gpu("Stub GPU", "9.0"))
     monkeypatch.setitem(sys.modules, "tensorrt", SimpleNamespace(__version__=here))
-    with pytest.raises(gpu.VersionMismatch, match=message) if message else nullcontext():
+    with pytest.raises(ExportError, match=message) if message else nullcontext():
         gpu.require_for_server(server, compatible)
 
 

@@ -5,18 +5,18 @@ from functools import cache
 import numpy as np
 import onnx
 import pytest
-import torch
 from onnx import TensorProto, helper, numpy_helper
+from random_networks import network
 from tensorrt_operators import check, prepared_and_checked
 
-from export.engines.tensorrt_graph import UnsupportedGraph, prepare
-from export.equivalence import onnx_classifier, proof_images
+from export.engines.tensorrt_engine import EngineError, prepare
+from export.equivalence import onnx_classifier
 from export.graph import Served, rewrite, to_onnx
+from export.images import embedded_sample
 from export.precision import to_fp16, to_int8
 from export.rewrites.pipeline import ALL, FUSE, Rewrite
 from models.config import MODEL_NAMES, ModelConfig
 from models.data import load_digits
-from models.registry import build, randomise_norms
 
 OF_TWO_BLOCKS = ModelConfig(depth=2)  # other tests export it too
 FAMILIES = ("vit", "vitbnffn", "vitbn", "cnn", "dnnbn")  # rewritten, the other folding networks equal vitbn
@@ -30,9 +30,7 @@ def exported(config: ModelConfig, rewrites: Sequence[Rewrite], opset: int = 20) 
 
 @cache
 def serialized(config: ModelConfig, rewrites: tuple[Rewrite, ...], opset: int) -> bytes:
-    torch.manual_seed(0)
-    model = build(config).eval()
-    randomise_norms(model)
+    model = network(config)
     served, _ = rewrite(model.double(), rewrites, ()) if rewrites else (Served(model, scale_folded=False), [])
     return to_onnx(served.float(), config, opset).SerializeToString()
 
@@ -48,7 +46,7 @@ def test_every_exported_graph_is_taken(model: str, rewrites: Sequence[Rewrite]) 
     prepared = prepared_and_checked(proto)
     assert [node.op_type for node in prepared.graph.node if "image" in node.input] == ["Cast"]
     expected, found = (onnx_classifier(graph.SerializeToString()) for graph in (proto, prepared))
-    images = proof_images(config)[:5]
+    images = embedded_sample(config).images[:5]
     assert np.array_equal(expected(images), found(images))
 
 
@@ -71,9 +69,7 @@ def test_and_in_float16(model: str) -> None:
 @pytest.mark.slow
 def test_int8_of_a_cpu_is_refused() -> None:
     lowered = to_int8(exported(ModelConfig(model="cnn"), ALL), load_digits().train_images)
-    with pytest.raises(
-        UnsupportedGraph, match=r"QuantizeLinear\): expected a type of .*_zero_point that .* found UINT8$"
-    ):
+    with pytest.raises(EngineError, match=r"QuantizeLinear\): expected a type of .*_zero_point that .* found UINT8$"):
         prepared_and_checked(lowered)
 
 
@@ -121,7 +117,7 @@ MEAN = helper.make_node("ReduceMean", ["x", "axes"], ["logits"], "mean")
     ids=["opset", "operator", "uint8 first reshaped", "axes"],
 )
 def test_what_is_refused(proto: onnx.ModelProto, message: str) -> None:
-    with pytest.raises(UnsupportedGraph, match=message):
+    with pytest.raises(EngineError, match=message):
         check(proto)
 
 
@@ -129,15 +125,15 @@ def test_a_shape_is_asked_of_the_cast_image_alone() -> None:
     shape = helper.make_node("Shape", ["image"], ["sides"], "ask")
     expand = helper.make_node("Expand", ["one", "sides"], ["logits"], "expand")
     proto = graph([shape, CAST, expand], one=np.ones((1, 1, 1, 1), np.float32))
-    with pytest.raises(UnsupportedGraph, match=r"node ask .*expected a type of image .*found UINT8"):
+    with pytest.raises(EngineError, match=r"node ask .*expected a type of image .*found UINT8"):
         check(proto)
     assert [node.name for node in prepare(proto).graph.node] == ["cast", "ask", "expand"]
 
 
 def test_a_graph_that_is_not_valid() -> None:
     proto = graph([helper.make_node("Add", ["missing", "image"], ["logits"], "sum")], image=TensorProto.FLOAT)
-    with pytest.raises(UnsupportedGraph, match="ONNX"):
+    with pytest.raises(EngineError, match="ONNX"):
         prepared_and_checked(proto)
     twice = [CAST, CAST, helper.make_node("Relu", ["x"], ["logits"], "relu")]
-    with pytest.raises(UnsupportedGraph, match=r"expected a valid graph, found .*single static assignment"):
+    with pytest.raises(EngineError, match=r"expected a valid graph, found .*single static assignment"):
         prepare(graph(twice))

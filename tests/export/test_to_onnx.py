@@ -5,7 +5,9 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
+from commands import invoke
+from random_networks import saved
 
 from clients.classifier import Classifier, Options
 from export.engines import openvino_engine
@@ -13,15 +15,13 @@ from export.engines.openvino_engine import has_bfloat16
 from export.publishing.publish import read_config
 from export.to_onnx import export
 from models.catalog import relative
-from models.checkpoint import save
 from models.config import ModelConfig
 from models.data import load_digits
-from models.registry import build, randomise_norms
 from serving.running import running_server
 
 
 def run(*arguments: object) -> Result:
-    return CliRunner().invoke(export, [str(argument) for argument in arguments])
+    return invoke(export, *arguments)
 
 
 def test_it_proves_and_publishes(trained: Path, tmp_path: Path) -> None:
@@ -60,9 +60,7 @@ def test_untrained_blocks_are_named(reference_dir: Path, tmp_path: Path) -> None
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["dnn", "dnnbn"])
 def test_networks_without_anything_to_rewrite_but_norms(model: str, tmp_path: Path) -> None:
-    network = build(ModelConfig(model=model)).eval()
-    randomise_norms(network)
-    save(tmp_path / "x.safetensors", network, network.config, {})
+    saved(tmp_path / "x.safetensors", ModelConfig(model=model))
     result = run("--rewrites", "all", "--checkpoint", tmp_path / "x.safetensors", "--output", tmp_path / "x.onnx")
     assert result.exit_code == 0, result.output
     assert f"Read {tmp_path / 'x.safetensors'}: {model}\n" in result.output

@@ -8,8 +8,8 @@ import pytest
 from artifacts import artifact_of
 from operating import error, ok, operate
 
-from export.equivalence import embedded_sample
 from export.errors import PublishError
+from export.images import embedded_sample
 from export.publishing.artifact import Artifact, read_version
 from export.publishing.promote import served
 from export.publishing.publish import publish, versions
@@ -72,6 +72,8 @@ CLASS_ALONE = {"logits": None}
         (_manifest(lambda manifest: manifest.update(test_accuracy="high")), "expected the manifest of an export"),
         (_manifest(lambda manifest: manifest.update(max_abs_error=float("nan"))), "ValueError('max_abs_error nan')"),
         (_manifest(lambda manifest: manifest.pop("tolerance")), "found KeyError('tolerance')"),
+        (_manifest(lambda manifest: manifest.pop("checkpoint_sha256")), "found KeyError('checkpoint_sha256')"),
+        (_manifest(lambda manifest: manifest["model_config"].update(depth=0)), "expected the manifest of an export"),
         (_manifest(lambda manifest: manifest.update(file=5)), "found TypeError('file 5')"),
         (_manifest(lambda manifest: manifest.update(checkpoint_sha256=5)), "found TypeError('checkpoint_sha256 5')"),
         (_manifest(lambda manifest: manifest.update(rewrites=[1])), "found TypeError('rewrites [1]')"),

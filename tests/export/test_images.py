@@ -5,9 +5,9 @@ import numpy as np
 import pooch
 import pytest
 from cifar_files import random_batches, write_binary
+from idx_files import write_idx
 
-from export.equivalence import embedded_sample, proof_images
-from export.own_data import own_dataset, own_sample
+from export.images import own_dataset, own_sample
 from models.config import ModelConfig
 from models.data import FASHION_MNIST_LABELS, DataError, load_digits
 from models.data.cifar import load_cifar10
@@ -16,11 +16,9 @@ FASHION = ModelConfig(labels=FASHION_MNIST_LABELS, preprocessing="photo")
 
 
 def write_idx_files(folder: Path, images: np.ndarray) -> Path:
-    head = b"\0\0\x08"
     for part in ("train", "t10k"):
-        sizes = b"".join(side.to_bytes(4, "big") for side in images.shape)
-        (folder / f"{part}-images-idx3-ubyte").write_bytes(head + b"\3" + sizes + images.tobytes())
-        (folder / f"{part}-labels-idx1-ubyte").write_bytes(head + b"\1" + sizes[:4] + bytes(len(images)))
+        write_idx(folder / f"{part}-images-idx3-ubyte", images)
+        write_idx(folder / f"{part}-labels-idx1-ubyte", np.zeros(len(images)))
     return folder
 
 
@@ -66,11 +64,3 @@ def test_other_images_or_classes_are_refused(tmp_path: Path) -> None:
     expected = r"fashion-mnist: expected images \(1, 28, 28\) of 10 classes, .* found \(1, 20, 20\) of 10"
     with pytest.raises(DataError, match=expected):
         own_dataset(FASHION, {"dataset": "fashion-mnist"}, write_idx_files(tmp_path, images))
-
-
-def test_the_embedded_sample_never_depends_on_what_is_at_hand() -> None:
-    """`verify` uses these images on every machine."""
-    for config in (FASHION, ModelConfig(channels=3)):
-        np.testing.assert_array_equal(proof_images(config), embedded_sample(config).images)
-    assert embedded_sample(FASHION).of == "digits"
-    assert embedded_sample(ModelConfig(channels=3)).of == "noise"

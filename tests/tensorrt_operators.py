@@ -7,7 +7,7 @@ import onnx
 from onnx import TensorProto, numpy_helper
 
 from benchmarks.measure.stub_tensorrt import element_types
-from export.engines.tensorrt_graph import UnsupportedGraph, prepare
+from export.engines.tensorrt_engine import EngineError, prepare
 
 OPSETS = range(9, 25)
 # Those of our exports.
@@ -28,7 +28,7 @@ def check(proto: onnx.ModelProto) -> None:
     """uint8 is taken only as the graph's input, at a Cast; axes and zero points only as constants, and these 0."""
     for opset in proto.opset_import:
         if opset.domain in ("", "ai.onnx") and opset.version not in OPSETS:
-            raise UnsupportedGraph(f"ONNX: expected opset {OPSETS[0]} to {OPSETS[-1]}, found {opset.version}")
+            raise EngineError(f"ONNX: expected opset {OPSETS[0]} to {OPSETS[-1]}, found {opset.version}")
     types, images = element_types(proto), {value.name for value in proto.graph.input}
     constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in proto.graph.initializer}
     for node in proto.graph.node:
@@ -46,7 +46,5 @@ def check(proto: onnx.ModelProto) -> None:
             raise _unsupported(node, "a zero point of 0", f"another in {node.input[2]}")
 
 
-def _unsupported(node: onnx.NodeProto, expected: str, found: str) -> UnsupportedGraph:
-    return UnsupportedGraph(
-        f"ONNX node {node.name or node.output[0]} ({node.op_type}): expected {expected}, found {found}"
-    )
+def _unsupported(node: onnx.NodeProto, expected: str, found: str) -> EngineError:
+    return EngineError(f"ONNX node {node.name or node.output[0]} ({node.op_type}): expected {expected}, found {found}")

@@ -8,11 +8,11 @@ from onnx import numpy_helper
 from onnx.reference import ReferenceEvaluator
 from tensorrt_operators import prepared_and_checked
 
-from export import typed
+from benchmarks.measure import typed
+from benchmarks.measure.typed import TYPED, for_tensorrt
 from export.equivalence import onnx_classifier
 from export.graph import rewrite, to_onnx
 from export.rewrites.pipeline import ALL
-from export.typed import TYPED, for_tensorrt
 from models.catalog import shipped
 from models.checkpoint import load
 from models.data import load_digits

@@ -126,11 +126,11 @@ def _classifiers(model: str, checkpoint: Checkpoint, data: Dataset) -> dict[str,
 def _lowered(checkpoint: Checkpoint, data: Dataset, precision: Any) -> Classifier:
     from benchmarks.measure.candidate import start
     from export.graph import export
-    from export.precision import Lowering, lower
+    from export.precision import lower
     from export.rewrites.pipeline import ALL
 
-    lowering = Lowering(precision, data, max_drop_points=100)  # no gate: the drop is the result
-    return start(lower(export(checkpoint, ALL).artifact, lowering)[0].data)
+    exported = export(checkpoint, ALL).artifact
+    return start(lower(exported, precision, data, max_drop_points=100)[0].data)  # no gate: the drop is the result
 
 
 def _in_openvino(optimized: Callable[[], bytes], bfloat16: bool) -> Classifier:

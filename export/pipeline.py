@@ -15,7 +15,7 @@ from export.engines.openvino_engine import check_accuracy, has_bfloat16, openvin
 from export.errors import ExportError, PublishError
 from export.graph import DEFAULT_OPSET, Exported, export
 from export.images import NamedImages, embedded_sample, own_dataset, own_sample
-from export.precision import AccuracyError, Lowering, lower
+from export.precision import AccuracyError, Lowered, lower
 from export.publishing.artifact import Artifact
 from export.publishing.beside import write_beside
 from export.publishing.publish import check_name, publish
@@ -102,7 +102,7 @@ def _asked_for(exported: Exported, dataset: Dataset | None, options: ExportOptio
     if options.precision == "tf32":  # the same file; config.pbtxt allows the rounding
         return replace(exported, artifact=exported.artifact.telling(precision="tf32")), serving
     if dataset and options.precision != "fp32":
-        exported = _lowered(exported, Lowering(options.precision, dataset, options.max_accuracy_drop))
+        exported = _lowered(exported, options.precision, dataset, options.max_accuracy_drop)
     if not dataset or engine != "openvino":
         return exported, serving
     measured = check_accuracy(exported.onnx, dataset, options.max_accuracy_drop, bfloat16)
@@ -110,15 +110,15 @@ def _asked_for(exported: Exported, dataset: Dataset | None, options: ExportOptio
     return replace(exported, artifact=artifact, in_engine=measured), serving
 
 
-def _lowered(exported: Exported, lowering: Lowering) -> Exported:
-    artifact, converted = lower(exported.artifact, lowering)
+def _lowered(exported: Exported, precision: Lowered, dataset: Dataset, max_drop_points: float) -> Exported:
+    artifact, converted = lower(exported.artifact, precision, dataset, max_drop_points)
     return replace(exported, artifact=artifact, converted=converted)
 
 
 def _best(float32: Exported, dataset: Dataset, options: ExportOptions) -> tuple[Exported, Serving]:
     int8: Exported | ExportError
     try:
-        int8 = _lowered(float32, Lowering("int8", dataset, options.max_accuracy_drop))
+        int8 = _lowered(float32, "int8", dataset, options.max_accuracy_drop)
     except AccuracyError as reason:
         int8 = reason
     files: dict[Numbers, bytes | ExportError] = {
@@ -151,7 +151,7 @@ def export_engine(source: Artifact, options: EngineOptions, gpu: Gpu, data_dir: 
         usable = "fp32" if wanted == "fp32" else f"fp32 or {wanted}"
         raise PublishError(f"ONNX: expected {usable} to build {wanted} from, found {held}")
     if held != wanted:
-        source, _ = lower(source, Lowering("fp16", dataset(True), ACCURACY_DROP))
+        source, _ = lower(source, "fp16", dataset(True), ACCURACY_DROP)
     try:
         images = dataset(False)
     except DataError:

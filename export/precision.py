@@ -29,6 +29,8 @@ TEST_BATCH = 256
 # In float16 exponentials and squares overflow or lose digits.
 KEPT_IN_FLOAT32 = ("Softmax", "LayerNormalization")
 
+Lowered = Literal["fp16", "int8"]
+
 
 class AccuracyError(ExportError):
     pass
@@ -57,28 +59,24 @@ class Accuracies:
         return f"test accuracy {ours:.2f} %{where} against {theirs:.2f} %{there}, {self.images} images"
 
 
-@dataclass(frozen=True)
-class Lowering:
-    precision: Literal["fp16", "int8"]
-    dataset: Dataset
-    max_drop_points: float
-
-
-def convert(proto: onnx.ModelProto, lowering: Lowering) -> tuple[onnx.ModelProto, Accuracies]:
-    """Raises AccuracyError above `max_drop_points`."""
-    dataset = lowering.dataset
-    lowered = to_fp16(proto) if lowering.precision == "fp16" else to_int8(proto, dataset.train_images)
+def convert(
+    proto: onnx.ModelProto, precision: Lowered, dataset: Dataset, max_drop_points: float
+) -> tuple[onnx.ModelProto, Accuracies]:
+    """Raises AccuracyError above `max_drop_points`, in percentage points."""
+    lowered = to_fp16(proto) if precision == "fp16" else to_int8(proto, dataset.train_images)
     onnx.checker.check_model(lowered, full_check=True)
     before, after = (onnx_classifier(each.SerializeToString()) for each in (proto, lowered))
-    return lowered, _gate(lowering.precision, None, after, before, dataset, lowering.max_drop_points)
+    return lowered, _gate(precision, None, after, before, dataset, max_drop_points)
 
 
-def lower(source: Artifact, lowering: Lowering) -> tuple[Artifact, Accuracies]:
+def lower(
+    source: Artifact, precision: Lowered, dataset: Dataset, max_drop_points: float
+) -> tuple[Artifact, Accuracies]:
     """Of a float32 file. Raises AccuracyError as `convert`."""
     proto = onnx.load_from_string(source.data)
     del proto.metadata_props[:]  # of the float32 file
-    lowered, converted = convert(proto, lowering)
-    about = {**source.about, **converted.about(lowering.precision)}
+    lowered, converted = convert(proto, precision, dataset, max_drop_points)
+    about = {**source.about, **converted.about(precision)}
     image: Any = source.sample.inputs[INPUT_NAME]
     return onnx_artifact(lowered, source.config, image, about), converted
 

@@ -19,7 +19,7 @@ from export.equivalence import EquivalenceError, Images, Logits, compare, torch_
 from export.errors import Unavailable
 from export.graph import DEFAULT_OPSET, Served, rewrite, to_onnx
 from export.images import embedded_sample
-from export.precision import Lowering, convert, to_fp16
+from export.precision import convert, to_fp16
 from export.rewrites import pipeline
 from export.rewrites.errors import DoesNotApply
 from export.rewrites.fuse import fuse_attention
@@ -138,6 +138,6 @@ def _file(of: Reference, network: Served, precision: Precision, form: object, ty
     elif precision == "fp16-softmax":
         proto = to_fp16(proto, kept=("LayerNormalization",))
     elif precision == "fp16" or precision == "int8":
-        proto, _ = convert(proto, Lowering(precision, load_digits(), 100))
+        proto, _ = convert(proto, precision, load_digits(), 100)
     data: bytes = proto.SerializeToString()
     return data

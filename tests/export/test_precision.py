@@ -12,7 +12,7 @@ from export import precision
 from export.equivalence import onnx_classifier
 from export.graph import Exported
 from export.pipeline import ExportOptions, export_checkpoint
-from export.precision import AccuracyError, Lowering, accuracy, convert
+from export.precision import AccuracyError, accuracy, convert
 from export.to_onnx import export as command
 from models.checkpoint import load
 from models.data import Dataset, load_digits
@@ -38,7 +38,7 @@ def initializer_types(proto: onnx.ModelProto) -> Counter[int]:
 
 @pytest.mark.parametrize("kind", ["fp16", "int8"])
 def test_the_served_tensors_stay_and_the_accuracy_too(kind: str, float32: Exported, digits: Dataset) -> None:
-    proto, converted = convert(float32_proto(float32), Lowering(kind, digits, 1.0))
+    proto, converted = convert(float32_proto(float32), kind, digits, 1.0)
     assert proto.graph.input[0].type.tensor_type.elem_type == TensorProto.UINT8
     assert proto.graph.output[0].type.tensor_type.elem_type == TensorProto.FLOAT
     assert converted.images == len(digits.test_labels)
@@ -49,7 +49,7 @@ def test_the_served_tensors_stay_and_the_accuracy_too(kind: str, float32: Export
 
 
 def test_float16_keeps_softmax_in_float32(float32: Exported, digits: Dataset) -> None:
-    proto = convert(float32_proto(float32), Lowering("fp16", digits, 100))[0]
+    proto = convert(float32_proto(float32), "fp16", digits, 100)[0]
     types = initializer_types(proto)
     assert types[TensorProto.FLOAT16] > 5
     assert types[TensorProto.FLOAT] == 0
@@ -60,8 +60,7 @@ def test_float16_keeps_softmax_in_float32(float32: Exported, digits: Dataset) ->
 
 
 def test_int8_has_a_scale_for_each_channel_and_is_reproducible(float32: Exported, digits: Dataset) -> None:
-    lowering = Lowering("int8", digits, 100)
-    proto = convert(float32_proto(float32), lowering)[0]
+    proto = convert(float32_proto(float32), "int8", digits, 100)[0]
     assert initializer_types(proto)[TensorProto.INT8] > 5
     weights = {tensor.name for tensor in proto.graph.initializer if tensor.data_type == TensorProto.INT8}
     tensors = {tensor.name: tensor for tensor in proto.graph.initializer}
@@ -70,7 +69,7 @@ def test_int8_has_a_scale_for_each_channel_and_is_reproducible(float32: Exported
     ]
     assert scales
     assert all(numpy_helper.to_array(tensors[name]).size > 1 for name in scales if tensors[name].dims)
-    assert proto.SerializeToString() == convert(float32_proto(float32), lowering)[0].SerializeToString()
+    assert proto.SerializeToString() == convert(float32_proto(float32), "int8", digits, 100)[0].SerializeToString()
 
 
 def test_products_of_two_activations_are_not_quantised(float32: Exported) -> None:
@@ -93,10 +92,10 @@ def test_a_conversion_that_costs_too_much_is_refused(
 ) -> None:
     monkeypatch.setattr(precision, "to_int8", damaged)
     with pytest.raises(AccuracyError, match=r"int8: expected a drop of at most 0.1 points, found test acc"):
-        convert(float32_proto(float32), Lowering("int8", digits, 0.1))
+        convert(float32_proto(float32), "int8", digits, 0.1)
     with pytest.raises(AccuracyError, match="int8: expected a drop of at most nan points"):
-        convert(float32_proto(float32), Lowering("int8", digits, float("nan")))
-    assert convert(float32_proto(float32), Lowering("int8", digits, 100))[1].accuracy < 0.5
+        convert(float32_proto(float32), "int8", digits, float("nan"))
+    assert convert(float32_proto(float32), "int8", digits, 100)[1].accuracy < 0.5
 
 
 def test_the_command_writes_nothing_through_a_closed_gate(

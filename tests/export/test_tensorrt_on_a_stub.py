@@ -16,7 +16,7 @@ from tritonclient.grpc import model_config_pb2 as pb
 
 from benchmarks.measure.stub_device import make_libraries
 from export.pipeline import ExportOptions, export_checkpoint
-from export.precision import Lowering, lower
+from export.precision import lower
 from export.publishing.beside import write_beside
 from models.catalog import shipped
 from models.data import load_digits
@@ -38,7 +38,7 @@ def onnx_files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     source = export_checkpoint(shipped("vitbn-tiny"), ExportOptions(rewrites="all")).artifact
     files = {precision: folder / f"{precision}.onnx" for precision in ("fp32", "fp16")}
     write_beside(files["fp32"], source)
-    write_beside(files["fp16"], lower(source, Lowering("fp16", load_digits(), 100))[0])
+    write_beside(files["fp16"], lower(source, "fp16", load_digits(), 100)[0])
     return files
 
 

@@ -155,6 +155,7 @@ def test_device_and_instances_are_served_as_asked_for(first: int | str, models: 
         (group,) = config.instance_group
         threads = config.parameters["intra_op_thread_count"].string_value
         assert (group.kind, group.count, threads) == (pb.ModelInstanceGroup.KIND_GPU, 2, "1")
+        assert config.HasField("dynamic_batching") == (first == "n"), "without batches Triton takes no queue"
 
 
 def test_the_largest_request_is_as_asked_for(file: Path, models: Path, tmp_path: Path) -> None:

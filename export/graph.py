@@ -1,4 +1,4 @@
-"""A network -> a proven ONNX graph: uint8 images in, float32 logits out."""
+"""A network -> an ONNX graph that was compared with it: uint8 images in, float32 logits out."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Converts an ONNX graph to float16 or int8, through an accuracy gate.
 
-In: a proven float32 graph and a labelled dataset. Out: the converted graph, still from uint8 to float32, and both test
+In: a float32 graph and a labelled dataset. Out: the converted graph, still from uint8 to float32, and both test
 accuracies; or AccuracyError.
 """
 
@@ -45,14 +45,6 @@ class Accuracies:
     images: int
     engine: str | None = None
 
-    def about(self, precision: str) -> dict[str, Any]:
-        """What the manifest of a file that was lowered to `precision` tells."""
-        return {
-            "precision": precision,
-            "test_accuracy": self.accuracy,
-            "float32_test_accuracy": self.reference,
-        }
-
     def __str__(self) -> str:
         ours, theirs = 100 * self.accuracy, 100 * self.reference
         where, there = (f" in {self.engine}", " in ONNX Runtime") if self.engine else ("", "")
@@ -76,9 +68,10 @@ def lower(
     proto = onnx.load_from_string(source.data)
     del proto.metadata_props[:]  # of the float32 file
     lowered, converted = convert(proto, precision, dataset, max_drop_points)
-    about = {**source.about, **converted.about(precision)}
+    accuracies = {"test_accuracy": converted.accuracy, "float32_test_accuracy": converted.reference}
     image: Any = source.sample.inputs[INPUT_NAME]
-    return onnx_artifact(lowered, source.config, image, about), converted
+    artifact = onnx_artifact(lowered, source.config, image, {**source.about, "precision": precision, **accuracies})
+    return artifact, converted
 
 
 def engine_accuracy(

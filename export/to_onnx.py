@@ -1,4 +1,4 @@
-"""Command line: checkpoint -> proven ONNX -> model repository."""
+"""Command line: checkpoint -> compared ONNX file -> model repository."""
 
 from __future__ import annotations
 

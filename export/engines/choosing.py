@@ -1,6 +1,6 @@
 """Chooses a network's engine, precision and sharing of the cores by measurement on this machine.
 
-In: the proven float32 file, its int8 form, a labelled dataset. Out: a `Choice`.
+In: the float32 file, its int8 form, a labelled dataset. Out: a `Choice`.
 """
 
 from __future__ import annotations

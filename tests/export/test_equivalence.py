@@ -16,11 +16,11 @@ def check(found: object, tolerance: float = 1e-4, images: np.ndarray = IMAGES) -
 
 
 def test_the_measured_error_and_the_tolerance_are_reported() -> None:
-    proof = check(lambda images: right(images) + np.float32(5e-5))
-    assert proof.max_abs_error == pytest.approx(5e-5, rel=0.1)
-    assert proof.images == 64, "batches of 1, 2, 7 and 64 take the same images"
-    assert "max |error| 5.0" in str(proof)
-    assert "tolerance 1.00e-04" in str(proof)
+    comparison = check(lambda images: right(images) + np.float32(5e-5))
+    assert comparison.max_abs_error == pytest.approx(5e-5, rel=0.1)
+    assert comparison.images == 64, "batches of 1, 2, 7 and 64 take the same images"
+    assert "max |error| 5.0" in str(comparison)
+    assert "tolerance 1.00e-04" in str(comparison)
 
 
 @pytest.mark.parametrize(

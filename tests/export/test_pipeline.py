@@ -19,7 +19,7 @@ def test_without_a_destination_nothing_is_written(tmp_path: Path, monkeypatch: p
     assert list(tmp_path.iterdir()) == []
     assert published.artifact.data == published.onnx
     assert published.macs > published.steps[-1].macs > 0
-    assert [proof.stages for proof in published.comparisons] == ["rewritten, float64", "ONNX, float32"]
+    assert [each.stages for each in published.comparisons] == ["rewritten, float64", "ONNX, float32"]
     assert published.note is None
 
 

@@ -46,10 +46,10 @@ def counting(sizes: list[int]) -> Callable[[Images], Logits]:
 def test_an_engine_is_compared_at_the_sizes_of_its_profile() -> None:
     sizes: list[int] = []
     engine = counting(sizes)
-    proof = compare_engine(right, engine, IMAGES, FP32)
+    comparison = compare_engine(right, engine, IMAGES, FP32)
     assert sizes == [1, 2, 7, 64, 300]
-    assert "TensorRT, fp32: max |error|" in str(proof)
-    assert np.isclose(proof.tolerance, 2e-5 * LARGEST)
+    assert "TensorRT, fp32: max |error|" in str(comparison)
+    assert np.isclose(comparison.tolerance, 2e-5 * LARGEST)
     sizes.clear()
     compare_engine(right, engine, IMAGES, EngineOptions("fp32", min_batch=4, opt_batch=8, max_batch=16))
     assert sizes == [4, 7, 8, 16]
@@ -127,8 +127,8 @@ def test_an_inspector_that_says_nothing_only_warns(
     counted: dict[str, int], warned: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     facts = {"build_s": 1.0, "tensorrt": "11.4.0", "layer_types": counted}
-    proof = compare_engine(right, right, IMAGES, FP32)
-    to_tensorrt._print(Built(artifact_of(file="model.plan", engine=facts), proof), False)
+    comparison = compare_engine(right, right, IMAGES, FP32)
+    to_tensorrt._print(Built(artifact_of(file="model.plan", engine=facts), comparison), False)
     printed = capsys.readouterr()
     assert ("the precision is not verified" in printed.err) == warned
     assert ("layers: 7 in float16" in printed.out) != warned

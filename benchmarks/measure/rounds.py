@@ -182,6 +182,7 @@ def _row(cell: Cell, durations: Durations, batch: int, limits: Limits) -> dict[s
         "threads": candidate.threads,
         "device": candidate.device,
         "rounds": len(durations.samples_ns),
+        "slower_rounds": durations.slower_rounds,
         "calls": len(durations.calls_ns or durations.samples_ns),
         **durations.percentiles(50, 90, 99),
         "device_p50_ms": float(np.median(cell.calls.device_ms)) if cell.calls.device_ms else None,

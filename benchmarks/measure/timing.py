@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from types import MappingProxyType
 
@@ -20,6 +20,7 @@ QUICK_NS = 200_000_000
 RESAMPLES = 1000
 STABLE_ROUNDS = 7  # an interval from fewer rounds says little
 STABLE_WIDTH = 0.1  # of the interval, relative to the ratio
+STATE_WIDTH = 1.15  # of a state's rounds; see in_quickest_state
 SETTLE_S = 0.02  # thread pools spin briefly after their work; that must not slow the next candidate
 
 ROUNDS_VARIABLE = "VITBN_BENCHMARK_ROUNDS"
@@ -28,10 +29,14 @@ ROUNDS_VARIABLE = "VITBN_BENCHMARK_ROUNDS"
 
 @dataclass(frozen=True)
 class Durations:
-    """`samples_ns`: a round each, for ratios. `calls_ns`: all calls, if a round has several."""
+    """`samples_ns`: a round each, for ratios. `calls_ns`: all calls, if a round has several.
+
+    `slower_rounds`: how many more were left out, because the machine was slower in them.
+    """
 
     samples_ns: tuple[int, ...]
     calls_ns: tuple[int, ...] = ()
+    slower_rounds: int = 0
 
     def percentile_ms(self, percent: float) -> float:
         """Of single calls."""
@@ -56,13 +61,14 @@ class Protocol:
     turn_s: float = 0.0
     accept: Callable[[], bool] = lambda: True
     ended: Callable[[bool], None] = lambda counts: None
+    one_state: bool = True
 
 
 # Single calls of 0.1 to 1 ms after a sleep: the median interval of six ratios was 0.07 and 0.16 wide after 75 and 139
 # rounds; of turns of 50 ms 0.03 and 0.04 after 7 and 15.
 ON_A_CPU = Protocol(turn_s=0.05)
 # A GPU's clock rises under load and falls in a sleep.
-ON_A_GPU = Protocol(settle_s=0.0, refill=False, load_s=2.0, turn_s=0.1)
+ON_A_GPU = Protocol(settle_s=0.0, refill=False, load_s=2.0, turn_s=0.1, one_state=False)
 MAX_REFUSED = 30  # rounds
 
 
@@ -110,6 +116,20 @@ def blocks(generator: np.random.Generator, rounds: int, resamples: int) -> NDArr
     starts = generator.integers(rounds, size=(resamples, -(-rounds // block)))
     places: NDArray[np.int64] = (starts[..., None] + np.arange(block)) % rounds
     return places.reshape(resamples, -1)[:, :rounds]
+
+
+def in_quickest_state(samples_ns: Sequence[Sequence[int]]) -> list[int]:
+    """Places of the rounds in the quickest state that the machine kept for a third of them and for STABLE_ROUNDS.
+
+    `samples_ns`: of each candidate, a round each. Two cores may work as one for seconds to minutes: of 21 rounds of 76
+    candidates nine took 1.3 times as long as the others in the median, PyTorch 1.3 times and quick graphs 1.9 times, so
+    rounds of both states had no common ratio. Within a state the median candidate differs by 3 %.
+    """
+    taken_ns = np.asarray(samples_ns, np.float64)
+    levels = np.median(taken_ns / np.median(taken_ns, axis=1, keepdims=True), axis=0)
+    kept = min(len(levels), max(STABLE_ROUNDS, len(levels) // 3))
+    counted: list[int] = np.flatnonzero(levels <= STATE_WIDTH * np.sort(levels)[kept - 1]).tolist()
+    return counted
 
 
 def is_stable(durations: Durations, baseline: Durations) -> bool:
@@ -174,15 +194,15 @@ def time_interleaved(
                 show(min(1.0, max((time.perf_counter() - start) / max(budget_s, least_s), rounds / max_rounds)))
                 if rounds >= next_question:
                     next_question = -(-rounds * 5 // 4)
-                    if enough(_finished(turns, rounds)):
+                    if enough(_finished(turns, rounds, protocol)):
                         break
         except KeyboardInterrupt as stop:
             if rounds:
-                raise Interrupted(_finished(turns, rounds)) from stop
+                raise Interrupted(_finished(turns, rounds, protocol)) from stop
             raise
     if not rounds:
         raise Slowed(f"{title}: expected rounds at full speed, found the device slowed down in all")
-    return _finished(turns, rounds)
+    return _finished(turns, rounds, protocol)
 
 
 def finished_rounds(measure: Callable[[], dict[str, Durations]], use: Callable[[dict[str, Durations]], object]) -> None:
@@ -214,8 +234,13 @@ def _limited(min_rounds: int) -> tuple[int, float]:
     return min(min_rounds, int(text)), int(text)
 
 
-def _finished(turns: Mapping[str, list[list[int]]], rounds: int) -> dict[str, Durations]:
-    return {name: _durations(taken[:rounds]) for name, taken in turns.items()}
+def _finished(turns: Mapping[str, list[list[int]]], rounds: int, protocol: Protocol) -> dict[str, Durations]:
+    every = {name: _durations(taken[:rounds]) for name, taken in turns.items()}
+    if not protocol.one_state or rounds <= STABLE_ROUNDS:
+        return every
+    counted = in_quickest_state([each.samples_ns for each in every.values()])
+    kept = {name: _durations([taken[place] for place in counted]) for name, taken in turns.items()}
+    return {name: replace(each, slower_rounds=rounds - len(counted)) for name, each in kept.items()}
 
 
 def _durations(turns: Sequence[Sequence[int]]) -> Durations:

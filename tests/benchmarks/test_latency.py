@@ -36,6 +36,7 @@ LIMITS = {
 }
 FIELDS = {
     *("model", "depth", "dim", "runtime", "label", "precision", "batch", "threads", "device", "rounds"),
+    "slower_rounds",
     *("calls", "stable", "p50_ms", "p90_ms", "p99_ms", "device_p50_ms", "images_per_s", "ratio_to_torch"),
     *("ratio_to_same_precision", "floor_by"),
     *(

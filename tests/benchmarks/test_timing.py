@@ -8,6 +8,7 @@ from benchmarks.measure.timing import (
     STABLE_ROUNDS,
     Durations,
     Protocol,
+    in_quickest_state,
     is_stable,
     ratio_with_interval,
     time_interleaved,
@@ -97,6 +98,49 @@ def test_rounds_end_when_they_are_enough_and_not_before() -> None:
     measured = time_interleaved({"a": lambda: None, "b": lambda: None}, 60, enough=enough)
     assert asked == [3, 4, 5, 7, 9]  # each time a quarter more
     assert [len(durations.samples_ns) for durations in measured.values()] == [9, 9]
+
+
+SLOW = np.array([1.3] * 5 + [1.0] * 12 + [1.3] * 4)
+
+
+def in_states(states: np.ndarray) -> list[Durations]:
+    """PyTorch, which takes as long as the state says, and two quick graphs, which lose more."""
+    return [
+        noisy(len(states), mean, seed, states**power, 0.01)
+        for seed, mean, power in ((0, 1e6, 1.0), (1, 3e5, 2.4), (2, 1.3e5, 2.4))
+    ]
+
+
+def test_rounds_in_which_the_machine_was_slower_do_not_count() -> None:
+    """As in a run of single images of November 2026, of which 58 of 76 rows were unstable."""
+    every = in_states(SLOW)
+    counted = in_quickest_state([each.samples_ns for each in every])
+    assert counted == list(range(5, 17))
+    plain, *quick = (Durations(tuple(np.take(each.samples_ns, counted).tolist())) for each in every)
+    assert not any(is_stable(each, every[0]) for each in every[1:]), "rounds of both states"
+    assert all(is_stable(each, plain) for each in quick)
+
+
+@pytest.mark.parametrize(
+    ("states", "counted"),
+    [
+        ([1.3] * 20, 20),
+        ([1.3] * 14 + [1] * 7, 7),
+        ([1.3] * 10 + [1] * 6, 16),  # the quicker state has no seven rounds
+        ([1.3] * 30 + [1] * 9, 39),  # and here no third of them
+        ([1, 1.03, 1.06] * 5, 15),
+    ],
+)
+def test_a_state_lasts_a_third_of_the_rounds_and_seven(states: list[float], counted: int) -> None:
+    assert len(in_quickest_state([each.samples_ns for each in in_states(np.array(states))])) == counted
+
+
+def test_a_result_says_how_many_slower_rounds_it_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = iter([10**6, *(int(1e6 * state) for state in SLOW)])  # one of warm-up
+    monkeypatch.setattr("benchmarks.measure.timing._time_ns", lambda run: next(taken))
+    protocol = Protocol(settle_s=0.0, refill=False)
+    measured = time_interleaved({"it": lambda: None}, 0.0, min_rounds=len(SLOW), protocol=protocol)["it"]
+    assert (measured.samples_ns, measured.slower_rounds) == ((10**6,) * 12, 9)
 
 
 def test_without_contestants_there_are_no_rounds() -> None:

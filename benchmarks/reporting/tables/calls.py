@@ -36,6 +36,8 @@ def batch_table(rows: Sequence[Row], with_dim: bool = False) -> str:
     where = f"one call, threads: {first['threads']}, device: {first['device']}"
     dim = f"dim {first['dim']}, " if with_dim else ""
     title = f"{dim}batch {first['batch']}, {where}, {first['rounds']} interleaved rounds"
+    if slower := first.get("slower_rounds"):
+        title += f", {slower} more left out: the machine was slower"
     return f"{title}\n{Table(_calls(rows), 2).plain}"
 
 

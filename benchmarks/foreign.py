@@ -85,11 +85,11 @@ def _times(
     calls, left_out = candidates(files, lambda outputs: picked(names, outputs, reads)[0], feeds)
     measured = time_interleaved(calls, seconds, f"{name}, batch {batch}")
     rows = []
-    for contestant, durations in measured.items():
-        base = BASES.get(contestant)
+    for candidate, durations in measured.items():
+        base = BASES.get(candidate)
         ratio = vars(ratio_with_interval(measured[base], durations)) if base in measured else None
         times = {**durations.percentiles(50, 90, 99), "samples_ns": durations.samples_ns}
-        rows.append({"contestant": contestant, **times, "base": base, "times_as_fast": ratio})
+        rows.append({"candidate": candidate, **times, "base": base, "times_as_fast": ratio})
     return {"batch": batch, "rows": rows, "left_out": left_out}
 
 
@@ -101,8 +101,8 @@ def flat(network: dict[str, Any]) -> Iterator[dict[str, Any]]:
     for times in network.get("times", ()):
         for row in times["rows"]:
             yield about | {"batch": times["batch"]} | row
-        for contestant, reason in times["left_out"].items():
-            yield about | {"batch": times["batch"], "contestant": contestant, "reason": reason}
+        for candidate, reason in times["left_out"].items():
+            yield about | {"batch": times["batch"], "candidate": candidate, "reason": reason}
 
 
 def _norms(path: Path) -> int:

@@ -128,7 +128,7 @@ def _compare(
     record: Record,
 ) -> bool:
     """Whether an answer was wrong."""
-    from benchmarks.measure.cells import Missing, build_all
+    from benchmarks.measure.called import Missing, build_all
     from benchmarks.measure.devices import free
     from benchmarks.measure.roofline import limits
     from benchmarks.measure.rounds import finish, measure

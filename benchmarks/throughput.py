@@ -19,7 +19,7 @@ from benchmarks.measure.workload import Workload
 from models.catalog import SHIPPED, NameChoice
 
 if TYPE_CHECKING:
-    from benchmarks.load.rounds import Cell
+    from benchmarks.load.cells import Cell
     from benchmarks.measure.engines import Device
 
 IN_FLIGHT = (1, 2, 8)
@@ -119,8 +119,8 @@ def throughput(
 
     --engine and --precision apply to both. The output names what this machine cannot run.
     """
+    from benchmarks.load.cells import run
     from benchmarks.load.published import device_of_server
-    from benchmarks.load.rounds import run
     from benchmarks.measure.run import recording
     from benchmarks.reporting.tables import show
     from serving.running import ServerFailed

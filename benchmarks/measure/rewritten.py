@@ -57,7 +57,7 @@ def measure(depth: int, count: int, seconds: float, add: Callable[[list[Row]], N
         candidate, program, macs = _built(each, form)
         one_call, quickest = Workload(count, micro_batch=count), best_workload(program, candidate, images[:SEARCHED])
         for kind, way in ((ONE_CALL, one_call), (BEST, quickest)):
-            row = {"name": f"{model}, {form}, {kind}", "model": model, "contestant": form, "kind": kind}
+            row = {"name": f"{model}, {form}, {kind}", "model": model, "candidate": form, "kind": kind}
             runs[row["name"]] = runner(program, candidate, way, images)
             rows.append(row | {"way": str(way), "macs": macs, "flops": 2 * macs * count})
     finished_rounds(

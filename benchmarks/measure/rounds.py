@@ -10,7 +10,7 @@ from typing import Any
 import click
 import numpy as np
 
-from benchmarks.measure.cells import Built, Cell, Missing, first_calls
+from benchmarks.measure.called import Built, Called, Missing, first_calls
 from benchmarks.measure.devices import free, gpu_uuid
 from benchmarks.measure.engines import BASELINE, ENGINES
 from benchmarks.measure.floors import floor, gemm_gflops_per_s
@@ -53,8 +53,8 @@ def measure(
     A candidate that fails goes to `missing`, and the others begin again. All go there if the device slows itself down
     in every round.
     """
-    cells = {str(i): each for i, each in enumerate(first_calls(built, workload, title, missing, memory))}
-    rounds = Rounds(cells, workload, seconds, limits, title, missing)
+    called = {str(i): each for i, each in enumerate(first_calls(built, workload, title, missing, memory))}
+    rounds = Rounds(called, workload, seconds, limits, title, missing)
     finished_rounds(rounds.timed, lambda measured: add(rounds.rows(measured)))
 
 
@@ -65,38 +65,44 @@ def finish(record: Record, rows: Sequence[Row], missing: Missing) -> None:
 
 
 class Rounds:
-    """All cells on one device."""
+    """Of candidates on one device."""
 
     def __init__(
-        self, cells: dict[str, Cell], workload: Workload, seconds: float, limits: Limits, title: str, missing: Missing
+        self,
+        called: dict[str, Called],
+        workload: Workload,
+        seconds: float,
+        limits: Limits,
+        title: str,
+        missing: Missing,
     ) -> None:
-        self._cells, self._workload, self._seconds, self._limits = cells, workload, seconds, limits
+        self._called, self._workload, self._seconds, self._limits = called, workload, seconds, limits
         self._title, self._missing = title, missing
-        self._on_a_gpu = any(each.built.candidate.device == "cuda" for each in cells.values())
+        self._on_a_gpu = any(each.built.candidate.device == "cuda" for each in called.values())
         self._watch = monitor(gpu_uuid()) if self._on_a_gpu else None
         self._protocol = replace(ON_A_GPU if self._on_a_gpu else ON_A_CPU, ended=self._end_round)
         if self._watch:
             self._protocol = replace(self._protocol, accept=self._watch.undisturbed)
 
     def timed(self) -> dict[str, Durations]:
-        while self._cells:
+        while self._called:
             try:
                 return self._interleaved()
             except _Failed as failed:
-                self._missing.add(self._cells.pop(failed.name).built.candidate, failed.reason)
+                self._missing.add(self._called.pop(failed.name).built.candidate, failed.reason)
                 self._forget()
                 free()
             except Slowed as reason:
-                for each in self._cells.values():
+                for each in self._called.values():
                     self._missing.add(each.built.candidate, reason)
-                self._cells.clear()
+                self._called.clear()
         return {}
 
     def rows(self, measured: Mapping[str, Durations]) -> list[Row]:
         compared: list[Row] = []
-        for name, cell in self._cells.items():
+        for name, called in self._called.items():
             row: dict[str, Any] = {"stable": self._stable(measured, name)}
-            own = cell.built.candidate.precision.removesuffix("-softmax")
+            own = called.built.candidate.precision.removesuffix("-softmax")
             for key, precision in (("ratio_to_torch", "fp32"), ("ratio_to_same_precision", own)):
                 base = self._baseline(name, precision)
                 row[key] = asdict(ratio_with_interval(measured[base], measured[name])) if base else None
@@ -105,13 +111,13 @@ class Rounds:
             for key, suffix in COPIES.items():
                 if copies := measured.get(f"{name}{suffix}"):
                     row[key] = copies.percentile_ms(50)
-            compared.append(_row(cell, measured[name], self._workload.batch, self._limits) | row)
+            compared.append(_row(called, measured[name], self._workload.batch, self._limits) | row)
         return compared
 
     def _interleaved(self) -> dict[str, Durations]:
-        runs = {name: partial(_call, name, each.calls) for name, each in self._cells.items()}
+        runs = {name: partial(_call, name, each.calls) for name, each in self._called.items()}
         if self._on_a_gpu:
-            for name, each in self._cells.items():
+            for name, each in self._called.items():
                 for suffix, call in zip(COPIES.values(), (each.calls.with_copies, each.calls.overlapped), strict=True):
                     runs[f"{name}{suffix}"] = partial(_call, name, call)
         return time_interleaved(
@@ -119,28 +125,28 @@ class Rounds:
             self._seconds,
             self._title,
             MIN_ROUNDS_ON_A_GPU if self._on_a_gpu else MIN_ROUNDS,
-            enough=lambda so_far: all(self._stable(so_far, name) for name in self._cells),
-            warm_up_ns={name: each.warm_ns for name, each in self._cells.items() if each.warm_ns},
+            enough=lambda so_far: all(self._stable(so_far, name) for name in self._called),
+            warm_up_ns={name: each.warm_ns for name, each in self._called.items() if each.warm_ns},
             protocol=self._protocol,
         )
 
     def _baseline(self, name: str, precision: str = "fp32") -> str | None:
         """PyTorch eager of the same network."""
-        network = _network(self._cells[name])
-        same = (i for i, each in self._cells.items() if _network(each) == network)
-        forms = {i: self._cells[i].built.candidate for i in same}
+        network = _network(self._called[name])
+        same = (i for i, each in self._called.items() if _network(each) == network)
+        forms = {i: self._called[i].built.candidate for i in same}
         return next((i for i, each in forms.items() if (each.runtime, each.precision) == (BASELINE, precision)), None)
 
     def _stable(self, measured: Mapping[str, Durations], name: str) -> bool:
         return is_stable(measured[name], measured[self._baseline(name) or name])
 
     def _end_round(self, counts: bool) -> None:
-        for each in self._cells.values():
+        for each in self._called.values():
             each.calls.end_round(counts)
 
     def _forget(self) -> None:
         """The readings of an aborted attempt."""
-        for each in self._cells.values():
+        for each in self._called.values():
             each.calls.forget()
         if self._watch:
             self._watch.readings.clear()
@@ -152,8 +158,8 @@ class _Failed(Exception):
         self.name, self.reason = name, reason
 
 
-def _network(cell: Cell) -> tuple[str, ModelConfig]:
-    return cell.built.candidate.model, cell.built.candidate.config
+def _network(called: Called) -> tuple[str, ModelConfig]:
+    return called.built.candidate.model, called.built.candidate.config
 
 
 def _call(name: str, call: Callable[[], object]) -> object:
@@ -163,9 +169,9 @@ def _call(name: str, call: Callable[[], object]) -> object:
         raise _Failed(name, reason) from reason
 
 
-def _row(cell: Cell, durations: Durations, batch: int, limits: Limits) -> dict[str, Any]:
+def _row(called: Called, durations: Durations, batch: int, limits: Limits) -> dict[str, Any]:
     """`bandwidth_share` counts weights, images and logits, each once. `fallback`: why the row is no CUDA graph."""
-    built, candidate = cell.built, cell.built.candidate
+    built, candidate = called.built, called.built.candidate
     config, p50_ms = candidate.config, durations.percentile_ms(50)
     gflops_per_s = 2 * built.work.macs * batch / p50_ms / 1e6
     graph = ENGINES[candidate.engine].graph
@@ -185,16 +191,16 @@ def _row(cell: Cell, durations: Durations, batch: int, limits: Limits) -> dict[s
         "slower_rounds": durations.slower_rounds,
         "calls": len(durations.calls_ns or durations.samples_ns),
         **durations.percentiles(50, 90, 99),
-        "device_p50_ms": float(np.median(cell.calls.device_ms)) if cell.calls.device_ms else None,
+        "device_p50_ms": float(np.median(called.calls.device_ms)) if called.calls.device_ms else None,
         "images_per_s": 1000 * batch / p50_ms,
-        "first_call_ms": cell.first_call_ns / 1e6,
+        "first_call_ms": called.first_call_ns / 1e6,
         "macs": built.work.macs,
         "floor_ms": floor_ms,
         "floor_by": floor_by,
         "gemm_share": gflops_per_s / gemm_gflops_per_s(candidate.precision, limits),
         "bandwidth_share": moved / p50_ms / 1e6 / limits["copy_gb_per_s"],
-        "peak_memory_mb": cell.peak_memory_mb,
-        "max_abs_error": cell.max_abs_error,
+        "peak_memory_mb": called.peak_memory_mb,
+        "max_abs_error": called.max_abs_error,
         "fallback": getattr(built.run, "fallback", None),
         "samples_ns": list(durations.samples_ns),
     }

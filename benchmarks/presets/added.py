@@ -92,13 +92,13 @@ def _measure(candidate: Candidate, batch: int, images: Images, seconds: float, s
         rows: list[dict[str, Any]] = []
         about = {name: getattr(candidate, name) for name in ("model", "engine", "precision")} | {"batch_size": batch}
         for count in (len(images), 1):
-            contestants = transports.calls(classifiers, partial(alone.logits, images[:count], batch), images[:count])
+            runs = transports.calls(classifiers, partial(alone.logits, images[:count], batch), images[:count])
 
             def add(measured: dict[str, Durations], count: int = count) -> None:
                 rows.extend(about | row for row in transports.rows(measured, count))
                 record.update(rows)
 
-            finished_rounds(partial(time_interleaved, contestants, seconds, f"{count} images a call"), add)
+            finished_rounds(partial(time_interleaved, runs, seconds, f"{count} images a call"), add)
         statistics_url = f"http://{server.http_url}/v2/models/{candidate.model}/stats"
         for name, samples in transports.client_part_ns(classifiers, statistics_url, images[:1]).items():
             row = next(row for row in rows if (row["transport"], row["images_a_call"]) == (name, 1))

@@ -71,7 +71,7 @@ def measure(decoder: Decoder, folder: Path, seconds: float, name: str) -> Iterat
         for make in sets:
             for kind, calls in make().items():
                 for row in _timed(calls, seconds, f"{name}, {kind}, threads: {threads}"):
-                    yield {"kind": kind, "threads": threads, "macs": macs[row["contestant"]], **row}
+                    yield {"kind": kind, "threads": threads, "macs": macs[row["candidate"]], **row}
             gc.collect()
 
 
@@ -79,14 +79,14 @@ def _timed(calls: Mapping[str, Call], seconds: float, title: str) -> Iterator[Ro
     from benchmarks.measure.timing import STABLE_ROUNDS, ratio_with_interval, time_interleaved
 
     measured = time_interleaved(calls, seconds, title, STABLE_ROUNDS)
-    for contestant, durations in measured.items():
+    for candidate, durations in measured.items():
         times = {**durations.percentiles(50, 90, 99), "samples_ns": durations.samples_ns}
         ratios = {
             other: vars(ratio_with_interval(measured[other], durations))
             for other in (PLAIN, PRUNED)
-            if other in measured and other != contestant
+            if other in measured and other != candidate
         }
-        yield {"contestant": contestant, **times, "ratios": ratios}
+        yield {"candidate": candidate, **times, "ratios": ratios}
 
 
 def multiplications(path: Path) -> int:

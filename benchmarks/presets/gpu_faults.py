@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from benchmarks.presets.gpu import Step
 
 # What the comparison would not be fair without.
-CONTESTANTS = {
+CANDIDATES = {
     "--model": ("vit", "vitbnffn", "vitbn", "cnn"),
     "--runtime": ("torch", "torch-sdpa", "torch-compile", "torch-cudagraphs"),
     "--precision": ("fp32", "fp16"),
@@ -32,18 +32,18 @@ NOT_ITS_OWN = ("the network has no", "is measured only in")  # reasons that no m
 
 def plan(planned: Sequence[Step], root: Path) -> Iterator[str]:
     """`root`: of the Makefile."""
-    yield from contestants(planned)
+    yield from candidates(planned)
     yield from environment(root)
     yield from percentiles()
     yield from one_difference()
 
 
-def contestants(planned: Sequence[Step]) -> Iterator[str]:
+def candidates(planned: Sequence[Step]) -> Iterator[str]:
     arguments = next((step.arguments for step in planned if step.name == "latency"), ())
-    for option, values in CONTESTANTS.items():
+    for option, values in CANDIDATES.items():
         for value in values:
             if (option, value) not in pairwise(arguments):
-                yield f"latency.py: expected {option} {value} among the contestants, found none"
+                yield f"latency.py: expected {option} {value} among the candidates, found none"
     for word, what in STEPS.items():
         if not any(word in step.arguments for step in planned):
             yield f"expected a step that measures {what} ({word}), found none"

@@ -79,7 +79,7 @@ def stub(folder: Path) -> None:
         "benchmarks.measure.roofline.SIDE": {"cpu": 64, "cuda": 64},
         "benchmarks.measure.roofline.STREAM_FLOATS": 1 << 10,
         "benchmarks.measure.in_onnx.build": partial(_build, build),
-        "benchmarks.load.rounds.run": _load,
+        "benchmarks.load.cells.run": _load,
         "benchmarks.load.by_perf_analyzer._run": _perf_analyzer,
         "benchmarks.presets.added._measure": lambda candidate, batch, *_: _load_of_one(candidate, batch),
         "benchmarks.presets.added.load_dataset": lambda *_: digits,
@@ -167,9 +167,9 @@ def _load_of_one(candidate: Candidate, batch: int) -> None:
 def _load(cells: Sequence[tuple[Candidate, Workload]], *_: object) -> Iterator[Any]:
     """Publishes, reads the configurations, classifies in process and checks the load generator's options."""
     from benchmarks.load import by_perf_analyzer, in_process
+    from benchmarks.load.cells import publish_all
     from benchmarks.load.figures import served_name
     from benchmarks.load.published import check
-    from benchmarks.load.rounds import publish_all
     from benchmarks.measure.candidate import start
     from benchmarks.measure.networks import example_images
     from benchmarks.measure.progress import one_line

@@ -17,7 +17,7 @@ from benchmarks.measure.workload import Workload
 from models.config import MODEL_NAMES, ModelConfig
 
 if TYPE_CHECKING:
-    from benchmarks.measure.cells import Missing
+    from benchmarks.measure.called import Missing
     from benchmarks.measure.rounds import Limits
     from benchmarks.measure.run import Row
 
@@ -73,7 +73,7 @@ def sweep(
     json_path: Path | None,
 ) -> None:
     """Time calls against batch size, depth and width."""
-    from benchmarks.measure.cells import Missing
+    from benchmarks.measure.called import Missing
     from benchmarks.measure.devices import choose
     from benchmarks.measure.roofline import limits
     from benchmarks.measure.rounds import finish
@@ -107,7 +107,7 @@ def _run(
     missing: Missing,
     add: Callable[[Axis, list[Row]], None],
 ) -> None:
-    from benchmarks.measure.cells import build_all
+    from benchmarks.measure.called import build_all
     from benchmarks.measure.rounds import measure
 
     share = seconds / (len(batches) + len(DEPTHS) + len(DIMS))

@@ -19,7 +19,7 @@ from benchmarks.reporting.tables.text import Table, cell
 
 # Fields that identify a row.
 KEYS = (
-    *("name", "network", "model", "contestant", "checkpoint", "runtime", "engine", "precision", "rewrites"),
+    *("name", "network", "model", "candidate", "checkpoint", "runtime", "engine", "precision", "rewrites"),
     *("transport", "protocol", "shared_memory", "axis"),
 )
 SIZES = (

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 Step = tuple[ModelName, str, str, float]
-"""Model, contestant of `rewrites.py`, label, strength of the colour."""
+"""Model, candidate of `rewrites.py`, label, strength of the colour."""
 
 STEPS: tuple[Step, ...] = (
     ("vitbn", EAGER, "PyTorch, eager", 0.25),
@@ -44,7 +44,7 @@ def worth(run: Run) -> bytes:
     figure, panels = row_of_panels(title, footnote, titles, "images a second", "", (4.6 * len(titles) + 1.2, 3.9))
     for axes, depth in zip(panels, depths, strict=True):
         best = [row for row in run.rows if row.get("kind") == BEST and row["at_depth"] == depth]
-        _bars(axes, {(row["model"], row["contestant"]): row["p50_ms"] for row in best}, images)
+        _bars(axes, {(row["model"], row["candidate"]): row["p50_ms"] for row in best}, images)
     panels[0].set_yticks(range(len(STEPS)), [label for *_, label, _ in STEPS])
     panels[0].invert_yaxis()
     return png(figure)
@@ -53,8 +53,8 @@ def worth(run: Run) -> bytes:
 def _bars(axes: Axes, best_ms: Mapping[tuple[str, str], float], images: int) -> None:
     from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
-    for height, (model, contestant, _, alpha) in enumerate(STEPS):
-        ms = best_ms[model, contestant]
+    for height, (model, candidate, _, alpha) in enumerate(STEPS):
+        ms = best_ms[model, candidate]
         images_per_s = 1000 * images / ms
         axes.barh(height, images_per_s, 0.7, color=STYLES[model][0], alpha=alpha)
         label = f"{number(best_ms['vitbn', PLAIN] / ms)} x"
@@ -82,7 +82,7 @@ def _label(row: Mapping[str, Any]) -> str:
 
 def foreign(run: Run) -> bytes:
     title, axis = "The ONNX rewrites on third-party networks", "times as fast as the plain file"
-    ours = [row for row in run.rows if row.get("contestant") == OURS and "samples_ns" in row]
+    ours = [row for row in run.rows if row.get("candidate") == OURS and "samples_ns" in row]
     titles = list(dict.fromkeys(row["title"] for row in ours))
     footnote = "One thread of ONNX Runtime, interleaved medians, 95 % bootstrap intervals."
     figure, (axes,) = row_of_panels(title, footnote, [""], axis, "", (8.0, 1.6 + 0.4 * len(titles)))

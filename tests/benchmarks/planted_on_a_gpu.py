@@ -107,7 +107,7 @@ if __name__ == "__main__":
         (folder / "copy").mkdir()
         gpu_rehearsal.stub(folder)
         found = {"none": gpu_rehearsal.faults([LATENCY, LOAD, REFIT], ROOT, folder)}
-        found["plan"] = list(gpu_faults.contestants(list(gpu.steps(folder))))
+        found["plan"] = list(gpu_faults.candidates(list(gpu.steps(folder))))
         for number, steps, root, defect in planted(folder / "copy"):
             in_onnx.engine_of.cache_clear()
             with defect:

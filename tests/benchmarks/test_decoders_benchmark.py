@@ -41,8 +41,8 @@ def test_every_decoder_is_prepared_once_and_timed(tmp_path: Path, monkeypatch: p
         own = [row for row in rows if row["network"] == name]
         reranker = name.startswith("qwen3")
         candidates = {PLAIN, OURS} if reranker else {PLAIN, OURS, PRUNED}
-        assert {row["contestant"] for row in own} == candidates
+        assert {row["candidate"] for row in own} == candidates
         assert {row["kind"] for row in own} == {"prefill", *([] if reranker else ["first token", "decoding"])}
-        macs = {row["contestant"]: row["macs"] for row in own}
+        macs = {row["candidate"]: row["macs"] for row in own}
         assert len(re.findall(rf"^\| {re.escape(small[name].title)} +\|", table, re.M)) == (1 if reranker else 3)
         assert macs[OURS] < macs.get(PRUNED, macs[PLAIN]) <= macs[PLAIN]

@@ -13,7 +13,7 @@ from benchmarks.measure.candidate import Candidate
 from benchmarks.measure.engines import RUNTIMES
 from benchmarks.presets import gpu as module
 from benchmarks.presets.gpu import ROOT, Step, check, gpu, steps
-from benchmarks.presets.gpu_faults import contestants
+from benchmarks.presets.gpu_faults import candidates
 from export.engines.gpu import Gpu
 from export.engines.tensorrt_engine import EngineOptions
 from export.errors import Unavailable
@@ -97,9 +97,9 @@ def test_lower_precisions_new_weights_and_onnx_runtimes_other_ways_are_measured(
 
 
 def test_a_plan_that_leaves_out_what_was_asked_for_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert list(contestants(list(steps(Path("out"))))) == []
+    assert list(candidates(list(steps(Path("out"))))) == []
     monkeypatch.setattr(module, "WIDER", {})
-    assert [line.rpartition("(")[2] for line in contestants(list(steps(Path("out"))))] == [
+    assert [line.rpartition("(")[2] for line in candidates(list(steps(Path("out"))))] == [
         f"{word}), found none" for word in ("fp8", "tensorrt-refit", "onnx-cudagraph", "onnx-tensorrt")
     ]
 

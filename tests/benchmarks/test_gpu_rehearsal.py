@@ -10,10 +10,10 @@ import pytest
 
 SCRIPT = Path(__file__).with_name("planted_on_a_gpu.py")
 ROOT = SCRIPT.parents[2]
-SMALLER = ("among the contestants", "expected a step that measures")  # the tests rehearse two steps
+SMALLER = ("among the candidates", "expected a step that measures")  # the tests rehearse two steps
 DEFECTS = {
     "1": "make benchmarks-gpu: expected .venv-gpu/bin first on PATH",
-    "2": "latency.py: expected --model vit among the contestants",
+    "2": "latency.py: expected --model vit among the candidates",
     "3": "timing: expected p99 of all calls, 50 ms, found 1 ms",
     "4": "config.pbtxt: CUDA graph of batch 1: expected {'image': [1, 28, 28]} as input of graph_spec, found none",
     "5": "expected NVIDIA's perf_analyzer, found no such file",

@@ -12,9 +12,9 @@ from click.testing import CliRunner, Result
 
 from benchmarks.latency import latency
 from benchmarks.measure import devices, networks, rounds
+from benchmarks.measure.called import Missing
 from benchmarks.measure.calls import BUFFERS, Calls
 from benchmarks.measure.candidate import Candidate, candidates
-from benchmarks.measure.cells import Missing
 from benchmarks.measure.engines import COMPARED, DEFAULT_RUNTIMES, ENGINES, PRECISIONS, RUNTIMES
 from benchmarks.measure.in_torch import channels_last
 from benchmarks.measure.networks import reference

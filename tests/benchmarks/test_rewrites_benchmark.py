@@ -58,7 +58,7 @@ def test_the_names_of_the_forms() -> None:
 def test_best_is_one_call_where_that_is_quicker() -> None:
     names = [f"vitbn, {EAGER}, {kind}" for kind in (ONE_CALL, BEST)]
     rows = [
-        {"name": name, "model": "vitbn", "contestant": EAGER, "kind": kind, "way": kind, "flops": 1}
+        {"name": name, "model": "vitbn", "candidate": EAGER, "kind": kind, "way": kind, "flops": 1}
         for name, kind in zip(names, (ONE_CALL, BEST), strict=True)
     ]
     one_call, best = timed_rows(rows, {names[0]: Durations((1, 1, 1)), names[1]: Durations((2, 2, 2))})

@@ -16,7 +16,7 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
 from benchmarks import throughput
-from benchmarks.load import by_perf_analyzer, in_process, published, rounds
+from benchmarks.load import by_perf_analyzer, cells, in_process, published
 from benchmarks.load.figures import Failed, LeftOut, WrongAnswer
 from benchmarks.load.published import Published
 from benchmarks.load.saturation import saturation
@@ -156,23 +156,23 @@ FIGURES = {"images_per_s": 1.0, "p50_ms": 2.0}
 
 def test_turns_share_what_they_are_compared_with() -> None:
     loads = [Workload(1, 1), Workload(1, 8), Workload(1, rate=50)]
-    cells: list[rounds.Cell] = [
+    asked: list[cells.Cell] = [
         (VIT, replace(load, protocol=protocol)) for load in loads for protocol in ("http", "grpc")
     ]
-    assert rounds.turns(cells) == [(VIT, Workload(1, 1)), *cells]
+    assert cells.turns(asked) == [(VIT, Workload(1, 1)), *asked]
 
 
 def test_a_refused_load_is_left_out_with_its_reason() -> None:
-    order: list[rounds.Cell] = [(VIT, Workload(1, count, protocol="grpc")) for count in (1, 8)]
+    order: list[cells.Cell] = [(VIT, Workload(1, count, protocol="grpc")) for count in (1, 8)]
 
     def measure(candidate: Candidate, workload: Workload, seconds: float) -> dict[str, float]:
         if workload.in_flight == 8:
             raise LeftOut("the server refused requests: Exceeds maximum queue size")
         return FIGURES
 
-    *_, taken = rounds.take(measure, order, 1, 3)
+    *_, taken = cells.take(measure, order, 1, 3)
     assert taken[order[0]] == [FIGURES] * 3
-    measured, missing = rounds.rows(taken)
+    measured, missing = cells.rows(taken)
     assert (measured["in_flight"], measured["rounds_p50_ms"]) == (1, [2.0] * 3)
     assert (missing["in_flight"], missing["reason"]) == (8, "the server refused requests: Exceeds maximum queue size")
 
@@ -187,9 +187,9 @@ def test_what_fails_costs_its_own_figures_alone(capsys: pytest.CaptureFixture[st
             raise MemoryError("5 GB are too many\nand more lines")
         return FIGURES
 
-    order: list[rounds.Cell] = [(candidate, Workload(1, 1, protocol="grpc")) for candidate in (good, wrong, bad)]
-    *_, taken = rounds.take(measure, order, 1, 2, {order[1]: WrongAnswer("other logits")})
-    rows = rounds.rows(taken)
+    order: list[cells.Cell] = [(candidate, Workload(1, 1, protocol="grpc")) for candidate in (good, wrong, bad)]
+    *_, taken = cells.take(measure, order, 1, 2, {order[1]: WrongAnswer("other logits")})
+    rows = cells.rows(taken)
     assert [row.get("reason") for row in rows] == [None, "other logits", "MemoryError: 5 GB are too many"]
     assert [row.get("wrong_answer") for row in rows] == [None, True, None]
     assert len(calls) == 1
@@ -199,7 +199,7 @@ def test_what_fails_costs_its_own_figures_alone(capsys: pytest.CaptureFixture[st
 def test_nothing_is_left_to_measure() -> None:
     with pytest.raises(Failed, match="nothing was measured: other logits"):
         next(
-            rounds.take(lambda *cell: FIGURES, [(VIT, Workload(1))], 1, 2, {(VIT, Workload(1)): Failed("other logits")})
+            cells.take(lambda *cell: FIGURES, [(VIT, Workload(1))], 1, 2, {(VIT, Workload(1)): Failed("other logits")})
         )
 
 
@@ -209,27 +209,25 @@ def test_a_form_that_cannot_be_made_costs_itself_alone(tmp_path: Path, monkeypat
             raise DataError("mnist: expected its four idx files")
         return Published(b"", ModelConfig())
 
-    monkeypatch.setattr(rounds, "publish", make)
+    monkeypatch.setattr(cells, "publish", make)
     forms = [Candidate("vit", precision=precision, device="cuda") for precision in ("fp32", "fp16", "bf16")]
-    made, lost = rounds.publish_all([(form, Workload(1, rate=50, protocol="grpc")) for form in forms], tmp_path)
+    made, lost = cells.publish_all([(form, Workload(1, rate=50, protocol="grpc")) for form in forms], tmp_path)
     assert list(made) == forms[:1]
     assert [str(error) for error in lost.values()] == [
         "mnist: expected its four idx files",
         "ONNX Runtime on cuda is measured only in fp32, tf32, fp16",
     ]
     with pytest.raises(Failed, match="TensorRT needs another device than cpu"):
-        next(rounds.run([(Candidate("vit", "tensorrt"), Workload(1, 1, protocol="grpc"))], "asyncio", 1, 1))
+        next(cells.run([(Candidate("vit", "tensorrt"), Workload(1, 1, protocol="grpc"))], "asyncio", 1, 1))
 
 
 def test_candidates_that_differ_in_their_threads_share_an_export(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = []
-    monkeypatch.setattr(
-        rounds, "publish", lambda *arguments: made.append(arguments[2]) or Published(b"", ModelConfig())
-    )
+    monkeypatch.setattr(cells, "publish", lambda *arguments: made.append(arguments[2]) or Published(b"", ModelConfig()))
     sharings = [(1, 0), (2, 1)]
-    rounds.publish_all([(Candidate("vit", threads=t), Workload(1, 1, instances=n)) for n, t in sharings], tmp_path)
+    cells.publish_all([(Candidate("vit", threads=t), Workload(1, 1, instances=n)) for n, t in sharings], tmp_path)
     assert made == [{"vit-onnxruntime-fp32-1x0": (1, 0), "vit-onnxruntime-fp32-2x1": (2, 1)}]
 
 

@@ -143,7 +143,7 @@ def test_a_result_says_how_many_slower_rounds_it_left_out(monkeypatch: pytest.Mo
     assert (measured.samples_ns, measured.slower_rounds) == ((10**6,) * 12, 9)
 
 
-def test_without_contestants_there_are_no_rounds() -> None:
+def test_without_candidates_there_are_no_rounds() -> None:
     assert time_interleaved({}, 0.01, enough=lambda measured: pytest.fail("a round")) == {}
 
 

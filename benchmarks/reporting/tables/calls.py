@@ -126,7 +126,7 @@ def _is_baseline(row: Row) -> bool:
 
 def left_out(run: Run) -> str:
     """A line for each reason; empty if all was measured."""
-    columns = ("network", "contestant", "model", "runtime", "engine", "precision", "batch", "in_flight")
+    columns = ("network", "candidate", "model", "runtime", "engine", "precision", "batch", "in_flight")
     by_reason: dict[str, list[Row]] = {}
     for row in (row for row in run.rows if "reason" in row):
         by_reason.setdefault(row["reason"], []).append(row)

@@ -15,13 +15,13 @@ CHOICE = ("cnn", "vitbn-late-deep", "vitbn-late-64", "vitbn-wide")
 def rewrites(run: Run) -> Table:
     rows = []
     for best in (row for row in run.rows if row.get("kind") == BEST):
-        alike = {name: best[name] for name in ("at_depth", "model", "contestant")}
+        alike = {name: best[name] for name in ("at_depth", "model", "candidate")}
         once = find(run.rows, kind=ONE_CALL, **alike)
         ratios = {
             f"x {other}": cell(Ratio(**best["ratios"][other])) for other in (PLAIN, EAGER) if other in best["ratios"]
         }
         rows.append(
-            {"depth": str(best["at_depth"]), "model": best["model"], "contestant": best["contestant"]}
+            {"depth": str(best["at_depth"]), "model": best["model"], "candidate": best["candidate"]}
             | {"M MACs": f"{best['macs'] / 1e6:.2f}", "one call ms": f"{once['p50_ms']:,.1f}"}
             | {"best ms": f"{best['p50_ms']:,.1f}", "images/s": f"{1000 * best['images'] / best['p50_ms']:,.0f}"}
             | ratios
@@ -47,7 +47,7 @@ def pairs(run: Run) -> Table:
         cells = {"times as fast": name}
         for depth in dict.fromkeys(row["at_depth"] for row in run.rows):
             for kind in (BEST, ONE_CALL):
-                row, than = (find(run.rows, at_depth=depth, kind=kind, model=m, contestant=c) for m, c in both)
+                row, than = (find(run.rows, at_depth=depth, kind=kind, model=m, candidate=c) for m, c in both)
                 cells[f"depth {depth}, {kind}"] = cell(times_faster(row, than))
         rows.append(cells)
     return Table(rows)
@@ -59,7 +59,7 @@ def limit(run: Run) -> Table:
         at_depth = [row for row in run.rows if row["at_depth"] == depth]
         rate, product = max((row["gflops_per_s"], row["name"]) for row in at_depth if "model" not in row)
         for model in ("vitbn", "vit", "vitbnffn", "cnn"):
-            best = find(at_depth, kind=BEST, model=model, contestant=ALL)
+            best = find(at_depth, kind=BEST, model=model, candidate=ALL)
             rows.append(
                 {"depth": str(depth), "model": model, "GFLOP/s": f"{best['gflops_per_s']:,.0f}"}
                 | {"of a large product's rate %": percent(best["gflops_per_s"] / rate, 0), "product": product}
@@ -77,11 +77,11 @@ def worth(run: Run) -> Table:
         ("CNN (no depth)", "cnn", ALL),
     )
     rows = []
-    for title, model, contestant in lines:
+    for title, model, candidate in lines:
         cells = {"ms": title}
         for depth in (6, 1):
             for kind in (ONE_CALL, BEST):
-                row = find(run.rows, at_depth=depth, model=model, contestant=contestant, kind=kind)
+                row = find(run.rows, at_depth=depth, model=model, candidate=candidate, kind=kind)
                 cells[f"depth {depth}: {kind}"] = milliseconds(row["p50_ms"])
         rows.append(cells)
     return Table(rows)

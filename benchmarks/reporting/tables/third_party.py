@@ -25,8 +25,8 @@ def foreign(run: Run, intervals: bool = True) -> Table:
         cells = {"network": first["title"], "`--network`": f"`{name}`", "M MACs": f"{first['macs'] / 1e6:,.1f}"}
         cells |= {"rewritten": f"{left / 1e6:,.1f}", "saved %": percent(1 - left / first["macs"], 1)}
         cells["BatchNorms"] = f"{first['norms'][0]} to {first['norms'][1]}" if first["norms"][0] else "-"
-        for title, batch, contestant in SPEEDS:
-            row = next((r for r in own if (r["batch"], r["contestant"]) == (batch, contestant)), {})
+        for title, batch, candidate in SPEEDS:
+            row = next((r for r in own if (r["batch"], r["candidate"]) == (batch, candidate)), {})
             cells[f"{title}, {batch}"] = _ratio(row.get("times_as_fast"), intervals)
         rows.append(cells)
     return Table(rows, 2)
@@ -42,16 +42,16 @@ def decoders(run: Run, intervals: bool = True) -> Table:
     rows = []
     for name, kind in dict.fromkeys((row["network"], row["kind"]) for row in measured(run)):
         own = [row for row in measured(run) if (row["network"], row["kind"]) == (name, kind)]
-        plain = find(own, contestant=AS_EXPORTED)
-        left = find(own, contestant=OURS)["macs"]
+        plain = find(own, candidate=AS_EXPORTED)
+        left = find(own, candidate=OURS)["macs"]
         cells = {"network": plain["title"], "time of": kind, "M MACs": f"{plain['macs'] / 1e6:,.0f}"}
         cells |= {"rewritten": f"{left / 1e6:,.0f}"}
         for threads in dict.fromkeys(row["threads"] for row in own):
-            here = {row["contestant"]: row for row in own if row["threads"] == threads}
+            here = {row["candidate"]: row for row in own if row["threads"] == threads}
             cells[f"ms, {threads}"] = milliseconds(here[AS_EXPORTED]["p50_ms"])
-            for contestant in (OURS, PRUNED):
-                ratios = here.get(contestant, {}).get("ratios", {})
-                cells[f"x {contestant}, {threads}"] = _ratio(ratios.get(AS_EXPORTED), intervals)
+            for candidate in (OURS, PRUNED):
+                ratios = here.get(candidate, {}).get("ratios", {})
+                cells[f"x {candidate}, {threads}"] = _ratio(ratios.get(AS_EXPORTED), intervals)
         rows.append(cells)
     return Table(rows, 2)
 

@@ -1,4 +1,4 @@
-"""Workloads take turns, on the server and in process; a failure costs only its own figures.
+"""Cells take turns, on the server and in process; a failure costs only its own figures.
 
 In: cells, each a candidate under a workload. Out: the rows after each round.
 """

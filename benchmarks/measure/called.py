@@ -40,8 +40,8 @@ class Built:
 
 
 @dataclass(frozen=True)
-class Cell:
-    """A candidate and a workload. `warm_ns` is 0 if it needs another call before timing."""
+class Called:
+    """With a workload. `warm_ns` is 0 if it needs another call before timing."""
 
     built: Built
     calls: Calls
@@ -91,20 +91,20 @@ def build(candidate: Candidate, of: Reference, sizes: Sizes) -> Built:
 
 def first_calls(
     built: Sequence[Built], workload: Workload, title: str, missing: Missing, memory: bool = False
-) -> list[Cell]:
+) -> list[Called]:
     """`memory`: with the peak memory on the CPU, each in its own process."""
-    cells = []
+    called = []
     with count_bar(f"{title}: first calls", len(built), "candidates") as advance:
         for each in built:
             try:
-                cells.append(first_call(each, workload, memory))
+                called.append(first_call(each, workload, memory))
             except Exception as reason:  # as above
                 missing.add(each.candidate, reason)
             advance(1)
-    return cells
+    return called
 
 
-def first_call(built: Built, workload: Workload, memory: bool = False) -> Cell:
+def first_call(built: Built, workload: Workload, memory: bool = False) -> Called:
     """Includes compilation; checks the logits. Raises EquivalenceError.
 
     PyTorch eager on the CPU prepares nothing for a batch and gets at most `CHECKED` images.
@@ -126,7 +126,7 @@ def first_call(built: Built, workload: Workload, memory: bool = False) -> Cell:
         peak_mb = peak_memory_mb(partial(_classify_anew, built.program, candidate, built.sizes, images[:batch]))
     calls = Calls(built.run, images, batch, device)
     warm_ns = first_call_ns * batch // len(part) if prepares_nothing else 0
-    return Cell(built, calls, first_call_ns, warm_ns, error, peak_mb)
+    return Called(built, calls, first_call_ns, warm_ns, error, peak_mb)
 
 
 def _device_memory(device: Device) -> int | None:

@@ -177,8 +177,11 @@ SECONDS_conditions := 120
 # All that is measured on a GPU, in its own environment. DRY_RUN=1 needs no GPU: it prints the commands and
 # rehearses each on a stub device, in the environment of the CPU.
 benchmarks-gpu: $(if $(DRY_RUN),setup,setup-gpu) perf_analyzer
-	PATH="$(CURDIR)/$(if $(DRY_RUN),.venv,.venv-gpu)/bin:$$PATH" python benchmarks/latency.py --preset gpu \
-		$(if $(DRY_RUN),--dry-run)
+ifdef DRY_RUN
+	PYTHONPATH=tests python tests/benchmarks/gpu_dry_run.py
+else
+	PATH="$(CURDIR)/.venv-gpu/bin:$$PATH" python benchmarks/latency.py --preset gpu
+endif
 
 clean:
 	rm -rf .venv .venv-gpu .venv-clients .perf_analyzer .tensorrt checkpoints *.egg-info

@@ -5,8 +5,8 @@ Source: onnx-tensorrt, docs/operators.md of TensorRT 10.15; the operator pages o
 
 import onnx
 from onnx import TensorProto, numpy_helper
+from stub_tensorrt import element_types
 
-from benchmarks.measure.stub_tensorrt import element_types
 from export.engines.tensorrt_engine import EngineError, prepare
 
 OPSETS = range(9, 25)

@@ -18,6 +18,7 @@ import click
 from benchmarks.measure.engines import COMPARED
 
 ROOT = Path(__file__).parents[2]
+OUTPUT = Path("benchmarks/results/gpu")
 PACKAGES = ("torch", "onnx", "onnxruntime", "tensorrt", "polygraphy", "tritonclient.grpc", "matplotlib", "pooch")
 SERVED_MODELS = ("vitbn", "cnn")
 # PyTorch as its users run it, then rewritten, then the other engines.
@@ -86,14 +87,23 @@ def _each(option: str, *values: str) -> tuple[str, ...]:
 
 
 @click.command()
-@click.option("--dry-run", is_flag=True, help="Print every command and rehearse it on a stub device. Needs no GPU.")
-@click.option("--output", type=click.Path(file_okay=False, path_type=Path), default=Path("benchmarks/results/gpu"))
-def gpu(dry_run: bool, output: Path) -> None:
+@click.option("--output", type=click.Path(file_okay=False, path_type=Path), default=OUTPUT)
+def gpu(output: Path) -> None:
     """Check the machine, then measure latency, engines and the server on its GPU, and write the report."""
+    planned, missing = prepared(output)
+    if missing:
+        raise click.ClickException(f"expected a machine to measure on, found no {', '.join(missing)}")
+    output.mkdir(parents=True, exist_ok=True)
+    if failed := [step for step in planned if not _run(step)]:
+        raise click.ClickException(f"{len(failed)} of {len(planned)} commands failed; the others' results stand")
+
+
+def prepared(output: Path, fetch: bool = True) -> tuple[list[Step], list[str]]:
+    """The checked steps, and what this machine lacks for them. `fetch`: MNIST."""
     from export.engines.gpu import require_for_server
     from export.errors import ExportError
 
-    missing = [*_missing_packages(), *_missing_programs_and_images(fetch=not dry_run)]
+    missing = [*_missing_packages(), *_missing_programs_and_images(fetch)]
     try:
         ready = str(require_for_server())
     except ExportError as reason:
@@ -103,25 +113,7 @@ def gpu(dry_run: bool, output: Path) -> None:
     click.echo(f"{len(planned)} commands, at most {sum(step.minutes for step in planned):.0f} minutes")
     for step in planned:
         check(step)
-    if dry_run:
-        for step in planned:
-            click.echo(f"{step.minutes:4.0f} min  {shlex.join(step.words)}")
-        click.echo(f"Missing on this machine: {', '.join(missing) or 'nothing'}")
-        _rehearse(planned)
-        return
-    if missing:
-        raise click.ClickException(f"expected a machine to measure on, found no {', '.join(missing)}")
-    output.mkdir(parents=True, exist_ok=True)
-    if failed := [step for step in planned if not _run(step)]:
-        raise click.ClickException(f"{len(failed)} of {len(planned)} commands failed; the others' results stand")
-
-
-def _rehearse(planned: list[Step]) -> None:
-    from benchmarks.presets.gpu_rehearsal import rehearse
-
-    if faults := rehearse(planned, ROOT):
-        raise click.ClickException("\n".join([f"the rehearsal found {len(faults)} faults", *faults]))
-    click.echo("Rehearsed every command on a stub device: no fault. No figure was measured")
+    return planned, missing
 
 
 def check(step: Step) -> None:

@@ -11,10 +11,13 @@ from tempfile import TemporaryDirectory
 from typing import Any
 from unittest.mock import patch
 
+import gpu_dry_run
+import gpu_faults
+
 from benchmarks.load import by_perf_analyzer
 from benchmarks.measure import engines, in_onnx, rounds, timing
 from benchmarks.measure.timing import Durations
-from benchmarks.presets import gpu, gpu_faults, gpu_rehearsal
+from benchmarks.presets import gpu
 from benchmarks.presets.gpu import ROOT, Step
 from export.engines.tensorrt_engine import EngineOptions
 from export.publishing import publish
@@ -63,7 +66,7 @@ def cpu_makefile(folder: Path) -> Iterator[None]:
     for name in ("pyproject.toml", "constraints.txt", "constraints-gpu.txt"):
         shutil.copy(ROOT / name, folder)
     text = (ROOT / "Makefile").read_text()
-    (folder / "Makefile").write_text(text.replace("$(if $(DRY_RUN),.venv,.venv-gpu)/bin", ".venv/bin"))
+    (folder / "Makefile").write_text(text.replace(".venv-gpu/bin", ".venv/bin"))
     yield
 
 
@@ -72,7 +75,7 @@ def planted(folder: Path) -> Iterator[tuple[str, list[Step], Path, Any]]:
     backend = sys.modules["serving.backends.onnxruntime.model"]
     unfused = ("torch", "none")
     yield "1", [], folder, cpu_makefile(folder)
-    with patch.object(gpu, "COMPARED", ("vitbn", "cnn")), patch.object(gpu_rehearsal, "_rehearsed", lambda *_: ()):
+    with patch.object(gpu, "COMPARED", ("vitbn", "cnn")), patch.object(gpu_dry_run, "_rehearsed", lambda *_: ()):
         yield "2", list(gpu.steps(folder)), ROOT, nullcontext()
     yield "3", [], ROOT, patch.object(timing, "_durations", medians)
     yield "4", [LOAD], ROOT, patch.object(publish, "set_limits", bound(without_graph_dims, publish.set_limits))
@@ -105,11 +108,11 @@ if __name__ == "__main__":
     with TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "copy").mkdir()
-        gpu_rehearsal.stub(folder)
-        found = {"none": gpu_rehearsal.faults([LATENCY, LOAD, REFIT], ROOT, folder)}
+        gpu_dry_run.stub(folder)
+        found = {"none": gpu_dry_run.faults([LATENCY, LOAD, REFIT], ROOT, folder)}
         found["plan"] = list(gpu_faults.candidates(list(gpu.steps(folder))))
         for number, steps, root, defect in planted(folder / "copy"):
             in_onnx.engine_of.cache_clear()
             with defect:
-                found[number] = gpu_rehearsal.faults(steps, root, folder)
+                found[number] = gpu_dry_run.faults(steps, root, folder)
         Path(sys.argv[1]).write_text(json.dumps(found))

@@ -1,4 +1,3 @@
-import subprocess
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -6,14 +5,14 @@ from typing import Any
 import click
 import pytest
 from click.testing import CliRunner
+from gpu_dry_run import dry_run
+from gpu_faults import candidates
 
 from benchmarks.load.published import publish
 from benchmarks.measure import in_onnx
 from benchmarks.measure.candidate import Candidate
-from benchmarks.measure.engines import RUNTIMES
 from benchmarks.presets import gpu as module
-from benchmarks.presets.gpu import ROOT, Step, check, gpu, steps
-from benchmarks.presets.gpu_faults import candidates
+from benchmarks.presets.gpu import Step, check, gpu, steps
 from export.engines.gpu import Gpu
 from export.engines.tensorrt_engine import EngineOptions
 from export.errors import Unavailable
@@ -44,16 +43,16 @@ def test_a_dry_run_prints_and_checks_every_command(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr("serving.launcher.native_server", lambda path: None)
     monkeypatch.setattr("models.data.find_idx", no_images)
     monkeypatch.setattr(module, "PACKAGES", ("numpy", "no_such_package"))
-    monkeypatch.setattr("benchmarks.presets.gpu_rehearsal.rehearse", lambda planned, root: [])
-    output = tmp_path / "results"
-    result = CliRunner().invoke(gpu, ["--dry-run", "--output", str(output)])
+    monkeypatch.setattr("gpu_dry_run.rehearse", lambda planned: [])
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(dry_run)
     assert result.exit_code == 0, result.output
-    for step in steps(output):
+    for step in steps(module.OUTPUT):
         assert " ".join(step.words) in result.output
     assert "GPU: not ready: TensorRT: missing an NVIDIA GPU" in result.output
     missing = "no_such_package (No module named 'no_such_package'), native tritonserver (a release container has one), "
     assert f"Missing on this machine: {missing}MNIST (no folder), a GPU with TensorRT" in result.output
-    assert not output.exists()
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_server_is_measured_with_tensorrt_and_in_every_memory() -> None:
@@ -67,33 +66,6 @@ def test_the_server_is_measured_with_tensorrt_and_in_every_memory() -> None:
 
 def test_all_of_it_takes_an_hour_at_most() -> None:
     assert sum(step.minutes for step in steps(Path())) <= 60
-
-
-@pytest.mark.parametrize(("words", "folder"), [((), ".venv-gpu"), (("DRY_RUN=1",), ".venv")])
-def test_the_run_uses_the_packages_of_the_gpu_and_the_dry_run_those_of_the_cpu(
-    words: tuple[str, ...], folder: str
-) -> None:
-    planned = ["make", "--dry-run", "--always-make", "benchmarks-gpu", *words]
-    printed = subprocess.run(planned, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    (line,) = (line for line in printed.splitlines() if "latency.py --preset gpu" in line)
-    assert f"{ROOT}/{folder}/bin:" in line
-
-
-def test_networks_and_stock_pytorch_are_all_measured() -> None:
-    latency, published, *_ = (" ".join(step.words) for step in steps(Path("out")) if step.name == "latency")
-    assert "--model vit --model vitbnffn --model vitbn --model cnn" in latency
-    assert "--runtime torch --runtime torch-sdpa --runtime torch-compile --runtime torch-cudagraphs " in latency
-    assert "--published-configuration" in published
-
-
-def test_lower_precisions_new_weights_and_onnx_runtimes_other_ways_are_measured() -> None:
-    words = [" ".join(step.words) for step in steps(Path("out"))]
-    (others,) = (line for line in words if "out/others.json" in line)
-    for name in ("torch", "onnx-cudagraph", "onnx-tensorrt", "onnx-tensorrt-cudagraph", "tensorrt-refit"):
-        assert f"--runtime {name} " in others
-    (lower,) = (line for line in words if "out/precisions.json" in line)
-    assert "--runtime torch --runtime tensorrt " in lower
-    assert "--precision bf16 --precision int8 --precision fp8" in lower
 
 
 def test_a_plan_that_leaves_out_what_was_asked_for_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,17 +96,13 @@ def test_a_server_gets_no_engine_in_a_precision_that_export_does_not_check(preci
     assert not list(tmp_path.iterdir())
 
 
-def test_the_plain_and_the_folded_engine_differ_in_the_folding_alone() -> None:
-    assert (RUNTIMES["tensorrt-plain"], RUNTIMES["tensorrt-folded"]) == (("tensorrt", "none"), ("tensorrt", "folded"))
-
-
 def test_a_missing_load_generator_is_named_before_the_run(
     all_there: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("benchmarks.load.by_perf_analyzer.TOOL", tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr("benchmarks.presets.gpu_rehearsal.rehearse", lambda planned, root: ["a fault"])
-    result = CliRunner().invoke(gpu, ["--dry-run"])
+    monkeypatch.setattr("gpu_dry_run.rehearse", lambda planned: ["a fault"])
+    result = CliRunner().invoke(dry_run)
     assert result.exit_code == 1
     assert "Error: the rehearsal found 1 faults\na fault" in result.output
     assert "expected NVIDIA's perf_analyzer" in result.output

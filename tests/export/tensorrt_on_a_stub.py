@@ -9,9 +9,8 @@ import sys
 from pathlib import Path
 
 from click.testing import CliRunner
-
-from benchmarks.measure.stub_device import install
-from benchmarks.measure.stub_tensorrt import FAULT, KINDS, USED, Conformant
+from stub_device import install
+from stub_tensorrt import FAULT, KINDS, USED, Conformant
 
 BINDINGS_10 = Path(__file__).parents[2] / ".tensorrt"
 # Calls of earlier TensorRTs, and what 11 says of them.

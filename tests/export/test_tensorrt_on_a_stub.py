@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 from google.protobuf import text_format
+from stub_device import make_libraries
 from tensorrt_on_a_stub import ABSENT, BINDINGS_10
 from tritonclient.grpc import model_config_pb2 as pb
 
-from benchmarks.measure.stub_device import make_libraries
 from export.pipeline import ExportOptions, export_checkpoint
 from export.precision import lower
 from export.publishing.beside import write_beside
@@ -66,7 +66,7 @@ def ran(
         },
     }
     (folder / "cases.json").write_text(json.dumps(cases, default=str))
-    environment = os.environ | {"PYTHONPATH": str(SCRIPT.parents[2]), "OMP_NUM_THREADS": "1"}
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, SCRIPT.parents[1:3])), "OMP_NUM_THREADS": "1"}
     subprocess.run([sys.executable, SCRIPT, str(major), folder], env=environment, check=True)
     return major, folder, json.loads((folder / "found.json").read_text())
 

@@ -1,6 +1,7 @@
-"""The dry run of the GPU preset: every step with small calls on a stub device, and what a GPU's figures must not hide.
+"""`make benchmarks-gpu DRY_RUN=1`: prints each command of the GPU preset and runs it small on a stub device.
 
-In: the steps. Out: a line for each fault. It changes this process for good.
+Out: what is missing here, and a line for each fault that a GPU's figures must not hide. It changes this process for
+good.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -18,18 +20,16 @@ from functools import cache, partial
 from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import click
+from gpu_faults import configuration, engines, plan, rows
+from stub_device import install
+from stub_tensorrt import FAULT, USED
 
-from benchmarks.measure.stub_device import install
-from benchmarks.measure.stub_tensorrt import FAULT, USED
-from benchmarks.presets.gpu_faults import configuration, engines, plan, rows
-
-if TYPE_CHECKING:
-    from benchmarks.measure.candidate import Candidate
-    from benchmarks.measure.workload import Workload
-    from benchmarks.presets.gpu import Step
+from benchmarks.measure.candidate import Candidate
+from benchmarks.measure.workload import Workload
+from benchmarks.presets.gpu import OUTPUT, ROOT, Step, prepared
 
 IMAGES = 64  # that measure an accuracy
 SMALL = {"5000": "3", "64": "4"}  # images of a call
@@ -37,15 +37,25 @@ BUILDS: list[tuple[bytes, Any]] = []
 """ONNX file and options of the engines for latency.py."""
 
 
-def rehearse(planned: Sequence[Step], root: Path) -> list[str]:
-    """`root`: of the Makefile."""
+@click.command()
+def dry_run() -> None:
+    planned, missing = prepared(OUTPUT, fetch=False)
+    for step in planned:
+        click.echo(f"{step.minutes:4.0f} min  {shlex.join(step.words)}")
+    click.echo(f"Missing on this machine: {', '.join(missing) or 'nothing'}")
+    if found := rehearse(planned):
+        raise click.ClickException("\n".join([f"the rehearsal found {len(found)} faults", *found]))
+    click.echo("Rehearsed every command on a stub device: no fault. No figure was measured")
+
+
+def rehearse(planned: Sequence[Step]) -> list[str]:
     with tempfile.TemporaryDirectory() as folder:
         stub(Path(folder))
-        return faults(planned, root, Path(folder))
+        return faults(planned, ROOT, Path(folder))
 
 
 def faults(planned: Sequence[Step], root: Path, folder: Path) -> list[str]:
-    """On the stub device."""
+    """On the stub device. `root`: of the Makefile."""
     found = [*plan(planned, root), *_backend(folder)]
     for step in planned:
         found += _rehearsed(step, folder)
@@ -159,8 +169,6 @@ class _Loaded(Exception):
 
 
 def _load_of_one(candidate: Candidate, batch: int) -> None:
-    from benchmarks.measure.workload import Workload
-
     _load([(candidate, Workload(batch, 1))])
 
 
@@ -255,3 +263,7 @@ def _backend(folder: Path) -> Iterator[str]:
     finally:
         FAULT.clear()
     yield f"{where}: expected a refusal of a model that asked for a GPU and got a CPU, found none"
+
+
+if __name__ == "__main__":
+    dry_run()

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from benchmarks.measure.stub_tensorrt import FAULT, USED, in_tensorrt
+from stub_tensorrt import FAULT, USED, in_tensorrt
 
 # Just the symbols that TensorRT's bindings link to.
 TENSORRT = "".join(

@@ -8,10 +8,9 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from benchmarks.presets.gpu import Step
+from benchmarks.presets.gpu import Step
 
 # What the comparison would not be fair without.
 CANDIDATES = {

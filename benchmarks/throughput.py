@@ -14,7 +14,6 @@ from benchmarks.measure.candidate import Candidate
 from benchmarks.measure.choices import FiniteRange, WithPresets, json_option, presets
 from benchmarks.measure.engines import SERVED_ENGINES, SERVED_PRECISIONS
 from benchmarks.measure.machine import cores
-from benchmarks.measure.progress import note
 from benchmarks.measure.workload import Workload
 from models.catalog import SHIPPED, NameChoice
 
@@ -86,9 +85,8 @@ def _sharings(context: click.Context, parameter: click.Parameter, values: tuple[
     multiple=True,
     default=("none",),
     show_default=True,
-    help="cuda needs --device cuda and perf_analyzer.",
+    help="cuda needs --device cuda.",
 )
-@click.option("--generator", type=click.Choice(["auto", "perf_analyzer", "asyncio"]), default="auto", show_default=True)
 @click.option("--seconds", type=FiniteRange(0.5), default=2, show_default=True, help="Per measurement.")
 @click.option("--rounds", type=click.IntRange(1), default=3, show_default=True)
 @click.option("--max-p99-ms", type=FiniteRange(0), default=100, show_default=True, help="p99 limit for a carried rate.")
@@ -107,7 +105,6 @@ def throughput(
     rates: Sequence[float],
     protocols: Sequence[Any],
     memories: Sequence[Any],
-    generator: str,
     seconds: float,
     rounds: int,
     max_p99_ms: float,
@@ -117,8 +114,10 @@ def throughput(
     """Load the server with requests of --batch images, at a number in flight or at a rate, and compare with this
     process.
 
-    --engine and --precision apply to both. The output names what this machine cannot run.
+    NVIDIA's perf_analyzer sends them. --engine and --precision apply to both. The output names what this machine
+    cannot run.
     """
+    from benchmarks.load import by_perf_analyzer
     from benchmarks.load.cells import run
     from benchmarks.load.published import device_of_server
     from benchmarks.measure.run import recording
@@ -127,12 +126,13 @@ def throughput(
 
     loads = _loads(batches, in_flight or (() if rates else IN_FLIGHT), rates, seconds)
     try:
-        device, generator = device_of_server(wanted), _generator(generator)
+        by_perf_analyzer.program()
+        device = device_of_server(wanted)
         served = product(loads, models, engines, precisions, sharings, protocols, memories)
         cells = [_cell(*each, device) for each in served]
-        about = {"generator": generator, "seconds": seconds, "rounds": rounds, "max_p99_ms": max_p99_ms}
+        about = {"seconds": seconds, "rounds": rounds, "max_p99_ms": max_p99_ms}
         with recording(json_path, cores(), device) as record:
-            for rows in run(cells, generator, seconds, rounds):
+            for rows in run(cells, seconds, rounds):
                 record.update([{**about, **row} for row in rows])
             click.echo(show(record.run(), "throughput", "saturated", "left_out"))
     except (Failed, ServerFailed, OSError) as error:
@@ -164,21 +164,6 @@ def _loads(batches: Sequence[int], in_flight: Sequence[int], rates: Sequence[flo
                 f"{seconds:g} s, found {requests}; ask for more --seconds or a higher rate"
             )
     return [Workload(batch, count) for batch in batches for count in sorted(in_flight)] + open_loops
-
-
-def _generator(asked: str) -> str:
-    from benchmarks.load import by_perf_analyzer
-
-    if asked == "asyncio":
-        return asked
-    try:
-        by_perf_analyzer.program()
-    except Failed as missing:
-        if asked == "perf_analyzer":
-            raise
-        note(f"Load by asyncio: {missing}")
-        return "asyncio"
-    return "perf_analyzer"
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.load.figures import MAX_IN_FLIGHT, Failed, LeftOut, served_name, unmeasured
+from benchmarks.load.figures import Failed, served_name
 from benchmarks.measure.workload import Workload
 
 if TYPE_CHECKING:
@@ -29,6 +29,9 @@ LARGEST_LOGITS = 4000  # bytes of an image's answer, 1,000 classes
 WINDOWS = 3  # the minimum for a report
 UNSTABLE = "Failed to obtain stable measurement"  # the spread has no limit here: the window is empty
 LONGEST_WORDS = 400  # characters of output in an error
+MAX_THREADS = 256
+# Triton's messages for a full queue and for too long a wait.
+REFUSALS = ("Exceeds maximum queue size", "Request timeout expired")
 COMPUTE = ("Server Compute Input", "Server Compute Infer", "Server Compute Output")
 
 
@@ -62,7 +65,7 @@ def measure(
         command += ["--concurrency-range", f"{workload.in_flight}:{workload.in_flight}"]
     else:
         _write_intervals(intervals, workload, seconds)
-        threads = min(MAX_IN_FLIGHT, max(1, workload.requests(1)))
+        threads = min(MAX_THREADS, max(1, workload.requests(1)))
         command += ["--request-intervals", str(intervals), "--max-threads", str(threads)]
     # Average the windows whatever their spread: the spread between rounds says more.
     command += ["-p", str(int(1000 * seconds / WINDOWS)), "-r", str(WINDOWS), "-s", "999"]
@@ -100,9 +103,11 @@ def _run(command: list[str], report: Path) -> None:
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     words = " ".join(f"{done.stdout} {done.stderr}".split())
     if UNSTABLE in words:
-        raise LeftOut("a window of perf_analyzer was without answers")
+        raise Failed("a window of perf_analyzer was without answers")
     if done.returncode or not report.is_file():
-        raise unmeasured(f"perf_analyzer stopped with exit code {done.returncode}: {words[-LONGEST_WORDS:]}")
+        if refusal := next((each for each in REFUSALS if each in words), None):
+            raise Failed(f"the server refused requests: {refusal}")
+        raise Failed(f"perf_analyzer stopped with exit code {done.returncode}: {words[-LONGEST_WORDS:]}")
 
 
 def _read(report: Path, images: int) -> dict[str, float]:

@@ -14,7 +14,7 @@ from statistics import median
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.load import by_asyncio, by_perf_analyzer, in_process
+from benchmarks.load import by_perf_analyzer, in_process
 from benchmarks.load.figures import Failed, WrongAnswer, served_name, wire
 from benchmarks.load.published import IMAGES, Published, check, publish, server_arguments
 from benchmarks.measure.candidate import Candidate
@@ -32,7 +32,7 @@ Taken = dict[Cell, "list[dict[str, float]] | Exception"]
 """The figures of each round, or why a cell has none."""
 
 
-def run(cells: Sequence[Cell], generator: str, seconds: float, rounds: int) -> Iterator[list[Row]]:
+def run(cells: Sequence[Cell], seconds: float, rounds: int) -> Iterator[list[Row]]:
     """Raises Failed if no cell can be measured."""
     from serving.running import running_server
 
@@ -41,7 +41,7 @@ def run(cells: Sequence[Cell], generator: str, seconds: float, rounds: int) -> I
         if not published:
             raise Failed(one_line(next(iter(lost.values()))))
         with running_server(Path(folder, "repository"), server_arguments()) as server:
-            bench = Bench(published, server, generator, Path(folder))
+            bench = Bench(published, server, Path(folder))
             order = turns(cells)
             lost |= bench.check([cell for cell in order if cell not in lost])
             if all(cell in lost for cell in cells):
@@ -83,7 +83,6 @@ def publish_all(cells: Sequence[Cell], repository: Path) -> tuple[dict[Candidate
 class Bench:
     published: Mapping[Candidate, Published]
     server: Server
-    generator: str
     folder: Path
     copies: dict[tuple[Candidate, int], list[in_process.Instance]] = field(default_factory=dict)
 
@@ -108,27 +107,18 @@ class Bench:
         if workload.protocol == IN_PROCESS:
             logits = self._copies(candidate, workload)[0].logits(images, IMAGES)
         else:
-            self._check_memory(candidate, workload)
+            if workload.shared_memory == "cuda" and candidate.device == "cpu":
+                raise Failed("CUDA shared memory: expected a GPU, found cpu")
             options = Options(*workload.address(self.server))
             with Classifier(options, served_name(candidate, workload)) as classifier:
                 logits = classifier.logits(images)
         expected: Logits = start(self.published[candidate].data)(images)
         check(named(candidate, workload), logits, expected, candidate.precision)
 
-    def _check_memory(self, candidate: Candidate, workload: Workload) -> None:
-        memory = workload.shared_memory
-        if memory == "cuda" and (candidate.device == "cpu" or self.generator == "asyncio"):
-            found = f"{candidate.device} and {self.generator}"
-            raise Failed(f"CUDA shared memory: expected a GPU and perf_analyzer, found {found}")
-        if memory == "system" and self.generator == "asyncio":
-            raise Failed("shared memory: expected perf_analyzer, found asyncio")
-
     def measure(self, candidate: Candidate, workload: Workload, seconds: float) -> dict[str, float]:
         images = self._images(candidate)
         if workload.protocol == IN_PROCESS:
             return in_process.measure(self._copies(candidate, workload), workload, images, seconds)
-        if self.generator == "asyncio":
-            return by_asyncio.measure(self.server, candidate, workload, images, seconds)
         return by_perf_analyzer.measure(self.server, candidate, workload, images, seconds, self.folder)
 
     def _images(self, candidate: Candidate) -> Images:

@@ -16,11 +16,7 @@ if TYPE_CHECKING:
 
 LARGEST_BATCH = 5000  # images of a request
 
-# Open loop only.
-MIN_REQUESTS = 40  # one request more or less changes the rate by 2.5 %
-MAX_IN_FLIGHT = 256  # an unbounded queue takes all; more would fill the server's memory
-# Triton's messages for a full queue and for too long a wait.
-REFUSALS = ("Exceeds maximum queue size", "Request timeout expired")
+MIN_REQUESTS = 40  # of an open loop: one request more or less changes the rate by 2.5 %
 
 
 class Failed(Exception):
@@ -29,10 +25,6 @@ class Failed(Exception):
 
 class WrongAnswer(Failed):
     pass
-
-
-class LeftOut(Exception):
-    """The server refused requests or answered too few."""
 
 
 def served_name(candidate: Candidate, workload: Workload) -> str:
@@ -51,17 +43,8 @@ def engine_and_sharing(row: Mapping[str, Any]) -> str:
     return f"{engine}{row['instances']} x {row['threads'] or 'all'}"
 
 
-def figures(
-    latencies_s: NDArray[np.float64], images_per_s: float, server_ms: tuple[float, float] | None = None
-) -> dict[str, float]:
-    """`server_ms`: mean queue and compute time."""
+def figures(latencies_s: NDArray[np.float64], images_per_s: float) -> dict[str, float]:
     import numpy as np
 
     percentiles = {f"p{percent}_ms": 1000 * float(np.percentile(latencies_s, percent)) for percent in (50, 90, 95, 99)}
-    times = dict(zip(("server_queue_ms", "server_compute_ms"), server_ms or (), strict=False))
-    return {"images_per_s": images_per_s, **percentiles, **times}
-
-
-def unmeasured(words: str) -> LeftOut | Failed:
-    reason = next((each for each in REFUSALS if each in words), None)
-    return LeftOut(f"the server refused requests: {reason}") if reason else Failed(words)
+    return {"images_per_s": images_per_s, **percentiles}

@@ -17,7 +17,7 @@ from tritonclient.grpc import model_config_pb2 as pb
 
 from benchmarks import throughput
 from benchmarks.load import by_perf_analyzer, cells, in_process, published
-from benchmarks.load.figures import Failed, LeftOut, WrongAnswer
+from benchmarks.load.figures import Failed, WrongAnswer
 from benchmarks.load.published import Published
 from benchmarks.load.saturation import saturation
 from benchmarks.measure import candidate as candidates
@@ -82,7 +82,6 @@ def test_a_short_run(tmp_path: Path) -> None:
     for row in rows:
         assert (row["model"], row["shared_memory"], row["instances"], row["threads"]) == ("vitbn-tiny", "system", 2, 1)
     written = json.loads(path.read_text())
-    assert {row["generator"] for row in rows} == {"perf_analyzer"}
     assert written["command"].endswith(
         "--protocol grpc --protocol http --shared-memory system --seconds 2 --rounds 1 --json FILE"
     )
@@ -104,7 +103,7 @@ def test_engines_beside_one_another_with_large_requests(tmp_path: Path) -> None:
         path,
         result,
         "TensorRT needs another device than cpu",
-        "CUDA shared memory: expected a GPU and perf_analyzer, found cpu and perf_analyzer",
+        "CUDA shared memory: expected a GPU, found cpu",
     )
     assert [(row["engine"], row["precision"], row["shared_memory"], row["batch"]) for row in rows] == [
         (engine, "fp32", "system", 300) for engine in ("onnxruntime", "openvino")
@@ -117,31 +116,20 @@ def test_engines_beside_one_another_with_large_requests(tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.live
-@pytest.mark.slow
 def test_without_perf_analyzer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(by_perf_analyzer, "TOOL", tmp_path / "nothing")
-    path = tmp_path / "throughput.json"
-    result = run("--sharing", "1x0", "--batch", 1, "--in-flight", 2, "--rate", 100, "--seconds", 1, "--json", path)
-    assert "Load by asyncio: " in result.output
-    assert "make perf_analyzer fetches it" in result.output
-    rows = rows_of(path, result)
-    assert [row["generator"] for row in rows] == ["asyncio"] * 2
-
-
-def test_perf_analyzer_asked_for_and_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(by_perf_analyzer, "TOOL", tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path))
-    result = run("--generator", "perf_analyzer")
+    result = run()
     assert result.exit_code == 1
     assert "expected NVIDIA's perf_analyzer, found no such file; make perf_analyzer fetches it" in result.output
 
 
 @pytest.mark.live
+@pytest.mark.usefixtures("perf_analyzer")
 def test_a_server_that_answers_otherwise_is_not_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = candidates.start
     monkeypatch.setattr(candidates, "start", lambda data, *setup: lambda images: real(data, *setup)(images) + 2e-3)
-    result = run("--sharing", "1x0", "--generator", "asyncio", "--json", tmp_path / "throughput.json")
+    result = run("--sharing", "1x0", "--json", tmp_path / "throughput.json")
     assert result.exit_code == 1
     expected = (
         r"Error: vitbn-tiny-onnxruntime-fp32-1x0, grpc: expected logits within \de-04 of those in process, found 2"
@@ -167,7 +155,7 @@ def test_a_refused_load_is_left_out_with_its_reason() -> None:
 
     def measure(candidate: Candidate, workload: Workload, seconds: float) -> dict[str, float]:
         if workload.in_flight == 8:
-            raise LeftOut("the server refused requests: Exceeds maximum queue size")
+            raise Failed("the server refused requests: Exceeds maximum queue size")
         return FIGURES
 
     *_, taken = cells.take(measure, order, 1, 3)
@@ -218,7 +206,7 @@ def test_a_form_that_cannot_be_made_costs_itself_alone(tmp_path: Path, monkeypat
         "ONNX Runtime on cuda is measured only in fp32, tf32, fp16",
     ]
     with pytest.raises(Failed, match="TensorRT needs another device than cpu"):
-        next(cells.run([(Candidate("vit", "tensorrt"), Workload(1, 1, protocol="grpc"))], "asyncio", 1, 1))
+        next(cells.run([(Candidate("vit", "tensorrt"), Workload(1, 1, protocol="grpc"))], 1, 1))
 
 
 def test_candidates_that_differ_in_their_threads_share_an_export(

@@ -13,7 +13,7 @@ from benchmarks.measure.engines import COMPARED
 from benchmarks.measure.machine import cores
 from benchmarks.measure.progress import note
 from models.catalog import SHIPPED, shipped
-from models.data import DataError, load_dataset
+from models.data import load_dataset
 
 if TYPE_CHECKING:
     from export.equivalence import Classifier, Images, Logits
@@ -36,49 +36,36 @@ def accuracy(
     """Measure the shipped networks in every runtime and precision that this machine has."""
     from benchmarks.measure.run import recording
     from benchmarks.reporting.tables import show
-    from models.checkpoint import load
 
-    models = chosen(models, SHIPPED)
-    try:
-        data = load_dataset(dataset, data_dir)
-    except DataError as error:
-        raise click.ClickException(str(error)) from error
-    if conditions:
-        _on_conditions(models or SHIPPED, data, json_path)
-        return
+    models = chosen(models, SHIPPED) or (SHIPPED if conditions else COMPARED)
     rows: list[dict[str, Any]] = []
     with recording(json_path, cores()) as record:
-        for model in models or COMPARED:
-            for row in _rows(model, load(shipped(model)), data):
-                rows.append({"dataset": dataset, "images": len(data.test_labels), **row})
-                record.update(rows)
-    click.echo(show(record.run(), "accuracy"))
+        data = load_dataset(dataset, data_dir)
+        for row in (_on_conditions if conditions else _in_runtimes)(models, data):
+            rows.append({"dataset": dataset, "images": len(data.test_labels), **row})
+            record.update(rows)
+    click.echo(show(record.run(), "pens" if conditions else "accuracy"))
 
 
-def _on_conditions(models: Sequence[str], data: Dataset, json_path: Path | None) -> None:
-    from benchmarks.measure.run import recording
+def _on_conditions(models: Sequence[str], data: Dataset) -> Iterator[dict[str, Any]]:
     from benchmarks.pictures.pens import conditions
-    from benchmarks.reporting.tables import show
     from export.equivalence import onnx_classifier
     from export.pipeline import ExportOptions, export_checkpoint
 
     pictures = conditions(data)
-    rows: list[dict[str, Any]] = []
-    with recording(json_path, cores()) as record:
-        for model in models:
-            note(f"Measuring {model}")
-            classify = onnx_classifier(export_checkpoint(shipped(model), ExportOptions(rewrites="all")).onnx)
-            shares = {
-                name: float((_classify(classify, images).argmax(1) == labels).mean())
-                for name, (images, labels) in pictures.items()
-            }
-            rows += [
-                {"dataset": data.name, "images": len(pictures[name][1]), "model": model, "condition": name}
-                | {"accuracy": share}
-                for name, share in shares.items()
-            ]
-            record.update(rows)
-    click.echo(show(record.run(), "pens"))
+    for model in models:
+        note(f"Measuring {model}")
+        classify = onnx_classifier(export_checkpoint(shipped(model), ExportOptions(rewrites="all")).onnx)
+        for name, (images, labels) in pictures.items():
+            right = float((_classify(classify, images).argmax(1) == labels).mean())
+            yield {"images": len(labels), "model": model, "condition": name, "accuracy": right}
+
+
+def _in_runtimes(models: Sequence[str], data: Dataset) -> Iterator[dict[str, Any]]:
+    from models.checkpoint import load
+
+    for model in models:
+        yield from _rows(model, load(shipped(model)), data)
 
 
 def _rows(model: str, checkpoint: Checkpoint, data: Dataset) -> Iterator[dict[str, Any]]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from benchmarks.load.figures import LARGEST_BATCH, MIN_REQUESTS, Failed
+from benchmarks.load.figures import LARGEST_BATCH, MIN_REQUESTS
 from benchmarks.measure.candidate import Candidate
 from benchmarks.measure.choices import FiniteRange, WithPresets, json_option, presets
 from benchmarks.measure.engines import SERVED_ENGINES, SERVED_PRECISIONS
@@ -122,21 +122,17 @@ def throughput(
     from benchmarks.load.published import device_of_server
     from benchmarks.measure.run import recording
     from benchmarks.reporting.tables import show
-    from serving.running import ServerFailed
 
     loads = _loads(batches, in_flight or (() if rates else IN_FLIGHT), rates, seconds)
-    try:
+    device = device_of_server(wanted)
+    served = product(loads, models, engines, precisions, sharings, protocols, memories)
+    cells = [_cell(*each, device) for each in served]
+    about = {"seconds": seconds, "rounds": rounds, "max_p99_ms": max_p99_ms}
+    with recording(json_path, cores(), device) as record:
         by_perf_analyzer.program()
-        device = device_of_server(wanted)
-        served = product(loads, models, engines, precisions, sharings, protocols, memories)
-        cells = [_cell(*each, device) for each in served]
-        about = {"seconds": seconds, "rounds": rounds, "max_p99_ms": max_p99_ms}
-        with recording(json_path, cores(), device) as record:
-            for rows in run(cells, seconds, rounds):
-                record.update([{**about, **row} for row in rows])
-            click.echo(show(record.run(), "throughput", "saturated", "left_out"))
-    except (Failed, ServerFailed, OSError) as error:
-        raise click.ClickException(str(error)) from error
+        for rows in run(cells, seconds, rounds):
+            record.update([{**about, **row} for row in rows])
+        click.echo(show(record.run(), "throughput", "saturated", "left_out"))
     context.exit(1 if any("wrong_answer" in row for row in record.rows) else 0)
 
 

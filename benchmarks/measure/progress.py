@@ -16,9 +16,14 @@ def note(line: str) -> None:
     click.echo(line, err=True)
 
 
+def is_ours(error: Exception) -> bool:
+    """Defined by the project, so its message is for users."""
+    return type(error).__module__.partition(".")[0] in OURS
+
+
 def one_line(error: Exception) -> str:
     first = next(iter(str(error).splitlines()), "no reason given")
-    return first if type(error).__module__.partition(".")[0] in OURS else f"{type(error).__name__}: {first}"
+    return first if is_ours(error) else f"{type(error).__name__}: {first}"
 
 
 def steps(items: Sequence[T], title: str) -> Iterable[T]:

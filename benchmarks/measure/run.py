@@ -19,6 +19,7 @@ import click
 from click.core import ParameterSource
 
 from benchmarks.measure.choices import PRESET_OF
+from benchmarks.measure.progress import is_ours
 
 Row = Mapping[str, Any]
 """A measured cell, or with `reason` one that was left out.
@@ -114,11 +115,8 @@ class Record:
 def recording(path: Path | None, threads: int, device: str = "cpu") -> Iterator[Record]:
     """Ctrl-C and errors mark the measurements `interrupted`; Ctrl-C exits with 130.
 
-    Raises ClickException for lost servers and OSError.
+    Raises ClickException for an OSError and for the errors that the project's packages define.
     """
-    from clients.errors import ClientError
-    from serving.running import ServerFailed
-
     record = Record(path, threads, device)
     try:
         yield record
@@ -132,7 +130,7 @@ def recording(path: Path | None, threads: int, device: str = "cpu") -> Iterator[
         if record.rows:
             with suppress(OSError):  # of a full disk; the first error says more
                 record.update(record.rows, interrupted=True)
-        if isinstance(error, (ClientError, ServerFailed, OSError)):
+        if isinstance(error, OSError) or is_ours(error):
             raise click.ClickException(str(error)) from error
         raise
     _tell(record)

@@ -16,7 +16,7 @@ from benchmarks.measure.engines import SERVED_ENGINES, SERVED_PRECISIONS, why_no
 from benchmarks.measure.machine import cores
 from clients.options import DEFAULTS
 from models.catalog import SHIPPED
-from models.data import DataError, load_dataset
+from models.data import load_dataset
 
 if TYPE_CHECKING:
     from benchmarks.measure.run import Record
@@ -57,18 +57,13 @@ def added(
     from benchmarks.load.published import device_of_server
     from benchmarks.measure.run import recording
     from benchmarks.reporting.tables import show
-    from clients.errors import ClientError
-    from export.errors import ExportError
-    from serving.running import ServerFailed
 
-    try:
-        device, images = device_of_server(wanted), load_dataset(dataset, data_dir).test_images
+    device = device_of_server(wanted)
+    with recording(json_path, cores(), device) as record:
         if reason := why_not(engine, precision, device):
             raise Failed(reason)
-        with recording(json_path, cores(), device) as record:
-            _measure(Candidate(model, engine, precision, device=device), batch, images, seconds, streamed, record)
-    except (ClientError, DataError, ExportError, ServerFailed, Failed, OSError) as error:
-        raise click.ClickException(str(error)) from error
+        images = load_dataset(dataset, data_dir).test_images
+        _measure(Candidate(model, engine, precision, device=device), batch, images, seconds, streamed, record)
     click.echo(show(record.run(), "added", "streamed"))
 
 

@@ -13,7 +13,7 @@ from benchmarks.measure.choices import dataset_options, json_option, seconds_opt
 from benchmarks.measure.engines import ORT
 from benchmarks.measure.machine import cores
 from models.catalog import SHIPPED, shipped
-from models.data import DataError, load_dataset
+from models.data import load_dataset
 
 if TYPE_CHECKING:
     from benchmarks.measure.timing import Durations
@@ -47,15 +47,10 @@ def engines(model: str, dataset: str, data_dir: Path | None, seconds: float, jso
     from benchmarks.measure.run import recording
     from benchmarks.measure.timing import finished_rounds, time_interleaved
     from benchmarks.reporting.tables import show
-    from export.errors import Unavailable
     from export.precision import accuracy
 
-    try:
-        data = load_dataset(dataset, data_dir)
-        classifiers = _classifiers(model)
-    except (DataError, Unavailable) as error:
-        raise click.ClickException(str(error)) from error
     with recording(json_path, cores()) as record:
+        data, classifiers = load_dataset(dataset, data_dir), _classifiers(model)
         accuracies = {name: accuracy(classify, data) for name, classify in classifiers.items()}
         runs = _runs(classifiers, data.test_images)
         finished_rounds(

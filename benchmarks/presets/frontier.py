@@ -36,17 +36,10 @@ def frontier(folders: Sequence[Path], count: int, seconds: float, json_path: Pat
     from benchmarks.measure.run import recording
     from benchmarks.measure.speeds import measure
     from benchmarks.reporting.tables import show
-    from export.equivalence import EquivalenceError
-    from export.rewrites.errors import RewriteError
-    from models.checkpoint import CheckpointError
 
-    try:
-        checkpoints = comparable(folders)
-        with recording(json_path, cores()) as record:
-            measure(checkpoints, count, seconds, record.update)
-            click.echo(show(record.run(), "frontier"))
-    except (CheckpointError, FrontierError, EquivalenceError, RewriteError, OSError) as error:
-        raise click.ClickException(str(error)) from error
+    with recording(json_path, cores()) as record:
+        measure(comparable(folders), count, seconds, record.update)
+        click.echo(show(record.run(), "frontier"))
 
 
 def comparable(folders: Sequence[Path]) -> list[Checkpoint]:

@@ -31,22 +31,17 @@ def norms(study: Path, count: int, seconds: float, json_path: Path | None) -> No
     from benchmarks.measure.run import recording
     from benchmarks.measure.speeds import measure
     from benchmarks.reporting.tables import show
-    from export.equivalence import EquivalenceError
-    from export.rewrites.errors import RewriteError
-    from models.checkpoint import CheckpointError, load
+    from models.checkpoint import load
 
-    try:
+    with recording(json_path, cores()) as record:
         studied = study_rows(study)
         learned = [row for row in studied.values() if row["test_accuracy"] > LEARNED]
         if not learned:
             expected = f"a network with an accuracy above {100 * LEARNED:g} %"
             raise NormsError(f"{study / 'norms.json'}: expected {expected}, found none")
         checkpoints = [load(study / "runs" / row["checkpoint"]) for row in learned]
-        with recording(json_path, cores()) as record:
-            measure(checkpoints, count, seconds, lambda rows: record.update(compared(rows, studied)))
-            click.echo(show(record.run(), "norms"))
-    except (CheckpointError, NormsError, EquivalenceError, RewriteError, OSError) as error:
-        raise click.ClickException(str(error)) from error
+        measure(checkpoints, count, seconds, lambda rows: record.update(compared(rows, studied)))
+        click.echo(show(record.run(), "norms"))
 
 
 def compared(rows: Sequence[Row], studied: Mapping[str, Row]) -> list[Row]:

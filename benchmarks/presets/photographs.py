@@ -7,7 +7,7 @@ import click
 
 from benchmarks.measure.choices import dataset_options, json_option
 from benchmarks.measure.machine import cores
-from models.data import DataError, load_dataset
+from models.data import load_dataset
 
 SOURCES = ("dataset", "strokes", "scikit-learn")
 
@@ -33,11 +33,8 @@ def photographs(
 
     if unknown := [name for name in names if name not in CONDITIONS]:
         raise click.UsageError(f"{unknown[0]}: expected one of {', '.join(CONDITIONS)}")
-    try:
-        with recording(json_path, cores()) as record:
-            _measure(names or tuple(CONDITIONS), sources or SOURCES, count, dataset, data_dir, record.update)
-    except DataError as error:
-        raise click.ClickException(str(error)) from error
+    with recording(json_path, cores()) as record:
+        _measure(names or tuple(CONDITIONS), sources or SOURCES, count, dataset, data_dir, record.update)
     click.echo(show(record.run(), "conditions"))
 
 

@@ -35,18 +35,18 @@ def foreign(context: click.Context, names: tuple[str, ...], seconds: float, json
     with recording(json_path, 1) as record:
         for name in names or NETWORKS:
             try:
-                row = measure(NETWORKS[name], seconds, name)
+                measured = list(measure(NETWORKS[name], seconds, name))
             except (ForeignError, ImportError) as error:
-                row = {"reason": " ".join(str(error).split())[:300]}
+                measured = [{"reason": " ".join(str(error).split())[:300]}]
                 lacks_package |= isinstance(error, ImportError)
-            rows += flat({"network": name, "title": NETWORKS[name].title} | row)
+            rows += [{"network": name, "title": NETWORKS[name].title, **row} for row in measured]
             record.update(rows)
         click.echo(show(record.run(), "foreign", "left_out"))
     context.exit(1 if lacks_package else 0)
 
 
-def measure(network: Foreign, seconds: float, name: str) -> dict[str, Any]:
-    """Rewriting includes the proof."""
+def measure(network: Foreign, seconds: float, name: str) -> Iterator[dict[str, Any]]:
+    """A row for each batch and candidate, measured or left out. Rewriting includes the proof."""
     from benchmarks.measure.foreign_candidates import OPTIMISER, OURS, PLAIN, optimise
     from export.onnx_rewrites.stage import Request, rewrite_file
 
@@ -55,7 +55,7 @@ def measure(network: Foreign, seconds: float, name: str) -> dict[str, Any]:
         written = rewrite_file(plain, ours, Request(reads=network.reads, dims=network.dims))
         optimised, fused = optimise(network, plain, Path(folder))
         files = {PLAIN: plain, OPTIMISER: optimised, OURS: ours}
-        return {
+        about = {
             "fused": fused,
             "macs": written.rewritten.macs,
             "macs_after": {step.name: step.macs for step in written.rewritten.steps},
@@ -63,13 +63,15 @@ def measure(network: Foreign, seconds: float, name: str) -> dict[str, Any]:
             "norms": [_norms(plain), _norms(ours)],
             "errors": {proof.precision: proof.error for proof in written.proofs},
             "sizes": dict(written.sizes),
-            "times": [_times(network, files, dict(written.sizes), batch, seconds, name) for batch in BATCHES],
         }
+        for batch in BATCHES:
+            for row in _timed(network, files, dict(written.sizes), batch, seconds, f"{name}, batch {batch}"):
+                yield {**about, "batch": batch, **row}
 
 
-def _times(
-    network: Foreign, files: dict[str, Path], sizes: dict[str, int], batch: int, seconds: float, name: str
-) -> dict[str, Any]:
+def _timed(
+    network: Foreign, files: dict[str, Path], sizes: dict[str, int], batch: int, seconds: float, title: str
+) -> Iterator[dict[str, Any]]:
     import onnx_ir as ir
 
     from benchmarks.measure.foreign_candidates import BASES, PLAIN, candidates
@@ -83,26 +85,13 @@ def _times(
     feeds = draw(model.graph, {**sizes, **dict.fromkeys(first_dimensions(model.graph), batch)})
     reads, names = [parse_read(text) for text in network.reads], [str(value.name) for value in model.graph.outputs]
     calls, left_out = candidates(files, lambda outputs: picked(names, outputs, reads)[0], feeds)
-    measured = time_interleaved(calls, seconds, f"{name}, batch {batch}")
-    rows = []
+    measured = time_interleaved(calls, seconds, title)
     for candidate, durations in measured.items():
         base = BASES.get(candidate)
         ratio = vars(ratio_with_interval(measured[base], durations)) if base in measured else None
-        times = {**durations.percentiles(50, 90, 99), "samples_ns": durations.samples_ns}
-        rows.append({"candidate": candidate, **times, "base": base, "times_as_fast": ratio})
-    return {"batch": batch, "rows": rows, "left_out": left_out}
-
-
-def flat(network: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """A row for each batch and candidate, measured or left out."""
-    about = {name: value for name, value in network.items() if name != "times"}
-    if "times" not in network:
-        yield about
-    for times in network.get("times", ()):
-        for row in times["rows"]:
-            yield about | {"batch": times["batch"]} | row
-        for candidate, reason in times["left_out"].items():
-            yield about | {"batch": times["batch"], "candidate": candidate, "reason": reason}
+        yield {"candidate": candidate, **durations.row(), "base": base, "times_as_fast": ratio}
+    for candidate, reason in left_out.items():
+        yield {"candidate": candidate, "reason": reason}
 
 
 def _norms(path: Path) -> int:

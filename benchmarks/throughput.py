@@ -11,7 +11,7 @@ import click
 
 from benchmarks.load.figures import LARGEST_BATCH, MIN_REQUESTS
 from benchmarks.measure.candidate import Candidate
-from benchmarks.measure.choices import FiniteRange, WithPresets, json_option, presets
+from benchmarks.measure.choices import FiniteRange, WithPresets, json_option, presets, repeated
 from benchmarks.measure.engines import SERVED_ENGINES, SERVED_PRECISIONS
 from benchmarks.measure.machine import cores
 from benchmarks.measure.workload import Workload
@@ -33,58 +33,23 @@ def _sharings(context: click.Context, parameter: click.Parameter, values: tuple[
 
 @presets("added", "proxy", "bulk")
 @click.command(cls=WithPresets)
-@click.option("--model", "models", type=NameChoice(SHIPPED), multiple=True, default=("vitbn",), show_default=True)
-@click.option(
-    "--sharing",
-    "sharings",
-    multiple=True,
-    default=("1x0", "2x1"),
-    show_default=True,
+@repeated("--model", "models", NameChoice(SHIPPED), "vitbn")
+@repeated(
+    *("--sharing", "sharings", click.STRING, "1x0", "2x1"),
     callback=_sharings,
     help="INSTANCESxTHREADS of the model on the server; 0 threads: one per core.",
 )
-@click.option(
-    "--engine",
-    "engines",
-    type=click.Choice(SERVED_ENGINES),
-    multiple=True,
-    default=("onnxruntime",),
-    show_default=True,
-    help="Of the server.",
-)
-@click.option(
-    "--precision",
-    "precisions",
-    type=click.Choice(SERVED_PRECISIONS),
-    multiple=True,
-    default=("fp32",),
-    show_default=True,
-)
-@click.option(
-    "--batch", "batches", type=click.IntRange(1, LARGEST_BATCH), multiple=True, default=(1, 64), show_default=True
-)
-@click.option(
-    "--in-flight",
-    type=click.IntRange(1),
-    multiple=True,
+@repeated("--engine", "engines", click.Choice(SERVED_ENGINES), "onnxruntime", help="Of the server.")
+@repeated("--precision", "precisions", click.Choice(SERVED_PRECISIONS), "fp32")
+@repeated("--batch", "batches", click.IntRange(1, LARGEST_BATCH), 1, 64)
+@repeated(
+    *("--in-flight", "in_flight", click.IntRange(1)),
     help=f"Requests; closed loop.  [default: {', '.join(map(str, IN_FLIGHT))}; with --rate none]",
 )
-@click.option("--rate", "rates", type=FiniteRange(0, min_open=True), multiple=True, help="Images/s; open loop.")
-@click.option(
-    "--protocol",
-    "protocols",
-    type=click.Choice(["grpc", "http"]),
-    multiple=True,
-    default=("grpc",),
-    show_default=True,
-)
-@click.option(
-    "--shared-memory",
-    "memories",
-    type=click.Choice(["none", "system", "cuda"]),
-    multiple=True,
-    default=("none",),
-    show_default=True,
+@repeated("--rate", "rates", FiniteRange(0, min_open=True), help="Images/s; open loop.")
+@repeated("--protocol", "protocols", click.Choice(["grpc", "http"]), "grpc")
+@repeated(
+    *("--shared-memory", "memories", click.Choice(["none", "system", "cuda"]), "none"),
     help="cuda needs --device cuda.",
 )
 @click.option("--seconds", type=FiniteRange(0.5), default=2, show_default=True, help="Per measurement.")

@@ -10,7 +10,7 @@ import json
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from functools import partial
 from http.client import HTTPException
@@ -21,7 +21,7 @@ import numpy as np
 import psutil
 
 from benchmarks.load import hostile
-from benchmarks.load.drill_bench import HEAL_S, MODEL, lives, published
+from benchmarks.load.drill_bench import HEAL_S, MODEL, OVERLOAD, OVERLOADED, lives, published, wait_until
 from benchmarks.load.fleets import RunningFleet, running_fleet
 from benchmarks.load.verdicts import Asker, Verdicts, meanwhile
 from benchmarks.measure.run import Row
@@ -33,8 +33,6 @@ from export.publishing.publish import publish
 from serving.control import Control
 
 STEADY, BEFORE_S, AFTER_S = 4, 1.0, 2.0
-# Slow enough for clients to send OVERLOAD times its capacity.
-OVERLOAD_MODEL, OVERLOAD, CAPACITY_S = "vitbn", 5.0, 3.0
 TURNS, TURN = 10, 100  # of requests straight to a server and through the proxy
 GOOD = 400
 
@@ -141,10 +139,10 @@ class BehindProxy:
             return 0
 
     def _overload(self) -> Row:
-        images, logits = published(OVERLOAD_MODEL, self._repository)
-        _load(self._fleet, OVERLOAD_MODEL)
-        asker, ends = Asker(self._fleet.http_url, OVERLOAD_MODEL, images, logits), time.monotonic() + CAPACITY_S
-        capacity = len(asker.closed_loop(8, lambda: time.monotonic() > ends).right) / CAPACITY_S
+        images, logits = published(OVERLOADED, self._repository)
+        _load(self._fleet, OVERLOADED)
+        asker = Asker(self._fleet.http_url, OVERLOADED, images, logits)
+        capacity = asker.capacity(8)
         verdicts = asker.open_loop(OVERLOAD * capacity, self._overload_s)
         return {"capacity_per_s": capacity, **verdicts.row()}
 
@@ -166,13 +164,8 @@ class BehindProxy:
         }
 
     def _wait_until_right(self) -> None:
-        """Raises TimeoutError after HEAL_S."""
         urls = [self._fleet.server_url(index) for index in range(2)]
-        deadline = time.monotonic() + HEAL_S
-        while not (all(probe_server(url, timeout_s=5).ok for url in urls) and self._full()):
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"expected two servers that answer right within {HEAL_S:g} s")
-            time.sleep(0.1)
+        wait_until(lambda: all(probe_server(url, timeout_s=5).ok for url in urls) and self._full())
 
     def _full(self) -> bool:
         from urllib.request import ProxyHandler, build_opener
@@ -200,21 +193,12 @@ def _kill_server(fleet: RunningFleet) -> None:
 
 
 def _kill_stub(fleet: RunningFleet) -> None:
-    with _until_more(fleet.reloads, "a reload"):
-        fleet.stub(0).kill()
+    before = fleet.reloads()
+    fleet.stub(0).kill()
+    wait_until(lambda: fleet.reloads() > before)
 
 
 def _restart(fleet: RunningFleet) -> None:
-    with _until_more(fleet.restarts, "a restart"):
-        fleet.restart()
-
-
-@contextmanager
-def _until_more(count: Callable[[], int], what: str) -> Iterator[None]:
-    before = count()
-    yield
-    deadline = time.monotonic() + HEAL_S
-    while count() == before:
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"expected {what} within {HEAL_S:g} s")
-        time.sleep(0.1)
+    before = fleet.restarts()
+    fleet.restart()
+    wait_until(lambda: fleet.restarts() > before)

@@ -25,6 +25,8 @@ MODEL = "vitbn-tiny"
 STEADY = 3  # requests in flight around a fault
 HEAL_S = 120.0
 BATCH = 64
+OVERLOADED = "vitbn"  # its requests cost the server more than the client, which sends OVERLOAD times its capacity
+OVERLOAD = 5.0
 RESTARTED, RELOADED = "started the server", "is loaded again"
 
 

@@ -5,21 +5,23 @@ Only server-killed-retries retries: elsewhere every failure counts.
 
 from __future__ import annotations
 
-import json
 import tempfile
 import threading
 import time
 from collections.abc import Callable
-from contextlib import closing, suppress
+from contextlib import suppress
 from functools import partial
+from http.client import HTTPException
 from pathlib import Path
 
 import numpy as np
 import psutil
 
-from benchmarks.load import supervised_faults
+from benchmarks.load import hostile, supervised_faults
 from benchmarks.load.drill_bench import (
     MODEL,
+    OVERLOAD,
+    OVERLOADED,
     DrillBench,
     lives,
     memory_mb,
@@ -40,9 +42,7 @@ from export.publishing.publish import publish
 from serving.control import Control
 from serving.running import Server
 
-OVERLOADED = "vitbn"  # its requests cost the server more than the client
 BEFORE_S, AFTER_S = 2.0, 2.0
-OVERLOAD, CAPACITY_S = 5.0, 3.0
 SOAK_LOOK_S, SOAK_PAUSE_S = 5.0, 0.05
 RETRIED_S = 15.0  # of requests after the server's death
 REQUESTS = 500  # between two publications
@@ -55,8 +55,8 @@ def drills(publications: int, overload_s: float) -> dict[str, Drill]:
         "stub-killed": lambda server: stubs(server)[0].kill(),
         "stub-stopped": lambda server: stubs(server)[0].suspend(),
         "server-killed": lambda server: triton(server).kill(),
-        "nested-json": _nested_json,
-        "huge-shape": _huge_shape,
+        "nested-json": partial(_post, name="150,000 open brackets"),
+        "huge-shape": partial(_post, name="huge shape with JSON data"),
     }
     return {
         **{name: partial(_heal, fault=fault) for name, fault in faults.items()},
@@ -89,24 +89,10 @@ def _heal(bench: DrillBench, fault: Callable[[Server], object]) -> Row:
     return {**verdicts.row(), "recovery_s": verdicts.recovery_s(started), "memory_mb": used_mb}
 
 
-def _nested_json(server: Server) -> None:
-    """Ends Triton 2.51."""
-    _post(server, b"[" * 150_000)
-
-
-def _huge_shape(server: Server) -> None:
-    """Announces 2^31 images, holds one: ends Triton 2.51."""
-    tensor = {"name": "image", "shape": [2**31, 1, 28, 28], "datatype": "UINT8", "data": [0] * 784}
-    _post(server, json.dumps({"inputs": [tensor]}).encode())
-
-
-def _post(server: Server, body: bytes) -> None:
-    import http.client
-
-    gone = suppress(OSError, http.client.HTTPException)
-    with closing(http.client.HTTPConnection(server.http_url, timeout=20)) as connection, gone:
-        connection.request("POST", f"/v2/models/{MODEL}/infer", body, {"Content-Type": "application/json"})
-        connection.getresponse()
+def _post(server: Server, name: str) -> None:
+    """A request that ends Triton 2.51."""
+    with suppress(OSError, HTTPException):
+        hostile.send(server.http_url, "POST", f"/v2/models/{MODEL}/infer", *hostile.requests()[name])
 
 
 def _killed_under_clients(bench: DrillBench) -> Row:
@@ -159,9 +145,7 @@ def _overload(bench: DrillBench, seconds: float) -> Row:
         images, logits = published(OVERLOADED, repository := Path(folder, "models"))
         with bench.server(repository) as server:
             asker = Asker(server.http_url, OVERLOADED, images, logits)
-            ends = time.monotonic() + CAPACITY_S
-            capacity = len(asker.closed_loop(4, lambda: time.monotonic() > ends).right) / CAPACITY_S
-            before_mb = memory_mb(server)
+            capacity, before_mb = asker.capacity(4), memory_mb(server)
             verdicts = asker.open_loop(OVERLOAD * capacity, seconds)
             recovery_s = wait_until(lambda: probe_server(server.http_url).ok)
             grown_mb = memory_mb(server) - before_mb

@@ -24,7 +24,7 @@ from benchmarks.measure.run import Record, Row
 
 MOST = 100_000
 TOLERANCE = 1e-3
-ANSWER_S, RETRY_S = 30.0, 0.05
+ANSWER_S, RETRY_S, CAPACITY_S = 30.0, 0.05, 3.0
 
 
 def keep(record: Record, measured: Iterable[Row]) -> None:
@@ -120,6 +120,11 @@ class Asker:
 
         asyncio.run(self._session(work, verdicts))
         return verdicts
+
+    def capacity(self, in_flight: int) -> float:
+        """Right answers a second."""
+        ends = time.monotonic() + CAPACITY_S
+        return len(self.closed_loop(in_flight, lambda: time.monotonic() > ends).right) / CAPACITY_S
 
     def open_loop(self, rate: float, seconds: float) -> Verdicts:
         verdicts = Verdicts()

@@ -74,6 +74,16 @@ def several(option: str, name: str, allowed: Iterable[str], **more: Any) -> Call
     return decorate
 
 
+def repeated(
+    option: str, name: str, kind: click.ParamType[Any], *default: Any, **more: Any
+) -> Callable[[Command], Command]:
+    """A repeatable option."""
+    decorate: Callable[[Command], Command] = click.option(
+        option, name, type=kind, multiple=True, default=default or None, show_default=True, **more
+    )
+    return decorate
+
+
 class FiniteRange(click.FloatRange):
     """click's FloatRange accepts NaN."""
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from types import MappingProxyType
+from typing import Any
 
 import click
 import numpy as np
@@ -44,6 +45,10 @@ class Durations:
 
     def percentiles(self, *percents: int) -> dict[str, float]:
         return {f"p{percent}_ms": self.percentile_ms(percent) for percent in percents}
+
+    def row(self) -> dict[str, Any]:
+        """Its fields in a result."""
+        return {**self.percentiles(50, 90, 99), "samples_ns": self.samples_ns}
 
 
 @dataclass(frozen=True)

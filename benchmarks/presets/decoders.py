@@ -80,13 +80,12 @@ def _timed(calls: Mapping[str, Call], seconds: float, title: str) -> Iterator[Ro
 
     measured = time_interleaved(calls, seconds, title, STABLE_ROUNDS)
     for candidate, durations in measured.items():
-        times = {**durations.percentiles(50, 90, 99), "samples_ns": durations.samples_ns}
         ratios = {
             other: vars(ratio_with_interval(measured[other], durations))
             for other in (PLAIN, PRUNED)
             if other in measured and other != candidate
         }
-        yield {"candidate": candidate, **times, "ratios": ratios}
+        yield {"candidate": candidate, **durations.row(), "ratios": ratios}
 
 
 def multiplications(path: Path) -> int:

@@ -90,8 +90,6 @@ def _runs(classifiers: Mapping[str, Classifier], images: Images) -> dict[str, Ca
 
 def _rows(model: str, accuracies: Mapping[str, float], measured: Mapping[str, Durations]) -> list[dict[str, Any]]:
     return [
-        {"model": model, "name": name, "accuracy": accuracies.get(name.rpartition(", ")[0])}
-        | durations.percentiles(50, 90, 99)
-        | {"samples_ns": durations.samples_ns}
+        {"model": model, "name": name, "accuracy": accuracies.get(name.rpartition(", ")[0])} | durations.row()
         for name, durations in measured.items()
     ]

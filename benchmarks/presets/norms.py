@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import click
@@ -51,7 +50,6 @@ def compared(rows: Sequence[Row], studied: Mapping[str, Row]) -> list[Row]:
         {
             **row,
             "folds": studied[row["model"]]["folds"],
-            "of_layer_norm_training": studied[row["model"]]["of_layer_norm"],
             "speedup_over_layer_norm": layer_norm_ms and layer_norm_ms / row["p50_ms"],
         }
         for row in rows
@@ -59,7 +57,7 @@ def compared(rows: Sequence[Row], studied: Mapping[str, Row]) -> list[Row]:
 
 
 def study_rows(study: Path) -> dict[str, dict[str, Any]]:
-    """By model, of the first seed at the usual rate: checkpoint, accuracy, and an epoch's time over LayerNorm's."""
+    """By model, of the first seed at the usual rate: checkpoint, accuracy, and whether its norms fold."""
     path = study / "norms.json"
     try:
         runs = {
@@ -67,17 +65,11 @@ def study_rows(study: Path) -> dict[str, dict[str, Any]]:
             for run in json.loads(path.read_bytes())["runs"]
             if (run["at"]["way"], run["options"]["seed"]) == ("usual", 0)
         }
-        times = {
-            model: median(epoch["training_time_s"] for epoch in run["series"])
-            for model, run in runs.items()
-            if run["series"]
-        }
         return {
             model: {
                 "checkpoint": f"{run['label']}.safetensors",
                 "test_accuracy": run["series"][-1]["test_accuracy"] if run["series"] else 0.0,
                 "folds": model in FOLDING,
-                "of_layer_norm": times[model] / times["vit"] if {model, "vit"} <= times.keys() else None,
             }
             for model, run in runs.items()
         }

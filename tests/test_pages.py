@@ -13,7 +13,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from benchmarks.measure.choices import WithPresets, preset
+from benchmarks.measure.choices import WithPresets
 from vitbn import main as vitbn
 
 ROOT = Path(__file__).parents[1]
@@ -69,7 +69,7 @@ def script(path: str) -> click.Command:
 def parse(command: click.Command, words: list[str], line: str) -> None:
     """Files need not exist."""
     if isinstance(command, WithPresets) and words[:1] == ["--preset"] and words[1] in command.presets:
-        return parse(preset(words[1]), words[2:], line)
+        return parse(command.preset(words[1]), words[2:], line)
     context = click.Context(command, info_name=command.name, **command.context_settings)
     options, left, _ = command.make_parser(context).parse_args(list(words))
     if isinstance(command, click.Group):
@@ -139,7 +139,7 @@ def server_options() -> set[str]:
 def options_of(command: click.Command) -> set[str]:
     own = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
     if isinstance(command, WithPresets):
-        return own.union(*(options_of(preset(name)) for name in command.presets))
+        return own.union(*(options_of(each) for each in map(command.preset, command.presets) if each is not command))
     if not isinstance(command, click.Group):
         return own
     context = click.Context(command)

@@ -1,11 +1,11 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
 from math import isfinite
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import click
 
@@ -16,14 +16,17 @@ Command = TypeVar("Command", bound=Callable[..., object])
 T = TypeVar("T")
 
 
-PRESET_OF = "benchmarks.preset_of"
-"""Key of a context's `meta`: the name of the command whose preset runs."""
+PRESET = "benchmarks.preset"
+"""Key of a context's `meta`: the names of the command and of its preset that runs."""
 
 
 class WithPresets(click.Command):
-    """`--preset NAME` passes the other arguments to the command NAME of benchmarks/presets/NAME.py."""
+    """`--preset NAME` passes the other arguments to the command NAME of benchmarks/presets/NAME.py.
 
-    presets: tuple[str, ...] = ()
+    Or to this command with other defaults.
+    """
+
+    presets: Mapping[str, Mapping[str, Any] | None]
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
@@ -34,24 +37,28 @@ class WithPresets(click.Command):
         if name not in self.presets:
             return super().make_context(info_name, args, parent, **extra)
         own = words[:place] + words[place + 2 :]
-        context = preset(name).make_context(f"{info_name} --preset {name}", own, parent, **extra)
-        context.meta[PRESET_OF] = self.name
+        command, defaults = self.preset(name), self.presets[name]
+        make = super().make_context if command is self else command.make_context
+        context = make(f"{info_name} --preset {name}", own, parent, default_map=defaults, **extra)
+        context.meta[PRESET] = self.name, name
         return context
+
+    def preset(self, name: str) -> click.Command:
+        """The command that runs."""
+        command = self if self.presets[name] else getattr(import_module(f"benchmarks.presets.{name}"), name)
+        return cast("click.Command", command)
 
     def invoke(self, ctx: click.Context) -> Any:
         return super().invoke(ctx) if ctx.command is self else ctx.command.invoke(ctx)
 
 
-def preset(name: str) -> click.Command:
-    command: click.Command = getattr(import_module(f"benchmarks.presets.{name}"), name)
-    return command
+def presets(*names: str, **defaults: Mapping[str, Any]) -> Callable[[WithPresets], WithPresets]:
+    """`names` have a command of their own, `defaults` are by name and parameter."""
 
-
-def presets(*names: str) -> Callable[[WithPresets], WithPresets]:
     def decorate(command: WithPresets) -> WithPresets:
-        command.presets = names
-        what = "Measure this instead, with its own options: --preset NAME --help."
-        command.params.insert(0, click.Option(["--preset"], type=click.Choice(names), expose_value=False, help=what))
+        command.presets = {**defaults, **dict.fromkeys(names)}
+        what, choice = "Measure this instead: --preset NAME --help.", click.Choice([*command.presets])
+        command.params.insert(0, click.Option(["--preset"], type=choice, expose_value=False, help=what))
         return command
 
     return decorate

@@ -18,7 +18,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from benchmarks.measure.choices import PRESET_OF
+from benchmarks.measure.choices import PRESET
 from benchmarks.measure.progress import is_ours
 
 Row = Mapping[str, Any]
@@ -148,9 +148,8 @@ def _now() -> str:
 def command() -> str:
     """The command without default options; FILE and DIR replace local paths."""
     context = click.get_current_context()
-    preset_of = context.meta.get(PRESET_OF)
-    words = ["python", f"benchmarks/{preset_of or context.command.name}.py"]
-    words += ["--preset", str(context.command.name)] if preset_of else []
+    name, preset = context.meta.get(PRESET, (context.command.name, None))
+    words = ["python", f"benchmarks/{name}.py", *(["--preset", preset] if preset else [])]
     for parameter in context.command.params:
         name = parameter.name or ""
         if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:

@@ -262,6 +262,14 @@ def test_a_sharing_that_is_none(way: str) -> None:
     assert f"expected INSTANCESxTHREADS, such as 2x1, found {way}" in result.output
 
 
+def test_the_preset_of_rates_is_the_command_with_other_defaults() -> None:
+    words = ["--preset", "rates", "--seconds", "9"]
+    given = throughput.throughput.make_context("throughput", [*words]).params
+    assert (given["rates"], given["batches"], given["sharings"]) == ((500, 1000, 2000), (1,), [[1, 0]])
+    assert (given["models"], given["seconds"], given["in_flight"]) == (("vitbn",), 9, ())
+    assert throughput.throughput.make_context("throughput", [*words, "--rate", "50"]).params["rates"] == (50,)
+
+
 def test_a_rate_that_sends_too_little() -> None:
     result = run("--rate", 10)
     assert result.exit_code == 2

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from benchmarks.measure.candidate import Candidate, candidates
+from benchmarks.measure.candidate import candidates
 from benchmarks.measure.choices import PRECISION_HELP, chosen, json_option, seconds_option, several
-from benchmarks.measure.engines import COMPARED, DEFAULT_PRECISIONS, PRECISIONS, RUNTIMES, Device, Precision
+from benchmarks.measure.engines import COMPARED, DEFAULT_PRECISIONS, PRECISIONS, RUNTIMES, Precision
 from benchmarks.measure.machine import cores
 from benchmarks.measure.workload import Workload
 from models.config import MODEL_NAMES, ModelConfig
 
 if TYPE_CHECKING:
-    from benchmarks.measure.called import Missing
-    from benchmarks.measure.rounds import Limits
     from benchmarks.measure.run import Row
 
 DEPTH = 6
@@ -26,27 +25,6 @@ BATCHES = (1, 4, 16, 64, 256, 1024, 5000)
 DEPTHS = (1, 2, 3, 6, 9, 12)
 DIMS = (32, 64, 128, 256)
 AXIS_BATCH = 64  # images per call on the axes of depth and width
-
-Axis = Literal["batch", "depth", "dim"]
-
-
-@dataclass(frozen=True)
-class Swept:
-    """The axes of batch and width use `depth`."""
-
-    models: Sequence[Any]
-    runtimes: Sequence[str]
-    precisions: Sequence[Precision]
-    depth: int
-    threads: int
-    device: Device
-
-    def candidates(self, config: ModelConfig) -> list[Candidate]:
-        """Networks without depth only in the published geometry."""
-        published = config.dim == ModelConfig.dim and config.depth == self.depth
-        configs = [replace(config, model=model) for model in self.models]
-        named = [(each.model, each) for each in configs if each.is_transformer or published]
-        return candidates(named, self.runtimes, self.precisions, self.threads, self.device)
 
 
 @click.command()
@@ -73,54 +51,49 @@ def sweep(
     json_path: Path | None,
 ) -> None:
     """Time calls against batch size, depth and width."""
-    from benchmarks.measure.called import Missing
+    from benchmarks.measure.called import Missing, build_all
     from benchmarks.measure.devices import choose
     from benchmarks.measure.roofline import limits
-    from benchmarks.measure.rounds import finish
+    from benchmarks.measure.rounds import finish, measure
     from benchmarks.measure.run import recording
     from benchmarks.reporting.tables.calls import batch_table, unstable_lines
 
     device, threads, missing = choose(wanted), threads or cores(), Missing()
     kinds = chosen(precisions, PRECISIONS) or DEFAULT_PRECISIONS[device]
-    swept = Swept(chosen(models, MODEL_NAMES), chosen(runtimes, RUNTIMES), kinds, depth, threads, device)
+    forms = chosen(runtimes, RUNTIMES), kinds, threads, device
     rows: list[Row] = []
 
-    def add(axis: Axis, measured: list[Row]) -> None:
+    def add(axis: str, measured: list[Row]) -> None:
         rows.extend({"axis": axis, **row} for row in measured)
         record.update([*rows, *missing.rows], reachable)
         click.echo(batch_table(measured, with_dim=axis == "dim"))
 
+    planned = _points(batches or BATCHES, middle := ModelConfig(depth=depth))
+    share = seconds / sum(len(workloads) for *_, workloads in planned)
     with recording(json_path, threads, device) as record:
         reachable = limits(device, threads, kinds)
-        _run(swept, batches or BATCHES, seconds, reachable, missing, add)
+        for axis, config, workloads in planned:
+            named = _networks(chosen(models, MODEL_NAMES), config, config == middle)
+            built = build_all(candidates(named, *forms), workloads, missing)
+            for workload in workloads if built else ():
+                title = f"{axis} {workload.batch if axis == 'batch' else getattr(config, axis)}"
+                measure(built, workload, share, reachable, title, missing, partial(add, axis))
         finish(record, rows, missing)
     for line in unstable_lines(rows):
         click.echo(line)
     context.exit(1 if missing.wrong else 0)
 
 
-def _run(
-    swept: Swept,
-    batches: Sequence[int],
-    seconds: float,
-    limits: Limits,
-    missing: Missing,
-    add: Callable[[Axis, list[Row]], None],
-) -> None:
-    from benchmarks.measure.called import build_all
-    from benchmarks.measure.rounds import measure
+def _points(batches: Sequence[int], middle: ModelConfig) -> list[tuple[str, ModelConfig, list[Workload]]]:
+    alike = [Workload(AXIS_BATCH)]
+    return [
+        ("batch", middle, [Workload(batch) for batch in batches]),
+        *(("depth", replace(middle, depth=depth), alike) for depth in DEPTHS),
+        *(("dim", replace(middle, dim=dim), alike) for dim in DIMS),
+    ]
 
-    share = seconds / (len(batches) + len(DEPTHS) + len(DIMS))
 
-    def along(axis: Axis, config: ModelConfig, workloads: list[Workload], title: str) -> None:
-        built = build_all(swept.candidates(config), workloads, missing)
-        for workload in workloads if built else ():
-            said = title or f"batch {workload.batch}"
-            measure(built, workload, share, limits, said, missing, lambda rows: add(axis, rows))
-
-    middle, alike = ModelConfig(depth=swept.depth), [Workload(AXIS_BATCH)]
-    along("batch", middle, [Workload(batch) for batch in batches], "")
-    for depth in DEPTHS:
-        along("depth", replace(middle, depth=depth), alike, f"depth {depth}")
-    for dim in DIMS:
-        along("dim", replace(middle, dim=dim), alike, f"dim {dim}")
+def _networks(models: Sequence[Any], config: ModelConfig, is_middle: bool) -> list[tuple[str, ModelConfig]]:
+    """Networks without depth only once an axis."""
+    configs = [replace(config, model=model) for model in models]
+    return [(each.model, each) for each in configs if each.is_transformer or is_middle]

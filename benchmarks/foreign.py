@@ -78,8 +78,8 @@ def _timed(
     from benchmarks.measure.timing import ratio_with_interval, time_interleaved
     from export.onnx_rewrites.inputs import draw, first_dimensions
     from export.onnx_rewrites.prepare import Prepare
-    from export.onnx_rewrites.proof import picked
     from export.onnx_rewrites.reads import parse_read
+    from export.onnx_rewrites.runs import picked
 
     Prepare()(model := ir.load(files[PLAIN]))
     feeds = draw(model.graph, {**sizes, **dict.fromkeys(first_dimensions(model.graph), batch)})

@@ -35,7 +35,7 @@ def candidates(
 ) -> tuple[dict[str, Call], dict[str, str]]:
     """`read` picks the read part of a plain file's outputs."""
     from export.errors import ExportError
-    from export.onnx_rewrites.proof import session
+    from export.onnx_rewrites.runs import session
 
     def in_onnx_runtime(path: Path) -> Call:
         return partial(session(path).run, None, feeds)

@@ -8,8 +8,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from contextlib import suppress
+from graphlib import CycleError, TopologicalSorter
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -29,6 +31,7 @@ def read_model(path: Path) -> ir.Model:
     try:
         model = ir.load(path)
         next(iter(model.graph.outputs))
+        _check_circles(model, path)
         model.graph.sort()  # ONNX Runtime's float16 converter writes nodes out of order
     except (OSError, ValueError, KeyError, TypeError, DecodeError, StopIteration, RuntimeError) as error:
         reason = " ".join(str(error).split())[:200] or "a graph without outputs"
@@ -50,6 +53,23 @@ def read_model(path: Path) -> ir.Model:
         raise BadRequest(f"{path}: expected its weights in {missing[0]}, found no such file")
     _check_lengths(model, path)
     return model
+
+
+def _check_circles(model: ir.Model, path: Path) -> None:
+    """Raises BadRequest for nodes, or functions, that need their own results."""
+    kinds: list[tuple[str, dict[Any, list[Any]]]] = [
+        ("function", {key: [node.op_identifier() for node in body] for key, body in model.functions.items()})
+    ]
+    for nodes in (model.graph, *model.functions.values()):
+        makers = {node: [value.producer() for value in node.inputs if value is not None] for node in nodes}
+        kinds.append(("node", {node: [maker for maker in each if maker is not None] for node, each in makers.items()}))
+    for kind, needed in kinds:
+        try:
+            TopologicalSorter(needed).prepare()
+        except CycleError as error:
+            first = error.args[1][0]
+            name = first.name or first.outputs[0].name if isinstance(first, ir.Node) else first[1]
+            raise BadRequest(f"{path}: expected no {kind} that needs its own result, found {name!r}") from error
 
 
 def _check_lengths(model: ir.Model, path: Path) -> None:
@@ -75,6 +95,10 @@ def _follow_links(model: ir.Model, folder: Path) -> None:
                 raise NotSupported(f"{tensor.path}: expected a link into {folder}, found a link to {file}")
             place = file.name, tensor.offset, tensor.length, tensor.dtype
             value.const_value = ir.ExternalTensor(*place, shape=tensor.shape, name=str(tensor.name), base_dir=folder)
+
+
+def weight_bytes(model: ir.Model) -> int:
+    return sum(value.const_value.nbytes for value in model.graph.initializers.values() if value.const_value is not None)
 
 
 def weight_files(model: ir.Model) -> list[Path]:
@@ -156,7 +180,6 @@ def read_inputs(path: Path, graph: ir.Graph) -> Feeds:
 
 def save_model(model: ir.Model, path: Path) -> None:
     """Large weights, and those from a separate file, go to `data_file(path)`."""
-    size = sum(value.const_value.nbytes for value in model.graph.initializers.values() if value.const_value is not None)
-    outside = data_file(path).name if size > LARGEST_INSIDE or weight_files(model) else None
+    outside = data_file(path).name if weight_bytes(model) > LARGEST_INSIDE or weight_files(model) else None
     ir.save(model, path, external_data=outside)
     release(model)

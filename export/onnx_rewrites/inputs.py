@@ -7,6 +7,7 @@ keeps a token; of decoders every second row starts with masked tokens.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import combinations
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 
 from export.onnx_rewrites.attributes import attribute_int
 from export.onnx_rewrites.errors import NotSupported
+from export.onnx_rewrites.memory import free_memory
 
 Feeds = dict[str, NDArray[np.generic]]
 
@@ -38,7 +40,7 @@ PASSING = frozenset(
 )
 
 # Sizes of first axes and of others, per round; some networks accept only 224.
-FIRST = (2, 3, 1)
+FIRST = (1, 2, 3)
 OTHERS = ((5, 7, 11), (32, 48, 64), (64, 96, 160), (224, 256, 288), (224, 224, 224))
 
 # Batch, new tokens and past tokens of decoders: rounds that must run, then others.
@@ -46,6 +48,7 @@ DECODING = (((1, 5, 7), (2, 7, 0)), ((1, 5, 7), (2, 5, 3)), ((1, 32, 48), (2, 48
 MORE_DECODING = ((1, 1, 5), (2, 1, 7), (3, 1, 1), (2, 5, 1), (1, 5, 5), (2, 2, 2), (3, 5, 7), (1, 1, 0), (2, 33, 0))
 
 MOST_CORNERS = 8
+DRAWN = 8  # bytes of an element, before it gets its dtype
 
 Sizes = dict[str, int]
 
@@ -137,7 +140,8 @@ def size_rounds(graph: ir.Graph, fixed: Mapping[str, int] | None = None) -> Iter
                     | held
                     for number in range(len(FIRST))
                 ]
-                yield Family(rounds, _corners(rounds[0], [symbol for symbol in symbols if symbol not in held]))
+                usual = rounds[0] | dict.fromkeys(first - held.keys(), FIRST[1])
+                yield Family(rounds, _corners(usual, [symbol for symbol in symbols if symbol not in held]))
             if not free:
                 break
 
@@ -185,12 +189,15 @@ def _inner(graph: ir.Graph) -> list[tuple[ir.Value, int | ir.SymbolicDim]]:
 
 
 def draw(graph: ir.Graph, sizes: Mapping[str, int], seed: int = 0) -> Feeds:
-    """Raises NotSupported for an input that is not numeric."""
+    """Raises NotSupported for an input that is not numeric, and for inputs larger than the free memory."""
     rng = np.random.default_rng(seed)
     feeds: Feeds = {}
     past = min((shape_of(value, sizes)[-2] for value in graph.inputs if is_past(value)), default=None)
+    free = free_memory()
     for value in graph.inputs:
         shape = shape_of(value, sizes)
+        if (free := free - DRAWN * math.prod(shape)) < 0:
+            raise NotSupported(f"input {value.name!r}: expected a size that fits into memory, found {shape}")
         if value.dtype is None or value.dtype == ir.DataType.STRING:
             raise NotSupported(f"input {value.name!r}: expected numbers, found {value.dtype}")
         dtype = value.dtype.numpy()

@@ -1,37 +1,34 @@
 """Chooses the inputs of the proof: those on which the original gives finite answers.
 
-In: a file, its graph and the reads. Out: `Rounds`.
+In: a file, its graph and the reads. Out: a `Round` at a time; none is kept.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import count
 from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
-import onnxruntime as ort
-from numpy.typing import NDArray
 
-from export.onnx_rewrites.errors import BadRequest, ForeignError
+from export.onnx_rewrites.errors import BadRequest, ForeignError, NotSupported
+from export.onnx_rewrites.files import weight_bytes
 from export.onnx_rewrites.inputs import Feeds, Sizes, bound_sizes, draw, free_dimensions, size_rounds
 from export.onnx_rewrites.memory import check_memory
-from export.onnx_rewrites.proof import check_finite, double_answers, finite_answers, picked, session
 from export.onnx_rewrites.reads import Read
-
-Arrays = list[NDArray[np.generic]]
+from export.onnx_rewrites.runs import Arrays, Runner, double_answers, picked
 
 
 @dataclass(frozen=True)
-class Rounds:
-    """`answers` and `doubles` are the parts that are read; `doubles` is empty without a proof in double."""
+class Round:
+    """`answers` and `double` are the parts that are read; `double` is None without a proof in double."""
 
-    feeds: list[Feeds]
-    answers: list[Arrays]
-    doubles: list[Arrays]
     source: str
+    feeds: Feeds
+    answers: Arrays
+    double: Arrays | None
 
 
 @dataclass(frozen=True)
@@ -44,83 +41,87 @@ class Asked:
     double: bool = False
 
 
-def find_rounds(
+def rounds(
     original: ir.Model, graph: ir.Graph, path: Path, asked: Asked, say: Callable[[str], None] = lambda _: None
-) -> Rounds:
-    """Tries sizes from small to large, then with --dims fixed.
+) -> Iterator[Round]:
+    """The user's inputs, then drawn ones: sizes are tried from small to large, then with --dims fixed.
 
     Raises BadRequest if nothing runs, NotSupported if the proof in double is impossible.
     """
-    runner, reason, unsupported = session(path), "", None
-    given = [asked.inputs[1]] if asked.inputs else []
-    own = [finite_answers(runner, feeds, asked.reads) for feeds in given]
-    for family in chain(size_rounds(graph, asked.dims), [None] if given else []):
-        needed = [*family.needed] if family else []
-        if asked.double:
-            _check_memory(graph, [*needed, *(bound_sizes(graph, feeds) for feeds in given)])
-        feeds = [draw(graph, sizes, seed) for seed, sizes in enumerate(needed)]
+    runs = _Original(original, graph, path, asked, say)
+    if asked.inputs:
+        file, feeds = asked.inputs
+        runs.check_memory([bound_sizes(graph, feeds)])
+        yield runs.answered(str(file), feeds, runs.answers(feeds))
+    for family in size_rounds(graph, asked.dims):
+        runs.check_memory(family.needed)
+        ran = 0
+        for made in map(runs.attempt, family.needed, count()):
+            if made is None:
+                break
+            yield made
+            ran += 1
+        if ran == len(family.needed):
+            yield from filter(None, map(runs.attempt, family.more, count(ran)))
+            return
+    if not asked.inputs:
+        raise runs.failure()
+
+
+class _Original:
+    def __init__(self, model: ir.Model, graph: ir.Graph, path: Path, asked: Asked, say: Callable[[str], None]) -> None:
+        self.model, self.graph, self.asked, self.say = model, graph, asked, say
+        self.runner = Runner(path, weight_bytes(model))
+        self.reason = ""  # of the first attempt that failed
+        self.unsupported: ForeignError | None = None
+
+    def attempt(self, sizes: Sizes, seed: int) -> Round | None:
+        """None if the original does not answer: it may need a minimal length, or no batch beside a past."""
+        feeds = draw(self.graph, sizes, seed)
         try:
-            answers = [finite_answers(runner, each, asked.reads) for each in feeds]
+            answers = self.answers(feeds)
         except ForeignError as error:
-            reason = reason or str(error)
-            continue
+            self.reason = self.reason or str(error)
+            return None
         try:
-            doubles = _doubles(original, [*feeds, *given], asked, say)
+            return self.answered(_text(sizes), feeds, answers)
         except ForeignError as error:  # no output for a window larger than the image
-            unsupported = unsupported or error
-            continue
-        found = Rounds([*feeds, *given], [*answers, *own], doubles, _source(needed))
-        return _with_more(original, graph, runner, found, family.more if family else [], asked, say)
-    dims = ",".join(f"{symbol}=SIZE" for symbol in free_dimensions(graph))
-    if unsupported and dims:
-        raise type(unsupported)(f"{unsupported}; --dims {dims} sets other sizes") from unsupported
-    if unsupported:
-        raise unsupported
-    what = "--inputs" + (f" or --dims {dims}" if dims else "")
-    raise BadRequest(f"expected the file to run on drawn inputs, give {what}: {reason}")
+            self.unsupported = self.unsupported or error
+            return None
+
+    def answers(self, feeds: Feeds) -> Arrays:
+        found = self.runner(feeds)
+        return self._finite([*found], [*found.values()])
+
+    def answered(self, source: str, feeds: Feeds, answers: Arrays) -> Round:
+        if not self.asked.double:
+            return Round(source, feeds, answers, None)
+        self.say(f"the original in float64, {source}")
+        names = [str(value.name) for value in self.model.graph.outputs]
+        return Round(source, feeds, answers, self._finite(names, double_answers(self.model, feeds)))
+
+    def _finite(self, names: Sequence[str], outputs: Arrays) -> Arrays:
+        """What is read; raises BadRequest if there is no such part, NotSupported if it is empty or not finite."""
+        parts = picked(names, outputs, self.asked.reads)
+        for position, array in enumerate(parts):
+            if not array.size or not np.isfinite(array.astype(np.float64)).all():
+                found = f"{array.shape} with others or none"
+                raise NotSupported(f"output {position}: expected finite numbers, found {found}")
+        return parts
+
+    def check_memory(self, sizes: Sequence[Sizes]) -> None:
+        """Raises NotSupported if a proof in double that was asked for needs too much."""
+        if self.asked.double:
+            check_memory(self.graph, {symbol: max(each[symbol] for each in sizes) for symbol in sizes[0]})
+
+    def failure(self) -> ForeignError:
+        dims = ",".join(f"{symbol}=SIZE" for symbol in free_dimensions(self.graph))
+        if self.unsupported:
+            hint = f"; --dims {dims} sets other sizes" if dims else ""
+            return type(self.unsupported)(f"{self.unsupported}{hint}")
+        what = "--inputs" + (f" or --dims {dims}" if dims else "")
+        return BadRequest(f"expected the file to run on drawn inputs, give {what}: {self.reason}")
 
 
-def _check_memory(graph: ir.Graph, sizes: Sequence[Sizes]) -> None:
-    check_memory(graph, {symbol: max(each[symbol] for each in sizes) for symbol in sizes[0]})
-
-
-def _with_more(
-    original: ir.Model,
-    graph: ir.Graph,
-    runner: ort.InferenceSession,
-    found: Rounds,
-    more: Sequence[Sizes],
-    asked: Asked,
-    say: Callable[[str], None],
-) -> Rounds:
-    """Adds those rounds, first, that the original answers: it may need a minimal length, or no batch beside a past."""
-    feeds, answers, doubles, ran = [], [], [], []
-    for seed, sizes in enumerate(more, start=len(found.feeds)):
-        drawn = draw(graph, sizes, seed)
-        try:
-            answer = finite_answers(runner, drawn, asked.reads)
-            exact = _doubles(original, [drawn], asked, say)
-        except ForeignError:
-            continue
-        feeds.append(drawn)
-        answers.append(answer)
-        doubles += exact
-        ran.append(sizes)
-    source = "; ".join(filter(None, [found.source, _source(ran), *([str(asked.inputs[0])] if asked.inputs else [])]))
-    return Rounds([*feeds, *found.feeds], [*answers, *found.answers], [*doubles, *found.doubles], source)
-
-
-def _doubles(original: ir.Model, feeds: Sequence[Feeds], asked: Asked, say: Callable[[str], None]) -> list[Arrays]:
-    if not asked.double:
-        return []
-    names, found = [str(value.name) for value in original.graph.outputs], []
-    for number, each in enumerate(feeds, start=1):
-        say(f"the original in float64, input {number} of {len(feeds)}")
-        found.append(picked(names, double_answers(original, [each])[0], asked.reads))
-        check_finite(found[-1])
-    return found
-
-
-def _source(rounds: Sequence[Sizes]) -> str:
-    sizes = [", ".join(f"{name}={size}" for name, size in chosen.items()) or "fixed" for chosen in rounds]
-    return f"drawn at {'; '.join(sizes)}" if sizes else ""
+def _text(sizes: Sizes) -> str:
+    return "drawn at " + (", ".join(f"{name}={size}" for name, size in sizes.items()) or "fixed sizes")

@@ -55,7 +55,7 @@ def clean(shapes: Shapes, value: ir.Value, demand: Box) -> Box:
         size = shapes.static(value, axis)
         if size is not None:
             chosen = tuple(place if place >= 0 else max(place + size, 0) for place in chosen)
-        if size is None or chosen != tuple(range(size)):
+        if len(chosen) != size or chosen != tuple(range(size)):
             kept[axis] = chosen
     return box(kept)
 

@@ -16,13 +16,23 @@ import onnx_ir as ir
 
 from export.onnx_rewrites.contrib import without_double
 from export.onnx_rewrites.errors import BadRequest, ForeignError, NothingToRewrite, NotSupported
-from export.onnx_rewrites.files import check_apart, dtype_of, read_inputs, read_model, release, save_model, weight_files
+from export.onnx_rewrites.files import (
+    check_apart,
+    dtype_of,
+    read_inputs,
+    read_model,
+    release,
+    save_model,
+    weight_bytes,
+    weight_files,
+)
 from export.onnx_rewrites.inputs import channels, first_dimensions, free_dimensions, past_dimensions
 from export.onnx_rewrites.pipeline import PASSES, Rewritten, rewrite
 from export.onnx_rewrites.prepare import Prepare
-from export.onnx_rewrites.proof import Proof, answers, compare_file, prove_double, session
+from export.onnx_rewrites.proof import Comparison, Proof, Proved, prove
 from export.onnx_rewrites.reads import Read, parse_read, resolve
-from export.onnx_rewrites.rounds import Asked, find_rounds
+from export.onnx_rewrites.rounds import Asked, rounds
+from export.onnx_rewrites.runs import Runner
 from export.onnx_rewrites.timing import Timed, time_both
 from export.publishing.artifact import ONNX_FILE
 from export.publishing.beside import lay, staged
@@ -62,6 +72,8 @@ def rewrite_file(path: Path, output: Path, request: Request, say: Callable[[str]
         return _rewrite(original, path, output, request, say)
     except (ForeignError, OSError):
         raise
+    except MemoryError as error:
+        raise NotSupported("expected a graph that fits into memory, found one that needs more") from error
     except Exception as error:  # libraries fail in many ways on unknown graphs
         raise NotSupported(f"expected a graph that the passes read, found {type(error).__name__} in it") from error
 
@@ -81,31 +93,33 @@ def _rewrite(original: ir.Model, path: Path, output: Path, request: Request, say
         refusals = [str(refusal) for step in rewritten.steps if step.name in missing for refusal in step.refusals]
         reasons = "; ".join(refusals[-3:]) or "nothing of its kind"
         raise NothingToRewrite(f"{missing[0]}: expected a place to rewrite, found none: {reasons}")
-    plain, proofs = without_functions(original), []
+    plain = without_functions(original)
     given = (request.inputs, read_inputs(request.inputs, prepared.graph)) if request.inputs else None
     without = without_double(plain.graph)
     asked = Asked(reads, request.dims, given, request.proof == "float64" and without is None)
-    say("the original in ONNX Runtime")
-    release(plain)
-    rounds = find_rounds(plain, prepared.graph, path, asked, say)
-    if asked.double:
-        say("the rewritten graph in float64")
-        proofs.append(prove_double(plain, rewritten.model, reads, rounds.feeds, rounds.doubles))
     with staged(output) as written:
+        say("writing the file")
         save_model(clean(rewritten.model, original, reads), written)
-        say("the written file in ONNX Runtime")
-        runner = session(written)
-        proofs.append(compare_file(runner, rounds.feeds, rounds.answers, rounds.doubles, dtype, without))
-        sample = Sample(rounds.feeds[-1], answers(runner, rounds.feeds[-1]))
-        own = {file.name: file for file in sorted(written.parent.iterdir())}
-        files = {name: file.stat().st_size for name, file in own.items()}
-        about = describe(path, original, rewritten, proofs, request, sizes, rounds.source)
-        contents = {ONNX_FILE: own.pop(written.name), **own}
-        artifact = any_artifact(contents, runner, sample, dtype, about)
+        release(plain)  # computed weights have read the original's
+        runner = Runner(written, weight_bytes(rewritten.model))
+        own = Comparison(dtype, _beside(asked.double, without))
+        proved = prove(rounds(plain, prepared.graph, path, asked, say), rewritten.model, runner, own, say)
+        files = {file.name: file for file in sorted(written.parent.iterdir())}
+        sizes_of_files = {name: file.stat().st_size for name, file in files.items()}
+        about = describe(path, original, rewritten, proved, request, sizes)
+        contents = {ONNX_FILE: files.pop(written.name), **files}
+        artifact = any_artifact(contents, runner.session, Sample(proved.feeds, proved.answers), dtype, about)
         del runner  # holds all weights
         timed = time_both(path, written, prepared.graph, sizes) if request.time else ()
         lay(written, artifact)
-    return Written(rewritten, tuple(proofs), timed, sizes, files, json.loads(artifact.manifest.to_json()))
+    return Written(rewritten, proved.proofs, timed, sizes, sizes_of_files, json.loads(artifact.manifest.to_json()))
+
+
+def _beside(double: bool, without: ir.Node | None) -> str:
+    """The reference of the written file."""
+    if without is not None:
+        return f"the original in ONNX Runtime, as {without.op_type} has no reference in float64"
+    return "the original in float64" if double else "the original"
 
 
 def cost_sizes(graph: ir.Graph, dims: Mapping[str, int]) -> dict[str, int]:
@@ -151,10 +165,9 @@ def describe(
     path: Path,
     original: ir.Model,
     rewritten: Rewritten,
-    proofs: Sequence[Proof],
+    proved: Proved,
     request: Request,
     sizes: Mapping[str, int],
-    source: str,
 ) -> dict[str, Any]:
     libraries = ("vitbn", "onnx", "onnx-ir", "onnx-shape-inference", "onnxruntime", "numpy")
     hashes = {file.name: sha256(file) for file in (path, *weight_files(original))}
@@ -167,6 +180,6 @@ def describe(
         "rewrites": [step.name for step in rewritten.steps if step.sites],
         "sites": {step.name: [asdict(site) for site in step.sites] for step in rewritten.steps},
         "refusals": {step.name: [asdict(refusal) for refusal in step.refusals] for step in rewritten.steps},
-        "proofs": [asdict(proof) for proof in proofs],
-        "proof_inputs": source,
+        "proofs": [asdict(proof) for proof in proved.proofs],
+        "proof_inputs": proved.source,
     }

@@ -11,7 +11,7 @@ from pathlib import Path
 import onnx_ir as ir
 
 from export.onnx_rewrites.inputs import draw, first_dimensions
-from export.onnx_rewrites.proof import answers, session
+from export.onnx_rewrites.runs import Runner
 
 BATCHES = (1, 8)
 SECONDS = 4.0
@@ -34,19 +34,19 @@ class Timed:
 def time_both(before: Path, after: Path, graph: ir.Graph, sizes: Mapping[str, int]) -> tuple[Timed, ...]:
     first = first_dimensions(graph)
     asked = [{**sizes, **dict.fromkeys(first, batch)} for batch in BATCHES] if first else [dict(sizes)]
-    runners = session(before, packed=True), session(after, packed=True)
+    runners = Runner(before, packed=True), Runner(after, packed=True)
     timed = []
     for chosen in asked:
         feeds = draw(graph, chosen)
         started = time.perf_counter()
         for runner in runners:
-            answers(runner, feeds)
+            runner(feeds)
         calls = min(MOST, max(LEAST, int(SECONDS / (time.perf_counter() - started))))
         taken: tuple[list[int], list[int]] = ([], [])
         for number in range(calls):
             for position in (0, 1) if number % 2 else (1, 0):
                 start = time.perf_counter_ns()
-                runners[position].run(None, feeds)
+                runners[position].session.run(None, feeds)
                 taken[position].append(time.perf_counter_ns() - start)
         slow, quick = (statistics.median(samples) / 1e6 for samples in taken)
         timed.append(Timed(chosen, slow, quick, calls))

@@ -14,8 +14,9 @@ import numpy as np
 from export.onnx_rewrites.files import dtype_of, read_model, weights_by_place
 from export.onnx_rewrites.inputs import Feeds
 from export.onnx_rewrites.prepare import Prepare
-from export.onnx_rewrites.proof import TOLERANCES, answers, session
-from export.onnx_rewrites.rounds import Asked, find_rounds
+from export.onnx_rewrites.proof import TOLERANCES
+from export.onnx_rewrites.rounds import Asked, rounds
+from export.onnx_rewrites.runs import Runner
 from export.publishing.artifact import ONNX_FILE, Artifact, Content, Tensor, make_artifact
 from export.publishing.sample import Sample
 
@@ -28,11 +29,11 @@ NUMPY = {"float": "float32", "double": "float64"}  # ONNX Runtime's names
 
 def foreign_artifact(file: Path) -> Artifact:
     """Of a file without a manifest. Raises ForeignError for a file that does not run."""
-    model, runner = read_model(file), session(file)
+    model, runner = read_model(file), Runner(file)
     inputs = _inputs(file)
-    sample = Sample(inputs, answers(runner, inputs))
+    sample = Sample(inputs, runner(inputs))
     contents = {ONNX_FILE: file, **weights_by_place(file)}
-    return any_artifact(contents, runner, sample, dtype_of(model), {"rewrites": []})
+    return any_artifact(contents, runner.session, sample, dtype_of(model), {"rewrites": []})
 
 
 def any_artifact(
@@ -56,4 +57,4 @@ def _inputs(file: Path) -> Feeds:
         return Sample.read(beside).inputs
     model = read_model(file)
     Prepare()(model)
-    return find_rounds(model, model.graph, file, Asked()).feeds[-1]
+    return next(rounds(model, model.graph, file, Asked())).feeds

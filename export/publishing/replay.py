@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from export.errors import PublishError
 from export.onnx_rewrites.errors import ForeignError
-from export.onnx_rewrites.proof import answers, session
+from export.onnx_rewrites.runs import Runner
 from export.publishing.artifact import Artifact
 
 Numbers = NDArray[np.float64]
@@ -26,7 +26,7 @@ def replay(artifact: Artifact) -> None:
         raise TypeError(f"{manifest.file}: expected a file, found its bytes")
     sample = artifact.sample
     try:
-        found = answers(session(path), sample.inputs)
+        found = Runner(path)(sample.inputs)
     except ForeignError as error:
         raise PublishError(f"{path.parent}: {error}") from error
     if not found or found.keys() != sample.outputs.keys() or found.keys() != manifest.sample_tolerance.keys():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import onnx
@@ -12,6 +13,13 @@ import onnx_ir as ir
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from export.onnx_rewrites.inputs import draw as draw_feeds
+from export.onnx_rewrites.inputs import size_rounds
+from export.onnx_rewrites.prepare import Prepare
+from export.onnx_rewrites.proof import Comparison, Proof
+from export.onnx_rewrites.reads import parse_read
+from export.onnx_rewrites.runs import double_answers, picked
 
 VOCABULARY, DIM, HEADS, CLASSES = 50, 16, 2, 3
 
@@ -145,3 +153,14 @@ def parse(text: str, **initializers: Any) -> ir.Model:
     for name, array in initializers.items():
         proto.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
     return ir.from_proto(proto)
+
+
+def proved(original: ir.Model, rewritten: ir.Model, reads: Sequence[str] = ()) -> Proof:
+    """Both in float64, on inputs of three sizes."""
+    Prepare()(drawn := original.clone())
+    double, parts = Comparison("float64", "the original"), [parse_read(read) for read in reads]
+    names = [str(value.name) for value in original.graph.outputs]
+    for seed, sizes in enumerate(next(size_rounds(drawn.graph)).needed):
+        feeds = draw_feeds(drawn.graph, sizes, seed)
+        double.add(picked(names, double_answers(original, feeds), parts), double_answers(rewritten, feeds))
+    return double.proof()

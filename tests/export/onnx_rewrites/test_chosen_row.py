@@ -14,7 +14,7 @@ from foreign_networks import VOCABULARY, Encoder, export, parse
 
 from export.onnx_rewrites.errors import NothingToRewrite
 from export.onnx_rewrites.pipeline import rewrite
-from export.onnx_rewrites.proof import answers, session
+from export.onnx_rewrites.runs import Runner
 from export.rewrite import rewrite as command
 
 SIZES = {"batch": 1, "seq": 32}
@@ -30,13 +30,13 @@ def test_the_last_token_that_is_no_padding(joined: bool, exporter: str, opset: i
     manifest = json.loads(result.output)
     assert sum(site["change"] == CHOSEN for site in manifest["sites"]["read-rows"]) >= 5
     assert manifest["macs"]["read-rows"] < 0.75 * manifest["macs"]["before"]
-    plain, rewritten = session(path), session(out)
+    plain, rewritten = Runner(path), Runner(out)
     for batch, seq in [(1, 1), (1, 2), (2, 2), (3, 5), (2, 32)]:
         ids = np.random.default_rng(seq).integers(1, VOCABULARY, (batch, seq))
         for row in range(batch):
             ids[row, max(1, seq - 2 * row) :] = 0  # each ends elsewhere
         given = {"input_ids": ids, "attention_mask": np.ones_like(ids)}
-        expected, found = answers(plain, given)["y"], answers(rewritten, given)["y"]
+        expected, found = plain(given)["y"], rewritten(given)["y"]
         assert found.shape == expected.shape
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
 

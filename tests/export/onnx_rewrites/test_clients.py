@@ -23,7 +23,7 @@ import torch
 from click.testing import CliRunner
 from decoder_networks import DEPTH, DIM, GROUPS, HEADS, INPUTS, SIZE, WORDS, export
 
-from export.onnx_rewrites.proof import answers, session
+from export.onnx_rewrites.runs import Runner
 from export.rewrite import rewrite
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # those of others
@@ -100,8 +100,8 @@ def built(family: str, precision: str, folder: Path) -> Path:
 
 def check_same(plain: Path, fast: Path, grouped: bool = False) -> None:
     """Equal outputs at four lengths, in batches of one and two with padding on the left, with and without a past."""
-    before, after = session(plain / "model.onnx"), session(fast / "model.onnx")
-    rng, pasts = np.random.default_rng(1), [value for value in before.get_inputs() if "past" in value.name]
+    before, after = Runner(plain / "model.onnx"), Runner(fast / "model.onnx")
+    rng, pasts = np.random.default_rng(1), [value for value in before.session.get_inputs() if "past" in value.name]
     for batch, new, past in product((1, 2), (1, 2, 5, 33), (0, 7) if pasts else (0,)):
         if grouped and past and min(batch, new) > 1:  # GroupQueryAttention refuses it
             continue
@@ -112,8 +112,8 @@ def check_same(plain: Path, fast: Path, grouped: bool = False) -> None:
         for value in pasts:  # the builder leaves the size of a head free
             size = value.shape[3] if isinstance(value.shape[3], int) else 16
             feeds[value.name] = rng.standard_normal((batch, GROUPS, past, size), np.float32)
-        feeds = {value.name: feeds[value.name] for value in before.get_inputs()}
-        expected, found = answers(before, feeds), answers(after, feeds)
+        feeds = {value.name: feeds[value.name] for value in before.session.get_inputs()}
+        expected, found = before(feeds), after(feeds)
         expected["logits"] = expected["logits"][:, -1:]
         assert list(found) == list(expected)
         for name, array in found.items():

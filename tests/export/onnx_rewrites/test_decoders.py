@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from export.onnx_rewrites.costs import graph_macs
 from export.onnx_rewrites.pipeline import model_macs
 from export.onnx_rewrites.prepare import Prepare
-from export.onnx_rewrites.proof import answers, session
 from export.onnx_rewrites.reads import parse_read
+from export.onnx_rewrites.runs import Runner
 from export.onnx_rewrites.shapes import Shapes
 from export.onnx_rewrites.stage import cost_sizes
 from export.rewrite import rewrite
@@ -39,11 +39,13 @@ def run(path: Path, out: Path, *reads: str) -> Result:
 
 
 def check_same(before: Path, after: Path, part: Callable[[Array], Array], kept: list[str]) -> None:
-    plain, rewritten = session(before), session(after)
-    assert [value.name for value in plain.get_inputs()] == [value.name for value in rewritten.get_inputs()]
+    plain, rewritten = Runner(before), Runner(after)
+    assert [value.name for value in plain.session.get_inputs()] == [
+        value.name for value in rewritten.session.get_inputs()
+    ]
     for batch, new, past in LENGTHS:
         given = feeds(batch, new, past)
-        expected, found = answers(plain, given), answers(rewritten, given)
+        expected, found = plain(given), rewritten(given)
         assert list(found) == ["logits", *kept]
         expected["logits"] = part(expected["logits"])
         for name, array in found.items():
@@ -92,11 +94,11 @@ def test_a_read_is_numpy_s_slice_of_inputs_of_any_length(
 def test_a_row_that_an_input_lacks_fails(read: str, decoder: Path, tmp_path: Path) -> None:
     result = run(decoder, out := tmp_path / "row.onnx", read)
     assert result.exit_code == 0, result.output
-    runner = session(out)
-    assert answers(runner, feeds(2, 4, 3))["logits"].shape == (2, 40)
+    runner = Runner(out)
+    assert runner(feeds(2, 4, 3))["logits"].shape == (2, 40)
     for new in (1, 2, 3):
         with pytest.raises(Exception, match="expected the file to run"):
-            answers(runner, feeds(2, new, 3))
+            runner(feeds(2, new, 3))
 
 
 @pytest.mark.slow
@@ -104,7 +106,7 @@ def test_two_columns_of_a_reranker_cut_its_head(decoder: Path, tmp_path: Path) -
     result = run(decoder, out := tmp_path / "columns.onnx", "logits[:,-1,[9,2]]")
     assert result.exit_code == 0, result.output
     assert out.stat().st_size < decoder.stat().st_size
-    assert [value.name for value in session(out).get_outputs()] == ["logits"]
+    assert [value.name for value in Runner(out).session.get_outputs()] == ["logits"]
     shapes = [tuple(tensor.dims) for tensor in onnx.load(out).graph.initializer]
     assert (16, 2) in shapes
     assert (16, 40) not in shapes

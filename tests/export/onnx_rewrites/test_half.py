@@ -14,7 +14,8 @@ from click.testing import CliRunner
 from foreign_networks import Encoder, export
 
 from export.onnx_rewrites.errors import NotSupported, ProofFailed
-from export.onnx_rewrites.proof import compare_file, session
+from export.onnx_rewrites.proof import Comparison, Proof
+from export.onnx_rewrites.runs import Array, session
 from export.rewrite import rewrite
 
 FEEDS = {"input_ids": np.arange(28).reshape(4, 7), "attention_mask": np.ones((4, 7), np.int64)}
@@ -52,31 +53,35 @@ def test_a_float16_file_is_proved_beside_float64(make: Callable[[], onnx.ModelPr
     assert np.abs(before - after).max() <= 1e-2 * np.abs(before).max()
 
 
+def compared(exact: Array, found: Array, original: Array, precision: str) -> Proof:
+    comparison = Comparison(precision, "the original in float64")
+    comparison.add([exact], [found], [original])
+    return comparison.proof()
+
+
 def test_another_row_fails_the_proof_in_float16(tmp_path: Path) -> None:
     onnx.save(halved(), tmp_path / "in.onnx")
     runner = session(tmp_path / "in.onnx")
-    answer = runner.run(None, FEEDS)[0]
-    exact = [[answer.astype(np.float64)]]
-    assert compare_file(runner, [FEEDS], [[answer]], exact, "float16").error == 0
+    answer, other = (runner.run(None, {**FEEDS, "input_ids": FEEDS["input_ids"] + more})[0] for more in (0, 1))
+    exact = answer.astype(np.float64)
+    assert compared(exact, answer, answer, "float16").error == 0
     with pytest.raises(ProofFailed, match="float16: output 0: expected an error of at most 5e-03"):
-        compare_file(runner, [{**FEEDS, "input_ids": FEEDS["input_ids"] + 1}], [[answer]], exact, "float16")
-    near, far = [[1.01 * exact[0][0]]], [[1.1 * exact[0][0]]]
-    widened = compare_file(runner, [FEEDS], [[answer]], near, "float16")
+        compared(exact, other, answer, "float16")
+    widened = compared(1.01 * exact, answer, answer, "float16")
     assert widened.tolerance == pytest.approx(2e-2, rel=0.02)
     assert widened.beside == "the original in float64; the original in float16 is off by 9.9e-03"
     with pytest.raises(NotSupported, match="the file itself, beside its answers in float64"):
-        compare_file(runner, [FEEDS], [[answer]], far, "float16")
+        compared(1.1 * exact, answer, answer, "float16")
 
 
 def test_an_original_that_is_too_coarse_in_float32_is_refused(tmp_path: Path) -> None:
     onnx.save(export(Encoder()), tmp_path / "in.onnx")
-    runner = session(tmp_path / "in.onnx")
-    answer = runner.run(None, FEEDS)[0]
+    answer = session(tmp_path / "in.onnx").run(None, FEEDS)[0]
     for off, allowed in ((1e-6, 1e-5), (2e-5, 4e-5)):
-        exact = [[(1 + off) * answer.astype(np.float64)]]
-        assert compare_file(runner, [FEEDS], [[answer]], exact, "float32").tolerance == pytest.approx(allowed, rel=0.1)
+        proof = compared((1 + off) * answer.astype(np.float64), answer, answer, "float32")
+        assert proof.tolerance == pytest.approx(allowed, rel=0.1)
     with pytest.raises(NotSupported, match="the file itself, beside its answers in float64"):
-        compare_file(runner, [FEEDS], [[answer]], [[1.0001 * answer.astype(np.float64)]], "float32")
+        compared(1.0001 * answer.astype(np.float64), answer, answer, "float32")
 
 
 def test_bfloat16_is_refused_in_one_line(tmp_path: Path) -> None:

@@ -11,7 +11,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-WIDE, WORDS, LAYERS = 512, 40_000, 60
+WIDE, WORDS, LAYERS = 512, 60_000, 110
+CACHE = (8, 512, 32)
 
 PROGRAM = """
 import sys
@@ -22,16 +23,18 @@ def peak():
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM")) * 1024
 
 before = peak()
-rewrite_file(Path(sys.argv[1]), Path(sys.argv[2]), Request(["logits[:,-1:]"], proof="float32"))
+rewrite_file(Path(sys.argv[1]), Path(sys.argv[2]), Request(["logits[:,-1:]", "*"], proof="float32"))
 print(peak() - before)
 """
 
 
 def write(path: Path) -> int:
-    """Scaled products and a head, whose scales the rewrite folds into all products. Returns the weights' bytes."""
+    """Products with scales that the rewrite folds, a head that is the transposed table, and a cache of fixed length.
+
+    Returns the weights' bytes.
+    """
     rng = np.random.default_rng(0)
-    shapes = {"words": (WORDS, WIDE), "head": (WIDE, WORDS)}
-    weights = {name: rng.standard_normal(shape, np.float32) for name, shape in shapes.items()}
+    weights = {"words": rng.standard_normal((WORDS, WIDE), np.float32), "one": np.ones(1, np.float32)}
     nodes, value = [helper.make_node("Gather", ["words", "ids"], ["x"])], "x"
     for layer in range(LAYERS):
         weights[f"g{layer}"] = rng.uniform(0.5, 1.5, WIDE).astype(np.float32)
@@ -42,11 +45,19 @@ def write(path: Path) -> int:
             helper.make_node("MatMul", [f"s{layer}", f"w{layer}"], [f"y{layer}"]),
         ]
         value = f"y{layer}"
-    nodes.append(helper.make_node("MatMul", [value, "head"], ["logits"]))
+    nodes += [
+        helper.make_node("Transpose", ["words"], ["head"], perm=[1, 0]),
+        helper.make_node("MatMul", [value, "head"], ["logits"]),
+        helper.make_node("Add", ["past_key", "one"], ["present_key"]),
+    ]
     ids = helper.make_tensor_value_info("ids", TensorProto.INT64, ["batch", "new"])
     logits = helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", "new", WORDS])
+    past, present = (
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", *CACHE])
+        for name in ("past_key", "present_key")
+    )
     tensors = [numpy_helper.from_array(array, name) for name, array in weights.items()]
-    graph = helper.make_graph(nodes, "decoder", [ids], [logits], tensors)
+    graph = helper.make_graph(nodes, "decoder", [ids, past], [logits, present], tensors)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
     onnx.save(model, path, save_as_external_data=True, location="weights", size_threshold=1024)
     return (path.parent / "weights").stat().st_size

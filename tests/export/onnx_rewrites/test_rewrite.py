@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from foreign_networks import DIM, Encoder, export, parse
 from torch import nn
 
-from export.onnx_rewrites import pipeline
+from export.onnx_rewrites import pipeline, proof
 from export.rewrite import rewrite
 
 
@@ -69,7 +69,7 @@ def test_inputs_may_be_given(encoder: Path, tmp_path: Path) -> None:
     ids = np.arange(12).reshape(2, 6)
     np.savez(given, input_ids=ids, attention_mask=np.ones_like(ids))
     result = run(encoder, "-o", tmp_path / "out.onnx", "--inputs", given, "--json")
-    assert json.loads(result.output)["proof_inputs"].endswith(str(given))
+    assert json.loads(result.output)["proof_inputs"].startswith(f"{given}; drawn at ")
     np.savez(given, input_ids=ids)
     assert (
         "expected the inputs input_ids, attention_mask"
@@ -175,6 +175,7 @@ def test_a_file_that_is_no_model_is_named(tmp_path: Path) -> None:
             "an ONNX model, found a graph whose parts do not fit",
         ),
         ([("MatMul", ["x", "nothing"], ["y"])], "inputs of MatMul that are known, found 'nothing'"),
+        ([("Relu", ["x", "y"], ["z"]), ("Relu", ["z"], ["y"])], "no node that needs its own result, found 'z'"),
         ([("Relu", ["x"], []), ("Relu", ["x"], ["y"])], "outputs of each Relu, found none at node ''"),
     ],
 )
@@ -187,9 +188,34 @@ def test_a_damaged_graph_is_named(nodes: list[tuple[str, list[str], list[str]]],
     assert result.output.startswith(f"Error: {path}: expected {message}")
 
 
+def test_a_circle_of_functions_is_named(tmp_path: Path) -> None:
+    text = """<ir_version: 8, opset_import: ["": 18, "own": 1]> g (float[n] x) => (float[n] y) { y = own.f(x) }
+    <domain: "own", opset_import: ["": 18, "own": 1]> f (x) => (y) { y = own.h(x) }
+    <domain: "own", opset_import: ["": 18, "own": 1]> h (x) => (y) { y = own.f(x) }"""
+    onnx.save(onnx.parser.parse_model(text), path := tmp_path / "in.onnx")
+    result = run(path, "-o", tmp_path / "out.onnx")
+    assert (result.exit_code, list(tmp_path.iterdir())) == (2, [path])
+    assert (
+        result.output == f"Error: {path}: expected no function that needs its own result, found 'f'; nothing written\n"
+    )
+
+
+def test_sizes_beyond_all_memory_are_named(tmp_path: Path) -> None:
+    """Also where a rule looks at each index of an axis."""
+    size = 1 << 40
+    nodes = "e = Expand(b, size) h = MatMul(e, w) y = Add(h, a)"
+    text = f"""<ir_version: 8, opset_import: ["": 18]> g (float[{size}, n, 4] a, float[1, n, 4] b) =>
+    (float[{size}, n, 4] y) <int64[3] size = {{{size}, 1, 1}}> {{ {nodes} }}"""
+    ir.save(parse(text, w=np.ones((4, 4), np.float32)), path := tmp_path / "in.onnx")
+    result = run(path, "-o", tmp_path / "out.onnx", "--read", "y[:,-1]", "--proof", "float32")
+    assert (result.exit_code, list(tmp_path.iterdir())) == (4, [path])
+    reason = f"input 'a': expected a size that fits into memory, found ({size}, 5, 4)"
+    assert result.output == f"Error: {path}: {reason}; nothing written\n"
+
+
 @pytest.mark.slow
 def test_a_failed_proof_writes_nothing(encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("export.onnx_rewrites.proof.FLOAT64_TOLERANCE", 0.0)
+    monkeypatch.setitem(proof.TOLERANCES, "float64", 0.0)
     result = run(encoder, "-o", tmp_path / "out.onnx")
     assert (result.exit_code, list(tmp_path.iterdir())) == (5, [])
     assert "expected an error of at most 0e+00" in result.output
@@ -303,7 +329,7 @@ def test_a_part_of_an_output_that_is_an_input_is_refused(tokens: Path, tmp_path:
     [
         (("--read", "y[0,0,50]"), 2, "read: expected indices within the shape (B, S, 16), found y[0,0,50]"),
         (("--read", "y[:,2:2]"), 2, "read: expected indices within the shape (B, S, 16), found y[:,2:2]"),
-        (("--read", "y[:,500]"), 2, "--dims B=SIZE,S=SIZE: read: expected indices within the shape (2, 7, 16), found"),
+        (("--read", "y[:,500]"), 2, "--dims B=SIZE,S=SIZE: read: expected indices within the shape (1, 7, 16), found"),
         (("--read", "y[:,0]", "--time"), 4, "expected the file to run on its inputs"),
         (("--read", "y[:,0]", "--require", "absorb-queries"), 3, "found none: nothing of its kind"),
         (("--read", "y[:,0]", "-o", "out.json"), 2, "out.json: expected a name as OUT.onnx, found that of its"),

@@ -97,8 +97,8 @@ def latency(
         named = [(name, _config(name, depth, published)) for name in models]
         which, kinds = chosen(runtimes, RUNTIMES), chosen(precisions, PRECISIONS)
         forms = (which or DEFAULT_RUNTIMES[device], kinds or DEFAULT_PRECISIONS[device])
-        wrong = _compare(candidates(named, *forms, threads, device), workloads, seconds, memory, published, record)
-    context.exit(1 if wrong else 0)
+        failed = _compare(candidates(named, *forms, threads, device), workloads, seconds, memory, published, record)
+    context.exit(1 if failed else 0)
 
 
 def _check(models: Sequence[str], depth: int | None, published: bool) -> None:
@@ -127,7 +127,7 @@ def _compare(
     published: bool,
     record: Record,
 ) -> bool:
-    """Whether an answer was wrong."""
+    """Whether an answer was wrong, or nothing was measured."""
     from benchmarks.measure.called import Missing, build_all
     from benchmarks.measure.devices import free
     from benchmarks.measure.roofline import limits
@@ -156,7 +156,7 @@ def _compare(
     finish(record, rows, missing)
     for line in closing_lines(rows, missing.rows, reachable, CAVEAT if published else None):
         click.echo(line)
-    return missing.wrong
+    return missing.wrong or not rows
 
 
 if __name__ == "__main__":

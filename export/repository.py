@@ -63,10 +63,11 @@ def list_(repository: Path, servers: tuple[str, ...], header: dict[str, str]) ->
     with _errors():
         from export.publishing.promote import connect
 
+        models = _models(repository)
         live = connect(servers, header)
         loaded = live.served() if live else None
         click.echo(f"{'model':16} {'version':>7} {'served':8} {'accuracy %':>10} {'max error':>9} {'MB':>6}  rewrites")
-        problems = _each(_models(repository), lambda model_dir: _list(model_dir, loaded))
+        problems = _each(models, lambda model_dir: _list(model_dir, loaded))
         click.echo(
             f"served: by {_named(servers)}"
             if live

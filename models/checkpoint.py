@@ -140,13 +140,11 @@ def _form(part: Any) -> Form:
 
 def _described(path: Path, metadata: dict[str, str] | None) -> tuple[ModelConfig, Metrics]:
     described = metadata or {}
+    if "config" not in described:
+        raise CheckpointError(f"{path}: expected a model config in the metadata, found none")
     try:
-        config = ModelConfig.from_json(described["config"])
-    except (KeyError, ConfigError) as error:
-        raise CheckpointError(f"{path}: expected a model config in the metadata, found {error!r}") from error
-    try:
-        return config, metrics_json.from_json(described.get("metrics", "{}"))
-    except MetricsError as error:
+        return ModelConfig.from_json(described["config"]), metrics_json.from_json(described.get("metrics", "{}"))
+    except (ConfigError, MetricsError) as error:
         raise CheckpointError(f"{path}: {error}") from error
 
 

@@ -5,7 +5,20 @@ import os
 import shlex
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Names `path` in an OSError that names no file: that of a full disk."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno and error.filename is None:
+            error.filename = str(path)
+        raise
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -15,7 +28,7 @@ def write_atomically(path: Path, data: bytes) -> None:
         raise FileExistsError(f"{path}: expected a file or nothing, found something else")
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
-        with os.fdopen(descriptor, "wb") as file:
+        with writing(path), os.fdopen(descriptor, "wb") as file:
             os.fchmod(file.fileno(), 0o644)  # mkstemp makes it private, but a server may run as another user
             file.write(data)
             file.flush()

@@ -1,4 +1,4 @@
-"""Triton's arguments, as the supervisor needs them.
+"""Triton's arguments, as the launcher and the supervisor need them.
 
 In: the arguments of `tritonserver`. Out: `ServerOptions`, or ValueError in one line.
 """
@@ -13,8 +13,9 @@ from pathlib import Path
 from stat import S_ISDIR
 from typing import NoReturn
 
-from serving.launcher import BY_PRIORITY, REPOSITORY_OPTIONS
-
+REPOSITORY_OPTIONS = ("--model-repository", "--model-store")
+BY_PRIORITY = "--rate-limit=execution_count"  # else a standby instance gets every second request
+PORTS = {"http": 8000, "grpc": 8001, "metrics": 8002}
 OWN = ("--model-control-mode", "--load-model", "--exit-on-error", "--exit-timeout-secs")  # the supervisor sets these
 READ = (
     *REPOSITORY_OPTIONS,
@@ -22,8 +23,8 @@ READ = (
     "--load-model",
     "--http-restricted-api",
     "--grpc-restricted-protocol",
-    *(f"--allow-{service}" for service in ("http", "grpc")),
-    *(f"--{service}-{part}" for service in ("http", "grpc") for part in ("address", "port")),
+    *(f"--{start}-{service}{end}" for service in PORTS for start, end in (("allow", ""), ("reuse", "-port"))),
+    *(f"--{service}-{part}" for service in PORTS for part in ("address", "port")),
 )
 GRPC_KEY_PREFIX = "triton-grpc-protocol-"
 EXIT_TIMEOUT_S = 3  # a request queues for at most one; a model's two processes end in turn, a second each
@@ -102,14 +103,23 @@ def parse(arguments: Sequence[str]) -> ServerOptions:
     models = frozenset(values["--load-model"])
     grpc_keys = _keys(values["--grpc-restricted-protocol"])
     return ServerOptions(
-        http_url=_url(values, "http", 8000),
+        http_url=_url(values, "http"),
         repositories=repositories,
         models=None if not models or "*" in models else models,
         rest=tuple(split(arguments, OWN)[1]),
         headers=_keys(values["--http-restricted-api"]),
-        grpc_url=_url(values, "grpc", 8001) if _allowed(values, "grpc") else None,
+        grpc_url=_url(values, "grpc") if _allowed(values, "grpc") else None,
         grpc_headers={f"{GRPC_KEY_PREFIX}{name.lower()}": key for name, key in grpc_keys.items()},
     )
+
+
+def listening(arguments: Sequence[str]) -> list[str]:
+    """HOST:PORT of each service of a server that shares no port. Raises ValueError."""
+    values, _ = split(arguments, READ)
+    if not any(values[name] for name in REPOSITORY_OPTIONS):
+        return []  # Triton stops at once: --help, or an error
+    shared = {service for service in PORTS if _last(values, f"--reuse-{service}-port", "false") in ("true", "1")}
+    return [_url(values, service) for service in PORTS if _allowed(values, service) and service not in shared]
 
 
 def _last(values: Mapping[str, Sequence[str]], name: str, default: str) -> str:
@@ -121,14 +131,14 @@ def _allowed(values: Mapping[str, Sequence[str]], service: str) -> bool:
     return _last(values, f"--allow-{service}", "true").lower() not in ("false", "0")
 
 
-def _url(values: Mapping[str, Sequence[str]], service: str, port: int) -> str:
+def _url(values: Mapping[str, Sequence[str]], service: str) -> str:
     given = _last(values, f"--{service}-address", "127.0.0.1")
     address = given.removeprefix("ipv6:").strip("[]")
     if service == "http" and ":" in address and not given.startswith("ipv6:"):
         raise ValueError(f"--http-address: expected ipv6:{address}, found {given}, in which Triton reads no IPv6")
     address = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address, address)
     address = f"[{address}]" if ":" in address else address
-    return f"{address}:{port_of(values, service, port)}"
+    return f"{address}:{port_of(values, service, PORTS[service])}"
 
 
 def port_of(values: Mapping[str, Sequence[str]], service: str, default: int) -> int:

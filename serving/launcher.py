@@ -20,11 +20,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NoReturn
 
+from serving.arguments import BY_PRIORITY, REPOSITORY_OPTIONS, listening
+from serving.running import TAKEN, is_taken
+
 CONTAINER_SERVER = Path("/opt/tritonserver/bin/tritonserver")
 PYTHON_VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 ENGINES = ("onnxruntime", "openvino")
-REPOSITORY_OPTIONS = ("--model-repository", "--model-store")
-BY_PRIORITY = "--rate-limit=execution_count"  # else a standby instance gets every second request
 
 
 class LauncherError(RuntimeError):
@@ -177,6 +178,16 @@ def _repository(value: str) -> str:
     return shell_safe(value)
 
 
+def check_ports(arguments: Sequence[str]) -> None:
+    """Raises LauncherError for a taken port: Triton's own line comes when all models are loaded."""
+    try:
+        taken = [url for url in listening(arguments) if is_taken(url)]
+    except ValueError as error:
+        raise LauncherError(str(error)) from error
+    if taken:
+        raise LauncherError(f"{taken[0]}: {TAKEN}")
+
+
 def control_defaults(arguments: Sequence[str]) -> list[str]:
     """Explicit mode with every model, unless `arguments` choose: Triton's default never loads again."""
     options = {argument.partition("=")[0] for argument in arguments}
@@ -191,6 +202,7 @@ def launch(arguments: Sequence[str]) -> NoReturn:
     if native is not None:
         os.execv(native, [str(native), *arguments])
     arguments = checked_repositories(arguments)
+    check_ports(arguments)
     pytriton = pytriton_folder()
     environment = server_environment(pytriton, os.environ)
     files = backend_files(pytriton)

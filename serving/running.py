@@ -26,6 +26,7 @@ PORT_ATTEMPTS = 3
 STOP_GRACE_S = 20.0
 POLL_S = 0.05
 REASON_LINES = 6
+TAKEN = f"expected a free port, found {os.strerror(errno.EADDRINUSE)}"
 
 
 class ServerFailed(RuntimeError):

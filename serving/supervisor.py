@@ -6,9 +6,7 @@ exit code 1 after too many restarts. How it heals: triton_repo/README.md, Superv
 
 from __future__ import annotations
 
-import errno
 import math
-import os
 import secrets
 import signal
 import subprocess
@@ -27,7 +25,7 @@ from serving.control import Control, ControlFailed
 from serving.healing import Judge, ServerLost, Sick
 from serving.prober import Prober
 from serving.processes import Family, Stub
-from serving.running import end, end_of, is_taken, spawn
+from serving.running import TAKEN, end, end_of, is_taken, spawn
 from serving.whole import Plan, plan
 
 START_S, LOAD_S, RELOAD_S = 180.0, 120.0, 20.0
@@ -153,7 +151,7 @@ class Supervisor:
         deadline = time.monotonic() + PORTS_S
         while taken := [url for url in self._urls if is_taken(url)]:
             if time.monotonic() > deadline:
-                raise ServerLost("blocked", f"{taken[0]}: expected a free port, found {os.strerror(errno.EADDRINUSE)}")
+                raise ServerLost("blocked", f"{taken[0]}: {TAKEN}")
             self._tick()
 
     def _plans(self) -> dict[str, Plan]:

@@ -46,7 +46,7 @@ def device_of_server(wanted: str) -> Device:
 
 def server_arguments() -> list[str]:
     """A model that does not load costs only itself; clients may share memory."""
-    from serving.launcher import BY_PRIORITY
+    from serving.arguments import BY_PRIORITY
 
     alone = ["--exit-on-error=false", "--strict-readiness=false"]
     return [*alone, BY_PRIORITY, *shared_memory_arguments(os.environ.get("PATH", os.defpath))]

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from export.publishing.artifact import SAMPLE_FILE, Artifact, checked, read_manifest
+from models.files import writing
 
 
 def read_beside(file: Path) -> Artifact:
@@ -51,7 +52,8 @@ def staged(output: Path) -> Iterator[Path]:
         raise FileExistsError(f"{output}: expected a file or nothing, found something else")
     folder = Path(tempfile.mkdtemp(prefix=f".{output.name}.", dir=output.parent))
     try:
-        yield folder / output.name
+        with writing(output):
+            yield folder / output.name
         for path in sorted(folder.iterdir(), key=lambda path: path.name == output.name):  # the model last
             path.replace(output.parent / path.name)
     finally:

@@ -49,7 +49,7 @@ from export.publishing.triton_config import (
     warm_up,
 )
 from models.config import ModelConfig
-from models.files import write_atomically
+from models.files import write_atomically, writing
 
 if TYPE_CHECKING:
     from tritonclient.grpc import model_config_pb2 as pb
@@ -69,7 +69,7 @@ def publish(repository: Path, name: str, artifact: Artifact, serving: Serving | 
     check_name(name)
     model_dir, serving, manifest = repository / name, serving or Serving(), artifact.manifest
     check_manifest(model_dir, manifest)
-    with locked(repository):
+    with locked(repository), writing(model_dir):
         if model_dir.is_dir():
             message = _next_config(model_dir, manifest, serving)
             default = served_versions(message, versions(model_dir))[-1:]
@@ -173,7 +173,10 @@ def sweep(repository: Path) -> list[Path]:
 @contextmanager
 def locked(repository: Path, name: str = LOCK_FILE) -> Iterator[None]:
     """The lock ends with its process. Creates a missing repository."""
-    repository.mkdir(parents=True, exist_ok=True)
+    try:
+        repository.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise PublishError(f"{repository}: expected a model repository, found a file") from error
     with (repository / name).open("wb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

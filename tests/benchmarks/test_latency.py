@@ -113,6 +113,14 @@ def test_what_is_missing_is_named_with_its_reason(tmp_path: Path) -> None:
     assert reasons["tensorrt"] == "TensorRT needs another device than cpu"
 
 
+def test_nothing_measured_is_a_failure() -> None:
+    result = CliRunner().invoke(
+        latency, ["--batch", "3", "--seconds", "1", "--device", "cpu", "--model", "cnn", "--runtime", "tensorrt"]
+    )
+    assert result.exit_code == 1
+    assert "Not measured: cnn, TensorRT" in result.output
+
+
 @pytest.mark.slow
 def test_lower_precision_and_memory(tmp_path: Path) -> None:
     options = (

@@ -89,7 +89,8 @@ def test_what_is_not_there(folder: Path, arguments: tuple[str, ...], expected: s
 
 def test_a_repository_that_is_not_there(tmp_path: Path) -> None:
     for name in ("list", "verify", "prune"):
-        assert "expected a model repository, found no such folder" in error(tmp_path / "none", name)
+        refusal = f"Error: {tmp_path / 'none'}: expected a model repository, found no such folder\n"
+        assert operate(tmp_path / "none", name).output == refusal
     assert not (tmp_path / "none").exists()
 
 

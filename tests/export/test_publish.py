@@ -1,4 +1,6 @@
+import errno
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +10,7 @@ from artifacts import ARTIFACT, artifact_of
 from export.errors import PublishError
 from export.publishing import publish as module
 from export.publishing.artifact import read_version
+from export.publishing.beside import write_beside
 from export.publishing.publish import publish, read_config, serve, sweep, versions
 from export.publishing.triton_config import served_versions
 from models.config import ModelConfig
@@ -116,9 +119,19 @@ def test_a_failed_write_leaves_nothing(
         real(path, data)
 
     monkeypatch.setattr(module, "write_atomically", full_disk)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(OSError, match=f"No space left on device: '{repository / 'vitbn'}"):
         publish(repository, "vitbn", ARTIFACT)
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_a_full_disk_is_named_and_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match=f"No space left on device: '{tmp_path}/x.onnx'$"):
+        write_beside(tmp_path / "x.onnx", ARTIFACT)
+    assert not [*tmp_path.iterdir()]
 
 
 def test_sweeping_leaves_what_is_anothers(tmp_path: Path) -> None:

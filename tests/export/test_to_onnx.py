@@ -76,7 +76,7 @@ def test_networks_without_anything_to_rewrite_but_norms(model: str, tmp_path: Pa
         (["--checkpoint", "text"], "text: expected safetensors or a PyTorch state dict"),
         (["--checkpoint", "{trained}", "--depth", "9"], "expected at least 9 blocks (--depth 9), found 2 blocks"),
         (["--checkpoint", "{trained}", "--name", "a/b"], "model name: expected"),
-        (["--checkpoint", "{trained}", "--repository", "text"], "text"),
+        (["--checkpoint", "{trained}", "--repository", "text"], "text: expected a model repository, found a file"),
         (["--checkpoint", "{trained}", "--output", "m.json"], "expected a file as OUT.onnx, found the name of its man"),
         (["--checkpoint", "{trained}", "--output", "."], "expected a file as OUT.onnx, found a folder"),
         (["--checkpoint", "{trained}", "--output", "{trained}"], "expected another file than the checkpoint"),

@@ -1,3 +1,4 @@
+import errno
 import hashlib
 import os
 from dataclasses import replace
@@ -30,6 +31,16 @@ def test_round_trip_bit_for_bit(tmp_path, model):
     assert read.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
     assert not any(module.training for module in read.model.modules())
     torch.testing.assert_close(read.model.state_dict(), written.state_dict(), rtol=0, atol=0)
+
+
+def test_a_full_disk_is_named_and_leaves_nothing(tmp_path, monkeypatch):
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match=f"No space left on device: '{tmp_path}/model.safetensors'$"):
+        save(tmp_path / "model.safetensors", network(TINY), TINY, {})
+    assert not [*tmp_path.iterdir()]
 
 
 @pytest.mark.parametrize(("heads", "late"), [((2, 4), (1, 16)), ((1, 16), (2, 4))])

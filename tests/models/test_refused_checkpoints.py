@@ -117,10 +117,18 @@ def test_tensors_that_do_not_fit(tmp_path, name, tensor, said):
     assert refusal(path).endswith(f"tensor {name}: {said}")
 
 
-@pytest.mark.parametrize("metadata", [None, {"metrics": "{}"}, {"config": "{"}, {"config": '{"depth": 0}'}])
-def test_config_missing_or_none(tmp_path, metadata):
+@pytest.mark.parametrize(
+    ("metadata", "said"),
+    [
+        (None, "expected a model config in the metadata, found none"),
+        ({"metrics": "{}"}, "expected a model config in the metadata, found none"),
+        ({"config": "{"}, "model config: expected a JSON object of ModelConfig fields, found Expecting property name"),
+        ({"config": '{"depth": 0}'}, "depth: expected an integer of at least 1"),
+    ],
+)
+def test_config_missing_or_none(tmp_path, metadata, said):
     path = write(tmp_path / "anonymous.safetensors", network(TINY).state_dict(), metadata)
-    assert "expected a model config in the metadata" in refusal(path)
+    assert refusal(path).startswith(f"{path}: {said}")
 
 
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.int64, torch.bool, torch.float8_e4m3fn])

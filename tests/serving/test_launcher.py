@@ -1,5 +1,6 @@
 import importlib.util
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +9,9 @@ import pytest
 
 from benchmarks.load.published import shared_memory_arguments
 from serving import launcher
+from serving.arguments import PORTS
 from serving.launcher import LauncherError
+from serving.running import free_ports
 
 
 def write_program(path: Path, text: str) -> Path:
@@ -78,6 +81,26 @@ def test_a_missing_repository_is_one_line(tmp_path: Path, given: list[str]) -> N
         launcher.checked_repositories(arguments)
     (tmp_path / "a=b").mkdir()
     launcher.checked_repositories([*arguments, "--model-repository=s3://bucket/models", "--log-verbose=1"])
+
+
+@pytest.mark.parametrize("service", ["http", "grpc", "metrics"])
+def test_a_taken_port_is_one_line_before_any_model_loads(service: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        ports = dict(zip(PORTS, free_ports(len(PORTS)), strict=True)) | {service: port}
+        arguments = ["--model-repository=.", *(f"--{each}-port={number}" for each, number in ports.items())]
+        with pytest.raises(
+            LauncherError, match=f"^127.0.0.1:{port}: expected a free port, found Address already in use$"
+        ):
+            launcher.check_ports(arguments)
+        for unaffected in (f"--allow-{service}=false", f"--reuse-{service}-port=true"):
+            launcher.check_ports([*arguments, unaffected])
+    launcher.check_ports(arguments)
+
+
+def test_a_port_that_is_none_is_one_line() -> None:
+    with pytest.raises(LauncherError, match="--grpc-port: expected a port, found '99999'"):
+        launcher.check_ports(["--model-repository=.", "--grpc-port=99999"])
 
 
 def test_python_without_stub_is_refused() -> None:

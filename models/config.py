@@ -36,6 +36,7 @@ BatchNormFeatures = Literal["dim", "one"]
 Preprocessing = Literal["ink", "photo"]
 Augmentation = Literal["none", "light", "elastic", "pens", "study", "crop-flip"]
 
+MAX_DEPTH = 500  # a file may claim any number of blocks
 CNN_MIN_SIDE = 20  # pixels; convolutions and poolings reduce them to 1
 
 MODEL_NAMES: tuple[ModelName, ...] = get_args(ModelName)
@@ -88,6 +89,7 @@ class ModelConfig:
         for field in ("channels", "num_classes", "dim", "depth", "heads", "dim_head", "mlp_dim"):
             value = getattr(self, field)
             _require(type(value) is int and value >= 1, field, "an integer of at least 1", value)
+        _require(self.depth <= MAX_DEPTH, "depth", f"at most {MAX_DEPTH}", self.depth)
         for field in ("image_size", "patch_size"):
             _require_sizes(field, getattr(self, field), "height and width")
         for field in ("dropout", "emb_dropout"):

@@ -1,8 +1,8 @@
 """Checks a file's tensors against its configuration before their size is allocated.
 
 In: a ModelConfig and each tensor's form. Out: nothing; or WrongTensors.
-A file of 1 kB may claim a depth of 10,000,000. So a network is built, on PyTorch's meta device, only if the file has
-tensors enough for its blocks.
+The network is built on PyTorch's meta device, if the file has tensors enough for its blocks, of which there are at most
+`MAX_DEPTH`.
 """
 
 from __future__ import annotations
@@ -50,8 +50,9 @@ def check_tensors(config: ModelConfig, found: Mapping[str, Form]) -> None:
             raise WrongTensors(f"tensor {shown(name)}: expected {shape}, found {form.shape}")
         if wanted.numbers != form.numbers:
             raise WrongTensors(f"tensor {name}: expected {wanted.numbers} numbers, found {form.numbers}")
-    for name in expected.keys() - found.keys():
-        raise WrongTensors(f"tensor {name}: expected {expected[name].shape}, found none")
+    for name, form in expected.items():
+        if name not in found:
+            raise WrongTensors(f"tensor {name}: expected {form.shape}, found none")
 
 
 def _forms(config: ModelConfig) -> dict[str, Form]:

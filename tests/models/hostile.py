@@ -85,8 +85,16 @@ def sparse_archive(path: Path) -> None:
         file.write(archive)
 
 
+def small_tensors(path: Path) -> None:
+    """Enough of them for 500 blocks."""
+    tensors = {str(number): torch.zeros(1) for number in range(3000)}
+    save_file(tensors, path, {"config": json.dumps(asdict(SMALL) | {"depth": 500}), "metrics": "{}"})
+
+
 FILES = {
     "depth": lambda path: claims(path, depth=10_000_000),
+    "blocks": lambda path: claims(path, depth=500),
+    "small tensors": small_tensors,
     "width": lambda path: claims(path, dim=1 << 40),
     "heads": lambda path: claims(path, model="vit-dtn", dim=1 << 30, heads=1 << 30),
     "picture": lambda path: claims(path, image_size=[1 << 20, 1 << 20]),

@@ -49,6 +49,7 @@ def test_geometry():
         ("preprocessing", "none", "one of ink, photo"),
         *((field, 0, "an integer of at least 1") for field in ("channels", "num_classes", "dim", "depth")),
         ("depth", True, "an integer of at least 1"),
+        ("depth", 501, "at most 500"),
         *((field, 1.5, "an integer of at least 1") for field in ("heads", "dim_head", "mlp_dim")),
         ("image_size", (28, 0), "two integers of at least 1, height and width"),
         ("patch_size", (7,), "two integers of at least 1, height and width"),

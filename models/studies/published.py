@@ -76,14 +76,24 @@ def ratios(figure: Callable[..., str], *published: Row) -> list[Row]:
     ]
 
 
-def by_depth(study: str | dict[int, str], rate: float, published: dict[int, str]) -> list[Row]:
-    """`study`: of all depths, or of each; `published`: the lead of ViTBNFFN."""
+def by_depth(rate: float, published: dict[int, str]) -> list[Row]:
+    """`published`: what ViTBNFFN is at a depth."""
     rows: list[Row] = [("depth", "published: ViTBNFFN is", "ViT, %", "ViTBNFFN, %", "lead, points", "size")]
     for depth, said in published.items():
-        own = study if isinstance(study, str) else study[depth]
-        vit, other = ((own, model, depth, rate) for model in PAIR)
+        vit, other = ((f"depths-{rate:g}/depths", model, depth, rate) for model in PAIR)
         rows.append((str(depth), said, (last, vit), (last, other), (lead, vit, other)))
     return rows
+
+
+def by_depth_whole(rate: float, published: dict[int, str]) -> list[Row]:
+    """A column a depth."""
+    pairs = [[(WHOLE_STUDIES[rate][depth], model, depth, rate) for model in PAIR] for depth in published]
+    return [
+        ("blocks", *map(str, published), "size"),
+        ("published: ViTBNFFN is", *published.values(), "10 epochs, 60,000 images, whole"),
+        *((f"{NAMES[model]}, %", *((last, pair[i]) for pair in pairs)) for i, model in enumerate(PAIR)),
+        ("lead, points", *((lead, *pair) for pair in pairs)),
+    ]
 
 
 def fall(model: ModelName, depth: int, published: str, runs: str = "") -> Row:
@@ -97,7 +107,7 @@ WHOLE_STUDIES = {
     0.003: {depth: f"depths-0.003-depth-{depth}/depths" for depth in (4, 5, 6)},
     0.005: {
         **dict.fromkeys((1, 2), "depths-0.005-all-images/depths"),
-        **{depth: f"depths-0.005-depth-{depth}/depths" for depth in (3, 4, 5, 6)},
+        **{depth: f"depths-0.005-depth-{depth}/depths" for depth in (3, 4, 5, 6, 7)},
     },
 }
 LAYOUT = "layout/layout"
@@ -167,21 +177,15 @@ TABLES: dict[str, list[Row]] = {
         by_model("6 blocks each, short run", SMALL, 0.01, EACH, last),
     ],
     "depth-0.003": by_depth(
-        "depths-0.003/depths",
         0.003,
         {2: "equal", 3: "equal", 4: "slightly behind", 5: "slightly ahead", 6: "clearly ahead", 7: "clearly ahead"},
     ),
-    "depth-0.003-whole": by_depth(
-        WHOLE_STUDIES[0.003], 0.003, {4: "slightly behind", 5: "slightly ahead", 6: "clearly ahead"}
-    ),
+    "depth-0.003-whole": by_depth_whole(0.003, {4: "slightly behind", 5: "slightly ahead", 6: "clearly ahead"}),
     "rate-0.005": at_rate(0.005, "published", "alike", "alike", "alike"),
-    "depth-0.005": by_depth(
-        "depths-0.005/depths", 0.005, {2: "equal", 3: "slightly ahead", **dict.fromkeys((4, 5, 6, 7), "clearly ahead")}
-    ),
-    "depth-0.005-whole": by_depth(
-        WHOLE_STUDIES[0.005],
+    "depth-0.005": by_depth(0.005, {2: "equal", 3: "slightly ahead", **dict.fromkeys((4, 5, 6, 7), "clearly ahead")}),
+    "depth-0.005-whole": by_depth_whole(
         0.005,
-        {1: "slightly behind", 2: "equal", 3: "slightly ahead", **dict.fromkeys((4, 5, 6), "clearly ahead")},
+        {1: "slightly behind", 2: "equal", 3: "slightly ahead", **dict.fromkeys((4, 5, 6, 7), "clearly ahead")},
     ),
     "critical-depth": [
         ("rate", "published: clearly ahead from", "ours: 5 points ahead from", "size"),

@@ -10,7 +10,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -138,7 +137,7 @@ def part_of(data: Dataset, train_images: int | None) -> Dataset:
     left = len(part.train_labels)
     if train_images is not None and train_images > left:
         raise DataError(f"{data.name}: expected --train-images up to the {left} not held out, found {train_images}")
-    return replace(part, train_images=part.train_images[:train_images], train_labels=part.train_labels[:train_images])
+    return part.first(train_images)
 
 
 def _run(search: Search, data: Dataset, device: str, count: int, output: Path, measure: Measure, track: bool) -> None:

@@ -39,6 +39,16 @@ class Dataset:
         if train != test:
             raise DataError(f"{self.name}: expected training and test images of one shape, found {train} and {test}")
 
+    def first(self, train: int | None = None, test: int | None = None) -> Dataset:
+        """With the first images of each part alone; None: with all."""
+        return replace(
+            self,
+            train_images=self.train_images[:train],
+            train_labels=self.train_labels[:train],
+            test_images=self.test_images[:test],
+            test_labels=self.test_labels[:test],
+        )
+
     def model_config(self, model: ModelName, depth: int) -> ModelConfig:
         channels, height, width = self.train_images.shape[1:]
         return ModelConfig(

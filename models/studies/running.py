@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -58,13 +58,6 @@ def cut(
     wanted = study.quick if quick else whole
     train = min(train_images or wanted.train_images, whole.train_images)
     extent = Extent(epochs or wanted.epochs, train, min(wanted.test_images, whole.test_images))
-    used = replace(
-        dataset,
-        train_images=dataset.train_images[: extent.train_images],
-        train_labels=dataset.train_labels[: extent.train_images],
-        test_images=dataset.test_images[: extent.test_images],
-        test_labels=dataset.test_labels[: extent.test_images],
-    )
     counts = zip(("epochs", "training images", "test images"), extent, whole, strict=True)
     parts = [f"{some:,} of {every:,} {what}" for what, some, every in counts if some < every]
     scope = {
@@ -76,7 +69,7 @@ def cut(
         "seeds": seeds,
         "reduced": ", ".join(parts),
     }
-    return used, scope
+    return dataset.first(extent.train_images, extent.test_images), scope
 
 
 def runs(

@@ -1,4 +1,3 @@
-import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
@@ -69,7 +68,7 @@ def wrong(make: Callable[[bytes, bool], Classifier]) -> Callable[[bytes, bool], 
 
 
 def test_wrong_engine_is_refused(graph: bytes, digits: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
-    few = dataclasses.replace(digits, test_images=digits.test_images[:100], test_labels=digits.test_labels[:100])
+    few = digits.first(test=100)
     monkeypatch.setattr(openvino_engine, "openvino_classifier", wrong(openvino_classifier))
     with pytest.raises(AccuracyError, match=r"OpenVINO: expected a drop of at most 1\.0 points, found test accuracy 7"):
         check_accuracy(graph, few, 1.0, bfloat16=False)

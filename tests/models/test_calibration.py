@@ -58,8 +58,7 @@ def test_error_is_the_formula():
 
 @pytest.fixture(scope="module")
 def digits():
-    data = load_digits()
-    return replace(data, train_images=data.train_images[:800], train_labels=data.train_labels[:800])
+    return load_digits().first(800)
 
 
 @pytest.fixture

@@ -7,9 +7,8 @@ import pytest
 from models.checkpoint import load
 from models.config import ModelConfig
 from models.data import load_digits
-from models.studies.grids import STUDIES
 from models.studies.page import StudyError
-from models.studies.running import Run, advance, cut
+from models.studies.running import Run, advance
 from models.train import TrainingOptions
 from models.training import train
 
@@ -23,8 +22,7 @@ RUNS = [
 
 @pytest.fixture(scope="module")
 def digits():
-    used, _ = cut(STUDIES["dnn"], load_digits(), train_images=100)
-    return replace(used, test_images=used.test_images[:30], test_labels=used.test_labels[:30])
+    return load_digits().first(100, 30)
 
 
 def seen(epochs):
@@ -159,8 +157,7 @@ def test_one_run_is_in_memory_at_a_time(digits, tmp_path, monkeypatch):
     ids=["options", "config", "label", "study", "images"],
 )
 def test_folder_of_another_study(whole, digits, run, study, images, said):
-    used = replace(digits, train_images=digits.train_images[:images], train_labels=digits.train_labels[:images])
-    assert f"plan.json: expected {said}" in refusal(whole[0], used, [run, RUNS[1]], study)
+    assert f"plan.json: expected {said}" in refusal(whole[0], digits.first(images), [run, RUNS[1]], study)
 
 
 def test_further_runs_join_those_of_a_folder(whole, digits, tmp_path):

@@ -1,7 +1,5 @@
 """Short trainings for tests: a tiny network, a few digits."""
 
-from dataclasses import replace
-
 import torch
 
 from models.checkpoint import load
@@ -15,8 +13,7 @@ OPTIONS = TrainingOptions(epochs=3, batch_size=50, lr=0.003, seed=0, device="cpu
 
 
 def first_digits(count):
-    digits = load_digits()
-    return replace(digits, train_images=digits.train_images[:count], train_labels=digits.train_labels[:count])
+    return load_digits().first(count)
 
 
 def silent(images, loss):

@@ -178,7 +178,7 @@ SECONDS_conditions := 120
 # rehearses each on a stub device, in the environment of the CPU.
 benchmarks-gpu: $(if $(DRY_RUN),setup,setup-gpu) perf_analyzer
 ifdef DRY_RUN
-	PYTHONPATH=tests python tests/benchmarks/gpu_dry_run.py
+	python tests/gpu/gpu_dry_run.py
 else
 	PATH="$(CURDIR)/.venv-gpu/bin:$$PATH" python benchmarks/latency.py --preset gpu
 endif

@@ -83,11 +83,10 @@ def rows(measured: Mapping[str, Durations], count: int) -> list[dict[str, Any]]:
         {
             "images_a_call": count,
             "transport": name,
-            **durations.percentiles(50, 90, 99),
             "images_per_s": count / (p50_ms := durations.percentile_ms(50)) * 1000,
             "of_in_process": alone_ms / p50_ms,
             "added_ms": p50_ms - alone_ms,
-            "samples_ns": durations.samples_ns,
+            **durations.row(),
         }
         for name, durations in measured.items()
     ]

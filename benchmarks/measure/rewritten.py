@@ -110,7 +110,7 @@ def timed_rows(rows: Sequence[Row], measured: Mapping[str, Durations]) -> list[R
             best["way"] = one_call["way"]
     for row in timed:
         own = durations[row["name"]]
-        row |= own.percentiles(50, 90, 99)
+        row |= own.row()
         row["gflops_per_s"] = row["flops"] / row["p50_ms"] / 1e6
         if "model" in row:
             row["ratios"] = {
@@ -118,7 +118,6 @@ def timed_rows(rows: Sequence[Row], measured: Mapping[str, Durations]) -> list[R
                 for other in (EAGER, PLAIN)
                 if f"{row['model']}, {other}, {row['kind']}" in durations
             }
-        row["samples_ns"] = own.samples_ns
     return [*timed]
 
 

@@ -188,9 +188,7 @@ def _row(called: Called, durations: Durations, batch: int, limits: Limits) -> di
         "threads": candidate.threads,
         "device": candidate.device,
         "rounds": len(durations.samples_ns),
-        "slower_rounds": durations.slower_rounds,
         "calls": len(durations.calls_ns or durations.samples_ns),
-        **durations.percentiles(50, 90, 99),
         "device_p50_ms": float(np.median(called.calls.device_ms)) if called.calls.device_ms else None,
         "images_per_s": 1000 * batch / p50_ms,
         "first_call_ms": called.first_call_ns / 1e6,
@@ -202,5 +200,5 @@ def _row(called: Called, durations: Durations, batch: int, limits: Limits) -> di
         "peak_memory_mb": called.peak_memory_mb,
         "max_abs_error": called.max_abs_error,
         "fallback": getattr(built.run, "fallback", None),
-        "samples_ns": list(durations.samples_ns),
+        **durations.row(),
     }

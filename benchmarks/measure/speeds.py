@@ -60,6 +60,6 @@ def _timed(rows: Sequence[Row], measured: Mapping[str, Durations], count: int) -
     for row in rows:
         durations = measured[row["checkpoint"]]
         p50_ms = durations.percentile_ms(50)
-        figures = {"images_per_s": 1000 * count / p50_ms, "samples_ns": durations.samples_ns}
-        timed.append({**row, **durations.percentiles(50, 90, 99), **figures})
+        figures = {"images_per_s": 1000 * count / p50_ms}
+        timed.append({**row, **figures, **durations.row()})
     return sorted(timed, key=lambda row: float(row["images_per_s"]))

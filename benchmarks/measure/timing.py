@@ -48,7 +48,8 @@ class Durations:
 
     def row(self) -> dict[str, Any]:
         """Its fields in a result."""
-        return {**self.percentiles(50, 90, 99), "samples_ns": self.samples_ns}
+        slower = {"slower_rounds": self.slower_rounds}
+        return {**self.percentiles(50, 90, 99), **slower, "samples_ns": list(self.samples_ns)}
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,10 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     if not there:
         (pytest.fail if os.environ.get("CI") else pytest.skip)("a C compiler or TensorRT's bindings are not installed")
     path = tmp_path_factory.mktemp("planted") / "found.json"
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")]), "OMP_NUM_THREADS": "1"}
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests/gpu")]),
+        "OMP_NUM_THREADS": "1",
+    }
     subprocess.run([sys.executable, SCRIPT, path], env=environment, check=True, stdout=subprocess.DEVNULL)
     faults: dict[str, list[str]] = json.loads(path.read_text())
     return faults

@@ -81,6 +81,13 @@ def test_every_result_is_on_the_page_and_every_picture_on_a_page(runs: dict[str,
     assert all(any(f"benchmarks/results/{name})" in text for text in texts) for name in drawn)
 
 
+def test_a_page_says_how_many_slower_rounds_a_result_left_out(runs: dict[str, Run]) -> None:
+    run = runs["engines.json"]
+    slow = replace(run, rows=[{**row, "slower_rounds": n} for n, row in enumerate(run.rows)])
+    page = filled("page.md", "<!-- origin engines.json -->\n<!-- end -->", {"engines.json": slow})
+    assert f"; up to {len(run.rows) - 1} rounds left out in which the machine was slower." in page
+
+
 def test_every_committed_result_has_a_command_a_date_and_a_clean_commit(runs: dict[str, Run]) -> None:
     assert {name: run.doubt for name, run in runs.items() if run.doubt} == {}  # without them: a doubt
 

@@ -23,6 +23,7 @@ from models.data import load_digits
 
 pytestmark = pytest.mark.slow
 SCRIPT = Path(__file__).with_name("tensorrt_on_a_stub.py")
+ROOT = SCRIPT.parents[2]
 FIRST = {10: "10.0.1", 11: "11.4.0"}
 STRONGLY_TYPED = {10: "2", 11: "1"}  # 1 << its flag
 
@@ -66,7 +67,10 @@ def ran(
         },
     }
     (folder / "cases.json").write_text(json.dumps(cases, default=str))
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, SCRIPT.parents[1:3])), "OMP_NUM_THREADS": "1"}
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests/gpu")]),
+        "OMP_NUM_THREADS": "1",
+    }
     subprocess.run([sys.executable, SCRIPT, str(major), folder], env=environment, check=True)
     return major, folder, json.loads((folder / "found.json").read_text())
 

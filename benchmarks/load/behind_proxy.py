@@ -10,12 +10,12 @@ import json
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from http.client import HTTPException
 from pathlib import Path
-from types import TracebackType
+from typing import Self
 
 import numpy as np
 import psutil
@@ -37,26 +37,19 @@ TURNS, TURN = 10, 100  # of requests straight to a server and through the proxy
 GOOD = 400
 
 
-class BehindProxy:
+class BehindProxy(ExitStack):
     """Two servers with the shipped network of one block."""
 
     def __init__(self, requests: int, overload_s: float) -> None:
+        super().__init__()
         self._requests, self._overload_s = requests, overload_s
-        self._folder = tempfile.TemporaryDirectory(prefix="proxy-")
-        self._repository = Path(self._folder.name, "models")
 
-    def __enter__(self) -> BehindProxy:
+    def __enter__(self) -> Self:
+        self._repository = Path(self.enter_context(tempfile.TemporaryDirectory(prefix="proxy-")), "models")
         images, logits = published(MODEL, self._repository)
         self._images, self._logits = images[:1], logits[:1]
-        self._running = running_fleet(self._repository)
-        self._fleet = self._running.__enter__()
+        self._fleet = self.enter_context(running_fleet(self._repository))
         return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._running.__exit__(kind, error, trace)
-        self._folder.cleanup()
 
     def run(self, name: str, protocol: str) -> Row:
         events: dict[str, Callable[[RunningFleet], None]] = {

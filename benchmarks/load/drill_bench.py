@@ -6,9 +6,9 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
+from typing import Self
 
 import numpy as np
 import psutil
@@ -30,24 +30,19 @@ OVERLOAD = 5.0
 RESTARTED, RELOADED = "started the server", "is loaded again"
 
 
-class DrillBench:
+class DrillBench(ExitStack):
     """`images` uint8 (BATCH, 1, 28, 28) and MODEL's `logits` of them."""
 
-    def __enter__(self) -> DrillBench:
-        self._folder = tempfile.TemporaryDirectory(prefix="faults-")
-        self._repository = Path(self._folder.name, "source")
+    def __enter__(self) -> Self:
+        self._folder = self.enter_context(tempfile.TemporaryDirectory(prefix="faults-"))
+        self._repository = Path(self._folder, "source")
         self.images, self.logits = published(MODEL, self._repository, versions=2)
         return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._folder.cleanup()
 
     @contextmanager
     def repository(self) -> Iterator[Path]:
         """A copy, with two versions of MODEL, by default both served."""
-        with tempfile.TemporaryDirectory(dir=self._folder.name) as folder:
+        with tempfile.TemporaryDirectory(dir=self._folder) as folder:
             yield Path(shutil.copytree(self._repository, Path(folder, "models")))
 
     @contextmanager

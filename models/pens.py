@@ -14,6 +14,10 @@ Three images in five change; every number below is drawn for each of them:
 Blur, noise and contrast are corruptions of Hendrycks and Dietterich, "Benchmarking Neural Network Robustness to Common
 Corruptions", 2019: noise up to their severity 4, contrast down to their severity 1. The other ranges are guesses, with
 nothing chosen by test images. No loop over images: resizing, stretching and blurring are matrices.
+
+With the elastic maps before them they take 27 microseconds an image on a thread, the maps 15 of them: 3 % of a training
+step of `vitbn`, 19 of `vitbn-late-64`, 70 of `vitbn-wide` (processor time, beside other work). A teacher's cache pays
+it once for all trainings.
 """
 
 from __future__ import annotations

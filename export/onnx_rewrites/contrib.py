@@ -12,13 +12,14 @@ import onnx_ir as ir
 
 from export.onnx_rewrites.attributes import attribute_int
 from export.onnx_rewrites.boxes import WHOLE, Box, box
-from export.onnx_rewrites.rules import Demand, Rule, broadcast, clean, everything, layer_norm, matmul
+from export.onnx_rewrites.rules import Demand, Rule, broadcast, clean, elementwise, everything, layer_norm, matmul
 from export.onnx_rewrites.shapes import Shapes, agree
 
 DOMAIN = "com.microsoft"
 
 WITHOUT_RULE = (
-    "Attention BiasAdd BiasSplitGelu DynamicQuantizeLSTM DynamicQuantizeMatMul EmbedLayerNormalization "
+    "Attention BiasAdd BiasSplitGelu CausalConvWithState DynamicQuantizeLSTM DynamicQuantizeMatMul "
+    "EmbedLayerNormalization "
     "GatedRelativePositionBias GroupQueryAttention LongformerAttention MoE QAttention QEmbedLayerNormalization QGemm "
     "QLinearConcat QMoE SparseAttention"
 )
@@ -150,10 +151,6 @@ def _quantised_pair(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> D
     return Demand(demand, read)
 
 
-def _quantised_each(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
-    return Demand(demand, {**everything(node).inputs, 0: demand})
-
-
 CONTRIB: Mapping[str, Rule] = {
     **dict.fromkeys(["BiasGelu", "FastGelu", "Gelu", "QuickGelu"], _biased),
     **dict.fromkeys(["SkipLayerNormalization", "SkipSimplifiedLayerNormalization"], _skip_norm),
@@ -166,7 +163,7 @@ CONTRIB: Mapping[str, Rule] = {
     "MatMulIntegerToFloat": _integer_matmul((0, 1), (2, 4)),
     **dict.fromkeys(["QuantizeLinear", "DequantizeLinear"], _scaled),
     **dict.fromkeys(["QLinearAdd", "QLinearMul"], _quantised_pair),
-    **dict.fromkeys(["QLinearSigmoid", "QLinearLeakyRelu"], _quantised_each),
+    **dict.fromkeys(["QLinearSigmoid", "QLinearLeakyRelu"], elementwise),
 }
 QUANTISED: Mapping[str, Rule] = {
     **dict.fromkeys(["QuantizeLinear", "DequantizeLinear"], _scaled),

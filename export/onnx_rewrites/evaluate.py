@@ -60,8 +60,8 @@ def evaluate_node(node: ir.Node, values: Mapping[ir.Value, Array]) -> dict[ir.Va
     try:
         results = _runner(node, proto, list(feeds)).run(None, feeds)
     except Exception as error:  # numpy, torch and onnx share no base class
-        reason = " ".join(str(error).split())[:200]
-        raise UnknownOperator(f"{node.op_type} ({node.outputs[0].name}): {type(error).__name__} {reason}") from error
+        reason = " ".join(str(error).split())[:200] or "expected an operator with a reference, found none"
+        raise UnknownOperator(f"{node.op_type} ({node.outputs[0].name}): {reason}") from error
     named = [output for output in node.outputs if output.name]
     return {output: np.asarray(result) for output, result in zip(named, results, strict=True)}
 

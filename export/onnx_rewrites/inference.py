@@ -182,7 +182,15 @@ def _gather_blocks(context: ShapeInferenceContext, node: ir.Node) -> None:
         context.set_shape_and_dtype(node.outputs[0], shape, scales.dtype)
 
 
+def _causal_conv(context: ShapeInferenceContext, node: ir.Node) -> None:
+    """As its input, and a state as the past one; the library does not know this operator."""
+    for value, source in zip(node.outputs, (node.inputs[0], [*node.inputs, None, None][3]), strict=False):
+        if source is not None and source.shape is not None:
+            context.set_shape_and_dtype(value, source.shape, source.dtype)
+
+
 def _register() -> None:
+    registry.register("com.microsoft", "CausalConvWithState", since_version=1)(_causal_conv)
     registry.register("com.microsoft", "GatherBlockQuantized", since_version=1)(_gather_blocks)
     registry.register("", "Slice", since_version=10)(_slice)
     for name in ("MatMulIntegerToFloat", "DynamicQuantizeMatMul"):

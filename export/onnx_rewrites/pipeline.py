@@ -94,5 +94,5 @@ def model_macs(model: ir.Model, sizes: Mapping[str, int]) -> int:
 
 def _outcome(step: Step) -> str:
     if step.sites:
-        return f"{len(step.sites)} scales folded, which saves no multiplication of a matrix"
+        return f"{len(step.sites)} places rewritten, which saves no multiplication of a matrix"
     return str(step.refusals[-1]) if step.refusals else "nothing of its kind"

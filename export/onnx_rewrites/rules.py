@@ -78,7 +78,7 @@ def broadcast(shapes: Shapes, out: ir.Value, value: ir.Value, demand: Box, matri
     return clean(shapes, value, box(chosen))
 
 
-def _elementwise(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
+def elementwise(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
     return Demand(demand, {**everything(node).inputs, 0: demand})
 
 
@@ -214,7 +214,7 @@ def _attention(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand
 
 
 COMPUTING: Mapping[str, Rule] = {
-    **dict.fromkeys(ELEMENTWISE, _elementwise),
+    **dict.fromkeys(ELEMENTWISE, elementwise),
     **dict.fromkeys(BROADCASTING, _broadcasting),
     "MatMul": matmul,
     "Gemm": _gemm,

@@ -35,6 +35,7 @@ def weights() -> dict[str, Array]:
     return {
         "w": RNG.standard_normal((16, 16)).astype(np.float32),
         "v": RNG.standard_normal(16).astype(np.float32),
+        "k": RNG.standard_normal((16, 1, 3)).astype(np.float32),
         "q4": packed,
         "s4": RNG.random((16, 1)).astype(np.float32),
         "w8": RNG.integers(-127, 128, (16, 16)).astype(np.int8),
@@ -54,6 +55,7 @@ def weights() -> dict[str, Array]:
 QUANTISED = "x = QuantizeLinear(a, scale, zero)"
 PLACES = "t = Shape<start = 1, end = 2>(a) r = Squeeze(t) i = Range(nil, r, step) j = Unsqueeze(i, first)"
 SPREAD = "u = Shape<start = 0, end = 2>(a) p = Expand(j, u)"
+CAUSAL = "t = Transpose<perm = [0, 2, 1]>(a) c, s = com.microsoft.CausalConvWithState(t, k)"
 CUT = [  # the operators that are cut, and nodes from a and b to y
     ("BiasGelu", "y = com.microsoft.BiasGelu(a, v)"),
     ("FastGelu", "y = com.microsoft.FastGelu(a)"),
@@ -69,6 +71,7 @@ CUT = [  # the operators that are cut, and nodes from a and b to y
     ("FusedMatMul", "t = Transpose<perm = [0, 2, 1]>(a) y = com.microsoft.FusedMatMul<transA = 1>(t, w)"),
     ("RotaryEmbedding", f"{PLACES} {SPREAD} y = com.microsoft.RotaryEmbedding<num_heads = 2>(a, p, cos, sin)"),
     ("MultiHeadAttention", "y = com.microsoft.MultiHeadAttention<num_heads = 2>(a, b, b)"),
+    ("MatMul", f"{CAUSAL} d = Transpose<perm = [0, 2, 1]>(c) y = MatMul(d, w)"),
     ("MatMulInteger", "x, c, z = DynamicQuantizeLinear(a) m = MatMulInteger(x, w8, z) y = Cast<to = 1>(m)"),
     (
         "MatMulIntegerToFloat",

@@ -140,7 +140,7 @@ def test_weights_that_were_cut_off_are_named(cached: Path, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (("--only", "fold-affine"), 3, "2 scales folded, which saves no multiplication"),
+        (("--only", "fold-affine"), 3, "2 places rewritten, which saves no multiplication"),
         (("--only", "read-rows", "--require", "absorb-queries"), 2, "that run (read-rows), found 'absorb-queries'"),
         (("--only", "fold"), 2, "expected some of fold-affine, read-rows, absorb-queries, found 'fold'"),
         (("--dims", "batch"), 2, "expected NAME=SIZE"),

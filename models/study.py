@@ -49,7 +49,8 @@ def _list(context: click.Context, parameter: click.Parameter, wanted: bool) -> N
         click.echo(f"{name:16}{runs:>5}{grid.epochs:8}{grid.hours:7.1f}  {grid.question}")
     for name in ("shift", "adaptation", "layout"):
         click.echo(f"{name:16}{'-':>5}{'-':>8}{0.1:7.1f}  {study.commands[name].help}")
-    click.echo("Hours of all images with one seed on one thread; --seeds 3 takes three times as long.")
+    click.echo("Hours of all images with one seed on one thread. --seeds 3 takes three times as long,")
+    click.echo("--last-block all up to 2.6 times.")
     context.exit()
 
 

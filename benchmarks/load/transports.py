@@ -84,7 +84,6 @@ def rows(measured: Mapping[str, Durations], count: int) -> list[dict[str, Any]]:
             "images_a_call": count,
             "transport": name,
             "images_per_s": count / (p50_ms := durations.percentile_ms(50)) * 1000,
-            "of_in_process": alone_ms / p50_ms,
             "added_ms": p50_ms - alone_ms,
             **durations.row(),
         }

@@ -35,7 +35,6 @@ def test_a_short_run(tmp_path):
         assert len(row["samples_ns"]) >= MIN_ROUNDS
         assert min(row["samples_ns"]) / 1e6 <= p50_ms <= max(row["samples_ns"]) / 1e6  # medians of turns
         assert row["images_per_s"] == pytest.approx(images / p50_ms * 1000)
-        assert row["of_in_process"] == pytest.approx(alone_ms / p50_ms)
         assert row["added_ms"] == pytest.approx(p50_ms - alone_ms)
         assert ("client_ms" in row) == (asked := images == 1 and way != IN_PROCESS)
         assert not asked or 0 < row["client_ms"] < 10 * row["p50_ms"]

@@ -1,0 +1,44 @@
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from benchmarks import foreign as module
+from benchmarks.foreign import BATCHES, foreign
+from benchmarks.measure.foreign_candidates import BASES, OPENVINO_OURS, OURS, PLAIN, TOLERANCE
+from benchmarks.measure.foreign_networks import Foreign
+from export.pipeline import ExportOptions, export_checkpoint
+from models.catalog import shipped
+
+
+def plain(folder: Path) -> Path:
+    export_checkpoint(shipped("vitbn-tiny"), ExportOptions(output=(path := folder / "plain.onnx"), rewrites="none"))
+    return path
+
+
+@pytest.mark.slow
+def test_a_network_is_timed_plain_optimised_and_rewritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "NETWORKS", {"vit-tiny": Foreign("Ours", plain, "vit")})
+    monkeypatch.setattr("benchmarks.measure.foreign_candidates._openvino", wrong_if_rewritten)
+    path = tmp_path / "foreign.json"
+    result = CliRunner().invoke(foreign, ["--network", "vit-tiny", "--seconds", "1", "--json", str(path)])
+    assert result.exit_code == 0, result.output
+    rows = {(row["batch"], row["candidate"]): row for row in json.loads(path.read_text())["rows"]}
+    assert rows.keys() == {(batch, name) for batch in BATCHES for name in (PLAIN, *BASES)}
+    for (batch, name), row in rows.items():
+        assert (row["network"], row["title"], row["norms"]) == ("vit-tiny", "Ours", [5, 0])
+        assert [*row["macs_after"].values()][-1] < row["macs"] / 10
+        if name == OPENVINO_OURS:
+            assert row["reason"].startswith("its answers differ by "), "a wrong answer is not timed"
+        else:
+            assert (row["times_as_fast"] is None) == (name == PLAIN)
+            assert len(row["samples_ns"]) == len(rows[batch, PLAIN]["samples_ns"])
+    assert "its answers differ by" in result.output
+
+
+def wrong_if_rewritten(path: Path, feeds: dict[str, object]) -> object:
+    from export.onnx_rewrites.proof import session
+
+    run, wrong = session(path), OURS in path.stem
+    return lambda: [answer * (1 + 2 * TOLERANCE * wrong) for answer in run.run(None, feeds)]

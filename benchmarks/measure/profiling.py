@@ -4,6 +4,7 @@ import json
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from statistics import median
@@ -11,7 +12,7 @@ from typing import Any
 
 import onnxruntime
 
-from benchmarks.measure.timing import time_interleaved
+from benchmarks.measure.timing import ON_A_CPU, time_interleaved
 from export.equivalence import Images
 
 
@@ -21,7 +22,8 @@ def profile_graph(data: bytes, images: Images, calls: int, threads: int) -> dict
         profiled, alone = (_session(data, threads, prefix) for prefix in (Path(folder, "ort"), None))
         feeds = {"image": images}
         runs = {"profiled": lambda: profiled.run(None, feeds), "alone": lambda: alone.run(None, feeds)}
-        measured = time_interleaved(runs, 0.001, "profiling", calls)
+        every = replace(ON_A_CPU, one_state=False)  # the profiler's events are of all rounds
+        measured = time_interleaved(runs, 0.001, "profiling", calls, protocol=every)
         events = json.loads(Path(profiled.end_profiling()).read_text())
     nodes = list(nodes_of(events, calls))
     return {

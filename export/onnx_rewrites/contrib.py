@@ -12,7 +12,17 @@ import onnx_ir as ir
 
 from export.onnx_rewrites.attributes import attribute_int
 from export.onnx_rewrites.boxes import WHOLE, Box, box
-from export.onnx_rewrites.rules import Demand, Rule, broadcast, clean, elementwise, everything, layer_norm, matmul
+from export.onnx_rewrites.rules import (
+    Demand,
+    Rule,
+    broadcast,
+    broadcasting,
+    clean,
+    elementwise,
+    everything,
+    layer_norm,
+    matmul,
+)
 from export.onnx_rewrites.shapes import Shapes, agree
 
 DOMAIN = "com.microsoft"
@@ -141,16 +151,6 @@ def _integer_matmul(factors: tuple[int, int], scales: tuple[int, ...]) -> Rule:
     return rule
 
 
-def _quantised_pair(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
-    """QLinearAdd and QLinearMul: a, scale, zero, b, scale, zero, scale, zero."""
-    out, read = node.outputs[index], dict(everything(node).inputs)
-    for position in (0, 3):
-        value = node.inputs[position]
-        if value is not None:
-            read[position] = broadcast(shapes, out, value, demand)
-    return Demand(demand, read)
-
-
 CONTRIB: Mapping[str, Rule] = {
     **dict.fromkeys(["BiasGelu", "FastGelu", "Gelu", "QuickGelu"], _biased),
     **dict.fromkeys(["SkipLayerNormalization", "SkipSimplifiedLayerNormalization"], _skip_norm),
@@ -162,7 +162,7 @@ CONTRIB: Mapping[str, Rule] = {
     "GatherBlockQuantized": _gather_blocks,
     "MatMulIntegerToFloat": _integer_matmul((0, 1), (2, 4)),
     **dict.fromkeys(["QuantizeLinear", "DequantizeLinear"], _scaled),
-    **dict.fromkeys(["QLinearAdd", "QLinearMul"], _quantised_pair),
+    **dict.fromkeys(["QLinearAdd", "QLinearMul"], broadcasting),
     **dict.fromkeys(["QLinearSigmoid", "QLinearLeakyRelu"], elementwise),
 }
 QUANTISED: Mapping[str, Rule] = {

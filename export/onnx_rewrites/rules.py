@@ -82,7 +82,7 @@ def elementwise(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Deman
     return Demand(demand, {**everything(node).inputs, 0: demand})
 
 
-def _broadcasting(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
+def broadcasting(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
     out = node.outputs[index]
     read = {k: broadcast(shapes, out, value, demand) for k, value in enumerate(node.inputs) if value is not None}
     return Demand(demand, read)
@@ -215,7 +215,7 @@ def _attention(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand
 
 COMPUTING: Mapping[str, Rule] = {
     **dict.fromkeys(ELEMENTWISE, elementwise),
-    **dict.fromkeys(BROADCASTING, _broadcasting),
+    **dict.fromkeys(BROADCASTING, broadcasting),
     "MatMul": matmul,
     "Gemm": _gemm,
     "Conv": _conv,

@@ -17,7 +17,7 @@ from test_onnx_operators import part, runner
 from export.onnx_rewrites import moves, unflatten
 from export.onnx_rewrites.errors import BadRequest
 from export.onnx_rewrites.reads import Read
-from export.onnx_rewrites.rules import _elementwise
+from export.onnx_rewrites.rules import elementwise
 
 Array = NDArray[Any]
 
@@ -159,7 +159,7 @@ def test_no_random_graph_gives_a_wrong_part() -> None:
 
 
 def plant_softmax(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(moves.RULES, "Softmax", _elementwise)
+    monkeypatch.setitem(moves.RULES, "Softmax", elementwise)
 
 
 def plant_gemm(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -138,12 +138,12 @@ def _url(values: Mapping[str, Sequence[str]], service: str) -> str:
         raise ValueError(f"--http-address: expected ipv6:{address}, found {given}, in which Triton reads no IPv6")
     address = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address, address)
     address = f"[{address}]" if ":" in address else address
-    return f"{address}:{port_of(values, service, PORTS[service])}"
+    return f"{address}:{port_of(values, service)}"
 
 
-def port_of(values: Mapping[str, Sequence[str]], service: str, default: int) -> int:
+def port_of(values: Mapping[str, Sequence[str]], service: str) -> int:
     """Raises ValueError."""
-    text = _last(values, f"--{service}-port", str(default))
+    text = _last(values, f"--{service}-port", str(PORTS[service]))
     if not re.fullmatch("[0-9]{1,5}", text) or not 0 < int(text) < 1 << 16:
         raise ValueError(f"--{service}-port: expected a port, found {text!r}")
     return int(text)

@@ -24,7 +24,7 @@ from serving.arguments import parse, port_of, split
 from serving.fleet.member import DEVICES, STOP_S, Member, share
 from serving.proxy.files import ProxyError
 from serving.proxy.process import DRAIN_S, Proxy
-from serving.proxy.settings import ANSWER_S, GRPC_PORT, HTTP_PORT, Settings, TlsFiles
+from serving.proxy.settings import ANSWER_S, Settings, TlsFiles
 from serving.supervisor import TICK_S, Stopping
 
 FIRST_PORT = 8100
@@ -168,7 +168,7 @@ def serve_fleet(
     settings = Settings(
         [each.backend for each in members],
         host=["127.0.0.1", *places["--http-address"]][-1],
-        ports=(port_of(places, "http", HTTP_PORT), port_of(places, "grpc", GRPC_PORT)),
+        ports=(port_of(places, "http"), port_of(places, "grpc")),
         admin=own_port + 1,
         tls=tls,
         keys=keys,

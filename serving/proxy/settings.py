@@ -8,7 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-HTTP_PORT, GRPC_PORT, HEALTH_PORT, ADMIN_PORT = 8000, 8001, 8004, 9901
+from serving.arguments import PORTS
+
+HEALTH_PORT, ADMIN_PORT = 8004, 9901
 IN_FLIGHT = 8  # at a server; fewer than its queue holds: the proxy refuses first
 HEADERS_S, ANSWER_S = 5, 30  # for a request's headers; for a server's answer
 EVERY_INTERFACE = ("0.0.0.0", "::")
@@ -19,8 +21,8 @@ class Backend:
     """A Triton server; `health`: the port of `vitbn probe --listen`."""
 
     host: str
-    http: int = HTTP_PORT
-    grpc: int = GRPC_PORT
+    http: int = PORTS["http"]
+    grpc: int = PORTS["grpc"]
     health: int = HEALTH_PORT
     draining: bool = field(default=False, kw_only=True)
 
@@ -51,7 +53,7 @@ class Settings:
 
     backends: Sequence[Backend]
     host: str = "127.0.0.1"
-    ports: tuple[int, ...] = (HTTP_PORT, GRPC_PORT)
+    ports: tuple[int, ...] = (PORTS["http"], PORTS["grpc"])
     admin: int = ADMIN_PORT
     in_flight: int = IN_FLIGHT
     tls: TlsFiles | None = None

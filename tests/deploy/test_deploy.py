@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 from copy import deepcopy
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,12 @@ def test_no_image_runs_as_root_and_every_copy_exists() -> None:
     ignored = (ROOT / ".dockerignore").read_text().split()
     for copied in re.findall(r"^COPY (?!--from)(.+) \S+$", DOCKERFILE, re.MULTILINE):
         assert all((ROOT / each).exists() and f"!{each}" in ignored for each in copied.split()), copied
+
+
+def test_our_images_bear_the_version_of_the_package() -> None:
+    files = (ROOT / "deploy/README.md", CONTAINER / "compose.yaml", KUBERNETES / "deployment.yaml")
+    tags = [tag for file in files for tag in re.findall(r"vitbn-\w+:(\d\S*)", file.read_text())]
+    assert tags == [metadata.version("vitbn")] * 5
 
 
 def test_the_services_are_locked_and_bounded_and_open_loopback_only() -> None:

@@ -37,13 +37,9 @@ EVERY = (*NAMES, "many-faults")  # the last takes ten minutes: only by name
 
 @click.command()
 @click.option("--scenario", "names", type=click.Choice(EVERY), multiple=True, help="Repeatable.  [default: all]")
-@click.option("--publications", type=click.IntRange(1, 200), default=20, show_default=True)
-@click.option("--overload-seconds", type=FiniteRange(1, 120), default=20.0, show_default=True)
 @click.option("--hours", type=FiniteRange(0.001, 48), help="Steady requests for this long; alone without --scenario.")
 @json_option
-def faults(
-    names: tuple[str, ...], publications: int, overload_seconds: float, hours: float | None, json_path: Path | None
-) -> None:
+def faults(names: tuple[str, ...], hours: float | None, json_path: Path | None) -> None:
     """Break a real server in known ways and count what its clients see."""
     from benchmarks.load.drill_bench import DrillBench
     from benchmarks.load.drills import drills, soak
@@ -52,7 +48,7 @@ def faults(
     from benchmarks.measure.run import recording
 
     chosen = list(names or (() if hours else NAMES)) + (["soak"] if hours else [])
-    runs = drills(publications, overload_seconds) | {"soak": partial(soak, hours=hours or 0)}
+    runs = drills() | {"soak": partial(soak, hours=hours or 0)}
     with recording(json_path, cores()) as record, DrillBench() as bench:
         keep(record, ({"scenario": name, **runs[name](bench)} for name in chosen))
 

@@ -40,7 +40,7 @@ GOOD = 400
 class BehindProxy(ExitStack):
     """Two servers with the shipped network of one block."""
 
-    def __init__(self, requests: int, overload_s: float) -> None:
+    def __init__(self, requests: int = 10_000, overload_s: float = 10.0) -> None:
         super().__init__()
         self._requests, self._overload_s = requests, overload_s
 

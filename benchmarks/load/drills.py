@@ -50,7 +50,7 @@ REQUESTS = 500  # between two publications
 Drill = Callable[[DrillBench], Row]
 
 
-def drills(publications: int, overload_s: float) -> dict[str, Drill]:
+def drills(publications: int = 20, overload_s: float = 20.0) -> dict[str, Drill]:
     faults: dict[str, Callable[[Server], object]] = {
         "stub-killed": lambda server: stubs(server)[0].kill(),
         "stub-stopped": lambda server: stubs(server)[0].suspend(),

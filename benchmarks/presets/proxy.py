@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from benchmarks.measure.choices import FiniteRange, json_option
+from benchmarks.measure.choices import json_option
 
 FAULTS = ("server-killed", "stub-killed", "restart", "publish")
 NAMES = (*FAULTS, "hostile", "overload", "added")
@@ -18,16 +18,14 @@ NAMES = (*FAULTS, "hostile", "overload", "added")
 
 @click.command()
 @click.option("--scenario", "names", type=click.Choice(NAMES), multiple=True, help="Repeatable.  [default: all]")
-@click.option("--requests", type=click.IntRange(100, 1_000_000), default=10_000, show_default=True)
-@click.option("--overload-seconds", type=FiniteRange(1, 120), default=10.0, show_default=True)
 @json_option
-def proxy(names: tuple[str, ...], requests: int, overload_seconds: float, json_path: Path | None) -> None:
+def proxy(names: tuple[str, ...], json_path: Path | None) -> None:
     """Break or update one of two servers behind the proxy and count what its clients see."""
     from benchmarks.load.behind_proxy import BehindProxy
     from benchmarks.load.verdicts import keep
     from benchmarks.measure.machine import cores
     from benchmarks.measure.run import recording
 
-    with recording(json_path, cores()) as record, BehindProxy(requests, overload_seconds) as bench:
+    with recording(json_path, cores()) as record, BehindProxy() as bench:
         both = [(name, protocol) for name in names or NAMES for protocol in ("http", "grpc")]
         keep(record, (bench.run(*each) for each in both if each[0] in FAULTS or each[1] == "http"))

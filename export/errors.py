@@ -8,3 +8,10 @@ class Unavailable(ExportError):
 
 class PublishError(ExportError):
     """A file or a repository that is not as expected."""
+
+
+def reason(error: Exception) -> str:
+    """Why a file could not be read, without Python's class names."""
+    if isinstance(error, KeyError):
+        return f"no {error}"
+    return error.strerror if isinstance(error, OSError) and error.strerror else str(error)

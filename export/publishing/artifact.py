@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from export.errors import PublishError
+from export.errors import PublishError, reason
 from export.publishing.sample import Sample
 from models.config import INPUT_NAME, OUTPUT_NAME, ConfigError, ModelConfig
 from models.files import sha256
@@ -146,7 +146,7 @@ def read_manifest(path: Path) -> Manifest:
     try:
         manifest = _from_json(json.loads(path.read_text()))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise PublishError(f"{path}: expected the manifest of an export, found {error!r}") from error
+        raise PublishError(f"{path}: expected the manifest of an export, found {reason(error)}") from error
     check_manifest(path, manifest)
     return manifest
 
@@ -171,7 +171,7 @@ def check_manifest(path: Path, manifest: Manifest) -> None:
         if manifest.config is not None:
             _check_origin(manifest)
     except (ValueError, KeyError, TypeError, AttributeError, ConfigError) as error:
-        raise PublishError(f"{path}: expected the manifest of an export, found {error!r}") from error
+        raise PublishError(f"{path}: expected the manifest of an export, found {reason(error)}") from error
 
 
 def _check_files(manifest: Manifest) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from export.errors import PublishError
+from export.errors import PublishError, reason
 
 Arrays = dict[str, NDArray[np.generic]]
 
@@ -38,7 +38,7 @@ class Sample:
             with np.load(data, allow_pickle=False) as held:
                 arrays = {name: held[name] for name in held.files}
         except (OSError, ValueError, EOFError, TypeError, AttributeError, zipfile.BadZipFile, zlib.error) as error:
-            raise PublishError(f"{where}: expected the sample of a model, found {error!r}") from error
+            raise PublishError(f"{where}: expected the sample of a model, found {reason(error)}") from error
         parts = [
             {name.removeprefix(part): array for name, array in arrays.items() if name.startswith(part)}
             for part in ("in:", "out:")

@@ -70,7 +70,9 @@ def test_rollback_and_promote(folder: Path) -> None:
 
 def test_show(folder: Path) -> None:
     assert json.loads(ok(folder, "show", "vitbn")) == json.loads((folder / "vitbn/3/manifest.json").read_text())
-    assert "No such file" in error(folder, "show", "vitbn", "9")
+    assert "9/manifest.json: expected the manifest of an export, found No such file or directory" in error(
+        folder, "show", "vitbn", "9"
+    )
 
 
 @pytest.mark.parametrize(

@@ -170,6 +170,6 @@ def _words(parameter: click.Parameter, value: Any) -> Iterator[str]:
 def _word(parameter: click.Parameter, value: Any) -> str:
     if isinstance(parameter.type, click.Path):
         return "FILE" if parameter.type.file_okay and not parameter.type.dir_okay else "DIR"
-    if isinstance(value, list):
-        return shlex.quote(",".join(map(str, value)))
+    if isinstance(value, list):  # of --sharing
+        return "x".join(map(str, value))
     return f"{value:g}" if isinstance(value, float) else shlex.quote(str(value))

@@ -22,6 +22,7 @@ from benchmarks.load.published import Published
 from benchmarks.load.saturation import saturation
 from benchmarks.measure import candidate as candidates
 from benchmarks.measure.candidate import Candidate
+from benchmarks.measure.run import command
 from benchmarks.measure.workload import Workload
 from models.config import ModelConfig
 from models.data import DataError
@@ -268,6 +269,14 @@ def test_the_preset_of_rates_is_the_command_with_other_defaults() -> None:
     assert (given["rates"], given["batches"], given["sharings"]) == ((500, 1000, 2000), (1,), [[1, 0]])
     assert (given["models"], given["seconds"], given["in_flight"]) == (("vitbn",), 9, ())
     assert throughput.throughput.make_context("throughput", [*words, "--rate", "50"]).params["rates"] == (50,)
+
+
+def test_a_recorded_command_can_be_given_again() -> None:
+    words = ["--sharing", "2x1", "--rate", "500", "--batch", "1"]
+    with throughput.throughput.make_context("throughput", [*words]):
+        assert command() == "python benchmarks/throughput.py --sharing 2x1 --batch 1 --rate 500"
+    with throughput.throughput.make_context("throughput", ["--preset", "rates", "--seconds", "9"]):
+        assert command() == "python benchmarks/throughput.py --preset rates --seconds 9"
 
 
 def test_a_rate_that_sends_too_little() -> None:

@@ -6,6 +6,7 @@ In: a model, the reads of its outputs and the wanted passes. Out: `Rewritten`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -79,17 +80,22 @@ def rewrite(
 def model_macs(model: ir.Model, sizes: Mapping[str, int]) -> int:
     """At `sizes`, which are put into the inputs where shapes do not follow from their symbols."""
     shapes = Shapes(model.graph, sizes)
-    used = [value for node in model.graph if is_multiplying(node) for value in (*node.inputs, node.outputs[0])]
-    if all(map(shapes.is_sized, used)) or not sizes.keys() >= {*free_dimensions(model.graph)}:
+    if _are_sized(shapes) or not sizes.keys() >= {*free_dimensions(model.graph)}:
         return graph_macs(shapes)
     fixed = model.clone()
     for value in fixed.graph.inputs:
         value.shape = ir.Shape(shape_of(value, sizes))
-    try:
+    with suppress(NotSupported):  # the sizes do not fit together
         fold_constants(fixed)
-    except NotSupported:  # the sizes do not fit together
-        return graph_macs(shapes)
-    return graph_macs(Shapes(fixed.graph, sizes))
+        if _are_sized(known := Shapes(fixed.graph, sizes)):
+            return graph_macs(known)
+    return graph_macs(shapes)
+
+
+def _are_sized(shapes: Shapes) -> bool:
+    """Whether the sizes of every product are known."""
+    used = [value for node in shapes.graph if is_multiplying(node) for value in (*node.inputs, node.outputs[0])]
+    return all(map(shapes.is_sized, used))
 
 
 def _outcome(step: Step) -> str:

@@ -169,12 +169,17 @@ def test_multiplications_behind_a_mask_cut_from_a_table_are_counted() -> None:
 def test_products_are_counted_where_the_usual_sizes_do_not_fit_together() -> None:
     """As Mamba's loop, unrolled over a drawn length: only that length runs."""
     text = """<ir_version: 8, opset_import: ["": 18]>
-    g (float[b, n, 8] x, float[b, 9, 8] z, float[8, 8] w) => (float[b, n, 8] y) { s = Add (x, z) y = MatMul (s, w) }"""
+    g (float[b, n, 8] x, float[b, m, 8] z, float[b, 9, 8] nine, float[8, 8] w) => (float[b, n, 8] y) {
+        s = Add (x, z)
+        h = MatMul (s, w)
+        t = Add (h, nine)
+        y = MatMul (t, w)
+    }"""
     proto = onnx.parser.parse_model(text)
     proto.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((8, 8), np.float32), "w"))
-    del proto.graph.input[2]
+    del proto.graph.input[3]
     Prepare()(model := ir.from_proto(proto))
-    assert model_macs(model, cost_sizes(model.graph, {})) == 9 * 8 * 8
+    assert model_macs(model, cost_sizes(model.graph, {})) == (128 + 9) * 8 * 8
 
 
 def test_nodes_may_be_out_of_order(tmp_path: Path) -> None:

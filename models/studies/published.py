@@ -96,15 +96,19 @@ def by_depth_whole(rate: float, published: dict[int, str]) -> list[Row]:
     ]
 
 
-def fall(model: ModelName, depth: int, published: str, runs: str = "") -> Row:
-    """`runs` ends the studies' names."""
-    keys = [(f"depths-{rate:g}{runs}/depths", model, depth, rate) for rate in (0.003, 0.005)]
+def fall(model: ModelName, depth: int, published: str) -> Row:
+    keys = [(studies[depth], model, depth, rate) for rate, studies in WHOLE_STUDIES.items()]
     return (str(depth), NAMES[model], published, (from_to, *keys), (lead, *keys))
+
+
+def ahead_from(rate: float, published: str, studies: dict[int, str]) -> Row:
+    keys = [(study, model, depth, rate) for depth, study in studies.items() for model in PAIR]
+    return (f"{rate:g}", published, (critical(min(studies)), *keys))
 
 
 DEPTHS = range(2, 8)
 WHOLE_STUDIES = {
-    0.003: {depth: f"depths-0.003-depth-{depth}/depths" for depth in (4, 5, 6)},
+    0.003: {depth: f"depths-0.003-depth-{depth}/depths" for depth in range(1, 8)},
     0.005: {
         **dict.fromkeys((1, 2), "depths-0.005-all-images/depths"),
         **{depth: f"depths-0.005-depth-{depth}/depths" for depth in (3, 4, 5, 6, 7)},
@@ -180,7 +184,16 @@ TABLES: dict[str, list[Row]] = {
         0.003,
         {2: "equal", 3: "equal", 4: "slightly behind", 5: "slightly ahead", 6: "clearly ahead", 7: "clearly ahead"},
     ),
-    "depth-0.003-whole": by_depth_whole(0.003, {4: "slightly behind", 5: "slightly ahead", 6: "clearly ahead"}),
+    "depth-0.003-whole": by_depth_whole(
+        0.003,
+        {
+            **dict.fromkeys((1, 2, 3), "equal"),
+            4: "slightly behind",
+            5: "slightly ahead",
+            6: "clearly ahead",
+            7: "clearly ahead",
+        },
+    ),
     "rate-0.005": at_rate(0.005, "published", "alike", "alike", "alike"),
     "depth-0.005": by_depth(0.005, {2: "equal", 3: "slightly ahead", **dict.fromkeys((4, 5, 6, 7), "clearly ahead")}),
     "depth-0.005-whole": by_depth_whole(
@@ -190,12 +203,9 @@ TABLES: dict[str, list[Row]] = {
     "critical-depth": [
         ("rate", "published: clearly ahead from", "ours: 5 points ahead from", "size"),
         *(
-            (
-                f"{rate:g}",
-                said,
-                (critical, *((f"depths-{rate:g}/depths", m, depth, rate) for depth in DEPTHS for m in PAIR)),
-            )
+            ahead_from(rate, said, studies)
             for rate, said in ((0.003, "depth 6"), (0.005, "depth 4"))
+            for studies in (WHOLE_STUDIES[rate], dict.fromkeys(DEPTHS, f"depths-{rate:g}/depths"))
         ),
     ],
     "falls": [
@@ -203,7 +213,7 @@ TABLES: dict[str, list[Row]] = {
         *(fall(model, 2, "alike") for model in PAIR),
         fall("vit", 3, "91 to 78"),
         fall("vitbnffn", 3, "92 to 90"),
-        *(fall(model, 4, "as at 3, stronger", "-depth-4") for model in PAIR),
+        *(fall(model, 4, "as at 3, stronger") for model in PAIR),
     ],
     "sigmoids": [
         (RIGHT, "without BatchNorm", "with BatchNorm", "size"),
@@ -253,9 +263,11 @@ def at_rate_picture(study: str, rate: float, *published: float) -> Callable[[Res
 
 
 def sigmoid_picture(results: Results) -> Picture:
-    models: tuple[ModelName, ...] = ("dnn", "dnnbn")
+    models: dict[ModelName, str] = {"dnn": "without BatchNorm", "dnnbn": "with BatchNorm"}
     panels = {
-        f"learning rate {rate:g}": [curve(results, "dnn/dnn", model, None, rate) for model in models]
+        f"learning rate {rate:g}": [
+            curve(results, "dnn/dnn", model, None, rate, label=name) for model, name in models.items()
+        ]
         for rate in (0.01, 0.1)
     }
     y = "distorted test images right (%)"

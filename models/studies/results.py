@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
@@ -106,10 +106,15 @@ def from_to(seeds: Seeds, others: Seeds) -> str:
     return f"{mean(ends(seeds)):.1f} to {mean(ends(others)):.1f}"
 
 
-def critical(*seeds: Seeds) -> str:
-    """ViT and ViTBNFFN of a depth of 2, 3, ...: the first depth from which on the lead is 5 points or more."""
-    leads = [mean(ends(other)) - mean(ends(vit)) for vit, other in zip(seeds[::2], seeds[1::2], strict=True)]
-    return f"depth {min(2 + i for i in range(len(leads)) if min(leads[i:]) >= 5)}"
+def critical(first_depth: int) -> Callable[..., str]:
+    """Of ViT and ViTBNFFN of each depth in turn: the depth from which on the lead is 5 points or more."""
+
+    def figure(*seeds: Seeds) -> str:
+        leads = [mean(ends(other)) - mean(ends(vit)) for vit, other in zip(seeds[::2], seeds[1::2], strict=True)]
+        depths = [first_depth + i for i in range(len(leads)) if min(leads[i:]) >= 5]
+        return f"depth {depths[0]}" if depths else f"no depth up to {first_depth + len(leads) - 1}"
+
+    return figure
 
 
 def time_s(seeds: Seeds, part: str) -> float:

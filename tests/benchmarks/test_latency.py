@@ -243,7 +243,9 @@ def test_a_device_that_is_slow_in_all_rounds_costs_the_batch_size(
 ) -> None:
     monkeypatch.setattr(rounds, "ON_A_CPU", Protocol(settle_s=0.0, accept=lambda: False))
     path = tmp_path / "latency.json"
-    _, written = run(path, "--model", "cnn", "--runtime", "torch", "--runtime", "torch-optimized", "--batch", "2")
+    options = "--model", "cnn", "--runtime", "torch", "--runtime", "torch-optimized", "--batch", "2"
+    assert CliRunner().invoke(latency, [*QUICK, "--json", str(path), *options]).exit_code == 1
+    written = parted(json.loads(path.read_text()))
     assert written["rows"] == []
     assert {row["reason"] for row in written["missing"]} == {
         f"batch {batch}: expected rounds at full speed, found the device slowed down in all" for batch in (2, 3)

@@ -38,7 +38,7 @@ def test_values_that_are_none(small_mnist, tmp_path, arguments, code, said):
 def test_list_says_how_long_each_takes():
     ended = run("--list")
     assert ended.exit_code == 0
-    lines = {line.split()[0]: line.split() for line in ended.output.splitlines()[1:-1]}
+    lines = {line.split()[0]: line.split() for line in ended.output.splitlines()[1:-2]}
     assert set(lines) == {*module.STUDIES, "shift", "adaptation", "layout"}
     assert lines["learning-rates"][1:4] == ["18", "30", "4.8"]
     assert all(float(line[3]) > 0 for line in lines.values())

@@ -1,8 +1,8 @@
 """Checks a file's tensors against its configuration before their size is allocated.
 
 In: a ModelConfig and each tensor's form. Out: nothing; or WrongTensors.
-The network is built on PyTorch's meta device, if the file has tensors enough for its blocks, of which there are at most
-`MAX_DEPTH`.
+A file with too few tensors for its blocks is refused first. Then the network is built on PyTorch's meta device; a
+configuration has at most `MAX_DEPTH` blocks.
 """
 
 from __future__ import annotations

@@ -110,13 +110,17 @@ class VisionTransformer(nn.Module):
     def last_block(self, last_block: LastBlock) -> None:
         """Leaves "all" where the head reads more than a row."""
         row, config, last = last_block == "row" and self.config.reads_row, self.config, self._last_attention()
-        for i, block in enumerate(cast(list[Block], list(self.blocks))):
-            attention, tokens = cast(Attention, block.attention), config.tokens(i)
-            plain = attention_macs(tokens, config.dim, attention.heads, attention.dim_head)
-            cheaper = absorbed_attention_macs(tokens, config.dim, attention.heads) < plain
-            attention.absorbed = row and (attention is last or cheaper)
         last.rows = 1 if row else None
         last.alike = (config.depth == 1 or config.class_attention is not None) and config.emb_dropout == 0
+        self.absorb(row)
+
+    def absorb(self, absorbed: bool = True) -> None:
+        """The attention of the blocks where that is cheaper, or of none: the same answers and gradients."""
+        for i, block in enumerate(cast(list[Block], list(self.blocks))):
+            attention, tokens, dim = cast(Attention, block.attention), self.config.tokens(i), self.config.dim
+            plain = attention_macs(tokens, dim, attention.heads, attention.dim_head)
+            cheaper = absorbed_attention_macs(tokens, dim, attention.heads) < plain
+            attention.absorbed = absorbed and (attention.rows is not None or cheaper)
 
     def _last_attention(self) -> Attention:
         return cast(Attention, self.blocks[-1].get_submodule("attention"))

@@ -17,7 +17,7 @@ from models.plots.figures import png
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-TIMING = "Times exclude data loading: the images are on the device beforehand."
+TIMING = "Times exclude data loading: the images are on the device beforehand. On a CPU the attention is absorbed."
 WITH_TEACHER_CACHE = (
     "Test times exclude data loading; training times include reading, and once making, the teacher's epochs."
 )

@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from models.data import Dataset
 
 BATCH = 250
+UNLABELLED = 200  # of the 8x8 digits, to adapt to; the others are asked
 EXACT = ("torch", "torch-sdpa", "onnx", "onnx-folded", "onnx-optimized")  # float32, PyTorch first
 
 
@@ -48,17 +50,44 @@ def accuracy(
 
 
 def _on_conditions(models: Sequence[str], data: Dataset) -> Iterator[dict[str, Any]]:
-    from benchmarks.pictures.pens import conditions
-    from export.equivalence import onnx_classifier
-    from export.pipeline import ExportOptions, export_checkpoint
+    from benchmarks.pictures.pens import SMALL, conditions
+    from models.checkpoint import load
 
     pictures = conditions(data)
     for model in models:
         note(f"Measuring {model}")
-        classify = onnx_classifier(export_checkpoint(shipped(model), ExportOptions(rewrites="all")).onnx)
-        for name, (images, labels) in pictures.items():
+        source = load(shipped(model))
+        plain = _served(source.path)
+        asked = {name: (plain, *of) for name, of in pictures.items()}
+        images, labels = pictures[SMALL]
+        if adapted := _adapted(source, images[:UNLABELLED]):
+            asked[f"{SMALL}, adapted"] = adapted, images[UNLABELLED:], labels[UNLABELLED:]
+        for name, (classify, images, labels) in asked.items():
             right = float((_classify(classify, images).argmax(1) == labels).mean())
             yield {"images": len(labels), "model": model, "condition": name, "accuracy": right}
+
+
+def _adapted(source: Checkpoint, images: Images) -> Classifier | None:
+    """As `train --adapt-to` adapts; None for a network without BatchNorm."""
+    import torch
+
+    from models.adaptation import AdaptationError, adapt, last_block_of_training
+    from models.checkpoint import save
+
+    try:
+        network = adapt(source.model, torch.from_numpy(images), last_block_of_training(source.metrics))
+    except AdaptationError:
+        return None
+    with TemporaryDirectory() as folder:
+        save(path := Path(folder) / "adapted.safetensors", network, source.config, {})
+        return _served(path)
+
+
+def _served(path: Path) -> Classifier:
+    from export.equivalence import onnx_classifier
+    from export.pipeline import ExportOptions, export_checkpoint
+
+    return onnx_classifier(export_checkpoint(path, ExportOptions(rewrites="all")).onnx)
 
 
 def _in_runtimes(models: Sequence[str], data: Dataset) -> Iterator[dict[str, Any]]:

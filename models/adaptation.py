@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -20,8 +19,6 @@ from models.files import typed_command
 from models.metrics import Metrics
 from models.vit import LastBlock, VisionTransformer
 
-Statistic = Literal["mean", "variance"]
-BOTH: tuple[Statistic, ...] = ("mean", "variance")
 FEWEST, MOST = 50, 500  # pictures: fewer give poor statistics, more fill the memory
 
 
@@ -62,9 +59,7 @@ def last_block_of_training(metrics: Metrics) -> LastBlock:
     return "row" if described.get("last_block") == "row" else "all"
 
 
-def adapt(
-    model: nn.Module, images: Tensor, statistics: tuple[Statistic, ...] = BOTH, last_block: LastBlock = "all"
-) -> nn.Module:
+def adapt(model: nn.Module, images: Tensor, last_block: LastBlock = "all") -> nn.Module:
     """A copy in eval mode. If training computed one row of the last block, its BatchNorms get statistics of CLS rows.
 
     Raises AdaptationError.
@@ -75,17 +70,12 @@ def adapt(
     norms = [module for module in adapted.modules() if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d)]
     if not norms:
         raise AdaptationError(f"expected a network with BatchNorm, found {type(model).__name__} without")
-    before = [(norm.get_buffer("running_mean").clone(), norm.get_buffer("running_var").clone()) for norm in norms]
     momenta = [norm.momentum for norm in norms]
     for norm in norms:
         norm.train()
         norm.momentum = 1.0  # the batch's statistics alone
     with torch.no_grad():
         adapted(images * INPUT_SCALE)
-    for norm, (mean, variance), momentum in zip(norms, before, momenta, strict=True):
+    for norm, momentum in zip(norms, momenta, strict=True):
         norm.momentum = momentum
-        if "mean" not in statistics:
-            norm.get_buffer("running_mean").copy_(mean)
-        if "variance" not in statistics:
-            norm.get_buffer("running_var").copy_(variance)
     return adapted.eval()

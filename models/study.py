@@ -15,7 +15,6 @@ import click
 from click.core import ParameterSource
 
 import vitbn  # noqa: F401  # says in one line that another `models` hides ours
-from models.catalog import PRETRAINED
 from models.studies.grids import STUDIES, Fields, Study
 from models.studies.page import StudyError
 
@@ -25,15 +24,12 @@ if TYPE_CHECKING:
     from models.train import Epoch
 
 # Facts of a machine, not of a study.
-UNSAID = {"output", "teacher_cache", "data_dir", "emnist_dir", "checkpoints", "params", "device", "track"}
-BEST, RECIPE = ".best.json", "recipe.json"
+UNSAID = {"output", "teacher_cache", "data_dir", "params", "device", "track"}
+BEST = ".best.json"
 
 _path = click.Path(path_type=Path)
 output_option = click.option("--output", type=_path, required=True, help="A folder of its own.")
 data_dir_option = click.option("--data-dir", type=_path, help="Folder with the images, else $MNIST_DIR.")
-checkpoints_option = click.option(
-    "--checkpoints", type=_path, default=PRETRAINED, help="Default: the shipped checkpoints."
-)
 quick_option = click.option("--quick", is_flag=True, help="A small version, in a few minutes on two cores.")
 device_option = click.option(
     "--device", type=click.Choice(["auto", "cpu", "cuda", "mps"]), default="auto", show_default=True
@@ -47,8 +43,7 @@ def _list(context: click.Context, parameter: click.Parameter, wanted: bool) -> N
     for name, grid in STUDIES.items():
         runs = math.prod(map(len, grid.axes.values())) or "-"
         click.echo(f"{name:16}{runs:>5}{grid.epochs:8}{grid.hours:7.1f}  {grid.question}")
-    for name in ("shift", "adaptation", "layout"):
-        click.echo(f"{name:16}{'-':>5}{'-':>8}{0.1:7.1f}  {study.commands[name].help}")
+    click.echo(f"{'layout':16}{'-':>5}{'-':>8}{0.1:7.1f}  {layout.help}")
     click.echo("Hours of all images with one seed on one thread. --seeds 3 takes three times as long,")
     click.echo("--last-block all up to 2.6 times.")
     context.exit()
@@ -85,8 +80,6 @@ def _add(name: str, grid: Study) -> None:
     if name == "optimised":
         help_ = "A file that models/tune.py wrote, or a folder of them."
         options.append(click.option("--params", type=_path, multiple=True, required=True, help=help_))
-    if name == "frontier":
-        options.append(checkpoints_option)
     if "teacher" in grid.fixed:
         help_ = "As in train.py: saves the teacher's time."
         options.append(click.option("--teacher-cache", metavar="FOLDER", help=help_))
@@ -122,13 +115,12 @@ def _train(
     seeds: int,
     dataset: str = "mnist",
     teacher_cache: str | None = None,
-    checkpoints: Path | None = None,
     params: Sequence[Path] = (),
     **chosen: Sequence[str],
 ) -> None:
     from models import tracking
     from models.data import load_dataset
-    from models.studies import frontier, running, summary
+    from models.studies import running, summary
     from models.train import choose_device
 
     with _one_line_errors():
@@ -136,24 +128,18 @@ def _train(
         options = {"last_block": last_block, "device": choose_device(device), "teacher_cache": teacher_cache}
         if params:
             grid = replace(grid, axes={"network": _searched(params, grid, data)})
-        if checkpoints:
-            grid = replace(grid, fixed=_fields(checkpoints / RECIPE, grid, data))
-        shipped = frontier.finished(checkpoints, dataset) if checkpoints and not (quick or train_images) else {}
         every = running.runs(grid, data, scope, options, chosen)
         click.echo(grid.question)
         if scope["reduced"]:
             click.echo(f"Not the whole study: {scope['reduced']}")
         click.echo(f"epoch  {'run':26}  training s  test s  training loss  accuracy %")
-        trained = [run for run in every if run.config not in shipped]
         tracker = partial(tracking.track, report=click.echo) if track else None
         try:
-            result = running.carry_out(name, grid, data, scope, trained, _command_line(), output, _print, tracker)
+            result = running.carry_out(name, grid, data, scope, every, _command_line(), output, _print, tracker)
         except KeyboardInterrupt:
             click.echo("Interrupted: finished epochs are kept, the same command goes on")
             raise SystemExit(130) from None
-        if checkpoints:
-            result["rows"] = frontier.rows(output, result, every, shipped)
-        _say_written((frontier if checkpoints else summary).write(output, result))
+        _say_written(summary.write(output, result))
 
 
 def _searched(params: Sequence[Path], grid: Study, data: Dataset) -> dict[str, Fields]:
@@ -171,7 +157,7 @@ def _searched(params: Sequence[Path], grid: Study, data: Dataset) -> dict[str, F
 
 
 def _fields(path: Path, grid: Study, data: Dataset) -> Fields:
-    """Of a file of models/tune.py or a recipe; refuses what no run can have."""
+    """Of a file of models/tune.py; refuses what no run can have."""
     from models.studies.running import run_at
 
     try:
@@ -212,48 +198,6 @@ def _say_written(paths: list[Path]) -> None:
 
 for name, grid in STUDIES.items():
     _add(name, grid)
-
-
-@study.command()
-@checkpoints_option
-@click.option("--emnist-dir", type=_path, help="EMNIST digits' idx files, else $EMNIST_DIR.")
-@device_option
-@data_dir_option
-@quick_option
-@output_option
-def shift(
-    checkpoints: Path, emnist_dir: Path | None, output: Path, quick: bool, data_dir: Path | None, device: str
-) -> None:
-    """The checkpoints trained on MNIST on digits of other people: accuracy and time."""
-    from models.data import load_dataset
-    from models.studies import digits
-    from models.train import choose_device
-
-    with _one_line_errors():
-        networks = digits.trained_on_mnist(checkpoints)
-        emnist = digits.emnist_images(emnist_dir)
-        if emnist is None:
-            click.echo(f"EMNIST digits: not measured: no EMNIST files in {emnist_dir or '--emnist-dir or $EMNIST_DIR'}")
-        mnist = load_dataset("mnist", data_dir)
-        sets = digits.image_sets((mnist.test_images, mnist.test_labels), emnist, quick)
-        device = choose_device(device)
-        rows = digits.shift(networks, sets, device, lambda name, number: click.echo(f"{name}: round {number}"))
-        _say_written(digits.write_shift(output, rows, quick, _command_line(), device))
-
-
-@study.command()
-@checkpoints_option
-@data_dir_option
-@output_option
-def adaptation(checkpoints: Path, output: Path, data_dir: Path | None) -> None:
-    """The checkpoints on coarse digits, with BatchNorm's statistics from 200 unlabelled images and without."""
-    from models.data import load_dataset
-    from models.studies import digits
-
-    with _one_line_errors():
-        networks, mnist = digits.trained_on_mnist(checkpoints), load_dataset("mnist", data_dir)
-        rows = list(digits.adaptation(networks, (mnist.test_images, mnist.test_labels)))
-        _say_written(digits.write_adaptation(output, rows, _command_line()))
 
 
 @study.command()

@@ -20,6 +20,7 @@ Pictures = NDArray[np.uint8]
 BLUR = 1.2  # pixels
 DIM = 0.5
 NOISE = 0.2  # of full ink
+SMALL = "8x8 digits"
 
 
 def thinned(images: Pictures) -> Pictures:
@@ -49,12 +50,12 @@ PENS: dict[str, Callable[[Pictures], Pictures]] = {
 
 
 def conditions(data: Dataset) -> dict[str, tuple[Pictures, NDArray[np.int64]]]:
-    """Images and labels by condition; `8x8 digits` are scikit-learn's, the others the test images."""
+    """Images and labels by condition; SMALL are scikit-learn's, the others the test images."""
     digits = load_digits()
     images = np.concatenate((digits.train_images, digits.test_images))
     small = images, np.concatenate((digits.train_labels, digits.test_labels))
     changed = {name: (change(data.test_images), data.test_labels) for name, change in PENS.items()}
-    return {data.name: (data.test_images, data.test_labels), "8x8 digits": small} | changed
+    return {data.name: (data.test_images, data.test_labels), SMALL: small} | changed
 
 
 def _as_bytes(levels: NDArray[np.float32] | NDArray[np.float64]) -> Pictures:

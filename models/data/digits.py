@@ -39,14 +39,6 @@ def bundled() -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     return table[:, :-1].reshape(-1, 8, 8), table[:, -1].astype(np.int64)
 
 
-def as_coarse(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """MNIST (1, 28, 28) as coarse as these digits: 8x8 of 17 greys."""
-    from scipy.ndimage import zoom
-
-    small = zoom(image[0, 4:24, 4:24].astype(np.float64), 0.4, order=1, grid_mode=True, mode="nearest")  # (8, 8)
-    return as_mnist(zoom((small * (16 / 255)).round(), 2.5, order=1, grid_mode=True, mode="nearest"))
-
-
 def as_mnist(ink: NDArray[np.float64]) -> NDArray[np.uint8]:
     """Centres the mass of ink (20, 20), 0 to 16, on pixel (14, 14) of uint8 (1, 28, 28), 0 to 255."""
     canvas = np.zeros((28, 28))

@@ -97,7 +97,7 @@ def whole_numbers(axes: Axes) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True, min_n_ticks=1))
 
 
-def accuracy_axis(axes: Axes, horizontal: bool = False) -> None:
+def accuracy_axis(axes: Axes) -> None:
     """Gives 90 to 99 % as much room as 99 to 99.9."""
     import numpy as np
     from matplotlib.ticker import FixedLocator, NullLocator, StrMethodFormatter
@@ -110,18 +110,17 @@ def accuracy_axis(axes: Axes, horizontal: bool = False) -> None:
         percent: NDArray[np.float64] = 100 - 10.0 ** -np.asarray(place)
         return percent
 
-    (axes.set_xscale if horizontal else axes.set_yscale)("function", functions=(spread, back))
-    low, high = spread(sorted(axes.get_xlim() if horizontal else axes.get_ylim()))
+    axes.set_yscale("function", functions=(spread, back))
+    low, high = spread(sorted(axes.get_ylim()))
     ticks: list[float] = []
     for percent in ACCURACY_TICKS:
         apart = np.abs(spread(ticks) - spread(percent)) > (high - low) / 11
         if low <= spread(percent) <= high and apart.all():
             ticks.append(percent)
-    axis = axes.xaxis if horizontal else axes.yaxis
-    axis.set_major_locator(FixedLocator(ticks))
-    axis.set_major_formatter(StrMethodFormatter("{x:g}"))
-    axis.set_minor_locator(NullLocator())
-    _three_ticks(axis)
+    axes.yaxis.set_major_locator(FixedLocator(ticks))
+    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axes.yaxis.set_minor_locator(NullLocator())
+    _three_ticks(axes.yaxis)
 
 
 def from_zero(axes: Axes) -> None:

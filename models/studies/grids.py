@@ -172,20 +172,6 @@ STUDIES: dict[str, Study] = {
         test_batch=100,
         panel="parts",
     ),
-    "frontier": Study(
-        "Which network for which work? ViTBN by depth, and the CNN.",
-        {
-            "network": {
-                **{f"vitbn-{depth}": {"model": "vitbn", "depth": depth} for depth in (1, 2, 3, 4, 6)},
-                **models("cnn"),
-            }
-        },
-        epochs=36,
-        hours=2.0,
-        quick=Extent(epochs=6, train_images=3000, test_images=1000),
-        test_batch=100,
-        panel="network",
-    ),
     "optimised": Study(
         "How do the models compare when each is trained at its own searched learning rate and batch size?",
         {"network": {}},
@@ -195,4 +181,4 @@ STUDIES: dict[str, Study] = {
         reference={"network": "vit"},
     ),
 }
-"""`optimised` and `frontier` take fields from files."""
+"""`optimised` takes fields from files."""

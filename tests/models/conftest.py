@@ -51,29 +51,6 @@ def small_mnist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="session")
-def small_emnist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The test images of `small_mnist`, transposed as EMNIST's."""
-    from models.data import load_digits
-    from models.data.mnist import EMNIST_PARTS
-
-    digits, folder = load_digits(), tmp_path_factory.mktemp("small emnist")
-    write_idx(folder / EMNIST_PARTS["test images"].removesuffix(".gz"), digits.test_images[:40, 0].swapaxes(1, 2))
-    write_idx(folder / EMNIST_PARTS["test labels"].removesuffix(".gz"), digits.test_labels[:40])
-    return folder
-
-
-@pytest.fixture(scope="session")
-def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """As `models/pretrained`: a ViTBN of one block and a CNN, "trained" on MNIST."""
-    from studying import shipped
-
-    from models.config import ModelConfig
-
-    folder = tmp_path_factory.mktemp("checkpoints") / "shipped"
-    return shipped(folder, ModelConfig(depth=1), ModelConfig(model="cnn"))
-
-
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
     import random_networks

@@ -3,13 +3,11 @@ from datetime import datetime
 from functools import partial
 
 import commands
-from random_networks import saved
 
 from models.studies.page import TIMING, WITH_TEACHER_CACHE
 from models.study import study
 
 run, failure = partial(commands.invoke, study), partial(commands.failure, study)
-RECIPE = {"dataset": "mnist", "batch_size": 50, "lr": 0.01, "schedule": "one-cycle", "hold_out": 5000}
 
 
 def carried_out(name, mnist, output, *arguments):
@@ -39,13 +37,3 @@ def rows_of(output, name):
     ]
     header, _, *rows = lines
     return [dict(zip(header, row, strict=True)) for row in rows]
-
-
-def shipped(folder, *configs, **metrics):
-    folder.mkdir()
-    (folder / "recipe.json").write_text(json.dumps(RECIPE))
-    for config in configs:
-        described = {"dataset": "mnist", "test_accuracy": 0.5, "test_images": 40, "epochs": 7, "command": "none"}
-        path = folder / f"{config.model}-{config.depth}.safetensors"
-        saved(path, config, described | metrics)
-    return folder

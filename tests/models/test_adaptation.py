@@ -1,4 +1,3 @@
-import json
 from dataclasses import replace
 from functools import partial
 
@@ -14,12 +13,9 @@ from models.adaptation import adapt
 from models.checkpoint import load, save
 from models.config import ModelConfig
 from models.data import load_digits
-from models.data.digits import as_coarse
 from models.evaluation import measure_accuracy
 from models.files import typed_command
 from models.registry import build
-from models.studies import digits as on_digits
-from models.studies.page import StudyError
 from models.train import TrainingOptions
 from models.train import train as command
 from models.training import train
@@ -55,21 +51,6 @@ def test_the_copy_answers_as_batch_statistics_do(network, images):
     with torch.no_grad():
         torch.testing.assert_close(adapted(images / 255), network.train()(images / 255), rtol=0, atol=0.02)
         assert (adapted(images / 255) - network.eval()(images / 255)).abs().max() > 0.1
-
-
-@pytest.mark.parametrize(("statistic", "moved", "kept"), [("mean", "mean", "var"), ("variance", "var", "mean")])
-def test_one_statistic_alone(network, images, statistic, moved, kept):
-    norm, before = adapt(network, images, (statistic,)).patch_norm.norm, network.patch_norm.norm
-    assert torch.equal(norm.get_buffer(f"running_{kept}"), before.get_buffer(f"running_{kept}"))
-    assert not torch.equal(norm.get_buffer(f"running_{moved}"), before.get_buffer(f"running_{moved}"))
-    assert norm.momentum == before.momentum
-
-
-def test_coarse_images_have_the_layout_of_the_digits():
-    digits = load_digits()
-    coarse = as_coarse(digits.test_images[0])
-    assert (coarse.shape, coarse.dtype) == ((1, 28, 28), digits.test_images.dtype)
-    assert abs(int(coarse.astype(int).sum()) / int(digits.test_images[0].astype(int).sum()) - 1) < 0.1
 
 
 def written_pictures(folder, images):
@@ -175,22 +156,6 @@ def test_refusals_are_a_line_and_write_nothing(saved, tmp_path):
     assert refusal().startswith(f"Error: {folder / '007.png'}: expected a picture, found ")
     assert refusal(output=saved).startswith(f"Error: {saved}: expected another file than the checkpoint")
     assert "No such file" in refusal(pictures=tmp_path / "none")
-
-
-def test_networks_without_batch_norm_and_without_options(tmp_path):
-    config, digits = replace(TINY, model="vit"), load_digits()
-    save(tmp_path / "vit.safetensors", build(config), config, {"dataset": "mnist"})
-    mnist = (digits.train_images[:250], digits.train_labels[:250])
-    rows = list(on_digits.adaptation([load(tmp_path / "vit.safetensors")], mnist))
-    assert (rows[0]["teacher"], rows[0]["digits_adapted"], 0 <= rows[0]["digits"] <= 1) == (None, None, True)
-    first, picture = on_digits.write_adaptation(tmp_path / "out", rows, "command")[::2]
-    assert json.loads(first.read_bytes())["rows"] == rows
-    assert picture.suffix == ".png"
-
-
-def test_too_few_images_for_the_study():
-    with pytest.raises(StudyError, match="mnist: expected more than 200 test images, found 200"):
-        next(on_digits.adaptation([], (np.zeros((200, 1, 28, 28), np.uint8), np.zeros(200, np.int64))))
 
 
 @pytest.mark.parametrize("given", [["--checkpoint", "x"], ["--adapt-to", "x"], ["--checkpoint", "x", "--epochs", "3"]])

@@ -2,11 +2,9 @@ import json
 from dataclasses import replace
 
 import pytest
-from studying import carried_out, failure, rows_of, run, shipped
+from studying import carried_out, failure, rows_of, run
 
 import models.study as module
-from models.checkpoint import load
-from models.config import ModelConfig
 from models.data import load_digits
 from models.studies.grids import BY_TOKEN, FOLDING, STUDIES
 from models.studies.running import cut, runs
@@ -121,58 +119,6 @@ def test_networks_of_six_blocks_share_the_recipe():
     assert [run.label for run in every] == ["vit", "vitbnffn", "vitbn", "vitbn-late"]
     assert {run.config.depth for run in every} == {6}
     assert len({run.options for run in every}) == 1
-
-
-NETWORKS = [*(ModelConfig(model="vitbn", depth=depth) for depth in (1, 2, 3, 4, 6)), ModelConfig(model="cnn")]
-
-
-@pytest.mark.slow
-def test_frontier_takes_what_is_shipped(small_mnist, tmp_path):
-    folder = shipped(tmp_path / "shipped", *NETWORKS[1:])
-    written = carried_out("frontier", small_mnist, tmp_path / "out", "--checkpoints", folder, "--epochs", 1)
-    assert [(row["model"], row["depth"]) for row in written["rows"]] == [
-        *(("vitbn", depth) for depth in (1, 2, 3, 4, 6)),
-        ("cnn", None),
-    ]
-    assert [row["epochs"] for row in written["rows"]] == [1, 7, 7, 7, 7, 7]
-    assert [one["label"] for one in written["runs"]] == ["vitbn-1"]
-    assert written["runs"][0]["options"]["hold_out"] == 10  # a twelfth
-    assert [row["macs"] for row in written["rows"]][::4] == [2_853_504, 16_866_944]
-    trained = load(tmp_path / "out/runs/vitbn-1.safetensors")
-    assert written["rows"][0]["test_accuracy"] == trained.metrics["test_accuracy"]
-    assert "| cnn | - |" in (tmp_path / "out/frontier.md").read_text()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("arguments", [["--quick"], ["--train-images", 60]])
-def test_a_part_of_the_images_is_not_compared_with_what_is_shipped(small_mnist, tmp_path, arguments):
-    folder = shipped(tmp_path / "shipped", *NETWORKS)
-    small = ["--checkpoints", folder, "--epochs", 1, "--network", "vitbn-1", *arguments]
-    written = carried_out("frontier", small_mnist, tmp_path / "out", *small)
-    assert [row["checkpoint"] for row in written["rows"]] == ["vitbn-1.safetensors"]
-    assert [row["epochs"] for row in written["rows"]] == [1]
-    typed = " ".join(map(str, arguments))
-    assert written["command"].endswith(f" {typed} --output DIR")
-    assert written["scope"]["reduced"].startswith("1 of 36 epochs")
-
-
-@pytest.mark.slow
-def test_a_network_that_diverges_is_left_out_of_the_frontier(small_mnist, tmp_path):
-    folder = shipped(tmp_path / "shipped", *NETWORKS[1:])
-    recipe = json.loads((folder / "recipe.json").read_text()) | {"lr": 1e30, "schedule": "constant"}
-    (folder / "recipe.json").write_text(json.dumps(recipe))
-    written = carried_out("frontier", small_mnist, tmp_path / "out", "--checkpoints", folder, "--epochs", 2)
-    assert [row["depth"] for row in written["rows"]] == [2, 3, 4, 6, None]
-
-
-@pytest.mark.parametrize("content", [None, "[]"])
-def test_recipe_that_is_none(small_mnist, tmp_path, content):
-    if content is not None:
-        (tmp_path / "recipe.json").write_text(content)
-    common = ["frontier", "--data-dir", small_mnist, "--output", tmp_path / "out", "--checkpoints", tmp_path]
-    message, exit_code = failure(*common)
-    assert (exit_code, "recipe.json: expected a JSON object of options" in message) == (1, True)
-    assert not (tmp_path / "out").exists()
 
 
 def best(folder, name="vitbn", **changes):

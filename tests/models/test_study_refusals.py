@@ -10,10 +10,9 @@ import models.study as module
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.parametrize("name", ["dnn", "frontier", "optimised", "shift"])
-def test_folder_without_mnist(tmp_path, checkpoints, name):
-    arguments = ["--checkpoints", checkpoints] if name in ("frontier", "shift") else []
-    arguments += ["--params", tmp_path / "searches"] if name == "optimised" else []
+@pytest.mark.parametrize("name", ["dnn", "optimised"])
+def test_folder_without_mnist(tmp_path, name):
+    arguments = ["--params", tmp_path / "searches"] if name == "optimised" else []
     message, exit_code = failure(name, "--data-dir", tmp_path / "none", "--output", tmp_path / "out", *arguments)
     assert (exit_code, f"{tmp_path / 'none'}: expected train-images" in message) == (1, True)
     assert list(tmp_path.iterdir()) == []
@@ -39,7 +38,7 @@ def test_list_says_how_long_each_takes():
     ended = run("--list")
     assert ended.exit_code == 0
     lines = {line.split()[0]: line.split() for line in ended.output.splitlines()[1:-2]}
-    assert set(lines) == {*module.STUDIES, "shift", "adaptation", "layout"}
+    assert set(lines) == {*module.STUDIES, "layout"}
     assert lines["learning-rates"][1:4] == ["18", "30", "4.8"]
     assert all(float(line[3]) > 0 for line in lines.values())
 

@@ -6,10 +6,11 @@ import torch.nn.functional as F
 from random_networks import network
 from torch import nn
 
-from models import layers
+from models import layers, training
 from models.config import TRANSFORMER_NAMES, ModelConfig, ModelName
 from models.macs import macs_per_image
 from models.registry import build
+from models.train import TrainingOptions
 
 SMALL = ModelConfig(depth=2, dim=16, heads=4, dim_head=16, mlp_dim=24)
 SERVED = [name for name in TRANSFORMER_NAMES if name != "vit-dtn"]
@@ -43,14 +44,14 @@ def between(plain: nn.Module, other: nn.Module, config: ModelConfig, training: b
     return float((logits - other_logits).abs().max()) / scale, max(float((a - b).abs().max()) for a, b in pairs)
 
 
-@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("in_training", [False, True])
 @pytest.mark.parametrize("model", ["vit", "vitbnffn", "vitbn"])
-def test_the_published_form_trains_absorbed_with_the_same_statistics(model: ModelName, training: bool) -> None:
+def test_the_published_form_trains_absorbed_with_the_same_statistics(model: ModelName, in_training: bool) -> None:
     config = ModelConfig(model=model, depth=2)
     absorbed = network(config)
     absorbed.absorb()
     assert absorbed.last_block == "all"
-    of_logits, of_gradients = between(plain := network(config), absorbed, config, training)
+    of_logits, of_gradients = between(plain := network(config), absorbed, config, in_training)
     assert of_logits <= 2e-6  # measured: at most 5e-7
     assert of_gradients <= 1e-6  # measured: at most 1.2e-7
     assert operations(absorbed.eval()) < 0.65 * operations(plain.eval())
@@ -93,13 +94,13 @@ def test_dropout_behind_a_value_bias_is_not_absorbed() -> None:
     attention = model.get_submodule("blocks.0.attention")
     assert isinstance(attention, layers.Attention)
     x = torch.rand(8, 17, 16)
-    for training in (False, True):
-        attention.train(training)
+    for in_training in (False, True):
+        attention.train(in_training)
         found = []
         for attention.absorbed in (False, True):
             torch.manual_seed(0)
             found.append(attention(x))
-        assert (found[0] - found[1]).abs().max() <= (0 if training else 1e-6)
+        assert (found[0] - found[1]).abs().max() <= (0 if in_training else 1e-6)
 
 
 @pytest.mark.parametrize("part", ["absorbed_query", "absorbed_output"])
@@ -120,6 +121,12 @@ def test_a_wrong_weight_is_seen(part: str, monkeypatch: pytest.MonkeyPatch) -> N
 def test_how_much_less_work_it_is(depth: int, share: float) -> None:
     model = network(ModelConfig(depth=depth))
     assert operations(network(ModelConfig(depth=depth), last_block="row")) < share * macs_per_image(model) * 64
+
+
+def test_a_training_of_the_published_form_does_less_work_too() -> None:
+    config = ModelConfig(depth=2)
+    model = training._start(config, TrainingOptions(last_block="all", device="cpu"), images=100).model
+    assert operations(model.eval()) < 0.65 * operations(network(config))
 
 
 def operations(model: nn.Module) -> int:

@@ -74,7 +74,7 @@ def rewrite(
             written = rewrite_file(file, output, request, say)
     except tuple(codes) as error:
         code = next(number for kind, number in codes.items() if isinstance(error, kind))
-        reason = str(error).removeprefix(f"{file}: ")
+        reason = "".join(sign if sign.isprintable() else " " for sign in str(error)).removeprefix(f"{file}: ")
         whole = isinstance(error, NothingToRewrite) and not reads
         hint = "; if you use only a part of an output, name it: --read 'OUTPUT[:,0]'" if whole else ""
         click.echo(f"Error: {file}: {reason}; nothing written{hint}", err=True)

@@ -173,6 +173,10 @@ class _Moved:
         """Replaces the choice's output; the caller removes unused nodes."""
         value = self.choice.node.outputs[0]
         self.rows = self._reshaped([-1])  # int64 (batch)
+        for node in list(self.shapes.graph):  # in order: `_part` would go as deep as the graph
+            for output in node.outputs:
+                if output in self.places:
+                    self._part(output, self.places[output])
         new = self._change_axes("Squeeze", self._part(self.choice.whole, (1, 0)), [1])
         name, value.name = value.name, self.building.constants.name(f"{value.name}_of_all")
         new.name, new.shape = name, value.shape

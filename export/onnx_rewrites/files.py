@@ -12,6 +12,7 @@ from graphlib import CycleError, TopologicalSorter
 from itertools import chain
 from pathlib import Path
 from typing import Any
+from zipfile import is_zipfile
 
 import numpy as np
 import onnx_ir as ir
@@ -26,7 +27,7 @@ LARGEST_INSIDE = 1_500_000_000  # bytes of weights; protobuf's limit is 2 GB
 
 
 def read_model(path: Path) -> ir.Model:
-    """Raises BadRequest if the file is no model or lacks weights, NotSupported for links elsewhere."""
+    """Raises BadRequest if the file is no model or lacks weights, NotSupported for weights elsewhere."""
     logging.getLogger("onnx_ir").setLevel(logging.ERROR)
     try:
         model = ir.load(path)
@@ -46,11 +47,13 @@ def read_model(path: Path) -> ir.Model:
         for value in node.inputs:
             if value and not (value.producer() or value.is_graph_input() or value.is_initializer()):
                 raise BadRequest(f"{path}: expected inputs of {node.op_type} that are known, found {value.name!r}")
+    for value in model.graph.outputs:
+        if not (value.producer() or value.is_graph_input() or value.is_initializer()):
+            raise BadRequest(f"{path}: expected outputs that a node computes, found {value.name!r}")
     if "ai.onnx" in (opsets := model.graph.opset_imports):  # the long name of the standard domain
         opsets[""] = opsets.pop("ai.onnx")
     _follow_links(model, path.resolve().parent)
-    if missing := [each for each in weight_files(model) if not each.exists()]:
-        raise BadRequest(f"{path}: expected its weights in {missing[0]}, found no such file")
+    _check_places(model, path)
     _check_lengths(model, path)
     return model
 
@@ -70,6 +73,17 @@ def _check_circles(model: ir.Model, path: Path) -> None:
             first = error.args[1][0]
             name = first.name or first.outputs[0].name if isinstance(first, ir.Node) else first[1]
             raise BadRequest(f"{path}: expected no {kind} that needs its own result, found {name!r}") from error
+
+
+def _check_places(model: ir.Model, path: Path) -> None:
+    """Raises BadRequest for a missing file of weights, NotSupported for one that onnx_ir does not read."""
+    for file in weight_files(model):
+        if not file.resolve().is_relative_to(path.resolve().parent):
+            raise NotSupported(f"{path}: expected its weights in its folder, found {file}")
+        if not file.is_file():
+            raise BadRequest(f"{path}: expected its weights in {file}, found no such file")
+        if file.stat().st_nlink > 1:
+            raise NotSupported(f"{path}: expected weights in a file of one name, found a hard link, {file}")
 
 
 def _check_lengths(model: ir.Model, path: Path) -> None:
@@ -157,11 +171,11 @@ def weights_by_place(path: Path) -> dict[str, Path]:
 def read_inputs(path: Path, graph: ir.Graph) -> Feeds:
     """Reads an .npz file; raises BadRequest if it does not fit the graph's inputs."""
     names = [str(value.name) for value in graph.inputs]
+    if not is_zipfile(path):
+        raise BadRequest(f"{path}: expected an .npz file of arrays, found another kind of file")
     try:
         with path.open("rb") as file:  # np.load leaves a damaged file open
-            held = np.load(file, allow_pickle=False)
-            if not isinstance(held, NpzFile):
-                raise TypeError("a single array")
+            held: NpzFile = np.load(file, allow_pickle=False)
             arrays = {name: np.asarray(held[name]) for name in held.files}
     except Exception as error:  # zipfile, zlib and numpy share no base class
         reason = " ".join(str(error).split())[:200] or type(error).__name__

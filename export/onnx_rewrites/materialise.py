@@ -42,6 +42,9 @@ class Materialiser:
             for index, output in enumerate(node.outputs):
                 if self.demands.get(output) == WHOLE_VALUE:
                     self._join(node, index, output)
+                    continue
+                for held in self.demands.get(output, ()):  # in order: `part` would go as deep as the graph
+                    self._build(output, held)
         for node in nodes:  # last: the parts of a Split are built from its first input
             self._rewire(node)
         for position, output in enumerate(list(self.graph.outputs)):

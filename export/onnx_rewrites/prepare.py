@@ -10,6 +10,7 @@ import re
 from collections.abc import Container, Iterator
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 from onnx_ir.passes.common import (
     InlinePass,
@@ -24,7 +25,7 @@ from export.onnx_rewrites.errors import NotSupported
 from export.onnx_rewrites.evaluate import UnknownOperator, evaluate_node
 from export.onnx_rewrites.inference import infer
 from export.onnx_rewrites.known import decide_sizes
-from export.onnx_rewrites.moves import RESHAPES
+from export.onnx_rewrites.moves import RESHAPES, RULES
 from export.onnx_rewrites.shapes import Shapes, same
 from export.onnx_rewrites.unflatten import unflatten
 from export.onnx_rewrites.unused import remove_unused
@@ -82,7 +83,8 @@ def _unsupported(node: ir.Node, version: int) -> Iterator[str]:
     operator = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
     if any(attr.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for attr in node.attributes.values()):
         yield f"expected no graph within the graph, found {operator} with a body"
-    if node.domain and (node.domain != DOMAIN or node.op_type not in KNOWN):
+    own = {"": node.op_type in RULES or onnx.defs.has(node.op_type), DOMAIN: node.op_type in KNOWN}
+    if not own.get(node.domain):
         yield f"expected an operator of ONNX, or of ONNX Runtime that is known, found {operator}"
     if node.op_type in RANDOM:
         yield f"expected a graph that always gives the same, found {operator}"
@@ -139,7 +141,8 @@ def _name_free_dimensions(graph: ir.Graph) -> None:
     plain = {name for name in taken if isinstance(name, str)}
     for value in graph.inputs:
         if value.shape is None:
-            raise NotSupported(f"input {value.name!r}: expected a tensor of known rank, found {value.type}")
+            kind = value.type or "no type"
+            raise NotSupported(f"input {value.name!r}: expected a tensor of known rank, found {kind}")
         dims = enumerate(value.shape.dims)
         value.shape = ir.Shape(
             [_kept(dim) or _sum(dim, plain) or _fresh(f"{value.name}_{axis}", taken) for axis, dim in dims]

@@ -24,6 +24,7 @@ Array = NDArray[np.generic]
 Arrays = list[Array]
 
 LARGE = 200_000_000  # bytes of weights; below it a second session would cost more time than it saves memory
+SIGNATURE = r"[\w:&*<>,~ ]*\((?:[^()]|\([^()]*\))*\) (?:const )?"  # of a function of C++
 FOLDED = 1_000_000  # bytes of a constant that a large file's session computes at its start
 
 
@@ -80,7 +81,8 @@ def session(path: Path, packed: bool = False, lean: bool = False) -> ort.Inferen
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.log_severity_level = 4  # the error reports failures
     try:
-        return ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        # Its fallback, to the same provider, prints lines of its own.
+        return ort.InferenceSession(path, options, providers=["CPUExecutionProvider"], enable_fallback=0)
     except Exception as error:  # ONNX Runtime's errors share no base class
         raise NotSupported(f"{path}: expected a file that ONNX Runtime runs, found {_line(error)}") from error
 
@@ -102,7 +104,9 @@ def picked(names: Sequence[str], values: Sequence[Array], reads: Sequence[Read])
 
 def _line(error: Exception) -> str:
     """ONNX Runtime's message without its codes and source files."""
-    text = re.sub(r"\[ONNXRuntimeError\] : \d+ : \w+ : |\S+\.(?:cc|h):\d+ \S+ ", "", " ".join(str(error).split()))
+    text = " ".join(str(error).split())
+    text = re.sub(r"\[ONNXRuntimeError\] : \d+ : \w+ : (?:Load model from .+? failed: ?)?", "", text)
+    text = re.sub(rf"\S+\.(?:cc|h):\d+ (?:{SIGNATURE}|\S+ )", "", text)
     return re.sub(
         r"^Non-zero status code returned while running (\w+) node\. Name:('[^']*') Status Message: ", r"\1 \2: ", text
     )[:300]

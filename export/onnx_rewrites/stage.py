@@ -32,7 +32,7 @@ from export.onnx_rewrites.prepare import Prepare
 from export.onnx_rewrites.proof import Comparison, Proof, Proved, prove
 from export.onnx_rewrites.reads import Read, parse_read, resolve
 from export.onnx_rewrites.rounds import Asked, rounds
-from export.onnx_rewrites.runs import Runner
+from export.onnx_rewrites.runs import Runner, session
 from export.onnx_rewrites.timing import Timed, time_both
 from export.publishing.artifact import ONNX_FILE
 from export.publishing.beside import lay, staged
@@ -75,6 +75,7 @@ def rewrite_file(path: Path, output: Path, request: Request, say: Callable[[str]
     except MemoryError as error:
         raise NotSupported("expected a graph that fits into memory, found one that needs more") from error
     except Exception as error:  # libraries fail in many ways on unknown graphs
+        session(path, lean=True)  # a damaged graph has its reason in ONNX Runtime
         raise NotSupported(f"expected a graph that the passes read, found {type(error).__name__} in it") from error
 
 
@@ -101,7 +102,7 @@ def _rewrite(original: ir.Model, path: Path, output: Path, request: Request, say
         say("writing the file")
         save_model(clean(rewritten.model, original, reads), written)
         release(plain)  # computed weights have read the original's
-        runner = Runner(written, weight_bytes(rewritten.model))
+        runner = _runner(written, path, weight_bytes(rewritten.model))
         own = Comparison(dtype, _beside(asked.double, without))
         proved = prove(rounds(plain, prepared.graph, path, asked, say), rewritten.model, runner, own, say)
         files = {file.name: file for file in sorted(written.parent.iterdir())}
@@ -113,6 +114,15 @@ def _rewrite(original: ir.Model, path: Path, output: Path, request: Request, say
         timed = time_both(path, written, prepared.graph, sizes) if request.time else ()
         lay(written, artifact)
     return Written(rewritten, proved.proofs, timed, sizes, sizes_of_files, json.loads(artifact.manifest.to_json()))
+
+
+def _runner(written: Path, path: Path, weights: int) -> Runner:
+    """Raises NotSupported, for the original `path` if ONNX Runtime refuses that too."""
+    try:
+        return Runner(written, weights)
+    except NotSupported:
+        session(path, lean=True)
+        raise
 
 
 def _beside(double: bool, without: ir.Node | None) -> str:

@@ -68,19 +68,26 @@ def pairs(
     more: str = "",
     rows: str = "x",
     target: str = "texts, lines, width",
+    text: str = PAIRS,
 ) -> ir.Model:
     """`rows="part"`: at most 512, as GPT-Neo reshapes them beside a mask cut from a table."""
     numbers = {"zero": np.array(0), "one": np.array(1), "longest": np.array(512)}
     numbers |= {"end": np.array([-1]), "front": np.array([0]), "width": np.array([4])}
     weights = np.random.default_rng(0).standard_normal((4, 3)).astype(np.float32)
     return parse(
-        PAIRS.format(size=size, start=start, pairs=order, more=more, rows=rows, target=target), w=weights, **numbers
+        text.format(size=size, start=start, pairs=order, more=more, rows=rows, target=target), w=weights, **numbers
     )
 
 
 @pytest.mark.parametrize("rows", ["x", "part"])
 def test_a_product_before_a_choice_is_computed_for_it(rows: str) -> None:
     assert [site.change for step in rewrite(pairs(rows=rows)).steps for site in step.sites] == [CHOSEN]
+
+
+def test_a_choice_moves_through_a_graph_deeper_than_python_s_stack() -> None:
+    deep = " ".join(f"z{number} = Tanh({f'z{number - 1}' if number else 'm'})" for number in range(400))
+    text = PAIRS.replace("h = MatMul({rows}, w)", f"m = MatMul({{rows}}, w) {deep} h = Identity(z399)")
+    assert [site.change for step in rewrite(pairs(text=text)).steps for site in step.sites] == [CHOSEN]
 
 
 @pytest.mark.parametrize(

@@ -154,7 +154,10 @@ def test_new_weights_are_not_made_where_no_exact_reference_exists() -> None:
         rewrite(cut_model(nodes, {1: [-1]}), passes=["fold-affine"])
 
 
-@pytest.mark.parametrize("operator", ["com.microsoft.Sampling", "com.microsoft.Inverse", "ai.else.MatMulNBits"])
+OTHERS = ["com.microsoft.Sampling", "com.microsoft.Inverse", "ai.else.MatMulNBits", "MatMull"]
+
+
+@pytest.mark.parametrize("operator", OTHERS)
 def test_other_operators_are_named(operator: str) -> None:
     with pytest.raises(NotSupported, match=f"found {operator}"):
         rewrite(cut_model(f"y = {operator}(a)", {1: [0]}))

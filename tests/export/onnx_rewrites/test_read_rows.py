@@ -294,3 +294,11 @@ def test_a_value_of_unknown_shape_is_named() -> None:
     text = f'<ir_version: 8, opset_import: ["": 17]> g (float[n, 4] a, int64[k] shape) => (float y) {{ {nodes} }}'
     with pytest.raises(NothingToRewrite, match=r"read-rows: y \(Reshape\): its shape does not follow from the graph"):
         rewrite(parse(text, weight=np.ones((4, 4), np.float32)))
+
+
+def test_a_row_is_read_through_a_graph_deeper_than_python_s_stack() -> None:
+    deep = " ".join(f"z{number} = Tanh({f'z{number - 1}' if number else 'a'})" for number in range(400))
+    text = f"""<ir_version: 8, opset_import: ["": 17]> g (float[n, s, 4] a) => (float[n, 4] y)
+        {{ {deep} made = MatMul(z399, weight) y = Gather<axis = 1>(made, zero) }}"""
+    rewritten = rewrite(parse(text, weight=np.ones((4, 4), np.float32), zero=np.array(0)))
+    assert rewritten.steps[-1].macs * 64 == rewritten.macs

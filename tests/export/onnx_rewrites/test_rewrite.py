@@ -138,6 +138,30 @@ def test_weights_that_were_cut_off_are_named(cached: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
+    ("place", "code", "reason"),
+    [
+        ("../weights", 4, "its weights in its folder, found {folder}/model/../weights"),
+        ("/dev/zero", 4, "its weights in its folder, found /dev/zero"),
+        ("", 2, "its weights in {folder}/model, found no such file"),
+        ("second", 4, "weights in a file of one name, found a hard link, {folder}/model/second"),
+    ],
+)
+def test_weights_at_an_odd_place_are_named(place: str, code: int, reason: str, encoder: Path, tmp_path: Path) -> None:
+    (folder := tmp_path / "model").mkdir()
+    model = onnx.load(encoder)
+    onnx.save(model, path := folder / "in.onnx", save_as_external_data=True, location="first", size_threshold=0)
+    (folder / "second").hardlink_to(folder / "first")
+    (tmp_path / "weights").write_bytes((folder / "first").read_bytes())
+    model = onnx.load(path, load_external_data=False)
+    for tensor in model.graph.initializer:
+        next(entry for entry in tensor.external_data if entry.key == "location").value = place
+    path.write_bytes(model.SerializeToString())
+    result = run(path, "-o", tmp_path / "out.onnx")
+    assert result.exit_code == code
+    assert result.output == f"Error: {path}: expected {reason.format(folder=tmp_path)}; nothing written\n"
+
+
+@pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
         (("--only", "fold-affine"), 3, "2 places rewritten, which saves no multiplication"),
@@ -177,6 +201,7 @@ def test_a_file_that_is_no_model_is_named(tmp_path: Path) -> None:
         ([("MatMul", ["x", "nothing"], ["y"])], "inputs of MatMul that are known, found 'nothing'"),
         ([("Relu", ["x", "y"], ["z"]), ("Relu", ["z"], ["y"])], "no node that needs its own result, found 'z'"),
         ([("Relu", ["x"], []), ("Relu", ["x"], ["y"])], "outputs of each Relu, found none at node ''"),
+        ([("Relu", ["x"], ["z"])], "outputs that a node computes, found 'y'"),
     ],
 )
 def test_a_damaged_graph_is_named(nodes: list[tuple[str, list[str], list[str]]], message: str, tmp_path: Path) -> None:
@@ -186,6 +211,42 @@ def test_a_damaged_graph_is_named(nodes: list[tuple[str, list[str], list[str]]],
     result = run(path, "-o", tmp_path / "out.onnx")
     assert result.exit_code == 2
     assert result.output.startswith(f"Error: {path}: expected {message}")
+
+
+@pytest.mark.parametrize(
+    ("operator", "attributes", "version", "reason"),
+    [
+        ("Softmax", {"axis": 7}, 8, "'axis' must be in [-3 , 2]. Its actual value is: 7"),  # written, then refused
+        ("Softmax", {"axis": "a"}, 8, "Mismatched attribute type in ' : axis'. Expected: 'INT', actual: 'STRING'"),
+        ("Softmax", {}, 99, "found Unsupported model IR version: 99, max supported IR version"),
+    ],
+)
+def test_what_onnx_runtime_refuses_has_its_reason(
+    operator: str, attributes: dict[str, Any], version: int, reason: str, tmp_path: Path
+) -> None:
+    text = """<ir_version: 8, opset_import: ["": 18]>
+    g (float[b, n, 4] x) => (float[b, n, 4] y) { h = Softmax(x) y = MatMul(h, w) }"""
+    proto = ir.to_proto(parse(text, w=np.ones((4, 4), np.float32)))
+    proto.graph.node[0].CopyFrom(onnx.helper.make_node(operator, ["x"], ["h"], **attributes))
+    proto.ir_version = version
+    (path := tmp_path / "in.onnx").write_bytes(proto.SerializeToString())
+    result = run(path, "-o", tmp_path / "out.onnx", "--read", "y[:,0]")
+    assert (result.exit_code, list(tmp_path.iterdir())) == (4, [path])
+    assert result.output.startswith(f"Error: {path}: expected a file that ONNX Runtime runs, found ")
+    assert reason in result.output
+    assert not any(word in result.output for word in ("Load model", ".cc:", "::logging", "out.onnx", "EP Error"))
+
+
+def test_a_name_of_two_lines_is_told_in_one(tmp_path: Path) -> None:
+    nodes = [onnx.helper.make_node("own\x1b[31m\noperator", ["x"], ["y"])]
+    ends = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [4, 4]) for name in ("x", "y")]
+    proto = onnx.helper.make_model(onnx.helper.make_graph(nodes, "g", ends[:1], ends[1:]))
+    proto.opset_import[0].version = 18
+    (path := tmp_path / "in.onnx").write_bytes(proto.SerializeToString())
+    result = run(path, "-o", tmp_path / "out.onnx")
+    assert result.exit_code == 4
+    reason = "node 'y': expected an operator of ONNX, or of ONNX Runtime that is known, found own [31m operator"
+    assert result.output == f"Error: {path}: {reason}; nothing written\n"
 
 
 def test_a_circle_of_functions_is_named(tmp_path: Path) -> None:
@@ -364,12 +425,13 @@ def test_given_inputs_that_are_no_archive_are_named(tokens: Path, tmp_path: Path
     np.savez(given := tmp_path / "given.npz", a=np.ones((1, 4, 16), np.float32))
     whole = given.read_bytes()
     np.save(tmp_path / "single.npy", np.ones(3))
-    contents = whole[:-40], whole[:200] + b"damage" + whole[206:], (tmp_path / "single.npy").read_bytes(), b"text"
-    for content in contents:
+    other = "another kind of file"
+    contents = [(whole[:-40], other), (whole[:200] + b"damage" + whole[206:], "Bad CRC-32"), (b"text", other)]
+    for content, reason in [*contents, ((tmp_path / "single.npy").read_bytes(), other)]:
         given.write_bytes(content)
         result = run(tokens, "-o", tmp_path / "out.onnx", "--inputs", given, "--read", "y[:,0]")
         assert result.exit_code == 2
-        assert f"{given}: expected an .npz file of arrays, found " in result.output
+        assert f"{given}: expected an .npz file of arrays, found {reason}" in result.output
 
 
 def test_the_sizes_of_given_inputs_count_as_memory(

@@ -1,26 +1,19 @@
 """Moves the choice of a row at run time before the computation of the other rows.
 
-In: a prepared graph in which a head takes one row of each image or text, its index a value of the graph, as decoders
-that classify by the last token that is no padding. Out: the same outputs. Two forms are known:
-
-    y = GatherND(x, [[0, r_0], [1, r_1], ...])                y = Gather(Flatten(x), r + N * [0, 1, ...])
-
-An operator of one row of its output that reads the same row of its inputs is computed for that row, as far as no other
-reader needs all.
+In: a prepared graph with the choices that `choices` finds. Out: the same outputs. An operator of one row of its output
+that reads the same row of its inputs is computed for that row, as far as no other reader needs all.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Container, Iterator
+from collections.abc import Container
 from dataclasses import dataclass
 
 import onnx_ir as ir
-from onnx_shape_inference import SYM_DATA_KEY
 
-from export.onnx_rewrites.attributes import attribute_int, opset, reads_shape_alone
+from export.onnx_rewrites.attributes import opset, reads_shape_alone
 from export.onnx_rewrites.boxes import WHOLE, box
-from export.onnx_rewrites.constants import integers
+from export.onnx_rewrites.choices import Choice, choices
 from export.onnx_rewrites.costs import is_multiplying
 from export.onnx_rewrites.demand import demand_shape
 from export.onnx_rewrites.errors import Site
@@ -28,22 +21,12 @@ from export.onnx_rewrites.inference import infer
 from export.onnx_rewrites.materialise import Materialiser
 from export.onnx_rewrites.moves import RESHAPES, demand_of, shape_plan
 from export.onnx_rewrites.rules import BROADCASTING, clean
-from export.onnx_rewrites.shapes import Dim, Shapes, same
+from export.onnx_rewrites.shapes import Shapes, same
 from export.onnx_rewrites.unused import remove_unused
 
 OLDEST_OPSET = 12  # batch_dims of GatherND
 ATTENTION = {"Attention", "MultiHeadAttention"}  # whose rules follow no batch
 ALIGNED = BROADCASTING | {"MatMul", "Attention", "Expand"}  # an operand without the batch serves all of it
-
-
-@dataclass(frozen=True)
-class Choice:
-    """`node` takes of `whole` (batch, rows, ...) the rows `chosen`, one of each batch."""
-
-    node: ir.Node
-    whole: ir.Value
-    chosen: ir.Value
-
 
 Place = tuple[int, int]  # of a value: the axis of its rows, and of its batch
 
@@ -62,86 +45,6 @@ def move_choices(model: ir.Model) -> list[Site]:
             model.graph.sort()
             infer(model)
     return sites
-
-
-def choices(shapes: Shapes) -> Iterator[Choice]:
-    for node in shapes.graph:
-        given = [value for value in node.inputs if value is not None and value.shape is not None]
-        if node.domain or len(given) != 2 or len(node.inputs) != 2:
-            continue
-        found = None
-        if node.op_type == "GatherND" and not attribute_int(node, "batch_dims", 0):
-            found = _of_pairs(shapes, node, *given)
-        elif node.op_type == "Gather" and not attribute_int(node, "axis", 0):
-            found = _of_flat(shapes, node, *given)
-        if found is not None:
-            yield found
-
-
-def _of_pairs(shapes: Shapes, node: ir.Node, whole: ir.Value, pairs: ir.Value) -> Choice | None:
-    maker = pairs.producer()
-    if maker is None or maker.op_type != "Concat" or len(maker.inputs) != 2 or shapes.rank(whole) < 2:
-        return None
-    counted, chosen = maker.inputs
-    batch, dims = shapes.dims(whole)[0], shapes.dims(pairs)
-    joined = attribute_int(maker, "axis", 0) in (-1, 1) and len(dims) == 2 and same(dims[0], batch)
-    if chosen is None or not joined or shapes.rank(chosen) != 2 or not _counts(shapes, counted, batch):
-        return None
-    return Choice(node, whole, chosen)
-
-
-def _of_flat(shapes: Shapes, node: ir.Node, flat: ir.Value, places: ir.Value) -> Choice | None:
-    flatten, add = flat.producer(), places.producer()
-    whole = flatten.inputs[0] if flatten is not None and flatten.op_type in RESHAPES else None
-    if whole is None or add is None or add.op_type != "Add" or shapes.rank(whole) != 3 or shapes.rank(flat) != 2:
-        return None
-    batch, rows, features = shapes.dims(whole)
-    dims = shapes.dims(places)
-    if len(dims) != 1 or not same(dims[0], batch) or not same(shapes.dims(flat)[1], features):
-        return None
-    for chosen, starts in (add.inputs, reversed(add.inputs)):
-        if chosen is not None and _starts(shapes, starts, batch, rows) and _within(chosen):
-            return Choice(node, whole, chosen)
-    return None
-
-
-def _starts(shapes: Shapes, value: ir.Value | None, batch: Dim, rows: Dim) -> bool:
-    """Whether it is 0, rows, 2 rows, ..."""
-    maker = value.producer() if value is not None else None
-    if maker is None or maker.op_type != "Mul":
-        return False
-    return any(
-        _counts(shapes, counted, batch) and size is not None and _is_size(shapes, size, rows)
-        for counted, size in (maker.inputs, reversed(maker.inputs))
-    )
-
-
-def _is_size(shapes: Shapes, value: ir.Value, size: Dim) -> bool:
-    known = json.loads(value.metadata_props.get(SYM_DATA_KEY, "[]")) or integers(value) or []
-    return len(known) == 1 and same(known[0] if isinstance(known[0], int) else ir.SymbolicDim(known[0]), size)
-
-
-def _counts(shapes: Shapes, value: ir.Value | None, batch: Dim) -> bool:
-    """Whether it is 0, 1, ... below the size of the batch."""
-    value = _source(value)
-    maker = value.producer() if value is not None else None
-    if maker is not None and maker.op_type == "Range":
-        start, step = integers(maker.inputs[0]), integers(maker.inputs[2])
-        return start == [0] and step == [1] and same(shapes.dims(maker.outputs[0])[0], batch)
-    return isinstance(batch, int) and integers(value) == list(range(batch))
-
-
-def _within(value: ir.Value) -> bool:
-    """Whether it is no negative number: the row before the first would be of another text."""
-    source = _source(value)
-    maker = source.producer() if source is not None else None
-    return maker is not None and maker.op_type == "ArgMax"
-
-
-def _source(value: ir.Value | None) -> ir.Value | None:
-    while value is not None and (maker := value.producer()) is not None and maker.op_type in RESHAPES | {"Cast"}:
-        value = maker.inputs[0]
-    return value
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,12 @@ def invoke(command, *arguments):
     return CliRunner().invoke(command, [str(argument) for argument in arguments])
 
 
+def ok(command, *arguments):
+    result = invoke(command, *arguments)
+    assert result.exit_code == 0, result.output
+    return result
+
+
 def failure(command, *arguments):
     """The one line of an error, and the exit status."""
     result = invoke(command, *arguments)

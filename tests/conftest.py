@@ -9,9 +9,13 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
+
+if TYPE_CHECKING:
+    from models.data import Dataset
 
 ROOT = Path(__file__).parents[1]
 
@@ -104,6 +108,13 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     command += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", "key.pem", "-out", "certificate.pem"]
     subprocess.run(command, cwd=folder, check=True, capture_output=True)
     return folder / "certificate.pem", folder / "key.pem"
+
+
+@pytest.fixture(scope="session")
+def digits() -> "Dataset":
+    from models.data import load_digits
+
+    return load_digits()
 
 
 @pytest.fixture(scope="session")

@@ -4,6 +4,10 @@ from pathlib import Path
 import numpy as np
 
 
+def idx_bytes(array: np.ndarray, kind: int = 8) -> bytes:
+    """`kind` 8: unsigned bytes."""
+    return struct.pack(f">HBB{array.ndim}I", 0, kind, array.ndim, *array.shape) + array.tobytes()
+
+
 def write_idx(path: Path, array: np.ndarray) -> None:
-    header = b"\x00\x00\x08" + struct.pack(f">B{array.ndim}I", array.ndim, *array.shape)
-    path.write_bytes(header + array.astype(np.uint8).tobytes())
+    path.write_bytes(idx_bytes(array.astype(np.uint8)))

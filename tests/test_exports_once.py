@@ -20,18 +20,6 @@ def network(scale_folded: bool = False) -> Served:
     return Served(build(ModelConfig(model="cnn")).eval(), scale_folded)
 
 
-def other_weight(model: Served) -> None:
-    next(model.parameters()).data.flatten()[0] += 1
-
-
-def other_statistic(model: Served) -> None:
-    next(model.buffers()).flatten()[0] += 1
-
-
-def other_attribute(model: Served) -> None:
-    model.scale_folded = True
-
-
 @pytest.fixture
 def calls() -> list[object]:
     return []
@@ -54,25 +42,29 @@ def test_the_same_network_is_exported_once(export: Callable[..., Any], calls: li
     assert (names, len(calls)) == (["1", "1"], 1)
 
 
-@pytest.mark.parametrize("change", [other_weight, other_statistic, other_attribute])
-def test_a_network_that_differs_is_exported_anew(
-    change: Callable[[Served], None], export: Callable[..., Any], calls: list[object]
+CHANGES = {
+    "weight": lambda model: next(model.parameters()).data.flatten()[0].add_(1),
+    "statistic": lambda model: next(model.buffers()).flatten()[0].add_(1),
+    "attribute": lambda model: setattr(model, "scale_folded", True),
+    "options": None,
+    "example": None,
+    "code": None,
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_what_differs_is_exported_anew(
+    name: str, export: Callable[..., Any], calls: list[object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     export(network(), EXAMPLE, opset_version=20)
     changed = network()
-    change(changed)
-    export(changed, EXAMPLE, opset_version=20)
+    if change := CHANGES[name]:
+        change(changed)
+    if name == "code":
+        monkeypatch.setattr(torch.nn.BatchNorm2d, "forward", lambda self, x: x)
+    example = (EXAMPLE[0][:1],) if name == "example" else EXAMPLE
+    export(changed, example, opset_version=21 if name == "options" else 20)
     assert len(calls) == 2
-
-
-def test_other_options_another_example_and_other_code_are_exported_anew(
-    export: Callable[..., Any], calls: list[object], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for example, opset in ((EXAMPLE, 20), (EXAMPLE, 21), ((EXAMPLE[0][:1],), 20)):
-        export(network(), example, opset_version=opset)
-    monkeypatch.setattr(torch.nn.BatchNorm2d, "forward", lambda self, x: x)
-    export(network(), EXAMPLE, opset_version=20)
-    assert len(calls) == 4
 
 
 def test_a_failed_export_leaves_nothing(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 import pytest
-from click.testing import CliRunner, Result
+from commands import ok
 from PIL import Image
 
 from clients.images.photo import photo_to_model_input
@@ -18,12 +18,6 @@ def picture(colour: tuple[int, int, int], seed: int) -> Image.Image:
     return Image.fromarray(noise.clip(0, 255).astype(np.uint8))
 
 
-def run(command: object, *arguments: object) -> Result:
-    result = CliRunner().invoke(command, [str(argument) for argument in arguments])
-    assert result.exit_code == 0, result.output
-    return result
-
-
 @pytest.mark.slow
 def test_from_a_folder_to_answers(tmp_path: Path) -> None:
     for name, colour in COLOURS.items():
@@ -33,8 +27,8 @@ def test_from_a_folder_to_answers(tmp_path: Path) -> None:
     path, repository = tmp_path / "places.safetensors", tmp_path / "repository"
     small = ("--depth", 1, "--dim", 16, "--heads", 2, "--dim-head", 8, "--mlp-dim", 16)
     options = ("--epochs", 8, "--batch-size", 12, "--lr", 0.01, "--device", "cpu", "--output", path)
-    run(train, "--dataset", tmp_path / "places", *small, *options)
-    told = run(export, "--checkpoint", path, "--rewrites", "all", "--repository", repository, "--name", "places").output
+    ok(train, "--dataset", tmp_path / "places", *small, *options)
+    told = ok(export, "--checkpoint", path, "--rewrites", "all", "--repository", repository, "--name", "places").output
     assert f"of {tmp_path / 'places'}" in told or "places" in told
     assert (repository / "places/labels.txt").read_text().splitlines() == sorted(COLOURS)
     model = onnxruntime.InferenceSession(repository / "places/1/model.onnx")

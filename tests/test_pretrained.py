@@ -3,7 +3,7 @@ import hashlib
 import numpy as np
 import pytest
 import torch
-from click.testing import CliRunner
+from commands import ok
 from safetensors import safe_open
 
 from export.equivalence import onnx_classifier
@@ -122,8 +122,7 @@ def test_matching_architecture():
 
 
 def test_the_list_names_each_with_its_numbers():
-    result = CliRunner().invoke(models)
-    assert result.exit_code == 0, result.output
+    result = ok(models)
     rows = {row.split()[0]: row.split()[1:] for row in result.output.splitlines()[1 : 1 + len(SHIPPED)]}
     assert list(rows) == list(SHIPPED)
     for name, (model, depth, accuracy, *_) in rows.items():

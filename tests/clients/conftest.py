@@ -1,5 +1,3 @@
-import gzip
-
 import numpy as np
 import pytest
 from PIL import Image
@@ -21,6 +19,6 @@ def digit() -> np.ndarray:
 
 @pytest.fixture(scope="session")
 def mnist(mnist_dir) -> np.ndarray:
-    plain = mnist_dir / "t10k-images-idx3-ubyte"
-    with plain.open("rb") if plain.exists() else gzip.open(f"{plain}.gz") as file:
-        return np.frombuffer(file.read(16 + 300 * 784), np.uint8, offset=16).reshape(-1, 28, 28)
+    from models.data import load_idx_part
+
+    return load_idx_part("mnist", mnist_dir, "test")[0][:300, 0]

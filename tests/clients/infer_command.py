@@ -1,8 +1,5 @@
-"""The command `vitbn infer` in this process, and idx files for it."""
+"""The command `vitbn infer` in this process."""
 
-import struct
-
-import numpy as np
 from click.testing import CliRunner
 from stand_in import StandIn
 
@@ -18,7 +15,3 @@ def run(*arguments: object, given: bytes = b"") -> tuple[int, list[str], list[st
     result = CliRunner().invoke(infer, [str(each) for each in arguments], input=given)
     assert isinstance(result.exception, SystemExit | None)
     return result.exit_code, result.stdout.splitlines(), result.stderr.splitlines()
-
-
-def idx(array: np.ndarray) -> bytes:
-    return struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape) + array.tobytes()

@@ -6,18 +6,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from idx_files import idx_bytes
 
 from clients.images import idx as module
 from clients.images.idx import IdxFile, is_idx
 from clients.preprocess import InvalidImage
 
-
-def encoded(array, kind=8):
-    return struct.pack(f">HBB{array.ndim}I", 0, kind, array.ndim, *array.shape) + array.tobytes()
-
-
 IMAGES = np.random.default_rng(0).integers(0, 256, (11, 6, 5), dtype=np.uint8)
-WHOLE = encoded(IMAGES)
+WHOLE = idx_bytes(IMAGES)
 # A time would change the tests' names.
 PACKED = gzip.compress(WHOLE, mtime=0)
 
@@ -41,8 +37,8 @@ def test_items_come_whole_and_in_order(path, pack, portion, monkeypatch):
     assert (count, shape) == (11, (6, 5))
     np.testing.assert_array_equal(np.stack(items), IMAGES)
     labels = np.arange(7, dtype=np.uint8)
-    assert [int(label) for label in read(path, pack(encoded(labels)), dimensions=0)[2]] == list(range(7))
-    assert read(path, pack(encoded(IMAGES[:0])))[2] == []
+    assert [int(label) for label in read(path, pack(idx_bytes(labels)), dimensions=0)[2]] == list(range(7))
+    assert read(path, pack(idx_bytes(IMAGES[:0])))[2] == []
     assert is_idx(str(path))
 
 
@@ -52,11 +48,11 @@ def test_items_come_whole_and_in_order(path, pack, portion, monkeypatch):
         (b"", "expected the idx magic 00000803, unsigned bytes in 3 dimensions, found nothing"),
         (WHOLE[:3], "found 000008"),
         (b"\x89PNG", "found 89504e47"),
-        (encoded(IMAGES, kind=13), "found 00000d03"),
-        (encoded(IMAGES[0]), "found 00000802"),
-        (encoded(IMAGES[None]), "found 00000804"),
+        (idx_bytes(IMAGES, kind=13), "found 00000d03"),
+        (idx_bytes(IMAGES[0]), "found 00000802"),
+        (idx_bytes(IMAGES[None]), "found 00000804"),
         (WHOLE[:9], "expected 3 sizes of 4 bytes, found 5 bytes"),
-        (encoded(IMAGES[:, :0]), "expected items of 1 to 67108864 bytes"),
+        (idx_bytes(IMAGES[:, :0]), "expected items of 1 to 67108864 bytes"),
         (struct.pack(">IIII", 0x803, 1, 0xFFFFFFFF, 0xFFFFFFFF), "expected items of 1 to 67108864 bytes"),
         (WHOLE[:16], "expected 11 items of 30 bytes, found 0 and 0 bytes"),
         (WHOLE[:-1], "expected 11 items of 30 bytes, found 10 and 29 bytes"),
@@ -120,7 +116,7 @@ def test_claims_cost_no_memory(path, pack):
 
 @given(st.data())
 def test_damaged_files_give_items_or_an_error(path, data):
-    content = bytearray(data.draw(st.sampled_from([WHOLE, gzip.compress(WHOLE), encoded(IMAGES[0, 0]), b""])))
+    content = bytearray(data.draw(st.sampled_from([WHOLE, gzip.compress(WHOLE), idx_bytes(IMAGES[0, 0]), b""])))
     for _ in range(data.draw(st.integers(0, 4)) if content else 0):
         content[data.draw(st.integers(0, min(len(content), 40) - 1))] = data.draw(st.integers(0, 255))
     content = bytes(content[: data.draw(st.integers(0, len(content)))]) + data.draw(st.binary(max_size=8))

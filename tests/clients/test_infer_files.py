@@ -8,7 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from infer_command import ask, idx
+from idx_files import idx_bytes
+from infer_command import ask
 from PIL import Image
 from stand_in import LABELS, StandIn, expected_logits
 
@@ -101,7 +102,7 @@ def test_each_file_comes_once_per_pattern(run, draw, tmp_path):
     assert sorted(names(run("scans/**/*")[1])) == sorted(every)
     assert sorted(names(run("**/s*")[1])) == sorted(every)
     assert sorted(names(run("scans/**", "scans/a*")[1])) == sorted([*every, "scans/a.png"])
-    (tmp_path / "scans/images").write_bytes(idx(NOISE[:1]))  # without a suffix, so only as a match
+    (tmp_path / "scans/images").write_bytes(idx_bytes(NOISE[:1]))  # without a suffix, so only as a match
     assert "scans/images[0]" in names(run("scans/**")[1])
 
 
@@ -188,7 +189,7 @@ def test_a_stream_without_end(run):
 
 @pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["plain", "gzip"])
 def test_an_idx_file_goes_to_the_model_unchanged(run, tmp_path, pack):
-    (tmp_path / "images").write_bytes(pack(idx(NOISE)))  # blank, if it were prepared
+    (tmp_path / "images").write_bytes(pack(idx_bytes(NOISE)))  # blank, if it were prepared
     code, lines, errors = run("images", "--json", "--batch-size", 2)
     answers = [json.loads(line) for line in lines]
     assert (code, errors) == (0, [])
@@ -198,7 +199,7 @@ def test_an_idx_file_goes_to_the_model_unchanged(run, tmp_path, pack):
 
 def test_an_idx_file_of_another_size_is_preprocessed(run, digit, tmp_path):
     large = np.stack([np.asarray(Image.fromarray(each).resize((56, 56))) for each in (digit, digit.T, digit * 0)])
-    (tmp_path / "images").write_bytes(idx(large))
+    (tmp_path / "images").write_bytes(idx_bytes(large))
     code, lines, errors = run("images")
     assert code == 1
     assert [line[:13] for line in lines] == [
@@ -210,8 +211,8 @@ def test_an_idx_file_of_another_size_is_preprocessed(run, digit, tmp_path):
 def test_labels_give_the_accuracy(run, tmp_path):
     truths = np.array([LABELS.index(label(image[None])) for image in NOISE], dtype=np.uint8)
     truths[[2, 5]] = (truths[[2, 5]] + 1) % 3
-    (tmp_path / "images").write_bytes(gzip.compress(idx(NOISE)))
-    (tmp_path / "labels").write_bytes(gzip.compress(idx(truths)))
+    (tmp_path / "images").write_bytes(gzip.compress(idx_bytes(NOISE)))
+    (tmp_path / "labels").write_bytes(gzip.compress(idx_bytes(truths)))
     code, lines, errors = run("images", "--labels", "labels")
     assert (code, len(lines), lines[-1], errors) == (0, 10, "accuracy: 77.78 % (7 of 9)", [])
     for form in ("--json", "--csv"):
@@ -220,9 +221,9 @@ def test_labels_give_the_accuracy(run, tmp_path):
 
 def test_labels_that_do_not_belong_to_the_images(run, draw, tmp_path):
     draw("digit.png")
-    (tmp_path / "images").write_bytes(idx(NOISE))
-    (tmp_path / "labels").write_bytes(idx(np.zeros(8, dtype=np.uint8)))
-    (tmp_path / "short").write_bytes(idx(np.zeros(9, dtype=np.uint8))[:-1])
+    (tmp_path / "images").write_bytes(idx_bytes(NOISE))
+    (tmp_path / "labels").write_bytes(idx_bytes(np.zeros(8, dtype=np.uint8)))
+    (tmp_path / "short").write_bytes(idx_bytes(np.zeros(9, dtype=np.uint8))[:-1])
     for arguments, message in [
         (["images", "--labels", "labels"], "--labels labels: expected 9 labels, found 8"),
         (["images", "--labels", "short"], "expected 9 items of 1 bytes, found 8"),
@@ -236,9 +237,9 @@ def test_labels_that_do_not_belong_to_the_images(run, draw, tmp_path):
 
 
 def test_damaged_idx_files_are_answered_as_far_as_they_go(run, tmp_path):
-    (tmp_path / "short").write_bytes(idx(NOISE)[:-1])
-    (tmp_path / "long").write_bytes(idx(NOISE) + b"x")
-    (tmp_path / "none").write_bytes(idx(NOISE[:0]))
+    (tmp_path / "short").write_bytes(idx_bytes(NOISE)[:-1])
+    (tmp_path / "long").write_bytes(idx_bytes(NOISE) + b"x")
+    (tmp_path / "none").write_bytes(idx_bytes(NOISE[:0]))
     (tmp_path / "floats").write_bytes(b"\0\0\x0d\3" + bytes(100))
     code, lines, errors = run("short", "floats", "long", "none")
     assert code == 1
@@ -261,7 +262,7 @@ def test_odd_names_stay_on_one_line(run, draw, tmp_path):
 
 
 def test_an_image_without_ink_in_an_idx_file_is_blank(run, digit, tmp_path):
-    (tmp_path / "images").write_bytes(idx(np.stack([digit * 0, digit, digit * 0 + 20])))
+    (tmp_path / "images").write_bytes(idx_bytes(np.stack([digit * 0, digit, digit * 0 + 20])))
     code, lines, errors = run("images")
     reason = "no ink found: expected a level above 20 of 255 somewhere, found at most"
     assert (code, names(lines)) == (1, ["images[1]"])

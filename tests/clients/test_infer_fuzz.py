@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from infer_command import idx, run
+from idx_files import idx_bytes
+from infer_command import run
 from PIL import Image
 from stand_in import StandIn
 
@@ -31,12 +32,12 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("fuzz")
     (folder / "good.png").write_bytes(PICTURE)
     (folder / "bad.png").write_bytes(PICTURE[:50])
-    (folder / "images").write_bytes(idx(np.resize(np.arange(256, dtype=np.uint8), (3, 28, 28))))
-    (folder / "labels").write_bytes(idx(np.arange(3, dtype=np.uint8)))
+    (folder / "images").write_bytes(idx_bytes(np.resize(np.arange(256, dtype=np.uint8), (3, 28, 28))))
+    (folder / "labels").write_bytes(idx_bytes(np.arange(3, dtype=np.uint8)))
     return folder
 
 
-FLAGS = ["--json", "--csv", "--show", "--ssl", "--help"]
+FLAGS = ["--json", "--csv", "--ssl", "--help"]
 VALUED = ["--model", "--url", "--protocol", "--top", "--labels", "--batch-size", "--concurrency", "--timeout"]
 VALUED += ["--ssl-ca", "--ssl-cert", "--ssl-key", "--header"]
 PATHS = ["good.png", "bad.png", "images", "labels", "*", "*.png", "-", ".", "missing", "", "[", "**", "\udcff"]

@@ -14,13 +14,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from infer_command import ask, idx
-from PIL import Image
+from idx_files import idx_bytes
+from infer_command import ask
 from stand_in import StandIn
 
 from clients import transport
-from clients.preprocess import to_model_input
-from clients.printing import blocks, printable
+from clients.printing import printable
 
 ROOT = Path(__file__).resolve().parents[2]
 DIGIT = str(ROOT / "digit.png")
@@ -40,7 +39,7 @@ PROTOCOLS = pytest.mark.parametrize("server", ["http", "grpc"], indirect=True)
 def images(tmp_path):
     def images(count):
         path = tmp_path / f"{count}-images"
-        path.write_bytes(idx(np.full((count, 28, 28), 50 + np.arange(count)[:, None, None] % 200, np.uint8)))
+        path.write_bytes(idx_bytes(np.full((count, 28, 28), 50 + np.arange(count)[:, None, None] % 200, np.uint8)))
         return str(path)
 
     return images
@@ -68,32 +67,6 @@ def test_json_and_csv_say_the_same(server, images, tmp_path):
             assert row[column] == answer[column]
         assert float(row["latency_ms"]) > 0
     assert len({answer["label"] for answer in answers}) > 1
-
-
-def test_show_prints_what_the_model_sees(server):
-    code, lines, errors = ask(server, DIGIT, "--show", "--top", 2)
-    assert (code, errors, len(lines)) == (0, [], 1 + 2 + 14)
-    seen = to_model_input(Image.open(DIGIT))[0]
-    assert {len(line) for line in lines[3:]} == {28}
-    for row, line in enumerate(lines[3:]):
-        for upper, lower, block in zip(seen[2 * row], seen[2 * row + 1], line, strict=True):
-            assert block == {(0, 0): " ", (1, 0): "▀", (0, 1): "▄", (1, 1): "█"}[(upper >= 128, lower >= 128)]
-    assert "█" in "".join(lines)
-
-
-def test_blocks_of_a_terminal_are_grey():
-    image = np.array([[[0, 255], [128, 0], [7, 200]]], dtype=np.uint8)
-    assert blocks(image, colour=False) == ["▄▀", " ▀"]
-    first, second = blocks(image, colour=True)
-    assert first == "\x1b[38;5;232;48;5;243m▀\x1b[38;5;255;48;5;232m▀\x1b[0m"
-    assert second == "\x1b[38;5;232;48;5;232m▀\x1b[38;5;250;48;5;232m▀\x1b[0m"
-
-
-def test_blocks_of_a_picture_have_its_colours():
-    image = np.array([[[255, 0]], [[0, 100]], [[0, 200]]], dtype=np.uint8)  # red, then a dull blue
-    assert blocks(image, colour=True) == ["\x1b[38;2;255;0;0;48;2;0;0;0m▀\x1b[38;2;0;100;200;48;2;0;0;0m▀\x1b[0m"]
-    assert blocks(image, colour=False) == ["  "]  # red and blue are dark
-    assert blocks(np.full((3, 2, 1), 128, np.uint8), colour=False) == ["█"]
 
 
 def test_printable():

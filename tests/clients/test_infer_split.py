@@ -3,7 +3,8 @@ import json
 
 import numpy as np
 import pytest
-from infer_command import ask, idx
+from idx_files import idx_bytes
+from infer_command import ask
 from PIL import Image
 from stand_in import LABELS, StandIn, expected_logits
 
@@ -110,8 +111,8 @@ def test_a_temperature_that_cannot_be(server, row, temperature):
 def test_the_accuracy_is_of_the_answers_that_are_not_rejected(server, tmp_path):
     images = np.random.default_rng(0).integers(50, 256, (30, 28, 28), dtype=np.uint8)
     answers = predictions(Answer(expected_logits(images[:, None]), "1", 0.0), LABELS, 1.0)
-    (tmp_path / "images").write_bytes(idx(images))
-    (tmp_path / "labels").write_bytes(idx(np.ones(30, np.uint8)))
+    (tmp_path / "images").write_bytes(idx_bytes(images))
+    (tmp_path / "labels").write_bytes(idx_bytes(np.ones(30, np.uint8)))
     kept = [each for each in answers if each.probability >= 0.9]
     correct = sum(each.index == 1 for each in kept)
     labels = ["--labels", tmp_path / "labels"]
@@ -124,8 +125,8 @@ def test_the_accuracy_is_of_the_answers_that_are_not_rejected(server, tmp_path):
 
 
 def test_labels_outside_the_classes(server, tmp_path):
-    (tmp_path / "images").write_bytes(idx(np.full((3, 28, 28), 99, np.uint8)))
-    (tmp_path / "labels").write_bytes(idx(np.array([0, 2, 3], np.uint8)))
+    (tmp_path / "images").write_bytes(idx_bytes(np.full((3, 28, 28), 99, np.uint8)))
+    (tmp_path / "labels").write_bytes(idx_bytes(np.array([0, 2, 3], np.uint8)))
     code, lines, errors = ask(server, tmp_path / "images", "--labels", tmp_path / "labels")
     assert (code, lines) == (2, [])
     assert errors[-1].startswith(f"Error: --labels {tmp_path}/labels: expected labels from 0 to 2, as model 'net' has")

@@ -10,17 +10,12 @@ from export.equivalence import Classifier, Images, Logits, compare, onnx_classif
 from export.errors import Unavailable
 from export.pipeline import ExportOptions, export_checkpoint
 from export.precision import AccuracyError, accuracy
-from models.data import Dataset, load_digits
+from models.data import Dataset
 
 
 @pytest.fixture(scope="module")
 def graph(trained: Path) -> bytes:
     return export_checkpoint(trained, ExportOptions(rewrites="all")).onnx
-
-
-@pytest.fixture(scope="module")
-def digits() -> Dataset:
-    return load_digits()
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from commands import invoke
+from commands import invoke, ok
 from onnx import TensorProto, numpy_helper
 
 from export import precision
@@ -15,12 +15,7 @@ from export.pipeline import ExportOptions, export_checkpoint
 from export.precision import AccuracyError, accuracy, convert
 from export.to_onnx import export as command
 from models.checkpoint import load
-from models.data import Dataset, load_digits
-
-
-@pytest.fixture(scope="module")
-def digits() -> Dataset:
-    return load_digits()
+from models.data import Dataset
 
 
 @pytest.fixture(scope="module")
@@ -121,8 +116,7 @@ def test_the_callers_level_of_logging_returns() -> None:
 def test_the_command_stores_both_accuracies(trained: Path, tmp_path: Path) -> None:
     output = tmp_path / "int8.onnx"
     options = "--precision", "int8", "--max-accuracy-drop", 2, "--output", output
-    result = invoke(command, "--checkpoint", trained, *options)
-    assert result.exit_code == 0, result.output
+    result = ok(command, "--checkpoint", trained, *options)
     assert "Converted to int8: test accuracy" in result.output
     metadata = {entry.key: entry.value for entry in onnx.load(output).metadata_props}
     assert metadata["precision"] == "int8"

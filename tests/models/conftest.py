@@ -1,23 +1,10 @@
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from idx_files import write_idx
-
-if TYPE_CHECKING:
-    from models.data import Dataset
-
-
-@pytest.fixture(scope="session")
-def digits() -> "Dataset":
-    from models.data import load_digits
-
-    return load_digits()
+from raw_server import answering, reply
 
 
 @pytest.fixture
@@ -59,23 +46,6 @@ def saved(tmp_path: Path) -> Path:
     return random_networks.saved(tmp_path / "tiny.safetensors", TINY, {"test_accuracy": 0.5})
 
 
-class Mirror(BaseHTTPRequestHandler):
-    def __init__(self, contents: dict[str, bytes], requests: list[str], *arguments: object) -> None:
-        self.contents, self.requests = contents, requests
-        super().__init__(*arguments)
-
-    def do_GET(self) -> None:
-        self.requests.append(self.path)
-        self.send_response(200 if self.path in self.contents else 404)
-        content = self.contents.get(self.path, b"")
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-
-    def log_message(self, *arguments: object) -> None:
-        pass
-
-
 @pytest.fixture
 def serve() -> Iterator[Callable[[dict[str, bytes]], tuple[str, list[str]]]]:
     """Mirrors path -> content; returns base URL and growing list of requests."""
@@ -83,11 +53,11 @@ def serve() -> Iterator[Callable[[dict[str, bytes]], tuple[str, list[str]]]]:
 
         def start(contents: dict[str, bytes]) -> tuple[str, list[str]]:
             requests: list[str] = []
-            http = running.enter_context(ThreadingHTTPServer(("127.0.0.1", 0), partial(Mirror, contents, requests)))
-            thread = threading.Thread(target=http.serve_forever, args=(0.01,))
-            thread.start()
-            running.callback(thread.join)
-            running.callback(http.shutdown)
-            return f"http://127.0.0.1:{http.server_port}", requests
+
+            def answer(path: str) -> list[bytes]:
+                requests.append(path)
+                return [reply(contents[path]) if path in contents else reply(b"", "404 Not Found")]
+
+            return f"http://{running.enter_context(answering(answer))}", requests
 
         yield start

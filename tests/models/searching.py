@@ -19,9 +19,7 @@ SEARCH = Search("vitbn", "digits", SPACE, 1, 120, 287, 0)
 
 
 def run(folder, *arguments):
-    result = commands.invoke(tune, *QUICK, "--output", folder, *arguments)
-    assert result.exit_code == 0, result.output
-    return result.stdout
+    return commands.ok(tune, *QUICK, "--output", folder, *arguments).stdout
 
 
 def failure(folder, *arguments):

@@ -12,8 +12,7 @@ run, failure = partial(commands.invoke, study), partial(commands.failure, study)
 
 def carried_out(name, mnist, output, *arguments):
     """After common checks."""
-    result = run(name, "--data-dir", mnist, "--output", output, "--device", "cpu", *arguments)
-    assert result.exit_code == 0, result.output
+    commands.ok(study, name, "--data-dir", mnist, "--output", output, "--device", "cpu", *arguments)
     written = json.loads((output / f"{name}.json").read_text())
     assert written["study"] == name
     assert written["question"]

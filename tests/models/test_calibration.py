@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from commands import failure, invoke
+from commands import failure, ok
 
 from models.calibrate import calibrate as command
 from models.checkpoint import CheckpointError, add_metrics, load, save
@@ -89,8 +89,7 @@ def test_command_adds_them_and_keeps_the_rest(tmp_path, small_mnist):
     path = tmp_path / "old.safetensors"
     save(path, model, TINY, metrics)
     before, weights = load(path), raw(path)
-    result = invoke(command, path, "--data-dir", small_mnist)
-    assert result.exit_code == 0, result.output
+    result = ok(command, path, "--data-dir", small_mnist)
     after = load(path)
     assert raw(path) == weights
     assert after.config == before.config

@@ -12,7 +12,6 @@ from models.data import (
     DataError,
     find_idx,
     load_dataset,
-    load_digits,
     load_idx_part,
     mnist,
 )
@@ -46,11 +45,6 @@ def write_mnist(folder, train=3, test=2, train_labels=3):
         content = idx(bytes(int(np.prod(shape))), shape)
         write(folder / name, gzip.compress(content) if name.endswith(".gz") else content)
     return folder
-
-
-@pytest.fixture(scope="module")
-def digits():
-    return load_digits()
 
 
 def test_digits_have_the_form_of_mnist(digits):
@@ -118,11 +112,15 @@ def test_files_that_cannot_be_read(tmp_path):
         refusal(write(tmp_path / "part.gz", damaged))
 
 
-def test_mnist_gzipped_or_not(tmp_path):
-    dataset = load_dataset("mnist", write_mnist(tmp_path))
+@pytest.mark.parametrize(
+    ("name", "labels"), [("mnist", ("0", "9", "ink")), ("fashion-mnist", ("T-shirt/top", "Ankle boot", "photo"))]
+)
+def test_mnist_and_garments_gzipped_or_not(tmp_path, name, labels):
+    dataset = load_dataset(name, write_mnist(tmp_path))
     assert dataset.train_images.shape == (3, 1, 2, 2)
     assert dataset.test_images.shape == (2, 1, 2, 2)
     assert dataset.train_labels.dtype == dataset.test_labels.dtype == np.int64
+    assert (dataset.labels[0], dataset.labels[-1], dataset.preprocessing) == labels
 
 
 def test_mnist_part_missing(tmp_path):
@@ -242,13 +240,6 @@ def test_nothing_is_fetched_where_it_must_not(name, tmp_path, monkeypatch):
     for file in files.checksums:
         (cache / file).touch()
     assert find_idx(name, None, fetch=False) == cache
-
-
-def test_fashion_mnist(tmp_path, monkeypatch):
-    monkeypatch.setenv("FASHION_MNIST_DIR", str(write_mnist(tmp_path)))
-    dataset = load_dataset("fashion-mnist")
-    assert dataset.train_images.shape == (3, 1, 2, 2)
-    assert (dataset.labels[0], dataset.labels[-1], dataset.preprocessing) == ("T-shirt/top", "Ankle boot", "photo")
 
 
 @pytest.mark.parametrize("model", ["vit", "vitbn", "cnn", "dnn"])

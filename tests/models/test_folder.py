@@ -4,7 +4,7 @@ import sys
 
 import numpy as np
 import pytest
-from commands import failure, invoke
+from commands import failure, ok
 from PIL import Image
 
 from clients.images.photo import photo_to_model_input
@@ -163,8 +163,7 @@ def test_training_with_the_published_options(folder, tmp_path, monkeypatch):
     arguments = ("--dataset", folder, "--image-size", 32, 32, "--hold-out", 15, "--epochs", 2, "--batch-size", 9)
     words = [str(each) for each in (*arguments, *small, *options, "--device", "cpu", "--output", path)]
     monkeypatch.setattr(sys, "argv", ["models/train.py", *words])
-    result = invoke(train, *words)
-    assert result.exit_code == 0, result.output
+    result = ok(train, *words)
     assert "to test on: cross stripes 15 and 5, stripes 15 and 5, étoffe 15 and 5" in result.output
     config = load(path).config
     assert (config.pool, config.pos_emb, config.dropout, config.emb_dropout) == ("mean", "pe1d", 0.1, 0.2)
@@ -177,8 +176,7 @@ def test_training_with_the_published_options(folder, tmp_path, monkeypatch):
         assert np.dot(weights, epoch["class_accuracy"]) == pytest.approx(epoch["test_accuracy"])
     program, *typed = shlex.split(written["command"])
     assert (program, typed) == ("models/train.py", words)
-    again = invoke(train, *typed[:-1], tmp_path / "again.safetensors")
-    assert again.exit_code == 0, again.output
+    ok(train, *typed[:-1], tmp_path / "again.safetensors")
     series = [json.loads(file.read_text())["series"] for file in (path.with_suffix(".json"), tmp_path / "again.json")]
     assert [epoch["training_loss"] for epoch in series[0]] == [epoch["training_loss"] for epoch in series[1]]
 

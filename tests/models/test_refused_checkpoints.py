@@ -1,51 +1,57 @@
 import os
 import zipfile
+from pathlib import Path
 
 import pytest
 import torch
 from random_networks import network
-from saved_networks import (
-    PUBLISHED_SHAPE,
-    TINY,
-    VITBN_NAMES,
-    published,
-    refusal,
-    write,
-    write_pth,
-)
+from saved_networks import PUBLISHED_SHAPE, TINY, VITBN_NAMES, published, refusal, write, write_pth
 
 from models.checkpoint import load
 from models.config import ModelConfig
 
+PUBLISHED = published(network(PUBLISHED_SHAPE), VITBN_NAMES)
+WITHOUT_BLOCKS = {name: tensor for name, tensor in PUBLISHED.items() if "layers" not in name}
+OTHERS = {
+    "no file": (None, "expected a checkpoint, found No such file"),
+    "folder": (Path.mkdir, "expected a checkpoint, found Is a directory"),
+    **{
+        repr(content[:5]): (content, "expected safetensors or a PyTorch state dict, found neither")
+        for content in (b"", b"not a checkpoint", b"\x00" * 100, b"\xff" * 100)
+    },
+    "list": ([torch.zeros(1)], "expected a state dict of only tensors"),
+    "more than tensors": ({"epoch": 3, "weights": torch.zeros(1)}, "expected a state dict of only tensors"),
+    "tensor": (torch.zeros(1), "expected a state dict of only tensors"),
+    "names of no family": ({"layer1.0.weight": torch.zeros(1)}, "expected a"),
+    "number as name": ({1: torch.zeros(1)}, "expected a"),
+    "nothing": ({}, "expected a"),
+    "no block": (WITHOUT_BLOCKS, "expected a published ViT"),
+    "complex": (
+        PUBLISHED | {"linear_head.bias": PUBLISHED["linear_head.bias"] + 1j},
+        "tensor head.bias: expected floating-point numbers, found complex64",
+    ),
+}
 
-def test_no_such_file(tmp_path):
-    assert "expected a checkpoint, found No such file" in refusal(tmp_path / "none.safetensors")
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_what_is_no_checkpoint(tmp_path, name):
+    (content, said), path = OTHERS[name], tmp_path / "notes.pth"
+    if callable(content):
+        content(path)
+    elif isinstance(content, bytes):
+        path.write_bytes(content)
+    elif content is not None:
+        write_pth(path, content)
+    assert said in refusal(path)
 
 
-def test_a_folder(tmp_path):
-    assert "expected a checkpoint, found Is a directory" in refusal(tmp_path)
-
-
-@pytest.mark.parametrize("content", [b"", b"not a checkpoint", b"\x00" * 100, b"\xff" * 100])
-def test_not_a_checkpoint(tmp_path, content):
-    path = tmp_path / "notes.safetensors"
-    path.write_bytes(content)
-    assert "expected safetensors or a PyTorch state dict, found neither" in refusal(path)
-
-
-def test_truncated(saved):
+def test_damaged_files(saved, tmp_path):
     saved.write_bytes(saved.read_bytes()[:-1])
     assert "found neither" in refusal(saved)
-
-
-def test_an_archive_of_something_else(tmp_path):
     with zipfile.ZipFile(tmp_path / "archive.pth", "w") as archive:
         archive.writestr("readme", "text")
     assert "expected a state dict of only tensors" in refusal(tmp_path / "archive.pth")
-
-
-def test_a_damaged_name(tmp_path):
-    path = write_pth(tmp_path / "damaged.pth", published(network(PUBLISHED_SHAPE), VITBN_NAMES))
+    path = write_pth(tmp_path / "damaged.pth", PUBLISHED)
     path.write_bytes(path.read_bytes().replace(b"linear_head", b"\xffinear_head"))
     assert "expected a state dict of only tensors" in refusal(path)
 
@@ -66,28 +72,12 @@ def test_a_pickle_that_runs_code_does_not(tmp_path):
     assert (tmp_path / "harm").exists(), "the pickle is harmful"
 
 
-@pytest.mark.parametrize("state", [[torch.zeros(1)], {"epoch": 3, "weights": torch.zeros(1)}, torch.zeros(1)])
-def test_no_state_dict(tmp_path, state):
-    assert "expected a state dict of only tensors" in refusal(write_pth(tmp_path / "other.pth", state))
-
-
-@pytest.mark.parametrize("state", [{"layer1.0.weight": torch.zeros(1)}, {1: torch.zeros(1)}, {}])
-def test_names_of_no_family(tmp_path, state):
-    assert "expected a" in refusal(write_pth(tmp_path / "other.pth", state))
-
-
-def test_published_names_without_a_block(tmp_path):
-    state = published(network(PUBLISHED_SHAPE), VITBN_NAMES)
-    path = write_pth(tmp_path / "headless.pth", {k: v for k, v in state.items() if "layers" not in k})
-    assert "expected a published ViT" in refusal(path)
-
-
 @pytest.mark.parametrize("name", ["linear_head.weight", "transformer.layers.1.0.norm.BN.running_var", "conv1.weight"])
 def test_published_tensor_missing(tmp_path, name):
     cnn = name.startswith("conv")
-    state = network(ModelConfig(model="cnn")).state_dict() if cnn else published(network(PUBLISHED_SHAPE), VITBN_NAMES)
-    del state[name]
-    said = refusal(write_pth(tmp_path / "missing.pth", state))
+    state = network(ModelConfig(model="cnn")).state_dict() if cnn else PUBLISHED
+    rest = {other: tensor for other, tensor in state.items() if other != name}
+    said = refusal(write_pth(tmp_path / "missing.pth", rest))
     assert not cnn or name in said
 
 
@@ -95,9 +85,8 @@ def test_published_tensor_missing(tmp_path, name):
     "name", ["to_patch_embedding.2.weight", "pos_embedding_random", "transformer.layers.0.1.Lin1.weight"]
 )
 def test_published_tensor_of_no_shape(tmp_path, name):
-    state = published(network(PUBLISHED_SHAPE), VITBN_NAMES)
-    refusal(write_pth(tmp_path / "misshaped.pth", state | {name: torch.tensor(1.0)}))
-    oblong = state | {"to_patch_embedding.2.weight": torch.zeros(32, 48)}
+    refusal(write_pth(tmp_path / "misshaped.pth", PUBLISHED | {name: torch.tensor(1.0)}))
+    oblong = PUBLISHED | {"to_patch_embedding.2.weight": torch.zeros(32, 48)}
     assert "16 patches of 48" in refusal(write_pth(tmp_path / "oblong.pth", oblong))
 
 
@@ -137,13 +126,6 @@ def test_numbers_of_another_kind(tmp_path, dtype):
     tensors["head.bias"] = tensors["head.bias"].to(dtype)
     path = write(tmp_path / "other.safetensors", tensors, {"config": TINY.to_json()})
     assert "tensor head.bias: expected floating-point numbers, found " in refusal(path)
-
-
-def test_published_weights_are_not_complex(tmp_path):
-    state = published(network(PUBLISHED_SHAPE), VITBN_NAMES)
-    state["linear_head.bias"] = state["linear_head.bias"] + 1j
-    path = write_pth(tmp_path / "complex.pth", state)
-    assert refusal(path).endswith("tensor head.bias: expected floating-point numbers, found complex64")
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])

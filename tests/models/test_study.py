@@ -113,14 +113,6 @@ def test_designed_networks_share_their_epochs(small_mnist, tmp_path, monkeypatch
     assert "10 training images are held out" in (tmp_path / "out/designed.md").read_text()
 
 
-def test_networks_of_six_blocks_share_the_recipe():
-    data, scope = cut(STUDIES["six-blocks"], load_digits())
-    every = runs(STUDIES["six-blocks"], data, scope, {"device": "cpu"})
-    assert [run.label for run in every] == ["vit", "vitbnffn", "vitbn", "vitbn-late"]
-    assert {run.config.depth for run in every} == {6}
-    assert len({run.options for run in every}) == 1
-
-
 def best(folder, name="vitbn", **changes):
     found = {"model": name, "dataset": "mnist", "lr": 0.01, "batch_size": 30, "depth": 1, "schedule": "constant"}
     path = folder / f"{name}.best.json"

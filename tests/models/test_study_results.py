@@ -58,6 +58,8 @@ def test_the_published_settings():
     assert (first.options.augment, first.config.dropout) == ("none", 0)
     assert last[-1].label == "vitbnffn-depth-7-rate-0.003"
     assert {(run.options.augment, run.options.augment_test) for run in last} == {("study", True)}
+    every, _ = planned("six-blocks")
+    assert ({run.config.depth for run in every}, len({run.options for run in every})) == ({6}, 1), "one recipe for all"
 
 
 def test_choices_leave_the_others_out_and_keep_the_order():

@@ -111,11 +111,6 @@ def test_a_run_killed_between_its_files_goes_on(whole, digits, tmp_path):
     assert written(result) == written(whole[2])
 
 
-def test_a_finished_study_trains_nothing(whole, digits):
-    folder, _, first = whole
-    assert carry_on(folder, digits) == ([], first)
-
-
 def test_more_epochs_at_a_constant_rate_go_on(whole, digits, tmp_path):
     shorter = [replace(run, options=replace(run.options, epochs=1)) for run in RUNS]
     carry_on(tmp_path, digits, shorter)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import commands
 import pytest
-from commands import invoke
+from commands import invoke, ok
 from searching import QUICK, SEARCH, failure, outcomes, run
 
 import vitbn
@@ -141,8 +141,7 @@ def test_train_takes_the_best_parameters(uninterrupted, tmp_path):
     assert json.loads(params.read_text()) == {"model": "vitbn", "dataset": "digits", **winner}
     output = tmp_path / "run.safetensors"
     arguments = ["--params", params, "--epochs", 1, "--device", "cpu", "--output", output]
-    result = invoke(train_command, *arguments)
-    assert result.exit_code == 0, result.output
+    ok(train_command, *arguments)
     trained = json.loads(output.with_suffix(".json").read_text())
     assert {name: trained["options"][name] for name in ("lr", "batch_size", "schedule")} == {
         name: winner[name] for name in ("lr", "batch_size", "schedule")
@@ -203,8 +202,7 @@ def test_the_frontier_is_trained_measured_and_kept(tmp_path, monkeypatch):
     small = {"patch": 7, "depth": 1, "dim": 32, "heads": 2, "last_heads": 4, "mlp_dim": 64}
     monkeypatch.setattr("models.tune.propose", lambda search, trials: small)
     arguments = ["--objective", "frontier", "--trials", "1", "--epochs", "1", "--train-images", "120"]
-    result = invoke(vitbn.main, "tune", *arguments, "--device", "cpu", "--output", tmp_path)
-    assert result.exit_code == 0, result.output
+    result = ok(vitbn.main, "tune", *arguments, "--device", "cpu", "--output", tmp_path)
     assert "On the frontier: trials 1" in result.output
     assert sorted(path.name for path in tmp_path.iterdir()) == ["frontier.png", "frontier.trials.json", "trials"]
     (row,) = json.loads((tmp_path / "frontier.trials.json").read_text())["trials"]

@@ -139,11 +139,11 @@ def test_the_deadline_holds_for_all_tries_together():
         time.sleep(0.15)
         return "busy"
 
-    with asking("http", refuse_slowly, timeout_s=0.6, retry_s=60) as (server, classifier):
+    with asking("http", refuse_slowly, timeout_s=2.0, retry_s=60) as (server, classifier):
         start = time.monotonic()
         with pytest.raises((ServerUnavailable, DeadlineExceeded)):
             classifier.classify(IMAGES[:1])
-        assert time.monotonic() - start < 3
+        assert time.monotonic() - start < 10
     assert len(server.batches) > 1
 
 

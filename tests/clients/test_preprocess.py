@@ -150,7 +150,7 @@ sys.stdout.buffer.write(image.tobytes())
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak of memory is read from /proc")
 @pytest.mark.parametrize(
     ("mode", "suffix", "most_s"),
-    [("RGB", "jpg", 0.3), ("RGBA", "png", 0.6), ("F", "tif", 0.6)],
+    [("RGB", "jpg", 0.5), ("RGBA", "png", 1.5), ("F", "tif", 1.6)],  # measured: 0.08, 0.26, 0.31
 )
 def test_a_photo_of_twelve_megapixels(digit, tmp_path, mode, suffix, most_s):
     sheet = np.full((3000, 4000), 235, dtype=np.uint8)
@@ -158,14 +158,11 @@ def test_a_photo_of_twelve_megapixels(digit, tmp_path, mode, suffix, most_s):
     sheet += np.random.default_rng(0).integers(0, 12, sheet.shape, dtype=np.uint8)
     path = tmp_path / f"photo.{suffix}"
     Image.fromarray(sheet).convert(mode).save(path, compress_level=1)
-    durations_s = []
-    while len(durations_s) < 4 and min(durations_s, default=most_s) >= most_s:  # others share the caches
-        child = subprocess.run([sys.executable, "-c", MEASURED, path], capture_output=True, check=True)
-        duration_s, peak_kib, pixels = child.stdout.split(b"\n", 2)
-        durations_s.append(float(duration_s))
-        assert np.abs(np.frombuffer(pixels, np.uint8).reshape(28, 28).astype(int) - digit).mean() < ENLARGED
-        assert int(peak_kib) < 300 * 1024
-    assert min(durations_s) < most_s
+    child = subprocess.run([sys.executable, "-c", MEASURED, path], capture_output=True, check=True)
+    duration_s, peak_kib, pixels = child.stdout.split(b"\n", 2)
+    assert np.abs(np.frombuffer(pixels, np.uint8).reshape(28, 28).astype(int) - digit).mean() < ENLARGED
+    assert int(peak_kib) < 300 * 1024
+    assert float(duration_s) < most_s
 
 
 def test_another_size_of_field(digit):

@@ -6,8 +6,6 @@ from torch import nn
 from models.config import ModelConfig
 from models.norms import (
     DynamicFeatureNorm,
-    NeverAffine,
-    NotAffine,
     ProgressiveRepBN,
     RepBN,
     TokenBatchNorm,
@@ -218,19 +216,6 @@ def test_the_affine_map_is_the_norm_in_eval_mode(make, features):
     assert scale.shape == shift.shape == (features,)
     assert_close(norm(x), scale * x + shift)
     assert (norm(x) - x).abs().max() > 0.1
-
-
-@pytest.mark.parametrize("make", [TokenMinMax, TokenZScore, lambda dim: DynamicTokenNorm(dim, 2, (2, 2))])
-def test_norms_that_look_at_each_image_anew_are_no_affine_maps(make):
-    with pytest.raises(NeverAffine, match="it has statistics of each"):
-        make(6).eval_affine()
-
-
-def test_no_affine_map_while_layernorm_has_a_share():
-    norm = ProgressiveRepBN(6, 6)
-    norm.layer_norm_share = 0.25
-    with pytest.raises(NotAffine, match=r"found a share of 0\.25; train to the end"):
-        norm.eval_affine()
 
 
 @pytest.mark.parametrize("make", [*AFFINE[1:], TokenMinMax, TokenZScore, lambda dim: DynamicTokenNorm(dim, 2, (2, 2))])

@@ -1,13 +1,7 @@
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 from studying import failure, run
 
 import models.study as module
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize("name", ["dnn", "optimised"])
@@ -47,8 +41,3 @@ def test_output_that_is_a_file(small_mnist, tmp_path):
     (tmp_path / "file").write_text("")
     message, exit_code = failure("dnn", "--data-dir", small_mnist, "--output", tmp_path / "file")
     assert (exit_code, str(tmp_path / "file") in message) == (1, True)
-
-
-def test_help_needs_no_torch():
-    program = "import sys, models.study; sys.exit(bool({'torch', 'matplotlib', 'numpy'} & set(sys.modules)))"
-    assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=False).returncode == 0

@@ -69,10 +69,6 @@ def test_memory_and_mode(backend: ModuleType) -> None:
     assert options.execution_mode == ExecutionMode.ORT_PARALLEL
 
 
-def test_parameters_of_others_are_ignored(backend: ModuleType) -> None:
-    backend.session_options(parameters(model_config='{"depth": 6}', rewrites="fold"))
-
-
 class Doubling:
     def __init__(self) -> None:
         self.rows: list[int] = []

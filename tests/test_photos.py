@@ -8,7 +8,7 @@ import onnx
 import pooch
 import pytest
 from cifar_files import write_binary
-from click.testing import CliRunner, Result
+from commands import invoke, ok
 from PIL import Image
 
 from clients.classifier import Classifier, ModelNotFound, Options
@@ -36,12 +36,6 @@ def picture(label: int, draw: np.random.Generator, side: int = 32) -> np.ndarray
     return np.rint(255 * (0.15 + 0.85 * field[..., None]) * colour).astype(np.uint8)
 
 
-def run(command: object, *arguments: object) -> Result:
-    result = CliRunner().invoke(command, [str(argument) for argument in arguments])
-    assert result.exit_code == 0, result.output
-    return result
-
-
 @pytest.fixture(scope="module")
 def cifar(tmp_path_factory: pytest.TempPathFactory) -> Path:
     draw = np.random.default_rng(0)
@@ -58,7 +52,7 @@ def cifar(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def checkpoint(cifar: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("checkpoints") / "vitbn.safetensors"
     options = ("--depth", 1, "--epochs", 12, "--batch-size", 50, "--lr", 0.005, "--schedule", "one-cycle")
-    run(train, "--dataset", "cifar10", "--data-dir", cifar, "--output", path, "--device", "cpu", *options)
+    ok(train, "--dataset", "cifar10", "--data-dir", cifar, "--output", path, "--device", "cpu", *options)
     return path
 
 
@@ -66,13 +60,13 @@ def checkpoint(cifar: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def exported(checkpoint: Path, cifar: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     repository = tmp_path_factory.mktemp("photos") / "repository"
     options = ("--rewrites", "all", "--repository", repository, "--name", "photos", "--data-dir", cifar)
-    return repository, run(export, "--checkpoint", checkpoint, *options).output
+    return repository, ok(export, "--checkpoint", checkpoint, *options).output
 
 
 @pytest.fixture(scope="module")
 def server(exported: tuple[Path, str]) -> Iterator[Server]:
     repository = exported[0]
-    run(export, "--model", "vitbn-tiny", "--repository", repository, "--name", "digits")
+    ok(export, "--model", "vitbn-tiny", "--repository", repository, "--name", "digits")
     with running_server(repository, ["--disable-auto-complete-config"]) as started:
         yield started
 
@@ -101,14 +95,14 @@ def test_without_its_pictures_the_exporter_says_so(
 ) -> None:
     monkeypatch.delenv("CIFAR10_DIR", raising=False)
     monkeypatch.setattr(pooch, "os_cache", lambda project: tmp_path / project)
-    result = run(export, "--checkpoint", checkpoint, "--output", tmp_path / "model.onnx")
+    result = ok(export, "--checkpoint", checkpoint, "--output", tmp_path / "model.onnx")
     assert "Note: proved on noise, not on the model's own images; cifar10: expected its batches" in result.stderr
     assert json.loads((tmp_path / "model.json").read_text())["proved_on"] == "noise"
 
 
 def test_int8_is_calibrated_and_measured_on_its_own_pictures(checkpoint: Path, cifar: Path, tmp_path: Path) -> None:
     options = ("--precision", "int8", "--max-accuracy-drop", 10, "--data-dir", cifar)
-    result = run(export, "--checkpoint", checkpoint, "--output", tmp_path / "model.onnx", *options)
+    result = ok(export, "--checkpoint", checkpoint, "--output", tmp_path / "model.onnx", *options)
     assert "Converted to int8: test accuracy " in result.output
     assert "100 images" in result.output
 
@@ -125,8 +119,14 @@ def test_a_colour_png_is_answered_with_its_class(server: Server, tmp_path: Path,
     wide = Image.new("RGB", (400, 300))
     wide.paste(small.resize((300, 300), Image.Resampling.NEAREST), (50, 0))
     wide.save(path)
-    result = run(infer, "--url", server.http_url, "--model", "photos", path)
+    result = ok(infer, "--url", server.http_url, "--model", "photos", path)
     assert result.stdout.startswith(f"{path}: {LABELS[label]} (")
+
+
+def test_models_of_different_labels_must_be_named(server: Server) -> None:
+    result = invoke(infer, "--url", server.http_url, DIGIT_PNG)
+    assert (result.exit_code, result.stdout) == (3, "")
+    assert result.stderr.endswith(": digits (0 1 2 …), photos (airplane automobile bird …)\n")
 
 
 def test_the_server_is_as_accurate_as_the_checkpoint(server: Server, checkpoint: Path, cifar: Path) -> None:

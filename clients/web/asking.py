@@ -43,7 +43,7 @@ class Triton:
         of_ink = [model for model in ready if model.preprocessing == "ink"]
         if of_ink and not self._preferred:
             return of_ink, best(of_ink).name
-        with self._open(self._preferred) as classifier:
+        with Classifier(self._options, self._preferred) as classifier:
             _check_ink(classifier.model)
             return of_ink, classifier.model.name
 
@@ -55,7 +55,7 @@ class Triton:
         """
         if name is not None and not re.fullmatch(r"[A-Za-z0-9][\w.-]*", name):  # part of Triton's URLs
             raise ModelNotFound(f"expected the name of a model on the server, found {name!r}")
-        with self._open(name or self._preferred or self._default()) as classifier:
+        with Classifier(self._options, name or self._preferred or self._default()) as classifier:
             _check_ink(classifier.model)
             with self._decoding:
                 start_ns = time.perf_counter_ns()
@@ -69,9 +69,6 @@ class Triton:
         models, name = self.models()
         check_labels(models, self._options.addresses[0])
         return name
-
-    def _open(self, name: str | None) -> Classifier:
-        return Classifier(self._options, name)
 
 
 def _check_ink(model: ServedModel) -> None:

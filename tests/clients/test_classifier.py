@@ -15,6 +15,7 @@ from clients.classifier import (
     ServerError,
 )
 from clients.prediction import probabilities, top_probabilities
+from clients.web.asking import Triton
 
 IMAGES = np.arange(7 * 784, dtype=np.uint32).reshape(7, 1, 28, 28).astype(np.uint8)
 
@@ -102,6 +103,16 @@ def test_models_of_different_labels_are_not_chosen_from(connect, labels):
         connect(repository)
     assert repository.closed
     assert connect(repository, "other").model.labels == tuple(labels)
+
+
+def test_the_page_does_not_choose_from_models_of_different_labels(monkeypatch):
+    repository = Repository(a=config(), b=config(labels="xyz"))
+    monkeypatch.setattr(module, "Connection", lambda options: repository)
+    page = Triton(Options())
+    found, selected = page.models()
+    assert ([model.name for model in found], selected) == (["a", "b"], "a")
+    with pytest.raises(ModelNotFound, match=r"--model\).*: a \(a b c\), b \(x y z\)$"):
+        page.ask(b"", None)
 
 
 def test_the_order_of_labels_does_not_matter(connect):

@@ -74,14 +74,8 @@ def test_a_server_that_ends_the_connection_instead_of_encrypting():
 
 def test_the_command_line(server, certificates):
     arguments = [DIGIT, "--url", server.url, "--protocol", server.protocol]
-    files = [
-        "--ssl-ca",
-        certificates.certificate,
-        "--ssl-cert",
-        certificates.certificate,
-        "--ssl-key",
-        certificates.key,
-    ]
+    files = ["--ssl-ca", certificates.certificate, "--ssl-cert", certificates.certificate]
+    files += ["--ssl-key", certificates.key]
     answered = CliRunner().invoke(infer, [*arguments, *files])
     assert (answered.exit_code, answered.stderr) == (0, "")
     assert answered.stdout.startswith(f"{DIGIT}: ")

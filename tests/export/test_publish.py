@@ -44,7 +44,7 @@ def test_the_new_version_is_served_beside_the_one_before(tmp_path: Path) -> None
     assert read_config(tmp_path / "vitbn").version_policy.latest.num_versions == 2
 
 
-@pytest.mark.parametrize("name", ["", "..", "a/b", "a b", "-x"])
+@pytest.mark.parametrize("name", ["", "..", "../../evil", "a/b", "a b", "-x", ".hidden"])
 def test_names_that_triton_would_not_take(tmp_path: Path, name: str) -> None:
     with pytest.raises(PublishError, match="model name: expected"):
         publish(tmp_path / "repository", name, ARTIFACT)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from artifacts import artifact_of
 from click.testing import Result
-from commands import invoke
+from commands import invoke, ok
 
 from export import to_tensorrt
 from export.engines import gpu
@@ -264,8 +264,7 @@ def tensorrt_gpu() -> None:
 def test_engines(model: str, precision: str, mnist_dir: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     arguments = ["--model", model, "--precision", precision, "--data-dir", mnist_dir, "--timing-cache", cache]
-    result = run(*arguments, "--repository", tmp_path / "repository")
-    assert result.exit_code == 0, result.output
+    result = ok(tensorrt, *arguments, "--repository", tmp_path / "repository")
     assert f"Proved TensorRT, {precision}: max |error|" in result.output
     assert cache.stat().st_size > 0
     version = tmp_path / "repository" / f"{model}_trt" / "1"

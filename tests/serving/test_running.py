@@ -27,11 +27,6 @@ def shared_memory(pid: int) -> set[Path]:
     return {Path(name) for name in re.findall(r"/dev/shm/\S+", Path(f"/proc/{pid}/maps").read_text())}
 
 
-def ask(server: Server) -> None:
-    with http.InferenceServerClient(server.http_url) as client:
-        check_answers(client)
-
-
 def test_listens_on_loopback_only(server: Server) -> None:
     ports = {int(url.split(":")[1]) for url in (server.http_url, server.grpc_url, server.metrics_url)}
     wait_until(lambda: running.answers(server.metrics_url, "metrics"), "listening for metrics, last of all")
@@ -50,27 +45,22 @@ def test_metrics_are_served(server: Server) -> None:
         assert b'nv_inference_request_success{model="linear"' in answer.read()
 
 
-def test_every_path_may_have_a_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_path_may_be_relative_and_have_a_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     write_model(tmp_path / "my models")
     foreign = tmp_path / "other python" / "python3"
     foreign.parent.mkdir()
     foreign.symlink_to("/bin/false")
     monkeypatch.setenv("PATH", f"{foreign.parent}:{os.environ['PATH']}")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "my cache"))
-    with running_server(tmp_path / "my models", COMPLETE) as server:
-        ask(server)
+    with running_server(Path("my models"), COMPLETE) as server:
+        with http.InferenceServerClient(server.http_url) as client:
+            check_answers(client)
+        regions = shared_memory(server.pid)
+        assert regions
         (stub,) = Family(server.pid).look()
         assert f"{sys.prefix}/lib" in Path(f"/proc/{stub.process.pid}/maps").read_text()
     assert [path.name.split("-")[0] for path in (tmp_path / "my cache" / "vitbn").iterdir()] == ["backends"]
-
-
-def test_relative_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_model(tmp_path / "triton_repo")
-    monkeypatch.chdir(tmp_path)
-    with running_server(Path("triton_repo"), COMPLETE) as server:
-        ask(server)
-        regions = shared_memory(server.pid)
-        assert regions
     assert not any(region.exists() for region in regions)
     assert not server.log_path.exists()
     with pytest.raises(ProcessLookupError):

@@ -47,12 +47,6 @@ def test_a_gradient_of_light_and_a_speck_are_blank():
         to_model_input(Image.fromarray(sheet))
 
 
-def test_blank_names_its_file(tmp_path):
-    Image.new("L", (50, 50), 255).save(tmp_path / "empty.png")
-    with pytest.raises(BlankImage, match=r"empty\.png: no ink found"):
-        to_model_input(read_image(tmp_path / "empty.png"))
-
-
 @pytest.mark.parametrize(
     ("content", "found"),
     [

@@ -7,9 +7,8 @@ import pooch
 import pytest
 from cifar_files import random_batches, write_binary
 
-from models.config import ModelConfig
 from models.data import DataError, cifar, load_dataset
-from models.data.cifar import BATCHES, BINARY_FOLDER, LABELS, find_cifar10, load_cifar10, unpack
+from models.data.cifar import BATCHES, BINARY_FOLDER, find_cifar10, load_cifar10, unpack
 
 
 @pytest.fixture
@@ -43,19 +42,6 @@ def test_planes_are_red_green_blue(tmp_path, batches):
     dataset = load_cifar10(tmp_path)
     assert dataset.test_images[0].mean(axis=(1, 2)).tolist() == [200, 100, 50]
     assert dataset.labels[dataset.test_labels[0]] == "frog"
-
-
-@pytest.mark.parametrize("model", ["vitbn", "cnn", "dnnbn"])
-def test_the_model_that_fits(tmp_path, batches, model):
-    assert load_cifar10(write_binary(tmp_path, batches)).model_config(model, 3) == ModelConfig(
-        model=model,
-        depth=3,
-        channels=3,
-        image_size=(32, 32),
-        patch_size=(4, 4),
-        labels=LABELS,
-        preprocessing="photo",
-    )
 
 
 @pytest.mark.parametrize("change", [lambda data: data[:-1], lambda data: data + b"\0", lambda data: b""])

@@ -9,7 +9,7 @@ from PIL import Image
 
 from clients.images.photo import photo_to_model_input
 from models.checkpoint import load
-from models.data import DataError, load_dataset
+from models.data import DataError
 from models.data.folder import MAX_PIXELS, load_folder, read_picture
 from models.train import train
 
@@ -149,11 +149,6 @@ def test_a_picture_of_too_many_pixels(tmp_path):
     Image.new("1", (MAX_PIXELS // 1000, 1001)).save(tmp_path / "x.png")
     with pytest.raises(DataError, match=r"x\.png: expected up to 67108864 pixels, found 67108 x 1001"):
         read_picture(tmp_path / "x.png", 1, (28, 28))
-
-
-def test_a_name_that_is_no_folder(tmp_path):
-    with pytest.raises(DataError, match=r"or a folder of pictures, found .*none"):
-        load_dataset(str(tmp_path / "none"))
 
 
 def test_training_with_the_published_options(folder, tmp_path, monkeypatch):

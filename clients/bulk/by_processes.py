@@ -68,7 +68,7 @@ class _Worker:
             far_end.close()  # else its death would not end the pipe
         self.part, self.attempt = part, attempt
         with suppress(OSError):  # it died; the pipe's end reports that
-            self.connection.send(part.to_line())
+            self.connection.send(part)
 
     def outcome(self) -> Outcome:
         try:
@@ -105,12 +105,11 @@ def _serve(job: Job, connection: Connection) -> None:
     sys.meta_path.insert(0, _WithoutPandas())
     try:
         while True:
-            line = connection.recv()
-            number = Part.from_line(line).number
+            part: Part = connection.recv()
             try:
-                outcome = do_part(job, line)
+                outcome = do_part(job, part)
             except Exception as error:  # an error in one part must not end the run
-                outcome = Outcome(number, failure=f"{type(error).__name__}: {' '.join(str(error).split())}")
+                outcome = Outcome(part.number, failure=f"{type(error).__name__}: {' '.join(str(error).split())}")
             connection.send(outcome)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return

@@ -27,7 +27,7 @@ def run(job: Job, parts: Iterator[Part]) -> Iterator[Outcome]:
         waiting: dict[Any, int] = {}
         while True:
             for part in islice(parts, ahead - len(waiting)):
-                waiting[task.remote(job, part.to_line())] = part.number
+                waiting[task.remote(job, part)] = part.number
             if not waiting:
                 return
             ended, _ = ray.wait(list(waiting), num_returns=1)

@@ -77,12 +77,11 @@ def _repeated(places: NDArray[np.int32], values: Sequence[str], missing: NDArray
     return pa.DictionaryArray.from_arrays(pa.array(places, mask=missing), pa.array(values, pa.string()))
 
 
-def do_part(job: Job, line: str) -> Outcome:
-    """`line` is of the job's list; raises OSError and ClientError."""
+def do_part(job: Job, part: Part) -> Outcome:
+    """Raises OSError and ClientError."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    part = Part.from_line(line)
     network, reader, output = _tools(job)
     table = score_part(network, reader, part)
     file = pa.BufferOutputStream()

@@ -3,13 +3,13 @@
 import hashlib
 import io
 import json
-import struct
 import tarfile
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from idx_files import idx_bytes
 from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
 
@@ -62,10 +62,6 @@ def png(image: np.ndarray) -> bytes:
     return file.getvalue()
 
 
-def idx_bytes(images: np.ndarray) -> bytes:
-    return struct.pack(f">4B{images.ndim}I", 0, 0, 8, images.ndim, *images.shape) + images.tobytes()
-
-
 def write_tar(path: Path, members: dict[str, bytes]) -> Path:
     with tarfile.open(path, "w") as shard:
         for name, content in members.items():
@@ -107,6 +103,6 @@ def write_all(folder: Path, images: np.ndarray) -> dict[str, Path]:
 def run(inputs, output, model, share=(0, 1), id_column="id", part_rows=None) -> pa.Table:
     job, target = _job(tuple(map(str, inputs)), str(output), Path(model), "image", id_column, part_rows)
     for part in list(parts_to_do(target, job, share)):
-        do_part(job, part.to_line())
+        do_part(job, part)
     names = [f"part-{number:08d}.parquet" for number in sorted(target.done())]
     return pa.concat_tables(pq.read_table(target.open(name)) for name in names)

@@ -5,7 +5,8 @@ import fsspec
 import numpy as np
 import pyarrow as pa
 import pytest
-from bulk_inputs import expected, idx_bytes, png, publish, run, write_network, write_parquet, write_tar
+from bulk_inputs import expected, png, publish, run, write_network, write_parquet, write_tar
+from idx_files import idx_bytes
 
 from clients.bulk.blocks import Reader
 from clients.bulk.network import Network, find_model

@@ -6,8 +6,9 @@ import fsspec
 import numpy as np
 import pyarrow as pa
 import pytest
-from bulk_inputs import expected, idx_bytes, png, run, write_network, write_parquet, write_tar
+from bulk_inputs import expected, png, run, write_network, write_parquet, write_tar
 from fsspec.implementations.memory import MemoryFileSystem
+from idx_files import idx_bytes
 
 from clients.bulk.app import _job
 from clients.bulk.job import JobMismatch, parts_to_do
@@ -146,4 +147,4 @@ def test_storage_that_denies_access_is_no_error_of_the_picture(tmp_path, digits,
     monkeypatch.setattr(MemoryFileSystem, "_open", denied)
     (part,) = parts_to_do(target, job, (0, 1))
     with pytest.raises(PermissionError, match="expired"):
-        do_part(job, part.to_line())
+        do_part(job, part)

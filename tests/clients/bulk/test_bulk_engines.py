@@ -8,15 +8,15 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-from bulk_inputs import idx_bytes
 from click.testing import CliRunner
+from idx_files import idx_bytes
 
 from clients.bulk.app import _job, bulk
 from clients.bulk.by_processes import ATTEMPTS
 from clients.bulk.job import parts_to_do
 from clients.bulk.scoring import do_part
 
-PARTS, ROWS = 120, 250
+PARTS, ROWS = 300, 100  # many: the driver must not end before it is killed
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def undisturbed(tmp_path_factory, rows, network) -> dict[str, bytes]:
     output = tmp_path_factory.mktemp("undisturbed")
     job, target = _job((str(rows),), str(output), network, "image", "id", ROWS)
     for part in list(parts_to_do(target, job, (0, 1))):
-        do_part(job, part.to_line())
+        do_part(job, part)
     assert len(target.done()) == PARTS
     return answers(output)
 

@@ -7,9 +7,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from bulk_inputs import expected, idx_bytes, png, run, write_parquet, write_tar
+from bulk_inputs import expected, png, run, write_parquet, write_tar
 from click.testing import CliRunner
 from fsspec.implementations.memory import MemoryFileSystem
+from idx_files import idx_bytes
 
 from clients.bulk.app import _job, bulk
 from clients.bulk.job import JobMismatch, Output, parts_to_do
@@ -134,7 +135,7 @@ def test_a_file_that_changed_since_it_was_planned_is_refused(tmp_path, digits, n
     path.write_bytes(idx_bytes(digits[:39]))
     (part,) = parts_to_do(target, job, (0, 1))
     with pytest.raises(JobMismatch, match=r"expected 31376 bytes as planned, found 30592"):
-        do_part(job, part.to_line())
+        do_part(job, part)
 
 
 def refusals(folder: Path) -> dict[str, tuple[Path, str]]:

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import tritonclient.grpc as grpc
 import tritonclient.http as http
+from commands import ok
 
 from clients.classifier import Classifier, Options
-from clients.preprocess import read_image, to_model_input
 from export.to_onnx import export
 from models.checkpoint import load
 from models.data import load_dataset, load_digits
@@ -20,7 +20,6 @@ from serving.running import Server, running_server
 from vitbn import BENCHMARKS, COMMANDS, bench, main
 
 ROOT = Path(__file__).parents[1]
-DIGIT = "3"  # what digit.png shows
 
 
 @pytest.mark.live
@@ -40,29 +39,10 @@ def test_http_and_grpc_give_the_logits_of_the_checkpoint(live_server: Server, tr
 
 
 @pytest.mark.live
-def test_the_served_model_is_as_accurate_as_the_trained_one(live_server: Server, trained: Path) -> None:
-    digits = load_digits()
-    with Classifier(Options(live_server.grpc_url, "grpc")) as classifier:
-        found = [prediction.index for prediction in classifier.classify(digits.test_images)]
-    assert np.mean(found == digits.test_labels) == pytest.approx(load(trained).metrics["test_accuracy"])
-
-
-@pytest.mark.live
-def test_digit_png_is_read_right(live_server: Server) -> None:
-    with Classifier(Options(live_server.http_url)) as classifier:
-        (prediction,) = classifier.classify(to_model_input(read_image(ROOT / "digit.png"))[None])
-    assert prediction.label == DIGIT
-    assert prediction.probability > 0.5
-
-
-@pytest.mark.live
 def test_the_published_checkpoint_served(reference_dir: Path, mnist_dir: Path, tmp_path: Path) -> None:
-    from click.testing import CliRunner
-
     repository = tmp_path / "repository"
     arguments = ["--fuse-bn", "--checkpoint", reference_dir / "vitbn.pth", "--depth", 1, "--repository", repository]
-    result = CliRunner().invoke(export, [str(argument) for argument in arguments])
-    assert result.exit_code == 0, result.output
+    ok(export, *arguments)
     images = load_dataset("mnist", mnist_dir).test_images[:64]
     published = np.load(reference_dir / "vitbn_logits.npz")["depth1"]
     with (

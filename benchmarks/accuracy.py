@@ -40,12 +40,10 @@ def accuracy(
     from benchmarks.reporting.tables import show
 
     models = chosen(models, SHIPPED) or (SHIPPED if conditions else COMPARED)
-    rows: list[dict[str, Any]] = []
     with recording(json_path, cores()) as record:
         data = load_dataset(dataset, data_dir)
-        for row in (_on_conditions if conditions else _in_runtimes)(models, data):
-            rows.append({"dataset": dataset, "images": len(data.test_labels), **row})
-            record.update(rows)
+        for row in _on_conditions(models, data) if conditions else _in_runtimes(models, data):
+            record.add({"dataset": dataset, "images": len(data.test_labels), **row})
     click.echo(show(record.run(), "pens" if conditions else "accuracy"))
 
 
@@ -91,34 +89,29 @@ def _served(path: Path) -> Classifier:
 
 
 def _in_runtimes(models: Sequence[str], data: Dataset) -> Iterator[dict[str, Any]]:
-    from models.checkpoint import load
-
-    for model in models:
-        yield from _rows(model, load(shipped(model)), data)
-
-
-def _rows(model: str, checkpoint: Checkpoint, data: Dataset) -> Iterator[dict[str, Any]]:
     import numpy as np
 
     from export.errors import ExportError
+    from models.checkpoint import load
 
-    expected: Logits | None = None
-    for name, make in _classifiers(model, checkpoint, data).items():
-        note(f"Measuring {model}, {name}")
-        try:
-            logits = _classify(make(), data.test_images.copy())  # PyTorch needs writable arrays
-        except ExportError as reason:
-            note(f"Not measured: {model}, {name}: {reason}")
-            continue
-        expected = logits if expected is None else expected
-        classes = logits.argmax(1)
-        yield {
-            "model": model,
-            "runtime": name,
-            "accuracy": float((classes == data.test_labels).mean()),
-            "agreement": float((classes == expected.argmax(1)).mean()),
-            "max_abs_error": float(np.abs(logits - expected).max()),
-        }
+    for model in models:
+        expected: Logits | None = None
+        for name, make in _classifiers(model, load(shipped(model)), data).items():
+            note(f"Measuring {model}, {name}")
+            try:
+                logits = _classify(make(), data.test_images.copy())  # PyTorch needs writable arrays
+            except ExportError as reason:
+                note(f"Not measured: {model}, {name}: {reason}")
+                continue
+            expected = logits if expected is None else expected
+            classes = logits.argmax(1)
+            yield {
+                "model": model,
+                "runtime": name,
+                "accuracy": float((classes == data.test_labels).mean()),
+                "agreement": float((classes == expected.argmax(1)).mean()),
+                "max_abs_error": float(np.abs(logits - expected).max()),
+            }
 
 
 def _classifiers(model: str, checkpoint: Checkpoint, data: Dataset) -> dict[str, Callable[[], Classifier]]:

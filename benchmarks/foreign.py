@@ -30,7 +30,6 @@ def foreign(context: click.Context, names: tuple[str, ...], seconds: float, json
     from benchmarks.reporting.tables import show
     from export.onnx_rewrites.errors import ForeignError
 
-    rows: list[dict[str, Any]] = []
     lacks_package = False
     with recording(json_path, 1) as record:
         for name in names or NETWORKS:
@@ -39,8 +38,7 @@ def foreign(context: click.Context, names: tuple[str, ...], seconds: float, json
             except (ForeignError, ImportError) as error:
                 measured = [{"reason": " ".join(str(error).split())[:300]}]
                 lacks_package |= isinstance(error, ImportError)
-            rows += [{"network": name, "title": NETWORKS[name].title, **row} for row in measured]
-            record.update(rows)
+            record.add(*({"network": name, "title": NETWORKS[name].title, **row} for row in measured))
         click.echo(show(record.run(), "foreign", "left_out"))
     context.exit(1 if lacks_package else 0)
 

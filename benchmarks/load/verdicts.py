@@ -29,12 +29,10 @@ ANSWER_S, RETRY_S, CAPACITY_S = 30.0, 0.05, 3.0
 
 def keep(record: Record, measured: Iterable[Row]) -> None:
     """Prints and writes each row at once."""
-    rows: list[Row] = []
     for row in measured:
-        rows.append(row)
         texts = {name: f"{value:.1f}" if isinstance(value, float) else str(value) for name, value in row.items()}
         click.echo("  ".join(f"{name} {text}" for name, text in texts.items()))
-        record.update(rows)
+        record.add(row)
 
 
 @dataclass

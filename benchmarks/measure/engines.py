@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 if TYPE_CHECKING:
     from benchmarks.measure.candidate import Candidate
+    from models.config import ModelName
 
 Device = Literal["cpu", "cuda"]
 Precision = Literal["fp32", "tf32", "fp16", "fp16-softmax", "bf16", "int8", "fp8"]
@@ -176,7 +177,7 @@ RUNTIMES: dict[str, tuple[str, Rewrites]] = {
 }
 """Name for `--runtime` -> engine and rewrites."""
 
-COMPARED = ("vit", "vitbnffn", "vitbn", "cnn")
+COMPARED: tuple[ModelName, ...] = ("vit", "vitbnffn", "vitbn", "cnn")
 ORT = f"{ENGINES['onnxruntime'].label}, float32"
 BASELINE = "torch"
 DEFAULT_RUNTIMES: dict[Device, tuple[str, ...]] = {

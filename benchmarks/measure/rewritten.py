@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from benchmarks.measure.timing import Durations
     from export.rewrites.pipeline import Rewrite
 
-SEARCHED = 1280  # images for the search
+IMAGES, SEARCHED = 5000, 1280  # that are timed, and that the search for the best way takes
 ROUNDS = 7
 
 EAGER, PLAIN, ALL = "PyTorch eager", "plain", "all"
@@ -38,7 +38,7 @@ FORMS: dict[ModelName, tuple[str, ...]] = {
 ONE_CALL, BEST = "one call", "best"
 
 
-def measure(depth: int, count: int, seconds: float, add: Callable[[list[Row]], None]) -> None:
+def measure(depth: int, seconds: float, add: Callable[..., None]) -> None:
     """Adds JSON-ready rows, also at Ctrl-C; raises EquivalenceError."""
     from benchmarks.measure.networks import reference
     from benchmarks.measure.progress import steps
@@ -53,16 +53,16 @@ def measure(depth: int, count: int, seconds: float, add: Callable[[list[Row]], N
     references = [reference(ModelConfig(model=model, depth=depth)) for model in FORMS]
     pairs = [(each, form) for each in references for form in FORMS[each.config.model]]
     for each, form in steps(pairs, f"depth {depth}: searching the best way"):
-        images, model = each.images(count), each.config.model
+        images, model = each.images(IMAGES), each.config.model
         candidate, program, macs = _built(each, form)
-        one_call, quickest = Workload(count, micro_batch=count), best_workload(program, candidate, images[:SEARCHED])
+        one_call, quickest = Workload(IMAGES, micro_batch=IMAGES), best_workload(program, candidate, images[:SEARCHED])
         for kind, way in ((ONE_CALL, one_call), (BEST, quickest)):
             row = {"name": f"{model}, {form}, {kind}", "model": model, "candidate": form, "kind": kind}
             runs[row["name"]] = runner(program, candidate, way, images)
-            rows.append(row | {"way": str(way), "macs": macs, "flops": 2 * macs * count})
+            rows.append(row | {"way": str(way), "macs": macs, "flops": 2 * macs * IMAGES})
     finished_rounds(
         lambda: time_interleaved(runs, seconds, f"depth {depth}", ROUNDS),
-        lambda measured: add(timed_rows(rows, measured)),
+        lambda measured: add(*({"at_depth": depth, "images": IMAGES, **row} for row in timed_rows(rows, measured))),
     )
 
 

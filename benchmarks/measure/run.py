@@ -102,6 +102,9 @@ class Record:
         if self.path:
             write_atomically(self.path, self.run(interrupted).text().encode())
 
+    def add(self, *rows: Row) -> None:
+        self.update([*self.rows, *rows])
+
     def run(self, interrupted: bool = False) -> Run:
         from models.environment import describe
 

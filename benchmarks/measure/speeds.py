@@ -14,27 +14,28 @@ from benchmarks.measure.workload import best_workload, runner
 from export.pipeline import ExportOptions, export_checkpoint
 from models.checkpoint import Checkpoint, load
 
-IMAGES, SECONDS = 5000, 5.0  # of a trial of `vitbn tune`
+IMAGES = 5000
+TRIAL_S = 5.0  # of `vitbn tune`
 
 
 def name_of(path: Path) -> str:
     return f"{path.parent.name}/{path.name}"
 
 
-def measure(checkpoints: Sequence[Checkpoint], count: int, seconds: float, add: Callable[[list[Row]], None]) -> None:
+def measure(checkpoints: Sequence[Checkpoint], seconds: float, add: Callable[[list[Row]], None]) -> None:
     """Adds rows, slowest first, also at Ctrl-C. Raises EquivalenceError or RewriteError."""
     rows: list[Row] = []
     runs: dict[str, Callable[[], object]] = {}
     for loaded in steps(checkpoints, "searching the best way"):
         exported = export_checkpoint(loaded.path, ExportOptions(rewrites="all"))
-        images = example_images(loaded.config, count)
+        images = example_images(loaded.config, IMAGES)
         candidate, name = Candidate(loaded.config.model, geometry=loaded.config), name_of(loaded.path)
         way = best_workload(exported.onnx, candidate, images)
         runs[name] = runner(exported.onnx, candidate, way, images)
         rows.append(
             {
                 "checkpoint": name,
-                "images": count,
+                "images": IMAGES,
                 "sha256": loaded.sha256,
                 "model": loaded.config.model,
                 "depth": loaded.config.depth if loaded.config.is_transformer else None,
@@ -44,22 +45,18 @@ def measure(checkpoints: Sequence[Checkpoint], count: int, seconds: float, add: 
                 "way": str(way),
             }
         )
-    finished_rounds(
-        lambda: time_interleaved(runs, seconds, "measuring"), lambda measured: add(_timed(rows, measured, count))
-    )
+    finished_rounds(lambda: time_interleaved(runs, seconds, "measuring"), lambda measured: add(_timed(rows, measured)))
 
 
 def images_per_s(checkpoint: Path) -> float:
     rows: list[Row] = []
-    measure([load(checkpoint)], IMAGES, SECONDS, rows.extend)
+    measure([load(checkpoint)], TRIAL_S, rows.extend)
     return float(rows[0]["images_per_s"])
 
 
-def _timed(rows: Sequence[Row], measured: Mapping[str, Durations], count: int) -> list[Row]:
+def _timed(rows: Sequence[Row], measured: Mapping[str, Durations]) -> list[Row]:
     timed = []
     for row in rows:
         durations = measured[row["checkpoint"]]
-        p50_ms = durations.percentile_ms(50)
-        figures = {"images_per_s": 1000 * count / p50_ms}
-        timed.append({**row, **figures, **durations.row()})
-    return sorted(timed, key=lambda row: float(row["images_per_s"]))
+        timed.append({**row, "images_per_s": 1000 * IMAGES / durations.percentile_ms(50), **durations.row()})
+    return sorted(timed, key=lambda row: row["images_per_s"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -22,13 +21,12 @@ def bulk(rows: int, model: str, json_path: Path | None) -> None:
     from benchmarks.measure.run import recording
 
     with recording(json_path, cores()) as record, tempfile.TemporaryDirectory(prefix="bulk-") as folder:
-        measured: list[dict[str, Any]] = []
         bench = BulkBench(Path(folder), rows, model)
         for name, measure in (("undisturbed", bench.compared), ("killed", bench.killed)):
             row = measure()
             click.echo(f"{name}: " + ", ".join(f"{key} {value}" for key, value in row.items()))
-            measured.append({"model": model, "rows": rows, "run": name, **row})
-            record.update(measured)
+            record.add({"model": model, "rows": rows, "run": name, **row})
         verdict = bench.verdict()
         click.echo(", ".join(f"{key} {value}" for key, value in verdict.items()))
-        record.update([*measured[:-1], {**measured[-1], **verdict}])
+        *others, last = record.rows
+        record.update([*others, {**last, **verdict}])

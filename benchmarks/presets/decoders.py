@@ -28,10 +28,9 @@ Call = Callable[[], object]
 @click.command()
 @click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
 @click.option("--network", "names", type=click.Choice(list(DECODERS)), multiple=True, help="[default: all]")
-@click.option("--prepare", "only", is_flag=True, help="Draw, build and rewrite what FOLDER lacks, and time nothing.")
 @seconds_option(15, "At most, for each network, number of threads and kind; seven rounds in any case.")
 @json_option
-def decoders(folder: Path, names: tuple[str, ...], only: bool, seconds: float, json_path: Path | None) -> None:
+def decoders(folder: Path, names: tuple[str, ...], seconds: float, json_path: Path | None) -> None:
     """Time decoders with drawn weights as exported, rewritten and with the builder's `prune_lm_head`.
 
     A prompt of 256 tokens in ONNX Runtime; in onnxruntime-genai the time to the first token and that of 16 further
@@ -41,7 +40,6 @@ def decoders(folder: Path, names: tuple[str, ...], only: bool, seconds: float, j
     from benchmarks.reporting.tables import show
     from export.onnx_rewrites.errors import ForeignError
 
-    rows: list[Row] = []
     with recording(json_path, cores()) as record:
         for name in names or DECODERS:
             decoder, place = DECODERS[name], folder / name
@@ -49,16 +47,14 @@ def decoders(folder: Path, names: tuple[str, ...], only: bool, seconds: float, j
             try:
                 prepare(decoder, place)
             except (ForeignError, ImportError, PrepareError) as error:
-                rows.append(about | {"reason": " ".join(str(error).split())[:300]})
-                click.echo(f"{name}: left out: {rows[-1]['reason']}")
+                reason = " ".join(str(error).split())[:300]
+                record.add(about | {"reason": reason})
+                click.echo(f"{name}: left out: {reason}")
                 continue
             click.echo(f"{name}: {', '.join(candidate for candidate, _ in files(place))} in {place}")
-            for row in () if only else measure(decoder, place, seconds, name):
-                rows.append({**about, **row})
-                record.update(rows)
-        if rows and not only:
-            record.update(rows)
-            click.echo(show(record.run(), "decoders", "left_out"))
+            for row in measure(decoder, place, seconds, name):
+                record.add({**about, **row})
+        click.echo(show(record.run(), "decoders", "left_out"))
 
 
 def measure(decoder: Decoder, folder: Path, seconds: float, name: str) -> Iterator[Row]:

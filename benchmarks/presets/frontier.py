@@ -8,7 +8,6 @@ import click
 
 from benchmarks.measure.choices import json_option, seconds_option
 from benchmarks.measure.machine import cores
-from benchmarks.measure.workload import SEARCH_IMAGES
 from models.catalog import PRETRAINED
 
 if TYPE_CHECKING:
@@ -28,17 +27,16 @@ class FrontierError(Exception):
     default=[PRETRAINED],
     help="Folder; repeatable.  [default: the shipped checkpoints]",
 )
-@click.option("--images", "count", type=click.IntRange(SEARCH_IMAGES), default=5000, show_default=True)
 @seconds_option(60, "At most, to measure; three rounds in any case.")
 @json_option
-def frontier(folders: Sequence[Path], count: int, seconds: float, json_path: Path | None) -> None:
+def frontier(folders: Sequence[Path], seconds: float, json_path: Path | None) -> None:
     """Compare test accuracy and images a second of checkpoints with all rewrites."""
     from benchmarks.measure.run import recording
     from benchmarks.measure.speeds import measure
     from benchmarks.reporting.tables import show
 
     with recording(json_path, cores()) as record:
-        measure(comparable(folders), count, seconds, record.update)
+        measure(comparable(folders), seconds, record.update)
         click.echo(show(record.run(), "frontier"))
 
 

@@ -10,7 +10,6 @@ import click
 from benchmarks.measure.choices import json_option, seconds_option
 from benchmarks.measure.machine import cores
 from benchmarks.measure.run import Row
-from benchmarks.measure.workload import SEARCH_IMAGES
 from models.studies.grids import FOLDING
 
 LEARNED = 0.5  # networks below it failed to learn; their logits may be too large for the proof
@@ -22,10 +21,9 @@ class NormsError(Exception):
 
 @click.command()
 @click.argument("study", type=click.Path(path_type=Path))
-@click.option("--images", "count", type=click.IntRange(SEARCH_IMAGES), default=5000, show_default=True)
 @seconds_option(60, "At most, to measure; three rounds in any case.")
 @json_option
-def norms(study: Path, count: int, seconds: float, json_path: Path | None) -> None:
+def norms(study: Path, seconds: float, json_path: Path | None) -> None:
     """Time the networks that `models/study.py norms --output STUDY` trained, with all rewrites that apply."""
     from benchmarks.measure.run import recording
     from benchmarks.measure.speeds import measure
@@ -39,7 +37,7 @@ def norms(study: Path, count: int, seconds: float, json_path: Path | None) -> No
             expected = f"a network with an accuracy above {100 * LEARNED:g} %"
             raise NormsError(f"{study / 'norms.json'}: expected {expected}, found none")
         checkpoints = [load(study / "runs" / row["checkpoint"]) for row in learned]
-        measure(checkpoints, count, seconds, lambda rows: record.update(compared(rows, studied)))
+        measure(checkpoints, seconds, lambda rows: record.update(compared(rows, studied)))
         click.echo(show(record.run(), "norms"))
 
 

@@ -6,21 +6,22 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from benchmarks.measure.candidate import candidates
-from benchmarks.measure.choices import PRECISION_HELP, chosen, json_option, seconds_option, several
-from benchmarks.measure.engines import COMPARED, DEFAULT_PRECISIONS, PRECISIONS, RUNTIMES, Precision
+from benchmarks.measure.choices import json_option, seconds_option
+from benchmarks.measure.engines import COMPARED, DEFAULT_PRECISIONS
 from benchmarks.measure.machine import cores
 from benchmarks.measure.workload import Workload
-from models.config import MODEL_NAMES, ModelConfig
+from models.config import ModelConfig
 
 if TYPE_CHECKING:
     from benchmarks.measure.run import Row
 
-DEPTH = 6
+RUNTIMES = ("torch", "onnx-optimized")
+DEPTH = 6  # on the other axes
 BATCHES = (1, 4, 16, 64, 256, 1024, 5000)
 DEPTHS = (1, 2, 3, 6, 9, 12)
 DIMS = (32, 64, 128, 256)
@@ -29,27 +30,10 @@ AXIS_BATCH = 64  # images per call on the axes of depth and width
 
 @click.command()
 @click.option("--batch", "batches", type=click.IntRange(1), multiple=True, help="Images per call; repeatable.")
-@several("--model", "models", MODEL_NAMES, default=COMPARED, show_default=True)
-@several("--runtime", "runtimes", RUNTIMES, default=("torch", "onnx-optimized"), show_default=True)
-@several("--precision", "precisions", PRECISIONS, help=PRECISION_HELP)
-@click.option("--depth", type=click.IntRange(1), default=DEPTH, show_default=True, help="On the other axes.")
-@click.option("--device", "wanted", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
-@click.option("--threads", type=click.IntRange(1), help="Threads of each runtime.  [all cores]")
 @seconds_option(60, "At most, for the rounds of all; three rounds of each in any case.")
 @json_option
 @click.pass_context
-def sweep(
-    context: click.Context,
-    batches: tuple[int, ...],
-    models: tuple[str, ...],
-    runtimes: tuple[str, ...],
-    precisions: tuple[Precision, ...],
-    depth: int,
-    wanted: str,
-    threads: int | None,
-    seconds: float,
-    json_path: Path | None,
-) -> None:
+def sweep(context: click.Context, batches: tuple[int, ...], seconds: float, json_path: Path | None) -> None:
     """Time calls against batch size, depth and width."""
     from benchmarks.measure.called import Missing, build_all
     from benchmarks.measure.devices import choose
@@ -58,9 +42,8 @@ def sweep(
     from benchmarks.measure.run import recording
     from benchmarks.reporting.tables.calls import batch_table, unstable_lines
 
-    device, threads, missing = choose(wanted), threads or cores(), Missing()
-    kinds = chosen(precisions, PRECISIONS) or DEFAULT_PRECISIONS[device]
-    forms = chosen(runtimes, RUNTIMES), kinds, threads, device
+    device, threads, missing = choose("auto"), cores(), Missing()
+    precisions = DEFAULT_PRECISIONS[device]
     rows: list[Row] = []
 
     def add(axis: str, measured: list[Row]) -> None:
@@ -68,13 +51,13 @@ def sweep(
         record.update([*rows, *missing.rows], reachable)
         click.echo(batch_table(measured, with_dim=axis == "dim"))
 
-    planned = _points(batches or BATCHES, middle := ModelConfig(depth=depth))
+    planned = _points(batches or BATCHES, middle := ModelConfig(depth=DEPTH))
     share = seconds / sum(len(workloads) for *_, workloads in planned)
     with recording(json_path, threads, device) as record:
-        reachable = limits(device, threads, kinds)
+        reachable = limits(device, threads, precisions)
         for axis, config, workloads in planned:
-            named = _networks(chosen(models, MODEL_NAMES), config, config == middle)
-            built = build_all(candidates(named, *forms), workloads, missing)
+            named = _networks(config, config == middle)
+            built = build_all(candidates(named, RUNTIMES, precisions, threads, device), workloads, missing)
             for workload in workloads if built else ():
                 title = f"{axis} {workload.batch if axis == 'batch' else getattr(config, axis)}"
                 measure(built, workload, share, reachable, title, missing, partial(add, axis))
@@ -93,7 +76,7 @@ def _points(batches: Sequence[int], middle: ModelConfig) -> list[tuple[str, Mode
     ]
 
 
-def _networks(models: Sequence[Any], config: ModelConfig, is_middle: bool) -> list[tuple[str, ModelConfig]]:
+def _networks(config: ModelConfig, is_middle: bool) -> list[tuple[str, ModelConfig]]:
     """Networks without depth only once an axis."""
-    configs = [replace(config, model=model) for model in models]
+    configs = [replace(config, model=model) for model in COMPARED]
     return [(each.model, each) for each in configs if each.is_transformer or is_middle]

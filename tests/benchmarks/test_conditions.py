@@ -8,7 +8,6 @@ from benchmarks.accuracy import accuracy
 from benchmarks.pictures import inks as sources
 from benchmarks.pictures.conditions import CONDITIONS, pictures
 from benchmarks.pictures.judge import Judge, seen
-from benchmarks.presets.photographs import photographs
 from models.data import DataError, load_dataset
 
 pytestmark = pytest.mark.slow
@@ -83,18 +82,17 @@ def test_a_wrong_judgement_shows(judge, inks):
     assert 100 * judge.right(mirrored, labels).mean() < LEAST["strokes"] - 20
 
 
-def test_the_command_writes_its_rows(tmp_path):
+def test_the_command_writes_its_rows(tmp_path, monkeypatch):
+    monkeypatch.setattr("benchmarks.pictures.conditions.CONDITIONS", {"plain": CONDITIONS["plain"]})
     path = tmp_path / "conditions.json"
-    arguments = ["plain", "--images", "10", "--source", "strokes", "--json", str(path)]
-    result = CliRunner().invoke(accuracy, ["--preset", "photographs", *arguments])
+    result = CliRunner().invoke(accuracy, f"--preset photographs --images 10 --dataset digits --json {path}")
     assert result.exit_code == 0, result.output
-    written = json.loads(path.read_text())
-    assert written["rows"] == [{"condition": "plain", "images": 10, "strokes": 100.0}]
-    assert (
-        written["command"]
-        == "python benchmarks/accuracy.py --preset photographs plain --images 10 --source strokes --json FILE"
-    )
-    assert ["plain", "100"] in [line.split() for line in result.output.splitlines()]
+    raw, plain = json.loads(path.read_text())["rows"]
+    assert (raw["condition"], [*raw]) == ("raw, as in the file", ["condition", "images", "digits"])
+    assert [*plain] == ["condition", "images", "digits", "strokes", "scikit-learn"]
+    assert (plain["condition"], plain["images"], plain["strokes"]) == ("plain", 10, 100)
+    shown = [f"{plain[source]:.0f}" for source in ("digits", "strokes", "scikit-learn")]
+    assert ["plain", *shown] in [line.split() for line in result.output.splitlines()]
 
 
 def test_more_images_than_a_source_has():
@@ -102,9 +100,3 @@ def test_more_images_than_a_source_has():
         sources.scikit_learn(1798)
     with pytest.raises(DataError, match="digits: expected 500 images or more, found 359"):
         sources.test_images(load_dataset("digits", None), 500)
-
-
-def test_a_condition_that_is_none():
-    result = CliRunner().invoke(photographs, ["upside down"])
-    assert result.exit_code == 2
-    assert "upside down: expected one of plain, inverted" in result.output

@@ -25,7 +25,7 @@ def write(path: Path, config: ModelConfig, metrics: dict[str, object] = METRICS)
 
 
 def run(*arguments: object) -> tuple[int, str]:
-    result = CliRunner().invoke(frontier, [str(argument) for argument in (*arguments, "--images", 2560)])
+    result = CliRunner().invoke(frontier, [str(argument) for argument in arguments])
     return result.exit_code, result.output
 
 
@@ -47,7 +47,7 @@ def test_a_short_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = {row["checkpoint"]: row for row in written["rows"]}
     assert set(rows) == {"shipped/tiny.safetensors", "shipped/wide.safetensors", "runs/vit.safetensors"}
     for row in rows.values():
-        assert row["images_per_s"] == pytest.approx(2_560_000 / row["p50_ms"])
+        assert row["images_per_s"] == pytest.approx(5_000_000 / row["p50_ms"])
         assert len(row["samples_ns"]) == len(written["rows"][0]["samples_ns"]) >= MIN_ROUNDS
         assert row["max_abs_error"] < 1e-4
     assert rows["shipped/wide.safetensors"]["images_per_s"] < rows["shipped/tiny.safetensors"]["images_per_s"]
@@ -92,10 +92,3 @@ def test_two_networks_of_one_name(tmp_path: Path) -> None:
 def test_a_damaged_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "a.safetensors").write_bytes(b"nothing")
     assert "a.safetensors: expected safetensors" in refusal(tmp_path)
-
-
-@pytest.mark.parametrize(("option", "value"), [("--images", "0"), ("--seconds", "0")])
-def test_bad_options(tmp_path: Path, option: str, value: str) -> None:
-    result = CliRunner().invoke(frontier, ["--json", str(tmp_path / "out.json"), option, value])
-    assert result.exit_code == 2
-    assert option in result.output

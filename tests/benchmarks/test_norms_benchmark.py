@@ -38,7 +38,7 @@ def study(tmp_path: Path) -> Path:
 
 
 def run(*arguments: object) -> tuple[int, str]:
-    result = CliRunner().invoke(norms, [str(argument) for argument in (*arguments, "--images", 2560, "--seconds", 1)])
+    result = CliRunner().invoke(norms, [str(argument) for argument in (*arguments, "--seconds", 1)])
     return result.exit_code, result.output
 
 

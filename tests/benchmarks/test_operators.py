@@ -6,7 +6,7 @@ from click.testing import CliRunner
 
 from benchmarks.measure.networks import example_images
 from benchmarks.measure.profiling import flops, nodes_of, profile_graph, together
-from benchmarks.presets.operators import operators
+from benchmarks.presets import operators as module
 from export.pipeline import ExportOptions, export_checkpoint
 from models.catalog import shipped
 from models.checkpoint import read_config
@@ -56,10 +56,11 @@ def test_nodes_alike_are_put_together() -> None:
 
 
 @pytest.mark.slow
-def test_a_short_run(tmp_path: Path) -> None:
+def test_a_short_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "BATCH", 4)
+    monkeypatch.setattr(module, "CALLS", 3)
     path = tmp_path / "operators.json"
-    arguments = ["--model", "vitbn-tiny", "--batch", "4", "--calls", "3", "--json", str(path)]
-    result = CliRunner().invoke(operators, arguments)
+    result = CliRunner().invoke(module.operators, ["--model", "vitbn-tiny", "--json", str(path)])
     assert result.exit_code == 0, result.output
     written = json.loads(path.read_text())
     plain, rewritten = ([row for row in written["rows"] if row["rewrites"] == name] for name in ("plain", "all"))

@@ -10,7 +10,7 @@ from benchmarks.measure.candidate import Candidate
 from benchmarks.measure.rewritten import ALL, BEST, EAGER, INT8, ONE_CALL, PLAIN, rewrites_of, timed_rows
 from benchmarks.measure.timing import Durations
 from benchmarks.measure.workload import Workload, runner
-from benchmarks.presets.rewrites import rewrites
+from benchmarks.presets import rewrites as presets
 from export.rewrites import pipeline
 from export.rewrites.absorb import absorb_attention
 from export.rewrites.prune import cls_only
@@ -21,11 +21,12 @@ from models.layers import absorbed_attention_macs, attention_macs
 @pytest.mark.usefixtures("small_limits")
 def test_a_short_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workload, "MICRO_BATCHES", (128,))
+    monkeypatch.setattr(presets, "DEPTHS", (1,))
+    monkeypatch.setattr(rewritten, "IMAGES", 1280)
     monkeypatch.setattr(rewritten, "ROUNDS", 3)
     monkeypatch.setattr(rewritten, "FORMS", {"vitbn": (EAGER, PLAIN, "absorb", ALL, INT8)})
     path = tmp_path / "rewrites.json"
-    arguments = ["--depth", "1", "--images", "1280", "--seconds", "1", "--json", str(path)]
-    result = CliRunner().invoke(rewrites, arguments)
+    result = CliRunner().invoke(presets.rewrites, ["--seconds", "1", "--json", str(path)])
     assert result.exit_code == 0, result.output
     written = json.loads(path.read_text())
     assert {(row["at_depth"], row["images"]) for row in written["rows"]} == {(1, 1280)}

@@ -12,25 +12,11 @@ from benchmarks.presets import sweep
 @pytest.mark.slow
 @pytest.mark.usefixtures("small_limits")
 def test_every_axis_has_its_points_and_every_idea_its_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, points in (("DEPTHS", (1, 2)), ("DIMS", (32, 64)), ("AXIS_BATCH", 2)):
-        monkeypatch.setattr(sweep, name, points)
-    options = [
-        "--batch",
-        "1",
-        "--batch",
-        "4",
-        "--depth",
-        "1",
-        "--model",
-        "vitbn",
-        "--model",
-        "cnn",
-        "--runtime",
-        "torch",
-    ]
-    files = ["--json", str(tmp_path / "sweep.json")]
-    limited = ["--seconds", "1", "--device", "cpu", "--threads", "1"]
-    result = CliRunner().invoke(latency, ["--preset", "sweep", *options, *limited, *files])
+    small = {"DEPTH": 1, "DEPTHS": (1, 2), "DIMS": (32, 64), "AXIS_BATCH": 2}
+    for name, value in (small | {"COMPARED": ("vitbn", "cnn"), "RUNTIMES": ("torch",)}).items():
+        monkeypatch.setattr(sweep, name, value)
+    options = "--preset sweep --batch 1 --batch 4 --seconds 1"
+    result = CliRunner().invoke(latency, f"{options} --json {tmp_path / 'sweep.json'}")
     assert result.exit_code == 0, result.output
     written = json.loads((tmp_path / "sweep.json").read_text())
     points = {
@@ -47,11 +33,9 @@ def test_every_axis_has_its_points_and_every_idea_its_figure(tmp_path: Path, mon
 
 @pytest.mark.usefixtures("small_limits")
 def test_nothing_to_measure_is_said_and_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for axis in ("DEPTHS", "DIMS"):
-        monkeypatch.setattr(sweep, axis, ())
-    files = ["--json", str(tmp_path / "sweep.json")]
-    options = ["--model", "cnn", "--runtime", "tensorrt", "--device", "cpu", "--threads", "1"]
-    result = CliRunner().invoke(latency, ["--preset", "sweep", *options, *files])
+    for name, value in {"DEPTHS": (), "DIMS": (), "COMPARED": ("cnn",), "RUNTIMES": ("onnx-tensorrt",)}.items():
+        monkeypatch.setattr(sweep, name, value)
+    result = CliRunner().invoke(latency, ["--preset", "sweep", "--json", str(tmp_path / "sweep.json")])
     assert result.exit_code == 1
     assert "Error: nothing to measure: expected one of --runtime on this machine, found none" in result.output
     assert not list(tmp_path.iterdir())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,18 +21,17 @@ if TYPE_CHECKING:
 
 RUNTIMES = ("torch", "onnx-optimized")
 DEPTH = 6  # on the other axes
-BATCHES = (1, 4, 16, 64, 256, 1024, 5000)
+BATCHES = (1, 4, 16, 64, 256, 1024)
 DEPTHS = (1, 2, 3, 6, 9, 12)
 DIMS = (32, 64, 128, 256)
 AXIS_BATCH = 64  # images per call on the axes of depth and width
 
 
 @click.command()
-@click.option("--batch", "batches", type=click.IntRange(1), multiple=True, help="Images per call; repeatable.")
 @seconds_option(60, "At most, for the rounds of all; three rounds of each in any case.")
 @json_option
 @click.pass_context
-def sweep(context: click.Context, batches: tuple[int, ...], seconds: float, json_path: Path | None) -> None:
+def sweep(context: click.Context, seconds: float, json_path: Path | None) -> None:
     """Time calls against batch size, depth and width."""
     from benchmarks.measure.called import Missing, build_all
     from benchmarks.measure.devices import choose
@@ -51,7 +49,7 @@ def sweep(context: click.Context, batches: tuple[int, ...], seconds: float, json
         record.update([*rows, *missing.rows], reachable)
         click.echo(batch_table(measured, with_dim=axis == "dim"))
 
-    planned = _points(batches or BATCHES, middle := ModelConfig(depth=DEPTH))
+    planned = _points(middle := ModelConfig(depth=DEPTH))
     share = seconds / sum(len(workloads) for *_, workloads in planned)
     with recording(json_path, threads, device) as record:
         reachable = limits(device, threads, precisions)
@@ -67,10 +65,10 @@ def sweep(context: click.Context, batches: tuple[int, ...], seconds: float, json
     context.exit(1 if missing.wrong else 0)
 
 
-def _points(batches: Sequence[int], middle: ModelConfig) -> list[tuple[str, ModelConfig, list[Workload]]]:
+def _points(middle: ModelConfig) -> list[tuple[str, ModelConfig, list[Workload]]]:
     alike = [Workload(AXIS_BATCH)]
     return [
-        ("batch", middle, [Workload(batch) for batch in batches]),
+        ("batch", middle, [Workload(batch) for batch in BATCHES]),
         *(("depth", replace(middle, depth=depth), alike) for depth in DEPTHS),
         *(("dim", replace(middle, dim=dim), alike) for dim in DIMS),
     ]

@@ -12,11 +12,10 @@ from benchmarks.presets import sweep
 @pytest.mark.slow
 @pytest.mark.usefixtures("small_limits")
 def test_every_axis_has_its_points_and_every_idea_its_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    small = {"DEPTH": 1, "DEPTHS": (1, 2), "DIMS": (32, 64), "AXIS_BATCH": 2}
+    small = {"BATCHES": (1, 4), "DEPTH": 1, "DEPTHS": (1, 2), "DIMS": (32, 64), "AXIS_BATCH": 2}
     for name, value in (small | {"COMPARED": ("vitbn", "cnn"), "RUNTIMES": ("torch",)}).items():
         monkeypatch.setattr(sweep, name, value)
-    options = "--preset sweep --batch 1 --batch 4 --seconds 1"
-    result = CliRunner().invoke(latency, f"{options} --json {tmp_path / 'sweep.json'}")
+    result = CliRunner().invoke(latency, f"--preset sweep --seconds 1 --json {tmp_path / 'sweep.json'}")
     assert result.exit_code == 0, result.output
     written = json.loads((tmp_path / "sweep.json").read_text())
     points = {

@@ -24,7 +24,7 @@ from benchmarks.measure.progress import is_ours
 Row = Mapping[str, Any]
 """A measured cell, or with `reason` one that was left out.
 
-No dataclass: the kinds of measurement share the percentiles of their samples, which the schema checks, and little more.
+No dataclass: the kinds of measurement share little. The schema names the fields of timed calls and of loads.
 """
 
 DIRTY = "measured from a working tree with uncommitted changes"

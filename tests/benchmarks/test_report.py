@@ -35,22 +35,14 @@ def runs() -> dict[str, Run]:
     return find(RESULTS)
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_a_committed_result_has_command_commit_date_and_machine_or_says_what_it_lacks(path: Path) -> None:
-    run = read(path)
-    assert not run.interrupted
-    lacks = [
-        *(["command"] if not run.command else []),
-        *(["date"] if not run.date else []),
-        *(["uncommitted changes"] if str(run.commit).endswith("-dirty") else []),
-    ]
-    assert all(what in str(run.doubt) for what in lacks)
-    assert bool(lacks) == bool(run.doubt)
+def test_a_committed_result_is_whole_with_a_command_a_date_and_a_clean_commit(runs: dict[str, Run]) -> None:
+    assert [name for name, run in runs.items() if run.interrupted or run.doubt] == []  # without them: a doubt
 
 
 def test_a_result_in_doubt_is_marked_on_the_page(runs: dict[str, Run]) -> None:
-    page = (RESULTS / "report.md").read_text()
-    assert page.count("**To be measured again**") == sum(bool(run.doubt) for run in runs.values())
+    marked = {"engines.json": replace(runs["engines.json"], doubt="its date was not recorded")}
+    page = filled("page.md", "<!-- origin engines.json -->\n<!-- end -->", marked)
+    assert "**To be measured again**: its date was not recorded." in page
 
 
 def test_the_committed_pages_are_those_of_the_results() -> None:
@@ -88,10 +80,6 @@ def test_a_page_says_how_many_slower_rounds_a_result_left_out(runs: dict[str, Ru
     assert f"; up to {len(run.rows) - 1} rounds left out in which the machine was slower." in page
 
 
-def test_every_committed_result_has_a_command_a_date_and_a_clean_commit(runs: dict[str, Run]) -> None:
-    assert {name: run.doubt for name, run in runs.items() if run.doubt} == {}  # without them: a doubt
-
-
 def test_every_study_is_of_a_clean_tree() -> None:
     commits = {path.parent.name: json.loads(path.read_text())["environment"]["commit"] for path in STUDIES}
     assert not {name for name, commit in commits.items() if commit.endswith("-dirty")}
@@ -122,13 +110,8 @@ def test_an_interrupted_rerun_goes_on(tmp_path: Path) -> None:
     shutil.copy(ROOT / "Makefile", tmp_path)
     for name in ("benchmarks/results", ".venv/bin", ".perf_analyzer/bin"):
         (tmp_path / name).mkdir(parents=True)
-    for name in (
-        "pyproject.toml",
-        "constraints.txt",
-        ".venv/installed",
-        ".venv/foreign",
-        ".perf_analyzer/bin/perf_analyzer",
-    ):
+    stamps = (".venv/installed", ".venv/foreign", ".perf_analyzer/bin/perf_analyzer")
+    for name in ("pyproject.toml", "constraints.txt", *stamps):
         (tmp_path / name).touch()
     program = tmp_path / ".venv/bin/python"
     failing = "[ -e again ] || case $* in *--memory*) exit 1;; esac"
@@ -193,6 +176,14 @@ def test_a_file_of_another_form(content: str, said: str, tmp_path: Path) -> None
     assert result.exit_code == 1
     assert f"half.json: {said}" in result.output
     assert len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.parametrize(("name", "field"), [("latency", "gemm_share"), ("throughput", "server_queue_ms")])
+def test_a_row_without_a_field_of_its_kind_is_refused(name: str, field: str, runs: dict[str, Run]) -> None:
+    run = runs[f"{name}.json"]
+    row = {key: value for key, value in run.rows[0].items() if key != field}
+    with pytest.raises(RunError, match=f"'{field}' is a required property"):
+        replace(run, rows=[row]).text()
 
 
 def test_a_run_without_date_commit_or_percentiles_is_refused(tmp_path: Path) -> None:

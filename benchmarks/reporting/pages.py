@@ -43,11 +43,7 @@ def filled(name: str, page: str, runs: Mapping[str, Run]) -> str:
         if kind == "table" and (len(words) < 2 or words[0] not in TABLES):
             raise PageError(f"{name}: expected `table NAME FILE` with a name out of {', '.join(TABLES)}, found {words}")
         text = "\n".join(_origin(words[0], runs) if kind == "origin" else _table(words[0], words[1:], runs))
-        return (
-            f"<!-- {match[1]} {match[2]} -->\n{text}\n<!-- end -->"
-            if text
-            else match[0].split("\n")[0] + "\n<!-- end -->"
-        )
+        return "\n".join(filter(None, [f"<!-- {match[1]} {match[2]} -->", text, "<!-- end -->"]))
 
     return MARKED.sub(block, page)
 

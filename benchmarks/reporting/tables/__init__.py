@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from benchmarks.measure.run import Run
 from benchmarks.reporting.tables import answers, calls, networks, served, third_party
@@ -12,11 +13,14 @@ TABLES: Mapping[str, Callable[..., Table | str]] = {
     each.__name__: each
     for each in (
         *(networks.rewrites, networks.pairs, networks.limit, networks.worth, networks.frontier, networks.choice),
-        *(networks.billion, networks.norms, third_party.foreign, third_party.foreign_speeds, third_party.decoders),
-        *(third_party.decoder_speeds, calls.latency, calls.left_out, calls.sweep, calls.operators, calls.engines),
+        *(networks.billion, networks.norms, third_party.foreign, third_party.decoders),
+        *(calls.latency, calls.left_out, calls.sweep, calls.operators, calls.engines),
         *(answers.accuracy, answers.pens, answers.conditions, served.added, served.streamed, served.throughput),
         *(served.saturated, served.machines, served.beside, served.drills, served.shares, served.counts),
     )
+} | {
+    "foreign_speeds": partial(third_party.foreign, intervals=False),
+    "decoder_speeds": partial(third_party.decoders, intervals=False),
 }
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.measure.engines import BASELINE, ORT, RUNTIMES
 from benchmarks.measure.run import Row, Run
-from benchmarks.measure.timing import STABLE_ROUNDS, STABLE_WIDTH, Durations, ratio_with_interval
+from benchmarks.measure.timing import STABLE_ROUNDS, STABLE_WIDTH
 from benchmarks.reporting.tables.text import Cells, Table, cell, find, measured, percent, times_faster
 
 COUNTED = 0.01  # share of the time; operators below it are left out
@@ -111,17 +111,13 @@ def unstable_lines(rows: Sequence[Row]) -> Iterator[str]:
 
 def _published(rows: Sequence[Row]) -> Iterator[str]:
     for batch in dict.fromkeys(row["batch"] for row in rows):
-        eager = {row["model"]: row for row in rows if row["batch"] == batch and _is_baseline(row)}
+        baseline = {"runtime": BASELINE, "precision": "fp32", "batch": batch}
+        eager = {row["model"]: row for row in rows if baseline.items() <= row.items()}
         for model, row in eager.items():
             if "vit" in eager and model in ("vitbn", "vitbnffn"):
-                vit, other = (Durations(tuple(each["samples_ns"])) for each in (eager["vit"], row))
-                ratio = ratio_with_interval(vit, other)
+                ratio = times_faster(row, eager["vit"])
                 interval = f"{ratio.ratio:.2f} ({ratio.low:.2f}-{ratio.high:.2f})"
                 yield f"batch {batch}: {model} of depth 1 is {interval} times as fast as vit of depth 6, both eager"
-
-
-def _is_baseline(row: Row) -> bool:
-    return bool(row["runtime"] == BASELINE and row["precision"] == "fp32")
 
 
 def left_out(run: Run) -> str:

@@ -32,11 +32,6 @@ def foreign(run: Run, intervals: bool = True) -> Table:
     return Table(rows, 2)
 
 
-def foreign_speeds(run: Run) -> Table:
-    """Of docs/rewrite.md, without intervals."""
-    return foreign(run, intervals=False)
-
-
 def decoders(run: Run, intervals: bool = True) -> Table:
     """Times as fast as the file as exported; of decoding the ratio alone."""
     rows = []
@@ -54,11 +49,6 @@ def decoders(run: Run, intervals: bool = True) -> Table:
                 cells[f"x {candidate}, {threads}"] = _ratio(ratios.get(AS_EXPORTED), intervals)
         rows.append(cells)
     return Table(rows, 2)
-
-
-def decoder_speeds(run: Run) -> Table:
-    """Of docs/rewrite.md, without intervals."""
-    return decoders(run, intervals=False)
 
 
 def _ratio(ratio: dict[str, float] | None, intervals: bool) -> str:
